@@ -1,0 +1,1 @@
+"""Language games as PettingZoo parallel environments. Nothing here knows of torch."""

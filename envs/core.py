@@ -1,0 +1,63 @@
+"""What every game shares: the kinds of turn, belief questions, the text spaces and how text is made to fit them."""
+
+from __future__ import annotations
+
+import string
+from dataclasses import dataclass
+from enum import IntEnum
+
+from gymnasium import spaces
+
+END = "[END]"  # a spoken reply ends here; whatever follows is ignored
+
+
+class TurnKind(IntEnum):
+    """What an observation asks of its agent."""
+
+    WAIT = 0  # any action is ignored
+    CHOOSE = 1  # reply with one of `options`, word for word
+    SPEAK = 2  # reply with free text
+
+
+@dataclass(frozen=True)
+class Question:
+    """A belief question: its text, the possible answers, and the true one (a member of `candidates`).
+
+    Questions go to trainers through `infos`. The answer is hidden from the agent and never enters an observation.
+    """
+
+    text: str
+    candidates: tuple[str, ...]
+    answer: str
+
+    def __post_init__(self) -> None:
+        if self.answer not in self.candidates:
+            raise ValueError(f"answer {self.answer!r} is not one of the candidates {self.candidates}")
+
+    @property
+    def answer_index(self) -> int:
+        return self.candidates.index(self.answer)
+
+
+# Printable ASCII, line breaks, Latin-1 letters and signs, typographic quotes and dashes, and the replacement character.
+REPLACEMENT = "\ufffd"
+CHARSET = frozenset(string.printable[:95] + "\n" + "".join(map(chr, range(0xA1, 0x100))) + "–—‘’“”…€" + REPLACEMENT)
+
+
+def clean(text: str, max_length: int) -> str:
+    """Makes any string a member of a text space: other characters become U+FFFD, the rest is cut at `max_length`."""
+    return "".join(c if c in CHARSET else REPLACEMENT for c in text[:max_length])
+
+
+def observation_space(max_text: int, max_options: int, max_option: int = 64) -> spaces.Dict:
+    """`Dict(text, turn, options)`; lengths in characters. `options` is empty unless `turn` is CHOOSE."""
+    return spaces.Dict(
+        text=spaces.Text(max_text, min_length=0, charset=CHARSET),
+        turn=spaces.Discrete(len(TurnKind)),
+        options=spaces.Sequence(spaces.Text(max_option, min_length=0, charset=CHARSET)),
+    )
+
+
+def action_space(max_reply: int) -> spaces.Text:
+    """Replies that `sample` draws. `step` accepts any other string too."""
+    return spaces.Text(max_reply, min_length=0, charset=CHARSET)

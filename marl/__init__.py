@@ -1,0 +1,1 @@
+"""Training language models on language games with listening losses and speaking rewards."""

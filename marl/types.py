@@ -1,0 +1,176 @@
+"""The nouns that everything passes through, with their shapes.
+
+Axes: `B` rows (one agent's view of one episode), `T` tokens, `U` turns, `N` belief questions, `K` candidates.
+Index `t` always describes token `t`: its kind, its log-probability given what stands before it, its advantage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from envs.core import Question, TurnKind
+
+
+class Kind(IntEnum):
+    """What a token of a stream is."""
+
+    PAD = 0
+    OBSERVATION = 1  # read: prompts, what others said, corrections, the cue to reply
+    QUESTION = 2  # a belief question; the answer is read off after its last token and never appended
+    CHOICE = 3  # one token, sampled out of a legal set
+    SPEECH = 4  # sampled from the vocabulary
+
+
+@dataclass
+class Stream:
+    """One agent's view of one episode: everything it read and wrote, as token ids, in order. Both lists have length T."""
+
+    tokens: list[int] = field(default_factory=list)
+    kinds: list[Kind] = field(default_factory=list)
+
+    def append(self, ids: list[int], kind: Kind) -> None:
+        self.tokens.extend(ids)
+        self.kinds.extend([kind] * len(ids))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One reply of one agent, at the `step`-th call of the environment's `step` (from 0).
+
+    `reply_ids` stand in the agent's stream at `start : start + len(reply_ids)`. Players without a model have no stream:
+    `reply_ids` is empty and `start` is -1. `logprobs` are those of the distribution that was sampled from (temperature,
+    legal mask). `body` is the range within `reply_ids` that others got to hear: empty for choices, proposals and
+    refused replies. `legal` are the token ids that a CHOOSE reply was sampled from, empty for SPEAK.
+    """
+
+    agent: str
+    role: str
+    step: int
+    kind: TurnKind
+    text: str
+    reply_ids: tuple[int, ...] = ()
+    start: int = -1
+    logprobs: tuple[float, ...] = ()
+    value: float = 0.0
+    legal: tuple[int, ...] = ()
+    body: tuple[int, int] = (0, 0)
+    message: str = ""  # what the others heard; empty where nothing was said
+    error: str = ""  # why the game refused the reply; empty where it did not
+    done: bool = False  # the agent's last turn in the episode
+    rewards: dict[str, float] = field(default_factory=dict)
+
+    def with_reward(self, name: str, value: float) -> Turn:
+        return replace(self, rewards={**self.rewards, name: value})
+
+
+@dataclass(frozen=True)
+class Belief:
+    """A listener's answer to a belief question that fell due after `step` environment steps (0: at reset).
+
+    A message spoken in `Turn.step == s` is heard in the observations after `s + 1` steps: the belief it meets has
+    `step <= s`, the belief it leaves has `step == s + 1`. `position` is the index of the question's last token in the
+    listener's stream. `probs` has shape (K,) and sums to one; `candidate_ids` are the K token ids it was read from.
+    """
+
+    listener: str
+    role: str
+    step: int
+    position: int
+    question: Question
+    probs: np.ndarray
+    candidate_ids: tuple[int, ...] = ()
+
+    @property
+    def truth(self) -> float:
+        """Probability of the true answer."""
+        return float(self.probs[self.question.answer_index])
+
+
+@dataclass(frozen=True)
+class Payment:
+    """What the environment paid `agent` in its `step`-th step (from 0)."""
+
+    agent: str
+    step: int
+    amount: float
+
+
+@dataclass(frozen=True)
+class Episode:
+    """A finished game. `streams` has an entry for every seat that a language model (or a recorded player) held.
+
+    `players` names who held each seat (`learner`, `base`, `scripted`, ...). `outcome` is the game's own summary, the
+    same for every seat. `facts` is the game's hidden state at the start (contexts, roles), for analysts.
+    """
+
+    seed: int
+    players: dict[str, str]
+    roles: dict[str, str]
+    streams: dict[str, Stream]
+    turns: tuple[Turn, ...]
+    beliefs: tuple[Belief, ...]
+    payments: tuple[Payment, ...]
+    outcome: dict[str, Any]
+    steps: int
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class TokenBatch:
+    """Rows of tokens, padded on the right, and everything that the losses read. Made in `batch.py` only.
+
+    `logprobs`, `reference_logprobs`: of each sampled token, 0 elsewhere. `values`, `returns`: at the first token of a
+    reply, 0 elsewhere. `advantages`: at every token of a reply. `legal`: for CHOICE tokens, the legal ids as a mask over
+    a small axis. `imitate`: replies that imitation may learn from. `privileged`: what only a privileged critic sees.
+    """
+
+    tokens: Tensor  # (B, T) int64
+    kind: Tensor  # (B, T) int8, values of Kind
+    logprobs: Tensor  # (B, T)
+    values: Tensor  # (B, T)
+    advantages: Tensor  # (B, T)
+    returns: Tensor  # (B, T)
+    reference_logprobs: Tensor  # (B, T)
+    decision: Tensor  # (B, T) bool: the first token of a reply
+    imitate: Tensor  # (B, T) bool
+    legal: Tensor  # (B, T, O) int64: legal ids of CHOICE tokens, -1 elsewhere; O may be 0
+    privileged: Tensor  # (B, F)
+    row: Tensor  # (N,) int64
+    position: Tensor  # (N,) int64: index of the question's last token
+    candidates: Tensor  # (N, K) int64, padded with -1
+    answer: Tensor  # (N,) int64: index into the candidates
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.tokens.shape[0], self.tokens.shape[1]
+
+    def select(self, rows: Tensor) -> TokenBatch:
+        """The given rows (int64 indices), cut to their longest, with their belief questions."""
+        length = int((self.kind[rows] != Kind.PAD).sum(1).max())
+        new_row = torch.full((self.tokens.shape[0],), -1, dtype=torch.int64)
+        new_row[rows] = torch.arange(len(rows))
+        asked = new_row[self.row] >= 0
+        by_token = {
+            name: getattr(self, name)[rows, :length]
+            for name in (
+                "tokens", "kind", "logprobs", "values", "advantages", "returns", "reference_logprobs", "decision",
+                "imitate", "legal",
+            )
+        }  # fmt: skip
+        return TokenBatch(
+            **by_token,
+            privileged=self.privileged[rows],
+            row=new_row[self.row[asked]],
+            position=self.position[asked],
+            candidates=self.candidates[asked],
+            answer=self.answer[asked],
+        )
