@@ -6,7 +6,7 @@ Index `t` always describes token `t`: its kind, its log-probability given what s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import Any
 
@@ -65,11 +65,7 @@ class Turn:
     body: tuple[int, int] = (0, 0)
     message: str = ""  # what the others heard; empty where nothing was said
     error: str = ""  # why the game refused the reply; empty where it did not
-    done: bool = False  # the agent's last turn in the episode
-    rewards: dict[str, float] = field(default_factory=dict)
-
-    def with_reward(self, name: str, value: float) -> Turn:
-        return replace(self, rewards={**self.rewards, name: value})
+    rewards: dict[str, float] = field(default_factory=dict)  # by term, unweighted
 
 
 @dataclass(frozen=True)
@@ -109,7 +105,8 @@ class Episode:
     """A finished game. `streams` has an entry for every seat that a language model (or a recorded player) held.
 
     `players` names who held each seat (`learner`, `base`, `scripted`, ...). `outcome` is the game's own summary, the
-    same for every seat. `facts` is the game's hidden state at the start (contexts, roles), for analysts.
+    same for every seat. `facts` is the game's hidden state at the start (contexts, roles), for analysts; `privileged`
+    is what of it a privileged critic sees at each seat, as numbers.
     """
 
     seed: int
@@ -122,25 +119,30 @@ class Episode:
     outcome: dict[str, Any]
     steps: int
     facts: dict[str, Any] = field(default_factory=dict)
+    privileged: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 @dataclass
 class TokenBatch:
     """Rows of tokens, padded on the right, and everything that the losses read. Made in `batch.py` only.
 
-    `logprobs`, `reference_logprobs`: of each sampled token, 0 elsewhere. `values`, `returns`: at the first token of a
-    reply, 0 elsewhere. `advantages`: at every token of a reply. `legal`: for CHOICE tokens, the legal ids as a mask over
-    a small axis. `imitate`: replies that imitation may learn from. `privileged`: what only a privileged critic sees.
+    `logprobs`, `reference_logprobs`: of each sampled token, 0 elsewhere. `values`, `rewards`, `speaking`, `returns`: at
+    the first token of a reply (`decision`), 0 elsewhere. `advantages`: at every token of a reply. `legal`: the legal ids
+    of CHOICE tokens. `imitate`: reply tokens that imitation may learn from. `privileged`: what only a privileged critic
+    sees.
     """
 
     tokens: Tensor  # (B, T) int64
     kind: Tensor  # (B, T) int8, values of Kind
+    decision: Tensor  # (B, T) bool: the first token of a reply
+    body: Tensor  # (B, T) bool: reply tokens that others got to hear
     logprobs: Tensor  # (B, T)
-    values: Tensor  # (B, T)
+    reference_logprobs: Tensor  # (B, T)
+    values: Tensor  # (B, T) the critic's, at decisions
+    rewards: Tensor  # (B, T) weighted sum of what enters the common GAE, at decisions
+    speaking: Tensor  # (B, T) weighted speaking reward with a credit of its own, at decisions
     advantages: Tensor  # (B, T)
     returns: Tensor  # (B, T)
-    reference_logprobs: Tensor  # (B, T)
-    decision: Tensor  # (B, T) bool: the first token of a reply
     imitate: Tensor  # (B, T) bool
     legal: Tensor  # (B, T, O) int64: legal ids of CHOICE tokens, -1 elsewhere; O may be 0
     privileged: Tensor  # (B, F)
@@ -153,19 +155,18 @@ class TokenBatch:
     def shape(self) -> tuple[int, int]:
         return self.tokens.shape[0], self.tokens.shape[1]
 
+    @property
+    def reply(self) -> Tensor:
+        """(B, T) bool: tokens that the agent sampled."""
+        return (self.kind == Kind.CHOICE) | (self.kind == Kind.SPEECH)
+
     def select(self, rows: Tensor) -> TokenBatch:
         """The given rows (int64 indices), cut to their longest, with their belief questions."""
         length = int((self.kind[rows] != Kind.PAD).sum(1).max())
         new_row = torch.full((self.tokens.shape[0],), -1, dtype=torch.int64)
         new_row[rows] = torch.arange(len(rows))
         asked = new_row[self.row] >= 0
-        by_token = {
-            name: getattr(self, name)[rows, :length]
-            for name in (
-                "tokens", "kind", "logprobs", "values", "advantages", "returns", "reference_logprobs", "decision",
-                "imitate", "legal",
-            )
-        }  # fmt: skip
+        by_token = {name: getattr(self, name)[rows, :length] for name in BY_TOKEN}
         return TokenBatch(
             **by_token,
             privileged=self.privileged[rows],
@@ -174,3 +175,11 @@ class TokenBatch:
             candidates=self.candidates[asked],
             answer=self.answer[asked],
         )
+
+    def to(self, device: torch.device) -> TokenBatch:
+        return TokenBatch(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+
+
+# The fields of a TokenBatch that have axes (B, T).
+BY_TOKEN = ("tokens", "kind", "decision", "body", "logprobs", "reference_logprobs", "values", "rewards", "speaking",
+            "advantages", "returns", "imitate", "legal")  # fmt: skip

@@ -1,0 +1,56 @@
+# Every target sets up what it needs: a virtual environment in .venv, pinned by constraints.txt.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# The first Python that really runs and has the right version: a launcher on the PATH may exist and yet fail.
+PYTHON ?= $(shell for p in python3.12 python3.11 python3 python; do \
+	"$$p" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' >/dev/null 2>&1 \
+	&& { command -v "$$p"; break; }; done)
+PACKAGES := envs marl experiments
+# Tests never touch the network, and each of their two processes computes on one thread.
+TEST_ENV := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 WANDB_MODE=offline WANDB_SILENT=true \
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+
+.PHONY: help quickstart test test-slow lint format bench clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+quickstart: $(STAMP) ## train and measure a small negotiator, about 6 minutes on two cores
+	@$(BIN)/python -m experiments.quickstart
+
+test: $(STAMP) ## every test but the slow ones
+	@$(TEST_ENV) $(BIN)/python -m pytest -q -n 2 -m "not slow"
+
+test-slow: $(STAMP) ## the slow tests
+	@$(TEST_ENV) $(BIN)/python -m pytest -q -n 2 -m slow
+
+lint: $(STAMP) ## style and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy $(PACKAGES)
+
+format: $(STAMP) ## put the code into the style that lint asks for
+	@$(BIN)/ruff check --fix-only .
+	@$(BIN)/ruff format .
+
+bench: $(STAMP) ## speed of rollouts and of updates, in tokens and games a second
+	@$(BIN)/python -m experiments.benchmark
+
+clean: ## remove the virtual environment and all caches, but no run
+	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find $(PACKAGES) conf tests -type d -name __pycache__ -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 or 3.12 with venv was found; install one, or name it: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null \
+		|| { echo "$(PYTHON) is not a working Python 3.11 or 3.12 with venv; name another: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@echo "Setting up $(VENV) with $(PYTHON), a few minutes the first time ..."
+	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev]' --constraint constraints.txt
+	@touch $@

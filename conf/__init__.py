@@ -1,0 +1,1 @@
+"""The settings of every command, composed by Hydra."""

@@ -1,0 +1,1 @@
+"""The commands, and one folder for each published table."""

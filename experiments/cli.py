@@ -1,0 +1,359 @@
+"""What every command does before its work starts: read the command line, and refuse mistakes in one clear sentence.
+
+    @command("train")  # conf/train.yaml
+    def main(cfg: DictConfig) -> None: ...
+
+    if __name__ == "__main__":
+        main()
+
+Hydra composes and runs; here every choice is composed once beforehand, so that a typo in the third choice of a sweep
+is found before the first job starts. Exit status: 0 all well, 1 a job failed, 2 a mistake on the command line.
+`HYDRA_FULL_ERROR=1` shows full tracebacks.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import functools
+import os
+import re
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import hydra
+from hydra import initialize_config_module
+from hydra._internal.utils import get_args_parser
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import CompactHydraException, HydraException, MissingConfigException
+from hydra.types import RunMode
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from marl.errors import UserError
+
+VERSION_BASE = "1.3"
+BUILT_IN_LAUNCHER = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
+
+Task = Callable[[DictConfig], Any]
+
+
+class UsageError(UserError):
+    """A mistake on the command line: its text is one sentence that names the setting and the nearest valid one."""
+
+
+class JobFailed(HydraException):
+    """One job of a sweep failed in a process of its own, and has said why there."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the command line asks for: one run or a sweep, and whether its jobs run here, one after another."""
+
+    sweep: bool
+    built_in_launcher: bool
+
+
+def command(config_name: str, package: str = "conf") -> Callable[[Task], Callable[..., Any]]:
+    """Makes `task(cfg)` a command, configured by `config_name`.yaml of `package` and by the overrides in `sys.argv`.
+
+    Called with a configuration, the command runs just the task. Mistakes by the user end the process (SystemExit).
+    """
+
+    def decorate(task: Task) -> Callable[..., Any]:
+        @functools.wraps(task)
+        def main(cfg: DictConfig | None = None) -> Any:
+            if cfg is not None:
+                return task(cfg)
+            try:
+                flags, overrides = split_arguments(sys.argv[1:])
+                plan = check_command_line(config_name, package, flags, overrides)
+            except UsageError as error:
+                leave(error, status=2)
+            run(task, config_name, package, [*flags, *overrides], plan)
+
+        return main
+
+    return decorate
+
+
+def run(task: Task, config_name: str, package: str, arguments: list[str], plan: Plan) -> None:
+    """Hands over to Hydra. Jobs that fail say so at once; a sweep goes on with its other jobs and then exits with 1."""
+    failed: list[str] = []
+
+    @functools.wraps(task)
+    def job(cfg: DictConfig) -> Any:
+        try:
+            return task(cfg)
+        except Exception as error:
+            if wants_traceback():
+                raise
+            overrides = " ".join(HydraConfig.get().overrides.task)
+            where = f"{overrides}: " if plan.sweep else ""
+            if isinstance(error, UserError | OmegaConfBaseException):
+                say(where + one_line(error))
+            else:
+                say(where + "".join(traceback.format_exception(error)))
+            if not plan.sweep:
+                raise SystemExit(1) from None
+            failed.append(overrides)
+            if not plan.built_in_launcher:
+                raise JobFailed(f"The job {overrides} failed: {one_line(error)}") from None
+
+    with tempfile.TemporaryDirectory() as scratch:
+        if plan.sweep and plan.built_in_launcher and not any(a.startswith("hydra.sweep.dir=") for a in arguments):
+            # Hydra's own record of a sweep, multirun.yaml, is of no use here; our runs keep their configuration.
+            arguments = [*arguments, f"hydra.sweep.dir='{scratch}'"]
+        given, sys.argv = sys.argv, [sys.argv[0], *arguments]
+        try:
+            hydra.main(version_base=VERSION_BASE, config_path=f"pkg://{package}", config_name=config_name)(job)()
+        finally:
+            sys.argv = given
+    if failed:
+        say(f"Failed jobs: {len(failed)} ({'; '.join(failed)}).")
+        raise SystemExit(1)
+
+
+# ---- before the run: is every setting a setting? -------------------------------------------------------------------
+
+
+def split_arguments(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Hydra's flags (`-m`, `--cfg job`, ...) and the overrides, which may stand in any order."""
+    parser = get_args_parser()
+
+    def refuse(message: str) -> None:
+        raise UsageError(
+            f"{message[0].upper()}{message[1:]}; settings are written KEY=VALUE, flags are listed by --help."
+        )
+
+    parser.error = refuse  # type: ignore[method-assign, assignment]
+    overrides = parser.parse_intermixed_args(argv).overrides
+    left = list(overrides)
+    flags = [a for a in argv if not (a in left and not left.remove(a))]  # type: ignore[func-returns-value]
+    return flags, overrides
+
+
+def check_command_line(config_name: str, package: str, flags: list[str], overrides: list[str]) -> Plan:
+    """Composes the configuration of every choice on the command line. Raises UsageError for the first that is wrong."""
+    args = get_args_parser().parse_args(flags)
+    elsewhere = args.config_path or args.shell_completion or args.info or args.experimental_rerun
+    if elsewhere or args.help or args.hydra_help:  # nothing to run, or Hydra's own business
+        return Plan(sweep=args.multirun, built_in_launcher=True)
+    search = [f"hydra.searchpath=[file://{os.path.abspath(args.config_dir)}]"] if args.config_dir else []
+    with initialize_config_module(package, version_base=VERSION_BASE, job_name=config_name):
+        check = Checker(args.config_name or config_name, search)
+        given = check.parse(overrides)
+        first = [choices(o)[0] for o in given]
+        cfg = check.compose(first)
+        if args.cfg:  # only shown, so it may be incomplete
+            return Plan(sweep=False, built_in_launcher=True)
+        sweep = args.multirun or cfg.hydra.mode == RunMode.MULTIRUN
+        swept = [o for o in given if o.is_sweep_override()]
+        if swept and not sweep:
+            raise UsageError(f"{swept[0].input_line} lists several values; add -m to run them all, one after another.")
+        presets = check.parse([f"{key}={value}" for key, value in (cfg.hydra.sweeper.get("params") or {}).items()])
+        for job in jobs(given, presets) if sweep else [first]:
+            check.job(job)
+        return Plan(sweep=sweep, built_in_launcher=cfg.hydra.launcher.get("_target_") == BUILT_IN_LAUNCHER)
+
+
+def choices(override: Override) -> list[str]:
+    """The override, once for each value of a sweep: `seed=0,1` gives `seed=0` and `seed=1`."""
+    if not override.is_sweep_override():
+        return [str(override.input_line)]
+    if not override.is_discrete_sweep():
+        raise UsageError(f"{override.input_line} names no values: sweep over a list, as in KEY=1,2,3.")
+    return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+
+
+def jobs(given: list[Override], presets: list[Override]) -> Iterable[list[str]]:
+    """Overrides of jobs in which every choice occurs once, others at their first. What is given wins over presets."""
+    lists = {o.get_key_element(): choices(o) for o in [*presets, *given]}
+    base = {key: options[0] for key, options in lists.items()}
+    yield list(base.values())
+    for key, options in lists.items():
+        for option in options[1:]:
+            yield list((base | {key: option}).values())
+
+
+class Checker:
+    """Composes configurations and says in one sentence what is wrong with the overrides."""
+
+    def __init__(self, config_name: str, search: list[str]) -> None:
+        self.config_name = config_name
+        self.search = search
+        self.loader: ConfigLoader = GlobalHydra.instance().config_loader()
+        self.composed: dict[tuple[str, ...], DictConfig] = {}
+        self.parser = OverridesParser.create(config_loader=self.loader)
+
+    def parse(self, overrides: list[str]) -> list[Override]:
+        parsed = []
+        for text in overrides:
+            try:
+                parsed.append(self.parser.parse_override(text))
+            except HydraException:
+                raise UsageError(
+                    f"{text} is not a setting: write KEY=VALUE, and quote a value that has spaces, commas or brackets, "
+                    f"as in 'name=\"a, b\"'."
+                ) from None
+        return parsed
+
+    def compose(self, overrides: list[str]) -> DictConfig:
+        try:
+            return self._load(tuple(overrides))
+        except (CompactHydraException, OmegaConfBaseException) as error:
+            raise UsageError(self._explain(error, overrides)) from error
+
+    def job(self, overrides: list[str]) -> None:
+        """One job: its settings exist, have their kind of value, and none that has to be set is missing."""
+        cfg = self.compose(overrides)
+        parsed = self.parse(overrides)
+        # A preset's own values set the kind; only what the command line says is compared with it.
+        values = [o for o in parsed if not self._is_group(o) and not o.is_delete() and not o.is_add()]
+        before = self.compose([str(o.input_line) for o in parsed if o not in values])
+        for override in values:
+            key = override.key_or_group
+            default = OmegaConf.select(before, key, throw_on_missing=False, throw_on_resolution_failure=False)
+            wanted = wrong_kind(default, override.value())
+            if wanted:
+                raise UsageError(f"{override.input_line} does not fit: {key} is {wanted}.")
+        own = copy.deepcopy(cfg)
+        with open_dict(own):
+            del own["hydra"]
+        HydraConfig.instance().set_config(cfg)  # for `${hydra:...}`
+        try:
+            missing = sorted(OmegaConf.missing_keys(own))
+            OmegaConf.to_container(own, resolve=True)
+        except OmegaConfBaseException as error:
+            raise UsageError(one_line(error)) from error
+        finally:
+            HydraConfig.instance().cfg = None
+        if missing:
+            raise UsageError(f"{missing[0]} has to be set: add {missing[0]}=VALUE.")
+
+    def _load(self, overrides: tuple[str, ...]) -> DictConfig:
+        if overrides not in self.composed:
+            self.composed[overrides] = self.loader.load_configuration(
+                self.config_name, [*self.search, *overrides], run_mode=RunMode.RUN, from_shell=False
+            )
+        return self.composed[overrides]
+
+    def _options(self, group: str) -> list[str]:
+        return self.loader.get_group_options(group, results_filter=ObjectType.CONFIG)
+
+    def _is_group(self, override: Override) -> bool:
+        return override.package is not None or bool(self._options(override.key_or_group))
+
+    def _groups(self, parent: str = "") -> list[str]:
+        found = self.loader.get_group_options(parent, results_filter=ObjectType.GROUP)
+        names = [f"{parent}/{name}" if parent else name for name in found]
+        return [g for name in names if name != "hydra" for g in (name, *self._groups(name))]
+
+    def _names(self, overrides: list[str], key: str) -> list[str]:
+        """Every valid name: groups, and the dotted names of settings under the groups that were chosen."""
+        groups = [str(o.input_line) for o in self.parse(overrides) if self._is_group(o) and o.key_or_group != key]
+        try:
+            cfg = copy.deepcopy(self._load(tuple(groups)))
+        except CompactHydraException:
+            cfg = copy.deepcopy(self._load(()))
+        if not key.startswith("hydra"):
+            with open_dict(cfg):
+                del cfg["hydra"]
+        return [*self._groups(), *dotted_names(cfg)]
+
+    def _explain(self, error: Exception, overrides: list[str]) -> str:
+        if isinstance(error, MissingConfigException):
+            group, _, name = (error.missing_cfg_file or "").rpartition("/")
+            if not group:
+                return f"There is no command configuration {name!r} (flag --config-name)."
+            options = sorted(error.options or self._options(group))
+            return f"{group}={name} is not an option of {group}; {nearest(name, options, all_if_few=True)}."
+        text = str(error)
+        quoted = re.search(r"'([^']+)'", text)
+        unknown = text.startswith(("Could not override", "Could not delete")) or "config group" in text
+        if unknown and quoted and "The value of" not in text:
+            key = quoted.group(1)
+            return f"{key} is not a setting; {nearest(key, self._names(overrides, key))}."
+        if "Could not append" in text and quoted:
+            return f"{quoted.group(1)} is a setting already: write {quoted.group(1)}=VALUE, without a plus sign."
+        if text.startswith("Multiple values for"):
+            return f"{text.split()[3].rstrip('.')} is chosen twice: give it once, without a plus sign."
+        if isinstance(error.__cause__, OmegaConfBaseException):
+            return one_line(error.__cause__)
+        return one_line(error)
+
+
+def wrong_kind(default: Any, value: Any) -> str:
+    """What a setting is, in words, where `value` is something else; empty where it fits. `default` tells the kind."""
+    if isinstance(value, str) and "${" in value:
+        return ""
+    if isinstance(default, DictConfig):
+        return "" if isinstance(value, dict) else f"a group of settings ({', '.join(map(str, default)) or 'now empty'})"
+    if value is None:
+        return ""  # whether a setting may be empty is its dataclass's business
+    if isinstance(default, ListConfig):
+        return "" if isinstance(value, list) else "a list, as in [1,2]"
+    if isinstance(default, bool):
+        return "" if isinstance(value, bool) else "true or false"
+    if isinstance(default, int | float):
+        return "" if isinstance(value, int | float) and not isinstance(value, bool) and value == value else "a number"
+    return ""
+
+
+def dotted_names(cfg: DictConfig, parent: str = "") -> list[str]:
+    names = []
+    for key in cfg:
+        name = parent + "." + str(key) if parent else str(key)
+        names.append(name)
+        node = cfg._get_node(key)
+        if isinstance(node, DictConfig) and not (node._is_none() or node._is_missing() or node._is_interpolation()):
+            names += dotted_names(node, name)
+    return names
+
+
+def nearest(word: str, names: Iterable[str], all_if_few: bool = False) -> str:
+    """A clause with the most similar names. A word without dots is compared with last parts: `lr` finds `algo.lr`."""
+
+    def similarity(name: str) -> float:
+        compared = name if "." in word else name.rpartition(".")[2]
+        return difflib.SequenceMatcher(None, word, compared).ratio()
+
+    names = sorted(dict.fromkeys(names), key=similarity, reverse=True)
+    found = [n for n in names[:3] if similarity(n) >= max(0.6, similarity(names[0]) - 0.1)]
+    if found:
+        return f"the nearest {'is' if len(found) == 1 else 'are'} {', '.join(found)}"
+    if all_if_few:
+        return "there are " + ", ".join(sorted(names))
+    return "--cfg job lists them all"
+
+
+def one_line(error: BaseException) -> str:
+    """An exception as one sentence; OmegaConf's come with the setting's full name."""
+    if not isinstance(error, OmegaConfBaseException):
+        return " ".join(str(error).split())
+    text = str(error).splitlines()[0].rstrip(".") + "."
+    return f"{error.full_key}: {text}" if error.full_key and str(error.full_key) not in text else text
+
+
+def wants_traceback() -> bool:
+    return os.environ.get("HYDRA_FULL_ERROR") == "1"
+
+
+def say(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
+
+
+def leave(error: UserError, status: int) -> NoReturn:
+    if wants_traceback():
+        raise error
+    say(one_line(error))
+    raise SystemExit(status)

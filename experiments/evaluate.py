@@ -1,0 +1,145 @@
+"""Plays any two players against each other on fixed seeds and prints what came of it, with 95 % intervals.
+
+`python -m experiments.evaluate players=[runs/NAME,scripted] games=1000`. A player is a run's folder, `base` (of the run
+beside it, or of the configuration), `scripted`, a scripted temperament, or `random`. One name plays itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from experiments.cli import command
+from experiments.terminal import Bar, say
+from marl.agents import Agent, ModelAgent
+from marl.checkpoint import load_policy, read_card, write_json
+from marl.config import Parts, build
+from marl.errors import UserError
+from marl.evaluate import Metrics, belief_by_message, evaluation_to_json, metrics
+from marl.filtered_bc import FilteredBCConfig
+from marl.games import env_maker, scripted
+from marl.monitor import Progress
+from marl.policy import Policy
+from marl.ppo import PPOConfig
+from marl.pretrain import base_policy
+from marl.rollout import EVALUATION, Game, draw_games, rollout
+from marl.stats import format_table
+from marl.transcripts import episode_to_json, render_text, write_episodes
+from marl.types import Episode
+
+HEADLINE = (
+    "game/score", "game/score_agreed", "game/score_ceiling", "game/points", "game/joint", "game/agreement", "game/pareto",
+    "game/pareto_agreed", "game/win_rate/crewmates", "talk/turns", "talk/words_per_message", "talk/vocabulary",
+    "errors/per_turn", "errors/aborted", "belief/accuracy", "belief/log_loss", "belief/brier", "belief/prior_log_loss",
+    "belief/gain_over_prior", "belief/gain_over_start", "speech/belief_change",
+)  # fmt: skip
+
+
+def play(
+    first: Agent, second: Agent, make_env: Callable[[], Any], seed: int, games: int, concurrency: int, progress: Progress
+) -> list[Episode]:
+    """Plays the evaluation games of a seed: always the same ones, the two agents changing seats from game to game."""
+
+    def cast(game: Game, env: Any) -> Mapping[str, Agent]:
+        names = list(env.possible_agents)
+        turned = game.seed % 2
+        return {name: (first, second)[(i + turned) % 2] for i, name in enumerate(names)}
+
+    return rollout(draw_games(seed, EVALUATION, count=games), cast, make_env, concurrency, progress.advance)
+
+
+def model_agent(
+    name: str, policy: Policy, config: PPOConfig | FilteredBCConfig, *, slots: int, temperature: float
+) -> ModelAgent:
+    """A policy as a player with a run's limits."""
+    return ModelAgent(
+        name, policy, slots=slots, context=config.context, max_new_tokens=config.max_new_tokens, temperature=temperature
+    )
+
+
+def show(conditions: Mapping[str, Metrics], transcripts: Mapping[str, Episode], report: Path | None = None) -> None:
+    """The last screen: the table, a transcript of each condition, where the report is."""
+    names = [name for name in HEADLINE if any(name in found for found in conditions.values())]
+    for label, episode in transcripts.items():
+        say(f"\n── {label}, game {episode.seed} " + "─" * 40)
+        say(render_text(episode_to_json(episode)))
+    say("")
+    say(format_table({label: dict(found) for label, found in conditions.items()}, names))
+    if report is not None:
+        say(f"\nreport: {report}")
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto`, `cpu` or `cuda`, if it is there."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise UserError(f"device={name}: must be auto, cpu or cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("device=cuda: no CUDA device is there; use device=cpu or device=auto")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def find_player(name: str, cfg: DictConfig, parts: Parts, device: torch.device, beside: str) -> Agent:
+    """A player by name (see the module's docstring); `beside` is the other player's name."""
+    slots = 2 * cfg.concurrency
+    folder = Path(name)
+    if (folder / "policy").is_dir():
+        game = read_card(folder / "policy")["game"]
+        if game != parts.env["game"]:
+            raise UserError(f"{name} was trained on {game}, and env.game={parts.env['game']}: choose env={game}")
+        policy = load_policy(folder / "policy", device)
+        return model_agent(folder.name, policy, parts.algo, slots=slots, temperature=cfg.temperature)
+    if name == "base":
+        if (Path(beside) / "policy").is_dir():
+            policy = load_policy(Path(read_card(Path(beside) / "policy")["base"]), device)
+        else:
+            policy, _ = base_policy(
+                parts.model, parts.base, parts.env, cache=Path(cfg.cache), human_data=cfg.data.dond, device=device, report=say
+            )
+        return model_agent("base", policy, parts.algo, slots=slots, temperature=cfg.temperature)
+    if "/" in name:
+        raise UserError(f"players: {name} is not the folder of a finished run (it has no policy/)")
+    try:
+        agent = scripted(parts.env["game"], "" if name == "scripted" else name)
+        agent.make(0, "")
+    except ValueError as error:
+        raise UserError(f"players: {name} is neither a run's folder nor base, scripted or random. {error}") from error
+    return agent
+
+
+@command("evaluate")
+def main(cfg: DictConfig) -> None:
+    """Plays and prints; with `out=FOLDER` also writes `evaluation.json` and the transcripts."""
+    parts = build(cfg)
+    make_env = env_maker(parts.env)
+    names = list(OmegaConf.to_container(cfg.players) if not isinstance(cfg.players, str) else [cfg.players])
+    if not 1 <= len(names) <= 2:
+        raise UserError(f"players={names}: name one player (it plays itself) or two")
+    device = pick_device(cfg.device)
+    if cfg.threads:
+        torch.set_num_threads(cfg.threads)
+    first = find_player(names[0], cfg, parts, device, names[-1])
+    second = first if len(names) == 1 or names[0] == names[1] else find_player(names[1], cfg, parts, device, names[0])
+    bar = Bar(enabled=cfg.progress)
+    bar.stage(" v ".join(names), cfg.games)
+    episodes = play(first, second, make_env, cfg.seed, cfg.games, cfg.concurrency, bar)
+    bar.close()
+    objective = float(parts.env.get("objective", 0.0))
+    label = " v ".join(dict.fromkeys(names))
+    conditions = {label: metrics(episodes, parts.env["game"], objective)}
+    for agent in {first.name, second.name} if first is not second else ():
+        conditions[agent] = metrics(episodes, parts.env["game"], objective, players={agent})
+    if cfg.out:
+        out = Path(cfg.out)
+        about = {"game": parts.env["game"], "objective": objective, "games": cfg.games, "seed": cfg.seed, "players": names}
+        write_episodes(out / "episodes.jsonl", episodes)
+        by_message = {label: belief_by_message(episodes)}
+        write_json(out / "evaluation.json", evaluation_to_json(conditions, by_message, **about))
+    show(conditions, {label: episodes[0]})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""Trains one run: base, learning, evaluation of both on the same games, report. `python -m experiments.train --help`.
+
+The same command resumes a run that was stopped, and says so of one that is done.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from experiments.cli import command
+from experiments.evaluate import model_agent, pick_device, play, show
+from experiments.terminal import Bar, say
+from marl.checkpoint import load_training, save_policy, save_training, write_json
+from marl.config import Parts, build, config_hash, identity, run_folder
+from marl.evaluate import Metrics, belief_by_message, evaluation_to_json, metrics
+from marl.filtered_bc import FilteredBCConfig, train_filtered_bc
+from marl.games import env_maker, scripted
+from marl.monitor import episode_metrics
+from marl.policy import Policy
+from marl.ppo import PPOConfig, train_ppo
+from marl.pretrain import base_policy
+from marl.report import build_report
+from marl.rewards import add_rewards
+from marl.runs import claim, read_run_card, run_card
+from marl.tracking import Tracker, make_tracker
+from marl.transcripts import write_episodes
+from marl.types import Episode
+
+SHOWN = 40  # episodes kept of an iteration or an evaluation
+
+
+@command("train")
+def main(cfg: DictConfig) -> None:
+    """One run, from its configuration to its report."""
+    parts = build(cfg)
+    make_env = env_maker(parts.env)
+    make_test_env = env_maker({**parts.env, **OmegaConf.to_container(cfg.eval.env, resolve=True)})
+    device = pick_device(cfg.device)
+    if cfg.threads:
+        torch.set_num_threads(cfg.threads)
+    folder = run_folder(cfg)
+    done = read_run_card(folder)
+    if done is not None:
+        say(f"{folder} is done: its report is {folder / 'report.html'}; change the configuration or remove the folder")
+        return
+    with claim(folder, OmegaConf.to_yaml(OmegaConf.create(identity(cfg)))):
+        began = time.time()
+        bar = Bar(enabled=cfg.progress)
+        say(f"run {folder}")
+        base, base_folder = base_policy(
+            parts.model,
+            parts.base,
+            parts.env,
+            cache=Path(cfg.cache),
+            human_data=cfg.data.dond,
+            privileged_size=privileged_size(make_env) if cfg.model.critic == "privileged" else 0,
+            device=device,
+            progress=bar.count,
+            report=say,
+        )
+        policy = learn(cfg, parts, folder, base, make_env, make_test_env, bar)
+        save_policy(folder / "policy", policy, {"game": parts.env["game"], "base": str(base_folder), "run": folder.name})
+        conditions, examples = final_evaluation(cfg, parts, folder, {"base": base, "trained": policy}, make_test_env, bar)
+        run_card(
+            folder,
+            config_hash(cfg),
+            cfg.seed,
+            arm=cfg.arm,
+            wall_time=round(time.time() - began, 1),
+            base=str(base_folder),
+            figures={name: {m: i.to_json() for m, i in found.items()} for name, found in conditions.items()},
+            speed=mean_speed(folder),
+        )
+        bar.close()
+        build_report([folder], folder / "report.html", title=cfg.name)
+        show(conditions, examples, folder / "report.html")
+
+
+def learn(
+    cfg: DictConfig, parts: Parts, folder: Path, base: Policy, make_env: Any, make_test_env: Any, bar: Bar
+) -> Policy:
+    """Trains a copy of the base, from the newest checkpoint if there is one."""
+    policy = copy.deepcopy(base)
+    config = parts.algo
+    optimizer = torch.optim.AdamW(
+        policy.parameters(), lr=config.update.learning_rate, weight_decay=config.update.weight_decay
+    )
+    checkpoints = folder / "checkpoints"
+    state = load_training(checkpoints, policy, optimizer, report=say)
+    start = state["iteration"] if state else 0
+    if start:
+        say(f"continuing after iteration {start}")
+    with make_tracker(
+        cfg.tracker.kind,
+        folder,
+        name=folder.name,
+        run_id=config_hash(cfg),
+        config=identity(cfg),
+        resume_from_iteration=start if state else None,
+        **{k: v for k, v in cfg.tracker.items() if k != "kind"},
+    ) as tracker:
+
+        def after(iteration: int, found: dict[str, float], episodes: Sequence[Episode]) -> None:
+            last = iteration == config.iterations
+            tracker.log(iteration, found)
+            say(f"{iteration:4d}/{config.iterations}  " + headline(found))
+            if iteration % cfg.eval.every == 0 or last:
+                watch(cfg, parts, tracker, iteration, policy, make_test_env, folder, bar)
+            if iteration % cfg.checkpoint.every == 0 or last:
+                save_training(checkpoints, iteration, policy, optimizer, {"run": folder.name}, cfg.checkpoint.keep)
+
+        if start == 0:
+            watch(cfg, parts, tracker, 0, policy, make_test_env, folder, bar)
+        common = {
+            "seed": cfg.seed,
+            "optimizer": optimizer,
+            "start": start,
+            "after": after,
+            "progress": bar,
+        }
+        if isinstance(config, FilteredBCConfig):
+            train_filtered_bc(policy, base, make_env, parts.rewards, parts.losses, config, **common)
+        else:
+            partners = {name: partner(name, parts, config, base) for name in config.partners}
+            train_ppo(policy, base, make_env, parts.rewards, parts.losses, config, partners=partners, **common)
+    return policy
+
+
+def partner(name: str, parts: Parts, config: PPOConfig, base: Policy) -> Any:
+    """Who else sits down in training: the frozen base, or scripted players (`scripted`, or a temperament's name)."""
+    if name == "base":
+        return model_agent("base", base, config, slots=config.concurrency, temperature=config.temperature)
+    return scripted(parts.env["game"], "" if name == "scripted" else name)
+
+
+def watch(
+    cfg: DictConfig,
+    parts: Parts,
+    tracker: Tracker,
+    iteration: int,
+    policy: Policy,
+    make_env: Any,
+    folder: Path,
+    bar: Bar,
+) -> None:
+    """Evaluation games while training: the same games each time, logged with some of their transcripts."""
+    if not cfg.eval.games:
+        return
+    bar.stage(f"evaluation after iteration {iteration}", cfg.eval.games)
+    agent = model_agent("learner", policy, parts.algo, slots=2 * parts.algo.concurrency, temperature=cfg.eval.temperature)
+    episodes = play(agent, agent, make_env, cfg.eval.seed, cfg.eval.games, parts.algo.concurrency, bar)
+    episodes = add_rewards(episodes, parts.rewards)
+    tracker.log(iteration, episode_metrics(episodes, {"learner"}), phase="eval")
+    write_episodes(folder / "episodes" / f"iteration-{iteration:06d}.jsonl", episodes[:SHOWN])
+    columns = ("game", "outcome", "transcript")
+    rows = [(e.seed, str(e.outcome.get("how")), "\n".join(f"{t.agent}: {t.text}" for t in e.turns)) for e in episodes[:8]]
+    tracker.transcripts(iteration, columns, rows)
+
+
+def final_evaluation(
+    cfg: DictConfig, parts: Parts, folder: Path, policies: dict[str, Policy], make_env: Any, bar: Bar
+) -> tuple[dict[str, Metrics], dict[str, Episode]]:
+    """Plays every policy against itself on the same games; writes `evaluation.json` and transcripts.
+
+    Returns metrics and an example game of each.
+    """
+    conditions: dict[str, Metrics] = {}
+    examples: dict[str, Episode] = {}
+    by_message = {}
+    objective = float(parts.env.get("objective", 0.0))
+    for name, policy in policies.items():
+        bar.stage(f"evaluation of {name}", cfg.eval.final_games)
+        agent = model_agent(name, policy, parts.algo, slots=2 * parts.algo.concurrency, temperature=cfg.eval.temperature)
+        episodes = play(agent, agent, make_env, cfg.eval.seed, cfg.eval.final_games, parts.algo.concurrency, bar)
+        episodes = add_rewards(episodes, parts.rewards)
+        conditions[name] = metrics(episodes, parts.env["game"], objective)
+        by_message[name] = belief_by_message(episodes)
+        examples[name] = episodes[0]
+        write_episodes(folder / "episodes" / f"{name}.jsonl", episodes[:SHOWN])
+    about = {"game": parts.env["game"], "objective": objective, "games": cfg.eval.final_games, "seed": cfg.eval.seed}
+    write_json(folder / "evaluation.json", evaluation_to_json(conditions, by_message, **about))
+    return conditions, examples
+
+
+def headline(found: dict[str, float]) -> str:
+    """The figures that a person watches, in one line."""
+    shown = ("game/score", "game/agreement", "game/win_rate/crewmates", "belief/accuracy", "reward/speaking",
+             "loss/listening", "loss/kl", "talk/turns", "errors/per_turn", "speed/tokens_per_second",
+             "speed/games_per_second")  # fmt: skip
+    return "  ".join(f"{name.split('/', 1)[1]} {found[name]:.4g}" for name in shown if name in found)
+
+
+def privileged_size(make_env: Any) -> int:
+    """How many numbers a privileged critic reads beside the hidden state."""
+    env = make_env()
+    env.reset(seed=0)
+    return len(env.privileged(env.possible_agents[0]))
+
+
+def mean_speed(folder: Path) -> dict[str, float]:
+    """Means of the speeds in `timing.jsonl`, over iterations."""
+    path = folder / "timing.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    names = sorted({name for row in rows for name in row if name.startswith("speed/")})
+    return {name: round(float(np.mean([row[name] for row in rows if name in row])), 2) for name in names}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Advantages: GAE over an agent's turns, and the credit of speech.
+
+gae: Schulman et al. 2016, delta_u = r_u + gamma V_{u+1} - V_u; A_u = sum_k (gamma lambda)^k delta_{u+k}. An agent's turns
+are the time steps; a message is one of them, however many tokens it has, so nothing is discounted inside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from marl.errors import UserError
+from marl.types import TokenBatch
+
+CREDITS = ("common", "separate", "separate_only")
+
+
+@dataclass(frozen=True)
+class Credit:
+    """How turns are credited.
+
+    `speech`: where the speaking reward goes. `common`: into the GAE with the game's reward, as published. `separate`:
+    each message's body gets the game's advantage plus the speaking reward, normalised over the batch's messages
+    (mean 0, standard deviation = weight). `separate_only`: the body gets that without the game's advantage. Tags,
+    proposals and choices always keep the game's advantage.
+    """
+
+    gamma: float = 1.0
+    gae_lambda: float = 0.95
+    normalize: bool = True  # the GAE part, over the batch's decisions
+    speech: str = "separate"
+
+    def __post_init__(self) -> None:
+        if self.speech not in CREDITS:
+            raise UserError(f"algo.credit.speech={self.speech}: must be one of {', '.join(CREDITS)}")
+        for name in ("gamma", "gae_lambda"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise UserError(f"algo.credit.{name}={getattr(self, name)}: must lie in [0, 1]")
+
+    @property
+    def separate(self) -> bool:
+        return self.speech != "common"
+
+
+def gae(rewards: Tensor, values: Tensor, gamma: float, gae_lambda: float) -> tuple[Tensor, Tensor]:
+    """Advantages and returns, both (U,), of one agent's turns; the episode ends after the last of them."""
+    r, v = rewards.tolist(), values.tolist()
+    advantages = [0.0] * len(r)
+    following = next_value = 0.0
+    for u in range(len(r) - 1, -1, -1):
+        following = r[u] + gamma * next_value - v[u] + gamma * gae_lambda * following
+        advantages[u], next_value = following, v[u]
+    result = torch.tensor(advantages, dtype=rewards.dtype)
+    return result, result + values
+
+
+def add_advantages(batch: TokenBatch, credit: Credit, speaking_weight: float) -> TokenBatch:
+    """Fills `advantages` (at every token of a reply) and `returns` (at decisions)."""
+    advantages, returns = torch.zeros_like(batch.rewards), torch.zeros_like(batch.rewards)
+    for b in range(batch.shape[0]):
+        at = batch.decision[b]
+        advantages[b, at], returns[b, at] = gae(batch.rewards[b, at], batch.values[b, at], credit.gamma, credit.gae_lambda)
+    if credit.normalize and int(batch.decision.sum()) > 1:
+        advantages = torch.where(batch.decision, standardise(advantages, batch.decision), 0.0)
+    advantages = spread(batch, advantages)
+    said = batch.decision & (spread(batch, batch.body, any_token=True) > 0)  # the first tokens of heard messages
+    if credit.separate and speaking_weight and int(said.sum()) > 1:
+        speech = spread(batch, speaking_weight * standardise(batch.speaking, said))
+        if credit.speech == "separate":
+            speech = speech + advantages
+        advantages = torch.where(batch.body, speech, advantages)
+    return replace(batch, advantages=advantages, returns=returns)
+
+
+def standardise(values: Tensor, mask: Tensor) -> Tensor:
+    """(values - mean) / standard deviation, both over the mask."""
+    chosen = values[mask]
+    return (values - chosen.mean()) / (chosen.std() + 1e-8)
+
+
+def spread(batch: TokenBatch, values: Tensor, any_token: bool = False) -> Tensor:
+    """Gives every token of a reply what stands at the reply's decision (or its sum over the reply's tokens); 0 elsewhere."""
+    turn = batch.decision.long().cumsum(1)  # (B, T): the number of the token's turn, from 1
+    counted = batch.reply if any_token else batch.decision
+    per_turn = torch.zeros(batch.shape[0], int(turn.max()) + 1)
+    per_turn.scatter_add_(1, turn, torch.where(counted, values.float(), 0.0))
+    return torch.where(batch.reply, per_turn.gather(1, turn), 0.0)

@@ -1,0 +1,294 @@
+"""Who plays a seat: a language model, a script, chance, a person. All answer `act(requests) -> replies`.
+
+An agent may answer some requests later: `act` returns whatever is ready, at least one reply while any is owed. Requests
+that need no reply (WAIT) are only read. What this module leaves out: the games' clocks (rollout.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from envs.core import Question, TurnKind
+from marl.engine import Engine, uniforms
+from marl.policy import Policy
+from marl.tokens import Asked, Tokens, View
+from marl.types import Belief, Kind, Stream
+
+Key = tuple[int, str]  # (game's index in its rollout, agent)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one seat sees now, and whether it must reply. `seed` is the seat's own seed in this episode."""
+
+    key: Key
+    seed: int
+    role: str
+    step: int
+    turn: TurnKind
+    text: str
+    options: tuple[str, ...] = ()
+    questions: tuple[Question, ...] = ()
+    privileged: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A reply's text, and for language models what it was made of (see `Turn`)."""
+
+    key: Key
+    text: str
+    ids: tuple[int, ...] = ()
+    start: int = -1
+    logprobs: tuple[float, ...] = ()
+    value: float = 0.0
+    legal: tuple[int, ...] = ()
+
+
+class Agent(Protocol):
+    """Plays any number of seats at once."""
+
+    name: str  # who this is in `Episode.players`
+
+    def act(self, requests: Sequence[Request]) -> list[Reply]:
+        """Reads the requests; returns replies to some that are owed (at least one while any is)."""
+        ...
+
+    def finish(self, keys: Sequence[Key]) -> dict[Key, tuple[Stream, list[Belief]]]:
+        """The games of these seats are over: their streams and beliefs, where the agent keeps any."""
+        ...
+
+
+class Player(Protocol):
+    """One seat of one game, in plain text: what scripts, chance and people are."""
+
+    def observe(self, text: str) -> None: ...
+
+    def reply(self, text: str, options: Sequence[str] = ()) -> str: ...
+
+
+class TextAgent:
+    """Seats played without a model; `make` builds one player a seat from the seat's seed and its role."""
+
+    def __init__(self, name: str, make: Callable[[int, str], Player], tokens: Tokens | None = None) -> None:
+        """With `tokens`, each seat's stream is written as a language model would have met it (for a base corpus)."""
+        self.name, self.make, self.tokens = name, make, tokens
+        self._players: dict[Key, Player] = {}
+        self._views: dict[Key, View] = {}
+        self._roles: dict[Key, str] = {}
+
+    def act(self, requests: Sequence[Request]) -> list[Reply]:
+        replies = []
+        for r in requests:
+            if r.key not in self._players:
+                self._players[r.key] = self.make(r.seed, r.role)
+                self._roles[r.key] = r.role
+                if self.tokens is not None:
+                    self._views[r.key] = View(self.tokens)
+            player = self._players[r.key]
+            if self.tokens is not None:
+                self._views[r.key].observe(r.text, r.questions, r.step)
+            if r.turn == TurnKind.WAIT:
+                player.observe(r.text)
+                continue
+            text = player.reply(r.text, r.options)
+            replies.append(Reply(r.key, text) if self.tokens is None else self._record(r, text))
+        return replies
+
+    def _record(self, r: Request, text: str) -> Reply:
+        assert self.tokens is not None
+        view = self._views[r.key]
+        legal = view.cue(r.options)
+        if r.turn == TurnKind.CHOOSE:
+            ids, kind = (legal[r.options.index(text)],), Kind.CHOICE
+        else:
+            ids, kind = tuple(self.tokens.encode(text)), Kind.SPEECH
+        return Reply(r.key, text, ids, view.reply(ids, kind), (0.0,) * len(ids), 0.0, legal)
+
+    def finish(self, keys: Sequence[Key]) -> dict[Key, tuple[Stream, list[Belief]]]:
+        """Recorded seats have no opinion of their own: their beliefs are uniform."""
+        views = {}
+        for key in keys:
+            self._players.pop(key, None)
+            role = self._roles.pop(key, "")
+            if key in self._views:
+                view = self._views.pop(key)
+                uniform = [np.full(len(a.candidate_ids), 1 / len(a.candidate_ids)) for a in view.asked]
+                views[key] = (view.stream, beliefs_of(key[1], role, view.asked, uniform))
+        return views
+
+
+def beliefs_of(agent: str, role: str, asked: Sequence[Asked], probs: Sequence[np.ndarray]) -> list[Belief]:
+    """Answered questions as beliefs."""
+    return [
+        Belief(agent, role, a.step, a.position, a.question, p, a.candidate_ids) for a, p in zip(asked, probs, strict=True)
+    ]
+
+
+@dataclass
+class _Seat:
+    """One seat that a model plays: its view, its cache slot and the reply it is making."""
+
+    view: View
+    slot: int
+    seed: int
+    role: str
+    privileged: tuple[float, ...]
+    read: int = 0  # tokens of the stream that the cache holds
+    answers: list[np.ndarray] = field(default_factory=list)  # of the first questions of view.asked
+    kind: Kind | None = None  # of the reply that is owed; None where none is
+    options: tuple[str, ...] = ()
+    legal: tuple[int, ...] = ()
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    value: float = 0.0
+
+
+class ModelAgent:
+    """A language model in any number of seats: one cache slot a seat, one ragged step for all that are ready.
+
+    A message ends at `END`, at the model's end of sequence, or after `max_new_tokens`. Observations are read when a
+    reply is due or the game ends, and belief questions are answered in passing.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        policy: Policy,
+        *,
+        slots: int,
+        context: int,
+        max_new_tokens: int = 40,
+        temperature: float = 1.0,
+        read_budget: int = 8192,
+        patience: float = 0.25,
+    ) -> None:
+        """`read_budget`: padded tokens in one reading step. `patience`: the share of seats that must be waiting to read
+        before the seats that are writing are made to wait for them."""
+        self.name, self.policy, self.tokens = name, policy, policy.tokens
+        self.engine = Engine(policy, slots, context)
+        self.max_new_tokens, self.temperature = max_new_tokens, temperature
+        self.read_budget, self.patience = read_budget, patience
+        self._seats: dict[Key, _Seat] = {}
+
+    def act(self, requests: Sequence[Request]) -> list[Reply]:
+        for r in requests:
+            seat = self._seats.get(r.key)
+            if seat is None:
+                seat = _Seat(View(self.tokens), self.engine.allocate(), r.seed, r.role, r.privileged)
+                self._seats[r.key] = seat
+            seat.view.observe(r.text, r.questions, r.step)
+            if r.turn != TurnKind.WAIT:
+                seat.kind = Kind.CHOICE if r.turn == TurnKind.CHOOSE else Kind.SPEECH
+                seat.options, seat.legal = r.options, seat.view.cue(r.options)
+        owed = {key: seat for key, seat in self._seats.items() if seat.kind is not None}
+        replies: list[Reply] = []
+        while owed and not replies:
+            reading = [key for key, seat in owed.items() if not seat.ids]
+            writing = [key for key, seat in owed.items() if seat.ids]
+            if reading and (not writing or len(reading) >= self.patience * len(owed)):
+                for group in self._groups(reading):
+                    self._advance(group)
+            else:
+                self._advance(writing)
+            for key in list(owed):
+                if self._complete(owed[key]):
+                    replies.append(self._reply(key, owed.pop(key)))
+        return replies
+
+    def finish(self, keys: Sequence[Key]) -> dict[Key, tuple[Stream, list[Belief]]]:
+        """Answers what was still asked, and frees the slots."""
+        seats = {key: self._seats.pop(key) for key in keys}
+        unanswered = [key for key, seat in seats.items() if len(seat.answers) < len(seat.view.asked)]
+        self._seats.update(seats)
+        for group in self._groups(unanswered):
+            self._advance(group)
+        for key in keys:
+            self.engine.free(self._seats.pop(key).slot)
+        return {
+            key: (seat.view.stream, beliefs_of(key[1], seat.role, seat.view.asked, seat.answers))
+            for key, seat in seats.items()
+        }
+
+    def _unread(self, seat: _Seat) -> list[int]:
+        return seat.view.stream.tokens[seat.read :] + seat.ids[-1:]
+
+    def _groups(self, keys: Sequence[Key]) -> list[list[Key]]:
+        """Seats with about as much to read, in groups of at most `read_budget` padded tokens."""
+        groups: list[list[Key]] = []
+        width = 0
+        for key in sorted(keys, key=lambda k: len(self._unread(self._seats[k])), reverse=True):
+            size = len(self._unread(self._seats[key]))
+            if not groups or (len(groups[-1]) + 1) * width > self.read_budget or 2 * size < width:
+                groups.append([])
+                width = size
+            groups[-1].append(key)
+        return groups
+
+    @torch.no_grad()
+    def _advance(self, keys: Sequence[Key]) -> None:
+        """One forward pass over what these seats have not read; answers questions in it; samples a token where owed."""
+        seats = sorted((self._seats[key] for key in keys), key=lambda s: s.slot)
+        chunks = [self._unread(seat) for seat in seats]
+        hidden = self.engine.read([seat.slot for seat in seats], chunks)
+        self._answer(seats, hidden)
+        for seat, chunk in zip(seats, chunks, strict=True):
+            seat.read += len(chunk)
+        rows = [i for i, seat in enumerate(seats) if seat.kind is not None]
+        if not rows:
+            return
+        speaking = [seats[i] for i in rows]
+        last = hidden[rows, [len(chunks[i]) - 1 for i in rows]]  # (R, D)
+        starting = [i for i, seat in enumerate(speaking) if not seat.ids]
+        if starting:
+            facts = torch.tensor([speaking[i].privileged for i in starting], device=last.device)
+            for i, value in zip(starting, self.policy.value(last[starting], facts).tolist(), strict=True):
+                speaking[i].value = value
+        uniform = uniforms(
+            np.array([seat.seed for seat in speaking], dtype=np.uint64),
+            np.array([len(seat.view.stream) + len(seat.ids) for seat in speaking], dtype=np.uint64),
+        )
+        ids, logprobs = self.engine.sample(last, [seat.legal for seat in speaking], self.temperature, uniform)
+        for seat, token, logprob in zip(speaking, ids.tolist(), logprobs.tolist(), strict=True):
+            seat.ids.append(token)
+            seat.logprobs.append(logprob)
+
+    def _answer(self, seats: Sequence[_Seat], hidden: torch.Tensor) -> None:
+        """Reads the answers of all questions whose last token was just read: a softmax over their candidates."""
+        due = []
+        for i, seat in enumerate(seats):
+            for asked in seat.view.asked[len(seat.answers) :]:
+                at = asked.position - seat.read
+                if 0 <= at < hidden.shape[1]:
+                    due.append((i, at, asked.candidate_ids))
+        if not due:
+            return
+        logits = self.policy.logits(hidden[[i for i, _, _ in due], [at for _, at, _ in due]])  # (N, V)
+        width = max(len(ids) for _, _, ids in due)
+        candidates = torch.tensor([[*ids, *[-1] * (width - len(ids))] for _, _, ids in due], device=logits.device)
+        scores = logits.gather(1, candidates.clamp_min(0)).masked_fill(candidates < 0, -torch.inf)  # (N, K)
+        for (i, _, ids), probs in zip(due, scores.double().softmax(-1).cpu().numpy(), strict=True):
+            seats[i].answers.append(probs[: len(ids)])
+
+    def _complete(self, seat: _Seat) -> bool:
+        if not seat.ids:
+            return False
+        return seat.kind == Kind.CHOICE or len(seat.ids) >= self.max_new_tokens or self.tokens.ends(seat.ids)
+
+    def _reply(self, key: Key, seat: _Seat) -> Reply:
+        assert seat.kind is not None
+        if seat.kind == Kind.CHOICE:
+            text = seat.options[seat.legal.index(seat.ids[0])]
+        else:
+            text = self.tokens.reply_text(seat.ids)
+        start = seat.view.reply(seat.ids, seat.kind)
+        # The last token was sampled but is not in the cache yet: it is read with the next observation.
+        assert seat.read == start + len(seat.ids) - 1, (seat.read, start, len(seat.ids))
+        reply = Reply(key, text, tuple(seat.ids), start, tuple(seat.logprobs), seat.value, seat.legal)
+        seat.kind, seat.options, seat.legal, seat.ids, seat.logprobs = None, (), (), [], []
+        return reply

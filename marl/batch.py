@@ -1,0 +1,87 @@
+"""Episodes -> TokenBatch: the only place where masks are made.
+
+A row is one seat's stream. What enters a row at which token is decided here and nowhere else; what it is worth is
+decided in advantages.py, what is learned from it in losses/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from marl.types import Episode, Kind, Stream, TokenBatch, Turn
+
+Seat = tuple[Episode, str]
+NO_ROWS = "no episode has a seat played by {players}: nothing to learn from"
+
+
+def seats_of(episodes: Sequence[Episode], players: Collection[str]) -> list[Seat]:
+    """The seats that any of these players held, in order: the rows of a batch. Frozen players' seats never enter one."""
+    return [(e, agent) for e in episodes for agent, player in e.players.items() if player in players and agent in e.streams]
+
+
+def collate(
+    seats: Sequence[Seat],
+    weights: Mapping[str, float],
+    *,
+    separate_speech: bool = False,
+    imitate: Callable[[Episode, str], bool] = lambda episode, agent: True,
+    privileged: Callable[[Episode, str], Sequence[float]] = lambda episode, agent: (),
+    silent_roles: Collection[str] = (),
+) -> TokenBatch:
+    """Pads the seats' streams on the right and marks every token.
+
+    `weights` of the rewards by name: terms of weight 0 pay nothing. With `separate_speech` the speaking reward goes to
+    `speaking`, otherwise into `rewards`. `imitate` selects rows that imitation learns from: their replies except those
+    that the game refused. `silent_roles` are not asked (their beliefs train no listener). Advantages, returns and
+    reference log-probabilities are left at 0.
+    """
+    assert seats, "an empty batch has no shape"
+    size, length = len(seats), max(len(episode.streams[agent]) for episode, agent in seats)
+    choices = max((len(t.legal) for e, agent in seats for t in e.turns if t.agent == agent), default=0)
+    long, real, flag = np.int64, np.float32, np.bool_
+    shapes: dict[str, tuple[type, tuple[int, ...]]] = {
+        "tokens": (long, ()), "kind": (np.int8, ()), "decision": (flag, ()), "body": (flag, ()), "logprobs": (real, ()),
+        "reference_logprobs": (real, ()), "values": (real, ()), "rewards": (real, ()), "speaking": (real, ()),
+        "advantages": (real, ()), "returns": (real, ()), "imitate": (flag, ()), "legal": (long, (choices,)),
+    }  # fmt: skip
+    a = {name: np.zeros((size, length, *tail), dtype) for name, (dtype, tail) in shapes.items()}
+    a["legal"] -= 1
+    asked: list[tuple[int, int, tuple[int, ...], int]] = []
+    for b, (episode, agent) in enumerate(seats):
+        stream = episode.streams[agent]
+        a["tokens"][b, : len(stream)] = stream.tokens
+        a["kind"][b, : len(stream)] = stream.kinds
+        learn = imitate(episode, agent)
+        for turn in episode.turns:
+            if turn.agent != agent:
+                continue
+            start, end = turn.start, turn.start + len(turn.reply_ids)
+            a["decision"][b, start] = True
+            a["body"][b, start + turn.body[0] : start + turn.body[1]] = True
+            a["logprobs"][b, start:end] = turn.logprobs
+            a["values"][b, start] = turn.value
+            a["imitate"][b, start:end] = learn and not turn.error
+            if turn.legal:
+                a["legal"][b, start, : len(turn.legal)] = turn.legal
+            for name, amount in turn.rewards.items():
+                into = "speaking" if separate_speech and name == "speaking" else "rewards"
+                if weights.get(name, 0.0):
+                    a[into][b, start] += weights[name] * amount
+        asked.extend(
+            (b, belief.position, belief.candidate_ids, belief.question.answer_index)
+            for belief in episode.beliefs
+            if belief.listener == agent and belief.role not in silent_roles
+        )
+    width = max((len(c) for _, _, c, _ in asked), default=0)
+    hidden = np.array([privileged(episode, agent) for episode, agent in seats], dtype=real)
+    return TokenBatch(
+        **{name: torch.from_numpy(array) for name, array in a.items()},
+        privileged=torch.from_numpy(hidden.reshape(size, -1)),
+        row=torch.tensor([b for b, _, _, _ in asked], dtype=torch.int64),
+        position=torch.tensor([p for _, p, _, _ in asked], dtype=torch.int64),
+        candidates=torch.tensor([[*c, *[-1] * (width - len(c))] for _, _, c, _ in asked], dtype=torch.int64).view(-1, width),
+        answer=torch.tensor([x for _, _, _, x in asked], dtype=torch.int64),
+    )

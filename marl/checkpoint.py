@@ -1,0 +1,153 @@
+"""Saves and loads policies and training states: safetensors and JSON only, written atomically, verified by checksum."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from marl.errors import UserError
+from marl.policy import Policy, load_lm, load_tokenizer
+from marl.tokens import Tokens
+
+
+def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
+    """Lets `write` fill a temporary folder, notes the checksums of its files, and moves it to its name in one step."""
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        write(temporary)
+        sums = {p.name: _sha256(p) for p in sorted(temporary.iterdir()) if p.is_file()}
+        (temporary / "checksums.json").write_text(json.dumps(sums, indent=1))
+        for path in temporary.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.replace(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def verify_folder(folder: Path) -> str:
+    """What is wrong with a folder that `write_folder` made; empty where nothing is."""
+    try:
+        sums = json.loads((folder / "checksums.json").read_text())
+    except (OSError, ValueError) as error:
+        return f"{folder}: checksums.json cannot be read ({error})"
+    wrong = [name for name, digest in sums.items() if not (folder / name).is_file() or _sha256(folder / name) != digest]
+    return f"{folder}: damaged file {', '.join(wrong)}" if wrong else ""
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Writes JSON atomically."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
+    os.replace(temporary, path)
+
+
+def save_policy(folder: Path, policy: Policy, card: Mapping[str, Any]) -> None:
+    """A policy with all that it takes to play: model, tokenizer, value head, and a card that says what it is."""
+
+    def write(to: Path) -> None:
+        policy.lm.save_pretrained(to)
+        policy.tokens.tokenizer.save_pretrained(to)
+        save_file({k: v.contiguous() for k, v in policy.value_head.state_dict().items()}, to / "value_head.safetensors")
+        (to / "policy.json").write_text(json.dumps({**card, "privileged_size": policy.privileged_size}, indent=1))
+
+    write_folder(folder, write)
+
+
+def load_policy(folder: Path, device: torch.device | str = "cpu", privileged_size: int | None = None) -> Policy:
+    """Loads what `save_policy` wrote. With another `privileged_size` the value head starts afresh."""
+    problem = verify_folder(folder)
+    if problem:
+        raise UserError(f"{problem}: remove the folder and make it again")
+    card = read_card(folder)
+    size = card["privileged_size"] if privileged_size is None else privileged_size
+    policy = Policy(load_lm(str(folder)), Tokens(load_tokenizer(str(folder))), size)
+    if size == card["privileged_size"]:
+        policy.value_head.load_state_dict(load_file(folder / "value_head.safetensors"))
+    return policy.to(device).eval()
+
+
+def read_card(folder: Path) -> dict[str, Any]:
+    """What `save_policy` noted of a policy."""
+    try:
+        return dict(json.loads((folder / "policy.json").read_text()))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder} holds no policy of this project: {error}") from error
+
+
+def save_training(
+    folder: Path, iteration: int, policy: Policy, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], keep: int
+) -> None:
+    """Checkpoint `folder/iteration-NNNNNN`: after it, `iteration` iterations are done. The last `keep` stay."""
+
+    def write(to: Path) -> None:
+        save_file(_distinct(policy.state_dict()), to / "policy.safetensors")
+        save_file(optimizer_tensors(optimizer), to / "optimizer.safetensors")
+        (to / "state.json").write_text(json.dumps({**state, "iteration": iteration}, sort_keys=True))
+
+    write_folder(folder / f"iteration-{iteration:06d}", write)
+    for old in _checkpoints(folder)[:-keep]:
+        shutil.rmtree(old)
+
+
+def load_training(
+    folder: Path, policy: Policy, optimizer: torch.optim.Optimizer, report: Callable[[str], None] = print
+) -> dict[str, Any] | None:
+    """Restores the newest whole checkpoint and returns its state; None where there is none. Damaged ones are reported."""
+    for path in reversed(_checkpoints(folder)):
+        problem = verify_folder(path)
+        if problem:
+            report(f"{problem}; going back to the checkpoint before it")
+            continue
+        missing, unexpected = policy.load_state_dict(load_file(path / "policy.safetensors"), strict=False)
+        tied = set(policy.state_dict()) - set(_distinct(policy.state_dict()))
+        assert set(missing) <= tied and not unexpected, (missing, unexpected)
+        load_optimizer(optimizer, load_file(path / "optimizer.safetensors"))
+        return dict(json.loads((path / "state.json").read_text()))
+    return None
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's state as named tensors: `INDEX.NAME`, in the order of its parameters."""
+    state = optimizer.state_dict()["state"]
+    return {f"{i}.{k}": v.contiguous() for i, slots in state.items() for k, v in slots.items()} or {"empty": torch.zeros(1)}
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """The reverse of `optimizer_tensors`."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        if name != "empty":
+            index, slot = name.split(".", 1)
+            state.setdefault(int(index), {})[slot] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    return sorted(folder.glob("iteration-*"))
+
+
+def _distinct(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tied weights share memory; safetensors wants each once."""
+    seen: dict[int, str] = {}
+    for name, tensor in tensors.items():
+        seen.setdefault(tensor.data_ptr(), name)
+    return {name: tensors[name].contiguous() for name in seen.values()}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,120 @@
+"""From a composed configuration to the parts of a run: every part is built, and bad values refused, before any model."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hydra.errors import InstantiationException
+from hydra.utils import get_class
+from omegaconf import DictConfig, OmegaConf
+
+from marl.errors import UserError
+from marl.filtered_bc import FilteredBCConfig
+from marl.losses import Loss
+from marl.ppo import PPOConfig
+from marl.pretrain import BaseConfig, ModelConfig
+from marl.rewards import Reward
+
+T = TypeVar("T")
+ELSEWHERE = ("runs", "tracker", "progress", "threads", "cache")  # settings that don't make it another run
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a training run is made of, built from its configuration."""
+
+    env: Mapping[str, Any]
+    model: ModelConfig
+    base: BaseConfig
+    algo: PPOConfig | FilteredBCConfig
+    rewards: Mapping[str, Reward]
+    losses: Mapping[str, Loss]
+
+
+def build(cfg: DictConfig) -> Parts:
+    """Builds all parts. Raises UserError naming the setting, its value and what it should be."""
+    plain = OmegaConf.to_container(cfg, resolve=True)
+    assert isinstance(plain, dict)
+    algo = dict(plain["algo"])
+    kind = algo.pop("kind")
+    configs: dict[str, type[PPOConfig] | type[FilteredBCConfig]] = {"ppo": PPOConfig, "filtered_bc": FilteredBCConfig}
+    losses = terms(plain["loss"], "loss")
+    if kind == "filtered_bc":
+        losses = {name: loss for name, loss in losses.items() if name in ("imitation", "listening", "world_model")}
+    return Parts(
+        env=plain["env"],
+        model=make(ModelConfig, {k: v for k, v in plain["model"].items() if k != "critic"}, "model"),
+        base=make(BaseConfig, plain["base"], "base"),
+        algo=make(configs[kind], algo, "algo"),
+        rewards=terms(plain["reward"], "reward"),
+        losses=losses,
+    )
+
+
+def terms(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The named terms of `reward` or `loss`, each from its `_target_`."""
+    built = {}
+    for name, fields in settings.items():
+        if not isinstance(fields, Mapping) or "_target_" not in fields:
+            raise UserError(f"{where}.{name} has no _target_: name the class of the term")
+        try:
+            target = get_class(fields["_target_"])
+        except (InstantiationException, ImportError, ValueError) as error:
+            raise UserError(f"{where}.{name}._target_={fields['_target_']}: there is no such class") from error
+        built[name] = make(target, {k: v for k, v in fields.items() if k != "_target_"}, f"{where}.{name}")
+    return built
+
+
+def make(kind: type[T], settings: Mapping[str, Any], where: str) -> T:
+    """A dataclass from plain settings, nested ones too, with every value checked against its annotation."""
+    hints = typing.get_type_hints(kind)
+    known = {f.name for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    for name in settings:
+        if name not in known:
+            raise UserError(f"{where}.{name} is no setting of {kind.__name__}; known: {', '.join(sorted(known))}")
+    values = {name: _value(hints[name], value, f"{where}.{name}") for name, value in settings.items()}
+    return kind(**values)
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return make(hint, value, where)
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in typing.get_args(hint):
+            return None
+        (hint,) = (h for h in typing.get_args(hint) if h is not type(None))
+        origin = typing.get_origin(hint)
+    if origin is tuple:
+        return tuple(value)
+    wanted = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}.get(hint)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if wanted is not None and (not isinstance(value, hint) or (hint is int and isinstance(value, bool))):
+        raise UserError(f"{where}={value}: must be {wanted}")
+    return value
+
+
+def identity(cfg: DictConfig) -> dict[str, Any]:
+    """The settings that make a run what it is, resolved."""
+    plain = OmegaConf.to_container(cfg, resolve=True)
+    assert isinstance(plain, dict)
+    return {str(k): v for k, v in plain.items() if k not in ELSEWHERE}
+
+
+def config_hash(cfg: DictConfig) -> str:
+    """Twelve hexadecimal digits of the identity."""
+    return hashlib.sha256(json.dumps(identity(cfg), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def run_folder(cfg: DictConfig) -> Path:
+    """`runs/NAME-ARM-sSEED-HASH`: the same configuration, the same folder."""
+    return Path(cfg.runs) / f"{cfg.name}-{cfg.arm}-s{cfg.seed}-{config_hash(cfg)[:8]}"

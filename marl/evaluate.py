@@ -1,0 +1,439 @@
+"""What finished games say: score, agreement, talk, errors, beliefs and what messages did to them, with 95 % intervals.
+
+Everything here is a function of `Episode`s. Who plays whom, on which seeds, is for the commands; means over several
+training seeds are in stats.py. A metric that nothing was observed for (a score of agreed games without any) is absent.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.stats import norm
+
+from envs import dond_v0
+from envs.core import Question, TurnKind
+from marl.rewards.speaking import SpeakingReward
+from marl.stats import Floats, Interval, bootstrap_mean, bootstrap_ratio, wilson
+from marl.types import Belief, Episode, Turn
+
+VOCABULARY_GAMES = 500  # vocabulary grows with the number of games, so it is counted over a fixed number
+PROB_FLOOR = 1e-12  # a true answer given less than this costs -log of this: 27.6 nats
+
+Metrics = dict[str, Interval]
+
+
+def metrics(
+    episodes: Sequence[Episode],
+    game: str,
+    objective: float = 0.0,
+    players: Collection[str] | None = None,
+    rng: np.random.Generator | None = None,
+) -> Metrics:
+    """All metrics of these games, by name.
+
+    `game`: `dond` or `among_us`; any other game gets what is common to all. `objective` is Deal or No Deal's. `players`
+    (names in `Episode.players`) limits talk, errors, beliefs and speech to those players; the game's own figures
+    always count everybody. Intervals are resampled with `rng`, by default a fresh generator, so that the same episodes
+    always give the same figures.
+    """
+    if not episodes:
+        raise ValueError("no episodes to evaluate: play at least one game")
+    rng = rng or np.random.default_rng(0)
+    if game == "dond":
+        own = dond_metrics(episodes, objective, rng)
+    elif game == "among_us":
+        own = among_us_metrics(episodes)
+    else:
+        own = {}
+    return {
+        **own,
+        **talk_metrics(episodes, rng, players),
+        **error_metrics(episodes, rng, players),
+        **belief_metrics(episodes, rng, players=players),
+        **speech_metrics(episodes, rng, players=players),
+    }
+
+
+# --- Games ------------------------------------------------------------------------------------------------------------
+
+
+def dond_metrics(episodes: Sequence[Episode], objective: float, rng: np.random.Generator) -> Metrics:
+    """Score, points, agreement and Pareto rate of Deal or No Deal, per game (the mean of its two players).
+
+    `game/score` is R_i + objective * R_j over all games and `game/score_agreed` over games with a deal; `game/points` is
+    R_i alone and `game/joint` both players' sum. `game/pareto` counts games whose outcome no allocation weakly dominates,
+    over all games (Liao et al. 2024), `game/pareto_agreed` over agreed ones (Lewis et al. 2017). `game/score_ceiling` is
+    what the best deal of each of these contexts gives. `game/points/NAME`: what the player of that name got.
+    """
+    contexts = [context(episode) for episode in episodes]
+    both = np.array([[episode.outcome["points"][agent] for agent in dond_v0.AGENTS] for episode in episodes], float)
+    deal = np.array([bool(episode.outcome["deal"]) for episode in episodes])
+    points = both.mean(1)  # (games,)
+    score = np.array([np.mean(dond_v0.scores((a, b), objective)) for a, b in both])
+    pareto = np.array(
+        [dond_v0.pareto_optimal(c, e.outcome["claims"], objective) for c, e in zip(contexts, episodes, strict=True)]
+    )
+    found = {
+        "game/score": bootstrap_mean(score, rng=rng),
+        "game/score_ceiling": bootstrap_mean([dond_v0.best_score(c, objective) for c in contexts], rng=rng),
+        "game/points": bootstrap_mean(points, rng=rng),
+        "game/joint": bootstrap_mean(both.sum(1), rng=rng),
+        "game/agreement": rate(deal),
+        "game/pareto": rate(pareto),
+    }
+    if deal.any():
+        found["game/score_agreed"] = bootstrap_mean(score[deal], rng=rng)
+        found["game/points_agreed"] = bootstrap_mean(points[deal], rng=rng)
+        found["game/pareto_agreed"] = rate(pareto[deal])
+    return {**found, **_endings(episodes), **_by_player(episodes, both, objective, rng)}
+
+
+def _by_player(episodes: Sequence[Episode], both: Floats, objective: float, rng: np.random.Generator) -> Metrics:
+    """Points and score by who held the seat, where different players met."""
+    seats = [(g, s, e.players[agent]) for g, e in enumerate(episodes) for s, agent in enumerate(dond_v0.AGENTS)]
+    names = sorted({name for _, _, name in seats})
+    found: Metrics = {}
+    for name in names if len(names) > 1 else []:
+        games = [game for game, _, held_by in seats if held_by == name]
+        points = [both[game, seat] for game, seat, held_by in seats if held_by == name]
+        theirs = [both[game, 1 - seat] for game, seat, held_by in seats if held_by == name]
+        found[f"game/points/{name}"] = bootstrap_mean(points, games, rng=rng)
+        found[f"game/score/{name}"] = bootstrap_mean(np.add(points, objective * np.array(theirs)), games, rng=rng)
+    return found
+
+
+def among_us_metrics(episodes: Sequence[Episode]) -> Metrics:
+    """Who won, as shares of all games: `game/win_rate/crewmates`, `game/win_rate/imposters`, and how games ended."""
+    winners = [episode.outcome["winner"] for episode in episodes]
+    return {
+        "game/win_rate/crewmates": rate([winner == "crewmates" for winner in winners]),
+        "game/win_rate/imposters": rate([winner == "imposters" for winner in winners]),
+        **_endings(episodes),
+    }
+
+
+def _endings(episodes: Sequence[Episode]) -> Metrics:
+    """`game/how/ENDING`: the share of games that ended so."""
+    endings = Counter(str(episode.outcome["how"]) for episode in episodes)
+    return {f"game/how/{how}": wilson(count, len(episodes)) for how, count in sorted(endings.items())}
+
+
+def context(episode: Episode) -> dond_v0.Context:
+    """The pool and both players' values in a game of Deal or No Deal (read from a file, they are lists)."""
+    counts, (first, second) = episode.facts["counts"], episode.facts["values"]
+    return dond_v0.Context(tuple(counts), (tuple(first), tuple(second)))
+
+
+def rate(flags: Sequence[bool] | np.ndarray) -> Interval:
+    """The share of games for which the flag holds."""
+    return wilson(int(np.sum(flags)), len(flags))
+
+
+# --- Talk and errors --------------------------------------------------------------------------------------------------
+
+
+def talk_metrics(
+    episodes: Sequence[Episode], rng: np.random.Generator, players: Collection[str] | None = None
+) -> Metrics:
+    """How much was said, and with how many words.
+
+    `talk/turns`: spoken replies that the game accepted (messages and proposals), per game; `talk/messages`: those that
+    others heard. `talk/tokens_per_turn`: sampled tokens of an accepted spoken reply, end marker included.
+    `talk/words_per_message` and `talk/vocabulary` count white-space words as they stand. The vocabulary is that of the
+    first 500 games; with fewer games it is smaller for that reason alone, and `n` says how many there were.
+    """
+    turns = [[turn for turn in spoken(e, players) if not turn.error] for e in episodes]
+    messages = [[turn.message for turn in of_game if turn.message] for of_game in turns]
+    sampled = [[len(turn.reply_ids) for turn in of_game if turn.reply_ids] for of_game in turns]
+    found = {
+        "talk/turns": bootstrap_mean([len(of_game) for of_game in turns], rng=rng),
+        "talk/messages": bootstrap_mean([len(of_game) for of_game in messages], rng=rng),
+    }
+    if any(sampled):
+        found["talk/tokens_per_turn"] = bootstrap_ratio([sum(n) for n in sampled], [len(n) for n in sampled], rng=rng)
+    if any(messages):
+        words = [sum(len(text.split()) for text in of_game) for of_game in messages]
+        found["talk/words_per_message"] = bootstrap_ratio(words, [len(of_game) for of_game in messages], rng=rng)
+        found["talk/vocabulary"] = vocabulary(messages[:VOCABULARY_GAMES])
+    return found
+
+
+def vocabulary(games: Sequence[Sequence[str]], level: float = 0.95) -> Interval:
+    """Number of different white-space words in the messages of these games, with a jackknife interval over games.
+
+    Leaving game g out loses the words that only g used, u_g of them; the jackknife variance is (n-1)/n sum (u_g - mean)²
+    (Efron and Tibshirani 1993, chapter 11). It says how far the count hangs on single games, not what more games would add.
+    """
+    sets = [{word for text in of_game for word in text.split()} for of_game in games]
+    used_by = Counter(word for words in sets for word in words)  # word -> number of games with it
+    unique = np.array([sum(used_by[word] == 1 for word in words) for words in sets], float)
+    if len(games) == 1:
+        return Interval(len(used_by), math.nan, math.nan, 1)
+    half = float(norm.ppf((1 + level) / 2)) * math.sqrt((len(games) - 1) * unique.var())
+    return Interval(len(used_by), len(used_by) - half, len(used_by) + half, len(games))
+
+
+def error_metrics(
+    episodes: Sequence[Episode], rng: np.random.Generator, players: Collection[str] | None = None
+) -> Metrics:
+    """`errors/per_turn`: refused replies per turn, where tries at one turn end with an accepted reply or with the game.
+
+    `errors/aborted`: games ended for too many refused replies in a row, over all games, whoever made them.
+    """
+    refused, turns = [], []
+    for episode in episodes:
+        mine = [turn for turn in episode.turns if _counts(turn, episode, players)]
+        refused.append(sum(bool(turn.error) for turn in mine))
+        # A turn that was never accepted is the last thing that happened in an aborted game.
+        unfinished = bool(mine) and mine[-1] is episode.turns[-1] and bool(mine[-1].error)
+        turns.append(sum(not turn.error for turn in mine) + unfinished)
+    found = {"errors/aborted": rate([episode.outcome.get("how") == "abort" for episode in episodes])}
+    if sum(turns):
+        found["errors/per_turn"] = bootstrap_ratio(refused, turns, rng=rng)
+    return found
+
+
+def spoken(episode: Episode, players: Collection[str] | None = None) -> list[Turn]:
+    """The SPEAK turns of these players (names in `Episode.players`; None: of all), in order."""
+    return [t for t in episode.turns if t.kind == TurnKind.SPEAK and _counts(t, episode, players)]
+
+
+def _counts(turn: Turn, episode: Episode, players: Collection[str] | None) -> bool:
+    return players is None or episode.players[turn.agent] in players
+
+
+# --- Beliefs ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Graded:
+    """What a distribution over candidates is worth once the answer is known.
+
+    `accuracy`: 1 if the truth is the most probable candidate; of k that tie, 1/k. `log_loss`: -log p(truth) in nats.
+    `brier`: sum over candidates of (p - [candidate is true])², from 0 to 2 (Brier 1950).
+    """
+
+    accuracy: float
+    log_loss: float
+    brier: float
+
+
+GRADES = ("accuracy", "log_loss", "brier")
+
+
+def grade(probs: np.ndarray, answer: int) -> Graded:
+    """Grades `probs`, shape (K,), by the index of the true candidate."""
+    best = probs >= probs.max() - 1e-9
+    return Graded(
+        accuracy=float(best[answer] / best.sum()),
+        log_loss=-math.log(max(float(probs[answer]), PROB_FLOOR)),
+        brier=float(np.square(probs).sum() - 2 * probs[answer] + 1),
+    )
+
+
+@dataclass(frozen=True)
+class BeliefTable:
+    """One row for each answered belief question, all columns of shape (N,).
+
+    A discussion is a run of spoken turns without any other between; Deal or No Deal is one discussion. `number` counts
+    the messages of the discussion so far: 0 before the first. `last` marks a listener's last answer to the question in
+    the discussion. `start_log_loss` is its answer at number 0 and `before_log_loss` its answer before this one;
+    `prior_*` grades the exact prior. These are nan where there is no such answer or prior.
+    """
+
+    game: np.ndarray
+    number: np.ndarray
+    last: np.ndarray
+    accuracy: Floats
+    log_loss: Floats
+    brier: Floats
+    start_log_loss: Floats
+    before_log_loss: Floats
+    prior_accuracy: Floats
+    prior_log_loss: Floats
+    prior_brier: Floats
+
+    def __len__(self) -> int:
+        return len(self.game)
+
+    def mean(self, column: str, where: np.ndarray, rng: np.random.Generator) -> Interval | None:
+        """Mean of a column over the rows of a mask, interval over games; None if no row has a value."""
+        values: Floats = getattr(self, column)
+        return self.interval(values, where, rng)
+
+    def interval(self, values: Floats, where: np.ndarray, rng: np.random.Generator) -> Interval | None:
+        """The same for any values of shape (N,), nan where there is none."""
+        where = where & ~np.isnan(values)
+        return bootstrap_mean(values[where], self.game[where], rng=rng) if where.any() else None
+
+
+def belief_table(
+    episodes: Sequence[Episode], roles: Collection[str] | None = None, players: Collection[str] | None = None
+) -> BeliefTable:
+    """Grades every answer of the listeners with these roles and player names (None: all)."""
+    rows: list[tuple[float, ...]] = []
+    for game, episode in enumerate(episodes):
+        starts = _discussion_starts(episode)
+        message_steps = sorted(turn.step for turn in episode.turns if turn.message)
+        answers: dict[tuple[str, int, str], list[Belief]] = {}  # (listener, discussion, question) -> in order of time
+        for belief in sorted(episode.beliefs, key=lambda b: b.step):
+            if (roles is None or belief.role in roles) and (players is None or episode.players[belief.listener] in players):
+                discussion = max(0, bisect_right(starts, belief.step) - 1)
+                answers.setdefault((belief.listener, discussion, belief.question.text), []).append(belief)
+        for (listener, discussion, _), series in answers.items():
+            start_step = starts[discussion] if starts else 0
+            said_before = bisect_right(message_steps, start_step - 1)
+            prior = exact_prior(episode, listener, series[0].question)
+            floor = grade(prior, series[0].question.answer_index) if prior is not None else Graded(math.nan, math.nan, math.nan)
+            start = before = math.nan
+            for i, belief in enumerate(series):
+                number = bisect_right(message_steps, belief.step - 1) - said_before
+                graded = grade(belief.probs, belief.question.answer_index)
+                if number == 0:
+                    start = graded.log_loss
+                rows.append(
+                    (game, number, i == len(series) - 1, graded.accuracy, graded.log_loss, graded.brier, start, before,
+                     floor.accuracy, floor.log_loss, floor.brier)
+                )  # fmt: skip
+                before = graded.log_loss
+    columns = np.array(rows, dtype=np.float64).reshape(len(rows), 11).T
+    return BeliefTable(columns[0].astype(int), columns[1].astype(int), columns[2].astype(bool), *columns[3:])
+
+
+def _discussion_starts(episode: Episode) -> list[int]:
+    """The steps at which discussions begin, ascending."""
+    turns = sorted(episode.turns, key=lambda turn: turn.step)
+    spoke = [turn.kind == TurnKind.SPEAK for turn in turns]
+    return [turn.step for i, turn in enumerate(turns) if spoke[i] and (i == 0 or not spoke[i - 1])]
+
+
+def exact_prior(episode: Episode, listener: str, question: Question) -> np.ndarray | None:
+    """What the rules alone tell `listener` about the answer before any talk, shape (K,); None for games without one.
+
+    Exact for contexts drawn uniformly from all valid ones.
+    """
+    if "counts" not in episode.facts:
+        return None
+    seat = dond_v0.AGENTS.index(listener)
+    game = context(episode)
+    item = next(i for i, name in enumerate(dond_v0.ITEMS) if name.removesuffix("s") in question.text)
+    partner = game.values[1 - seat][item]
+    assert int(question.answer) == partner, (question, game)  # the question is about this item
+    return dond_v0.prior(game.counts, game.values[seat])[item]  # (11,), candidate k is k points
+
+
+def belief_metrics(
+    episodes: Sequence[Episode],
+    rng: np.random.Generator,
+    roles: Collection[str] | None = None,
+    players: Collection[str] | None = None,
+) -> Metrics:
+    """How good the listeners' answers were; roles and player names select listeners (None: all). Intervals over games.
+
+    `belief/accuracy`, `belief/log_loss`, `belief/brier`: all answers; `belief/first_*`: before any message;
+    `belief/last_*`: after the last one that the listener was asked after; `belief/prior_*`: the exact prior on the same
+    questions, the floor. The headline is `belief/gain_over_prior` = prior log-loss minus last log-loss in nats a
+    question, above 0 for a listener that learned something from talk; `belief/gain_over_start` is the same against the
+    listener's own answer before any message.
+    """
+    table = belief_table(episodes, roles, players)
+    everywhere = np.ones(len(table), bool)
+    found: dict[str, Interval | None] = {}
+    for name in GRADES:
+        found[f"belief/{name}"] = table.mean(name, everywhere, rng)
+        found[f"belief/first_{name}"] = table.mean(name, table.number == 0, rng)
+        found[f"belief/last_{name}"] = table.mean(name, table.last, rng)
+        found[f"belief/prior_{name}"] = table.mean(f"prior_{name}", table.last, rng)
+    found["belief/gain_over_prior"] = table.interval(table.prior_log_loss - table.log_loss, table.last, rng)
+    found["belief/gain_over_start"] = table.interval(table.start_log_loss - table.log_loss, table.last, rng)
+    return {name: interval for name, interval in found.items() if interval is not None}
+
+
+def belief_by_message(
+    episodes: Sequence[Episode],
+    rng: np.random.Generator | None = None,
+    roles: Collection[str] | None = None,
+    players: Collection[str] | None = None,
+) -> list[Metrics]:
+    """Entry k: the answers after k messages of the discussion, as `accuracy`, `log_loss`, `brier`, and `prior_*` of each.
+
+    Later entries are made of longer games only, so entries are not to be compared with each other but with the
+    prior of the same entry, or by `gain`: log-loss of the same listener's answer before this one, minus this one's.
+    """
+    rng = rng or np.random.default_rng(0)
+    table = belief_table(episodes, roles, players)
+    entries = []
+    for number in range(int(table.number.max()) + 1 if len(table) else 0):
+        here = table.number == number
+        found = {column: table.mean(column, here, rng) for name in GRADES for column in (name, f"prior_{name}")}
+        found["gain"] = table.interval(table.before_log_loss - table.log_loss, here, rng)
+        entries.append({name: interval for name, interval in found.items() if interval is not None})
+    return entries
+
+
+# --- Speech -----------------------------------------------------------------------------------------------------------
+
+
+def speech_metrics(
+    episodes: Sequence[Episode],
+    rng: np.random.Generator,
+    roles: Collection[str] | None = None,
+    players: Collection[str] | None = None,
+) -> Metrics:
+    """What messages did to the other listeners' belief, by the speaker's role and player name (None: all).
+
+    `speech/belief_change`: change of the probability of the truth across a message, summed over listeners and
+    questions, mean over messages, interval over games. `speech/log_belief_change`: the same of the log-probability.
+    These are the speaking reward's own figures, so an imposter's count negative.
+    """
+    found: Metrics = {}
+    for name, of in (("speech/belief_change", "probability"), ("speech/log_belief_change", "log_probability")):
+        reward = SpeakingReward(of=of)
+        changes, games = [], []
+        for game, episode in enumerate(episodes):
+            if not episode.beliefs:
+                continue
+            for turn, change in zip(episode.turns, reward(episode), strict=True):
+                if turn.message and _counts(turn, episode, players) and (roles is None or turn.role in roles):
+                    changes.append(float(change))
+                    games.append(game)
+        if changes:
+            found[name] = bootstrap_mean(changes, games, rng=rng)
+    return found
+
+
+# --- The evaluation file ----------------------------------------------------------------------------------------------
+
+
+def evaluation_to_json(
+    conditions: Mapping[str, Metrics], by_message: Mapping[str, Sequence[Metrics]] | None = None, **about: Any
+) -> dict[str, Any]:
+    """What `evaluation.json` holds: `{"about": {...}, "conditions": {condition: {metric: {mean, low, high, n}}},
+    "belief_by_message": {condition: [{metric: {mean, low, high, n}}, ...]}}`.
+
+    Conditions are named in the order to show them, `base` and `trained` for example. `about` is whatever
+    the reader should know of the games: game, objective, number of games, seed.
+    """
+    return {
+        "about": about,
+        "conditions": {name: _to_json(found) for name, found in conditions.items()},
+        "belief_by_message": {name: [_to_json(entry) for entry in entries] for name, entries in (by_message or {}).items()},
+    }
+
+
+def conditions_from_json(evaluation: Mapping[str, Any]) -> dict[str, Metrics]:
+    """The metrics of each condition of an `evaluation.json`."""
+    return {
+        name: {metric: Interval.from_json(value) for metric, value in found.items()}
+        for name, found in evaluation["conditions"].items()
+    }
+
+
+def _to_json(found: Mapping[str, Interval]) -> dict[str, dict[str, float | int | None]]:
+    return {name: interval.to_json() for name, interval in found.items()}

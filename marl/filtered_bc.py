@@ -1,0 +1,166 @@
+"""Filtered behaviour cloning (Liao, Tomlin & Klein 2024, Algorithm 1): play yourself, keep what went well, imitate it.
+
+A game gives one record for each seat: its dialogue and its reward. What is kept is fine-tuned on, loss on the seat's own
+turns, refused replies and their corrections left out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from marl.agents import ModelAgent
+from marl.batch import Seat, collate, seats_of
+from marl.errors import UserError
+from marl.losses import Loss
+from marl.monitor import Progress, episode_metrics, speed_metrics
+from marl.policy import Policy
+from marl.rewards import Reward, add_rewards
+from marl.rollout import GAMES, draw_games, pairing, rollout, shuffle_seed
+from marl.types import Episode, Kind, Stream
+from marl.update import UpdateConfig, update
+
+KEEPS = ("above_mean", "nonzero", "all")
+
+
+def keep_records(rewards: np.ndarray, keep: str, drawn: np.ndarray | None = None) -> np.ndarray:
+    """Which records (any shape, bool) to imitate, from their rewards.
+
+    `above_mean`: strictly above the mean of all records. `nonzero`: reward not 0. `drawn` marks records of valid deals in
+    which both sides scored 0: kept as well (the competitive rule).
+    """
+    if keep not in KEEPS:
+        raise UserError(f"algo.keep={keep}: must be one of {', '.join(KEEPS)}")
+    if keep == "above_mean":
+        kept = rewards > rewards.mean()
+    else:
+        kept = rewards != 0 if keep == "nonzero" else np.ones_like(rewards, dtype=bool)
+    return kept if drawn is None else kept | drawn
+
+
+def seat_reward(episode: Episode, agent: str) -> float:
+    """What the game paid this seat in total."""
+    return sum(p.amount for p in episode.payments if p.agent == agent)
+
+
+def select(seats: Sequence[Seat], keep: str, competitive: bool) -> list[Seat]:
+    """The seats whose records are worth imitating."""
+    if not seats:
+        return []
+    rewards = np.array([seat_reward(episode, agent) for episode, agent in seats])
+    drawn = None
+    if competitive:
+        drawn = np.array(
+            [bool(e.outcome.get("deal")) and not any(seat_reward(e, other) for other in e.players) for e, _ in seats]
+        )
+    kept = keep_records(rewards, keep, drawn)
+    return [seat for seat, k in zip(seats, kept, strict=True) if k]
+
+
+@dataclass(frozen=True)
+class _Cut:
+    start: int
+    end: int
+
+
+def without_errors(seat: Seat) -> Seat:
+    """The same seat as if no reply had been refused: the refused replies, their cues and the corrections are cut out.
+
+    A correction is what the seat read between a refused reply and its next one.
+    """
+    episode, agent = seat
+    own = sorted((t for t in episode.turns if t.agent == agent), key=lambda t: t.start)
+    cuts = [_Cut(t.start, n.start) for t, n in zip(own, own[1:], strict=False) if t.error]
+    if not cuts and not (own and own[-1].error):
+        return seat
+    if own[-1].error:
+        cuts.append(_Cut(own[-1].start, len(episode.streams[agent])))
+    stream = episode.streams[agent]
+    kept = np.ones(len(stream), dtype=bool)
+    for cut in cuts:
+        kept[cut.start : cut.end] = False
+    shift = np.cumsum(~kept)
+    short = Stream([t for t, k in zip(stream.tokens, kept, strict=True) if k],
+                   [Kind(x) for x, k in zip(stream.kinds, kept, strict=True) if k])  # fmt: skip
+    turns = tuple(
+        replace(t, start=t.start - int(shift[t.start])) if t.agent == agent else t
+        for t in episode.turns
+        if t.agent != agent or not t.error
+    )
+    beliefs = tuple(
+        replace(b, position=b.position - int(shift[b.position])) if b.listener == agent else b
+        for b in episode.beliefs
+        if b.listener != agent or kept[b.position]
+    )
+    return replace(episode, streams={**episode.streams, agent: short}, turns=turns, beliefs=beliefs), agent
+
+
+@dataclass(frozen=True)
+class FilteredBCConfig:
+    """`games` (K) a round of self-play; `iterations` (N); `keep` (see `keep_records`); `update` is the fine-tuning."""
+
+    iterations: int = 10
+    games: int = 500
+    concurrency: int = 256
+    temperature: float = 1.0
+    max_new_tokens: int = 40
+    context: int = 512
+    keep: str = "above_mean"
+    update: UpdateConfig = field(default_factory=lambda: UpdateConfig(epochs=3, minibatches=8, max_grad_norm=1.0))
+
+    def __post_init__(self) -> None:
+        if self.keep not in KEEPS:
+            raise UserError(f"algo.keep={self.keep}: must be one of {', '.join(KEEPS)}")
+
+
+def train_filtered_bc(
+    policy: Policy,
+    reference: Policy,
+    make_env: Callable[[], Any],
+    rewards: Mapping[str, Reward],
+    losses: Mapping[str, Loss],
+    config: FilteredBCConfig,
+    *,
+    seed: int,
+    optimizer: torch.optim.Optimizer,
+    start: int,
+    after: Callable[[int, dict[str, float], Sequence[Episode]], None],
+    progress: Progress,
+) -> None:
+    """Trains `policy` in place by imitation of its own best games; arguments as in `train_ppo`.
+
+    A round in which nothing is kept changes nothing.
+    """
+    learner = ModelAgent(
+        "learner",
+        policy,
+        slots=2 * config.concurrency,
+        context=config.context,
+        max_new_tokens=config.max_new_tokens,
+        temperature=config.temperature,
+    )
+    competitive = getattr(make_env(), "objective", 0.0) == -1
+    for iteration in range(start, config.iterations):
+        began = time.perf_counter()
+        progress.stage(f"round {iteration + 1}/{config.iterations}: games", config.games)
+        games = draw_games(seed, GAMES, iteration, count=config.games)
+        episodes = rollout(games, pairing(learner), make_env, config.concurrency, progress.advance)
+        played = time.perf_counter()
+
+        episodes = add_rewards(episodes, rewards)
+        seats = seats_of(episodes, {learner.name})
+        kept = [without_errors(seat) for seat in select(seats, config.keep, competitive)]
+        metrics: dict[str, float] = {"filter/kept": len(kept) / len(seats)}
+        metrics |= episode_metrics(episodes, {learner.name})
+        if kept:
+            progress.stage(f"round {iteration + 1}/{config.iterations}: imitation", config.update.epochs * len(kept))
+            batch = collate(kept, {})
+            generator = torch.Generator().manual_seed(shuffle_seed(seed, iteration))
+            metrics |= update(policy, reference, batch, losses, optimizer, config.update, generator, progress.advance)
+            metrics |= speed_metrics(episodes, batch, played - began, time.perf_counter() - played)
+        after(iteration + 1, metrics, episodes)

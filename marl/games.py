@@ -1,0 +1,55 @@
+"""From a game's name to its parts, by convention: `envs/NAME_v0.py` and `marl/scripted/NAME.py`.
+
+The environment's module has `parallel_env` and `COMPACT_TOKENS` (strings that a small tokenizer keeps whole); the
+environment has `facts` and `privileged(agent)`. The scripts' module has `make_player(name, seed, role)` and `DEFAULT`,
+the name of the players that a base corpus is made of.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from marl.agents import Player, TextAgent
+from marl.errors import UserError
+from marl.tokens import Tokens
+
+
+def game_module(game: str) -> ModuleType:
+    """The environment's module."""
+    try:
+        return importlib.import_module(f"envs.{game}_v0")
+    except ModuleNotFoundError as error:
+        raise UserError(f"env.game={game}: there is no game of this name (envs/{game}_v0.py)") from error
+
+
+def scripts_module(game: str) -> ModuleType:
+    """The module of the game's scripted players."""
+    return importlib.import_module(f"marl.scripted.{game}")
+
+
+def env_maker(env: Mapping[str, Any]) -> Callable[[], Any]:
+    """Makes environments from the settings `env.*`. Builds one at once, so that bad settings are refused here."""
+    settings = {k: v for k, v in env.items() if k != "game"}
+    module = game_module(env["game"])
+
+    def make() -> Any:
+        return module.parallel_env(**settings)
+
+    try:
+        make()
+    except (ValueError, TypeError, OSError) as error:
+        raise UserError(f"env.{error}" if str(error).split()[0] in settings else f"env: {error}") from error
+    return make
+
+
+def scripted(game: str, name: str = "", tokens: Tokens | None = None) -> TextAgent:
+    """Scripted players of a game as an agent; with `tokens` it records streams."""
+    module = scripts_module(game)
+
+    def make(seed: int, role: str) -> Player:
+        return module.make_player(name or module.DEFAULT, seed, role)
+
+    return TextAgent("scripted" if not name else name, make, tokens)

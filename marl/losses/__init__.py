@@ -1,0 +1,41 @@
+"""Losses: what a gradient is taken of. One small file each: `(TokenBatch, Outputs) -> values, mask`.
+
+`update.py` averages the values over the mask in the whole minibatch and sums the terms by weight. Adding a term means
+one file here and one line of configuration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from marl.types import TokenBatch
+
+
+@dataclass
+class Outputs:
+    """What one forward pass says about a batch. Index `t` describes token `t`.
+
+    `logprobs`: at reply tokens under the distribution that is sampled from (temperature, legal mask), at observation
+    tokens (only where a loss asks for them) under the plain model; 0 elsewhere. `entropy`: at reply tokens. `values`:
+    at decisions. `beliefs`: log-probabilities of the candidates, -inf at padding.
+    """
+
+    logprobs: Tensor  # (B, T)
+    entropy: Tensor  # (B, T)
+    values: Tensor  # (B, T)
+    beliefs: Tensor  # (N, K)
+    observed: Tensor  # (B, T) log-probabilities of observation tokens
+
+
+class Loss(Protocol):
+    """A named loss term. A weight of 0 means: measured and logged, not trained on."""
+
+    weight: float
+    reads: str  # which part of the outputs it needs: reply, values, beliefs or observed
+
+    def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
+        """Values and a bool mask of the same shape."""
+        ...

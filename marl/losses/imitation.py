@@ -1,0 +1,21 @@
+"""Imitation: cross-entropy on the replies that the batch marks as worth imitating (see filters in filtered_bc.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from marl.losses import Outputs
+from marl.types import TokenBatch
+
+
+@dataclass(frozen=True)
+class ImitationLoss:
+    """-log p(token) at the reply tokens in `batch.imitate`."""
+
+    weight: float = 1.0
+    reads: str = "reply"
+
+    def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
+        return -outputs.logprobs, batch.imitate & batch.reply

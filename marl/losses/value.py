@@ -1,0 +1,21 @@
+"""Squared error of the critic at every decision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from marl.losses import Outputs
+from marl.types import TokenBatch
+
+
+@dataclass(frozen=True)
+class ValueLoss:
+    """(V - return)^2 / 2 at the first token of every reply."""
+
+    weight: float = 0.5
+    reads: str = "values"
+
+    def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
+        return 0.5 * (outputs.values - batch.returns) ** 2, batch.decision

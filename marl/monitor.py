@@ -1,0 +1,66 @@
+"""What is logged of every training iteration, plain means over its episodes and speed; and how progress is told."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from envs.core import TurnKind
+from marl.types import Episode, Kind, TokenBatch
+
+
+class Progress:
+    """What a loop tells its caller as it goes; does nothing by default."""
+
+    def stage(self, name: str, total: int) -> None: ...
+
+    def advance(self, done: int = 1) -> None: ...
+
+
+def episode_metrics(episodes: Sequence[Episode], players: Collection[str]) -> dict[str, float]:
+    """Rewards, game, talk and belief of these players' seats, as means; names as in the evaluation's tables."""
+    own = [(e, a) for e in episodes for a, player in e.players.items() if player in players]
+    turns = [t for e in episodes for t in e.turns if e.players[t.agent] in players]
+    metrics: dict[str, float] = {}
+    for name in sorted({name for t in turns for name in t.rewards}):
+        heard = [t for t in turns if name != "speaking" or t.message]  # of a message, or of a turn
+        metrics[f"reward/{name}"] = _mean([t.rewards[name] for t in heard])
+    metrics["game/score"] = _mean([sum(p.amount for p in e.payments if p.agent == a) for e, a in own])
+    first = episodes[0].outcome
+    if "deal" in first:
+        metrics["game/points"] = _mean([e.outcome["points"][a] for e, a in own])
+        metrics["game/agreement"] = _mean([e.outcome["deal"] for e in episodes])
+        metrics["game/pareto"] = _mean([e.outcome["pareto"] for e in episodes])
+    if "winner" in first:
+        metrics["game/win_rate/crewmates"] = _mean([e.outcome["winner"] == "crewmates" for e in episodes])
+    spoken = [t for t in turns if t.kind == TurnKind.SPEAK]
+    metrics["talk/turns"] = sum(len(e.turns) for e in episodes) / len(episodes)
+    metrics["talk/tokens_per_turn"] = _mean([len(t.reply_ids) for t in spoken])
+    metrics["errors/per_turn"] = _mean([bool(t.error) for t in turns])
+    beliefs = [b for e in episodes for b in e.beliefs if e.players[b.listener] in players]
+    if beliefs:
+        metrics["belief/accuracy"] = _mean([int(b.probs.argmax()) == b.question.answer_index for b in beliefs])
+        metrics["belief/log_loss"] = _mean([-np.log(max(b.truth, 1e-12)) for b in beliefs])
+        metrics["belief/brier"] = _mean(
+            [float(((b.probs - np.eye(len(b.probs))[b.question.answer_index]) ** 2).sum()) for b in beliefs]
+        )
+    return metrics
+
+
+def speed_metrics(episodes: Sequence[Episode], batch: TokenBatch, rollout_s: float, update_s: float) -> dict[str, float]:
+    """Clock-dependent figures; tokens of all streams made, and of the rows learned from."""
+    made = sum(len(s) for e in episodes for s in e.streams.values())
+    learned = int((batch.kind != Kind.PAD).sum())
+    return {
+        "speed/tokens_per_second": made / rollout_s,
+        "speed/games_per_second": len(episodes) / (rollout_s + update_s),
+        "speed/rollout_games_per_second": len(episodes) / rollout_s,
+        "speed/update_tokens_per_second": learned / update_s,
+        "time/rollout": rollout_s,
+        "time/update": update_s,
+    }
+
+
+def _mean(values: Sequence[float] | Sequence[bool] | Sequence[int]) -> float:
+    return float(np.mean(values)) if len(values) else 0.0

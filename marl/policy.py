@@ -1,0 +1,145 @@
+"""A causal language model of `transformers` with a value head. What it leaves out: caches (engine.py), losses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from marl.errors import UserError
+from marl.tokens import Tokens
+
+
+class Policy(nn.Module):
+    """Language model + value head.
+
+    The critic reads the hidden state before a reply's first token. A privileged critic (`privileged_size` > 0) also
+    reads a vector of hidden facts; the language model never does.
+    """
+
+    def __init__(self, lm: PreTrainedModel, tokens: Tokens, privileged_size: int = 0) -> None:
+        super().__init__()
+        self.lm = lm
+        self.tokens = tokens
+        width = lm.config.get_text_config().hidden_size
+        self.privileged_size = privileged_size
+        self.value_head = nn.Sequential(nn.Linear(width + privileged_size, width), nn.Tanh(), nn.Linear(width, 1))
+        nn.init.zeros_(self.value_head[2].weight)
+        nn.init.zeros_(self.value_head[2].bias)
+        size = lm.get_output_embeddings().weight.shape[0]
+        mask = torch.zeros(size)
+        mask[tokens.size :] = -torch.inf  # rows that only pad the embedding
+        mask[tokens.unspeakable] = -torch.inf
+        self.register_buffer("speech_mask", mask, persistent=False)
+
+    @property
+    def device(self) -> torch.device:
+        return self.lm.device
+
+    @property
+    def context(self) -> int:
+        """The longest stream that the model can read, in tokens."""
+        config = self.lm.config.get_text_config()
+        return int(getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", 1 << 30))
+
+    def hidden(self, tokens: Tensor, **kwargs: object) -> Tensor:
+        """Last hidden states (B, T, D) of tokens (B, T). Rows are padded on the right, so causality is mask enough."""
+        return self.lm.base_model(input_ids=tokens, **kwargs).last_hidden_state
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Next-token logits (..., V) of hidden states (..., D), in float32."""
+        return self.lm.get_output_embeddings()(hidden).float()
+
+    def speech_logits(self, logits: Tensor, temperature: float) -> Tensor:
+        """The distribution that speech is sampled from: control tokens are never said."""
+        return logits / temperature + self.speech_mask
+
+    def value(self, hidden: Tensor, privileged: Tensor) -> Tensor:
+        """State values (...) of hidden states (..., D) and hidden facts (..., F)."""
+        features = torch.cat([hidden.float(), privileged], -1) if self.privileged_size else hidden.float()
+        return self.value_head(features).squeeze(-1)
+
+
+def choice_logits(logits: Tensor, legal: Tensor, temperature: float) -> Tensor:
+    """The distribution that a choice is sampled from: (M, V) logits, legal ids (M, O) padded with -1."""
+    mask = torch.full_like(logits, -torch.inf)
+    # Padding repeats the first legal id, which changes nothing.
+    mask.scatter_(1, torch.where(legal >= 0, legal, legal[:, :1]), 0.0)
+    return logits / temperature + mask
+
+
+def tiny_lm(
+    vocab_size: int,
+    *,
+    hidden_size: int = 128,
+    layers: int = 4,
+    heads: int = 4,
+    kv_heads: int = 1,
+    intermediate_size: int = 384,
+    context: int = 512,
+    generator_seed: int = 0,
+) -> LlamaForCausalLM:
+    """A Llama of about one million parameters, freshly initialised from its own seed."""
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=context,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(generator_seed)
+        return LlamaForCausalLM(config)
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a local folder or hub name."""
+    folder = Path(name)
+    if folder.is_dir() and not any((folder / f).exists() for f in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        raise UserError(f"model.name={name}: the folder has no tokenizer (tokenizer.json); save one beside the weights")
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise UserError(f"model.name={name}: no tokenizer can be loaded from it: {_first_line(error)}") from error
+
+
+def load_lm(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """Any causal language model of `transformers`, from a local folder or hub name; weights as safetensors only."""
+    try:
+        config = AutoConfig.from_pretrained(name)
+        lm = AutoModelForCausalLM.from_pretrained(name, config=config, dtype=dtype, use_safetensors=True)
+    except (OSError, ValueError) as error:
+        raise UserError(f"model.name={name}: no causal language model can be loaded: {_first_line(error)}") from error
+    _check_head(lm, name)
+    return lm
+
+
+def _check_head(lm: PreTrainedModel, name: str) -> None:
+    """Some models bend their logits after the last layer (soft caps, scales); we read them off the layer itself."""
+    lm.eval()
+    ids = torch.arange(min(8, lm.config.get_text_config().vocab_size))[None]
+    with torch.no_grad():
+        whole = lm(input_ids=ids).logits.float()
+        ours = lm.get_output_embeddings()(lm.base_model(input_ids=ids).last_hidden_state).float()
+    if not torch.allclose(whole, ours, atol=1e-3, rtol=1e-3):
+        raise UserError(f"model.name={name}: {type(lm).__name__} changes its logits after the output layer: not supported")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

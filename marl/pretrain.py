@@ -1,0 +1,323 @@
+"""The base model: a small language model that knows the game's language, before any reinforcement.
+
+Trained once on dialogues of scripted players (or of people) and cached by a hash of everything that made it. A model of
+`transformers` is its own base. What this leaves out: rewards. The base imitates, models the world and listens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from envs.core import TurnKind
+from marl.agents import Player, TextAgent, beliefs_of
+from marl.batch import Seat, collate, seats_of
+from marl.checkpoint import load_policy, read_card, save_policy
+from marl.errors import UserError
+from marl.games import env_maker, game_module, scripted, scripts_module
+from marl.human_dond import Step, read_split, replay_all
+from marl.losses import Loss
+from marl.losses.imitation import ImitationLoss
+from marl.losses.listening import ListeningLoss
+from marl.losses.world_model import WorldModelLoss
+from marl.policy import Policy, load_lm, load_tokenizer, tiny_lm
+from marl.rollout import Game, draw_games, rollout
+from marl.tokens import Tokens, View, train_tokenizer
+from marl.types import Episode, Kind, Turn
+from marl.update import UpdateConfig, forward, micro_batches, update
+
+FORMAT = 1  # raised when the same settings would make another base
+CORPUS, TOKENIZER, HELD_OUT = 101, 102, 103  # named places of the seed
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """`kind` tiny (trained here from scratch) or hf (`name`: a local folder or hub name)."""
+
+    kind: str = "tiny"
+    name: str = ""
+    vocab_size: int = 1024
+    hidden_size: int = 128
+    layers: int = 4
+    heads: int = 4
+    kv_heads: int = 1
+    intermediate_size: int = 384
+    context: int = 512
+
+
+@dataclass(frozen=True)
+class BaseConfig:
+    """What the base is trained on, and how.
+
+    `data`: `scripted`, `human` (needs data.dond), or `none`. `games`: scripted games. `epochs`: passes over human data.
+    `vary`: game settings that change from game to game, so that one base serves them all (the objective, which neither
+    scripts nor the human data know).
+    """
+
+    data: str = "scripted"
+    games: int = 8000
+    epochs: int = 8
+    rows: int = 64  # in one step
+    learning_rate: float = 3e-3
+    warmup: float = 0.05
+    weight_decay: float = 0.01
+    bf16: bool = False
+    seed: int = 0
+    vary: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    imitation: float = 1.0
+    world_model: float = 0.1
+    listening: float = 0.5
+
+    def losses(self) -> dict[str, Loss]:
+        terms: dict[str, Loss] = {
+            "imitation": ImitationLoss(self.imitation),
+            "world_model": WorldModelLoss(self.world_model),
+            "listening": ListeningLoss(self.listening),
+        }
+        return terms
+
+
+@dataclass
+class _Sink:
+    """A player that notes every text it reads or says."""
+
+    player: Player
+    texts: list[str] = field(default_factory=list)
+
+    def observe(self, text: str) -> None:
+        self.texts.append(text)
+        self.player.observe(text)
+
+    def reply(self, text: str, options: Sequence[str] = ()) -> str:
+        said = self.player.reply(text, options)
+        self.texts.extend((text, said, *options))
+        return said
+
+
+def base_policy(
+    model: ModelConfig,
+    base: BaseConfig,
+    env: Mapping[str, Any],
+    *,
+    cache: Path,
+    human_data: str | None = None,
+    privileged_size: int = 0,
+    device: torch.device | str = "cpu",
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    report: Callable[[str], None] = print,
+) -> tuple[Policy, Path | None]:
+    """The base, from the cache where it is there, and its folder (None for an untouched `transformers` model)."""
+    if model.kind == "hf" and base.data == "none":
+        lm, tokenizer = load_lm(model.name), load_tokenizer(model.name)
+        return Policy(lm, Tokens(tokenizer), privileged_size).to(device).eval(), None
+    if base.data == "human" and not human_data:
+        raise UserError(
+            "base.data=human needs the human dialogues: give their folder as data.dond=DIR (files data.txt, val.txt, "
+            "test.txt of facebookresearch/end-to-end-negotiator, src/data/negotiate)"
+        )
+    made_of = {
+        "format": FORMAT,
+        "model": asdict(model),
+        "base": asdict(base),
+        "env": {k: v for k, v in env.items() if k not in base.vary},
+        "human_data": _digest(Path(human_data)) if base.data == "human" and human_data else None,
+    }
+    digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:12]
+    folder = cache / f"{env['game']}-{base.data}-{digest}"
+    if not folder.exists():
+        report(f"training the base model on {base.data} dialogues (once; kept in {folder})")
+        policy, figures = _train(model, base, env, human_data, device, progress)
+        save_policy(folder, policy, {"made_of": made_of, "figures": figures, "game": env["game"]})
+    figures = read_card(folder)["figures"]
+    report("base model: " + ", ".join(f"{name} {value:.3g}" for name, value in figures.items()))
+    return load_policy(folder, device, privileged_size), folder
+
+
+def _train(
+    model: ModelConfig,
+    base: BaseConfig,
+    env: Mapping[str, Any],
+    human_data: str | None,
+    device: torch.device | str,
+    progress: Callable[[str, int, int], None],
+) -> tuple[Policy, dict[str, float]]:
+    games, game = variants(env, base.vary), env["game"]
+    human: dict[str, Recorded] = {}
+    if base.data == "human":
+        assert human_data is not None
+        human = {split: recorded(human_data, split, games) for split in ("train", "val")}
+    if model.kind == "tiny":
+        texts = human["train"].texts if human else scripted_texts(game, games, base.seed)
+        tokens = Tokens(train_tokenizer(texts, game_module(game).COMPACT_TOKENS, model.vocab_size))
+        shape = {k: getattr(model, k) for k in ("hidden_size", "layers", "heads", "kv_heads", "intermediate_size", "context")}
+        lm: PreTrainedModel = tiny_lm(tokens.size, **shape, generator_seed=base.seed)
+    else:
+        lm, tokens = load_lm(model.name), Tokens(load_tokenizer(model.name))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(base.seed)
+        policy = Policy(lm, tokens).to(device)
+    if human:
+        train = human["train"].seats(tokens)
+        held_out = human["val"].seats(tokens)
+        steps = base.epochs * math.ceil(len(train) / base.rows)
+        draw = _epochs(train, base.rows, base.seed)
+    else:
+        held_out = scripted_seats(game, games[0], tokens, draw_games(base.seed, HELD_OUT, count=256))
+        steps = math.ceil(2 * base.games / base.rows)
+        draw = _fresh(game, games, tokens, base)
+    fit(policy, draw, steps, base, lambda done: progress("base", done, steps))
+    return policy, held_out_figures(policy, held_out)
+
+
+def variants(env: Mapping[str, Any], vary: Mapping[str, Sequence[Any]]) -> list[Callable[[], Any]]:
+    """Makers of the environment under every combination of the varied settings."""
+    combinations = itertools.product(*([(name, value) for value in values] for name, values in vary.items()))
+    return [env_maker({**env, **dict(settings)}) for settings in combinations]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Human dialogues replayed in the game: what each view reads and replies."""
+
+    steps: list[list[Step]]
+
+    @property
+    def texts(self) -> list[str]:
+        return [step[1] for steps in self.steps for step in steps]
+
+    def seats(self, tokens: Tokens) -> list[Seat]:
+        """One row a view. A view is an episode of which only one seat is known."""
+        return [_seat(steps, tokens, index) for index, steps in enumerate(self.steps)]
+
+
+def recorded(folder: str, split: str, games: Sequence[Callable[[], Any]]) -> Recorded:
+    """The usable views of a split, played again in the game's variants in turn; the others are left out."""
+    environments = [make() for make in games]
+    views = read_split(folder, split).usable
+    steps = []
+    for i, view in enumerate(views):
+        replayed, _ = replay_all([view], environments[i % len(environments)])
+        steps += replayed
+    return Recorded(steps)
+
+
+def _seat(steps: Sequence[Step], tokens: Tokens, index: int) -> Seat:
+    view, turns = View(tokens), []
+    for number, step in enumerate(steps):
+        if step[0] == "observe":
+            view.observe(step[1], step[2], number)
+        else:
+            view.cue()
+            ids = tuple(tokens.encode(step[1]))
+            start = view.reply(ids, Kind.SPEECH)
+            turns.append(Turn("you", "negotiator", number, TurnKind.SPEAK, step[1], ids, start, (0.0,) * len(ids)))
+    uniform = [np.full(len(a.candidate_ids), 1 / len(a.candidate_ids)) for a in view.asked]
+    beliefs = beliefs_of("you", "negotiator", view.asked, uniform)
+    episode = Episode(
+        seed=index, players={"you": "human"}, roles={"you": "negotiator"}, streams={"you": view.stream},
+        turns=tuple(turns), beliefs=tuple(beliefs), payments=(), outcome={}, steps=len(steps),
+    )  # fmt: skip
+    return episode, "you"
+
+
+def fit(
+    policy: Policy, draw: Iterator[list[Seat]], steps: int, base: BaseConfig, progress: Callable[[int], None]
+) -> None:
+    """Supervised steps with AdamW, a warm-up and a cosine to a tenth of the learning rate."""
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=base.learning_rate, weight_decay=base.weight_decay, betas=(0.9, 0.95))
+    config = UpdateConfig(minibatches=1, max_grad_norm=1.0, bf16=base.bf16)
+    losses = base.losses()
+    for step in range(steps):
+        part = step / max(steps, 1)
+        scale = min(1.0, (step + 1) / max(base.warmup * steps, 1)) * (0.55 + 0.45 * math.cos(math.pi * part))
+        optimizer.param_groups[0]["lr"] = base.learning_rate * scale
+        update(policy, None, collate(next(draw), {}), losses, optimizer, config, torch.Generator().manual_seed(step))
+        progress(step + 1)
+
+
+def scripted_texts(game: str, variants: Sequence[Callable[[], Any]], seed: int, games: int = 800) -> list[str]:
+    """Everything that is read and said in scripted games, for a tokenizer."""
+    module, sinks = scripts_module(game), []
+
+    def make(player_seed: int, role: str) -> Player:
+        sinks.append(_Sink(module.make_player(module.DEFAULT, player_seed, role)))
+        return sinks[-1]
+
+    agent = TextAgent("scripted", make)
+    for number, make_env in enumerate(variants):
+        drawn = draw_games(seed, TOKENIZER, number, count=games // len(variants))
+        rollout(drawn, lambda g, e: dict.fromkeys(e.possible_agents, agent), make_env, 64)
+    return [text for sink in sinks for text in sink.texts]
+
+
+def scripted_seats(game: str, make_env: Callable[[], Any], tokens: Tokens, games: Sequence[Game]) -> list[Seat]:
+    """Scripted games as a language model would have met them, one row a seat."""
+    agent = scripted(game, tokens=tokens)
+    episodes = rollout(games, lambda g, e: dict.fromkeys(e.possible_agents, agent), make_env, 64)
+    return seats_of(episodes, {agent.name})
+
+
+def _fresh(game: str, variants: Sequence[Callable[[], Any]], tokens: Tokens, base: BaseConfig) -> Iterator[list[Seat]]:
+    step = 0
+    left: list[Seat] = []
+    while True:
+        while len(left) < base.rows:
+            games = draw_games(base.seed, CORPUS, step, count=base.rows)
+            left += scripted_seats(game, variants[step % len(variants)], tokens, games)
+            step += 1
+        yield left[: base.rows]
+        left = left[base.rows :]
+
+
+def _epochs(seats: Sequence[Seat], rows: int, seed: int) -> Iterator[list[Seat]]:
+    epoch = 0
+    while True:
+        order = np.random.default_rng([seed, CORPUS, epoch]).permutation(len(seats))
+        for i in range(0, len(order), rows):
+            yield [seats[j] for j in order[i : i + rows]]
+        epoch += 1
+
+
+@torch.no_grad()
+def held_out_figures(policy: Policy, seats: Sequence[Seat]) -> dict[str, float]:
+    """Perplexity per token and per word of replies, and the belief's log-loss before and after all messages."""
+    nats = tokens = words = 0.0
+    first: list[float] = []
+    last: list[float] = []
+    batch = collate(seats, {})
+    for rows in micro_batches(batch, torch.arange(batch.shape[0]), 16384):
+        part = batch.select(rows).to(policy.device)
+        out = forward(policy, part, 1.0, {"reply": False, "beliefs": False})
+        mask = part.reply & part.imitate
+        nats -= float(out.logprobs[mask].sum())
+        tokens += int(mask.sum())
+        truth = -out.beliefs.gather(1, part.answer[:, None])[:, 0]
+        for row in range(len(rows)):
+            asked = truth[part.row == row]
+            if len(asked):
+                questions = len({b.question.text for b in seats[int(rows[row])][0].beliefs})
+                first.append(float(asked[:questions].mean()))
+                last.append(float(asked[-questions:].mean()))
+    for episode, agent in seats:
+        own = [t for t in episode.turns if t.agent == agent and not t.error and t.kind == TurnKind.SPEAK]
+        words += sum(len(t.text.split()) for t in own)
+    return {
+        "perplexity_per_token": math.exp(nats / max(tokens, 1)),
+        "perplexity_per_word": math.exp(nats / max(words, 1)),
+        "belief_log_loss_first": float(np.mean(first)) if first else 0.0,
+        "belief_log_loss_last": float(np.mean(last)) if last else 0.0,
+    }
+
+
+def _digest(folder: Path) -> dict[str, str]:
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest()[:16] for p in sorted(folder.glob("*.txt"))}

@@ -1,0 +1,94 @@
+"""A run's folder: its identity, its lock, its card.
+
+The folder's name follows from the configuration, so that the same command finds its own run again, and another
+configuration never writes into it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from marl.checkpoint import write_json
+from marl.errors import UserError
+
+CARD = "run.json"
+CONFIG = "config.yaml"
+
+
+def read_run_card(folder: Path) -> dict[str, Any] | None:
+    """The run card of a finished run, None where there is none yet."""
+    path = folder / CARD
+    return dict(json.loads(path.read_text())) if path.exists() else None
+
+
+@contextmanager
+def claim(folder: Path, config_yaml: str) -> Iterator[None]:
+    """Makes the folder and holds its lock, so that no two processes write into it; the lock ends with the process."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise UserError(f"runs={folder.parent}: the output folder cannot be written ({error.strerror}); name another") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UserError(f"{folder} is being written by another process: wait for it, or change the configuration") from error
+        path = folder / CONFIG
+        if path.exists() and path.read_text() != config_yaml:
+            raise UserError(f"{path} was edited: the folder's name says which configuration made it; restore or remove it")
+        path.write_text(config_yaml)
+        yield
+
+
+def run_card(folder: Path, config_hash: str, seed: int, **facts: Any) -> dict[str, Any]:
+    """Writes `run.json`: what made the run, on what, and its final figures."""
+    card = {
+        "run": folder.name,
+        "config_hash": config_hash,
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "git_commit": git_commit(),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("torch", "transformers", "pettingzoo", "numpy", "hydra-core")},
+        },
+        "hardware": hardware(),
+        "seed": seed,
+        **facts,
+    }
+    write_json(folder / CARD, card)
+    return card
+
+
+def git_commit() -> str:
+    """The commit of the code, with `+` where files differ from it; `unknown` outside a checkout."""
+    root = Path(__file__).resolve().parent.parent
+    try:
+        commit = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=root, capture_output=True, text=True, check=True)
+        changed = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=root, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return commit.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
+def hardware() -> dict[str, Any]:
+    """What the run ran on."""
+    info: Mapping[str, Any] = {
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+    return dict(info)

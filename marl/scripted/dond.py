@@ -1,0 +1,611 @@
+"""Scripted negotiators for Deal or No Deal, and the small grammar that they speak and understand.
+
+Read downward: what a message means (`understand`), how a meaning is put into words (`say_split`, `say_value`), how
+much a player gives and tells (`Temperament`), and one seat of one game (`Negotiator`). A negotiator weighs its
+partner's possible values by what it hears, asks for a split that leaves its partner much among those that it would
+accept itself, and ends with the claim that the talk arrived at. Mistakes are part of it: models that start from these
+games must have room to improve. Left out: planning, deception beyond a misstated value, and memory across games. The
+objective is not read: how much a negotiator cares for its partner is its temperament's `care`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from envs.core import END, TurnKind
+from envs.dond_v0 import (
+    MAX_POINTS,
+    MESSAGE,
+    PROPOSE,
+    DealOrNoDeal,
+    Triple,
+    allocations,
+    parse_heard,
+    parse_prompt,
+    partner_values,
+    proposal_text,
+    rest,
+)
+
+NOUNS = (("book", "books"), ("hat", "hats"), ("ball", "balls"))
+
+# --------------------------------------------------------------------------------------------------------------------
+# What a message means
+
+ITEM_OF = {noun: item for item, nouns in enumerate(NOUNS) for noun in nouns} | {"basketball": 2, "basketballs": 2}
+NUMBER_OF = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8}
+NUMBER_OF |= {"nine": 9, "ten": 10, "zero": 0, "nothing": 0}
+SPEAKER_WORDS = {"i", "i'll", "i'd", "i'm", "ill", "id", "im", "me", "my", "mine", "gimme"}
+ORDERS = {"take", "keep"}  # "take the hats" offers them, unless a pronoun stands before
+LISTENER_WORDS = {"you", "you'll", "you'd", "your", "yours", "u", *ORDERS}
+REST_WORDS = {"rest", "everything", "others", "remaining", "remainder"}
+NEGATIONS = {"can't", "cant", "cannot", "not", "won't", "wont", "don't", "dont", "doesn't", "never"}
+COUNT_FILLERS = {"of", "the", "those", "these", "your", "my", "more"}
+YES = {"deal", "ok", "okay", "sure", "yes", "yeah", "yep", "agreed", "agree", "fine", "great", "good", "works"}
+YES |= {"perfect", "accept", "done"}
+NO = NEGATIONS | {"no", "nope", "nah", "sorry", "unfair", "enough"}
+
+_ITEM = r"(books?|hats?|(?:basket)?balls?)"
+_NUMBER = r"(\d+|one|two|three|four|five|six|seven|eight|nine|ten|zero|nothing)"
+_TO_ME = r"(?: points?)?(?: each)?(?: (?:to|for) me)?"
+# "balls at 3", "hats are worth nothing to me"
+_WORTH = re.compile(rf"\b{_ITEM} (?:at|(?:(?:is|are) )?worth(?: only| about)?) {_NUMBER}\b(?! to you){_TO_ME}")
+_POINTS = re.compile(rf"\b{_NUMBER} points? (?:for|per|from) (?:a |each |the |my )?{_ITEM}\b")
+_ZERO = (
+    re.compile(rf"\b{_ITEM} (?:has|have|are|is|mean) (?:no (?:value|use|worth)|useless|worthless|nothing)\b{_TO_ME}"),
+    re.compile(rf"\bi (?:don't|do not|dont) (?:really )?(?:need|want|care for|care about) (?:any |the |a )?{_ITEM}\b"),
+    re.compile(rf"\b(?:no|little) (?:use|need|points|value) (?:for|in|from) (?:any |the |a )?{_ITEM}\b"),
+)
+_TOKEN = re.compile(r"[a-z][a-z']*|\d+|[,.?!;:]")
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What `understand` found in a message.
+
+    `share`: how many books, hats and balls the speaker would get, None where no split was named. `values`: the
+    speaker's values that were stated, None for the others. `asks`: a question about what the listener wants or values.
+    """
+
+    share: Triple | None
+    values: tuple[int | None, int | None, int | None]
+    accepts: bool
+    rejects: bool
+    asks: bool
+
+
+def understand(message: str, counts: Triple, table: Triple | None = None) -> Heard:
+    """Reads any text; what it does not know it skips.
+
+    The last pronoun before an item says who gets it, "for me" or "to you" behind it overrules. Triple that are not
+    mentioned go to the other side of the one mentioned; when both sides are, they stay as they are in `table` (the
+    speaker's share so far) or go to the listener. A plural without a number means all of them.
+    """
+    text = " ".join(message.lower().replace("’", "'").split())
+    values: list[int | None] = [None, None, None]
+    text = _take_values(text, values)
+    tokens = _TOKEN.findall(text)
+    words = set(tokens)
+    share = _read_split(tokens, counts, table)
+    question = "?" in words
+    rejects = bool(words & NO)
+    accepts = bool(words & YES) and not rejects and not question
+    asks = question and "you" in words and share is None
+    return Heard(share, (values[0], values[1], values[2]), accepts, rejects, asks)
+
+
+def _take_values(text: str, values: list[int | None]) -> str:
+    """Writes the values that `text` states into `values`, and returns the text without those clauses."""
+
+    def worth(match: re.Match[str]) -> str:
+        values[ITEM_OF[match[1]]] = _number(match[2])
+        return "."
+
+    def points(match: re.Match[str]) -> str:
+        values[ITEM_OF[match[2]]] = _number(match[1])
+        return "."
+
+    def zero(match: re.Match[str]) -> str:
+        values[ITEM_OF[match[1]]] = 0
+        return "."
+
+    text = _POINTS.sub(points, _WORTH.sub(worth, text))
+    for pattern in _ZERO:
+        text = pattern.sub(zero, text)
+    return text
+
+
+def _number(word: str) -> int:
+    # A long run of digits is nobody's count or value, and int() has a limit on its length.
+    return min(int(word[:4]), 99) if word[0].isdigit() else NUMBER_OF[word]
+
+
+def _read_split(tokens: list[str], counts: Triple, table: Triple | None) -> Triple | None:
+    """The speaker's share as `understand` describes it, or None."""
+    mentions: list[list[Any]] = []  # [item or None for the rest, count, speaker gets it (None: not said)]
+    speaker: bool | None = None  # who the last pronoun points to
+    number: int | None = None
+    negated = False
+    asking = False  # inside "what ..." or "which ..."
+    for position, token in enumerate(tokens):
+        before = tokens[position - 1] if position else ""
+        if token in ",.?!;:":
+            if token != "," or negated:  # a refusal says nothing of the items after it
+                speaker, asking = None, False
+            number, negated = None, False
+        elif token in ("what", "which", "who", "whatever"):
+            asking = True
+        elif token in NEGATIONS:
+            negated = True
+        elif token in SPEAKER_WORDS or token in LISTENER_WORDS:
+            named = token in SPEAKER_WORDS
+            if before in ("for", "to") and mentions and any(map(_is_item, tokens[max(position - 3, 0) : position - 1])):
+                unassigned = [mention for mention in mentions if mention[2] is None] or mentions[-1:]
+                for mention in unassigned:
+                    mention[2] = named
+                speaker = None
+            elif token in ORDERS:
+                speaker = False if speaker is None else speaker
+            else:
+                speaker = named
+                negated = negated and token not in ("i", "i'll", "i'd")
+            if token not in COUNT_FILLERS:
+                number = None
+        elif token.isdigit() or token in NUMBER_OF:
+            number = _number(token)
+        elif token in ("both", "all"):
+            number = 99
+        elif token == "no":
+            number = 0 if position + 1 < len(tokens) and tokens[position + 1] in ITEM_OF else None
+        elif token in ITEM_OF:
+            item = ITEM_OF[token]
+            if number is None:
+                number = 99 if token.endswith("s") else 1
+            if not (negated or asking):
+                mentions.append([item, min(number, counts[item]), speaker])
+            number = None
+        elif token == "each" and number is not None:
+            if not (negated or asking):
+                mentions.extend([item, min(number, counts[item]), speaker] for item in range(3))
+            number = None
+        elif token in REST_WORDS:
+            if not (negated or asking):
+                mentions.append([None, 0, speaker])
+            number = None
+        elif token not in COUNT_FILLERS:
+            number = None
+    return _resolve(mentions, counts, table)
+
+
+def _is_item(token: str) -> bool:
+    return token in ITEM_OF or token in REST_WORDS or token in ("each", "else")
+
+
+def _resolve(mentions: list[list[Any]], counts: Triple, table: Triple | None) -> Triple | None:
+    if not mentions:
+        return None
+    share: list[int | None] = [None, None, None]
+    rest: bool | None = None  # the speaker gets the rest
+    sides = set()
+    for item, number, speaker in mentions:
+        mine = speaker is not False  # an item named without a word on who gets it is asked for
+        sides.add(mine)
+        if item is None:
+            rest = mine
+        else:
+            share[item] = number if mine else counts[item] - number
+    if rest is None and len(sides) == 1:
+        rest = sides == {False}
+    filled = []
+    for item, number in enumerate(share):
+        if number is not None:
+            filled.append(number)
+        elif rest is not None:
+            filled.append(counts[item] if rest else 0)
+        else:
+            filled.append(table[item] if table is not None else 0)
+    return filled[0], filled[1], filled[2]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# How a meaning is put into words. {mine} and {theirs} are lists of items from the speaker's side.
+
+ASK = (
+    "i want {mine}", "i need {mine}", "i would like {mine}", "i'd like {mine}", "can i have {mine} ?",
+    "could i get {mine} ?", "give me {mine}", "i'll take {mine}", "i will take {mine}", "how about i get {mine} ?",
+    "let me have {mine}", "i get {mine}", "i really need {mine}",
+)  # fmt: skip
+ASK_REST = (
+    "i want {mine} , you can have the rest", "i'll take {mine} and you get the rest",
+    "i need {mine} , you can take everything else", "can i have {mine} and you keep the rest ?",
+    "i get {mine} , the rest is for you",
+)  # fmt: skip
+OFFER = (
+    "you can have {theirs}", "you get {theirs}", "you can keep {theirs}", "i can give you {theirs}",
+    "i will give you {theirs}", "take {theirs}", "how about you take {theirs} ?",
+)  # fmt: skip
+OFFER_REST = (
+    "you can have {theirs} , i keep the rest", "you take {theirs} and i get the rest",
+    "i'll give you {theirs} if i can have the rest", "{theirs} for you and the rest for me",
+)  # fmt: skip
+BOTH = (
+    "i get {mine} and you get {theirs}", "you take {theirs} and i take {mine}", "{mine} for me , {theirs} for you",
+    "you can have {theirs} if i get {mine}", "i'll trade you {theirs} , give me {mine}",
+)  # fmt: skip
+TERSE = ("{mine}", "{mine} for me", "me {mine}", "{mine} please")
+ACCEPT = (
+    "deal", "ok deal", "ok", "sure , deal", "sounds good", "yes , deal", "okay that works", "that works", "agreed",
+    "great , deal", "yes i can do that", "fine with me",
+)  # fmt: skip
+ACCEPT_AGAIN = ("deal , i get {mine}", "ok , you get {theirs}", "ok deal , i take {mine}", "yes , {mine} for me")
+REJECT = ("no ,", "sorry ,", "no deal ,", "i can't do that ,", "not enough ,", "no thanks ,", "nope ,", "hmm no ,")
+QUESTION = ("what do you want ?", "what do you need ?", "which items do you want ?", "hi , what would you like ?")
+ASK_VALUES = ("what about you ?", "what are they worth to you ?", "what do you value ?", "and to you ?")
+ZERO = (
+    "{item} are worth nothing to me", "i don't need {item}", "{item} have no value for me", "i have no use for {item}",
+    "{item} are worth 0 to me", "i get no points for {item}",
+)  # fmt: skip
+WORTH = (
+    "i value {item} at {value}", "{item} are worth {value} to me", "{item} are worth {value} each",
+    "i get {value} points for each {one}", "my {item} are worth {value}",
+)  # fmt: skip
+ALL_VALUES = (
+    "i value books at {0} , hats at {1} and balls at {2}", "books are worth {0} , hats worth {1} , balls worth {2}",
+)  # fmt: skip
+SMALL_TALK = ("hi ,", "hello ,", "well ,", "hmm ,", "ok so")
+
+
+def say_items(share: Sequence[int], counts: Triple, rng: Random) -> str:
+    """A list of items, such as "the hats and 1 book". `share` is at least one item."""
+    parts = []
+    for item in rng.sample(range(3), 3):
+        number, (one, many) = share[item], NOUNS[item]
+        if number == 0:
+            continue
+        if number == counts[item]:
+            several = (f"the {many}", f"all the {many}", f"{number} {many}")
+            parts.append(rng.choice((f"the {one}", f"1 {one}") if number == 1 else several))
+        else:
+            parts.append(f"{number} {one if number == 1 else many}")
+    assert parts, (share, counts)
+    return parts[0] if len(parts) == 1 else " , ".join(parts[:-1]) + " and " + parts[-1]
+
+
+def say_split(mine: Triple, counts: Triple, rng: Random, *, terse: bool = False, templates: Sequence[str] = ()) -> str:
+    """A sentence by which the speaker gets `mine` and the listener the rest; `understand` reads it back.
+
+    Without `templates`, a form is drawn that suits the split; `terse` prefers the shortest ones.
+    """
+    theirs = rest(mine, counts)
+    if not any(mine):
+        return "you can have everything"
+    if not any(theirs):
+        return rng.choice(("i want everything", "i need everything", "i get everything"))
+    if not templates:
+        if terse:
+            templates = TERSE
+        else:
+            few_kinds = sum(map(bool, mine)) - sum(map(bool, theirs))  # name the shorter list
+            forms = (ASK, ASK_REST, OFFER, OFFER_REST, BOTH)
+            weights = (5, 2, 1, 1, 2) if few_kinds <= 0 else (2, 1, 3, 2, 2)
+            templates = rng.choices(forms, weights)[0]
+    template = rng.choice(templates)
+    return template.format(mine=say_items(mine, counts, rng), theirs=say_items(theirs, counts, rng))
+
+
+def say_value(item: int, value: int, rng: Random) -> str:
+    """One value statement, such as "hats are worth nothing to me"."""
+    one, many = NOUNS[item]
+    return rng.choice(ZERO if value == 0 else WORTH).format(item=many, one=one, value=value)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Who plays
+
+
+@dataclass(frozen=True)
+class Temperament:
+    """How a negotiator plays. A split's worth to it is its own points + `care` * its partner's expected points.
+
+    `slack`: how far below the best split's worth it asks and accepts at first; `concession` is added to that with each
+    message of its own, up to `limit`. `spread`: scale in points of the Gumbel noise by which an acceptable split is
+    picked. `openness`: probability that a message states a value; `thorough`: its first message states all of them.
+    `honesty`: probability that a stated value is the true one. `patience`: own messages before it gives up. `terse`:
+    probability of the shortest wordings. `mistakes`: probability of a wrong final claim and, at a third of it, of
+    proposing too early in a given turn. `slips`: probability of a reply that the game refuses.
+    """
+
+    name: str
+    care: float
+    slack: float
+    concession: float
+    limit: float
+    spread: float
+    openness: float
+    honesty: float = 0.9
+    patience: int = 4
+    terse: float = 0.1
+    mistakes: float = 0.14
+    slips: float = 0.01
+    thorough: bool = False
+
+
+TEMPERAMENTS: Mapping[str, Temperament] = {
+    t.name: t
+    for t in (
+        Temperament("fair", care=0.3, slack=2.5, concession=0.8, limit=6, spread=4, openness=0.25),
+        Temperament("stubborn", care=0, slack=1, concession=0.6, limit=5, spread=3, openness=0.1, patience=5),
+        Temperament("generous", care=0.5, slack=4, concession=1.2, limit=7, spread=4, openness=0.25),
+        Temperament("cooperative", care=1, slack=0.5, concession=0.6, limit=5, spread=1.5, openness=0.6),
+        Temperament("casual", care=0, slack=5, concession=1, limit=9, spread=8, openness=0.15, honesty=0.6),
+        Temperament("terse", care=0.1, slack=2.5, concession=0.8, limit=6, spread=5, openness=0.05, terse=0.8),
+        Temperament(
+            "careful", care=1, slack=0.01, concession=0.8, limit=6, spread=0, openness=1, honesty=1, patience=6,
+            terse=0, mistakes=0, slips=0, thorough=True,
+        ),
+    )
+}  # fmt: skip
+MIXTURE = tuple(t for t in TEMPERAMENTS.values() if t.name != "careful")  # drawn from uniformly
+
+
+def draw_temperament(rng: Random) -> Temperament:
+    """One of the default mixture, without `careful`."""
+    return rng.choice(MIXTURE)
+
+
+TRUST = 0.95  # how far a stated value is believed
+CLAIM_SHARPNESS = 0.2  # a split that the partner asked for weighs its values by exp(CLAIM_SHARPNESS * its points)
+FEW_WORDS = 9  # a shorter wording is looked for above this
+LONGEST = 9  # own messages after which any negotiator proposes, whatever the partner says
+
+
+class Negotiator:
+    """One seat of one game. Give every observation's text to `observe` (WAIT) or `reply` (SPEAK), in order.
+
+    `seed` determines its words and choices, given what it reads. Copes with any partner text.
+    """
+
+    def __init__(self, temperament: Temperament, seed: int) -> None:
+        self.temperament = temperament
+        self.rng = Random(seed)
+        self.counts: Triple | None = None
+        self.own: Triple = (0, 0, 0)
+        self.belief: dict[Triple, float] = {}  # the partner's possible values and their weights
+        self.table: Triple | None = None  # own share of the last split that was spoken of
+        self.table_is_mine = False
+        self.agreed = False
+        self.accepted = False  # the last message said yes to the table
+        self.pending = False  # the partner has proposed
+        self.asked = False
+        self.spoken = 0  # own messages
+        self.told: set[int] = set()  # items whose value was stated
+        self.held: str | None = None  # the reply meant when a slip came out instead
+        self.error = False
+
+    def observe(self, text: str) -> None:
+        """Reads an observation that asks for nothing. Raises ValueError if a game's first text isn't the prompt."""
+        if self.counts is None:
+            self.counts, self.own, _ = parse_prompt(text)
+            self.belief = dict.fromkeys(partner_values(self.counts, self.own), 1.0)
+        self.error = False
+        for kind, body in parse_heard(text):
+            if kind == "proposal":
+                self.pending = True
+            elif kind == "error":
+                self.error = True
+            else:
+                self._hear(body)
+
+    def reply(self, text: str, options: Sequence[str] = ()) -> str:
+        """The reply to an observation that asks for one, tags included. `options` is empty: every turn is free text.
+
+        Raises ValueError if the first text of a game isn't the prompt.
+        """
+        self.observe(text)
+        if self.error:  # say what was meant, or else the plainest thing that the rules allow
+            meant, self.held = self.held, None
+            return meant or (self._propose(careful=True) if self.pending else self._speak(self._ask()))
+        meant = self._decide()
+        if self.rng.random() < self.temperament.slips:
+            self.held = meant
+            return self._slip(meant)
+        return meant
+
+    # What was heard
+
+    def _hear(self, message: str) -> None:
+        assert self.counts is not None
+        their_table = None if self.table is None else rest(self.table, self.counts)
+        heard = understand(message, self.counts, their_table)
+        self.asked = heard.asks
+        for item, value in enumerate(heard.values):
+            if value is not None:
+                for values in self.belief:
+                    self.belief[values] *= TRUST if values[item] == value else 1 - TRUST
+        if heard.share is not None:
+            for values in self.belief:
+                self.belief[values] *= math.exp(CLAIM_SHARPNESS * _points(heard.share, values))
+            offered = rest(heard.share, self.counts)
+            same = offered == self.table
+            self.agreed = same and not heard.rejects and (self.table_is_mine or self.accepted)
+            self.table_is_mine = self.table_is_mine and same
+            self.table = offered
+        elif heard.rejects:
+            self.agreed = False
+        elif self.accepted or (heard.accepts and self.table_is_mine):
+            self.agreed = True
+        total = sum(self.belief.values())
+        self.belief = {values: weight / total for values, weight in self.belief.items()}
+
+    def _worth(self) -> tuple[dict[Triple, float], dict[Triple, float]]:
+        """Of every share that this player could get: its worth, and the partner's expected points beside it."""
+        assert self.counts is not None
+        weight = sum(self.belief.values())
+        expected = [sum(w * v[item] for v, w in self.belief.items()) / weight for item in range(3)]
+        partner = {share: _points(rest(share, self.counts), expected) for share in allocations(self.counts)}
+        care = self.temperament.care
+        return {share: _points(share, self.own) + care * given for share, given in partner.items()}, partner
+
+    # What to do
+
+    def _decide(self) -> str:
+        t, rng = self.temperament, self.rng
+        if self.pending:
+            return self._propose()
+        if self.agreed:
+            if self.accepted or rng.random() < 0.8:
+                return self._propose()
+            return self._speak(rng.choice(ACCEPT), accepts=True)
+        if self.spoken >= LONGEST or (self.spoken and rng.random() < t.mistakes / 3):
+            return self._propose()
+        worth, _ = self._worth()
+        best = max(worth.values())
+        last_try = self.spoken >= t.patience
+        slack = t.limit if last_try else min(t.slack + t.concession * self.spoken, t.limit)
+        offer = None if self.table_is_mine else self.table
+        telling = t.thorough and len(self.told) < 3
+        if offer is not None and not telling and worth[offer] >= best - slack - 1e-9:
+            again = rng.random() < 0.25
+            words = say_split(offer, self._counts(), rng, templates=ACCEPT_AGAIN) if again else rng.choice(ACCEPT)
+            return self._speak(words, accepts=True)
+        if last_try and rng.random() < 0.5:
+            return self._propose()
+        return self._speak(self._message())
+
+    def _counts(self) -> Triple:
+        assert self.counts is not None
+        return self.counts
+
+    def _message(self) -> str:
+        """An ask, a counter-offer, a question or a statement, in this temperament's words."""
+        t, rng = self.temperament, self.rng
+        if t.thorough and len(self.told) < 3:
+            self.told = {0, 1, 2}
+            return f"{rng.choice(ALL_VALUES).format(*self.own)} . {rng.choice(ASK_VALUES)}"
+        opening = self.spoken == 0 and self.table is None
+        tells = rng.random() < (max(t.openness, 0.8) if self.asked else t.openness) and len(self.told) < 3
+        if opening and rng.random() < 0.08:
+            return rng.choice(QUESTION)
+        if opening and tells and rng.random() < 0.4:
+            return self._statement()
+        counter = self.table is not None and not self.table_is_mine
+        ask = self._ask()
+        if tells:
+            return f"{ask} , {self._statement()}" if not ask.endswith("?") else f"{self._statement()} , {ask}"
+        if counter and rng.random() < 0.6 * (1 - t.terse):
+            return f"{rng.choice(REJECT)} {ask}"
+        if rng.random() < 0.1:
+            return f"{rng.choice(SMALL_TALK)} {ask}"
+        return ask
+
+    def _ask(self) -> str:
+        """Puts a split on the table and says so."""
+        t, rng, counts = self.temperament, self.rng, self._counts()
+        worth, partner = self._worth()
+        slack = min(t.slack + t.concession * self.spoken, t.limit)
+        enough = max(worth.values()) - slack - 1e-9
+        acceptable = [share for share, value in worth.items() if value >= enough]
+        noise = {share: -t.spread * math.log(-math.log(rng.random() or 0.5)) for share in acceptable}
+        mine = max(acceptable, key=lambda share: partner[share] + noise[share])
+        self.table, self.table_is_mine, self.agreed = mine, True, False
+        terse = rng.random() < t.terse
+        drafts = [say_split(mine, counts, rng, terse=terse) for _ in range(3)]
+        return next((draft for draft in drafts if len(draft.split()) <= FEW_WORDS), min(drafts, key=len))
+
+    def _statement(self) -> str:
+        """States the value of an item that has not been told, the most telling first: the best or a worthless one."""
+        untold = [item for item in range(3) if item not in self.told]
+        worthless = [item for item in untold if self.own[item] == 0]
+        pick_worthless = worthless and self.rng.random() < 0.6
+        item = worthless[0] if pick_worthless else max(untold, key=lambda item: self.own[item])
+        value = self.own[item]
+        if self.rng.random() >= self.temperament.honesty:
+            value = self.rng.randrange(MAX_POINTS + 1)
+        self.told.add(item)
+        return say_value(item, value, self.rng)
+
+    def _speak(self, words: str, accepts: bool = False) -> str:
+        self.spoken += 1
+        self.accepted = accepts
+        return f"{MESSAGE} {words} {END}"
+
+    def _propose(self, careful: bool = False) -> str:
+        """Claims the share that the talk arrived at, or, by mistake, another."""
+        counts, rng = self._counts(), self.rng
+        if self.table is None:
+            self._ask()  # nothing was said that could be claimed: claim what would have been asked for
+        claim = self.table
+        assert claim is not None
+        if not careful and rng.random() < self.temperament.mistakes:
+            item = rng.randrange(3)
+            claim = _with(claim, item, rng.choice([n for n in range(counts[item] + 1) if n != claim[item]]))
+        return f"{proposal_text(claim)} {END}"
+
+    def _slip(self, meant: str) -> str:
+        """A reply that the game refuses."""
+        body = meant.removeprefix(MESSAGE).removeprefix(PROPOSE).strip()
+        refused = (body, f"{PROPOSE} (1 hats) {END}", f"{MESSAGE} ok {MESSAGE} {body}", f"{PROPOSE} {END}")
+        return self.rng.choice(refused)
+
+
+def _points(share: Triple, values: Sequence[float]) -> float:
+    return share[0] * values[0] + share[1] * values[1] + share[2] * values[2]
+
+
+def _with(share: Triple, item: int, number: int) -> Triple:
+    changed = list(share)
+    changed[item] = number
+    return changed[0], changed[1], changed[2]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Played:
+    """A finished game: every reply in order as (agent, reply), and the environment's outcome."""
+
+    replies: tuple[tuple[str, str], ...]
+    outcome: dict[str, Any]
+
+
+def play(
+    env: DealOrNoDeal, seats: tuple[Negotiator, Negotiator], seed: int, options: dict[str, Any] | None = None
+) -> Played:
+    """Plays one game between two negotiators, `player_0` first in `seats`."""
+    observations, infos = env.reset(seed=seed, options=options)
+    players = dict(zip(env.possible_agents, seats, strict=True))
+    replies = []
+    while env.agents:
+        actions = {}
+        for agent in env.agents:
+            observation = observations[agent]
+            if observation["turn"] == TurnKind.SPEAK:
+                actions[agent] = players[agent].reply(observation["text"])
+                replies.append((agent, actions[agent]))
+            else:
+                players[agent].observe(observation["text"])
+                actions[agent] = ""
+        observations, _, _, _, infos = env.step(actions)
+    return Played(tuple(replies), next(iter(infos.values()))["outcome"])
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# By name
+
+DEFAULT = "mixture"  # a temperament drawn for each seat
+
+
+def make_player(name: str, seed: int, role: str = "negotiator") -> Negotiator:
+    """A seat's player by name: `mixture` or one of `TEMPERAMENTS`. ValueError for another name."""
+    if name == DEFAULT:
+        return Negotiator(draw_temperament(Random(seed ^ 0x5EED)), seed)
+    if name not in TEMPERAMENTS:
+        known = ", ".join((DEFAULT, *TEMPERAMENTS))
+        raise ValueError(f"There is no scripted negotiator {name!r}; choose from {known}.")
+    return Negotiator(TEMPERAMENTS[name], seed)

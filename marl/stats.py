@@ -1,0 +1,283 @@
+"""Means with 95 % intervals, for games that come in clusters: turns within games, games within training seeds.
+
+Two turns of one game are not independent, and neither are two games of one trained network. So an interval is always
+taken over the larger unit: over games within a run, over seeds across runs.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.stats import norm, t
+
+Floats = NDArray[np.float64]
+
+DRAWS_AT_ONCE = 4_000_000  # cluster indices held in memory while resampling: 32 MB
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean, its interval, and the number `n` of independent units (games or seeds) that it rests on.
+
+    `low` and `high` are nan where nothing can be said: a single unit has no spread.
+    """
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+    def __str__(self) -> str:
+        if math.isnan(self.low):
+            return number(self.mean)
+        return f"{number(self.mean)} [{number(self.low)}, {number(self.high)}]"
+
+    def to_json(self) -> dict[str, float | int | None]:
+        """Plain numbers; None for what is not finite, since JSON has no nan."""
+        finite = {name: value if math.isfinite(value) else None for name, value in vars(self).items()}
+        return {**finite, "n": self.n}
+
+    @staticmethod
+    def from_json(data: dict[str, float | int | None]) -> Interval:
+        """The inverse of `to_json`."""
+        mean, low, high = (math.nan if data[name] is None else float(data[name] or 0) for name in ("mean", "low", "high"))
+        return Interval(mean, low, high, int(data["n"] or 0))
+
+
+def number(value: float) -> str:
+    """Three decimals below 10, then fewer: `0.879`, `12.13`, `498.0`, `2745`; a dash for nan."""
+    if not math.isfinite(value):
+        return "–"
+    decimals = 3 if abs(value) < 10 else 2 if abs(value) < 100 else 1 if abs(value) < 1000 else 0
+    text = f"{value:.{decimals}f}"
+    return text.lstrip("-") if float(text) == 0 else text
+
+
+def bootstrap_ratio(
+    numerators: ArrayLike, denominators: ArrayLike, *, rng: np.random.Generator, level: float = 0.95, draws: int = 2000
+) -> Interval:
+    """Sum of `numerators` over sum of `denominators`, both of shape (units,), with a percentile bootstrap over units.
+
+    For refused replies per turn, words per message and the like, where each game brings its own denominator. Source:
+    Efron and Tibshirani 1993, chapter 13. Raises ValueError if the denominators sum to zero: there is nothing to divide.
+    """
+    top, bottom = np.asarray(numerators, dtype=np.float64), np.asarray(denominators, dtype=np.float64)
+    if top.shape != bottom.shape or top.ndim != 1:
+        raise ValueError(f"numerators and denominators must be two equally long vectors, not {top.shape}, {bottom.shape}")
+    if not bottom.sum() > 0:
+        raise ValueError("the denominators sum to zero: no observation to take a mean of")
+    mean, units = float(top.sum() / bottom.sum()), len(top)
+    if units == 1:
+        return Interval(mean, math.nan, math.nan, 1)
+    ratios: list[Floats] = []
+    rows = max(1, DRAWS_AT_ONCE // units)
+    for start in range(0, draws, rows):
+        picked = rng.integers(units, size=(min(rows, draws - start), units))
+        below = bottom[picked].sum(1)
+        ratios.append(top[picked].sum(1)[below > 0] / below[below > 0])  # a draw of empty units has no ratio
+    low, high = np.quantile(np.concatenate(ratios), [(1 - level) / 2, (1 + level) / 2])
+    return Interval(mean, float(low), float(high), units)
+
+
+def bootstrap_mean(
+    values: ArrayLike,
+    clusters: ArrayLike | None = None,
+    *,
+    rng: np.random.Generator,
+    level: float = 0.95,
+    draws: int = 2000,
+) -> Interval:
+    """Mean of `values`, shape (n,), with a percentile bootstrap that resamples whole `clusters`, shape (n,), with replacement.
+
+    `clusters` names the unit that each value comes from, the game for example; by default every value is its own.
+    `n` of the result counts clusters. Raises ValueError if there is no value.
+    """
+    array = np.asarray(values, dtype=np.float64)
+    if clusters is None:
+        return bootstrap_ratio(array, np.ones_like(array), rng=rng, level=level, draws=draws)
+    names, index = np.unique(np.asarray(clusters), return_inverse=True)
+    sums = np.bincount(index, weights=array, minlength=len(names))
+    counts = np.bincount(index, minlength=len(names))
+    return bootstrap_ratio(sums, counts, rng=rng, level=level, draws=draws)
+
+
+def paired_difference(
+    a: ArrayLike, b: ArrayLike, *, rng: np.random.Generator, level: float = 0.95, draws: int = 2000
+) -> Interval:
+    """Mean of `a - b` where `a[i]` and `b[i]` are the same game played twice, shape (n,). Pairing removes the luck of the draw."""
+    first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    if first.shape != second.shape:
+        raise ValueError(f"a and b must hold the same games in the same order, not shapes {first.shape} and {second.shape}")
+    return bootstrap_mean(first - second, rng=rng, level=level, draws=draws)
+
+
+def wilson(successes: int, n: int, level: float = 0.95) -> Interval:
+    """A rate with the Wilson score interval (Wilson 1927), which behaves at 0 and at 1, where games often end up."""
+    if not 0 <= successes <= n or n == 0:
+        raise ValueError(f"successes must lie between 0 and n, and n above 0, not {successes} of {n}")
+    z = float(norm.ppf((1 + level) / 2))
+    rate = successes / n
+    centre = (rate + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
+    # At 0 and at n the bound is exactly 0 or 1; rounding would put it a hair off.
+    low = 0.0 if successes == 0 else centre - half
+    high = 1.0 if successes == n else centre + half
+    return Interval(rate, low, high, n)
+
+
+def seed_mean(means: ArrayLike, level: float = 0.95) -> Interval:
+    """Mean over training seeds, shape (seeds,), with Student's t interval.
+
+    The spread between seed means holds both the luck of training and that of the evaluation games, so nothing below the
+    seed is needed. With three seeds this covers 95 % where a bootstrap over seeds covers little over 70 %; it is wide because three
+    seeds say little.
+    """
+    values = np.asarray(means, dtype=np.float64)
+    if values.ndim != 1 or len(values) == 0:
+        raise ValueError(f"means must be a vector with one mean for each seed, not of shape {values.shape}")
+    mean, seeds = float(values.mean()), len(values)
+    if seeds == 1:
+        return Interval(mean, math.nan, math.nan, 1)
+    half = float(t.ppf((1 + level) / 2, seeds - 1) * values.std(ddof=1) / math.sqrt(seeds))
+    return Interval(mean, mean - half, mean + half, seeds)
+
+
+def hierarchical_mean(
+    values_by_seed: Sequence[ArrayLike], *, rng: np.random.Generator, level: float = 0.95, draws: int = 2000
+) -> Interval:
+    """Mean of seed means with a two-level bootstrap: seeds with replacement, then games within each drawn seed.
+
+    `values_by_seed[s]` holds one value for each game of seed `s`. Use it with ten seeds or more; with fewer it is too
+    narrow, and `seed_mean` is the honest choice. With one seed it is the bootstrap over games. `n` counts seeds.
+    """
+    arrays = [np.asarray(values, dtype=np.float64) for values in values_by_seed]
+    if not arrays or any(len(values) == 0 for values in arrays):
+        raise ValueError("values_by_seed must hold at least one seed, and every seed at least one game")
+    seeds = len(arrays)
+    picked = rng.integers(seeds, size=(draws, seeds))
+    resampled = np.empty((draws, seeds))
+    for seed, values in enumerate(arrays):
+        where = picked == seed
+        for part in np.array_split(np.flatnonzero(where), max(1, where.sum() * len(values) // DRAWS_AT_ONCE)):
+            games = rng.integers(len(values), size=(len(part), len(values)))
+            resampled.flat[part] = values[games].mean(1)
+    low, high = np.quantile(resampled.mean(1), [(1 - level) / 2, (1 + level) / 2])
+    return Interval(float(np.mean([values.mean() for values in arrays])), float(low), float(high), seeds)
+
+
+@dataclass(frozen=True)
+class ArmRun:
+    """The evaluation of one run: its arm in the comparison, its training seed, and its metrics over games."""
+
+    arm: str
+    seed: int
+    metrics: dict[str, Interval]
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """One line of `table.csv`."""
+
+    arm: str
+    metric: str
+    mean: float
+    low: float
+    high: float
+    seeds: int
+    games: int
+
+
+def ablation_table(runs: Sequence[ArmRun], metrics: Sequence[str] | None = None) -> list[TableRow]:
+    """One row for each arm and metric, arms and metrics in the order in which they first appear.
+
+    Across seeds the interval is `seed_mean`'s; an arm with a single seed keeps its run's interval over games. `games`
+    counts those that the figure rests on, over all seeds. Raises ValueError if an arm has the same seed twice, or if a
+    wanted metric is missing from a run: a table has no blank cell.
+    """
+    rows: list[TableRow] = []
+    for arm in dict.fromkeys(run.arm for run in runs):
+        mine = [run for run in runs if run.arm == arm]
+        seeds = [run.seed for run in mine]
+        if len(set(seeds)) < len(seeds):
+            raise ValueError(f"arm {arm!r} has a seed more than once: {sorted(seeds)}; give each run of an arm its own seed")
+        shared = [name for name in mine[0].metrics if all(name in run.metrics for run in mine)]
+        for metric in shared if metrics is None else metrics:
+            missing = [run.seed for run in mine if metric not in run.metrics]
+            if missing:
+                raise ValueError(f"metric {metric!r} is missing from arm {arm!r}, seeds {missing}; leave it out or evaluate again")
+            found = [run.metrics[metric] for run in mine]
+            interval = seed_mean([value.mean for value in found]) if len(found) > 1 else found[0]
+            games = sum(value.n for value in found)
+            rows.append(TableRow(arm, metric, interval.mean, interval.low, interval.high, len(found), games))
+    return rows
+
+
+def arm_differences(runs: Sequence[ArmRun], reference: str, metrics: Sequence[str]) -> list[TableRow]:
+    """Each arm minus `reference`, paired by training seed; `arm` of a row reads `ARM - REFERENCE`. Needs two shared seeds."""
+    by_arm = {arm: {run.seed: run for run in runs if run.arm == arm} for arm in dict.fromkeys(run.arm for run in runs)}
+    if reference not in by_arm:
+        raise ValueError(f"reference arm {reference!r} is not among the arms {list(by_arm)}")
+    rows: list[TableRow] = []
+    for arm, mine in by_arm.items():
+        shared = sorted(set(mine) & set(by_arm[reference]))
+        if arm == reference:
+            continue
+        if len(shared) < 2:
+            raise ValueError(f"arms {arm!r} and {reference!r} share {len(shared)} seeds; a paired difference needs two or more")
+        for metric in metrics:
+            pairs = [(mine[seed].metrics[metric], by_arm[reference][seed].metrics[metric]) for seed in shared]
+            interval = seed_mean([a.mean - b.mean for a, b in pairs])
+            games = sum(a.n + b.n for a, b in pairs)
+            name = f"{arm} - {reference}"
+            rows.append(TableRow(name, metric, interval.mean, interval.low, interval.high, len(shared), games))
+    return rows
+
+
+def write_table(path: Path, rows: Iterable[TableRow]) -> None:
+    """Writes `arm,metric,mean,low,high,seeds,games`, numbers with six significant figures. Replaces the file in one step."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["arm", "metric", "mean", "low", "high", "seeds", "games"])
+        for row in rows:
+            numbers = [f"{value:.6g}" for value in (row.mean, row.low, row.high)]
+            writer.writerow([row.arm, row.metric, *numbers, row.seeds, row.games])
+    os.replace(temporary, path)
+
+
+def read_table(path: Path) -> list[TableRow]:
+    """The inverse of `write_table`."""
+    with path.open(newline="") as file:
+        return [
+            TableRow(
+                row["arm"], row["metric"], float(row["mean"]), float(row["low"]), float(row["high"]),
+                int(row["seeds"]), int(row["games"]),
+            )
+            for row in csv.DictReader(file)
+        ]  # fmt: skip
+
+
+def format_table(rows: dict[str, dict[str, Interval]], metrics: Sequence[str] | None = None) -> str:
+    """A text table for the terminal: a line for each metric, a column for each condition, `mean [low, high]` in the cells.
+
+    `rows` maps condition (`base`, `trained`) to metrics. Metrics stand in the order given, or in which they first appear;
+    a condition without the metric shows a dash.
+    """
+    names = list(metrics) if metrics is not None else list(dict.fromkeys(name for row in rows.values() for name in row))
+    cells = [[name, *(str(row[name]) if name in row else "–" for row in rows.values())] for name in names]
+    cells.insert(0, ["", *rows])
+    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
+    # Metric names stand at the left; figures are aligned at the right, so that equal formats line up.
+    lines = [
+        "  ".join(cell.ljust(width) if column == 0 else cell.rjust(width) for column, (cell, width) in enumerate(zip(line, widths, strict=True)))
+        for line in cells
+    ]
+    lines.insert(1, "  ".join("─" * width for width in widths))
+    return "\n".join(line.rstrip() for line in lines)

@@ -1,0 +1,238 @@
+"""Text <-> ids: small tokenizers made here, any tokenizer of `transformers`, and how one agent's stream is written.
+
+A reply's ids are kept as sampled; only what an agent reads is ever encoded. Text that others wrote is encoded as plain
+text: it cannot forge a control token. What this module leaves out: models, sampling, masks.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from jinja2.exceptions import TemplateError
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from envs.core import END, Question
+from marl.errors import UserError
+from marl.types import Kind, Stream
+
+PAD, BOS, CUE = "<|pad|>", "<|bos|>", "<|you|>"
+NUMBERS = tuple(str(n) for n in range(11))
+
+
+def train_tokenizer(texts: Iterable[str], keep: Sequence[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE in which every string of `keep` is one token, and so is every number 0..10.
+
+    Words and numbers are single tokens with and without a space before them, tags as they are (`END` with its space
+    too). Any other text still encodes, byte by byte where needed, and decodes to itself.
+    """
+    words = [*NUMBERS, *(token for token in keep if token.isalpha())]
+    tags = [*(token for token in keep if not token.isalnum()), f" {END}"]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r" ?[\p{L}']+| ?\d+| ?[^\s\p{L}\d']|\s"), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(tags),
+        special_tokens=[PAD, BOS, CUE],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    # Repeated until their merges come first: these must be whole words of the vocabulary.
+    whole = [f"{word} {word}\n{word}" for word in words] * 2000
+    tokenizer.train_from_iterator([*whole, *texts], trainer)
+    tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in tags])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, bos_token=BOS)
+
+
+@dataclass(frozen=True)
+class Format:
+    """The ids between what is said: `first` wraps the opening observation, `heard` later ones; each a pair of ids."""
+
+    first: tuple[list[int], list[int]]
+    heard: tuple[list[int], list[int]]
+    cue: list[int]  # before every reply
+    after_reply: list[int]  # after a reply that ended at `END`
+    ask_in_turn: bool  # whether a belief question is asked as a turn of its own (chat models)
+
+
+class Tokens:
+    """Text <-> ids for one tokenizer, with its way of marking turns (a chat template where it has one)."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        self._labels: dict[tuple[str, ...], tuple[list[int], str]] = {}
+        self.size = len(tokenizer)
+        self.pad_id = _first(tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+        self.eos_ids = frozenset(i for i in (tokenizer.eos_token_id,) if i is not None)
+        cue = tokenizer.get_vocab().get(CUE)
+        self.format = self._small_format(cue) if cue is not None else self._text_format()
+        # Tokens that may complete `END`: only after these is the reply's text looked at.
+        pieces = tokenizer.convert_ids_to_tokens(list(range(self.size)))
+        self._may_end = frozenset(i for i, piece in enumerate(pieces) if piece and END[-1] in piece)
+        specials = {tokenizer.pad_token_id, tokenizer.bos_token_id, cue, tokenizer.unk_token_id} - self.eos_ids
+        self.unspeakable = sorted(i for i in specials if i is not None)  # never sampled in speech
+
+    # -- text and ids ------------------------------------------------------------------------------------------------
+
+    def encode(self, text: str) -> list[int]:
+        """Plain text to ids. Strings that look like special tokens are encoded letter by letter."""
+        return list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids) if text else []
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def ends(self, ids: Sequence[int]) -> bool:
+        """Whether a reply is complete: it holds `END` or the model's own end of sequence."""
+        last = ids[-1]
+        return last in self.eos_ids or (last in self._may_end and END in self.decode(ids))
+
+    def reply_text(self, ids: Sequence[int]) -> str:
+        """What the game gets to read: the reply without the model's own end of sequence."""
+        return self.decode(ids[:-1] if ids and ids[-1] in self.eos_ids else ids)
+
+    def within(self, ids: Sequence[int], span: tuple[int, int]) -> tuple[int, int]:
+        """The range of `ids` whose characters lie within `span` of the decoded text; (0, 0) for an empty span."""
+        if span[0] >= span[1]:
+            return (0, 0)
+        ends = [len(self.decode(ids[: i + 1])) for i in range(len(ids))]
+        inside = [i for i, end in enumerate(ends) if end > span[0] and (ends[i - 1] if i else 0) < span[1]]
+        return (inside[0], inside[-1] + 1) if inside else (0, 0)
+
+    # -- one token per choice ----------------------------------------------------------------------------------------
+
+    def label(self, options: Sequence[str]) -> tuple[list[int], str]:
+        """One token id for each option, and the text that lists them where letters have to stand for them.
+
+        Options that are single tokens (with or without a leading space) stand for themselves and are not listed.
+        """
+        key = tuple(options)
+        if key not in self._labels:
+            self._labels[key] = self._label(key)
+        return self._labels[key]
+
+    def _label(self, options: Sequence[str]) -> tuple[list[int], str]:
+        for prefix in (" ", ""):
+            ids = [self.encode(prefix + option) for option in options]
+            if all(len(i) == 1 for i in ids) and len({i[0] for i in ids}) == len(ids):
+                return [i[0] for i in ids], ""
+        letters = string.ascii_uppercase[: len(options)]
+        listing = "".join(f"\n{letter}) {option}" for letter, option in zip(letters, options, strict=False))
+        for prefix in (" ", ""):
+            ids = [self.encode(prefix + letter) for letter in letters]
+            if len(letters) == len(options) and all(len(i) == 1 for i in ids):
+                return [i[0] for i in ids], listing
+        raise UserError(
+            f"{len(options)} options such as {options[0]!r} cannot be one token each, nor can letters for them, in the "
+            f"tokenizer {self.tokenizer.name_or_path or type(self.tokenizer).__name__}: choose another model.name"
+        )
+
+    # -- formats -----------------------------------------------------------------------------------------------------
+
+    def _small_format(self, cue: int) -> Format:
+        bos = [self.tokenizer.bos_token_id]
+        return Format(first=(bos, []), heard=([], []), cue=[cue], after_reply=[], ask_in_turn=False)
+
+    def _text_format(self) -> Format:
+        if getattr(self.tokenizer, "chat_template", None):
+            return self._chat_format()
+        bos = [i for i in (self.tokenizer.bos_token_id,) if i is not None]
+        return Format(
+            first=(bos, []), heard=([], []), cue=self.encode("\nyou:"), after_reply=self.encode("\n"), ask_in_turn=False
+        )
+
+    def _chat_format(self) -> Format:
+        """Reads the marks between turns off the chat template, by rendering it around texts that are known."""
+        s, u, a, v = "SSSSSSSS", "UUUUUUUU", "AAAAAAAA", "VVVVVVVV"
+
+        def render(*messages: tuple[str, str], cue: bool = False) -> str:
+            chat = [{"role": role, "content": text} for role, text in messages]
+            return str(self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=cue))
+
+        try:
+            talk = [("system", s), ("user", u), ("assistant", a), ("user", v)]
+            opening = render(*talk[:1])
+            render(*talk)
+        except TemplateError:  # a template without a system role: the opening prompt is the first thing the user says
+            talk = [("user", s), ("assistant", a), ("user", v)]
+            opening = render(*talk[:1])
+        before_first, after_first = opening.split(s)
+        after_reply = render(*talk[:-1]).split(a)[1]
+        between = render(*talk).split(a)[1].split(v)[0]
+        after_heard = render(*talk).split(v)[1]
+        cue = render(*talk, cue=True).split(v)[1].removeprefix(after_heard)
+        ids = self._marks
+        return Format(
+            first=(ids(before_first), ids(after_first)),
+            heard=(ids(between.removeprefix(after_reply)), ids(after_heard)),
+            cue=ids(cue),
+            after_reply=ids(after_reply),
+            ask_in_turn=True,
+        )
+
+    def _marks(self, text: str) -> list[int]:
+        """Encodes the template's own text, in which special tokens are meant."""
+        return list(self.tokenizer(text, add_special_tokens=False).input_ids) if text else []
+
+
+def _first(*ids: int | None) -> int:
+    return next(i for i in ids if i is not None)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A belief question as it stands in a stream: read the answer at `position`, among `candidate_ids` (K,)."""
+
+    position: int
+    step: int
+    question: Question
+    candidate_ids: tuple[int, ...]
+
+
+@dataclass
+class View:
+    """Writes one agent's stream: what it reads, the questions it is asked, the cue, its replies."""
+
+    tokens: Tokens
+    stream: Stream = field(default_factory=Stream)
+    asked: list[Asked] = field(default_factory=list)
+
+    def observe(self, text: str, questions: Sequence[Question], step: int) -> None:
+        """Appends an observation and the belief questions that are due with it."""
+        form = self.tokens.format
+        if text:
+            before, after = form.heard if self.stream.tokens else form.first
+            self.stream.append([*before, *self.tokens.encode(text), *after], Kind.OBSERVATION)
+        for question in questions:
+            ids, listing = self.tokens.label(question.candidates)
+            text_ids = self.tokens.encode(question.text + listing)
+            if form.ask_in_turn:
+                text_ids = [*form.heard[0], *text_ids, *form.heard[1], *form.cue]
+            self.stream.append(text_ids, Kind.QUESTION)
+            self.asked.append(Asked(len(self.stream) - 1, step, question, tuple(ids)))
+            if form.ask_in_turn:
+                self.stream.append(form.after_reply, Kind.OBSERVATION)
+
+    def cue(self, options: Sequence[str] = ()) -> tuple[int, ...]:
+        """Appends the cue to reply; for a choice, the options' listing before it. Returns the options' token ids."""
+        if options:
+            ids, listing = self.tokens.label(options)
+            self.stream.append(self.tokens.encode(listing), Kind.OBSERVATION)
+        self.stream.append(self.tokens.format.cue, Kind.OBSERVATION)
+        return tuple(ids) if options else ()
+
+    def reply(self, ids: Sequence[int], kind: Kind) -> int:
+        """Appends a reply and what stands after it. Returns the position of the reply's first token."""
+        start = len(self.stream)
+        self.stream.append(list(ids), kind)
+        after = self.tokens.format.after_reply
+        if after and ids[-1] in self.tokens.eos_ids and after[0] == ids[-1]:
+            after = after[1:]  # the model ended its turn itself
+        self.stream.append(after, Kind.OBSERVATION)
+        return start

@@ -1,0 +1,229 @@
+"""Where a run's figures go: `metrics.jsonl` and `timing.jsonl` always, Weights & Biases where asked for.
+
+`metrics.jsonl` holds nothing that depends on the clock, so that two runs of one configuration write the same bytes;
+metrics under `speed/` and `time/` go to `timing.jsonl`. One JSON object a line, its keys sorted, beginning with
+`iteration` and `phase`. All phases of a run count on one iteration axis.
+Transcripts are kept in the run's `episodes/` by others; here they only go to W&B.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self, TextIO
+
+from marl.errors import UserError
+
+CLOCK_PREFIXES = ("speed/", "time/")
+METRICS_FILE = "metrics.jsonl"
+TIMING_FILE = "timing.jsonl"
+WAYS_OUT = "use tracker.mode=offline (and `wandb sync` later) or tracker=jsonl"
+
+
+class Tracker(ABC):
+    """Takes a run's figures. Use as a context manager, or call `close` in a `finally`."""
+
+    @abstractmethod
+    def log(self, iteration: int, metrics: Mapping[str, Any], phase: str = "train") -> None:
+        """Writes `metrics` (name: number). Raises ValueError naming the metric that is not a finite number."""
+
+    @abstractmethod
+    def transcripts(self, iteration: int, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Logs a table of transcripts, one row an episode or a turn."""
+
+    @abstractmethod
+    def close(self, failed: bool = False) -> None:
+        """Finishes the record; `failed` says that the run broke off."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(failed=kind is not None)
+
+
+class JsonlTracker(Tracker):
+    """Writes `folder/metrics.jsonl` and `folder/timing.jsonl`, each line flushed when it is logged.
+
+    `resume_from_iteration` is the checkpoint's iteration: later lines, written by an attempt that was cut off, are
+    dropped. None starts anew. Raises UserError where `folder` cannot be written or a file in it is not ours.
+    """
+
+    def __init__(self, folder: Path, resume_from_iteration: int | None = None) -> None:
+        self.folder = Path(folder)
+        with _writable(self.folder):
+            self._metrics = _reopen(self.folder / METRICS_FILE, resume_from_iteration)
+            self._timing = _reopen(self.folder / TIMING_FILE, resume_from_iteration)
+
+    def log(self, iteration: int, metrics: Mapping[str, Any], phase: str = "train") -> None:
+        numbers = {name: as_number(name, value) for name, value in metrics.items()}
+        _write(self._metrics, iteration, phase, {n: v for n, v in numbers.items() if not n.startswith(CLOCK_PREFIXES)})
+        _write(self._timing, iteration, phase, {n: v for n, v in numbers.items() if n.startswith(CLOCK_PREFIXES)})
+
+    def transcripts(self, iteration: int, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Nothing: transcripts are in the run's `episodes/`."""
+
+    def close(self, failed: bool = False) -> None:
+        self._metrics.close()
+        self._timing.close()
+
+
+class WandbTracker(Tracker):
+    """Weights & Biases beside the two files, in `folder/wandb`.
+
+    `mode` is `offline` (no account, no network; `wandb sync` uploads later) or `online`. The same `run_id` continues
+    the same W&B run, so a resumed run stays one curve; `iteration` is the x-axis of every metric. Offline, each attempt
+    leaves a folder of its own under that id, and `wandb sync` uploads them in order. Metrics of phases other than `train` are prefixed
+    with the phase. Raises UserError at once where online logging cannot work.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        project: str,
+        name: str,
+        run_id: str,
+        config: Mapping[str, Any],
+        mode: str = "offline",
+        entity: str | None = None,
+        resume_from_iteration: int | None = None,
+    ) -> None:
+        if mode not in ("offline", "online"):
+            raise UserError(f"tracker.mode={mode} is unknown; it is offline or online.")
+        # W&B first: where it cannot start, the files of an earlier attempt stay as they are.
+        self._run = _start_wandb(Path(folder), project, name, run_id, config, mode, entity)
+        try:
+            self._files = JsonlTracker(folder, resume_from_iteration)
+        except BaseException:
+            self._run.finish(exit_code=1)
+            raise
+
+    def log(self, iteration: int, metrics: Mapping[str, Any], phase: str = "train") -> None:
+        self._files.log(iteration, metrics, phase)
+        prefix = "" if phase == "train" else f"{phase}/"
+        self._run.log({"iteration": iteration} | {prefix + n: as_number(n, v) for n, v in metrics.items()})
+
+    def transcripts(self, iteration: int, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Logs the table under the one key `transcripts`, so that W&B's step slider walks through training."""
+        import wandb
+
+        table = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
+        self._run.log({"iteration": iteration, "transcripts": table})
+
+    def close(self, failed: bool = False) -> None:
+        self._files.close()
+        self._run.finish(exit_code=int(failed))
+
+
+def make_tracker(
+    kind: str,
+    folder: Path,
+    *,
+    name: str,
+    run_id: str,
+    config: Mapping[str, Any],
+    project: str = "marl-language-games",
+    mode: str = "offline",
+    entity: str | None = None,
+    resume_from_iteration: int | None = None,
+) -> Tracker:
+    """The tracker that `tracker=jsonl` or `tracker=wandb` asks for. `config` is the run's resolved configuration."""
+    if kind == "jsonl":
+        return JsonlTracker(folder, resume_from_iteration)
+    if kind == "wandb":
+        return WandbTracker(
+            folder,
+            project=project,
+            name=name,
+            run_id=run_id,
+            config=config,
+            mode=mode,
+            entity=entity,
+            resume_from_iteration=resume_from_iteration,
+        )
+    raise UserError(f"tracker={kind} is unknown; it is jsonl or wandb.")
+
+
+def as_number(name: str, value: Any) -> int | float:
+    """A metric as a plain number; NumPy and torch scalars count. Raises ValueError for any but one finite number."""
+    number = value.item() if hasattr(value, "item") else value
+    if not isinstance(number, int | float):
+        raise ValueError(f"metric {name} is {value!r}, not a number")
+    if not math.isfinite(number):
+        raise ValueError(f"metric {name} is {number}; training has diverged or a mean was taken over nothing")
+    return number
+
+
+def _write(file: TextIO, iteration: int, phase: str, metrics: Mapping[str, int | float]) -> None:
+    if metrics:
+        line = {"iteration": iteration, "phase": phase} | dict(sorted(metrics.items()))
+        file.write(json.dumps(line, allow_nan=False) + "\n")
+        file.flush()
+
+
+def _reopen(path: Path, last_iteration: int | None) -> TextIO:
+    """Opens `path` for appending, with the lines up to `last_iteration` only. The change is all or nothing."""
+    kept = ""
+    if last_iteration is not None and path.exists():
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        for number, line in enumerate(lines, start=1):
+            try:
+                iteration = json.loads(line)["iteration"]
+            except (json.JSONDecodeError, KeyError, TypeError) as error:
+                if number == len(lines) and not line.endswith("\n"):
+                    break  # the attempt before was cut off while writing it
+                raise UserError(f"{path}, line {number} is not a line of metrics: {line.strip()[:80]!r}.") from error
+            if iteration <= last_iteration:
+                kept += line
+    fresh = path.with_name(path.name + ".new")
+    fresh.write_text(kept, encoding="utf-8")
+    os.replace(fresh, path)
+    return path.open("a", encoding="utf-8")
+
+
+@contextmanager
+def _writable(folder: Path) -> Iterator[None]:
+    """Makes `folder`; an OSError in the block means that it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(f"The output folder {folder} cannot be written ({reason}); name another one.") from error
+
+
+def _start_wandb(
+    folder: Path, project: str, name: str, run_id: str, config: Mapping[str, Any], mode: str, entity: str | None
+) -> Any:
+    import wandb  # takes a second, and only this tracker needs it
+
+    with _writable(folder), tempfile.TemporaryFile(dir=folder):
+        pass  # W&B itself would fall back to a temporary folder without a word
+    settings = wandb.Settings(
+        silent=True, console="off", init_timeout=30, disable_git=True, save_code=False, x_disable_stats=True
+    )
+    try:
+        run = wandb.init(
+            dir=folder,
+            project=project,
+            entity=entity,
+            name=name,
+            id=run_id,
+            config=dict(config),
+            mode="online" if mode == "online" else "offline",
+            resume="allow",
+            settings=settings,
+        )
+    except wandb.Error as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise UserError(f"W&B cannot be used with tracker.mode={mode} ({reason}); {WAYS_OUT}.") from error
+    run.define_metric("iteration", hidden=True)
+    run.define_metric("*", step_metric="iteration")
+    return run

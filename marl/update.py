@@ -1,0 +1,211 @@
+"""Weights, reduces and steps: the only place where losses are summed.
+
+Each term is divided by its own number of tokens over the whole minibatch, so that micro-batching changes nothing and
+terms don't dilute one another. A term of weight 0 is measured on detached outputs: the parameters never feel it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from marl.losses import Loss, Outputs
+from marl.policy import Policy, choice_logits
+from marl.types import Kind, TokenBatch
+
+
+@dataclass(frozen=True)
+class UpdateConfig:
+    """`minibatches` a pass, `epochs` passes; `token_budget` padded tokens in one forward pass (memory only)."""
+
+    learning_rate: float = 5e-4
+    epochs: int = 1
+    minibatches: int = 4
+    max_grad_norm: float = 0.5
+    weight_decay: float = 0.0
+    token_budget: int = 2048
+    target_kl: float | None = None  # stop the passes once approx_kl exceeds it
+    temperature: float = 1.0  # of the rollout: the distribution that was sampled is the one that is scored
+    bf16: bool = False  # autocast the forward pass; log-probabilities stay in float32
+
+
+def forward(policy: Policy, batch: TokenBatch, temperature: float, reads: Mapping[str, bool]) -> Outputs:
+    """One pass over a batch. `reads` maps each needed part of the outputs to whether it is trained.
+
+    Parts are computed apart from one another, and those that are not trained without gradient, so that measuring a part
+    changes no bit of the others.
+    """
+    hidden = policy.hidden(batch.tokens)  # (B, T, D)
+    before = hidden[:, :-1]  # the state that predicts token t stands at t - 1
+    zeros = torch.zeros(batch.tokens.shape, device=hidden.device)
+    outputs = Outputs(zeros, zeros, zeros, torch.zeros(0, 1, device=hidden.device), zeros)
+    if "reply" in reads:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and reads["reply"]):
+            mask = batch.reply[:, 1:]
+            logits = policy.logits(before[mask])  # (M, V)
+            shaped = policy.speech_logits(logits, temperature)
+            chosen = (batch.kind == Kind.CHOICE)[:, 1:][mask]
+            if bool(chosen.any()):
+                shaped = shaped.clone()
+                shaped[chosen] = choice_logits(logits[chosen], batch.legal[:, 1:][mask][chosen], temperature)
+            logprobs = shaped.log_softmax(-1)
+            own = logprobs.gather(1, batch.tokens[:, 1:][mask][:, None])[:, 0]
+            entropy = -(logprobs.exp() * logprobs.masked_fill(logprobs == -torch.inf, 0.0)).sum(-1)
+            outputs.logprobs = scatter(zeros, mask, own)
+            outputs.entropy = scatter(zeros, mask, entropy)
+    if "values" in reads:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and reads["values"]):
+            mask = batch.decision[:, 1:]
+            facts = batch.privileged[mask.nonzero()[:, 0]]
+            outputs.values = scatter(zeros, mask, policy.value(before[mask], facts))
+    if "beliefs" in reads and len(batch.row):
+        with torch.set_grad_enabled(torch.is_grad_enabled() and reads["beliefs"]):
+            logits = policy.logits(hidden[batch.row, batch.position])  # (N, V)
+            scores = logits.gather(1, batch.candidates.clamp_min(0))
+            outputs.beliefs = scores.masked_fill(batch.candidates < 0, -torch.inf).log_softmax(-1)  # (N, K)
+    if "observed" in reads:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and reads["observed"]):
+            mask = (batch.kind == Kind.OBSERVATION)[:, 1:]
+            logprobs = policy.logits(before[mask]).log_softmax(-1)
+            outputs.observed = scatter(zeros, mask, logprobs.gather(1, batch.tokens[:, 1:][mask][:, None])[:, 0])
+    return outputs
+
+
+def scatter(zeros: Tensor, mask: Tensor, values: Tensor) -> Tensor:
+    """Puts the values (M,) back at the mask's places, shifted to the tokens that they describe: (B, T)."""
+    result = zeros.clone()
+    result[:, 1:][mask] = values.float()
+    return result
+
+
+@torch.no_grad()
+def add_reference(batch: TokenBatch, reference: Policy, config: UpdateConfig) -> TokenBatch:
+    """Fills `reference_logprobs` from the frozen reference, under the same temperature and legal sets."""
+    result = torch.zeros_like(batch.logprobs)
+    for rows in micro_batches(batch, torch.arange(batch.shape[0]), config.token_budget):
+        part = batch.select(rows)
+        with autocast(config, reference.device):
+            logprobs = forward(reference, part.to(reference.device), config.temperature, {"reply": False}).logprobs
+        result[rows, : part.shape[1]] = logprobs.cpu()
+    return replace(batch, reference_logprobs=result)
+
+
+def micro_batches(batch: TokenBatch, rows: Tensor, token_budget: int) -> list[Tensor]:
+    """Splits rows into groups of similar length whose padded size stays within the budget."""
+    lengths = (batch.kind[rows] != Kind.PAD).sum(1)
+    order = torch.argsort(lengths, descending=True, stable=True)
+    groups: list[list[int]] = []
+    width = 0
+    for i in order.tolist():
+        if not groups or (len(groups[-1]) + 1) * width > token_budget:
+            groups.append([])
+            width = int(lengths[i])
+        groups[-1].append(int(rows[i]))
+    return [torch.tensor(g) for g in groups]
+
+
+def autocast(config: UpdateConfig, device: torch.device) -> torch.autocast:
+    return torch.autocast(device.type, torch.bfloat16, enabled=config.bf16)
+
+
+def update(
+    policy: Policy,
+    reference: Policy | None,
+    batch: TokenBatch,
+    losses: Mapping[str, Loss],
+    optimizer: torch.optim.Optimizer,
+    config: UpdateConfig,
+    generator: torch.Generator,
+    progress: Callable[[int], None] = lambda rows: None,
+) -> dict[str, float]:
+    """Passes over the batch, a step for each minibatch. Returns metrics by name, means over all minibatches."""
+    if "kl" in losses and reference is not None:
+        batch = add_reference(batch, reference, config)
+    policy.train()
+    reads: dict[str, bool] = {}
+    for loss in losses.values():
+        reads[loss.reads] = reads.get(loss.reads, False) or loss.weight != 0.0
+    totals = _Means()
+    size = batch.shape[0]
+    for _ in range(config.epochs):
+        order = torch.randperm(size, generator=generator)
+        stop = False
+        for rows in order.chunk(min(config.minibatches, size)):
+            counts = count_tokens(batch.select(rows), losses)
+            optimizer.zero_grad(set_to_none=True)
+            for micro in micro_batches(batch, rows, config.token_budget):
+                part = batch.select(micro).to(policy.device)
+                with autocast(config, policy.device):
+                    outputs = forward(policy, part, config.temperature, reads)
+                total = torch.zeros((), device=policy.device)
+                for name, loss in losses.items():
+                    values, mask = loss(part, outputs)
+                    summed = values[mask].sum() / max(counts[name], 1)
+                    if loss.weight:
+                        total = total + loss.weight * summed
+                    totals.add(f"loss/{name}", float(summed.detach()) * counts[name], 0)
+                if total.requires_grad:
+                    total.backward()
+                if "policy" in losses:
+                    _diagnose(totals, part, outputs)
+                progress(len(micro))
+            for name, count in counts.items():
+                totals.add(f"loss/{name}", 0.0, count)
+            norm = nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm)
+            if not bool(torch.isfinite(norm)):
+                raise FloatingPointError(
+                    f"the gradient is not finite ({float(norm)}): lower algo.update.learning_rate or a loss weight"
+                )
+            optimizer.step()
+            totals.add("update/grad_norm", float(norm), 1)
+            if config.target_kl is not None and totals.mean("update/approx_kl") > config.target_kl:
+                stop = True
+                break
+        if stop:
+            break
+    policy.eval()
+    return {**totals.means(), "update/explained_variance": explained_variance(batch)}
+
+
+def count_tokens(batch: TokenBatch, losses: Mapping[str, Loss]) -> dict[str, int]:
+    """How many places each loss averages over in a whole minibatch, from its mask alone."""
+    zeros = torch.zeros(batch.tokens.shape)
+    width = max(batch.candidates.shape[1], 1)
+    blank = Outputs(zeros, zeros, zeros, torch.zeros(len(batch.row), width), zeros)
+    return {name: int(loss(batch, blank)[1].sum()) for name, loss in losses.items()}
+
+
+def explained_variance(batch: TokenBatch) -> float:
+    """1 - Var(return - value) / Var(return) of the critic that played; 0 where returns don't vary."""
+    returns, values = batch.returns[batch.decision], batch.values[batch.decision]
+    variance = returns.var() if len(returns) > 1 else torch.tensor(0.0)
+    return float(1 - (returns - values).var() / variance) if float(variance) > 0 else 0.0
+
+
+class _Means:
+    """Running means by name."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, float] = {}
+        self.counts: dict[str, float] = {}
+
+    def add(self, name: str, total: float, count: float) -> None:
+        self.sums[name] = self.sums.get(name, 0.0) + total
+        self.counts[name] = self.counts.get(name, 0.0) + count
+
+    def mean(self, name: str) -> float:
+        return self.sums.get(name, 0.0) / max(self.counts.get(name, 0.0), 1.0)
+
+    def means(self) -> dict[str, float]:
+        return {name: self.mean(name) for name in self.sums}
+
+
+def _diagnose(totals: _Means, batch: TokenBatch, outputs: Outputs) -> None:
+    """approx_kl (k3, Schulman 2020) and clipfrac (beyond 0.2) of reply tokens against the policy that played."""
+    mask = batch.reply
+    ratio = (outputs.logprobs.detach() - batch.logprobs)[mask]
+    totals.add("update/approx_kl", float((ratio.exp() - 1 - ratio).sum()), int(mask.sum()))
+    totals.add("update/clipfrac", float(((ratio.exp() - 1).abs() > 0.2).float().sum()), int(mask.sum()))

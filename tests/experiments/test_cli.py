@@ -1,0 +1,323 @@
+"""The command line on a toy configuration: what runs, what is refused and how, and what is left on disk."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+
+from experiments.cli import command, nearest, wrong_kind
+from marl.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = {
+    "__init__.py": "",
+    "hydra_settings.yaml": (ROOT / "conf/hydra_settings.yaml").read_text(),
+    "train.yaml": """
+defaults: [_self_, hydra_settings, model: tiny, optional reward/critic: null, ablation: none, optional sweep: null]
+seed: 0
+note: null
+label: run
+sizes: [8, 8]
+verbose: false
+reward: {speaking: {weight: 0.5, listeners: others}}
+loss: {listening: {weight: 1}}
+double: ${seed}
+""",
+    "typed.yaml": "defaults: [toy_schema, _self_, hydra_settings]\nweight: 0.5\n",
+    "broken.yaml": "defaults: [_self_, hydra_settings]\nname: ${nothing.here}\n",
+    "model/tiny.yaml": "layers: 2\n",
+    "model/hf.yaml": "name: ???\n",
+    "reward/critic/own.yaml": "size: 1\n",
+    "ablation/none.yaml": "# @package _global_\n",
+    "ablation/full.yaml": "# @package _global_\nreward: {speaking: {weight: 1.0}}\n",
+    "ablation/no_listening.yaml": "# @package _global_\nloss: {listening: {weight: 0}}\n",
+    "sweep/arms.yaml": """# @package _global_
+hydra: {mode: MULTIRUN, sweeper: {params: {ablation: "none,full", seed: "0,1"}}}
+""",
+    "sweep/bad.yaml": """# @package _global_
+hydra: {mode: MULTIRUN, sweeper: {params: {ablation: "none,fulll"}}}
+""",
+}
+
+
+@dataclass
+class Typed:
+    weight: float = 0.0
+
+
+ConfigStore.instance().store(name="toy_schema", node=Typed)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An importable package `toy_conf`."""
+    root = tmp_path_factory.mktemp("toy")
+    for name, text in FILES.items():
+        path = root / "toy_conf" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    sys.path.insert(0, str(root))
+    yield root
+    sys.path.remove(str(root))
+
+
+@dataclass(frozen=True)
+class Result:
+    status: int
+    out: str
+    err: str
+    jobs: list[DictConfig]
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator["Cli"]:
+    monkeypatch.chdir(tmp_path)
+    yield Cli(monkeypatch, capsys)
+    assert list(tmp_path.iterdir()) == [], "Hydra left something behind"
+
+
+class Cli:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.monkeypatch, self.capsys = monkeypatch, capsys
+
+    def __call__(self, *arguments: str, config: str = "train") -> Result:
+        jobs: list[DictConfig] = []
+
+        def task(cfg: DictConfig) -> None:
+            jobs.append(cfg)
+            if cfg.get("seed") == 7:
+                raise UserError("seed 7 is unlucky:\n   choose another one.")
+            if cfg.get("seed") == 8:
+                raise RuntimeError("boom")
+            if cfg.get("seed") == 9:
+                OmegaConf.merge(OmegaConf.structured(Typed), {"weight": "abc"})
+
+        self.monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+        self.capsys.readouterr()
+        status = 0
+        try:
+            command(config, package="toy_conf")(task)()
+        except SystemExit as leaving:
+            status = int(leaving.code or 0)
+        captured = self.capsys.readouterr()
+        return Result(status, captured.out, captured.err, jobs)
+
+
+# ---- what runs -----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_gets_the_composed_configuration(cli: Cli) -> None:
+    result = cli("seed=3", "ablation=full", "+extra=1", "~loss.listening", "label=a-b", "note=2", "sizes=[1]")
+    assert (result.status, result.err, result.out) == (0, "", "")
+    [cfg] = result.jobs
+    assert OmegaConf.to_container(cfg, resolve=True) == {
+        "seed": 3,
+        "note": 2,
+        "label": "a-b",
+        "sizes": [1],
+        "verbose": False,
+        "reward": {"speaking": {"weight": 1.0, "listeners": "others"}},
+        "loss": {},
+        "double": 3,
+        "model": {"layers": 2},
+        "extra": 1,
+    }
+
+
+def test_called_with_a_configuration_it_is_just_the_task() -> None:
+    main = command("train", package="toy_conf")(lambda cfg: {"seed": cfg.seed})
+    assert main(OmegaConf.create({"seed": 4})) == {"seed": 4}
+
+
+def arms(result: Result) -> list[tuple[int, float, float]]:
+    return [(c.seed, c.reward.speaking.weight, c.loss.listening.weight) for c in result.jobs]
+
+
+def test_sweeps_run_the_product_of_all_choices(cli: Cli) -> None:
+    result = cli("-m", "ablation=none,full", "seed=range(1,3)", "label=x")
+    assert result.status == 0
+    assert arms(result) == [(1, 0.5, 1), (2, 0.5, 1), (1, 1.0, 1), (2, 1.0, 1)]
+
+
+def test_flags_may_stand_between_settings(cli: Cli) -> None:
+    assert arms(cli("seed=1,2", "-m", "ablation=full")) == [(1, 1.0, 1), (2, 1.0, 1)]
+
+
+def test_a_deletion_holds_in_every_job_of_a_sweep(cli: Cli) -> None:
+    result = cli("-m", "~loss.listening", "seed=0,1")
+    assert [(c.seed, dict(c.loss)) for c in result.jobs] == [(0, {}), (1, {})]
+
+
+def test_a_sweep_preset_needs_no_flag_and_yields_to_the_command_line(cli: Cli) -> None:
+    assert arms(cli("sweep=arms")) == [(0, 0.5, 1), (1, 0.5, 1), (0, 1.0, 1), (1, 1.0, 1)]
+    assert arms(cli("sweep=arms", "seed=5")) == [(5, 0.5, 1), (5, 1.0, 1)]
+    assert arms(cli("sweep=arms", "seed=5,6", "ablation=no_listening")) == [(5, 0.5, 0), (6, 0.5, 0)]
+
+
+def test_hydras_own_flags_still_work(cli: Cli) -> None:
+    result = cli("--cfg", "job", "seed=3")
+    assert result.status == 0 and "seed: 3" in result.out and result.jobs == []
+    assert "name: ???" in cli("--cfg", "job", "model=hf").out
+    assert cli("--cfg", "job", "ablation=ful").err.startswith("ablation=ful is not an option")
+    assert cli("--help").status == 0
+    assert cli("-cn", "typed", "weight=2").jobs[0].weight == 2.0
+
+
+# ---- what is refused -----------------------------------------------------------------------------------------------
+
+REFUSED = {
+    "reward.speeking.weight=1": "reward.speeking.weight is not a setting; the nearest is reward.speaking.weight.",
+    "layers=3": "layers is not a setting; the nearest is model.layers.",
+    "ablaton=full": "ablaton is not a setting; the nearest is ablation.",
+    "reward/critik=own": "reward/critik is not a setting; the nearest is reward/critic.",
+    "~loss.listenin": "loss.listenin is not a setting; the nearest is loss.listening.",
+    "qqqqqq=1": "qqqqqq is not a setting; --cfg job lists them all.",
+    "ablation=ful": "ablation=ful is not an option of ablation; the nearest is full.",
+    "ablation=xyz": "ablation=xyz is not an option of ablation; there are full, no_listening, none.",
+    "reward.speaking.weight=abc": "reward.speaking.weight=abc does not fit: reward.speaking.weight is a number.",
+    "reward.speaking.weight=nan": "reward.speaking.weight=nan does not fit: reward.speaking.weight is a number.",
+    "reward.speaking.weight=true": "reward.speaking.weight=true does not fit: reward.speaking.weight is a number.",
+    "verbose=7": "verbose=7 does not fit: verbose is true or false.",
+    "sizes=7": "sizes=7 does not fit: sizes is a list, as in [1,2].",
+    "loss.listening=0": "loss.listening=0 does not fit: loss.listening is a group of settings (weight).",
+    "+seed=1": "seed is a setting already: write seed=VALUE, without a plus sign.",
+    "+ablation=full": "ablation is chosen twice: give it once, without a plus sign.",
+    "model=hf": "model.name has to be set: add model.name=VALUE.",
+    "label=${nowhere}": "label: Interpolation key 'nowhere' not found",
+    "seed=0,1": "seed=0,1 lists several values; add -m to run them all, one after another.",
+    "hello": "hello is not a setting: write KEY=VALUE",
+    "a b=1": "a b=1 is not a setting: write KEY=VALUE",
+    "label=(": "label=( is not a setting: write KEY=VALUE",
+    "seed=[0,1": "seed=[0,1 is not a setting: write KEY=VALUE",
+    "--sed=1": "Unrecognized arguments: --sed=1; settings are written KEY=VALUE",
+    "hydra.jobb.name=x": "hydra.jobb.name is not a setting; the nearest is hydra.job.name.",
+    "-cn=trian": "There is no command configuration 'trian'",
+}
+
+
+@pytest.mark.parametrize("argument", REFUSED)
+def test_a_mistake_is_one_sentence_and_status_2(cli: Cli, argument: str) -> None:
+    result = cli(argument)
+    assert result.err.startswith(REFUSED[argument]), result.err
+    assert result.err.count("\n") == 1 and result.err.endswith(".\n")
+    assert (result.status, result.out, result.jobs) == (2, "", [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["-m", "ablation=none,ful", "seed=0,1"], "ablation=ful is not an option of ablation; the nearest is full."),
+        (["-m", "reward.speaking.weight=0,abc"], "reward.speaking.weight=abc does not fit"),
+        (["-m", "seed=0", "model=tiny,hf"], "model.name has to be set"),
+        (["-m", "seed=interval(0,1)"], "seed=interval(0,1) names no values"),
+        (["sweep=bad"], "ablation=fulll is not an option of ablation; the nearest is full."),
+        (["sweep=arms", "seed=0,x"], "seed=x does not fit: seed is a number."),
+    ],
+)
+def test_every_choice_of_a_sweep_is_checked_before_the_first_job(cli: Cli, arguments: list[str], sentence: str) -> None:
+    result = cli(*arguments)
+    assert result.err.startswith(sentence), result.err
+    assert (result.status, result.err.count("\n"), result.jobs) == (2, 1, [])
+
+
+def test_structured_configurations_name_setting_and_value(cli: Cli) -> None:
+    assert cli("weight=3", config="typed").jobs[0].weight == 3.0
+    result = cli("weight=abc", config="typed")
+    assert result.status == 2 and result.err == "weight: Value 'abc' of type 'str' could not be converted to Float.\n"
+    result = cli("wieght=1", config="typed")
+    assert result.status == 2 and result.err == "wieght is not a setting; the nearest is weight.\n"
+
+
+def test_a_mistake_in_the_configuration_itself_is_named(cli: Cli) -> None:
+    result = cli(config="broken")
+    assert result.status == 2 and result.err == "name: Interpolation key 'nothing.here' not found.\n"
+
+
+# ---- what fails in a job -------------------------------------------------------------------------------------------
+
+
+def test_bad_input_found_by_the_task_is_one_sentence_and_status_1(cli: Cli) -> None:
+    result = cli("seed=7")
+    assert (result.status, result.err) == (1, "seed 7 is unlucky: choose another one.\n")
+    result = cli("seed=9")
+    assert (result.status, result.err) == (1, "weight: Value 'abc' of type 'str' could not be converted to Float.\n")
+
+
+def test_our_own_mistakes_come_with_a_traceback(cli: Cli) -> None:
+    result = cli("seed=8")
+    assert result.status == 1 and "Traceback" in result.err and result.err.rstrip().endswith("RuntimeError: boom")
+
+
+def test_full_errors_on_demand(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(UserError, match="unlucky"):
+        cli("seed=7")
+
+
+def test_a_failed_job_of_a_sweep_surfaces_and_the_others_go_on(cli: Cli) -> None:
+    result = cli("-m", "seed=6,7,8,10")
+    assert [cfg.seed for cfg in result.jobs] == [6, 7, 8, 10]
+    assert result.status == 1
+    assert "seed=7: seed 7 is unlucky: choose another one.\n" in result.err
+    assert "seed=8: Traceback" in result.err and "RuntimeError: boom" in result.err
+    assert result.err.endswith("Failed jobs: 2 (seed=7; seed=8).\n")
+
+
+# ---- the parts -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("default", "value", "kind"),
+    [
+        (1, 0.5, ""),
+        (0.5, 1, ""),
+        (0.5, None, ""),
+        (0.5, "${other}", ""),
+        (0.5, "1", "a number"),
+        (0.5, [1], "a number"),
+        (True, 1, "true or false"),
+        (1, True, "a number"),
+        (None, "anything", ""),
+        ("text", 5, ""),
+        (OmegaConf.create({"a": 1}), {"a": 2}, ""),
+        (OmegaConf.create({"a": 1, "b": 1}), None, "a group of settings (a, b)"),
+        (OmegaConf.create([1]), [2], ""),
+    ],
+)
+def test_kinds_of_value(default: object, value: object, kind: str) -> None:
+    assert wrong_kind(default, value) == kind
+
+
+def test_nearest_names_the_most_similar_first() -> None:
+    names = ["env.objective", "algo.learning_rate", "loss.kl.weight", "loss.entropy.weight"]
+    assert nearest("learning_rat", names) == "the nearest is algo.learning_rate"
+    assert nearest("loss.klweight", names) == "the nearest is loss.kl.weight"
+    assert nearest("weight", names) == "the nearest are loss.kl.weight, loss.entropy.weight"
+    assert nearest("xxxx", names) == "--cfg job lists them all"
+
+
+def test_the_real_thing_in_a_process_of_its_own(toy: Path, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(
+        "from experiments.cli import command\n\n\n"
+        "@command('train', package='toy_conf')\n"
+        "def main(cfg):\n    print('seed', cfg.seed)\n\n\n"
+        "if __name__ == '__main__':\n    main()\n"
+    )
+    environment = {"PYTHONPATH": f"{ROOT}:{toy}", "PYTHONDONTWRITEBYTECODE": "1", "PATH": "/usr/bin:/bin"}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command_line = [sys.executable, "app.py", *arguments]
+        return subprocess.run(command_line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+
+    good, bad = run("-m", "seed=1,2"), run("sedd=1")
+    assert good.returncode == 0 and [x for x in good.stdout.splitlines() if x.startswith("seed")] == [
+        "seed 1",
+        "seed 2",
+    ]
+    assert (bad.returncode, bad.stdout, bad.stderr) == (2, "", "sedd is not a setting; the nearest is seed.\n")
+    assert [p.name for p in tmp_path.iterdir()] == ["app.py"]

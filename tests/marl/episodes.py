@@ -1,0 +1,168 @@
+"""Small games of Deal or No Deal (and one of another kind) written out by hand, with beliefs chosen to be easy to sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from envs import dond_v0
+from envs.core import Question, TurnKind
+from marl.types import Belief, Episode, Turn
+
+CONTEXT = dond_v0.Context((1, 1, 3), ((0, 1, 3), (1, 3, 2)))
+CANDIDATES = tuple(str(points) for points in range(11))
+
+
+def spread(value: int, truth: float) -> np.ndarray:
+    """Eleven probabilities: `truth` at the value, the rest shared out equally."""
+    probs = np.full(11, (1 - truth) / 10)
+    probs[value] = truth
+    return probs
+
+
+def beliefs(listener: str, step: int, truths: Sequence[float], context: dond_v0.Context = CONTEXT) -> list[Belief]:
+    """The listener's three answers, with these probabilities of the truth."""
+    partner = context.values[1 - dond_v0.AGENTS.index(listener)]
+    return [
+        Belief(
+            listener, "negotiator", step, 0,
+            Question(f"How many points is one {item} worth to your partner?", CANDIDATES, str(partner[i])),
+            spread(partner[i], truths[i]),
+        )
+        for i, item in enumerate(("book", "hat", "ball"))
+    ]  # fmt: skip
+
+
+def message(agent: str, step: int, text: str, **fields: Any) -> Turn:
+    return Turn(agent, "negotiator", step, TurnKind.SPEAK, f"[message] {text} [END]", message=text, **fields)
+
+
+def propose(agent: str, step: int, claim: dond_v0.Triple, **fields: Any) -> Turn:
+    return Turn(agent, "negotiator", step, TurnKind.SPEAK, dond_v0.proposal_text(claim), **fields)
+
+
+def refused(agent: str, step: int, text: str, error: str = "no tag", **fields: Any) -> Turn:
+    return Turn(agent, "negotiator", step, TurnKind.SPEAK, text, error=error, **fields)
+
+
+def episode(
+    turns: Sequence[Turn],
+    answers: Sequence[Belief] = (),
+    claims: tuple[dond_v0.Triple | None, dond_v0.Triple | None] = (None, None),
+    context: dond_v0.Context = CONTEXT,
+    players: tuple[str, str] = ("learner", "learner"),
+    how: str = "mismatch",
+    seed: int = 0,
+    objective: float = 1.0,
+) -> Episode:
+    points = dond_v0.claim_points(context, claims)
+    deal = dond_v0.complementary(claims, context.counts)
+    return Episode(
+        seed=seed,
+        players=dict(zip(dond_v0.AGENTS, players, strict=True)),
+        roles=dict.fromkeys(dond_v0.AGENTS, "negotiator"),
+        streams={},
+        turns=tuple(turns),
+        beliefs=tuple(answers),
+        payments=(),
+        outcome={
+            "deal": deal,
+            "points": dict(zip(dond_v0.AGENTS, points, strict=True)),
+            "how": "deal" if deal else how,
+            "claims": claims,
+        },
+        steps=len(turns),
+        facts={"counts": context.counts, "values": context.values, "first": 0, "objective": objective},
+    )
+
+
+def deal_game(seed: int = 0, players: tuple[str, str] = ("learner", "learner")) -> Episode:
+    """Two messages, then a deal: player_0 takes the balls (9 points), player_1 book and hat (4). Joint 13, the best possible.
+
+    player_1's belief in player_0's values: .1 each at the start, .3 .3 .9 after the first message, the same after its
+    own. player_0's: .2 each at the start and after its own message, .5 .5 .5 after the second.
+    """
+    low, heard = [0.1, 0.1, 0.1], [0.3, 0.3, 0.9]
+    return episode(
+        turns=[
+            message("player_0", 0, "i want the balls", reply_ids=(1, 2, 3, 4, 5, 6), logprobs=(-0.5,) * 6, rewards={"speaking": 1.2}),
+            message("player_1", 1, "ok i take book & hat", reply_ids=(1, 2, 3, 4), logprobs=(-0.25,) * 4),
+            propose("player_0", 2, (0, 0, 3), reply_ids=(7, 8)),
+            propose("player_1", 3, (1, 1, 0), reply_ids=(7, 8), rewards={"game": 13.0}),
+        ],
+        answers=[
+            *beliefs("player_0", 0, [0.2] * 3), *beliefs("player_1", 0, low),
+            *beliefs("player_0", 1, [0.2] * 3), *beliefs("player_1", 1, heard),
+            *beliefs("player_0", 2, [0.5] * 3), *beliefs("player_1", 2, heard),
+        ],
+        claims=((0, 0, 3), (1, 1, 0)),
+        players=players,
+        seed=seed,
+    )  # fmt: skip
+
+
+def failed_game(seed: int = 1, players: tuple[str, str] = ("learner", "learner")) -> Episode:
+    """One refused reply, one message, then both claim the balls: no deal. Beliefs do not move."""
+    return episode(
+        turns=[
+            refused("player_1", 0, "give me all", reply_ids=(9, 9, 9)),
+            message("player_1", 1, "i want the balls", reply_ids=(1, 2)),
+            propose("player_0", 2, (0, 0, 3), reply_ids=(7, 8)),
+            propose("player_1", 3, (0, 0, 3), reply_ids=(7, 8)),
+        ],
+        answers=[
+            *beliefs("player_0", 0, [0.2] * 3), *beliefs("player_1", 0, [0.2] * 3),
+            *beliefs("player_0", 2, [0.2] * 3), *beliefs("player_1", 2, [0.2] * 3),
+        ],
+        claims=((0, 0, 3), (0, 0, 3)),
+        players=players,
+        seed=seed,
+    )  # fmt: skip
+
+
+def aborted_game(seed: int = 2, players: tuple[str, str] = ("learner", "learner")) -> Episode:
+    """Five refused replies of player_0 and nothing else."""
+    return episode([refused("player_0", s, "hm") for s in range(5)], how="abort", players=players, seed=seed)
+
+
+def imposter_game(winner: str | None = "crewmates") -> Episode:
+    """Three players, two discussions of two messages with a vote after each; Red is the imposter and lies in the second."""
+    names = ("Red", "Blue", "Lime")
+    question = Question("Who is the imposter?", names, "Red")
+
+    def turn(agent: str, step: int, text: str, kind: TurnKind = TurnKind.SPEAK) -> Turn:
+        role = "imposter" if agent == "Red" else "crewmate"
+        return Turn(agent, role, step, kind, text, message=text if kind == TurnKind.SPEAK else "")
+
+    def answer(listener: str, step: int, probs: tuple[float, float, float]) -> Belief:
+        return Belief(listener, "crewmate", step, 0, question, np.array(probs))
+
+    return Episode(
+        seed=0,
+        players={"Red": "base", "Blue": "learner", "Lime": "learner"},
+        roles={"Red": "imposter", "Blue": "crewmate", "Lime": "crewmate"},
+        streams={},
+        turns=(
+            turn("Blue", 0, "wait", TurnKind.CHOOSE),
+            turn("Blue", 1, "Red killed"),
+            turn("Lime", 2, "yes Red"),
+            turn("Blue", 3, "skip", TurnKind.CHOOSE),
+            turn("Lime", 4, "wait", TurnKind.CHOOSE),
+            turn("Red", 5, "it was Lime"),
+            turn("Blue", 6, "no"),
+            turn("Blue", 7, "Red", TurnKind.CHOOSE),
+        ),
+        beliefs=(
+            answer("Lime", 1, (0.2, 0.4, 0.4)),
+            answer("Lime", 2, (0.6, 0.2, 0.2)),
+            answer("Blue", 3, (0.5, 0.25, 0.25)),
+            answer("Blue", 5, (0.5, 0.25, 0.25)),
+            answer("Blue", 6, (0.4, 0.2, 0.4)),
+        ),
+        payments=(),
+        outcome={"winner": winner, "how": "ejected"},
+        steps=8,
+        facts={"imposters": (0,)},
+    )

@@ -1,0 +1,313 @@
+"""Metrics of games written out by hand, against figures worked out by hand."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envs import dond_v0
+from marl.evaluate import (
+    among_us_metrics,
+    belief_by_message,
+    belief_metrics,
+    belief_table,
+    conditions_from_json,
+    dond_metrics,
+    error_metrics,
+    evaluation_to_json,
+    exact_prior,
+    grade,
+    metrics,
+    speech_metrics,
+    talk_metrics,
+    vocabulary,
+)
+from marl.stats import Interval
+from tests.marl.episodes import (
+    CONTEXT,
+    aborted_game,
+    beliefs,
+    deal_game,
+    episode,
+    failed_game,
+    imposter_game,
+    message,
+    refused,
+    spread,
+)
+
+GAMES = [deal_game(), failed_game(), aborted_game()]
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def means(found: dict[str, Interval]) -> dict[str, float]:
+    return {name: interval.mean for name, interval in found.items()}
+
+
+def test_cooperative_figures() -> None:
+    found = dond_metrics(GAMES, 1.0, rng())
+    assert means(found) == pytest.approx(
+        {
+            "game/score": 13 / 3,
+            "game/score_ceiling": 13,  # 1 book to player_1 (1), 1 hat to player_1 (3), 3 balls to player_0 (9)
+            "game/points": 13 / 6,
+            "game/joint": 13 / 3,
+            "game/agreement": 1 / 3,
+            "game/pareto": 1 / 3,
+            "game/score_agreed": 13,
+            "game/points_agreed": 6.5,
+            "game/pareto_agreed": 1,
+            "game/how/abort": 1 / 3,
+            "game/how/deal": 1 / 3,
+            "game/how/mismatch": 1 / 3,
+        }
+    )
+    assert found["game/score"].n == 3 and found["game/score_agreed"].n == 1
+    assert found["game/score"].low == 0 and found["game/score"].high == 13
+
+
+def test_other_objectives() -> None:
+    semi = means(dond_metrics(GAMES, 0.0, rng()))
+    assert (semi["game/score"], semi["game/score_ceiling"]) == pytest.approx((13 / 6, 6.5))
+    # Strictly competitive: scores of a game sum to zero and every outcome is Pareto-optimal, no deal too.
+    competitive = means(dond_metrics(GAMES, -1.0, rng()))
+    assert (competitive["game/score"], competitive["game/score_ceiling"], competitive["game/pareto"]) == (0, 0, 1)
+    assert competitive["game/points"] == pytest.approx(13 / 6)
+
+
+def test_no_agreement_leaves_out_agreed_figures() -> None:
+    found = dond_metrics([failed_game(), aborted_game()], 1.0, rng())
+    assert not [name for name in found if name.endswith("_agreed")]
+    assert found["game/agreement"].mean == 0 and found["game/agreement"].high > 0.5
+
+
+def test_a_dominated_deal_is_not_pareto() -> None:
+    # player_0 takes the book, worth 0 to it and 1 to player_1.
+    wasteful = episode([], claims=((1, 0, 3), (0, 1, 0)))
+    found = means(dond_metrics([wasteful], 1.0, rng()))
+    assert (found["game/score"], found["game/pareto"], found["game/pareto_agreed"]) == (12, 0, 0)
+
+
+def test_points_by_player() -> None:
+    games = [deal_game(0, ("learner", "scripted")), deal_game(1, ("scripted", "learner")), failed_game(2, ("learner", "scripted"))]
+    found = dond_metrics(games, 0.5, rng())
+    assert found["game/points/learner"].mean == pytest.approx((9 + 4 + 0) / 3)
+    assert found["game/points/scripted"].mean == pytest.approx((4 + 9 + 0) / 3)
+    assert found["game/score/learner"].mean == pytest.approx((9 + 2 + 4 + 4.5 + 0) / 3)
+    assert found["game/points/learner"].n == 3
+    assert not [name for name in dond_metrics(GAMES, 0.5, rng()) if name.endswith("learner")]  # self-play: one name
+
+
+def test_random_complementary_deals_match_the_known_rates() -> None:
+    """Uniform deals over all contexts' allocations: mean 5.0 points, by symmetry exactly."""
+    games = [
+        episode([], claims=(claim, dond_v0.rest(claim, context.counts)), context=context)
+        for context in dond_v0.contexts()[::40]
+        for claim in dond_v0.allocations(context.counts)
+    ]
+    found = means(dond_metrics(games, 0.0, rng()))
+    assert found["game/points"] == pytest.approx(5.0)
+    assert found["game/agreement"] == 1
+    assert 0.2 < found["game/pareto"] < 0.28  # 23.89 % over the published contexts
+
+
+def test_talk() -> None:
+    found = talk_metrics(GAMES, rng())
+    assert means(found) == pytest.approx(
+        {
+            "talk/turns": (4 + 3 + 0) / 3,
+            "talk/messages": (2 + 1 + 0) / 3,
+            "talk/tokens_per_turn": (6 + 4 + 2 + 2 + 2 + 2 + 2) / 7,  # the refused reply is left out
+            "talk/words_per_message": (4 + 6 + 4) / 3,
+            "talk/vocabulary": 9,  # i want the balls ok take book & hat
+        }
+    )
+    quiet = talk_metrics([aborted_game()], rng())
+    assert set(quiet) == {"talk/turns", "talk/messages"}
+
+
+def test_talk_of_one_player_only() -> None:
+    found = means(talk_metrics([deal_game(0, ("learner", "scripted"))], rng(), players={"scripted"}))
+    assert (found["talk/turns"], found["talk/words_per_message"], found["talk/tokens_per_turn"]) == (2, 6, 3)
+
+
+def test_vocabulary_interval_is_the_jackknife() -> None:
+    # Words of one game only: 2 (c d), 0, 1 (e). Mean 1, sum of squares 2, variance 2/3 * 2 = 4/3.
+    found = vocabulary([["a b c d"], ["a", "b"], ["b e", "a"]])
+    half = 1.959964 * math.sqrt(4 / 3)
+    assert found == Interval(5, pytest.approx(5 - half, abs=1e-5), pytest.approx(5 + half, abs=1e-5), 3)
+
+
+def test_vocabulary_counts_the_first_500_games() -> None:
+    games = [episode([message("player_0", 0, f"w{i}")]) for i in range(510)]
+    assert talk_metrics(games, rng())["talk/vocabulary"].mean == 500
+
+
+def test_errors() -> None:
+    found = error_metrics(GAMES, rng())
+    # Six refused replies in 4 + 3 accepted turns and 1 that never was accepted.
+    assert found["errors/per_turn"].mean == pytest.approx(6 / 8)
+    assert found["errors/aborted"] == Interval(pytest.approx(1 / 3), pytest.approx(0.0615, abs=1e-3), pytest.approx(0.7923, abs=1e-3), 3)
+
+
+def test_errors_of_one_player_only() -> None:
+    game = episode(
+        [message("player_0", 0, "hi"), refused("player_1", 1, "x"), refused("player_1", 2, "x")],
+        how="abort", players=("learner", "scripted"),
+    )  # fmt: skip
+    assert error_metrics([game], rng(), players={"learner"})["errors/per_turn"].mean == 0
+    assert error_metrics([game], rng(), players={"scripted"})["errors/per_turn"].mean == 2
+
+
+def test_grade_by_hand() -> None:
+    graded = grade(np.array([0.5, 0.3, 0.2]), 1)
+    assert graded.accuracy == 0
+    assert graded.log_loss == pytest.approx(-math.log(0.3))
+    assert graded.brier == pytest.approx(0.25 + 0.49 + 0.04)
+    assert grade(np.array([0.4, 0.4, 0.2]), 0).accuracy == 0.5
+    assert grade(np.array([1.0, 0.0]), 1).log_loss == pytest.approx(27.631, abs=1e-3)
+    assert grade(np.array([1.0, 0.0]), 1).brier == 2
+
+
+@given(st.integers(0, 10))
+def test_uniform_beliefs_have_the_grades_of_chance(answer: int) -> None:
+    graded = grade(np.full(11, 1 / 11), answer)
+    assert (graded.accuracy, graded.log_loss, graded.brier) == pytest.approx((1 / 11, math.log(11), 10 / 11))
+
+
+def test_exact_prior_is_of_the_right_item_and_seat() -> None:
+    game = deal_game()
+    for seat, agent in enumerate(dond_v0.AGENTS):
+        for item, belief in enumerate(beliefs(agent, 0, [0.1] * 3)):
+            prior = exact_prior(game, agent, belief.question)
+            assert prior is not None
+            assert np.array_equal(prior, dond_v0.prior(CONTEXT.counts, CONTEXT.values[seat])[item])
+    with pytest.raises(AssertionError):  # the other player's question: the answer does not fit
+        exact_prior(game, "player_0", beliefs("player_1", 0, [0.1] * 3)[0].question)
+    assert exact_prior(imposter_game(), "Lime", imposter_game().beliefs[0].question) is None
+
+
+def prior_log_loss() -> float:
+    """Mean over both players and three items, straight from the game's prior."""
+    losses = [
+        -math.log(dond_v0.prior(CONTEXT.counts, CONTEXT.values[seat])[item, CONTEXT.values[1 - seat][item]])
+        for seat in (0, 1)
+        for item in range(3)
+    ]
+    return sum(losses) / 6
+
+
+def test_belief_metrics_by_hand() -> None:
+    found = belief_metrics([deal_game(), failed_game()], rng())
+    first = (9 * -math.log(0.2) + 3 * -math.log(0.1)) / 12
+    last = (3 * -math.log(0.5) + 2 * -math.log(0.3) - math.log(0.9) + 6 * -math.log(0.2)) / 12
+    assert found["belief/first_log_loss"].mean == pytest.approx(first)
+    assert found["belief/last_log_loss"].mean == pytest.approx(last)
+    assert found["belief/prior_log_loss"].mean == pytest.approx(prior_log_loss())
+    assert found["belief/gain_over_prior"].mean == pytest.approx(prior_log_loss() - last)
+    assert found["belief/gain_over_start"].mean == pytest.approx(first - last)
+    assert {interval.n for interval in found.values()} == {2}
+    # .2 and more leads when the others share the rest; .1 loses to nobody only at (1-.1)/10 = .09 each: it leads too.
+    assert found["belief/accuracy"].mean == 1
+    brier = [(1 - p) ** 2 + (1 - p) ** 2 / 10 for p in [0.5] * 3 + [0.3, 0.3, 0.9] + [0.2] * 6]
+    assert found["belief/last_brier"].mean == pytest.approx(np.mean(brier))
+
+
+def test_all_answers_are_graded_once() -> None:
+    found = belief_metrics([deal_game()], rng())
+    truths = [0.2] * 3 + [0.1] * 3 + [0.2] * 3 + [0.3, 0.3, 0.9] + [0.5] * 3 + [0.3, 0.3, 0.9]
+    assert found["belief/log_loss"].mean == pytest.approx(-np.log(truths).mean())
+
+
+def test_accuracy_of_a_wrong_belief() -> None:
+    wrong = beliefs("player_0", 0, [0.0] * 3)
+    assert belief_metrics([episode([message("player_0", 0, "hi")], wrong)], rng())["belief/accuracy"].mean == 0
+
+
+def test_belief_by_message() -> None:
+    entries = belief_by_message([deal_game(), failed_game()])
+    assert len(entries) == 3
+    losses = [entry["log_loss"].mean for entry in entries]
+    assert losses[0] == pytest.approx((9 * -math.log(0.2) + 3 * -math.log(0.1)) / 12)
+    # After one message: player_0 .2, player_1 .3 .3 .9 in the deal; .2 throughout in the failed game.
+    assert losses[1] == pytest.approx((9 * -math.log(0.2) + 2 * -math.log(0.3) - math.log(0.9)) / 12)
+    assert losses[2] == pytest.approx((3 * -math.log(0.5) + 2 * -math.log(0.3) - math.log(0.9)) / 6)
+    assert entries[2]["log_loss"].n == 1 and entries[1]["log_loss"].n == 2
+    assert entries[2]["prior_log_loss"].mean == pytest.approx(prior_log_loss())
+    # Across the second message only player_0's belief moved, from .2 to .5.
+    assert entries[2]["gain"].mean == pytest.approx(3 * math.log(0.5 / 0.2) / 6)
+    assert "gain" not in entries[0]
+    assert belief_by_message([aborted_game()]) == []
+
+
+def test_listeners_are_selected_by_player_and_role() -> None:
+    game = deal_game(0, ("learner", "scripted"))
+    learner = belief_metrics([game], rng(), players={"learner"})
+    assert learner["belief/last_log_loss"].mean == pytest.approx(-math.log(0.5))
+    assert belief_metrics([game], rng(), players={"base"}) == {}
+    assert len(belief_table([game], roles={"negotiator"})) == 18
+    assert len(belief_table([game], roles={"imposter"})) == 0
+
+
+def test_discussions_count_their_own_messages() -> None:
+    table = belief_table([imposter_game()])
+    # Lime: before and after the first message. Blue: after the second; then before and after the first of discussion two.
+    assert table.number.tolist() == [0, 1, 2, 0, 1]
+    assert table.last.tolist() == [False, True, True, False, True]
+    found = belief_metrics([imposter_game()], rng())
+    assert found["belief/last_log_loss"].mean == pytest.approx(-np.log([0.6, 0.5, 0.4]).mean())
+    # Blue's answer in discussion one has no start to compare with.
+    assert found["belief/gain_over_start"].mean == pytest.approx(np.log([0.6 / 0.2, 0.4 / 0.5]).mean())
+    assert found["belief/accuracy"].mean == pytest.approx((0 + 1 + 1 + 1 + 0.5) / 5)
+    assert "belief/prior_log_loss" not in found and "belief/gain_over_prior" not in found
+
+
+def test_speech_by_hand() -> None:
+    found = speech_metrics([deal_game(), failed_game()], rng())
+    # Message 1 moves player_1 from .1 .1 .1 to .3 .3 .9; message 2 moves player_0 from .2 to .5 thrice; the third nothing.
+    assert found["speech/belief_change"].mean == pytest.approx((1.2 + 0.9 + 0.0) / 3)
+    log_changes = [2 * math.log(3) + math.log(9), 3 * math.log(2.5), 0.0]
+    assert found["speech/log_belief_change"].mean == pytest.approx(np.mean(log_changes))
+    assert found["speech/belief_change"].n == 2
+
+
+def test_speech_of_an_imposter_counts_negative() -> None:
+    games = [imposter_game()]
+    # Red's lie takes Blue from .5 to .4, which is +.1 for Red; Blue's accusation gave Lime +.4; Lime's reached nobody anew.
+    assert speech_metrics(games, rng(), roles={"imposter"})["speech/belief_change"].mean == pytest.approx(0.1)
+    assert speech_metrics(games, rng(), roles={"crewmate"})["speech/belief_change"].mean == pytest.approx(0.4 / 3)
+    assert speech_metrics(games, rng(), players={"base"})["speech/belief_change"].mean == pytest.approx(0.1)
+
+
+def test_among_us() -> None:
+    found = among_us_metrics([imposter_game("crewmates"), imposter_game("imposters"), imposter_game(None), imposter_game("crewmates")])
+    assert means(found) == {"game/win_rate/crewmates": 0.5, "game/win_rate/imposters": 0.25, "game/how/ejected": 1.0}
+
+
+def test_metrics_brings_all_together() -> None:
+    found = metrics(GAMES, "dond", objective=1.0)
+    assert {name.split("/")[0] for name in found} == {"game", "talk", "errors", "belief", "speech"}
+    assert found == metrics(GAMES, "dond", objective=1.0)  # intervals too
+    assert "game/win_rate/crewmates" in metrics([imposter_game()], "among_us")
+    assert not [name for name in metrics([imposter_game()], "toy") if name.startswith("game/")]
+    with pytest.raises(ValueError, match="no episodes"):
+        metrics([], "dond")
+
+
+def test_evaluation_file() -> None:
+    found = metrics(GAMES, "dond", objective=1.0)
+    written = json.loads(json.dumps(evaluation_to_json({"base": found}, {"base": belief_by_message(GAMES)}, games=3), allow_nan=False))
+    assert written["about"] == {"games": 3}
+    assert written["conditions"]["base"]["game/score"]["mean"] == pytest.approx(13 / 3)
+    assert [entry["log_loss"]["n"] for entry in written["belief_by_message"]["base"]] == [2, 2, 1]
+    assert {k: str(v) for k, v in conditions_from_json(written)["base"].items()} == {k: str(v) for k, v in found.items()}
+
+
+def test_hand_made_beliefs_are_distributions() -> None:
+    assert spread(3, 0.9).sum() == pytest.approx(1) and spread(3, 0.9)[3] == 0.9

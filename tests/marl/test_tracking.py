@@ -1,0 +1,141 @@
+"""Trackers: what the files hold, what resuming keeps, and a real W&B run without network."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from marl.errors import UserError
+from marl.tracking import JsonlTracker, WandbTracker, make_tracker
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_files_hold_exactly_what_was_logged(tmp_path: Path) -> None:
+    with JsonlTracker(tmp_path / "run") as tracker:
+        tracker.log(0, {"game/score": 10.0, "belief/accuracy": np.float32(0.5)}, phase="evaluate")
+        tracker.log(1, {"loss/value": torch.tensor(0.25), "speed/tokens_per_second": 9.5, "time/update": 2, "a": 3})
+        tracker.log(2, {"time/update": 1.5})
+    assert (tmp_path / "run/metrics.jsonl").read_text() == (
+        '{"iteration": 0, "phase": "evaluate", "belief/accuracy": 0.5, "game/score": 10.0}\n'
+        '{"iteration": 1, "phase": "train", "a": 3, "loss/value": 0.25}\n'
+    )
+    assert (tmp_path / "run/timing.jsonl").read_text() == (
+        '{"iteration": 1, "phase": "train", "speed/tokens_per_second": 9.5, "time/update": 2}\n'
+        '{"iteration": 2, "phase": "train", "time/update": 1.5}\n'
+    )
+
+
+def test_every_line_is_on_disk_as_soon_as_it_is_logged(tmp_path: Path) -> None:
+    tracker = JsonlTracker(tmp_path)
+    tracker.log(1, {"x": 1.0})
+    assert lines(tmp_path / "metrics.jsonl") == [{"iteration": 1, "phase": "train", "x": 1.0}]
+    tracker.close()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, np.float64("nan"), torch.tensor(-math.inf), "1.0", None])
+def test_what_is_not_a_finite_number_is_named_and_leaves_no_line(tmp_path: Path, value: object) -> None:
+    with JsonlTracker(tmp_path) as tracker, pytest.raises(ValueError, match="loss/policy"):
+        tracker.log(1, {"loss/value": 1.0, "loss/policy": value})
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+
+
+def test_resume_drops_what_the_checkpoint_does_not_know(tmp_path: Path) -> None:
+    with JsonlTracker(tmp_path) as tracker:
+        for iteration in range(1, 6):
+            tracker.log(iteration, {"x": iteration, "time/x": iteration})
+    with JsonlTracker(tmp_path, resume_from_iteration=3) as tracker:
+        tracker.log(4, {"x": 40})
+    assert [line["x"] for line in lines(tmp_path / "metrics.jsonl")] == [1, 2, 3, 40]
+    assert [line["time/x"] for line in lines(tmp_path / "timing.jsonl")] == [1, 2, 3]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["metrics.jsonl", "timing.jsonl"]
+
+
+def test_without_a_checkpoint_the_files_start_anew(tmp_path: Path) -> None:
+    for value in (1, 2):
+        with JsonlTracker(tmp_path) as tracker:
+            tracker.log(1, {"x": value})
+    assert [line["x"] for line in lines(tmp_path / "metrics.jsonl")] == [2]
+
+
+def test_a_line_cut_off_by_a_crash_is_dropped_but_a_foreign_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"iteration": 1, "phase": "train", "x": 1}\n{"iteration": 2, "pha')
+    JsonlTracker(tmp_path, resume_from_iteration=5).close()
+    assert [line["iteration"] for line in lines(path)] == [1]
+    path.write_text('{"iteration": 1}\nhello\n{"iteration": 2}\n')
+    with pytest.raises(UserError, match=r"metrics\.jsonl, line 2 .*'hello'"):
+        JsonlTracker(tmp_path, resume_from_iteration=5)
+    assert "hello" in path.read_text()
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "wandb"])
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UserError, match=r"cannot be written .*name another one"):
+        make_tracker(kind, tmp_path / "file" / "run", name="n", run_id="id", config={})
+
+
+def test_unknown_kinds_are_named() -> None:
+    with pytest.raises(UserError, match=r"tracker=tensorboard is unknown; it is jsonl or wandb"):
+        make_tracker("tensorboard", Path("nowhere"), name="n", run_id="id", config={})
+    with pytest.raises(UserError, match=r"tracker\.mode=on is unknown"):
+        make_tracker("wandb", Path("nowhere"), name="n", run_id="id", config={}, mode="on")
+    assert not Path("nowhere").exists()
+
+
+def test_wandb_offline_writes_a_run_and_the_files(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    tracker = make_tracker("wandb", tmp_path, name="full-0", run_id="abc123", config={"seed": 0, "loss": {"x": 1.0}})
+    assert isinstance(tracker, WandbTracker)
+    with tracker:
+        tracker.log(1, {"game/score": 10.5, "time/update": 2.0})
+        tracker.log(1, {"game/score": 11.0}, phase="evaluate")
+        tracker.transcripts(1, ["episode", "text"], [[0, "first hello"]])
+        tracker.transcripts(2, ["episode", "text"], [[0, "second hello"], [1, "third hello"]])
+    assert [line["game/score"] for line in lines(tmp_path / "metrics.jsonl")] == [10.5, 11.0]
+    [run] = (tmp_path / "wandb").glob("offline-run-*-abc123")
+    record = (run / "run-abc123.wandb").read_bytes()
+    for text in (b"game/score", b"evaluate/game/score", b"time/update", b"transcripts", b"full-0"):
+        assert text in record, text
+    tables = sorted((run / "files/media/table").glob("*.table.json"), key=lambda p: p.stat().st_mtime_ns)
+    assert [json.loads(t.read_text())["data"] for t in tables] == [
+        [[0, "first hello"]],
+        [[0, "second hello"], [1, "third hello"]],
+    ]
+    assert all(t.name.startswith("transcripts_") for t in tables)  # one key, repeated
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", "")
+
+
+def test_wandb_resumes_under_the_same_id(tmp_path: Path) -> None:
+    for resume, iteration in ((None, 1), (1, 2)):
+        with make_tracker("wandb", tmp_path, name="n", run_id="same", config={}, resume_from_iteration=resume) as t:
+            t.log(iteration, {"x": iteration})
+    assert [line["x"] for line in lines(tmp_path / "metrics.jsonl")] == [1, 2]
+    assert {p.name for p in (tmp_path / "wandb").glob("offline-run-*/*.wandb")} == {"run-same.wandb"}
+
+
+def test_wandb_online_without_an_account_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("NETRC", str(tmp_path / "home/netrc"))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    with JsonlTracker(tmp_path) as tracker:
+        tracker.log(1, {"x": 1})
+    with pytest.raises(UserError, match=r"tracker\.mode=offline .* or tracker=jsonl") as caught:
+        make_tracker("wandb", tmp_path, name="n", run_id="id", config={}, mode="online")
+    assert "\n" not in str(caught.value)
+    assert [line["x"] for line in lines(tmp_path / "metrics.jsonl")] == [1]  # what an earlier attempt wrote stays
+
+
+@pytest.mark.slow
+def test_wandb_unreachable_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # nobody listens there
+    with pytest.raises(UserError, match=r"tracker\.mode=offline .* or tracker=jsonl") as caught:
+        make_tracker("wandb", tmp_path, name="n", run_id="id", config={}, mode="online")
+    assert "\n" not in str(caught.value)
