@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from experiments.cli import command
 from experiments.terminal import Bar, say
@@ -40,7 +40,13 @@ HEADLINE = (
 
 
 def play(
-    first: Agent, second: Agent, make_env: Callable[[], Any], seed: int, games: int, concurrency: int, progress: Progress
+    first: Agent,
+    second: Agent,
+    make_env: Callable[[], Any],
+    seed: int,
+    games: int,
+    concurrency: int,
+    progress: Progress,
 ) -> list[Episode]:
     """Plays the evaluation games of a seed: always the same ones, the two agents changing seats from game to game."""
 
@@ -97,7 +103,13 @@ def find_player(name: str, cfg: DictConfig, parts: Parts, device: torch.device, 
             policy = load_policy(Path(read_card(Path(beside) / "policy")["base"]), device)
         else:
             policy, _ = base_policy(
-                parts.model, parts.base, parts.env, cache=Path(cfg.cache), human_data=cfg.data.dond, device=device, report=say
+                parts.model,
+                parts.base,
+                parts.env,
+                cache=Path(cfg.cache),
+                human_data=cfg.data.dond,
+                device=device,
+                report=say,
             )
         return model_agent("base", policy, parts.algo, slots=slots, temperature=cfg.temperature)
     if "/" in name:
@@ -115,7 +127,7 @@ def main(cfg: DictConfig) -> None:
     """Plays and prints; with `out=FOLDER` also writes `evaluation.json` and the transcripts."""
     parts = build(cfg)
     make_env = env_maker(parts.env)
-    names = list(OmegaConf.to_container(cfg.players) if not isinstance(cfg.players, str) else [cfg.players])
+    names = [cfg.players] if isinstance(cfg.players, str) else [str(name) for name in cfg.players]
     if not 1 <= len(names) <= 2:
         raise UserError(f"players={names}: name one player (it plays itself) or two")
     device = pick_device(cfg.device)
@@ -134,7 +146,13 @@ def main(cfg: DictConfig) -> None:
         conditions[agent] = metrics(episodes, parts.env["game"], objective, players={agent})
     if cfg.out:
         out = Path(cfg.out)
-        about = {"game": parts.env["game"], "objective": objective, "games": cfg.games, "seed": cfg.seed, "players": names}
+        about = {
+            "game": parts.env["game"],
+            "objective": objective,
+            "games": cfg.games,
+            "seed": cfg.seed,
+            "players": names,
+        }
         write_episodes(out / "episodes.jsonl", episodes)
         by_message = {label: belief_by_message(episodes)}
         write_json(out / "evaluation.json", evaluation_to_json(conditions, by_message, **about))

@@ -19,8 +19,8 @@ from omegaconf import DictConfig, OmegaConf
 from experiments.cli import command
 from experiments.evaluate import model_agent, pick_device, play, show
 from experiments.terminal import Bar, say
-from marl.checkpoint import load_training, save_policy, save_training, write_json
-from marl.config import Parts, build, config_hash, identity, run_folder
+from marl.checkpoint import load_training, newest_checkpoint, read_state, save_policy, save_training, write_json
+from marl.config import Parts, build, config_hash, identity, plain, run_folder
 from marl.evaluate import Metrics, belief_by_message, evaluation_to_json, metrics
 from marl.filtered_bc import FilteredBCConfig, train_filtered_bc
 from marl.games import env_maker, scripted
@@ -43,7 +43,7 @@ def main(cfg: DictConfig) -> None:
     """One run, from its configuration to its report."""
     parts = build(cfg)
     make_env = env_maker(parts.env)
-    make_test_env = env_maker({**parts.env, **OmegaConf.to_container(cfg.eval.env, resolve=True)})
+    make_test_env = env_maker({**parts.env, **plain(cfg.eval.env)})
     device = pick_device(cfg.device)
     if cfg.threads:
         torch.set_num_threads(cfg.threads)
@@ -56,20 +56,24 @@ def main(cfg: DictConfig) -> None:
         began = time.time()
         bar = Bar(enabled=cfg.progress)
         say(f"run {folder}")
-        base, base_folder = base_policy(
-            parts.model,
-            parts.base,
-            parts.env,
-            cache=Path(cfg.cache),
-            human_data=cfg.data.dond,
-            privileged_size=privileged_size(make_env) if cfg.model.critic == "privileged" else 0,
-            device=device,
-            progress=bar.count,
-            report=say,
-        )
-        policy = learn(cfg, parts, folder, base, make_env, make_test_env, bar)
-        save_policy(folder / "policy", policy, {"game": parts.env["game"], "base": str(base_folder), "run": folder.name})
-        conditions, examples = final_evaluation(cfg, parts, folder, {"base": base, "trained": policy}, make_test_env, bar)
+        with open_tracker(cfg, folder) as tracker:
+            base, base_folder = base_policy(
+                parts.model,
+                parts.base,
+                parts.env,
+                cache=Path(cfg.cache),
+                human_data=cfg.data.dond,
+                privileged_size=privileged_size(make_env) if cfg.model.critic == "privileged" else 0,
+                device=device,
+                progress=bar.count,
+                report=say,
+            )
+            policy = learn(cfg, parts, folder, base, make_env, make_test_env, tracker, bar)
+        card = {"game": parts.env["game"], "base": str(base_folder), "run": folder.name}
+        save_policy(folder / "policy", policy, card)
+        players = {"base": base, "trained": policy}
+        conditions, examples = final_evaluation(cfg, parts, folder, players, make_test_env, bar)
+        bar.close()
         run_card(
             folder,
             config_hash(cfg),
@@ -80,13 +84,33 @@ def main(cfg: DictConfig) -> None:
             figures={name: {m: i.to_json() for m, i in found.items()} for name, found in conditions.items()},
             speed=mean_speed(folder),
         )
-        bar.close()
         build_report([folder], folder / "report.html", title=cfg.name)
         show(conditions, examples, folder / "report.html")
 
 
+def open_tracker(cfg: DictConfig, folder: Path) -> Tracker:
+    """The run's tracker, before anything expensive: lines after the newest checkpoint will be written again."""
+    newest = newest_checkpoint(folder / "checkpoints", say)
+    return make_tracker(
+        cfg.tracker.kind,
+        folder,
+        name=folder.name,
+        run_id=config_hash(cfg),
+        config=identity(cfg),
+        resume_from_iteration=read_state(newest)["iteration"] if newest else None,
+        **{k: v for k, v in cfg.tracker.items() if k != "kind"},
+    )
+
+
 def learn(
-    cfg: DictConfig, parts: Parts, folder: Path, base: Policy, make_env: Any, make_test_env: Any, bar: Bar
+    cfg: DictConfig,
+    parts: Parts,
+    folder: Path,
+    base: Policy,
+    make_env: Any,
+    make_test_env: Any,
+    tracker: Tracker,
+    bar: Bar,
 ) -> Policy:
     """Trains a copy of the base, from the newest checkpoint if there is one."""
     policy = copy.deepcopy(base)
@@ -95,43 +119,51 @@ def learn(
         policy.parameters(), lr=config.update.learning_rate, weight_decay=config.update.weight_decay
     )
     checkpoints = folder / "checkpoints"
-    state = load_training(checkpoints, policy, optimizer, report=say)
+    state = load_training(checkpoints, policy, optimizer, report=lambda line: None)
     start = state["iteration"] if state else 0
     if start:
         say(f"continuing after iteration {start}")
-    with make_tracker(
-        cfg.tracker.kind,
-        folder,
-        name=folder.name,
-        run_id=config_hash(cfg),
-        config=identity(cfg),
-        resume_from_iteration=start if state else None,
-        **{k: v for k, v in cfg.tracker.items() if k != "kind"},
-    ) as tracker:
 
-        def after(iteration: int, found: dict[str, float], episodes: Sequence[Episode]) -> None:
-            last = iteration == config.iterations
-            tracker.log(iteration, found)
-            say(f"{iteration:4d}/{config.iterations}  " + headline(found))
-            if iteration % cfg.eval.every == 0 or last:
-                watch(cfg, parts, tracker, iteration, policy, make_test_env, folder, bar)
-            if iteration % cfg.checkpoint.every == 0 or last:
-                save_training(checkpoints, iteration, policy, optimizer, {"run": folder.name}, cfg.checkpoint.keep)
+    def after(iteration: int, found: dict[str, float], episodes: Sequence[Episode]) -> None:
+        last = iteration == config.iterations
+        tracker.log(iteration, found)
+        say(f"{iteration:4d}/{config.iterations}  " + headline(found))
+        if iteration % cfg.eval.every == 0 or last:
+            watch(cfg, parts, tracker, iteration, policy, make_test_env, folder, bar)
+        if iteration % cfg.checkpoint.every == 0 or last:
+            save_training(checkpoints, iteration, policy, optimizer, {"run": folder.name}, cfg.checkpoint.keep)
 
-        if start == 0:
-            watch(cfg, parts, tracker, 0, policy, make_test_env, folder, bar)
-        common = {
-            "seed": cfg.seed,
-            "optimizer": optimizer,
-            "start": start,
-            "after": after,
-            "progress": bar,
-        }
-        if isinstance(config, FilteredBCConfig):
-            train_filtered_bc(policy, base, make_env, parts.rewards, parts.losses, config, **common)
-        else:
-            partners = {name: partner(name, parts, config, base) for name in config.partners}
-            train_ppo(policy, base, make_env, parts.rewards, parts.losses, config, partners=partners, **common)
+    if start == 0:
+        watch(cfg, parts, tracker, 0, policy, make_test_env, folder, bar)
+    if isinstance(config, FilteredBCConfig):
+        train_filtered_bc(
+            policy,
+            base,
+            make_env,
+            parts.rewards,
+            parts.losses,
+            config,
+            seed=cfg.seed,
+            optimizer=optimizer,
+            start=start,
+            after=after,
+            progress=bar,
+        )
+    else:
+        train_ppo(
+            policy,
+            base,
+            make_env,
+            parts.rewards,
+            parts.losses,
+            config,
+            seed=cfg.seed,
+            partners={name: partner(name, parts, config, base) for name in config.partners},
+            optimizer=optimizer,
+            start=start,
+            after=after,
+            progress=bar,
+        )
     return policy
 
 
@@ -156,13 +188,17 @@ def watch(
     if not cfg.eval.games:
         return
     bar.stage(f"evaluation after iteration {iteration}", cfg.eval.games)
-    agent = model_agent("learner", policy, parts.algo, slots=2 * parts.algo.concurrency, temperature=cfg.eval.temperature)
+    agent = model_agent(
+        "learner", policy, parts.algo, slots=2 * parts.algo.concurrency, temperature=cfg.eval.temperature
+    )
     episodes = play(agent, agent, make_env, cfg.eval.seed, cfg.eval.games, parts.algo.concurrency, bar)
     episodes = add_rewards(episodes, parts.rewards)
     tracker.log(iteration, episode_metrics(episodes, {"learner"}), phase="eval")
     write_episodes(folder / "episodes" / f"iteration-{iteration:06d}.jsonl", episodes[:SHOWN])
     columns = ("game", "outcome", "transcript")
-    rows = [(e.seed, str(e.outcome.get("how")), "\n".join(f"{t.agent}: {t.text}" for t in e.turns)) for e in episodes[:8]]
+    rows = [
+        (e.seed, str(e.outcome.get("how")), "\n".join(f"{t.agent}: {t.text}" for t in e.turns)) for e in episodes[:8]
+    ]
     tracker.transcripts(iteration, columns, rows)
 
 
@@ -179,7 +215,9 @@ def final_evaluation(
     objective = float(parts.env.get("objective", 0.0))
     for name, policy in policies.items():
         bar.stage(f"evaluation of {name}", cfg.eval.final_games)
-        agent = model_agent(name, policy, parts.algo, slots=2 * parts.algo.concurrency, temperature=cfg.eval.temperature)
+        agent = model_agent(
+            name, policy, parts.algo, slots=2 * parts.algo.concurrency, temperature=cfg.eval.temperature
+        )
         episodes = play(agent, agent, make_env, cfg.eval.seed, cfg.eval.final_games, parts.algo.concurrency, bar)
         episodes = add_rewards(episodes, parts.rewards)
         conditions[name] = metrics(episodes, parts.env["game"], objective)

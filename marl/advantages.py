@@ -61,7 +61,9 @@ def add_advantages(batch: TokenBatch, credit: Credit, speaking_weight: float) ->
     advantages, returns = torch.zeros_like(batch.rewards), torch.zeros_like(batch.rewards)
     for b in range(batch.shape[0]):
         at = batch.decision[b]
-        advantages[b, at], returns[b, at] = gae(batch.rewards[b, at], batch.values[b, at], credit.gamma, credit.gae_lambda)
+        advantages[b, at], returns[b, at] = gae(
+            batch.rewards[b, at], batch.values[b, at], credit.gamma, credit.gae_lambda
+        )
     if credit.normalize and int(batch.decision.sum()) > 1:
         advantages = torch.where(batch.decision, standardise(advantages, batch.decision), 0.0)
     advantages = spread(batch, advantages)

@@ -104,6 +104,7 @@ class TextAgent:
         assert self.tokens is not None
         view = self._views[r.key]
         legal = view.cue(r.options)
+        ids: tuple[int, ...]
         if r.turn == TurnKind.CHOOSE:
             ids, kind = (legal[r.options.index(text)],), Kind.CHOICE
         else:
@@ -126,7 +127,8 @@ class TextAgent:
 def beliefs_of(agent: str, role: str, asked: Sequence[Asked], probs: Sequence[np.ndarray]) -> list[Belief]:
     """Answered questions as beliefs."""
     return [
-        Belief(agent, role, a.step, a.position, a.question, p, a.candidate_ids) for a, p in zip(asked, probs, strict=True)
+        Belief(agent, role, a.step, a.position, a.question, p, a.candidate_ids)
+        for a, p in zip(asked, probs, strict=True)
     ]
 
 

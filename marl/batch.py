@@ -19,7 +19,9 @@ NO_ROWS = "no episode has a seat played by {players}: nothing to learn from"
 
 def seats_of(episodes: Sequence[Episode], players: Collection[str]) -> list[Seat]:
     """The seats that any of these players held, in order: the rows of a batch. Frozen players' seats never enter one."""
-    return [(e, agent) for e in episodes for agent, player in e.players.items() if player in players and agent in e.streams]
+    return [
+        (e, agent) for e in episodes for agent, player in e.players.items() if player in players and agent in e.streams
+    ]
 
 
 def collate(
@@ -47,7 +49,7 @@ def collate(
         "reference_logprobs": (real, ()), "values": (real, ()), "rewards": (real, ()), "speaking": (real, ()),
         "advantages": (real, ()), "returns": (real, ()), "imitate": (flag, ()), "legal": (long, (choices,)),
     }  # fmt: skip
-    a = {name: np.zeros((size, length, *tail), dtype) for name, (dtype, tail) in shapes.items()}
+    a: dict[str, np.ndarray] = {name: np.zeros((size, length, *tail), dtype) for name, (dtype, tail) in shapes.items()}
     a["legal"] -= 1
     asked: list[tuple[int, int, tuple[int, ...], int]] = []
     for b, (episode, agent) in enumerate(seats):
@@ -82,6 +84,8 @@ def collate(
         privileged=torch.from_numpy(hidden.reshape(size, -1)),
         row=torch.tensor([b for b, _, _, _ in asked], dtype=torch.int64),
         position=torch.tensor([p for _, p, _, _ in asked], dtype=torch.int64),
-        candidates=torch.tensor([[*c, *[-1] * (width - len(c))] for _, _, c, _ in asked], dtype=torch.int64).view(-1, width),
+        candidates=torch.tensor([[*c, *[-1] * (width - len(c))] for _, _, c, _ in asked], dtype=torch.int64).view(
+            -1, width
+        ),
         answer=torch.tensor([x for _, _, _, x in asked], dtype=torch.int64),
     )

@@ -103,27 +103,41 @@ def save_training(
         shutil.rmtree(old)
 
 
+def newest_checkpoint(folder: Path, report: Callable[[str], None] = print) -> Path | None:
+    """The newest whole checkpoint of a run; damaged ones are reported and passed over."""
+    for path in reversed(_checkpoints(folder)):
+        problem = verify_folder(path)
+        if not problem:
+            return path
+        report(f"{problem}; going back to the checkpoint before it")
+    return None
+
+
 def load_training(
     folder: Path, policy: Policy, optimizer: torch.optim.Optimizer, report: Callable[[str], None] = print
 ) -> dict[str, Any] | None:
-    """Restores the newest whole checkpoint and returns its state; None where there is none. Damaged ones are reported."""
-    for path in reversed(_checkpoints(folder)):
-        problem = verify_folder(path)
-        if problem:
-            report(f"{problem}; going back to the checkpoint before it")
-            continue
-        missing, unexpected = policy.load_state_dict(load_file(path / "policy.safetensors"), strict=False)
-        tied = set(policy.state_dict()) - set(_distinct(policy.state_dict()))
-        assert set(missing) <= tied and not unexpected, (missing, unexpected)
-        load_optimizer(optimizer, load_file(path / "optimizer.safetensors"))
-        return dict(json.loads((path / "state.json").read_text()))
-    return None
+    """Restores the newest whole checkpoint and returns its state; None where there is none."""
+    path = newest_checkpoint(folder, report)
+    if path is None:
+        return None
+    missing, unexpected = policy.load_state_dict(load_file(path / "policy.safetensors"), strict=False)
+    tied = set(policy.state_dict()) - set(_distinct(policy.state_dict()))
+    assert set(missing) <= tied and not unexpected, (missing, unexpected)
+    load_optimizer(optimizer, load_file(path / "optimizer.safetensors"))
+    return read_state(path)
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """What a checkpoint notes beside its tensors; `iteration` is the number of iterations done."""
+    return dict(json.loads((checkpoint / "state.json").read_text()))
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimizer's state as named tensors: `INDEX.NAME`, in the order of its parameters."""
     state = optimizer.state_dict()["state"]
-    return {f"{i}.{k}": v.contiguous() for i, slots in state.items() for k, v in slots.items()} or {"empty": torch.zeros(1)}
+    return {f"{i}.{k}": v.contiguous() for i, slots in state.items() for k, v in slots.items()} or {
+        "empty": torch.zeros(1)
+    }
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:

@@ -41,27 +41,26 @@ class Parts:
 
 def build(cfg: DictConfig) -> Parts:
     """Builds all parts. Raises UserError naming the setting, its value and what it should be."""
-    plain = OmegaConf.to_container(cfg, resolve=True)
-    assert isinstance(plain, dict)
-    algo = dict(plain["algo"])
+    settings = plain(cfg)
+    algo = dict(settings["algo"])
     kind = algo.pop("kind")
     configs: dict[str, type[PPOConfig] | type[FilteredBCConfig]] = {"ppo": PPOConfig, "filtered_bc": FilteredBCConfig}
-    losses = terms(plain["loss"], "loss")
+    losses = terms(settings["loss"], "loss")
     if kind == "filtered_bc":
         losses = {name: loss for name, loss in losses.items() if name in ("imitation", "listening", "world_model")}
     return Parts(
-        env=plain["env"],
-        model=make(ModelConfig, {k: v for k, v in plain["model"].items() if k != "critic"}, "model"),
-        base=make(BaseConfig, plain["base"], "base"),
+        env=settings["env"],
+        model=make(ModelConfig, {k: v for k, v in settings["model"].items() if k != "critic"}, "model"),
+        base=make(BaseConfig, settings["base"], "base"),
         algo=make(configs[kind], algo, "algo"),
-        rewards=terms(plain["reward"], "reward"),
+        rewards=terms(settings["reward"], "reward"),
         losses=losses,
     )
 
 
 def terms(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The named terms of `reward` or `loss`, each from its `_target_`."""
-    built = {}
+    built: dict[str, Any] = {}
     for name, fields in settings.items():
         if not isinstance(fields, Mapping) or "_target_" not in fields:
             raise UserError(f"{where}.{name} has no _target_: name the class of the term")
@@ -103,11 +102,16 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     return value
 
 
+def plain(cfg: DictConfig) -> dict[str, Any]:
+    """A configuration as ordinary dicts and lists, resolved."""
+    container = OmegaConf.to_container(cfg, resolve=True)
+    assert isinstance(container, dict)
+    return {str(k): v for k, v in container.items()}
+
+
 def identity(cfg: DictConfig) -> dict[str, Any]:
     """The settings that make a run what it is, resolved."""
-    plain = OmegaConf.to_container(cfg, resolve=True)
-    assert isinstance(plain, dict)
-    return {str(k): v for k, v in plain.items() if k not in ELSEWHERE}
+    return {name: value for name, value in plain(cfg).items() if name not in ELSEWHERE}
 
 
 def config_hash(cfg: DictConfig) -> str:

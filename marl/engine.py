@@ -28,13 +28,18 @@ class SlotLayer(CacheLayerMixin):
         _, heads, _, width = key_states.shape
         shape = (self.cache.slots, self.cache.context + 1, heads, width)
         self.keys = torch.zeros(shape, dtype=key_states.dtype, device=key_states.device)
-        self.values = torch.zeros((*shape[:3], value_states.shape[3]), dtype=value_states.dtype, device=key_states.device)
+        self.values = torch.zeros(
+            (*shape[:3], value_states.shape[3]), dtype=value_states.dtype, device=key_states.device
+        )
         self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         """Writes (R, H, n, D) at the current rows and positions; returns the rows' keys and values (R, H, end, D)."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None and self.values is not None
         c = self.cache
         self.keys[c.rows[:, None], c.positions] = key_states.transpose(1, 2)
         self.values[c.rows[:, None], c.positions] = value_states.transpose(1, 2)
@@ -76,9 +81,11 @@ class Engine:
             raise UserError(
                 f"engine.context={context} is more than the model can read ({policy.context} tokens): lower engine.context"
             )
-        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-        window = getattr(config, "sliding_window", None) or context
-        if (kinds != {"full_attention"} and window < context) or "linear_attention" in kinds or not _attends(policy):
+        window = getattr(config, "sliding_window", None) or 0
+        # a configuration that does not list its layers has one kind of them
+        kinds = set(getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"])
+        slides = "sliding_attention" in kinds and window < context
+        if slides or kinds - {"full_attention", "sliding_attention"} or not _attends(policy):
             raise UserError(
                 f"{type(policy.lm).__name__} keeps more than keys and values of its whole context (layers: "
                 f"{', '.join(sorted(kinds))}), so its cache cannot be preallocated: choose a model with full attention"

@@ -66,10 +66,11 @@ def metrics(
 def dond_metrics(episodes: Sequence[Episode], objective: float, rng: np.random.Generator) -> Metrics:
     """Score, points, agreement and Pareto rate of Deal or No Deal, per game (the mean of its two players).
 
-    `game/score` is R_i + objective * R_j over all games and `game/score_agreed` over games with a deal; `game/points` is
-    R_i alone and `game/joint` both players' sum. `game/pareto` counts games whose outcome no allocation weakly dominates,
-    over all games (Liao et al. 2024), `game/pareto_agreed` over agreed ones (Lewis et al. 2017). `game/score_ceiling` is
-    what the best deal of each of these contexts gives. `game/points/NAME`: what the player of that name got.
+    `game/score` is R_i + objective * R_j over all games and `game/score_agreed` over games with a deal; `game/points`
+    is R_i alone and `game/joint` both players' sum. `game/pareto` counts games whose outcome no allocation weakly
+    dominates, over all games (Liao et al. 2024), `game/pareto_agreed` over agreed ones (Lewis et al. 2017).
+    `game/score_ceiling` is what the best deal of each of these contexts gives. `game/points/NAME`: what the
+    player of that name got.
     """
     contexts = [context(episode) for episode in episodes]
     both = np.array([[episode.outcome["points"][agent] for agent in dond_v0.AGENTS] for episode in episodes], float)
@@ -167,8 +168,9 @@ def talk_metrics(
 def vocabulary(games: Sequence[Sequence[str]], level: float = 0.95) -> Interval:
     """Number of different white-space words in the messages of these games, with a jackknife interval over games.
 
-    Leaving game g out loses the words that only g used, u_g of them; the jackknife variance is (n-1)/n sum (u_g - mean)²
-    (Efron and Tibshirani 1993, chapter 11). It says how far the count hangs on single games, not what more games would add.
+    Leaving game g out loses the words that only g used, u_g of them; the jackknife variance is
+    (n-1)/n sum (u_g - mean)² (Efron and Tibshirani 1993, chapter 11). It says how far the count hangs on single games,
+    not what more games would add.
     """
     sets = [{word for text in of_game for word in text.split()} for of_game in games]
     used_by = Counter(word for words in sets for word in words)  # word -> number of games with it
@@ -283,14 +285,20 @@ def belief_table(
         message_steps = sorted(turn.step for turn in episode.turns if turn.message)
         answers: dict[tuple[str, int, str], list[Belief]] = {}  # (listener, discussion, question) -> in order of time
         for belief in sorted(episode.beliefs, key=lambda b: b.step):
-            if (roles is None or belief.role in roles) and (players is None or episode.players[belief.listener] in players):
+            if (roles is None or belief.role in roles) and (
+                players is None or episode.players[belief.listener] in players
+            ):
                 discussion = max(0, bisect_right(starts, belief.step) - 1)
                 answers.setdefault((belief.listener, discussion, belief.question.text), []).append(belief)
         for (listener, discussion, _), series in answers.items():
             start_step = starts[discussion] if starts else 0
             said_before = bisect_right(message_steps, start_step - 1)
             prior = exact_prior(episode, listener, series[0].question)
-            floor = grade(prior, series[0].question.answer_index) if prior is not None else Graded(math.nan, math.nan, math.nan)
+            floor = (
+                grade(prior, series[0].question.answer_index)
+                if prior is not None
+                else Graded(math.nan, math.nan, math.nan)
+            )
             start = before = math.nan
             for i, belief in enumerate(series):
                 number = bisect_right(message_steps, belief.step - 1) - said_before
@@ -361,7 +369,7 @@ def belief_by_message(
     roles: Collection[str] | None = None,
     players: Collection[str] | None = None,
 ) -> list[Metrics]:
-    """Entry k: the answers after k messages of the discussion, as `accuracy`, `log_loss`, `brier`, and `prior_*` of each.
+    """Entry k: the answers after k messages of the discussion: `accuracy`, `log_loss`, `brier`, and `prior_*` of each.
 
     Later entries are made of longer games only, so entries are not to be compared with each other but with the
     prior of the same entry, or by `gain`: log-loss of the same listener's answer before this one, minus this one's.
@@ -423,7 +431,9 @@ def evaluation_to_json(
     return {
         "about": about,
         "conditions": {name: _to_json(found) for name, found in conditions.items()},
-        "belief_by_message": {name: [_to_json(entry) for entry in entries] for name, entries in (by_message or {}).items()},
+        "belief_by_message": {
+            name: [_to_json(entry) for entry in entries] for name, entries in (by_message or {}).items()
+        },
     }
 
 

@@ -123,9 +123,7 @@ def figures(views: Iterable[HumanView]) -> HumanFigures:
 # --- Reading ----------------------------------------------------------------------------------------------------------
 
 _CONTEXT = r"((?:\d{1,3} ){5}\d{1,3})"
-_ROW = re.compile(
-    rf"{_CONTEXT} (.+) <eos> (YOU|THEM): {SELECTION} (.+) <eos> reward=(.+) (agree|disagree) {_CONTEXT}"
-)
+_ROW = re.compile(rf"{_CONTEXT} (.+) <eos> (YOU|THEM): {SELECTION} (.+) <eos> reward=(.+) (agree|disagree) {_CONTEXT}")
 _HELD_OUT = re.compile(
     rf"<input> {_CONTEXT} </input> <dialogue> (.+) <eos> (YOU|THEM): {SELECTION} </dialogue> "
     rf"<output> .+ </output> <partner_input> {_CONTEXT} </partner_input>"

@@ -48,7 +48,9 @@ def episode_metrics(episodes: Sequence[Episode], players: Collection[str]) -> di
     return metrics
 
 
-def speed_metrics(episodes: Sequence[Episode], batch: TokenBatch, rollout_s: float, update_s: float) -> dict[str, float]:
+def speed_metrics(
+    episodes: Sequence[Episode], batch: TokenBatch, rollout_s: float, update_s: float
+) -> dict[str, float]:
     """Clock-dependent figures; tokens of all streams made, and of the rows learned from."""
     made = sum(len(s) for e in episodes for s in e.streams.values())
     learned = int((batch.kind != Kind.PAD).sum())

@@ -25,6 +25,7 @@ from marl.rollout import GAMES, draw_games, pairing, rollout, shuffle_seed
 from marl.types import Episode
 from marl.update import UpdateConfig, update
 
+
 @dataclass(frozen=True)
 class PPOConfig:
     """`games` an iteration, `concurrency` of them at a time; `partners`: who else sits down, and in what share of games."""

@@ -25,7 +25,7 @@ from marl.batch import Seat, collate, seats_of
 from marl.checkpoint import load_policy, read_card, save_policy
 from marl.errors import UserError
 from marl.games import env_maker, game_module, scripted, scripts_module
-from marl.human_dond import Step, read_split, replay_all
+from marl.human_dond import Split, Step, read_split, replay_all
 from marl.losses import Loss
 from marl.losses.imitation import ImitationLoss
 from marl.losses.listening import ListeningLoss
@@ -65,10 +65,10 @@ class BaseConfig:
     """
 
     data: str = "scripted"
-    games: int = 8000
+    games: int = 10000
     epochs: int = 8
-    rows: int = 64  # in one step
-    learning_rate: float = 3e-3
+    rows: int = 16  # in one step
+    learning_rate: float = 4e-3
     warmup: float = 0.05
     weight_decay: float = 0.01
     bf16: bool = False
@@ -155,11 +155,13 @@ def _train(
     human: dict[str, Recorded] = {}
     if base.data == "human":
         assert human_data is not None
-        human = {split: recorded(human_data, split, games) for split in ("train", "val")}
+        human = {"train": recorded(human_data, "train", games), "val": recorded(human_data, "val", games)}
     if model.kind == "tiny":
         texts = human["train"].texts if human else scripted_texts(game, games, base.seed)
         tokens = Tokens(train_tokenizer(texts, game_module(game).COMPACT_TOKENS, model.vocab_size))
-        shape = {k: getattr(model, k) for k in ("hidden_size", "layers", "heads", "kv_heads", "intermediate_size", "context")}
+        shape = {
+            k: getattr(model, k) for k in ("hidden_size", "layers", "heads", "kv_heads", "intermediate_size", "context")
+        }
         lm: PreTrainedModel = tiny_lm(tokens.size, **shape, generator_seed=base.seed)
     else:
         lm, tokens = load_lm(model.name), Tokens(load_tokenizer(model.name))
@@ -200,7 +202,7 @@ class Recorded:
         return [_seat(steps, tokens, index) for index, steps in enumerate(self.steps)]
 
 
-def recorded(folder: str, split: str, games: Sequence[Callable[[], Any]]) -> Recorded:
+def recorded(folder: str, split: Split, games: Sequence[Callable[[], Any]]) -> Recorded:
     """The usable views of a split, played again in the game's variants in turn; the others are left out."""
     environments = [make() for make in games]
     views = read_split(folder, split).usable
@@ -233,16 +235,45 @@ def _seat(steps: Sequence[Step], tokens: Tokens, index: int) -> Seat:
 def fit(
     policy: Policy, draw: Iterator[list[Seat]], steps: int, base: BaseConfig, progress: Callable[[int], None]
 ) -> None:
-    """Supervised steps with AdamW, a warm-up and a cosine to a tenth of the learning rate."""
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=base.learning_rate, weight_decay=base.weight_decay, betas=(0.9, 0.95))
+    """Supervised steps with a warm-up and a cosine to a tenth of the learning rate."""
+    optimizer = MuonAndAdamW(policy, base.learning_rate, base.weight_decay)
     config = UpdateConfig(minibatches=1, max_grad_norm=1.0, bf16=base.bf16)
     losses = base.losses()
     for step in range(steps):
         part = step / max(steps, 1)
         scale = min(1.0, (step + 1) / max(base.warmup * steps, 1)) * (0.55 + 0.45 * math.cos(math.pi * part))
-        optimizer.param_groups[0]["lr"] = base.learning_rate * scale
+        optimizer.set_learning_rate(base.learning_rate * scale)
         update(policy, None, collate(next(draw), {}), losses, optimizer, config, torch.Generator().manual_seed(step))
         progress(step + 1)
+
+
+class MuonAndAdamW:
+    """Muon (Jordan 2024) for the matrices between embedding and output, AdamW for everything else.
+
+    On scripted dialogues a small model needs about half as many games as with AdamW alone.
+    """
+
+    def __init__(self, policy: Policy, learning_rate: float, weight_decay: float) -> None:
+        ends = {id(e.weight) for e in (policy.lm.get_input_embeddings(), policy.lm.get_output_embeddings())}
+        inside = [p for p in policy.lm.parameters() if p.dim() == 2 and id(p) not in ends]
+        chosen = {id(p) for p in inside}
+        others = [p for p in policy.parameters() if id(p) not in chosen]
+        self.parts: tuple[torch.optim.Optimizer, ...] = (
+            torch.optim.Muon(inside, learning_rate, weight_decay, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(others, learning_rate, weight_decay=weight_decay, betas=(0.9, 0.95)),
+        )
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        for part in self.parts:
+            part.param_groups[0]["lr"] = learning_rate
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for part in self.parts:
+            part.zero_grad(set_to_none)
+
+    def step(self) -> None:
+        for part in self.parts:
+            part.step()
 
 
 def scripted_texts(game: str, variants: Sequence[Callable[[], Any]], seed: int, games: int = 800) -> list[str]:

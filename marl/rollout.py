@@ -110,7 +110,9 @@ def rollout(
             fresh.append(table)
 
         # Tables where nobody is to reply (everyone waits) only pass time; the others ask their agents.
-        requests: dict[int, tuple[Agent, list[Request]]] = {id(a): (a, []) for t in tables.values() for a in t.seats.values()}
+        requests: dict[int, tuple[Agent, list[Request]]] = {
+            id(a): (a, []) for t in tables.values() for a in t.seats.values()
+        }
         for table in fresh:
             for name, agent in table.seats.items():
                 request = _request(table, name)
@@ -125,7 +127,7 @@ def rollout(
                 if len(table.replies) == len(table.due):
                     stepping.append(table)
 
-        finished = []
+        finished: list[_Table] = []
         for table in stepping:
             _step(table)
             (finished if table.over else fresh).append(table)

@@ -40,15 +40,21 @@ def claim(folder: Path, config_yaml: str) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")
     except OSError as error:
-        raise UserError(f"runs={folder.parent}: the output folder cannot be written ({error.strerror}); name another") from error
+        raise UserError(
+            f"runs={folder.parent}: the output folder cannot be written ({error.strerror}); name another"
+        ) from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise UserError(f"{folder} is being written by another process: wait for it, or change the configuration") from error
+            raise UserError(
+                f"{folder} is being written by another process: wait for it, or change the configuration"
+            ) from error
         path = folder / CONFIG
         if path.exists() and path.read_text() != config_yaml:
-            raise UserError(f"{path} was edited: the folder's name says which configuration made it; restore or remove it")
+            raise UserError(
+                f"{path} was edited: the folder's name says which configuration made it; restore or remove it"
+            )
         path.write_text(config_yaml)
         yield
 
@@ -76,8 +82,12 @@ def git_commit() -> str:
     """The commit of the code, with `+` where files differ from it; `unknown` outside a checkout."""
     root = Path(__file__).resolve().parent.parent
     try:
-        commit = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=root, capture_output=True, text=True, check=True)
-        changed = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=root, capture_output=True, text=True, check=True)
+        commit = subprocess.run(
+            ["git", "rev-parse", "--short=12", "HEAD"], cwd=root, capture_output=True, text=True, check=True
+        )
+        changed = subprocess.run(
+            ["git", "status", "--porcelain", "-uno"], cwd=root, capture_output=True, text=True, check=True
+        )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return commit.stdout.strip() + ("+" if changed.stdout.strip() else "")

@@ -47,7 +47,9 @@ class Interval:
     @staticmethod
     def from_json(data: dict[str, float | int | None]) -> Interval:
         """The inverse of `to_json`."""
-        mean, low, high = (math.nan if data[name] is None else float(data[name] or 0) for name in ("mean", "low", "high"))
+        mean, low, high = (
+            math.nan if data[name] is None else float(data[name] or 0) for name in ("mean", "low", "high")
+        )
         return Interval(mean, low, high, int(data["n"] or 0))
 
 
@@ -66,11 +68,13 @@ def bootstrap_ratio(
     """Sum of `numerators` over sum of `denominators`, both of shape (units,), with a percentile bootstrap over units.
 
     For refused replies per turn, words per message and the like, where each game brings its own denominator. Source:
-    Efron and Tibshirani 1993, chapter 13. Raises ValueError if the denominators sum to zero: there is nothing to divide.
+    Efron and Tibshirani 1993, chapter 13. Raises ValueError if the denominators sum to zero: nothing was observed.
     """
     top, bottom = np.asarray(numerators, dtype=np.float64), np.asarray(denominators, dtype=np.float64)
     if top.shape != bottom.shape or top.ndim != 1:
-        raise ValueError(f"numerators and denominators must be two equally long vectors, not {top.shape}, {bottom.shape}")
+        raise ValueError(
+            f"numerators and denominators must be two equally long vectors, not {top.shape}, {bottom.shape}"
+        )
     if not bottom.sum() > 0:
         raise ValueError("the denominators sum to zero: no observation to take a mean of")
     mean, units = float(top.sum() / bottom.sum()), len(top)
@@ -94,7 +98,7 @@ def bootstrap_mean(
     level: float = 0.95,
     draws: int = 2000,
 ) -> Interval:
-    """Mean of `values`, shape (n,), with a percentile bootstrap that resamples whole `clusters`, shape (n,), with replacement.
+    """Mean of `values`, shape (n,), with a percentile bootstrap that resamples whole `clusters`, shape (n,).
 
     `clusters` names the unit that each value comes from, the game for example; by default every value is its own.
     `n` of the result counts clusters. Raises ValueError if there is no value.
@@ -111,10 +115,15 @@ def bootstrap_mean(
 def paired_difference(
     a: ArrayLike, b: ArrayLike, *, rng: np.random.Generator, level: float = 0.95, draws: int = 2000
 ) -> Interval:
-    """Mean of `a - b` where `a[i]` and `b[i]` are the same game played twice, shape (n,). Pairing removes the luck of the draw."""
+    """Mean of `a - b`, both of shape (n,), where `a[i]` and `b[i]` are the same game played twice.
+
+    Pairing removes the luck of the draw. Raises ValueError if the shapes differ.
+    """
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if first.shape != second.shape:
-        raise ValueError(f"a and b must hold the same games in the same order, not shapes {first.shape} and {second.shape}")
+        raise ValueError(
+            f"a and b must hold the same games in the same order, not shapes {first.shape} and {second.shape}"
+        )
     return bootstrap_mean(first - second, rng=rng, level=level, draws=draws)
 
 
@@ -135,9 +144,11 @@ def wilson(successes: int, n: int, level: float = 0.95) -> Interval:
 def seed_mean(means: ArrayLike, level: float = 0.95) -> Interval:
     """Mean over training seeds, shape (seeds,), with Student's t interval.
 
-    The spread between seed means holds both the luck of training and that of the evaluation games, so nothing below the
-    seed is needed. With three seeds this covers 95 % where a bootstrap over seeds covers little over 70 %; it is wide because three
-    seeds say little.
+    The spread between seed means holds the luck of training and that of playing the evaluation games, so nothing below
+    the seed is needed. Which games were drawn is in it only if each seed is evaluated on games of its own; on the
+    same games for all, the interval is for those games, and comparisons between arms are the sharper for it. With three
+    seeds this covers 95 % where a bootstrap over seeds covers little over 70 %; it is wide because three seeds say
+    little.
     """
     values = np.asarray(means, dtype=np.float64)
     if values.ndim != 1 or len(values) == 0:
@@ -206,12 +217,16 @@ def ablation_table(runs: Sequence[ArmRun], metrics: Sequence[str] | None = None)
         mine = [run for run in runs if run.arm == arm]
         seeds = [run.seed for run in mine]
         if len(set(seeds)) < len(seeds):
-            raise ValueError(f"arm {arm!r} has a seed more than once: {sorted(seeds)}; give each run of an arm its own seed")
+            raise ValueError(
+                f"arm {arm!r} has a seed more than once: {sorted(seeds)}; give each run of an arm its own seed"
+            )
         shared = [name for name in mine[0].metrics if all(name in run.metrics for run in mine)]
         for metric in shared if metrics is None else metrics:
             missing = [run.seed for run in mine if metric not in run.metrics]
             if missing:
-                raise ValueError(f"metric {metric!r} is missing from arm {arm!r}, seeds {missing}; leave it out or evaluate again")
+                raise ValueError(
+                    f"metric {metric!r} is missing from arm {arm!r}, seeds {missing}; leave it out or evaluate again"
+                )
             found = [run.metrics[metric] for run in mine]
             interval = seed_mean([value.mean for value in found]) if len(found) > 1 else found[0]
             games = sum(value.n for value in found)
@@ -220,7 +235,10 @@ def ablation_table(runs: Sequence[ArmRun], metrics: Sequence[str] | None = None)
 
 
 def arm_differences(runs: Sequence[ArmRun], reference: str, metrics: Sequence[str]) -> list[TableRow]:
-    """Each arm minus `reference`, paired by training seed; `arm` of a row reads `ARM - REFERENCE`. Needs two shared seeds."""
+    """Each arm minus `reference`, paired by training seed; `arm` of a row reads `ARM - REFERENCE`.
+
+    Raises ValueError if `reference` is no arm, or an arm shares fewer than two seeds with it.
+    """
     by_arm = {arm: {run.seed: run for run in runs if run.arm == arm} for arm in dict.fromkeys(run.arm for run in runs)}
     if reference not in by_arm:
         raise ValueError(f"reference arm {reference!r} is not among the arms {list(by_arm)}")
@@ -230,7 +248,9 @@ def arm_differences(runs: Sequence[ArmRun], reference: str, metrics: Sequence[st
         if arm == reference:
             continue
         if len(shared) < 2:
-            raise ValueError(f"arms {arm!r} and {reference!r} share {len(shared)} seeds; a paired difference needs two or more")
+            raise ValueError(
+                f"arms {arm!r} and {reference!r} share {len(shared)} seeds; a paired difference needs two or more"
+            )
         for metric in metrics:
             pairs = [(mine[seed].metrics[metric], by_arm[reference][seed].metrics[metric]) for seed in shared]
             interval = seed_mean([a.mean - b.mean for a, b in pairs])
@@ -241,7 +261,7 @@ def arm_differences(runs: Sequence[ArmRun], reference: str, metrics: Sequence[st
 
 
 def write_table(path: Path, rows: Iterable[TableRow]) -> None:
-    """Writes `arm,metric,mean,low,high,seeds,games`, numbers with six significant figures. Replaces the file in one step."""
+    """Writes `arm,metric,mean,low,high,seeds,games`, six significant figures. Replaces the file in one step."""
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -265,10 +285,10 @@ def read_table(path: Path) -> list[TableRow]:
 
 
 def format_table(rows: dict[str, dict[str, Interval]], metrics: Sequence[str] | None = None) -> str:
-    """A text table for the terminal: a line for each metric, a column for each condition, `mean [low, high]` in the cells.
+    """A text table for the terminal: a line for each metric, a column for each condition, `mean [low, high]` in cells.
 
-    `rows` maps condition (`base`, `trained`) to metrics. Metrics stand in the order given, or in which they first appear;
-    a condition without the metric shows a dash.
+    `rows` maps condition (`base`, `trained`) to metrics. Metrics stand in the order given, or in which they first
+    appear; a condition without the metric shows a dash.
     """
     names = list(metrics) if metrics is not None else list(dict.fromkeys(name for row in rows.values() for name in row))
     cells = [[name, *(str(row[name]) if name in row else "–" for row in rows.values())] for name in names]
@@ -276,7 +296,10 @@ def format_table(rows: dict[str, dict[str, Interval]], metrics: Sequence[str] | 
     widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
     # Metric names stand at the left; figures are aligned at the right, so that equal formats line up.
     lines = [
-        "  ".join(cell.ljust(width) if column == 0 else cell.rjust(width) for column, (cell, width) in enumerate(zip(line, widths, strict=True)))
+        "  ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
         for line in cells
     ]
     lines.insert(1, "  ".join("─" * width for width in widths))

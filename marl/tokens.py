@@ -9,6 +9,7 @@ from __future__ import annotations
 import string
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from os.path import commonprefix
 
 from jinja2.exceptions import TemplateError
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -28,8 +29,8 @@ def train_tokenizer(texts: Iterable[str], keep: Sequence[str], vocab_size: int) 
     Words and numbers are single tokens with and without a space before them, tags as they are (`END` with its space
     too). Any other text still encodes, byte by byte where needed, and decodes to itself.
     """
-    words = [*NUMBERS, *(token for token in keep if token.isalpha())]
-    tags = [*(token for token in keep if not token.isalnum()), f" {END}"]
+    words = [*NUMBERS, *(token for token in keep if token.isalpha() or token.isdecimal())]
+    tags = [*(token for token in keep if token not in words), f" {END}"]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -101,8 +102,10 @@ class Tokens:
         """The range of `ids` whose characters lie within `span` of the decoded text; (0, 0) for an empty span."""
         if span[0] >= span[1]:
             return (0, 0)
-        ends = [len(self.decode(ids[: i + 1])) for i in range(len(ids))]
-        inside = [i for i, end in enumerate(ends) if end > span[0] and (ends[i - 1] if i else 0) < span[1]]
+        texts = [self.decode(ids[:i]) for i in range(len(ids) + 1)]
+        # A token may hold part of a character: what it changes of the text begins where the two texts part.
+        starts = [len(commonprefix([texts[i], texts[i + 1]])) for i in range(len(ids))]
+        inside = [i for i, start in enumerate(starts) if len(texts[i + 1]) > span[0] and start < span[1]]
         return (inside[0], inside[-1] + 1) if inside else (0, 0)
 
     # -- one token per choice ----------------------------------------------------------------------------------------
@@ -232,7 +235,7 @@ class View:
         start = len(self.stream)
         self.stream.append(list(ids), kind)
         after = self.tokens.format.after_reply
-        if after and ids[-1] in self.tokens.eos_ids and after[0] == ids[-1]:
+        if ids and after and ids[-1] in self.tokens.eos_ids and after[0] == ids[-1]:
             after = after[1:]  # the model ended its turn itself
         self.stream.append(after, Kind.OBSERVATION)
         return start

@@ -79,8 +79,8 @@ class WandbTracker(Tracker):
 
     `mode` is `offline` (no account, no network; `wandb sync` uploads later) or `online`. The same `run_id` continues
     the same W&B run, so a resumed run stays one curve; `iteration` is the x-axis of every metric. Offline, each attempt
-    leaves a folder of its own under that id, and `wandb sync` uploads them in order. Metrics of phases other than `train` are prefixed
-    with the phase. Raises UserError at once where online logging cannot work.
+    leaves a folder of its own under that id, and `wandb sync` uploads them in order. Metrics of phases other than
+    `train` are prefixed with the phase. Raises UserError at once where online logging cannot work.
     """
 
     def __init__(
@@ -118,8 +118,11 @@ class WandbTracker(Tracker):
         self._run.log({"iteration": iteration, "transcripts": table})
 
     def close(self, failed: bool = False) -> None:
+        import wandb
+
         self._files.close()
         self._run.finish(exit_code=int(failed))
+        wandb.teardown()  # `finish` may return before W&B's own process has written the run's last records
 
 
 def make_tracker(

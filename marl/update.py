@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,14 @@ class UpdateConfig:
     target_kl: float | None = None  # stop the passes once approx_kl exceeds it
     temperature: float = 1.0  # of the rollout: the distribution that was sampled is the one that is scored
     bf16: bool = False  # autocast the forward pass; log-probabilities stay in float32
+
+
+class Optimizer(Protocol):
+    """An optimiser of torch, or several of them."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None: ...
+
+    def step(self) -> Any: ...
 
 
 def forward(policy: Policy, batch: TokenBatch, temperature: float, reads: Mapping[str, bool]) -> Outputs:
@@ -116,7 +125,7 @@ def update(
     reference: Policy | None,
     batch: TokenBatch,
     losses: Mapping[str, Loss],
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     config: UpdateConfig,
     generator: torch.Generator,
     progress: Callable[[int], None] = lambda rows: None,

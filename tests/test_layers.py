@@ -27,8 +27,9 @@ LAYERS = [
     "pretrain monitor",
     "filtered_bc",
     "ppo",
-    "evaluate",
+    "evaluate transcripts",
     "config",
+    "runs",
 ]
 LAYER = {name: depth for depth, line in enumerate(LAYERS) for name in line.split()}
 

@@ -33,8 +33,13 @@ class Outputs:
 class Loss(Protocol):
     """A named loss term. A weight of 0 means: measured and logged, not trained on."""
 
-    weight: float
-    reads: str  # which part of the outputs it needs: reply, values, beliefs or observed
+    @property
+    def weight(self) -> float: ...
+
+    @property
+    def reads(self) -> str:
+        """Which part of the outputs it needs: reply, values, beliefs or observed."""
+        ...
 
     def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
         """Values and a bool mask of the same shape."""

@@ -14,7 +14,8 @@ from marl.types import Episode
 class Reward(Protocol):
     """A named reward term. A weight of 0 means: measured and logged, not trained on."""
 
-    weight: float
+    @property
+    def weight(self) -> float: ...
 
     def __call__(self, episode: Episode) -> np.ndarray:
         """(U,) floats, one for each of `episode.turns`."""

@@ -22,7 +22,9 @@ class GameReward:
     def __call__(self, episode: Episode) -> np.ndarray:
         amounts = np.zeros(len(episode.turns))
         for payment in episode.payments:
-            own = [u for u, turn in enumerate(episode.turns) if turn.agent == payment.agent and turn.step <= payment.step]
+            own = [
+                u for u, turn in enumerate(episode.turns) if turn.agent == payment.agent and turn.step <= payment.step
+            ]
             if own:
                 amounts[own[-1]] += payment.amount * self.scale
         return amounts

@@ -43,7 +43,9 @@ class SpeakingReward:
         amounts = np.zeros(len(episode.turns))
         by_listener: dict[str, list[Belief]] = {}
         for belief in episode.beliefs:
-            if belief.role not in self.adversaries and (not self.players or episode.players[belief.listener] in self.players):
+            if belief.role not in self.adversaries and (
+                not self.players or episode.players[belief.listener] in self.players
+            ):
                 by_listener.setdefault(belief.listener, []).append(belief)
         for u, turn in enumerate(episode.turns):
             if turn.message:

@@ -242,6 +242,8 @@ ACCEPT = (
     "deal", "ok deal", "ok", "sure , deal", "sounds good", "yes , deal", "okay that works", "that works", "agreed",
     "great , deal", "yes i can do that", "fine with me",
 )  # fmt: skip
+PLAIN = ("i get {full}", "i take {full}", "i want {full}", "{full} for me", "can i have {full} ?", "give me {full}")
+ACCEPT_PLAIN = ("deal , i get {full}", "ok , i take {full}", "ok deal , {full} for me", "yes , i get {full}")
 ACCEPT_AGAIN = ("deal , i get {mine}", "ok , you get {theirs}", "ok deal , i take {mine}", "yes , {mine} for me")
 REJECT = ("no ,", "sorry ,", "no deal ,", "i can't do that ,", "not enough ,", "no thanks ,", "nope ,", "hmm no ,")
 QUESTION = ("what do you want ?", "what do you need ?", "which items do you want ?", "hi , what would you like ?")
@@ -276,12 +278,19 @@ def say_items(share: Sequence[int], counts: Triple, rng: Random) -> str:
     return parts[0] if len(parts) == 1 else " , ".join(parts[:-1]) + " and " + parts[-1]
 
 
+def say_all_items(share: Sequence[int]) -> str:
+    """Every item with its number, in the order of the proposal, such as "1 book 0 hats 2 balls"."""
+    return " ".join(f"{number} {one if number == 1 else many}" for number, (one, many) in zip(share, NOUNS, strict=True))
+
+
 def say_split(mine: Triple, counts: Triple, rng: Random, *, terse: bool = False, templates: Sequence[str] = ()) -> str:
     """A sentence by which the speaker gets `mine` and the listener the rest; `understand` reads it back.
 
     Without `templates`, a form is drawn that suits the split; `terse` prefers the shortest ones.
     """
     theirs = rest(mine, counts)
+    if templates and "{full}" in templates[0]:
+        return rng.choice(templates).format(full=say_all_items(mine))
     if not any(mine):
         return "you can have everything"
     if not any(theirs):
@@ -317,7 +326,8 @@ class Temperament:
     picked. `openness`: probability that a message states a value; `thorough`: its first message states all of them.
     `honesty`: probability that a stated value is the true one. `patience`: own messages before it gives up. `terse`:
     probability of the shortest wordings. `mistakes`: probability of a wrong final claim and, at a third of it, of
-    proposing too early in a given turn. `slips`: probability of a reply that the game refuses.
+    proposing too early in a given turn. `slips`: probability of a reply that the game refuses. `plain`: probability of
+    naming a split in full, item by item, which is easy to follow.
     """
 
     name: str
@@ -333,6 +343,7 @@ class Temperament:
     mistakes: float = 0.14
     slips: float = 0.01
     thorough: bool = False
+    plain: float = 0.8
 
 
 TEMPERAMENTS: Mapping[str, Temperament] = {
@@ -470,8 +481,8 @@ class Negotiator:
         offer = None if self.table_is_mine else self.table
         telling = t.thorough and len(self.told) < 3
         if offer is not None and not telling and worth[offer] >= best - slack - 1e-9:
-            again = rng.random() < 0.25
-            words = say_split(offer, self._counts(), rng, templates=ACCEPT_AGAIN) if again else rng.choice(ACCEPT)
+            again = ACCEPT_PLAIN if rng.random() < t.plain else ACCEPT_AGAIN if rng.random() < 0.25 else ()
+            words = say_split(offer, self._counts(), rng, templates=again) if again else rng.choice(ACCEPT)
             return self._speak(words, accepts=True)
         if last_try and rng.random() < 0.5:
             return self._propose()
@@ -513,6 +524,8 @@ class Negotiator:
         noise = {share: -t.spread * math.log(-math.log(rng.random() or 0.5)) for share in acceptable}
         mine = max(acceptable, key=lambda share: partner[share] + noise[share])
         self.table, self.table_is_mine, self.agreed = mine, True, False
+        if rng.random() < t.plain:
+            return say_split(mine, counts, rng, templates=PLAIN)
         terse = rng.random() < t.terse
         drafts = [say_split(mine, counts, rng, terse=terse) for _ in range(3)]
         return next((draft for draft in drafts if len(draft.split()) <= FEW_WORDS), min(drafts, key=len))
@@ -599,13 +612,41 @@ def play(
 # By name
 
 DEFAULT = "mixture"  # a temperament drawn for each seat
+RANDOM = "random"
 
 
-def make_player(name: str, seed: int, role: str = "negotiator") -> Negotiator:
-    """A seat's player by name: `mixture` or one of `TEMPERAMENTS`. ValueError for another name."""
+class RandomPlayer:
+    """Says a few words that mean nothing, then claims a share drawn uniformly: what blind chance gives."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = Random(seed)
+        self.counts: Triple = (0, 0, 0)
+        self.pending = False
+        self.spoken = False
+
+    def observe(self, text: str) -> None:
+        """Reads the counts, and whether a proposal is pending."""
+        if not any(self.counts):
+            books, hats, balls = parse_prompt(text)[0]
+            self.counts = (books, hats, balls)
+        self.pending = self.pending or any(kind == "proposal" for kind, _ in parse_heard(text))
+
+    def reply(self, text: str, options: Sequence[str] = ()) -> str:
+        """A message first, unless the partner has proposed; then a claim."""
+        self.observe(text)
+        if not self.spoken and not self.pending:
+            self.spoken = True
+            return f"{MESSAGE} {self.rng.choice(QUESTION)} {END}"
+        return f"{proposal_text(self.rng.choice(allocations(self.counts)))} {END}"
+
+
+def make_player(name: str, seed: int, role: str = "negotiator") -> Negotiator | RandomPlayer:
+    """A seat's player by name: `mixture`, `random`, or one of `TEMPERAMENTS`. ValueError for another name."""
+    if name == RANDOM:
+        return RandomPlayer(seed)
     if name == DEFAULT:
         return Negotiator(draw_temperament(Random(seed ^ 0x5EED)), seed)
     if name not in TEMPERAMENTS:
-        known = ", ".join((DEFAULT, *TEMPERAMENTS))
+        known = ", ".join([DEFAULT, RANDOM, *TEMPERAMENTS])
         raise ValueError(f"There is no scripted negotiator {name!r}; choose from {known}.")
     return Negotiator(TEMPERAMENTS[name], seed)

@@ -1,4 +1,4 @@
-"""Small games of Deal or No Deal (and one of another kind) written out by hand, with beliefs chosen to be easy to sum."""
+"""Small games of Deal or No Deal (and one of another kind) written out by hand, with beliefs that are easy to sum."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def episode(
 
 
 def deal_game(seed: int = 0, players: tuple[str, str] = ("learner", "learner")) -> Episode:
-    """Two messages, then a deal: player_0 takes the balls (9 points), player_1 book and hat (4). Joint 13, the best possible.
+    """Two messages, then a deal: player_0 takes the balls (9 points), player_1 book and hat (4): 13, the most there is.
 
     player_1's belief in player_0's values: .1 each at the start, .3 .3 .9 after the first message, the same after its
     own. player_0's: .2 each at the start and after its own message, .5 .5 .5 after the second.
@@ -87,7 +87,10 @@ def deal_game(seed: int = 0, players: tuple[str, str] = ("learner", "learner")) 
     low, heard = [0.1, 0.1, 0.1], [0.3, 0.3, 0.9]
     return episode(
         turns=[
-            message("player_0", 0, "i want the balls", reply_ids=(1, 2, 3, 4, 5, 6), logprobs=(-0.5,) * 6, rewards={"speaking": 1.2}),
+            message(
+                "player_0", 0, "i want the balls",
+                reply_ids=(1, 2, 3, 4, 5, 6), logprobs=(-0.5,) * 6, rewards={"speaking": 1.2},
+            ),
             message("player_1", 1, "ok i take book & hat", reply_ids=(1, 2, 3, 4), logprobs=(-0.25,) * 4),
             propose("player_0", 2, (0, 0, 3), reply_ids=(7, 8)),
             propose("player_1", 3, (1, 1, 0), reply_ids=(7, 8), rewards={"game": 13.0}),
@@ -128,7 +131,7 @@ def aborted_game(seed: int = 2, players: tuple[str, str] = ("learner", "learner"
 
 
 def imposter_game(winner: str | None = "crewmates") -> Episode:
-    """Three players, two discussions of two messages with a vote after each; Red is the imposter and lies in the second."""
+    """Three players, two discussions of two messages, a vote after each; Red is the imposter and lies in the second."""
     names = ("Red", "Blue", "Lime")
     question = Question("Who is the imposter?", names, "Red")
 

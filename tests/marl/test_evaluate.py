@@ -95,7 +95,11 @@ def test_a_dominated_deal_is_not_pareto() -> None:
 
 
 def test_points_by_player() -> None:
-    games = [deal_game(0, ("learner", "scripted")), deal_game(1, ("scripted", "learner")), failed_game(2, ("learner", "scripted"))]
+    games = [
+        deal_game(0, ("learner", "scripted")),
+        deal_game(1, ("scripted", "learner")),
+        failed_game(2, ("learner", "scripted")),
+    ]
     found = dond_metrics(games, 0.5, rng())
     assert found["game/points/learner"].mean == pytest.approx((9 + 4 + 0) / 3)
     assert found["game/points/scripted"].mean == pytest.approx((4 + 9 + 0) / 3)
@@ -153,7 +157,9 @@ def test_errors() -> None:
     found = error_metrics(GAMES, rng())
     # Six refused replies in 4 + 3 accepted turns and 1 that never was accepted.
     assert found["errors/per_turn"].mean == pytest.approx(6 / 8)
-    assert found["errors/aborted"] == Interval(pytest.approx(1 / 3), pytest.approx(0.0615, abs=1e-3), pytest.approx(0.7923, abs=1e-3), 3)
+    assert found["errors/aborted"] == Interval(
+        pytest.approx(1 / 3), pytest.approx(0.0615, abs=1e-3), pytest.approx(0.7923, abs=1e-3), 3
+    )
 
 
 def test_errors_of_one_player_only() -> None:
@@ -257,7 +263,7 @@ def test_listeners_are_selected_by_player_and_role() -> None:
 
 def test_discussions_count_their_own_messages() -> None:
     table = belief_table([imposter_game()])
-    # Lime: before and after the first message. Blue: after the second; then before and after the first of discussion two.
+    # Lime: before and after the first message. Blue: after the second; before and after the first of the next.
     assert table.number.tolist() == [0, 1, 2, 0, 1]
     assert table.last.tolist() == [False, True, True, False, True]
     found = belief_metrics([imposter_game()], rng())
@@ -270,7 +276,7 @@ def test_discussions_count_their_own_messages() -> None:
 
 def test_speech_by_hand() -> None:
     found = speech_metrics([deal_game(), failed_game()], rng())
-    # Message 1 moves player_1 from .1 .1 .1 to .3 .3 .9; message 2 moves player_0 from .2 to .5 thrice; the third nothing.
+    # Message 1 moves player_1 from .1 .1 .1 to .3 .3 .9; message 2 moves player_0 from .2 to .5 thrice.
     assert found["speech/belief_change"].mean == pytest.approx((1.2 + 0.9 + 0.0) / 3)
     log_changes = [2 * math.log(3) + math.log(9), 3 * math.log(2.5), 0.0]
     assert found["speech/log_belief_change"].mean == pytest.approx(np.mean(log_changes))
@@ -279,14 +285,17 @@ def test_speech_by_hand() -> None:
 
 def test_speech_of_an_imposter_counts_negative() -> None:
     games = [imposter_game()]
-    # Red's lie takes Blue from .5 to .4, which is +.1 for Red; Blue's accusation gave Lime +.4; Lime's reached nobody anew.
+    # Red's lie takes Blue from .5 to .4, which is +.1 for Red. Blue's accusation gave Lime +.4; Blue was not asked
+    # before Lime's message, nor Lime after Blue's second.
     assert speech_metrics(games, rng(), roles={"imposter"})["speech/belief_change"].mean == pytest.approx(0.1)
     assert speech_metrics(games, rng(), roles={"crewmate"})["speech/belief_change"].mean == pytest.approx(0.4 / 3)
     assert speech_metrics(games, rng(), players={"base"})["speech/belief_change"].mean == pytest.approx(0.1)
 
 
 def test_among_us() -> None:
-    found = among_us_metrics([imposter_game("crewmates"), imposter_game("imposters"), imposter_game(None), imposter_game("crewmates")])
+    found = among_us_metrics(
+        [imposter_game("crewmates"), imposter_game("imposters"), imposter_game(None), imposter_game("crewmates")]
+    )
     assert means(found) == {"game/win_rate/crewmates": 0.5, "game/win_rate/imposters": 0.25, "game/how/ejected": 1.0}
 
 
@@ -302,11 +311,15 @@ def test_metrics_brings_all_together() -> None:
 
 def test_evaluation_file() -> None:
     found = metrics(GAMES, "dond", objective=1.0)
-    written = json.loads(json.dumps(evaluation_to_json({"base": found}, {"base": belief_by_message(GAMES)}, games=3), allow_nan=False))
+    written = json.loads(
+        json.dumps(evaluation_to_json({"base": found}, {"base": belief_by_message(GAMES)}, games=3), allow_nan=False)
+    )
     assert written["about"] == {"games": 3}
     assert written["conditions"]["base"]["game/score"]["mean"] == pytest.approx(13 / 3)
     assert [entry["log_loss"]["n"] for entry in written["belief_by_message"]["base"]] == [2, 2, 1]
-    assert {k: str(v) for k, v in conditions_from_json(written)["base"].items()} == {k: str(v) for k, v in found.items()}
+    assert {k: str(v) for k, v in conditions_from_json(written)["base"].items()} == {
+        k: str(v) for k, v in found.items()
+    }
 
 
 def test_hand_made_beliefs_are_distributions() -> None:

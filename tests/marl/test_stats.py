@@ -62,7 +62,7 @@ def test_wilson_refuses_impossible_counts(successes: int, n: int) -> None:
 def test_bootstrap_of_three_values_equals_the_27_resamples() -> None:
     values = [0.0, 3.0, 9.0]
     means = sorted(sum(sample) / 3 for sample in itertools.product(values, repeat=3))
-    # 40 % level: the 30 % and 70 % quantiles fall inside steps of the exact distribution, so that the draw cannot matter.
+    # 40 % level: the 30 % and 70 % quantiles fall inside steps of the exact distribution: the draw cannot matter.
     interval = bootstrap_mean(values, rng=generator(), level=0.4, draws=20_000)
     assert interval == Interval(4.0, pytest.approx(means[8]), pytest.approx(means[18]), 3)
 
@@ -86,7 +86,11 @@ def test_ratio_is_of_sums_not_the_mean_of_ratios() -> None:
 
 
 def test_a_single_unit_has_no_interval() -> None:
-    for interval in (bootstrap_mean([3.0], rng=generator()), bootstrap_mean([1, 5], [0, 0], rng=generator()), seed_mean([3.0])):
+    for interval in (
+        bootstrap_mean([3.0], rng=generator()),
+        bootstrap_mean([1, 5], [0, 0], rng=generator()),
+        seed_mean([3.0]),
+    ):
         assert interval.mean == 3.0 and interval.n == 1
         assert math.isnan(interval.low) and math.isnan(interval.high)
 
@@ -139,7 +143,7 @@ def test_wilson_coverage() -> None:
 
 
 def test_coverage_across_three_seeds() -> None:
-    """Student's t holds its level with three seeds; the two-level bootstrap is known to fall short, as its docstring says."""
+    """Student's t holds its level with three seeds; the two-level bootstrap falls short, as its docstring says."""
     rng, by_t, by_bootstrap = generator(6), 0, 0
     for _ in range(1000):
         seeds = rng.normal(size=(3, 1)) + 0.3 * rng.normal(size=(3, 20))
@@ -171,7 +175,9 @@ def test_hierarchical_levels() -> None:
 
 def test_seed_mean_by_hand() -> None:
     # Means 1, 2, 3: standard error 1/sqrt(3), t quantile 4.302653.
-    assert seed_mean([1, 2, 3]) == Interval(2.0, pytest.approx(2 - 4.302653 / 3**0.5), pytest.approx(2 + 4.302653 / 3**0.5), 3)
+    assert seed_mean([1, 2, 3]) == Interval(
+        2.0, pytest.approx(2 - 4.302653 / 3**0.5), pytest.approx(2 + 4.302653 / 3**0.5), 3
+    )
 
 
 def test_pairing_removes_the_shared_luck() -> None:
@@ -184,7 +190,15 @@ def test_pairing_removes_the_shared_luck() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.8792, "0.879"), (12.126, "12.13"), (498.0, "498.0"), (2745.0, "2745"), (-0.0001, "0.000"), (-1.5, "-1.500"), (math.nan, "–")],
+    [
+        (0.8792, "0.879"),
+        (12.126, "12.13"),
+        (498.0, "498.0"),
+        (2745.0, "2745"),
+        (-0.0001, "0.000"),
+        (-1.5, "-1.500"),
+        (math.nan, "–"),
+    ],
 )
 def test_number(value: float, text: str) -> None:
     assert number(value) == text
@@ -216,7 +230,14 @@ def runs() -> list[ArmRun]:
     def run(arm: str, seed: int, mean: float) -> ArmRun:
         return ArmRun(arm, seed, {"game/score": Interval(mean, mean - 1, mean + 1, 100)})
 
-    return [run("full", 0, 11), run("full", 1, 12), run("full", 2, 13), run("none", 1, 9), run("none", 0, 9), run("none", 2, 9)]
+    return [
+        run("full", 0, 11),
+        run("full", 1, 12),
+        run("full", 2, 13),
+        run("none", 1, 9),
+        run("none", 0, 9),
+        run("none", 2, 9),
+    ]
 
 
 def test_ablation_table() -> None:

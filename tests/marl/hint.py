@@ -1,0 +1,132 @@
+"""The smallest game in which talk can help: one hidden fact, one speaker, one listener. And a model small enough for it.
+
+The game keeps the contract of `envs/`. It stands here because it is made for tests: every kind of token occurs in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from pettingzoo import ParallelEnv
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from envs.core import END, Question, TurnKind, action_space, clean, observation_space
+from marl.policy import Policy, tiny_lm
+from marl.tokens import BOS, CUE, PAD, Tokens
+
+SEATS = ("player_0", "player_1")
+FACTS = ("red", "blue")
+ASK = "which?"
+SYLLABLES = tuple(a + b for a in "bdgk" for b in "aiou")
+
+
+class Hint(ParallelEnv[str, dict[str, Any], str]):
+    """The speaker reads a colour and says one thing; the listener hears it and names a colour. Both get 1 if it is right.
+
+    Seats and colour are drawn. The listener is asked for the colour before and after the message, and chooses right
+    after the second question. `reset(options={"fact": 0})` gives the colour, `{"speaker": 0}` the speaker's seat.
+    """
+
+    metadata = {"name": "hint", "render_modes": []}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.possible_agents = list(SEATS)
+        self.agents: list[str] = []
+        self.observation_spaces = dict.fromkeys(SEATS, observation_space(40, max_options=len(FACTS)))
+        self.action_spaces = dict.fromkeys(SEATS, action_space(20))
+        self._rng = np.random.default_rng()
+
+    def observation_space(self, agent: str) -> spaces.Dict:
+        return self.observation_spaces[agent]
+
+    def action_space(self, agent: str) -> spaces.Text:
+        return self.action_spaces[agent]
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
+        drawn = {"fact": int(self._rng.integers(2)), "speaker": int(self._rng.integers(2))} | (options or {})
+        self._fact = FACTS[drawn["fact"]]
+        self._speaker, self._listener = SEATS[drawn["speaker"]], SEATS[1 - drawn["speaker"]]
+        self._said = False
+        self.agents = list(SEATS)
+        return (
+            self._observations(f"{self._fact} say", TurnKind.SPEAK, "listen", TurnKind.WAIT),
+            {self._speaker: _info("speaker"), self._listener: _info("listener", questions=self._questions)},
+        )
+
+    def step(
+        self, actions: dict[str, str]
+    ) -> tuple[
+        dict[str, dict[str, Any]], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]
+    ]:
+        if not self._said:
+            self._said = True
+            message = clean(actions[self._speaker].split(END)[0], 20)
+            reward = 0.0
+            observations = self._observations("", TurnKind.WAIT, f"heard {message}", TurnKind.CHOOSE)
+            speaker = _info("speaker", message=message, span=(0, len(message)), entry="message")
+            listener = _info("listener", questions=self._questions)
+        else:
+            right = actions[self._listener] == self._fact
+            reward = float(right)
+            observations = self._observations("", TurnKind.WAIT, "", TurnKind.WAIT)
+            speaker, listener = _info("speaker", outcome={"right": right}), _info("listener", outcome={"right": right})
+            self.agents = []
+        over = dict.fromkeys(SEATS, not self.agents)
+        infos = {self._speaker: speaker, self._listener: listener}
+        return observations, dict.fromkeys(SEATS, reward), over, dict.fromkeys(SEATS, False), infos
+
+    @property
+    def _questions(self) -> tuple[Question, ...]:
+        return (Question(ASK, FACTS, self._fact),)
+
+    def _observations(
+        self, to_speaker: str, speaks: TurnKind, to_listener: str, chooses: TurnKind
+    ) -> dict[str, dict[str, Any]]:
+        options = FACTS if chooses == TurnKind.CHOOSE else ()
+        return {
+            self._speaker: {"text": to_speaker, "turn": int(speaks), "options": ()},
+            self._listener: {"text": to_listener, "turn": int(chooses), "options": options},
+        }
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"fact": self._fact, "speaker": self._speaker}
+
+    def privileged(self, agent: str) -> tuple[float, ...]:
+        """The fact and whether this seat speaks."""
+        return (float(FACTS.index(self._fact)), float(agent == self._speaker))
+
+
+def _info(role: str, **known: Any) -> dict[str, Any]:
+    return {"role": role, "questions": (), "error": "", "message": "", "span": (0, 0), "entry": "", **known}
+
+
+def hint_policy(seed: int, privileged_size: int = 0) -> Policy:
+    """About 80,000 parameters and 30 words, 16 of them without any meaning, all drawn from the seed.
+
+    There is no cue to reply: the listener's choice follows the belief question at once, among the same two tokens. So
+    its choice is a sample of its belief, and whatever moves belief moves play.
+    """
+    words = (PAD, BOS, CUE, END, *FACTS, ASK, "say", "listen", "heard", *SYLLABLES)
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=PAD))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokens = Tokens(PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, bos_token=BOS))
+    tokens.format = replace(tokens.format, cue=[])
+    with torch.random.fork_rng(devices=[]):  # for the value head, which draws from the global generator
+        torch.manual_seed(seed)
+        lm = tiny_lm(tokens.size, hidden_size=64, layers=2, intermediate_size=128, context=32, generator_seed=seed)
+        policy = Policy(lm, tokens, privileged_size).eval()
+    with torch.no_grad():
+        for layer in lm.model.layers:
+            layer.self_attn.o_proj.weight.mul_(DAMP)
+    return policy
+DAMP=0.0

@@ -1,0 +1,306 @@
+"""Agents on requests made by hand: what they read, what they answer, what they keep."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from envs.core import END, Question, TurnKind
+from marl.agents import ModelAgent, Player, Reply, Request, TextAgent
+from marl.errors import UserError
+from marl.policy import Policy
+from marl.types import Kind, Stream
+from tests.marl.models import CHATML, hf_policy, small_tokens, tiny_policy
+
+NUMBERS = tuple(str(n) for n in range(11))
+QUESTION = Question("<books?>", NUMBERS, "3")
+SPEAK, CHOOSE, WAIT = TurnKind.SPEAK, TurnKind.CHOOSE, TurnKind.WAIT
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Policy]:
+    return {
+        "tiny": tiny_policy(privileged_size=2),
+        "gpt2": hf_policy(tmp_path_factory.mktemp("gpt2"), "gpt2", privileged_size=2),
+        "chat": hf_policy(
+            tmp_path_factory.mktemp("chat"), "qwen3", chat_template=CHATML, single_digits=True, privileged_size=2
+        ),
+    }
+
+
+NAMES = ("tiny", "gpt2", "chat")
+
+
+def model(policy: Policy, **settings: Any) -> ModelAgent:
+    return ModelAgent("learner", policy, **{"slots": 12, "context": 512, "max_new_tokens": 6, **settings})
+
+
+def request(game: int, turn: TurnKind, text: str, step: int = 0, **fields: Any) -> Request:
+    return Request((game, "player_0"), 100 + game, "negotiator", step, turn, text, **{"privileged": (0.5, -1.0), **fields})
+
+
+def serve(agent: ModelAgent, requests: Sequence[Request]) -> dict[int, Reply]:
+    """Asks until nothing is owed."""
+    owed = sum(r.turn != WAIT for r in requests)
+    replies = agent.act(requests)
+    while len(replies) < owed:
+        more = agent.act(())
+        assert more, "an agent that owes replies gave none"
+        replies += more
+    assert agent.act(()) == []
+    assert len({r.key for r in replies}) == len(replies) == owed
+    return {r.key[0]: r for r in replies}
+
+
+def play(agent: ModelAgent, games: Sequence[int]) -> tuple[list[dict[int, Reply]], dict[int, tuple[Stream, list]]]:
+    """Three exchanges of each game, texts of different lengths, with questions, a choice and an unread end."""
+    rounds = [
+        serve(agent, [request(g, SPEAK, "books 1 2 " * (1 + g), questions=(QUESTION,)) for g in games]),
+        serve(agent, [request(g, WAIT, "them: 5\n", 1, questions=(QUESTION, QUESTION)) for g in games]),
+        serve(agent, [request(g, CHOOSE, "cut", 2, options=("go on", "1", str(g % 7 + 2))) for g in games]),
+        serve(agent, [request(g, SPEAK, "", 3) for g in games]),
+        serve(agent, [request(g, WAIT, "no deal\n" * g, 4, questions=(QUESTION,) * (g % 2)) for g in games]),
+    ]
+    kept = agent.finish([(g, "player_0") for g in games])
+    return rounds, {key[0]: views for key, views in kept.items()}
+
+
+def same_replies(a: Reply, b: Reply) -> None:
+    assert (a.key, a.text, a.ids, a.start, a.legal) == (b.key, b.text, b.ids, b.start, b.legal)
+    np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-5, rtol=0)
+    assert a.value == pytest.approx(b.value, abs=1e-5)
+
+
+# --- Language models ---
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "settings", [{}, {"read_budget": 1}, {"patience": 0.0}, {"patience": 1.0, "read_budget": 50}], ids=str
+)
+def test_a_seat_plays_the_same_alone_and_in_company(name: str, settings: dict, policies: dict[str, Policy]) -> None:
+    games = list(range(8))
+    rounds, kept = play(model(policies[name], **settings), games)
+    for game in games:
+        own_rounds, own_kept = play(model(policies[name]), [game])
+        for together, alone in zip(rounds, own_rounds, strict=True):
+            assert (game in together) == (game in alone)
+            if game in alone:
+                same_replies(together[game], alone[game])
+        assert kept[game][0] == own_kept[game][0]
+        for a, b in zip(kept[game][1], own_kept[game][1], strict=True):
+            assert (a.step, a.position, a.question, a.candidate_ids) == (b.step, b.position, b.question, b.candidate_ids)
+            np.testing.assert_allclose(a.probs, b.probs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_what_is_on_record_is_what_one_full_pass_says(
+    name: str, temperature: float, policies: dict[str, Policy]
+) -> None:
+    policy = policies[name]
+    rounds, kept = play(model(policy, temperature=temperature), range(4))
+    for game in range(4):
+        stream, beliefs = kept[game]
+        with torch.no_grad():
+            hidden = policy.hidden(torch.tensor([stream.tokens]))[0]  # (T, D)
+            logits = policy.lm(input_ids=torch.tensor([stream.tokens])).logits[0]  # (T, V)
+        replies = [r[game] for r in rounds if game in r]
+        assert [bool(r.legal) for r in replies] == [False, True, False]
+        for reply in replies:
+            assert tuple(stream.tokens[reply.start : reply.start + len(reply.ids)]) == reply.ids
+            for i, (token, logprob) in enumerate(zip(reply.ids, reply.logprobs, strict=True)):
+                shaped = (logits[reply.start + i - 1] / temperature).double()
+                allowed = torch.zeros(len(shaped), dtype=torch.bool)
+                if reply.legal:
+                    allowed[list(reply.legal)] = True
+                else:
+                    allowed[[t for t in range(policy.tokens.size) if t not in policy.tokens.unspeakable]] = True
+                shaped[~allowed] = -torch.inf
+                assert logprob == pytest.approx(float(shaped.log_softmax(0)[token]), abs=1e-4)
+            facts = torch.tensor([0.5, -1.0])
+            assert reply.value == pytest.approx(float(policy.value(hidden[reply.start - 1], facts).detach()), abs=1e-4)
+        assert [b.step for b in beliefs] == [0, 1, 1, *[4] * (game % 2)]
+        for belief in beliefs:
+            assert stream.kinds[belief.position] == Kind.QUESTION
+            probs = logits[belief.position, list(belief.candidate_ids)].double().softmax(0)
+            np.testing.assert_allclose(belief.probs, probs, atol=1e-4)
+            assert belief.probs.shape == (11,) and belief.probs.sum() == pytest.approx(1)
+            assert (belief.listener, belief.role, belief.truth) == ("player_0", "negotiator", belief.probs[3])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_choice_is_one_of_its_options_word_for_word(name: str, policies: dict[str, Policy]) -> None:
+    agent = model(policies[name])
+    options = [("go on", "1"), ("0", "10", "3"), ("wait",), tuple(f"room {i}" for i in range(20))]
+    replies = serve(agent, [request(i, CHOOSE, "cut", options=o) for i, o in enumerate(options)])
+    for i, o in enumerate(options):
+        assert replies[i].text in o and len(replies[i].ids) == 1 and len(replies[i].legal) == len(o)
+        assert replies[i].ids[0] == replies[i].legal[o.index(replies[i].text)]
+    assert replies[2].text == "wait" and replies[2].logprobs == (0.0,)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_all_options_are_chosen_at_times(name: str, policies: dict[str, Policy]) -> None:
+    agent = model(policies[name], slots=60, temperature=8.0)
+    replies = serve(agent, [request(i, CHOOSE, "cut", options=("1", "2", "3")) for i in range(60)])
+    assert {r.text for r in replies.values()} == {"1", "2", "3"}
+
+
+def test_a_message_ends_at_its_limit_at_the_end_marker_or_at_the_models_own_end(policies: dict[str, Policy]) -> None:
+    seen = set()
+    for policy in policies.values():
+        tokens = policy.tokens
+        agent = model(policy, slots=400, context=60, max_new_tokens=30)
+        for reply in serve(agent, [request(i, SPEAK, "books") for i in range(400)]).values():
+            ended = [tokens.ends(reply.ids[: i + 1]) for i in range(len(reply.ids))]
+            assert not any(ended[:-1]) and (ended[-1] or len(reply.ids) == 30)
+            own = reply.ids[-1] in tokens.eos_ids
+            assert reply.text == tokens.decode(reply.ids[:-1] if own else reply.ids)
+            seen.add("eos" if own else "end" if END in reply.text else "limit")
+            assert len(reply.logprobs) == len(reply.ids)
+    assert seen == {"eos", "end", "limit"}
+
+
+def test_cold_sampling_takes_the_likeliest(policies: dict[str, Policy]) -> None:
+    policy = policies["gpt2"]
+    agent = model(policy, temperature=1e-3)
+    reply = serve(agent, [request(0, SPEAK, "books 1")])[0]
+    stream = agent.finish([(0, "player_0")])[(0, "player_0")][0]
+    with torch.no_grad():
+        best = policy.lm(input_ids=torch.tensor([stream.tokens])).logits[0].argmax(-1)
+    assert list(reply.ids) == best[reply.start - 1 : reply.start - 1 + len(reply.ids)].tolist()
+
+
+def test_waiting_costs_no_forward_pass_until_a_reply_is_due(policies: dict[str, Policy]) -> None:
+    agent = model(policies["tiny"])
+    for step in range(5):
+        assert agent.act([request(0, WAIT, "them: 1\n", step)]) == []
+    assert agent.engine.tokens_read == 0
+    stream, beliefs = agent.finish([(0, "player_0")])[(0, "player_0")]
+    assert agent.engine.tokens_read == 0 and beliefs == [] and len(stream) == 1 + 5 * 3
+
+
+def test_every_token_is_read_once(policies: dict[str, Policy]) -> None:
+    """All but what nothing is sampled from: the last reply's last token and what stands behind it."""
+    agent = model(policies["tiny"])
+    rounds, kept = play(agent, [0, 2])
+    assert agent.engine.tokens_read == sum(r[g].start + len(r[g].ids) - 1 for r in rounds[3:4] for g in (0, 2))
+    agent = model(policies["tiny"])
+    _, kept = play(agent, [1])  # its last observation asks a question
+    assert agent.engine.tokens_read == len(kept[1][0])
+
+
+def test_slots_go_back_when_games_end(policies: dict[str, Policy]) -> None:
+    agent = model(policies["tiny"], slots=2)
+    first = play(agent, [0, 1])
+    for _ in range(3):
+        again = play(agent, [0, 1])
+        for one, other in zip(first[0], again[0], strict=True):
+            for game in one:
+                same_replies(one[game], other[game])
+    with pytest.raises(RuntimeError, match="2 slots"):
+        agent.act([request(g, WAIT, "x") for g in range(3)])
+
+
+def test_an_episode_that_outgrows_its_slot_says_what_to_change(policies: dict[str, Policy]) -> None:
+    agent = model(policies["tiny"], context=30)
+    with pytest.raises(UserError, match=r"engine\.context=30.*message and turn limits"):
+        for step in range(30):
+            serve(agent, [request(0, SPEAK, "books 1\n", step)])
+
+
+def test_different_seeds_say_different_things(policies: dict[str, Policy]) -> None:
+    replies = serve(model(policies["tiny"]), [request(g, SPEAK, "books") for g in range(8)])
+    assert len({r.ids for r in replies.values()}) == 8
+
+
+# --- Players without a model ---
+
+
+class Parrot:
+    """Says what it read, and how often; chooses the last option."""
+
+    def __init__(self, seed: int, role: str) -> None:
+        self.made_from, self.read = (seed, role), []
+
+    def observe(self, text: str) -> None:
+        self.read.append(text)
+
+    def reply(self, text: str, options: Sequence[str] = ()) -> str:
+        self.read.append(text)
+        return options[-1] if options else f"[message] {len(self.read)} {END}"
+
+
+def parrots(**settings: Any) -> tuple[TextAgent, list[Parrot]]:
+    made: list[Parrot] = []
+
+    def make(seed: int, role: str) -> Player:
+        made.append(Parrot(seed, role))
+        return made[-1]
+
+    return TextAgent("parrot", make, **settings), made
+
+
+def test_one_player_a_seat_reads_everything_in_order() -> None:
+    agent, made = parrots()
+    assert agent.act([request(0, WAIT, "a"), request(1, SPEAK, "b")]) == [Reply((1, "player_0"), f"[message] 1 {END}")]
+    replies = agent.act([request(0, SPEAK, "c", 1), request(1, CHOOSE, "d", 1, options=("x", "y"))])
+    assert [(r.key[0], r.text) for r in replies] == [(0, f"[message] 2 {END}"), (1, "y")]
+    assert [(p.made_from, p.read) for p in made] == [((100, "negotiator"), ["a", "c"]), ((101, "negotiator"), ["b", "d"])]
+    assert agent.finish([(0, "player_0")]) == {}
+    agent.act([request(0, WAIT, "a new game"), request(1, WAIT, "e")])
+    assert [p.read for p in made] == [["a", "c"], ["b", "d", "e"], ["a new game"]]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recorded_player_leaves_the_stream_a_model_would_have_read(name: str, policies: dict[str, Policy]) -> None:
+    """The same requests and replies: the model is made to say, token by token, what the player said."""
+    policy = policies[name]
+    recorder, _ = parrots(tokens=policy.tokens)
+    exchanges = [
+        request(3, SPEAK, "books 1 2", questions=(QUESTION,)),
+        request(3, WAIT, "them: 5\n", 1, questions=(QUESTION,)),
+        request(3, CHOOSE, "cut", 2, options=("go on", "1", "2")),
+        request(3, CHOOSE, "", 3, options=("1", "2")),
+        request(3, SPEAK, "", 4),
+        request(3, WAIT, "no deal\n", 5, questions=(QUESTION,)),
+    ]
+    recorded = [recorder.act([r]) for r in exchanges]
+    script = [token for replies in recorded for reply in replies for token in reply.ids]
+    agent = model(policy, max_new_tokens=40)
+
+    def say(hidden: torch.Tensor, *rest: object) -> tuple[np.ndarray, np.ndarray]:
+        assert len(hidden) == 1
+        return np.array([script.pop(0)]), np.zeros(1)
+
+    agent.engine.sample = say  # type: ignore[method-assign,assignment]
+    for r, replies in zip(exchanges, recorded, strict=True):
+        for ours, theirs in zip(agent.act([r]), replies, strict=True):
+            assert (ours.text, ours.ids, ours.start, ours.legal) == (theirs.text, theirs.ids, theirs.start, theirs.legal)
+            assert theirs.logprobs == (0.0,) * len(theirs.ids)
+    key = (3, "player_0")
+    (stream, beliefs), (other, answered) = recorder.finish([key])[key], agent.finish([key])[key]
+    assert stream == other and not script
+    for a, b in zip(beliefs, answered, strict=True):
+        assert (a.listener, a.role, a.step, a.position, a.question, a.candidate_ids) == (
+            b.listener, b.role, b.step, b.position, b.question, b.candidate_ids,
+        )  # fmt: skip
+        np.testing.assert_allclose(a.probs, np.full(11, 1 / 11))
+    assert recorder.finish([key]) == {}
+
+
+def test_recording_copes_with_a_player_that_says_nothing(tmp_path: Path) -> None:
+    class Silent(Parrot):
+        def reply(self, text: str, options: Sequence[str] = ()) -> str:
+            return ""
+
+    for tokens in (small_tokens(), hf_policy(tmp_path, "gpt2").tokens):
+        agent = TextAgent("silent", Silent, tokens)
+        [reply] = agent.act([request(0, SPEAK, "books")])
+        assert reply.text == "" and reply.ids == ()
+        stream, _ = agent.finish([(0, "player_0")])[(0, "player_0")]
+        assert Kind.SPEECH not in stream.kinds

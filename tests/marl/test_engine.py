@@ -1,0 +1,299 @@
+"""Incremental decoding against one full forward pass, and sampling against known probabilities."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from marl.engine import Engine, uniforms
+from marl.errors import UserError
+from marl.policy import Policy
+from tests.marl.models import ARCHITECTURES, hf_policy, small_tokens, tiny_policy
+
+CONTEXT = 48
+SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+         "initializer_range": 0.2}  # fmt: skip
+ATTENTION = {**SHAPE, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
+             "max_position_embeddings": 64}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Policy]:
+    loaded = {name: hf_policy(tmp_path_factory.mktemp(name), name) for name in ARCHITECTURES}
+    return {**loaded, "tiny": tiny_policy()}
+
+
+NAMES = (*ARCHITECTURES, "tiny")
+
+
+def streams(policy: Policy, lengths: list[int], seed: int = 0) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, policy.tokens.size, n).tolist() for n in lengths]
+
+
+@torch.no_grad()
+def whole(policy: Policy, tokens: list[int]) -> torch.Tensor:
+    """Logits (T, V) of one full forward pass of the model itself."""
+    return policy.lm(input_ids=torch.tensor([tokens])).logits[0].float()
+
+
+@torch.no_grad()
+def read_in_pieces(engine: Engine, rows: list[list[int]], slots: list[int], seed: int) -> list[torch.Tensor]:
+    """Reads the rows in ragged pieces, some of them at a time in any order of slots; logits (T, V) of each."""
+    rng = np.random.default_rng(seed)
+    done, found = [0] * len(rows), [[] for _ in rows]
+    while any(d < len(row) for d, row in zip(done, rows, strict=True)):
+        open_rows = [i for i, row in enumerate(rows) if done[i] < len(row)]
+        chosen = rng.permutation(open_rows)[: rng.integers(1, len(open_rows) + 1)].tolist()
+        pieces = [rows[i][done[i] : done[i] + int(rng.integers(1, 9))] for i in chosen]
+        hidden = engine.read([slots[i] for i in chosen], pieces)
+        for k, i in enumerate(chosen):
+            found[i].append(engine.policy.logits(hidden[k, : len(pieces[k])]))
+            done[i] += len(pieces[k])
+    return [torch.cat(parts) for parts in found]
+
+
+# --- Reading ---
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("seed", range(3))
+def test_pieces_read_like_one_whole(name: str, seed: int, policies: dict[str, Policy]) -> None:
+    policy = policies[name]
+    engine = Engine(policy, 6, CONTEXT)
+    rows = streams(policy, [CONTEXT, 1, 17, 30, 5], seed)
+    slots = [engine.allocate() for _ in rows]
+    for row, logits in zip(rows, read_in_pieces(engine, rows, slots, seed), strict=True):
+        expected = whole(policy, row)
+        assert expected.std() > 0.3  # differences would show
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+    assert engine.lengths[slots].tolist() == [len(row) for row in rows]
+    assert engine.tokens_read == sum(map(len, rows))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_range_of_slots_reads_like_any_other_set(name: str, policies: dict[str, Policy]) -> None:
+    """Neighbouring slots are a view of the cache, others are gathered: the same numbers."""
+    policy = policies[name]
+    rows, pieces = streams(policy, [9, 4, 12]), streams(policy, [3, 6, 1], seed=1)
+    hidden = []
+    for slots in ([1, 2, 3], [3, 1, 2], [5, 2, 0]):
+        engine = Engine(policy, 6, CONTEXT)
+        engine.read(slots, rows)
+        hidden.append(engine.read(slots, pieces))
+        assert (engine.cache.span is not None) == (slots == [1, 2, 3])
+    for other in hidden[1:]:
+        for i, piece in enumerate(pieces):
+            torch.testing.assert_close(hidden[0][i, : len(piece)], other[i, : len(piece)], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_freed_slot_leaks_nothing(name: str, policies: dict[str, Policy]) -> None:
+    policy = policies[name]
+    engine, fresh = Engine(policy, 2, CONTEXT), Engine(policy, 2, CONTEXT)
+    used = [engine.allocate(), engine.allocate()]
+    engine.read(used, streams(policy, [40, 35], seed=3))
+    for slot in used:
+        engine.free(slot)
+    again = [engine.allocate(), engine.allocate()]
+    assert sorted(again) == sorted(used) and engine.lengths.tolist() == [0, 0]
+    for pieces in (streams(policy, [5, 9]), streams(policy, [2, 4], seed=1)):
+        old, new = engine.read(again, pieces), fresh.read(again, pieces)
+        for i, piece in enumerate(pieces):  # what lies behind a row's end is nobody's
+            torch.testing.assert_close(old[i, : len(piece)], new[i, : len(piece)], atol=1e-6, rtol=0)
+
+
+def test_more_slots_than_there_are_is_our_mistake(policies: dict[str, Policy]) -> None:
+    engine = Engine(policies["tiny"], 2, CONTEXT)
+    assert len({engine.allocate(), engine.allocate()}) == 2
+    with pytest.raises(RuntimeError, match="2 slots"):
+        engine.allocate()
+
+
+def test_a_stream_that_outgrows_its_slot_is_refused_before_anything_is_written(policies: dict[str, Policy]) -> None:
+    policy = policies["tiny"]
+    engine = Engine(policy, 2, 10)
+    slots = [engine.allocate(), engine.allocate()]
+    engine.read(slots, [[5] * 10, [6] * 3])  # exactly full is fine
+    with pytest.raises(UserError, match=r"11 tokens does not fit engine\.context=10; raise engine\.context.*512"):
+        engine.read(slots, [[5], [6]])
+    assert engine.lengths[slots].tolist() == [10, 3]
+    row = [6] * 3 + [7, 8]
+    logits = policy.logits(engine.read(slots[1:], [[7, 8]])[0])
+    torch.testing.assert_close(logits, whole(policy, row)[3:], atol=1e-4, rtol=0)
+
+
+# --- Models that it can't read ---
+
+
+def test_slots_longer_than_the_models_context_are_refused(policies: dict[str, Policy]) -> None:
+    Engine(policies["gpt2"], 1, 1024)
+    with pytest.raises(UserError, match=r"engine\.context=1025 is more than the model can read \(1024 tokens\)"):
+        Engine(policies["gpt2"], 1, 1025)
+
+
+def test_recurrent_and_sliding_models_are_refused_by_name() -> None:
+    tokens = small_tokens()
+    size = {"vocab_size": tokens.size}
+    mixed = ["full_attention", "sliding_attention"]
+    for lm in (
+        MambaForCausalLM(MambaConfig(**SHAPE, **size, state_size=4)),
+        MistralForCausalLM(MistralConfig(**ATTENTION, **size, sliding_window=16)),
+        Qwen2ForCausalLM(Qwen2Config(**ATTENTION, **size, use_sliding_window=True, sliding_window=16, layer_types=mixed)),
+        Gemma3ForCausalLM(Gemma3TextConfig(**ATTENTION, **size, head_dim=8, sliding_window=16, layer_types=mixed)),
+    ):
+        with pytest.raises(UserError, match=f"{type(lm).__name__}.*full attention"):
+            Engine(Policy(lm, tokens), 2, CONTEXT)
+
+
+def test_a_window_that_no_stream_outgrows_is_no_obstacle() -> None:
+    tokens = small_tokens()
+    config = MistralConfig(**ATTENTION, vocab_size=tokens.size, sliding_window=CONTEXT)
+    torch.manual_seed(0)
+    policy = Policy(MistralForCausalLM(config).eval(), tokens)
+    engine = Engine(policy, 2, CONTEXT)
+    rows = streams(policy, [CONTEXT, 20])
+    for row, logits in zip(rows, read_in_pieces(engine, rows, [0, 1], 0), strict=True):
+        torch.testing.assert_close(logits, whole(policy, row), atol=1e-4, rtol=0)
+
+
+# --- Sampling ---
+
+
+@torch.no_grad()
+def write(policy: Policy, prompts: list[list[int]], seeds: list[int], n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Continues the prompts by n tokens in one batch, each row with its own seed: ids and log-probabilities (R, n)."""
+    engine = Engine(policy, len(prompts), CONTEXT)
+    slots = [engine.allocate() for _ in prompts]
+    order = np.argsort(slots)
+    slots, prompts = [slots[i] for i in order], [prompts[i] for i in order]
+    rows = np.array(seeds, dtype=np.uint64)[order]
+    chunks, ids, logprobs = prompts, [], []
+    for step in range(n):
+        hidden = engine.read(slots, chunks)
+        last = hidden[range(len(chunks)), [len(c) - 1 for c in chunks]]
+        uniform = uniforms(rows, np.full(len(rows), step))
+        sampled, scores = engine.sample(last, [()] * len(chunks), 1.0, uniform)
+        chunks = [[int(i)] for i in sampled]
+        ids.append(sampled)
+        logprobs.append(scores)
+    back = np.argsort(order)
+    return np.stack(ids, 1)[back], np.stack(logprobs, 1)[back]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_row_of_eight_is_eight_rows_of_one(name: str, policies: dict[str, Policy]) -> None:
+    policy = policies[name]
+    prompts, seeds = streams(policy, [3, 20, 1, 7, 7, 12, 5, 2]), list(range(8))
+    ids, logprobs = write(policy, prompts, seeds, 12)
+    for i, prompt in enumerate(prompts):
+        own_ids, own_logprobs = write(policy, [prompt], seeds[i : i + 1], 12)
+        assert own_ids[0].tolist() == ids[i].tolist()
+        np.testing.assert_allclose(own_logprobs[0], logprobs[i], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_samples_come_as_often_as_their_probability_says(temperature: float, policies: dict[str, Policy]) -> None:
+    """On an even grid of uniforms each token comes up as often as its probability says, to within one grid point."""
+    policy, grid = policies["tiny"], 4000
+    engine = Engine(policy, 1, CONTEXT)
+    hidden = engine.read([0], [[5, 6, 7]])[0, -1]
+    legal = (30, 12, 77)
+    uniform = (np.arange(grid) + 0.5) / grid
+    logits = policy.logits(hidden).detach()
+    allowed = torch.ones(len(logits), dtype=torch.bool)
+    allowed[policy.tokens.unspeakable] = False
+    for options, mask in ((), allowed), (legal, torch.isin(torch.arange(len(logits)), torch.tensor(legal))):
+        expected = (logits.double() / temperature).masked_fill(~mask, -torch.inf).softmax(0).numpy()
+        ids, logprobs = engine.sample(hidden.expand(grid, -1), [options] * grid, temperature, uniform)
+        counts = np.bincount(ids, minlength=len(expected))
+        assert np.abs(counts - grid * expected).max() <= 1.01
+        assert (counts[~mask.numpy()] == 0).all() and (counts > 0).sum() >= 3
+        np.testing.assert_allclose(logprobs, np.log(expected[ids]), atol=1e-5)
+        assert (np.diff(ids) >= 0).all()  # the inverse of the cumulative distribution
+
+
+def test_random_samples_fit_their_probabilities(policies: dict[str, Policy]) -> None:
+    policy, draws = policies["tiny"], 20_000
+    engine = Engine(policy, 1, CONTEXT)
+    hidden = engine.read([0], [[9]])[0, -1]
+    legal = tuple(range(20, 40))
+    expected = policy.logits(hidden).detach()[list(legal)].double().softmax(0).numpy() * draws
+    uniform = uniforms(np.full(draws, 7), np.arange(draws))
+    ids, _ = engine.sample(hidden.expand(draws, -1), [legal] * draws, 1.0, uniform)
+    counts = np.bincount(ids, minlength=40)[20:]
+    chi_square = float(((counts - expected) ** 2 / expected).sum())
+    assert chi_square < 43.8  # 99.9 % of the chi-square distribution with 19 degrees of freedom
+
+
+def test_each_row_has_its_own_legal_set_and_extreme_uniforms_stay_in_it(policies: dict[str, Policy]) -> None:
+    policy = policies["gpt2"]
+    engine = Engine(policy, 1, CONTEXT)
+    hidden = engine.read([0], [[9, 3]])[0, -1]
+    legal = [(4,), (), (50, 8, 9), (511, 0), ()]
+    for u in (0.0, np.nextafter(1.0, 0.0)):
+        ids, logprobs = engine.sample(hidden.expand(5, -1), legal, 1.0, np.full(5, u))
+        assert ids[0] == 4 and logprobs[0] == 0.0
+        assert ids[2] == (8 if u == 0 else 50) and ids[3] == (0 if u == 0 else 511)
+        assert ids[1] == ids[4] < policy.tokens.size
+        assert np.isfinite(logprobs).all()
+
+
+def test_no_uniform_lands_on_a_forbidden_token(policies: dict[str, Policy]) -> None:
+    policy = policies["tiny"]
+    engine = Engine(policy, 1, CONTEXT)
+    hidden = engine.read([0], [[9, 3]])[0, -1]
+    for u in (0.0, np.nextafter(1.0, 0.0)):  # pad and bos come first: they are no speech
+        ids, logprobs = engine.sample(hidden[None], [()], 1.0, np.array([u]))
+        assert int(ids[0]) not in policy.tokens.unspeakable and np.isfinite(logprobs).all()
+
+
+# --- Uniform numbers ---
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(0, 2**40))
+@settings(max_examples=200)
+def test_a_uniform_number_is_a_function_of_its_own_seed_and_counter(seed: int, counter: int) -> None:
+    one = uniforms(np.array([seed], dtype=np.uint64), np.array([counter], dtype=np.uint64))
+    among = uniforms(np.array([3, seed, seed], dtype=np.uint64), np.array([1, counter, counter + 1], dtype=np.uint64))
+    assert one.shape == (1,) and one.dtype == np.float64 and 0 <= one[0] < 1
+    assert among[1] == one[0] != among[2]
+
+
+def test_uniform_numbers_are_spread_evenly_and_do_not_repeat() -> None:
+    seeds, counters = (a.ravel() for a in np.meshgrid(np.arange(300), np.arange(300)))
+    numbers = uniforms(seeds, counters)
+    counts = np.histogram(numbers, bins=20, range=(0, 1))[0]
+    expected = len(numbers) / 20
+    assert ((counts - expected) ** 2 / expected).sum() < 43.8  # 99.9 % with 19 degrees of freedom
+    assert len(np.unique(numbers)) == len(numbers)
+    assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.02
+    assert abs(np.corrcoef(numbers[seeds < 299], numbers[seeds > 0])[0, 1]) < 0.02
+
+
+def test_uniform_numbers_are_splitmix64s() -> None:
+    """The first outputs of the reference implementation for seed 1234567, shifted to 53 bits."""
+    known = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
+    numbers = uniforms(np.full(5, 1234567), np.arange(5))
+    assert numbers.tolist() == [(n >> 11) / 2**53 for n in known]
+
+
+def test_models_load_for_the_engine_from_their_folder(tmp_path: Path) -> None:
+    """Weights that went through a file read like those that stayed in memory."""
+    policy = hf_policy(tmp_path, "qwen3")
+    engine = Engine(policy, 1, CONTEXT)
+    [row] = streams(policy, [20])
+    torch.testing.assert_close(policy.logits(engine.read([0], [row])[0]).detach(), whole(policy, row), atol=1e-4, rtol=0)

@@ -1,0 +1,123 @@
+"""Loading models of several kinds, refusing those that would be misread, and the two heads."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import CohereConfig, CohereForCausalLM, Gemma2Config, Gemma2ForCausalLM, PreTrainedModel
+
+from marl.errors import UserError
+from marl.policy import Policy, choice_logits, load_lm, load_tokenizer, tiny_lm
+from marl.tokens import Tokens
+from tests.marl.models import ARCHITECTURES, hf_policy, hf_tokenizer, random_lm, save, small_tokens, tiny_policy
+
+SHAPE = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_folder_gives_back_the_model_and_its_tokenizer(architecture: str, tmp_path: Path) -> None:
+    tokenizer = hf_tokenizer()
+    lm = random_lm(architecture, len(tokenizer))
+    name = save(tmp_path / "model", lm, tokenizer)
+    policy = Policy(load_lm(name), Tokens(load_tokenizer(name)))
+    assert type(policy.lm) is type(lm) and policy.context == 1024 and policy.lm.dtype == torch.float32
+    text = "[message] 2 books?"
+    assert policy.tokens.encode(text) == Tokens(tokenizer).encode(text)
+    ids = torch.tensor([policy.tokens.encode(text)])
+    with torch.no_grad():
+        torch.testing.assert_close(policy.logits(policy.hidden(ids)), lm(input_ids=ids).logits)
+
+
+def test_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
+    name = save(tmp_path / "bare", random_lm("gpt2", 300), None)
+    with pytest.raises(UserError, match=r"model\.name=.*bare: the folder has no tokenizer"):
+        load_tokenizer(name)
+
+
+def test_names_that_hold_no_model_are_refused(tmp_path: Path) -> None:
+    for name in (str(tmp_path), str(tmp_path / "nowhere"), "no such name"):
+        with pytest.raises(UserError, match=r"model\.name=.*no causal language model can be loaded: \S"):
+            load_lm(name)
+    with pytest.raises(UserError, match=r"model\.name=.*no tokenizer can be loaded from it: \S"):
+        load_tokenizer(str(tmp_path / "nowhere"))
+    tokenizer_only = tmp_path / "tokenizer"
+    hf_tokenizer().save_pretrained(tokenizer_only)
+    with pytest.raises(UserError, match="no causal language model can be loaded"):
+        load_lm(str(tokenizer_only))
+
+
+@pytest.mark.parametrize("spread", [0.02, 0.5])
+def test_models_that_bend_their_logits_are_refused_by_name(spread: float, tmp_path: Path) -> None:
+    capped = Gemma2ForCausalLM(Gemma2Config(**SHAPE, head_dim=8, initializer_range=spread, final_logit_softcapping=30.0))
+    scaled = CohereForCausalLM(CohereConfig(**SHAPE, initializer_range=spread, logit_scale=0.0625))
+    for lm in (capped, scaled):
+        with pytest.raises(UserError, match=rf"model\.name=.*{type(lm).__name__} changes its logits"):
+            load_lm(save(tmp_path / type(lm).__name__, lm, None))
+
+
+def test_a_gemma_without_the_bend_is_welcome(tmp_path: Path) -> None:
+    lm: PreTrainedModel = Gemma2ForCausalLM(Gemma2Config(**SHAPE, head_dim=8, final_logit_softcapping=None))
+    assert type(load_lm(save(tmp_path, lm, None))) is Gemma2ForCausalLM
+
+
+@pytest.mark.parametrize(("architecture", "tied"), [("gpt2", True), ("llama", False), ("qwen3", True)])
+def test_tied_weights_stay_one_parameter(architecture: str, tied: bool, tmp_path: Path) -> None:
+    policy = hf_policy(tmp_path, architecture)
+    inputs, outputs = policy.lm.get_input_embeddings().weight, policy.lm.get_output_embeddings().weight
+    assert (inputs is outputs) == tied
+    assert len({id(p) for p in policy.parameters()}) == len(list(policy.parameters()))
+
+
+def test_the_small_model_is_its_seeds_and_leaves_the_global_generator_alone() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    one, same, other = tiny_lm(300), tiny_lm(300), tiny_lm(300, generator_seed=1)
+    assert torch.equal(torch.rand(3), expected)
+    for (name, a), b, c in zip(one.named_parameters(), same.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+        assert "norm" in name or not torch.equal(a, c)
+    assert one.lm_head.weight is one.model.embed_tokens.weight
+    assert 700_000 < tiny_lm(1024).num_parameters() < 1_300_000
+
+
+def test_a_fresh_critic_expects_nothing() -> None:
+    policy = Policy(tiny_lm(small_tokens().size), small_tokens())
+    assert policy.value(torch.randn(2, 3, 128), torch.zeros(2, 3, 0)).tolist() == [[0.0] * 3] * 2
+
+
+def test_only_a_privileged_critic_reads_hidden_facts() -> None:
+    private, privileged = tiny_policy(), tiny_policy(privileged_size=4)
+    hidden = private.hidden(torch.tensor([[3, 4, 5]]))  # (1, 3, 32)
+    some, other = torch.zeros(1, 3, 4), torch.ones(1, 3, 4)
+    assert private.value(hidden, some).shape == (1, 3)
+    assert torch.equal(private.value(hidden, some), private.value(hidden, other))
+    assert not torch.isclose(privileged.value(hidden, some), privileged.value(hidden, other)).any()
+    assert torch.equal(private.hidden(torch.tensor([[3, 4, 5]])), privileged.hidden(torch.tensor([[3, 4, 5]])))
+
+
+def test_right_padding_changes_no_hidden_state(tmp_path: Path) -> None:
+    for policy in (tiny_policy(), hf_policy(tmp_path, "gpt2")):
+        ids = policy.tokens.encode("1 2 3 4")
+        with torch.no_grad():
+            alone, padded = policy.hidden(torch.tensor([ids])), policy.hidden(torch.tensor([[*ids, 9, 9, 9]]))
+        torch.testing.assert_close(padded[:, : len(ids)], alone)
+
+
+def test_speech_leaves_out_control_tokens_and_rows_that_only_pad() -> None:
+    tokens = small_tokens()
+    policy = Policy(tiny_lm(tokens.size + 7), tokens)
+    logits = torch.randn(3, tokens.size + 7)
+    shaped = policy.speech_logits(logits, 0.5)
+    never = [*tokens.unspeakable, *range(tokens.size, tokens.size + 7)]
+    said = [i for i in range(tokens.size) if i not in never]
+    assert bool((shaped[:, never] == -torch.inf).all())
+    torch.testing.assert_close(shaped[:, said], 2 * logits[:, said])
+
+
+def test_a_choice_is_sampled_out_of_its_legal_set() -> None:
+    logits = torch.tensor([[1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 4.0]])
+    shaped = choice_logits(logits, torch.tensor([[0, 2, -1], [3, -1, -1]]), 0.5)
+    inf = torch.inf
+    assert shaped.tolist() == [[2.0, -inf, 6.0, -inf], [-inf, -inf, -inf, 8.0]]

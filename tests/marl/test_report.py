@@ -1,0 +1,284 @@
+"""The report: one file that needs nothing else, in which model text stays text and figures are those of the runs."""
+
+import csv
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from marl.errors import UserError
+from marl.evaluate import belief_by_message, evaluation_to_json, metrics
+from marl.report import ablation_figure, arm_runs, build_report, columns_of, findings, read_run, strip_svg
+from marl.stats import Interval, ablation_table
+from marl.transcripts import write_episodes
+from marl.types import Episode
+from tests.marl.episodes import aborted_game, deal_game, episode, failed_game, message
+
+BASE = [deal_game(0), *(failed_game(seed) for seed in range(1, 12))]
+TRAINED = [deal_game(seed) for seed in range(12)]
+
+
+def make_run(
+    folder: Path,
+    arm: str = "full",
+    seed: int = 0,
+    trained: list[Episode] = TRAINED,
+    base: list[Episode] = BASE,
+    **card: Any,
+) -> Path:
+    """A run's folder as training leaves it."""
+    folder.mkdir(parents=True)
+    config = {
+        "env": {"game": "dond", "objective": 1.0},
+        "algo": {"kind": "ppo", "iterations": 3, "games": 8},
+        "model": {"kind": "tiny"},
+        "loss": {"listening": {"weight": 0.3}},
+        "reward": {"speaking": {"weight": 0.5}},
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    lines = [
+        {"iteration": i, "phase": phase, "game/score": 4.0 + i, "loss/listening": 2.0 - i / 10, "loss/entropy": -1.0}
+        for i in range(1, 4)
+        for phase in ("train", "eval")
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    conditions = {"base": base, "trained": trained}
+    evaluation = evaluation_to_json(
+        {name: metrics(games, "dond", 1.0) for name, games in conditions.items()},
+        {name: belief_by_message(games) for name, games in conditions.items()},
+        game="dond", objective=1.0, games=12,
+    )  # fmt: skip
+    (folder / "evaluation.json").write_text(json.dumps(evaluation))
+    (folder / "run.json").write_text(json.dumps({"arm": arm, "seed": seed, "hardware": {"cores": 2}, **card}))
+    for name, games in conditions.items():
+        write_episodes(folder / "episodes" / f"{name}.jsonl", games)
+    return folder
+
+
+class Page(HTMLParser):
+    """Collects tags with their attributes, checks that they nest, and the text outside style."""
+
+    VOID = frozenset({"meta", "br", "path", "use", "circle", "line", "rect", "image"})
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open and self.open.pop() == tag, tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", " ".join(self.words))
+
+
+def page_of(folders: list[Path], out: Path) -> Page:
+    build_report(folders, out, "A <title> & more")
+    page = Page(out.read_text(encoding="utf-8"))
+    assert page.open == []
+    return page
+
+
+def test_one_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", git_commit="abc123")
+    page = page_of([run], tmp_path / "out" / "report.html")
+    text = page.text
+    assert "A <title> & more" in text  # escaped in the source, as given on the page
+    assert "Deal or No Deal, cooperative (λ = 1)" in text
+    assert "3 iterations of 8 games" in text and "listening loss 0.3, speaking reward 0.5" in text
+    # 1 of 12 games with 13 points; then all of them.
+    assert "Score: base 1.083" in text and "trained 13.00 (13.00 – 13.00); 13.00 is the best" in text
+    assert "The intervals are apart: it rose." in text
+    assert "100.0 %" in text and "Learned from talk" in text
+    assert "i want the balls" in text and "0.10 → 0.90" in text and "+1.20" in text
+    assert "Deal: player_0 9, player_1 4; together 13 of at most 13" in text
+    assert "abc123" in text and "cores 2" in text
+    titles = [
+        title for title in ("Score over training", "Entropy over training", "Log-loss by message") if title in text
+    ]
+    assert len(titles) == 3
+    assert sum(tag == "figure" for tag, _ in page.tags) == 5  # score, listening loss, entropy; two of beliefs
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["report.html"]
+
+
+def test_nothing_is_loaded_from_elsewhere(tmp_path: Path) -> None:
+    page = page_of([make_run(tmp_path / "run")], tmp_path / "report.html")
+    source = (tmp_path / "report.html").read_text(encoding="utf-8")
+    names = {tag for tag, _ in page.tags}
+    assert not names & {"script", "link", "img", "iframe", "object", "a"}
+    for _, attributes in page.tags:
+        for name, value in attributes.items():
+            if name in ("href", "xlink:href", "src"):
+                assert value is not None and value.startswith("#"), (name, value)
+    assert "@import" not in source and not re.search(r"url\((?!#)", source)
+
+
+def test_ids_of_figures_do_not_clash(tmp_path: Path) -> None:
+    """Within a figure an id may be defined once; between figures a shared clip path would cut the wrong plot."""
+    page_of([make_run(tmp_path / "run")], tmp_path / "report.html")
+    source = (tmp_path / "report.html").read_text(encoding="utf-8")
+    clips = re.findall(r'<clipPath id="([^"]+)"', source)
+    assert len(clips) >= 5 and len(set(clips)) == len(clips)
+    assert set(re.findall(r"url\(#([^)]+)\)", source)) <= set(clips)
+
+
+def test_model_text_stays_text(tmp_path: Path) -> None:
+    nasty = "</div></details><script>alert(1)</script><img src=x onerror=y> {{ 7 * 7 }} \x1b[2J"
+    games = [episode([message("player_0", 0, nasty)], seed=0)]
+    run = make_run(tmp_path / "run", trained=games, base=games, command="train name=<b>x</b>")
+    page = page_of([run], tmp_path / "report.html")
+    assert "<script>alert(1)</script>" in page.text and "{{ 7 * 7 }}" in page.text and "\x1b" not in page.text
+    assert not {tag for tag, _ in page.tags} & {"script", "img"}
+    assert "train name=<b>x</b>" in page.text
+
+
+def test_the_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    page_of([run], tmp_path / "a.html")
+    page_of([run], tmp_path / "b.html")
+    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+
+
+def test_several_arms_and_seeds(tmp_path: Path) -> None:
+    worse = [*TRAINED[:6], *(failed_game(seed) for seed in range(6, 12))]
+    folders = [
+        make_run(tmp_path / "a", "full", 0),
+        make_run(tmp_path / "b", "full", 1, worse),
+        make_run(tmp_path / "c", "game_only", 0, worse),
+    ]
+    columns = columns_of(arm_runs([read_run(folder) for folder in folders]))
+    assert list(columns) == ["base", "full", "game_only"]
+    assert columns["full"]["game/score"].mean == pytest.approx((13 + 6.5) / 2)  # mean of the two seeds
+    half = 12.7062 * np.std([13, 6.5], ddof=1) / 2**0.5
+    assert columns["full"]["game/score"].high == pytest.approx(9.75 + half, abs=1e-3)
+    assert columns["game_only"]["game/score"].n == 12  # one seed keeps its interval over games
+    text = page_of(folders, tmp_path / "report.html").text
+    assert "3 runs of 2 arms (full, game_only), seeds 0, 1." in text
+    assert "over training seeds" in text
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    headers = [words for words in page.words if words in ("base", "full", "game_only", "trained")]
+    assert headers[:3] == ["base", "full", "game_only"] and "trained" not in headers
+
+
+def test_one_base_is_not_many_seeds(tmp_path: Path) -> None:
+    """Three runs from one base: the base's interval is that over its games, not the zero spread of three copies."""
+    folders = [make_run(tmp_path / str(seed), seed=seed) for seed in range(3)]
+    arms = arm_runs([read_run(folder) for folder in folders])
+    assert [(arm.arm, arm.seed) for arm in arms] == [("base", 0), ("trained", 0), ("trained", 1), ("trained", 2)]
+    base = columns_of(arms)["base"]["game/score"]
+    assert base.low < base.mean < base.high
+    # Bases of their own count each; two different bases of one seed are kept apart.
+    other = make_run(tmp_path / "other", seed=3, base=[*BASE, deal_game(12)])
+    assert [arm.arm for arm in arm_runs([read_run(f) for f in (folders[0], other)])].count("base") == 2
+    clash = make_run(tmp_path / "clash", arm="big", seed=0, base=[*BASE, deal_game(12)])
+    assert "base of big" in [arm.arm for arm in arm_runs([read_run(f) for f in (folders[0], clash)])]
+
+
+def test_the_same_seed_twice_is_refused(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / name) for name in ("a", "b")]
+    with pytest.raises(UserError, match=r"b repeats arm 'trained', seed 0: give each run its own seed or arm"):
+        build_report(folders, tmp_path / "report.html", "t")
+
+
+def test_games_of_different_objectives_are_kept_apart(tmp_path: Path) -> None:
+    semi = make_run(tmp_path / "semi", "full", 0)
+    config = yaml.safe_load((semi / "config.yaml").read_text())
+    config["env"]["objective"] = 0.0
+    (semi / "config.yaml").write_text(yaml.safe_dump(config))
+    arms = arm_runs([read_run(semi), read_run(make_run(tmp_path / "coop", "full", 0))])
+    assert {arm.arm for arm in arms} == {
+        "base (dond, λ=0)", "full (dond, λ=0)", "base (dond, λ=1)", "full (dond, λ=1)",
+    }  # fmt: skip
+
+
+def test_findings_claim_no_more_than_the_intervals() -> None:
+    def column(score: float, gain: float) -> dict[str, Interval]:
+        return {
+            "game/score": Interval(score, score - 1, score + 1, 9),
+            "belief/gain_over_prior": Interval(gain, gain - 0.1, gain + 0.1, 9),
+        }
+
+    overlap = findings({"base": column(5, -0.5), "trained": column(6, 0.05)})
+    assert overlap[0] == "Score: base 5.000 (4.000 – 6.000), trained 6.000 (5.000 – 7.000). The intervals overlap."
+    assert "base: after the last message the belief is worse than the exact prior" in overlap[1]
+    assert "trained: after the last message the belief cannot be told from the exact prior" in overlap[2]
+    fell = findings({"base": column(9, 0.5), "trained": column(6, 0.5)})
+    assert "it fell" in fell[0] and "beats what the rules alone tell" in fell[1]
+
+
+def test_a_run_that_only_began(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("seed: 4\n")
+    (run / "metrics.jsonl").write_text('{"iteration": 1, "phase": "train", "game/score": 3.0}\n{"iteration": 2, "ph')
+    text = page_of([run], tmp_path / "report.html").text
+    assert "Score over training" in text and "One run, seed 4." in text and "What the games say" not in text
+
+
+def test_bad_input_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no runs"):
+        build_report([], tmp_path / "report.html", "t")
+    with pytest.raises(UserError, match=r"nowhere is not a run's folder: it has no config\.yaml"):
+        build_report([tmp_path / "nowhere"], tmp_path / "report.html", "t")
+    run = make_run(tmp_path / "run")
+    (run / "metrics.jsonl").write_text("oops\n{}\n")
+    with pytest.raises(UserError, match=r"metrics\.jsonl, line 1: expected one JSON object"):
+        build_report([run], tmp_path / "report.html", "t")
+    (run / "metrics.jsonl").unlink()
+    (run / "evaluation.json").write_text("{")
+    with pytest.raises(UserError, match=r"evaluation\.json: expected one JSON object"):
+        build_report([run], tmp_path / "report.html", "t")
+    (run / "config.yaml").write_text("a: [")
+    with pytest.raises(UserError, match=r"config\.yaml: expected YAML"):
+        build_report([run], tmp_path / "report.html", "t")
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_strip_puts_the_extremes_at_its_ends() -> None:
+    svg = strip_svg({"a": Interval(1, 0, 2, 9), "b": Interval(8, 6, 10, 9)}, {"a": 0, "b": 1})
+    assert re.findall(r'x1="([\d.]+)" x2="([\d.]+)"', svg) == [("6.0", "27.6"), ("70.8", "114.0")]
+    assert 'cx="16.8"' in svg and "--c1" in svg
+    assert strip_svg({}, {}) == ""
+
+
+def test_ablation_figure(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / "a", "full", 0), make_run(tmp_path / "b", "none", 0, [aborted_game(0), *TRAINED])]
+    rows = ablation_table(arm_runs([read_run(folder) for folder in folders]))
+    for name in ("figure.svg", "figure.png"):
+        ablation_figure(rows, ["game/score", "game/agreement"], tmp_path / name, "Arms")
+        assert (tmp_path / name).stat().st_size > 5_000
+    first = (tmp_path / "figure.svg").read_bytes()
+    ablation_figure(rows, ["game/score", "game/agreement"], tmp_path / "figure.svg", "Arms")
+    assert (tmp_path / "figure.svg").read_bytes() == first
+
+
+def test_table_columns_are_those_of_the_design(tmp_path: Path) -> None:
+    from marl.stats import write_table
+
+    write_table(tmp_path / "table.csv", ablation_table(arm_runs([read_run(make_run(tmp_path / "a"))])))
+    with (tmp_path / "table.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["arm", "metric", "mean", "low", "high", "seeds", "games"]
+    assert all(all(cell for cell in row.values()) for row in rows)

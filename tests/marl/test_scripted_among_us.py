@@ -1,0 +1,296 @@
+"""Scripted players of grid Among Us: what they say is understood, what careful ones say is true, what random ones say
+is neutral, and what being careful is worth."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import pytest
+
+from envs.among_us_v0 import COMPACT_TOKENS, NAMES, Killed, Look, Room, Said, Style, parallel_env, read
+from envs.core import END, TurnKind
+from marl.agents import Request, TextAgent
+from marl.scripted import among_us
+from marl.scripted.among_us import (
+    ACCUSING,
+    FORMS,
+    Memory,
+    Statement,
+    Topic,
+    accused,
+    credulous,
+    make_player,
+    understand,
+)
+from marl.tokens import Tokens, train_tokenizer
+
+
+@dataclass
+class Talk:
+    """A message and what its speaker had seen: rooms of itself and others since the last discussion, killings."""
+
+    speaker: str
+    role: str
+    text: str
+    visited: set[Room]
+    seen: set[tuple[str, Room]]
+    killings: set[tuple[str, str]]
+    living: int
+
+
+@dataclass
+class Played:
+    outcome: dict[str, Any]
+    imposters: set[str]
+    talk: list[Talk] = field(default_factory=list)
+    kills: list[tuple[Look, list[str]]] = field(default_factory=list)  # what the killer saw, and who lived
+    texts: list[str] = field(default_factory=list)
+
+
+def play(seed: int, crew: str, imposter: str, **rules: Any) -> Played:
+    """A game of scripted players. No reply may be refused or cut."""
+    env = parallel_env(**{"style": "compact", **rules})
+    observations, infos = env.reset(seed=seed)
+    names = env.facts["names"]
+    players: dict[str, Memory] = {}
+    for number, (agent, info) in enumerate(infos.items()):
+        players[agent] = make_player(imposter if info["role"] == "imposter" else crew, seed * 16 + number, info["role"])
+    visited: dict[str, set[Room]] = {agent: set() for agent in players}
+    seen: dict[str, set[tuple[str, Room]]] = {agent: set() for agent in players}
+    killings: dict[str, set[tuple[str, str]]] = {agent: set() for agent in players}
+    looks: dict[str, Look] = {}
+    game = Played({}, {names[agent] for agent in env.facts["imposters"]})
+    resumed = False
+    while env.agents:
+        replies = {}
+        living = int(env.state()[:, 2].sum())
+        for agent, told in observations.items():
+            game.texts.append(told["text"])
+            for event in read(told["text"], env.style):
+                if isinstance(event, Look):
+                    if resumed:
+                        visited[agent], seen[agent] = set(), set()
+                    looks[agent] = event
+                    visited[agent].add(event.room)
+                    around = [*event.present, *(name for name, _ in event.entering)]
+                    seen[agent] |= {(name, event.room) for name in around} | set(event.leaving)
+                elif isinstance(event, Killed) and event.victim:
+                    killings[agent].add((event.killer, event.victim))
+            if told["turn"] == TurnKind.WAIT:
+                players[agent].observe(told["text"])
+                continue
+            reply = replies[agent] = players[agent].reply(told["text"], told["options"])
+            if told["turn"] == TurnKind.SPEAK:
+                role = infos[agent]["role"]
+                game.talk.append(Talk(names[agent], role, reply, visited[agent], seen[agent], killings[agent], living))
+            elif reply.startswith("kill"):
+                assert env._game is not None
+                game.kills.append((looks[agent], list(env._game.living())))
+        observations, _, _, _, infos = env.step(replies)
+        resumed = any(info["entry"] == "vote" for info in infos.values())
+        assert not any(info["error"] for info in infos.values())
+        assert not any(" cut" in told["text"] or "was cut" in told["text"] for told in observations.values())
+    game.outcome = infos["player_0"]["outcome"]
+    return game
+
+
+def examples() -> list[Statement]:
+    """A statement for each form, so that each topic is met with every set of fields that it has."""
+    made = []
+    for topic, forms in FORMS.items():
+        for form in forms:
+            fields = set(re.findall(r"{(\w+)}", form))
+            made.append(
+                Statement(
+                    topic,
+                    "Pink" if "who" in fields else "",
+                    "Blue" if "other" in fields else "",
+                    (1, 2) if "room" in fields else None,
+                )
+            )
+    return made
+
+
+@pytest.mark.parametrize("style", list(Style))
+def test_what_is_said_is_understood(style: Style) -> None:
+    for statement in examples():
+        for seed in range(30):
+            message = among_us.say([statement], style, Random(seed))
+            assert message.endswith(f" {END}") and len(message.split()) <= 20
+            assert understand(message.removesuffix(END)) == [statement], message
+    two = [Statement(Topic.WHERE, room=(0, 0)), Statement(Topic.ACCUSE, "Red")]
+    assert understand(among_us.say(two, style, Random(0))) == two
+
+
+def test_the_grammar_is_rich_and_each_form_says_one_thing() -> None:
+    forms = [form for forms in FORMS.values() for form in forms]
+    assert len(forms) == len(set(forms)) >= 30
+    for topic, own in FORMS.items():
+        for form in own:
+            (said,) = understand(form.format(who="green", other="orange", room="lab"))
+            assert said.topic is topic
+    assert not {word for form in forms for word in form.split() if word in {name.lower() for name in NAMES}}
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("Red is not the imposter!", [Statement(Topic.CLEAR, "Red")]),
+        (
+            "Hm, I saw Red kill Blue... vote for Red",
+            [Statement(Topic.KILL, "Red", "Blue"), Statement(Topic.ACCUSE, "Red")],
+        ),
+        ("I was in (0,1).", [Statement(Topic.WHERE, room=(0, 1))]),
+        ("i was in room (9,9)", []),
+        ("redder than blueish, hello", []),
+        ("", []),
+    ],
+)
+def test_messages_of_people_are_understood_as_far_as_they_fit(message: str, expected: list[Statement]) -> None:
+    assert understand(message) == expected
+
+
+def test_a_credulous_listener_half_believes_the_last_accusations() -> None:
+    candidates = ("red", "blue", "green")
+    assert credulous([], candidates) == [pytest.approx(1 / 3)] * 3
+    named = credulous(["i think it is blue"], candidates)
+    assert sum(named) == pytest.approx(1) and named[1] == pytest.approx(math.exp(0.8) / (math.exp(0.8) + 2))
+    both = credulous(["i think it is blue", "vote for red", "pink is the imposter"], candidates)
+    assert both[0] > both[1] > both[2]
+    assert both[0] / both[1] == pytest.approx(math.exp(0.8 * 0.9 - 0.8 * 0.81))
+    assert credulous(["Blue is the imposter."], ("Red", "Blue")) == credulous(["blue is the imposter"], ("red", "blue"))
+
+
+@pytest.mark.parametrize(("crew", "imposter"), [("random", "random"), ("careful", "careful"), ("random", "careful")])
+def test_players_play_the_same_game_in_both_styles(crew: str, imposter: str) -> None:
+    for seed in range(15):
+        compact, natural = (play(seed, crew, imposter, style=style, tasks=6) for style in ("compact", "natural"))
+        assert compact.outcome == natural.outcome
+        assert [understand(t.text) for t in compact.talk] == [understand(t.text) for t in natural.talk]
+
+
+def test_random_speech_tells_nothing_of_the_imposter() -> None:
+    """A crewmate among n living players names the imposter in one of n - 1 accusations; nobody accuses itself."""
+    surplus = variance = 0.0
+    for seed in range(200):
+        game = play(seed, "random", "random", messages_each=4)
+        for talk in game.talk:
+            for name in accused(talk.text):
+                assert name != talk.speaker
+                if talk.role == "crewmate":
+                    by_chance = 1 / (talk.living - 1)
+                    surplus += (name in game.imposters) - by_chance
+                    variance += by_chance * (1 - by_chance)
+    assert variance > 100 and abs(surplus) < 3.5 * math.sqrt(variance)
+
+
+def test_what_random_players_say_depends_neither_on_role_nor_on_what_they_saw() -> None:
+    texts = []
+    for role in ("crewmate", "imposter"):
+        for room in ("bridge", "lab"):
+            player = make_player("random", 5, role)
+            tasks = " tasks lab" if role == "crewmate" else ""
+            player.observe(f" grid 2 2 imposters 1 players red blue green pink you red {role}{tasks} at {room} blue")
+            player.observe(
+                " pink killed green" if room == "lab" else " meeting blue found green at lab living red blue pink"
+            )
+            player.observe(" meeting blue found green at lab living red blue pink")
+            texts.append([player.reply(" speak") for _ in range(20)])
+    assert texts[0] == texts[1] == texts[2] == texts[3]
+    assert len(set(texts[0])) > 10
+
+
+def test_careful_crewmates_say_only_what_they_saw() -> None:
+    topics = Counter[Topic]()
+    for seed in range(150):
+        for talk in play(seed, "careful", "careful", tasks=6, width=3).talk:
+            if talk.role != "crewmate":
+                continue
+            for s in understand(talk.text):
+                topics[s.topic] += 1
+                assert s.who != talk.speaker
+                if s.topic is Topic.KILL:
+                    assert (s.who, s.other) in talk.killings
+                if s.topic in (Topic.WHERE, Topic.TASK, Topic.WITH):
+                    assert s.room in talk.visited
+                if s.topic in (Topic.SAW, Topic.WITH):
+                    assert (s.who, s.room) in talk.seen
+    assert {Topic.KILL, Topic.LAST, Topic.SAW, Topic.WITH, Topic.ACCUSE} <= set(topics)
+
+
+def test_a_careful_imposter_kills_unseen_or_to_win() -> None:
+    kills = 0
+    for seed in range(80):
+        for sight, living in play(seed, "careful", "careful", tasks=6).kills:
+            witnesses = {*sight.present, *(name for name, _ in sight.entering)}
+            assert len(witnesses) <= 1 or len(living) == 3
+            kills += 1
+    assert kills > 60
+
+
+def test_careful_crewmates_report_and_do_their_tasks_first() -> None:
+    player = make_player("careful", 0, "crewmate")
+    intro = " grid 2 2 imposters 1 players red blue green pink you red crewmate tasks lab lab at bridge blue"
+    assert player.reply(intro, ("go_east", "wait", "go_south")) == "go_south"
+    assert player.reply(" at lab task task", ("go_east", "go_north", "wait", "do_task")) == "do_task"
+    assert player.reply(" done at lab task", ("do_task", "go_east", "go_north", "wait")) == "do_task"
+    assert player.reply(" done at lab body blue", ("wait", "go_east", "report_blue", "go_north")) == "report_blue"
+
+
+def test_careful_players_believe_eyewitnesses_and_themselves() -> None:
+    player = make_player("careful", 0, "crewmate")
+    player.observe(
+        " grid 2 2 imposters 1 players red blue green pink orange you red crewmate tasks lab"
+        " at bridge blue green pink orange meeting blue found green at garden living red blue pink orange"
+    )
+    player.observe(f" blue says i saw pink kill green {END}")
+    assert player.reply(" vote", ("skip", "orange", "blue", "pink", "red")) == "pink"
+    player.observe(f" pink says i saw red kill green {END}")  # known to be a lie
+    assert accused(player.reply(" speak")) != ["Blue"]
+    assert player.reply(" vote", ("skip", "orange", "blue", "pink", "red")) == "pink"
+
+
+@pytest.mark.parametrize(
+    ("crew", "imposter", "low", "high"),
+    [("random", "random", 0.09, 0.24), ("careful", "random", 0.9, 1), ("random", "careful", 0, 0.12),
+     ("careful", "careful", 0.8, 0.97)],
+)  # fmt: skip
+def test_what_care_is_worth(crew: str, imposter: str, low: float, high: float) -> None:
+    """Crew wins of 250 games, 6 tasks each. Long-run figures: .165, .955, .065, .895; limits are 3 sigma or more."""
+    won = sum(play(seed, crew, imposter, tasks=6).outcome["winner"] == "crewmates" for seed in range(250)) / 250
+    assert low <= won <= high
+
+
+def test_compact_texts_are_one_token_a_word_and_recorded_choices_one_token() -> None:
+    games = [play(seed, "random", "random") for seed in range(60)]
+    said = [talk.text for game in games for talk in game.talk]
+    told = [text for game in games for text in game.texts if text]
+    tokens = Tokens(train_tokenizer([*said, *told], COMPACT_TOKENS, 1024))
+    for text in told[:2000]:
+        assert len(tokens.encode(text)) == len(text.split()), text
+    for text in said:
+        assert len(tokens.encode(text)) == len(text.split()), text
+    agent = TextAgent("random", lambda seed, role: make_player("random", seed, role), tokens)
+    text = " grid 2 2 imposters 1 players red blue green pink you red crewmate tasks lab at bridge blue green pink"
+    request = Request((0, "player_0"), 3, "crewmate", 0, TurnKind.CHOOSE, text, ("go_south", "wait", "do_task"))
+    (reply,) = agent.act([request])
+    assert len(reply.ids) == 1 and len(reply.legal) == 3 and reply.text in request.options
+
+
+def test_unknown_players_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"no scripted player 'clever'.*random, careful"):
+        make_player("clever", 0, "crewmate")
+
+
+def test_both_roles_have_their_script() -> None:
+    assert isinstance(make_player("careful", 0, "imposter"), among_us.CarefulImposter)
+    assert isinstance(make_player("careful", 0, "crewmate"), among_us.CarefulCrewmate)
+    assert all(topic in Topic for topic in ACCUSING) and isinstance(
+        make_player(among_us.DEFAULT, 0, "imposter"), Memory
+    )
+    assert Said("Red", "x").speaker == "Red"

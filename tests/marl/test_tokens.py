@@ -1,0 +1,295 @@
+"""Text <-> ids, one token per choice, and streams against what chat templates render."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envs import dond_v0
+from envs.core import END, Question
+from marl.errors import UserError
+from marl.tokens import BOS, CUE, PAD, Tokens, View, train_tokenizer
+from marl.types import Kind
+from tests.marl.models import CHATML, COMPACT_TEXTS, NO_SYSTEM, hf_tokenizer, small_tokens
+
+NUMBERS = tuple(str(n) for n in range(11))
+TEMPLATES = {"chatml": CHATML, "no_system": NO_SYSTEM}
+ANY_TEXT = st.text(max_size=60) | st.lists(
+    st.sampled_from([*dond_v0.COMPACT_TOKENS, *NUMBERS, " ", "\n", PAD, BOS, CUE, "é", "數", "🙂", "<|im_end|>"])
+).map("".join)
+
+
+def hf_tokens(chat_template: str | None = None, single_digits: bool = False) -> Tokens:
+    return Tokens(hf_tokenizer(chat_template, single_digits))
+
+
+PLAIN, CHAT = hf_tokens(), hf_tokens(CHATML, single_digits=True)
+
+
+# --- Small tokenizers ---
+
+
+def test_what_the_game_says_often_is_one_token() -> None:
+    tokens = small_tokens()
+    for text in (*NUMBERS, *dond_v0.COMPACT_TOKENS):
+        assert len(tokens.encode(text)) == 1, text
+    for text in (*NUMBERS, *(t for t in dond_v0.COMPACT_TOKENS if t.isalpha()), END):
+        assert len(tokens.encode(" " + text)) == 1, text
+
+
+def test_numbers_and_words_stay_whole_in_the_sentences_of_the_game() -> None:
+    tokens = small_tokens()
+    assert len(tokens.encode("books 1 0 hats 1 10 balls 3 3 objective")) == 10
+    assert [tokens.decode([i]) for i in tokens.encode("them: 10 hats [END]")] == ["them:", " 10", " hats", " [END]"]
+
+
+def test_candidates_and_questions_are_one_token_each() -> None:
+    tokens = small_tokens()
+    _, infos = dond_v0.parallel_env(style="compact").reset(seed=0)
+    for question in infos["player_0"]["questions"]:
+        ids, listing = tokens.label(question.candidates)
+        assert len(set(ids)) == 11 and listing == ""
+        assert len(tokens.encode(question.text)) == 1
+        assert [tokens.decode([i]) for i in ids] == [f" {n}" for n in range(11)]
+
+
+def test_every_kept_string_is_one_token_whatever_it_is_made_of() -> None:
+    keep = ("alpha", "P1", "two words", "?!", "12", "Zoë")
+    tokens = Tokens(train_tokenizer(COMPACT_TEXTS, keep, 512))
+    assert {text: len(tokens.encode(text)) for text in keep} == dict.fromkeys(keep, 1)
+
+
+def test_a_small_vocabulary_has_the_size_asked_for_where_texts_suffice() -> None:
+    texts = [f"word{chr(97 + i)}{chr(97 + j)} " * 2 for i in range(26) for j in range(26)]
+    assert len(train_tokenizer(texts, ("[a]",), 600)) == 600
+
+
+@given(ANY_TEXT)
+@settings(max_examples=300)
+def test_any_text_survives_the_way_to_ids_and_back(text: str) -> None:
+    for tokens in (small_tokens(), PLAIN, CHAT):
+        assert tokens.decode(tokens.encode(text)) == text
+
+
+@given(ANY_TEXT)
+@settings(max_examples=300)
+def test_no_text_forges_a_control_token(text: str) -> None:
+    for tokens, marks in ((small_tokens(), (PAD, BOS, CUE)), (PLAIN, ("<|endoftext|>",)), (CHAT, ("<|im_end|>", "<|im_start|>"))):
+        control = set(tokens.tokenizer.convert_tokens_to_ids(list(marks)))
+        assert not control & set(tokens.encode(text + marks[0] + text + marks[-1]))
+
+
+def test_marks_of_a_template_are_control_tokens_even_after_text_was_encoded() -> None:
+    tokens = hf_tokens(CHATML)
+    start = tokens.tokenizer.convert_tokens_to_ids("<|im_start|>")
+    tokens.encode("some <|im_start|> text")
+    assert tokens.format.cue[0] == start and Tokens(tokens.tokenizer).format == tokens.format
+
+
+# --- One token per choice ---
+
+
+def test_options_stand_for_themselves_where_they_are_single_tokens() -> None:
+    for tokens in (small_tokens(), PLAIN):
+        ids, listing = tokens.label(NUMBERS)
+        assert listing == "" and [tokens.decode([i]).strip() for i in ids] == list(NUMBERS)
+
+
+def test_options_that_are_several_tokens_are_listed_with_letters() -> None:
+    for tokens in (small_tokens(), PLAIN, CHAT):
+        ids, listing = tokens.label(["go to the kitchen", "wait"])
+        assert listing == "\nA) go to the kitchen\nB) wait"
+        assert [tokens.decode([i]).strip() for i in ids] == ["A", "B"]
+
+
+def test_single_digit_tokenizers_need_letters_for_ten() -> None:
+    ids, listing = CHAT.label(NUMBERS)
+    assert len(set(ids)) == 11 and listing.startswith("\nA) 0\nB) 1\n") and listing.endswith("\nK) 10")
+    assert [CHAT.decode([i]).strip() for i in ids] == list("ABCDEFGHIJK")
+    assert CHAT.label(NUMBERS[:10])[1] == ""  # 0..9 are single tokens, without a space before them
+
+
+def test_equal_options_never_share_a_token() -> None:
+    ids, listing = small_tokens().label(["5", "5"])
+    assert len(set(ids)) == 2 and listing == "\nA) 5\nB) 5"
+
+
+def test_more_options_than_letters_are_refused() -> None:
+    options = [f"room number {i}" for i in range(27)]
+    assert len(small_tokens().label(options[:26])[0]) == 26
+    with pytest.raises(UserError, match=r"27 options such as 'room number 0'.*model\.name"):
+        small_tokens().label(options)
+
+
+# --- Replies ---
+
+
+def test_a_reply_ends_at_the_end_marker_however_it_is_cut_into_tokens() -> None:
+    for tokens in (small_tokens(), PLAIN, CHAT):
+        for text in ("[message] hi [END]", "[message] hi[END]", "x [END] more]"):
+            ids = tokens.encode(text)
+            done = [tokens.ends(ids[: i + 1]) for i in range(len(ids))]
+            assert done == [END in tokens.decode(ids[: i + 1]) and END[-1] in tokens.decode([ids[i]]) for i in range(len(ids))]
+            assert any(done) and tokens.reply_text(ids) == text
+        ids = tokens.encode("[message] hi [END")
+        assert not any(tokens.ends(ids[: i + 1]) for i in range(len(ids)))
+
+
+def test_a_reply_ends_at_the_models_own_end_which_the_game_never_reads() -> None:
+    for tokens in (PLAIN, CHAT):
+        ids = [*tokens.encode("hello"), tokens.tokenizer.eos_token_id]
+        assert tokens.ends(ids) and tokens.reply_text(ids) == "hello"
+        assert tokens.reply_text(ids[-1:]) == "" and tokens.reply_text(()) == ""
+    assert not small_tokens().eos_ids
+
+
+def test_control_tokens_are_not_for_saying_but_the_models_own_end_is() -> None:
+    small = small_tokens()
+    assert {small.decode([i]) for i in small.unspeakable} == {PAD, BOS, CUE}
+    assert PLAIN.unspeakable == []  # its one control token is its end
+    assert {CHAT.decode([i]) for i in CHAT.unspeakable} == {"<|endoftext|>"}
+
+
+def test_a_span_of_characters_is_a_range_of_tokens() -> None:
+    tokens = small_tokens()
+    ids = tokens.encode("[message] 10 hats [END]")  # [message] | " 10" | " hats" | " [END]"
+    assert len(ids) == 4
+    assert tokens.within(ids, (10, 17)) == (1, 3)
+    assert tokens.within(ids, (10, 12)) == (1, 2)
+    assert tokens.within(ids, (13, 15)) == (2, 3)
+    assert tokens.within(ids, (0, 23)) == (0, 4)
+    assert tokens.within(ids, (0, 0)) == tokens.within(ids, (5, 5)) == (0, 0)
+
+
+# Half a character reads as U+FFFD, which is therefore left out.
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\ufffd"), min_size=1, max_size=12), st.data())
+def test_a_range_of_tokens_is_the_smallest_that_holds_the_span(text: str, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(text) - 1))
+    end = data.draw(st.integers(start + 1, len(text)))
+    for tokens in (small_tokens(), PLAIN):
+        ids = tokens.encode(text)
+        owners = []  # of each token: the characters that its bytes belong to
+        place = [i for i, c in enumerate(text) for _ in c.encode()]
+        lengths = [len(tokens.tokenizer.convert_ids_to_tokens(i)) for i in ids]  # byte-level pieces: a letter a byte
+        if sum(lengths) != len(place):
+            continue  # a tag with a space is no byte-level piece
+        at = 0
+        for length in lengths:
+            owners.append(set(place[at : at + length]))
+            at += length
+        inside = [i for i, own in enumerate(owners) if own & set(range(start, end))]
+        assert tokens.within(ids, (start, end)) == (inside[0], inside[-1] + 1)
+
+
+# --- Streams ---
+
+
+def converse(tokens: Tokens, opening: str, talk: list[tuple[str, str]]) -> View:
+    """A view of a game: an opening, then replies (a) and what is heard between them (u)."""
+    view = View(tokens)
+    view.observe(opening, (), 0)
+    for step, (who, text) in enumerate(talk):
+        if who == "u":
+            view.observe(text, (), step)
+        else:
+            view.cue()
+            view.reply(tokens.encode(text), Kind.SPEECH)
+    return view
+
+
+CONTENT = st.text(st.characters(codec="utf-8", exclude_characters="\r"), min_size=1, max_size=20).map(
+    lambda s: s.strip() or "x"
+)
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@given(opening=CONTENT, exchanges=st.lists(st.tuples(CONTENT, CONTENT), min_size=1, max_size=4))
+@settings(max_examples=50)
+def test_a_stream_is_what_the_chat_template_renders(
+    template: str, opening: str, exchanges: list[tuple[str, str]]
+) -> None:
+    tokens = CHAT if template == "chatml" else NO_SYSTEM_TOKENS
+    first = "system" if template == "chatml" else "user"
+    talk = [pair for said, heard in exchanges for pair in (("a", said), ("u", heard))]
+    chat = [(first, opening), *(("assistant" if who == "a" else "user", text) for who, text in talk)]
+    view = converse(tokens, opening, talk)
+
+    def rendered(until: int, cue: bool) -> str:
+        messages = [{"role": role, "content": text} for role, text in chat[:until]]
+        return tokens.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=cue)
+
+    assert tokens.decode(view.stream.tokens) == rendered(len(chat), cue=False)
+    for until in range(1, len(chat) + 1, 2):  # also where each reply was due
+        part = converse(tokens, opening, talk[: until - 1])
+        part.cue()
+        assert tokens.decode(part.stream.tokens) == rendered(until, cue=True)
+        assert view.stream.tokens[: len(part.stream)] == part.stream.tokens or until == len(chat)
+
+
+NO_SYSTEM_TOKENS = hf_tokens(NO_SYSTEM)
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_turn_marks_are_the_templates_control_tokens(template: str) -> None:
+    tokens = hf_tokens(TEMPLATES[template])
+    start, end = tokens.tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
+    view = converse(tokens, "one", [("a", "two"), ("u", "three")])
+    assert view.stream.tokens.count(start) == view.stream.tokens.count(end) == 3
+    assert view.stream.tokens.count(tokens.tokenizer.bos_token_id) == (template == "no_system")
+
+
+def test_a_model_that_ends_its_own_turn_is_not_ended_twice() -> None:
+    for text in ("hello", ""):
+        ours, its_own = (converse(CHAT, "one", []) for _ in range(2))
+        for view, ids in ((ours, CHAT.encode(text)), (its_own, [*CHAT.encode(text), *CHAT.eos_ids])):
+            view.cue()
+            if ids:
+                view.reply(ids, Kind.SPEECH)
+        if text:
+            assert ours.stream.tokens == its_own.stream.tokens
+            assert ours.stream.kinds != its_own.stream.kinds  # who wrote the end is on record
+        assert CHAT.decode(its_own.stream.tokens).endswith(f"assistant\n{text}<|im_end|>\n")
+
+
+def test_a_small_models_stream_is_written_as_it_is_meant() -> None:
+    tokens = small_tokens()
+    question = Question("<books?>", NUMBERS, "3")
+    view = View(tokens)
+    view.observe("deal 1\n", (question,), 0)
+    view.cue()
+    start = view.reply(tokens.encode("[message] 5 [END]"), Kind.SPEECH)
+    view.observe("", (question,), 1)
+    view.observe("no deal\n", (), 2)
+    assert [tokens.decode([i]) for i in view.stream.tokens] == [
+        BOS, "deal", " 1", "\n", "<books?>", CUE, "[message]", " 5", " [END]", "<books?>", "no deal", "\n",
+    ]  # fmt: skip
+    o, q, s = Kind.OBSERVATION, Kind.QUESTION, Kind.SPEECH
+    assert view.stream.kinds == [o, o, o, o, q, o, s, s, s, q, o, o]
+    assert start == 6 and [(a.position, a.step) for a in view.asked] == [(4, 0), (9, 1)]
+    assert all(a.question is question and len(a.candidate_ids) == 11 for a in view.asked)
+
+
+def test_a_chat_model_is_asked_in_a_turn_of_its_own() -> None:
+    view = View(CHAT)
+    view.observe("one", (Question("how many?", NUMBERS, "3"),), 0)
+    listing = "".join(f"\n{letter}) {n}" for letter, n in zip("ABCDEFGHIJK", NUMBERS, strict=True))
+    assert CHAT.decode(view.stream.tokens) == (
+        "<|im_start|>system\none<|im_end|>\n"
+        f"<|im_start|>user\nhow many?{listing}<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n"
+    )
+    at = view.asked[0].position
+    assert CHAT.decode(view.stream.tokens[: at + 1]).endswith("<|im_start|>assistant\n")
+    assert {view.stream.kinds[at], view.stream.kinds[at + 1]} == {Kind.QUESTION, Kind.OBSERVATION}
+
+
+def test_options_are_listed_before_the_cue_where_letters_stand_for_them() -> None:
+    tokens = small_tokens()
+    view = View(tokens)
+    view.observe("cut", (), 0)
+    legal = view.cue(["5", "7"])
+    assert tokens.decode(view.stream.tokens) == f"{BOS}cut{CUE}"
+    assert [tokens.decode([i]) for i in legal] == [" 5", " 7"]
+    view.reply(legal[:1], Kind.CHOICE)
+    legal = view.cue(["run away", "wait"])
+    assert tokens.decode(view.stream.tokens).endswith(f"\nA) run away\nB) wait{CUE}")
+    assert [tokens.decode([i]).strip() for i in legal] == ["A", "B"]
+    assert view.cue() == ()
