@@ -81,46 +81,47 @@ class Rules:
                 _check_int(f.name, getattr(self, f.name), least.get(f.name, 1), most.get(f.name, 1_000))
         if 2 * self.imposters >= self.players:
             raise ValueError(
-                f"imposters={self.imposters}: there must be fewer imposters than crewmates, at most "
-                f"{(self.players - 1) // 2} among {self.players} players."
+                f"imposters must be fewer than crewmates, at most {(self.players - 1) // 2} among {self.players} "
+                f"players, got {self.imposters}."
             )
         if self.width * self.height == 1:
-            raise ValueError("width=1: a grid of width 1 and height 1 has nowhere to walk to; make one of them larger.")
+            raise ValueError("width and height must not both be 1: there would be nowhere to walk to.")
         object.__setattr__(self, "layouts", _pairs("layouts", self.layouts or ()))  # tuples, where YAML gave lists
         for width, height in self.layouts:
             if not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE and width * height > 1):
                 raise ValueError(
-                    f"layouts={self.layouts}: ({width}, {height}) must be sides of 1 to {MAX_SIDE} rooms, not both 1."
+                    f"layouts must be pairs of sides of 1 to {MAX_SIDE} rooms, not both 1, got ({width}, {height})."
                 )
         if self.tasks_range is not None:
             low, high = _pairs("tasks_range", (self.tasks_range,))[0]
             if not 1 <= low <= high <= MAX_TASKS:
                 raise ValueError(
-                    f"tasks_range=({low}, {high}): must be the lowest and highest number of tasks, 1 to {MAX_TASKS}."
+                    f"tasks_range must be the lowest and highest number of tasks, within 1 to {MAX_TASKS}, "
+                    f"got ({low}, {high})."
                 )
             object.__setattr__(self, "tasks_range", (low, high))
         if not isinstance(self.imposters_report, bool):
-            raise ValueError(f"imposters_report={self.imposters_report!r}: must be true or false.")
+            raise ValueError(f"imposters_report must be true or false, got {self.imposters_report!r}.")
         if self.candidates not in ("living_others", "all_names"):
-            raise ValueError(f"candidates={self.candidates!r}: must be living_others or all_names.")
+            raise ValueError(f"candidates must be living_others or all_names, got {self.candidates!r}.")
         for name in ("shaping", "loser_reward"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= 100:
-                raise ValueError(f"{name}={value!r}: must be a number from -100 to 100.")
+                raise ValueError(f"{name} must be a number from -100 to 100, got {value!r}.")
 
 
 def _check_int(name: str, value: object, least: int, most: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ValueError(f"{name}={value!r}: must be a whole number from {least} to {most}.")
+        raise ValueError(f"{name} must be a whole number from {least} to {most}, got {value!r}.")
 
 
 def _pairs(name: str, value: Any) -> tuple[tuple[int, int], ...]:
     try:
         pairs = tuple((a, b) for a, b in value)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}={value!r}: must be made of pairs of whole numbers.") from error
+        raise ValueError(f"{name} must be made of pairs of whole numbers, got {value!r}.") from error
     if not all(isinstance(n, int) and not isinstance(n, bool) for pair in pairs for n in pair):
-        raise ValueError(f"{name}={value!r}: must be made of pairs of whole numbers.")
+        raise ValueError(f"{name} must be made of pairs of whole numbers, got {value!r}.")
     return pairs
 
 
@@ -1091,9 +1092,9 @@ class AmongUs(ParallelEnv[str, dict[str, Any], str]):
 
     def __init__(self, style: str = "natural", render_mode: str | None = None, **rules: Any) -> None:
         if style not in tuple(Style):
-            raise ValueError(f"style={style!r}: must be {' or '.join(Style)}.")
+            raise ValueError(f"style must be {' or '.join(Style)}, got {style!r}.")
         if render_mode not in (None, "ansi", "rgb_array"):
-            raise ValueError(f"render_mode={render_mode!r}: must be None, ansi or rgb_array.")
+            raise ValueError(f"render_mode must be None, ansi or rgb_array, got {render_mode!r}.")
         if unknown := set(rules) - {f.name for f in fields(Rules)}:
             raise TypeError(f"Among Us has no setting {', '.join(sorted(unknown))}.")
         self.rules = Rules(**rules)

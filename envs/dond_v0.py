@@ -755,7 +755,7 @@ class DealOrNoDeal(ParallelEnv[str, dict[str, Any], str]):
         }
 
     def privileged(self, agent: str) -> tuple[float, ...]:
-        """What only a privileged critic sees at this seat: the partner's value of each item, one-hot, 3 x 11 numbers."""
+        """What only a privileged critic sees at this seat: the partner's values of the items, one-hot, 3 x 11."""
         values = self._started().values[1 - AGENTS.index(agent)]
         return tuple(float(v == value) for value in values for v in range(MAX_POINTS + 1))
 

@@ -32,8 +32,8 @@ from marl.transcripts import episode_to_json, render_text, write_episodes
 from marl.types import Episode
 
 HEADLINE = (
-    "game/score", "game/score_agreed", "game/score_ceiling", "game/points", "game/joint", "game/agreement", "game/pareto",
-    "game/pareto_agreed", "game/win_rate/crewmates", "talk/turns", "talk/words_per_message", "talk/vocabulary",
+    "game/score", "game/score_agreed", "game/score_ceiling", "game/points", "game/joint", "game/agreement",
+    "game/pareto", "game/pareto_agreed", "game/win_rate/crewmates", "talk/turns", "talk/words_per_message", "talk/vocabulary",
     "errors/per_turn", "errors/aborted", "belief/accuracy", "belief/log_loss", "belief/brier", "belief/prior_log_loss",
     "belief/gain_over_prior", "belief/gain_over_start", "speech/belief_change",
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """Advantages: GAE over an agent's turns, and the credit of speech.
 
-gae: Schulman et al. 2016, delta_u = r_u + gamma V_{u+1} - V_u; A_u = sum_k (gamma lambda)^k delta_{u+k}. An agent's turns
-are the time steps; a message is one of them, however many tokens it has, so nothing is discounted inside it.
+gae: Schulman et al. 2016, delta_u = r_u + gamma V_{u+1} - V_u; A_u = sum_k (gamma lambda)^k delta_{u+k}. An agent's
+turns are the time steps; a message is one of them, however many tokens it has, so nothing is discounted inside it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def add_advantages(batch: TokenBatch, credit: Credit, speaking_weight: float) ->
     advantages = spread(batch, advantages)
     said = batch.decision & (spread(batch, batch.body, any_token=True) > 0)  # the first tokens of heard messages
     if credit.separate and speaking_weight and int(said.sum()) > 1:
-        speech = spread(batch, speaking_weight * standardise(batch.speaking, said))
+        speech = spread(batch, abs(speaking_weight) * standardise(batch.speaking, said))  # the weight's sign is in `speaking`
         if credit.speech == "separate":
             speech = speech + advantages
         advantages = torch.where(batch.body, speech, advantages)
@@ -77,13 +77,13 @@ def add_advantages(batch: TokenBatch, credit: Credit, speaking_weight: float) ->
 
 
 def standardise(values: Tensor, mask: Tensor) -> Tensor:
-    """(values - mean) / standard deviation, both over the mask."""
-    chosen = values[mask]
-    return (values - chosen.mean()) / (chosen.std() + 1e-8)
+    """(values - mean) / standard deviation, both over the mask; 0 where nothing varies."""
+    chosen = values[mask].double()  # in float32 the mean of equal values misses them by as much as the 1e-8
+    return ((values - chosen.mean()) / (chosen.std() + 1e-8)).float()
 
 
 def spread(batch: TokenBatch, values: Tensor, any_token: bool = False) -> Tensor:
-    """Gives every token of a reply what stands at the reply's decision (or its sum over the reply's tokens); 0 elsewhere."""
+    """Gives every token of a reply what stands at the reply's decision (or the sum over its tokens); 0 elsewhere."""
     turn = batch.decision.long().cumsum(1)  # (B, T): the number of the token's turn, from 1
     counted = batch.reply if any_token else batch.decision
     per_turn = torch.zeros(batch.shape[0], int(turn.max()) + 1)

@@ -11,14 +11,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import numpy as np
 import torch
 
-from marl.types import Episode, Kind, Stream, TokenBatch, Turn
+from marl.types import Episode, TokenBatch
 
 Seat = tuple[Episode, str]
 NO_ROWS = "no episode has a seat played by {players}: nothing to learn from"
 
 
 def seats_of(episodes: Sequence[Episode], players: Collection[str]) -> list[Seat]:
-    """The seats that any of these players held, in order: the rows of a batch. Frozen players' seats never enter one."""
+    """The seats that any of these players held, in order: the rows of a batch. Seats of frozen players never are."""
     return [
         (e, agent) for e in episodes for agent, player in e.players.items() if player in players and agent in e.streams
     ]
@@ -85,7 +85,7 @@ def collate(
         row=torch.tensor([b for b, _, _, _ in asked], dtype=torch.int64),
         position=torch.tensor([p for _, p, _, _ in asked], dtype=torch.int64),
         candidates=torch.tensor([[*c, *[-1] * (width - len(c))] for _, _, c, _ in asked], dtype=torch.int64).view(
-            -1, width
+            len(asked), width
         ),
         answer=torch.tensor([x for _, _, _, x in asked], dtype=torch.int64),
     )

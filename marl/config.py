@@ -1,4 +1,4 @@
-"""From a composed configuration to the parts of a run: every part is built, and bad values refused, before any model."""
+"""From a composed configuration to the parts of a run: every part is built, bad values are refused, before any model."""
 
 from __future__ import annotations
 

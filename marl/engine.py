@@ -79,7 +79,7 @@ class Engine:
         config = policy.lm.config.get_text_config()
         if context > policy.context:
             raise UserError(
-                f"engine.context={context} is more than the model can read ({policy.context} tokens): lower engine.context"
+                f"model.context={context} is more than the model can read ({policy.context} tokens): lower model.context"
             )
         window = getattr(config, "sliding_window", None) or 0
         # a configuration that does not list its layers has one kind of them
@@ -119,7 +119,7 @@ class Engine:
         if int((start + sizes).max()) > self.context:
             raise UserError(
                 f"an episode outgrew its slot: a stream of {int((start + sizes).max())} tokens does not fit "
-                f"engine.context={self.context}; raise engine.context (the model reads up to {self.policy.context}) or "
+                f"model.context={self.context}; raise model.context (the model reads up to {self.policy.context}) or "
                 "lower the game's message and turn limits"
             )
         width = int(sizes.max())
@@ -156,7 +156,7 @@ class Engine:
     def sample(
         self, hidden: Tensor, legal: Sequence[tuple[int, ...]], temperature: float, uniform: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """One token for each of R rows, from hidden states (R, D): out of its legal ids, or speech where there are none.
+        """One token for each of R rows, from hidden states (R, D): out of its legal ids, or speech where none are given.
 
         `uniform` (R,) in [0, 1) decides (inverse of the cumulative distribution), so that a row's sample does not
         depend on the rows beside it. Returns ids (R,) and their log-probabilities (R,) under the sampled distribution.

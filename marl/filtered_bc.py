@@ -1,7 +1,7 @@
 """Filtered behaviour cloning (Liao, Tomlin & Klein 2024, Algorithm 1): play yourself, keep what went well, imitate it.
 
-A game gives one record for each seat: its dialogue and its reward. What is kept is fine-tuned on, loss on the seat's own
-turns, refused replies and their corrections left out.
+A game gives one record for each seat: its dialogue and its reward. What is kept is fine-tuned on, loss on the seat's
+own turns, refused replies and their corrections left out.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,8 @@ KEEPS = ("above_mean", "nonzero", "all")
 def keep_records(rewards: np.ndarray, keep: str, drawn: np.ndarray | None = None) -> np.ndarray:
     """Which records (any shape, bool) to imitate, from their rewards.
 
-    `above_mean`: strictly above the mean of all records. `nonzero`: reward not 0. `drawn` marks records of valid deals in
-    which both sides scored 0: kept as well (the competitive rule).
+    `above_mean`: strictly above the mean of all records. `nonzero`: reward not 0. `drawn` marks records of valid deals
+    in which both sides scored 0: kept as well (the competitive rule).
     """
     if keep not in KEEPS:
         raise UserError(f"algo.keep={keep}: must be one of {', '.join(KEEPS)}")
@@ -75,7 +76,7 @@ def without_errors(seat: Seat) -> Seat:
     """
     episode, agent = seat
     own = sorted((t for t in episode.turns if t.agent == agent), key=lambda t: t.start)
-    cuts = [_Cut(t.start, n.start) for t, n in zip(own, own[1:], strict=False) if t.error]
+    cuts = [_Cut(t.start, n.start) for t, n in pairwise(own) if t.error]
     if not cuts and not (own and own[-1].error):
         return seat
     if own[-1].error:

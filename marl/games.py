@@ -52,4 +52,4 @@ def scripted(game: str, name: str = "", tokens: Tokens | None = None) -> TextAge
     def make(seed: int, role: str) -> Player:
         return module.make_player(name or module.DEFAULT, seed, role)
 
-    return TextAgent("scripted" if not name else name, make, tokens)
+    return TextAgent(name or "scripted", make, tokens)

@@ -15,9 +15,12 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils.logging import disable_progress_bar
 
 from marl.errors import UserError
 from marl.tokens import Tokens
+
+disable_progress_bar()  # of loading and saving a handful of tensors
 
 
 class Policy(nn.Module):

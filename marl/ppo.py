@@ -28,7 +28,7 @@ from marl.update import UpdateConfig, update
 
 @dataclass(frozen=True)
 class PPOConfig:
-    """`games` an iteration, `concurrency` of them at a time; `partners`: who else sits down, and in what share of games."""
+    """`games` an iteration, `concurrency` of them at a time; `partners`: who else plays, and in what share of games."""
 
     iterations: int = 40
     games: int = 256
@@ -57,8 +57,8 @@ def train_ppo(
     after: Callable[[int, dict[str, float], Sequence[Episode]], None],
     progress: Progress,
 ) -> None:
-    """Trains `policy` in place, from iteration `start` (0-based). `after` gets each finished iteration's number (from 1),
-    metrics and episodes."""
+    """Trains `policy` in place, from iteration `start` (0-based). `after` gets each finished iteration's number (from
+    1), metrics and episodes."""
     learner = ModelAgent(
         "learner",
         policy,

@@ -85,6 +85,11 @@ class _Table:
     def over(self) -> bool:
         return not self.env.agents
 
+    @property
+    def asks(self) -> bool:
+        """Whether a belief question is due: after a message that ended the game, too."""
+        return any(info["questions"] for info in self.infos.values())
+
 
 def rollout(
     games: Sequence[Game],
@@ -118,7 +123,8 @@ def rollout(
                 request = _request(table, name)
                 if request is not None:
                     requests[id(agent)][1].append(request)
-        stepping = [table for table in fresh if not table.due]
+        stepping = [table for table in fresh if not table.due and not table.over]
+        finished = [table for table in fresh if table.over]  # now asked what the last message left
         fresh = []
         for agent, asked in requests.values():
             for reply in agent.act(asked):
@@ -127,10 +133,9 @@ def rollout(
                 if len(table.replies) == len(table.due):
                     stepping.append(table)
 
-        finished: list[_Table] = []
         for table in stepping:
             _step(table)
-            (finished if table.over else fresh).append(table)
+            (finished if table.over and not table.asks else fresh).append(table)
         if finished:
             for table, views in zip(finished, _close(finished), strict=True):
                 episodes[table.index] = _episode(table, views)

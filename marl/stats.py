@@ -204,6 +204,10 @@ class TableRow:
     seeds: int
     games: int
 
+    @property
+    def interval(self) -> Interval:
+        return Interval(self.mean, self.low, self.high, self.games)
+
 
 def ablation_table(runs: Sequence[ArmRun], metrics: Sequence[str] | None = None) -> list[TableRow]:
     """One row for each arm and metric, arms and metrics in the order in which they first appear.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import string
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from os.path import commonprefix
 
 from jinja2.exceptions import TemplateError
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -104,7 +103,7 @@ class Tokens:
             return (0, 0)
         texts = [self.decode(ids[:i]) for i in range(len(ids) + 1)]
         # A token may hold part of a character: what it changes of the text begins where the two texts part.
-        starts = [len(commonprefix([texts[i], texts[i + 1]])) for i in range(len(ids))]
+        starts = [_shared(texts[i], texts[i + 1]) for i in range(len(ids))]
         inside = [i for i, start in enumerate(starts) if len(texts[i + 1]) > span[0] and start < span[1]]
         return (inside[0], inside[-1] + 1) if inside else (0, 0)
 
@@ -182,6 +181,11 @@ class Tokens:
     def _marks(self, text: str) -> list[int]:
         """Encodes the template's own text, in which special tokens are meant."""
         return list(self.tokenizer(text, add_special_tokens=False).input_ids) if text else []
+
+
+def _shared(a: str, b: str) -> int:
+    """How many characters two texts share at their start."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _first(*ids: int | None) -> int:

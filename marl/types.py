@@ -29,7 +29,7 @@ class Kind(IntEnum):
 
 @dataclass
 class Stream:
-    """One agent's view of one episode: everything it read and wrote, as token ids, in order. Both lists have length T."""
+    """One agent's view of one episode: everything it read and wrote, as token ids, in order. Both lists: (T,)."""
 
     tokens: list[int] = field(default_factory=list)
     kinds: list[Kind] = field(default_factory=list)
@@ -127,8 +127,8 @@ class TokenBatch:
     """Rows of tokens, padded on the right, and everything that the losses read. Made in `batch.py` only.
 
     `logprobs`, `reference_logprobs`: of each sampled token, 0 elsewhere. `values`, `rewards`, `speaking`, `returns`: at
-    the first token of a reply (`decision`), 0 elsewhere. `advantages`: at every token of a reply. `legal`: the legal ids
-    of CHOICE tokens. `imitate`: reply tokens that imitation may learn from. `privileged`: what only a privileged critic
+    the first token of a reply (`decision`), 0 elsewhere. `advantages`: at every token of a reply. `legal`: the legal
+    ids of CHOICE tokens. `imitate`: reply tokens that imitation may learn from. `privileged`: what only a privileged critic
     sees.
     """
 

@@ -28,6 +28,7 @@ LAYERS = [
     "filtered_bc",
     "ppo",
     "evaluate transcripts",
+    "report",
     "config",
     "runs",
 ]

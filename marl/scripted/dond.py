@@ -280,7 +280,8 @@ def say_items(share: Sequence[int], counts: Triple, rng: Random) -> str:
 
 def say_all_items(share: Sequence[int]) -> str:
     """Every item with its number, in the order of the proposal, such as "1 book 0 hats 2 balls"."""
-    return " ".join(f"{number} {one if number == 1 else many}" for number, (one, many) in zip(share, NOUNS, strict=True))
+    named = zip(share, NOUNS, strict=True)
+    return " ".join(f"{number} {one if number == 1 else many}" for number, (one, many) in named)
 
 
 def say_split(mine: Triple, counts: Triple, rng: Random, *, terse: bool = False, templates: Sequence[str] = ()) -> str:

@@ -225,14 +225,14 @@ def test_impossible_reset_options_are_refused(options: dict[str, Any]) -> None:
     ],
 )  # fmt: skip
 def test_impossible_settings_are_refused_by_name(setting: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=f"^{setting}="):
+    with pytest.raises(ValueError, match=f"^{setting} must be "):
         among_us.parallel_env(**{setting: value})
 
 
 def test_a_grid_of_one_room_and_more_imposters_than_crew_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"width=1: .*width 1 and height 1"):
+    with pytest.raises(ValueError, match=r"^width and height must not both be 1"):
         among_us.parallel_env(width=1, height=1)
-    with pytest.raises(ValueError, match=r"imposters=2: .*fewer imposters than crewmates, at most 1 among 4 players"):
+    with pytest.raises(ValueError, match=r"^imposters must be fewer than crewmates, at most 1 among 4 players, got 2"):
         among_us.parallel_env(players=4, imposters=2)
     assert among_us.parallel_env(width=1, height=2, players=7, imposters=3).rules.imposters == 3
     with pytest.raises(TypeError, match="no setting playres"):
@@ -372,6 +372,7 @@ def test_a_victim_that_walks_off_in_the_same_step_dies_in_its_killers_room() -> 
     table(orange="kill_red", red="go_south")
     assert table.text("red") == " orange killed you"
     assert table.text("orange") == " at bridge body red cooldown 6"
+    assert tuple(table.env.state()[0, 3:5]) == (0, 0)
     assert "red" not in table.wait(1).text("yellow")
 
 
@@ -964,6 +965,8 @@ def test_options_come_in_random_order() -> None:
         ("do task", "go east", "go south", "wait"),
     }
     assert len(orders) == 6 + 24
+    ballots = {body_found(seed=seed, messages_each=0).observations["player_1"]["options"] for seed in range(40)}
+    assert len(ballots) > 20 and len({tuple(sorted(ballot)) for ballot in ballots}) == 1
 
 
 # --- The environment's contract ---------------------------------------------------------------------------------------
@@ -976,6 +979,7 @@ def test_pettingzoo_api(style: str) -> None:
     parallel_seed_test(lambda: among_us.parallel_env(style=style, max_steps=40))
 
 
+@pytest.mark.filterwarnings("ignore:Observation", "ignore:Action space")  # it expects arrays
 def test_pettingzoo_aec_api() -> None:
     api_test(among_us.env(max_steps=30), num_cycles=200)
     seed_test(lambda: among_us.env(max_steps=30), num_cycles=100)

@@ -114,7 +114,8 @@ def hint_policy(seed: int, privileged_size: int = 0) -> Policy:
     """About 80,000 parameters and 30 words, 16 of them without any meaning, all drawn from the seed.
 
     There is no cue to reply: the listener's choice follows the belief question at once, among the same two tokens. So
-    its choice is a sample of its belief, and whatever moves belief moves play.
+    its choice is a sample of its belief, and whatever moves belief moves play. Attention starts at zero: at first no token
+    depends on those before the last, so that what is said says nothing, and what is heard changes nothing.
     """
     words = (PAD, BOS, CUE, END, *FACTS, ASK, "say", "listen", "heard", *SYLLABLES)
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=PAD))
@@ -127,6 +128,5 @@ def hint_policy(seed: int, privileged_size: int = 0) -> Policy:
         policy = Policy(lm, tokens, privileged_size).eval()
     with torch.no_grad():
         for layer in lm.model.layers:
-            layer.self_attn.o_proj.weight.mul_(DAMP)
+            layer.self_attn.o_proj.weight.zero_()
     return policy
-DAMP=0.0

@@ -5,6 +5,7 @@ Weights are drawn wide enough that logits differ by several nats: agreement to 1
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 
@@ -39,7 +40,7 @@ CHATML = (
 NO_SYSTEM = (
     "{{ bos_token }}{% for message in messages %}"
     "{% if message['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
-    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Roles must alternate') }}{% endif %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Must alternate') }}{% endif %}"
     "{{ '<|im_start|>' + ('model' if message['role'] == 'assistant' else 'user') + '\n' }}"
     "{{ message['content'] | trim }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>model\n{% endif %}"
@@ -96,8 +97,8 @@ def random_lm(architecture: str, vocab_size: int, context: int = 1024) -> PreTra
 def _build(architecture: str, vocab_size: int, context: int) -> PreTrainedModel:
     if architecture == "gpt2":  # learned positions, tied weights
         return GPT2LMHeadModel(
-            GPT2Config(vocab_size=vocab_size, n_positions=context, n_embd=32, n_layer=2, n_head=4, initializer_range=0.2,
-                       bos_token_id=0, eos_token_id=0)
+            GPT2Config(vocab_size=vocab_size, n_positions=context, n_embd=32, n_layer=2, n_head=4,
+                       initializer_range=0.2, bos_token_id=0, eos_token_id=0)
         )  # fmt: skip
     shape = {
         "vocab_size": vocab_size, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
@@ -124,15 +125,15 @@ def tiny_policy(privileged_size: int = 0, context: int = 512) -> Policy:
     shape = {"hidden_size": 32, "layers": 2, "heads": 4, "kv_heads": 1, "intermediate_size": 64}
     lm = tiny_lm(tokens.size, **shape, context=context)
     with torch.no_grad():
-        for name, weight in lm.named_parameters():
-            if "norm" not in name:
-                weight.mul_(10 if "embed" in name else 5)
+        for weight in lm.parameters():
+            if weight.dim() > 1:
+                weight.mul_(5)
     return with_critic(Policy(lm, tokens, privileged_size))
 
 
 def hf_policy(
-    folder: Path, architecture: str, *, chat_template: str | None = None, single_digits: bool = False, context: int = 1024,
-    privileged_size: int = 0,
+    folder: Path, architecture: str, *, chat_template: str | None = None, single_digits: bool = False,
+    context: int = 1024, privileged_size: int = 0,
 ) -> Policy:  # fmt: skip
     """Saves a random model with its tokenizer into `folder` and loads it from there."""
     tokenizer = hf_tokenizer(chat_template, single_digits)
@@ -151,7 +152,7 @@ def with_critic(policy: Policy) -> Policy:
 
 
 def teach(policy: Policy, tokens: torch.Tensor, replies: torch.Tensor, steps: int) -> Policy:
-    """A few steps of imitation on rows (B, T) of which `replies` (B, T) are learned: enough to speak the game's syntax."""
+    """A few steps of imitation on rows (B, T) of which `replies` (B, T) are learned: enough for the game's syntax."""
     optimizer = torch.optim.AdamW(policy.lm.parameters(), lr=1e-2)
     for _ in range(steps):
         logits = policy.logits(policy.hidden(tokens))[:, :-1][replies[:, 1:]]
@@ -160,3 +161,13 @@ def teach(policy: Policy, tokens: torch.Tensor, replies: torch.Tensor, steps: in
         loss.backward()
         optimizer.step()
     return policy.eval()
+
+
+def precise(policy: Policy) -> Policy:
+    """The same policy in float64, whose noise is too small to turn a sample: for games that must be equal throughout.
+
+    In float32 one token in some 100,000 lies so near the edge of another that the batch's shape decides between them.
+    """
+    policy = deepcopy(policy)
+    policy.lm.double()
+    return policy

@@ -13,7 +13,7 @@ from marl.agents import ModelAgent, Player, Reply, Request, TextAgent
 from marl.errors import UserError
 from marl.policy import Policy
 from marl.types import Kind, Stream
-from tests.marl.models import CHATML, hf_policy, small_tokens, tiny_policy
+from tests.marl.models import CHATML, hf_policy, precise, small_tokens, tiny_policy
 
 NUMBERS = tuple(str(n) for n in range(11))
 QUESTION = Question("<books?>", NUMBERS, "3")
@@ -39,7 +39,9 @@ def model(policy: Policy, **settings: Any) -> ModelAgent:
 
 
 def request(game: int, turn: TurnKind, text: str, step: int = 0, **fields: Any) -> Request:
-    return Request((game, "player_0"), 100 + game, "negotiator", step, turn, text, **{"privileged": (0.5, -1.0), **fields})
+    return Request(
+        (game, "player_0"), 100 + game, "negotiator", step, turn, text, **{"privileged": (0.5, -1.0), **fields}
+    )
 
 
 def serve(agent: ModelAgent, requests: Sequence[Request]) -> dict[int, Reply]:
@@ -82,17 +84,22 @@ def same_replies(a: Reply, b: Reply) -> None:
     "settings", [{}, {"read_budget": 1}, {"patience": 0.0}, {"patience": 1.0, "read_budget": 50}], ids=str
 )
 def test_a_seat_plays_the_same_alone_and_in_company(name: str, settings: dict, policies: dict[str, Policy]) -> None:
-    games = list(range(8))
-    rounds, kept = play(model(policies[name], **settings), games)
+    games, policy = list(range(8)), precise(policies[name])
+    rounds, kept = play(model(policy, **settings), games)
     for game in games:
-        own_rounds, own_kept = play(model(policies[name]), [game])
+        own_rounds, own_kept = play(model(policy), [game])
         for together, alone in zip(rounds, own_rounds, strict=True):
             assert (game in together) == (game in alone)
             if game in alone:
                 same_replies(together[game], alone[game])
         assert kept[game][0] == own_kept[game][0]
         for a, b in zip(kept[game][1], own_kept[game][1], strict=True):
-            assert (a.step, a.position, a.question, a.candidate_ids) == (b.step, b.position, b.question, b.candidate_ids)
+            assert (a.step, a.position, a.question, a.candidate_ids) == (
+                b.step,
+                b.position,
+                b.question,
+                b.candidate_ids,
+            )
             np.testing.assert_allclose(a.probs, b.probs, atol=1e-5, rtol=0)
 
 
@@ -208,7 +215,7 @@ def test_slots_go_back_when_games_end(policies: dict[str, Policy]) -> None:
 
 def test_an_episode_that_outgrows_its_slot_says_what_to_change(policies: dict[str, Policy]) -> None:
     agent = model(policies["tiny"], context=30)
-    with pytest.raises(UserError, match=r"engine\.context=30.*message and turn limits"):
+    with pytest.raises(UserError, match=r"model\.context=30.*message and turn limits"):
         for step in range(30):
             serve(agent, [request(0, SPEAK, "books 1\n", step)])
 
@@ -250,7 +257,10 @@ def test_one_player_a_seat_reads_everything_in_order() -> None:
     assert agent.act([request(0, WAIT, "a"), request(1, SPEAK, "b")]) == [Reply((1, "player_0"), f"[message] 1 {END}")]
     replies = agent.act([request(0, SPEAK, "c", 1), request(1, CHOOSE, "d", 1, options=("x", "y"))])
     assert [(r.key[0], r.text) for r in replies] == [(0, f"[message] 2 {END}"), (1, "y")]
-    assert [(p.made_from, p.read) for p in made] == [((100, "negotiator"), ["a", "c"]), ((101, "negotiator"), ["b", "d"])]
+    assert [(p.made_from, p.read) for p in made] == [
+        ((100, "negotiator"), ["a", "c"]),
+        ((101, "negotiator"), ["b", "d"]),
+    ]
     assert agent.finish([(0, "player_0")]) == {}
     agent.act([request(0, WAIT, "a new game"), request(1, WAIT, "e")])
     assert [p.read for p in made] == [["a", "c"], ["b", "d", "e"], ["a new game"]]
@@ -280,7 +290,12 @@ def test_a_recorded_player_leaves_the_stream_a_model_would_have_read(name: str, 
     agent.engine.sample = say  # type: ignore[method-assign,assignment]
     for r, replies in zip(exchanges, recorded, strict=True):
         for ours, theirs in zip(agent.act([r]), replies, strict=True):
-            assert (ours.text, ours.ids, ours.start, ours.legal) == (theirs.text, theirs.ids, theirs.start, theirs.legal)
+            assert (ours.text, ours.ids, ours.start, ours.legal) == (
+                theirs.text,
+                theirs.ids,
+                theirs.start,
+                theirs.legal,
+            )
             assert theirs.logprobs == (0.0,) * len(theirs.ids)
     key = (3, "player_0")
     (stream, beliefs), (other, answered) = recorder.finish([key])[key], agent.finish([key])[key]

@@ -128,7 +128,7 @@ def test_a_stream_that_outgrows_its_slot_is_refused_before_anything_is_written(p
     engine = Engine(policy, 2, 10)
     slots = [engine.allocate(), engine.allocate()]
     engine.read(slots, [[5] * 10, [6] * 3])  # exactly full is fine
-    with pytest.raises(UserError, match=r"11 tokens does not fit engine\.context=10; raise engine\.context.*512"):
+    with pytest.raises(UserError, match=r"11 tokens does not fit model\.context=10; raise model\.context.*512"):
         engine.read(slots, [[5], [6]])
     assert engine.lengths[slots].tolist() == [10, 3]
     row = [6] * 3 + [7, 8]
@@ -141,7 +141,7 @@ def test_a_stream_that_outgrows_its_slot_is_refused_before_anything_is_written(p
 
 def test_slots_longer_than_the_models_context_are_refused(policies: dict[str, Policy]) -> None:
     Engine(policies["gpt2"], 1, 1024)
-    with pytest.raises(UserError, match=r"engine\.context=1025 is more than the model can read \(1024 tokens\)"):
+    with pytest.raises(UserError, match=r"model\.context=1025 is more than the model can read \(1024 tokens\)"):
         Engine(policies["gpt2"], 1, 1025)
 
 
@@ -152,7 +152,9 @@ def test_recurrent_and_sliding_models_are_refused_by_name() -> None:
     for lm in (
         MambaForCausalLM(MambaConfig(**SHAPE, **size, state_size=4)),
         MistralForCausalLM(MistralConfig(**ATTENTION, **size, sliding_window=16)),
-        Qwen2ForCausalLM(Qwen2Config(**ATTENTION, **size, use_sliding_window=True, sliding_window=16, layer_types=mixed)),
+        Qwen2ForCausalLM(
+            Qwen2Config(**ATTENTION, **size, use_sliding_window=True, sliding_window=16, layer_types=mixed)
+        ),
         Gemma3ForCausalLM(Gemma3TextConfig(**ATTENTION, **size, head_dim=8, sliding_window=16, layer_types=mixed)),
     ):
         with pytest.raises(UserError, match=f"{type(lm).__name__}.*full attention"):
@@ -296,4 +298,6 @@ def test_models_load_for_the_engine_from_their_folder(tmp_path: Path) -> None:
     policy = hf_policy(tmp_path, "qwen3")
     engine = Engine(policy, 1, CONTEXT)
     [row] = streams(policy, [20])
-    torch.testing.assert_close(policy.logits(engine.read([0], [row])[0]).detach(), whole(policy, row), atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        policy.logits(engine.read([0], [row])[0]).detach(), whole(policy, row), atol=1e-4, rtol=0
+    )

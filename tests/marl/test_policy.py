@@ -12,7 +12,8 @@ from marl.tokens import Tokens
 from tests.marl.models import ARCHITECTURES, hf_policy, hf_tokenizer, random_lm, save, small_tokens, tiny_policy
 
 SHAPE = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+         "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1,
+         "eos_token_id": 2}  # fmt: skip
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -49,7 +50,9 @@ def test_names_that_hold_no_model_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("spread", [0.02, 0.5])
 def test_models_that_bend_their_logits_are_refused_by_name(spread: float, tmp_path: Path) -> None:
-    capped = Gemma2ForCausalLM(Gemma2Config(**SHAPE, head_dim=8, initializer_range=spread, final_logit_softcapping=30.0))
+    capped = Gemma2ForCausalLM(
+        Gemma2Config(**SHAPE, head_dim=8, initializer_range=spread, final_logit_softcapping=30.0)
+    )
     scaled = CohereForCausalLM(CohereConfig(**SHAPE, initializer_range=spread, logit_scale=0.0625))
     for lm in (capped, scaled):
         with pytest.raises(UserError, match=rf"model\.name=.*{type(lm).__name__} changes its logits"):

@@ -1,11 +1,10 @@
-"""Whole games between models, scripts and both: what ends up in the episodes, and whether the trainer agrees with it."""
+"""Whole games between models, scripts and both: what ends up in the episodes, and whether the trainer agrees."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from marl.rollout import GAMES, SHUFFLE, Cast, Game, draw_games, pairing, rollou
 from marl.tokens import Tokens
 from marl.types import Episode, Kind, Stream, TokenBatch
 from marl.update import forward
-from tests.marl.models import CHATML, NO_SYSTEM, hf_policy, small_tokens, teach, tiny_policy
+from tests.marl.models import CHATML, NO_SYSTEM, hf_policy, precise, teach, tiny_policy
 
 COMPACT = env_maker({"game": "dond", "style": "compact", "objective": 1.0, "max_entries": 12})
 NATURAL = env_maker({"game": "dond", "style": "natural", "objective": 0.0, "max_entries": 6, "max_errors": 3})
@@ -121,14 +120,14 @@ class Relay:
 def policies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Policy]:
     folder = tmp_path_factory.mktemp
     tiny = tiny_policy(PRIVILEGED)
-    batch = scripted_rows(tiny.tokens, COMPACT, 24)
+    batch = scripted_rows(tiny.tokens, COMPACT, 6)
     teach(tiny, batch.tokens, batch.reply, 40)  # enough for messages that are heard, and for errors
     return {
         "tiny": tiny,
-        "gpt2": hf_policy(folder("gpt2"), "gpt2", privileged_size=PRIVILEGED, context=2048),
-        "llama": hf_policy(folder("llama"), "llama", chat_template=NO_SYSTEM, privileged_size=PRIVILEGED, context=2048),
+        "gpt2": hf_policy(folder("gpt2"), "gpt2", privileged_size=PRIVILEGED, context=4096),
+        "llama": hf_policy(folder("llama"), "llama", chat_template=NO_SYSTEM, privileged_size=PRIVILEGED, context=4096),
         "qwen3": hf_policy(folder("qwen3"), "qwen3", chat_template=CHATML, single_digits=True,
-                           privileged_size=PRIVILEGED, context=2048),
+                           privileged_size=PRIVILEGED, context=4096),
     }  # fmt: skip
 
 
@@ -144,7 +143,9 @@ def model(policy: Policy, name: str = "learner", **settings: Any) -> ModelAgent:
     return ModelAgent(name, policy, **{"slots": 24, "context": context, "max_new_tokens": 12, **settings})
 
 
-def play(name: str, policies: dict[str, Policy], games: Sequence[Game], concurrency: int = 8, **settings: Any) -> list[Episode]:
+def play(
+    name: str, policies: dict[str, Policy], games: Sequence[Game], concurrency: int = 8, **settings: Any
+) -> list[Episode]:
     """A model against a script and in self-play, so that others' messages are heard in both."""
     learner, partner = model(policies[name], **settings), scripted("dond")
     half = len(games) // 2
@@ -199,7 +200,7 @@ def test_sampler_and_trainer_agree_on_choices_too(name: str, policies: dict[str,
 
 
 def same_episodes(one: Sequence[Episode], other: Sequence[Episode], exact: bool = False) -> None:
-    tolerance = {"atol": 0.0 if exact else 1e-4, "rtol": 0.0}
+    tolerance = {"atol": 0.0 if exact else 1e-6, "rtol": 0.0}
     for a, b in zip(one, other, strict=True):
         for field in dataclasses.fields(Episode):
             if field.name not in ("turns", "beliefs"):
@@ -219,16 +220,15 @@ def same_episodes(one: Sequence[Episode], other: Sequence[Episode], exact: bool 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_games_are_the_same_episodes_at_any_concurrency(name: str, policies: dict[str, Policy]) -> None:
-    games = draw_games(3, GAMES, count=8)
+    games, policies = draw_games(3, GAMES, count=8), {name: precise(policies[name])}
     eight = play(name, policies, games, 8)
     same_episodes(eight, play(name, policies, games, 8), exact=True)
-    for concurrency in (1, 3):
-        same_episodes(eight, play(name, policies, games, concurrency))
-    same_episodes(eight, play(name, policies, games, 8, patience=0.9, read_budget=300))
+    same_episodes(eight, play(name, policies, games, 3, patience=0.9, read_budget=300))
+    same_episodes(eight, play(name, policies, games, 1))
 
 
 def test_concurrency_changes_nothing_where_turns_fall_together(policies: dict[str, Policy]) -> None:
-    policy = Policy(policies["tiny"].lm, policies["tiny"].tokens).eval()
+    policy = precise(Policy(policies["tiny"].lm, policies["tiny"].tokens).eval())
     games = draw_games(4, GAMES, count=9)
     runs = [rollout(games, self_play(model(policy, slots=27)), Relay, n) for n in (9, 1, 4)]
     same_episodes(runs[0], runs[1])
@@ -238,7 +238,11 @@ def test_concurrency_changes_nothing_where_turns_fall_together(policies: dict[st
 def test_an_episode_is_a_function_of_its_own_game(policies: dict[str, Policy]) -> None:
     """Neither the other games nor their order matter; other seeds give other games."""
     games = draw_games(5, GAMES, count=6)
-    run = lambda order: rollout([games[i] for i in order], self_play(model(policies["tiny"])), COMPACT, 3)  # noqa: E731
+    policy = precise(policies["tiny"])
+
+    def run(order: Sequence[int]) -> list[Episode]:
+        return rollout([games[i] for i in order], self_play(model(policy)), COMPACT, 3)
+
     forward_run, backward = run(range(6)), run(range(5, -1, -1))
     same_episodes(forward_run, backward[::-1])
     same_episodes(forward_run[2:4], run([2, 3]))
@@ -336,7 +340,7 @@ def test_the_games_of_the_relay_are_told_to_the_right_seats(policies: dict[str, 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_questions_stand_where_they_fell_due(name: str, policies: dict[str, Policy]) -> None:
-    """Once before the first message, then after every message; each at the end of its text, in the order of the items."""
+    """Once before the first message, then after every message; each after its text, in the order of the items."""
     tokens = policies[name].tokens
     episodes = play(name, policies, draw_games(8, GAMES, count=12))
     for episode in episodes:
@@ -403,7 +407,8 @@ def test_only_models_leave_streams_and_only_learners_rows(policies: dict[str, Po
 
 
 def test_a_partner_does_not_change_how_the_games_of_others_go(policies: dict[str, Policy]) -> None:
-    learner, base = model(policies["tiny"]), model(policies["tiny"], "base")
+    policy = precise(policies["tiny"])
+    learner, base = model(policy), model(policy, "base")
     games = draw_games(11, GAMES, count=12)
     alone = rollout(games, pairing(learner), COMPACT, 6)
     mixed = rollout(games, pairing(learner, [(base, 0.5)]), COMPACT, 6)
@@ -421,12 +426,12 @@ def test_recorded_scripts_leave_the_streams_that_a_model_would(policies: dict[st
         recorder = scripted("dond", tokens=policy.tokens)
         recorded = rollout(draw_games(12, GAMES, count=8), self_play(recorder), env_of(name), 8)
         # a slip without an end marker is a reply of its own only for scripts
-        usable = [e for e in recorded if all(policy.tokens.ends(t.reply_ids) for t in e.turns)]
-        assert len(usable) >= 3
+        usable = [e for e in recorded if all(policy.tokens.ends(t.reply_ids) for t in e.turns)][:3]
+        assert len(usable) == 3
         for episode in usable:
             assert set(episode.streams) == set(SEATS) and episode.players["player_0"] == "scripted"
             script = deque(token for turn in episode.turns for token in turn.reply_ids)
-            agent = model(policy, max_new_tokens=200)
+            agent = model(policy, max_new_tokens=200, context=policy.context)
             agent.engine = Dictated(policy, script, agent.engine)
             [again] = rollout([Game(episode.seed)], self_play(agent), env_of(name), 1)
             assert again.streams == episode.streams and not script
@@ -488,7 +493,9 @@ class Rambling:
         return self.text
 
 
-@pytest.mark.parametrize("text", ["", "\x00", "數字🙂" * 3000, "[message] <|you|><|pad|> [END]", "[message] \ud800 [END]", "]" * 5000])
+@pytest.mark.parametrize(
+    "text", ["", "\x00", "數字🙂" * 3000, "[message] <|you|><|pad|> [END]", "[message] \ud800 [END]", "]" * 5000]
+)
 def test_any_text_as_a_reply_leaves_the_game_standing(text: str, policies: dict[str, Policy]) -> None:
     def make(seed: int, role: str) -> Player:
         return Rambling(text)
@@ -497,18 +504,27 @@ def test_any_text_as_a_reply_leaves_the_game_standing(text: str, policies: dict[
     cast = against(learner, TextAgent("rambling", make))
     for episode in rollout(draw_games(14, GAMES, count=4), cast, NATURAL, 4):
         assert "deal" in episode.outcome
-        assert policies["gpt2"].tokens.tokenizer.eos_token_id not in [
-            t for t, k in zip(*dataclasses.astuple(episode.streams["player_0"]), strict=True) if k == Kind.OBSERVATION
-        ][1:]
+        assert (
+            policies["gpt2"].tokens.tokenizer.eos_token_id
+            not in [
+                t
+                for t, k in zip(*dataclasses.astuple(episode.streams["player_0"]), strict=True)
+                if k == Kind.OBSERVATION
+            ][1:]
+        )
 
 
 # --- Games and pairings ---
 
 
 def test_games_of_a_place_are_the_same_forever() -> None:
-    assert [g.seed for g in draw_games(0, GAMES, 1, count=3)] == PINNED
+    assert [g.seed for g in draw_games(0, GAMES, 1, count=3)] == [
+        1554199118406742183,
+        1581778138908509251,
+        3708516775575914691,
+    ]
     assert draw_games(0, GAMES, 1, count=8)[:3] == draw_games(0, GAMES, 1, count=3)
-    assert shuffle_seed(0, 1) == PINNED_SHUFFLE
+    assert shuffle_seed(0, 1) == 1961547765
 
 
 def test_other_places_have_other_games() -> None:
@@ -516,10 +532,6 @@ def test_other_places_have_other_games() -> None:
     seeds = [g.seed for place in places for g in draw_games(place[0], *place[1:], count=16)]
     assert len(set(seeds)) == len(seeds) and all(0 <= s < 1 << 63 for s in seeds)
     assert len({shuffle_seed(s, i) for s in range(5) for i in range(1, 100)}) == 5 * 99
-
-
-PINNED = [0, 0, 0]
-PINNED_SHUFFLE = 0
 
 
 def test_partners_join_their_share_of_games_in_every_seat() -> None:

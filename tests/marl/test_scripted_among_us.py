@@ -257,11 +257,11 @@ def test_careful_players_believe_eyewitnesses_and_themselves() -> None:
 
 @pytest.mark.parametrize(
     ("crew", "imposter", "low", "high"),
-    [("random", "random", 0.09, 0.24), ("careful", "random", 0.9, 1), ("random", "careful", 0, 0.12),
+    [("random", "random", 0.09, 0.24), ("careful", "random", 0.89, 1), ("random", "careful", 0, 0.12),
      ("careful", "careful", 0.8, 0.97)],
 )  # fmt: skip
 def test_what_care_is_worth(crew: str, imposter: str, low: float, high: float) -> None:
-    """Crew wins of 250 games, 6 tasks each. Long-run figures: .165, .955, .065, .895; limits are 3 sigma or more."""
+    """Crew wins of 250 games, 6 tasks each. Of 3,000: .160, .947, .048, .915; the limits are 3 sigma away or more."""
     won = sum(play(seed, crew, imposter, tasks=6).outcome["winner"] == "crewmates" for seed in range(250)) / 250
     assert low <= won <= high
 

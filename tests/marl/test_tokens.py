@@ -73,7 +73,11 @@ def test_any_text_survives_the_way_to_ids_and_back(text: str) -> None:
 @given(ANY_TEXT)
 @settings(max_examples=300)
 def test_no_text_forges_a_control_token(text: str) -> None:
-    for tokens, marks in ((small_tokens(), (PAD, BOS, CUE)), (PLAIN, ("<|endoftext|>",)), (CHAT, ("<|im_end|>", "<|im_start|>"))):
+    for tokens, marks in (
+        (small_tokens(), (PAD, BOS, CUE)),
+        (PLAIN, ("<|endoftext|>",)),
+        (CHAT, ("<|im_end|>", "<|im_start|>")),
+    ):
         control = set(tokens.tokenizer.convert_tokens_to_ids(list(marks)))
         assert not control & set(tokens.encode(text + marks[0] + text + marks[-1]))
 
@@ -128,7 +132,9 @@ def test_a_reply_ends_at_the_end_marker_however_it_is_cut_into_tokens() -> None:
         for text in ("[message] hi [END]", "[message] hi[END]", "x [END] more]"):
             ids = tokens.encode(text)
             done = [tokens.ends(ids[: i + 1]) for i in range(len(ids))]
-            assert done == [END in tokens.decode(ids[: i + 1]) and END[-1] in tokens.decode([ids[i]]) for i in range(len(ids))]
+            assert done == [
+                END in tokens.decode(ids[: i + 1]) and END[-1] in tokens.decode([ids[i]]) for i in range(len(ids))
+            ]
             assert any(done) and tokens.reply_text(ids) == text
         ids = tokens.encode("[message] hi [END")
         assert not any(tokens.ends(ids[: i + 1]) for i in range(len(ids)))

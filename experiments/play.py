@@ -1,0 +1,80 @@
+"""A person plays a game in the terminal against any agent: `python -m experiments.play opponent=scripted`.
+
+The person gets the same observations and corrections as a model, and the game is recorded, also an unfinished one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from envs.core import END
+from experiments.cli import command
+from experiments.evaluate import find_player, pick_device
+from experiments.terminal import say
+from marl.agents import Agent, TextAgent
+from marl.config import build
+from marl.games import env_maker
+from marl.rollout import Game, draw_games, rollout
+from marl.transcripts import episode_to_json, render_text, write_episodes
+
+
+class Person:
+    """Reads from the terminal. A reply without its end marker gets one."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    def observe(self, text: str) -> None:
+        if text:
+            say(text.rstrip())
+            self.log.append(text)
+
+    def reply(self, text: str, options: Sequence[str] = ()) -> str:
+        self.observe(text)
+        for number, option in enumerate(options, start=1):
+            say(f"  {number}) {option}")
+        said = input("you> ").strip()
+        if options and said.isdecimal() and 1 <= int(said) <= len(options):
+            said = options[int(said) - 1]
+        elif not options and END not in said:
+            said = f"{said} {END}"
+        self.log.append(f"you> {said}")
+        return said
+
+
+@command("play")
+def main(cfg: DictConfig) -> None:
+    """Plays `games` games, the person in either seat in turn."""
+    parts = build(cfg)
+    make_env = env_maker(parts.env)
+    person = Person()
+    human = TextAgent("human", lambda seed, role: person)
+    opponent = find_player(cfg.opponent, cfg, parts, pick_device(cfg.device), cfg.opponent)
+    out = Path(cfg.out)
+
+    def cast(game: Game, env: Any) -> Mapping[str, Agent]:
+        seats: dict[str, Agent] = dict.fromkeys(env.possible_agents, opponent)
+        return {**seats, env.possible_agents[game.seed % len(seats)]: human}
+
+    episodes = []
+    say("Write [message] and your words, or [propose] and what you claim, as in: [propose] (1 books, 0 hats, 2 balls)")
+    try:
+        for game in draw_games(cfg.seed, count=cfg.games):
+            say(f"\n── a new game ({len(episodes) + 1} of {cfg.games}) " + "─" * 40)
+            episodes += rollout([game], cast, make_env, 1)
+            say(render_text(episode_to_json(episodes[-1])))
+            write_episodes(out / "episodes.jsonl", episodes)
+    except (EOFError, KeyboardInterrupt):
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "unfinished.txt").write_text("\n".join(person.log) + "\n", encoding="utf-8")
+        say(f"\nstopped; the unfinished game is in {out / 'unfinished.txt'}")
+        return
+    say(f"recorded: {out / 'episodes.jsonl'}")
+
+
+if __name__ == "__main__":
+    main()

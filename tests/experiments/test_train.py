@@ -1,0 +1,218 @@
+"""Runs from configuration to report, small enough for a test: what is written, resumed, repeated, refused."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig
+from safetensors.torch import load_file
+
+from experiments import evaluate, report, train
+from marl.config import build, config_hash, run_folder
+from marl.errors import UserError
+from marl.games import env_maker
+from marl.runs import claim
+
+SMALL = [
+    "experiment=dond_quickstart", "progress=false", "threads=1", "base.games=24", "base.rows=16", "model.hidden_size=32",
+    "model.layers=2", "model.intermediate_size=64", "algo.iterations=2", "algo.games=6", "algo.concurrency=4",
+    "algo.max_new_tokens=12", "eval.games=4", "eval.every=1", "eval.final_games=6", "checkpoint.every=1",
+]  # fmt: skip
+
+
+def configure(*overrides: str, command: str = "train") -> DictConfig:
+    with initialize_config_module("conf", version_base="1.3"):
+        return compose(command, overrides=list(overrides))
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Base models are trained once for all tests of this file."""
+    return tmp_path_factory.mktemp("bases")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    """The folder of a finished run."""
+    cfg = configure(*SMALL, f"runs={tmp_path_factory.mktemp('runs')}", f"cache={cache}")
+    train.main(cfg)
+    return run_folder(cfg)
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_run_leaves_what_the_readme_says(finished: Path) -> None:
+    for name in ("config.yaml", "metrics.jsonl", "timing.jsonl", "evaluation.json", "run.json", "report.html"):
+        assert (finished / name).stat().st_size > 0, name
+    metrics = lines(finished / "metrics.jsonl")
+    assert [(m["phase"], m["iteration"]) for m in metrics] == [
+        ("eval", 0), ("train", 1), ("eval", 1), ("train", 2), ("eval", 2)
+    ]  # fmt: skip
+    trained = metrics[1]
+    for name in ("loss/policy", "loss/value", "loss/entropy", "loss/kl", "loss/listening", "loss/world_model"):
+        assert name in trained
+    assert {"reward/game", "reward/speaking", "belief/accuracy", "game/score", "update/approx_kl"} <= trained.keys()
+    assert not any(name.startswith(("speed/", "time/")) for m in metrics for name in m)
+    assert {"speed/tokens_per_second", "speed/games_per_second", "speed/update_tokens_per_second"} <= lines(
+        finished / "timing.jsonl"
+    )[0].keys()
+    card = json.loads((finished / "run.json").read_text())
+    assert card["seed"] == 0 and card["figures"]["trained"]["game/score"]["n"] == 6 and card["speed"]
+    assert (finished / "policy" / "model.safetensors").exists()
+    assert len(list((finished / "episodes").glob("*.jsonl"))) == 5  # three evaluations while training, base, trained
+    page = (finished / "report.html").read_text()
+    assert "<svg" in page and not re.search(r"""(src|href)=["']?(https?:)?//""", page)
+
+
+def test_a_finished_run_is_not_run_again(
+    finished: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (finished / "run.json").stat().st_mtime_ns
+    train.main(configure(*SMALL, f"runs={finished.parent}", f"cache={cache}"))
+    assert "is done" in capsys.readouterr().out
+    assert (finished / "run.json").stat().st_mtime_ns == before
+
+
+def test_the_same_configuration_gives_the_same_run(finished: Path, cache: Path, tmp_path: Path) -> None:
+    cfg = configure(*SMALL, f"runs={tmp_path}", f"cache={cache}")
+    train.main(cfg)
+    again = run_folder(cfg)
+    assert again.name == finished.name
+    assert (again / "metrics.jsonl").read_text() == (finished / "metrics.jsonl").read_text()
+
+
+def test_a_stopped_run_ends_as_if_it_never_was(
+    finished: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = configure(*SMALL, f"runs={tmp_path}", f"cache={cache}")
+    whole = train.save_training
+
+    def stopping(folder: Path, iteration: int, *rest: object) -> None:
+        if iteration == 2:
+            raise KeyboardInterrupt
+        whole(folder, iteration, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(train, "save_training", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        train.main(cfg)
+    monkeypatch.setattr(train, "save_training", whole)
+    train.main(cfg)
+    again = run_folder(cfg)
+    assert (again / "metrics.jsonl").read_text() == (finished / "metrics.jsonl").read_text()
+    ended, uncut = (load_file(f / "policy" / "model.safetensors") for f in (again, finished))
+    assert all(torch.equal(ended[name], uncut[name]) for name in uncut)
+
+
+def test_evaluating_a_run_against_scripts(
+    finished: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = [o for o in SMALL if o.startswith(("model.", "base."))]
+    common = [*small, "games=6", "concurrency=3", "progress=false", f"cache={cache}", f"out={tmp_path}"]
+    evaluate.main(configure(f"players=[{finished},scripted]", *common, command="evaluate"))
+    out = capsys.readouterr().out
+    assert "game/agreement" in out and "scripted" in out
+    conditions = json.loads((tmp_path / "evaluation.json").read_text())["conditions"]
+    assert len(conditions) == 3
+    evaluate.main(configure("players=[random]", *common, command="evaluate"))
+    with pytest.raises(UserError, match="neither a run's folder nor base"):
+        evaluate.main(configure("players=[nobody]", *common, command="evaluate"))
+
+
+def test_publishing_a_table(finished: Path, tmp_path: Path) -> None:
+    report.main(
+        configure(
+            f"runs={finished.parent}", "select=*", f"out={tmp_path / 'r.html'}", f"publish={tmp_path}", command="report"
+        )
+    )
+    header, *rows = (tmp_path / "table.csv").read_text().splitlines()
+    assert header == "arm,metric,mean,low,high,seeds,games"
+    assert rows and all(row.count(",") == 6 and ",," not in row for row in rows)
+    assert {"figure.svg", "curves.csv", "per_seed.csv", "run_cards"} <= {p.name for p in tmp_path.iterdir()}
+    with pytest.raises(UserError, match="select="):
+        report.main(configure(f"runs={tmp_path}", "select=none-*", command="report"))
+
+
+def test_filtered_cloning_runs(cache: Path, tmp_path: Path) -> None:
+    cfg = configure(
+        *[o for o in SMALL if not o.startswith("algo.iterations")],
+        "algo=filtered_bc", "algo.iterations=1", "algo.keep=all", f"runs={tmp_path}", f"cache={cache}",
+    )  # fmt: skip
+    train.main(cfg)
+    found = lines(run_folder(cfg) / "metrics.jsonl")[1]
+    assert found["filter/kept"] == 1.0 and "loss/imitation" in found
+
+
+@pytest.mark.parametrize("preset", ["full", "no_speaking", "no_listening", "game_only", "listening_only", "none"])
+def test_presets_set_weights_and_nothing_else(preset: str) -> None:
+    usual, cfg = build(configure()), configure(f"ablation={preset}")
+    parts = build(cfg)
+    speaking, listening = parts.rewards["speaking"].weight, parts.losses["listening"].weight
+    assert (speaking > 0) == (preset not in ("no_speaking", "game_only", "listening_only"))
+    assert (listening > 0) == (preset not in ("no_listening", "game_only"))
+    assert parts.losses.keys() == usual.losses.keys() and parts.rewards.keys() == usual.rewards.keys()
+    assert cfg.arm == (preset if preset != "none" else "custom")
+
+
+def test_names_follow_from_the_configuration() -> None:
+    cfg = configure("experiment=dond", "ablation=full", "seed=3")
+    assert run_folder(cfg).name == f"dond-full-s3-{config_hash(cfg)[:8]}"
+    assert config_hash(configure("runs=elsewhere", "threads=1", "progress=false")) == config_hash(configure())
+    assert config_hash(configure("reward.speaking.weight=0.4")) != config_hash(configure())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["env.objective=3"], "env.objective must be a number from -1 to 1"),
+        (["env.contexts=missing.txt"], "missing.txt"),
+        (["reward.speaking.listeners=none"], "reward.speaking.listeners=none: must be one of others, all"),
+        (["loss.kl.estimator=k9"], "loss.kl.estimator=k9"),
+        (["algo.credit.speech=both"], "algo.credit.speech=both"),
+        (["algo.credit.gamma=1.5"], r"algo.credit.gamma=1.5: must lie in \[0, 1\]"),
+        (["algo.games=1.5"], "algo.games=1.5: must be a whole number"),
+        (["reward.speaking.weight=much"], "reward.speaking.weight=much: must be a number"),
+        (["reward.speaking._target_=marl.Nothing"], "there is no such class"),
+        (["base=human"], "data.dond=DIR"),
+        (["algo.context=4096"], "model.context=4096 is more than the model can read"),
+    ],
+)
+def test_bad_settings_are_refused_in_one_sentence(
+    overrides: list[str], said: str, tmp_path: Path, cache: Path
+) -> None:
+    with pytest.raises(UserError, match=said) as error:
+        train.main(configure(*SMALL, f"runs={tmp_path}", f"cache={cache}", *overrides))
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="model.name=/nonexistent/model: no causal language model can be loaded"):
+        train.main(configure("model=hf", "model.name=/nonexistent/model", f"runs={tmp_path}", "progress=false"))
+
+
+def test_malformed_contexts_name_file_and_line(tmp_path: Path) -> None:
+    path = tmp_path / "contexts.txt"
+    path.write_text("1 0 1 1 3 3\n1 0 1 x 3 3\n")
+    with pytest.raises(UserError, match=r"contexts\.txt, line 2"):
+        env_maker({"game": "dond", "contexts": str(path)})
+
+
+def test_two_processes_never_write_into_one_folder(tmp_path: Path) -> None:
+    with (
+        claim(tmp_path / "run", "a: 1\n"),
+        pytest.raises(UserError, match="written by another process"),
+        claim(tmp_path / "run", "a: 1\n"),
+    ):
+        pass
+    with pytest.raises(UserError, match="was edited"), claim(tmp_path / "run", "a: 2\n"):
+        pass
+
+
+def test_an_unwritable_folder_is_refused_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"), claim(tmp_path / "file" / "run", ""):
+        pass

@@ -1,0 +1,167 @@
+"""GAE against a double loop and numbers worked out by hand; credit of speech, token by token."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marl.advantages import Credit, add_advantages, gae
+from marl.batch import collate, seats_of
+from marl.errors import UserError
+from marl.types import Episode, TokenBatch, Turn
+from tests.marl.batches import chose, proposed, said, talk, three_turns
+
+real = st.floats(-10, 10, width=32)
+share = st.floats(0, 1, width=32)
+
+
+@given(st.lists(st.tuples(real, real), max_size=8), share, share)
+def test_gae_is_the_discounted_sum_of_later_errors(turns: list[tuple[float, float]], gamma: float, gae_lambda: float) -> None:
+    rewards = torch.tensor([r for r, _ in turns], dtype=torch.float64)
+    values = torch.tensor([v for _, v in turns], dtype=torch.float64)
+    advantages, returns = gae(rewards, values, gamma, gae_lambda)
+    count = len(turns)
+    for u in range(count):
+        naive = 0.0
+        for k in range(count - u):
+            following = float(values[u + k + 1]) if u + k + 1 < count else 0.0
+            error = float(rewards[u + k]) + gamma * following - float(values[u + k])
+            naive += (gamma * gae_lambda) ** k * error
+        assert float(advantages[u]) == pytest.approx(naive, abs=1e-9)
+        assert float(returns[u]) == pytest.approx(naive + float(values[u]), abs=1e-9)
+
+
+def test_gae_by_hand() -> None:
+    rewards, values = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.5, 1.0, 1.0])
+    # errors .5, 1, 1 with gamma 1; then 1 + .5 x 1 = 1.5 and .5 + .5 x 1.5 = 1.25
+    advantages, returns = gae(rewards, values, 1.0, 0.5)
+    assert advantages.tolist() == [1.25, 1.5, 1.0] and returns.tolist() == [1.75, 2.5, 2.0]
+    # errors 0, .5, 1 with gamma .5; then .5 + .25 x 1 = .75 and 0 + .25 x .75 = .1875
+    advantages, _ = gae(rewards, values, 0.5, 0.5)
+    assert advantages.tolist() == [0.1875, 0.75, 1.0]
+    # lambda 1: what follows in total, less the value
+    assert gae(rewards, values, 1.0, 1.0)[0].tolist() == [2.5, 2.0, 1.0]
+    assert gae(rewards, values, 1.0, 0.0)[0].tolist() == [0.5, 1.0, 1.0]
+
+
+# Two players: each says something and then proposes. Tokens of a row: observed, [tag, x, y, end], observed, [tag, end].
+TALK = [
+    [said(0, value=0.5, game=0.0, speaking=0.25), proposed(2, value=1.0, game=2.0)],
+    [said(1, value=0.0, game=0.0, speaking=-0.25), proposed(3, value=0.0, game=1.0)],
+]
+GAME = [[1.0, 1.0], [0.5, 1.0]]  # advantages of the game's reward, gamma 1, lambda .5: of message, of proposal
+SPEAKING = 2 * 0.5**0.5  # of a speaking reward of +.25 against one of -.25, with weight 2
+
+
+def credited(talk_of: list[list[Turn]], credit: Credit, weights: dict[str, float]) -> TokenBatch:
+    seats = seats_of([talk(*talk_of)], {"learner"})
+    batch = collate(seats, weights, separate_speech=credit.separate)
+    return add_advantages(batch, credit, weights.get("speaking", 0.0))
+
+
+def rows(*per_row: list[float]) -> torch.Tensor:
+    """Message of tag, x, y, end and proposal of two tokens, each after one token that was read."""
+    return torch.tensor([[0, m, b, b, m, 0, p, p] for m, b, p in per_row])
+
+
+def test_common_credit_puts_speech_into_the_game() -> None:
+    credit = Credit(gamma=1.0, gae_lambda=0.5, normalize=False, speech="common")
+    batch = credited(TALK, credit, {"game": 1.0, "speaking": 2.0})
+    # a: rewards .5, 2; errors 1, 1; advantages 1.5, 1. b: rewards -.5, 1; errors -.5, 1; advantages 0, 1.
+    assert batch.advantages.equal(rows([1.5, 1.5, 1.0], [0.0, 0.0, 1.0]))
+    assert batch.returns.equal(torch.tensor([[0, 2.0, 0, 0, 0, 0, 2.0, 0], [0, 0.0, 0, 0, 0, 0, 1.0, 0]]))
+
+
+def test_separate_credit_adds_to_the_body_alone() -> None:
+    credit = Credit(gamma=1.0, gae_lambda=0.5, normalize=False, speech="separate")
+    batch = credited(TALK, credit, {"game": 1.0, "speaking": 2.0})
+    expected = rows([1.0, 1.0 + SPEAKING, 1.0], [0.5, 0.5 - SPEAKING, 1.0])
+    torch.testing.assert_close(batch.advantages, expected)
+    assert batch.advantages[~batch.body].equal(expected[~batch.body])  # tags, ends and proposals: the game's, exactly
+    assert batch.returns.equal(torch.tensor([[0, 1.5, 0, 0, 0, 0, 2.0, 0], [0, 0.5, 0, 0, 0, 0, 1.0, 0]]))
+
+
+def test_separate_only_leaves_the_game_out_of_the_body() -> None:
+    credit = Credit(gamma=1.0, gae_lambda=0.5, normalize=False, speech="separate_only")
+    batch = credited(TALK, credit, {"game": 1.0, "speaking": 2.0})
+    torch.testing.assert_close(batch.advantages, rows([1.0, SPEAKING, 1.0], [0.5, -SPEAKING, 1.0]))
+
+
+def test_normalising_is_over_decisions_and_leaves_speech_alone() -> None:
+    credit = Credit(gamma=1.0, gae_lambda=0.5, normalize=True, speech="separate")
+    batch = credited(TALK, credit, {"game": 1.0, "speaking": 2.0})
+    # 1, 1, .5, 1: mean .875, standard deviation .25
+    torch.testing.assert_close(
+        batch.advantages, rows([0.5, 0.5 + SPEAKING, 0.5], [-1.5, -1.5 - SPEAKING, 0.5]), atol=1e-6, rtol=0
+    )
+    assert batch.returns[0, 1] == 1.5  # the critic's targets are not normalised
+
+
+def test_speech_is_normalised_over_heard_messages() -> None:
+    """Proposals, choices and refused replies are not messages, however many there are."""
+    talks = [
+        [said(0, speaking=1.0), proposed(2, speaking=0.0), chose(4, speaking=0.0)],
+        [said(1, speaking=2.0), proposed(3, speaking=0.0), said(5, speaking=6.0, body=(0, 2))],
+    ]
+    batch = credited(talks, Credit(speech="separate_only"), {"game": 1.0, "speaking": 0.5})
+    at = [float(batch.advantages[r, t]) for r, t in ((0, 2), (1, 2), (1, 9))]
+    # 1, 2, 6: mean 3, standard deviation sqrt(7)
+    assert at == pytest.approx([0.5 * x / 7**0.5 for x in (-2, -1, 3)], abs=1e-6)
+    bodies = batch.advantages[batch.body].view(3, 2)
+    assert bodies[:, 0].equal(bodies[:, 1])  # the same for every token of a message
+
+
+@pytest.mark.parametrize("speech", ["common", "separate", "separate_only"])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_weight_zero_is_the_games_advantage_exactly(speech: str, normalize: bool) -> None:
+    credit = Credit(gae_lambda=0.7, normalize=normalize, speech=speech)
+    zero = credited(TALK, credit, {"game": 0.3, "speaking": 0.0})
+    silent = [[replace(t, rewards={"game": t.rewards["game"]}) for t in own] for own in TALK]
+    absent = credited(silent, Credit(gae_lambda=0.7, normalize=normalize, speech="common"), {"game": 0.3})
+    assert zero.advantages.equal(absent.advantages) and zero.returns.equal(absent.returns)
+    assert zero.advantages.any()
+
+
+def test_a_negative_weight_turns_the_reward_around() -> None:
+    credit = Credit(normalize=False, speech="separate_only")
+    for_it = credited(TALK, credit, {"game": 1.0, "speaking": 2.0}).advantages
+    against = credited(TALK, credit, {"game": 1.0, "speaking": -2.0}).advantages
+    body = collate(seats_of([talk(*TALK)], {"learner"}), {}).body
+    torch.testing.assert_close(against[body], -for_it[body])
+    assert against[~body].equal(for_it[~body])
+
+
+@pytest.mark.parametrize("amount", [0.1, -0.7, 1e-3])
+def test_messages_worth_the_same_get_no_credit_of_their_own(amount: float) -> None:
+    """Rounding must not be blown up to the size of a signal."""
+    talks = [[said(2 * u, speaking=amount) for u in range(7)], [said(2 * u + 1, speaking=amount) for u in range(6)]]
+    batch = credited(talks, Credit(speech="separate_only"), {"speaking": 0.3})
+    assert float(batch.advantages.abs().max()) < 1e-2
+
+
+def test_games_worth_the_same_teach_nothing() -> None:
+    talks = [[proposed(2 * u, value=0.3, game=0.1) for u in range(7)] for _ in range(3)]
+    batch = credited(talks, Credit(gamma=0.0, normalize=True), {"game": 0.7})
+    assert float(batch.advantages.abs().max()) < 1e-2
+
+
+def test_a_single_message_has_nothing_to_be_compared_with() -> None:
+    batch = credited([[said(0, speaking=1.0, game=1.0)]], Credit(normalize=False), {"game": 1.0, "speaking": 1.0})
+    assert batch.advantages.tolist() == [[0, 1, 1, 1, 1]]
+
+
+def test_rows_without_turns_are_harmless() -> None:
+    quiet: Episode = replace(three_turns(), turns=three_turns().turns[:1])
+    batch = collate([(quiet, "a"), (quiet, "b")], {"game": 1.0})
+    filled = add_advantages(batch, Credit(gamma=1.0, normalize=False), 0.0)
+    assert filled.advantages.tolist() == [[0, 0, 0, 0, 1.5, 1.5, 1.5, 1.5, 0, 0, 0, 0], [0.0] * 12]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("speech", "apart"), ("gamma", 1.5), ("gamma", float("nan")), ("gae_lambda", -0.1)]
+)
+def test_bad_credit_is_named(setting: str, value: object) -> None:
+    with pytest.raises(UserError, match=rf"algo\.credit\.{setting}={value}"):
+        Credit(**{setting: value})  # type: ignore[arg-type]

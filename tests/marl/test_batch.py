@@ -1,0 +1,139 @@
+"""Masks, written out by hand for a game of three turns."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from marl.batch import collate, seats_of
+from marl.types import BY_TOKEN, Kind, TokenBatch
+from tests.marl.batches import chose, said, talk, three_turns
+
+P, O, Q, C, S = Kind.PAD, Kind.OBSERVATION, Kind.QUESTION, Kind.CHOICE, Kind.SPEECH
+WEIGHTS = {"game": 0.5, "speaking": 2.0}
+
+
+def hand(*rows: list[float]) -> Tensor:
+    return torch.tensor(rows)
+
+
+def flags(*rows: str) -> Tensor:
+    return torch.tensor([[mark == "x" for mark in row.replace(" ", "")] for row in rows])
+
+
+@pytest.fixture
+def batch() -> TokenBatch:
+    episode = three_turns()
+    return collate([(episode, "a"), (episode, "b")], WEIGHTS, privileged=lambda e, agent: e.privileged[agent])
+
+
+def test_every_token_of_the_three_turn_game(batch: TokenBatch) -> None:
+    assert batch.shape == (2, 12)
+    assert batch.tokens.tolist() == [
+        [1, 20, 30, 2, 40, 41, 42, 43, 0, 0, 0, 0],
+        [1, 30, 31, 41, 42, 30, 2, 44, 45, 9, 2, 51],
+    ]
+    assert batch.kind.tolist() == [
+        [O, O, Q, O, S, S, S, S, P, P, P, P],
+        [O, Q, Q, O, O, Q, O, S, S, O, O, C],
+    ]
+    #                                   0         4         8
+    assert batch.decision.equal(flags(".... x... ....", ".... ...x ...x"))
+    assert batch.body.equal(flags("    .... .xx. ....", ".... .... ...."))
+    assert batch.reply.equal(flags("   .... xxxx ....", ".... ...x x..x"))
+    assert batch.imitate.equal(flags(" .... xxxx ....", ".... .... ...x"))  # not what was refused
+    assert batch.logprobs.equal(
+        hand([0, 0, 0, 0, -0.1, -0.2, -0.3, -0.4, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0, -0.5, -0.6, 0, 0, -0.7])
+    )
+    assert batch.values.equal(hand([0, 0, 0, 0, 0.5, 0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0, 0.25, 0, 0, 0, -0.5]))
+    # .5 x 2 + 2 x .25 at the message, .5 x 3 at the choice
+    assert batch.rewards.equal(hand([0, 0, 0, 0, 1.5, 0, 0, 0, 0, 0, 0, 0], [0.0] * 11 + [1.5]))
+    for name in ("speaking", "advantages", "returns", "reference_logprobs"):
+        assert not getattr(batch, name).any() and getattr(batch, name).shape == (2, 12), name
+    assert batch.privileged.equal(hand([1, 0], [0, 1]))
+
+
+def test_legal_sets_stand_at_choices_only(batch: TokenBatch) -> None:
+    assert batch.legal.shape == (2, 12, 3)
+    assert batch.legal[1, 11].tolist() == [50, 51, 52]
+    assert int((batch.legal >= 0).sum()) == 3
+
+
+def test_legal_sets_of_different_sizes_are_padded() -> None:
+    episode = talk([chose(0, legal=(40, 41, 42, 43)), chose(2, legal=(40,))], [chose(1, legal=(40, 44))])
+    batch = collate(seats_of([episode], {"learner"}), {})
+    assert batch.legal[0].tolist() == [[-1] * 4, [40, 41, 42, 43], [-1] * 4, [40, -1, -1, -1]]
+    assert batch.legal[1].tolist() == [[-1] * 4, [40, 44, -1, -1], [-1] * 4, [-1] * 4]
+
+
+def test_belief_questions_keep_row_position_candidates_and_answer(batch: TokenBatch) -> None:
+    assert batch.row.tolist() == [0, 1, 1, 1]
+    assert batch.position.tolist() == [2, 1, 2, 5]
+    assert batch.candidates.tolist() == [[50, 51, -1], [50, 51, -1], [60, 61, 62], [50, 51, -1]]
+    assert batch.answer.tolist() == [1, 1, 0, 1]
+    assert all(batch.kind[r, p] == Kind.QUESTION for r, p in zip(batch.row, batch.position, strict=True))
+
+
+def test_the_speaking_reward_stands_apart_on_request() -> None:
+    episode = three_turns()
+    batch = collate([(episode, "a"), (episode, "b")], WEIGHTS, separate_speech=True)
+    assert batch.rewards[0].nonzero().tolist() == [[4]] and batch.rewards[0, 4] == 1.0 and batch.rewards[1, 11] == 1.5
+    assert batch.speaking[0, 4] == 0.5 and int(batch.speaking.count_nonzero()) == 1
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_rewards_of_weight_zero_pay_nothing(separate: bool) -> None:
+    """Even one that is not a number, which 0 times would spread."""
+    episode = three_turns()
+    turns = (replace(episode.turns[0], rewards={"game": 2.0, "speaking": float("nan")}), *episode.turns[1:])
+    batch = collate([(replace(episode, turns=turns), "a")], {"game": 0.5, "speaking": 0.0}, separate_speech=separate)
+    assert batch.rewards[0, 4] == 1.0 and not batch.speaking.any()
+    assert not collate([(episode, "a")], {}).rewards.any()
+
+
+def test_imitation_can_be_kept_from_rows() -> None:
+    episode = three_turns()
+    batch = collate([(episode, "a"), (episode, "b")], WEIGHTS, imitate=lambda e, agent: agent == "b")
+    assert batch.imitate.equal(flags(".... .... ....", ".... .... ...x"))
+
+
+def test_silent_roles_are_not_asked() -> None:
+    episode = three_turns()
+    batch = collate([(episode, "a"), (episode, "b")], WEIGHTS, silent_roles=("listener",))
+    assert batch.row.tolist() == [0] and batch.position.tolist() == [2] and batch.candidates.tolist() == [[50, 51]]
+    nobody = collate([(episode, "b")], WEIGHTS, silent_roles=("listener",))
+    assert nobody.row.shape == nobody.answer.shape == (0,) and nobody.candidates.shape[0] == 0
+
+
+def test_only_seats_of_the_named_players_with_a_stream_become_rows() -> None:
+    first = replace(three_turns(), players={"a": "learner", "b": "base"})
+    second = replace(three_turns(), players={"a": "scripted", "b": "learner"}, streams={"b": three_turns().streams["b"]})
+    assert seats_of([first, second], {"learner"}) == [(first, "a"), (second, "b")]
+    assert seats_of([first, second], {"base", "scripted"}) == [(first, "b")]
+    assert seats_of([first, second], {"nobody"}) == []
+
+
+def test_select_keeps_rows_and_questions_aligned(batch: TokenBatch) -> None:
+    short = batch.select(torch.tensor([0]))
+    assert short.shape == (1, 8)  # cut to its own length
+    swapped = batch.select(torch.tensor([1, 0]))
+    assert swapped.shape == (2, 12)
+    for name in BY_TOKEN:
+        assert getattr(short, name).equal(getattr(batch, name)[:1, :8]), name
+        assert getattr(swapped, name).equal(getattr(batch, name).flip(0)), name
+    assert swapped.privileged.equal(batch.privileged.flip(0)) and short.privileged.equal(batch.privileged[:1])
+    assert short.row.tolist() == [0] and short.position.tolist() == [2] and short.answer.tolist() == [1]
+    # each question still points at its own token, with its own candidates and answer
+    assert sorted(
+        zip(swapped.row.tolist(), swapped.position.tolist(), map(tuple, swapped.candidates.tolist()), swapped.answer.tolist(), strict=True)
+    ) == [(0, 1, (50, 51, -1), 1), (0, 2, (60, 61, 62), 0), (0, 5, (50, 51, -1), 1), (1, 2, (50, 51, -1), 1)]  # fmt: skip
+    assert [int(swapped.tokens[r, p]) for r, p in zip(swapped.row, swapped.position, strict=True)] == [30, 30, 31, 30]
+
+
+def test_select_of_every_row_is_the_batch() -> None:
+    episode = talk([said(0), chose(2)], [chose(1, legal=(40, 41, 42))])
+    batch = collate(seats_of([episode, three_turns()], {"learner"}), WEIGHTS)
+    whole = batch.select(torch.arange(4))
+    for name in (*BY_TOKEN, "row", "position", "candidates", "answer", "privileged"):
+        assert getattr(whole, name).equal(getattr(batch, name)), name

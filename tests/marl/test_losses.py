@@ -1,0 +1,241 @@
+"""Each loss against a naive loop over tokens and a number worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from marl.batch import collate
+from marl.errors import UserError
+from marl.losses import Loss, Outputs
+from marl.losses.entropy import EntropyLoss
+from marl.losses.imitation import ImitationLoss
+from marl.losses.kl import ESTIMATORS, KLLoss
+from marl.losses.listening import ListeningLoss
+from marl.losses.policy import PolicyLoss
+from marl.losses.value import ValueLoss
+from marl.losses.world_model import WorldModelLoss
+from marl.types import Kind, TokenBatch
+from tests.marl.batches import three_turns
+
+EVERY: list[Loss] = [
+    PolicyLoss(), ValueLoss(), EntropyLoss(), EntropyLoss(over="choice"), EntropyLoss(over="speech"),
+    *(KLLoss(weight=0.0, estimator=e) for e in ESTIMATORS), ListeningLoss(), WorldModelLoss(), ImitationLoss(),
+]  # fmt: skip
+
+
+@pytest.fixture
+def batch() -> TokenBatch:
+    """The three-turn game with advantages, returns and a reference drawn at random."""
+    generator = torch.Generator().manual_seed(0)
+    episode = three_turns()
+    b = collate([(episode, "a"), (episode, "b")], {"game": 1.0})
+    noise = torch.randn(3, *b.shape, generator=generator)
+    return replace(
+        b,
+        advantages=noise[0] * b.reply,
+        returns=noise[1] * b.decision,
+        reference_logprobs=(b.logprobs + 0.5 * noise[2]) * b.reply,
+    )
+
+
+@pytest.fixture
+def outputs(batch: TokenBatch) -> Outputs:
+    """What a model might say of it; numbers also where no loss may look."""
+    generator = torch.Generator().manual_seed(1)
+    noise = torch.randn(4, *batch.shape, generator=generator)
+    scores = torch.randn(batch.candidates.shape, generator=generator).masked_fill(batch.candidates < 0, -torch.inf)
+    return Outputs(
+        logprobs=batch.logprobs + 0.4 * noise[0],
+        entropy=noise[1].abs(),
+        values=noise[2],
+        beliefs=scores.log_softmax(-1),
+        observed=-noise[3].abs(),
+    )
+
+
+def places(batch: TokenBatch) -> list[tuple[int, int]]:
+    return [(b, t) for b in range(batch.shape[0]) for t in range(batch.shape[1])]
+
+
+def naive(loss: Loss, batch: TokenBatch, o: Outputs) -> list[float]:
+    """The losses, one place after the other, in plain numbers."""
+    out = []
+    if isinstance(loss, ListeningLoss):
+        for n in range(len(batch.row)):
+            out.append(-float(o.beliefs[n, int(batch.answer[n])]))
+        return out
+    for b, t in places(batch):
+        kind, new, old = Kind(int(batch.kind[b, t])), float(o.logprobs[b, t]), float(batch.logprobs[b, t])
+        sampled = kind in (Kind.CHOICE, Kind.SPEECH)
+        if isinstance(loss, PolicyLoss) and sampled:
+            ratio, advantage = math.exp(new - old), float(batch.advantages[b, t])
+            clipped = min(max(ratio, 1 - loss.clip_coef), 1 + loss.clip_coef)
+            out.append(-min(ratio * advantage, clipped * advantage))
+        if isinstance(loss, ValueLoss) and bool(batch.decision[b, t]):
+            out.append((float(o.values[b, t]) - float(batch.returns[b, t])) ** 2 / 2)
+        if isinstance(loss, EntropyLoss) and sampled and loss.over in ("both", kind.name.lower()):
+            out.append(-float(o.entropy[b, t]))
+        if isinstance(loss, KLLoss) and kind == Kind.SPEECH:
+            d = new - float(batch.reference_logprobs[b, t])
+            out.append({"k1": d, "k2": d * d / 2, "k3": math.exp(-d) - 1 + d, "squared": d * d}[loss.estimator])
+        if isinstance(loss, WorldModelLoss) and kind == Kind.OBSERVATION and t > 0:
+            out.append(-float(o.observed[b, t]))
+        if isinstance(loss, ImitationLoss) and bool(batch.imitate[b, t]):
+            out.append(-new)
+    return out
+
+
+@pytest.mark.parametrize("loss", EVERY, ids=repr)
+def test_losses_are_their_loops(loss: Loss, batch: TokenBatch, outputs: Outputs) -> None:
+    values, mask = loss(batch, outputs)
+    assert values.shape == mask.shape and mask.dtype == torch.bool
+    expected = naive(loss, batch, outputs)
+    assert len(expected) >= 1
+    np.testing.assert_allclose(values[mask].tolist(), expected, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("loss", EVERY, ids=repr)
+def test_masks_do_not_depend_on_what_the_model_says(loss: Loss, batch: TokenBatch, outputs: Outputs) -> None:
+    """The update counts a loss's places before the model has said anything."""
+    blank = Outputs(*(torch.zeros(batch.shape) for _ in range(3)), torch.zeros(outputs.beliefs.shape), torch.zeros(batch.shape))
+    before = {name: getattr(batch, name).clone() for name in ("kind", "imitate", "decision", "body")}
+    assert loss(batch, blank)[1].equal(loss(batch, outputs)[1])
+    assert all(getattr(batch, name).equal(value) for name, value in before.items())  # and none is written into
+
+
+def test_which_tokens_each_loss_counts(batch: TokenBatch, outputs: Outputs) -> None:
+    counts = {repr(loss): int(loss(batch, outputs)[1].sum()) for loss in EVERY}
+    # a: bos, 1 more read, cue; four said. b: bos, 2 heard, 1 correction, 2 cues; two refused; one chosen.
+    assert counts == {
+        repr(PolicyLoss()): 7, repr(ValueLoss()): 3, repr(EntropyLoss()): 7, repr(EntropyLoss(over="choice")): 1,
+        repr(EntropyLoss(over="speech")): 6, **{repr(KLLoss(weight=0.0, estimator=e)): 6 for e in ESTIMATORS},
+        repr(ListeningLoss()): 4, repr(WorldModelLoss()): 2 + 5, repr(ImitationLoss()): 5,
+    }  # fmt: skip
+
+
+# -- by hand ---------------------------------------------------------------------------------------------------------
+
+
+def one_token(kind: Kind, logprob: float = 0.0, reference: float = 0.0, advantage: float = 0.0, ret: float = 0.0) -> TokenBatch:
+    """A token that was read and one of this kind."""
+    flag, real = torch.zeros(1, 2, dtype=torch.bool), torch.zeros(1, 2)
+    at = torch.tensor([[False, True]])
+    return TokenBatch(
+        tokens=torch.tensor([[1, 2]]), kind=torch.tensor([[Kind.OBSERVATION, kind]], dtype=torch.int8), decision=at, body=flag,
+        logprobs=real + logprob * at, reference_logprobs=real + reference * at, values=real, rewards=real, speaking=real,
+        advantages=real + advantage * at, returns=real + ret * at, imitate=at, legal=torch.zeros(1, 2, 0, dtype=torch.int64),
+        privileged=torch.zeros(1, 0), row=torch.tensor([0]), position=torch.tensor([0]), candidates=torch.tensor([[5, 6]]),
+        answer=torch.tensor([1]),
+    )  # fmt: skip
+
+
+def say(logprob: float = 0.0, entropy: float = 0.0, value: float = 0.0, beliefs: Tensor | None = None, observed: float = 0.0) -> Outputs:
+    at = torch.tensor([[0.0, 1.0]])
+    return Outputs(at * logprob, at * entropy, at * value, torch.zeros(1, 2) if beliefs is None else beliefs, at * observed)
+
+
+def only(result: tuple[Tensor, Tensor]) -> float:
+    values, mask = result
+    assert int(mask.sum()) == 1
+    return float(values[mask])
+
+
+LN2 = math.log(2)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "felt"),
+    [
+        (2.0, 3.0, -3.6, False),  # a good token already likelier by more than a fifth: clipped
+        (0.5, 3.0, -1.5, True),  # a good token that became unlikely: pulled back, without a limit
+        (0.5, -3.0, 2.4, False),  # a bad token already unlikely enough: clipped
+        (2.0, -3.0, 6.0, True),  # a bad token that became likelier: pushed down, without a limit
+        (1.1, 3.0, -3.3, True),
+        (1.1, -3.0, 3.3, True),
+        (1.0, 0.0, 0.0, True),
+    ],
+)
+def test_policy_loss_clips_on_both_sides(ratio: float, advantage: float, loss: float, felt: bool) -> None:
+    batch = one_token(Kind.SPEECH, logprob=-1.0, advantage=advantage)
+    new = torch.tensor(-1.0 + math.log(ratio), requires_grad=True)
+    outputs = say()
+    outputs.logprobs = torch.stack([torch.zeros(()), new])[None]
+    values, mask = PolicyLoss(clip_coef=0.2)(batch, outputs)
+    assert float(values[mask]) == pytest.approx(loss, rel=1e-5)
+    values[mask].sum().backward()
+    # the gradient of -ratio A in the log-probability is itself
+    assert float(new.grad) == pytest.approx(loss if felt else 0.0, rel=1e-5)  # type: ignore[arg-type]
+
+
+def test_value_entropy_listening_world_model_and_imitation_by_hand() -> None:
+    assert only(ValueLoss()(one_token(Kind.CHOICE, ret=3.0), say(value=1.0))) == 2.0  # (1 - 3)^2 / 2
+    assert only(EntropyLoss()(one_token(Kind.CHOICE), say(entropy=LN2))) == pytest.approx(-LN2)
+    assert only(ImitationLoss()(one_token(Kind.SPEECH), say(logprob=-LN2))) == pytest.approx(LN2)
+    assert only(WorldModelLoss()(one_token(Kind.OBSERVATION), say(observed=-LN2))) == pytest.approx(LN2)
+    beliefs = torch.tensor([[0.75, 0.25]]).log()  # a quarter on the truth, the second candidate
+    assert only(ListeningLoss()(one_token(Kind.QUESTION), say(beliefs=beliefs))) == pytest.approx(2 * LN2)
+
+
+@pytest.mark.parametrize(("estimator", "value"), [("k1", LN2), ("k2", LN2**2 / 2), ("k3", LN2 - 0.5), ("squared", LN2**2)])
+def test_kl_by_hand(estimator: str, value: float) -> None:
+    """pi = 1/2, reference = 1/4: d = ln 2, and reference / pi = 1/2."""
+    batch = one_token(Kind.SPEECH, reference=-2 * LN2)
+    assert only(KLLoss(0.0, estimator)(batch, say(logprob=-LN2))) == pytest.approx(value, rel=1e-5)
+    assert not KLLoss(0.0, estimator)(one_token(Kind.CHOICE, reference=-2 * LN2), say(logprob=-LN2))[1].any()
+
+
+def expected_gradient(estimator: str, logits: Tensor, reference: Tensor) -> Tensor:
+    """Of the loss over three symbols, each as often as the policy itself says it (which the gradient does not see)."""
+    logits = logits.clone().requires_grad_()
+    logprobs = logits.log_softmax(-1)
+    total = torch.zeros((), dtype=torch.float64)
+    for symbol in range(3):
+        batch = one_token(Kind.SPEECH)
+        batch.reference_logprobs = torch.stack([torch.zeros_like(reference[0]), reference.log()[symbol]])[None]
+        outputs = say()
+        outputs.logprobs = torch.stack([torch.zeros_like(logprobs[0]), logprobs[symbol]])[None]
+        values, mask = KLLoss(0.0, estimator)(batch, outputs)
+        total = total + logprobs[symbol].detach().exp() * values[mask].sum()
+    total.backward()
+    assert logits.grad is not None
+    return logits.grad
+
+
+def test_gradients_of_the_estimators_in_expectation() -> None:
+    logits = torch.tensor([0.3, -1.1, 0.6], dtype=torch.float64)
+    reference = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
+
+    def gradient_of(divergence: str) -> Tensor:
+        x = logits.clone().requires_grad_()
+        p = x.softmax(-1)
+        kl = (p * (p.log() - reference.log())) if divergence == "reverse" else reference * (reference.log() - p.log())
+        kl.sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    close = {"atol": 1e-12, "rtol": 1e-9}
+    torch.testing.assert_close(expected_gradient("k2", logits, reference), gradient_of("reverse"), **close)
+    torch.testing.assert_close(expected_gradient("squared", logits, reference), 2 * gradient_of("reverse"), **close)
+    torch.testing.assert_close(expected_gradient("k3", logits, reference), gradient_of("forward"), **close)
+    torch.testing.assert_close(expected_gradient("k1", logits, reference), torch.zeros(3, dtype=torch.float64), **close)
+    assert float(gradient_of("reverse").abs().max()) > 0.05  # there was something to agree on
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: EntropyLoss(over="all"), "loss.entropy.over=all: must be one of choice, speech, both"),
+        (lambda: KLLoss(estimator="k4"), "loss.kl.estimator=k4: must be one of k1, k2, k3, squared"),
+        (lambda: KLLoss(weight=0.1, estimator="k1"), "loss.kl.estimator=k1 has no gradient"),
+    ],
+)
+def test_bad_options_are_named(make: object, named: str) -> None:
+    with pytest.raises(UserError) as error:
+        make()  # type: ignore[operator]
+    assert str(error.value).startswith(named)

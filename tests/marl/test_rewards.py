@@ -1,0 +1,162 @@
+"""Who is paid for what: the game's reward at turns, and what a message did to its listeners, by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from envs.core import Question, TurnKind
+from marl.errors import UserError
+from marl.rewards import Reward, add_rewards
+from marl.rewards.game import GameReward
+from marl.rewards.speaking import FLOOR, SpeakingReward
+from marl.types import Belief, Episode, Payment, Turn
+from tests.marl.episodes import deal_game, failed_game, imposter_game
+
+WHO = Question("who?", ("x", "y"), "x")
+WHAT = Question("what?", ("p", "q", "r"), "q")
+
+
+def turn(agent: str, step: int, message: str = "", role: str = "crewmate") -> Turn:
+    return Turn(agent, role, step, TurnKind.SPEAK if message else TurnKind.CHOOSE, message, message=message)
+
+
+def belief(listener: str, step: int, truth: float, question: Question = WHO, role: str = "crewmate") -> Belief:
+    probs = np.full(len(question.candidates), (1 - truth) / (len(question.candidates) - 1))
+    probs[question.answer_index] = truth
+    return Belief(listener, role, step, 0, question, probs)
+
+
+def episode(
+    turns: list[Turn], beliefs: list[Belief] | None = None, payments: list[Payment] | None = None, **players: str
+) -> Episode:
+    return Episode(0, players, {}, {}, tuple(turns), tuple(beliefs or []), tuple(payments or []), {}, len(turns))
+
+
+# -- the game's ------------------------------------------------------------------------------------------------------
+
+
+def test_payments_go_to_the_latest_turn() -> None:
+    turns = [turn("a", 0), turn("b", 1), turn("a", 2), turn("b", 3), turn("a", 5)]
+    payments = [
+        Payment("a", 0, 1.0),  # in the step of its turn
+        Payment("a", 1, 2.0),  # while it waited
+        Payment("b", 0, 100.0),  # before it had done anything
+        Payment("b", 3, 4.0),
+        Payment("a", 4, 8.0),
+        Payment("a", 5, 16.0),
+        Payment("b", 9, 32.0),
+        Payment("b", 9, 64.0),
+        Payment("c", 9, 128.0),  # nobody here
+    ]
+    game = episode(turns, payments=payments)
+    assert GameReward()(game).tolist() == [3.0, 0.0, 8.0, 100.0, 16.0]
+    assert GameReward(scale=0.5)(game).tolist() == [1.5, 0.0, 4.0, 50.0, 8.0]
+
+
+def test_turns_in_the_same_step_are_paid_apart() -> None:
+    turns = [turn("a", 0), turn("b", 0), turn("a", 1), turn("b", 1)]
+    assert GameReward()(episode(turns, payments=[Payment("b", 1, 1.0), Payment("a", 0, 3.0)])).tolist() == [3, 0, 0, 1]
+
+
+# -- speaking --------------------------------------------------------------------------------------------------------
+
+# Three seats, two messages. Truths:        at the start   after a's   after b's
+HEARD = [
+    belief("a", 0, 0.5), belief("a", 1, 0.6), belief("a", 2, 0.9),
+    belief("b", 0, 0.5), belief("b", 1, 0.7), belief("b", 2, 0.75),
+    belief("c", 0, 0.2), belief("c", 1, 0.1), belief("c", 2, 0.4),
+]  # fmt: skip
+TALK = episode([turn("a", 0, "one"), turn("b", 1, "two"), turn("c", 2)], HEARD, a="learner", b="learner", c="base")
+
+
+def test_what_a_message_did_to_the_others() -> None:
+    # a: b +.2, c -.1. b: a +.3, c +.3.
+    np.testing.assert_allclose(SpeakingReward()(TALK), [0.1, 0.6, 0.0], atol=1e-12)
+
+
+def test_the_speaker_counts_on_request() -> None:
+    # a's own +.1, b's own +.05
+    np.testing.assert_allclose(SpeakingReward(listeners="all")(TALK), [0.2, 0.65, 0.0], atol=1e-12)
+
+
+def test_log_probabilities() -> None:
+    expected = [math.log(0.7 / 0.5) + math.log(0.1 / 0.2), math.log(0.9 / 0.6) + math.log(0.4 / 0.1), 0.0]
+    np.testing.assert_allclose(SpeakingReward(of="log_probability")(TALK), expected, atol=1e-12)
+    certain = episode([turn("a", 0, "no")], [belief("b", 0, 0.5), belief("b", 1, 0.0)], a="x", b="x")
+    np.testing.assert_allclose(SpeakingReward(of="log_probability")(certain), [math.log(FLOOR / 0.5)], atol=1e-12)
+    assert SpeakingReward()(certain).tolist() == [-0.5]
+
+
+def test_only_listeners_of_the_named_players_count() -> None:
+    np.testing.assert_allclose(SpeakingReward(players=("base",))(TALK), [-0.1, 0.3, 0.0], atol=1e-12)
+    np.testing.assert_allclose(SpeakingReward(players=("learner",))(TALK), [0.2, 0.3, 0.0], atol=1e-12)
+    np.testing.assert_allclose(SpeakingReward(players=("learner", "base"))(TALK), SpeakingReward()(TALK))
+    assert not SpeakingReward(players=("nobody",))(TALK).any()
+
+
+def test_adversaries_earn_the_negative_and_are_no_listeners() -> None:
+    beliefs = [b if b.listener != "c" else replace(b, role="imposter") for b in HEARD]
+    turns = [turn("a", 0, "one", role="imposter"), turn("b", 1, "two")]
+    game = episode(turns, beliefs, a="x", b="x", c="x")
+    np.testing.assert_allclose(SpeakingReward()(game), [-0.2, 0.3], atol=1e-12)
+    np.testing.assert_allclose(SpeakingReward(adversaries=())(game), [0.1, 0.6], atol=1e-12)
+
+
+def test_questions_add_up_and_are_compared_with_themselves() -> None:
+    beliefs = [
+        belief("b", 0, 0.5), belief("b", 0, 0.2, WHAT), belief("b", 1, 0.6), belief("b", 1, 0.9, WHAT),
+        belief("b", 3, 0.8, WHAT),  # the first question was not asked this time
+    ]  # fmt: skip
+    game = episode([turn("a", 0, "one"), turn("a", 2, "two")], beliefs, a="x", b="x")
+    np.testing.assert_allclose(SpeakingReward()(game), [0.1 + 0.7, -0.1], atol=1e-12)
+
+
+def test_a_message_that_nobody_was_asked_after_earns_nothing() -> None:
+    game = episode([turn("a", 0, "one"), turn("a", 1, "two")], [belief("b", 0, 0.1), belief("b", 1, 0.5)], a="x", b="x")
+    np.testing.assert_allclose(SpeakingReward()(game), [0.4, 0.0], atol=1e-12)
+
+
+def test_a_first_question_has_nothing_before_it() -> None:
+    game = episode([turn("a", 0, "one")], [belief("b", 1, 0.9)], a="x", b="x")
+    assert SpeakingReward()(game).tolist() == [0.0]
+
+
+def test_the_belief_before_is_the_latest_one() -> None:
+    beliefs = [belief("b", 0, 0.1), belief("b", 3, 0.5), belief("b", 6, 0.6)]
+    game = episode([turn("a", 5, "late")], beliefs, a="x", b="x")
+    np.testing.assert_allclose(SpeakingReward()(game), [0.1], atol=1e-12)
+
+
+def test_turns_that_say_nothing_earn_nothing() -> None:
+    game = episode([turn("a", 0)], [belief("b", 0, 0.1), belief("b", 1, 0.9)], a="x", b="x")
+    assert SpeakingReward()(game).tolist() == [0.0]
+
+
+def test_games_of_the_other_tests_by_hand() -> None:
+    """Beliefs as their docstrings give them, three questions a listener."""
+    np.testing.assert_allclose(SpeakingReward()(deal_game()), [0.2 + 0.2 + 0.8, 0.9, 0.0, 0.0], atol=1e-12)
+    assert not SpeakingReward()(failed_game()).any()
+    # Lime .2 -> .6 after Blue's; nobody asked after Lime's; Red's lie .5 -> .4 in Blue's belief; nobody after Blue's "no"
+    np.testing.assert_allclose(SpeakingReward()(imposter_game()), [0, 0.4, 0, 0, 0, 0.1, 0, 0], atol=1e-12)
+
+
+def test_rewards_are_filled_in_by_name_and_unweighted() -> None:
+    terms: dict[str, Reward] = {"game": GameReward(weight=0.0), "speaking": SpeakingReward(weight=7.0)}
+    paid = replace(TALK, payments=(Payment("c", 2, 5.0),))
+    (filled,) = add_rewards([paid], terms)
+    assert [set(t.rewards) for t in filled.turns] == [{"game", "speaking"}] * 3
+    assert [t.rewards["game"] for t in filled.turns] == [0.0, 0.0, 5.0]
+    assert [t.rewards["speaking"] for t in filled.turns] == pytest.approx([0.1, 0.6, 0.0])
+    assert not paid.turns[0].rewards  # the episode that was given stays as it was
+    assert [t.rewards for t in add_rewards([paid], {})[0].turns] == [{}] * 3
+
+
+def test_bad_options_are_named() -> None:
+    with pytest.raises(UserError, match=r"reward\.speaking\.listeners=some: must be one of others, all"):
+        SpeakingReward(listeners="some")
+    with pytest.raises(UserError, match=r"reward\.speaking\.of=odds: must be one of probability, log_probability"):
+        SpeakingReward(of="odds")
