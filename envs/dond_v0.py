@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
+from functools import cache, cached_property
 from itertools import product
 from operator import index
 from pathlib import Path
@@ -627,14 +627,22 @@ class DealOrNoDeal(ParallelEnv[str, dict[str, Any], str]):
         self.render_mode = render_mode
         self.possible_agents = list(AGENTS)
         self.agents: list[str] = []
-        self.observation_spaces = {a: observation_space(_MAX_TEXT + max_message_chars, max_options=0) for a in AGENTS}
-        self.action_spaces = {a: action_space(max_message_chars + _MAX_TAGS) for a in AGENTS}
         self.state_space = spaces.Box(-1.0, float(MAX_POINTS), (18,), np.float32)
         self._pool = _draw_from(contexts, ContextSplit(split))
         if not self._pool:
             raise ValueError(f"split leaves no context of {contexts}, got {split!r}.")
         self._np_random: np.random.Generator | None = None
         self._context: Context | None = None
+
+    # Made when asked for: a thousand games at once need no thousand spaces.
+
+    @cached_property
+    def observation_spaces(self) -> dict[str, spaces.Dict]:
+        return {a: observation_space(_MAX_TEXT + self.max_message_chars, max_options=0) for a in AGENTS}
+
+    @cached_property
+    def action_spaces(self) -> dict[str, spaces.Text]:
+        return {a: action_space(self.max_message_chars + _MAX_TAGS) for a in AGENTS}
 
     def observation_space(self, agent: str) -> spaces.Dict:
         return self.observation_spaces[agent]

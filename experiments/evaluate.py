@@ -28,14 +28,14 @@ from marl.ppo import PPOConfig
 from marl.pretrain import base_policy
 from marl.rollout import EVALUATION, Game, draw_games, rollout
 from marl.stats import format_table
-from marl.transcripts import episode_to_json, render_text, write_episodes
+from marl.transcripts import Transcript, episode_to_json, render_text, write_episodes
 from marl.types import Episode
 
 HEADLINE = (
     "game/score", "game/score_agreed", "game/score_ceiling", "game/points", "game/joint", "game/agreement",
-    "game/pareto", "game/pareto_agreed", "game/win_rate/crewmates", "talk/turns", "talk/words_per_message", "talk/vocabulary",
-    "errors/per_turn", "errors/aborted", "belief/accuracy", "belief/log_loss", "belief/brier", "belief/prior_log_loss",
-    "belief/gain_over_prior", "belief/gain_over_start", "speech/belief_change",
+    "game/pareto", "game/pareto_agreed", "game/win_rate/crewmates", "talk/turns", "talk/words_per_message",
+    "talk/vocabulary", "errors/per_turn", "errors/aborted", "belief/accuracy", "belief/log_loss", "belief/brier",
+    "belief/prior_log_loss", "belief/gain_over_prior", "belief/gain_over_start", "speech/belief_change",
 )  # fmt: skip
 
 
@@ -67,12 +67,12 @@ def model_agent(
     )
 
 
-def show(conditions: Mapping[str, Metrics], transcripts: Mapping[str, Episode], report: Path | None = None) -> None:
+def show(conditions: Mapping[str, Metrics], transcripts: Mapping[str, Transcript], report: Path | None = None) -> None:
     """The last screen: the table, a transcript of each condition, where the report is."""
     names = [name for name in HEADLINE if any(name in found for found in conditions.values())]
-    for label, episode in transcripts.items():
-        say(f"\n── {label}, game {episode.seed} " + "─" * 40)
-        say(render_text(episode_to_json(episode)))
+    for label, transcript in transcripts.items():
+        say(f"\n── {label}, game {transcript['seed']} " + "─" * 40)
+        say(render_text(transcript))
     say("")
     say(format_table({label: dict(found) for label, found in conditions.items()}, names))
     if report is not None:
@@ -156,7 +156,7 @@ def main(cfg: DictConfig) -> None:
         write_episodes(out / "episodes.jsonl", episodes)
         by_message = {label: belief_by_message(episodes)}
         write_json(out / "evaluation.json", evaluation_to_json(conditions, by_message, **about))
-    show(conditions, {label: episodes[0]})
+    show(conditions, {label: episode_to_json(episodes[0])})
 
 
 if __name__ == "__main__":

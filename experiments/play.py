@@ -20,6 +20,7 @@ from marl.config import build
 from marl.games import env_maker
 from marl.rollout import Game, draw_games, rollout
 from marl.transcripts import episode_to_json, render_text, write_episodes
+from marl.types import Episode
 
 
 class Person:
@@ -60,7 +61,7 @@ def main(cfg: DictConfig) -> None:
         seats: dict[str, Agent] = dict.fromkeys(env.possible_agents, opponent)
         return {**seats, env.possible_agents[game.seed % len(seats)]: human}
 
-    episodes = []
+    episodes: list[Episode] = []
     say("Write [message] and your words, or [propose] and what you claim, as in: [propose] (1 books, 0 hats, 2 balls)")
     try:
         for game in draw_games(cfg.seed, count=cfg.games):

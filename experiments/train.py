@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,8 +21,14 @@ from experiments.cli import command
 from experiments.evaluate import model_agent, pick_device, play, show
 from experiments.terminal import Bar, say
 from marl.checkpoint import load_training, newest_checkpoint, read_state, save_policy, save_training, write_json
-from marl.config import Parts, build, config_hash, identity, plain, run_folder
-from marl.evaluate import Metrics, belief_by_message, evaluation_to_json, metrics
+from marl.config import Parts, build, config_hash, digest, identity, plain, run_folder
+from marl.evaluate import (
+    Metrics,
+    belief_by_message,
+    conditions_from_json,
+    evaluation_to_json,
+    metrics,
+)
 from marl.filtered_bc import FilteredBCConfig, train_filtered_bc
 from marl.games import env_maker, scripted
 from marl.monitor import episode_metrics
@@ -32,7 +39,7 @@ from marl.report import build_report
 from marl.rewards import add_rewards
 from marl.runs import claim, read_run_card, run_card
 from marl.tracking import Tracker, make_tracker
-from marl.transcripts import write_episodes
+from marl.transcripts import Transcript, read_episodes, write_episodes
 from marl.types import Episode
 
 SHOWN = 40  # episodes kept of an iteration or an evaluation
@@ -71,8 +78,7 @@ def main(cfg: DictConfig) -> None:
             policy = learn(cfg, parts, folder, base, make_env, make_test_env, tracker, bar)
         card = {"game": parts.env["game"], "base": str(base_folder), "run": folder.name}
         save_policy(folder / "policy", policy, card)
-        players = {"base": base, "trained": policy}
-        conditions, examples = final_evaluation(cfg, parts, folder, players, make_test_env, bar)
+        conditions, examples = final_evaluation(cfg, parts, folder, base_folder, base, policy, make_test_env, bar)
         bar.close()
         run_card(
             folder,
@@ -203,30 +209,45 @@ def watch(
 
 
 def final_evaluation(
-    cfg: DictConfig, parts: Parts, folder: Path, policies: dict[str, Policy], make_env: Any, bar: Bar
-) -> tuple[dict[str, Metrics], dict[str, Episode]]:
-    """Plays every policy against itself on the same games; writes `evaluation.json` and transcripts.
+    cfg: DictConfig,
+    parts: Parts,
+    folder: Path,
+    base_folder: Path | None,
+    base: Policy,
+    trained: Policy,
+    make_env: Any,
+    bar: Bar,
+) -> tuple[dict[str, Metrics], dict[str, Transcript]]:
+    """Plays base and trained policy, each against itself, on the same games; returns metrics and an example game of each.
 
-    Returns metrics and an example game of each.
+    The base's games are kept beside it, so that the runs of a sweep don't all play them again.
     """
-    conditions: dict[str, Metrics] = {}
-    examples: dict[str, Episode] = {}
-    by_message = {}
+    settings = {"eval": plain(cfg.eval), "env": dict(parts.env), "max_new_tokens": parts.algo.max_new_tokens}
+    beside = base_folder / "evaluations" / digest(settings) if base_folder else folder / "base"
+    if not (beside / "evaluation.json").exists():
+        measure(cfg, parts, beside, "base", base, make_env, bar)
+    measure(cfg, parts, folder, "trained", trained, make_env, bar)
+    of_base, evaluation = (json.loads((f / "evaluation.json").read_text()) for f in (beside, folder))
+    for part in ("conditions", "belief_by_message"):
+        evaluation[part] = {**of_base[part], **evaluation[part]}
+    write_json(folder / "evaluation.json", evaluation)
+    shutil.copyfile(beside / "episodes" / "base.jsonl", folder / "episodes" / "base.jsonl")
+    examples = {name: read_episodes(folder / "episodes" / f"{name}.jsonl")[0] for name in ("base", "trained")}
+    return conditions_from_json(evaluation), examples
+
+
+def measure(cfg: DictConfig, parts: Parts, folder: Path, name: str, policy: Policy, make_env: Any, bar: Bar) -> None:
+    """Plays the final evaluation games and writes `evaluation.json` and `episodes/NAME.jsonl` into the folder."""
+    bar.stage(f"evaluation of {name}", cfg.eval.final_games)
+    slots = 2 * parts.algo.concurrency
+    agent = model_agent(name, policy, parts.algo, slots=slots, temperature=cfg.eval.temperature)
+    episodes = play(agent, agent, make_env, cfg.eval.seed, cfg.eval.final_games, parts.algo.concurrency, bar)
+    episodes = add_rewards(episodes, parts.rewards)
+    write_episodes(folder / "episodes" / f"{name}.jsonl", episodes[:SHOWN])
     objective = float(parts.env.get("objective", 0.0))
-    for name, policy in policies.items():
-        bar.stage(f"evaluation of {name}", cfg.eval.final_games)
-        agent = model_agent(
-            name, policy, parts.algo, slots=2 * parts.algo.concurrency, temperature=cfg.eval.temperature
-        )
-        episodes = play(agent, agent, make_env, cfg.eval.seed, cfg.eval.final_games, parts.algo.concurrency, bar)
-        episodes = add_rewards(episodes, parts.rewards)
-        conditions[name] = metrics(episodes, parts.env["game"], objective)
-        by_message[name] = belief_by_message(episodes)
-        examples[name] = episodes[0]
-        write_episodes(folder / "episodes" / f"{name}.jsonl", episodes[:SHOWN])
     about = {"game": parts.env["game"], "objective": objective, "games": cfg.eval.final_games, "seed": cfg.eval.seed}
-    write_json(folder / "evaluation.json", evaluation_to_json(conditions, by_message, **about))
-    return conditions, examples
+    found = {name: metrics(episodes, parts.env["game"], objective)}
+    write_json(folder / "evaluation.json", evaluation_to_json(found, {name: belief_by_message(episodes)}, **about))
 
 
 def headline(found: dict[str, float]) -> str:

@@ -69,7 +69,8 @@ def add_advantages(batch: TokenBatch, credit: Credit, speaking_weight: float) ->
     advantages = spread(batch, advantages)
     said = batch.decision & (spread(batch, batch.body, any_token=True) > 0)  # the first tokens of heard messages
     if credit.separate and speaking_weight and int(said.sum()) > 1:
-        speech = spread(batch, abs(speaking_weight) * standardise(batch.speaking, said))  # the weight's sign is in `speaking`
+        # `speaking` is weighted already: its sign counts, its size is set here.
+        speech = spread(batch, abs(speaking_weight) * standardise(batch.speaking, said))
         if credit.speech == "separate":
             speech = speech + advantages
         advantages = torch.where(batch.body, speech, advantages)

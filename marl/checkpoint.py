@@ -74,7 +74,10 @@ def load_policy(folder: Path, device: torch.device | str = "cpu", privileged_siz
         raise UserError(f"{problem}: remove the folder and make it again")
     card = read_card(folder)
     size = card["privileged_size"] if privileged_size is None else privileged_size
-    policy = Policy(load_lm(str(folder)), Tokens(load_tokenizer(str(folder))), size)
+    lm, tokens = load_lm(str(folder)), Tokens(load_tokenizer(str(folder)))
+    with torch.random.fork_rng(devices=[]):  # a head that starts afresh is the same one every time
+        torch.manual_seed(0)
+        policy = Policy(lm, tokens, size)
     if size == card["privileged_size"]:
         policy.value_head.load_state_dict(load_file(folder / "value_head.safetensors"))
     return policy.to(device).eval()

@@ -1,4 +1,4 @@
-"""From a composed configuration to the parts of a run: every part is built, bad values are refused, before any model."""
+"""From a composed configuration to the parts of a run: all are built, and bad values refused, before any model."""
 
 from __future__ import annotations
 
@@ -114,9 +114,14 @@ def identity(cfg: DictConfig) -> dict[str, Any]:
     return {name: value for name, value in plain(cfg).items() if name not in ELSEWHERE}
 
 
+def digest(settings: Mapping[str, Any]) -> str:
+    """Twelve hexadecimal digits that stand for these settings."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+
+
 def config_hash(cfg: DictConfig) -> str:
-    """Twelve hexadecimal digits of the identity."""
-    return hashlib.sha256(json.dumps(identity(cfg), sort_keys=True).encode()).hexdigest()[:12]
+    """The digest of the identity."""
+    return digest(identity(cfg))
 
 
 def run_folder(cfg: DictConfig) -> Path:

@@ -79,11 +79,12 @@ class Engine:
         config = policy.lm.config.get_text_config()
         if context > policy.context:
             raise UserError(
-                f"model.context={context} is more than the model can read ({policy.context} tokens): lower model.context"
+                f"model.context={context} is more than the model can read ({policy.context} tokens): lower it"
             )
         window = getattr(config, "sliding_window", None) or 0
+        listed = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
         # a configuration that does not list its layers has one kind of them
-        kinds = set(getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"])
+        kinds = set(listed or ["sliding_attention" if window else "full_attention"])
         slides = "sliding_attention" in kinds and window < context
         if slides or kinds - {"full_attention", "sliding_attention"} or not _attends(policy):
             raise UserError(
@@ -117,8 +118,9 @@ class Engine:
         rows = np.asarray(slots, dtype=np.int64)
         start = self.lengths[rows]
         if int((start + sizes).max()) > self.context:
+            what = "an episode outgrew its slot" if int(start[(start + sizes).argmax()]) else "a prompt is too long"
             raise UserError(
-                f"an episode outgrew its slot: a stream of {int((start + sizes).max())} tokens does not fit "
+                f"{what}: a stream of {int((start + sizes).max())} tokens does not fit "
                 f"model.context={self.context}; raise model.context (the model reads up to {self.policy.context}) or "
                 "lower the game's message and turn limits"
             )
@@ -156,7 +158,7 @@ class Engine:
     def sample(
         self, hidden: Tensor, legal: Sequence[tuple[int, ...]], temperature: float, uniform: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """One token for each of R rows, from hidden states (R, D): out of its legal ids, or speech where none are given.
+        """One token for each of R rows, from hidden states (R, D): out of its legal ids, or speech where it has none.
 
         `uniform` (R,) in [0, 1) decides (inverse of the cumulative distribution), so that a row's sample does not
         depend on the rows beside it. Returns ids (R,) and their log-probabilities (R,) under the sampled distribution.

@@ -38,6 +38,7 @@ from marl.update import UpdateConfig, forward, micro_batches, update
 
 FORMAT = 1  # raised when the same settings would make another base
 CORPUS, TOKENIZER, HELD_OUT = 101, 102, 103  # named places of the seed
+CHUNK = 512  # seats among which batches of equal length are sought
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class BaseConfig:
 
     data: str = "scripted"
     games: int = 10000
-    epochs: int = 8
+    epochs: int = 4
     rows: int = 16  # in one step
     learning_rate: float = 4e-3
     warmup: float = 0.05
@@ -298,25 +299,31 @@ def scripted_seats(game: str, make_env: Callable[[], Any], tokens: Tokens, games
     return seats_of(episodes, {agent.name})
 
 
-def _fresh(game: str, variants: Sequence[Callable[[], Any]], tokens: Tokens, base: BaseConfig) -> Iterator[list[Seat]]:
-    step = 0
-    left: list[Seat] = []
-    while True:
-        while len(left) < base.rows:
-            games = draw_games(base.seed, CORPUS, step, count=base.rows)
-            left += scripted_seats(game, variants[step % len(variants)], tokens, games)
-            step += 1
-        yield left[: base.rows]
-        left = left[base.rows :]
+def _fresh(
+    game: str, variants: Sequence[Callable[[], Any]], tokens: Tokens, base: BaseConfig
+) -> Iterator[list[Seat]]:
+    """Batches of scripted games that are played as they are needed."""
+    for chunk in itertools.count():
+        games = draw_games(base.seed, CORPUS, chunk, count=CHUNK // 2)
+        seats = scripted_seats(game, variants[chunk % len(variants)], tokens, games)
+        yield from batches(seats, base.rows, np.random.default_rng([base.seed, CORPUS, chunk]))
 
 
 def _epochs(seats: Sequence[Seat], rows: int, seed: int) -> Iterator[list[Seat]]:
-    epoch = 0
-    while True:
-        order = np.random.default_rng([seed, CORPUS, epoch]).permutation(len(seats))
-        for i in range(0, len(order), rows):
-            yield [seats[j] for j in order[i : i + rows]]
-        epoch += 1
+    """Batches of recorded games, in another order in each pass."""
+    for epoch in itertools.count():
+        yield from batches(seats, rows, np.random.default_rng([seed, CORPUS, epoch]))
+
+
+def batches(seats: Sequence[Seat], rows: int, rng: np.random.Generator) -> Iterator[list[Seat]]:
+    """Seats in batches of about equal length (padding is lost work), drawn from shuffled chunks, in random order."""
+    order = rng.permutation(len(seats))
+    groups = []
+    for start in range(0, len(order), CHUNK):
+        chunk = sorted(order[start : start + CHUNK].tolist(), key=lambda i: len(seats[i][0].streams[seats[i][1]]))
+        groups += [chunk[i : i + rows] for i in range(0, len(chunk), rows)]
+    for group in rng.permutation(len(groups)).tolist():
+        yield [seats[i] for i in groups[group]]
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import string
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from jinja2.exceptions import TemplateError
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -68,6 +69,7 @@ class Tokens:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
         self._labels: dict[tuple[str, ...], tuple[list[int], str]] = {}
+        self._encoded = lru_cache(maxsize=4096)(self._encode)  # questions and stock phrases come again and again
         self.size = len(tokenizer)
         self.pad_id = _first(tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
         self.eos_ids = frozenset(i for i in (tokenizer.eos_token_id,) if i is not None)
@@ -83,7 +85,10 @@ class Tokens:
 
     def encode(self, text: str) -> list[int]:
         """Plain text to ids. Strings that look like special tokens are encoded letter by letter."""
-        return list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids) if text else []
+        return list(self._encoded(text)) if text else []
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))

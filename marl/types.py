@@ -128,8 +128,8 @@ class TokenBatch:
 
     `logprobs`, `reference_logprobs`: of each sampled token, 0 elsewhere. `values`, `rewards`, `speaking`, `returns`: at
     the first token of a reply (`decision`), 0 elsewhere. `advantages`: at every token of a reply. `legal`: the legal
-    ids of CHOICE tokens. `imitate`: reply tokens that imitation may learn from. `privileged`: what only a privileged critic
-    sees.
+    ids of CHOICE tokens. `imitate`: reply tokens that imitation may learn from. `privileged`: what only a privileged
+    critic sees.
     """
 
     tokens: Tensor  # (B, T) int64

@@ -133,7 +133,7 @@ def update(
     """Passes over the batch, a step for each minibatch. Returns metrics by name, means over all minibatches."""
     if "kl" in losses and reference is not None:
         batch = add_reference(batch, reference, config)
-    policy.train()
+    policy.eval()  # no dropout: what was sampled from is what is scored
     reads: dict[str, bool] = {}
     for loss in losses.values():
         reads[loss.reads] = reads.get(loss.reads, False) or loss.weight != 0.0
@@ -175,7 +175,6 @@ def update(
                 break
         if stop:
             break
-    policy.eval()
     return {**totals.means(), "update/explained_variance": explained_variance(batch)}
 
 

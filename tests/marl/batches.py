@@ -9,7 +9,7 @@ import numpy as np
 from envs.core import Question, TurnKind
 from marl.types import Belief, Episode, Kind, Payment, Stream, Turn
 
-O, Q, C, S = Kind.OBSERVATION, Kind.QUESTION, Kind.CHOICE, Kind.SPEECH
+OBS, Q, C, S = Kind.OBSERVATION, Kind.QUESTION, Kind.CHOICE, Kind.SPEECH
 
 COLOUR = Question("which?", ("red", "blue"), "blue")
 NUMBER = Question("how many?", ("one", "two", "three"), "one")
@@ -24,16 +24,29 @@ def three_turns() -> Episode:
 
     `a` is asked one question, `b` two at the start, of two and three candidates, and one after the message.
     """
-    a = stream((1, O), (20, O), (30, Q), (2, O), (40, S), (41, S), (42, S), (43, S))
-    b = stream((1, O), (30, Q), (31, Q), (41, O), (42, O), (30, Q), (2, O), (44, S), (45, S), (9, O), (2, O), (51, C))
+    a = stream((1, OBS), (20, OBS), (30, Q), (2, OBS), (40, S), (41, S), (42, S), (43, S))
+    b = stream(
+        (1, OBS),
+        (30, Q),
+        (31, Q),
+        (41, OBS),
+        (42, OBS),
+        (30, Q),
+        (2, OBS),
+        (44, S),
+        (45, S),
+        (9, OBS),
+        (2, OBS),
+        (51, C),
+    )
     return Episode(
         seed=5,
         players={"a": "learner", "b": "learner"},
         roles={"a": "speaker", "b": "listener"},
         streams={"a": a, "b": b},
         turns=(
-            Turn("a", "speaker", 0, TurnKind.SPEAK, "[message] x y [END]", (40, 41, 42, 43), 4, (-0.1, -0.2, -0.3, -0.4), 0.5,
-                 body=(1, 3), message="x y", rewards={"game": 2.0, "speaking": 0.25}),
+            Turn("a", "speaker", 0, TurnKind.SPEAK, "[message] x y [END]", (40, 41, 42, 43), 4,
+                 (-0.1, -0.2, -0.3, -0.4), 0.5, body=(1, 3), message="x y", rewards={"game": 2.0, "speaking": 0.25}),
             Turn("b", "listener", 1, TurnKind.SPEAK, "hm", (44, 45), 7, (-0.5, -0.6), 0.25, error="no tag",
                  rewards={"game": 0.0, "speaking": 0.0}),
             Turn("b", "listener", 2, TurnKind.CHOOSE, "blue", (51,), 11, (-0.7,), -0.5, legal=(50, 51, 52),
@@ -53,7 +66,7 @@ def three_turns() -> Episode:
 
 
 def talk(*seats: Sequence[Turn]) -> Episode:
-    """A game in which each seat has these turns, each after one observed token; tokens, starts and logprobs are made up.
+    """A game in which each seat has these turns, each after one token that it read; tokens and logprobs are made up.
 
     Seats are `a`, `b`, ... A choice is one token, a message its body and an end after it, any other reply two tokens.
     """
@@ -63,7 +76,7 @@ def talk(*seats: Sequence[Turn]) -> Episode:
     for name, own in zip(names, seats, strict=True):
         streams[name] = Stream()
         for turn in own:
-            streams[name].append([7], O)
+            streams[name].append([7], OBS)
             size = 1 if turn.kind == TurnKind.CHOOSE else turn.body[1] + 1 if turn.message else 2
             kept = {key: getattr(turn, key) for key in ("value", "rewards", "body", "error", "legal", "message")}
             turns.append(

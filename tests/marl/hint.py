@@ -1,4 +1,4 @@
-"""The smallest game in which talk can help: one hidden fact, one speaker, one listener. And a model small enough for it.
+"""The smallest game in which talk can help (one hidden fact, one speaker, one listener) and a model to play it.
 
 The game keeps the contract of `envs/`. It stands here because it is made for tests: every kind of token occurs in it.
 """
@@ -26,7 +26,7 @@ SYLLABLES = tuple(a + b for a in "bdgk" for b in "aiou")
 
 
 class Hint(ParallelEnv[str, dict[str, Any], str]):
-    """The speaker reads a colour and says one thing; the listener hears it and names a colour. Both get 1 if it is right.
+    """The speaker reads a colour and says one thing; the listener hears it and names a colour. Both get 1 if it fits.
 
     Seats and colour are drawn. The listener is asked for the colour before and after the message, and chooses right
     after the second question. `reset(options={"fact": 0})` gives the colour, `{"speaker": 0}` the speaker's seat.
@@ -114,8 +114,8 @@ def hint_policy(seed: int, privileged_size: int = 0) -> Policy:
     """About 80,000 parameters and 30 words, 16 of them without any meaning, all drawn from the seed.
 
     There is no cue to reply: the listener's choice follows the belief question at once, among the same two tokens. So
-    its choice is a sample of its belief, and whatever moves belief moves play. Attention starts at zero: at first no token
-    depends on those before the last, so that what is said says nothing, and what is heard changes nothing.
+    its choice is a sample of its belief, and whatever moves belief moves play. Attention starts at zero: at first
+    every token depends on the one before it alone, so that what is said says nothing, what is heard changes nothing.
     """
     words = (PAD, BOS, CUE, END, *FACTS, ASK, "say", "listen", "heard", *SYLLABLES)
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=PAD))

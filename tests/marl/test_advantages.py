@@ -18,7 +18,9 @@ share = st.floats(0, 1, width=32)
 
 
 @given(st.lists(st.tuples(real, real), max_size=8), share, share)
-def test_gae_is_the_discounted_sum_of_later_errors(turns: list[tuple[float, float]], gamma: float, gae_lambda: float) -> None:
+def test_gae_is_the_discounted_sum_of_later_errors(
+    turns: list[tuple[float, float]], gamma: float, gae_lambda: float
+) -> None:
     rewards = torch.tensor([r for r, _ in turns], dtype=torch.float64)
     values = torch.tensor([v for _, v in turns], dtype=torch.float64)
     advantages, returns = gae(rewards, values, gamma, gae_lambda)

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
     MambaConfig,
     MambaForCausalLM,
     MistralConfig,
@@ -149,12 +151,14 @@ def test_recurrent_and_sliding_models_are_refused_by_name() -> None:
     tokens = small_tokens()
     size = {"vocab_size": tokens.size}
     mixed = ["full_attention", "sliding_attention"]
+    neo = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]}
     for lm in (
         MambaForCausalLM(MambaConfig(**SHAPE, **size, state_size=4)),
         MistralForCausalLM(MistralConfig(**ATTENTION, **size, sliding_window=16)),
         Qwen2ForCausalLM(
             Qwen2Config(**ATTENTION, **size, use_sliding_window=True, sliding_window=16, layer_types=mixed)
         ),
+        GPTNeoForCausalLM(GPTNeoConfig(**neo, **size)),  # masks by place in the batch, in all of its layers
         Gemma3ForCausalLM(Gemma3TextConfig(**ATTENTION, **size, head_dim=8, sliding_window=16, layer_types=mixed)),
     ):
         with pytest.raises(UserError, match=f"{type(lm).__name__}.*full attention"):

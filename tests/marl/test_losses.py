@@ -103,7 +103,8 @@ def test_losses_are_their_loops(loss: Loss, batch: TokenBatch, outputs: Outputs)
 @pytest.mark.parametrize("loss", EVERY, ids=repr)
 def test_masks_do_not_depend_on_what_the_model_says(loss: Loss, batch: TokenBatch, outputs: Outputs) -> None:
     """The update counts a loss's places before the model has said anything."""
-    blank = Outputs(*(torch.zeros(batch.shape) for _ in range(3)), torch.zeros(outputs.beliefs.shape), torch.zeros(batch.shape))
+    zeros = torch.zeros(batch.shape)
+    blank = Outputs(zeros, zeros, zeros, torch.zeros(outputs.beliefs.shape), zeros)
     before = {name: getattr(batch, name).clone() for name in ("kind", "imitate", "decision", "body")}
     assert loss(batch, blank)[1].equal(loss(batch, outputs)[1])
     assert all(getattr(batch, name).equal(value) for name, value in before.items())  # and none is written into
@@ -122,22 +123,41 @@ def test_which_tokens_each_loss_counts(batch: TokenBatch, outputs: Outputs) -> N
 # -- by hand ---------------------------------------------------------------------------------------------------------
 
 
-def one_token(kind: Kind, logprob: float = 0.0, reference: float = 0.0, advantage: float = 0.0, ret: float = 0.0) -> TokenBatch:
+def one_token(
+    kind: Kind, logprob: float = 0.0, reference: float = 0.0, advantage: float = 0.0, ret: float = 0.0
+) -> TokenBatch:
     """A token that was read and one of this kind."""
     flag, real = torch.zeros(1, 2, dtype=torch.bool), torch.zeros(1, 2)
     at = torch.tensor([[False, True]])
     return TokenBatch(
-        tokens=torch.tensor([[1, 2]]), kind=torch.tensor([[Kind.OBSERVATION, kind]], dtype=torch.int8), decision=at, body=flag,
-        logprobs=real + logprob * at, reference_logprobs=real + reference * at, values=real, rewards=real, speaking=real,
-        advantages=real + advantage * at, returns=real + ret * at, imitate=at, legal=torch.zeros(1, 2, 0, dtype=torch.int64),
-        privileged=torch.zeros(1, 0), row=torch.tensor([0]), position=torch.tensor([0]), candidates=torch.tensor([[5, 6]]),
+        tokens=torch.tensor([[1, 2]]),
+        kind=torch.tensor([[Kind.OBSERVATION, kind]], dtype=torch.int8),
+        decision=at,
+        body=flag,
+        logprobs=real + logprob * at,
+        reference_logprobs=real + reference * at,
+        values=real,
+        rewards=real,
+        speaking=real,
+        advantages=real + advantage * at,
+        returns=real + ret * at,
+        imitate=at,
+        legal=torch.zeros(1, 2, 0, dtype=torch.int64),
+        privileged=torch.zeros(1, 0),
+        row=torch.tensor([0]),
+        position=torch.tensor([0]),
+        candidates=torch.tensor([[5, 6]]),
         answer=torch.tensor([1]),
-    )  # fmt: skip
+    )
 
 
-def say(logprob: float = 0.0, entropy: float = 0.0, value: float = 0.0, beliefs: Tensor | None = None, observed: float = 0.0) -> Outputs:
+def say(
+    logprob: float = 0.0, entropy: float = 0.0, value: float = 0.0, beliefs: Tensor | None = None, observed: float = 0.0
+) -> Outputs:
     at = torch.tensor([[0.0, 1.0]])
-    return Outputs(at * logprob, at * entropy, at * value, torch.zeros(1, 2) if beliefs is None else beliefs, at * observed)
+    return Outputs(
+        at * logprob, at * entropy, at * value, torch.zeros(1, 2) if beliefs is None else beliefs, at * observed
+    )
 
 
 def only(result: tuple[Tensor, Tensor]) -> float:
@@ -167,7 +187,7 @@ def test_policy_loss_clips_on_both_sides(ratio: float, advantage: float, loss: f
     outputs = say()
     outputs.logprobs = torch.stack([torch.zeros(()), new])[None]
     values, mask = PolicyLoss(clip_coef=0.2)(batch, outputs)
-    assert float(values[mask]) == pytest.approx(loss, rel=1e-5)
+    assert values[mask].item() == pytest.approx(loss, rel=1e-5)
     values[mask].sum().backward()
     # the gradient of -ratio A in the log-probability is itself
     assert float(new.grad) == pytest.approx(loss if felt else 0.0, rel=1e-5)  # type: ignore[arg-type]
@@ -182,7 +202,9 @@ def test_value_entropy_listening_world_model_and_imitation_by_hand() -> None:
     assert only(ListeningLoss()(one_token(Kind.QUESTION), say(beliefs=beliefs))) == pytest.approx(2 * LN2)
 
 
-@pytest.mark.parametrize(("estimator", "value"), [("k1", LN2), ("k2", LN2**2 / 2), ("k3", LN2 - 0.5), ("squared", LN2**2)])
+@pytest.mark.parametrize(
+    ("estimator", "value"), [("k1", LN2), ("k2", LN2**2 / 2), ("k3", LN2 - 0.5), ("squared", LN2**2)]
+)
 def test_kl_by_hand(estimator: str, value: float) -> None:
     """pi = 1/2, reference = 1/4: d = ln 2, and reference / pi = 1/2."""
     batch = one_token(Kind.SPEECH, reference=-2 * LN2)
@@ -219,11 +241,13 @@ def test_gradients_of_the_estimators_in_expectation() -> None:
         assert x.grad is not None
         return x.grad
 
-    close = {"atol": 1e-12, "rtol": 1e-9}
-    torch.testing.assert_close(expected_gradient("k2", logits, reference), gradient_of("reverse"), **close)
-    torch.testing.assert_close(expected_gradient("squared", logits, reference), 2 * gradient_of("reverse"), **close)
-    torch.testing.assert_close(expected_gradient("k3", logits, reference), gradient_of("forward"), **close)
-    torch.testing.assert_close(expected_gradient("k1", logits, reference), torch.zeros(3, dtype=torch.float64), **close)
+    def check(estimator: str, expected: Tensor) -> None:
+        torch.testing.assert_close(expected_gradient(estimator, logits, reference), expected, atol=1e-12, rtol=1e-9)
+
+    check("k2", gradient_of("reverse"))
+    check("squared", 2 * gradient_of("reverse"))
+    check("k3", gradient_of("forward"))
+    check("k1", torch.zeros(3, dtype=torch.float64))
     assert float(gradient_of("reverse").abs().max()) > 0.05  # there was something to agree on
 
 

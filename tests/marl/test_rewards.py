@@ -140,7 +140,7 @@ def test_games_of_the_other_tests_by_hand() -> None:
     """Beliefs as their docstrings give them, three questions a listener."""
     np.testing.assert_allclose(SpeakingReward()(deal_game()), [0.2 + 0.2 + 0.8, 0.9, 0.0, 0.0], atol=1e-12)
     assert not SpeakingReward()(failed_game()).any()
-    # Lime .2 -> .6 after Blue's; nobody asked after Lime's; Red's lie .5 -> .4 in Blue's belief; nobody after Blue's "no"
+    # Lime .2 -> .6 after Blue's; Blue .5 -> .4 after Red's lie; nobody was asked after Lime's and after Blue's "no"
     np.testing.assert_allclose(SpeakingReward()(imposter_game()), [0, 0.4, 0, 0, 0, 0.1, 0, 0], atol=1e-12)
 
 

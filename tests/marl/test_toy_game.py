@@ -6,7 +6,6 @@ listening loss can teach anything. The listener's choice is a sample of its beli
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +31,12 @@ from marl.rollout import EVALUATION, draw_games, pairing, rollout
 from marl.update import UpdateConfig
 from tests.marl.hint import FACTS, Hint, hint_policy
 
-BOTH, NEITHER, SPEAKING_ONLY, LISTENING_ONLY = (1.0, 1.0), (0.0, 0.0), (1.0, 0.0), (0.0, 1.0)  # (speaking, listening)
+# Arms as (weight of the speaking reward, weight of the listening loss). Accuracy seen over 400 held-out games after 40
+# iterations, seeds 0 to 7 (the mean probability of the truth after the message in brackets):
+BOTH = (1.0, 1.0)  # .998 .975 .995 .998 .995 .993 .993 .995 (.982 to .998)
+NEITHER = (0.0, 0.0)  # .480 .520 .477 .477 .472 .470 .482 .477 (.486 to .512)
+SPEAKING_ONLY = (1.0, 0.0)  # .480 .520 .477 .477 .472 .470 .482 .477 (.486 to .512): the listener never learns to hear
+LISTENING_ONLY = (0.0, 1.0)  # .475 .485 .477 .472 .492 .490 .468 .485 (.496 to .511): there is nothing to be heard
 
 
 @dataclass(frozen=True)
@@ -55,9 +59,14 @@ def train(seed: int, speaking: float, listening: float, iterations: int = 40) ->
         "listening": ListeningLoss(weight=listening),
     }
     config = PPOConfig(
-        iterations=iterations, games=128, concurrency=128, max_new_tokens=1, context=32, credit=Credit(speech="separate"),
+        iterations=iterations,
+        games=128,
+        concurrency=128,
+        max_new_tokens=1,
+        context=32,
+        credit=Credit(speech="separate"),
         update=UpdateConfig(learning_rate=1e-3, minibatches=4, max_grad_norm=0.5, token_budget=8192),
-    )  # fmt: skip
+    )
     train_ppo(
         policy, policy, Hint, rewards, losses, config,
         seed=seed, partners={}, optimizer=torch.optim.AdamW(policy.parameters(), lr=1e-3, weight_decay=0.0),
@@ -93,40 +102,53 @@ def test_the_toy_keeps_the_contract_of_games() -> None:
     assert infos["player_0"]["outcome"] == infos["player_1"]["outcome"] == {"right": True}
 
 
-@pytest.fixture(scope="module")
-def both() -> Played:
-    return play(train(0, *BOTH))
-
-
-# Accuracy over 400 held-out games, seeds 0 to 7, as measured when this was written: see the numbers at ARMS.
-
-
 @torch.no_grad()
 def informative(policy: Policy) -> float:
-    """How often someone who knows how the speaker speaks would be right: 1/2 + 1/2 the distance of its two distributions."""
+    """How often one who knows how the speaker speaks would be right: 1/2 + 1/2 the distance of its distributions."""
     tokens = policy.tokens
     prompts = torch.tensor([[*tokens.format.first[0], *tokens.encode(f"{fact} say")] for fact in FACTS])  # (2, T)
     red, blue = policy.speech_logits(policy.logits(policy.hidden(prompts)[:, -1]), 1.0).softmax(-1)
     return 0.5 + 0.5 * float((red - blue).clamp_min(0).sum())
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_nothing_is_said_or_understood_at_the_start(seed: int) -> None:
-    policy = hint_policy(seed)
-    assert informative(policy) < 0.52
+def test_nothing_is_said_or_understood_at_the_start() -> None:
+    policy = hint_policy(0)
+    assert informative(policy) == pytest.approx(0.5, abs=1e-6)
     start = play(policy)
-    assert abs(start.accuracy - 0.5) < 0.1 and abs(start.after - 0.5) < 0.02
+    assert abs(start.accuracy - 0.5) < 0.1 and abs(start.before - 0.5) < 0.02 and abs(start.after - 0.5) < 0.02
 
 
-def test_both_terms_make_a_language(both: Played) -> None:
-    assert both.accuracy >= 0.9 and both.after >= 0.9
-    assert abs(both.before - 0.5) < 0.05  # nothing but the message tells
-    facts = {word: {fact for fact, other in both.words if other == word} for _, word in both.words}
-    assert {f for known in facts.values() for f in known} == {"red", "blue"}, both.words
-    assert all(len(known) == 1 for known in facts.values()), both.words  # no common word means both
+@pytest.fixture(scope="module")
+def both() -> tuple[Policy, Played]:
+    policy = train(0, *BOTH)
+    return policy, play(policy)
 
 
-def test_without_both_terms_play_stays_at_chance(both: Played) -> None:
+def test_both_terms_make_a_language(both: tuple[Policy, Played]) -> None:
+    policy, played = both
+    assert played.accuracy >= 0.9 and played.after >= 0.9
+    assert abs(played.before - 0.5) < 0.05  # nothing but the message tells
+    assert informative(policy) >= 0.9
+    meanings = [{fact for fact, word in played.words if word == said} for _, said in played.words]
+    assert meanings and all(len(facts) == 1 for facts in meanings), played.words  # no common word means both
+
+
+def test_without_the_terms_play_stays_at_chance(both: tuple[Policy, Played]) -> None:
     neither = play(train(0, *NEITHER))
-    assert abs(neither.accuracy - 0.5) < 0.1 and abs(neither.after - 0.5) < 0.02
-    assert both.accuracy - neither.accuracy > 0.35
+    assert abs(neither.accuracy - 0.5) < 0.1 and abs(neither.after - 0.5) < 0.05
+    assert both[1].accuracy - neither.accuracy > 0.35
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    "arm", [BOTH, NEITHER, SPEAKING_ONLY, LISTENING_ONLY], ids=["both", "neither", "speaking", "listening"]
+)
+def test_it_takes_two(arm: tuple[float, float], seed: int) -> None:
+    """A speaker without a listener and a listener without a speaker are as good as nobody."""
+    assert informative(hint_policy(seed)) == pytest.approx(0.5, abs=1e-6)
+    played = play(train(seed, *arm))
+    if arm == BOTH:
+        assert played.accuracy >= 0.9 and played.after >= 0.9
+    else:
+        assert abs(played.accuracy - 0.5) < 0.1 and abs(played.after - 0.5) < 0.05

@@ -1,0 +1,386 @@
+"""What is saved comes back to the last bit, damage is noticed, and no file is ever unpickled."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from marl.advantages import Credit
+from marl.checkpoint import (
+    load_policy,
+    load_training,
+    optimizer_tensors,
+    read_card,
+    save_policy,
+    save_training,
+    verify_folder,
+    write_folder,
+    write_json,
+)
+from marl.errors import UserError
+from marl.filtered_bc import FilteredBCConfig, train_filtered_bc
+from marl.losses import Loss
+from marl.losses.entropy import EntropyLoss
+from marl.losses.imitation import ImitationLoss
+from marl.losses.kl import KLLoss
+from marl.losses.listening import ListeningLoss
+from marl.losses.policy import PolicyLoss
+from marl.losses.value import ValueLoss
+from marl.monitor import Progress
+from marl.policy import Policy
+from marl.ppo import PPOConfig, train_ppo
+from marl.rewards import Reward
+from marl.rewards.game import GameReward
+from marl.rewards.speaking import SpeakingReward
+from marl.types import Episode
+from marl.update import UpdateConfig
+from tests.marl.hint import Hint, hint_policy
+from tests.marl.models import hf_policy, tiny_policy
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def same(a: Policy, b: Policy) -> bool:
+    ours, theirs = a.state_dict(), b.state_dict()
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def flip(path: Path) -> None:
+    """Turns one bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+# -- policies ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["tiny", "gpt2", "llama", "qwen3"])
+def test_a_policy_comes_back_to_the_bit(kind: str, tmp_path: Path) -> None:
+    policy = tiny_policy(privileged_size=3) if kind == "tiny" else hf_policy(tmp_path / "hf", kind, privileged_size=3)
+    save_policy(tmp_path / "policy", policy, {"game": "hint"})
+    assert verify_folder(tmp_path / "policy") == ""
+    loaded = load_policy(tmp_path / "policy")
+    assert same(policy, loaded) and type(loaded.lm) is type(policy.lm) and not loaded.training
+    assert loaded.privileged_size == 3 and loaded.context == policy.context
+    assert read_card(tmp_path / "policy") == {"game": "hint", "privileged_size": 3}
+    text = "[message] 2 books? é [END]"
+    ids = loaded.tokens.encode(text)
+    assert ids == policy.tokens.encode(text) and loaded.tokens.format == policy.tokens.format
+    with torch.no_grad():
+        assert loaded.hidden(torch.tensor([ids])).equal(policy.hidden(torch.tensor([ids])))
+
+
+def test_another_critic_starts_afresh_and_is_the_same_every_time(tmp_path: Path) -> None:
+    policy = tiny_policy(privileged_size=3)
+    save_policy(tmp_path / "policy", policy, {})
+    before = torch.get_rng_state()
+    first, second = (load_policy(tmp_path / "policy", privileged_size=5) for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert same(first, second) and first.privileged_size == 5
+    for mine, loaded in zip(policy.lm.parameters(), first.lm.parameters(), strict=True):
+        assert mine.equal(loaded)
+    assert not first.value(torch.randn(4, 32, generator=torch.Generator().manual_seed(0)), torch.ones(4, 5)).any()
+    assert not same(policy, load_policy(tmp_path / "policy", privileged_size=0))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "value_head.safetensors", "tokenizer.json", "policy.json"])
+def test_a_damaged_policy_is_refused_by_its_files_name(name: str, tmp_path: Path) -> None:
+    save_policy(tmp_path / "policy", hint_policy(0), {})
+    flip(tmp_path / "policy" / name)
+    with pytest.raises(UserError, match=rf"policy: damaged file {name}: remove the folder"):
+        load_policy(tmp_path / "policy")
+    (tmp_path / "policy" / name).unlink()
+    with pytest.raises(UserError, match=rf"damaged file {name}"):
+        load_policy(tmp_path / "policy")
+
+
+def test_folders_without_a_policy_are_refused(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(UserError, match=r"checksums\.json cannot be read"):
+            load_policy(folder)
+        with pytest.raises(UserError, match="holds no policy of this project"):
+            read_card(folder)
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+LOSSES: dict[str, Loss] = {
+    "policy": PolicyLoss(),
+    "value": ValueLoss(),
+    "entropy": EntropyLoss(),
+    "kl": KLLoss(),
+    "listening": ListeningLoss(),
+}
+UPDATE = UpdateConfig(learning_rate=1e-3, minibatches=2, epochs=2)
+After = Callable[[int, dict[str, float], Sequence[Episode]], None]
+
+
+def adamw(policy: Policy) -> torch.optim.AdamW:
+    return torch.optim.AdamW(policy.parameters(), lr=1e-3, weight_decay=0.01)
+
+
+def ppo(policy: Policy, optimizer: torch.optim.Optimizer, start: int, iterations: int, after: After) -> None:
+    rewards: dict[str, Reward] = {"game": GameReward(), "speaking": SpeakingReward()}
+    config = PPOConfig(
+        iterations=iterations, games=12, concurrency=8, max_new_tokens=2, context=32, credit=Credit(), update=UPDATE
+    )
+    train_ppo(
+        policy,
+        hint_policy(0),
+        Hint,
+        rewards,
+        LOSSES,
+        config,
+        seed=4,
+        partners={},
+        optimizer=optimizer,
+        start=start,
+        after=after,
+        progress=Progress(),
+    )
+
+
+def cloning(policy: Policy, optimizer: torch.optim.Optimizer, start: int, iterations: int, after: After) -> None:
+    config = FilteredBCConfig(
+        iterations=iterations, games=12, concurrency=8, max_new_tokens=2, context=32, update=UPDATE
+    )
+    train_filtered_bc(
+        policy,
+        hint_policy(0),
+        Hint,
+        {"game": GameReward()},
+        {"imitation": ImitationLoss()},
+        config,
+        seed=4,
+        optimizer=optimizer,
+        start=start,
+        after=after,
+        progress=Progress(),
+    )
+
+
+@pytest.mark.parametrize("train", [ppo, cloning])
+def test_a_continued_run_is_the_run_that_was_never_stopped(train: Any, tmp_path: Path) -> None:
+    whole = hint_policy(0)
+    optimizer = adamw(whole)
+    log: dict[int, dict[str, float]] = {}
+
+    def note(iteration: int, metrics: dict[str, float], episodes: Sequence[Episode]) -> None:
+        log[iteration] = {k: v for k, v in metrics.items() if not k.startswith(("speed/", "time/"))}
+        if iteration == 2:
+            save_training(tmp_path, 2, whole, optimizer, {"note": "half"}, keep=2)
+
+    train(whole, optimizer, 0, 4, note)
+    assert sorted(log) == [1, 2, 3, 4]
+
+    continued = hint_policy(1)  # other weights: everything has to come from the checkpoint
+    resumed = adamw(continued)
+    state = load_training(tmp_path, continued, resumed)
+    assert state == {"note": "half", "iteration": 2}
+    again: dict[int, dict[str, float]] = {}
+
+    def compare(iteration: int, metrics: dict[str, float], episodes: Sequence[Episode]) -> None:
+        again[iteration] = {k: v for k, v in metrics.items() if not k.startswith(("speed/", "time/"))}
+
+    train(continued, resumed, state["iteration"], 4, compare)
+    assert again == {3: log[3], 4: log[4]}
+    assert same(whole, continued)
+    ours, theirs = optimizer_tensors(optimizer), optimizer_tensors(resumed)
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours)
+    assert any(k.endswith(".exp_avg_sq") for k in ours)
+
+
+def steps(policy: Policy, optimizer: torch.optim.Optimizer, count: int) -> None:
+    """Some steps of no meaning that need the optimiser's memory."""
+    for i in range(count):
+        optimizer.zero_grad()
+        sum((p * (i + 1)).pow(2).sum() for p in policy.parameters()).backward()  # type: ignore[union-attr]
+        optimizer.step()
+
+
+def test_the_optimiser_comes_back_to_the_bit(tmp_path: Path) -> None:
+    policy = tiny_policy()
+    optimizer = adamw(policy)
+    steps(policy, optimizer, 3)
+    save_training(tmp_path, 1, policy, optimizer, {}, keep=1)
+    other = tiny_policy()
+    restored = adamw(other)
+    load_training(tmp_path, other, restored)
+    steps(policy, optimizer, 2)
+    steps(other, restored, 2)
+    assert same(policy, other)
+    fresh = tiny_policy()
+    load_training(tmp_path, fresh, adamw(tiny_policy()))
+    steps(fresh, adamw(fresh), 2)  # the same weights with an optimiser that remembers nothing go elsewhere
+    assert not same(policy, fresh)
+
+
+def test_an_optimiser_that_has_not_stepped_is_saved_too(tmp_path: Path) -> None:
+    policy = hint_policy(0)
+    save_training(tmp_path, 0, policy, adamw(policy), {}, keep=1)
+    other = hint_policy(1)
+    assert load_training(tmp_path, other, adamw(other)) == {"iteration": 0} and same(policy, other)
+
+
+def saved(folder: Path, count: int, keep: int = 10) -> list[Policy]:
+    """Checkpoints after iterations 1, 2, ..., each of other weights."""
+    policies = []
+    for i in range(1, count + 1):
+        policy = hint_policy(i)
+        save_training(folder, i, policy, adamw(policy), {}, keep)
+        policies.append(policy)
+    return policies
+
+
+def test_the_newest_is_loaded_and_the_last_ones_stay(tmp_path: Path) -> None:
+    policies = saved(tmp_path, 4, keep=2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["iteration-000003", "iteration-000004"]
+    policy = hint_policy(0)
+    assert load_training(tmp_path, policy, adamw(policy)) == {"iteration": 4} and same(policy, policies[-1])
+
+
+def test_where_there_is_nothing_nothing_is_loaded(tmp_path: Path) -> None:
+    policy = hint_policy(0)
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        assert load_training(folder, policy, adamw(policy)) is None
+    assert same(policy, hint_policy(0))
+
+
+@pytest.mark.parametrize("name", ["policy.safetensors", "optimizer.safetensors", "state.json", "checksums.json"])
+@pytest.mark.parametrize("damage", [flip, Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-9])])
+def test_a_damaged_newest_is_reported_and_the_one_before_it_used(name: str, damage: Any, tmp_path: Path) -> None:
+    policies = saved(tmp_path, 3)
+    damage(tmp_path / "iteration-000003" / name)
+    told: list[str] = []
+    policy = hint_policy(0)
+    assert load_training(tmp_path, policy, adamw(policy), told.append) == {"iteration": 2} and same(policy, policies[1])
+    assert len(told) == 1 and "iteration-000003" in told[0] and "going back" in told[0]
+    assert name in told[0] or name == "checksums.json"  # a wrong sum speaks against the file that it is of
+
+
+def test_if_all_are_damaged_all_are_reported(tmp_path: Path) -> None:
+    saved(tmp_path, 2)
+    for path in tmp_path.iterdir():
+        flip(path / "policy.safetensors")
+    told: list[str] = []
+    policy = hint_policy(0)
+    assert load_training(tmp_path, policy, adamw(policy), told.append) is None
+    assert len(told) == 2 and same(policy, hint_policy(0))
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def fill(text: str) -> Callable[[Path], None]:
+    def write(to: Path) -> None:
+        (to / "a").write_text(text)
+        (to / "b").write_text(text * 2)
+
+    return write
+
+
+def test_an_error_while_writing_leaves_the_old_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    write_folder(folder, fill("old"))
+
+    def fail(to: Path) -> None:
+        (to / "a").write_text("new")
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="the disk is full"):
+        write_folder(folder, fail)
+    assert [p.name for p in tmp_path.iterdir()] == ["folder"]
+    assert (folder / "a").read_text() == "old" and verify_folder(folder) == ""
+    write_folder(folder, fill("new"))
+    assert (folder / "a").read_text() == "new" and verify_folder(folder) == ""
+
+
+def test_a_process_killed_while_writing_leaves_the_old_checkpoint(tmp_path: Path) -> None:
+    (old,) = saved(tmp_path, 1)
+
+    def die(to: Path) -> None:
+        (to / "policy.safetensors").write_bytes(b"half")
+        os._exit(9)
+
+    child = os.fork()
+    if child == 0:
+        write_folder(tmp_path / "iteration-000002", die)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 9
+    assert not (tmp_path / "iteration-000002").exists()
+    policy = hint_policy(0)
+    told: list[str] = []
+    assert load_training(tmp_path, policy, adamw(policy), told.append) == {"iteration": 1}
+    assert same(policy, old) and not told
+
+
+def test_json_is_whole_or_old(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    write_json(path, {"b": 1, "a": [1.5, None]})
+    assert json.loads(path.read_text()) == {"a": [1.5, None], "b": 1}
+    with pytest.raises(TypeError):
+        write_json(path, {"x": object()})
+    assert json.loads(path.read_text()) == {"a": [1.5, None], "b": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["run.json"]
+
+
+# -- no pickle ---------------------------------------------------------------------------------------------------------
+
+PICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+UNPICKLE = {"torch.load", "torch.save", "torch.hub.load", "pandas.read_pickle", "pd.read_pickle", "torch.jit.load"}
+
+
+def pickles_in(source: str) -> list[str]:
+    """What in a file reads or writes pickles."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [a.name for a in node.names if a.name.partition(".")[0] in PICKLES]
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names = {f"{node.module}.{a.name}" for a in node.names}
+            found += [n for n in names if n.partition(".")[0] in PICKLES or n in UNPICKLE]
+        elif isinstance(node, ast.Attribute) and ast.unparse(node) in UNPICKLE:
+            found.append(ast.unparse(node))
+        elif isinstance(node, ast.keyword):
+            value = node.value.value if isinstance(node.value, ast.Constant) else None
+            if (node.arg == "allow_pickle" and value is not False) or (
+                node.arg == "use_safetensors" and value is not True
+            ):
+                found.append(ast.unparse(node))
+    return found
+
+
+def test_the_search_for_pickles_finds_them() -> None:
+    assert pickles_in("import pickle") and pickles_in("from torch import load") and pickles_in("x = torch.load(p)")
+    assert pickles_in("np.load(p, allow_pickle=True)") and pickles_in("f(use_safetensors=False)")
+    assert not pickles_in("np.load(p, allow_pickle=False); f(use_safetensors=True); json.load(f)")
+
+
+@pytest.mark.parametrize("package", ["envs", "marl", "experiments"])
+def test_nothing_is_ever_unpickled(package: str) -> None:
+    files = sorted((ROOT / package).rglob("*.py"))
+    assert files
+    assert {str(f): found for f in files if (found := pickles_in(f.read_text(encoding="utf-8")))} == {}
+
+
+def test_weights_in_pickles_are_refused(tmp_path: Path) -> None:
+    """A folder with pickled weights alone is no model, whatever is in it."""
+    policy = hint_policy(0)
+    save_policy(tmp_path / "policy", policy, {})
+    weights = copy.deepcopy(policy.lm.state_dict())
+    (tmp_path / "policy" / "model.safetensors").unlink()
+    torch.save(weights, tmp_path / "policy" / "pytorch_model.bin")
+    sums = json.loads((tmp_path / "policy" / "checksums.json").read_text())
+    del sums["model.safetensors"]
+    (tmp_path / "policy" / "checksums.json").write_text(json.dumps(sums))
+    with pytest.raises(UserError, match="no causal language model can be loaded"):
+        load_policy(tmp_path / "policy")

@@ -1,0 +1,476 @@
+"""The update: what is summed, over what it is divided, and what a term of weight 0 does (nothing, to the last bit)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from marl.advantages import Credit, add_advantages
+from marl.agents import ModelAgent
+from marl.batch import collate, seats_of
+from marl.losses import Loss
+from marl.losses.entropy import EntropyLoss
+from marl.losses.imitation import ImitationLoss
+from marl.losses.kl import KLLoss
+from marl.losses.listening import ListeningLoss
+from marl.losses.policy import PolicyLoss
+from marl.losses.value import ValueLoss
+from marl.losses.world_model import WorldModelLoss
+from marl.monitor import Progress
+from marl.policy import Policy
+from marl.ppo import PPOConfig, train_ppo
+from marl.rewards import Reward, add_rewards
+from marl.rewards.game import GameReward
+from marl.rewards.speaking import SpeakingReward
+from marl.rollout import draw_games, pairing, rollout
+from marl.types import Episode, Kind, TokenBatch
+from marl.update import UpdateConfig, add_reference, explained_variance, forward, micro_batches, update
+from tests.marl.hint import Hint, hint_policy
+from tests.marl.models import hf_policy
+
+TERMS: dict[str, Loss] = {
+    "policy": PolicyLoss(weight=1.0),
+    "value": ValueLoss(weight=0.5),
+    "entropy": EntropyLoss(weight=0.01),
+    "kl": KLLoss(weight=0.05),
+    "listening": ListeningLoss(weight=0.3),
+    "world_model": WorldModelLoss(weight=0.1),
+    "imitation": ImitationLoss(weight=0.2),
+}
+READS = {"reply": True, "values": True, "beliefs": True, "observed": True}
+WEIGHTS = {"game": 1.0, "speaking": 0.5}
+
+
+def noisy(policy: Policy, seed: int) -> Policy:
+    """The same model with weights far enough from their start that every token matters."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in policy.parameters():
+            weight.add_(0.15 * torch.randn(weight.shape, generator=generator))
+    return policy.eval()
+
+
+def play(policy: Policy, games: int, temperature: float = 1.0, reference: Policy | None = None) -> list[Episode]:
+    """Games of hints; with a reference it holds one seat in each."""
+    learner = ModelAgent(
+        "learner", policy, slots=2 * games, context=policy.context, max_new_tokens=3, temperature=temperature
+    )
+    partners = []
+    if reference is not None:
+        partners = [(ModelAgent("base", reference, slots=games, context=reference.context, max_new_tokens=3), 1.0)]
+    episodes = rollout(draw_games(3, 1, count=games), pairing(learner, partners), Hint, games)
+    return add_rewards(episodes, {"game": GameReward(), "speaking": SpeakingReward()})
+
+
+def to_batch(episodes: list[Episode], players: tuple[str, ...] = ("learner",)) -> TokenBatch:
+    batch = collate(
+        seats_of(episodes, players), WEIGHTS, separate_speech=True, privileged=lambda e, agent: e.privileged[agent],
+        imitate=lambda e, agent: bool(e.outcome["right"]),
+    )  # fmt: skip
+    return add_advantages(batch, Credit(), WEIGHTS["speaking"])
+
+
+@cache
+def _played() -> tuple[Policy, TokenBatch]:
+    policy = noisy(hint_policy(0, privileged_size=2), 0)
+    return policy, to_batch(play(policy, 12))
+
+
+def played() -> tuple[Policy, TokenBatch]:
+    """A policy of the caller's own, and 24 rows that it played: speech of one to three tokens, choices, questions."""
+    policy, batch = _played()
+    return copy.deepcopy(policy), batch
+
+
+def weights_of(policy: Policy) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in policy.named_parameters()}
+
+
+def identical(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def trained(losses: Mapping[str, Loss], batch: TokenBatch | None = None, **settings: object) -> dict[str, Tensor]:
+    """The weights after two minibatches of AdamW."""
+    policy, own = played()
+    reference = noisy(hint_policy(0, privileged_size=2), 1)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3, weight_decay=0.1)
+    config = UpdateConfig(**{"minibatches": 2, "token_budget": 64, **settings})  # type: ignore[arg-type]
+    update(policy, reference, batch or own, losses, optimizer, config, torch.Generator().manual_seed(0))
+    return weights_of(policy)
+
+
+def test_the_batch_holds_every_kind_of_token() -> None:
+    _, batch = _played()
+    for kind in (Kind.OBSERVATION, Kind.QUESTION, Kind.CHOICE, Kind.SPEECH, Kind.PAD):
+        assert int((batch.kind == kind).sum()) >= 3, kind
+    assert batch.imitate.any() and (batch.reply & ~batch.imitate).any() and batch.body.any() and batch.advantages.any()
+
+
+# -- the distribution that was sampled ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_sampler_and_trainer_agree(temperature: float) -> None:
+    policy = noisy(hint_policy(1, privileged_size=2), 1)
+    episodes = play(policy, 12, temperature)
+    batch = to_batch(episodes)
+    with torch.no_grad():
+        outputs = forward(policy, batch, temperature, READS)
+        other = forward(policy, batch, 0.9, READS)
+    assert float((outputs.logprobs - batch.logprobs).abs().max()) < 1e-4
+    assert float((outputs.values - batch.values).abs().max()) < 1e-4 and batch.values.any()
+    assert float((other.logprobs - batch.logprobs).abs().max()) > 1e-2  # another temperature is another distribution
+    beliefs = [b for e, a in seats_of(episodes, {"learner"}) for b in e.beliefs if b.listener == a]
+    assert len(beliefs) == len(batch.row) == 24
+    for n, belief in enumerate(beliefs):
+        assert outputs.beliefs[n].exp().tolist() == pytest.approx(belief.probs.tolist(), abs=1e-4)
+
+
+def test_entropy_is_that_of_the_sampled_distribution() -> None:
+    policy, batch = played()
+    with torch.no_grad():
+        outputs = forward(policy, batch, 0.5, READS)
+        logits = policy.logits(policy.hidden(batch.tokens))
+    for b, t in batch.reply.nonzero().tolist():
+        scores = (logits[b, t - 1] / 0.5).double()
+        if batch.kind[b, t] == Kind.CHOICE:
+            probs = scores[batch.legal[b, t]].softmax(-1)
+        else:
+            scores[policy.tokens.unspeakable] = -torch.inf
+            probs = scores.softmax(-1)
+        entropy = -sum(p * p.log() for p in probs if p > 0)
+        assert float(outputs.entropy[b, t]) == pytest.approx(float(entropy), abs=1e-4)
+    assert not outputs.entropy[~batch.reply].any() and not outputs.logprobs[~batch.reply].any()
+
+
+def test_the_first_minibatch_is_on_policy() -> None:
+    policy, batch = played()
+    metrics = update(policy, None, batch, {"policy": PolicyLoss()}, torch.optim.SGD(policy.parameters(), lr=0.1),
+                     UpdateConfig(minibatches=1), torch.Generator().manual_seed(0))  # fmt: skip
+    assert abs(metrics["update/approx_kl"]) < 1e-7 and metrics["update/clipfrac"] == 0.0
+    assert metrics["loss/policy"] == pytest.approx(-float(batch.advantages[batch.reply].mean()), abs=1e-5)
+    assert metrics["update/grad_norm"] > 0
+
+
+def test_models_with_dropout_are_on_policy_too(tmp_path: Path) -> None:
+    """GPT-2 drops a tenth of everything in training mode: then the ratio would not be 1, nor a run repeatable."""
+    policy = hf_policy(tmp_path / "gpt2", "gpt2")
+    assert policy.lm.config.resid_pdrop > 0
+    batch = to_batch(play(policy, 3))
+    before = torch.get_rng_state()
+    metrics = update(policy, None, batch, {"policy": PolicyLoss()}, torch.optim.SGD(policy.parameters(), lr=0.0),
+                     UpdateConfig(minibatches=1), torch.Generator().manual_seed(0))  # fmt: skip
+    assert abs(metrics["update/approx_kl"]) < 1e-6 and metrics["update/clipfrac"] == 0.0
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# -- sums and counts ---------------------------------------------------------------------------------------------------
+
+
+def whole_minibatch(policy: Policy, batch: TokenBatch, rows: Tensor) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """Every term as a plain mean over the minibatch in one pass, and the gradient of their weighted sum."""
+    part = batch.select(rows)
+    outputs = forward(policy, part, 1.0, READS)
+    means = {}
+    for name, loss in TERMS.items():
+        values, mask = loss(part, outputs)
+        means[name] = values[mask].mean() if bool(mask.any()) else values.sum() * 0
+    policy.zero_grad()
+    torch.stack([TERMS[name].weight * mean for name, mean in means.items()]).sum().backward()
+    return {n: float(m.detach()) for n, m in means.items()}, {n: p.grad for n, p in policy.named_parameters()}  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("token_budget", [1, 40, 100_000])
+def test_each_term_is_its_mean_over_the_minibatch_however_it_is_cut(token_budget: int) -> None:
+    """Plain gradient descent at rate 1: the step is the gradient."""
+    policy, batch = played()
+    reference = noisy(hint_policy(0, privileged_size=2), 1)
+    config = UpdateConfig(minibatches=1, max_grad_norm=1e9, token_budget=token_budget)
+    batch = add_reference(batch, reference, config)
+    means, gradient = whole_minibatch(copy.deepcopy(policy), batch, torch.arange(24))
+    before = weights_of(policy)
+    metrics = update(policy, reference, batch, TERMS, torch.optim.SGD(policy.parameters(), lr=1.0), config,
+                     torch.Generator().manual_seed(0))  # fmt: skip
+    for name, mean in means.items():
+        assert metrics[f"loss/{name}"] == pytest.approx(mean, abs=1e-6), name
+    for name, weight in policy.named_parameters():
+        torch.testing.assert_close(before[name] - weight, gradient[name], atol=2e-6, rtol=1e-4)
+    assert max(float(g.abs().max()) for g in gradient.values()) > 1e-2
+
+
+@pytest.mark.parametrize("rows", [8, 5])
+def test_two_minibatches_are_two_steps_each_with_its_own_counts(rows: int) -> None:
+    policy, batch = played()
+    reference = noisy(hint_policy(0, privileged_size=2), 1)
+    batch = add_reference(batch, reference, UpdateConfig()).select(torch.arange(rows))
+    by_hand = copy.deepcopy(policy)
+    totals: dict[str, float] = {}
+    counts: dict[str, int] = {}
+    for part in torch.randperm(rows, generator=torch.Generator().manual_seed(7)).chunk(2):
+        means, gradient = whole_minibatch(by_hand, batch, part)
+        chosen = batch.select(part)
+        for name, loss in TERMS.items():
+            blank = forward(by_hand, chosen, 1.0, READS)
+            count = int(loss(chosen, blank)[1].sum())
+            totals[name] = totals.get(name, 0.0) + means[name] * count
+            counts[name] = counts.get(name, 0) + count
+        with torch.no_grad():
+            for name, weight in by_hand.named_parameters():
+                weight.sub_(0.05 * gradient[name])
+    config = UpdateConfig(minibatches=2, max_grad_norm=1e9, token_budget=30)
+    metrics = update(policy, reference, batch, TERMS, torch.optim.SGD(policy.parameters(), lr=0.05), config,
+                     torch.Generator().manual_seed(7))  # fmt: skip
+    for name, weight in policy.named_parameters():
+        torch.testing.assert_close(weight, dict(by_hand.named_parameters())[name], atol=1e-6, rtol=1e-5)
+    for name in TERMS:
+        assert metrics[f"loss/{name}"] == pytest.approx(totals[name] / counts[name], abs=1e-6), name
+
+
+def test_micro_batches_hold_every_row_once_within_the_budget() -> None:
+    _, batch = _played()
+    lengths = (batch.kind != Kind.PAD).sum(1)
+    rows = torch.tensor([23, 0, 5, 7, 11, 2, 1])
+    for budget in (1, 10, 30, 1000):
+        groups = micro_batches(batch, rows, budget)
+        assert sorted(r for g in groups for r in g.tolist()) == sorted(rows.tolist())
+        for group in groups:
+            assert len(group) == 1 or len(group) * int(lengths[group].max()) <= budget
+
+
+def test_a_long_gradient_is_shortened() -> None:
+    policy, batch = played()
+    before = weights_of(policy)
+    metrics = update(
+        policy,
+        None,
+        batch,
+        {"world_model": WorldModelLoss(weight=1.0)},
+        torch.optim.SGD(policy.parameters(), lr=1.0),
+        UpdateConfig(minibatches=1, max_grad_norm=0.01),
+        torch.Generator().manual_seed(0),
+    )
+    step = torch.cat([(before[name] - weight.detach()).flatten() for name, weight in policy.named_parameters()])
+    assert metrics["update/grad_norm"] > 0.1 and float(step.norm()) == pytest.approx(0.01, rel=1e-2)
+
+
+# -- weight 0 ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_a_term_of_weight_zero_is_a_term_that_is_absent(name: str) -> None:
+    without = {other: loss for other, loss in TERMS.items() if other != name}
+    measured = {**TERMS, name: replace(TERMS[name], weight=0.0)}  # type: ignore[type-var]
+    assert identical(trained(measured), trained(without))
+    assert not identical(trained(TERMS), trained(without))  # and it would have made a difference
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_a_term_alone_at_weight_zero_changes_nothing(name: str) -> None:
+    """Not even by weight decay."""
+    policy, _ = played()
+    assert identical(trained({name: replace(TERMS[name], weight=0.0)}), weights_of(policy))  # type: ignore[type-var]
+
+
+def test_terms_of_weight_zero_are_measured() -> None:
+    policy, batch = played()
+    reference = noisy(hint_policy(0, privileged_size=2), 1)
+    silent = {name: replace(loss, weight=0.0) for name, loss in TERMS.items()}  # type: ignore[type-var]
+    config = UpdateConfig(minibatches=1)
+    means, _ = whole_minibatch(copy.deepcopy(policy), add_reference(batch, reference, config), torch.arange(24))
+    metrics = update(policy, reference, batch, silent, torch.optim.SGD(policy.parameters(), lr=1.0), config,
+                     torch.Generator().manual_seed(0))  # fmt: skip
+    assert {name: metrics[f"loss/{name}"] for name in TERMS} == pytest.approx(means, abs=1e-6)
+    assert metrics["update/grad_norm"] == 0.0
+
+
+def test_a_mute_estimator_can_be_measured_beside_the_rest() -> None:
+    without = {name: loss for name, loss in TERMS.items() if name != "kl"}
+    assert identical(trained({**TERMS, "kl": KLLoss(weight=0.0, estimator="k1")}), trained(without))
+
+
+@pytest.mark.parametrize("speech", ["common", "separate", "separate_only"])
+def test_a_reward_of_weight_zero_is_a_reward_that_is_absent(speech: str) -> None:
+    def after(rewards: dict[str, Reward]) -> dict[str, Tensor]:
+        policy = noisy(hint_policy(2), 2)
+        config = PPOConfig(
+            iterations=2,
+            games=8,
+            concurrency=8,
+            max_new_tokens=2,
+            context=32,
+            credit=Credit(speech=speech),
+            update=UpdateConfig(minibatches=2),
+        )
+        train_ppo(policy, copy.deepcopy(policy), Hint, rewards, TERMS, config, seed=0, partners={},
+                  optimizer=torch.optim.AdamW(policy.parameters(), lr=1e-3), start=0,
+                  after=lambda iteration, metrics, episodes: None, progress=Progress())  # fmt: skip
+        return weights_of(policy)
+
+    game = GameReward()
+    absent = after({"game": game})
+    assert identical(after({"game": game, "speaking": SpeakingReward(weight=0.0)}), absent)
+    assert not identical(after({"game": game, "speaking": SpeakingReward(weight=0.5)}), absent)
+
+
+# -- who is learned from -----------------------------------------------------------------------------------------------
+
+
+def test_frozen_seats_never_enter() -> None:
+    """Half the seats are another's: whatever stands in their streams, turns and beliefs, the batch is the same."""
+    policy, reference = noisy(hint_policy(0, privileged_size=2), 0), noisy(hint_policy(0, privileged_size=2), 1)
+    episodes = play(policy, 8, reference=reference)
+    batch = to_batch(episodes)
+    assert batch.shape[0] == 8 and all(sorted(e.players.values()) == ["base", "learner"] for e in episodes)
+    own = [(e, a) for e in episodes for a in e.players if e.players[a] == "learner"]
+    for b, (episode, agent) in enumerate(own):
+        stream = episode.streams[agent].tokens
+        assert batch.tokens[b, : len(stream)].tolist() == stream
+
+    spoiled = []
+    for episode in episodes:
+        (frozen,) = (a for a, player in episode.players.items() if player == "base")
+        streams = {
+            **episode.streams,
+            frozen: replace(episode.streams[frozen], tokens=[9] * len(episode.streams[frozen])),
+        }
+        turns = tuple(
+            replace(t, logprobs=(-99.0,) * len(t.logprobs), value=99.0, rewards={"game": 99.0, "speaking": 99.0})
+            if t.agent == frozen
+            else t
+            for t in episode.turns
+        )
+        beliefs = tuple(replace(b, position=0) if b.listener == frozen else b for b in episode.beliefs)
+        spoiled.append(replace(episode, streams=streams, turns=turns, beliefs=beliefs))
+    again = to_batch(spoiled)
+    assert identical(vars(batch), vars(again))
+    assert not identical(vars(to_batch(episodes, ("base",))), vars(to_batch(spoiled, ("base",))))
+
+
+@pytest.mark.parametrize("without", ["decisions", "questions", "both"])
+def test_minibatches_without_decisions_or_questions_are_harmless(without: str) -> None:
+    """Every minibatch is one row; what rows without a term's places say to that term is nothing."""
+    policy, batch = played()
+    if without != "decisions":
+        none = torch.zeros(0, dtype=torch.int64)
+        batch = replace(batch, row=none, position=none, candidates=torch.zeros(0, 2, dtype=torch.int64), answer=none)
+    if without != "questions":
+        blank = torch.zeros_like(batch.decision)
+        kind = torch.where(batch.reply, torch.tensor(Kind.OBSERVATION, dtype=torch.int8), batch.kind)
+        batch = replace(batch, kind=kind, decision=blank, body=blank, imitate=blank)
+    after = trained(TERMS, batch, minibatches=24)
+    assert all(bool(torch.isfinite(w).all()) for w in after.values()) and not identical(after, weights_of(policy))
+
+
+# -- the reference -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("token_budget", [1, 50, 10_000])
+def test_reference_logprobs_are_the_references_of_the_same_tokens(token_budget: int) -> None:
+    policy, batch = played()
+    config = UpdateConfig(token_budget=token_budget)
+    itself = add_reference(batch, policy, config).reference_logprobs
+    assert float((itself - batch.logprobs).abs().max()) < 1e-4
+    reference = noisy(hint_policy(0, privileged_size=2), 1)
+    other = add_reference(batch, reference, config).reference_logprobs
+    with torch.no_grad():
+        expected = forward(reference, batch, 1.0, {"reply": False}).logprobs
+    torch.testing.assert_close(other, expected, atol=1e-5, rtol=1e-5)
+    assert not other[~batch.reply].any() and float((other - itself).abs().max()) > 0.1
+
+
+def test_the_reference_is_read_at_the_rollouts_temperature() -> None:
+    policy = noisy(hint_policy(0, privileged_size=2), 0)
+    batch = to_batch(play(policy, 8, temperature=0.5))
+    filled = add_reference(batch, policy, UpdateConfig(temperature=0.5))
+    assert float((filled.reference_logprobs - batch.logprobs).abs().max()) < 1e-4
+
+
+def test_kl_to_oneself_is_zero_and_the_reference_is_left_alone() -> None:
+    policy, batch = played()
+    reference = copy.deepcopy(policy)
+    before = weights_of(reference)
+    metrics = update(policy, reference, batch, {"kl": KLLoss(weight=1.0)}, torch.optim.SGD(policy.parameters(), lr=1.0),
+                     UpdateConfig(minibatches=1), torch.Generator().manual_seed(0))  # fmt: skip
+    assert metrics["loss/kl"] == pytest.approx(0.0, abs=1e-8) and metrics["update/grad_norm"] < 1e-3
+    assert identical(weights_of(reference), before) and all(p.grad is None for p in reference.parameters())
+
+
+# -- steps -------------------------------------------------------------------------------------------------------------
+
+
+class Counting(torch.optim.SGD):
+    steps = 0
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        self.steps += 1
+        super().step()
+
+
+def test_epochs_and_minibatches_are_steps_and_rows_are_told() -> None:
+    policy, batch = played()
+    optimizer = Counting(policy.parameters(), lr=1e-3)
+    told: list[int] = []
+    update(policy, None, batch, {"value": ValueLoss()}, optimizer, UpdateConfig(epochs=3, minibatches=4),
+           torch.Generator().manual_seed(0), told.append)  # fmt: skip
+    assert optimizer.steps == 12 and sum(told) == 3 * 24
+    update(policy, None, batch, {"value": ValueLoss()}, optimizer, UpdateConfig(minibatches=100), torch.Generator())
+    assert optimizer.steps == 12 + 24  # no more minibatches than rows
+
+
+def test_target_kl_stops_the_passes() -> None:
+    def steps(target_kl: float | None) -> int:
+        policy, batch = played()
+        optimizer = Counting(policy.parameters(), lr=1.0)
+        config = UpdateConfig(epochs=5, minibatches=2, max_grad_norm=1.0, target_kl=target_kl)
+        update(policy, None, batch, {"policy": PolicyLoss()}, optimizer, config, torch.Generator().manual_seed(0))
+        return optimizer.steps
+
+    assert steps(None) == 10 and steps(1e9) == 10
+    assert 2 <= steps(1e-4) < 10
+
+
+def test_the_generator_decides_the_order() -> None:
+    assert identical(trained(TERMS), trained(TERMS))
+    policy, batch = played()
+    update(policy, policy, batch, TERMS, torch.optim.AdamW(policy.parameters(), lr=1e-3), UpdateConfig(minibatches=2),
+           torch.Generator().manual_seed(1))  # fmt: skip
+    assert not identical(weights_of(policy), trained(TERMS))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_is_an_error_before_any_step(bad: float) -> None:
+    policy, batch = played()
+    advantages = batch.advantages.clone()
+    advantages[batch.reply.nonzero(as_tuple=True)[0][0], batch.reply.nonzero(as_tuple=True)[1][0]] = bad
+    before = weights_of(policy)
+    with pytest.raises(FloatingPointError, match=r"not finite.*learning_rate"):
+        update(
+            policy,
+            None,
+            replace(batch, advantages=advantages),
+            {"policy": PolicyLoss()},
+            torch.optim.SGD(policy.parameters(), lr=1.0),
+            UpdateConfig(minibatches=1),
+            torch.Generator(),
+        )
+    assert identical(weights_of(policy), before)
+
+
+def test_explained_variance_by_hand() -> None:
+    _, batch = _played()
+    at = batch.decision
+    returns = torch.zeros_like(batch.returns)
+    returns[at] = torch.arange(24.0)
+    assert explained_variance(replace(batch, returns=returns, values=returns)) == 1.0
+    assert explained_variance(replace(batch, returns=returns, values=returns * 0)) == pytest.approx(0.0, abs=1e-6)
+    assert explained_variance(replace(batch, returns=returns, values=0.5 * returns)) == pytest.approx(0.75, abs=1e-6)
+    assert explained_variance(replace(batch, returns=returns, values=-returns)) == pytest.approx(-3.0, abs=1e-5)
+    assert explained_variance(replace(batch, returns=at.float())) == 0.0  # nothing to explain
