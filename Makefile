@@ -22,7 +22,7 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 quickstart: $(STAMP) ## train and measure a small negotiator, about 6 minutes on two cores
-	@$(BIN)/python -m experiments.quickstart
+	@$(BIN)/python -m experiments.train experiment=dond_quickstart
 
 test: $(STAMP) ## every test but the slow ones
 	@$(TEST_ENV) $(BIN)/python -m pytest -q -n 2 -m "not slow"

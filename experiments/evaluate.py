@@ -6,18 +6,20 @@ beside it, or of the configuration), `scripted`, a scripted temperament, or `ran
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
 
 from experiments.cli import command
 from experiments.terminal import Bar, say
 from marl.agents import Agent, ModelAgent
 from marl.checkpoint import load_policy, read_card, write_json
-from marl.config import Parts, build
+from marl.config import Parts, build, plain
 from marl.errors import UserError
 from marl.evaluate import Metrics, belief_by_message, evaluation_to_json, metrics
 from marl.filtered_bc import FilteredBCConfig
@@ -27,6 +29,7 @@ from marl.policy import Policy
 from marl.ppo import PPOConfig
 from marl.pretrain import base_policy
 from marl.rollout import EVALUATION, Game, draw_games, rollout
+from marl.runs import CONFIG
 from marl.stats import format_table
 from marl.transcripts import Transcript, episode_to_json, render_text, write_episodes
 from marl.types import Episode
@@ -100,7 +103,12 @@ def find_player(name: str, cfg: DictConfig, parts: Parts, device: torch.device, 
         return model_agent(folder.name, policy, parts.algo, slots=slots, temperature=cfg.temperature)
     if name == "base":
         if (Path(beside) / "policy").is_dir():
-            policy = load_policy(Path(read_card(Path(beside) / "policy")["base"]), device)
+            base = read_card(Path(beside) / "policy")["base"]
+            if base is None:
+                raise UserError(
+                    f"players: {beside} started from an untouched model; evaluate that with model=hf players=[base]"
+                )
+            policy = load_policy(Path(base), device)
         else:
             policy, _ = base_policy(
                 parts.model,
@@ -122,14 +130,63 @@ def find_player(name: str, cfg: DictConfig, parts: Parts, device: torch.device, 
     return agent
 
 
+def as_in_runs(cfg: DictConfig, names: Sequence[str]) -> DictConfig:
+    """The configuration with the game and limits that the runs among the players were evaluated in.
+
+    What the command line says of `env` and `algo` wins over the runs. UserError if two runs play different games.
+    """
+    settings = {}
+    for name in names:
+        path = Path(name) / CONFIG
+        if path.is_file():
+            run = OmegaConf.load(path)
+            env = OmegaConf.merge(run.env, run.eval.env)
+            settings[name] = OmegaConf.create({"env": env, "algo": run.algo, "model": run.model, "base": run.base})
+    if not settings:
+        return cfg
+    games = [plain(each.env) for each in settings.values()]
+    if any(game != games[0] for game in games):
+        differ = sorted(k for k in games[0] if games[0][k] != games[-1].get(k))
+        raise UserError(f"players: the runs {' and '.join(settings)} differ in env.{', env.'.join(differ)}")
+    found = next(iter(settings.values()))
+    given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    own = [o for o in given if o.startswith(("env.", "algo."))]
+    merged = OmegaConf.merge(OmegaConf.create({**cfg, **found}), OmegaConf.from_dotlist(list(own)))
+    assert isinstance(merged, DictConfig)
+    return merged
+
+
+def writable(folder: Path) -> None:
+    """UserError if nothing can be written into the folder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(f"out={folder}: the folder cannot be written ({error.strerror}); name another") from error
+
+
+def by_message_table(entries: Sequence[Metrics]) -> str:
+    """Belief by the number of messages heard, beside the exact prior's, as a text table."""
+    names = ("log_loss", "prior_log_loss", "brier", "prior_brier", "accuracy", "prior_accuracy")
+    rows = {str(k): {n: entry[n] for n in names if n in entry} for k, entry in enumerate(entries[:7])}
+    return format_table(rows, [name for name in names if any(name in row for row in rows.values())])
+
+
 @command("evaluate")
 def main(cfg: DictConfig) -> None:
     """Plays and prints; with `out=FOLDER` also writes `evaluation.json` and the transcripts."""
-    parts = build(cfg)
-    make_env = env_maker(parts.env)
     names = [cfg.players] if isinstance(cfg.players, str) else [str(name) for name in cfg.players]
     if not 1 <= len(names) <= 2:
         raise UserError(f"players={names}: name one player (it plays itself) or two")
+    for name in ("games", "concurrency"):
+        if cfg[name] < 1:
+            raise UserError(f"{name}={cfg[name]}: must be at least 1")
+    cfg = as_in_runs(cfg, names)
+    parts = build(cfg)
+    make_env = env_maker(parts.env)
+    if cfg.out:
+        writable(Path(cfg.out))
     device = pick_device(cfg.device)
     if cfg.threads:
         torch.set_num_threads(cfg.threads)
@@ -144,6 +201,7 @@ def main(cfg: DictConfig) -> None:
     conditions = {label: metrics(episodes, parts.env["game"], objective)}
     for agent in {first.name, second.name} if first is not second else ():
         conditions[agent] = metrics(episodes, parts.env["game"], objective, players={agent})
+    entries = belief_by_message(episodes)
     if cfg.out:
         out = Path(cfg.out)
         about = {
@@ -154,9 +212,12 @@ def main(cfg: DictConfig) -> None:
             "players": names,
         }
         write_episodes(out / "episodes.jsonl", episodes)
-        by_message = {label: belief_by_message(episodes)}
+        by_message = {label: entries}
         write_json(out / "evaluation.json", evaluation_to_json(conditions, by_message, **about))
     show(conditions, {label: episode_to_json(episodes[0])})
+    if entries:
+        say("\nbelief after so many messages, beside the exact prior without any talk")
+        say(by_message_table(entries))
 
 
 if __name__ == "__main__":

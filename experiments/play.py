@@ -17,6 +17,7 @@ from experiments.evaluate import find_player, pick_device
 from experiments.terminal import say
 from marl.agents import Agent, TextAgent
 from marl.config import build
+from marl.errors import UserError
 from marl.games import env_maker
 from marl.rollout import Game, draw_games, rollout
 from marl.transcripts import episode_to_json, render_text, write_episodes
@@ -69,10 +70,12 @@ def main(cfg: DictConfig) -> None:
             episodes += rollout([game], cast, make_env, 1)
             say(render_text(episode_to_json(episodes[-1])))
             write_episodes(out / "episodes.jsonl", episodes)
-    except (EOFError, KeyboardInterrupt):
+    except (EOFError, KeyboardInterrupt, UserError) as error:
         out.mkdir(parents=True, exist_ok=True)
         (out / "unfinished.txt").write_text("\n".join(person.log) + "\n", encoding="utf-8")
         say(f"\nstopped; the unfinished game is in {out / 'unfinished.txt'}")
+        if isinstance(error, UserError):
+            raise
         return
     say(f"recorded: {out / 'episodes.jsonl'}")
 

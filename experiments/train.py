@@ -9,7 +9,7 @@ import copy
 import json
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,20 @@ from omegaconf import DictConfig, OmegaConf
 from experiments.cli import command
 from experiments.evaluate import model_agent, pick_device, play, show
 from experiments.terminal import Bar, say
+from marl.agents import Agent
 from marl.checkpoint import load_training, newest_checkpoint, read_state, save_policy, save_training, write_json
-from marl.config import Parts, build, config_hash, digest, identity, plain, run_folder
+from marl.config import (
+    CheckpointConfig,
+    EvalConfig,
+    Parts,
+    build,
+    config_hash,
+    digest,
+    identity,
+    make,
+    plain,
+    run_folder,
+)
 from marl.evaluate import (
     Metrics,
     belief_by_message,
@@ -33,14 +45,15 @@ from marl.filtered_bc import FilteredBCConfig, train_filtered_bc
 from marl.games import env_maker, scripted
 from marl.monitor import episode_metrics
 from marl.policy import Policy
-from marl.ppo import PPOConfig, train_ppo
+from marl.ppo import train_ppo
 from marl.pretrain import base_policy
 from marl.report import build_report
 from marl.rewards import add_rewards
 from marl.runs import claim, read_run_card, run_card
-from marl.tracking import Tracker, make_tracker
+from marl.tracking import METRICS_FILE, Tracker, make_tracker
 from marl.transcripts import Transcript, read_episodes, write_episodes
 from marl.types import Episode
+from marl.update import make_optimizer
 
 SHOWN = 40  # episodes kept of an iteration or an evaluation
 
@@ -50,7 +63,12 @@ def main(cfg: DictConfig) -> None:
     """One run, from its configuration to its report."""
     parts = build(cfg)
     make_env = env_maker(parts.env)
-    make_test_env = env_maker({**parts.env, **plain(cfg.eval.env)})
+    evaluation = make(EvalConfig, plain(cfg.eval), "eval")
+    make(CheckpointConfig, plain(cfg.checkpoint), "checkpoint")
+    make_test_env = env_maker({**parts.env, **evaluation.env})
+    for name, share in getattr(parts.algo, "partners", {}).items():
+        if share and name != "base":
+            partner(name, parts)
     device = pick_device(cfg.device)
     if cfg.threads:
         torch.set_num_threads(cfg.threads)
@@ -60,23 +78,29 @@ def main(cfg: DictConfig) -> None:
         say(f"{folder} is done: its report is {folder / 'report.html'}; change the configuration or remove the folder")
         return
     with claim(folder, OmegaConf.to_yaml(OmegaConf.create(identity(cfg)))):
-        began = time.time()
+        newest = newest_checkpoint(folder / "checkpoints", say)
+        earlier, began = read_state(newest)["wall_time"] if newest else 0.0, time.time()
         bar = Bar(enabled=cfg.progress)
         say(f"run {folder}")
-        with open_tracker(cfg, folder) as tracker:
+
+        def elapsed() -> float:
+            return earlier + time.time() - began
+
+        with open_tracker(cfg, folder, newest) as tracker:
             base, base_folder = base_policy(
                 parts.model,
                 parts.base,
                 parts.env,
                 cache=Path(cfg.cache),
                 human_data=cfg.data.dond,
-                privileged_size=privileged_size(make_env) if cfg.model.critic == "privileged" else 0,
+                privileged_size=privileged_size(make_env) if parts.privileged else 0,
                 device=device,
                 progress=bar.count,
                 report=say,
             )
-            policy = learn(cfg, parts, folder, base, make_env, make_test_env, tracker, bar)
-        card = {"game": parts.env["game"], "base": str(base_folder), "run": folder.name}
+            policy = learn(cfg, parts, folder, base, make_env, make_test_env, tracker, elapsed, bar)
+        kept_base = str(base_folder) if base_folder else None
+        card = {"game": parts.env["game"], "base": kept_base, "run": folder.name}
         save_policy(folder / "policy", policy, card)
         conditions, examples = final_evaluation(cfg, parts, folder, base_folder, base, policy, make_test_env, bar)
         bar.close()
@@ -85,8 +109,10 @@ def main(cfg: DictConfig) -> None:
             config_hash(cfg),
             cfg.seed,
             arm=cfg.arm,
-            wall_time=round(time.time() - began, 1),
-            base=str(base_folder),
+            wall_time=round(elapsed(), 1),
+            tokens=total(folder / METRICS_FILE, "rollout/tokens"),
+            games=total(folder / METRICS_FILE, "rollout/games"),
+            base=kept_base,
             figures={name: {m: i.to_json() for m, i in found.items()} for name, found in conditions.items()},
             speed=mean_speed(folder),
         )
@@ -94,9 +120,8 @@ def main(cfg: DictConfig) -> None:
         show(conditions, examples, folder / "report.html")
 
 
-def open_tracker(cfg: DictConfig, folder: Path) -> Tracker:
+def open_tracker(cfg: DictConfig, folder: Path, newest: Path | None) -> Tracker:
     """The run's tracker, before anything expensive: lines after the newest checkpoint will be written again."""
-    newest = newest_checkpoint(folder / "checkpoints", say)
     return make_tracker(
         cfg.tracker.kind,
         folder,
@@ -116,14 +141,13 @@ def learn(
     make_env: Any,
     make_test_env: Any,
     tracker: Tracker,
+    elapsed: Callable[[], float],
     bar: Bar,
 ) -> Policy:
     """Trains a copy of the base, from the newest checkpoint if there is one."""
     policy = copy.deepcopy(base)
     config = parts.algo
-    optimizer = torch.optim.AdamW(
-        policy.parameters(), lr=config.update.learning_rate, weight_decay=config.update.weight_decay
-    )
+    optimizer = make_optimizer(policy, config.update)
     checkpoints = folder / "checkpoints"
     state = load_training(checkpoints, policy, optimizer, report=lambda line: None)
     start = state["iteration"] if state else 0
@@ -134,10 +158,17 @@ def learn(
         last = iteration == config.iterations
         tracker.log(iteration, found)
         say(f"{iteration:4d}/{config.iterations}  " + headline(found))
-        if iteration % cfg.eval.every == 0 or last:
+        if last or (cfg.eval.every and iteration % cfg.eval.every == 0):
             watch(cfg, parts, tracker, iteration, policy, make_test_env, folder, bar)
         if iteration % cfg.checkpoint.every == 0 or last:
-            save_training(checkpoints, iteration, policy, optimizer, {"run": folder.name}, cfg.checkpoint.keep)
+            save_training(
+                checkpoints,
+                iteration,
+                policy,
+                optimizer,
+                {"run": folder.name, "wall_time": elapsed()},
+                cfg.checkpoint.keep,
+            )
 
     if start == 0:
         watch(cfg, parts, tracker, 0, policy, make_test_env, folder, bar)
@@ -164,7 +195,7 @@ def learn(
             parts.losses,
             config,
             seed=cfg.seed,
-            partners={name: partner(name, parts, config, base) for name in config.partners},
+            partners={name: partner(name, parts, base) for name, share in config.partners.items() if share},
             optimizer=optimizer,
             start=start,
             after=after,
@@ -173,10 +204,12 @@ def learn(
     return policy
 
 
-def partner(name: str, parts: Parts, config: PPOConfig, base: Policy) -> Any:
+def partner(name: str, parts: Parts, base: Policy | None = None) -> Agent:
     """Who else sits down in training: the frozen base, or scripted players (`scripted`, or a temperament's name)."""
     if name == "base":
-        return model_agent("base", base, config, slots=config.concurrency, temperature=config.temperature)
+        assert base is not None
+        algo = parts.algo
+        return model_agent("base", base, algo, slots=2 * algo.concurrency, temperature=algo.temperature)
     return scripted(parts.env["game"], "" if name == "scripted" else name)
 
 
@@ -218,11 +251,16 @@ def final_evaluation(
     make_env: Any,
     bar: Bar,
 ) -> tuple[dict[str, Metrics], dict[str, Transcript]]:
-    """Plays base and trained policy, each against itself, on the same games; returns metrics and an example game of each.
+    """Plays base and trained policy, each against itself, on the same games; returns metrics and an example of each.
 
     The base's games are kept beside it, so that the runs of a sweep don't all play them again.
     """
-    settings = {"eval": plain(cfg.eval), "env": dict(parts.env), "max_new_tokens": parts.algo.max_new_tokens}
+    settings = {
+        "eval": plain(cfg.eval),
+        "env": dict(parts.env),
+        "reward": plain(cfg.reward),
+        "max_new_tokens": parts.algo.max_new_tokens,
+    }
     beside = base_folder / "evaluations" / digest(settings) if base_folder else folder / "base"
     if not (beside / "evaluation.json").exists():
         measure(cfg, parts, beside, "base", base, make_env, bar)
@@ -244,7 +282,7 @@ def measure(cfg: DictConfig, parts: Parts, folder: Path, name: str, policy: Poli
     episodes = play(agent, agent, make_env, cfg.eval.seed, cfg.eval.final_games, parts.algo.concurrency, bar)
     episodes = add_rewards(episodes, parts.rewards)
     write_episodes(folder / "episodes" / f"{name}.jsonl", episodes[:SHOWN])
-    objective = float(parts.env.get("objective", 0.0))
+    objective = float({**parts.env, **plain(cfg.eval.env)}.get("objective", 0.0))
     about = {"game": parts.env["game"], "objective": objective, "games": cfg.eval.final_games, "seed": cfg.eval.seed}
     found = {name: metrics(episodes, parts.env["game"], objective)}
     write_json(folder / "evaluation.json", evaluation_to_json(found, {name: belief_by_message(episodes)}, **about))
@@ -263,6 +301,12 @@ def privileged_size(make_env: Any) -> int:
     env = make_env()
     env.reset(seed=0)
     return len(env.privileged(env.possible_agents[0]))
+
+
+def total(path: Path, metric: str) -> int:
+    """The sum of a metric over all training iterations."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return int(sum(row.get(metric, 0) for row in rows if row["phase"] == "train"))
 
 
 def mean_speed(folder: Path) -> dict[str, float]:

@@ -67,13 +67,15 @@ def add_advantages(batch: TokenBatch, credit: Credit, speaking_weight: float) ->
     if credit.normalize and int(batch.decision.sum()) > 1:
         advantages = torch.where(batch.decision, standardise(advantages, batch.decision), 0.0)
     advantages = spread(batch, advantages)
-    said = batch.decision & (spread(batch, batch.body, any_token=True) > 0)  # the first tokens of heard messages
+    # The first tokens of messages whose listeners were asked; where nobody was, the speaking reward is exactly 0.
+    said = batch.decision & (spread(batch, batch.body, any_token=True) > 0) & (batch.speaking != 0)
     if credit.separate and speaking_weight and int(said.sum()) > 1:
         # `speaking` is weighted already: its sign counts, its size is set here.
+        earned = spread(batch, said, any_token=False) > 0
         speech = spread(batch, abs(speaking_weight) * standardise(batch.speaking, said))
         if credit.speech == "separate":
             speech = speech + advantages
-        advantages = torch.where(batch.body, speech, advantages)
+        advantages = torch.where(batch.body & earned, speech, advantages)
     return replace(batch, advantages=advantages, returns=returns)
 
 

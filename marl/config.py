@@ -8,7 +8,7 @@ import json
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +28,37 @@ ELSEWHERE = ("runs", "tracker", "progress", "threads", "cache")  # settings that
 
 
 @dataclass(frozen=True)
+class EvalConfig:
+    """Evaluation games. `every` iterations (0: only at the end) `games` are played, at the end `final_games`. `env`:
+    game settings that differ from training."""
+
+    every: int = 10
+    games: int = 256
+    final_games: int = 1000
+    temperature: float = 1.0
+    seed: int = 7
+    env: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, least in (("every", 0), ("games", 0), ("final_games", 1), ("temperature", 0), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise UserError(f"eval.{name}={getattr(self, name)}: must be at least {least}")
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """A checkpoint every `every` iterations, of which the last `keep` stay."""
+
+    every: int = 5
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("every", "keep"):
+            if getattr(self, name) < 1:
+                raise UserError(f"checkpoint.{name}={getattr(self, name)}: must be at least 1")
+
+
+@dataclass(frozen=True)
 class Parts:
     """What a training run is made of, built from its configuration."""
 
@@ -37,6 +68,10 @@ class Parts:
     algo: PPOConfig | FilteredBCConfig
     rewards: Mapping[str, Reward]
     losses: Mapping[str, Loss]
+    privileged: bool  # whether the critic sees hidden facts
+
+
+CRITICS = ("private", "privileged")
 
 
 def build(cfg: DictConfig) -> Parts:
@@ -45,16 +80,29 @@ def build(cfg: DictConfig) -> Parts:
     algo = dict(settings["algo"])
     kind = algo.pop("kind")
     configs: dict[str, type[PPOConfig] | type[FilteredBCConfig]] = {"ppo": PPOConfig, "filtered_bc": FilteredBCConfig}
+    if kind not in configs:
+        raise UserError(f"algo.kind={kind}: must be one of {', '.join(configs)}")
     losses = terms(settings["loss"], "loss")
-    if kind == "filtered_bc":
+    if kind == "filtered_bc":  # its batches have no advantages, values or behaviour log-probabilities
         losses = {name: loss for name, loss in losses.items() if name in ("imitation", "listening", "world_model")}
+    if not any(loss.weight for loss in losses.values()):
+        raise UserError(f"loss: with algo={kind} every weight is 0, so there is nothing to learn; raise one")
+    seed = settings.get("seed")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise UserError(f"seed={seed}: must be a whole number, at least 0")
+    model = dict(settings["model"])
+    model.pop("max_new_tokens", None)  # read by algo
+    critic = model.pop("critic", "private")
+    if critic not in CRITICS:
+        raise UserError(f"model.critic={critic}: must be one of {', '.join(CRITICS)}")
     return Parts(
         env=settings["env"],
-        model=make(ModelConfig, {k: v for k, v in settings["model"].items() if k != "critic"}, "model"),
+        model=make(ModelConfig, model, "model"),
         base=make(BaseConfig, settings["base"], "base"),
         algo=make(configs[kind], algo, "algo"),
         rewards=terms(settings["reward"], "reward"),
         losses=losses,
+        privileged=critic == "privileged",
     )
 
 

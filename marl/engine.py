@@ -6,6 +6,7 @@ Each call reads only new tokens, for rows of any length at once. What it leaves 
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 
 import numpy as np
@@ -94,19 +95,19 @@ class Engine:
         self.policy, self.slots, self.context = policy, slots, context
         self.cache = SlotCache(config.num_hidden_layers, slots, context)
         self.lengths = np.zeros(slots, dtype=np.int64)
-        self._free = list(range(slots - 1, -1, -1))
+        self._free = list(range(slots))  # a heap: the lowest free slot is taken, whatever was freed before
         self.tokens_read = 0
 
     def allocate(self) -> int:
         """An empty slot."""
         if not self._free:
             raise RuntimeError(f"all {self.slots} slots are taken")
-        slot = self._free.pop()
+        slot = heapq.heappop(self._free)
         self.lengths[slot] = 0
         return slot
 
     def free(self, slot: int) -> None:
-        self._free.append(slot)
+        heapq.heappush(self._free, slot)
 
     @torch.no_grad()
     def read(self, slots: Sequence[int], chunks: Sequence[Sequence[int]]) -> Tensor:
@@ -160,10 +161,12 @@ class Engine:
     ) -> tuple[np.ndarray, np.ndarray]:
         """One token for each of R rows, from hidden states (R, D): out of its legal ids, or speech where it has none.
 
+        Temperature 0 takes the likeliest token. Else
         `uniform` (R,) in [0, 1) decides (inverse of the cumulative distribution), so that a row's sample does not
         depend on the rows beside it. Returns ids (R,) and their log-probabilities (R,) under the sampled distribution.
         """
         logits = self.policy.logits(hidden)
+        greedy, temperature = temperature == 0, temperature or 1.0
         speech = torch.tensor([not ids for ids in legal], device=logits.device)
         shaped = self.policy.speech_logits(logits, temperature)
         if not bool(speech.all()):
@@ -172,6 +175,9 @@ class Engine:
             chosen = ~speech
             shaped[chosen] = choice_logits(logits[chosen], padded[chosen], temperature)
         logprobs = shaped.log_softmax(-1)
+        if greedy:
+            best = logprobs.argmax(-1)
+            return best.cpu().numpy(), np.zeros(len(best), dtype=np.float32)
         cumulative = logprobs.double().exp().cumsum(-1)
         u = torch.from_numpy(uniform).to(logits.device)[:, None] * cumulative[:, -1:]
         ids = torch.searchsorted(cumulative, u, right=True).clamp_max(logits.shape[1] - 1)

@@ -115,8 +115,23 @@ class FilteredBCConfig:
     update: UpdateConfig = field(default_factory=lambda: UpdateConfig(epochs=3, minibatches=8, max_grad_norm=1.0))
 
     def __post_init__(self) -> None:
+        check_play(self)
         if self.keep not in KEEPS:
             raise UserError(f"algo.keep={self.keep}: must be one of {', '.join(KEEPS)}")
+
+
+def check_play(config: Any) -> None:
+    """Refuses impossible numbers of games, tokens and the like."""
+    for name in ("iterations", "games", "concurrency", "max_new_tokens", "context"):
+        if getattr(config, name) < 1:
+            raise UserError(f"algo.{name}={getattr(config, name)}: must be at least 1")
+    if config.temperature <= 0:
+        raise UserError(f"algo.temperature={config.temperature}: must be above 0 to learn from what was sampled")
+
+
+def competitive(env: Any) -> bool:
+    """Whether the game is strictly competitive, so that valid deals in which both score 0 are kept too."""
+    return getattr(env, "objective", 0.0) == -1
 
 
 def train_filtered_bc(
@@ -145,7 +160,7 @@ def train_filtered_bc(
         max_new_tokens=config.max_new_tokens,
         temperature=config.temperature,
     )
-    competitive = getattr(make_env(), "objective", 0.0) == -1
+    rivals = competitive(make_env())
     for iteration in range(start, config.iterations):
         began = time.perf_counter()
         progress.stage(f"round {iteration + 1}/{config.iterations}: games", config.games)
@@ -155,7 +170,7 @@ def train_filtered_bc(
 
         episodes = add_rewards(episodes, rewards)
         seats = seats_of(episodes, {learner.name})
-        kept = [without_errors(seat) for seat in select(seats, config.keep, competitive)]
+        kept = [without_errors(seat) for seat in select(seats, config.keep, rivals)]
         metrics: dict[str, float] = {"filter/kept": len(kept) / len(seats)}
         metrics |= episode_metrics(episodes, {learner.name})
         if kept:

@@ -40,7 +40,10 @@ def env_maker(env: Mapping[str, Any]) -> Callable[[], Any]:
 
     try:
         make()
-    except (ValueError, TypeError, OSError) as error:
+    except OSError as error:
+        name = next((name for name, value in settings.items() if value == error.filename), "?")
+        raise UserError(f"env.{name}={error.filename}: the file cannot be read ({error.strerror})") from error
+    except (ValueError, TypeError) as error:
         raise UserError(f"env.{error}" if str(error).split()[0] in settings else f"env: {error}") from error
     return make
 
@@ -48,6 +51,10 @@ def env_maker(env: Mapping[str, Any]) -> Callable[[], Any]:
 def scripted(game: str, name: str = "", tokens: Tokens | None = None) -> TextAgent:
     """Scripted players of a game as an agent; with `tokens` it records streams."""
     module = scripts_module(game)
+    try:
+        module.make_player(name or module.DEFAULT, 0, "")
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
     def make(seed: int, role: str) -> Player:
         return module.make_player(name or module.DEFAULT, seed, role)

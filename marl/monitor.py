@@ -34,10 +34,14 @@ def episode_metrics(episodes: Sequence[Episode], players: Collection[str]) -> di
         metrics["game/pareto"] = _mean([e.outcome["pareto"] for e in episodes])
     if "winner" in first:
         metrics["game/win_rate/crewmates"] = _mean([e.outcome["winner"] == "crewmates" for e in episodes])
-    spoken = [t for t in turns if t.kind == TurnKind.SPEAK]
-    metrics["talk/turns"] = sum(len(e.turns) for e in episodes) / len(episodes)
+    # As in the evaluation's tables: turns are what the game accepted, and refused replies are counted against them.
+    taken = [t for t in turns if not t.error]
+    spoken = [t for t in taken if t.kind == TurnKind.SPEAK]
+    metrics["talk/turns"] = len(spoken) / len(episodes)
     metrics["talk/tokens_per_turn"] = _mean([len(t.reply_ids) for t in spoken])
-    metrics["errors/per_turn"] = _mean([bool(t.error) for t in turns])
+    metrics["errors/per_turn"] = (len(turns) - len(taken)) / max(len(taken), 1)
+    metrics["rollout/games"] = len(episodes)
+    metrics["rollout/tokens"] = sum(len(s) for e in episodes for s in e.streams.values())
     beliefs = [b for e in episodes for b in e.beliefs if e.players[b.listener] in players]
     if beliefs:
         metrics["belief/accuracy"] = _mean([int(b.probs.argmax()) == b.question.answer_index for b in beliefs])

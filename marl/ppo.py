@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,8 @@ import torch
 from marl.advantages import Credit, add_advantages
 from marl.agents import Agent, ModelAgent
 from marl.batch import collate, seats_of
-from marl.filtered_bc import select
+from marl.errors import UserError
+from marl.filtered_bc import KEEPS, check_play, competitive, select
 from marl.losses import Loss
 from marl.monitor import Progress, episode_metrics, speed_metrics
 from marl.policy import Policy
@@ -36,10 +37,22 @@ class PPOConfig:
     temperature: float = 1.0
     max_new_tokens: int = 40
     context: int = 512
+    anneal_lr: bool = True  # the learning rate falls linearly to 0 over the iterations
     partners: Mapping[str, float] = field(default_factory=dict)
     imitate: str = "above_mean"  # what the imitation term learns from, where it is on
     credit: Credit = field(default_factory=Credit)
     update: UpdateConfig = field(default_factory=UpdateConfig)
+
+    def __post_init__(self) -> None:
+        check_play(self)
+        if self.imitate not in KEEPS:
+            raise UserError(f"algo.imitate={self.imitate}: must be one of {', '.join(KEEPS)}")
+        if any(isinstance(s, bool) or not isinstance(s, int | float) or s < 0 for s in self.partners.values()) or (
+            sum(self.partners.values()) > 1
+        ):
+            raise UserError(
+                f"algo.partners={dict(self.partners)}: shares of the games, each 0 to 1, together at most 1"
+            )
 
 
 def train_ppo(
@@ -67,12 +80,16 @@ def train_ppo(
         max_new_tokens=config.max_new_tokens,
         temperature=config.temperature,
     )
-    cast = pairing(learner, [(partners[name], share) for name, share in config.partners.items()])
+    cast = pairing(learner, [(partners[name], share) for name, share in config.partners.items() if share])
     weights = {name: reward.weight for name, reward in rewards.items()}
-    competitive = getattr(make_env(), "objective", 0.0) < 0
+    scored = replace(config.update, temperature=config.temperature)  # what was sampled is what is scored
+    rivals = competitive(make_env())
 
     for iteration in range(start, config.iterations):
         began = time.perf_counter()
+        left = 1 - iteration / config.iterations if config.anneal_lr else 1.0
+        for group in optimizer.param_groups:
+            group["lr"] = config.update.learning_rate * left
         progress.stage(f"iteration {iteration + 1}/{config.iterations}: games", config.games)
         games = draw_games(seed, GAMES, iteration, count=config.games)
         episodes = rollout(games, cast, make_env, config.concurrency, progress.advance)
@@ -80,7 +97,7 @@ def train_ppo(
 
         episodes = add_rewards(episodes, rewards)
         seats = seats_of(episodes, {learner.name})
-        chosen = {(id(e), a) for e, a in select(seats, config.imitate, competitive)} if "imitation" in losses else set()
+        chosen = {(id(e), a) for e, a in select(seats, config.imitate, rivals)} if "imitation" in losses else set()
         batch = collate(
             seats,
             weights,
@@ -96,7 +113,7 @@ def train_ppo(
             batch,
             losses,
             optimizer,
-            config.update,
+            scored,
             torch.Generator().manual_seed(shuffle_seed(seed, iteration)),
             progress.advance,
         )

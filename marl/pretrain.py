@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,12 +21,13 @@ import torch
 from transformers import PreTrainedModel
 
 from envs.core import TurnKind
+from envs.dond_v0 import Context, in_test
 from marl.agents import Player, TextAgent, beliefs_of
 from marl.batch import Seat, collate, seats_of
 from marl.checkpoint import load_policy, read_card, save_policy
 from marl.errors import UserError
 from marl.games import env_maker, game_module, scripted, scripts_module
-from marl.human_dond import Split, Step, read_split, replay_all
+from marl.human_dond import HumanSplit, Split, Step, read_split, replay_all
 from marl.losses import Loss
 from marl.losses.imitation import ImitationLoss
 from marl.losses.listening import ListeningLoss
@@ -36,7 +38,7 @@ from marl.tokens import Tokens, View, train_tokenizer
 from marl.types import Episode, Kind, Turn
 from marl.update import UpdateConfig, forward, micro_batches, update
 
-FORMAT = 1  # raised when the same settings would make another base
+FORMAT = 2  # raised when the same settings would make another base
 CORPUS, TOKENIZER, HELD_OUT = 101, 102, 103  # named places of the seed
 CHUNK = 512  # seats among which batches of equal length are sought
 
@@ -53,7 +55,7 @@ class ModelConfig:
     heads: int = 4
     kv_heads: int = 1
     intermediate_size: int = 384
-    context: int = 512
+    context: int = 1024
 
 
 @dataclass(frozen=True)
@@ -120,24 +122,29 @@ def base_policy(
     """The base, from the cache where it is there, and its folder (None for an untouched `transformers` model)."""
     if model.kind == "hf" and base.data == "none":
         lm, tokenizer = load_lm(model.name), load_tokenizer(model.name)
-        return Policy(lm, Tokens(tokenizer), privileged_size).to(device).eval(), None
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(base.seed)  # of the value head
+            return Policy(lm, Tokens(tokenizer), privileged_size).to(device).eval(), None
     if base.data == "human" and not human_data:
         raise UserError(
             "base.data=human needs the human dialogues: give their folder as data.dond=DIR (files data.txt, val.txt, "
             "test.txt of facebookresearch/end-to-end-negotiator, src/data/negotiate)"
         )
+    games = variants(env, base.vary)
+    human = data_files(Path(human_data)) if base.data == "human" and human_data else None
     made_of = {
         "format": FORMAT,
+        "texts": _digest("".join(scripted_texts(env["game"], games, base.seed, games=50))),  # what scripts and game say
         "model": asdict(model),
         "base": asdict(base),
         "env": {k: v for k, v in env.items() if k not in base.vary},
-        "human_data": _digest(Path(human_data)) if base.data == "human" and human_data else None,
+        "human_data": human,
     }
-    digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:12]
+    digest = _digest(json.dumps(made_of, sort_keys=True))
     folder = cache / f"{env['game']}-{base.data}-{digest}"
     if not folder.exists():
         report(f"training the base model on {base.data} dialogues (once; kept in {folder})")
-        policy, figures = _train(model, base, env, human_data, device, progress)
+        policy, figures = _train(model, base, env, games, human_data, device, progress, report)
         save_policy(folder, policy, {"made_of": made_of, "figures": figures, "game": env["game"]})
     figures = read_card(folder)["figures"]
     report("base model: " + ", ".join(f"{name} {value:.3g}" for name, value in figures.items()))
@@ -148,15 +155,21 @@ def _train(
     model: ModelConfig,
     base: BaseConfig,
     env: Mapping[str, Any],
+    games: Sequence[Callable[[], Any]],
     human_data: str | None,
     device: torch.device | str,
     progress: Callable[[str, int, int], None],
+    report: Callable[[str], None],
 ) -> tuple[Policy, dict[str, float]]:
-    games, game = variants(env, base.vary), env["game"]
+    game = env["game"]
     human: dict[str, Recorded] = {}
     if base.data == "human":
         assert human_data is not None
-        human = {"train": recorded(human_data, "train", games), "val": recorded(human_data, "val", games)}
+        splits: tuple[Split, ...] = ("train", "val", "test")
+        human = {split: recorded(human_data, split, games, env.get("split", "all")) for split in splits}
+        for split, found in human.items():
+            left_out = ", ".join(f"{count} {why}" for why, count in found.left_out.items())
+            report(f"human dialogues, {split}: {len(found.steps)} views; left out: {left_out or 'none'}")
     if model.kind == "tiny":
         texts = human["train"].texts if human else scripted_texts(game, games, base.seed)
         tokens = Tokens(train_tokenizer(texts, game_module(game).COMPACT_TOKENS, model.vocab_size))
@@ -172,6 +185,7 @@ def _train(
     if human:
         train = human["train"].seats(tokens)
         held_out = human["val"].seats(tokens)
+        test = human["test"].seats(tokens)
         steps = base.epochs * math.ceil(len(train) / base.rows)
         draw = _epochs(train, base.rows, base.seed)
     else:
@@ -179,7 +193,10 @@ def _train(
         steps = math.ceil(2 * base.games / base.rows)
         draw = _fresh(game, games, tokens, base)
     fit(policy, draw, steps, base, lambda done: progress("base", done, steps))
-    return policy, held_out_figures(policy, held_out)
+    figures = held_out_figures(policy, held_out)
+    if human:
+        figures |= {f"test_{name}": value for name, value in held_out_figures(policy, test).items()}
+    return policy, figures
 
 
 def variants(env: Mapping[str, Any], vary: Mapping[str, Sequence[Any]]) -> list[Callable[[], Any]]:
@@ -190,9 +207,10 @@ def variants(env: Mapping[str, Any], vary: Mapping[str, Sequence[Any]]) -> list[
 
 @dataclass(frozen=True)
 class Recorded:
-    """Human dialogues replayed in the game: what each view reads and replies."""
+    """Human dialogues replayed in the game: what each view reads and replies; and how many were left out, and why."""
 
     steps: list[list[Step]]
+    left_out: Counter[str]
 
     @property
     def texts(self) -> list[str]:
@@ -203,15 +221,36 @@ class Recorded:
         return [_seat(steps, tokens, index) for index, steps in enumerate(self.steps)]
 
 
-def recorded(folder: str, split: Split, games: Sequence[Callable[[], Any]]) -> Recorded:
-    """The usable views of a split, played again in the game's variants in turn; the others are left out."""
+def recorded(folder: str, split: Split, games: Sequence[Callable[[], Any]], contexts: str = "all") -> Recorded:
+    """The views of a split, played again in the game's variants in turn.
+
+    `contexts`: with `train`, dialogues over the game's test contexts are left out, so that they stay unseen.
+    """
     environments = [make() for make in games]
-    views = read_split(folder, split).usable
+    found = _read(folder, split)
+    left_out = Counter(found.skipped)
     steps = []
-    for i, view in enumerate(views):
-        replayed, _ = replay_all([view], environments[i % len(environments)])
+    for i, view in enumerate(found.usable):
+        if contexts == "train" and in_test(Context(view.counts, (view.values, view.partner_values))):
+            left_out["test context"] += 1
+            continue
+        replayed, refused = replay_all([view], environments[i % len(environments)])
         steps += replayed
-    return Recorded(steps)
+        left_out += refused
+    return Recorded(steps, left_out)
+
+
+def _read(folder: str, split: Split) -> HumanSplit:
+    try:
+        return read_split(folder, split)
+    except (OSError, ValueError) as error:
+        raise UserError(f"data.dond={folder}: {error}") from error
+
+
+def data_files(folder: Path) -> dict[str, str]:
+    """Digests of the human data's files. Reads a split, so that a malformed file is refused at once."""
+    _read(str(folder), "all")
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest()[:16] for p in sorted(folder.glob("*.txt"))}
 
 
 def _seat(steps: Sequence[Step], tokens: Tokens, index: int) -> Seat:
@@ -299,9 +338,7 @@ def scripted_seats(game: str, make_env: Callable[[], Any], tokens: Tokens, games
     return seats_of(episodes, {agent.name})
 
 
-def _fresh(
-    game: str, variants: Sequence[Callable[[], Any]], tokens: Tokens, base: BaseConfig
-) -> Iterator[list[Seat]]:
+def _fresh(game: str, variants: Sequence[Callable[[], Any]], tokens: Tokens, base: BaseConfig) -> Iterator[list[Seat]]:
     """Batches of scripted games that are played as they are needed."""
     for chunk in itertools.count():
         games = draw_games(base.seed, CORPUS, chunk, count=CHUNK // 2)
@@ -357,5 +394,5 @@ def held_out_figures(policy: Policy, seats: Sequence[Seat]) -> dict[str, float]:
     }
 
 
-def _digest(folder: Path) -> dict[str, str]:
-    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest()[:16] for p in sorted(folder.glob("*.txt"))}
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

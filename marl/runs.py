@@ -71,7 +71,7 @@ def run_card(folder: Path, config_hash: str, seed: int, **facts: Any) -> dict[st
             **{name: version(name) for name in ("torch", "transformers", "pettingzoo", "numpy", "hydra-core")},
         },
         "hardware": hardware(),
-        "seed": seed,
+        "seeds": [seed],
         **facts,
     }
     write_json(folder / CARD, card)

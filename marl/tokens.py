@@ -160,7 +160,10 @@ class Tokens:
 
         def render(*messages: tuple[str, str], cue: bool = False) -> str:
             chat = [{"role": role, "content": text} for role, text in messages]
-            return str(self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=cue))
+            text = self.tokenizer.apply_chat_template(
+                chat, tokenize=False, add_generation_prompt=cue, enable_thinking=False
+            )
+            return str(text)
 
         try:
             talk = [("system", s), ("user", u), ("assistant", a), ("user", v)]

@@ -13,24 +13,46 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from marl.errors import UserError
 from marl.losses import Loss, Outputs
 from marl.policy import Policy, choice_logits
 from marl.types import Kind, TokenBatch
+
+OPTIMIZERS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 
 
 @dataclass(frozen=True)
 class UpdateConfig:
     """`minibatches` a pass, `epochs` passes; `token_budget` padded tokens in one forward pass (memory only)."""
 
+    optimizer: str = "adamw"
     learning_rate: float = 5e-4
     epochs: int = 1
     minibatches: int = 4
+    rows: int | None = None  # rows of a minibatch, instead of their number
     max_grad_norm: float = 0.5
     weight_decay: float = 0.0
     token_budget: int = 2048
     target_kl: float | None = None  # stop the passes once approx_kl exceeds it
-    temperature: float = 1.0  # of the rollout: the distribution that was sampled is the one that is scored
+    temperature: float = 1.0  # set by the loops to the rollout's: the distribution that was sampled is the one scored
     bf16: bool = False  # autocast the forward pass; log-probabilities stay in float32
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "minibatches", "token_budget"):
+            if getattr(self, name) < 1:
+                raise UserError(f"algo.update.{name}={getattr(self, name)}: must be at least 1")
+        if self.optimizer not in OPTIMIZERS:
+            raise UserError(f"algo.update.optimizer={self.optimizer}: must be one of {', '.join(OPTIMIZERS)}")
+        if self.rows is not None and self.rows < 1:
+            raise UserError(f"algo.update.rows={self.rows}: must be at least 1, or null")
+        if self.learning_rate < 0 or self.max_grad_norm <= 0:
+            raise UserError("algo.update: learning_rate must not be negative, max_grad_norm must be above 0")
+
+
+def make_optimizer(policy: Policy, config: UpdateConfig) -> torch.optim.Optimizer:
+    """The optimiser that the configuration names, over all parameters."""
+    kind = OPTIMIZERS[config.optimizer]
+    return kind(policy.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
 
 
 class Optimizer(Protocol):
@@ -142,7 +164,7 @@ def update(
     for _ in range(config.epochs):
         order = torch.randperm(size, generator=generator)
         stop = False
-        for rows in order.chunk(min(config.minibatches, size)):
+        for rows in order.split(config.rows) if config.rows else order.chunk(min(config.minibatches, size)):
             counts = count_tokens(batch.select(rows), losses)
             optimizer.zero_grad(set_to_none=True)
             for micro in micro_batches(batch, rows, config.token_budget):
@@ -165,7 +187,7 @@ def update(
                 totals.add(f"loss/{name}", 0.0, count)
             norm = nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm)
             if not bool(torch.isfinite(norm)):
-                raise FloatingPointError(
+                raise UserError(
                     f"the gradient is not finite ({float(norm)}): lower algo.update.learning_rate or a loss weight"
                 )
             optimizer.step()

@@ -62,7 +62,7 @@ def test_a_run_leaves_what_the_readme_says(finished: Path) -> None:
         finished / "timing.jsonl"
     )[0].keys()
     card = json.loads((finished / "run.json").read_text())
-    assert card["seed"] == 0 and card["figures"]["trained"]["game/score"]["n"] == 6 and card["speed"]
+    assert card["seeds"] == [0] and card["figures"]["trained"]["game/score"]["n"] == 6 and card["speed"]
     assert (finished / "policy" / "model.safetensors").exists()
     assert len(list((finished / "episodes").glob("*.jsonl"))) == 5  # three evaluations while training, base, trained
     page = (finished / "report.html").read_text()
@@ -145,6 +145,9 @@ def test_filtered_cloning_runs(cache: Path, tmp_path: Path) -> None:
     train.main(cfg)
     found = lines(run_folder(cfg) / "metrics.jsonl")[1]
     assert found["filter/kept"] == 1.0 and "loss/imitation" in found
+    parts = build(cfg)
+    assert parts.losses["imitation"].weight == 1.0 and parts.losses["listening"].weight == 0.0
+    assert set(parts.losses) == {"imitation", "listening", "world_model"}
 
 
 @pytest.mark.parametrize("preset", ["full", "no_speaking", "no_listening", "game_only", "listening_only", "none"])
@@ -169,7 +172,18 @@ def test_names_follow_from_the_configuration() -> None:
     ("overrides", "said"),
     [
         (["env.objective=3"], "env.objective must be a number from -1 to 1"),
-        (["env.contexts=missing.txt"], "missing.txt"),
+        (["env.contexts=missing.txt"], "env.contexts=missing.txt: the file cannot be read"),
+        (["base=human", "data.dond=/nonexistent"], "data.dond=/nonexistent: "),
+        (["+algo.partners.nobody=0.1"], "There is no scripted negotiator 'nobody'"),
+        (["algo.partners.base=1.5"], "algo.partners="),
+        (["algo.concurrency=0"], "algo.concurrency=0: must be at least 1"),
+        (["algo.temperature=0"], "algo.temperature=0.0: must be above 0"),
+        (["algo.update.minibatches=0"], "algo.update.minibatches=0: must be at least 1"),
+        (["algo.imitate=best"], "algo.imitate=best"),
+        (["eval.final_games=0"], "eval.final_games=0: must be at least 1"),
+        (["checkpoint.every=0"], "checkpoint.every=0: must be at least 1"),
+        (["seed=-1"], "seed=-1: must be a whole number"),
+        (["model.critic=oracle"], "model.critic=oracle: must be one of private, privileged"),
         (["reward.speaking.listeners=none"], "reward.speaking.listeners=none: must be one of others, all"),
         (["loss.kl.estimator=k9"], "loss.kl.estimator=k9"),
         (["algo.credit.speech=both"], "algo.credit.speech=both"),

@@ -15,6 +15,7 @@ from torch import Tensor
 from marl.advantages import Credit, add_advantages
 from marl.agents import ModelAgent
 from marl.batch import collate, seats_of
+from marl.errors import UserError
 from marl.losses import Loss
 from marl.losses.entropy import EntropyLoss
 from marl.losses.imitation import ImitationLoss
@@ -291,6 +292,13 @@ def test_terms_of_weight_zero_are_measured() -> None:
     assert metrics["update/grad_norm"] == 0.0
 
 
+def test_what_weight_zero_measures_may_even_be_infinite() -> None:
+    _, batch = _played()
+    endless = replace(batch, advantages=torch.where(batch.reply, -torch.inf, 0.0))
+    without = {name: loss for name, loss in TERMS.items() if name != "policy"}
+    assert identical(trained({**TERMS, "policy": PolicyLoss(weight=0.0)}, endless), trained(without))
+
+
 def test_a_mute_estimator_can_be_measured_beside_the_rest() -> None:
     without = {name: loss for name, loss in TERMS.items() if name != "kl"}
     assert identical(trained({**TERMS, "kl": KLLoss(weight=0.0, estimator="k1")}), trained(without))
@@ -451,7 +459,7 @@ def test_a_gradient_that_is_not_finite_is_an_error_before_any_step(bad: float) -
     advantages = batch.advantages.clone()
     advantages[batch.reply.nonzero(as_tuple=True)[0][0], batch.reply.nonzero(as_tuple=True)[1][0]] = bad
     before = weights_of(policy)
-    with pytest.raises(FloatingPointError, match=r"not finite.*learning_rate"):
+    with pytest.raises(UserError, match=r"not finite.*learning_rate"):
         update(
             policy,
             None,
