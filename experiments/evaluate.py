@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.cli import command
 from experiments.terminal import Bar, say
-from marl.agents import Agent, ModelAgent
+from marl.agents import Agent, model_agent
 from marl.checkpoint import load_policy, read_card, write_json
 from marl.config import Parts, build, plain
 from marl.errors import UserError
 from marl.evaluate import Metrics, belief_by_message, evaluation_to_json, metrics
-from marl.filtered_bc import FilteredBCConfig
-from marl.games import env_maker, scripted
+from marl.games import env_maker, scripted, seats
 from marl.monitor import Progress
-from marl.policy import Policy
-from marl.ppo import PPOConfig
 from marl.pretrain import base_policy
 from marl.rollout import EVALUATION, Game, draw_games, rollout
 from marl.runs import CONFIG
@@ -61,15 +59,6 @@ def play(
     return rollout(draw_games(seed, EVALUATION, count=games), cast, make_env, concurrency, progress.advance)
 
 
-def model_agent(
-    name: str, policy: Policy, config: PPOConfig | FilteredBCConfig, *, slots: int, temperature: float
-) -> ModelAgent:
-    """A policy as a player with a run's limits."""
-    return ModelAgent(
-        name, policy, slots=slots, context=config.context, max_new_tokens=config.max_new_tokens, temperature=temperature
-    )
-
-
 def show(conditions: Mapping[str, Metrics], transcripts: Mapping[str, Transcript], report: Path | None = None) -> None:
     """The last screen: the table, a transcript of each condition, where the report is."""
     names = [name for name in HEADLINE if any(name in found for found in conditions.values())]
@@ -93,14 +82,15 @@ def pick_device(name: str) -> torch.device:
 
 def find_player(name: str, cfg: DictConfig, parts: Parts, device: torch.device, beside: str) -> Agent:
     """A player by name (see the module's docstring); `beside` is the other player's name."""
-    slots = 2 * cfg.concurrency
+    limits = replace(parts.algo, concurrency=cfg.concurrency)
+    places = seats(parts.env)
     folder = Path(name)
     if (folder / "policy").is_dir():
         game = read_card(folder / "policy")["game"]
         if game != parts.env["game"]:
             raise UserError(f"{name} was trained on {game}, and env.game={parts.env['game']}: choose env={game}")
         policy = load_policy(folder / "policy", device)
-        return model_agent(folder.name, policy, parts.algo, slots=slots, temperature=cfg.temperature)
+        return model_agent(folder.name, policy, limits, places, cfg.temperature)
     if name == "base":
         if (Path(beside) / "policy").is_dir():
             base = read_card(Path(beside) / "policy")["base"]
@@ -119,7 +109,7 @@ def find_player(name: str, cfg: DictConfig, parts: Parts, device: torch.device, 
                 device=device,
                 report=say,
             )
-        return model_agent("base", policy, parts.algo, slots=slots, temperature=cfg.temperature)
+        return model_agent("base", policy, limits, places, cfg.temperature)
     if "/" in name:
         raise UserError(f"players: {name} is not the folder of a finished run (it has no policy/)")
     try:

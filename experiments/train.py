@@ -18,9 +18,9 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.cli import command
-from experiments.evaluate import model_agent, pick_device, play, show
+from experiments.evaluate import pick_device, play, show
 from experiments.terminal import Bar, say
-from marl.agents import Agent
+from marl.agents import Agent, model_agent
 from marl.checkpoint import load_training, newest_checkpoint, read_state, save_policy, save_training, write_json
 from marl.config import (
     CheckpointConfig,
@@ -42,7 +42,7 @@ from marl.evaluate import (
     metrics,
 )
 from marl.filtered_bc import FilteredBCConfig, train_filtered_bc
-from marl.games import env_maker, scripted
+from marl.games import env_maker, scripted, seats
 from marl.monitor import episode_metrics
 from marl.policy import Policy
 from marl.ppo import train_ppo
@@ -208,8 +208,7 @@ def partner(name: str, parts: Parts, base: Policy | None = None) -> Agent:
     """Who else sits down in training: the frozen base, or scripted players (`scripted`, or a temperament's name)."""
     if name == "base":
         assert base is not None
-        algo = parts.algo
-        return model_agent("base", base, algo, slots=2 * algo.concurrency, temperature=algo.temperature)
+        return model_agent("base", base, parts.algo, seats(parts.env), parts.algo.temperature)
     return scripted(parts.env["game"], "" if name == "scripted" else name)
 
 
@@ -227,9 +226,7 @@ def watch(
     if not cfg.eval.games:
         return
     bar.stage(f"evaluation after iteration {iteration}", cfg.eval.games)
-    agent = model_agent(
-        "learner", policy, parts.algo, slots=2 * parts.algo.concurrency, temperature=cfg.eval.temperature
-    )
+    agent = model_agent("learner", policy, parts.algo, seats(parts.env), cfg.eval.temperature)
     episodes = play(agent, agent, make_env, cfg.eval.seed, cfg.eval.games, parts.algo.concurrency, bar)
     episodes = add_rewards(episodes, parts.rewards)
     tracker.log(iteration, episode_metrics(episodes, {"learner"}), phase="eval")
@@ -277,8 +274,7 @@ def final_evaluation(
 def measure(cfg: DictConfig, parts: Parts, folder: Path, name: str, policy: Policy, make_env: Any, bar: Bar) -> None:
     """Plays the final evaluation games and writes `evaluation.json` and `episodes/NAME.jsonl` into the folder."""
     bar.stage(f"evaluation of {name}", cfg.eval.final_games)
-    slots = 2 * parts.algo.concurrency
-    agent = model_agent(name, policy, parts.algo, slots=slots, temperature=cfg.eval.temperature)
+    agent = model_agent(name, policy, parts.algo, seats(parts.env), cfg.eval.temperature)
     episodes = play(agent, agent, make_env, cfg.eval.seed, cfg.eval.final_games, parts.algo.concurrency, bar)
     episodes = add_rewards(episodes, parts.rewards)
     write_episodes(folder / "episodes" / f"{name}.jsonl", episodes[:SHOWN])

@@ -294,3 +294,28 @@ class ModelAgent:
         reply = Reply(key, text, tuple(seat.ids), start, tuple(seat.logprobs), seat.value, seat.legal)
         seat.kind, seat.options, seat.legal, seat.ids, seat.logprobs = None, (), (), [], []
         return reply
+
+
+class PlayLimits(Protocol):
+    """What a run's settings say of how its models play."""
+
+    @property
+    def concurrency(self) -> int: ...
+
+    @property
+    def context(self) -> int: ...
+
+    @property
+    def max_new_tokens(self) -> int: ...
+
+
+def model_agent(name: str, policy: Policy, limits: PlayLimits, seats: int, temperature: float) -> ModelAgent:
+    """A policy as a player with room for `limits.concurrency` games of `seats` seats each."""
+    return ModelAgent(
+        name,
+        policy,
+        slots=seats * limits.concurrency,
+        context=limits.context,
+        max_new_tokens=limits.max_new_tokens,
+        temperature=temperature,
+    )

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from marl.agents import ModelAgent
+from marl.agents import model_agent
 from marl.batch import Seat, collate, seats_of
 from marl.errors import UserError
 from marl.losses import Loss
@@ -152,15 +152,9 @@ def train_filtered_bc(
 
     A round in which nothing is kept changes nothing.
     """
-    learner = ModelAgent(
-        "learner",
-        policy,
-        slots=2 * config.concurrency,
-        context=config.context,
-        max_new_tokens=config.max_new_tokens,
-        temperature=config.temperature,
-    )
-    rivals = competitive(make_env())
+    env = make_env()
+    learner = model_agent("learner", policy, config, len(env.possible_agents), config.temperature)
+    rivals = competitive(env)
     for iteration in range(start, config.iterations):
         began = time.perf_counter()
         progress.stage(f"round {iteration + 1}/{config.iterations}: games", config.games)

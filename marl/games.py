@@ -48,6 +48,11 @@ def env_maker(env: Mapping[str, Any]) -> Callable[[], Any]:
     return make
 
 
+def seats(env: Mapping[str, Any]) -> int:
+    """How many players the game has under these settings."""
+    return len(env_maker(env)().possible_agents)
+
+
 def scripted(game: str, name: str = "", tokens: Tokens | None = None) -> TextAgent:
     """Scripted players of a game as an agent; with `tokens` it records streams."""
     module = scripts_module(game)

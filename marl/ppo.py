@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from marl.advantages import Credit, add_advantages
-from marl.agents import Agent, ModelAgent
+from marl.agents import Agent, model_agent
 from marl.batch import collate, seats_of
 from marl.errors import UserError
 from marl.filtered_bc import KEEPS, check_play, competitive, select
@@ -72,18 +72,12 @@ def train_ppo(
 ) -> None:
     """Trains `policy` in place, from iteration `start` (0-based). `after` gets each finished iteration's number (from
     1), metrics and episodes."""
-    learner = ModelAgent(
-        "learner",
-        policy,
-        slots=2 * config.concurrency,
-        context=config.context,
-        max_new_tokens=config.max_new_tokens,
-        temperature=config.temperature,
-    )
+    env = make_env()
+    learner = model_agent("learner", policy, config, len(env.possible_agents), config.temperature)
     cast = pairing(learner, [(partners[name], share) for name, share in config.partners.items() if share])
     weights = {name: reward.weight for name, reward in rewards.items()}
     scored = replace(config.update, temperature=config.temperature)  # what was sampled is what is scored
-    rivals = competitive(make_env())
+    rivals = competitive(env)
 
     for iteration in range(start, config.iterations):
         began = time.perf_counter()

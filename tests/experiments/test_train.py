@@ -69,9 +69,7 @@ def test_a_run_leaves_what_the_readme_says(finished: Path) -> None:
     assert "<svg" in page and not re.search(r"""(src|href)=["']?(https?:)?//""", page)
 
 
-def test_a_finished_run_is_not_run_again(
-    finished: Path, cache: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_finished_run_is_not_run_again(finished: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (finished / "run.json").stat().st_mtime_ns
     train.main(configure(*SMALL, f"runs={finished.parent}", f"cache={cache}"))
     assert "is done" in capsys.readouterr().out
@@ -195,9 +193,7 @@ def test_names_follow_from_the_configuration() -> None:
         (["algo.context=4096"], "model.context=4096 is more than the model can read"),
     ],
 )
-def test_bad_settings_are_refused_in_one_sentence(
-    overrides: list[str], said: str, tmp_path: Path, cache: Path
-) -> None:
+def test_bad_settings_are_refused_in_one_sentence(overrides: list[str], said: str, tmp_path: Path, cache: Path) -> None:
     with pytest.raises(UserError, match=said) as error:
         train.main(configure(*SMALL, f"runs={tmp_path}", f"cache={cache}", *overrides))
     assert "\n" not in str(error.value)

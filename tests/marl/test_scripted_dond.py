@@ -161,7 +161,17 @@ def test_items_left_open_stay_as_they_are_on_the_table() -> None:
 
 
 def test_enough_forms_short_words() -> None:
-    acts = (*SPLIT_FORMS, dond.ACCEPT, dond.ACCEPT_AGAIN, dond.PLAIN, dond.ACCEPT_PLAIN, dond.REJECT, dond.QUESTION, dond.ZERO, dond.WORTH)
+    acts = (
+        *SPLIT_FORMS,
+        dond.ACCEPT,
+        dond.ACCEPT_AGAIN,
+        dond.PLAIN,
+        dond.ACCEPT_PLAIN,
+        dond.REJECT,
+        dond.QUESTION,
+        dond.ZERO,
+        dond.WORTH,
+    )
     assert len({form for act in acts for form in act}) >= 60
     said = messages(games(300, draw_temperament))
     assert all(message == message.lower() and "  " not in message for message in said)
