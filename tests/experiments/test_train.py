@@ -15,11 +15,12 @@ from marl.config import build, config_hash, run_folder
 from marl.errors import UserError
 from marl.games import env_maker
 from marl.runs import claim
+from tests.marl.models import CHATML, hf_tokenizer, random_lm, save
 
 SMALL = [
-    "experiment=dond_quickstart", "progress=false", "threads=1", "base.games=24", "base.rows=16", "model.hidden_size=32",
-    "model.layers=2", "model.intermediate_size=64", "algo.iterations=2", "algo.games=6", "algo.concurrency=4",
-    "algo.max_new_tokens=12", "eval.games=4", "eval.every=1", "eval.final_games=6", "checkpoint.every=1",
+    "experiment=dond_quickstart", "progress=false", "threads=1", "base.games=24", "base.rows=16",
+    "model.hidden_size=32", "model.layers=2", "model.intermediate_size=64", "algo.iterations=2", "algo.games=6",
+    "algo.concurrency=4",    "algo.max_new_tokens=12", "eval.games=4", "eval.every=1", "eval.final_games=6", "checkpoint.every=1",
 ]  # fmt: skip
 
 
@@ -200,8 +201,40 @@ def test_bad_settings_are_refused_in_one_sentence(overrides: list[str], said: st
 
 
 def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="model.name=/nonexistent/model: no causal language model can be loaded"):
+    with pytest.raises(UserError, match=r"model\.name=/nonexistent/model: no causal language model can be loaded"):
         train.main(configure("model=hf", "model.name=/nonexistent/model", f"runs={tmp_path}", "progress=false"))
+
+
+def test_any_causal_model_goes_through_the_same_loop(tmp_path: Path) -> None:
+    """A saved model with a chat template: natural prompts, its own base, the same files at the end."""
+    tokenizer = hf_tokenizer(CHATML, single_digits=True)
+    save(tmp_path / "model", random_lm("qwen3", len(tokenizer), context=4096), tokenizer)
+    cfg = configure(
+        "model=hf", f"model.name={tmp_path / 'model'}", "model.context=4096", "model.max_new_tokens=6",
+        "progress=false", "threads=1", "algo.iterations=1", "algo.games=2", "algo.concurrency=2", "eval.games=0", "eval.final_games=2",
+        f"runs={tmp_path / 'runs'}",
+    )  # fmt: skip
+    train.main(cfg)
+    card = json.loads((run_folder(cfg) / "run.json").read_text())
+    assert card["base"] is None and set(card["figures"]) == {"base", "trained"}
+    assert lines(run_folder(cfg) / "metrics.jsonl")[0]["errors/per_turn"] > 0  # random weights say nothing right
+
+
+def test_a_model_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    random_lm("llama", 64, context=64).save_pretrained(tmp_path / "model")
+    with pytest.raises(UserError, match="the folder has no tokenizer"):
+        train.main(configure("model=hf", f"model.name={tmp_path / 'model'}", f"runs={tmp_path}", "progress=false"))
+
+
+def test_a_prompt_longer_than_the_context_is_refused(tmp_path: Path) -> None:
+    tokenizer = hf_tokenizer()
+    save(tmp_path / "model", random_lm("llama", len(tokenizer), context=64), tokenizer)
+    with pytest.raises(UserError, match="a prompt is too long"):
+        train.main(
+            configure(
+                "model=hf", f"model.name={tmp_path / 'model'}", "model.context=64", f"runs={tmp_path}", "progress=false"
+            )
+        )
 
 
 def test_malformed_contexts_name_file_and_line(tmp_path: Path) -> None:

@@ -481,8 +481,20 @@ def test_agents_may_answer_late_and_out_of_order() -> None:
     assert [e.outcome for e in late] == [e.outcome for e in prompt]
 
 
+def test_every_seat_of_every_game_has_a_seed_of_its_own() -> None:
+    made: list[int] = []
+
+    def make(seed: int, role: str) -> Player:
+        made.append(seed)
+        return Rambling("")
+
+    games = [*draw_games(15, GAMES, count=20), *(Game(s) for s in range(20))]
+    rollout(games, self_play(TextAgent("rambling", make)), Relay, 8)
+    assert len(set(made)) == len(made) == 3 * len(games)
+
+
 class Rambling:
-    """Says whatever text it was given."""
+    """Says whatever text it was given; chooses the first option."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -490,7 +502,7 @@ class Rambling:
     def observe(self, text: str) -> None: ...
 
     def reply(self, text: str, options: Sequence[str] = ()) -> str:
-        return self.text
+        return options[0] if options else self.text
 
 
 @pytest.mark.parametrize(
