@@ -20,7 +20,8 @@ from tests.marl.models import CHATML, hf_tokenizer, random_lm, save
 SMALL = [
     "experiment=dond_quickstart", "progress=false", "threads=1", "base.games=24", "base.rows=16",
     "model.hidden_size=32", "model.layers=2", "model.intermediate_size=64", "algo.iterations=2", "algo.games=6",
-    "algo.concurrency=4",    "algo.max_new_tokens=12", "eval.games=4", "eval.every=1", "eval.final_games=6", "checkpoint.every=1",
+    "algo.concurrency=4", "algo.max_new_tokens=12", "eval.games=4", "eval.every=1", "eval.final_games=6",
+    "checkpoint.every=1",
 ]  # fmt: skip
 
 
@@ -211,7 +212,8 @@ def test_any_causal_model_goes_through_the_same_loop(tmp_path: Path) -> None:
     save(tmp_path / "model", random_lm("qwen3", len(tokenizer), context=4096), tokenizer)
     cfg = configure(
         "model=hf", f"model.name={tmp_path / 'model'}", "model.context=4096", "model.max_new_tokens=6",
-        "progress=false", "threads=1", "algo.iterations=1", "algo.games=2", "algo.concurrency=2", "eval.games=0", "eval.final_games=2",
+        "progress=false", "threads=1",
+        "algo.iterations=1", "algo.games=2", "algo.concurrency=2", "eval.games=0", "eval.final_games=2",
         f"runs={tmp_path / 'runs'}",
     )  # fmt: skip
     train.main(cfg)
