@@ -284,12 +284,26 @@ def measure(cfg: DictConfig, parts: Parts, folder: Path, name: str, policy: Poli
     write_json(folder / "evaluation.json", evaluation_to_json(found, {name: belief_by_message(episodes)}, **about))
 
 
+HEADLINE = {  # what a person watches, and how it reads
+    "game/score": "score {:.2f}",
+    "game/agreement": "agreement {:.0%}",
+    "game/win_rate/crewmates": "crewmates win {:.0%}",
+    "filter/kept": "kept {:.0%}",
+    "belief/accuracy": "belief {:.0%}",
+    "loss/listening": "listening {:.2f}",
+    "reward/speaking": "speaking {:+.3f}",
+    "loss/kl": "kl {:.2f}",
+    "talk/turns": "turns {:.1f}",
+    "errors/per_turn": "refused {:.3f}",
+    "speed/rollout_games_per_second": "{:.0f} games/s",
+    "speed/tokens_per_second": "{:,.0f} tokens/s",
+    "speed/update_tokens_per_second": "update {:,.0f} tokens/s",
+}
+
+
 def headline(found: dict[str, float]) -> str:
-    """The figures that a person watches, in one line."""
-    shown = ("game/score", "game/agreement", "game/win_rate/crewmates", "belief/accuracy", "reward/speaking",
-             "loss/listening", "loss/kl", "talk/turns", "errors/per_turn", "speed/tokens_per_second",
-             "speed/games_per_second")  # fmt: skip
-    return "  ".join(f"{name.split('/', 1)[1]} {found[name]:.4g}" for name in shown if name in found)
+    """An iteration in one line."""
+    return "  ".join(form.format(found[name]) for name, form in HEADLINE.items() if name in found)
 
 
 def privileged_size(make_env: Any) -> int:

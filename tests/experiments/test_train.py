@@ -150,6 +150,25 @@ def test_filtered_cloning_runs(cache: Path, tmp_path: Path) -> None:
     assert set(parts.losses) == {"imitation", "listening", "world_model"}
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["model.critic=privileged"],
+        ["algo.credit.speech=common", "algo.partners.base=0.5", "loss.world_model.weight=0.1"],
+        ["algo.credit.speech=separate_only", "algo.partners.scripted=0.9", "reward.speaking.listeners=all"],
+        ["~loss.kl", "~reward.speaking", "loss.imitation.weight=1", "algo.update.rows=3", "algo.update.optimizer=sgd"],
+        ["algo.temperature=0.7", "algo.update.target_kl=0.01", "algo.update.epochs=2", "eval.temperature=0"],
+        ["env.objective=-1", "reward.speaking.of=log_probability", "loss.kl.estimator=k3"],
+    ],
+)
+def test_every_setting_trains(overrides: list[str], cache: Path, tmp_path: Path) -> None:
+    cfg = configure(*SMALL, *overrides, "algo.iterations=1", f"runs={tmp_path}", f"cache={cache}")
+    train.main(cfg)
+    trained = lines(run_folder(cfg) / "metrics.jsonl")[1]
+    assert trained["phase"] == "train" and trained["update/grad_norm"] > 0
+    assert ("loss/kl" in trained) == ("~loss.kl" not in overrides)
+
+
 @pytest.mark.parametrize("preset", ["full", "no_speaking", "no_listening", "game_only", "listening_only", "none"])
 def test_presets_set_weights_and_nothing_else(preset: str) -> None:
     usual, cfg = build(configure()), configure(f"ablation={preset}")
