@@ -58,7 +58,7 @@ def collate(
         a["kind"][b, : len(stream)] = stream.kinds
         learn = imitate(episode, agent)
         for turn in episode.turns:
-            if turn.agent != agent:
+            if turn.agent != agent or not turn.reply_ids:
                 continue
             start, end = turn.start, turn.start + len(turn.reply_ids)
             a["decision"][b, start] = True

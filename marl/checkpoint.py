@@ -31,9 +31,12 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
         for path in temporary.iterdir():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
-        if folder.exists():
-            shutil.rmtree(folder)
+        old = folder.with_name(f".{folder.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        if folder.exists():  # moved aside, so that at every moment one of the two is whole
+            os.replace(folder, old)
         os.replace(temporary, folder)
+        shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import json
 import math
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -143,12 +144,22 @@ def base_policy(
     digest = _digest(json.dumps(made_of, sort_keys=True))
     folder = cache / f"{env['game']}-{base.data}-{digest}"
     if not folder.exists():
+        _check_writable(cache)
         report(f"training the base model on {base.data} dialogues (once; kept in {folder})")
         policy, figures = _train(model, base, env, games, human_data, device, progress, report)
         save_policy(folder, policy, {"made_of": made_of, "figures": figures, "game": env["game"]})
     figures = read_card(folder)["figures"]
     report("base model: " + ", ".join(f"{name} {value:.3g}" for name, value in figures.items()))
     return load_policy(folder, device, privileged_size), folder
+
+
+def _check_writable(cache: Path) -> None:
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=cache):
+            pass
+    except OSError as error:
+        raise UserError(f"cache={cache}: the folder for base models cannot be written ({error.strerror})") from error
 
 
 def _train(

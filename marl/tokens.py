@@ -148,7 +148,13 @@ class Tokens:
 
     def _text_format(self) -> Format:
         if getattr(self.tokenizer, "chat_template", None):
-            return self._chat_format()
+            try:
+                return self._chat_format()
+            except (ValueError, IndexError) as error:
+                raise UserError(
+                    f"the chat template of {self.tokenizer.name_or_path} does not keep a talk's turns apart, so it cannot "
+                    "be written turn by turn: choose another model.name, or remove the template from its folder"
+                ) from error
         bos = [i for i in (self.tokenizer.bos_token_id,) if i is not None]
         return Format(
             first=(bos, []), heard=([], []), cue=self.encode("\nyou:"), after_reply=self.encode("\n"), ask_in_turn=False

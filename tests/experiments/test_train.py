@@ -276,6 +276,12 @@ def test_two_processes_never_write_into_one_folder(tmp_path: Path) -> None:
         pass
 
 
+def test_an_unwritable_cache_is_refused_before_the_base_is_trained(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cache=.*cannot be written"):
+        train.main(configure(*SMALL, f"runs={tmp_path / 'runs'}", f"cache={tmp_path / 'file' / 'bases'}"))
+
+
 def test_an_unwritable_folder_is_refused_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"), claim(tmp_path / "file" / "run", ""):
