@@ -6,7 +6,6 @@ beside it, or of the configuration), `scripted`, a scripted temperament, or `ran
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from experiments.terminal import Bar, say
 from marl.agents import Agent, model_agent
 from marl.checkpoint import load_policy, read_card, write_json
 from marl.config import Parts, build, plain
-from marl.errors import UserError
+from marl.errors import UserError, check_writable
 from marl.evaluate import Metrics, belief_by_message, evaluation_to_json, metrics
 from marl.games import env_maker, scripted, seats
 from marl.monitor import Progress
@@ -146,16 +145,6 @@ def as_in_runs(cfg: DictConfig, names: Sequence[str]) -> DictConfig:
     return merged
 
 
-def writable(folder: Path) -> None:
-    """UserError if nothing can be written into the folder."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise UserError(f"out={folder}: the folder cannot be written ({error.strerror}); name another") from error
-
-
 def by_message_table(entries: Sequence[Metrics]) -> str:
     """Belief by the number of messages heard, beside the exact prior's, as a text table."""
     names = ("log_loss", "prior_log_loss", "brier", "prior_brier", "accuracy", "prior_accuracy")
@@ -176,7 +165,7 @@ def main(cfg: DictConfig) -> None:
     parts = build(cfg)
     make_env = env_maker(parts.env)
     if cfg.out:
-        writable(Path(cfg.out))
+        check_writable(Path(cfg.out), "out")
     device = pick_device(cfg.device)
     if cfg.threads:
         torch.set_num_threads(cfg.threads)

@@ -60,7 +60,11 @@ def publish(runs: Sequence[Run], folder: Path) -> None:
         trained = [arm for arm in arms if not arm.arm.startswith("base")]
         if "game_only" in {arm.arm for arm in trained} and len({arm.seed for arm in trained}) > 1:
             write_table(folder / f"differences{suffix}.csv", arm_differences(trained, "game_only", names))
-        shown = [name for name in ("game/score", "game/agreement", "belief/gain_over_prior") if name in names]
+        shown = [
+            name
+            for name in ("game/score", "game/agreement", "belief/gain_over_prior", "speech/belief_change")
+            if name in names
+        ]
         ablation_figure(rows, shown, folder / f"figure{suffix}.svg")
         write_curves(folder / f"curves{suffix}.csv", group)
         say(f"\nobjective {objective:g}")

@@ -15,6 +15,7 @@ import torch
 
 from envs.core import Question, TurnKind
 from marl.engine import Engine, uniforms
+from marl.errors import UserError
 from marl.policy import Policy
 from marl.tokens import Asked, Tokens, View
 from marl.types import Belief, Kind, Stream
@@ -296,20 +297,26 @@ class ModelAgent:
         return reply
 
 
-class PlayLimits(Protocol):
-    """What a run's settings say of how its models play."""
+@dataclass(frozen=True)
+class PlayConfig:
+    """How models play while they learn: `games` an iteration, `concurrency` of them at a time; lengths in tokens."""
 
-    @property
-    def concurrency(self) -> int: ...
+    iterations: int = 20
+    games: int = 192
+    concurrency: int = 192
+    temperature: float = 1.0
+    max_new_tokens: int = 32
+    context: int = 1024
 
-    @property
-    def context(self) -> int: ...
+    def __post_init__(self) -> None:
+        for name in ("iterations", "games", "concurrency", "max_new_tokens", "context"):
+            if getattr(self, name) < 1:
+                raise UserError(f"algo.{name}={getattr(self, name)}: must be at least 1")
+        if self.temperature <= 0:
+            raise UserError(f"algo.temperature={self.temperature}: must be above 0 to learn from what was sampled")
 
-    @property
-    def max_new_tokens(self) -> int: ...
 
-
-def model_agent(name: str, policy: Policy, limits: PlayLimits, seats: int, temperature: float) -> ModelAgent:
+def model_agent(name: str, policy: Policy, limits: PlayConfig, seats: int, temperature: float) -> ModelAgent:
     """A policy as a player with room for `limits.concurrency` games of `seats` seats each."""
     return ModelAgent(
         name,

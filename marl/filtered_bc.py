@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from marl.agents import model_agent
+from marl.agents import PlayConfig, model_agent
 from marl.batch import Seat, collate, seats_of
 from marl.errors import UserError
 from marl.losses import Loss
@@ -102,31 +102,18 @@ def without_errors(seat: Seat) -> Seat:
 
 
 @dataclass(frozen=True)
-class FilteredBCConfig:
-    """`games` (K) a round of self-play; `iterations` (N); `keep` (see `keep_records`); `update` is the fine-tuning."""
+class FilteredBCConfig(PlayConfig):
+    """`games` (K) a round of self-play, `iterations` (N) rounds; `keep` as in `keep_records`; `update` fine-tunes."""
 
     iterations: int = 10
     games: int = 500
-    concurrency: int = 256
-    temperature: float = 1.0
-    max_new_tokens: int = 40
-    context: int = 512
     keep: str = "above_mean"
     update: UpdateConfig = field(default_factory=lambda: UpdateConfig(epochs=3, minibatches=8, max_grad_norm=1.0))
 
     def __post_init__(self) -> None:
-        check_play(self)
+        super().__post_init__()
         if self.keep not in KEEPS:
             raise UserError(f"algo.keep={self.keep}: must be one of {', '.join(KEEPS)}")
-
-
-def check_play(config: Any) -> None:
-    """Refuses impossible numbers of games, tokens and the like."""
-    for name in ("iterations", "games", "concurrency", "max_new_tokens", "context"):
-        if getattr(config, name) < 1:
-            raise UserError(f"algo.{name}={getattr(config, name)}: must be at least 1")
-    if config.temperature <= 0:
-        raise UserError(f"algo.temperature={config.temperature}: must be above 0 to learn from what was sampled")
 
 
 def competitive(env: Any) -> bool:

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from marl.advantages import Credit, add_advantages
-from marl.agents import Agent, model_agent
+from marl.agents import Agent, PlayConfig, model_agent
 from marl.batch import collate, seats_of
 from marl.errors import UserError
-from marl.filtered_bc import KEEPS, check_play, competitive, select
+from marl.filtered_bc import KEEPS, competitive, select
 from marl.losses import Loss
 from marl.monitor import Progress, episode_metrics, speed_metrics
 from marl.policy import Policy
@@ -28,28 +28,21 @@ from marl.update import UpdateConfig, update
 
 
 @dataclass(frozen=True)
-class PPOConfig:
-    """`games` an iteration, `concurrency` of them at a time; `partners`: who else plays, and in what share of games."""
+class PPOConfig(PlayConfig):
+    """`partners`: who else plays, and in what share of games. `imitate`: what the imitation term learns from."""
 
-    iterations: int = 40
-    games: int = 256
-    concurrency: int = 256
-    temperature: float = 1.0
-    max_new_tokens: int = 40
-    context: int = 512
     anneal_lr: bool = True  # the learning rate falls linearly to 0 over the iterations
     partners: Mapping[str, float] = field(default_factory=dict)
-    imitate: str = "above_mean"  # what the imitation term learns from, where it is on
+    imitate: str = "above_mean"
     credit: Credit = field(default_factory=Credit)
     update: UpdateConfig = field(default_factory=UpdateConfig)
 
     def __post_init__(self) -> None:
-        check_play(self)
+        super().__post_init__()
         if self.imitate not in KEEPS:
             raise UserError(f"algo.imitate={self.imitate}: must be one of {', '.join(KEEPS)}")
-        if any(isinstance(s, bool) or not isinstance(s, int | float) or s < 0 for s in self.partners.values()) or (
-            sum(self.partners.values()) > 1
-        ):
+        shares = list(self.partners.values())
+        if any(isinstance(s, bool) or not isinstance(s, int | float) or s < 0 for s in shares) or sum(shares) > 1:
             raise UserError(
                 f"algo.partners={dict(self.partners)}: shares of the games, each 0 to 1, together at most 1"
             )

@@ -10,7 +10,6 @@ import hashlib
 import itertools
 import json
 import math
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -26,7 +25,7 @@ from envs.dond_v0 import Context, in_test
 from marl.agents import Player, TextAgent, beliefs_of
 from marl.batch import Seat, collate, seats_of
 from marl.checkpoint import load_policy, read_card, save_policy
-from marl.errors import UserError
+from marl.errors import UserError, check_writable
 from marl.games import env_maker, game_module, scripted, scripts_module
 from marl.human_dond import HumanSplit, Split, Step, read_split, replay_all
 from marl.losses import Loss
@@ -144,22 +143,13 @@ def base_policy(
     digest = _digest(json.dumps(made_of, sort_keys=True))
     folder = cache / f"{env['game']}-{base.data}-{digest}"
     if not folder.exists():
-        _check_writable(cache)
+        check_writable(cache, "cache")
         report(f"training the base model on {base.data} dialogues (once; kept in {folder})")
         policy, figures = _train(model, base, env, games, human_data, device, progress, report)
         save_policy(folder, policy, {"made_of": made_of, "figures": figures, "game": env["game"]})
     figures = read_card(folder)["figures"]
     report("base model: " + ", ".join(f"{name} {value:.3g}" for name, value in figures.items()))
     return load_policy(folder, device, privileged_size), folder
-
-
-def _check_writable(cache: Path) -> None:
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=cache):
-            pass
-    except OSError as error:
-        raise UserError(f"cache={cache}: the folder for base models cannot be written ({error.strerror})") from error
 
 
 def _train(

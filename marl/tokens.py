@@ -152,7 +152,7 @@ class Tokens:
                 return self._chat_format()
             except (ValueError, IndexError) as error:
                 raise UserError(
-                    f"the chat template of {self.tokenizer.name_or_path} does not keep a talk's turns apart, so it cannot "
+                    f"the chat template of {self.tokenizer.name_or_path} does not keep the turns apart, so it cannot "
                     "be written turn by turn: choose another model.name, or remove the template from its folder"
                 ) from error
         bos = [i for i in (self.tokenizer.bos_token_id,) if i is not None]

@@ -167,6 +167,7 @@ def update(
         for rows in order.split(config.rows) if config.rows else order.chunk(min(config.minibatches, size)):
             counts = count_tokens(batch.select(rows), losses)
             optimizer.zero_grad(set_to_none=True)
+            own = _Means()  # of this minibatch
             for micro in micro_batches(batch, rows, config.token_budget):
                 part = batch.select(micro).to(policy.device)
                 with autocast(config, policy.device):
@@ -181,7 +182,7 @@ def update(
                 if total.requires_grad:
                     total.backward()
                 if "policy" in losses:
-                    _diagnose(totals, part, outputs)
+                    _diagnose(own, part, outputs)
                 progress(len(micro))
             for name, count in counts.items():
                 totals.add(f"loss/{name}", 0.0, count)
@@ -192,7 +193,8 @@ def update(
                 )
             optimizer.step()
             totals.add("update/grad_norm", float(norm), 1)
-            if config.target_kl is not None and totals.mean("update/approx_kl") > config.target_kl:
+            totals.take(own)
+            if config.target_kl is not None and own.mean("update/approx_kl") > config.target_kl:
                 stop = True
                 break
         if stop:
@@ -225,6 +227,10 @@ class _Means:
     def add(self, name: str, total: float, count: float) -> None:
         self.sums[name] = self.sums.get(name, 0.0) + total
         self.counts[name] = self.counts.get(name, 0.0) + count
+
+    def take(self, other: _Means) -> None:
+        for name, total in other.sums.items():
+            self.add(name, total, other.counts[name])
 
     def mean(self, name: str) -> float:
         return self.sums.get(name, 0.0) / max(self.counts.get(name, 0.0), 1.0)
