@@ -7,15 +7,16 @@ also writes the table, the per-seed and per-iteration data, the figure and the r
 from __future__ import annotations
 
 import csv
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
 from experiments.cli import command
 from experiments.evaluate import HEADLINE
 from experiments.terminal import say
+from marl.checkpoint import write_json
 from marl.errors import UserError
 from marl.report import Run, ablation_figure, arm_runs, build_report, read_run
 from marl.runs import CARD
@@ -75,7 +76,15 @@ def publish(runs: Sequence[Run], folder: Path) -> None:
     cards = folder / "run_cards"
     cards.mkdir(exist_ok=True)
     for run in runs:
-        shutil.copyfile(run.folder / CARD, cards / f"{run.folder.name}.json")
+        write_json(cards / f"{run.folder.name}.json", public(run.card))
+
+
+def public(card: dict[str, Any]) -> dict[str, Any]:
+    """A run card without what only says where on some machine the run was made."""
+    places = ("runs=", "cache=", "data.dond=", "threads=", "progress=", "hydra.")
+    command = " ".join(word for word in str(card["command"]).split() if not word.startswith(places))
+    base = card.get("base")
+    return {**card, "command": command, "base": Path(base).name if base else None}
 
 
 def write_curves(path: Path, runs: Sequence[Run]) -> None:

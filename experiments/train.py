@@ -112,7 +112,7 @@ def main(cfg: DictConfig) -> None:
             wall_time=round(elapsed(), 1),
             tokens=total(folder / METRICS_FILE, "rollout/tokens"),
             games=total(folder / METRICS_FILE, "rollout/games"),
-            base=kept_base,
+            base=base_folder.name if base_folder else None,
             figures={name: {m: i.to_json() for m, i in found.items()} for name, found in conditions.items()},
             speed=mean_speed(folder),
         )
