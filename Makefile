@@ -25,10 +25,10 @@ quickstart: $(STAMP) ## train and measure a small negotiator, about 6 minutes on
 	@$(BIN)/python -m experiments.train experiment=dond_quickstart
 
 test: $(STAMP) ## every test but the slow ones
-	@$(TEST_ENV) $(BIN)/python -m pytest -q -n 2 -m "not slow"
+	@$(TEST_ENV) $(BIN)/python -m pytest -q -rs -n 2 -m "not slow"
 
 test-slow: $(STAMP) ## the slow tests
-	@$(TEST_ENV) $(BIN)/python -m pytest -q -n 2 -m slow
+	@$(TEST_ENV) $(BIN)/python -m pytest -q -rs -n 2 -m slow
 
 lint: $(STAMP) ## style and types
 	@$(BIN)/ruff check .

@@ -145,6 +145,13 @@ def as_in_runs(cfg: DictConfig, names: Sequence[str]) -> DictConfig:
     return merged
 
 
+def of_player(name: str, overall: Metrics, own: Metrics) -> Metrics:
+    """One player's column where two met: its own points and score, and what it said, did wrong and believed."""
+    suffix = f"/{name}"
+    games = {metric.removesuffix(suffix): found for metric, found in overall.items() if metric.endswith(suffix)}
+    return {**games, **{metric: found for metric, found in own.items() if not metric.startswith("game/")}}
+
+
 def by_message_table(entries: Sequence[Metrics]) -> str:
     """Belief by the number of messages heard, beside the exact prior's, as a text table."""
     names = ("log_loss", "prior_log_loss", "brier", "prior_brier", "accuracy", "prior_accuracy")
@@ -178,8 +185,10 @@ def main(cfg: DictConfig) -> None:
     objective = float(parts.env.get("objective", 0.0))
     label = " v ".join(dict.fromkeys(names))
     conditions = {label: metrics(episodes, parts.env["game"], objective)}
-    for agent in {first.name, second.name} if first is not second else ():
-        conditions[agent] = metrics(episodes, parts.env["game"], objective, players={agent})
+    for agent in (first.name, second.name) if first.name != second.name else ():
+        conditions[agent] = of_player(
+            agent, conditions[label], metrics(episodes, parts.env["game"], objective, {agent})
+        )
     entries = belief_by_message(episodes)
     if cfg.out:
         out = Path(cfg.out)

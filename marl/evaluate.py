@@ -397,7 +397,7 @@ def speech_metrics(
     """What messages did to the other listeners' belief, by the speaker's role and player name (None: all).
 
     `speech/belief_change`: change of the probability of the truth across a message, summed over listeners and
-    questions, mean over messages, interval over games. `speech/log_belief_change`: the same of the log-probability.
+    questions, mean over messages after which somebody was asked, interval over games. `speech/log_belief_change`: the same of the log-probability.
     These are the speaking reward's own figures, so an imposter's count negative.
     """
     found: Metrics = {}
@@ -408,7 +408,13 @@ def speech_metrics(
             if not episode.beliefs:
                 continue
             for turn, change in zip(episode.turns, reward(episode), strict=True):
-                if turn.message and _counts(turn, episode, players) and (roles is None or turn.role in roles):
+                # Exactly 0: nobody was asked after the message, so it is not known what it did.
+                if (
+                    turn.message
+                    and change
+                    and _counts(turn, episode, players)
+                    and (roles is None or turn.role in roles)
+                ):
                     changes.append(float(change))
                     games.append(game)
         if changes:
