@@ -397,8 +397,8 @@ def speech_metrics(
     """What messages did to the other listeners' belief, by the speaker's role and player name (None: all).
 
     `speech/belief_change`: change of the probability of the truth across a message, summed over listeners and
-    questions, mean over messages after which somebody was asked, interval over games. `speech/log_belief_change`: the same of the log-probability.
-    These are the speaking reward's own figures, so an imposter's count negative.
+    questions, mean over messages after which somebody was asked, interval over games. `speech/log_belief_change`: the
+    same of the log-probability. These are the speaking reward's own figures, so an imposter's count negative.
     """
     found: Metrics = {}
     for name, of in (("speech/belief_change", "probability"), ("speech/log_belief_change", "log_probability")):
