@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from enum import StrEnum
@@ -212,7 +213,7 @@ class Sighting(NamedTuple):
     company: tuple[str, ...]  # who was there too, besides oneself
 
 
-class Memory:
+class Memory(ABC):
     """Reads what one seat is told, in either style, and remembers it. Players build on it."""
 
     def __init__(self, seed: int) -> None:
@@ -277,12 +278,15 @@ class Memory:
 
     def opened(self) -> None:
         """A discussion begins."""
+        return
 
     def heard(self, speaker: str, statements: Sequence[Statement]) -> None:
         """Somebody else has spoken."""
+        return
 
     def voted(self, tally: Tally) -> None:
         """A discussion is over."""
+        return
 
     def reply(self, text: str, options: Sequence[str] = ()) -> str:
         """One of the options, word for word; without options, a message."""
@@ -295,14 +299,17 @@ class Memory:
         action = self.vote(list(by_action)) if SKIP in by_action else self.move(list(by_action))
         return by_action[action]
 
+    @abstractmethod
     def speak(self) -> list[Statement]:
-        raise NotImplementedError
+        """What to say now."""
 
+    @abstractmethod
     def vote(self, options: list[Action]) -> Action:
-        raise NotImplementedError
+        """One of the options: a name, or to skip."""
 
+    @abstractmethod
     def move(self, options: list[Action]) -> Action:
-        raise NotImplementedError
+        """One of the options: where to go, or what to do."""
 
     def others(self) -> list[str]:
         return [name for name in self.living if name != self.me]
