@@ -21,7 +21,7 @@ TEST_ENV := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 WANDB_MODE=offline WANDB_SIL
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-quickstart: $(STAMP) ## train and measure a small negotiator, about 6 minutes on two cores
+quickstart: $(STAMP) ## train and measure a small negotiator, about 5 minutes on two cores
 	@$(BIN)/python -m experiments.train experiment=dond_quickstart
 
 test: $(STAMP) ## every test but the slow ones
