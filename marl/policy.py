@@ -106,7 +106,7 @@ def tiny_lm(
         num_key_value_heads=kv_heads,
         max_position_embeddings=context,
         tie_word_embeddings=True,
-        initializer_range=0.06,  # the usual 0.02 is for wide models: this one learns half as fast with it
+        initializer_range=0.06,  # wider than the usual 0.02, which is meant for wide models; this one started faster
         bos_token_id=1,
         eos_token_id=None,
         pad_token_id=0,

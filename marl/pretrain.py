@@ -291,7 +291,7 @@ def fit(
 class MuonAndAdamW:
     """Muon (Jordan 2024) for the matrices between embedding and output, AdamW for everything else.
 
-    On scripted dialogues a small model needs about half as many games as with AdamW alone.
+    On scripted dialogues a small model started faster with it than with AdamW alone (single trials).
     """
 
     def __init__(self, policy: Policy, learning_rate: float, weight_decay: float) -> None:
