@@ -1,12 +1,14 @@
 """Plays any two players against each other on fixed seeds and prints what came of it, with 95 % intervals.
 
 `python -m experiments.evaluate players=[runs/NAME,scripted] games=1000`. A player is a run's folder, `base` (of the run
-beside it, or of the configuration), `scripted`, a scripted temperament, or `random`. One name plays itself.
+beside it, or of the configuration), `scripted`, a scripted temperament, or `random`. One name plays itself. In a game
+with several roles the first player holds the first of them (`cast.crewmate.partners` of its seats are its partner's),
+the second the others. `voices=[base]`: the first player's messages are the base's; `silence`: it says nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,22 +17,25 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from envs.dond_v0 import contexts, in_test, read_contexts
 from experiments.cli import command
+from experiments.players import is_run, run_policy
 from experiments.terminal import Bar, say
-from marl.agents import Agent, model_agent
+from marl.agents import SILENCE, Agent, Dubbed, ModelAgent, model_agent
+from marl.cast import Seats, by_role
 from marl.checkpoint import load_policy, read_card, write_json
 from marl.config import Parts, build, plain
 from marl.errors import UserError, check_writable
 from marl.evaluate import Metrics, belief_by_message, evaluation_to_json, metrics
 from marl.games import env_maker, scripted, seats
-from marl.monitor import Progress
+from marl.policy import Policy
 from marl.pretrain import base_policy
-from marl.rollout import EVALUATION, Game, draw_games, rollout
+from marl.rollout import EVALUATION, Cast, Game, draw_games, rollout
 from marl.runs import CONFIG
-from marl.stats import format_table
+from marl.stats import TableRow, format_table, write_table
 from marl.transcripts import Transcript, episode_to_json, render_text, write_episodes
-from marl.types import Episode
 
+EVERY = "all"  # instead of a number of games: each context once
 HEADLINE = (
     "game/score", "game/score_agreed", "game/score_ceiling", "game/points", "game/joint", "game/agreement",
     "game/pareto", "game/pareto_agreed", "game/win_rate/crewmates", "talk/turns", "talk/words_per_message",
@@ -39,23 +44,35 @@ HEADLINE = (
 )  # fmt: skip
 
 
-def play(
-    first: Agent,
-    second: Agent,
-    make_env: Callable[[], Any],
-    seed: int,
-    games: int,
-    concurrency: int,
-    progress: Progress,
-) -> list[Episode]:
-    """Plays the evaluation games of a seed: always the same ones, the two agents changing seats from game to game."""
+def each_context(env: Mapping[str, Any], seed: int) -> list[Game]:
+    """A game of Deal or No Deal for each context that `env` draws from, in the file's order."""
+    if env["game"] != "dond":
+        raise UserError(f"games={EVERY}: only Deal or No Deal has a list of contexts; give the number of games")
+    every = read_contexts(env["contexts"]) if env["contexts"] else contexts()
+    chosen = [c for c in every if env["split"] == "all" or in_test(c) == (env["split"] == "test")]
+    drawn = draw_games(seed, EVALUATION, count=len(chosen))
+    return [
+        replace(game, options={"counts": c.counts, "values": c.values}) for game, c in zip(drawn, chosen, strict=True)
+    ]
 
-    def cast(game: Game, env: Any) -> Mapping[str, Agent]:
+
+def turn_about(first: Agent, second: Agent) -> Cast:
+    """Two players of a game with one role: they change seats from game to game."""
+
+    def seat(game: Game, env: Any) -> Mapping[str, Agent]:
         names = list(env.possible_agents)
         turned = game.seed % 2
         return {name: (first, second)[(i + turned) % 2] for i, name in enumerate(names)}
 
-    return rollout(draw_games(seed, EVALUATION, count=games), cast, make_env, concurrency, progress.advance)
+    return seat
+
+
+def role_against_role(first: Agent, second: Agent, cast: Mapping[str, Seats], partner: Agent | None) -> Cast:
+    """The first player holds the first role of the cast, with its partner where one is given, the second all others."""
+    (name, own), *others = cast.items()
+    agents = {"first": first, "second": second, "partner": partner or first}
+    seating = {name: Seats("first", "partner", own.partners if partner else 0.0)}
+    return by_role({**seating, **{role: Seats("second") for role, _ in others}}, agents)
 
 
 def show(conditions: Mapping[str, Metrics], transcripts: Mapping[str, Transcript], report: Path | None = None) -> None:
@@ -82,65 +99,71 @@ def pick_device(name: str) -> torch.device:
 def find_player(name: str, cfg: DictConfig, parts: Parts, device: torch.device, beside: str) -> Agent:
     """A player by name (see the module's docstring); `beside` is the other player's name."""
     limits = replace(parts.algo, concurrency=cfg.concurrency)
-    places = seats(parts.env)
-    folder = Path(name)
-    if (folder / "policy").is_dir():
-        game = read_card(folder / "policy")["game"]
-        if game != parts.env["game"]:
-            raise UserError(f"{name} was trained on {game}, and env.game={parts.env['game']}: choose env={game}")
-        policy = load_policy(folder / "policy", device)
-        return model_agent(folder.name, policy, limits, places, cfg.temperature)
+    game, places = parts.env["game"], seats(parts.env)
     if name == "base":
-        if (Path(beside) / "policy").is_dir():
-            base = read_card(Path(beside) / "policy")["base"]
-            if base is None:
-                raise UserError(
-                    f"players: {beside} started from an untouched model; evaluate that with model=hf players=[base]"
-                )
-            policy = load_policy(Path(base), device)
-        else:
-            policy, _ = base_policy(
-                parts.model,
-                parts.base,
-                parts.env,
-                cache=Path(cfg.cache),
-                human_data=cfg.data.dond,
-                device=device,
-                report=say,
-            )
-        return model_agent("base", policy, limits, places, cfg.temperature)
-    if "/" in name:
-        raise UserError(f"players: {name} is not the folder of a finished run (it has no policy/)")
+        return model_agent("base", find_base(cfg, parts, device, beside), limits, places, cfg.temperature)
+    if is_run(name):
+        return model_agent(Path(name).name, run_policy(name, game, device), limits, places, cfg.temperature)
     try:
-        agent = scripted(parts.env["game"], "" if name == "scripted" else name)
-        agent.make(0, "")
-    except ValueError as error:
+        return scripted(game, "" if name == "scripted" else name)
+    except UserError as error:
         raise UserError(f"players: {name} is neither a run's folder nor base, scripted or random. {error}") from error
-    return agent
+
+
+def find_base(cfg: DictConfig, parts: Parts, device: torch.device, beside: str) -> Policy:
+    """The base of the run that `beside` names; of the configuration, where it names none."""
+    if not (Path(beside) / "policy").is_dir():
+        policy, _ = base_policy(
+            parts.model, parts.base, parts.env, cache=Path(cfg.cache), human_data=cfg.data.dond, device=device,
+            report=say,
+        )  # fmt: skip
+        return policy
+    base = read_card(Path(beside) / "policy")["base"]
+    if base is None:
+        raise UserError(
+            f"players: {beside} started from an untouched model; evaluate that with model=hf players=[base]"
+        )
+    return load_policy(Path(base), device)
+
+
+def voiced(player: Agent, voice: str | None, cfg: DictConfig, parts: Parts, device: torch.device, beside: str) -> Agent:
+    """The player with another's voice: its messages are `voice`'s, or none at all (`silence`)."""
+    if voice is None:
+        return player
+    if not isinstance(player, ModelAgent):
+        raise UserError(f"voices: {player.name} is no language model; only those can be given another's voice")
+    if voice == "silence":
+        return Dubbed(player, SILENCE, player.name)
+    speaker = find_player(voice, cfg, parts, device, beside)
+    if not isinstance(speaker, ModelAgent):
+        raise UserError(f"voices: {voice} is no language model; name a run's folder, base or silence")
+    return Dubbed(player, speaker, player.name)
 
 
 def as_in_runs(cfg: DictConfig, names: Sequence[str]) -> DictConfig:
-    """The configuration with the game and limits that the runs among the players were evaluated in.
+    """The configuration with the game, cast and limits that the runs among the players were evaluated in.
 
-    What the command line says of `env` and `algo` wins over the runs. UserError if two runs play different games.
+    What the command line says of `env`, `cast` and `algo` wins. UserError if two runs play different games.
     """
     settings = {}
     for name in names:
         path = Path(name) / CONFIG
         if path.is_file():
             run = OmegaConf.load(path)
-            env = OmegaConf.merge(run.env, run.eval.env)
-            settings[name] = OmegaConf.create({"env": env, "algo": run.algo, "model": run.model, "base": run.base})
+            env, cast = OmegaConf.merge(run.env, run.eval.env), OmegaConf.merge(run.cast, run.eval.cast)
+            found = {"env": env, "cast": cast, "algo": run.algo, "model": run.model, "base": run.base}
+            settings[name] = OmegaConf.create(found)
     if not settings:
         return cfg
     games = [plain(each.env) for each in settings.values()]
     if any(game != games[0] for game in games):
         differ = sorted(k for k in games[0] if games[0][k] != games[-1].get(k))
         raise UserError(f"players: the runs {' and '.join(settings)} differ in env.{', env.'.join(differ)}")
-    found = next(iter(settings.values()))
     given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
-    own = [o for o in given if o.startswith(("env.", "algo."))]
-    merged = OmegaConf.merge(OmegaConf.create({**cfg, **found}), OmegaConf.from_dotlist(list(own)))
+    own = [o for o in given if o.startswith(("env.", "cast.", "algo."))]
+    merged = OmegaConf.merge(
+        OmegaConf.create({**cfg, **next(iter(settings.values()))}), OmegaConf.from_dotlist(list(own))
+    )
     assert isinstance(merged, DictConfig)
     return merged
 
@@ -161,13 +184,14 @@ def by_message_table(entries: Sequence[Metrics]) -> str:
 
 @command("evaluate")
 def main(cfg: DictConfig) -> None:
-    """Plays and prints; with `out=FOLDER` also writes `evaluation.json` and the transcripts."""
+    """Plays and prints; with `out=FOLDER` also writes `evaluation.json`, `table.csv` and the transcripts."""
     names = [cfg.players] if isinstance(cfg.players, str) else [str(name) for name in cfg.players]
     if not 1 <= len(names) <= 2:
         raise UserError(f"players={names}: name one player (it plays itself) or two")
     for name in ("games", "concurrency"):
-        if cfg[name] < 1:
-            raise UserError(f"{name}={cfg[name]}: must be at least 1")
+        every = name == "games" and cfg.games == EVERY
+        if not every and (not isinstance(cfg[name], int) or cfg[name] < 1):
+            raise UserError(f"{name}={cfg[name]}: must be at least 1" + (f", or {EVERY}" if name == "games" else ""))
     cfg = as_in_runs(cfg, names)
     parts = build(cfg)
     make_env = env_maker(parts.env)
@@ -176,32 +200,49 @@ def main(cfg: DictConfig) -> None:
     device = pick_device(cfg.device)
     if cfg.threads:
         torch.set_num_threads(cfg.threads)
+    voices = [*cfg.voices, None, None]
+    if len(cfg.voices) > len(names):
+        raise UserError(f"voices={list(cfg.voices)}: at most one for each of players={names}")
+    itself = len(set(names)) == 1 and len(set(voices[: len(names)])) == 1  # one agent in all seats
     first = find_player(names[0], cfg, parts, device, names[-1])
-    second = first if len(names) == 1 or names[0] == names[1] else find_player(names[1], cfg, parts, device, names[0])
+    second = first if itself else find_player(names[-1], cfg, parts, device, names[0])
+    run = next((name for name in names if is_run(name)), names[0])  # whose base is meant by `base`
+    agents = [voiced(first, voices[0], cfg, parts, device, run)]
+    agents.append(agents[0] if itself else voiced(second, voices[1], cfg, parts, device, run))
+    role_seats = next(iter(parts.cast.values()))
+    partner = None
+    if len(parts.cast) > 1 and len(names) == 2 and role_seats.partners:
+        partner = find_player(role_seats.partner, cfg, parts, device, run)
+    many_roles = len(parts.cast) > 1 and len(names) == 2
+    seated = role_against_role(agents[0], agents[1], parts.cast, partner) if many_roles else turn_about(*agents)
     bar = Bar(enabled=cfg.progress)
-    bar.stage(" v ".join(names), cfg.games)
-    episodes = play(first, second, make_env, cfg.seed, cfg.games, cfg.concurrency, bar)
+    drawn = (
+        each_context(parts.env, cfg.seed) if cfg.games == EVERY else draw_games(cfg.seed, EVALUATION, count=cfg.games)
+    )
+    bar.stage(" v ".join(names), len(drawn))
+    episodes = rollout(drawn, seated, make_env, cfg.concurrency, bar.advance)
     bar.close()
     objective = float(parts.env.get("objective", 0.0))
     label = " v ".join(dict.fromkeys(names))
-    conditions = {label: metrics(episodes, parts.env["game"], objective)}
-    for agent in (first.name, second.name) if first.name != second.name else ():
-        conditions[agent] = of_player(
-            agent, conditions[label], metrics(episodes, parts.env["game"], objective, {agent})
-        )
+    game = parts.env["game"]
+    conditions = {label: metrics(episodes, game, objective, {first.name} if many_roles else None)}
+    for agent in (first.name, second.name) if first.name != second.name and not many_roles else ():
+        conditions[agent] = of_player(agent, conditions[label], metrics(episodes, game, objective, {agent}))
     entries = belief_by_message(episodes)
     if cfg.out:
         out = Path(cfg.out)
         about = {
-            "game": parts.env["game"],
+            "game": game,
             "objective": objective,
-            "games": cfg.games,
+            "games": len(drawn),
             "seed": cfg.seed,
             "players": names,
         }
         write_episodes(out / "episodes.jsonl", episodes)
         by_message = {label: entries}
         write_json(out / "evaluation.json", evaluation_to_json(conditions, by_message, **about))
+        rows = [(arm, name, found[name]) for arm, found in conditions.items() for name in HEADLINE if name in found]
+        write_table(out / "table.csv", [TableRow(arm, name, i.mean, i.low, i.high, 1, i.n) for arm, name, i in rows])
     show(conditions, {label: episode_to_json(episodes[0])})
     if entries:
         say("\nbelief after so many messages, beside the exact prior without any talk")

@@ -1,6 +1,7 @@
-"""A person plays a game in the terminal against any agent: `python -m experiments.play opponent=scripted`.
+"""A person plays a game in the terminal against any agent: `python -m experiments.play env=among_us opponent=careful`.
 
-The person gets the same observations and corrections as a model, and the game is recorded, also an unfinished one.
+The person holds one seat, drawn by the game's seed, and the opponent all others; a run is played in its own game. The
+person gets the same observations and corrections as a model, and the game is recorded, also an unfinished one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from omegaconf import DictConfig
 
 from envs.core import END
 from experiments.cli import command
-from experiments.evaluate import find_player, pick_device
+from experiments.evaluate import as_in_runs, find_player, pick_device
 from experiments.terminal import say
 from marl.agents import Agent, TextAgent
 from marl.config import build
@@ -23,9 +24,20 @@ from marl.rollout import Game, draw_games, rollout
 from marl.transcripts import episode_to_json, render_text, write_episodes
 from marl.types import Episode
 
+HINTS = {  # what the rules in compact style leave unsaid, by game
+    "dond": (
+        "Write [message] and your words, or [propose] and what you claim, as in: [propose] (1 books, 0 hats, 2 balls)"
+    ),
+    "among_us": (
+        "Choose by the number of an option, or by its words. Where there are none, it is your turn to speak: write "
+        "what the others shall hear. A name after 'at' is a player in your room, 'task' one of yours to be done there."
+    ),
+}
+COMPACT = "The game tells things in few words, as small models read them; env.style=natural spells them out."
+
 
 class Person:
-    """Reads from the terminal. A reply without its end marker gets one."""
+    """Reads from the terminal. A reply without its end marker gets one; an option may be given by its number."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -50,7 +62,8 @@ class Person:
 
 @command("play")
 def main(cfg: DictConfig) -> None:
-    """Plays `games` games, the person in either seat in turn."""
+    """Plays `games` games and records them."""
+    cfg = as_in_runs(cfg, [cfg.opponent])
     parts = build(cfg)
     make_env = env_maker(parts.env)
     person = Person()
@@ -63,7 +76,9 @@ def main(cfg: DictConfig) -> None:
         return {**seats, env.possible_agents[game.seed % len(seats)]: human}
 
     episodes: list[Episode] = []
-    say("Write [message] and your words, or [propose] and what you claim, as in: [propose] (1 books, 0 hats, 2 balls)")
+    say(HINTS.get(parts.env["game"], "Choose by the number of an option; where there are none, write."))
+    if parts.env["style"] == "compact" and isinstance(opponent, TextAgent):  # scripts read both styles, models one
+        say(COMPACT)
     try:
         for game in draw_games(cfg.seed, count=cfg.games):
             say(f"\n── a new game ({len(episodes) + 1} of {cfg.games}) " + "─" * 40)

@@ -9,7 +9,7 @@ import copy
 import json
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.cli import command
-from experiments.evaluate import pick_device, play, show
+from experiments.evaluate import pick_device, show
+from experiments.players import check_game, check_players, is_run, run_policy, seat_players
 from experiments.terminal import Bar, say
-from marl.agents import Agent, model_agent
+from marl.cast import by_role, learners_of
 from marl.checkpoint import load_training, newest_checkpoint, read_state, save_policy, save_training, write_json
 from marl.config import (
     CheckpointConfig,
@@ -34,6 +35,7 @@ from marl.config import (
     plain,
     run_folder,
 )
+from marl.errors import UserError
 from marl.evaluate import (
     Metrics,
     belief_by_message,
@@ -42,18 +44,19 @@ from marl.evaluate import (
     metrics,
 )
 from marl.filtered_bc import FilteredBCConfig, train_filtered_bc
-from marl.games import env_maker, scripted, seats
+from marl.games import env_maker
 from marl.monitor import episode_metrics
 from marl.policy import Policy
 from marl.ppo import train_ppo
 from marl.pretrain import base_policy
 from marl.report import build_report
 from marl.rewards import add_rewards
+from marl.rollout import EVALUATION, draw_games, rollout
 from marl.runs import claim, read_run_card, run_card
 from marl.tracking import METRICS_FILE, Tracker, make_tracker
 from marl.transcripts import Transcript, read_episodes, write_episodes
 from marl.types import Episode
-from marl.update import make_optimizer
+from marl.update import Learner, make_optimizer
 
 SHOWN = 40  # episodes kept of an iteration or an evaluation
 
@@ -66,9 +69,12 @@ def main(cfg: DictConfig) -> None:
     evaluation = make(EvalConfig, plain(cfg.eval), "eval")
     make(CheckpointConfig, plain(cfg.checkpoint), "checkpoint")
     make_test_env = env_maker({**parts.env, **evaluation.env})
-    for name, share in getattr(parts.algo, "partners", {}).items():
-        if share and name != "base":
-            partner(name, parts)
+    check_players(parts.cast, parts.env["game"], make_env())
+    check_players(evaluation.seating(parts.cast), parts.env["game"], make_test_env())
+    learners = learners_of(parts.cast)
+    if isinstance(parts.algo, FilteredBCConfig) and len(learners) > 1:
+        raise UserError(f"algo=filtered_bc: it trains one learner, and the cast has {', '.join(learners)}; use algo=ppo")
+    check_starts(cfg, learners)
     device = pick_device(cfg.device)
     if cfg.threads:
         torch.set_num_threads(cfg.threads)
@@ -98,11 +104,12 @@ def main(cfg: DictConfig) -> None:
                 progress=bar.count,
                 report=say,
             )
-            policy = learn(cfg, parts, folder, base, make_env, make_test_env, tracker, elapsed, bar)
+            policies = learn(cfg, parts, folder, base, make_env, make_test_env, tracker, elapsed, bar)
         kept_base = str(base_folder) if base_folder else None
-        card = {"game": parts.env["game"], "base": kept_base, "run": folder.name}
-        save_policy(folder / "policy", policy, card)
-        conditions, examples = final_evaluation(cfg, parts, folder, base_folder, base, policy, make_test_env, bar)
+        for name, policy in policies.items():
+            card = {"game": parts.env["game"], "base": kept_base, "run": folder.name, "learner": name}
+            save_policy(folder / ("policy" if name == learners[0] else name), policy, card)
+        conditions, examples = final_evaluation(cfg, parts, folder, base_folder, base, policies, make_test_env, bar)
         bar.close()
         run_card(
             folder,
@@ -133,6 +140,17 @@ def open_tracker(cfg: DictConfig, folder: Path, newest: Path | None) -> Tracker:
     )
 
 
+def check_starts(cfg: DictConfig, learners: Sequence[str]) -> None:
+    """Refuses a warm start from what is no finished run of this game, or for somebody who doesn't learn here."""
+    for name, run in cfg.init.items():
+        if run is not None:
+            if name not in learners:
+                raise UserError(f"init.{name}={run}: {name} does not play here; the cast has {', '.join(learners)}")
+            if not is_run(run):
+                raise UserError(f"init.{name}={run}: must be the folder of a finished run, or null to start from base")
+            check_game(run, cfg.env.game)
+
+
 def learn(
     cfg: DictConfig,
     parts: Parts,
@@ -143,13 +161,18 @@ def learn(
     tracker: Tracker,
     elapsed: Callable[[], float],
     bar: Bar,
-) -> Policy:
-    """Trains a copy of the base, from the newest checkpoint if there is one."""
-    policy = copy.deepcopy(base)
-    config = parts.algo
-    optimizer = make_optimizer(policy, config.update)
+) -> dict[str, Policy]:
+    """Trains copies of the base (or of where `init` says to start), from the newest checkpoint if there is one."""
+    config, game = parts.algo, parts.env["game"]
+    policies = {
+        name: run_policy(cfg.init[name], game, base.device, base) if cfg.init[name] else copy.deepcopy(base)
+        for name in learners_of(parts.cast)
+    }
+    learners = [Learner(n, policy, base, make_optimizer(policy, config.update)) for n, policy in policies.items()]
+    frozen = seat_players(parts.cast, make_env(), game, base, config, config.temperature)
+    trained = {each.name: (each.policy, each.optimizer) for each in learners}
     checkpoints = folder / "checkpoints"
-    state = load_training(checkpoints, policy, optimizer, report=lambda line: None)
+    state = load_training(checkpoints, trained, report=lambda line: None)
     start = state["iteration"] if state else 0
     if start:
         say(f"continuing after iteration {start}")
@@ -159,57 +182,21 @@ def learn(
         tracker.log(iteration, found)
         say(f"{iteration:4d}/{config.iterations}  " + headline(found))
         if last or (cfg.eval.every and iteration % cfg.eval.every == 0):
-            watch(cfg, parts, tracker, iteration, policy, make_test_env, folder, bar)
+            watch(cfg, parts, tracker, iteration, base, policies, make_test_env, folder, bar)
         if iteration % cfg.checkpoint.every == 0 or last:
-            save_training(
-                checkpoints,
-                iteration,
-                policy,
-                optimizer,
-                {"run": folder.name, "wall_time": elapsed()},
-                cfg.checkpoint.keep,
-            )
+            noted = {"run": folder.name, "wall_time": elapsed()}
+            save_training(checkpoints, iteration, trained, noted, cfg.checkpoint.keep)
 
     if start == 0:
-        watch(cfg, parts, tracker, 0, policy, make_test_env, folder, bar)
+        watch(cfg, parts, tracker, 0, base, policies, make_test_env, folder, bar)
+    common: dict[str, Any] = {
+        "cast": parts.cast, "frozen": frozen, "seed": cfg.seed, "start": start, "after": after, "progress": bar
+    }  # fmt: skip
     if isinstance(config, FilteredBCConfig):
-        train_filtered_bc(
-            policy,
-            base,
-            make_env,
-            parts.rewards,
-            parts.losses,
-            config,
-            seed=cfg.seed,
-            optimizer=optimizer,
-            start=start,
-            after=after,
-            progress=bar,
-        )
+        train_filtered_bc(learners[0], make_env, parts.rewards, parts.losses, config, **common)
     else:
-        train_ppo(
-            policy,
-            base,
-            make_env,
-            parts.rewards,
-            parts.losses,
-            config,
-            seed=cfg.seed,
-            partners={name: partner(name, parts, base) for name, share in config.partners.items() if share},
-            optimizer=optimizer,
-            start=start,
-            after=after,
-            progress=bar,
-        )
-    return policy
-
-
-def partner(name: str, parts: Parts, base: Policy | None = None) -> Agent:
-    """Who else sits down in training: the frozen base, or scripted players (`scripted`, or a temperament's name)."""
-    if name == "base":
-        assert base is not None
-        return model_agent("base", base, parts.algo, seats(parts.env), parts.algo.temperature)
-    return scripted(parts.env["game"], "" if name == "scripted" else name)
+        train_ppo(learners, make_env, parts.rewards, parts.losses, config, **common)
+    return policies
 
 
 def watch(
@@ -217,7 +204,8 @@ def watch(
     parts: Parts,
     tracker: Tracker,
     iteration: int,
-    policy: Policy,
+    base: Policy,
+    policies: Mapping[str, Policy],
     make_env: Any,
     folder: Path,
     bar: Bar,
@@ -226,10 +214,9 @@ def watch(
     if not cfg.eval.games:
         return
     bar.stage(f"evaluation after iteration {iteration}", cfg.eval.games)
-    agent = model_agent("learner", policy, parts.algo, seats(parts.env), cfg.eval.temperature)
-    episodes = play(agent, agent, make_env, cfg.eval.seed, cfg.eval.games, parts.algo.concurrency, bar)
-    episodes = add_rewards(episodes, parts.rewards)
-    tracker.log(iteration, episode_metrics(episodes, {"learner"}), phase="eval")
+    stand_ins = {name: (name, policy) for name, policy in policies.items()}
+    episodes = evaluation_games(cfg, parts, base, stand_ins, make_env, cfg.eval.games, bar)
+    tracker.log(iteration, episode_metrics(episodes, {next(iter(policies))}), phase="eval")
     write_episodes(folder / "episodes" / f"iteration-{iteration:06d}.jsonl", episodes[:SHOWN])
     columns = ("game", "outcome", "transcript")
     rows = [
@@ -238,30 +225,53 @@ def watch(
     tracker.transcripts(iteration, columns, rows)
 
 
+def evaluation_games(
+    cfg: DictConfig,
+    parts: Parts,
+    base: Policy,
+    learners: Mapping[str, tuple[str, Policy]],
+    make_env: Any,
+    games: int,
+    bar: Bar,
+) -> list[Episode]:
+    """The evaluation games, always the same ones, with these in the learners' seats and the others as in the cast."""
+    seating = make(EvalConfig, plain(cfg.eval), "eval").seating(parts.cast)
+    agents = seat_players(
+        seating, make_env(), parts.env["game"], base, parts.algo, cfg.eval.temperature, learners
+    )
+    drawn = draw_games(cfg.eval.seed, EVALUATION, count=games)
+    episodes = rollout(drawn, by_role(seating, agents), make_env, parts.algo.concurrency, bar.advance)
+    return add_rewards(episodes, parts.rewards)
+
+
 def final_evaluation(
     cfg: DictConfig,
     parts: Parts,
     folder: Path,
     base_folder: Path | None,
     base: Policy,
-    trained: Policy,
+    policies: Mapping[str, Policy],
     make_env: Any,
     bar: Bar,
 ) -> tuple[dict[str, Metrics], dict[str, Transcript]]:
-    """Plays base and trained policy, each against itself, on the same games; returns metrics and an example of each.
+    """Plays the same games with the base and with the trained policies in the learners' seats; returns metrics and an
+    example of each.
 
     The base's games are kept beside it, so that the runs of a sweep don't all play them again.
     """
     settings = {
         "eval": plain(cfg.eval),
         "env": dict(parts.env),
+        "cast": plain(cfg.cast),
         "reward": plain(cfg.reward),
         "max_new_tokens": parts.algo.max_new_tokens,
     }
     beside = base_folder / "evaluations" / digest(settings) if base_folder else folder / "base"
+    as_base = {name: ("base", base) for name in policies}
+    as_trained = {n: ("trained" if i == 0 else n, policy) for i, (n, policy) in enumerate(policies.items())}
     if not (beside / "evaluation.json").exists():
-        measure(cfg, parts, beside, "base", base, make_env, bar)
-    measure(cfg, parts, folder, "trained", trained, make_env, bar)
+        measure(cfg, parts, beside, "base", base, as_base, make_env, bar)
+    measure(cfg, parts, folder, "trained", base, as_trained, make_env, bar)
     of_base, evaluation = (json.loads((f / "evaluation.json").read_text()) for f in (beside, folder))
     for part in ("conditions", "belief_by_message"):
         evaluation[part] = {**of_base[part], **evaluation[part]}
@@ -271,17 +281,25 @@ def final_evaluation(
     return conditions_from_json(evaluation), examples
 
 
-def measure(cfg: DictConfig, parts: Parts, folder: Path, name: str, policy: Policy, make_env: Any, bar: Bar) -> None:
+def measure(
+    cfg: DictConfig,
+    parts: Parts,
+    folder: Path,
+    name: str,
+    base: Policy,
+    learners: Mapping[str, tuple[str, Policy]],
+    make_env: Any,
+    bar: Bar,
+) -> None:
     """Plays the final evaluation games and writes `evaluation.json` and `episodes/NAME.jsonl` into the folder."""
     bar.stage(f"evaluation of {name}", cfg.eval.final_games)
-    agent = model_agent(name, policy, parts.algo, seats(parts.env), cfg.eval.temperature)
-    episodes = play(agent, agent, make_env, cfg.eval.seed, cfg.eval.final_games, parts.algo.concurrency, bar)
-    episodes = add_rewards(episodes, parts.rewards)
+    episodes = evaluation_games(cfg, parts, base, learners, make_env, cfg.eval.final_games, bar)
     write_episodes(folder / "episodes" / f"{name}.jsonl", episodes[:SHOWN])
     objective = float({**parts.env, **plain(cfg.eval.env)}.get("objective", 0.0))
     about = {"game": parts.env["game"], "objective": objective, "games": cfg.eval.final_games, "seed": cfg.eval.seed}
-    found = {name: metrics(episodes, parts.env["game"], objective)}
-    write_json(folder / "evaluation.json", evaluation_to_json(found, {name: belief_by_message(episodes)}, **about))
+    found = {name: metrics(episodes, parts.env["game"], objective, {name})}
+    by_message = {name: belief_by_message(episodes, players={name})}
+    write_json(folder / "evaluation.json", evaluation_to_json(found, by_message, **about))
 
 
 HEADLINE = {  # what a person watches, and how it reads

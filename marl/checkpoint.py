@@ -18,6 +18,8 @@ from marl.errors import UserError
 from marl.policy import Policy, load_lm, load_tokenizer
 from marl.tokens import Tokens
 
+Trained = Mapping[str, tuple[Policy, torch.optim.Optimizer]]  # what learns, by its name in the cast
+
 
 def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
     """Lets `write` fill a temporary folder, notes the checksums of its files, and moves it to its name in one step."""
@@ -94,14 +96,13 @@ def read_card(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder} holds no policy of this project: {error}") from error
 
 
-def save_training(
-    folder: Path, iteration: int, policy: Policy, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], keep: int
-) -> None:
+def save_training(folder: Path, iteration: int, trained: Trained, state: Mapping[str, Any], keep: int) -> None:
     """Checkpoint `folder/iteration-NNNNNN`: after it, `iteration` iterations are done. The last `keep` stay."""
 
     def write(to: Path) -> None:
-        save_file(_distinct(policy.state_dict()), to / "policy.safetensors")
-        save_file(optimizer_tensors(optimizer), to / "optimizer.safetensors")
+        for name, (policy, optimizer) in trained.items():
+            save_file(_distinct(policy.state_dict()), to / f"{name}.safetensors")
+            save_file(optimizer_tensors(optimizer), to / f"{name}-optimizer.safetensors")
         (to / "state.json").write_text(json.dumps({**state, "iteration": iteration}, sort_keys=True))
 
     write_folder(folder / f"iteration-{iteration:06d}", write)
@@ -120,16 +121,17 @@ def newest_checkpoint(folder: Path, report: Callable[[str], None] = print) -> Pa
 
 
 def load_training(
-    folder: Path, policy: Policy, optimizer: torch.optim.Optimizer, report: Callable[[str], None] = print
+    folder: Path, trained: Trained, report: Callable[[str], None] = print
 ) -> dict[str, Any] | None:
     """Restores the newest whole checkpoint and returns its state; None where there is none."""
     path = newest_checkpoint(folder, report)
     if path is None:
         return None
-    missing, unexpected = policy.load_state_dict(load_file(path / "policy.safetensors"), strict=False)
-    tied = set(policy.state_dict()) - set(_distinct(policy.state_dict()))
-    assert set(missing) <= tied and not unexpected, (missing, unexpected)
-    load_optimizer(optimizer, load_file(path / "optimizer.safetensors"))
+    for name, (policy, optimizer) in trained.items():
+        missing, unexpected = policy.load_state_dict(load_file(path / f"{name}.safetensors"), strict=False)
+        tied = set(policy.state_dict()) - set(_distinct(policy.state_dict()))
+        assert set(missing) <= tied and not unexpected, (missing, unexpected)
+        load_optimizer(optimizer, load_file(path / f"{name}-optimizer.safetensors"))
     return read_state(path)
 
 

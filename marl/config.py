@@ -16,6 +16,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
+from marl.cast import Seats
 from marl.errors import UserError
 from marl.filtered_bc import FilteredBCConfig
 from marl.losses import Loss
@@ -30,7 +31,7 @@ ELSEWHERE = ("runs", "tracker", "progress", "threads", "cache")  # settings that
 @dataclass(frozen=True)
 class EvalConfig:
     """Evaluation games. `every` iterations (0: only at the end) `games` are played, at the end `final_games`. `env`:
-    game settings that differ from training."""
+    game settings that differ from training; `cast`: who plays, where that differs."""
 
     every: int = 10
     games: int = 256
@@ -38,11 +39,19 @@ class EvalConfig:
     temperature: float = 1.0
     seed: int = 7
     env: Mapping[str, Any] = field(default_factory=dict)
+    cast: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, least in (("every", 0), ("games", 0), ("final_games", 1), ("temperature", 0), ("seed", 0)):
             if getattr(self, name) < least:
                 raise UserError(f"eval.{name}={getattr(self, name)}: must be at least {least}")
+
+    def seating(self, cast: Mapping[str, Seats]) -> dict[str, Seats]:
+        """Who plays in evaluation."""
+        settings = {role: dataclasses.asdict(seats) for role, seats in cast.items()}
+        for role, changes in self.cast.items():
+            settings[role] = {**settings.get(role, {}), **changes}
+        return cast_of(settings, "eval.cast")
 
 
 @dataclass(frozen=True)
@@ -63,6 +72,7 @@ class Parts:
     """What a training run is made of, built from its configuration."""
 
     env: Mapping[str, Any]
+    cast: Mapping[str, Seats]  # who plays each role
     model: ModelConfig
     base: BaseConfig
     algo: PPOConfig | FilteredBCConfig
@@ -97,6 +107,7 @@ def build(cfg: DictConfig) -> Parts:
         raise UserError(f"model.critic={critic}: must be one of {', '.join(CRITICS)}")
     return Parts(
         env=settings["env"],
+        cast=cast_of(settings["cast"]),
         model=make(ModelConfig, model, "model"),
         base=make(BaseConfig, settings["base"], "base"),
         algo=make(configs[kind], algo, "algo"),
@@ -104,6 +115,11 @@ def build(cfg: DictConfig) -> Parts:
         losses=losses,
         privileged=critic == "privileged",
     )
+
+
+def cast_of(settings: Mapping[str, Any], where: str = "cast") -> dict[str, Seats]:
+    """Who plays each role, from the settings `cast.ROLE.*`."""
+    return {role: make(Seats, seats, f"{where}.{role}") for role, seats in settings.items()}
 
 
 def terms(settings: Mapping[str, Any], where: str) -> dict[str, Any]:

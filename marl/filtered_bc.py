@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from marl.agents import PlayConfig, model_agent
+from marl.agents import Agent, PlayConfig, model_agent
 from marl.batch import Seat, collate, seats_of
+from marl.cast import Seats, by_role, places
 from marl.errors import UserError
 from marl.losses import Loss
 from marl.monitor import Progress, episode_metrics, speed_metrics
-from marl.policy import Policy
 from marl.rewards import Reward, add_rewards
-from marl.rollout import GAMES, draw_games, pairing, rollout, shuffle_seed
+from marl.rollout import GAMES, draw_games, rollout, shuffle_seed
 from marl.types import Episode, Kind, Stream
-from marl.update import UpdateConfig, update
+from marl.update import Learner, UpdateConfig, update
 
 KEEPS = ("above_mean", "nonzero", "all")
 
@@ -122,31 +122,32 @@ def competitive(env: Any) -> bool:
 
 
 def train_filtered_bc(
-    policy: Policy,
-    reference: Policy,
+    learner: Learner,
     make_env: Callable[[], Any],
     rewards: Mapping[str, Reward],
     losses: Mapping[str, Loss],
     config: FilteredBCConfig,
     *,
+    cast: Mapping[str, Seats],
+    frozen: Mapping[str, Agent],
     seed: int,
-    optimizer: torch.optim.Optimizer,
     start: int,
     after: Callable[[int, dict[str, float], Sequence[Episode]], None],
     progress: Progress,
 ) -> None:
-    """Trains `policy` in place by imitation of its own best games; arguments as in `train_ppo`.
+    """Trains the learner in place by imitation of its own best games; other arguments as in `train_ppo`.
 
     A round in which nothing is kept changes nothing.
     """
     env = make_env()
-    learner = model_agent("learner", policy, config, len(env.possible_agents), config.temperature)
+    agent = model_agent(learner.name, learner.policy, config, places(cast, env)[learner.name], config.temperature)
+    seated = by_role(cast, {**frozen, learner.name: agent})
     rivals = competitive(env)
     for iteration in range(start, config.iterations):
         began = time.perf_counter()
         progress.stage(f"round {iteration + 1}/{config.iterations}: games", config.games)
         games = draw_games(seed, GAMES, iteration, count=config.games)
-        episodes = rollout(games, pairing(learner), make_env, config.concurrency, progress.advance)
+        episodes = rollout(games, seated, make_env, config.concurrency, progress.advance)
         played = time.perf_counter()
 
         episodes = add_rewards(episodes, rewards)
@@ -158,6 +159,10 @@ def train_filtered_bc(
             progress.stage(f"round {iteration + 1}/{config.iterations}: imitation", config.update.epochs * len(kept))
             batch = collate(kept, {})
             generator = torch.Generator().manual_seed(shuffle_seed(seed, iteration))
-            metrics |= update(policy, reference, batch, losses, optimizer, config.update, generator, progress.advance)
-            metrics |= speed_metrics(episodes, batch, played - began, time.perf_counter() - played)
+            metrics |= update(
+                learner.policy, learner.reference, batch, losses, learner.optimizer, config.update, generator,
+                progress.advance,
+            )  # fmt: skip
+            learned = int((batch.kind != Kind.PAD).sum())
+            metrics |= speed_metrics(episodes, learned, played - began, time.perf_counter() - played)
         after(iteration + 1, metrics, episodes)

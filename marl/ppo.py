@@ -16,23 +16,26 @@ import torch
 from marl.advantages import Credit, add_advantages
 from marl.agents import Agent, PlayConfig, model_agent
 from marl.batch import collate, seats_of
+from marl.cast import Seats, by_role, places
 from marl.errors import UserError
 from marl.filtered_bc import KEEPS, competitive, select
 from marl.losses import Loss
 from marl.monitor import Progress, episode_metrics, speed_metrics
-from marl.policy import Policy
 from marl.rewards import Reward, add_rewards
-from marl.rollout import GAMES, draw_games, pairing, rollout, shuffle_seed
-from marl.types import Episode
-from marl.update import UpdateConfig, update
+from marl.rollout import GAMES, draw_games, rollout, shuffle_seed
+from marl.types import Episode, Kind
+from marl.update import Learner, UpdateConfig, update
+
+KNOWING = ("imposter",)  # roles that know the answers: listening has nothing to teach them
 
 
 @dataclass(frozen=True)
 class PPOConfig(PlayConfig):
-    """`partners`: who else plays, and in what share of games. `imitate`: what the imitation term learns from."""
+    """`imitate`: what the imitation term learns from. `alternate`: where two learn, how many iterations one learns
+    while the other stands still (0: both in every iteration)."""
 
     anneal_lr: bool = True  # the learning rate falls linearly to 0 over the iterations
-    partners: Mapping[str, float] = field(default_factory=dict)
+    alternate: int = 0
     imitate: str = "above_mean"
     credit: Credit = field(default_factory=Credit)
     update: UpdateConfig = field(default_factory=UpdateConfig)
@@ -41,69 +44,85 @@ class PPOConfig(PlayConfig):
         super().__post_init__()
         if self.imitate not in KEEPS:
             raise UserError(f"algo.imitate={self.imitate}: must be one of {', '.join(KEEPS)}")
-        shares = list(self.partners.values())
-        if any(isinstance(s, bool) or not isinstance(s, int | float) or s < 0 for s in shares) or sum(shares) > 1:
-            raise UserError(
-                f"algo.partners={dict(self.partners)}: shares of the games, each 0 to 1, together at most 1"
-            )
+        if self.alternate < 0:
+            raise UserError(f"algo.alternate={self.alternate}: must not be negative")
 
 
 def train_ppo(
-    policy: Policy,
-    reference: Policy,
+    learners: Sequence[Learner],
     make_env: Callable[[], Any],
     rewards: Mapping[str, Reward],
     losses: Mapping[str, Loss],
     config: PPOConfig,
     *,
+    cast: Mapping[str, Seats],
+    frozen: Mapping[str, Agent],
     seed: int,
-    partners: Mapping[str, Agent],
-    optimizer: torch.optim.Optimizer,
     start: int,
     after: Callable[[int, dict[str, float], Sequence[Episode]], None],
     progress: Progress,
 ) -> None:
-    """Trains `policy` in place, from iteration `start` (0-based). `after` gets each finished iteration's number (from
-    1), metrics and episodes."""
+    """Trains the learners in place, from iteration `start` (0-based).
+
+    `cast` says who plays each role; `frozen` are the players in it that don't learn. `after` gets each finished
+    iteration's number (from 1), metrics (a second learner's begin with its name) and episodes.
+    """
     env = make_env()
-    learner = model_agent("learner", policy, config, len(env.possible_agents), config.temperature)
-    cast = pairing(learner, [(partners[name], share) for name, share in config.partners.items() if share])
+    held = places(cast, env)
+    agents = dict(frozen)
+    for learner in learners:
+        agents[learner.name] = model_agent(
+            learner.name, learner.policy, config, held[learner.name], config.temperature
+        )
+    seated = by_role(cast, agents)
     weights = {name: reward.weight for name, reward in rewards.items()}
     scored = replace(config.update, temperature=config.temperature)  # what was sampled is what is scored
     rivals = competitive(env)
 
     for iteration in range(start, config.iterations):
+        stage = f"iteration {iteration + 1}/{config.iterations}"
         began = time.perf_counter()
-        left = 1 - iteration / config.iterations if config.anneal_lr else 1.0
-        for group in optimizer.param_groups:
-            group["lr"] = config.update.learning_rate * left
-        progress.stage(f"iteration {iteration + 1}/{config.iterations}: games", config.games)
+        progress.stage(f"{stage}: games", config.games)
         games = draw_games(seed, GAMES, iteration, count=config.games)
-        episodes = rollout(games, cast, make_env, config.concurrency, progress.advance)
+        episodes = rollout(games, seated, make_env, config.concurrency, progress.advance)
         played = time.perf_counter()
 
         episodes = add_rewards(episodes, rewards)
-        seats = seats_of(episodes, {learner.name})
-        chosen = {(id(e), a) for e, a in select(seats, config.imitate, rivals)} if "imitation" in losses else set()
-        batch = collate(
-            seats,
-            weights,
-            separate_speech=config.credit.separate,
-            imitate=lambda episode, agent: (id(episode), agent) in chosen,  # noqa: B023
-            privileged=lambda episode, agent: episode.privileged.get(agent, ()),
-        )
-        batch = add_advantages(batch, config.credit, weights.get("speaking", 0.0))
-        progress.stage(f"iteration {iteration + 1}/{config.iterations}: update", config.update.epochs * len(seats))
-        metrics = update(
-            policy,
-            reference,
-            batch,
-            losses,
-            optimizer,
-            scored,
-            torch.Generator().manual_seed(shuffle_seed(seed, iteration)),
-            progress.advance,
-        )
-        metrics |= episode_metrics(episodes, {learner.name})
-        metrics |= speed_metrics(episodes, batch, played - began, time.perf_counter() - played)
+        metrics: dict[str, float] = {}
+        learned = 0
+        for learner in learning(learners, config.alternate, iteration):
+            for group in learner.optimizer.param_groups:
+                left = 1 - iteration / config.iterations if config.anneal_lr else 1.0
+                group["lr"] = config.update.learning_rate * left
+            seats = seats_of(episodes, {learner.name})
+            chosen = {(id(e), a) for e, a in select(seats, config.imitate, rivals)} if "imitation" in losses else set()
+            batch = collate(
+                seats,
+                weights,
+                separate_speech=config.credit.separate,
+                imitate=lambda episode, agent: (id(episode), agent) in chosen,  # noqa: B023
+                privileged=lambda episode, agent: episode.privileged.get(agent, ()),
+                silent_roles=KNOWING,
+            )
+            batch = add_advantages(batch, config.credit, weights.get("speaking", 0.0))
+            learned += int((batch.kind != Kind.PAD).sum())
+            progress.stage(f"{stage}: update of {learner.name}", config.update.epochs * len(seats))
+            generator = torch.Generator().manual_seed(shuffle_seed(seed, iteration))
+            found = update(
+                learner.policy, learner.reference, batch, losses, learner.optimizer, scored, generator, progress.advance
+            )
+            metrics |= named(found, learner, learners)
+        for learner in learners:
+            metrics |= named(episode_metrics(episodes, {learner.name}), learner, learners)
+        metrics |= speed_metrics(episodes, learned, played - began, time.perf_counter() - played)
         after(iteration + 1, metrics, episodes)
+
+
+def named(metrics: dict[str, float], learner: Learner, learners: Sequence[Learner]) -> dict[str, float]:
+    """A second learner's metrics begin with its name."""
+    return metrics if learner is learners[0] else {f"{learner.name}/{name}": x for name, x in metrics.items()}
+
+
+def learning(learners: Sequence[Learner], alternate: int, iteration: int) -> Sequence[Learner]:
+    """Who learns in this iteration: everybody, or, alternating, one after another for `alternate` iterations."""
+    return learners if not alternate else [learners[iteration // alternate % len(learners)]]

@@ -14,7 +14,6 @@ import numpy as np
 
 from envs.core import TurnKind
 from marl.agents import Agent, Reply, Request
-from marl.engine import uniforms
 from marl.types import Belief, Episode, Payment, Stream, Turn
 
 GAMES, SHUFFLE, EVALUATION = 1, 2, 3  # named places of a run's seed
@@ -41,22 +40,9 @@ def shuffle_seed(seed: int, iteration: int) -> int:
     return int(np.random.SeedSequence([seed, SHUFFLE, iteration]).generate_state(1)[0])
 
 
-def pairing(learner: Agent, partners: Sequence[tuple[Agent, float]] = ()) -> Cast:
-    """Self-play, except that in a share of the games one seat, in turn, is a partner's.
-
-    `partners`: agents and the share of games each joins. Which games is a function of their seeds.
-    """
-
-    def cast(game: Game, env: Any) -> Mapping[str, Agent]:
-        seats = dict.fromkeys(env.possible_agents, learner)
-        draw = float(uniforms(np.array([game.seed], dtype=np.uint64), np.array([1 << 40], dtype=np.uint64))[0])
-        for partner, share in partners:
-            if draw < share:
-                return {**seats, env.possible_agents[game.seed % len(seats)]: partner}
-            draw -= share
-        return seats
-
-    return cast
+def everyone(agent: Agent) -> Cast:
+    """One agent in all seats."""
+    return lambda game, env: dict.fromkeys(env.possible_agents, agent)
 
 
 @dataclass

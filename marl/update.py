@@ -55,6 +55,16 @@ def make_optimizer(policy: Policy, config: UpdateConfig) -> torch.optim.Optimize
     return kind(policy.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
 
 
+@dataclass(frozen=True)
+class Learner:
+    """Who learns: its name in the cast, its policy, the frozen reference of its KL term, its optimiser."""
+
+    name: str
+    policy: Policy
+    reference: Policy
+    optimizer: torch.optim.Optimizer
+
+
 class Optimizer(Protocol):
     """An optimiser of torch, or several of them."""
 

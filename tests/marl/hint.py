@@ -99,7 +99,8 @@ class Hint(ParallelEnv[str, dict[str, Any], str]):
 
     @property
     def facts(self) -> dict[str, Any]:
-        return {"fact": self._fact, "speaker": self._speaker}
+        roles = {self._speaker: "speaker", self._listener: "listener"}
+        return {"fact": self._fact, "speaker": self._speaker, "roles": roles}
 
     def privileged(self, agent: str) -> tuple[float, ...]:
         """The fact and whether this seat speaks."""

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from marl.advantages import Credit
+from marl.cast import Seats
 from marl.checkpoint import (
     load_policy,
     load_training,
@@ -41,7 +42,7 @@ from marl.rewards import Reward
 from marl.rewards.game import GameReward
 from marl.rewards.speaking import SpeakingReward
 from marl.types import Episode
-from marl.update import UpdateConfig
+from marl.update import Learner, UpdateConfig
 from tests.marl.hint import Hint, hint_policy
 from tests.marl.models import hf_policy, tiny_policy
 
@@ -122,10 +123,15 @@ LOSSES: dict[str, Loss] = {
 }
 UPDATE = UpdateConfig(learning_rate=1e-3, minibatches=2, epochs=2)
 After = Callable[[int, dict[str, float], Sequence[Episode]], None]
+CAST = {"speaker": Seats(), "listener": Seats()}
 
 
 def adamw(policy: Policy) -> torch.optim.AdamW:
     return torch.optim.AdamW(policy.parameters(), lr=1e-3, weight_decay=0.01)
+
+
+def by_name(policy: Policy) -> dict[str, tuple[Policy, torch.optim.Optimizer]]:
+    return {"learner": (policy, adamw(policy))}
 
 
 def ppo(policy: Policy, optimizer: torch.optim.Optimizer, start: int, iterations: int, after: After) -> None:
@@ -134,19 +140,9 @@ def ppo(policy: Policy, optimizer: torch.optim.Optimizer, start: int, iterations
         iterations=iterations, games=12, concurrency=8, max_new_tokens=2, context=32, credit=Credit(), update=UPDATE
     )
     train_ppo(
-        policy,
-        hint_policy(0),
-        Hint,
-        rewards,
-        LOSSES,
-        config,
-        seed=4,
-        partners={},
-        optimizer=optimizer,
-        start=start,
-        after=after,
-        progress=Progress(),
-    )
+        [Learner("learner", policy, hint_policy(0), optimizer)], Hint, rewards, LOSSES, config,
+        cast=CAST, frozen={}, seed=4, start=start, after=after, progress=Progress(),
+    )  # fmt: skip
 
 
 def cloning(policy: Policy, optimizer: torch.optim.Optimizer, start: int, iterations: int, after: After) -> None:
@@ -154,18 +150,10 @@ def cloning(policy: Policy, optimizer: torch.optim.Optimizer, start: int, iterat
         iterations=iterations, games=12, concurrency=8, max_new_tokens=2, context=32, update=UPDATE
     )
     train_filtered_bc(
-        policy,
-        hint_policy(0),
-        Hint,
-        {"game": GameReward()},
-        {"imitation": ImitationLoss()},
-        config,
-        seed=4,
-        optimizer=optimizer,
-        start=start,
-        after=after,
-        progress=Progress(),
-    )
+        Learner("learner", policy, hint_policy(0), optimizer), Hint, {"game": GameReward()},
+        {"imitation": ImitationLoss()}, config,
+        cast=CAST, frozen={}, seed=4, start=start, after=after, progress=Progress(),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("train", [ppo, cloning])
@@ -177,14 +165,14 @@ def test_a_continued_run_is_the_run_that_was_never_stopped(train: Any, tmp_path:
     def note(iteration: int, metrics: dict[str, float], episodes: Sequence[Episode]) -> None:
         log[iteration] = {k: v for k, v in metrics.items() if not k.startswith(("speed/", "time/"))}
         if iteration == 2:
-            save_training(tmp_path, 2, whole, optimizer, {"note": "half"}, keep=2)
+            save_training(tmp_path, 2, {"learner": (whole, optimizer)}, {"note": "half"}, keep=2)
 
     train(whole, optimizer, 0, 4, note)
     assert sorted(log) == [1, 2, 3, 4]
 
     continued = hint_policy(1)  # other weights: everything has to come from the checkpoint
     resumed = adamw(continued)
-    state = load_training(tmp_path, continued, resumed)
+    state = load_training(tmp_path, {"learner": (continued, resumed)})
     assert state == {"note": "half", "iteration": 2}
     again: dict[int, dict[str, float]] = {}
 
@@ -211,24 +199,24 @@ def test_the_optimiser_comes_back_to_the_bit(tmp_path: Path) -> None:
     policy = tiny_policy()
     optimizer = adamw(policy)
     steps(policy, optimizer, 3)
-    save_training(tmp_path, 1, policy, optimizer, {}, keep=1)
+    save_training(tmp_path, 1, {"learner": (policy, optimizer)}, {}, keep=1)
     other = tiny_policy()
     restored = adamw(other)
-    load_training(tmp_path, other, restored)
+    load_training(tmp_path, {"learner": (other, restored)})
     steps(policy, optimizer, 2)
     steps(other, restored, 2)
     assert same(policy, other)
     fresh = tiny_policy()
-    load_training(tmp_path, fresh, adamw(tiny_policy()))
+    load_training(tmp_path, {"learner": (fresh, adamw(tiny_policy()))})
     steps(fresh, adamw(fresh), 2)  # the same weights with an optimiser that remembers nothing go elsewhere
     assert not same(policy, fresh)
 
 
 def test_an_optimiser_that_has_not_stepped_is_saved_too(tmp_path: Path) -> None:
     policy = hint_policy(0)
-    save_training(tmp_path, 0, policy, adamw(policy), {}, keep=1)
+    save_training(tmp_path, 0, by_name(policy), {}, keep=1)
     other = hint_policy(1)
-    assert load_training(tmp_path, other, adamw(other)) == {"iteration": 0} and same(policy, other)
+    assert load_training(tmp_path, by_name(other)) == {"iteration": 0} and same(policy, other)
 
 
 def saved(folder: Path, count: int, keep: int = 10) -> list[Policy]:
@@ -236,7 +224,7 @@ def saved(folder: Path, count: int, keep: int = 10) -> list[Policy]:
     policies = []
     for i in range(1, count + 1):
         policy = hint_policy(i)
-        save_training(folder, i, policy, adamw(policy), {}, keep)
+        save_training(folder, i, by_name(policy), {}, keep)
         policies.append(policy)
     return policies
 
@@ -245,24 +233,27 @@ def test_the_newest_is_loaded_and_the_last_ones_stay(tmp_path: Path) -> None:
     policies = saved(tmp_path, 4, keep=2)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["iteration-000003", "iteration-000004"]
     policy = hint_policy(0)
-    assert load_training(tmp_path, policy, adamw(policy)) == {"iteration": 4} and same(policy, policies[-1])
+    assert load_training(tmp_path, by_name(policy)) == {"iteration": 4} and same(policy, policies[-1])
 
 
 def test_where_there_is_nothing_nothing_is_loaded(tmp_path: Path) -> None:
     policy = hint_policy(0)
     for folder in (tmp_path, tmp_path / "nowhere"):
-        assert load_training(folder, policy, adamw(policy)) is None
+        assert load_training(folder, by_name(policy)) is None
     assert same(policy, hint_policy(0))
 
 
-@pytest.mark.parametrize("name", ["policy.safetensors", "optimizer.safetensors", "state.json", "checksums.json"])
+FILES = ("learner.safetensors", "learner-optimizer.safetensors", "state.json", "checksums.json")
+
+
+@pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", [flip, Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-9])])
 def test_a_damaged_newest_is_reported_and_the_one_before_it_used(name: str, damage: Any, tmp_path: Path) -> None:
     policies = saved(tmp_path, 3)
     damage(tmp_path / "iteration-000003" / name)
     told: list[str] = []
     policy = hint_policy(0)
-    assert load_training(tmp_path, policy, adamw(policy), told.append) == {"iteration": 2} and same(policy, policies[1])
+    assert load_training(tmp_path, by_name(policy), told.append) == {"iteration": 2} and same(policy, policies[1])
     assert len(told) == 1 and "iteration-000003" in told[0] and "going back" in told[0]
     assert name in told[0] or name == "checksums.json"  # a wrong sum speaks against the file that it is of
 
@@ -270,10 +261,10 @@ def test_a_damaged_newest_is_reported_and_the_one_before_it_used(name: str, dama
 def test_if_all_are_damaged_all_are_reported(tmp_path: Path) -> None:
     saved(tmp_path, 2)
     for path in tmp_path.iterdir():
-        flip(path / "policy.safetensors")
+        flip(path / "learner.safetensors")
     told: list[str] = []
     policy = hint_policy(0)
-    assert load_training(tmp_path, policy, adamw(policy), told.append) is None
+    assert load_training(tmp_path, by_name(policy), told.append) is None
     assert len(told) == 2 and same(policy, hint_policy(0))
 
 
@@ -308,7 +299,7 @@ def test_a_process_killed_while_writing_leaves_the_old_checkpoint(tmp_path: Path
     (old,) = saved(tmp_path, 1)
 
     def die(to: Path) -> None:
-        (to / "policy.safetensors").write_bytes(b"half")
+        (to / "learner.safetensors").write_bytes(b"half")
         os._exit(9)
 
     child = os.fork()
@@ -319,7 +310,7 @@ def test_a_process_killed_while_writing_leaves_the_old_checkpoint(tmp_path: Path
     assert not (tmp_path / "iteration-000002").exists()
     policy = hint_policy(0)
     told: list[str] = []
-    assert load_training(tmp_path, policy, adamw(policy), told.append) == {"iteration": 1}
+    assert load_training(tmp_path, by_name(policy), told.append) == {"iteration": 1}
     assert same(policy, old) and not told
 
 

@@ -16,16 +16,17 @@ from hypothesis import strategies as st
 from envs import dond_v0
 from marl.agents import TextAgent
 from marl.batch import collate, seats_of
+from marl.cast import Seats
 from marl.errors import UserError
 from marl.filtered_bc import FilteredBCConfig, keep_records, seat_reward, select, train_filtered_bc, without_errors
 from marl.losses.imitation import ImitationLoss
 from marl.monitor import Progress
 from marl.policy import Policy
 from marl.rewards.game import GameReward
-from marl.rollout import Game, pairing, rollout
+from marl.rollout import Game, everyone, rollout
 from marl.tokens import Tokens
 from marl.types import Episode, Kind, Payment
-from marl.update import UpdateConfig, forward
+from marl.update import Learner, UpdateConfig, forward
 from tests.marl.episodes import episode
 from tests.marl.hint import Hint, hint_policy
 from tests.marl.models import CHATML, hf_tokenizer, small_tokens
@@ -118,7 +119,7 @@ def record(replies: Sequence[tuple[str, str]], tokens: Tokens, style: str) -> Ep
     """The game in which the players say this, as the real game and the real recorder see it."""
     lines = {agent: [text for a, text in replies if a == agent] for agent in dond_v0.AGENTS}
     agent = TextAgent("learner", lambda seed, role: Reader(lines[dond_v0.AGENTS[seed % 16]]), tokens)
-    (played,) = rollout([Game(1, START)], pairing(agent), lambda: dond_v0.parallel_env(style=style), 1)
+    (played,) = rollout([Game(1, START)], everyone(agent), lambda: dond_v0.parallel_env(style=style), 1)
     assert len(played.turns) == len(replies)
     return played
 
@@ -218,9 +219,10 @@ CONFIG = FilteredBCConfig(
 
 def clone(policy: Policy, make_env: Any, config: FilteredBCConfig) -> tuple[dict[str, float], list[Episode]]:
     seen: list[tuple[dict[str, float], list[Episode]]] = []
+    learner = Learner("learner", policy, copy.deepcopy(policy), torch.optim.AdamW(policy.parameters(), lr=3e-3))
     train_filtered_bc(
-        policy, copy.deepcopy(policy), make_env, {"game": GameReward()}, {"imitation": ImitationLoss()}, config,
-        seed=0, optimizer=torch.optim.AdamW(policy.parameters(), lr=3e-3), start=0,
+        learner, make_env, {"game": GameReward()}, {"imitation": ImitationLoss()}, config,
+        cast={"speaker": Seats(), "listener": Seats()}, frozen={}, seed=0, start=0,
         after=lambda iteration, metrics, episodes: seen.append((metrics, list(episodes))), progress=Progress(),
     )  # fmt: skip
     (only,) = seen

@@ -16,10 +16,11 @@ from envs import dond_v0
 from envs.core import END, Question, TurnKind
 from marl.agents import Agent, ModelAgent, Player, Reply, Request, TextAgent
 from marl.batch import collate, seats_of
+from marl.cast import Seats, by_role
 from marl.engine import Engine
 from marl.games import env_maker, scripted
 from marl.policy import Policy
-from marl.rollout import GAMES, SHUFFLE, Cast, Game, draw_games, pairing, rollout, shuffle_seed
+from marl.rollout import GAMES, SHUFFLE, Cast, Game, draw_games, everyone, rollout, shuffle_seed
 from marl.tokens import Tokens
 from marl.types import Episode, Kind, Stream, TokenBatch
 from marl.update import forward
@@ -31,10 +32,6 @@ SEATS = dond_v0.AGENTS
 PRIVILEGED = 33
 
 
-def self_play(agent: Agent) -> Cast:
-    return lambda game, env: dict.fromkeys(env.possible_agents, agent)
-
-
 def against(one: Agent, other: Agent) -> Cast:
     """`one` holds the first seat, `other` the rest."""
     return lambda game, env: {a: one if i == 0 else other for i, a in enumerate(env.possible_agents)}
@@ -42,7 +39,7 @@ def against(one: Agent, other: Agent) -> Cast:
 
 def scripted_rows(tokens: Tokens, make_env: Any, count: int) -> TokenBatch:
     agent = scripted("dond", tokens=tokens)
-    return collate(seats_of(rollout(draw_games(9, 9, count=count), self_play(agent), make_env, 16), {"scripted"}), {})
+    return collate(seats_of(rollout(draw_games(9, 9, count=count), everyone(agent), make_env, 16), {"scripted"}), {})
 
 
 # --- A small game with everything that Deal or No Deal lacks: choices, turns at the same time, steps that only pass ---
@@ -150,7 +147,7 @@ def play(
     learner, partner = model(policies[name], **settings), scripted("dond")
     half = len(games) // 2
     return [
-        *rollout(games[:half], self_play(learner), env_of(name), concurrency),
+        *rollout(games[:half], everyone(learner), env_of(name), concurrency),
         *rollout(games[half:], against(learner, partner), env_of(name), concurrency),
     ]
 
@@ -189,7 +186,7 @@ def test_sampler_and_trainer_agree_on_choices_too(name: str, policies: dict[str,
     privileged = Policy(policies[name].lm, policies[name].tokens, 2)
     torch.nn.init.constant_(privileged.value_head[2].weight, 0.1)  # type: ignore[arg-type]
     learner = model(privileged.eval(), slots=60, context=300, temperature=0.8)
-    episodes = rollout(draw_games(1, GAMES, count=20), self_play(learner), Relay, 20)
+    episodes = rollout(draw_games(1, GAMES, count=20), everyone(learner), Relay, 20)
     batch = rows_of(episodes)
     assert int((batch.kind == Kind.CHOICE).sum()) == 20 and batch.legal.shape[2] == 3
     probs = [b.probs for e, a in seats_of(episodes, {"learner"}) for b in e.beliefs if b.listener == a]
@@ -230,7 +227,7 @@ def test_the_same_games_are_the_same_episodes_at_any_concurrency(name: str, poli
 def test_concurrency_changes_nothing_where_turns_fall_together(policies: dict[str, Policy]) -> None:
     policy = precise(Policy(policies["tiny"].lm, policies["tiny"].tokens).eval())
     games = draw_games(4, GAMES, count=9)
-    runs = [rollout(games, self_play(model(policy, slots=27)), Relay, n) for n in (9, 1, 4)]
+    runs = [rollout(games, everyone(model(policy, slots=27)), Relay, n) for n in (9, 1, 4)]
     same_episodes(runs[0], runs[1])
     same_episodes(runs[0], runs[2])
 
@@ -241,7 +238,7 @@ def test_an_episode_is_a_function_of_its_own_game(policies: dict[str, Policy]) -
     policy = precise(policies["tiny"])
 
     def run(order: Sequence[int]) -> list[Episode]:
-        return rollout([games[i] for i in order], self_play(model(policy)), COMPACT, 3)
+        return rollout([games[i] for i in order], everyone(model(policy)), COMPACT, 3)
 
     forward_run, backward = run(range(6)), run(range(5, -1, -1))
     same_episodes(forward_run, backward[::-1])
@@ -251,16 +248,16 @@ def test_an_episode_is_a_function_of_its_own_game(policies: dict[str, Policy]) -
 
 def test_start_positions_reach_the_game(policies: dict[str, Policy]) -> None:
     start = {"counts": (1, 1, 3), "values": ((0, 1, 3), (1, 3, 2)), "first": 1}
-    episodes = rollout([Game(s, start) for s in range(3)], self_play(scripted("dond")), COMPACT, 3)
+    episodes = rollout([Game(s, start) for s in range(3)], everyone(scripted("dond")), COMPACT, 3)
     for episode in episodes:
         assert episode.facts == {**start, "objective": 1.0} and episode.turns[0].agent == "player_1"
 
 
 def test_progress_counts_every_game_once() -> None:
     told: list[int] = []
-    rollout(draw_games(0, GAMES, count=11), self_play(scripted("dond")), COMPACT, 4, told.append)
+    rollout(draw_games(0, GAMES, count=11), everyone(scripted("dond")), COMPACT, 4, told.append)
     assert sum(told) == 11 and min(told) >= 1
-    assert rollout([], self_play(scripted("dond")), COMPACT, 4) == []
+    assert rollout([], everyone(scripted("dond")), COMPACT, 4) == []
 
 
 # --- What an episode holds ---
@@ -307,7 +304,7 @@ def test_the_games_of_the_relay_are_told_to_the_right_seats(policies: dict[str, 
     tokens = policies["tiny"].tokens
     policy = Policy(policies["tiny"].lm, tokens).eval()
     games = [Game(seed, {"secret": seed % 10}) for seed in range(12)]
-    for episode in rollout(games, self_play(model(policy, slots=36)), Relay, 12):
+    for episode in rollout(games, everyone(model(policy, slots=36)), Relay, 12):
         secret = episode.facts["secret"]
         options = ("1", "2", "3") if secret % 2 == 0 else ("go left", "go right")
         assert [(t.agent, t.step, t.kind) for t in episode.turns] == [
@@ -410,8 +407,9 @@ def test_a_partner_does_not_change_how_the_games_of_others_go(policies: dict[str
     policy = precise(policies["tiny"])
     learner, base = model(policy), model(policy, "base")
     games = draw_games(11, GAMES, count=12)
-    alone = rollout(games, pairing(learner), COMPACT, 6)
-    mixed = rollout(games, pairing(learner, [(base, 0.5)]), COMPACT, 6)
+    seated = by_role({"negotiator": Seats(partners=0.5)}, {"learner": learner, "base": base})
+    alone = rollout(games, everyone(learner), COMPACT, 6)
+    mixed = rollout(games, seated, COMPACT, 6)
     shared = [i for i, e in enumerate(mixed) if set(e.players.values()) == {"learner"}]
     assert 2 <= len(shared) <= 10
     same_episodes([alone[i] for i in shared], [mixed[i] for i in shared])
@@ -424,7 +422,7 @@ def test_recorded_scripts_leave_the_streams_that_a_model_would(policies: dict[st
     for name in ("tiny", "qwen3"):
         policy = policies[name]
         recorder = scripted("dond", tokens=policy.tokens)
-        recorded = rollout(draw_games(12, GAMES, count=8), self_play(recorder), env_of(name), 8)
+        recorded = rollout(draw_games(12, GAMES, count=8), everyone(recorder), env_of(name), 8)
         # a slip without an end marker is a reply of its own only for scripts
         usable = [e for e in recorded if all(policy.tokens.ends(t.reply_ids) for t in e.turns)][:3]
         assert len(usable) == 3
@@ -433,7 +431,7 @@ def test_recorded_scripts_leave_the_streams_that_a_model_would(policies: dict[st
             script = deque(token for turn in episode.turns for token in turn.reply_ids)
             agent = model(policy, max_new_tokens=200, context=policy.context)
             agent.engine = Dictated(policy, script, agent.engine)
-            [again] = rollout([Game(episode.seed)], self_play(agent), env_of(name), 1)
+            [again] = rollout([Game(episode.seed)], everyone(agent), env_of(name), 1)
             assert again.streams == episode.streams and not script
             for ours, theirs in zip(again.turns, episode.turns, strict=True):
                 assert dataclasses.replace(ours, value=0.0) == theirs
@@ -475,8 +473,8 @@ class Late:
 
 def test_agents_may_answer_late_and_out_of_order() -> None:
     games = draw_games(13, GAMES, count=9)
-    prompt = rollout(games, self_play(scripted("dond")), COMPACT, 4)
-    late = rollout(games, self_play(Late(scripted("dond"))), COMPACT, 4)
+    prompt = rollout(games, everyone(scripted("dond")), COMPACT, 4)
+    late = rollout(games, everyone(Late(scripted("dond"))), COMPACT, 4)
     assert [[t.text for t in e.turns] for e in late] == [[t.text for t in e.turns] for e in prompt]
     assert [e.outcome for e in late] == [e.outcome for e in prompt]
 
@@ -489,7 +487,7 @@ def test_every_seat_of_every_game_has_a_seed_of_its_own() -> None:
         return Rambling("")
 
     games = [*draw_games(15, GAMES, count=20), *(Game(s) for s in range(20))]
-    rollout(games, self_play(TextAgent("rambling", make)), Relay, 8)
+    rollout(games, everyone(TextAgent("rambling", make)), Relay, 8)
     assert len(set(made)) == len(made) == 3 * len(games)
 
 
@@ -526,7 +524,7 @@ def test_any_text_as_a_reply_leaves_the_game_standing(text: str, policies: dict[
         )
 
 
-# --- Games and pairings ---
+# --- Games ---
 
 
 def test_games_of_a_place_are_the_same_forever() -> None:
@@ -544,20 +542,3 @@ def test_other_places_have_other_games() -> None:
     seeds = [g.seed for place in places for g in draw_games(place[0], *place[1:], count=16)]
     assert len(set(seeds)) == len(seeds) and all(0 <= s < 1 << 63 for s in seeds)
     assert len({shuffle_seed(s, i) for s in range(5) for i in range(1, 100)}) == 5 * 99
-
-
-def test_partners_join_their_share_of_games_in_every_seat() -> None:
-    learner, one, two = (TextAgent(name, lambda s, r: Rambling("")) for name in ("learner", "one", "two"))
-    cast = pairing(learner, [(one, 0.25), (two, 0.1)])
-    games, env = draw_games(0, GAMES, count=4000), COMPACT()
-    casts = [cast(game, env) for game in games]
-    counts: Counter[tuple[str, ...]] = Counter(tuple(seats[a].name for a in SEATS) for seats in casts)
-    for names, share in {
-        ("learner", "learner"): 0.65, ("one", "learner"): 0.125, ("learner", "one"): 0.125,
-        ("two", "learner"): 0.05, ("learner", "two"): 0.05,
-    }.items():  # fmt: skip
-        assert abs(counts[names] / 4000 - share) < 4 * (share * (1 - share) / 4000) ** 0.5
-    assert sum(counts.values()) == 4000 and len(counts) == 5
-    assert [dict(cast(game, env)) for game in games] == [dict(c) for c in casts]
-    assert {frozenset(pairing(learner)(g, env).values()) for g in games} == {frozenset({learner})}
-    assert all(len(set(pairing(learner, [(one, 1.0)])(g, env).values())) == 2 for g in games)

@@ -16,6 +16,7 @@ from pettingzoo.test import parallel_api_test
 from envs.core import END
 from marl.advantages import Credit
 from marl.agents import ModelAgent
+from marl.cast import Seats
 from marl.losses import Loss
 from marl.losses.entropy import EntropyLoss
 from marl.losses.listening import ListeningLoss
@@ -27,8 +28,8 @@ from marl.ppo import PPOConfig, train_ppo
 from marl.rewards import Reward
 from marl.rewards.game import GameReward
 from marl.rewards.speaking import SpeakingReward
-from marl.rollout import EVALUATION, draw_games, pairing, rollout
-from marl.update import UpdateConfig
+from marl.rollout import EVALUATION, draw_games, everyone, rollout
+from marl.update import Learner, UpdateConfig, make_optimizer
 from tests.marl.hint import FACTS, Hint, hint_policy
 
 # Arms as (weight of the speaking reward, weight of the listening loss). Accuracy seen over 400 held-out games after 40
@@ -67,17 +68,18 @@ def train(seed: int, speaking: float, listening: float, iterations: int = 40) ->
         credit=Credit(speech="separate"),
         update=UpdateConfig(learning_rate=1e-3, minibatches=4, max_grad_norm=0.5, token_budget=8192),
     )
+    learner = Learner("learner", policy, policy, make_optimizer(policy, config.update))
     train_ppo(
-        policy, policy, Hint, rewards, losses, config,
-        seed=seed, partners={}, optimizer=torch.optim.AdamW(policy.parameters(), lr=1e-3, weight_decay=0.0),
-        start=0, after=lambda iteration, metrics, episodes: None, progress=Progress(),
+        [learner], Hint, rewards, losses, config,
+        cast={"speaker": Seats(), "listener": Seats()}, frozen={}, seed=seed, start=0,
+        after=lambda iteration, metrics, episodes: None, progress=Progress(),
     )  # fmt: skip
     return policy
 
 
 def play(policy: Policy, games: int = 400) -> Played:
     learner = ModelAgent("learner", policy, slots=2 * games, context=32, max_new_tokens=1)
-    episodes = rollout(draw_games(0, EVALUATION, count=games), pairing(learner), Hint, games)
+    episodes = rollout(draw_games(0, EVALUATION, count=games), everyone(learner), Hint, games)
     said = [(e.facts["fact"], e.turns[0].message) for e in episodes]
     beliefs = [b for e in episodes for b in e.beliefs]
     return Played(
@@ -92,7 +94,9 @@ def test_the_toy_keeps_the_contract_of_games() -> None:
     parallel_api_test(Hint(), num_cycles=20)
     env = Hint()
     observations, infos = env.reset(seed=3, options={"fact": 1, "speaker": 0})
-    assert env.facts == {"fact": "blue", "speaker": "player_0"}
+    roles = {"player_0": "speaker", "player_1": "listener"}
+    assert env.facts == {"fact": "blue", "speaker": "player_0", "roles": roles}
+    assert {agent: info["role"] for agent, info in infos.items()} == roles
     assert "blue" in observations["player_0"]["text"] and "blue" not in observations["player_1"]["text"]
     assert [q.answer for q in infos["player_1"]["questions"]] == ["blue"] and not infos["player_0"]["questions"]
     observations, rewards, *_ = env.step({"player_0": f"ba{END} red", "player_1": "red"})

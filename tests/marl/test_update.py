@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from marl.advantages import Credit, add_advantages
 from marl.agents import ModelAgent
 from marl.batch import collate, seats_of
+from marl.cast import Seats
 from marl.errors import UserError
 from marl.losses import Loss
 from marl.losses.entropy import EntropyLoss
@@ -30,9 +32,9 @@ from marl.ppo import PPOConfig, train_ppo
 from marl.rewards import Reward, add_rewards
 from marl.rewards.game import GameReward
 from marl.rewards.speaking import SpeakingReward
-from marl.rollout import draw_games, pairing, rollout
+from marl.rollout import Game, draw_games, rollout
 from marl.types import Episode, Kind, TokenBatch
-from marl.update import UpdateConfig, add_reference, explained_variance, forward, micro_batches, update
+from marl.update import Learner, UpdateConfig, add_reference, explained_variance, forward, micro_batches, update
 from tests.marl.hint import Hint, hint_policy
 from tests.marl.models import hf_policy
 
@@ -63,10 +65,15 @@ def play(policy: Policy, games: int, temperature: float = 1.0, reference: Policy
     learner = ModelAgent(
         "learner", policy, slots=2 * games, context=policy.context, max_new_tokens=3, temperature=temperature
     )
-    partners = []
+    agents = {"learner": learner}
     if reference is not None:
-        partners = [(ModelAgent("base", reference, slots=games, context=reference.context, max_new_tokens=3), 1.0)]
-    episodes = rollout(draw_games(3, 1, count=games), pairing(learner, partners), Hint, games)
+        agents["base"] = ModelAgent("base", reference, slots=games, context=reference.context, max_new_tokens=3)
+
+    def cast(game: Game, env: Any) -> dict[str, ModelAgent]:
+        frozen = env.possible_agents[game.seed % 2] if reference is not None else ""
+        return {agent: agents["base" if agent == frozen else "learner"] for agent in env.possible_agents}
+
+    episodes = rollout(draw_games(3, 1, count=games), cast, Hint, games)
     return add_rewards(episodes, {"game": GameReward(), "speaking": SpeakingReward()})
 
 
@@ -317,9 +324,12 @@ def test_a_reward_of_weight_zero_is_a_reward_that_is_absent(speech: str) -> None
             credit=Credit(speech=speech),
             update=UpdateConfig(minibatches=2),
         )
-        train_ppo(policy, copy.deepcopy(policy), Hint, rewards, TERMS, config, seed=0, partners={},
-                  optimizer=torch.optim.AdamW(policy.parameters(), lr=1e-3), start=0,
-                  after=lambda iteration, metrics, episodes: None, progress=Progress())  # fmt: skip
+        optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3)
+        train_ppo(
+            [Learner("learner", policy, copy.deepcopy(policy), optimizer)], Hint, rewards, TERMS, config,
+            cast={"speaker": Seats(), "listener": Seats()}, frozen={}, seed=0, start=0,
+            after=lambda iteration, metrics, episodes: None, progress=Progress(),
+        )  # fmt: skip
         return weights_of(policy)
 
     game = GameReward()

@@ -1,0 +1,89 @@
+"""From names on the command line to whoever plays: `base`, a finished run's folder, scripted players, `random`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from marl.agents import Agent, PlayConfig, model_agent
+from marl.cast import LEARNERS, Seats, places, players_of
+from marl.checkpoint import load_policy, read_card
+from marl.errors import UserError
+from marl.games import scripted
+from marl.policy import Policy
+
+
+def is_run(name: str) -> bool:
+    """Whether this names a finished run's folder. UserError for a path that is none."""
+    if (Path(name) / "policy").is_dir():
+        return True
+    if "/" in name:
+        raise UserError(f"{name} is not the folder of a finished run (it has no policy/)")
+    return False
+
+
+def check_game(name: str, game: str) -> None:
+    """Refuses a run of another game."""
+    trained_on = read_card(Path(name) / "policy")["game"]
+    if trained_on != game:
+        raise UserError(f"{name} was trained on {trained_on}, and env.game={game}: choose env={trained_on}")
+
+
+def run_policy(name: str, game: str, device: torch.device, like: Policy | None = None) -> Policy:
+    """The policy that a run ended with. `like`: who it is to play with; another tokenizer or game is refused."""
+    check_game(name, game)
+    policy = load_policy(Path(name) / "policy", device, None if like is None else like.privileged_size)
+    if like is not None and policy.tokens.tokenizer.get_vocab() != like.tokens.tokenizer.get_vocab():
+        raise UserError(
+            f"{name} has another tokenizer ({policy.tokens.size} tokens) than the base of this run "
+            f"({like.tokens.size} tokens): let both start from the same base, or the same model.name"
+        )
+    return policy
+
+
+def check_players(cast: Mapping[str, Seats], game: str, env: Any) -> None:
+    """Refuses, before anything expensive, a cast that this game cannot have, or players that are not there."""
+    places(cast, env)
+    for name in players_of(cast):
+        if name not in (*LEARNERS, "base"):
+            if is_run(name):
+                check_game(name, game)
+            else:
+                scripted(game, "" if name == "scripted" else name)
+
+
+def seat_players(
+    cast: Mapping[str, Seats],
+    env: Any,
+    game: str,
+    base: Policy,
+    limits: PlayConfig,
+    temperature: float,
+    learners: Mapping[str, tuple[str, Policy]] | None = None,
+) -> dict[str, Agent]:
+    """Everybody in the cast, by name. `learners`: stand-ins for them, as (what they are called in episodes, policy);
+    without any they are left out. Two names that are called the same are one player."""
+    policies: dict[str, Policy] = {}  # by what they are called
+    called: dict[str, str] = {}
+    found: dict[str, Agent] = {}
+    for name in players_of(cast):
+        if name in LEARNERS:
+            if learners is None:
+                continue
+            called[name], policies[called[name]] = learners[name][0], learners[name][1]
+        elif name == "base":
+            called[name], policies["base"] = "base", base
+        elif is_run(name):
+            called[name] = Path(name).name
+            policies[called[name]] = run_policy(name, game, base.device, base)
+        else:
+            found[name] = scripted(game, "" if name == "scripted" else name)
+    held = places(cast, env)
+    for name in set(called.values()):
+        room = sum(held[n] for n, other in called.items() if other == name)
+        agent = model_agent(name, policies[name], limits, room, temperature)
+        found |= {n: agent for n, other in called.items() if other == name}
+    return found

@@ -1,0 +1,325 @@
+"""Runs of Among Us with every kind of cast, small enough for a test; and how they are evaluated."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig
+from safetensors.torch import load_file
+
+from experiments import evaluate, train
+from marl.checkpoint import read_card, save_policy
+from marl.config import run_folder
+from marl.errors import UserError
+from tests.marl.models import tiny_policy
+
+SMALL = [
+    "env=among_us", "progress=false", "threads=1", "base.games=20", "base.rows=16", "model.hidden_size=32",
+    "model.layers=1", "model.intermediate_size=64", "algo.iterations=2", "algo.games=4", "algo.concurrency=4",
+    "algo.max_new_tokens=8", "algo.update.minibatches=2", "eval.games=4", "eval.every=1", "eval.final_games=6",
+    "checkpoint.every=1", "env.max_steps=60", "env.tasks=2", "env.cooldown=3",
+]  # fmt: skip
+IMPOSTER = ["cast.imposter.player=learner", "cast.crewmate.player=base"]
+TWO = ["cast.imposter.player=rival", "algo.alternate=1"]
+
+Train = Callable[..., Path]
+
+
+def configure(*overrides: str, command: str = "train") -> DictConfig:
+    with initialize_config_module("conf", version_base="1.3"):
+        return compose(command, overrides=list(overrides))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of runs, and of the base model that they share."""
+    return tmp_path_factory.mktemp("among_us")
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> Train:
+    """Trains with these overrides and returns the run's folder; the same overrides are trained once."""
+
+    def made(*overrides: str) -> Path:
+        cfg = configure(*SMALL, f"runs={folder / 'runs'}", f"cache={folder / 'bases'}", *overrides)
+        if not (run_folder(cfg) / "run.json").exists():
+            train.main(cfg)
+        return run_folder(cfg)
+
+    return made
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def seating(path: Path) -> list[dict[str, list[str]]]:
+    """Who held the seats of each role in recorded games."""
+    return [
+        {role: sorted(game["players"][a] for a in game["players"] if game["roles"][a] == role)
+         for role in ("crewmate", "imposter")}
+        for game in lines(path)
+    ]  # fmt: skip
+
+
+def texts(path: Path) -> list[list[str]]:
+    """Everything that was said and done in recorded games."""
+    return [[turn["text"] for turn in game["turns"]] for game in lines(path)]
+
+
+def logged(run_folder: Path, phase: str) -> dict[int, dict[str, Any]]:
+    return {row["iteration"]: row for row in lines(run_folder / "metrics.jsonl") if row["phase"] == phase}
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    return {
+        **load_file(path / "model.safetensors"),
+        **{f"value.{name}": value for name, value in load_file(path / "value_head.safetensors").items()},
+    }
+
+
+def identical(a: Path, b: Path) -> bool:
+    ours, theirs = weights(a), weights(b)
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+def test_crewmates_learn_beside_one_that_is_frozen(run: Train) -> None:
+    made = run()
+    for who, own in (("trained", "trained"), ("base", "base"), ("iteration-000001", "learner")):
+        assert seating(made / "episodes" / f"{who}.jsonl")[0] == {
+            "crewmate": sorted(["base", own, own, own]),
+            "imposter": ["base"],
+        }
+    trained = logged(made, "train")[2]
+    assert {"loss/listening", "reward/speaking", "belief/accuracy", "game/win_rate/crewmates"} <= trained.keys()
+    assert not any(name.startswith("rival/") for name in trained)
+    card = read_card(made / "policy")
+    assert (card["game"], card["learner"]) == ("among_us", "learner") and not (made / "rival").exists()
+    assert not identical(made / "policy", Path(card["base"]))
+
+
+def test_an_imposter_learns_against_frozen_crewmates(run: Train) -> None:
+    made = run(*IMPOSTER)
+    for games in ("trained", "iteration-000002"):
+        own = "trained" if games == "trained" else "learner"
+        assert all(
+            who == {"crewmate": ["base"] * 4, "imposter": [own]}
+            for who in seating(made / "episodes" / f"{games}.jsonl")
+        )
+    trained = logged(made, "train")[1]
+    assert trained["loss/listening"] == 0.0  # an imposter knows: it is asked nothing
+    assert trained["update/grad_norm"] > 0 and not any(name.startswith("belief/") for name in trained)
+    assert not identical(made / "policy", Path(read_card(made / "policy")["base"]))
+
+
+def test_two_learn_in_turn(run: Train) -> None:
+    made = run(*TWO)
+    rows = logged(made, "train")
+    assert "loss/policy" in rows[1] and "rival/loss/policy" not in rows[1]
+    assert "rival/loss/policy" in rows[2] and "loss/policy" not in rows[2]
+    assert all({"game/win_rate/crewmates", "rival/game/score"} <= row.keys() for row in rows.values())
+    assert seating(made / "episodes" / "trained.jsonl")[0] == {
+        "crewmate": ["base", "trained", "trained", "trained"], "imposter": ["rival"],
+    }  # fmt: skip
+    assert seating(made / "episodes" / "base.jsonl")[0] == {"crewmate": ["base"] * 4, "imposter": ["base"]}
+    cards = {name: read_card(made / name) for name in ("policy", "rival")}
+    assert [card["learner"] for card in cards.values()] == ["learner", "rival"]
+    base = Path(cards["policy"]["base"])
+    assert not identical(made / "policy", base) and not identical(made / "rival", base)
+    assert not identical(made / "policy", made / "rival")
+    kept = {p.name for p in (made / "checkpoints" / "iteration-000002").iterdir()}
+    assert {"learner.safetensors", "rival.safetensors", "rival-optimizer.safetensors"} <= kept
+
+
+def test_two_learners_that_were_stopped_end_as_if_they_never_were(
+    run: Train, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished = run(*TWO)
+    cfg = configure(*SMALL, *TWO, f"runs={tmp_path}", f"cache={folder / 'bases'}")
+    whole = train.save_training
+
+    def stopping(checkpoints: Path, iteration: int, *rest: Any) -> None:
+        if iteration == 2:
+            raise KeyboardInterrupt
+        whole(checkpoints, iteration, *rest)
+
+    monkeypatch.setattr(train, "save_training", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        train.main(cfg)
+    monkeypatch.setattr(train, "save_training", whole)
+    train.main(cfg)
+    again = run_folder(cfg)
+    assert (again / "metrics.jsonl").read_text() == (finished / "metrics.jsonl").read_text()
+    assert identical(again / "policy", finished / "policy") and identical(again / "rival", finished / "rival")
+    for name in ("learner-optimizer", "rival-optimizer"):
+        ours, theirs = (
+            load_file(f / "checkpoints/iteration-000002" / f"{name}.safetensors") for f in (again, finished)
+        )
+        assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def test_a_warm_start_begins_where_the_other_run_ended(run: Train) -> None:
+    finished = run()
+    warm = run(f"init.learner={finished}", "algo.iterations=1")
+    first, last = (warm / "episodes" / "iteration-000000.jsonl"), (finished / "episodes" / "iteration-000002.jsonl")
+    assert texts(first) == texts(last)  # of the same evaluation games
+    assert logged(warm, "eval")[0]["belief/brier"] == pytest.approx(logged(finished, "eval")[2]["belief/brier"])
+    assert logged(warm, "train")[1]["loss/kl"] > 10 * logged(finished, "train")[1]["loss/kl"]  # it is still to the base
+    assert read_card(warm / "policy")["base"] == read_card(finished / "policy")["base"]
+
+
+def test_a_finished_run_may_be_the_opponent(run: Train) -> None:
+    opponent = run(*IMPOSTER)
+    made = run(f"cast.imposter.player={opponent}", "algo.iterations=1")
+    assert seating(made / "episodes" / "trained.jsonl")[0] == {
+        "crewmate": ["base", "trained", "trained", "trained"], "imposter": [opponent.name],
+    }  # fmt: skip
+    # Before any learning these are the games of the base's crewmates against that imposter.
+    assert texts(made / "episodes" / "base.jsonl") == texts(opponent / "episodes" / "trained.jsonl")
+
+
+def test_scripts_may_hold_a_role(run: Train) -> None:
+    made = run("cast.imposter.player=careful", "cast.crewmate.partner=random", "algo.iterations=1")
+    assert seating(made / "episodes" / "trained.jsonl")[0] == {
+        "crewmate": ["random", "trained", "trained", "trained"], "imposter": ["careful"],
+    }  # fmt: skip
+
+
+def test_evaluation_with_a_cast_of_its_own(run: Train) -> None:
+    made = run("+eval.cast.crewmate.partners=0", "+eval.cast.imposter.player=random", "algo.iterations=1")
+    assert seating(made / "episodes" / "trained.jsonl")[0] == {"crewmate": ["trained"] * 4, "imposter": ["random"]}
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def strangers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of runs: `other_game`, and `other_tokenizer` of this game."""
+    made = tmp_path_factory.mktemp("strangers")
+    for name, game in (("other_game", "dond"), ("other_tokenizer", "among_us")):
+        save_policy(made / name / "policy", tiny_policy(), {"game": game, "base": None, "run": name})
+    return made
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["cast.imposter.player={runs}/other_game"], "other_game was trained on dond, and env.game=among_us"),
+        (["init.learner={runs}/other_game"], "other_game was trained on dond, and env.game=among_us"),
+        (["+eval.cast.imposter.player={runs}/other_game"], "other_game was trained on dond, and env.game=among_us"),
+        (["cast.imposter.player={runs}/nowhere"], "nowhere is not the folder of a finished run"),
+        (["init.learner={runs}/nowhere"], "nowhere is not the folder of a finished run"),
+        (["init.learner=base"], "init.learner=base: must be the folder of a finished run, or null"),
+        (["init.rival={runs}/other_game"], "init.rival=.*: rival does not play here; the cast has learner"),
+        (["cast.imposter.player=nobody"], "There is no scripted player 'nobody' of Among Us"),
+        (["cast.imposter.player=rival", "algo=filtered_bc", "~algo.credit", "~algo.anneal_lr"],
+         "algo=filtered_bc: it trains one learner, and the cast has learner, rival"),
+        (["cast.crewmate.partners=5"], "cast.crewmate.partners=5.0: there are only 4 seats of this role"),
+        (["cast.crewmate.player=base"], "nobody learns; let one of them be learner or rival"),
+        (["+cast.negotiator.player=learner"], "the game's are crewmate, imposter"),
+    ],
+)  # fmt: skip
+def test_casts_are_refused_before_any_model_is_trained(
+    overrides: list[str], said: str, strangers: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=said) as error:
+        train.main(configure(*SMALL, f"runs={tmp_path}", *[o.format(runs=strangers) for o in overrides]))
+    assert "\n" not in str(error.value) and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("override", ["cast.imposter.player={}", "cast.crewmate.partner={}", "init.learner={}"])
+def test_another_tokenizer_is_refused(override: str, run: Train, strangers: Path) -> None:
+    run()  # so that there is a base
+    other = strangers / "other_tokenizer"
+    with pytest.raises(UserError) as error:
+        run(override.format(other))
+    said = str(error.value)
+    assert f"{other} has another tokenizer" in said and "than the base of this run" in said
+    assert f"({tiny_policy().tokens.size} tokens)" in said and "\n" not in said
+
+
+# -- evaluation --------------------------------------------------------------------------------------------------------
+
+
+def evaluated(out: Path, *overrides: str) -> tuple[dict[str, Any], Path]:
+    """The first condition's metrics and the file of the games."""
+    common = ["games=6", "concurrency=3", "progress=false", f"out={out}"]
+    evaluate.main(configure(*common, *overrides, command="evaluate"))
+    conditions = json.loads((out / "evaluation.json").read_text())["conditions"]
+    return next(iter(conditions.values())), out / "episodes.jsonl"
+
+
+def close(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    """The same up to the noise of other batch shapes."""
+    return ours.keys() == theirs.keys() and all(
+        ours[name][key] == pytest.approx(theirs[name][key], abs=1e-5) for name in ours for key in ours[name]
+    )
+
+
+def test_evaluating_a_run_against_its_base_is_its_own_evaluation(run: Train, tmp_path: Path) -> None:
+    made = run()
+    own = json.loads((made / "evaluation.json").read_text())["conditions"]["trained"]
+    found, games = evaluated(tmp_path / "named", "env=among_us", f"players=[{made},base]")
+    assert texts(games) == texts(made / "episodes" / "trained.jsonl")
+    assert found["game/win_rate/crewmates"] == own["game/win_rate/crewmates"] and close(found, own)
+    again, games = evaluated(tmp_path / "from_run", f"players=[{made},base]")  # the run knows its game and cast
+    assert texts(games) == texts(made / "episodes" / "trained.jsonl") and again == found
+    assert seating(games)[0] == {"crewmate": sorted(["base", *[made.name] * 3]), "imposter": ["base"]}
+
+
+def test_evaluating_an_imposter_is_its_own_evaluation(run: Train, tmp_path: Path) -> None:
+    made = run(*IMPOSTER)
+    _, games = evaluated(tmp_path, f"players=[base,{made}]")
+    assert texts(games) == texts(made / "episodes" / "trained.jsonl")
+    assert seating(games)[0] == {"crewmate": ["base"] * 4, "imposter": [made.name]}
+
+
+def test_the_base_against_itself_is_the_runs_base(run: Train, tmp_path: Path) -> None:
+    made = run()
+    same_base = [o for o in SMALL if o.startswith(("env", "model.", "base.", "algo.max_new_tokens"))]
+    common = [*same_base, f"cache={Path(read_card(made / 'policy')['base']).parent}"]
+    _, games = evaluated(tmp_path, *common, "players=[base,base]")
+    assert texts(games) == texts(made / "episodes" / "base.jsonl")
+
+
+def test_anothers_voice(run: Train, tmp_path: Path) -> None:
+    made = run()
+    plain = lines(made / "episodes" / "trained.jsonl")
+    silent = lines(evaluated(tmp_path / "silence", f"players=[{made},base]", "voices=[silence]")[1])
+    dubbed = lines(evaluated(tmp_path / "base", f"players=[{made},base]", "voices=[base]")[1])
+    both = lines(evaluated(tmp_path / "both", f"players=[{made},base]", f"voices=[base,{made}]")[1])
+    for games in (silent, dubbed, both):
+        assert [game["seed"] for game in games] == [game["seed"] for game in plain]
+    said = [(t, g["players"][t["agent"]]) for g in silent for t in g["turns"] if t["kind"] == "SPEAK"]
+    assert {player for _, player in said} == {made.name, "base"}
+    assert all(turn["message"] == "" for turn, player in said if player == made.name)
+    assert any(turn["message"] for turn, player in said if player == "base")
+    # Until somebody has spoken, nothing is different.
+    for games in (silent, dubbed, both):
+        for ours, theirs in zip(games, plain, strict=True):
+            first = next((i for i, t in enumerate(theirs["turns"]) if t["kind"] == "SPEAK"), len(theirs["turns"]))
+            assert [t["text"] for t in ours["turns"][:first]] == [t["text"] for t in theirs["turns"][:first]]
+    assert [game["turns"] for game in dubbed] != [game["turns"] for game in plain]
+
+
+def test_one_player_in_all_seats_with_a_voice(run: Train, tmp_path: Path) -> None:
+    made = run()
+    _, games = evaluated(tmp_path / "dubbed", f"players=[{made}]", "voices=[base]")
+    assert seating(games)[0] == {"crewmate": [made.name] * 4, "imposter": [made.name]}
+    _, plain = evaluated(tmp_path / "plain", f"players=[{made}]")
+    _, own = evaluated(tmp_path / "own", f"players=[{made}]", f"voices=[{made}]")
+    assert texts(own) == texts(plain) and texts(games) != texts(plain)
+    with pytest.raises(UserError, match="random is no language model"):
+        evaluated(tmp_path, f"players=[random,{made}]", "voices=[base]")
+    with pytest.raises(UserError, match="at most one for each"):
+        evaluated(tmp_path, f"players=[{made}]", "voices=[base,base]")
