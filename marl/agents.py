@@ -7,13 +7,13 @@ that need no reply (WAIT) are only read. What this module leaves out: the games'
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from envs.core import Question, TurnKind
+from envs.core import END, Question, TurnKind
 from marl.engine import Engine, uniforms
 from marl.errors import UserError
 from marl.policy import Policy
@@ -74,7 +74,11 @@ class Player(Protocol):
 
 
 class TextAgent:
-    """Seats played without a model; `make` builds one player a seat from the seat's seed and its role."""
+    """Seats played without a model; `make` builds one player a seat from the seat's seed and its role.
+
+    A recorded player that has `answer(question)` is asked: what it says stands for the truth in its recorded beliefs,
+    so that a base learns to answer as it does.
+    """
 
     def __init__(self, name: str, make: Callable[[int, str], Player], tokens: Tokens | None = None) -> None:
         """With `tokens`, each seat's stream is written as a language model would have met it (for a base corpus)."""
@@ -82,6 +86,7 @@ class TextAgent:
         self._players: dict[Key, Player] = {}
         self._views: dict[Key, View] = {}
         self._roles: dict[Key, str] = {}
+        self._answers: dict[Key, list[str]] = {}
 
     def act(self, requests: Sequence[Request]) -> list[Reply]:
         replies = []
@@ -96,9 +101,11 @@ class TextAgent:
                 self._views[r.key].observe(r.text, r.questions, r.step)
             if r.turn == TurnKind.WAIT:
                 player.observe(r.text)
-                continue
-            text = player.reply(r.text, r.options)
-            replies.append(Reply(r.key, text) if self.tokens is None else self._record(r, text))
+            else:
+                text = player.reply(r.text, r.options)
+                replies.append(Reply(r.key, text) if self.tokens is None else self._record(r, text))
+            if self.tokens is not None and hasattr(player, "answer"):
+                self._answers.setdefault(r.key, []).extend(player.answer(q) for q in r.questions)
         return replies
 
     def _record(self, r: Request, text: str) -> Reply:
@@ -119,9 +126,15 @@ class TextAgent:
             self._players.pop(key, None)
             role = self._roles.pop(key, "")
             if key in self._views:
-                view = self._views.pop(key)
-                uniform = [np.full(len(a.candidate_ids), 1 / len(a.candidate_ids)) for a in view.asked]
-                views[key] = (view.stream, beliefs_of(key[1], role, view.asked, uniform))
+                view, answers = self._views.pop(key), self._answers.pop(key, None)
+                asked = view.asked
+                if answers is not None:
+                    asked = [
+                        replace(a, question=replace(a.question, answer=answer))
+                        for a, answer in zip(asked, answers, strict=True)
+                    ]
+                uniform = [np.full(len(a.candidate_ids), 1 / len(a.candidate_ids)) for a in asked]
+                views[key] = (view.stream, beliefs_of(key[1], role, asked, uniform))
         return views
 
 
@@ -181,11 +194,7 @@ class ModelAgent:
 
     def act(self, requests: Sequence[Request]) -> list[Reply]:
         for r in requests:
-            seat = self._seats.get(r.key)
-            if seat is None:
-                seat = _Seat(View(self.tokens), self.engine.allocate(), r.seed, r.role, r.privileged)
-                self._seats[r.key] = seat
-            seat.view.observe(r.text, r.questions, r.step)
+            seat = self._observe(r)
             if r.turn != TurnKind.WAIT:
                 seat.kind = Kind.CHOICE if r.turn == TurnKind.CHOOSE else Kind.SPEECH
                 seat.options, seat.legal = r.options, seat.view.cue(r.options)
@@ -204,6 +213,15 @@ class ModelAgent:
                     replies.append(self._reply(key, owed.pop(key)))
         return replies
 
+    def repeat(self, request: Request, ids: Sequence[int]) -> int:
+        """Reads the request and gives these ids as its own reply, whoever chose them: nothing is sampled.
+
+        Returns where they stand in the seat's stream. They are read, and questions answered, when a reply is due.
+        """
+        view = self._observe(request).view
+        view.cue(request.options)
+        return view.reply(ids, Kind.CHOICE if request.turn == TurnKind.CHOOSE else Kind.SPEECH)
+
     def finish(self, keys: Sequence[Key]) -> dict[Key, tuple[Stream, list[Belief]]]:
         """Answers what was still asked, and frees the slots."""
         seats = {key: self._seats.pop(key) for key in keys}
@@ -217,6 +235,13 @@ class ModelAgent:
             key: (seat.view.stream, beliefs_of(key[1], seat.role, seat.view.asked, seat.answers))
             for key, seat in seats.items()
         }
+
+    def _observe(self, r: Request) -> _Seat:
+        if r.key not in self._seats:
+            self._seats[r.key] = _Seat(View(self.tokens), self.engine.allocate(), r.seed, r.role, r.privileged)
+        seat = self._seats[r.key]
+        seat.view.observe(r.text, r.questions, r.step)
+        return seat
 
     def _unread(self, seat: _Seat) -> list[int]:
         return seat.view.stream.tokens[seat.read :] + seat.ids[-1:]
@@ -295,6 +320,59 @@ class ModelAgent:
         reply = Reply(key, text, tuple(seat.ids), start, tuple(seat.logprobs), seat.value, seat.legal)
         seat.kind, seat.options, seat.legal, seat.ids, seat.logprobs = None, (), (), [], []
         return reply
+
+
+SILENCE = f" {END}"  # a message of no words
+
+
+class Dubbed:
+    """Moves and believes with one mind and speaks with another's mouth: to ask what speech alone is worth.
+
+    Choices, values of choices and beliefs are the mover's; messages are sampled by the speaker, or are one fixed text
+    (`SILENCE`, say). Both read all the same and take each other's replies for their own: what is said stands in the
+    mover's stream as if it had said it. So a policy that is dubbed by itself plays exactly as it does alone.
+    """
+
+    def __init__(self, mover: ModelAgent, speaker: ModelAgent | str, name: str) -> None:
+        """Mover and speaker must be two agents (of one policy, perhaps) with room for all seats, and play no others.
+
+        Raises UserError where they do not share a tokenizer.
+        """
+        if isinstance(speaker, ModelAgent):
+            assert speaker is not mover, "a speaker needs cache slots of its own: make another agent of the same policy"
+            if speaker.tokens.tokenizer.get_vocab() != mover.tokens.tokenizer.get_vocab():
+                raise UserError(
+                    f"{speaker.name} cannot speak for {mover.name}: they have different tokenizers "
+                    f"({speaker.tokens.size} and {mover.tokens.size} tokens); choose two policies of one base"
+                )
+        self.name, self.tokens = name, mover.tokens
+        self.mover, self.speaker = mover, speaker
+        self._owed: dict[Key, Request] = {}
+
+    def act(self, requests: Sequence[Request]) -> list[Reply]:
+        moves = [r for r in requests if r.turn != TurnKind.SPEAK]  # and what is only read
+        speeches = [r for r in requests if r.turn != TurnKind.CHOOSE]  # the same
+        if isinstance(self.speaker, str):
+            said = [self._recite(r, self.speaker) for r in speeches if r.turn == TurnKind.SPEAK]
+            return said + self.mover.act(moves)
+        self._owed.update({r.key: r for r in requests if r.turn != TurnKind.WAIT})
+        chosen, said = self.mover.act(moves), self.speaker.act(speeches)
+        for reply in chosen:
+            self.speaker.repeat(self._owed.pop(reply.key), reply.ids)
+        for reply in said:
+            start = self.mover.repeat(self._owed.pop(reply.key), reply.ids)
+            assert start == reply.start, (start, reply.start)  # the two streams are the same
+        return chosen + said
+
+    def _recite(self, r: Request, text: str) -> Reply:
+        ids = tuple(self.tokens.encode(text))
+        return Reply(r.key, text, ids, self.mover.repeat(r, ids), (0.0,) * len(ids))
+
+    def finish(self, keys: Sequence[Key]) -> dict[Key, tuple[Stream, list[Belief]]]:
+        """The mover's streams and beliefs."""
+        if isinstance(self.speaker, ModelAgent):
+            self.speaker.finish(keys)
+        return self.mover.finish(keys)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ training seeds are in stats.py. A metric that nothing was observed for (a score 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +17,10 @@ import numpy as np
 from scipy.stats import norm
 
 from envs import dond_v0
+from envs.among_us_v0 import Role
 from envs.core import Question, TurnKind
 from marl.rewards.speaking import SpeakingReward
+from marl.speech import INSIDERS, Message, Record, read_game, template
 from marl.stats import Floats, Interval, bootstrap_mean, bootstrap_ratio, wilson
 from marl.types import Belief, Episode, Turn
 
@@ -48,7 +50,7 @@ def metrics(
     if game == "dond":
         own = dond_metrics(episodes, objective, rng)
     elif game == "among_us":
-        own = among_us_metrics(episodes)
+        own = among_us_metrics(episodes, players, rng)
     else:
         own = {}
     return {
@@ -109,14 +111,193 @@ def _by_player(episodes: Sequence[Episode], both: Floats, objective: float, rng:
     return found
 
 
-def among_us_metrics(episodes: Sequence[Episode]) -> Metrics:
-    """Who won, as shares of all games: `game/win_rate/crewmates`, `game/win_rate/imposters`, and how games ended."""
+def among_us_metrics(
+    episodes: Sequence[Episode], players: Collection[str] | None = None, rng: np.random.Generator | None = None
+) -> Metrics:
+    """Who won Among Us and how, and what `players` (names in `Episode.players`; None: all) voted and said.
+
+    Of everybody: `game/win_rate/crewmates`, `game/win_rate/imposters` and `game/how/ENDING` are shares of all games;
+    `game/meetings` and `game/reports` (choices to report; of several in one step one counts) are per game;
+    `game/ejected_imposter`, `game/ejected_crewmate`: the share of discussions that ended so; `game/tasks_done`: of the
+    crewmates' tasks, the share that was done. Votes and messages: see `vote_metrics`, `naming_metrics`.
+    """
+    rng = rng or np.random.default_rng(0)
     winners = [episode.outcome["winner"] for episode in episodes]
-    return {
+    records = [read_game(episode) for episode in episodes]
+    meetings = [episode.outcome["discussions"] for episode in episodes]
+    tasks = [sum(len(e.facts["tasks"][a]) for a, role in e.roles.items() if role == Role.CREWMATE) for e in episodes]
+    found = {
         "game/win_rate/crewmates": rate([winner == "crewmates" for winner in winners]),
         "game/win_rate/imposters": rate([winner == "imposters" for winner in winners]),
         **_endings(episodes),
+        "game/meetings": bootstrap_mean(meetings, rng=rng),
+        "game/reports": bootstrap_mean([record.reports for record in records], rng=rng),
+        "game/tasks_done": bootstrap_ratio([e.outcome["tasks"] for e in episodes], tasks, rng=rng),
     }
+    ejected: dict[str, Valued] = {"game/ejected_imposter": [], "game/ejected_crewmate": []}
+    for game, (episode, record, count) in enumerate(zip(episodes, records, meetings, strict=True)):
+        guilty = {episode.facts["names"][agent] for agent in episode.facts["imposters"]}
+        for name in (*record.ejected, *[""] * (count - len(record.ejected))):  # time may run out before the vote
+            ejected["game/ejected_imposter"].append((game, name in guilty))
+            ejected["game/ejected_crewmate"].append((game, bool(name) and name not in guilty))
+    return {
+        **found,
+        **_shares(ejected, rng),
+        **vote_metrics(episodes, records, rng, players),
+        **naming_metrics(episodes, records, rng, players),
+        **naming_effects(episodes, records, rng, players),
+        **form_metrics(episodes, players),
+    }
+
+
+Valued = list[tuple[int, float]]  # (number of the game, value)
+
+
+def vote_metrics(
+    episodes: Sequence[Episode], records: Sequence[Record], rng: np.random.Generator, players: Collection[str] | None
+) -> Metrics:
+    """Crewmates' votes: `vote/imposter` and `vote/skip` are shares of all, `vote/chance` is what `vote/imposter` would
+    be if everybody voted for a living player at random (for oneself, too: the game allows it)."""
+    votes = [
+        (game, vote)
+        for game, record in enumerate(records)
+        for vote in record.votes
+        if vote.turn.role == Role.CREWMATE and _counts(vote.turn, episodes[game], players)
+    ]
+    return _shares(
+        {
+            "vote/imposter": [(game, vote.right) for game, vote in votes],
+            "vote/skip": [(game, not vote.target) for game, vote in votes],
+            "vote/chance": [(game, vote.chance) for game, vote in votes],
+        },
+        rng,
+    )
+
+
+def naming_metrics(
+    episodes: Sequence[Episode], records: Sequence[Record], rng: np.random.Generator, players: Collection[str] | None
+) -> Metrics:
+    """Whom messages name. Only living others count: a victim's name does not say who did it.
+
+    Crewmates': `talk/names` and `talk/names_imposter` are the shares that name anybody, an imposter; `talk/naming_true`
+    is the share that names an imposter of those that name anybody, and `talk/naming_chance` what it would be if as many
+    names as each has were drawn from the living others. `talk/accuses`, `talk/accusing_true` and `talk/accusing_chance`
+    are the same of those whom a message speaks against, as far as the scripted players' grammar tells (of free text it
+    tells little). `talk/knower_names_imposter`: of the messages of crewmates who noticed a killer that still lives, the
+    share that names such a killer. Imposters': `talk/imposter_names`, the share that names anybody.
+    """
+    messages = _messages(episodes, records, players)
+    named = [(game, m, m.named) for game, m in messages if m.turn.role == Role.CREWMATE]
+    against = [(game, m, m.accused) for game, m in messages if m.turn.role == Role.CREWMATE]
+    return _shares(
+        {
+            "talk/names": [(game, bool(names)) for game, _, names in named],
+            "talk/names_imposter": [(game, m.meets(names)) for game, m, names in named],
+            "talk/naming_true": [(game, m.meets(names)) for game, m, names in named if names],
+            "talk/naming_chance": [(game, m.chance(len(names))) for game, m, names in named if names],
+            "talk/accuses": [(game, bool(names)) for game, _, names in against],
+            "talk/accusing_true": [(game, m.meets(names)) for game, m, names in against if names],
+            "talk/accusing_chance": [(game, m.chance(len(names))) for game, m, names in against if names],
+            "talk/knower_names_imposter": [
+                (game, any(name in m.seen for name in names)) for game, m, names in named if m.seen
+            ],
+            "talk/imposter_names": [(game, bool(m.named)) for game, m in messages if m.turn.role == Role.IMPOSTER],
+        },
+        rng,
+    )
+
+
+def naming_effects(
+    episodes: Sequence[Episode], records: Sequence[Record], rng: np.random.Generator, players: Collection[str] | None
+) -> Metrics:
+    """What messages did to belief (see `speech_metrics`), toward the truth above 0, whoever spoke.
+
+    `speech/belief_change/toward_truth`: all messages, imposters' too; 0 for speech that carries no information.
+    Crewmates' alone, by whom they name: `speech/belief_change/names_imposter`, `/names_other` (living others, none of
+    them an imposter) and `/names_nobody`. The same of `speech/log_belief_change`.
+    """
+    values: dict[str, Valued] = {}
+    for name, of in CHANGES.items():
+        for game, (episode, record) in enumerate(zip(episodes, records, strict=True)):
+            changes = belief_changes(episode, of)
+            heard = [change for turn, change in zip(episode.turns, changes, strict=True) if turn.message]
+            for message, change in zip(record.messages, heard, strict=True):
+                if math.isnan(change) or not _counts(message.turn, episode, players):
+                    continue
+                values.setdefault(f"{name}/toward_truth", []).append((game, float(change)))
+                if message.turn.role == Role.CREWMATE:
+                    kind = "imposter" if message.meets(message.named) else "other" if message.named else "nobody"
+                    values.setdefault(f"{name}/names_{kind}", []).append((game, float(change)))
+    return _shares(values, rng)
+
+
+def form_metrics(episodes: Sequence[Episode], players: Collection[str] | None) -> Metrics:
+    """`talk/forms`: the effective number of sentence forms, exp of the entropy (in nats) of the templates in use."""
+    games = [Counter(template(t.message) for t in spoken(e, players) if t.message) for e in episodes]
+    return {"talk/forms": effective_number(games)} if any(games) else {}
+
+
+def effective_number(games: Sequence[Counter[str]], level: float = 0.95) -> Interval:
+    """exp(H), H = -sum p log p over all games' counts together: k forms used equally often count as k (Hill 1973).
+
+    Interval from the delete-one-game jackknife of H (Efron and Tibshirani 1993, chapter 11), never below 1. Few
+    messages show few forms, so compare equal numbers of games. `n`: games with a message.
+    """
+    games = [counts for counts in games if counts]
+    total = Counter[str]()
+    for counts in games:
+        total.update(counts)
+
+    def entropy(size: int, weight: float) -> float:
+        """-sum p log p, where `size` is the sum of counts c, and `weight` that of c log c."""
+        return math.log(size) - weight / size
+
+    def log_weight(count: int) -> float:
+        return count * math.log(count) if count else 0.0
+
+    size, weight = total.total(), sum(map(log_weight, total.values()))
+    mean = entropy(size, weight)
+    if len(games) == 1:
+        return Interval(math.exp(mean), math.nan, math.nan, 1)
+    without = [
+        entropy(
+            size - counts.total(),
+            weight + sum(log_weight(total[form] - n) - log_weight(total[form]) for form, n in counts.items()),
+        )
+        for counts in games
+    ]
+    half = float(norm.ppf((1 + level) / 2)) * math.sqrt((len(games) - 1) * np.var(without))
+    return Interval(math.exp(mean), math.exp(max(0.0, mean - half)), math.exp(mean + half), len(games))
+
+
+def _messages(
+    episodes: Sequence[Episode], records: Sequence[Record], players: Collection[str] | None
+) -> list[tuple[int, Message]]:
+    """(number of the game, message) of all messages of these players."""
+    return [
+        (game, message)
+        for game, record in enumerate(records)
+        for message in record.messages
+        if _counts(message.turn, episodes[game], players)
+    ]
+
+
+def _shares(values: Mapping[str, Valued], rng: np.random.Generator) -> Metrics:
+    """Means with intervals over games; names without a value are left out.
+
+    If a flag holds always or never, there is nothing to resample: then the games are counted (Wilson).
+    """
+    found = {}
+    for name, pairs in values.items():
+        if not pairs:
+            continue
+        games, amounts = zip(*pairs, strict=True)
+        if isinstance(amounts[0], bool) and len(set(amounts)) == 1:
+            units = len(set(games))
+            found[name] = wilson(units * int(amounts[0]), units)
+        else:
+            found[name] = bootstrap_mean(amounts, games, rng=rng)
+    return found
 
 
 def _endings(episodes: Sequence[Episode]) -> Metrics:
@@ -243,10 +424,11 @@ def grade(probs: np.ndarray, answer: int) -> Graded:
 class BeliefTable:
     """One row for each answered belief question, all columns of shape (N,).
 
-    A discussion is a run of spoken turns without any other between; Deal or No Deal is one discussion. `number` counts
+    A discussion is what lies between choices (moves, votes); Deal or No Deal is one discussion. `number` counts
     the messages of the discussion so far: 0 before the first. `last` marks a listener's last answer to the question in
-    the discussion. `start_log_loss` is its answer at number 0 and `before_log_loss` its answer before this one;
-    `prior_*` grades the exact prior. These are nan where there is no such answer or prior.
+    the discussion. `start_log_loss` is its first answer, if at number 0, and `before_log_loss` its answer before this
+    one; `prior_*` grades the exact prior. These are nan where there is no such answer or prior. `chance_*` grades the
+    uniform distribution over the candidates.
     """
 
     game: np.ndarray
@@ -260,6 +442,9 @@ class BeliefTable:
     prior_accuracy: Floats
     prior_log_loss: Floats
     prior_brier: Floats
+    chance_accuracy: Floats
+    chance_log_loss: Floats
+    chance_brier: Floats
 
     def __len__(self) -> int:
         return len(self.game)
@@ -278,21 +463,21 @@ class BeliefTable:
 def belief_table(
     episodes: Sequence[Episode], roles: Collection[str] | None = None, players: Collection[str] | None = None
 ) -> BeliefTable:
-    """Grades every answer of the listeners with these roles and player names (None: all)."""
+    """Grades every answer of the listeners with these roles and player names (None: all, of roles all but imposters,
+    who know)."""
     rows: list[tuple[float, ...]] = []
     for game, episode in enumerate(episodes):
-        starts = _discussion_starts(episode)
+        choices = sorted(turn.step for turn in episode.turns if turn.kind == TurnKind.CHOOSE)
         message_steps = sorted(turn.step for turn in episode.turns if turn.message)
         answers: dict[tuple[str, int, str], list[Belief]] = {}  # (listener, discussion, question) -> in order of time
         for belief in sorted(episode.beliefs, key=lambda b: b.step):
-            if (roles is None or belief.role in roles) and (
+            if (belief.role not in INSIDERS if roles is None else belief.role in roles) and (
                 players is None or episode.players[belief.listener] in players
             ):
-                discussion = max(0, bisect_right(starts, belief.step) - 1)
+                discussion = bisect_left(choices, belief.step)  # so many choices came before
                 answers.setdefault((belief.listener, discussion, belief.question.text), []).append(belief)
         for (listener, discussion, _), series in answers.items():
-            start_step = starts[discussion] if starts else 0
-            said_before = bisect_right(message_steps, start_step - 1)
+            said_before = bisect_right(message_steps, choices[discussion - 1]) if discussion else 0
             prior = exact_prior(episode, listener, series[0].question)
             floor = (
                 grade(prior, series[0].question.answer_index)
@@ -303,22 +488,16 @@ def belief_table(
             for i, belief in enumerate(series):
                 number = bisect_right(message_steps, belief.step - 1) - said_before
                 graded = grade(belief.probs, belief.question.answer_index)
-                if number == 0:
+                chance = grade(np.full(len(belief.probs), 1 / len(belief.probs)), belief.question.answer_index)
+                if i == 0 and number == 0:
                     start = graded.log_loss
                 rows.append(
                     (game, number, i == len(series) - 1, graded.accuracy, graded.log_loss, graded.brier, start, before,
-                     floor.accuracy, floor.log_loss, floor.brier)
+                     floor.accuracy, floor.log_loss, floor.brier, chance.accuracy, chance.log_loss, chance.brier)
                 )  # fmt: skip
                 before = graded.log_loss
-    columns = np.array(rows, dtype=np.float64).reshape(len(rows), 11).T
+    columns = np.array(rows, dtype=np.float64).reshape(len(rows), 14).T
     return BeliefTable(columns[0].astype(int), columns[1].astype(int), columns[2].astype(bool), *columns[3:])
-
-
-def _discussion_starts(episode: Episode) -> list[int]:
-    """The steps at which discussions begin, ascending."""
-    turns = sorted(episode.turns, key=lambda turn: turn.step)
-    spoke = [turn.kind == TurnKind.SPEAK for turn in turns]
-    return [turn.step for i, turn in enumerate(turns) if spoke[i] and (i == 0 or not spoke[i - 1])]
 
 
 def exact_prior(episode: Episode, listener: str, question: Question) -> np.ndarray | None:
@@ -342,19 +521,22 @@ def belief_metrics(
     roles: Collection[str] | None = None,
     players: Collection[str] | None = None,
 ) -> Metrics:
-    """How good the listeners' answers were; roles and player names select listeners (None: all). Intervals over games.
+    """How good the listeners' answers were, intervals over games. Roles and player names select listeners as in
+    `belief_table`.
 
-    `belief/accuracy`, `belief/log_loss`, `belief/brier`: all answers; `belief/first_*`: before any message;
-    `belief/last_*`: after the last one that the listener was asked after; `belief/prior_*`: the exact prior on the same
-    questions, the floor. The headline is `belief/gain_over_prior` = prior log-loss minus last log-loss in nats a
-    question, above 0 for a listener that learned something from talk; `belief/gain_over_start` is the same against the
-    listener's own answer before any message.
+    `belief/accuracy`, `belief/log_loss`, `belief/brier`: all answers, and `belief/chance_*`, equal odds for all
+    candidates in their place; `belief/first_*`: before any message; `belief/last_*`: after the last one that the
+    listener was asked after; `belief/prior_*`: the exact prior on the same questions, the floor. The headline is
+    `belief/gain_over_prior` = prior log-loss minus last log-loss in nats a question, above 0 for a listener that
+    learned something from talk; `belief/gain_over_start` is the same against the listener's own answer before any
+    message of the same discussion.
     """
     table = belief_table(episodes, roles, players)
     everywhere = np.ones(len(table), bool)
     found: dict[str, Interval | None] = {}
     for name in GRADES:
         found[f"belief/{name}"] = table.mean(name, everywhere, rng)
+        found[f"belief/chance_{name}"] = table.mean(f"chance_{name}", everywhere, rng)
         found[f"belief/first_{name}"] = table.mean(name, table.number == 0, rng)
         found[f"belief/last_{name}"] = table.mean(name, table.last, rng)
         found[f"belief/prior_{name}"] = table.mean(f"prior_{name}", table.last, rng)
@@ -369,23 +551,45 @@ def belief_by_message(
     roles: Collection[str] | None = None,
     players: Collection[str] | None = None,
 ) -> list[Metrics]:
-    """Entry k: the answers after k messages of the discussion: `accuracy`, `log_loss`, `brier`, and `prior_*` of each.
+    """Entry k: the answers after k messages of the discussion: `accuracy`, `log_loss`, `brier`; `prior_*`, `chance_*`.
 
-    Later entries are made of longer games only, so entries are not to be compared with each other but with the
-    prior of the same entry, or by `gain`: log-loss of the same listener's answer before this one, minus this one's.
+    Later entries are made of longer games (or of discussions with many alive) only, so entries are not to be compared
+    with each other but with the prior or chance of the same entry, or by `gain`: log-loss of the same listener's answer
+    before this one, minus this one's.
     """
     rng = rng or np.random.default_rng(0)
     table = belief_table(episodes, roles, players)
     entries = []
     for number in range(int(table.number.max()) + 1 if len(table) else 0):
         here = table.number == number
-        found = {column: table.mean(column, here, rng) for name in GRADES for column in (name, f"prior_{name}")}
+        found = {
+            column: table.mean(column, here, rng)
+            for name in GRADES
+            for column in (name, f"prior_{name}", f"chance_{name}")
+        }
         found["gain"] = table.interval(table.before_log_loss - table.log_loss, here, rng)
         entries.append({name: interval for name, interval in found.items() if interval is not None})
     return entries
 
 
 # --- Speech -----------------------------------------------------------------------------------------------------------
+
+
+CHANGES = {"speech/belief_change": "probability", "speech/log_belief_change": "log_probability"}
+
+
+def belief_changes(episode: Episode, of: str = "probability") -> Floats:
+    """How far each turn's message moved the belief in the truth, summed over its listeners and questions, shape (U,).
+
+    Above 0 is toward the truth, whoever spoke. nan where nothing was said or nobody was asked afterwards.
+    """
+    reward = SpeakingReward(of=of)
+    if not episode.beliefs:
+        return np.full(len(episode.turns), np.nan)
+    sign = np.array([-1.0 if turn.role in reward.adversaries else 1.0 for turn in episode.turns])
+    changes = sign * reward(episode)
+    changes[changes == 0] = np.nan  # the reward's way of saying that it is not known
+    return changes
 
 
 def speech_metrics(
@@ -400,26 +604,19 @@ def speech_metrics(
     questions, mean over messages after which somebody was asked, interval over games. `speech/log_belief_change`: the
     same of the log-probability. These are the speaking reward's own figures, so an imposter's count negative.
     """
-    found: Metrics = {}
-    for name, of in (("speech/belief_change", "probability"), ("speech/log_belief_change", "log_probability")):
-        reward = SpeakingReward(of=of)
-        changes, games = [], []
+    values: dict[str, Valued] = {}
+    for name, of in CHANGES.items():
         for game, episode in enumerate(episodes):
-            if not episode.beliefs:
-                continue
-            for turn, change in zip(episode.turns, reward(episode), strict=True):
-                # Exactly 0: nobody was asked after the message, so it is not known what it did.
+            for turn, change in zip(episode.turns, belief_changes(episode, of), strict=True):
                 if (
                     turn.message
-                    and change
+                    and not math.isnan(change)
                     and _counts(turn, episode, players)
                     and (roles is None or turn.role in roles)
                 ):
-                    changes.append(float(change))
-                    games.append(game)
-        if changes:
-            found[name] = bootstrap_mean(changes, games, rng=rng)
-    return found
+                    sign = -1 if turn.role in INSIDERS else 1
+                    values.setdefault(name, []).append((game, sign * float(change)))
+    return _shares(values, rng)
 
 
 # --- The evaluation file ----------------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from envs.core import TurnKind
-from marl.types import Episode, Kind, TokenBatch
+from marl.speech import INSIDERS, read_game
+from marl.types import Episode
 
 
 class Progress:
@@ -34,6 +35,7 @@ def episode_metrics(episodes: Sequence[Episode], players: Collection[str]) -> di
         metrics["game/pareto"] = _mean([e.outcome["pareto"] for e in episodes])
     if "winner" in first:
         metrics["game/win_rate/crewmates"] = _mean([e.outcome["winner"] == "crewmates" for e in episodes])
+        metrics |= _crew_metrics(episodes, players)
     # As in the evaluation's tables: turns are what the game accepted, and refused replies are counted against them.
     taken = [t for t in turns if not t.error]
     spoken = [t for t in taken if t.kind == TurnKind.SPEAK]
@@ -42,7 +44,10 @@ def episode_metrics(episodes: Sequence[Episode], players: Collection[str]) -> di
     metrics["errors/per_turn"] = (len(turns) - len(taken)) / max(len(taken), 1)
     metrics["rollout/games"] = len(episodes)
     metrics["rollout/tokens"] = sum(len(s) for e in episodes for s in e.streams.values())
-    beliefs = [b for e in episodes for b in e.beliefs if e.players[b.listener] in players]
+    chosen = [t.logprobs[0] for t in taken if t.kind == TurnKind.CHOOSE and t.logprobs]
+    if chosen:
+        metrics["choices/entropy"] = -_mean(chosen)  # nats; of what was sampled, so its mean is the entropy
+    beliefs = [b for e in episodes for b in e.beliefs if e.players[b.listener] in players and b.role not in INSIDERS]
     if beliefs:
         metrics["belief/accuracy"] = _mean([int(b.probs.argmax()) == b.question.answer_index for b in beliefs])
         metrics["belief/log_loss"] = _mean([-np.log(max(b.truth, 1e-12)) for b in beliefs])
@@ -52,12 +57,21 @@ def episode_metrics(episodes: Sequence[Episode], players: Collection[str]) -> di
     return metrics
 
 
-def speed_metrics(
-    episodes: Sequence[Episode], batch: TokenBatch, rollout_s: float, update_s: float
-) -> dict[str, float]:
-    """Clock-dependent figures; tokens of all streams made, and of the rows learned from."""
+def _crew_metrics(episodes: Sequence[Episode], players: Collection[str]) -> dict[str, float]:
+    """Of the crewmates among these players of Among Us: votes for an imposter, messages that name one."""
+    votes, messages = [], []
+    for episode in episodes:
+        record = read_game(episode)
+        crew = {a for a, role in episode.roles.items() if role not in INSIDERS and episode.players[a] in players}
+        votes += [vote.right for vote in record.votes if vote.turn.agent in crew]
+        messages += [message.meets(message.named) for message in record.messages if message.turn.agent in crew]
+    found = {"vote/imposter": votes, "talk/names_imposter": messages}
+    return {name: _mean(flags) for name, flags in found.items() if flags}
+
+
+def speed_metrics(episodes: Sequence[Episode], learned: int, rollout_s: float, update_s: float) -> dict[str, float]:
+    """Clock-dependent figures; tokens of all streams made, and of the rows learned from (`learned`)."""
     made = sum(len(s) for e in episodes for s in e.streams.values())
-    learned = int((batch.kind != Kind.PAD).sum())
     return {
         "speed/tokens_per_second": made / rollout_s,
         "speed/games_per_second": len(episodes) / (rollout_s + update_s),

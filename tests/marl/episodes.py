@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -169,3 +170,80 @@ def imposter_game(winner: str | None = "crewmates") -> Episode:
         steps=8,
         facts={"imposters": (0,)},
     )
+
+
+def ejection_game(winner: str | None = "crewmates") -> Episode:
+    """The same as a game of Among Us in which nobody but Blue votes: for nobody, then for Red."""
+    game = imposter_game(winner)
+    facts = {
+        "width": 1,
+        "names": {name: name for name in game.roles},
+        "imposters": ("Red",),
+        "tasks": {"Red": (), "Blue": ((0, 0), (0, 0)), "Lime": ((0, 0), (0, 0))},
+    }
+    return replace(game, facts=facts, outcome={**game.outcome, "discussions": 2, "tasks": 1})
+
+
+CREW = ("Red", "Blue", "Green", "Yellow", "Orange", "Pink")
+
+
+def meeting_game(seed: int = 0, winner: str | None = "imposters") -> Episode:
+    """One discussion of six players of Among Us. Red is the imposter and Pink a crewmate, both frozen; four learn.
+
+    Red kills Orange where all have started. Green sees it; Blue has just left and Yellow is busy with a task; Pink came
+    back a step too late. Then Green reports. Beliefs are asked of Green, Blue and Pink alone, and of Red, who knows.
+    Green and Pink vote for Red, Blue and Red for Green, Yellow for nobody: a tie. 3 of 10 tasks get done.
+    """
+    agents = {name: f"player_{seat}" for seat, name in enumerate(CREW)}
+    question = Question("<imposter?>", ("red", "blue", "green", "yellow"), "red")
+
+    def turn(name: str, step: int, text: str, kind: TurnKind = TurnKind.CHOOSE, **fields: Any) -> Turn:
+        message = text if kind == TurnKind.SPEAK else ""
+        role = "imposter" if name == "Red" else "crewmate"
+        return Turn(agents[name], role, step, kind, text, message=message, **fields)
+
+    def answers(name: str, truths: dict[int, float]) -> list[Belief]:
+        """By step: the probability of the truth; what is left is shared out equally."""
+        role = "imposter" if name == "Red" else "crewmate"
+        return [
+            Belief(agents[name], role, step, 0, question, np.array([truth, *[(1 - truth) / 3] * 3]))
+            for step, truth in truths.items()
+        ]
+
+    said = (
+        ("Green", "red killed orange i saw it"),
+        ("Red", "i was with green in lab"),
+        ("Blue", "vote for green"),
+        ("Pink", "RED, or green?"),
+        ("Yellow", "i saw nothing"),
+        ("Green", "who was in bridge"),
+    )
+    return Episode(
+        seed=seed,
+        players={agents[name]: "base" if name in ("Red", "Pink") else "learner" for name in CREW},
+        roles={agents[name]: "imposter" if name == "Red" else "crewmate" for name in CREW},
+        streams={},
+        turns=(
+            turn("Red", 0, "wait"), turn("Blue", 0, "wait"), turn("Green", 0, "wait"), turn("Yellow", 0, "do_task"),
+            turn("Orange", 0, "wait"), turn("Pink", 0, "go_east"),
+            turn("Red", 2, "kill_orange"), turn("Blue", 2, "go_east"), turn("Green", 2, "kill_blue", error="no option"),
+            turn("Pink", 3, "go_west"), turn("Green", 4, "report_orange"),
+            *(turn(name, 6 + i, text, TurnKind.SPEAK) for i, (name, text) in enumerate(said)),
+            turn("Red", 12, "green"), turn("Blue", 12, "green"), turn("Green", 12, "red"),
+            turn("Yellow", 12, "blue!", error="It is none of the options. It counts as skip."),
+            turn("Pink", 12, "red"),
+        ),
+        beliefs=(
+            *answers("Green", {6: 0.9}), *answers("Blue", {6: 0.25, 7: 0.55, 8: 0.45}),
+            *answers("Pink", {6: 0.25, 7: 0.35, 9: 0.15, 11: 0.2}), *answers("Red", {6: 1.0, 7: 1.0, 11: 1.0}),
+        ),
+        payments=(),
+        outcome={"winner": winner, "how": "time", "discussions": 1, "tasks": 3},
+        steps=13,
+        facts={
+            "width": 2,
+            "names": {agent: name for name, agent in agents.items()},
+            "imposters": (agents["Red"],),
+            "tasks": {agents[name]: () if name == "Red" else ((0, 0), (1, 0)) for name in CREW},
+        },
+    )  # fmt: skip

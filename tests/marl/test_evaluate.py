@@ -2,6 +2,8 @@
 
 import json
 import math
+from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from marl.evaluate import (
     belief_table,
     conditions_from_json,
     dond_metrics,
+    effective_number,
     error_metrics,
     evaluation_to_json,
     exact_prior,
@@ -25,15 +28,17 @@ from marl.evaluate import (
     talk_metrics,
     vocabulary,
 )
-from marl.stats import Interval
+from marl.stats import Interval, wilson
 from tests.marl.episodes import (
     CONTEXT,
     aborted_game,
     beliefs,
     deal_game,
+    ejection_game,
     episode,
     failed_game,
     imposter_game,
+    meeting_game,
     message,
     refused,
     spread,
@@ -294,17 +299,125 @@ def test_speech_of_an_imposter_counts_negative() -> None:
 
 
 def test_among_us() -> None:
-    found = among_us_metrics(
-        [imposter_game("crewmates"), imposter_game("imposters"), imposter_game(None), imposter_game("crewmates")]
-    )
-    assert means(found) == {"game/win_rate/crewmates": 0.5, "game/win_rate/imposters": 0.25, "game/how/ejected": 1.0}
+    winners = ("crewmates", "imposters", None, "crewmates")
+    found = means(among_us_metrics([ejection_game(winner) for winner in winners]))
+    assert (found["game/win_rate/crewmates"], found["game/win_rate/imposters"]) == (0.5, 0.25)
+    assert found["game/how/ejected"] == 1
+    # Two discussions: the first ejects nobody, the second Red by one vote.
+    assert (found["game/meetings"], found["game/ejected_imposter"], found["game/ejected_crewmate"]) == (2, 0.5, 0)
+    cut = replace(ejection_game(), outcome={**ejection_game().outcome, "discussions": 4})  # two without a vote
+    assert means(among_us_metrics([cut]))["game/ejected_imposter"] == 0.25
+
+
+def test_a_discussion_by_hand() -> None:
+    found = among_us_metrics([meeting_game()])
+    shown = {name: value for name, value in means(found).items() if not name.startswith("speech/log")}
+    assert shown == pytest.approx(
+        {
+            "game/win_rate/crewmates": 0, "game/win_rate/imposters": 1, "game/how/time": 1,
+            "game/meetings": 1, "game/reports": 1, "game/tasks_done": 0.3,
+            "game/ejected_imposter": 0, "game/ejected_crewmate": 0,
+            # Of Blue, Green, Yellow and Pink. Red is one of five alive.
+            "vote/imposter": 2 / 4, "vote/skip": 1 / 4, "vote/chance": 1 / 5,
+            # Green names Red (and the victim, who does not count), Blue names Green, Pink names both.
+            "talk/names": 3 / 5, "talk/names_imposter": 2 / 5, "talk/naming_true": 2 / 3,
+            "talk/naming_chance": (1 / 4 + 1 / 4 + 1 / 2) / 3,
+            # Pink's message is not in the grammar.
+            "talk/accuses": 2 / 5, "talk/accusing_true": 1 / 2, "talk/accusing_chance": 1 / 4,
+            "talk/knower_names_imposter": 1 / 2,  # Green's two
+            "talk/imposter_names": 1,
+            "talk/forms": 6,
+            # Green +.3 on Blue and +.1 on Pink; Red -.1 on Blue; Blue -.2 and Yellow +.05 on Pink.
+            "speech/belief_change/toward_truth": (0.4 - 0.1 - 0.2 + 0.05) / 4,
+            "speech/belief_change/names_imposter": 0.4,
+            "speech/belief_change/names_other": -0.2,
+            "speech/belief_change/names_nobody": 0.05,
+        }
+    )  # fmt: skip
+    assert found["speech/log_belief_change/names_imposter"].mean == pytest.approx(math.log(0.55 / 0.25 * 0.35 / 0.25))
+
+
+def test_a_discussion_of_some_players_only() -> None:
+    learner = means(among_us_metrics([meeting_game()], {"learner"}))
+    assert (learner["vote/imposter"], learner["vote/skip"]) == pytest.approx((1 / 3, 1 / 3))
+    assert (learner["talk/names"], learner["talk/names_imposter"], learner["talk/naming_true"]) == (2 / 4, 1 / 4, 1 / 2)
+    assert learner["talk/naming_chance"] == 1 / 4 and learner["talk/forms"] == pytest.approx(4)
+    assert learner["speech/belief_change/toward_truth"] == pytest.approx((0.4 - 0.2 + 0.05) / 3)
+    assert "talk/imposter_names" not in learner
+    assert learner["game/meetings"] == 1 and learner["game/win_rate/imposters"] == 1
+    base = means(among_us_metrics([meeting_game()], {"base"}))
+    assert (base["vote/imposter"], base["talk/naming_true"], base["talk/naming_chance"]) == (1, 1, 1 / 2)
+    assert base["talk/imposter_names"] == 1 and base["talk/forms"] == pytest.approx(2)
+    assert "talk/knower_names_imposter" not in base and "speech/belief_change/names_nobody" not in base
+    nobody = among_us_metrics([meeting_game()], {"stranger"})
+    assert {name.split("/")[0] for name in nobody} == {"game"}
+
+
+def test_among_us_intervals_are_over_games() -> None:
+    found = among_us_metrics([meeting_game(seed) for seed in range(50)])
+    assert {value.n for value in found.values()} == {50}
+    # Every game has the same votes and messages, so other games would have brought the same.
+    names = ("vote/imposter", "talk/names", "talk/naming_chance", "speech/belief_change/names_imposter")
+    assert all(found[name].low == found[name].high == found[name].mean for name in names)
+    # Nothing can be resampled of what holds always or never: then the games count, not the two messages of each.
+    assert among_us_metrics([ejection_game()] * 50)["talk/naming_true"] == wilson(50, 50)
+    assert among_us_metrics([ejection_game()] * 50)["talk/accuses"] == wilson(0, 50)
+    mixed = among_us_metrics([meeting_game(), ejection_game()] * 25)["vote/imposter"]
+    assert mixed.mean == pytest.approx(3 / 6) and mixed.n == 50  # half of the votes of either game
+    assert among_us_metrics([meeting_game()])["vote/imposter"].n == 1
+
+
+def test_imposters_are_no_listeners() -> None:
+    found = metrics([meeting_game()], "among_us")
+    answers = [0.9, 0.25, 0.55, 0.45, 0.25, 0.35, 0.15, 0.2]
+    assert found["belief/log_loss"].mean == pytest.approx(-np.log(answers).mean())
+    assert found["belief/chance_log_loss"].mean == pytest.approx(math.log(4))
+    assert (found["belief/chance_accuracy"].mean, found["belief/chance_brier"].mean) == pytest.approx((0.25, 0.75))
+    # Blue .25 -> .45, Pink .25 -> .2, Green's only answer stays.
+    assert found["belief/gain_over_start"].mean == pytest.approx(math.log(0.45 / 0.25 * 0.2 / 0.25) / 3)
+    assert len(belief_table([meeting_game()], roles={"imposter"})) == 3
+    entries = belief_by_message([meeting_game()])
+    assert entries[0]["log_loss"].mean == pytest.approx(-np.log([0.9, 0.25, 0.25]).mean())
+    assert entries[0]["chance_log_loss"].mean == pytest.approx(math.log(4))
+
+
+def test_discussions_without_messages_are_told_apart() -> None:
+    """Nobody may speak: one question before each vote."""
+    game = imposter_game()
+    asked = [belief for belief in game.beliefs if belief.step in (1, 5)]  # of Lime, then of Blue
+    again = [replace(belief, listener="Lime") for belief in asked]
+    silent = replace(game, turns=[turn for turn in game.turns if not turn.message], beliefs=(*asked[:1], *again[1:]))
+    table = belief_table([silent])
+    assert table.number.tolist() == [0, 0] and table.last.tolist() == [True, True]
+    assert np.isnan(table.before_log_loss).all()
+    assert belief_metrics([silent], rng())["belief/gain_over_start"].mean == 0
+
+
+def test_the_start_is_the_answer_before_anybody_spoke_even_if_they_said_nothing() -> None:
+    game = imposter_game()
+    mute = replace(game, turns=[replace(turn, message="") for turn in game.turns])
+    gain = belief_metrics([mute], rng())["belief/gain_over_start"]
+    assert gain.mean == pytest.approx((math.log(0.6 / 0.2) + 0 + math.log(0.4 / 0.5)) / 3)  # Blue's first answer is one
+
+
+def test_effective_number() -> None:
+    assert effective_number([Counter(a=3, b=3), Counter(c=3, d=3), Counter()]).mean == pytest.approx(4)
+    assert effective_number([Counter(a=7)]).mean == 1
+    uneven = effective_number([Counter(a=2), Counter(a=1, b=1)])
+    assert uneven.mean == pytest.approx(4 / 3**0.75) and uneven.n == 2  # p = 3/4, 1/4: H = log 4 - .75 log 3
+    # Without the first game H = log 2, without the second 0; (n - 1) times their variance is (log 2 / 2)².
+    half = 1.959964 * math.log(2) / 2
+    assert uneven.high == pytest.approx(uneven.mean * math.exp(half), rel=1e-5)
+    assert uneven.low == 1  # no fewer than one
+    assert effective_number([Counter(a=1, b=1)]) == Interval(pytest.approx(2), pytest.approx(math.nan, nan_ok=True),
+                                                             pytest.approx(math.nan, nan_ok=True), 1)  # fmt: skip
 
 
 def test_metrics_brings_all_together() -> None:
     found = metrics(GAMES, "dond", objective=1.0)
     assert {name.split("/")[0] for name in found} == {"game", "talk", "errors", "belief", "speech"}
     assert found == metrics(GAMES, "dond", objective=1.0)  # intervals too
-    assert "game/win_rate/crewmates" in metrics([imposter_game()], "among_us")
+    assert "game/win_rate/crewmates" in metrics([ejection_game()], "among_us")
     assert not [name for name in metrics([imposter_game()], "toy") if name.startswith("game/")]
     with pytest.raises(ValueError, match="no episodes"):
         metrics([], "dond")

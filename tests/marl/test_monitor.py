@@ -1,0 +1,48 @@
+"""What is logged of an iteration, against figures worked out by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from envs.core import TurnKind
+from marl.evaluate import metrics
+from marl.monitor import episode_metrics
+from tests.marl.episodes import ejection_game, meeting_game
+
+
+def test_crewmates_that_learn() -> None:
+    found = episode_metrics([meeting_game(), meeting_game(1, "crewmates")], {"learner"})
+    assert found["game/win_rate/crewmates"] == 0.5
+    assert found["vote/imposter"] == pytest.approx(1 / 3)  # Green, not Blue, and Yellow voted for nobody
+    assert found["talk/names_imposter"] == 1 / 4  # Pink's does not count
+    answers = [0.9, 0.25, 0.55, 0.45]  # Green's and Blue's
+    assert found["belief/log_loss"] == pytest.approx(-np.log(answers).mean())
+
+
+def test_imposters_that_learn_have_no_beliefs_and_no_votes_worth_counting() -> None:
+    game = meeting_game()
+    games = [replace(game, players={**game.players, "player_0": "rival"})]
+    found = episode_metrics(games, {"rival"})
+    assert not {"vote/imposter", "talk/names_imposter", "belief/accuracy", "belief/log_loss"} & set(found)
+    assert found["talk/turns"] == 1
+
+
+def test_entropy_of_choices() -> None:
+    game = ejection_game()
+    chances = iter((0.5, 0.25, 1.0, 0.125))  # of the four choices; what was said has none to do with it
+    turns = tuple(
+        replace(t, logprobs=(float(np.log(next(chances))),) if t.kind == TurnKind.CHOOSE else (-9.0, -9.0))
+        for t in game.turns
+    )
+    found = episode_metrics([replace(game, turns=turns)], {"learner"})
+    assert found["choices/entropy"] == pytest.approx(np.log(2) * (1 + 2 + 0 + 3) / 4)
+    assert "choices/entropy" not in episode_metrics([game], {"learner"})  # no model, no probabilities
+
+
+def test_figures_are_the_evaluations() -> None:
+    games = [meeting_game(), ejection_game()]
+    found, table = episode_metrics(games, {"learner"}), metrics(games, "among_us", players={"learner"})
+    shared = [name for name in table if name in found and name != "belief/accuracy"]  # there, ties count in part
+    assert len(shared) == 7
+    assert {name: found[name] for name in shared} == pytest.approx({name: table[name].mean for name in shared})
