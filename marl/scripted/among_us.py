@@ -39,7 +39,7 @@ from envs.among_us_v0 import (
     Tally,
     read,
 )
-from envs.core import END
+from envs.core import END, Question
 
 # --------------------------------------------------------------------------------------------------------------------
 # What can be said
@@ -187,7 +187,10 @@ def accused(message: str) -> list[str]:
     return [s.who for s in understand(message) if s.topic in ACCUSING]
 
 
-def credulous(messages: Sequence[str], candidates: Sequence[str], pull: float = 0.8, decay: float = 0.9) -> list[float]:
+TRUTHFUL = 0.5  # the share of random players' recorded beliefs that are the truth
+
+
+def credulous(messages: Sequence[str], candidates: Sequence[str], pull: float = 1.6, decay: float = 0.9) -> list[float]:
     """The belief of somebody who knows nothing and half believes accusations, oldest message first; sums to one.
 
     Each accusation adds `pull` to a name's logit, which fades by `decay` with every message after it.
@@ -370,6 +373,17 @@ class RandomPlayer(Memory):
 
     def move(self, options: list[Action]) -> Action:
         return self.rng.choice(options)
+
+    def answer(self, question: Question) -> str:
+        """To a belief question: as often as not the truth, else what somebody credulous believes of what others said.
+
+        A model that is taught such answers learns to infer what can be inferred, as a listening loss would teach it, and
+        to believe accusations a little, whether they are true or not.
+        """
+        if self.rng.random() < TRUTHFUL:
+            return question.answer
+        belief = credulous([said.message for said in self.said], question.candidates)
+        return self.rng.choices(question.candidates, belief)[0]
 
 
 class CarefulCrewmate(Memory):

@@ -13,8 +13,11 @@ from typing import Any
 import pytest
 
 from envs.among_us_v0 import COMPACT_TOKENS, NAMES, Killed, Look, Room, Said, Style, parallel_env, read
-from envs.core import END, TurnKind
+from envs.core import END, Question, TurnKind
 from marl.agents import Request, TextAgent
+from marl.batch import collate, seats_of
+from marl.games import env_maker, scripted
+from marl.rollout import GAMES, draw_games, everyone, rollout
 from marl.scripted import among_us
 from marl.scripted.among_us import (
     ACCUSING,
@@ -187,6 +190,78 @@ def test_random_speech_tells_nothing_of_the_imposter() -> None:
                     surplus += (name in game.imposters) - by_chance
                     variance += by_chance * (1 - by_chance)
     assert variance > 100 and abs(surplus) < 3.5 * math.sqrt(variance)
+
+
+def test_random_players_name_the_imposter_as_often_as_anybody_else() -> None:
+    """Over all speakers: what a crewmate's draw from the others gives, and an imposter's, who never names itself."""
+    surplus = variance = named = 0.0
+    for seed in range(200):
+        game = play(seed, "random", "random", messages_each=4)
+        for talk in game.talk:
+            for name in accused(talk.text):
+                by_chance = 1 / (talk.living - 1) if talk.role == "crewmate" else 0.0
+                surplus += (name in game.imposters) - by_chance
+                variance += by_chance * (1 - by_chance)
+                named += 1
+    assert named > 500 and abs(surplus) < 3.5 * math.sqrt(variance)
+
+
+MEETING = (
+    " grid 2 2 imposters 1 players red blue green pink orange you red crewmate tasks lab at bridge blue"
+    " meeting blue found orange at lab living red blue green pink"
+)
+OTHERS = Question("who is the imposter", ("blue", "green", "pink"), "pink")
+
+
+def test_random_players_answer_as_the_credulous_believe() -> None:
+    """What they hear pulls their answers, the truth does not, and what they say themselves has no part in it."""
+    heard = ["i think it is blue", "vote for green", "i trust pink", "blue looks guilty"]
+    believed = credulous(heard, OTHERS.candidates)
+    counts: Counter[str] = Counter()
+    for seed in range(4000):
+        player = make_player("random", seed, "crewmate")
+        player.observe(MEETING)
+        for name, message in zip(("pink", "blue") * 2, heard, strict=True):
+            player.observe(f" {name} says {message} {END}")
+        assert isinstance(player, among_us.RandomPlayer)
+        counts[player.answer(Question(OTHERS.text, OTHERS.candidates, OTHERS.candidates[seed % 3]))] += 1
+    assert believed[0] > 0.5 > believed[1] > believed[2]
+    for name, share in zip(OTHERS.candidates, believed, strict=True):
+        assert abs(counts[name] / 4000 - share) < 4 * math.sqrt(share * (1 - share) / 4000), (name, counts)
+
+
+def test_a_new_discussion_starts_without_opinions() -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(3000):
+        player = make_player("random", seed, "crewmate")
+        assert isinstance(player, among_us.RandomPlayer)
+        player.observe(MEETING)
+        player.observe(f" blue says vote for pink {END} green says vote for pink {END}")
+        player.observe(" meeting blue found green at lab living red blue pink")
+        counts[player.answer(Question(OTHERS.text, ("blue", "pink"), "blue"))] += 1
+    assert abs(counts["pink"] / 3000 - 0.5) < 4 * math.sqrt(0.25 / 3000)
+
+
+def test_recorded_answers_are_what_a_base_learns_to_believe() -> None:
+    """The corpus asks the player; its answer takes the truth's place, in the beliefs and in the batch."""
+    make_env = env_maker({"game": "among_us", "style": "compact", "max_steps": 80, "tasks": 6})
+    texts = [text for seed in range(40) for text in play(seed, "random", "random").texts if text]
+    tokens = Tokens(train_tokenizer(texts, COMPACT_TOKENS, 1024))
+    episodes = rollout(draw_games(0, GAMES, count=60), everyone(scripted("among_us", tokens=tokens)), make_env, 20)
+    recorded = [(e, b) for e in episodes for b in e.beliefs]
+    truths = [{e.facts["names"][a].lower() for a in e.facts["imposters"]} for e, _ in recorded]
+    right = [b.question.answer in truth for (_, b), truth in zip(recorded, truths, strict=True)]
+    chance = [1 / len(b.question.candidates) for _, b in recorded]
+    # Beliefs of one discussion hang together, so games are counted, not answers.
+    surplus: Counter[int] = Counter()
+    for (e, _), hit, share in zip(recorded, right, chance, strict=True):
+        surplus[e.seed] += hit - share  # type: ignore[assignment]
+    spread = math.sqrt(sum(x * x for x in surplus.values()))
+    assert len(recorded) > 200 and abs(sum(surplus.values())) < 3.5 * spread and 0 < sum(right) < len(right)
+    seats = seats_of(episodes, {"scripted"})
+    batch = collate(seats, {})
+    expected = [b.question.answer_index for e, a in seats for b in e.beliefs if b.listener == a]
+    assert batch.answer.tolist() == expected and len(set(expected)) > 1
 
 
 def test_what_random_players_say_depends_neither_on_role_nor_on_what_they_saw() -> None:
