@@ -1,31 +1,62 @@
 """Turns runs into one self-contained page, and into the folder of a published table.
 
 `python -m experiments.report select='dond_ablation-*'` writes `runs/report.html`; with `publish=experiments/NAME` it
-also writes the table, the per-seed and per-iteration data, the figure and the run cards there.
+also writes the table, the per-seed and per-iteration data, the differences between arms, the figure and the run cards
+there. Intervals: over training seeds where an arm has several (Student's t), else over the run's evaluation games.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
 from experiments.cli import command
-from experiments.evaluate import HEADLINE
 from experiments.terminal import say
 from marl.checkpoint import write_json
 from marl.errors import UserError
-from marl.report import Run, ablation_figure, arm_runs, build_report, read_run
+from marl.report import TRAINED, Published, Run, ablation_figure, arm_runs, build_report, read_run, variant_of
 from marl.runs import CARD
 from marl.stats import ablation_table, arm_differences, format_table, write_table
+from marl.wording import COMPARISONS, REFERENCE
 
+PUBLISHED = "published.csv"  # the paper's figures, where the table's folder has them: arm,mean,low,high,source
+
+# The metrics of a game's table, in this order; those that every arm has are shown.
+TABLE = {
+    "dond": (
+        "game/score", "game/score_agreed", "game/score_ceiling", "game/points", "game/joint", "game/agreement",
+        "game/pareto", "game/pareto_agreed", "talk/turns", "talk/words_per_message", "talk/vocabulary",
+        "errors/per_turn", "errors/aborted", "belief/accuracy", "belief/log_loss", "belief/brier",
+        "belief/prior_log_loss", "belief/gain_over_prior", "belief/gain_over_start", "speech/belief_change",
+    ),
+    "among_us": (
+        "game/win_rate/crewmates", "game/win_rate/imposters", "game/how/ejection", "game/how/tasks",
+        "game/how/parity", "game/meetings", "game/reports", "game/tasks_done", "game/ejected_imposter",
+        "game/ejected_crewmate", "vote/imposter", "vote/chance", "vote/skip", "belief/accuracy", "belief/log_loss",
+        "belief/brier", "belief/chance_accuracy", "belief/chance_log_loss", "belief/chance_brier",
+        "belief/first_accuracy", "belief/first_log_loss", "belief/first_brier", "belief/last_accuracy",
+        "belief/last_log_loss", "belief/last_brier", "belief/gain_over_start", "speech/belief_change",
+        "speech/belief_change/names_imposter", "speech/belief_change/names_other", "speech/belief_change/names_nobody",
+        "speech/belief_change/toward_truth", "talk/names", "talk/names_imposter", "talk/naming_true",
+        "talk/naming_chance", "talk/accuses", "talk/accusing_true", "talk/accusing_chance",
+        "talk/knower_names_imposter", "talk/messages", "talk/words_per_message", "talk/forms", "errors/per_turn",
+    ),
+}  # fmt: skip
+# The figure's panels; the first is the one that published figures and the learning curves are of.
+FIGURE = {
+    "dond": ("game/score", "game/agreement", "belief/gain_over_prior", "speech/belief_change"),
+    "among_us": ("game/win_rate/crewmates", "vote/imposter", "belief/last_accuracy"),
+}
 CURVES = (
-    "game/score", "game/points", "game/agreement", "game/pareto", "game/win_rate/crewmates", "belief/accuracy",
-    "belief/log_loss", "reward/game", "reward/speaking", "loss/listening", "loss/entropy", "loss/kl", "talk/turns",
-    "talk/tokens_per_turn", "errors/per_turn",
+    "game/score", "game/points", "game/agreement", "game/pareto", "game/win_rate/crewmates", "vote/imposter",
+    "talk/names_imposter", "belief/accuracy", "belief/log_loss", "belief/brier", "reward/game", "reward/speaking",
+    "loss/listening", "loss/entropy", "loss/kl", "talk/turns", "talk/tokens_per_turn", "errors/per_turn",
 )  # fmt: skip
 
 
@@ -46,37 +77,97 @@ def main(cfg: DictConfig) -> None:
 
 
 def publish(runs: Sequence[Run], folder: Path) -> None:
-    """Writes a published table's files. The game with the largest objective is the headline, `table.csv`; the others
-    have files of their own."""
+    """Writes a published table's files. The headline variant of the game is `table.csv`; the others' files say in their
+    names by which setting of the game they differ."""
+    games = sorted({run.game for run in runs})
+    if len(games) > 1 or games[0] not in TABLE:
+        raise UserError(
+            f"publish={folder}: the runs play {' and '.join(games)}; select runs of one game, {' or '.join(TABLE)}"
+        )
     folder.mkdir(parents=True, exist_ok=True)
-    objectives = sorted({run.config["env"].get("objective", 0.0) for run in runs}, reverse=True)
-    for objective in objectives:
-        group = [run for run in runs if run.config["env"].get("objective", 0.0) == objective]
-        suffix = "" if objective == objectives[0] else f"_objective_{objective:g}"
-        arms = arm_runs(group)
-        names = [name for name in HEADLINE if all(name in arm.metrics for arm in arms)]
-        rows = ablation_table(arms, names)
-        write_table(folder / f"table{suffix}.csv", rows)
-        write_table(folder / f"per_seed{suffix}.csv", [row for arm in arms for row in ablation_table([arm], names)])
-        trained = [arm for arm in arms if not arm.arm.startswith("base")]
-        if "game_only" in {arm.arm for arm in trained} and len({arm.seed for arm in trained}) > 1:
-            write_table(folder / f"differences{suffix}.csv", arm_differences(trained, "game_only", names))
-        shown = [
-            name
-            for name in ("game/score", "game/agreement", "belief/gain_over_prior", "speech/belief_change")
-            if name in names
-        ]
-        ablation_figure(rows, shown, folder / f"figure{suffix}.svg")
-        write_curves(folder / f"curves{suffix}.csv", group)
-        say(f"\nobjective {objective:g}")
-        by_arm = {
-            arm: {row.metric: row for row in rows if row.arm == arm} for arm in dict.fromkeys(r.arm for r in rows)
-        }
-        say(format_table({arm: {m: r.interval for m, r in found.items()} for arm, found in by_arm.items()}, names))
+    for suffix, group in variants(runs).items():
+        publish_variant(games[0], group, folder, suffix)
     cards = folder / "run_cards"
     cards.mkdir(exist_ok=True)
     for run in runs:
         write_json(cards / f"{run.folder.name}.json", public(run.card))
+
+
+def variants(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """The runs by the game's settings in which they differ, as endings of file names; the headline's is empty.
+
+    The headline is the variant with the largest objective, and of every other setting the smallest value.
+    """
+
+    def order(run: Run) -> list[tuple[float, str]]:
+        return [
+            (value if isinstance(value, int | float) else 0.0, json.dumps(value))
+            if key != "objective"
+            else (-float(value), "")
+            for key, value in variant_of(run, runs).items()
+        ]
+
+    groups: dict[str, list[Run]] = {}
+    for run in sorted(runs, key=order):
+        differs = "".join(f"_{key}_{_in_a_name(value)}" for key, value in variant_of(run, runs).items())
+        groups.setdefault(differs, []).append(run)
+    (_, headline), *others = groups.items()
+    return {"": headline, **dict(others)}
+
+
+def _in_a_name(value: Any) -> str:
+    """A setting's value as part of a file's name: `0.2`, `false`, `1-3`."""
+    if isinstance(value, list | tuple):
+        return "-".join(map(_in_a_name, value))
+    return f"{value:g}" if isinstance(value, float) else str(value).lower()
+
+
+def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -> None:
+    arms = arm_runs(runs)
+    if game == "among_us":  # a table names its arms, also where there is only one
+        arms = [replace(arm, arm=runs[0].arm) if arm.arm == TRAINED else arm for arm in arms]
+    names = [name for name in TABLE[game] if all(name in arm.metrics for arm in arms)]
+    rows = ablation_table(arms, names)
+    write_table(folder / f"table{suffix}.csv", rows)
+    write_table(folder / f"per_seed{suffix}.csv", [row for arm in arms for row in ablation_table([arm], names)])
+    write_curves(folder / f"curves{suffix}.csv", runs)
+    if game == "among_us":
+        pairs = list(COMPARISONS)
+    else:
+        trained = dict.fromkeys(arm.arm for arm in arms if not arm.arm.startswith("base"))
+        pairs = [(arm, REFERENCE) for arm in trained if arm != REFERENCE]
+    differences = arm_differences(arms, pairs, names)
+    if differences:
+        write_table(folder / f"differences{suffix}.csv", differences)
+    ablation_figure(
+        rows,
+        [name for name in FIGURE[game] if name in names],
+        folder / f"figure{suffix}.svg",
+        published=read_published(folder / PUBLISHED) if game == "among_us" else None,
+        runs=runs,
+        curve=FIGURE[game][0] if game == "among_us" else "",
+    )
+    if suffix:
+        say("\n" + suffix.strip("_").replace("_", " "))
+    by_arm = {arm: {r.metric: r.interval for r in rows if r.arm == arm} for arm in dict.fromkeys(r.arm for r in rows)}
+    say("\n" + format_table(by_arm, names))
+    if differences:
+        shown = [row for row in differences if row.metric == FIGURE[game][0]]
+        say("\n" + format_table({row.arm: {row.metric: row.interval} for row in shown}))
+
+
+def read_published(path: Path) -> dict[str, Published]:
+    """The paper's figures by arm; none where the folder has no such file. UserError where a line is malformed."""
+    if not path.exists():
+        return {}
+    found = {}
+    with path.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            try:
+                found[row["arm"]] = Published(float(row["mean"]), float(row["low"]), float(row["high"]))
+            except (KeyError, TypeError, ValueError) as error:
+                raise UserError(f"{path}: expected the columns arm,mean,low,high with numbers, got {row}") from error
+    return found
 
 
 def public(card: dict[str, Any]) -> dict[str, Any]:
@@ -88,17 +179,19 @@ def public(card: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_curves(path: Path, runs: Sequence[Run]) -> None:
-    """Per-iteration data: one line for each arm, seed, phase, iteration and metric."""
+    """Per-iteration data: one line for each arm, seed, phase, iteration and metric; `games` counts training games."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(("arm", "seed", "phase", "iteration", "metric", "value"))
+        writer.writerow(("arm", "seed", "phase", "iteration", "games", "metric", "value"))
         for run in runs:
             for line in run.curves:
                 for metric in CURVES:
                     if metric in line:
+                        iteration = line["iteration"]
                         writer.writerow(
-                            (run.arm, run.seed, line["phase"], line["iteration"], metric, f"{line[metric]:.5g}")
-                        )
+                            (run.arm, run.seed, line["phase"], iteration, iteration * run.games, metric,
+                             f"{line[metric]:.5g}")
+                        )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -26,8 +26,26 @@ from matplotlib.ticker import MaxNLocator
 
 from marl.errors import UserError
 from marl.evaluate import Metrics, conditions_from_json
-from marl.stats import ArmRun, Interval, TableRow, ablation_table, number
-from marl.transcripts import Transcript, is_dond, outcome_text, printable, read_episodes, said, shifts
+from marl.stats import ArmRun, Interval, TableRow, ablation_table, arm_differences, number, seed_mean
+from marl.transcripts import (
+    Meeting,
+    Moves,
+    Transcript,
+    crew_shifts,
+    fates,
+    is_among_us,
+    is_dond,
+    mentions,
+    opening,
+    outcome_text,
+    printable,
+    read_episodes,
+    said,
+    shifts,
+    story,
+    verdict,
+)
+from marl.wording import ARM_ORDER, ARMS, COMPARISONS, ENDS, HEADLINE, PANELS, WORDING, Panel, Wording
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -39,97 +57,6 @@ VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--line", **{c: f"--c{i}" for
 PAPER = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#6a51a3", "#555555")
 
 TRAINED = "trained"  # the condition of `evaluation.json` that a run's arm stands for
-
-
-@dataclass(frozen=True)
-class Wording:
-    """How a metric is shown."""
-
-    label: str
-    note: str
-    percent: bool = False
-    decimals: int | None = None  # None: as many as `number` gives
-
-    def show(self, value: float) -> str:
-        if self.percent:
-            return f"{100 * value:.1f} %"
-        return number(value) if self.decimals is None else f"{value:.{self.decimals}f}"
-
-
-WORDING = {
-    "game/win_rate/crewmates": Wording("Crewmates win", "share of all games", percent=True),
-    "game/win_rate/imposters": Wording("Imposters win", "share of all games", percent=True),
-    "game/score": Wording("Score", "R_i + λ R_j, mean over players and all games"),
-    "game/score_ceiling": Wording("Best possible score", "what the best deal of each of these games would give"),
-    "game/score_agreed": Wording("Score, agreed games", "the same over games with a deal"),
-    "game/points": Wording("Points", "R_i alone, mean over players and all games"),
-    "game/points_agreed": Wording("Points, agreed games", "the same over games with a deal"),
-    "game/joint": Wording("Joint points", "both players together"),
-    "game/agreement": Wording("Agreement", "games that end in a valid deal", percent=True),
-    "game/pareto": Wording(
-        "Pareto, all games", "no allocation is better for one and as good for the other", percent=True
-    ),
-    "game/pareto_agreed": Wording("Pareto, agreed games", "the same over games with a deal", percent=True),
-    "belief/gain_over_prior": Wording(
-        "Learned from talk", "nats a question by which the last answer beats the exact prior"
-    ),
-    "belief/gain_over_start": Wording(
-        "Gain over the start", "nats a question, last answer against the one before any message"
-    ),
-    "belief/log_loss": Wording("Belief, log-loss", "nats a question, all answers"),
-    "belief/first_log_loss": Wording("Belief, first log-loss", "nats a question, before any message"),
-    "belief/last_log_loss": Wording("Belief, last log-loss", "nats a question, after the last message"),
-    "belief/prior_log_loss": Wording("Exact prior's log-loss", "what the rules alone tell, on the same questions"),
-    "belief/accuracy": Wording("Belief, accuracy", "the truth is the most probable answer, all answers", percent=True),
-    "belief/first_accuracy": Wording("Belief, first accuracy", "before any message", percent=True),
-    "belief/last_accuracy": Wording("Belief, last accuracy", "the truth is the most probable answer", percent=True),
-    "belief/prior_accuracy": Wording("Exact prior's accuracy", "on the same questions", percent=True),
-    "belief/brier": Wording("Belief, Brier score", "0 is perfect, 2 is certain and wrong; all answers"),
-    "belief/first_brier": Wording("Belief, first Brier score", "before any message"),
-    "belief/last_brier": Wording("Belief, last Brier score", "after the last message"),
-    "belief/prior_brier": Wording("Exact prior's Brier score", "on the same questions"),
-    "speech/belief_change": Wording("What a message does", "probability of the truth it adds, summed over questions"),
-    "speech/log_belief_change": Wording("The same in nats", "log-probability of the truth that a message adds"),
-    "talk/turns": Wording("Turns a game", "messages and proposals"),
-    "talk/messages": Wording("Messages a game", ""),
-    "talk/tokens_per_turn": Wording("Tokens a turn", "sampled by the model, end marker included"),
-    "talk/words_per_message": Wording("Words a message", "white-space words"),
-    "talk/vocabulary": Wording("Vocabulary", "different white-space words in up to 500 games", decimals=0),
-    "errors/per_turn": Wording("Refused replies", "per turn"),
-    "errors/aborted": Wording("Aborted games", "too many refused replies in a row", percent=True),
-}
-# The first table's rows, in this order; the others follow in the full one.
-HEADLINE = (
-    "game/win_rate/crewmates", "game/score", "game/score_ceiling", "game/agreement", "game/pareto",
-    "game/pareto_agreed", "belief/gain_over_prior", "belief/last_log_loss", "belief/prior_log_loss",
-    "belief/last_accuracy", "speech/belief_change", "talk/turns", "talk/vocabulary", "errors/per_turn",
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One small plot over training. `sign` turns a loss that is minus a quantity back into it."""
-
-    metric: str
-    title: str
-    unit: str
-    sign: float = 1.0
-    ceiling: str = ""  # metric of the evaluation that is the most there is
-
-
-PANELS = (
-    Panel("game/win_rate/crewmates", "Crewmates' wins", "share of games"),
-    Panel("game/score", "Score", "points per player", ceiling="game/score_ceiling"),
-    Panel("game/agreement", "Agreement", "share of games"),
-    Panel("game/pareto", "Pareto-optimal", "share of all games"),
-    Panel("loss/listening", "Listening loss", "nats a question"),
-    Panel("belief/accuracy", "Belief accuracy", "share of answers"),
-    Panel("reward/speaking", "Speaking reward", "change of belief a message"),
-    Panel("loss/entropy", "Entropy", "nats a token", sign=-1.0),
-    Panel("loss/kl", "KL to the base", "nats a token"),
-    Panel("talk/turns", "Turns", "a game"),
-    Panel("errors/per_turn", "Refused replies", "per turn"),
-)
 
 
 @dataclass
@@ -146,12 +73,24 @@ class Run:
     transcripts: dict[str, list[Transcript]] = field(default_factory=dict)
 
     @property
+    def game(self) -> str:
+        return str((self.config.get("env") or {}).get("game", ""))
+
+    @property
+    def games(self) -> int:
+        """Training games of an iteration; 0 where the configuration does not say."""
+        return int((self.config.get("algo") or {}).get("games") or 0)
+
+    @property
     def conditions(self) -> dict[str, Metrics]:
         return conditions_from_json(self.evaluation) if self.evaluation else {}
 
 
 def read_run(folder: Path) -> Run:
-    """Reads what a run's folder holds so far. UserError if it is no run's folder, or a file in it is malformed."""
+    """Reads what a run's folder holds so far; the arm by the name that its game's tables use.
+
+    UserError if it is no run's folder, or a file in it is malformed.
+    """
     folder = Path(folder)
     config_path = folder / "config.yaml"
     if not config_path.exists():
@@ -163,9 +102,10 @@ def read_run(folder: Path) -> Run:
     except yaml.YAMLError as error:
         raise UserError(f"{config_path}: expected YAML ({str(error).splitlines()[0]})") from error
     card = _read_json(folder / "run.json")
+    arm = str(card.get("arm") or config.get("arm") or folder.name)
     return Run(
         folder=folder,
-        arm=str(card.get("arm") or config.get("arm") or folder.name),
+        arm=ARMS.get(arm, arm) if (config.get("env") or {}).get("game") == "among_us" else arm,
         seed=int(card.get("seed", config.get("seed", 0))),
         config=config,
         card=card,
@@ -218,6 +158,8 @@ def build_report(run_folders: Sequence[Path], out_path: Path, title: str, games_
     # Colours stand for arms, everywhere in the page alike.
     names = list(dict.fromkeys([*columns, *(arm_label(run, runs) for run in runs)]))
     colours = {name: i % len(SERIES) for i, name in enumerate(names)}
+    games = list(dict.fromkeys(run.game for run in runs))
+    first_rows = [name for game in games for name in HEADLINE.get(game, ())]
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -228,16 +170,20 @@ def build_report(run_folders: Sequence[Path], out_path: Path, title: str, games_
     page = environment.get_template("report.html").render(
         title=title,
         facts=what_was_run(runs),
-        findings=findings(columns),
+        findings=[*findings(columns), *comparisons(arms)],
         columns=list(columns),
         colours=colours,
         headline=table_rows(
-            columns, [name for name in HEADLINE if any(name in found for found in columns.values())], colours
+            columns, [name for name in first_rows if any(name in found for found in columns.values())], colours
         ),
-        rest=table_rows(columns, _not_headline(columns), colours),
+        rest=table_rows(columns, _others(columns, first_rows), colours),
+        endings=endings(columns) if games == ["among_us"] else [],
+        ends=list(enumerate(ENDS.values())),
+        by_games=by_games(runs),
         seeds=max((interval.n for interval in _seed_counts(arms).values()), default=1),
         panels=training_panels(runs, columns, colours),
         beliefs=belief_panels(runs, colours),
+        prior=any("prior_log_loss" in entry for run in runs for entries in _by_message(run) for entry in entries),
         games=shown_games(runs, games_shown),
         cards=[run_card(run) for run in runs],
     )
@@ -274,8 +220,11 @@ def arm_runs(runs: Sequence[Run]) -> list[ArmRun]:
                 if (name, run.seed) in arms:
                     name = f"{name} of {arm_label(run, runs)}"
             arms[(name, run.seed)] = ArmRun(name, run.seed, found)
-    untrained = [arm for arm in arms.values() if arm.arm.startswith("base")]  # what training started from comes first
-    return untrained + [arm for arm in arms.values() if arm not in untrained]
+    order = {name: i for i, name in enumerate(ARM_ORDER)}
+    return sorted(
+        arms.values(),
+        key=lambda arm: (not arm.arm.startswith("base"), order.get(arm.arm, len(order))),  # otherwise as they come
+    )
 
 
 def arm_label(run: Run, runs: Sequence[Run]) -> str:
@@ -286,15 +235,21 @@ def arm_label(run: Run, runs: Sequence[Run]) -> str:
 
 def _suffix(run: Run, runs: Sequence[Run]) -> str:
     """Tells runs of different games apart where a report shows several."""
-
-    def game(of: Run) -> tuple[Any, Any]:
-        env = of.config.get("env") or {}
-        return env.get("game"), env.get("objective")
-
-    if len({game(other) for other in runs}) == 1:
+    variant = variant_of(run, runs)
+    if not variant:
         return ""
-    name, objective = game(run)
-    return f" ({name}, λ={objective:g})" if isinstance(objective, int | float) else f" ({name})"
+    settings = {key: value for key, value in variant.items() if key != "game"}
+    parts = [f"λ={value:g}" if key == "objective" else f"{key}={value}" for key, value in settings.items()]
+    return f" ({', '.join([run.game, *parts])})"
+
+
+def variant_of(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
+    """The run's settings of the game in which any two of these runs differ; of different games, the objective alone."""
+    games: list[dict[str, Any]] = [each.config.get("env") or {} for each in runs]
+    keys = list(dict.fromkeys(key for game in games for key in game))
+    differing = [key for key in keys if any(game.get(key) != games[0].get(key) for game in games)]
+    own = run.config.get("env") or {}
+    return {key: own[key] for key in (("game", "objective") if "game" in differing else differing) if key in own}
 
 
 def columns_of(arms: Sequence[ArmRun]) -> dict[str, Metrics]:
@@ -309,8 +264,8 @@ def _seed_counts(arms: Sequence[ArmRun]) -> dict[str, Interval]:
     return {row.arm: Interval(row.seeds, math.nan, math.nan, row.seeds) for row in ablation_table(arms)}
 
 
-def _not_headline(columns: Mapping[str, Metrics]) -> list[str]:
-    found = {name for metrics in columns.values() for name in metrics} - set(HEADLINE)
+def _others(columns: Mapping[str, Metrics], shown: Sequence[str]) -> list[str]:
+    found = {name for metrics in columns.values() for name in metrics} - set(shown)
     return [name for name in WORDING if name in found] + sorted(found - WORDING.keys())
 
 
@@ -390,6 +345,8 @@ def what_was_run(runs: Sequence[Run]) -> list[str]:
             "they talk, and each then claims items. Claims that fit pay a player its points plus λ times its "
             "partner's; claims that do not pay nothing."
         )
+    elif env.get("game") == "among_us":
+        sentences += among_us_sentences(first)
     elif env.get("game"):
         sentences.append(f"The game is {env['game']}.")
     arms = list(dict.fromkeys(run.arm for run in runs))
@@ -424,10 +381,31 @@ def what_was_run(runs: Sequence[Run]) -> list[str]:
     return sentences
 
 
+def among_us_sentences(config: Mapping[str, Any]) -> list[str]:
+    """The game as it is evaluated, and who holds the seats."""
+    env = {**config["env"], **((config.get("eval") or {}).get("env") or {})}
+    changes = (config.get("eval") or {}).get("cast") or {}
+    cast = {role: {**seats, **changes.get(role, {})} for role, seats in (config.get("cast") or {}).items()}
+    imposters = "one is an imposter" if env["imposters"] == 1 else f"{env['imposters']} are imposters"
+    shaping = f" Deeds earn {env['shaping']:g} beside the win." if env.get("shaping") else ""
+    sentences = [
+        f"Grid Among Us, {env['width']} by {env['height']} rooms, {env['players']} players of whom {imposters}. "
+        f"Crewmates win when nobody left is an imposter or all of their {env['tasks']} tasks each are done; imposters "
+        f"win when they are as many. A body that is found is talked over, and all vote.{shaping}"
+    ]
+    who = []
+    for role, seats in cast.items():
+        partner = f", {seats['partners']:g} of them {seats['partner']}" if seats.get("partners") else ""
+        who.append(f"{role}s are {seats['player']}{partner}")
+    if who:
+        sentences.append(f"Who plays: {'; '.join(who)}.")
+    return sentences
+
+
 def findings(columns: Mapping[str, Metrics]) -> list[str]:
     """What the table says, in sentences that claim no more than the intervals do."""
     said_so: list[str] = []
-    for metric in ("game/win_rate/crewmates", "game/score", "game/agreement"):
+    for metric in ("game/win_rate/crewmates", "vote/imposter", "game/score", "game/agreement"):
         wording = WORDING[metric]
         found = {name: metrics[metric] for name, metrics in columns.items() if metric in metrics}
         if not found:
@@ -464,6 +442,27 @@ def findings(columns: Mapping[str, Metrics]) -> list[str]:
         amount = f"gain {number(gain.mean)} nats a question, {number(gain.low)} to {number(gain.high)}"
         said_so.append(f"Listening, {name}: after the last message the belief {verdict} ({amount}).")
     return said_so
+
+
+def comparisons(arms: Sequence[ArmRun]) -> list[str]:
+    """What each of Among Us' terms adds to the crewmates' wins, paired by seed, where there are seeds to pair."""
+    metric = "game/win_rate/crewmates"
+    rows = arm_differences([arm for arm in arms if metric in arm.metrics], COMPARISONS, [metric])
+    shown = [row for row in rows if not row.arm.endswith(" - base")]
+    if not shown:
+        return []
+    each = [f"{row.arm}: {100 * row.mean:+.1f} ({100 * row.low:+.1f} to {100 * row.high:+.1f})" for row in shown]
+    return [f"Crewmates' wins, differences in points, paired by seed: {'; '.join(each)}."]
+
+
+def endings(columns: Mapping[str, Metrics]) -> list[dict[str, Any]]:
+    """How games ended, a bar for each column: shares in the order of ENDS, those that never happened left out."""
+    bars = []
+    for name, metrics in columns.items():
+        shares = [(i, metrics[f"game/how/{how}"].mean) for i, how in enumerate(ENDS) if f"game/how/{how}" in metrics]
+        if shares:
+            bars.append({"name": name, "shares": [{"end": i, "share": share} for i, share in shares if share > 0]})
+    return bars
 
 
 # --- Figures ----------------------------------------------------------------------------------------------------------
@@ -510,34 +509,60 @@ def to_svg(figure: Figure, name: str, label: str) -> Markup:
     )
 
 
+def by_games(runs: Sequence[Run]) -> bool:
+    """Whether curves can be drawn over games played; else over iterations."""
+    return all(run.games for run in runs)
+
+
 def training_panels(
     runs: Sequence[Run], columns: Mapping[str, Metrics], colours: Mapping[str, int]
 ) -> list[dict[str, Any]]:
     """One panel for each quantity that any run logged over training."""
     panels = []
+    scale = by_games(runs)
     for panel in PANELS:
+        if panel.metric == "game/score" and any(run.game == "among_us" for run in runs):
+            continue  # what the learners were paid: the wins once more
         figure, axes = new_panel()
         drawn = False
         for arm in dict.fromkeys(arm_label(run, runs) for run in runs):
             mine = [run for run in runs if arm_label(run, runs) == arm]
-            drawn |= _draw_arm(axes, mine, panel, SERIES[colours[arm]])
-        if not drawn:
-            continue
-        ceilings = {round(m[panel.ceiling].mean, 3) for m in columns.values() if panel.ceiling in m}
-        for ceiling in ceilings:
-            axes.axhline(ceiling, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)))
-            axes.annotate(
-                f"best possible {number(ceiling)}", (1, ceiling), (0, 3), xycoords=("axes fraction", "data"),
-                textcoords="offset points", ha="right", fontsize=8, color=MUTED,
-            )  # fmt: skip
+            drawn |= _draw_arm(axes, mine, panel, SERIES[colours[arm]], scale)
+        if not drawn or not any(np.any(line.get_ydata()) for line in axes.lines):
+            continue  # nobody logged it, or it never happened
+        _keep_lines_in_sight(axes)
+        for ceiling in {round(m[panel.ceiling].mean, 3) for m in columns.values() if panel.ceiling in m}:
+            _level(axes, ceiling, f"best possible {number(ceiling)}")
+        chances = [m[panel.chance].mean for m in columns.values() if panel.chance in m]
+        if chances:  # differs a little from arm to arm, with who is alive when
+            _level(axes, float(np.mean(chances)), "by chance")
         if panel.unit.startswith("share"):
             _limits(axes, 0.0, 1.0)
-        axes.set_xlabel("iteration", fontsize=9)
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axes.set_xlabel("training games" if scale else "iteration", fontsize=9)
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.margins(x=0.02)
+        axes.set_xlim(left=-0.02 * axes.get_xlim()[1])
         svg = to_svg(figure, panel.metric, f"{panel.title} over training")
         panels.append({"title": panel.title, "unit": panel.unit, "metric": panel.metric, "svg": svg})
     return panels
+
+
+def _keep_lines_in_sight(axes: Axes) -> None:
+    """Bands of two or three seeds can be many times wider than all there is to see: they are cut beyond the span of the
+    lines above and below them."""
+    drawn = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines])
+    low, high = float(drawn.min()), float(drawn.max())
+    bottom, top = axes.get_ylim()
+    if high > low:
+        axes.set_ylim(max(bottom, 2 * low - high), min(top, 2 * high - low))
+
+
+def _level(axes: Axes, height: float, label: str) -> None:
+    axes.axhline(height, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)))
+    axes.annotate(
+        label, (1, height), (0, 3), xycoords=("axes fraction", "data"), textcoords="offset points", ha="right",
+        fontsize=8, color=MUTED,
+    )  # fmt: skip
 
 
 def _limits(axes: Axes, low: float, high: float) -> None:
@@ -547,35 +572,49 @@ def _limits(axes: Axes, low: float, high: float) -> None:
     axes.set_ylim(max(bottom, low - margin), min(top, high + margin))
 
 
-def _draw_arm(axes: Axes, runs: Sequence[Run], panel: Panel, colour: str) -> bool:
-    """An arm's seeds as thin lines, their mean as a bold one, evaluation games as dots. Says whether there was any."""
-    training = [_curve(run, panel, "train") for run in runs]
-    training = [curve for curve in training if curve]
-    watched = [_curve(run, panel, "eval") for run in runs]
-    watched = [curve for curve in watched if curve]
+def _draw_arm(axes: Axes, runs: Sequence[Run], panel: Panel, colour: str, scale: bool) -> bool:
+    """An arm's seeds as thin lines and their mean as a bold one; evaluation games as dots, with a band where there are
+    several seeds. Says whether there was any."""
+    training = [curve for run in runs if (curve := _curve(run, panel, "train", scale))]
     for curve in training:
         axes.plot(list(curve), list(curve.values()), color=colour, linewidth=0.8, alpha=0.35)
     if training:
-        x, y = _mean_curve(training)
-        axes.plot(x, _smooth(y), color=colour, linewidth=1.8)
+        x, intervals = mean_curve(training)
+        axes.plot(x, _smooth(np.array([i.mean for i in intervals])), color=colour, linewidth=1.8)
+    watched = [curve for run in runs if (curve := _curve(run, panel, "eval", scale))]
     if watched:
-        x, y = _mean_curve(watched)
-        axes.plot(x, y, color=colour, linewidth=0, marker="o", markersize=4.5)
+        _draw_mean(axes, watched, colour, share=panel.unit.startswith("share"), line=not training)
     return bool(training or watched)
 
 
-def _curve(run: Run, panel: Panel, phase: str) -> dict[int, float]:
+def _draw_mean(
+    axes: Axes, curves: Sequence[dict[int, float]], colour: str, share: bool, line: bool, label: str = ""
+) -> None:
+    """The mean over seeds as dots, with its 95 % interval as a band where there are several."""
+    x, intervals = mean_curve(curves)
+    axes.plot(
+        x, [i.mean for i in intervals], color=colour, linewidth=1.6 if line else 0, marker="o", markersize=4.2,
+        label=label,
+    )  # fmt: skip
+    if len(curves) > 1:
+        least, most = (0.0, 1.0) if share else (-math.inf, math.inf)
+        low, high = np.clip([(i.low, i.high) for i in intervals], least, most).T
+        axes.fill_between(x, low, high, color=colour, alpha=0.14, linewidth=0)
+
+
+def _curve(run: Run, panel: Panel, phase: str, scale: bool) -> dict[int, float]:
+    """Training games (or iterations, where `scale` is off) -> value."""
     return {
-        int(row["iteration"]): panel.sign * float(row[panel.metric])
+        int(row["iteration"]) * (run.games if scale else 1): panel.sign * float(row[panel.metric])
         for row in run.curves
         if row.get("phase") == phase and panel.metric in row
     }
 
 
-def _mean_curve(curves: Sequence[dict[int, float]]) -> tuple[list[int], np.ndarray]:
-    """Mean over seeds at the iterations that all of them reached."""
+def mean_curve(curves: Sequence[dict[int, float]]) -> tuple[list[int], list[Interval]]:
+    """Mean over seeds with its interval, at the points that all of them reached."""
     shared = sorted(set.intersection(*(set(curve) for curve in curves)))
-    return shared, np.array([[curve[i] for i in shared] for curve in curves]).mean(0)
+    return shared, [seed_mean([curve[x] for curve in curves]) for x in shared]
 
 
 def _smooth(values: np.ndarray) -> np.ndarray:
@@ -585,32 +624,39 @@ def _smooth(values: np.ndarray) -> np.ndarray:
 
 
 def belief_panels(runs: Sequence[Run], colours: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Log-loss and accuracy by number of messages heard, with the exact prior on the same questions."""
+    """Belief by number of messages heard, with the exact prior on the same questions, or equal odds for all candidates.
+
+    Where there is no exact prior, also by how much an answer beats the same listener's answer before it.
+    """
     panels = []
+    found = mean_entries(runs)
+    floor = "prior" if any("prior_log_loss" in entry for entries in found.values() for entry in entries) else "chance"
     for metric, title, unit in (
         ("log_loss", "Log-loss by message", "nats a question, lower is better"),
         ("accuracy", "Accuracy by message", "share of answers"),
+        ("gain", "Gain by message", "nats, against the listener's answer before"),
     ):
+        if metric == "gain" and floor == "prior":
+            continue
         figure, axes = new_panel()
         drawn = False
-        for name, entries in _entries(runs).items():
-            found = [(k, Interval.from_json(e[metric])) for k, e in enumerate(entries) if metric in e]
-            found = [(k, i) for k, i in found if i.n >= 10]  # the few longest games say nothing
-            if not found:
+        for name, entries in found.items():
+            points = [(k, e[metric]) for k, e in enumerate(entries) if metric in e]
+            if not points:
                 continue
             drawn = True
-            x = [k for k, _ in found]
+            x = [k for k, _ in points]
             colour = SERIES[colours.get(name, 0)]
-            axes.plot(x, [i.mean for _, i in found], color=colour, linewidth=1.8, marker="o", markersize=4)
-            axes.fill_between(
-                x, [i.low for _, i in found], [i.high for _, i in found], color=colour, alpha=0.18, linewidth=0
-            )
-            floor = [
-                Interval.from_json(entries[k][f"prior_{metric}"]).mean for k in x if f"prior_{metric}" in entries[k]
-            ]
-            if len(floor) == len(x):
-                axes.plot(x, floor, color=colour, linewidth=1.2, linestyle=(0, (4, 3)))
+            axes.plot(x, [i.mean for _, i in points], color=colour, linewidth=1.8, marker="o", markersize=4)
+            band = np.array([(i.low, i.high) for _, i in points]).T
+            low, high = band.clip(0, 1) if unit.startswith("share") else band
+            axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+            below = [entries[k][f"{floor}_{metric}"].mean for k in x if f"{floor}_{metric}" in entries[k]]
+            if len(below) == len(x):
+                axes.plot(x, below, color=colour, linewidth=1.2, linestyle=(0, (4, 3)))
         if drawn:
+            if metric == "gain":
+                axes.axhline(0, color=MUTED, linewidth=1)
             axes.set_xlabel("messages so far", fontsize=9)
             axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
             if unit.startswith("share"):
@@ -621,37 +667,101 @@ def belief_panels(runs: Sequence[Run], colours: Mapping[str, int]) -> list[dict[
     return panels
 
 
-def _entries(runs: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
-    """Belief by message of each arm's first run, under the arm's name; the untrained conditions once."""
-    found: dict[str, list[dict[str, Any]]] = {}
+def _by_message(run: Run) -> list[list[dict[str, Any]]]:
+    return list(run.evaluation.get("belief_by_message", {}).values())
+
+
+def mean_entries(runs: Sequence[Run]) -> dict[str, list[dict[str, Interval]]]:
+    """Belief by message of each arm: over its seeds, where it has several, each counting the same.
+
+    Answers of fewer than ten games say nothing and are left out. A base of one folder counts once.
+    """
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}  # name -> model -> entries
     for run in runs:
         for condition, entries in run.evaluation.get("belief_by_message", {}).items():
-            name = arm_label(run, runs) if condition == TRAINED else condition + _suffix(run, runs)
-            found.setdefault(name, entries)
-    return found
+            trained = condition == TRAINED
+            name = arm_label(run, runs) if trained else condition + _suffix(run, runs)
+            model = str(run.folder) if trained else str(run.card.get("base") or json.dumps(entries, sort_keys=True))
+            found.setdefault(name, {})[model] = entries
+    means: dict[str, list[dict[str, Interval]]] = {}
+    for name, models in found.items():
+        means[name] = []
+        for number_heard in range(max(map(len, models.values()))):
+            here = [entries[number_heard] if number_heard < len(entries) else {} for entries in models.values()]
+            by_metric: dict[str, Interval] = {}
+            for metric in dict.fromkeys(metric for entry in here for metric in entry):
+                values = [Interval.from_json(entry[metric]) for entry in here if metric in entry]
+                if len(values) == len(here) and all(value.n >= 10 for value in values):
+                    by_metric[metric] = seed_mean([v.mean for v in values]) if len(values) > 1 else values[0]
+            means[name].append(by_metric)
+    return means
 
 
-def ablation_figure(rows: Sequence[TableRow], metrics: Sequence[str], path: Path, title: str = "") -> None:
-    """Means and intervals of each arm, a panel for each metric, as a file of its own (`.svg`, `.png` or `.pdf`)."""
+@dataclass(frozen=True)
+class Published:
+    """A figure of the paper that a table stands beside."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def ablation_figure(
+    rows: Sequence[TableRow],
+    metrics: Sequence[str],
+    path: Path,
+    title: str = "",
+    published: Mapping[str, Published] | None = None,
+    runs: Sequence[Run] = (),
+    curve: str = "",
+) -> None:
+    """Means and intervals of each arm, a panel for each metric, as a file of its own (`.svg`, `.png` or `.pdf`).
+
+    `published` stands in the first panel as open markers, by arm. With `curve`, the learning curves of that metric in
+    evaluation games follow, means over the seeds of `runs` with 95 % bands.
+    """
     arms = list(dict.fromkeys(row.arm for row in rows))
-    figure = Figure(figsize=(3.1 * len(metrics) + 0.8, 0.42 * len(arms) + 1.1), layout="constrained")
-    for i, (axes, metric) in enumerate(zip(figure.subplots(1, len(metrics), squeeze=False)[0], metrics, strict=True)):
+    count = len(metrics) + bool(curve)
+    height = max(0.42 * len(arms) + 1.1, 3.1 if curve else 0)
+    figure = Figure(figsize=(3.1 * count + 0.8 + bool(curve), height), layout="constrained")
+    ratios = [1.0] * len(metrics) + [1.4] * bool(curve)
+    panels = figure.subplots(1, count, squeeze=False, gridspec_kw={"width_ratios": ratios})[0]
+    for i, (axes, metric) in enumerate(zip(panels, metrics, strict=False)):
         _style(axes, ink="#222222", muted="#555555", grid="#dddddd")
         axes.grid(axis="y", visible=False)
         axes.grid(axis="x", color="#dddddd", linewidth=0.7)
         for y, arm in enumerate(arms):
+            colour = PAPER[y % len(PAPER)]
             for row in rows:
                 if (row.arm, row.metric) == (arm, metric):
-                    colour = PAPER[y % len(PAPER)]
                     if math.isfinite(row.low):
                         axes.plot(
                             [row.low, row.high], [y, y], color=colour, linewidth=2.5, alpha=0.5, solid_capstyle="round"
                         )
                     axes.plot([row.mean], [y], color=colour, marker="o", markersize=6)
+            if i == 0 and published and arm in published:
+                theirs, beside = published[arm], y + 0.26
+                axes.plot([theirs.low, theirs.high], [beside, beside], color="#777777", linewidth=1)
+                axes.plot([theirs.mean], [beside], color="#777777", marker="o", markersize=5, markerfacecolor="white")
+        if metric in WORDING and WORDING[metric].percent:  # intervals may be wider than what there is
+            left, right = axes.get_xlim()
+            axes.set_xlim(max(left, -0.02), min(right, 1.02))
         axes.set_ylim(len(arms) - 0.5, -0.5)
         axes.set_yticks(range(len(arms)), arms if i == 0 else [""] * len(arms))
         axes.set_title(WORDING[metric].label if metric in WORDING else metric, fontsize=10, loc="left")
-        axes.set_xlabel(metric, fontsize=8)
+        axes.set_xlabel(f"{metric} (open: published)" if i == 0 and published else metric, fontsize=8)
+    if curve:
+        axes = panels[-1]
+        _style(axes, ink="#222222", muted="#555555", grid="#dddddd")
+        scale = by_games(runs)
+        for y, arm in enumerate(arms):
+            of_arm = [_curve(run, Panel(curve, "", ""), "eval", scale) for run in runs if run.arm == arm]
+            mine = [found for found in of_arm if found]
+            if mine:
+                share = WORDING[curve].percent if curve in WORDING else False
+                _draw_mean(axes, mine, PAPER[y % len(PAPER)], share, line=True, label=arm)
+        axes.set_title(f"{WORDING[curve].label if curve in WORDING else curve}, over training", fontsize=10, loc="left")
+        axes.set_xlabel("training games" if scale else "iteration", fontsize=8)
     if title:
         figure.suptitle(title, fontsize=11, x=0.01, ha="left")
     with matplotlib.rc_context({"svg.hashsalt": path.name}):
@@ -670,6 +780,9 @@ def shown_games(runs: Sequence[Run], count: int) -> list[dict[str, Any]]:
     shown = []
     for arm, run in firsts.items():
         trained = run.transcripts.get(TRAINED) or next(reversed(run.transcripts.values()), [])
+        # Many games of Among Us end without a word; those where somebody spoke are what there is to read.
+        if any(map(is_among_us, trained)):
+            trained = [t for t in trained if any(turn["message"] for turn in t["turns"])] or trained
         others = {name: {t["seed"]: t for t in games} for name, games in run.transcripts.items() if name == "base"}
         for transcript in trained[:each]:
             shown.append(game_view(transcript, arm))
@@ -681,6 +794,8 @@ def shown_games(runs: Sequence[Run], count: int) -> list[dict[str, Any]]:
 
 def game_view(transcript: Transcript, condition: str) -> dict[str, Any]:
     """What the template shows of one game. All text is plain: the template escapes it."""
+    if is_among_us(transcript):
+        return among_us_view(transcript, condition)
     agents = list(transcript["players"])
     rows = []
     for turn in transcript["turns"]:
@@ -717,12 +832,108 @@ def game_view(transcript: Transcript, condition: str) -> dict[str, Any]:
     return {
         "condition": condition,
         "seed": transcript["seed"],
+        "chapters": None,
         "players": transcript["players"],
         "roles": transcript["roles"],
         "table": table,
         "turns": rows,
         "outcome": outcome_text(transcript),
-        "won": bool(transcript["outcome"].get("deal") or transcript["outcome"].get("winner")),
+    }
+
+
+def among_us_view(transcript: Transcript, condition: str) -> dict[str, Any]:
+    """The same of Among Us: who is who, then moves (to fold) and discussions in turn."""
+    facts, names, ends = transcript["facts"], transcript["facts"]["names"], fates(transcript)
+    imposters = {names[agent] for agent in facts["imposters"]}
+    seats = [
+        {
+            "name": names[agent],
+            "role": transcript["roles"][agent],
+            "player": held_by,
+            "tasks": len(facts["tasks"][agent]) or "",
+            "end": ends[names[agent]],
+        }
+        for agent, held_by in sorted(transcript["players"].items())
+    ]
+    chapters = [
+        _moves_view(chapter, [seat["name"] for seat in seats])
+        if isinstance(chapter, Moves)
+        else _meeting_view(chapter, transcript, imposters)
+        for chapter in story(transcript)
+    ]
+    return {
+        "condition": condition,
+        "seed": transcript["seed"],
+        "chapters": chapters,
+        "seats": seats,
+        "imposters": imposters,
+        "truth": " or ".join(sorted(imposters)),
+        "outcome": outcome_text(transcript),
+    }
+
+
+def _moves_view(moves: Moves, names: Sequence[str]) -> dict[str, Any]:
+    """A row for each step at which anybody chose, a cell for each player."""
+    steps = list(moves.by_step)
+    marked = {(deed.step, deed.who) for deed in moves.deeds}
+    return {
+        "kind": "moves",
+        "first": steps[0],
+        "last": steps[-1],
+        "count": sum(map(len, moves.by_step.values())),
+        "deeds": [{"step": deed.step, "act": deed.act.value, "text": str(deed)} for deed in moves.deeds],
+        "names": names,
+        "rows": [
+            {
+                "step": step,
+                "cells": [
+                    {
+                        "text": " ".join(filter(None, chosen[name])) if name in chosen else "",
+                        "deed": (step, name) in marked,
+                    }
+                    for name in names
+                ],
+            }
+            for step, chosen in moves.by_step.items()
+        ],
+    }
+
+
+def _meeting_view(meeting: Meeting, transcript: Transcript, imposters: set[str]) -> dict[str, Any]:
+    """Each message with the belief of those who heard it, before and after; then who voted for whom."""
+    names = transcript["facts"]["names"]
+    messages = []
+    for turn in meeting.messages:
+        bars = [
+            {"name": names[s.listener], "before": s.before, "after": s.after, "rose": s.after >= s.before}
+            for s in crew_shifts(transcript, turn)
+        ]
+        pieces = mentions(printable(said(turn)))
+        messages.append(
+            {
+                "name": names[turn["agent"]],
+                "role": turn["role"],
+                "player": transcript["players"][turn["agent"]],
+                "pieces": [{"text": text, "marked": name in imposters} for text, name in pieces],
+                "error": printable(turn["error"]),
+                "bars": bars,
+                "total": sum(bar["after"] - bar["before"] for bar in bars),
+                "rewards": {name: value for name, value in turn["rewards"].items() if value},
+            }
+        )
+    return {
+        "kind": "meeting",
+        "step": meeting.step,
+        "title": opening(meeting),
+        "living": meeting.living,
+        "before": meeting.before,
+        "messages": messages,
+        "votes": [
+            {"voter": voter, "choice": choice, "right": choice in imposters, "belief": meeting.after.get(voter)}
+            for voter, choice in meeting.votes.items()
+        ],
+        "verdict": verdict(meeting),
+        "caught": meeting.ejected in imposters,
     }
 
 

@@ -238,29 +238,25 @@ def ablation_table(runs: Sequence[ArmRun], metrics: Sequence[str] | None = None)
     return rows
 
 
-def arm_differences(runs: Sequence[ArmRun], reference: str, metrics: Sequence[str]) -> list[TableRow]:
-    """Each arm minus `reference`, paired by training seed; `arm` of a row reads `ARM - REFERENCE`.
+def arm_differences(runs: Sequence[ArmRun], pairs: Iterable[tuple[str, str]], metrics: Sequence[str]) -> list[TableRow]:
+    """First minus second arm of each pair, paired by training seed; `arm` of a row reads `FIRST - SECOND`.
 
-    Raises ValueError if `reference` is no arm, or an arm shares fewer than two seeds with it.
+    The interval is `seed_mean`'s, of the seeds' differences. A pair that shares fewer than two seeds has none and is
+    left out, and so is a metric that one of its runs lacks.
     """
-    by_arm = {arm: {run.seed: run for run in runs if run.arm == arm} for arm in dict.fromkeys(run.arm for run in runs)}
-    if reference not in by_arm:
-        raise ValueError(f"reference arm {reference!r} is not among the arms {list(by_arm)}")
+    by_arm: dict[str, dict[int, ArmRun]] = {}
+    for run in runs:
+        by_arm.setdefault(run.arm, {})[run.seed] = run
     rows: list[TableRow] = []
-    for arm, mine in by_arm.items():
-        shared = sorted(set(mine) & set(by_arm[reference]))
-        if arm == reference:
-            continue
-        if len(shared) < 2:
-            raise ValueError(
-                f"arms {arm!r} and {reference!r} share {len(shared)} seeds; a paired difference needs two or more"
-            )
-        for metric in metrics:
-            pairs = [(mine[seed].metrics[metric], by_arm[reference][seed].metrics[metric]) for seed in shared]
-            interval = seed_mean([a.mean - b.mean for a, b in pairs])
-            games = sum(a.n + b.n for a, b in pairs)
-            name = f"{arm} - {reference}"
-            rows.append(TableRow(name, metric, interval.mean, interval.low, interval.high, len(shared), games))
+    for arm, reference in pairs:
+        mine, theirs = by_arm.get(arm, {}), by_arm.get(reference, {})
+        both = [(mine[seed].metrics, theirs[seed].metrics) for seed in sorted(mine.keys() & theirs.keys())]
+        for metric in metrics if len(both) > 1 else ():
+            if all(metric in a and metric in b for a, b in both):
+                interval = seed_mean([a[metric].mean - b[metric].mean for a, b in both])
+                games = sum(a[metric].n + b[metric].n for a, b in both)
+                name = f"{arm} - {reference}"
+                rows.append(TableRow(name, metric, interval.mean, interval.low, interval.high, len(both), games))
     return rows
 
 

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from envs import dond_v0
+from envs import among_us_v0, dond_v0
+from envs.among_us_v0 import Act, Action
 from marl.errors import UserError
 from marl.types import Episode, Turn
 
@@ -115,6 +118,9 @@ def read_episodes(path: Path) -> list[Transcript]:
     return transcripts
 
 
+# --- What messages did ------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Shift:
     """A listener's belief in a true answer before and after a message."""
@@ -165,6 +171,10 @@ def is_dond(transcript: Transcript) -> bool:
     return "counts" in transcript.get("facts", {})
 
 
+def is_among_us(transcript: Transcript) -> bool:
+    return {"names", "imposters"} <= transcript.get("facts", {}).keys()
+
+
 def said(turn: dict[str, Any]) -> str:
     """What a turn did, in words: the message, the claim of a proposal, or the bare reply."""
     if turn["message"]:
@@ -178,6 +188,8 @@ def said(turn: dict[str, Any]) -> str:
 def outcome_text(transcript: Transcript) -> str:
     """How the game ended, in one sentence."""
     outcome = transcript["outcome"]
+    if is_among_us(transcript):
+        return ENDINGS.get(outcome["how"], str(outcome["how"]))
     if not is_dond(transcript):
         winner = outcome.get("winner") or "nobody"
         return f"{winner} won ({outcome.get('how', 'unknown')})"
@@ -196,8 +208,13 @@ def outcome_text(transcript: Transcript) -> str:
     return f"Deal: {each}; together {sum(points.values()):g} of at most {best}"
 
 
+# --- As text ----------------------------------------------------------------------------------------------------------
+
+
 def render_text(transcript: Transcript) -> str:
     """One transcript for the terminal: who knew what, the turns, and listeners' belief in the truth before -> after."""
+    if is_among_us(transcript):
+        return "\n".join(_among_us_lines(transcript))
     lines = [*_heading(transcript), ""]
     width = max((len(turn["agent"]) for turn in transcript["turns"]), default=0)
     for turn in transcript["turns"]:
@@ -231,3 +248,220 @@ def _heading(transcript: Transcript) -> list[str]:
 def printable(text: str) -> str:
     """The text on one line without control characters, which could drive the terminal that shows it."""
     return "".join(c if c.isprintable() else " " if c.isspace() else "�" for c in text)
+
+
+# --- Among Us: from turns to what happened ----------------------------------------------------------------------------
+
+ENDINGS = {
+    "ejection": "Crewmates win: no imposter is left",
+    "tasks": "Crewmates win: all tasks are done",
+    "parity": "Imposters win: they are as many as the crewmates",
+    "time": "Nobody wins: time ran out",
+}
+_ACTIONS = {words.lower(): action for of in among_us_v0.OPTION.values() for action, words in of.items()}
+
+
+@dataclass(frozen=True)
+class Deed:
+    """A kill or a report of a body. Killer, finder and victim by name; `room` is where the body lies."""
+
+    step: int
+    act: Act
+    who: str
+    victim: str
+    room: str
+
+    def __str__(self) -> str:
+        done = "kills" if self.act is Act.KILL else "reports the body of"
+        return f"{self.who} {done} {self.victim} in {self.room}"
+
+
+@dataclass
+class Moves:
+    """The steps between two discussions: `by_step[step]` has what each player chose, by name, and `deeds` what came
+    of it that others may get to know."""
+
+    by_step: dict[int, dict[str, Action]] = field(default_factory=dict)
+    deeds: list[Deed] = field(default_factory=list)
+
+
+@dataclass
+class Meeting:
+    """A discussion and its vote. `before[name]` is a listener's belief in the true imposter before any message, and
+    `after[name]` its last one before the vote. `votes[name]` is a name or `skip`; `ejected` is empty for nobody.
+
+    `reports` are those of the step that opened it (the game drew one of them).
+    """
+
+    step: int
+    living: tuple[str, ...]
+    reports: list[Deed]
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    before: dict[str, float] = field(default_factory=dict)
+    after: dict[str, float] = field(default_factory=dict)
+    votes: dict[str, str] = field(default_factory=dict)
+    ejected: str = ""
+
+
+def story(transcript: Transcript) -> list[Moves | Meeting]:
+    """What happened in a game of Among Us, worked out from what everybody chose: rooms, deaths and votes.
+
+    Follows the game's rules: a walker belongs to the room that it walks to; kills of a step take effect in seat order;
+    after a vote all stand in the start room; a strict plurality ejects.
+    """
+    facts = transcript["facts"]
+    names: dict[str, str] = facts["names"]
+    living = sorted(names.values(), key=among_us_v0.NAMES.index)
+    start = ((facts["width"] - 1) // 2, 0)
+    rooms = dict.fromkeys(living, start)
+    bodies: dict[str, str] = {}  # victim -> room
+    steps: dict[int, list[dict[str, Any]]] = {}
+    for turn in transcript["turns"]:
+        steps.setdefault(turn["step"], []).append(turn)
+    told: list[Moves | Meeting] = []
+    for step, turns in sorted(steps.items()):
+        talk, vote = turns[0]["kind"] == "SPEAK", _is_vote(turns[0])
+        if (talk or vote) and not (told and isinstance(told[-1], Meeting)):
+            before = told[-1] if told and isinstance(told[-1], Moves) else Moves()
+            reports = [d for d in before.deeds if d.act is Act.REPORT and d.step == max(before.by_step)]
+            told.append(Meeting(step, tuple(living), reports, before=_beliefs(transcript, step)))
+        if not (talk or vote) and not (told and isinstance(told[-1], Moves)):
+            told.append(Moves())
+        now = told[-1]
+        if isinstance(now, Meeting):
+            if talk:
+                now.messages.extend(turns)
+                continue
+            for asked in range(now.step, step + 1):
+                now.after |= _beliefs(transcript, asked)
+            now.votes = {names[turn["agent"]]: action_of(turn).target or "skip" for turn in turns}
+            (first, most), *others = [*Counter(now.votes.values()).most_common(2)]
+            if first != "skip" and not (others and others[0][1] == most):
+                now.ejected = first
+                living.remove(first)
+            rooms = dict.fromkeys(living, start)
+            continue
+        chosen = {names[turn["agent"]]: action_of(turn) for turn in turns}
+        now.by_step[step] = chosen
+        for who, action in chosen.items():
+            if action.act is Act.GO:
+                (x, y), (dx, dy) = rooms[who], among_us_v0.DIRECTIONS[action.target]
+                rooms[who] = (x + dx, y + dy)
+        for who, action in chosen.items():
+            if action.act is Act.KILL and action.target in living:
+                living.remove(action.target)
+                bodies[action.target] = room_name(rooms[who])
+                now.deeds.append(Deed(step, Act.KILL, who, action.target, bodies[action.target]))
+            elif action.act is Act.REPORT:
+                now.deeds.append(Deed(step, Act.REPORT, who, action.target, bodies[action.target]))
+    return told
+
+
+def action_of(turn: dict[str, Any]) -> Action:
+    """What a choice of Among Us counted as."""
+    if turn["error"]:
+        return among_us_v0.SKIP if _is_vote(turn) else among_us_v0.WAIT
+    return _ACTIONS[str(turn["text"]).strip().lower()]
+
+
+def _is_vote(turn: dict[str, Any]) -> bool:
+    if turn["kind"] == "SPEAK":
+        return False
+    if turn["error"]:
+        return str(turn["error"]).endswith(" skip.")
+    return action_of(turn).act in (Act.VOTE, Act.SKIP)
+
+
+def room_name(room: tuple[int, int]) -> str:
+    """Both of the names that players read."""
+    return f"{among_us_v0.ROOMS[room[1]][room[0]]} ({room[0]},{room[1]})"
+
+
+def crew_shifts(transcript: Transcript, turn: dict[str, Any]) -> list[Shift]:
+    """What the turn's message did to the other crewmates; imposters, who know, are left out."""
+    return [shift for shift in shifts(transcript, turn) if transcript["roles"][shift.listener] != "imposter"]
+
+
+def _beliefs(transcript: Transcript, step: int) -> dict[str, float]:
+    """What each crewmate asked after `step` steps gives the truth, by name."""
+    names = transcript["facts"]["names"]
+    found = {}
+    for belief in transcript["beliefs"]:
+        if belief["step"] == step and transcript["roles"][belief["listener"]] != "imposter":
+            question = transcript["questions"][belief["question"]]
+            found[names[belief["listener"]]] = belief["probs"][question["candidates"].index(question["answer"])]
+    return found
+
+
+def fates(transcript: Transcript) -> dict[str, str]:
+    """How each player of Among Us ended, by name: `alive`, or how it died."""
+    found = dict.fromkeys(transcript["facts"]["names"].values(), "alive")
+    for chapter in story(transcript):
+        if isinstance(chapter, Meeting) and chapter.ejected:
+            found[chapter.ejected] = f"voted out in step {chapter.step + len(chapter.messages)}"
+        elif isinstance(chapter, Moves):
+            for deed in chapter.deeds:
+                if deed.act is Act.KILL:
+                    found[deed.victim] = f"killed in step {deed.step} by {deed.who}"
+    return found
+
+
+def mentions(text: str) -> list[tuple[str, str]]:
+    """The text in pieces, each with the player's name that it is, or empty: for marking names in a message."""
+    pieces = [piece for piece in re.split(rf"\b({'|'.join(among_us_v0.NAMES)})\b", text, flags=re.I) if piece]
+    return [(piece, piece.capitalize() if piece.capitalize() in among_us_v0.NAMES else "") for piece in pieces]
+
+
+def opening(meeting: Meeting) -> str:
+    """Why a discussion began, in one sentence."""
+    if not meeting.reports:
+        return "A discussion begins"
+    finders = " and ".join(dict.fromkeys(deed.who for deed in meeting.reports))
+    victims = " and ".join(dict.fromkeys(f"{deed.victim} in {deed.room}" for deed in meeting.reports))
+    return f"{finders} found the body of {victims}"
+
+
+def verdict(meeting: Meeting) -> str:
+    """What a vote came to, in one sentence; empty if the game ended before it."""
+    if not meeting.votes:
+        return ""
+    counts = Counter(meeting.votes.values())
+    each = ", ".join(f"{choice} {count}" for choice, count in counts.most_common())
+    return f"{each}: {meeting.ejected or 'nobody'} is voted out"
+
+
+def _among_us_lines(transcript: Transcript) -> list[str]:
+    """The game as text: who is who, deaths and reports, and each discussion with its effect on every listener."""
+    facts = transcript["facts"]
+    names, ends = facts["names"], fates(transcript)
+    imposters = {names[agent] for agent in facts["imposters"]}
+    rows = [
+        (names[agent] + "*" * (names[agent] in imposters), transcript["roles"][agent], held_by, ends[names[agent]])
+        for agent, held_by in sorted(transcript["players"].items())
+    ]
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    truth = " or ".join(sorted(imposters))
+    for chapter in story(transcript):
+        if isinstance(chapter, Moves):
+            steps = list(chapter.by_step)
+            count = sum(map(len, chapter.by_step.values()))
+            lines += ["", f"steps {steps[0]} to {steps[-1]}: {count} moves"]
+            lines += [f"  step {deed.step}: {deed}" for deed in chapter.deeds]
+            continue
+        lines += ["", f"{opening(chapter)}. Belief in {truth}: {_each(chapter.before) or 'nobody was asked'}"]
+        for turn in chapter.messages:
+            speaker = names[turn["agent"]]
+            lines.append(f"  {speaker + '*' * (speaker in imposters) + ':':<9}{printable(said(turn))}")
+            moved = [(names[s.listener], s.before, s.after) for s in crew_shifts(transcript, turn)]
+            if moved:
+                each = ", ".join(f"{name} {before:.2f} -> {after:.2f}" for name, before, after in moved)
+                lines.append(f"           {each}  ({sum(after - before for _, before, after in moved):+.2f})")
+        if chapter.votes:
+            lines.append("  votes: " + ", ".join(f"{voter} for {choice}" for voter, choice in chapter.votes.items()))
+            lines.append(f"  {verdict(chapter)}")
+    return [*lines, "", outcome_text(transcript)]
+
+
+def _each(beliefs: dict[str, float]) -> str:
+    return ", ".join(f"{name} {truth:.2f}" for name, truth in beliefs.items())

@@ -13,11 +13,24 @@ import yaml
 
 from marl.errors import UserError
 from marl.evaluate import belief_by_message, evaluation_to_json, metrics
-from marl.report import ablation_figure, arm_runs, build_report, columns_of, findings, read_run, strip_svg
+from marl.report import (
+    Published,
+    ablation_figure,
+    arm_runs,
+    build_report,
+    columns_of,
+    endings,
+    findings,
+    mean_curve,
+    mean_entries,
+    read_run,
+    strip_svg,
+    training_panels,
+)
 from marl.stats import Interval, ablation_table
 from marl.transcripts import write_episodes
 from marl.types import Episode
-from tests.marl.episodes import aborted_game, deal_game, episode, failed_game, message
+from tests.marl.episodes import aborted_game, deal_game, episode, failed_game, meeting_game, message
 
 BASE = [deal_game(0), *(failed_game(seed) for seed in range(1, 12))]
 TRAINED = [deal_game(seed) for seed in range(12)]
@@ -282,3 +295,129 @@ def test_table_columns_are_those_of_the_design(tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ["arm", "metric", "mean", "low", "high", "seeds", "games"]
     assert all(all(cell for cell in row.values()) for row in rows)
+
+
+# --- Among Us ---------------------------------------------------------------------------------------------------------
+
+
+def make_among_us_run(folder: Path, arm: str, seed: int, wins: int, base_wins: int = 2) -> Path:
+    """A run of 12 evaluation games, `wins` of which the crewmates won; its base, one for each seed, won `base_wins`."""
+    folder.mkdir(parents=True)
+    env = {"game": "among_us", "width": 2, "height": 2, "players": 6, "imposters": 1, "tasks": 2, "shaping": 0.0}
+    cast = {
+        "crewmate": {"player": "learner", "partner": "base", "partners": 1},
+        "imposter": {"player": "base", "partner": "base", "partners": 0},
+    }
+    config = {"env": env, "cast": cast, "algo": {"kind": "ppo", "iterations": 2, "games": 50}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    lines = [
+        {"iteration": i, "phase": phase, "game/win_rate/crewmates": wins / 12 * i / 2, "vote/imposter": 0.2 * i,
+         "talk/names_imposter": 0.1 * i, "game/score": 0.5, "errors/per_turn": 0.0}
+        for i, phase in ((0, "eval"), (1, "train"), (2, "train"), (2, "eval"))
+    ]  # fmt: skip
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    conditions = {"base": base_wins, "trained": wins}
+    played = {
+        name: [meeting_game(game, "crewmates" if game < won else "imposters") for game in range(12)]
+        for name, won in conditions.items()
+    }
+    evaluation = evaluation_to_json(
+        {name: metrics(games, "among_us") for name, games in played.items()},
+        {name: belief_by_message(games) for name, games in played.items()},
+        game="among_us", games=12,
+    )  # fmt: skip
+    (folder / "evaluation.json").write_text(json.dumps(evaluation))
+    card = {"arm": arm, "seed": seed, "base": f"bases/seed-{seed}", "command": "train.py runs=/tmp/x seed=0"}
+    (folder / "run.json").write_text(json.dumps(card))
+    for name, games in played.items():
+        write_episodes(folder / "episodes" / f"{name}.jsonl", games)
+    return folder
+
+
+def among_us_runs(root: Path) -> list[Path]:
+    """Three arms, two seeds each."""
+    return [
+        make_among_us_run(root / f"{arm}-{seed}", arm, seed, wins + seed)
+        for arm, wins in (("full", 9), ("game_only", 5), ("listening_only", 3))
+        for seed in (0, 1)
+    ]
+
+
+def test_the_page_of_among_us(tmp_path: Path) -> None:
+    page = page_of([make_among_us_run(tmp_path / "run", "full", 0, 9)], tmp_path / "report.html")
+    text = page.text
+    assert "Grid Among Us, 2 by 2 rooms, 6 players of whom one is an imposter." in text
+    assert "Who plays: crewmates are learner, 1 of them base; imposters are base." in text
+    assert "Crewmates win: base 16.7 %" in text and "trained 75.0 %" in text
+    assert "How games ended" in text and "training games" in text
+    for title in ("Crewmates' wins", "Votes for the imposter", "Messages naming the imposter", "Gain by message"):
+        assert title in text
+    # Never happened, or says the same as the wins.
+    assert "Refused replies over training" not in text and "Score over training" not in text
+    # The game: who is who, what happened, messages with what they did to each listener, votes, the end.
+    assert re.search(r"Red imposter base alive .* Orange crewmate learner 2 killed in step 2 by Red", text)
+    assert "step 2 Red kills Orange in bridge (0,0)" in text and "steps 0 to 4: 11 moves" in text
+    assert "Belief in Red before any message: Green 0.90, Blue 0.25, Pink 0.25" in text
+    assert "Green · learner red killed orange i saw it Blue 0.25 → 0.55 Pink 0.25 → 0.35 +0.40" in text
+    assert "Red imposter · base i was with green in lab" in text
+    assert "Green Red ✓ 0.90" in text and "Green 2, Red 2, skip 1: nobody is voted out" in text
+    marked = [page.words[i] for i, word in enumerate(page.words) if word.lower() == "red"]
+    assert "RED" in marked  # a piece of its own, in bold
+    assert text.count("Nobody wins: time ran out") == 16  # four of each condition, at the head and at the end
+
+
+def test_among_us_arms_have_their_published_names_and_order(tmp_path: Path) -> None:
+    folders = among_us_runs(tmp_path)
+    arms = arm_runs([read_run(folder) for folder in folders])
+    assert [(arm.arm, arm.seed) for arm in arms] == [
+        ("base", 0), ("base", 1), ("L", 0), ("L", 1), ("RL", 0), ("RL", 1), ("RL+L+S", 0), ("RL+L+S", 1),
+    ]  # fmt: skip
+    text = page_of(folders, tmp_path / "report.html").text
+    assert "6 runs of 3 arms (RL+L+S, RL, L), seeds 0, 1." in text
+    # 9 - 5 of 12 games with either seed, so the interval has no width.
+    assert "RL+L+S - RL: +33.3 (+33.3 to +33.3)" in text and "RL+L+S - L: +50.0" in text
+
+
+def test_curves_are_means_over_seeds_by_games_played(tmp_path: Path) -> None:
+    runs = [read_run(make_among_us_run(tmp_path / str(seed), "full", seed, 6 + 2 * seed)) for seed in (0, 1)]
+    panels = training_panels(runs, columns_of(arm_runs(runs)), {"base": 0, "trained": 1})
+    assert [panel["metric"] for panel in panels] == ["game/win_rate/crewmates", "vote/imposter", "talk/names_imposter"]
+    assert "by chance" in panels[1]["svg"] and "by chance" not in panels[0]["svg"]
+    x, intervals = mean_curve([{0: 0.0, 100: 0.5}, {0: 0.0, 100: 2 / 3, 200: 1.0}])
+    assert x == [0, 100]
+    half = 12.7062 * (1 / 6) / 2
+    assert (intervals[1].mean, intervals[1].high) == (pytest.approx(7 / 12), pytest.approx(7 / 12 + half, abs=1e-4))
+
+
+def test_belief_by_message_is_of_all_seeds(tmp_path: Path) -> None:
+    runs = [read_run(folder) for folder in among_us_runs(tmp_path)]
+    found = mean_entries(runs)
+    assert set(found) == {"base", "RL+L+S", "RL", "L"} and len(found["base"]) == 6
+    # Before any message: Green .9 right, Blue and Pink .25 each of four, which ties.
+    assert found["RL"][0]["accuracy"].mean == pytest.approx((1 + 1 / 4 + 1 / 4) / 3)
+    assert found["RL"][0]["accuracy"].n == 2 and found["RL"][0]["chance_accuracy"].mean == pytest.approx(1 / 4)
+    few = read_run(tmp_path / "full-0")
+    few.evaluation["belief_by_message"]["trained"][0]["accuracy"]["n"] = 9
+    assert {"accuracy"} == mean_entries(runs[1:2])["trained"][0].keys() - mean_entries([few])["trained"][0].keys()
+
+
+def test_endings_are_in_the_order_of_their_legend() -> None:
+    def how(**shares: float) -> dict[str, Interval]:
+        return {f"game/how/{name}": Interval(share, 0, 1, 9) for name, share in shares.items()}
+
+    found = endings({"base": how(parity=0.75, tasks=0.25, time=0.0), "RL": how(ejection=1.0), "other": {}})
+    assert found == [
+        {"name": "base", "shares": [{"end": 1, "share": 0.25}, {"end": 3, "share": 0.75}]},
+        {"name": "RL", "shares": [{"end": 0, "share": 1.0}]},
+    ]
+
+
+def test_published_figures_and_curves_stand_beside(tmp_path: Path) -> None:
+    runs = [read_run(folder) for folder in among_us_runs(tmp_path)]
+    rows, metric = ablation_table(arm_runs(runs)), "game/win_rate/crewmates"
+    published = {"RL": Published(0.32, 0.29, 0.33), "absent": Published(0.5, 0.4, 0.6)}
+    ablation_figure(rows, [metric], tmp_path / "bare.svg")
+    ablation_figure(rows, [metric], tmp_path / "full.svg", published=published, runs=runs, curve=metric)
+    bare, full = ((tmp_path / name).read_text() for name in ("bare.svg", "full.svg"))
+    assert "fill: #ffffff; stroke: #777777" in full and "fill: #ffffff; stroke: #777777" not in bare
+    assert "training games" in full and full.count("FillBetweenPolyCollection") == 3  # a band for each arm

@@ -7,10 +7,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from envs.among_us_v0 import Act
 from envs.core import TurnKind
 from marl.errors import UserError
-from marl.transcripts import Shift, episode_to_json, read_episodes, render_text, shifts, write_episodes
-from tests.marl.episodes import aborted_game, deal_game, episode, failed_game, imposter_game, message
+from marl.games import env_maker, scripted
+from marl.rollout import draw_games, everyone, rollout
+from marl.transcripts import (
+    Deed,
+    Meeting,
+    Moves,
+    Shift,
+    episode_to_json,
+    fates,
+    mentions,
+    outcome_text,
+    read_episodes,
+    render_text,
+    shifts,
+    story,
+    write_episodes,
+)
+from tests.marl.episodes import aborted_game, deal_game, episode, failed_game, imposter_game, meeting_game, message
 
 
 def test_episode_to_json() -> None:
@@ -123,3 +140,113 @@ def test_model_text_cannot_drive_the_terminal() -> None:
     game = episode([message("player_0", 0, "\x1b[2Jgone\nsecond\x07")])
     text = render_text(episode_to_json(game))
     assert "player_0  �[2Jgone second�" in text and "\x1b" not in text
+
+
+def test_render_text_of_among_us() -> None:
+    assert render_text(episode_to_json(meeting_game())) == (
+        """\
+Red*    imposter  base     alive
+Blue    crewmate  learner  alive
+Green   crewmate  learner  alive
+Yellow  crewmate  learner  alive
+Orange  crewmate  learner  killed in step 2 by Red
+Pink    crewmate  base     alive
+
+steps 0 to 4: 11 moves
+  step 2: Red kills Orange in bridge (0,0)
+  step 4: Green reports the body of Orange in bridge (0,0)
+
+Green found the body of Orange in bridge (0,0). Belief in Red: Green 0.90, Blue 0.25, Pink 0.25
+  Green:   red killed orange i saw it
+           Blue 0.25 -> 0.55, Pink 0.25 -> 0.35  (+0.40)
+  Red*:    i was with green in lab
+           Blue 0.55 -> 0.45  (-0.10)
+  Blue:    vote for green
+           Pink 0.35 -> 0.15  (-0.20)
+  Pink:    RED, or green?
+  Yellow:  i saw nothing
+           Pink 0.15 -> 0.20  (+0.05)
+  Green:   who was in bridge
+  votes: Red for Green, Blue for Green, Green for Red, Yellow for skip, Pink for Red
+  Green 2, Red 2, skip 1: nobody is voted out
+
+Nobody wins: time ran out"""
+    )
+
+
+def test_a_story_has_moves_and_meetings() -> None:
+    moves, meeting = story(episode_to_json(meeting_game()))
+    assert isinstance(moves, Moves) and isinstance(meeting, Meeting)
+    assert list(moves.by_step) == [0, 2, 3, 4] and moves.by_step[2]["Green"].act is Act.WAIT  # refused: it waits
+    assert moves.deeds == [
+        Deed(2, Act.KILL, "Red", "Orange", "bridge (0,0)"),
+        Deed(4, Act.REPORT, "Green", "Orange", "bridge (0,0)"),
+    ]
+    assert meeting.reports == moves.deeds[1:] and len(meeting.messages) == 6
+    assert meeting.living == ("Red", "Blue", "Green", "Yellow", "Pink")
+    assert meeting.before == {"Green": 0.9, "Blue": 0.25, "Pink": 0.25}  # Red, who knows, is left out
+    assert meeting.after == {"Green": 0.9, "Blue": 0.45, "Pink": 0.2}  # the last answer of each
+    assert (meeting.votes["Yellow"], meeting.ejected) == ("skip", "")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"style": "compact"},
+        {"style": "natural", "imposters_report": True},
+        {"style": "compact", "players": 7, "imposters": 2, "width": 1, "height": 3, "cooldown": 1},
+        {"style": "natural", "messages_each": 0, "max_steps": 80},
+    ],
+)
+def test_the_story_of_any_game_ends_as_the_game_did(settings: dict[str, object]) -> None:
+    """Deaths, discussions, votes and rooms worked out from choices alone are those that the environment counted."""
+    make_env = env_maker({"game": "among_us", **settings})
+    games = rollout(draw_games(5, count=30), everyone(scripted("among_us", "random")), make_env, 8)
+    seen = dict.fromkeys(("kills", "discussions", "ejections"), 0)
+    for game in games:
+        transcript = episode_to_json(game)
+        told = story(transcript)
+        meetings = [chapter for chapter in told if isinstance(chapter, Meeting)]
+        kills = [deed for c in told if isinstance(c, Moves) for deed in c.deeds if deed.act is Act.KILL]
+        counted = {
+            "kills": len(kills),
+            "discussions": len(meetings),
+            "ejections": sum(bool(meeting.ejected) for meeting in meetings),
+        }
+        assert counted == {name: game.outcome[name] for name in counted}
+        alive = {agent: fates(transcript)[name] == "alive" for agent, name in game.facts["names"].items()}
+        assert alive == game.outcome["alive"]
+        assert all(meeting.reports for meeting in meetings)
+        assert sum(len(meeting.messages) for meeting in meetings) == game.outcome["messages"]
+        assert render_text(transcript).endswith(outcome_text(transcript))
+        seen = {name: seen[name] + count for name, count in counted.items()}
+    assert all(seen.values()), seen  # none of it was checked on nothing
+
+
+def test_bodies_lie_where_their_killer_stood() -> None:
+    """A report is only legal in the body's room, so finder and body must be in the same one."""
+    make_env = env_maker({"game": "among_us", "style": "compact", "width": 3, "height": 2})
+    found = 0
+    for game in rollout(draw_games(1, count=40), everyone(scripted("among_us", "random")), make_env, 8):
+        transcript = episode_to_json(game)
+        names, rooms = game.facts["names"], {}
+        for turn in game.turns:  # rooms of the first stretch of moves alone, by a way of its own
+            if turn.kind == TurnKind.SPEAK:
+                break
+            x, y = rooms.setdefault(names[turn.agent], (1, 0))
+            steps = {"go_west": (-1, 0), "go_east": (1, 0), "go_north": (0, -1), "go_south": (0, 1)}
+            dx, dy = steps.get(turn.text, (0, 0))
+            rooms[names[turn.agent]] = (x + dx, y + dy)
+        first = story(transcript)[0]
+        assert isinstance(first, Moves)
+        for deed in first.deeds:
+            if deed.act is Act.REPORT:
+                x, y = rooms[deed.who]
+                assert deed.room.endswith(f"({x},{y})")
+                found += 1
+    assert found >= 10
+
+
+def test_mentions_are_whole_words_in_any_case() -> None:
+    assert mentions("RED saw redder Blue") == [("RED", "Red"), (" saw redder ", ""), ("Blue", "Blue")]
+    assert mentions("") == [] and mentions("nobody") == [("nobody", "")]

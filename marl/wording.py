@@ -1,0 +1,162 @@
+"""What metrics, arms and endings are called where people read of them, and in which order they are shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from marl.stats import number
+
+
+@dataclass(frozen=True)
+class Wording:
+    """How a metric is shown."""
+
+    label: str
+    note: str
+    percent: bool = False
+    decimals: int | None = None  # None: as many as `number` gives
+
+    def show(self, value: float) -> str:
+        if self.percent:
+            return f"{100 * value:.1f} %"
+        return number(value) if self.decimals is None else f"{value:.{self.decimals}f}"
+
+
+WORDING = {
+    "game/win_rate/crewmates": Wording("Crewmates win", "share of all games", percent=True),
+    "game/win_rate/imposters": Wording("Imposters win", "share of all games", percent=True),
+    "game/meetings": Wording("Discussions a game", ""),
+    "game/reports": Wording("Reports a game", "choices to report a body"),
+    "game/tasks_done": Wording("Tasks done", "share of the crewmates' tasks", percent=True),
+    "game/ejected_imposter": Wording("Imposter voted out", "share of discussions", percent=True),
+    "game/ejected_crewmate": Wording("Crewmate voted out", "share of discussions", percent=True),
+    "game/how/ejection": Wording("Ends by vote", "no imposter is left", percent=True),
+    "game/how/tasks": Wording("Ends by tasks", "the living crewmates have done all of theirs", percent=True),
+    "game/how/parity": Wording("Ends by kills", "imposters are as many as the crewmates", percent=True),
+    "game/how/time": Wording("Time runs out", "nobody wins", percent=True),
+    "vote/imposter": Wording("Votes for the imposter", "share of crewmates' votes", percent=True),
+    "vote/chance": Wording("The same by chance", "votes for a living player drawn at random", percent=True),
+    "vote/skip": Wording("Votes to skip", "share of crewmates' votes", percent=True),
+    "game/score": Wording("Score", "R_i + λ R_j, mean over players and all games"),
+    "game/score_ceiling": Wording("Best possible score", "what the best deal of each of these games would give"),
+    "game/score_agreed": Wording("Score, agreed games", "the same over games with a deal"),
+    "game/points": Wording("Points", "R_i alone, mean over players and all games"),
+    "game/points_agreed": Wording("Points, agreed games", "the same over games with a deal"),
+    "game/joint": Wording("Joint points", "both players together"),
+    "game/agreement": Wording("Agreement", "games that end in a valid deal", percent=True),
+    "game/pareto": Wording(
+        "Pareto, all games", "no allocation is better for one and as good for the other", percent=True
+    ),
+    "game/pareto_agreed": Wording("Pareto, agreed games", "the same over games with a deal", percent=True),
+    "belief/gain_over_prior": Wording(
+        "Learned from talk", "nats a question by which the last answer beats the exact prior"
+    ),
+    "belief/gain_over_start": Wording(
+        "Gain over the start", "nats a question, last answer against the one before any message"
+    ),
+    "belief/log_loss": Wording("Belief, log-loss", "nats a question, all answers"),
+    "belief/first_log_loss": Wording("Belief, first log-loss", "nats a question, before any message"),
+    "belief/last_log_loss": Wording("Belief, last log-loss", "nats a question, after the last message"),
+    "belief/prior_log_loss": Wording("Exact prior's log-loss", "what the rules alone tell, on the same questions"),
+    "belief/accuracy": Wording("Belief, accuracy", "the truth is the most probable answer, all answers", percent=True),
+    "belief/first_accuracy": Wording("Belief, first accuracy", "before any message", percent=True),
+    "belief/last_accuracy": Wording("Belief, last accuracy", "the truth is the most probable answer", percent=True),
+    "belief/prior_accuracy": Wording("Exact prior's accuracy", "on the same questions", percent=True),
+    "belief/brier": Wording("Belief, Brier score", "0 is perfect, 2 is certain and wrong; all answers"),
+    "belief/first_brier": Wording("Belief, first Brier score", "before any message"),
+    "belief/last_brier": Wording("Belief, last Brier score", "after the last message"),
+    "belief/prior_brier": Wording("Exact prior's Brier score", "on the same questions"),
+    "belief/chance_accuracy": Wording("Accuracy by chance", "equal odds for all candidates", percent=True),
+    "belief/chance_log_loss": Wording("Log-loss by chance", "equal odds for all candidates"),
+    "belief/chance_brier": Wording("Brier score by chance", "equal odds for all candidates"),
+    "speech/belief_change": Wording("What a message does", "probability of the truth it adds, summed over those asked"),
+    "speech/belief_change/names_imposter": Wording("… that names the imposter", "crewmates' messages"),
+    "speech/belief_change/names_other": Wording("… that names others only", "crewmates' messages"),
+    "speech/belief_change/names_nobody": Wording("… that names nobody", "crewmates' messages"),
+    "speech/belief_change/toward_truth": Wording("… of anybody", "imposters' too; 0 for speech without information"),
+    "speech/log_belief_change": Wording("The same in nats", "log-probability of the truth that a message adds"),
+    "speech/log_belief_change/names_imposter": Wording("… that names the imposter, nats", "crewmates' messages"),
+    "speech/log_belief_change/names_other": Wording("… that names others only, nats", "crewmates' messages"),
+    "speech/log_belief_change/names_nobody": Wording("… that names nobody, nats", "crewmates' messages"),
+    "speech/log_belief_change/toward_truth": Wording("… of anybody, nats", "imposters' too"),
+    "talk/names": Wording("Messages that name a player", "of crewmates; a living other", percent=True),
+    "talk/names_imposter": Wording("Messages that name the imposter", "share of crewmates' messages", percent=True),
+    "talk/naming_true": Wording("Naming is true", "of those that name, the share naming an imposter", percent=True),
+    "talk/naming_chance": Wording("True by chance", "as many names, drawn from the living others", percent=True),
+    "talk/accuses": Wording("Messages that accuse", "in the words of the base's grammar", percent=True),
+    "talk/accusing_true": Wording("Accusing is true", "of those that accuse, an imposter", percent=True),
+    "talk/accusing_chance": Wording("True by chance", "as many accused, drawn from the living others", percent=True),
+    "talk/knower_names_imposter": Wording(
+        "Witnesses name the killer", "messages of crewmates who noticed a living one", percent=True
+    ),
+    "talk/imposter_names": Wording("Imposters' messages that name", "share of imposters' messages", percent=True),
+    "talk/forms": Wording("Sentence forms", "effective number in use", decimals=1),
+    "talk/turns": Wording("Turns a game", "messages and proposals"),
+    "talk/messages": Wording("Messages a game", ""),
+    "talk/tokens_per_turn": Wording("Tokens a turn", "sampled by the model, end marker included"),
+    "talk/words_per_message": Wording("Words a message", "white-space words"),
+    "talk/vocabulary": Wording("Vocabulary", "different white-space words in up to 500 games", decimals=0),
+    "errors/per_turn": Wording("Refused replies", "per turn"),
+    "errors/aborted": Wording("Aborted games", "too many refused replies in a row", percent=True),
+}
+# The first table's rows by game, in this order; the others follow in the full one.
+HEADLINE = {
+    "dond": (
+        "game/score", "game/score_ceiling", "game/agreement", "game/pareto", "game/pareto_agreed",
+        "belief/gain_over_prior", "belief/last_log_loss", "belief/prior_log_loss", "belief/last_accuracy",
+        "speech/belief_change", "talk/turns", "talk/vocabulary", "errors/per_turn",
+    ),
+    "among_us": (
+        "game/win_rate/crewmates", "vote/imposter", "vote/chance", "vote/skip", "belief/accuracy",
+        "belief/last_accuracy", "belief/chance_accuracy", "belief/last_log_loss", "belief/gain_over_start",
+        "speech/belief_change", "speech/belief_change/names_imposter", "speech/belief_change/names_other",
+        "talk/names", "talk/names_imposter", "talk/naming_true", "talk/naming_chance", "talk/forms", "game/meetings",
+    ),
+}  # fmt: skip
+
+# Names that Among Us' arms are published under (Sarkar et al. 2025: RL, Listening, Speaking), by preset of `ablation`.
+ARMS = {"listening_only": "L", "game_only": "RL", "no_listening": "RL+S", "no_speaking": "RL+L", "full": "RL+L+S"}
+ARM_ORDER = ("base", *ARMS.values())  # arms of other names follow
+# What is asked of them: what each term adds, alone and to the others. Pairs (arm, reference).
+COMPARISONS = (
+    ("RL+L+S", "RL"), ("RL+L+S", "RL+L"), ("RL+L+S", "RL+S"), ("RL+L", "RL"), ("RL+S", "RL"), ("RL+L+S", "L"),
+    ("RL+L+S", "base"), ("RL+L", "base"), ("RL+S", "base"), ("RL", "base"), ("L", "base"),
+)  # fmt: skip
+REFERENCE = "game_only"  # what Deal or No Deal's arms are compared with
+
+# How a game of Among Us may end, the crewmates' ways first; what such games are called in a picture of all.
+ENDS = {
+    "ejection": "crewmates win by vote",
+    "tasks": "crewmates win by tasks",
+    "time": "time runs out",
+    "parity": "imposters win",
+}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One small plot over training. `sign` turns a loss that is minus a quantity back into it."""
+
+    metric: str
+    title: str
+    unit: str
+    sign: float = 1.0
+    ceiling: str = ""  # metric of the evaluation that is the most there is
+    chance: str = ""  # metric of the evaluation that chance would give
+
+
+PANELS = (
+    Panel("game/win_rate/crewmates", "Crewmates' wins", "share of games"),
+    Panel("vote/imposter", "Votes for the imposter", "share of crewmates' votes", chance="vote/chance"),
+    Panel("talk/names_imposter", "Messages naming the imposter", "share of crewmates' messages"),
+    Panel("game/score", "Score", "points per player", ceiling="game/score_ceiling"),
+    Panel("game/agreement", "Agreement", "share of games"),
+    Panel("game/pareto", "Pareto-optimal", "share of all games"),
+    Panel("loss/listening", "Listening loss", "nats a question"),
+    Panel("belief/accuracy", "Belief accuracy", "share of answers", chance="belief/chance_accuracy"),
+    Panel("reward/speaking", "Speaking reward", "change of belief a message"),
+    Panel("loss/entropy", "Entropy", "nats a token", sign=-1.0),
+    Panel("loss/kl", "KL to the base", "nats a token"),
+    Panel("talk/turns", "Turns", "a game"),
+    Panel("errors/per_turn", "Refused replies", "per turn"),
+)

@@ -1,0 +1,146 @@
+"""From runs of Among Us to the page and the folder of a published table: small real runs, trained as anybody would."""
+
+import csv
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig
+
+from experiments import report, train
+from experiments.report import publish, read_published, variants
+from marl.errors import UserError
+from marl.report import Published, Run, read_run
+from marl.stats import TableRow, read_table
+
+SMALL = [
+    "env=among_us", "name=tiny", "progress=false", "threads=1", "base.games=24", "base.rows=16",
+    "model.hidden_size=32", "model.layers=2", "model.intermediate_size=64", "algo.iterations=2", "algo.games=6",
+    "algo.concurrency=12", "algo.max_new_tokens=6", "eval.games=4", "eval.every=2", "eval.final_games=12",
+    "env.max_steps=60",
+]  # fmt: skip
+
+
+def configure(*overrides: str, command: str = "train") -> DictConfig:
+    with initialize_config_module("conf", version_base="1.3"):
+        return compose(command, overrides=list(overrides))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of finished runs: two arms, two seeds each, and one of them once more as if it had had shaping."""
+    root = tmp_path_factory.mktemp("runs")
+    for seed in (0, 1):
+        for arm in ("full", "game_only"):
+            train.main(configure(*SMALL, f"ablation={arm}", f"seed={seed}", f"runs={root}"))
+    shaped = root / "tiny-game_only-s0-shaped"
+    shutil.copytree(next(root.glob("tiny-game_only-s0-*")), shaped)
+    config = (shaped / "config.yaml").read_text()
+    assert "shaping: 0.0" in config
+    (shaped / "config.yaml").write_text(config.replace("shaping: 0.0", "shaping: 0.2"))
+    return root
+
+
+@pytest.fixture(scope="module")
+def published(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that the runs were published in, beside the paper's figures."""
+    folder = tmp_path_factory.mktemp("published")
+    (folder / "published.csv").write_text("arm,mean,low,high,source\nRL,0.32,0.29,0.33,somewhere\n")
+    page = folder / "page.html"
+    report.main(configure(f"runs={root}", "select=tiny-*", f"out={page}", f"publish={folder}", command="report"))
+    return folder
+
+
+def by_name(rows: list[TableRow]) -> dict[tuple[str, str], TableRow]:
+    return {(row.arm, row.metric): row for row in rows}
+
+
+def test_tables_have_the_columns_and_arms_of_the_design(published: Path) -> None:
+    with (published / "table.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["arm", "metric", "mean", "low", "high", "seeds", "games"]
+    assert all(all(cell for cell in row.values()) for row in rows)
+    assert list(dict.fromkeys(row["arm"] for row in rows)) == ["base", "RL", "RL+L+S"]
+    found = by_name(read_table(published / "table.csv"))
+    assert (found["RL", "game/win_rate/crewmates"].seeds, found["RL", "game/win_rate/crewmates"].games) == (2, 24)
+    assert 0 <= found["base", "game/win_rate/crewmates"].mean <= 1
+    # Every arm has the same metrics, and they stand in one order.
+    of = {arm: [metric for a, metric in found if a == arm] for arm, _ in found}
+    assert of["base"] == of["RL"] == of["RL+L+S"] and of["base"][0] == "game/win_rate/crewmates"
+
+
+def test_tables_are_those_of_the_evaluations(root: Path, published: Path) -> None:
+    means = []
+    for seed in (0, 1):
+        (folder,) = [f for f in root.glob(f"tiny-full-s{seed}-*")]
+        conditions = json.loads((folder / "evaluation.json").read_text())["conditions"]
+        means.append(conditions["trained"]["game/win_rate/crewmates"]["mean"])
+    found = by_name(read_table(published / "table.csv"))["RL+L+S", "game/win_rate/crewmates"]
+    assert found.mean == pytest.approx(sum(means) / 2, abs=1e-5)
+    per_seed = [row for row in read_table(published / "per_seed.csv") if row.metric == "game/win_rate/crewmates"]
+    assert [row.mean for row in per_seed if row.arm == "RL+L+S"] == pytest.approx(means, abs=1e-5)
+    both = {row.arm: row for row in read_table(published / "differences.csv") if row.metric == found.metric}
+    other = by_name(read_table(published / "table.csv"))["RL", "game/win_rate/crewmates"]
+    assert both["RL+L+S - RL"].mean == pytest.approx(found.mean - other.mean, abs=1e-5)
+    assert both["RL+L+S - RL"].seeds == 2 and "RL+L - RL" not in both
+
+
+def test_another_variant_of_the_game_has_files_of_its_own(published: Path) -> None:
+    names = {path.name for path in published.iterdir()}
+    assert {"table.csv", "figure.svg", "curves.csv", "table_shaping_0.2.csv", "figure_shaping_0.2.svg"} <= names
+    assert "differences_shaping_0.2.csv" not in names  # one arm, one seed
+    assert {row.arm for row in read_table(published / "table_shaping_0.2.csv")} == {"base", "RL"}
+
+
+def test_curves_and_figure(published: Path) -> None:
+    with (published / "curves.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    wins = [row for row in rows if (row["arm"], row["seed"], row["phase"]) == ("RL", "0", "eval")]
+    wins = [row for row in wins if row["metric"] == "game/win_rate/crewmates"]
+    assert [(row["iteration"], row["games"]) for row in wins] == [("0", "0"), ("2", "12")]
+    figure = (published / "figure.svg").read_text()
+    assert "fill: #ffffff; stroke: #777777" in figure  # the open marker of what the paper found
+
+
+def test_run_cards_say_nothing_of_the_machine(root: Path, published: Path) -> None:
+    cards = sorted((published / "run_cards").iterdir())
+    assert len(cards) == 5 and not any(str(root) in card.read_text() for card in cards)
+
+
+def test_the_page_is_whole(published: Path) -> None:
+    page = (published / "page.html").read_text()
+    assert "Grid Among Us, 2 by 2 rooms, 5 players" in page and "How games ended" in page
+    assert "<script" not in page and not re.search(r"""(src|href)=["']?(https?:)?//""", page)
+
+
+def test_runs_of_different_games_make_no_table(root: Path, tmp_path: Path) -> None:
+    runs = [read_run(next(root.glob("tiny-full-*"))), Run(tmp_path, "full", 0, {"env": {"game": "dond"}}, {}, [], {})]
+    with pytest.raises(UserError, match=r"publish=.*the runs play among_us and dond"):
+        publish(runs, tmp_path / "table")
+    assert not (tmp_path / "table").exists()
+
+
+def test_variants_put_the_headline_first() -> None:
+    def run(**env: object) -> Run:
+        return Run(Path("x"), "full", 0, {"env": {"game": "dond", **env}}, {}, [], {})
+
+    cooperative, semi = run(objective=1.0), run(objective=0.0)
+    assert variants([semi, cooperative, semi]) == {"": [cooperative], "_objective_0": [semi, semi]}
+    plain, report_too = run(imposters_report=False), run(imposters_report=True)
+    assert variants([report_too, plain]) == {"": [plain], "_imposters_report_true": [report_too]}
+    assert variants([plain, plain]) == {"": [plain, plain]}
+    square, line = run(layouts=[[2, 2]]), run(layouts=[[1, 3]])
+    assert variants([square, line]) == {"": [line], "_layouts_2-2": [square]}
+
+
+def test_published_figures_are_read_and_checked(tmp_path: Path) -> None:
+    folder = Path(report.__file__).parent / "among_us_ablation"
+    found = read_published(folder / "published.csv")
+    assert found["RL+L+S"] == Published(0.59, 0.58, 0.60) and set(found) == {"base", "L", "RL", "RL+L", "RL+L+S"}
+    assert read_published(tmp_path / "published.csv") == {}
+    (tmp_path / "published.csv").write_text("arm,mean\nRL,0.3\n")
+    with pytest.raises(UserError, match=r"published\.csv: expected the columns arm,mean,low,high"):
+        read_published(tmp_path / "published.csv")
