@@ -1,0 +1,485 @@
+"""Plays finished runs under other conditions than their own evaluation's, and tabulates what came of it.
+
+`python -m experiments.conditions study=among_us_generalisation`. A study (conf/study/) names runs and conditions; each
+run, and the base of each seed, plays the same games under each of them. Each cell of this table is written as soon as
+it is played: a stopped command goes on where it was, several share the work, and the one that ends last writes the
+table. Intervals are those of experiments.report: over training seeds, of a single one over its games.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import torch
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from omegaconf import DictConfig, OmegaConf
+
+from experiments.cli import command
+from experiments.evaluate import pick_device
+from experiments.players import check_players, is_run, run_policy, seat_players
+from experiments.terminal import Bar, say
+from marl.agents import SILENCE, Dubbed, ModelAgent, PlayConfig, model_agent
+from marl.cast import LEARNERS, Seats, by_role, learners_of, places, players_of
+from marl.checkpoint import load_policy, read_card, write_json
+from marl.config import EvalConfig, cast_of, digest, make, plain
+from marl.errors import UserError, check_writable
+from marl.evaluate import Metrics, metrics
+from marl.games import env_maker
+from marl.policy import Policy
+from marl.report import PAPER
+from marl.rollout import EVALUATION, draw_games, rollout
+from marl.runs import CARD, CONFIG
+from marl.stats import ArmRun, Interval, TableRow, ablation_table, arm_differences, format_table
+from marl.wording import ARM_ORDER, ARMS, WORDING
+
+BASE = "base"  # the arm of those who were not trained
+TRAINED = "trained"  # what the policy under test is called in episodes, a base in its place too
+SILENT = "silence"  # the voice of those who say nothing
+
+Point = tuple[str, str]  # arm, condition
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What differs from a run's own evaluation. `voices`: by role, whose messages its `player` sends; a role's
+    partners speak for themselves."""
+
+    env: Mapping[str, Any] = field(default_factory=dict)
+    cast: Mapping[str, Any] = field(default_factory=dict)
+    voices: Mapping[str, Any] = field(default_factory=dict)
+    temperature: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("env", "cast", "voices"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise UserError(f"{name}={getattr(self, name)}: must be a group of settings")
+        for role, changes in self.cast.items():
+            if not isinstance(changes, Mapping):
+                raise UserError(f"cast.{role}={changes}: must be a group of settings, as in {{player: {changes}}}")
+        if self.temperature is not None and self.temperature < 0:
+            raise UserError(f"temperature={self.temperature}: must be at least 0")
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """Who is tested: the policies that a run ended with, or what it started from. `run` says where all else is."""
+
+    arm: str
+    seed: int
+    run: Path
+    config: Mapping[str, Any]
+    base: Path
+    learners: Mapping[str, Path]  # folders of the policies, by name in the cast
+
+    @property
+    def name(self) -> str:
+        return self.base.name if self.arm == BASE else self.run.name
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One entrant under one condition. `settings` is all that determines its games, and names its file."""
+
+    entrant: Entrant
+    condition: str
+    env: Mapping[str, Any]
+    seating: Mapping[str, Seats]
+    voices: Mapping[str, str]
+    temperature: float
+    settings: Mapping[str, Any]
+
+    @property
+    def file(self) -> str:
+        return f"{self.entrant.name}-{digest(self.settings)}.json"
+
+
+@command("conditions")
+def main(cfg: DictConfig) -> None:
+    """Plays what is not played yet, then tabulates."""
+    for name in ("games", "concurrency"):
+        if not isinstance(cfg[name], int) or cfg[name] < 1:
+            raise UserError(f"{name}={cfg[name]}: must be a whole number, at least 1")
+    unknown = [name for name in cfg.metrics if name not in WORDING]
+    if unknown or not cfg.metrics:
+        raise UserError(f"metrics={list(cfg.metrics)}: {unknown[0] if unknown else 'nothing'} is no metric")
+    conditions = read_conditions(cfg)
+    found = entrants(Path(cfg.runs), cfg.select, list(cfg.arms))
+    table = [cell_of(entrant, name, each, cfg) for entrant in found for name, each in conditions.items()]
+    published = read_published(Path(cfg.published)) if cfg.published else {}
+    folder, out = Path(cfg.cells), Path(cfg.publish)
+    check_writable(folder, "cells")
+    check_writable(out, "publish")
+    device = pick_device(cfg.device)
+    if cfg.threads:
+        torch.set_num_threads(cfg.threads)
+
+    cells = list({cell.file: cell for cell in table}.values())  # conditions that change nothing share one
+    left = [cell for cell in cells if not (folder / cell.file).exists()]
+    seeds = len({entrant.seed for entrant in found})
+    say(
+        f"{len(found)} policies of {seeds} seeds under {len(conditions)} conditions, {cfg.games} games each: "
+        f"{len(left)} of {len(cells)} cells are still to be played"
+    )
+    bar, policies = Bar(enabled=cfg.progress), Policies(device)
+    for number, cell in enumerate(left, start=1):
+        with claimed(folder / cell.file) as mine:
+            if mine:
+                label = f"{number}/{len(left)}  {cell.entrant.arm}, seed {cell.entrant.seed}, {cell.condition}"
+                bar.stage(label, cfg.games)
+                of_cell = play(cell, cfg.games, cfg.seed, cfg.concurrency, policies, bar)
+                bar.close()
+                about = {"arm": cell.entrant.arm, "seed": cell.entrant.seed, **cell.settings}
+                figures = {name: interval.to_json() for name, interval in of_cell.items()}
+                write_json(folder / cell.file, {"about": about, "metrics": figures})
+                say(f"{label}: {cfg.metrics[0]} {of_cell[cfg.metrics[0]]}" if cfg.metrics[0] in of_cell else label)
+    missing = [cell for cell in cells if not (folder / cell.file).exists()]
+    if missing:
+        say(f"{len(missing)} cells are being played by another process, which writes the table when it has them")
+        return
+    tabulate(cfg, table, folder, out, published)
+
+
+# --- What is to be played ---------------------------------------------------------------------------------------------
+
+
+def read_conditions(cfg: DictConfig) -> dict[str, Condition]:
+    """The study's conditions by name. UserError where there is none, or one has a field that is not known."""
+    settings = plain(cfg)["conditions"]
+    if not settings:
+        raise UserError(f"conditions: the study {cfg.name} names none; a file of conf/study/ lists what to play")
+    found = {}
+    for name, changes in settings.items():
+        if not isinstance(changes, Mapping):
+            raise UserError(f"conditions.{name}={changes}: must be a group of settings, as in {{env: {{players: 6}}}}")
+        try:
+            found[name] = make(Condition, changes, "condition")
+        except UserError as error:
+            raise UserError(f"conditions.{name}: {error}") from error
+    return found
+
+
+def entrants(runs: Path, select: str, arms: Sequence[str]) -> list[Entrant]:
+    """The runs of these arms (all, where none is named), and before them the bases they started from, each once."""
+    folders = sorted(path.parent for path in runs.glob(f"{select}/{CARD}"))
+    if not folders:
+        raise UserError(f"select={select}: no finished run in {runs} has such a name")
+    cards = {folder: json.loads((folder / CARD).read_text()) for folder in folders}
+    there = sorted({str(card["arm"]) for card in cards.values()})
+    for arm in arms:
+        if arm not in there:
+            raise UserError(f"arms: no finished run {runs / select} is of arm {arm}; there are {', '.join(there)}")
+    found: dict[tuple[str, int], Entrant] = {}
+    for folder, card in cards.items():
+        if arms and card["arm"] not in arms:
+            continue
+        config = plain(OmegaConf.load(folder / CONFIG))  # type: ignore[arg-type]
+        learners = learners_of(cast_of(config["cast"]))
+        trained = {name: folder / (name if i else "policy") for i, name in enumerate(learners)}
+        base = base_folder(folder)
+        seed = int(card["seeds"][0])
+        arm = ARMS.get(card["arm"], card["arm"]) if config["env"]["game"] == "among_us" else card["arm"]
+        for entrant in (
+            Entrant(BASE, seed, folder, config, base, dict.fromkeys(learners, base)),
+            Entrant(arm, seed, folder, config, base, trained),
+        ):
+            key = (entrant.arm, seed)
+            if entrant.arm == BASE and any(e.base == base for e in found.values() if e.arm == BASE):
+                continue  # one model counts once, also if it is the base of several seeds
+            if key in found:
+                what = "started from different bases" if entrant.arm == BASE else f"are both arm {card['arm']}"
+                raise UserError(
+                    f"select={select}: {found[key].run.name} and {folder.name} are of seed {seed} and {what}; "
+                    "choose names of which there is one for each arm and seed"
+                )
+            found[key] = entrant
+    order = {arm: i for i, arm in enumerate(ARM_ORDER)}
+    return sorted(found.values(), key=lambda e: (e.seed, order.get(e.arm, len(order))))
+
+
+def base_folder(run: Path) -> Path:
+    """Where the base of a run is kept: where it was, or beside the run."""
+    name = read_card(run / "policy")["base"]
+    if name is None:
+        raise UserError(f"{run} started from an untouched model; only runs with a base of their own can be compared")
+    for folder in (Path(name), run.parent / "bases" / Path(name).name):
+        if (folder / "policy.json").is_file():
+            return folder
+    raise UserError(f"{run}: its base is not there ({name}); put it into {run.parent / 'bases'}")
+
+
+def cell_of(entrant: Entrant, name: str, condition: Condition, cfg: DictConfig) -> Cell:
+    """The entrant's own evaluation with the condition's changes. UserError, naming the condition, if it can't be."""
+    config = entrant.config
+    own = make(EvalConfig, config["eval"], "eval")
+    env = {**config["env"], **own.env, **condition.env}
+    try:
+        changed = dataclasses.replace(own, cast=merged(own.cast, condition.cast))
+        seating = changed.seating(cast_of(config["cast"]))
+        for who in players_of(seating):
+            if who in LEARNERS and who not in entrant.learners:
+                raise UserError(f"cast: there is no {who} in {entrant.run}; it has {', '.join(entrant.learners)}")
+        game = env_maker(env)()
+        check_players(seating, env["game"], game)
+        voices = {role: str(voice) for role, voice in condition.voices.items() if voice is not None}
+        check_voices(voices, seating, entrant)
+    except UserError as error:
+        raise UserError(f"conditions.{name}: {error}") from error
+    own_voice = {role: identity_of(held.player, entrant) for role, held in seating.items()}
+    voices = {role: voice for role, voice in voices.items() if identity_of(voice, entrant) != own_voice[role]}
+    temperature = own.temperature if condition.temperature is None else condition.temperature
+    settings = {
+        "env": env,
+        "cast": {role: dataclasses.asdict(held) for role, held in seating.items()},
+        "voices": voices,
+        "players": {who: identity_of(who, entrant) for who in (*players_of(seating), *voices.values())},
+        "temperature": temperature,
+        "max_new_tokens": config["algo"]["max_new_tokens"],
+        "context": config["algo"]["context"],
+        "games": cfg.games,
+        "seed": cfg.seed,
+    }
+    return Cell(entrant, name, env, seating, voices, temperature, settings)
+
+
+def merged(cast: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The changes of two casts, role by role; the second wins."""
+    return {role: {**cast.get(role, {}), **changes.get(role, {})} for role in {**cast, **changes}}
+
+
+def check_voices(voices: Mapping[str, str], seating: Mapping[str, Seats], entrant: Entrant) -> None:
+    for role, voice in voices.items():
+        if role not in seating:
+            raise UserError(f"voices.{role}={voice}: there is no such role; the game's are {', '.join(seating)}")
+        if voice not in (*entrant.learners, BASE, SILENT) and not is_run(voice):
+            known = ", ".join((*entrant.learners, BASE, SILENT))
+            raise UserError(f"voices.{role}={voice}: must be {known}, null or the folder of a finished run")
+        if policy_folder(seating[role].player, entrant) is None:
+            raise UserError(f"voices.{role}={voice}: {seating[role].player} is no language model and keeps its voice")
+
+
+def policy_folder(name: str, entrant: Entrant) -> Path | None:
+    """Where the policy of a player lies; None of those that have none."""
+    if name in entrant.learners:
+        return entrant.learners[name]
+    if name == BASE:
+        return entrant.base
+    return Path(name) / "policy" if name != SILENT and is_run(name) else None
+
+
+def identity_of(name: str, entrant: Entrant) -> str:
+    """What stands for a player: the digest of its policy's files; of others the name."""
+    folder = policy_folder(name, entrant)
+    return name if folder is None else digest(json.loads((folder / "checksums.json").read_text()))
+
+
+# --- Playing ----------------------------------------------------------------------------------------------------------
+
+
+class Policies:
+    """Loaded policies; those of one entrant at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._entrant = ""
+        self._loaded: dict[Path, Policy] = {}
+
+    def of(self, entrant: Entrant) -> tuple[Policy, dict[str, Policy]]:
+        """Its base, and its learners by name. Their critics see no hidden facts: nobody asks them here."""
+        if entrant.name != self._entrant:
+            self._entrant = entrant.name
+            folders = {entrant.base, *entrant.learners.values()}
+            self._loaded = {folder: load_policy(folder, self.device, 0) for folder in folders}
+        return self._loaded[entrant.base], {name: self._loaded[folder] for name, folder in entrant.learners.items()}
+
+
+def play(cell: Cell, games: int, seed: int, concurrency: int, policies: Policies, bar: Bar) -> Metrics:
+    """The cell's games: metrics of the seats that the run learned to play in, for a base of the same ones."""
+    game, make_env = cell.env["game"], env_maker(cell.env)
+    base, learners = policies.of(cell.entrant)
+    limits = PlayConfig(
+        concurrency=concurrency, max_new_tokens=cell.settings["max_new_tokens"], context=cell.settings["context"]
+    )
+    stand_ins = {name: (name if i else TRAINED, policy) for i, (name, policy) in enumerate(learners.items())}
+    seating = dict(cell.seating)
+    agents = seat_players(seating, make_env(), game, base, limits, cell.temperature, stand_ins)
+    room = places(seating, make_env())
+
+    def model(name: str, called: str, seats: int) -> ModelAgent:
+        policy = {BASE: base, **learners}.get(name) or run_policy(name, game, policies.device, base)
+        return model_agent(called, policy, limits, seats, cell.temperature)
+
+    for role, voice in cell.voices.items():  # with agents of their own, since others may play with the same policies
+        player, called = seating[role].player, f"{role} in another's voice"
+        mover = model(player, agents[player].name, room[player])
+        speaker = SILENCE if voice == SILENT else model(voice, voice, room[player])
+        agents[called] = Dubbed(mover, speaker, mover.name)
+        seating[role] = dataclasses.replace(seating[role], player=called)
+    drawn = draw_games(seed, EVALUATION, count=games)
+    episodes = rollout(drawn, by_role(seating, agents), make_env, concurrency, bar.advance)
+    return metrics(episodes, game, float(cell.env.get("objective", 0.0)), {TRAINED})
+
+
+@contextmanager
+def claimed(path: Path) -> Iterator[bool]:
+    """Whether this file is ours to write: nobody else has written it, or is about to. A claim ends with its process."""
+    lock = path.with_name(f".{path.stem}.lock")
+    with lock.open("w") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+            return
+        try:
+            yield not path.exists()
+        finally:
+            lock.unlink(missing_ok=True)
+
+
+# --- Tables and figure ------------------------------------------------------------------------------------------------
+
+
+def tabulate(cfg: DictConfig, table: Sequence[Cell], folder: Path, out: Path, published: Mapping[Point, float]) -> None:
+    """Writes NAME.csv, NAME_differences.csv, NAME_per_seed.csv and NAME.svg, and prints the figures."""
+    wanted = list(cfg.metrics)
+    played: dict[str, list[ArmRun]] = {}  # by condition
+    for cell in table:
+        found = json.loads((folder / cell.file).read_text())["metrics"]
+        kept = {name: Interval.from_json(found[name]) for name in wanted if name in found}
+        played.setdefault(cell.condition, []).append(ArmRun(cell.entrant.arm, cell.entrant.seed, kept))
+    order = {arm: i for i, arm in enumerate(dict.fromkeys([*ARM_ORDER, *(cell.entrant.arm for cell in table)]))}
+    for runs in played.values():
+        runs.sort(key=lambda run: (order[run.arm], run.seed))
+    rows = {condition: ablation_table(runs) for condition, runs in played.items()}
+    write_rows(out / f"{cfg.name}.csv", rows)
+    write_rows(out / f"{cfg.name}_differences.csv", differences(played, wanted))
+    write_per_seed(out / f"{cfg.name}_per_seed.csv", played)
+    draw(rows, wanted[0], out / f"{cfg.name}.svg", published)
+    for metric in reversed(wanted):  # the first one last, where the eye is
+        columns: dict[str, Metrics] = {}
+        for condition, of_condition in rows.items():
+            for row in of_condition:
+                if row.metric == metric:
+                    columns.setdefault(row.arm, {})[condition] = row.interval
+        if columns:
+            say(f"\n{metric}: {WORDING[metric].label}")
+            say(format_table(columns, list(rows)))
+    say(f"\ntables and figure: {out}")
+
+
+def differences(played: Mapping[str, Sequence[ArmRun]], wanted: Sequence[str]) -> dict[str, list[TableRow]]:
+    """Each condition minus the first one, of the same arm and paired by seed; none where an arm has one seed."""
+    first, *others = played
+    found: dict[str, list[TableRow]] = {}
+    for condition in others:
+        for arm in dict.fromkeys(run.arm for run in played[first]):
+            runs = [(name, run) for name in (condition, first) for run in played[name] if run.arm == arm]
+            both = [dataclasses.replace(run, arm=name) for name, run in runs]
+            for row in arm_differences(both, [(condition, first)], wanted):
+                found.setdefault(row.arm, []).append(dataclasses.replace(row, arm=arm))
+    return found
+
+
+def write_rows(path: Path, rows: Mapping[str, Sequence[TableRow]]) -> None:
+    """`arm,condition,metric,mean,low,high,seeds,games`, six significant digits as in `table.csv`."""
+    lines = [
+        (row.arm, condition, row.metric, *(f"{v:.6g}" for v in (row.mean, row.low, row.high)), row.seeds, row.games)
+        for condition, of_condition in rows.items()
+        for row in of_condition
+    ]
+    write_csv(path, ("arm", "condition", "metric", "mean", "low", "high", "seeds", "games"), lines)
+
+
+def write_per_seed(path: Path, played: Mapping[str, Sequence[ArmRun]]) -> None:
+    """`arm,seed,condition,metric,mean,low,high,games`: each run's own figures, intervals over its games."""
+    lines = [
+        (run.arm, run.seed, condition, metric, *(f"{v:.6g}" for v in (own.mean, own.low, own.high)), own.n)
+        for condition, runs in played.items()
+        for run in runs
+        for metric, own in run.metrics.items()
+    ]
+    write_csv(path, ("arm", "seed", "condition", "metric", "mean", "low", "high", "games"), lines)
+
+
+def write_csv(path: Path, header: Sequence[str], lines: Sequence[Sequence[Any]]) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        writer.writerows(lines)
+    os.replace(temporary, path)
+
+
+def read_published(path: Path) -> dict[Point, float]:
+    """Others' figures by arm and condition. UserError where the file or a line of it is not as it should be."""
+    found = {}
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                try:
+                    found[row["arm"], f"{row['setting']}_{row['value']}"] = float(row["mean"])
+                except (KeyError, TypeError, ValueError) as error:
+                    raise UserError(f"{path}: expected the columns arm,setting,value,mean, got {row}") from error
+    except OSError as error:
+        raise UserError(f"published={path}: the file cannot be read ({error.strerror}); null leaves it out") from error
+    return found
+
+
+def panels(conditions: Sequence[str]) -> dict[str, list[str]]:
+    """Conditions that are points of one setting, `players_4` and `players_6`, under its name; all others under none."""
+    found: dict[str, list[str]] = {}
+    for condition in conditions:
+        point = re.fullmatch(r"(.+)_\d\S*", condition)
+        found.setdefault(point[1] if point else "", []).append(condition)
+    return found
+
+
+def draw(rows: Mapping[str, Sequence[TableRow]], metric: str, path: Path, published: Mapping[Point, float]) -> None:
+    """One metric of each arm under each condition, with intervals; open markers are the published figures."""
+    arms = list(dict.fromkeys(row.arm for of_condition in rows.values() for row in of_condition))
+    groups = panels(list(rows))
+    height = 0.9 + 0.13 * (len(arms) + 1) * max(map(len, groups.values()))
+    figure = Figure(figsize=(3.2 * len(groups) + 2.2, max(2.4, height)), layout="constrained")
+    subplots = figure.subplots(1, len(groups), squeeze=False, sharex=True)[0]
+    for axes, (name, group) in zip(subplots, groups.items(), strict=True):
+        for place, condition in enumerate(group):
+            for i, arm in enumerate(arms):
+                y, colour = place + 0.8 * ((i + 0.5) / len(arms) - 0.5), PAPER[i % len(PAPER)]
+                for row in rows[condition]:
+                    if (row.arm, row.metric) == (arm, metric):
+                        axes.plot([row.low, row.high], [y, y], color=colour, linewidth=2, alpha=0.5)  # nan: no line
+                        axes.plot([row.mean], [y], color=colour, marker="o", markersize=4.5)
+                if (arm, condition) in published:
+                    axes.plot(
+                        [published[arm, condition]], [y], color=colour, marker="o", markersize=6, fillstyle="none"
+                    )
+        axes.set_ylim(len(group) - 0.5, -0.5)
+        axes.set_yticks(range(len(group)), [c.removeprefix(f"{name}_").replace("_", " ") for c in group])
+        axes.set_yticks([i + 0.5 for i in range(len(group) - 1)], minor=True)
+        axes.grid(axis="y", which="minor", color="#dddddd", linewidth=0.7)
+        axes.grid(axis="x", color="#eeeeee", linewidth=0.7)
+        axes.set_axisbelow(True)
+        axes.tick_params(which="both", length=0, labelsize=9)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.set_title(name, fontsize=10, loc="left")
+    open_too = " (open: published)" if any((arm, condition) in published for arm in arms for condition in rows) else ""
+    figure.supxlabel(WORDING[metric].label + open_too, fontsize=9)
+    marks = [Line2D([], [], color=PAPER[i % len(PAPER)], marker="o", linewidth=0) for i in range(len(arms))]
+    figure.legend(marks, arms, loc="outside right upper", frameon=False, fontsize=9)
+    with matplotlib.rc_context({"svg.hashsalt": path.name}):
+        figure.savefig(path, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,322 @@
+"""Finished runs under other conditions: what is played, shared, resumed and tabulated, in small real runs."""
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig, OmegaConf
+
+from experiments import conditions, evaluate, train
+from marl.errors import UserError
+from marl.stats import Interval, seed_mean
+
+SMALL = [
+    "env=among_us", "env.max_steps=40", "env.height=1", "env.walk_steps=1", "env.cooldown=2", "progress=false",
+    "threads=1", "base.games=12", "base.epochs=1", "model.hidden_size=32", "model.layers=1",
+    "model.intermediate_size=64", "model.max_new_tokens=8",
+]  # fmt: skip
+TRAIN = [
+    *SMALL, "name=tiny", "algo.iterations=1", "algo.games=4", "algo.concurrency=6",
+    "algo.update.minibatches=1", "eval.games=0", "eval.every=0", "eval.final_games=6",
+]  # fmt: skip
+STUDY = ["study=among_us_speech", "name=small", "select=tiny-*", "arms=[]", "games=6", "concurrency=6", "threads=1"]
+CONDITIONS = {
+    "as_trained": {},
+    "crew_as_base": {"voices": {"crewmate": "base"}},
+    "silent": {"voices": {"crewmate": "silence"}},
+    "players_4": {"env": {"players": 4}},
+    "players_5": {"env": {"players": 5}},
+    "careful": {"cast": {"imposter": {"player": "careful"}, "crewmate": {"partners": 0}}, "temperature": 0.0},
+    "copied": {"voices": {"imposter": "learner"}},
+}
+
+
+def configure(command: str, *overrides: str) -> DictConfig:
+    with initialize_config_module("conf", version_base="1.3"):
+        return compose(command, overrides=list(overrides))
+
+
+def study(runs: Path, *overrides: str, named: dict | None = None) -> DictConfig:
+    cfg = configure("conditions", *STUDY, "progress=false", f"runs={runs}", *overrides)
+    OmegaConf.set_struct(cfg, False)
+    cfg.conditions = CONDITIONS if named is None else named
+    return cfg
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two arms, one of them with two seeds, all from one base."""
+    folder = tmp_path_factory.mktemp("runs")
+    for arm, seed in (("full", 0), ("full", 1), ("game_only", 0)):
+        train.main(configure("train", *TRAIN, f"ablation={arm}", f"seed={seed}", f"runs={folder}"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def played(runs: Path) -> Path:
+    """The folder of a finished study."""
+    cfg = study(runs)
+    conditions.main(cfg)
+    return Path(cfg.publish)
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def cells_of(folder: Path) -> dict[str, dict]:
+    return {path.name: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+
+
+def run_of(runs: Path, arm: str, seed: int) -> Path:
+    (found,) = runs.glob(f"tiny-{arm}-s{seed}-*")
+    return found
+
+
+def of_run(cells: dict[str, dict], run: Path, **wanted: object) -> dict[str, dict]:
+    """The metrics of the run's one cell with such settings."""
+    (found,) = (
+        cell["metrics"]
+        for name, cell in cells.items()
+        if name.startswith(run.name) and all(cell["about"][key] == value for key, value in wanted.items())
+    )
+    return found
+
+
+def assert_same(ours: dict[str, dict], theirs: dict[str, dict]) -> None:
+    """The same metrics, up to the rounding of probabilities in float32."""
+    assert ours.keys() == theirs.keys() and "game/win_rate/crewmates" in ours
+    for name, figures in ours.items():
+        a, b = (vars(Interval.from_json(each)) for each in (figures, theirs[name]))
+        assert a == pytest.approx(b, rel=1e-5, abs=1e-6, nan_ok=True), name
+
+
+def usual(run: Path) -> dict[str, object]:
+    """Settings of the run's own evaluation."""
+    config = OmegaConf.load(run / "config.yaml")
+    return {"env": OmegaConf.to_container(config.env), "voices": {}, "temperature": 1.0,
+            "cast": OmegaConf.to_container(config.cast)}  # fmt: skip
+
+
+def test_as_trained_is_the_runs_own_evaluation(runs: Path, played: Path) -> None:
+    for arm, seed in (("full", 0), ("full", 1), ("game_only", 0)):
+        run = run_of(runs, arm, seed)
+        own = json.loads((run / "run.json").read_text())["figures"]["trained"]
+        assert_same(of_run(cells_of(played), run, **usual(run)), own)
+
+
+def test_the_figures_are_those_of_evaluate(runs: Path, played: Path, tmp_path: Path) -> None:
+    """Against the command that plays any two, with another's voice and in another game."""
+    run = run_of(runs, "full", 0)
+    common = [*SMALL, f"players=[{run},base]", "games=6", "concurrency=6", f"out={tmp_path}", f"cache={runs / 'bases'}"]
+    for extra, changed in (
+        (["voices=[base]"], {"voices": {"crewmate": "base"}}),
+        (["env.players=4"], {"env": {**usual(run)["env"], "players": 4}}),
+    ):
+        with pytest.MonkeyPatch.context() as patch:  # what the command line would say wins over the run
+            if extra[0].startswith("env."):
+                patch.setattr(evaluate, "as_in_runs", lambda cfg, names: cfg)
+            evaluate.main(configure("evaluate", *common, *extra))
+        (theirs,) = json.loads((tmp_path / "evaluation.json").read_text())["conditions"].values()
+        assert_same(of_run(cells_of(played), run, **{**usual(run), **changed}), theirs)
+
+
+def test_conditions_differ_in_what_they_change(runs: Path, played: Path) -> None:
+    cells, run = cells_of(played), run_of(runs, "full", 0)
+    silent = of_run(cells, run, voices={"crewmate": "silence"})
+    assert "vote/imposter" in silent and "talk/names" not in silent
+    # as trained = five players; a base in its own voice = as trained
+    of_base = [name for name in cells if name.startswith("among_us-scripted")]
+    assert len(cells) == 3 * 6 + len(of_base) and len(of_base) == 4
+
+
+def test_the_table(runs: Path, played: Path) -> None:
+    rows, per_seed = (rows_of(played / f"small{part}.csv") for part in ("", "_per_seed"))
+    assert list(rows[0]) == ["arm", "condition", "metric", "mean", "low", "high", "seeds", "games"]
+    assert all(all(row.values()) for row in rows)
+    assert list(dict.fromkeys(row["arm"] for row in rows)) == ["base", "RL", "RL+L+S"]
+    assert {row["condition"] for row in rows} == set(CONDITIONS)
+    for condition in CONDITIONS:
+        wins = {r["arm"]: r for r in rows if (r["condition"], r["metric"]) == (condition, "game/win_rate/crewmates")}
+        own = [
+            float(r["mean"])
+            for r in per_seed
+            if (r["arm"], r["condition"], r["metric"]) == ("RL+L+S", condition, "game/win_rate/crewmates")
+        ]
+        expected = seed_mean(own)
+        assert len(own) == 2 and float(wins["RL+L+S"]["mean"]) == pytest.approx(expected.mean, rel=1e-4)
+        assert float(wins["RL+L+S"]["low"]) == pytest.approx(expected.low, rel=1e-4, abs=1e-4)
+        assert (wins["base"]["seeds"], wins["RL+L+S"]["seeds"], wins["RL"]["seeds"]) == ("1", "2", "1")
+        assert (wins["RL+L+S"]["games"], wins["RL"]["games"]) == ("12", "6")
+    differences = rows_of(played / "small_differences.csv")
+    assert {row["condition"] for row in differences} == {f"{name} - as_trained" for name in [*CONDITIONS][1:]}
+    same = [float(row["mean"]) for row in differences if row["condition"] == "players_5 - as_trained"]
+    assert same and not any(same)
+    assert "<svg" in (played / "small.svg").read_text()
+
+
+def test_a_finished_study_only_tabulates(runs: Path, played: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in played.glob("*.json")}
+    table = (played / "small.csv").read_text()
+    (played / "small.csv").unlink()
+    conditions.main(study(runs))
+    assert "0 of 22 cells are still to be played" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in played.glob("*.json")} == before
+    assert (played / "small.csv").read_text() == table
+
+
+def test_a_stopped_study_goes_on_where_it_was(
+    runs: Path, played: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = {name: CONDITIONS[name] for name in ("as_trained", "silent")}
+    cfg = study(runs, f"cells={tmp_path}", named=few)
+    play, count = conditions.play, iter(range(99))
+
+    def stopping(*args: object) -> object:
+        if next(count) == 3:
+            raise KeyboardInterrupt
+        return play(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(conditions, "play", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        conditions.main(cfg)
+    assert len(cells_of(tmp_path)) == 3 and not (tmp_path / "small.csv").exists()
+    conditions.main(cfg)
+    assert next(count) == 4 + 5  # of eight cells, five were left
+    whole = cells_of(played)
+    assert all(whole[name] == cell for name, cell in cells_of(tmp_path).items())
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_what_another_process_plays_is_left_to_it(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cfg = study(runs, f"cells={tmp_path}", "arms=[game_only]", named={"as_trained": {}})
+    (run,) = (entrant for entrant in conditions.entrants(runs, "tiny-*", ["game_only"]) if entrant.arm == "RL")
+    cell = conditions.cell_of(run, "as_trained", conditions.Condition(), cfg)
+    code = (
+        "import sys; from pathlib import Path; from experiments.conditions import claimed\n"
+        "with claimed(Path(sys.argv[1])) as mine: print(mine, flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / cell.file)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout is not None and other.stdout.readline() == "True\n"
+        conditions.main(cfg)
+        assert "1 cells are being played by another process" in capsys.readouterr().out
+        assert len(cells_of(tmp_path)) == 1 and not (tmp_path / "small.csv").exists()
+        other.communicate("")
+    conditions.main(cfg)
+    assert len(cells_of(tmp_path)) == 2 and (tmp_path / "small.csv").exists()
+
+
+def test_a_base_of_several_seeds_counts_once(runs: Path) -> None:
+    """One model is not many seeds, whoever started from it."""
+    found = conditions.entrants(runs, "tiny-*", [])
+    assert [(e.arm, e.seed) for e in found] == [("base", 0), ("RL", 0), ("RL+L+S", 0), ("RL+L+S", 1)]
+    assert len({e.base for e in found}) == 1
+
+
+def test_each_seeds_own_base_is_an_entrant(runs: Path, tmp_path: Path) -> None:
+    for run in (run_of(runs, "full", 0), run_of(runs, "full", 1)):
+        shutil.copytree(run, tmp_path / run.name)
+    (base,) = (runs / "bases").iterdir()
+    for name in (base.name, "another"):
+        shutil.copytree(base, tmp_path / "bases" / name)
+    card = run_of(tmp_path, "full", 1) / "policy" / "policy.json"
+    card.write_text(json.dumps({**json.loads(card.read_text()), "base": "moved/another"}))
+    found = [e for e in conditions.entrants(tmp_path, "tiny-*", []) if e.arm == "base"]
+    assert [(e.seed, e.name) for e in found] == [(0, base.name), (1, "another")]
+
+
+def test_published_figures_stand_beside_ours(runs: Path, played: Path, tmp_path: Path) -> None:
+    path = tmp_path / "published.csv"
+    path.write_text("arm,setting,value,mean\nRL,players,4,0.25\n")
+    assert conditions.read_published(path) == {("RL", "players_4"): 0.25}
+    conditions.main(study(runs, f"published={path}", f"publish={tmp_path}"))
+    assert "(open: published)" in (tmp_path / "small.svg").read_text()  # text is drawn, and stands in a comment
+    path.write_text("arm,mean\nRL,0.25\n")
+    with pytest.raises(UserError, match=r"published\.csv: expected the columns arm,setting,value,mean"):
+        conditions.read_published(path)
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Iterator[dict[str, DictConfig]]:
+    names = ("among_us_generalisation", "among_us_speech")
+    yield {name: configure("conditions", f"study={name}") for name in names}
+
+
+def test_shipped_studies_can_be_played_by_these_runs(runs: Path, shipped: dict[str, DictConfig]) -> None:
+    entrant = conditions.entrants(runs, "tiny-*", [])[-1]
+    for name, cfg in shipped.items():
+        assert cfg.name == name
+        for condition, changes in conditions.read_conditions(cfg).items():
+            assert conditions.cell_of(entrant, condition, changes, cfg).condition == condition
+    settings = {
+        (key, str(value))
+        for name in shipped["among_us_generalisation"].conditions
+        for key, value in [name.rsplit("_", 1)]
+    }
+    published = rows_of(Path(__file__).parents[2] / shipped["among_us_generalisation"].published)
+    assert {(row["setting"], row["value"]) for row in published} == settings
+
+
+def test_points_of_a_setting_share_a_panel() -> None:
+    found = conditions.panels(["as_trained", "players_4", "players_6", "shape_2x1", "no_frozen_crewmate"])
+    assert found == {
+        "": ["as_trained", "no_frozen_crewmate"], "players": ["players_4", "players_6"], "shape": ["shape_2x1"]
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named", "said"),
+    [
+        ([], {}, "the study small names none"),
+        (["select=none-*"], None, "select=none-*: no finished run in .* has such a name"),
+        (["arms=[fulll]"], None, "is of arm fulll; there are full, game_only"),
+        (["games=0"], None, "games=0: must be a whole number, at least 1"),
+        (["metrics=[game/wins]"], None, "game/wins is no metric"),
+        (["published=missing.csv"], None, "published=missing.csv: the file cannot be read"),
+        ([], {"a": 3}, "conditions.a=3: must be a group of settings"),
+        ([], {"a": {"envv": {}}}, "conditions.a: .*envv is no setting.*known: cast, env, temperature, voices"),
+        ([], {"a": {"env": 3}}, "conditions.a: env=3: must be a group of settings"),
+        ([], {"a": {"env": {"player": 4}}}, "conditions.a: env.*player"),
+        ([], {"a": {"env": {"players": 9}}}, "conditions.a: env.players must be a whole number from 4 to 7"),
+        ([], {"a": {"temperature": -1}}, "conditions.a: temperature=-1.0"),
+        ([], {"a": {"cast": {"imposter": "careful"}}}, "conditions.a: cast.imposter=careful: must be a group"),
+        ([], {"a": {"cast": {"imposter": {"player": "nobody"}}}}, "conditions.a: There is no scripted player 'nobody'"),
+        ([], {"a": {"cast": {"imposter": {"player": "rival"}}}}, "conditions.a: cast: there is no rival in"),
+        ([], {"a": {"cast": {"crewmate": {"partners": 7}}}}, "conditions.a: cast.crewmate.partners=7"),
+        ([], {"a": {"voices": {"pilot": "base"}}}, "conditions.a: voices.pilot=base: there is no such role"),
+        ([], {"a": {"voices": {"crewmate": "loud"}}}, "conditions.a: voices.crewmate=loud: must be learner, base"),
+        (
+            [],
+            {"a": {"voices": {"imposter": "base"}, "cast": {"imposter": {"player": "careful"}}}},
+            "careful is no language model",
+        ),
+    ],
+)
+def test_mistakes_are_refused_before_any_game(
+    overrides: list[str], named: dict | None, said: str, runs: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=said.replace("*:", r"\*:")) as error:
+        conditions.main(study(runs, f"cells={tmp_path}", *overrides, named=named))
+    assert "\n" not in str(error.value) and not cells_of(tmp_path)
+
+
+def test_two_runs_of_one_arm_and_seed_are_refused(runs: Path, tmp_path: Path) -> None:
+    for run in runs.glob("tiny-*"):
+        (tmp_path / run.name).symlink_to(run)
+    (tmp_path / "tiny-again").symlink_to(run_of(runs, "full", 1))
+    with pytest.raises(UserError, match="are of seed 1 and are both arm full"):
+        conditions.entrants(tmp_path, "tiny-*", [])
