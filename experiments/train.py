@@ -73,7 +73,7 @@ def main(cfg: DictConfig) -> None:
     check_players(evaluation.seating(parts.cast), parts.env["game"], make_test_env())
     learners = learners_of(parts.cast)
     if isinstance(parts.algo, FilteredBCConfig) and len(learners) > 1:
-        raise UserError(f"algo=filtered_bc: it trains one learner, and the cast has {', '.join(learners)}; use algo=ppo")
+        raise UserError(f"algo=filtered_bc trains one learner, and the cast has {', '.join(learners)}; use algo=ppo")
     check_starts(cfg, learners)
     device = pick_device(cfg.device)
     if cfg.threads:
@@ -236,9 +236,7 @@ def evaluation_games(
 ) -> list[Episode]:
     """The evaluation games, always the same ones, with these in the learners' seats and the others as in the cast."""
     seating = make(EvalConfig, plain(cfg.eval), "eval").seating(parts.cast)
-    agents = seat_players(
-        seating, make_env(), parts.env["game"], base, parts.algo, cfg.eval.temperature, learners
-    )
+    agents = seat_players(seating, make_env(), parts.env["game"], base, parts.algo, cfg.eval.temperature, learners)
     drawn = draw_games(cfg.eval.seed, EVALUATION, count=games)
     episodes = rollout(drawn, by_role(seating, agents), make_env, parts.algo.concurrency, bar.advance)
     return add_rewards(episodes, parts.rewards)
@@ -267,7 +265,8 @@ def final_evaluation(
         "max_new_tokens": parts.algo.max_new_tokens,
     }
     beside = base_folder / "evaluations" / digest(settings) if base_folder else folder / "base"
-    as_base = {name: ("base", base) for name in policies}
+    # The base standing in for the learner has a name of its own, so that both conditions measure the same seats.
+    as_base = {n: ("untrained" if i == 0 else n, base) for i, n in enumerate(policies)}
     as_trained = {n: ("trained" if i == 0 else n, policy) for i, (n, policy) in enumerate(policies.items())}
     if not (beside / "evaluation.json").exists():
         measure(cfg, parts, beside, "base", base, as_base, make_env, bar)
@@ -297,8 +296,9 @@ def measure(
     write_episodes(folder / "episodes" / f"{name}.jsonl", episodes[:SHOWN])
     objective = float({**parts.env, **plain(cfg.eval.env)}.get("objective", 0.0))
     about = {"game": parts.env["game"], "objective": objective, "games": cfg.eval.final_games, "seed": cfg.eval.seed}
-    found = {name: metrics(episodes, parts.env["game"], objective, {name})}
-    by_message = {name: belief_by_message(episodes, players={name})}
+    measured = {next(iter(learners.values()))[0]}
+    found = {name: metrics(episodes, parts.env["game"], objective, measured)}
+    by_message = {name: belief_by_message(episodes, players=measured)}
     write_json(folder / "evaluation.json", evaluation_to_json(found, by_message, **about))
 
 

@@ -76,8 +76,8 @@ class Player(Protocol):
 class TextAgent:
     """Seats played without a model; `make` builds one player a seat from the seat's seed and its role.
 
-    A recorded player that has `answer(question)` is asked: what it says stands for the truth in its recorded beliefs,
-    so that a base learns to answer as it does.
+    A recorded player that has `answers(question)` is asked: what it says stands for the truth in its recorded beliefs,
+    one for each answer, so that a base learns to answer as it does.
     """
 
     def __init__(self, name: str, make: Callable[[int, str], Player], tokens: Tokens | None = None) -> None:
@@ -86,7 +86,7 @@ class TextAgent:
         self._players: dict[Key, Player] = {}
         self._views: dict[Key, View] = {}
         self._roles: dict[Key, str] = {}
-        self._answers: dict[Key, list[str]] = {}
+        self._answers: dict[Key, list[list[str]]] = {}
 
     def act(self, requests: Sequence[Request]) -> list[Reply]:
         replies = []
@@ -104,8 +104,8 @@ class TextAgent:
             else:
                 text = player.reply(r.text, r.options)
                 replies.append(Reply(r.key, text) if self.tokens is None else self._record(r, text))
-            if self.tokens is not None and hasattr(player, "answer"):
-                self._answers.setdefault(r.key, []).extend(player.answer(q) for q in r.questions)
+            if self.tokens is not None and hasattr(player, "answers"):
+                self._answers.setdefault(r.key, []).extend(player.answers(q) for q in r.questions)
         return replies
 
     def _record(self, r: Request, text: str) -> Reply:
@@ -131,7 +131,8 @@ class TextAgent:
                 if answers is not None:
                     asked = [
                         replace(a, question=replace(a.question, answer=answer))
-                        for a, answer in zip(asked, answers, strict=True)
+                        for a, given in zip(asked, answers, strict=True)
+                        for answer in given
                     ]
                 uniform = [np.full(len(a.candidate_ids), 1 / len(a.candidate_ids)) for a in asked]
                 views[key] = (view.stream, beliefs_of(key[1], role, asked, uniform))

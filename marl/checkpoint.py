@@ -120,9 +120,7 @@ def newest_checkpoint(folder: Path, report: Callable[[str], None] = print) -> Pa
     return None
 
 
-def load_training(
-    folder: Path, trained: Trained, report: Callable[[str], None] = print
-) -> dict[str, Any] | None:
+def load_training(folder: Path, trained: Trained, report: Callable[[str], None] = print) -> dict[str, Any] | None:
     """Restores the newest whole checkpoint and returns its state; None where there is none."""
     path = newest_checkpoint(folder, report)
     if path is None:

@@ -95,6 +95,8 @@ def train_ppo(
                 left = 1 - iteration / config.iterations if config.anneal_lr else 1.0
                 group["lr"] = config.update.learning_rate * left
             seats = seats_of(episodes, {learner.name})
+            if not seats:  # a rare partner may have sat down in none of these games
+                continue
             chosen = {(id(e), a) for e, a in select(seats, config.imitate, rivals)} if "imitation" in losses else set()
             batch = collate(
                 seats,

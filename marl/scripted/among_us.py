@@ -187,7 +187,7 @@ def accused(message: str) -> list[str]:
     return [s.who for s in understand(message) if s.topic in ACCUSING]
 
 
-TRUTHFUL = 0.5  # the share of random players' recorded beliefs that are the truth
+ANSWERS = 4  # true ones, and as many credulous ones, that random players give to a recorded belief question
 
 
 def credulous(messages: Sequence[str], candidates: Sequence[str], pull: float = 1.6, decay: float = 0.9) -> list[float]:
@@ -374,16 +374,14 @@ class RandomPlayer(Memory):
     def move(self, options: list[Action]) -> Action:
         return self.rng.choice(options)
 
-    def answer(self, question: Question) -> str:
-        """To a belief question: as often as not the truth, else what somebody credulous believes of what others said.
+    def answers(self, question: Question) -> list[str]:
+        """To a belief question, several: half are the truth, half what somebody credulous believes of what was said.
 
-        A model that is taught such answers learns to infer what can be inferred, as a listening loss would teach it, and
-        to believe accusations a little, whether they are true or not.
+        A model that is taught such answers learns to infer what can be inferred, as a listening loss would teach it,
+        and to believe accusations a little, true or not. Several make the lesson less noisy.
         """
-        if self.rng.random() < TRUTHFUL:
-            return question.answer
         belief = credulous([said.message for said in self.said], question.candidates)
-        return self.rng.choices(question.candidates, belief)[0]
+        return [question.answer] * ANSWERS + self.rng.choices(question.candidates, belief, k=ANSWERS)
 
 
 class CarefulCrewmate(Memory):

@@ -94,7 +94,7 @@ def identical(a: Path, b: Path) -> bool:
 
 def test_crewmates_learn_beside_one_that_is_frozen(run: Train) -> None:
     made = run()
-    for who, own in (("trained", "trained"), ("base", "base"), ("iteration-000001", "learner")):
+    for who, own in (("trained", "trained"), ("base", "untrained"), ("iteration-000001", "learner")):
         assert seating(made / "episodes" / f"{who}.jsonl")[0] == {
             "crewmate": sorted(["base", own, own, own]),
             "imposter": ["base"],
@@ -130,7 +130,10 @@ def test_two_learn_in_turn(run: Train) -> None:
     assert seating(made / "episodes" / "trained.jsonl")[0] == {
         "crewmate": ["base", "trained", "trained", "trained"], "imposter": ["rival"],
     }  # fmt: skip
-    assert seating(made / "episodes" / "base.jsonl")[0] == {"crewmate": ["base"] * 4, "imposter": ["base"]}
+    assert seating(made / "episodes" / "base.jsonl")[0] == {
+        "crewmate": ["base", "untrained", "untrained", "untrained"],
+        "imposter": ["rival"],
+    }
     cards = {name: read_card(made / name) for name in ("policy", "rival")}
     assert [card["learner"] for card in cards.values()] == ["learner", "rival"]
     base = Path(cards["policy"]["base"])

@@ -191,7 +191,7 @@ def test_presets_set_weights_and_nothing_else(preset: str) -> None:
 
 
 def test_names_follow_from_the_configuration() -> None:
-    cfg = configure("experiment=dond", "ablation=full", "seed=3")
+    cfg = configure("env=dond", "ablation=full", "seed=3")
     assert run_folder(cfg).name == f"dond-full-s3-{config_hash(cfg)[:8]}"
     assert config_hash(configure("runs=elsewhere", "threads=1", "progress=false")) == config_hash(configure())
     assert config_hash(configure("reward.speaking.weight=0.4")) != config_hash(configure())

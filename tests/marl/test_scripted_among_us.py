@@ -162,10 +162,10 @@ def test_a_credulous_listener_half_believes_the_last_accusations() -> None:
     candidates = ("red", "blue", "green")
     assert credulous([], candidates) == [pytest.approx(1 / 3)] * 3
     named = credulous(["i think it is blue"], candidates)
-    assert sum(named) == pytest.approx(1) and named[1] == pytest.approx(math.exp(0.8) / (math.exp(0.8) + 2))
+    assert sum(named) == pytest.approx(1) and named[1] == pytest.approx(math.exp(1.6) / (math.exp(1.6) + 2))
     both = credulous(["i think it is blue", "vote for red", "pink is the imposter"], candidates)
     assert both[0] > both[1] > both[2]
-    assert both[0] / both[1] == pytest.approx(math.exp(0.8 * 0.9 - 0.8 * 0.81))
+    assert both[0] / both[1] == pytest.approx(math.exp(1.6 * 0.9 - 1.6 * 0.81))
     assert credulous(["Blue is the imposter."], ("Red", "Blue")) == credulous(["blue is the imposter"], ("red", "blue"))
 
 
@@ -214,7 +214,7 @@ OTHERS = Question("who is the imposter", ("blue", "green", "pink"), "pink")
 
 
 def test_random_players_answer_as_the_credulous_believe() -> None:
-    """What they hear pulls their answers, the truth does not, and what they say themselves has no part in it."""
+    """Half of their answers are true; what they hear pulls the others, and the truth does not."""
     heard = ["i think it is blue", "vote for green", "i trust pink", "blue looks guilty"]
     believed = credulous(heard, OTHERS.candidates)
     counts: Counter[str] = Counter()
@@ -224,7 +224,11 @@ def test_random_players_answer_as_the_credulous_believe() -> None:
         for name, message in zip(("pink", "blue") * 2, heard, strict=True):
             player.observe(f" {name} says {message} {END}")
         assert isinstance(player, among_us.RandomPlayer)
-        counts[player.answer(Question(OTHERS.text, OTHERS.candidates, OTHERS.candidates[seed % 3]))] += 1
+        truth = OTHERS.candidates[seed % 3]
+        answers = player.answers(Question(OTHERS.text, OTHERS.candidates, truth))
+        half = len(answers) // 2
+        assert answers[:half] == [truth] * half and len(answers) == 2 * half
+        counts[answers[-1]] += 1  # one of each, for independent draws
     assert believed[0] > 0.5 > believed[1] > believed[2]
     for name, share in zip(OTHERS.candidates, believed, strict=True):
         assert abs(counts[name] / 4000 - share) < 4 * math.sqrt(share * (1 - share) / 4000), (name, counts)
@@ -238,7 +242,7 @@ def test_a_new_discussion_starts_without_opinions() -> None:
         player.observe(MEETING)
         player.observe(f" blue says vote for pink {END} green says vote for pink {END}")
         player.observe(" meeting blue found green at lab living red blue pink")
-        counts[player.answer(Question(OTHERS.text, ("blue", "pink"), "blue"))] += 1
+        counts[player.answers(Question(OTHERS.text, ("blue", "pink"), "blue"))[-1]] += 1
     assert abs(counts["pink"] / 3000 - 0.5) < 4 * math.sqrt(0.25 / 3000)
 
 
@@ -251,7 +255,7 @@ def test_recorded_answers_are_what_a_base_learns_to_believe() -> None:
     recorded = [(e, b) for e in episodes for b in e.beliefs]
     truths = [{e.facts["names"][a].lower() for a in e.facts["imposters"]} for e, _ in recorded]
     right = [b.question.answer in truth for (_, b), truth in zip(recorded, truths, strict=True)]
-    chance = [1 / len(b.question.candidates) for _, b in recorded]
+    chance = [0.5 + 0.5 / len(b.question.candidates) for _, b in recorded]  # half of the answers are true
     # Beliefs of one discussion hang together, so games are counted, not answers.
     surplus: Counter[int] = Counter()
     for (e, _), hit, share in zip(recorded, right, chance, strict=True):
