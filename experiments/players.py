@@ -17,17 +17,23 @@ from marl.policy import Policy
 
 
 def is_run(name: str) -> bool:
-    """Whether this names a finished run's folder. UserError for a path that is none."""
-    if (Path(name) / "policy").is_dir():
+    """Whether this names a finished run's folder, or a second learner's in it. UserError for a path that is neither."""
+    if policy_folder(name).is_dir():
         return True
     if "/" in name:
         raise UserError(f"{name} is not the folder of a finished run (it has no policy/)")
     return False
 
 
+def policy_folder(name: str) -> Path:
+    """Where the policy lies: RUN/policy for RUN, whose first learner that is; RUN/rival for RUN/rival."""
+    folder = Path(name)
+    return folder if (folder / "policy.json").is_file() else folder / "policy"
+
+
 def check_game(name: str, game: str) -> None:
     """Refuses a run of another game."""
-    trained_on = read_card(Path(name) / "policy")["game"]
+    trained_on = read_card(policy_folder(name))["game"]
     if trained_on != game:
         raise UserError(f"{name} was trained on {trained_on}, and env.game={game}: choose env={trained_on}")
 
@@ -35,7 +41,7 @@ def check_game(name: str, game: str) -> None:
 def run_policy(name: str, game: str, device: torch.device, like: Policy | None = None) -> Policy:
     """The policy that a run ended with. `like`: who it is to play with; another tokenizer or game is refused."""
     check_game(name, game)
-    policy = load_policy(Path(name) / "policy", device, None if like is None else like.privileged_size)
+    policy = load_policy(policy_folder(name), device, None if like is None else like.privileged_size)
     if like is not None and policy.tokens.tokenizer.get_vocab() != like.tokens.tokenizer.get_vocab():
         raise UserError(
             f"{name} has another tokenizer ({policy.tokens.size} tokens) than the base of this run "
@@ -47,12 +53,22 @@ def run_policy(name: str, game: str, device: torch.device, like: Policy | None =
 def check_players(cast: Mapping[str, Seats], game: str, env: Any) -> None:
     """Refuses, before anything expensive, a cast that this game cannot have, or players that are not there."""
     places(cast, env)
+    runs: dict[str, str] = {}
     for name in players_of(cast):
         if name not in (*LEARNERS, "base"):
-            if is_run(name):
-                check_game(name, game)
-            else:
-                scripted(game, "" if name == "scripted" else name)
+            try:
+                if is_run(name):
+                    check_game(name, game)
+                    other = runs.setdefault(Path(name).name, name)
+                    if other != name:
+                        raise UserError(f"{name} and {other} would be called the same in transcripts; rename a folder")
+                else:
+                    scripted(game, "" if name == "scripted" else name)
+            except UserError as error:
+                role = next(role for role, seats in cast.items() if name in (seats.player, seats.partner))
+                raise UserError(
+                    f"cast.{role}: {name} is none of learner, rival, base, a finished run or a scripted player. {error}"
+                ) from error
 
 
 def seat_players(

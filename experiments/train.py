@@ -21,7 +21,7 @@ from experiments.cli import command
 from experiments.evaluate import pick_device, show
 from experiments.players import check_game, check_players, is_run, run_policy, seat_players
 from experiments.terminal import Bar, say
-from marl.cast import by_role, learners_of
+from marl.cast import by_role, learners_of, players_of
 from marl.checkpoint import load_training, newest_checkpoint, read_state, save_policy, save_training, write_json
 from marl.config import (
     CheckpointConfig,
@@ -72,6 +72,8 @@ def main(cfg: DictConfig) -> None:
     check_players(parts.cast, parts.env["game"], make_env())
     check_players(evaluation.seating(parts.cast), parts.env["game"], make_test_env())
     learners = learners_of(parts.cast)
+    if learners[0] not in players_of(evaluation.seating(parts.cast)):
+        raise UserError(f"eval.cast: {learners[0]} learns but does not play in evaluation: nothing would be measured")
     if isinstance(parts.algo, FilteredBCConfig) and len(learners) > 1:
         raise UserError(f"algo=filtered_bc trains one learner, and the cast has {', '.join(learners)}; use algo=ppo")
     check_starts(cfg, learners)
@@ -81,6 +83,8 @@ def main(cfg: DictConfig) -> None:
     folder = run_folder(cfg)
     done = read_run_card(folder)
     if done is not None:
+        if not (folder / "report.html").exists():
+            build_report([folder], folder / "report.html", title=cfg.name)
         say(f"{folder} is done: its report is {folder / 'report.html'}; change the configuration or remove the folder")
         return
     with claim(folder, OmegaConf.to_yaml(OmegaConf.create(identity(cfg)))):

@@ -23,7 +23,8 @@ class Credit:
 
     `speech`: where the speaking reward goes. `common`: into the GAE with the game's reward, as published. `separate`:
     each message's body gets the game's advantage plus the speaking reward, normalised over the batch's messages
-    (mean 0, standard deviation = weight). `separate_only`: the body gets that without the game's advantage. Tags,
+    (mean 0, standard deviation = weight). `separate_only`: the body gets that without the game's advantage, so
+    that against an arm without the speaking reward, whose messages keep the game's advantage, two things differ. Tags,
     proposals and choices always keep the game's advantage.
     """
 

@@ -153,7 +153,7 @@ def train_filtered_bc(
         episodes = add_rewards(episodes, rewards)
         seats = seats_of(episodes, {learner.name})
         kept = [without_errors(seat) for seat in select(seats, config.keep, rivals)]
-        metrics: dict[str, float] = {"filter/kept": len(kept) / len(seats)}
+        metrics: dict[str, float] = {"filter/kept": len(kept) / max(len(seats), 1)}
         metrics |= episode_metrics(episodes, {learner.name})
         if kept:
             progress.stage(f"round {iteration + 1}/{config.iterations}: imitation", config.update.epochs * len(kept))
