@@ -2,8 +2,9 @@
 
 `python -m experiments.evaluate players=[runs/NAME,scripted] games=1000`. A player is a run's folder, `base` (of the run
 beside it, or of the configuration), `scripted`, a scripted temperament, or `random`. One name plays itself. In a game
-with several roles the first player holds the first of them (`cast.crewmate.partners` of its seats are its partner's),
-the second the others. `voices=[base]`: the first player's messages are the base's; `silence`: it says nothing.
+with several roles the first player holds the first of them, and its partner `cast.crewmate.partners` of the seats where
+the player is a language model; the second player holds the others. `voices=[base]`: the first player's messages are
+the base's; `voices=[silence]`: it says nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ from marl.runs import CONFIG
 from marl.stats import TableRow, format_table, write_table
 from marl.transcripts import Transcript, episode_to_json, render_text, write_episodes
 
-EVERY = "all"  # instead of a number of games: each context once
 HEADLINE = (
     "game/score", "game/score_agreed", "game/score_ceiling", "game/points", "game/joint", "game/agreement",
     "game/pareto", "game/pareto_agreed", "game/win_rate/crewmates", "talk/turns", "talk/words_per_message",
@@ -47,7 +47,7 @@ HEADLINE = (
 def each_context(env: Mapping[str, Any], seed: int) -> list[Game]:
     """A game of Deal or No Deal for each context that `env` draws from, in the file's order."""
     if env["game"] != "dond":
-        raise UserError(f"games={EVERY}: only Deal or No Deal has a list of contexts; give the number of games")
+        raise UserError("each_context=true: only Deal or No Deal has a list of contexts; give the number of games")
     every = read_contexts(env["contexts"]) if env["contexts"] else contexts()
     chosen = [c for c in every if env["split"] == "all" or in_test(c) == (env["split"] == "test")]
     drawn = draw_games(seed, EVALUATION, count=len(chosen))
@@ -189,9 +189,10 @@ def main(cfg: DictConfig) -> None:
     if not 1 <= len(names) <= 2:
         raise UserError(f"players={names}: name one player (it plays itself) or two")
     for name in ("games", "concurrency"):
-        every = name == "games" and cfg.games == EVERY
-        if not every and (not isinstance(cfg[name], int) or cfg[name] < 1):
-            raise UserError(f"{name}={cfg[name]}: must be at least 1" + (f", or {EVERY}" if name == "games" else ""))
+        if not isinstance(cfg[name], int) or cfg[name] < 1:
+            raise UserError(f"{name}={cfg[name]}: must be a whole number, at least 1")
+    if not isinstance(cfg.temperature, int | float) or cfg.temperature < 0:
+        raise UserError(f"temperature={cfg.temperature}: must be a number, at least 0")
     cfg = as_in_runs(cfg, names)
     parts = build(cfg)
     make_env = env_maker(parts.env)
@@ -211,14 +212,13 @@ def main(cfg: DictConfig) -> None:
     agents.append(agents[0] if itself else voiced(second, voices[1], cfg, parts, device, run))
     role_seats = next(iter(parts.cast.values()))
     partner = None
-    if len(parts.cast) > 1 and len(names) == 2 and role_seats.partners:
+    if len(parts.cast) > 1 and len(names) == 2 and role_seats.partners and isinstance(first, ModelAgent):
         partner = find_player(role_seats.partner, cfg, parts, device, run)
     many_roles = len(parts.cast) > 1 and len(names) == 2
     seated = role_against_role(agents[0], agents[1], parts.cast, partner) if many_roles else turn_about(*agents)
     bar = Bar(enabled=cfg.progress)
-    drawn = (
-        each_context(parts.env, cfg.seed) if cfg.games == EVERY else draw_games(cfg.seed, EVALUATION, count=cfg.games)
-    )
+    counted = draw_games(cfg.seed, EVALUATION, count=cfg.games)
+    drawn = each_context(parts.env, cfg.seed) if cfg.each_context else counted
     bar.stage(" v ".join(names), len(drawn))
     episodes = rollout(drawn, seated, make_env, cfg.concurrency, bar.advance)
     bar.close()

@@ -11,14 +11,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
 from envs.core import END, Question
-from envs.dond_v0 import AGENTS, MESSAGE, DealOrNoDeal, Triple, points, proposal_text, rest
+from envs.dond_v0 import AGENTS, ITEMS, MESSAGE, DealOrNoDeal, Triple, points, proposal_text, rest
 
 Speaker = Literal["YOU", "THEM"]
 Split = Literal["all", "train", "val", "test"]
@@ -271,6 +271,37 @@ def _swapped(key: Dialogue) -> Dialogue:
         who, _, text = turn.partition(": ")
         turns.append(f"{'THEM' if who == 'YOU' else 'YOU'}: {text}")
     return other, " <eos> ".join(turns), "THEM" if ended_by == "YOU" else "YOU", own
+
+
+# --- Renaming the items -----------------------------------------------------------------------------------------------
+
+_ITEM = re.compile(r"(?<![a-z])(book|hat|ball)(?=s?(?![a-z]))")
+_OTHER_NAME = re.compile(r"[a-z](?:book|ball)|(?:book|ball)(?!s?(?![a-z]))")  # basketball, bookks
+
+
+def permuted(view: HumanView, order: Triple) -> HumanView:
+    """The same dialogue with its items renamed: what was called `ITEMS[order[i]]` is called `ITEMS[i]`.
+
+    Counts, values and claims move along, so that points stay what they were. A dialogue that names an item in another
+    way (basketballs) is returned as it is.
+    """
+    assert sorted(order) == [0, 1, 2], order
+    if any(_OTHER_NAME.search(message) for message in view.messages):
+        return view
+    new = {ITEMS[old][:-1]: item[:-1] for item, old in zip(ITEMS, order, strict=True)}
+
+    def moved(triple: Triple) -> Triple:
+        return triple[order[0]], triple[order[1]], triple[order[2]]
+
+    return replace(
+        view,
+        counts=moved(view.counts),
+        values=moved(view.values),
+        partner_values=moved(view.partner_values),
+        turns=tuple((who, text and _ITEM.sub(lambda found: new[found[0]], text)) for who, text in view.turns),
+        claim=view.claim and moved(view.claim),
+        partner_claim=view.partner_claim and moved(view.partner_claim),
+    )
 
 
 # --- Playing again ----------------------------------------------------------------------------------------------------

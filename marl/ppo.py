@@ -71,9 +71,7 @@ def train_ppo(
     held = places(cast, env)
     agents = dict(frozen)
     for learner in learners:
-        agents[learner.name] = model_agent(
-            learner.name, learner.policy, config, held[learner.name], config.temperature
-        )
+        agents[learner.name] = model_agent(learner.name, learner.policy, config, held[learner.name], config.temperature)
     seated = by_role(cast, agents)
     weights = {name: reward.weight for name, reward in rewards.items()}
     scored = replace(config.update, temperature=config.temperature)  # what was sampled is what is scored

@@ -12,6 +12,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,16 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from envs.core import TurnKind
-from envs.dond_v0 import Context, in_test
+from envs.core import END, TurnKind
+from envs.dond_v0 import MESSAGE, Context, in_test
 from marl.agents import Player, TextAgent, beliefs_of
 from marl.batch import Seat, collate, seats_of
 from marl.checkpoint import load_policy, read_card, save_policy
 from marl.errors import UserError, check_writable
 from marl.games import env_maker, game_module, scripted, scripts_module
-from marl.human_dond import HumanSplit, Split, Step, read_split, replay_all
+from marl.human_dond import HumanSplit, HumanView, Split, Step, permuted, read_split, replay_all
 from marl.losses import Loss
+from marl.losses.claim import ClaimLoss
 from marl.losses.imitation import ImitationLoss
 from marl.losses.listening import ListeningLoss
 from marl.losses.world_model import WorldModelLoss
@@ -40,6 +42,8 @@ from marl.update import UpdateConfig, forward, micro_batches, update
 
 FORMAT = 2  # raised when the same settings would make another base
 CORPUS, TOKENIZER, HELD_OUT = 101, 102, 103  # named places of the seed
+DATA, KINDS = ("scripted", "human", "none"), ("tiny", "hf")
+ORDERS = tuple(itertools.permutations(range(3), 3))
 CHUNK = 512  # seats among which batches of equal length are sought
 
 
@@ -57,19 +61,37 @@ class ModelConfig:
     intermediate_size: int = 384
     context: int = 1024
 
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise UserError(f"model.kind={self.kind}: must be one of {', '.join(KINDS)}")
+        for name in ("vocab_size", "hidden_size", "layers", "heads", "kv_heads", "intermediate_size", "context"):
+            if getattr(self, name) < 1:
+                raise UserError(f"model.{name}={getattr(self, name)}: must be at least 1")
+
 
 @dataclass(frozen=True)
 class BaseConfig:
     """What the base is trained on, and how.
 
-    `data`: `scripted`, `human` (needs data.dond), or `none`. `games`: scripted games. `epochs`: passes over human data.
+    `data`: `scripted`, `human` (needs data.dond), or `none`. `games`: scripted games. `players`: whose, by the name of
+    scripted players; empty for the game's default ones. Human data only: `epochs`, passes over them; `permute_items`,
+    books, hats and balls swap names at random in each pass; `deals_only`, dialogues without a deal are not learned
+    from; `claim`, the weight of a further loss on claims and tags (losses/claim.py); `hold_out`, dialogues over the
+    game's test contexts are not learned from (without it, a base is only fit for contexts of another origin).
+    `dropout`: of the embeddings and of what each block adds to them, while the base learns (Llama-family models).
     `vary`: game settings that change from game to game, so that one base serves them all (the objective, which neither
     scripts nor the human data know).
     """
 
     data: str = "scripted"
     games: int = 10000
+    players: str = ""
     epochs: int = 4
+    permute_items: bool = False
+    deals_only: bool = False
+    claim: float = 0.0
+    hold_out: bool = True
+    dropout: float = 0.0
     rows: int = 16  # in one step
     learning_rate: float = 4e-3
     warmup: float = 0.05
@@ -81,13 +103,31 @@ class BaseConfig:
     world_model: float = 0.1
     listening: float = 0.5
 
+    def __post_init__(self) -> None:
+        if self.data not in DATA:
+            raise UserError(f"base.data={self.data}: must be one of {', '.join(DATA)}")
+        for name in ("games", "epochs", "rows"):
+            if getattr(self, name) < 1:
+                raise UserError(f"base.{name}={getattr(self, name)}: must be at least 1")
+        if not 0 <= self.dropout < 1:
+            raise UserError(f"base.dropout={self.dropout}: must lie in [0, 1)")
+
     def losses(self) -> dict[str, Loss]:
         terms: dict[str, Loss] = {
             "imitation": ImitationLoss(self.imitation),
             "world_model": WorldModelLoss(self.world_model),
             "listening": ListeningLoss(self.listening),
         }
+        if self.claim:
+            terms["claim"] = ClaimLoss(self.claim)
         return terms
+
+    def made_of(self) -> dict[str, Any]:
+        """The settings that the trained base depends on: what concerns human data only where they are used."""
+        default = BaseConfig()
+        unused = {name for name in ("players", "hold_out", "dropout") if getattr(self, name) == getattr(default, name)}
+        unused |= set() if self.data == "human" else {"permute_items", "deals_only", "claim", "hold_out"}
+        return {name: value for name, value in asdict(self).items() if name not in unused}
 
 
 @dataclass
@@ -125,6 +165,10 @@ def base_policy(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(base.seed)  # of the value head
             return Policy(lm, Tokens(tokenizer), privileged_size).to(device).eval(), None
+    if base.data == "none":
+        raise UserError("base=none: a model from scratch knows no word yet; choose base=scripted, or model=hf")
+    if base.data == "human" and env["game"] != "dond":
+        raise UserError(f"base=human: people played Deal or No Deal, not env.game={env['game']}; choose base=scripted")
     if base.data == "human" and not human_data:
         raise UserError(
             "base.data=human needs the human dialogues: give their folder as data.dond=DIR (files data.txt, val.txt, "
@@ -132,12 +176,18 @@ def base_policy(
         )
     games = variants(env, base.vary)
     human = data_files(Path(human_data)) if base.data == "human" and human_data else None
+    unused = {*base.vary}
+    if human_data and human:
+        unused |= {"contexts", "split"}  # people played contexts of their own
+        texts = recorded(human_data, "val", games).texts
+    else:
+        texts = scripted_texts(env["game"], games, base.seed, 50, base.players)
     made_of = {
         "format": FORMAT,
-        "texts": _digest("".join(scripted_texts(env["game"], games, base.seed, games=50))),  # what scripts and game say
+        "texts": _digest("".join(texts)),
         "model": asdict(model),
-        "base": asdict(base),
-        "env": {k: v for k, v in env.items() if k not in base.vary},
+        "base": base.made_of(),
+        "env": {k: v for k, v in env.items() if k not in unused},
         "human_data": human,
     }
     digest = _digest(json.dumps(made_of, sort_keys=True))
@@ -167,7 +217,7 @@ def _train(
     if base.data == "human":
         assert human_data is not None
         splits: tuple[Split, ...] = ("train", "val", "test")
-        human = {split: recorded(human_data, split, games, env.get("split", "all")) for split in splits}
+        human = {split: recorded(human_data, split, games, base.deals_only, base.hold_out) for split in splits}
         for split, found in human.items():
             left_out = ", ".join(f"{count} {why}" for why, count in found.left_out.items())
             report(f"human dialogues, {split}: {len(found.steps)} views; left out: {left_out or 'none'}")
@@ -184,14 +234,14 @@ def _train(
         torch.manual_seed(base.seed)
         policy = Policy(lm, tokens).to(device)
     if human:
-        train = human["train"].seats(tokens)
         held_out = human["val"].seats(tokens)
         test = human["test"].seats(tokens)
-        steps = base.epochs * math.ceil(len(train) / base.rows)
-        draw = _epochs(train, base.rows, base.seed)
+        assert human_data is not None
+        steps = base.epochs * math.ceil(len(human["train"].steps) / base.rows)
+        draw = _epochs(human_data, games, tokens, base)
     else:
-        held_out = scripted_seats(game, games[0], tokens, draw_games(base.seed, HELD_OUT, count=256))
-        steps = math.ceil(2 * base.games / base.rows)
+        held_out = scripted_seats(game, games[0], tokens, draw_games(base.seed, HELD_OUT, count=256), base.players)
+        steps = math.ceil(len(games[0]().possible_agents) * base.games / base.rows)
         draw = _fresh(game, games, tokens, base)
     fit(policy, draw, steps, base, lambda done: progress("base", done, steps))
     figures = held_out_figures(policy, held_out)
@@ -222,19 +272,38 @@ class Recorded:
         return [_seat(steps, tokens, index) for index, steps in enumerate(self.steps)]
 
 
-def recorded(folder: str, split: Split, games: Sequence[Callable[[], Any]], contexts: str = "all") -> Recorded:
+def recorded(
+    folder: str,
+    split: Split,
+    games: Sequence[Callable[[], Any]],
+    deals_only: bool = False,
+    hold_out: bool = True,
+    permute: np.random.Generator | None = None,
+) -> Recorded:
     """The views of a split, played again in the game's variants in turn.
 
-    `contexts`: with `train`, dialogues over the game's test contexts are left out, so that they stay unseen.
+    What is learned from, the training split, with `hold_out` lacks dialogues over the game's test contexts, so that
+    these stay unseen, and with `deals_only` those that ended without a deal. `permute` renames the items of each view
+    at random, with `hold_out` never so that its context comes to be a test context.
     """
+
+    def held_out(view: HumanView) -> bool:
+        return hold_out and split == "train" and in_test(Context(view.counts, (view.values, view.partner_values)))
+
     environments = [make() for make in games]
     found = _read(folder, split)
     left_out = Counter(found.skipped)
     steps = []
     for i, view in enumerate(found.usable):
-        if contexts == "train" and in_test(Context(view.counts, (view.values, view.partner_values))):
+        if held_out(view):
             left_out["test context"] += 1
             continue
+        if deals_only and split == "train" and not view.agree:
+            left_out["no deal"] += 1
+            continue
+        if permute is not None:
+            renamed = [new for new in (permuted(view, order) for order in ORDERS) if not held_out(new)]
+            view = renamed[permute.integers(len(renamed))]
         replayed, refused = replay_all([view], environments[i % len(environments)])
         steps += replayed
         left_out += refused
@@ -255,6 +324,7 @@ def data_files(folder: Path) -> dict[str, str]:
 
 
 def _seat(steps: Sequence[Step], tokens: Tokens, index: int) -> Seat:
+    message = f"{MESSAGE} "
     view, turns = View(tokens), []
     for number, step in enumerate(steps):
         if step[0] == "observe":
@@ -263,7 +333,13 @@ def _seat(steps: Sequence[Step], tokens: Tokens, index: int) -> Seat:
             view.cue()
             ids = tuple(tokens.encode(step[1]))
             start = view.reply(ids, Kind.SPEECH)
-            turns.append(Turn("you", "negotiator", number, TurnKind.SPEAK, step[1], ids, start, (0.0,) * len(ids)))
+            span = (len(message), len(step[1]) - len(f" {END}")) if step[1].startswith(message) else (0, 0)
+            turns.append(
+                Turn(
+                    "you", "negotiator", number, TurnKind.SPEAK, step[1], ids, start, (0.0,) * len(ids),
+                    body=tokens.within(ids, span),
+                )
+            )  # fmt: skip
     uniform = [np.full(len(a.candidate_ids), 1 / len(a.candidate_ids)) for a in view.asked]
     beliefs = beliefs_of("you", "negotiator", view.asked, uniform)
     episode = Episode(
@@ -280,12 +356,32 @@ def fit(
     optimizer = MuonAndAdamW(policy, base.learning_rate, base.weight_decay)
     config = UpdateConfig(minibatches=1, max_grad_norm=1.0, bf16=base.bf16)
     losses = base.losses()
-    for step in range(steps):
-        part = step / max(steps, 1)
-        scale = min(1.0, (step + 1) / max(base.warmup * steps, 1)) * (0.55 + 0.45 * math.cos(math.pi * part))
-        optimizer.set_learning_rate(base.learning_rate * scale)
-        update(policy, None, collate(next(draw), {}), losses, optimizer, config, torch.Generator().manual_seed(step))
-        progress(step + 1)
+    with dropout(policy, base.dropout, torch.Generator().manual_seed(base.seed)):
+        for step in range(steps):
+            part = step / max(steps, 1)
+            scale = min(1.0, (step + 1) / max(base.warmup * steps, 1)) * (0.55 + 0.45 * math.cos(math.pi * part))
+            optimizer.set_learning_rate(base.learning_rate * scale)
+            shuffle = torch.Generator().manual_seed(step)
+            update(policy, None, collate(next(draw), {}), losses, optimizer, config, shuffle)
+            progress(step + 1)
+
+
+@contextmanager
+def dropout(policy: Policy, rate: float, generator: torch.Generator) -> Iterator[None]:
+    """Drops features of the embeddings and of what attention and MLP add, at this rate; updates themselves use none."""
+
+    def drop(module: torch.nn.Module, args: Any, out: torch.Tensor) -> torch.Tensor:
+        kept = torch.rand(out.shape, generator=generator) >= rate
+        return out * (kept / (1 - rate)).to(out.device)
+
+    added = [module for name, module in policy.lm.named_modules() if name.endswith((".o_proj", ".mlp"))]
+    places = [policy.lm.get_input_embeddings(), *added] if rate else []
+    hooks = [module.register_forward_hook(drop) for module in places]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 class MuonAndAdamW:
@@ -317,12 +413,14 @@ class MuonAndAdamW:
             part.step()
 
 
-def scripted_texts(game: str, variants: Sequence[Callable[[], Any]], seed: int, games: int = 800) -> list[str]:
+def scripted_texts(
+    game: str, variants: Sequence[Callable[[], Any]], seed: int, games: int = 800, players: str = ""
+) -> list[str]:
     """Everything that is read and said in scripted games, for a tokenizer."""
     module, sinks = scripts_module(game), []
 
     def make(player_seed: int, role: str) -> Player:
-        sinks.append(_Sink(module.make_player(module.DEFAULT, player_seed, role)))
+        sinks.append(_Sink(module.make_player(players or module.DEFAULT, player_seed, role)))
         return sinks[-1]
 
     agent = TextAgent("scripted", make)
@@ -332,25 +430,33 @@ def scripted_texts(game: str, variants: Sequence[Callable[[], Any]], seed: int, 
     return [text for sink in sinks for text in sink.texts]
 
 
-def scripted_seats(game: str, make_env: Callable[[], Any], tokens: Tokens, games: Sequence[Game]) -> list[Seat]:
+def scripted_seats(
+    game: str, make_env: Callable[[], Any], tokens: Tokens, games: Sequence[Game], players: str = ""
+) -> list[Seat]:
     """Scripted games as a language model would have met them, one row a seat."""
-    agent = scripted(game, tokens=tokens)
+    agent = scripted(game, players, tokens)
     episodes = rollout(games, lambda g, e: dict.fromkeys(e.possible_agents, agent), make_env, 64)
     return seats_of(episodes, {agent.name})
 
 
 def _fresh(game: str, variants: Sequence[Callable[[], Any]], tokens: Tokens, base: BaseConfig) -> Iterator[list[Seat]]:
     """Batches of scripted games that are played as they are needed."""
+    size = len(variants[0]().possible_agents)
     for chunk in itertools.count():
-        games = draw_games(base.seed, CORPUS, chunk, count=CHUNK // 2)
-        seats = scripted_seats(game, variants[chunk % len(variants)], tokens, games)
+        games = draw_games(base.seed, CORPUS, chunk, count=CHUNK // size)
+        seats = scripted_seats(game, variants[chunk % len(variants)], tokens, games, base.players)
         yield from batches(seats, base.rows, np.random.default_rng([base.seed, CORPUS, chunk]))
 
 
-def _epochs(seats: Sequence[Seat], rows: int, seed: int) -> Iterator[list[Seat]]:
-    """Batches of recorded games, in another order in each pass."""
+def _epochs(folder: str, games: Sequence[Callable[[], Any]], tokens: Tokens, base: BaseConfig) -> Iterator[list[Seat]]:
+    """Batches of the human dialogues, in another order in each pass, and with items renamed if so set."""
+    seats: list[Seat] = []
     for epoch in itertools.count():
-        yield from batches(seats, rows, np.random.default_rng([seed, CORPUS, epoch]))
+        rng = np.random.default_rng([base.seed, CORPUS, epoch])
+        if not seats or base.permute_items:
+            permute = rng if base.permute_items else None
+            seats = recorded(folder, "train", games, base.deals_only, base.hold_out, permute).seats(tokens)
+        yield from batches(seats, base.rows, rng)
 
 
 def batches(seats: Sequence[Seat], rows: int, rng: np.random.Generator) -> Iterator[list[Seat]]:
@@ -381,9 +487,10 @@ def held_out_figures(policy: Policy, seats: Sequence[Seat]) -> dict[str, float]:
         for row in range(len(rows)):
             asked = truth[part.row == row]
             if len(asked):
-                questions = len({b.question.text for b in seats[int(rows[row])][0].beliefs})
-                first.append(float(asked[:questions].mean()))
-                last.append(float(asked[-questions:].mean()))
+                episode, agent = seats[int(rows[row])]
+                step = torch.tensor([b.step for b in episode.beliefs if b.listener == agent], device=asked.device)
+                first.append(float(asked[step == step.min()].mean()))
+                last.append(float(asked[step == step.max()].mean()))
     for episode, agent in seats:
         own = [t for t in episode.turns if t.agent == agent and not t.error and t.kind == TurnKind.SPEAK]
         words += sum(len(t.text.split()) for t in own)

@@ -2,13 +2,24 @@
 
 import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from envs.dond_v0 import Context, DealOrNoDeal, contexts, parallel_env, pareto_optimal, rest
 from marl.agents import TextAgent
-from marl.human_dond import HumanEnding, HumanView, NotReplayable, Step, figures, read_split, replay, replay_all
+from marl.human_dond import (
+    HumanEnding,
+    HumanView,
+    NotReplayable,
+    Step,
+    figures,
+    permuted,
+    read_split,
+    replay,
+    replay_all,
+)
 from marl.rollout import Game, rollout
 from marl.scripted.dond import understand
 
@@ -314,6 +325,55 @@ def test_every_usable_published_dialogue_plays_again() -> None:
     assert said == own + len(steps)  # own messages, and one claim each
     for view in [v for v in views if v.partner_claim and v.claim][:60]:
         assert texts(replay(view, env())) == live(view, "compact")
+
+
+# --- Renaming the items
+
+
+TALK = HumanView(
+    index=3,
+    counts=(1, 2, 3),
+    values=(4, 3, 0),
+    partner_values=(1, 0, 3),
+    turns=(("THEM", "hi, what if i take the hat(s) and that ball?"), ("YOU", "ok , books and 2 balls"), ("THEM", None)),
+    claim=(1, 0, 2),
+    partner_claim=(0, 2, 1),
+    ending=HumanEnding.DEAL,
+)
+RENAMED = HumanView(  # books are now called hats, hats balls, balls books
+    index=3,
+    counts=(3, 1, 2),
+    values=(0, 4, 3),
+    partner_values=(3, 1, 0),
+    turns=(("THEM", "hi, what if i take the ball(s) and that book?"), ("YOU", "ok , hats and 2 books"), ("THEM", None)),
+    claim=(2, 1, 0),
+    partner_claim=(1, 0, 2),
+    ending=HumanEnding.DEAL,
+)
+
+
+def test_items_of_a_dialogue_renamed_by_hand() -> None:
+    assert permuted(TALK, (2, 0, 1)) == RENAMED
+    assert permuted(RENAMED, (1, 2, 0)) == TALK
+    assert permuted(TALK, (0, 1, 2)) == TALK
+    assert RENAMED.reward == TALK.reward == 4
+
+
+@pytest.mark.parametrize("name", ["basketball", "basketballs", "bookks", "baseball"])
+def test_a_dialogue_that_names_items_otherwise_keeps_them(name: str) -> None:
+    other = replace(TALK, turns=(("THEM", f"hats and a {name}"), ("YOU", None)))
+    assert permuted(other, (2, 0, 1)) == other
+
+
+@needs_data
+def test_published_dialogues_with_items_renamed() -> None:
+    """Nearly all can be, there and back, and they play on as they are, with the same points."""
+    views = read_split(DATA, "val").usable
+    renamed = [permuted(view, (2, 0, 1)) for view in views]
+    assert [permuted(view, (1, 2, 0)) for view in renamed] == list(views)
+    assert sum(a != b for a, b in zip(views, renamed, strict=True)) > 0.85 * len(views)
+    assert [view.reward for view in renamed] == [view.reward for view in views]
+    assert replay_all(renamed, env())[1] == Counter()
 
 
 @needs_data

@@ -1,0 +1,57 @@
+"""`each_context=true`: each context of a file of Deal or No Deal once, and what `out` then holds."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig
+
+from envs.dond_v0 import contexts
+from experiments import evaluate
+from experiments.evaluate import each_context
+from marl.errors import UserError
+from marl.stats import read_table
+
+FIRST = ((1, 4, 1), ((0, 2, 2), (4, 1, 2)))
+SECOND = ((4, 1, 1), ((2, 0, 2), (1, 4, 2)))  # a test context; the first is not
+PUBLISHED_FORM = "1 0 4 2 1 2\n1 4 4 1 1 2\n4 2 1 0 1 2\n4 1 1 4 1 2\n"
+
+
+def configure(*overrides: str) -> DictConfig:
+    with initialize_config_module("conf", version_base="1.3"):
+        return compose("evaluate", overrides=["players=[scripted]", "each_context=true", "progress=false", *overrides])
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "contexts.txt"
+    path.write_text(PUBLISHED_FORM)
+    return path
+
+
+@pytest.mark.parametrize(("split", "expected"), [("all", [FIRST, SECOND]), ("train", [FIRST]), ("test", [SECOND])])
+def test_each_context_of_the_file_is_played_once_in_its_order(
+    split: str, expected: list[tuple], file: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    evaluate.main(configure(f"env.contexts={file}", f"env.split={split}", "env.objective=0", f"out={out}"))
+    played = [json.loads(line)["facts"] for line in (out / "episodes.jsonl").read_text().splitlines()]
+    assert [(tuple(f["counts"]), tuple(map(tuple, f["values"]))) for f in played] == expected
+    evaluation = json.loads((out / "evaluation.json").read_text())
+    assert evaluation["about"]["games"] == len(expected)
+    found = evaluation["conditions"]["scripted"]
+    table = {row.metric: row for row in read_table(out / "table.csv")}
+    assert table["game/score"].mean == pytest.approx(found["game/score"]["mean"], abs=1e-4)
+    assert (table["game/agreement"].arm, table["game/agreement"].games) == ("scripted", len(expected))
+
+
+def test_without_a_file_they_are_all_that_the_rules_allow() -> None:
+    games = each_context({"game": "dond", "contexts": None, "split": "all"}, 7)
+    assert [(g.options["counts"], g.options["values"]) for g in games] == [(c.counts, c.values) for c in contexts()]
+    assert len({game.seed for game in games}) == len(games) == 5295
+
+
+def test_a_game_without_a_list_of_contexts_is_refused() -> None:
+    with pytest.raises(UserError, match="each_context"):
+        evaluate.main(configure("env=among_us"))
