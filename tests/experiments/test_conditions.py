@@ -294,7 +294,11 @@ def test_points_of_a_setting_share_a_panel() -> None:
         ([], {"a": {"env": {"players": 9}}}, "conditions.a: env.players must be a whole number from 4 to 7"),
         ([], {"a": {"temperature": -1}}, "conditions.a: temperature=-1.0"),
         ([], {"a": {"cast": {"imposter": "careful"}}}, "conditions.a: cast.imposter=careful: must be a group"),
-        ([], {"a": {"cast": {"imposter": {"player": "nobody"}}}}, "conditions.a: There is no scripted player 'nobody'"),
+        (
+            [],
+            {"a": {"cast": {"imposter": {"player": "nobody"}}}},
+            "conditions.a: cast.imposter: nobody is none of learner",
+        ),
         ([], {"a": {"cast": {"imposter": {"player": "rival"}}}}, "conditions.a: cast: there is no rival in"),
         ([], {"a": {"cast": {"crewmate": {"partners": 7}}}}, "conditions.a: cast.crewmate.partners=7"),
         ([], {"a": {"voices": {"pilot": "base"}}}, "conditions.a: voices.pilot=base: there is no such role"),
