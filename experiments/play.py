@@ -70,6 +70,8 @@ def main(cfg: DictConfig) -> None:
     human = TextAgent("human", lambda seed, role: person)
     opponent = find_player(cfg.opponent, cfg, parts, pick_device(cfg.device), cfg.opponent)
     out = Path(cfg.out)
+    taken = len(list(out.glob("episodes-*.jsonl")))  # by earlier sessions
+    record = out / f"episodes-{taken + 1:03d}.jsonl"
 
     def cast(game: Game, env: Any) -> Mapping[str, Agent]:
         seats: dict[str, Agent] = dict.fromkeys(env.possible_agents, opponent)
@@ -84,7 +86,7 @@ def main(cfg: DictConfig) -> None:
             say(f"\n── a new game ({len(episodes) + 1} of {cfg.games}) " + "─" * 40)
             episodes += rollout([game], cast, make_env, 1)
             say(render_text(episode_to_json(episodes[-1])))
-            write_episodes(out / "episodes.jsonl", episodes)
+            write_episodes(record, episodes)
     except (EOFError, KeyboardInterrupt, UserError) as error:
         out.mkdir(parents=True, exist_ok=True)
         (out / "unfinished.txt").write_text("\n".join(person.log) + "\n", encoding="utf-8")
@@ -92,7 +94,7 @@ def main(cfg: DictConfig) -> None:
         if isinstance(error, UserError):
             raise
         return
-    say(f"recorded: {out / 'episodes.jsonl'}")
+    say(f"recorded: {record}")
 
 
 if __name__ == "__main__":

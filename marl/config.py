@@ -105,11 +105,16 @@ def build(cfg: DictConfig) -> Parts:
     critic = model.pop("critic", "private")
     if critic not in CRITICS:
         raise UserError(f"model.critic={critic}: must be one of {', '.join(CRITICS)}")
+    env, lm, base = settings["env"], make(ModelConfig, model, "model"), make(BaseConfig, settings["base"], "base")
+    if base.data == "none" and lm.kind == "tiny":
+        raise UserError("base=none: a model from scratch knows no word yet; choose base=scripted, or model=hf")
+    if base.data == "human" and env["game"] != "dond":
+        raise UserError(f"base=human: people played Deal or No Deal, not env.game={env['game']}; choose base=scripted")
     return Parts(
-        env=settings["env"],
+        env=env,
         cast=cast_of(settings["cast"]),
-        model=make(ModelConfig, model, "model"),
-        base=make(BaseConfig, settings["base"], "base"),
+        model=lm,
+        base=base,
         algo=make(configs[kind], algo, "algo"),
         rewards=terms(settings["reward"], "reward"),
         losses=losses,

@@ -165,10 +165,6 @@ def base_policy(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(base.seed)  # of the value head
             return Policy(lm, Tokens(tokenizer), privileged_size).to(device).eval(), None
-    if base.data == "none":
-        raise UserError("base=none: a model from scratch knows no word yet; choose base=scripted, or model=hf")
-    if base.data == "human" and env["game"] != "dond":
-        raise UserError(f"base=human: people played Deal or No Deal, not env.game={env['game']}; choose base=scripted")
     if base.data == "human" and not human_data:
         raise UserError(
             "base.data=human needs the human dialogues: give their folder as data.dond=DIR (files data.txt, val.txt, "

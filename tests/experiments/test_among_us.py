@@ -180,6 +180,12 @@ def test_a_warm_start_begins_where_the_other_run_ended(run: Train) -> None:
     assert read_card(warm / "policy")["base"] == read_card(finished / "policy")["base"]
 
 
+def test_a_second_learners_policy_may_start_a_run(run: Train) -> None:
+    two = run(*TWO)
+    made = run(*IMPOSTER, f"init.learner={two / 'rival'}", "algo.iterations=1", "algo.update.learning_rate=0")
+    assert identical(made / "policy", two / "rival") and not identical(made / "policy", two / "policy")
+
+
 def test_a_finished_run_may_be_the_opponent(run: Train) -> None:
     opponent = run(*IMPOSTER)
     made = run(f"cast.imposter.player={opponent}", "algo.iterations=1")
@@ -229,6 +235,7 @@ def strangers(tmp_path_factory: pytest.TempPathFactory) -> Path:
          "algo=filtered_bc trains one learner, and the cast has learner, rival"),
         (["cast.crewmate.partners=5"], "cast.crewmate.partners=5.0: there are only 4 seats of this role"),
         (["cast.crewmate.player=base"], "nobody learns; let one of them be learner or rival"),
+        (["base=human", "data.dond=/nonexistent"], "base=human: people played Deal or No Deal, not env.game=among_us"),
         (["+cast.negotiator.player=learner"], "the game's are crewmate, imposter"),
     ],
 )  # fmt: skip

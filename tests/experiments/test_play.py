@@ -58,7 +58,7 @@ def test_a_game_of_among_us_is_played_and_recorded(
     play.main(configure("env=among_us", f"opponent={opponent}", "games=2", "env.max_steps=40", f"out={tmp_path}"))
     shown = capsys.readouterr().out
     assert "Choose by the number of an option" in shown and "[propose]" not in shown and "env.style=natural" in shown
-    games = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
+    games = [json.loads(line) for line in (tmp_path / "episodes-001.jsonl").read_text().splitlines()]
     assert len(games) == 2 and not (tmp_path / "unfinished.txt").exists()
     for game in games:
         assert sorted(game["players"].values()) == sorted(["human", *[opponent] * 4])
@@ -82,7 +82,7 @@ def test_a_deal_is_negotiated(
     play.main(configure("opponent=scripted", "env.max_entries=6", f"out={tmp_path}"))
     shown = capsys.readouterr().out
     assert "[propose] (1 books, 0 hats, 2 balls)" in shown and "Choose by the number" not in shown
-    (game,) = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
+    (game,) = [json.loads(line) for line in (tmp_path / "episodes-001.jsonl").read_text().splitlines()]
     assert sorted(game["players"].values()) == ["human", "scripted"]
     first = next(turn for turn in game["turns"] if game["players"][turn["agent"]] == "human")
     assert first["error"]  # it had no tag, and was asked for again
@@ -92,4 +92,4 @@ def test_an_unfinished_game_is_kept(typing: Callable[[Iterator[str]], None], tmp
     typing(iter(["1", "1"]))
     play.main(configure("env=among_us", "opponent=random", f"out={tmp_path}"))
     assert (tmp_path / "unfinished.txt").read_text().count("you> ") == 2
-    assert not (tmp_path / "episodes.jsonl").exists()
+    assert not (tmp_path / "episodes-001.jsonl").exists()

@@ -228,6 +228,16 @@ def test_names_follow_from_the_configuration() -> None:
         (["reward.speaking.weight=much"], "reward.speaking.weight=much: must be a number"),
         (["reward.speaking._target_=marl.Nothing"], "there is no such class"),
         (["base=human"], "data.dond=DIR"),
+        (["base=none"], "base=none: a model from scratch knows no word yet"),
+        (["base.data=humans"], "base.data=humans: must be one of scripted, human, none"),
+        (["base.rows=0"], "base.rows=0: must be at least 1"),
+        (["base.dropout=1.0"], "base.dropout=1.0: must lie in"),
+        (["model.kind=small"], "model.kind=small: must be one of tiny, hf"),
+        (["model.layers=0"], "model.layers=0: must be at least 1"),
+        (
+            ["cast.negotiator={player: scripted, partner: learner, partners: 1}"],
+            "eval.cast: learner learns but does not play in evaluation",
+        ),
         (["algo.context=4096"], "model.context=4096 is more than the model can read"),
     ],
 )
