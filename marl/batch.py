@@ -14,7 +14,6 @@ import torch
 from marl.types import Episode, TokenBatch
 
 Seat = tuple[Episode, str]
-NO_ROWS = "no episode has a seat played by {players}: nothing to learn from"
 
 
 def seats_of(episodes: Sequence[Episode], players: Collection[str]) -> list[Seat]:

@@ -23,6 +23,7 @@ from marl.losses import Loss
 from marl.monitor import Progress, episode_metrics, speed_metrics
 from marl.rewards import Reward, add_rewards
 from marl.rollout import GAMES, draw_games, rollout, shuffle_seed
+from marl.speech import INSIDERS
 from marl.types import Episode, Kind, Stream
 from marl.update import Learner, UpdateConfig, update
 
@@ -157,7 +158,7 @@ def train_filtered_bc(
         metrics |= episode_metrics(episodes, {learner.name})
         if kept:
             progress.stage(f"round {iteration + 1}/{config.iterations}: imitation", config.update.epochs * len(kept))
-            batch = collate(kept, {})
+            batch = collate(kept, {}, silent_roles=INSIDERS)
             generator = torch.Generator().manual_seed(shuffle_seed(seed, iteration))
             metrics |= update(
                 learner.policy, learner.reference, batch, losses, learner.optimizer, config.update, generator,

@@ -23,10 +23,9 @@ from marl.losses import Loss
 from marl.monitor import Progress, episode_metrics, speed_metrics
 from marl.rewards import Reward, add_rewards
 from marl.rollout import GAMES, draw_games, rollout, shuffle_seed
+from marl.speech import INSIDERS
 from marl.types import Episode, Kind
 from marl.update import Learner, UpdateConfig, update
-
-KNOWING = ("imposter",)  # roles that know the answers: listening has nothing to teach them
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ def train_ppo(
                 separate_speech=config.credit.separate,
                 imitate=lambda episode, agent: (id(episode), agent) in chosen,  # noqa: B023
                 privileged=lambda episode, agent: episode.privileged.get(agent, ()),
-                silent_roles=KNOWING,
+                silent_roles=INSIDERS,
             )
             batch = add_advantages(batch, config.credit, weights.get("speaking", 0.0))
             learned += int((batch.kind != Kind.PAD).sum())
