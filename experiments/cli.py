@@ -21,7 +21,7 @@ import re
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -63,9 +63,12 @@ class Plan:
     built_in_launcher: bool
 
 
-def command(config_name: str, package: str = "conf") -> Callable[[Task], Callable[..., Any]]:
+def command(
+    config_name: str, package: str = "conf", implies: Mapping[str, str] | None = None
+) -> Callable[[Task], Callable[..., Any]]:
     """Makes `task(cfg)` a command, configured by `config_name`.yaml of `package` and by the overrides in `sys.argv`.
 
+    `implies`: {"data.dond": "base=human"} adds the choice base=human wherever data.dond is given and base is not.
     Called with a configuration, the command runs just the task. Mistakes by the user end the process (SystemExit).
     """
 
@@ -76,6 +79,7 @@ def command(config_name: str, package: str = "conf") -> Callable[[Task], Callabl
                 return task(cfg)
             try:
                 flags, overrides = split_arguments(sys.argv[1:])
+                overrides += implied(overrides, implies or {})
                 plan = check_command_line(config_name, package, flags, overrides)
             except UsageError as error:
                 leave(error, status=2)
@@ -140,6 +144,16 @@ def split_arguments(argv: list[str]) -> tuple[list[str], list[str]]:
     left = list(overrides)
     flags = [a for a in argv if not (a in left and not left.remove(a))]  # type: ignore[func-returns-value]
     return flags, overrides
+
+
+def implied(overrides: list[str], implies: Mapping[str, str]) -> list[str]:
+    """The choices that the overrides bring with them, less those that they make themselves."""
+    given = dict(override.partition("=")[::2] for override in overrides)
+    return [
+        choice
+        for setting, choice in implies.items()
+        if given.get(setting, "null") not in ("null", "") and choice.partition("=")[0] not in given
+    ]
 
 
 def check_command_line(config_name: str, package: str, flags: list[str], overrides: list[str]) -> Plan:

@@ -182,7 +182,7 @@ def by_message_table(entries: Sequence[Metrics]) -> str:
     return format_table(rows, [name for name in names if any(name in row for row in rows.values())])
 
 
-@command("evaluate")
+@command("evaluate", implies={"data.dond": "base=human"})
 def main(cfg: DictConfig) -> None:
     """Plays and prints; with `out=FOLDER` also writes `evaluation.json`, `table.csv` and the transcripts."""
     names = [cfg.players] if isinstance(cfg.players, str) else [str(name) for name in cfg.players]

@@ -61,7 +61,7 @@ from marl.update import Learner, make_optimizer
 SHOWN = 40  # episodes kept of an iteration or an evaluation
 
 
-@command("train")
+@command("train", implies={"data.dond": "base=human"})
 def main(cfg: DictConfig) -> None:
     """One run, from its configuration to its report."""
     parts = build(cfg)

@@ -109,7 +109,8 @@ def build(cfg: DictConfig) -> Parts:
     if base.data == "none" and lm.kind == "tiny":
         raise UserError("base=none: a model from scratch knows no word yet; choose base=scripted, or model=hf")
     if settings["data"]["dond"] and base.data != "human":
-        raise UserError(f"data.dond={settings['data']['dond']}: base={base.data} does not read it; add base=human")
+        folder = settings["data"]["dond"]
+        raise UserError(f"data.dond={folder}: base={base.data} does not read it; drop one, or take base=human")
     if base.data == "human" and env["game"] != "dond":
         raise UserError(f"base=human: people played Deal or No Deal, not env.game={env['game']}; choose base=scripted")
     return Parts(

@@ -101,7 +101,7 @@ class Cli:
         self.capsys.readouterr()
         status = 0
         try:
-            command(config, package="toy_conf")(task)()
+            command(config, package="toy_conf", implies={"note": "ablation=full"})(task)()
         except SystemExit as leaving:
             status = int(leaving.code or 0)
         captured = self.capsys.readouterr()
@@ -111,8 +111,23 @@ class Cli:
 # ---- what runs -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("overrides", "weight"),
+    [
+        ([], 0.5),
+        (["note=data"], 1.0),  # the toy command says: note implies ablation=full
+        (["note=null"], 0.5),
+        (["note=data", "ablation=none"], 0.5),
+        (["-m", "note=data", "ablation=none"], 0.5),
+    ],
+)
+def test_a_setting_can_bring_a_choice_with_it(cli: Cli, overrides: list[str], weight: float) -> None:
+    [cfg] = cli(*overrides).jobs
+    assert cfg.reward.speaking.weight == weight
+
+
 def test_a_run_gets_the_composed_configuration(cli: Cli) -> None:
-    result = cli("seed=3", "ablation=full", "+extra=1", "~loss.listening", "label=a-b", "note=2", "sizes=[1]")
+    result = cli("seed=3", "+extra=1", "~loss.listening", "label=a-b", "note=2", "sizes=[1]")
     assert (result.status, result.err, result.out) == (0, "", "")
     [cfg] = result.jobs
     assert OmegaConf.to_container(cfg, resolve=True) == {

@@ -228,7 +228,7 @@ def test_names_follow_from_the_configuration() -> None:
         (["reward.speaking.weight=much"], "reward.speaking.weight=much: must be a number"),
         (["reward.speaking._target_=marl.Nothing"], "there is no such class"),
         (["base=human"], "data.dond=DIR"),
-        (["data.dond=somewhere"], "data.dond=somewhere: base=scripted does not read it; add base=human"),
+        (["data.dond=somewhere"], "data.dond=somewhere: base=scripted does not read it; drop one, or take"),
         (["base=none"], "base=none: a model from scratch knows no word yet"),
         (["base.data=humans"], "base.data=humans: must be one of scripted, human, none"),
         (["base.rows=0"], "base.rows=0: must be at least 1"),
