@@ -43,7 +43,7 @@ TABLE = {
         "belief/first_accuracy", "belief/first_log_loss", "belief/first_brier", "belief/last_accuracy",
         "belief/last_log_loss", "belief/last_brier", "belief/gain_over_start", "speech/belief_change",
         "speech/belief_change/names_imposter", "speech/belief_change/names_other", "speech/belief_change/names_nobody",
-        "speech/belief_change/toward_truth", "talk/names", "talk/names_imposter", "talk/naming_true",
+        "speech/belief_change/toward_truth", "speech/pull", "talk/names", "talk/names_imposter", "talk/naming_true",
         "talk/naming_chance", "talk/accuses", "talk/accusing_true", "talk/accusing_chance",
         "talk/knower_names_imposter", "talk/messages", "talk/words_per_message", "talk/forms", "errors/per_turn",
     ),

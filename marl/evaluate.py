@@ -214,9 +214,14 @@ def naming_effects(
 
     `speech/belief_change/toward_truth`: all messages, imposters' too; 0 for speech that carries no information.
     Crewmates' alone, by whom they name: `speech/belief_change/names_imposter`, `/names_other` (living others, none of
-    them an imposter) and `/names_nobody`. The same of `speech/log_belief_change`.
+    them an imposter) and `/names_nobody`. The same of `speech/log_belief_change`. `speech/pull`: what a message that
+    speaks against one player alone, rightly or not, did to a crewmate's belief that it is that one.
     """
-    values: dict[str, Valued] = {}
+    values: dict[str, Valued] = {"speech/pull": []}
+    for game, (episode, record) in enumerate(zip(episodes, records, strict=True)):
+        for message in record.messages:
+            if len(message.accused) == 1 and _counts(message.turn, episode, players):
+                values["speech/pull"] += [(game, change) for change in pulls(episode, message)]
     for name, of in CHANGES.items():
         for game, (episode, record) in enumerate(zip(episodes, records, strict=True)):
             changes = belief_changes(episode, of)
@@ -229,6 +234,23 @@ def naming_effects(
                     kind = "imposter" if message.meets(message.named) else "other" if message.named else "nobody"
                     values.setdefault(f"{name}/names_{kind}", []).append((game, float(change)))
     return _shares(values, rng)
+
+
+def pulls(episode: Episode, message: Message) -> list[float]:
+    """Of each crewmate asked before and after the message: the change of its belief in the one player accused."""
+    [accused] = message.accused
+    changes = []
+    for after in episode.beliefs:
+        if after.role in INSIDERS or after.listener == message.turn.agent or after.step != message.turn.step + 1:
+            continue
+        asked = [b for b in episode.beliefs if b.listener == after.listener and b.step < after.step]
+        if asked and all(accused.lower() in map(str.lower, b.question.candidates) for b in (asked[-1], after)):
+            before, now = (
+                float(b.probs[[c.lower() for c in b.question.candidates].index(accused.lower())])
+                for b in (asked[-1], after)
+            )
+            changes.append(now - before)
+    return changes
 
 
 def form_metrics(episodes: Sequence[Episode], players: Collection[str] | None) -> Metrics:

@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -41,8 +41,9 @@ from marl.types import Episode, Kind, Turn
 from marl.update import UpdateConfig, forward, micro_batches, update
 
 FORMAT = 2  # raised when the same settings would make another base
-CORPUS, TOKENIZER, HELD_OUT = 101, 102, 103  # named places of the seed
+CORPUS, TOKENIZER, HELD_OUT, LISTENING = 101, 102, 103, 104  # named places of the seed
 DATA, KINDS = ("scripted", "human", "none"), ("tiny", "hf")
+BETAS = (0.9, 0.95)  # of AdamW
 ORDERS = tuple(itertools.permutations(range(3), 3))
 CHUNK = 512  # seats among which batches of equal length are sought
 
@@ -80,7 +81,8 @@ class BaseConfig:
     game's test contexts are not learned from (without it, a base is only fit for contexts of another origin).
     `dropout`: of the embeddings and of what each block adds to them, while the base learns (Llama-family models).
     `vary`: game settings that change from game to game, so that one base serves them all (the objective, which neither
-    scripts nor the human data know).
+    scripts nor the human data know). `listening_steps`: of a second stage over games of scripted players, in which
+    listening leads, with AdamW and `listening_rate`; the other terms weigh `anchor` times what they did.
     """
 
     data: str = "scripted"
@@ -102,20 +104,25 @@ class BaseConfig:
     imitation: float = 1.0
     world_model: float = 0.1
     listening: float = 0.5
+    listening_steps: int = 0
+    listening_rate: float = 1e-3
+    anchor: float = 0.02
 
     def __post_init__(self) -> None:
         if self.data not in DATA:
             raise UserError(f"base.data={self.data}: must be one of {', '.join(DATA)}")
-        for name in ("games", "epochs", "rows"):
-            if getattr(self, name) < 1:
-                raise UserError(f"base.{name}={getattr(self, name)}: must be at least 1")
+        for name, least in (("games", 1), ("epochs", 1), ("rows", 1), ("listening_steps", 0), ("anchor", 0)):
+            if getattr(self, name) < least:
+                raise UserError(f"base.{name}={getattr(self, name)}: must be at least {least}")
+        if self.listening_steps and self.data != "scripted":
+            raise UserError(f"base.listening_steps={self.listening_steps}: only scripted players answer; must be 0")
         if not 0 <= self.dropout < 1:
             raise UserError(f"base.dropout={self.dropout}: must lie in [0, 1)")
 
-    def losses(self) -> dict[str, Loss]:
+    def losses(self, anchor: float = 1.0) -> dict[str, Loss]:
         terms: dict[str, Loss] = {
-            "imitation": ImitationLoss(self.imitation),
-            "world_model": WorldModelLoss(self.world_model),
+            "imitation": ImitationLoss(self.imitation * anchor),
+            "world_model": WorldModelLoss(self.world_model * anchor),
             "listening": ListeningLoss(self.listening),
         }
         if self.claim:
@@ -127,6 +134,7 @@ class BaseConfig:
         default = BaseConfig()
         unused = {name for name in ("players", "hold_out", "dropout") if getattr(self, name) == getattr(default, name)}
         unused |= set() if self.data == "human" else {"permute_items", "deals_only", "claim", "hold_out"}
+        unused |= set() if self.listening_steps else {"listening_steps", "listening_rate", "anchor"}
         return {name: value for name, value in asdict(self).items() if name not in unused}
 
 
@@ -238,8 +246,23 @@ def _train(
     else:
         held_out = scripted_seats(game, games[0], tokens, draw_games(base.seed, HELD_OUT, count=256), base.players)
         steps = math.ceil(len(games[0]().possible_agents) * base.games / base.rows)
-        draw = _fresh(game, games, tokens, base)
-    fit(policy, draw, steps, base, lambda done: progress("base", done, steps))
+        draw = _batches(_chunks(game, games, tokens, base, CORPUS), base, CORPUS)
+    with dropout(policy, base.dropout, torch.Generator().manual_seed(base.seed)):
+        learn = MuonAndAdamW(policy, base.learning_rate, base.weight_decay)
+        fit(policy, draw, steps, base, base.losses(), learn, lambda done: progress("base", done, steps))
+        if base.listening_steps:
+            # Beside terms at equal weight listening is hardly learned: Adam scales a step by the whole gradient's size,
+            # and what random players do next fills that with noise.
+            asked = (
+                [(episode, agent) for episode, agent in seats if any(b.listener == agent for b in episode.beliefs)]
+                for seats in _chunks(game, games, tokens, base, LISTENING)
+            )
+            draw = _batches(asked, base, LISTENING)
+            listen = torch.optim.AdamW(policy.parameters(), base.listening_rate, betas=BETAS, weight_decay=0.0)
+            fit(
+                policy, draw, base.listening_steps, base, base.losses(base.anchor), listen,
+                lambda done: progress("base, listening", done, base.listening_steps),
+            )  # fmt: skip
     figures = held_out_figures(policy, held_out)
     if human:
         figures |= {f"test_{name}": value for name, value in held_out_figures(policy, test).items()}
@@ -346,20 +369,25 @@ def _seat(steps: Sequence[Step], tokens: Tokens, index: int) -> Seat:
 
 
 def fit(
-    policy: Policy, draw: Iterator[list[Seat]], steps: int, base: BaseConfig, progress: Callable[[int], None]
+    policy: Policy,
+    draw: Iterator[list[Seat]],
+    steps: int,
+    base: BaseConfig,
+    losses: Mapping[str, Loss],
+    optimizer: MuonAndAdamW | torch.optim.Optimizer,
+    progress: Callable[[int], None],
 ) -> None:
-    """Supervised steps with a warm-up and a cosine to a tenth of the learning rate."""
-    optimizer = MuonAndAdamW(policy, base.learning_rate, base.weight_decay)
+    """Supervised steps with a warm-up and a cosine to a tenth of the optimiser's learning rate."""
     config = UpdateConfig(minibatches=1, max_grad_norm=1.0, bf16=base.bf16)
-    losses = base.losses()
-    with dropout(policy, base.dropout, torch.Generator().manual_seed(base.seed)):
-        for step in range(steps):
-            part = step / max(steps, 1)
-            scale = min(1.0, (step + 1) / max(base.warmup * steps, 1)) * (0.55 + 0.45 * math.cos(math.pi * part))
-            optimizer.set_learning_rate(base.learning_rate * scale)
-            shuffle = torch.Generator().manual_seed(step)
-            update(policy, None, collate(next(draw), {}), losses, optimizer, config, shuffle)
-            progress(step + 1)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for step in range(steps):
+        part = step / max(steps, 1)
+        scale = min(1.0, (step + 1) / max(base.warmup * steps, 1)) * (0.55 + 0.45 * math.cos(math.pi * part))
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * scale
+        shuffle = torch.Generator().manual_seed(step)
+        update(policy, None, collate(next(draw), {}), losses, optimizer, config, shuffle)
+        progress(step + 1)
 
 
 @contextmanager
@@ -393,12 +421,12 @@ class MuonAndAdamW:
         others = [p for p in policy.parameters() if id(p) not in chosen]
         self.parts: tuple[torch.optim.Optimizer, ...] = (
             torch.optim.Muon(inside, learning_rate, weight_decay, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(others, learning_rate, weight_decay=weight_decay, betas=(0.9, 0.95)),
+            torch.optim.AdamW(others, learning_rate, weight_decay=weight_decay, betas=BETAS),
         )
 
-    def set_learning_rate(self, learning_rate: float) -> None:
-        for part in self.parts:
-            part.param_groups[0]["lr"] = learning_rate
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [group for part in self.parts for group in part.param_groups]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         for part in self.parts:
@@ -435,13 +463,20 @@ def scripted_seats(
     return seats_of(episodes, {agent.name})
 
 
-def _fresh(game: str, variants: Sequence[Callable[[], Any]], tokens: Tokens, base: BaseConfig) -> Iterator[list[Seat]]:
-    """Batches of scripted games that are played as they are needed."""
+def _chunks(
+    game: str, variants: Sequence[Callable[[], Any]], tokens: Tokens, base: BaseConfig, place: int
+) -> Iterator[list[Seat]]:
+    """Scripted games, played as they are needed, about CHUNK seats at a time."""
     size = len(variants[0]().possible_agents)
     for chunk in itertools.count():
-        games = draw_games(base.seed, CORPUS, chunk, count=CHUNK // size)
-        seats = scripted_seats(game, variants[chunk % len(variants)], tokens, games, base.players)
-        yield from batches(seats, base.rows, np.random.default_rng([base.seed, CORPUS, chunk]))
+        games = draw_games(base.seed, place, chunk, count=CHUNK // size)
+        yield scripted_seats(game, variants[chunk % len(variants)], tokens, games, base.players)
+
+
+def _batches(chunks: Iterable[Sequence[Seat]], base: BaseConfig, place: int) -> Iterator[list[Seat]]:
+    """Batches of the seats of each chunk."""
+    for chunk, seats in enumerate(chunks):
+        yield from batches(seats, base.rows, np.random.default_rng([base.seed, place, chunk]))
 
 
 def _epochs(folder: str, games: Sequence[Callable[[], Any]], tokens: Tokens, base: BaseConfig) -> Iterator[list[Seat]]:

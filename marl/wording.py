@@ -74,6 +74,9 @@ WORDING = {
     "speech/belief_change/names_other": Wording("… that names others only", "crewmates' messages"),
     "speech/belief_change/names_nobody": Wording("… that names nobody", "crewmates' messages"),
     "speech/belief_change/toward_truth": Wording("… of anybody", "imposters' too; 0 for speech without information"),
+    "speech/pull": Wording(
+        "What an accusation does", "probability that a listener adds to whom it accuses, rightly or not"
+    ),
     "speech/log_belief_change": Wording("The same in nats", "log-probability of the truth that a message adds"),
     "speech/log_belief_change/names_imposter": Wording("… that names the imposter, nats", "crewmates' messages"),
     "speech/log_belief_change/names_other": Wording("… that names others only, nats", "crewmates' messages"),
@@ -109,7 +112,8 @@ HEADLINE = {
     "among_us": (
         "game/win_rate/crewmates", "vote/imposter", "vote/chance", "vote/skip", "belief/accuracy",
         "belief/last_accuracy", "belief/chance_accuracy", "belief/last_log_loss", "belief/gain_over_start",
-        "speech/belief_change", "speech/belief_change/names_imposter", "speech/belief_change/names_other",
+        "speech/pull", "speech/belief_change",
+        "speech/belief_change/names_imposter", "speech/belief_change/names_other",
         "talk/names", "talk/names_imposter", "talk/naming_true", "talk/naming_chance", "talk/forms", "game/meetings",
     ),
 }  # fmt: skip

@@ -187,10 +187,10 @@ def accused(message: str) -> list[str]:
     return [s.who for s in understand(message) if s.topic in ACCUSING]
 
 
-ANSWERS = 4  # true ones, and as many credulous ones, that random players give to a recorded belief question
+ANSWERS = 8  # that random players give to a recorded belief question: several make the lesson less noisy
 
 
-def credulous(messages: Sequence[str], candidates: Sequence[str], pull: float = 1.6, decay: float = 0.9) -> list[float]:
+def credulous(messages: Sequence[str], candidates: Sequence[str], pull: float = 2.5, decay: float = 0.9) -> list[float]:
     """The belief of somebody who knows nothing and half believes accusations, oldest message first; sums to one.
 
     Each accusation adds `pull` to a name's logit, which fades by `decay` with every message after it.
@@ -375,13 +375,9 @@ class RandomPlayer(Memory):
         return self.rng.choice(options)
 
     def answers(self, question: Question) -> list[str]:
-        """To a belief question, several: half are the truth, half what somebody credulous believes of what was said.
-
-        A model that is taught such answers learns to infer what can be inferred, as a listening loss would teach it,
-        and to believe accusations a little, true or not. Several make the lesson less noisy.
-        """
+        """To a belief question, several, drawn from what somebody credulous believes of what was said, true or not."""
         belief = credulous([said.message for said in self.said], question.candidates)
-        return [question.answer] * ANSWERS + self.rng.choices(question.candidates, belief, k=ANSWERS)
+        return self.rng.choices(question.candidates, belief, k=ANSWERS)
 
 
 class CarefulCrewmate(Memory):

@@ -332,6 +332,8 @@ def test_a_discussion_by_hand() -> None:
             "speech/belief_change/names_imposter": 0.4,
             "speech/belief_change/names_other": -0.2,
             "speech/belief_change/names_nobody": 0.05,
+            # Toward Red, whom Green accuses, +.3 of Blue and +.1 of Pink; toward Green, whom Blue accuses, of Pink.
+            "speech/pull": (0.3 + 0.1 + (0.85 - 0.65) / 3) / 3,
         }
     )  # fmt: skip
     assert found["speech/log_belief_change/names_imposter"].mean == pytest.approx(math.log(0.55 / 0.25 * 0.35 / 0.25))
