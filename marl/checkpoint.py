@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -51,6 +52,27 @@ def verify_folder(folder: Path) -> str:
         return f"{folder}: checksums.json cannot be read ({error})"
     wrong = [name for name, digest in sums.items() if not (folder / name).is_file() or _sha256(folder / name) != digest]
     return f"{folder}: damaged file {', '.join(wrong)}" if wrong else ""
+
+
+def make_once(path: Path, make: Callable[[], object], report: Callable[[str], None] = print) -> None:
+    """Calls `make` to make `path`, unless it is there; of several processes one does so, and the others wait for it.
+
+    `path` must appear in one step, whole. Where a process fails or dies before that, one that waited makes it.
+    """
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path.with_name(f".{path.name}.lock"))  # the system frees it when its holder dies
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        report(f"waiting for another process, which is making {path}")
+        lock.acquire(poll_interval=0.5)
+    try:
+        if not path.exists():
+            make()
+    finally:
+        lock.release()
 
 
 def write_json(path: Path, data: Any) -> None:

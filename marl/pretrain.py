@@ -6,6 +6,7 @@ Trained once on dialogues of scripted players (or of people) and cached by a has
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
 import json
@@ -25,13 +26,14 @@ from envs.core import END, TurnKind
 from envs.dond_v0 import MESSAGE, Context, in_test
 from marl.agents import Player, TextAgent, beliefs_of
 from marl.batch import Seat, collate, seats_of
-from marl.checkpoint import load_policy, read_card, save_policy
+from marl.checkpoint import load_policy, make_once, read_card, save_policy
 from marl.errors import UserError, check_writable
 from marl.games import env_maker, game_module, scripted, scripts_module
 from marl.human_dond import HumanSplit, HumanView, Split, Step, permuted, read_split, replay_all
 from marl.losses import Loss
 from marl.losses.claim import ClaimLoss
 from marl.losses.imitation import ImitationLoss
+from marl.losses.kl import KLLoss
 from marl.losses.listening import ListeningLoss
 from marl.losses.world_model import WorldModelLoss
 from marl.policy import Policy, load_lm, load_tokenizer, tiny_lm
@@ -81,8 +83,8 @@ class BaseConfig:
     game's test contexts are not learned from (without it, a base is only fit for contexts of another origin).
     `dropout`: of the embeddings and of what each block adds to them, while the base learns (Llama-family models).
     `vary`: game settings that change from game to game, so that one base serves them all (the objective, which neither
-    scripts nor the human data know). `listening_steps`: of a second stage over games of scripted players, in which
-    listening leads, with AdamW and `listening_rate`; the other terms weigh `anchor` times what they did.
+    scripts nor the human data know). `listening_steps`: of a second stage over games of scripted players, which trains
+    listening alone with AdamW and `listening_rate`; KL to the first stage's model, weight `anchor`, keeps what it does.
     """
 
     data: str = "scripted"
@@ -106,7 +108,7 @@ class BaseConfig:
     listening: float = 0.5
     listening_steps: int = 0
     listening_rate: float = 1e-3
-    anchor: float = 0.02
+    anchor: float = 1.0
 
     def __post_init__(self) -> None:
         if self.data not in DATA:
@@ -119,10 +121,10 @@ class BaseConfig:
         if not 0 <= self.dropout < 1:
             raise UserError(f"base.dropout={self.dropout}: must lie in [0, 1)")
 
-    def losses(self, anchor: float = 1.0) -> dict[str, Loss]:
+    def losses(self) -> dict[str, Loss]:
         terms: dict[str, Loss] = {
-            "imitation": ImitationLoss(self.imitation * anchor),
-            "world_model": WorldModelLoss(self.world_model * anchor),
+            "imitation": ImitationLoss(self.imitation),
+            "world_model": WorldModelLoss(self.world_model),
             "listening": ListeningLoss(self.listening),
         }
         if self.claim:
@@ -196,11 +198,15 @@ def base_policy(
     }
     digest = _digest(json.dumps(made_of, sort_keys=True))
     folder = cache / f"{env['game']}-{base.data}-{digest}"
-    if not folder.exists():
-        check_writable(cache, "cache")
+
+    def make() -> None:
         report(f"training the base model on {base.data} dialogues (once; kept in {folder})")
         policy, figures = _train(model, base, env, games, human_data, device, progress, report)
         save_policy(folder, policy, {"made_of": made_of, "figures": figures, "game": env["game"]})
+
+    if not folder.exists():
+        check_writable(cache, "cache")
+        make_once(folder, make, report)
     figures = read_card(folder)["figures"]
     report("base model: " + ", ".join(f"{name} {value:.3g}" for name, value in figures.items()))
     return load_policy(folder, device, privileged_size), folder
@@ -250,19 +256,20 @@ def _train(
     with dropout(policy, base.dropout, torch.Generator().manual_seed(base.seed)):
         learn = MuonAndAdamW(policy, base.learning_rate, base.weight_decay)
         fit(policy, draw, steps, base, base.losses(), learn, lambda done: progress("base", done, steps))
-        if base.listening_steps:
-            # Beside terms at equal weight listening is hardly learned: Adam scales a step by the whole gradient's size,
-            # and what random players do next fills that with noise.
-            asked = (
-                [(episode, agent) for episode, agent in seats if any(b.listener == agent for b in episode.beliefs)]
-                for seats in _chunks(game, games, tokens, base, LISTENING)
-            )
-            draw = _batches(asked, base, LISTENING)
-            listen = torch.optim.AdamW(policy.parameters(), base.listening_rate, betas=BETAS, weight_decay=0.0)
-            fit(
-                policy, draw, base.listening_steps, base, base.losses(base.anchor), listen,
-                lambda done: progress("base, listening", done, base.listening_steps),
-            )  # fmt: skip
+    if base.listening_steps:
+        # Beside imitation listening is hardly learned: Adam scales a step by the size of the whole gradient, which
+        # random play fills with noise. The gradient of KL to what was learned has none, and is 0 at first.
+        asked = (
+            [(episode, agent) for episode, agent in seats if any(b.listener == agent for b in episode.beliefs)]
+            for seats in _chunks(game, games, tokens, base, LISTENING)
+        )
+        draw = _batches(asked, base, LISTENING)
+        terms: dict[str, Loss] = {"listening": ListeningLoss(), "kl": KLLoss(base.anchor, over="both")}
+        listen = torch.optim.AdamW(policy.parameters(), base.listening_rate, betas=BETAS, weight_decay=0.0)
+        fit(
+            policy, draw, base.listening_steps, base, terms, listen,
+            lambda done: progress("base, listening", done, base.listening_steps), copy.deepcopy(policy),
+        )  # fmt: skip
     figures = held_out_figures(policy, held_out)
     if human:
         figures |= {f"test_{name}": value for name, value in held_out_figures(policy, test).items()}
@@ -376,6 +383,7 @@ def fit(
     losses: Mapping[str, Loss],
     optimizer: MuonAndAdamW | torch.optim.Optimizer,
     progress: Callable[[int], None],
+    reference: Policy | None = None,
 ) -> None:
     """Supervised steps with a warm-up and a cosine to a tenth of the optimiser's learning rate."""
     config = UpdateConfig(minibatches=1, max_grad_norm=1.0, bf16=base.bf16)
@@ -386,7 +394,7 @@ def fit(
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * scale
         shuffle = torch.Generator().manual_seed(step)
-        update(policy, None, collate(next(draw), {}), losses, optimizer, config, shuffle)
+        update(policy, reference, collate(next(draw), {}), losses, optimizer, config, shuffle)
         progress(step + 1)
 
 

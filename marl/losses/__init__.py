@@ -11,7 +11,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from marl.types import TokenBatch
+from marl.types import Kind, TokenBatch
+
+OVER = ("choice", "speech", "both")  # which reply tokens a term is about
 
 
 @dataclass
@@ -44,3 +46,10 @@ class Loss(Protocol):
     def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
         """Values and a bool mask of the same shape."""
         ...
+
+
+def replies(batch: TokenBatch, over: str) -> Tensor:
+    """The reply tokens of this sort (one of OVER), (B, T) bool."""
+    if over == "both":
+        return batch.reply
+    return batch.kind == {"choice": Kind.CHOICE, "speech": Kind.SPEECH}[over]

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from marl.errors import UserError
-from marl.losses import Outputs
-from marl.types import Kind, TokenBatch
-
-OVER = ("choice", "speech", "both")
+from marl.losses import OVER, Outputs, replies
+from marl.types import TokenBatch
 
 
 @dataclass(frozen=True)
@@ -26,5 +24,4 @@ class EntropyLoss:
             raise UserError(f"loss.entropy.over={self.over}: must be one of {', '.join(OVER)}")
 
     def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
-        masks = {"choice": batch.kind == Kind.CHOICE, "speech": batch.kind == Kind.SPEECH, "both": batch.reply}
-        return -outputs.entropy, masks[self.over]
+        return -outputs.entropy, replies(batch, self.over)

@@ -1,4 +1,4 @@
-"""KL of speech to the frozen reference, which keeps the language.
+"""KL of replies, speech unless set otherwise, to the frozen reference, which keeps the language.
 
 With d = log pi - log reference at a sampled token. As a loss the value's own gradient counts: k2 has the gradient of
 KL(pi || reference) on policy, k3 that of KL(reference || pi) in expectation, k1's is zero in expectation, so it can be
@@ -12,27 +12,33 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from marl.errors import UserError
-from marl.losses import Outputs
-from marl.types import Kind, TokenBatch
+from marl.losses import OVER, Outputs, replies
+from marl.types import TokenBatch
 
 ESTIMATORS = ("k1", "k2", "k3", "squared")
 
 
 @dataclass(frozen=True)
 class KLLoss:
-    """An estimate of the KL divergence at every speech token. Needs `reference_logprobs`."""
+    """An estimate of the KL divergence at reply tokens. Needs `reference_logprobs`.
+
+    `over`: speech (as published), choices, or both.
+    """
 
     weight: float = 0.05
     estimator: str = "k2"
+    over: str = "speech"
     reads: str = "reply"
 
     def __post_init__(self) -> None:
         if self.estimator not in ESTIMATORS:
             raise UserError(f"loss.kl.estimator={self.estimator}: must be one of {', '.join(ESTIMATORS)}")
+        if self.over not in OVER:
+            raise UserError(f"loss.kl.over={self.over}: must be one of {', '.join(OVER)}")
         if self.estimator == "k1" and self.weight:
             raise UserError("loss.kl.estimator=k1 has no gradient toward the reference: use k2, or loss.kl.weight=0")
 
     def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
         d = outputs.logprobs - batch.reference_logprobs  # (B, T)
         values = {"k1": d, "k2": 0.5 * d**2, "k3": (-d).exp() - 1 + d, "squared": d**2}[self.estimator]
-        return values, batch.kind == Kind.SPEECH
+        return values, replies(batch, self.over)

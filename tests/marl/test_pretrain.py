@@ -23,8 +23,8 @@ def small(**changes: Any) -> BaseConfig:
     return BaseConfig(**{"games": 4, "rows": 4, "world_model": 1.0, "listening": 2.0, **changes})
 
 
-def test_a_second_stage_lets_listening_lead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its steps see rows that were asked, and its terms weigh what they should; the first stage stays as it was."""
+def test_a_second_stage_trains_listening_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sees rows that were asked, learns no reply, and holds to the first stage's model, which is as it was."""
     steps: list[tuple[dict[str, float], int, int]] = []
     real = pretrain.update
 
@@ -43,7 +43,7 @@ def test_a_second_stage_lets_listening_lead(tmp_path: Path, monkeypatch: pytest.
     assert count == 5 and first != second and sum(text.startswith("training the base") for text in said) == 2
     assert [weights for weights, _, _ in steps[count:]] == [
         *[{"imitation": 1.0, "world_model": 1.0, "listening": 2.0}] * count,
-        *[{"imitation": 0.1, "world_model": 0.1, "listening": 2.0}] * 3,
+        *[{"listening": 1.0, "kl": 0.1}] * 3,
     ]
     assert [weights for weights, _, _ in steps[:count]] == [weights for weights, _, _ in steps[count : 2 * count]]
     assert all(rows == asked for _, rows, asked in steps[2 * count :]), "rows without a question teach no listening"
