@@ -108,7 +108,7 @@ class BaseConfig:
     listening: float = 0.5
     listening_steps: int = 0
     listening_rate: float = 1e-3
-    anchor: float = 1.0
+    anchor: float = 10.0
 
     def __post_init__(self) -> None:
         if self.data not in DATA:
@@ -259,8 +259,8 @@ def _train(
     if base.listening_steps:
         # Beside imitation listening is hardly learned: Adam scales a step by the size of the whole gradient, which
         # random play fills with noise. The gradient of KL to what was learned has none, and is 0 at first.
-        asked = (
-            [(episode, agent) for episode, agent in seats if any(b.listener == agent for b in episode.beliefs)]
+        asked = (  # of all seats of these games: what an imposter does must not drift either, though nobody asks it
+            [(episode, agent) for episode, agent in seats if episode.beliefs]
             for seats in _chunks(game, games, tokens, base, LISTENING)
         )
         draw = _batches(asked, base, LISTENING)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from marl import pretrain
-from marl.batch import Seat
+from marl.batch import Seat, collate
 from marl.errors import UserError
 from marl.pretrain import BaseConfig, ModelConfig, base_policy, fit
 from marl.rollout import draw_games
@@ -24,15 +24,21 @@ def small(**changes: Any) -> BaseConfig:
 
 
 def test_a_second_stage_trains_listening_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It sees rows that were asked, learns no reply, and holds to the first stage's model, which is as it was."""
-    steps: list[tuple[dict[str, float], int, int]] = []
+    """It sees games in which somebody was asked, learns no reply, and holds to the first stage's model."""
+    steps: list[tuple[dict[str, float], list[Seat]]] = []
     real = pretrain.update
 
     def spy(policy: Any, reference: Any, batch: TokenBatch, losses: Any, *rest: Any) -> dict[str, float]:
-        weights = {name: loss.weight for name, loss in losses.items()}
-        steps.append((weights, batch.shape[0], len(set(batch.row.tolist()))))
+        steps.append(({name: loss.weight for name, loss in losses.items()}, seats[-1]))
         return real(policy, reference, batch, losses, *rest)
 
+    seats: list[list[Seat]] = []
+
+    def note(batch: list[Seat], rewards: dict[str, float]) -> TokenBatch:
+        seats.append(batch)
+        return collate(batch, rewards)
+
+    monkeypatch.setattr(pretrain, "collate", note)
     monkeypatch.setattr(pretrain, "update", spy)
     monkeypatch.setattr(pretrain, "CHUNK", 20)
     monkeypatch.setattr(pretrain, "draw_games", lambda *path, count: draw_games(*path, count=min(count, 20)))
@@ -41,13 +47,15 @@ def test_a_second_stage_trains_listening_alone(tmp_path: Path, monkeypatch: pyte
     count = len(steps)
     both, second = base_policy(MODEL, small(listening_steps=3, anchor=0.1), ENV, cache=tmp_path, report=said.append)
     assert count == 5 and first != second and sum(text.startswith("training the base") for text in said) == 2
-    assert [weights for weights, _, _ in steps[count:]] == [
+    assert [weights for weights, _ in steps[count:]] == [
         *[{"imitation": 1.0, "world_model": 1.0, "listening": 2.0}] * count,
         *[{"listening": 1.0, "kl": 0.1}] * 3,
     ]
-    assert [weights for weights, _, _ in steps[:count]] == [weights for weights, _, _ in steps[count : 2 * count]]
-    assert all(rows == asked for _, rows, asked in steps[2 * count :]), "rows without a question teach no listening"
-    assert not all(rows == asked for _, rows, asked in steps[:count])
+    assert [weights for weights, _ in steps[:count]] == [weights for weights, _ in steps[count : 2 * count]]
+    assert all(episode.beliefs for _, batch in steps[2 * count :] for episode, _ in batch), "without a question"
+    assert not all(episode.beliefs for _, batch in steps[:count] for episode, _ in batch)
+    roles = {episode.roles[agent] for _, batch in steps[2 * count :] for episode, agent in batch}
+    assert roles == {"crewmate", "imposter"}, "what imposters do would drift"
     assert any(not torch.equal(a, b) for a, b in zip(plain.parameters(), both.parameters(), strict=True))
     count = len(steps)
     again, folder = base_policy(MODEL, small(listening_steps=3, anchor=0.1), ENV, cache=tmp_path, report=said.append)
