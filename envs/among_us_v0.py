@@ -43,6 +43,7 @@ DIRECTIONS = {"north": (0, -1), "south": (0, 1), "west": (-1, 0), "east": (1, 0)
 MIN_PLAYERS, MAX_PLAYERS = 4, len(NAMES)
 MAX_SIDE = 5  # rooms
 MAX_TASKS = 10
+PAYMENT = ("shaping", "loser_reward")  # settings that no player reads of
 
 Room = tuple[int, int]  # x from the west, y from the north
 

@@ -38,6 +38,7 @@ from marl.losses.listening import ListeningLoss
 from marl.losses.world_model import WorldModelLoss
 from marl.policy import Policy, load_lm, load_tokenizer, tiny_lm
 from marl.rollout import Game, draw_games, rollout
+from marl.speech import INSIDERS
 from marl.tokens import Tokens, View, train_tokenizer
 from marl.types import Episode, Kind, Turn
 from marl.update import UpdateConfig, forward, micro_batches, update
@@ -182,7 +183,7 @@ def base_policy(
         )
     games = variants(env, base.vary)
     human = data_files(Path(human_data)) if base.data == "human" and human_data else None
-    unused = {*base.vary}
+    unused = {*base.vary, *getattr(game_module(env["game"]), "PAYMENT", ())}
     if human_data and human:
         unused |= {"contexts", "split"}  # people played contexts of their own
         texts = recorded(human_data, "val", games).texts
@@ -259,8 +260,8 @@ def _train(
     if base.listening_steps:
         # Beside imitation listening is hardly learned: Adam scales a step by the size of the whole gradient, which
         # random play fills with noise. The gradient of KL to what was learned has none, and is 0 at first.
-        asked = (  # of all seats of these games: what an imposter does must not drift either, though nobody asks it
-            [(episode, agent) for episode, agent in seats if episode.beliefs]
+        asked = (  # and the imposters of the same games: what they do must not drift either
+            [s for s in seats if s[0].beliefs and (s[0].roles[s[1]] in INSIDERS or was_asked(s))]
             for seats in _chunks(game, games, tokens, base, LISTENING)
         )
         draw = _batches(asked, base, LISTENING)
@@ -479,6 +480,12 @@ def _chunks(
     for chunk in itertools.count():
         games = draw_games(base.seed, place, chunk, count=CHUNK // size)
         yield scripted_seats(game, variants[chunk % len(variants)], tokens, games, base.players)
+
+
+def was_asked(seat: Seat) -> bool:
+    """Whether the seat has beliefs."""
+    episode, agent = seat
+    return any(belief.listener == agent for belief in episode.beliefs)
 
 
 def _batches(chunks: Iterable[Sequence[Seat]], base: BaseConfig, place: int) -> Iterator[list[Seat]]:

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from marl import pretrain
 from marl.checkpoint import make_once, verify_folder
 from marl.pretrain import BaseConfig, ModelConfig, base_policy
+from marl.rollout import Game, draw_games
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = {"vocab_size": 700, "hidden_size": 16, "layers": 1, "heads": 2, "intermediate_size": 16, "context": 1024}
@@ -22,8 +24,11 @@ ENV = {"game": "among_us", "style": "compact", "tasks": 2, "max_steps": 60}
 OTHER = f"""
 import sys, time
 from pathlib import Path
+from marl import pretrain
 from marl.pretrain import BaseConfig, ModelConfig, base_policy
+from tests.marl.test_base_cache import few
 
+pretrain.CHUNK, pretrain.draw_games = 20, few
 cache, go = map(Path, sys.argv[1:])
 
 def progress(what, done, total):
@@ -37,8 +42,16 @@ base_policy(
 """
 
 
+def few(*path: int, count: int) -> list[Game]:
+    return draw_games(*path, count=min(count, 20))
+
+
 @pytest.mark.parametrize("dies", [False, True])
-def test_one_process_trains_the_base_and_another_waits(dies: bool, tmp_path: Path) -> None:
+def test_one_process_trains_the_base_and_another_waits(
+    dies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pretrain, "CHUNK", 20)
+    monkeypatch.setattr(pretrain, "draw_games", few)
     cache, go = tmp_path / "cache", tmp_path / "go"
     other = subprocess.Popen(
         [sys.executable, "-c", OTHER, str(cache), str(go)], cwd=ROOT, stdout=subprocess.PIPE, text=True

@@ -58,7 +58,8 @@ def test_a_second_stage_trains_listening_alone(tmp_path: Path, monkeypatch: pyte
     assert roles == {"crewmate", "imposter"}, "what imposters do would drift"
     assert any(not torch.equal(a, b) for a, b in zip(plain.parameters(), both.parameters(), strict=True))
     count = len(steps)
-    again, folder = base_policy(MODEL, small(listening_steps=3, anchor=0.1), ENV, cache=tmp_path, report=said.append)
+    paid = {**ENV, "shaping": 0.2, "loser_reward": -1.0}  # nobody reads of it
+    again, folder = base_policy(MODEL, small(listening_steps=3, anchor=0.1), paid, cache=tmp_path, report=said.append)
     assert len(steps) == count and folder == second
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), both.parameters(), strict=True))
 
