@@ -7,8 +7,9 @@
         main()
 
 Hydra composes and runs; here every choice is composed once beforehand, so that a typo in the third choice of a sweep
-is found before the first job starts. Exit status: 0 all well, 1 a job failed, 2 a mistake on the command line.
-`HYDRA_FULL_ERROR=1` shows full tracebacks.
+is found before the first job starts. The jobs of a sweep run one after another in this process, or several at a time in
+processes of their own (`hydra/launcher=joblib`). Exit status: 0 all well, 1 a job failed, 2 a mistake on the command
+line. `HYDRA_FULL_ERROR=1` shows full tracebacks.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ import difflib
 import functools
 import os
 import re
+import signal
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra
@@ -39,10 +43,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from experiments.terminal import labelled
 from marl.errors import UserError
 
 VERSION_BASE = "1.3"
-BUILT_IN_LAUNCHER = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
 
 Task = Callable[[DictConfig], Any]
 
@@ -52,15 +56,30 @@ class UsageError(UserError):
 
 
 class JobFailed(HydraException):
-    """One job of a sweep failed in a process of its own, and has said why there."""
+    """One job of a sweep failed elsewhere, and has said why there."""
+
+
+class Where(Enum):
+    """Where the jobs of a sweep run."""
+
+    HERE = "one after another in this process"
+    SIDE_BY_SIDE = "several at a time in other processes of this machine"
+    ELSEWHERE = "wherever a launcher that is not ours takes them"
+
+
+LAUNCHERS = {
+    "hydra._internal.core_plugins.basic_launcher.BasicLauncher": Where.HERE,
+    "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher": Where.SIDE_BY_SIDE,
+}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the command line asks for: one run or a sweep, and whether its jobs run here, one after another."""
+    """What the command line asks for: one run or a sweep, over what, and where its jobs run."""
 
-    sweep: bool
-    built_in_launcher: bool
+    sweep: bool = False
+    swept: tuple[str, ...] = ()  # settings of which there are several values
+    where: Where = Where.HERE
 
 
 def command(
@@ -92,39 +111,62 @@ def command(
 
 def run(task: Task, config_name: str, package: str, arguments: list[str], plan: Plan) -> None:
     """Hands over to Hydra. Jobs that fail say so at once; a sweep goes on with its other jobs and then exits with 1."""
-    failed: list[str] = []
 
     @functools.wraps(task)
     def job(cfg: DictConfig) -> Any:
-        try:
-            return task(cfg)
-        except Exception as error:
-            if wants_traceback():
-                raise
-            overrides = " ".join(HydraConfig.get().overrides.task)
-            where = f"{overrides}: " if plan.sweep else ""
-            if isinstance(error, UserError | OmegaConfBaseException):
-                say(where + one_line(error))
-            else:
-                say(where + "".join(traceback.format_exception(error)))
-            if not plan.sweep:
-                raise SystemExit(1) from None
-            failed.append(overrides)
-            if not plan.built_in_launcher:
-                raise JobFailed(f"The job {overrides} failed: {one_line(error)}") from None
+        overrides = " ".join(HydraConfig.get().overrides.task)
+        where = f"{overrides}: " if plan.sweep else ""
+        noted = unfinished / (f"{HydraConfig.get().job.num:06d}" if plan.sweep else "job")
+        if plan.sweep and plan.where is not Where.ELSEWHERE:
+            noted.write_text(overrides)  # a file, because the job may run in another process, and may be killed there
+        with labelled(label(plan.swept) if plan.where is Where.SIDE_BY_SIDE else ""):
+            try:
+                result = task(cfg)
+            except Exception as error:
+                if wants_traceback() and plan.where is not Where.SIDE_BY_SIDE:
+                    raise
+                if isinstance(error, UserError | OmegaConfBaseException) and not wants_traceback():
+                    say(where + one_line(error))
+                else:
+                    say(where + "".join(traceback.format_exception(error)))
+                if not plan.sweep:
+                    raise SystemExit(1) from None
+                if plan.where is Where.ELSEWHERE:
+                    raise JobFailed(f"The job {overrides} failed: {one_line(error)}") from None
+                return None
+        noted.unlink(missing_ok=True)
+        return result
 
+    status: Any = 0
     with tempfile.TemporaryDirectory() as scratch:
-        if plan.sweep and plan.built_in_launcher and not any(a.startswith("hydra.sweep.dir=") for a in arguments):
+        unfinished = Path(scratch) / "unfinished"
+        unfinished.mkdir()
+        placed = plan.where is Where.ELSEWHERE or any(a.startswith("hydra.sweep.dir=") for a in arguments)
+        if plan.sweep and not placed:
             # Hydra's own record of a sweep, multirun.yaml, is of no use here; our runs keep their configuration.
             arguments = [*arguments, f"hydra.sweep.dir='{scratch}'"]
+        if plan.where is Where.SIDE_BY_SIDE:  # by default a process that is told to stop leaves its workers running
+            signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
         given, sys.argv = sys.argv, [sys.argv[0], *arguments]
         try:
             hydra.main(version_base=VERSION_BASE, config_path=f"pkg://{package}", config_name=config_name)(job)()
+        except SystemExit as leaving:  # what is to be said has been said
+            status = leaving.code
         finally:
             sys.argv = given
+        failed = [path.read_text() for path in sorted(unfinished.iterdir())]
     if failed:
         say(f"Failed jobs: {len(failed)} ({'; '.join(failed)}).")
-        raise SystemExit(1)
+        status = 1
+    if status:
+        raise SystemExit(status)
+
+
+def label(swept: Iterable[str]) -> str:
+    """What tells this job from the sweep's others, in short: `full seed=1`."""
+    here = HydraConfig.get()
+    own = (override.partition("=") for override in here.overrides.task)
+    return " ".join(value if key in here.runtime.choices else f"{key}={value}" for key, _, value in own if key in swept)
 
 
 # ---- before the run: is every setting a setting? -------------------------------------------------------------------
@@ -161,7 +203,7 @@ def check_command_line(config_name: str, package: str, flags: list[str], overrid
     args = get_args_parser().parse_args(flags)
     elsewhere = args.config_path or args.shell_completion or args.info or args.experimental_rerun
     if elsewhere or args.help or args.hydra_help:  # nothing to run, or Hydra's own business
-        return Plan(sweep=args.multirun, built_in_launcher=True)
+        return Plan(sweep=args.multirun)
     search = [f"hydra.searchpath=[file://{os.path.abspath(args.config_dir)}]"] if args.config_dir else []
     with initialize_config_module(package, version_base=VERSION_BASE, job_name=config_name):
         check = Checker(args.config_name or config_name, search)
@@ -169,15 +211,19 @@ def check_command_line(config_name: str, package: str, flags: list[str], overrid
         first = [choices(o)[0] for o in given]
         cfg = check.compose(first)
         if args.cfg:  # only shown, so it may be incomplete
-            return Plan(sweep=False, built_in_launcher=True)
+            return Plan()
         sweep = args.multirun or cfg.hydra.mode == RunMode.MULTIRUN
-        swept = [o for o in given if o.is_sweep_override()]
-        if swept and not sweep:
-            raise UsageError(f"{swept[0].input_line} lists several values; add -m to run them all, one after another.")
+        listed = [o for o in given if o.is_sweep_override()]
+        if listed and not sweep:
+            raise UsageError(f"{listed[0].input_line} lists several values; add -m to run them all.")
         presets = check.parse([f"{key}={value}" for key, value in (cfg.hydra.sweeper.get("params") or {}).items()])
-        for job in jobs(given, presets) if sweep else [first]:
+        lists = {o.get_key_element(): choices(o) for o in [*presets, *given]}  # what is given wins over presets
+        for job in jobs(lists) if sweep else [first]:
             check.job(job)
-        return Plan(sweep=sweep, built_in_launcher=cfg.hydra.launcher.get("_target_") == BUILT_IN_LAUNCHER)
+        if not sweep:
+            return Plan()
+        swept = tuple(key for key, options in lists.items() if len(options) > 1)
+        return Plan(True, swept, LAUNCHERS.get(cfg.hydra.launcher.get("_target_"), Where.ELSEWHERE))
 
 
 def choices(override: Override) -> list[str]:
@@ -189,9 +235,8 @@ def choices(override: Override) -> list[str]:
     return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
 
 
-def jobs(given: list[Override], presets: list[Override]) -> Iterable[list[str]]:
-    """Overrides of jobs in which every choice occurs once, others at their first. What is given wins over presets."""
-    lists = {o.get_key_element(): choices(o) for o in [*presets, *given]}
+def jobs(lists: Mapping[str, list[str]]) -> Iterable[list[str]]:
+    """Overrides of jobs in which every choice occurs once, others at their first. `lists`: a setting's choices."""
     base = {key: options[0] for key, options in lists.items()}
     yield list(base.values())
     for key, options in lists.items():

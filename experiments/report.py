@@ -20,10 +20,20 @@ from experiments.cli import command
 from experiments.terminal import say
 from marl.checkpoint import write_json
 from marl.errors import UserError
-from marl.report import TRAINED, Published, Run, ablation_figure, arm_runs, build_report, read_run, variant_of
+from marl.report import (
+    TRAINED,
+    Published,
+    Run,
+    ablation_figure,
+    arm_runs,
+    build_report,
+    columns_of,
+    read_run,
+    variant_of,
+)
 from marl.runs import CARD
 from marl.stats import ablation_table, arm_differences, format_table, write_table
-from marl.wording import COMPARISONS, REFERENCE
+from marl.wording import COMPARISONS, HEADLINE, REFERENCE
 
 PUBLISHED = "published.csv"  # the paper's figures, where the table's folder has them: arm,mean,low,high,source
 
@@ -70,10 +80,20 @@ def main(cfg: DictConfig) -> None:
     say(f"{len(runs)} runs")
     out = Path(cfg.out)
     build_report(folders, out, title=cfg.title or str(cfg.select).rstrip("-*"))
-    say(f"report: {out}")
     if cfg.publish:
         publish(runs, Path(cfg.publish))
         say(f"table, data and figures: {cfg.publish}")
+    else:
+        show(runs)
+    say(f"report: {out}")
+
+
+def show(runs: Sequence[Run]) -> None:
+    """The headline table of each variant of the game, arms side by side."""
+    for suffix, group in variants(runs).items():
+        columns = columns_of(arm_runs(group))
+        names = [name for name in HEADLINE.get(group[0].game, ()) if any(name in found for found in columns.values())]
+        say("\n" + (f"{in_words(suffix)}\n" if suffix else "") + format_table(columns, names) + "\n")
 
 
 def publish(runs: Sequence[Run], folder: Path) -> None:
@@ -115,6 +135,10 @@ def variants(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return {"": headline, **dict(others)}
 
 
+def in_words(suffix: str) -> str:
+    return suffix.strip("_").replace("_", " ")
+
+
 def _in_a_name(value: Any) -> str:
     """A setting's value as part of a file's name: `0.2`, `false`, `1-3`."""
     if isinstance(value, list | tuple):
@@ -148,7 +172,7 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -
         curve=FIGURE[game][0] if game == "among_us" else "",
     )
     if suffix:
-        say("\n" + suffix.strip("_").replace("_", " "))
+        say("\n" + in_words(suffix))
     by_arm = {arm: {r.metric: r.interval for r in rows if r.arm == arm} for arm in dict.fromkeys(r.arm for r in rows)}
     say("\n" + format_table(by_arm, names))
     if differences:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import TextIO
 
 from tqdm import tqdm
 
@@ -15,27 +20,74 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
+@contextmanager
+def labelled(label: str) -> Iterator[None]:
+    """Within, each line on the terminal begins with the label, and there is no bar: for jobs that share a terminal."""
+    if not label:
+        yield
+        return
+    out, err = Labelled(label, sys.stdout), Labelled(label, sys.stderr)
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            yield
+    finally:
+        out.finish()
+        err.finish()
+
+
+class Labelled(io.TextIOBase):
+    """Passes whole lines on, each behind the label; what is written at once stays together. It is no terminal."""
+
+    def __init__(self, label: str, stream: TextIO) -> None:
+        self._label, self._stream, self._line = label, stream, ""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        *lines, self._line = (self._line + text).split("\n")
+        if lines:
+            self._stream.write("".join(f"{self._label} | {line}".rstrip() + "\n" for line in lines))
+            self._stream.flush()
+        return len(text)
+
+    def finish(self) -> None:
+        """Ends a line that was begun."""
+        if self._line:
+            self.write("\n")
+
+
 class Bar(Progress):
-    """One bar for the stage at hand; without a terminal there is none, and the lines tell how far things are."""
+    """One bar for the stage at hand; without a terminal there is none, but a line now and then in a long stage."""
+
+    EVERY = 20.0  # seconds between such lines
 
     def __init__(self, enabled: bool = True) -> None:
-        self._enabled = enabled and sys.stderr.isatty()
+        self._enabled = enabled
         self._bar: tqdm | None = None
+        self._name, self._done, self._total = "", 0, 0
+        self._told = time.monotonic()
 
     def stage(self, name: str, total: int) -> None:
         self.close()
-        self._bar = tqdm(total=total, desc=name, leave=False, disable=not self._enabled, dynamic_ncols=True)
+        self._name, self._done, self._total = name, 0, total
+        self._told = time.monotonic()
+        if self._enabled and sys.stderr.isatty():
+            self._bar = tqdm(total=total, desc=name, leave=False, dynamic_ncols=True)
 
     def advance(self, done: int = 1) -> None:
+        self._done += done
         if self._bar is not None:
             self._bar.update(done)
+        elif self._enabled and time.monotonic() - self._told >= self.EVERY:
+            self._told = time.monotonic()
+            say(f"{self._name}: {self._done} of {self._total}")
 
     def count(self, name: str, done: int, total: int) -> None:
         """The same for callers that count: `done` of `total` in the stage `name`."""
-        if self._bar is None or done <= 1 or self._bar.total != total:
+        if done <= 1 or (self._name, self._total) != (name, total):
             self.stage(name, total)
-        if self._bar is not None:
-            self._bar.update(done - self._bar.n)
+        self.advance(done - self._done)
 
     def close(self) -> None:
         if self._bar is not None:

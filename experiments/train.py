@@ -22,7 +22,15 @@ from experiments.evaluate import pick_device, show
 from experiments.players import check_game, check_players, is_run, run_policy, seat_players
 from experiments.terminal import Bar, say
 from marl.cast import by_role, learners_of, players_of
-from marl.checkpoint import load_training, newest_checkpoint, read_state, save_policy, save_training, write_json
+from marl.checkpoint import (
+    load_training,
+    make_once,
+    newest_checkpoint,
+    read_state,
+    save_policy,
+    save_training,
+    write_json,
+)
 from marl.config import (
     CheckpointConfig,
     EvalConfig,
@@ -259,21 +267,25 @@ def final_evaluation(
     """Plays the same games with the base and with the trained policies in the learners' seats; returns metrics and an
     example of each.
 
-    The base's games are kept beside it, so that the runs of a sweep don't all play them again.
+    The base's games are kept beside it: of a sweep's runs one plays them, and those that come to it meanwhile wait.
     """
     settings = {
         "eval": plain(cfg.eval),
         "env": dict(parts.env),
         "cast": plain(cfg.cast),
-        "reward": plain(cfg.reward),
+        # As measured, whatever it weighs in training: arms of an ablation share their base's games.
+        "reward": {name: {k: v for k, v in term.items() if k != "weight"} for name, term in plain(cfg.reward).items()},
         "max_new_tokens": parts.algo.max_new_tokens,
     }
     beside = base_folder / "evaluations" / digest(settings) if base_folder else folder / "base"
     # The base standing in for the learner has a name of its own, so that both conditions measure the same seats.
     as_base = {n: ("untrained" if i == 0 else n, base) for i, n in enumerate(policies)}
     as_trained = {n: ("trained" if i == 0 else n, policy) for i, (n, policy) in enumerate(policies.items())}
-    if not (beside / "evaluation.json").exists():
-        measure(cfg, parts, beside, "base", base, as_base, make_env, bar)
+    make_once(
+        beside / "evaluation.json",
+        lambda: measure(cfg, parts, beside, "base", base, as_base, make_env, bar),
+        report=say,
+    )
     measure(cfg, parts, folder, "trained", base, as_trained, make_env, bar)
     of_base, evaluation = (json.loads((f / "evaluation.json").read_text()) for f in (beside, folder))
     for part in ("conditions", "belief_by_message"):

@@ -204,7 +204,7 @@ REFUSED = {
     "+ablation=full": "ablation is chosen twice: give it once, without a plus sign.",
     "model=hf": "model.name has to be set: add model.name=VALUE.",
     "label=${nowhere}": "label: Interpolation key 'nowhere' not found",
-    "seed=0,1": "seed=0,1 lists several values; add -m to run them all, one after another.",
+    "seed=0,1": "seed=0,1 lists several values; add -m to run them all.",
     "hello": "hello is not a setting: write KEY=VALUE",
     "a b=1": "a b=1 is not a setting: write KEY=VALUE",
     "label=(": "label=( is not a setting: write KEY=VALUE",

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from omegaconf import DictConfig
 from safetensors.torch import load_file
 
 from experiments import evaluate, report, train
-from marl.config import build, config_hash, run_folder
+from marl.config import Parts, build, config_hash, run_folder
 from marl.errors import UserError
 from marl.games import env_maker
 from marl.runs import claim
@@ -84,6 +85,25 @@ def test_the_same_configuration_gives_the_same_run(finished: Path, cache: Path, 
     again = run_folder(cfg)
     assert again.name == finished.name
     assert (again / "metrics.jsonl").read_text() == (finished / "metrics.jsonl").read_text()
+
+
+def test_an_arm_does_not_play_its_bases_games_again(
+    finished: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[str] = []
+    measure = train.measure
+
+    def noting(cfg: DictConfig, parts: Parts, folder: Path, name: str, *rest: Any) -> None:
+        measured.append(name)
+        measure(cfg, parts, folder, name, *rest)
+
+    monkeypatch.setattr(train, "measure", noting)
+    cfg = configure(*SMALL, "ablation=game_only", "algo.iterations=1", f"runs={tmp_path}", f"cache={cache}")
+    train.main(cfg)
+    assert measured == ["trained"]
+    ours, other = (json.loads((run / "evaluation.json").read_text()) for run in (run_folder(cfg), finished))
+    assert ours["conditions"]["base"] == other["conditions"]["base"]
+    assert ours["conditions"]["trained"] != other["conditions"]["trained"]
 
 
 def test_a_stopped_run_ends_as_if_it_never_was(
