@@ -84,8 +84,9 @@ class BaseConfig:
     game's test contexts are not learned from (without it, a base is only fit for contexts of another origin).
     `dropout`: of the embeddings and of what each block adds to them, while the base learns (Llama-family models).
     `vary`: game settings that change from game to game, so that one base serves them all (the objective, which neither
-    scripts nor the human data know). `listening_steps`: of a second stage over games of scripted players, which trains
-    listening alone with AdamW and `listening_rate`; KL to the first stage's model, weight `anchor`, keeps what it does.
+    scripts nor the human data know). `lessons`: a second stage, which trains listening alone with AdamW and
+    `listening_rate`: so many steps on games of these scripted players, one after another. KL to the first stage,
+    weight `anchor`, keeps what it does.
     """
 
     data: str = "scripted"
@@ -107,18 +108,21 @@ class BaseConfig:
     imitation: float = 1.0
     world_model: float = 0.1
     listening: float = 0.5
-    listening_steps: int = 0
+    lessons: Mapping[str, int] = field(default_factory=dict)
     listening_rate: float = 1e-3
-    anchor: float = 10.0
+    anchor: float = 1.0
 
     def __post_init__(self) -> None:
         if self.data not in DATA:
             raise UserError(f"base.data={self.data}: must be one of {', '.join(DATA)}")
-        for name, least in (("games", 1), ("epochs", 1), ("rows", 1), ("listening_steps", 0), ("anchor", 0)):
+        for name, least in (("games", 1), ("epochs", 1), ("rows", 1), ("anchor", 0)):
             if getattr(self, name) < least:
                 raise UserError(f"base.{name}={getattr(self, name)}: must be at least {least}")
-        if self.listening_steps and self.data != "scripted":
-            raise UserError(f"base.listening_steps={self.listening_steps}: only scripted players answer; must be 0")
+        for players, steps in self.lessons.items():
+            if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+                raise UserError(f"base.lessons.{players}={steps}: must be a whole number of steps, at least 0")
+        if self.lessons and self.data != "scripted":
+            raise UserError(f"base.lessons={dict(self.lessons)}: only scripted players answer; must be empty")
         if not 0 <= self.dropout < 1:
             raise UserError(f"base.dropout={self.dropout}: must lie in [0, 1)")
 
@@ -137,7 +141,7 @@ class BaseConfig:
         default = BaseConfig()
         unused = {name for name in ("players", "hold_out", "dropout") if getattr(self, name) == getattr(default, name)}
         unused |= set() if self.data == "human" else {"permute_items", "deals_only", "claim", "hold_out"}
-        unused |= set() if self.listening_steps else {"listening_steps", "listening_rate", "anchor"}
+        unused |= set() if self.lessons else {"lessons", "listening_rate", "anchor"}
         return {name: value for name, value in asdict(self).items() if name not in unused}
 
 
@@ -253,23 +257,23 @@ def _train(
     else:
         held_out = scripted_seats(game, games[0], tokens, draw_games(base.seed, HELD_OUT, count=256), base.players)
         steps = math.ceil(len(games[0]().possible_agents) * base.games / base.rows)
-        draw = _batches(_chunks(game, games, tokens, base, CORPUS), base, CORPUS)
+        draw = _batches(_chunks(game, games, tokens, base, base.players, CORPUS), base, CORPUS)
     with dropout(policy, base.dropout, torch.Generator().manual_seed(base.seed)):
         learn = MuonAndAdamW(policy, base.learning_rate, base.weight_decay)
         fit(policy, draw, steps, base, base.losses(), learn, lambda done: progress("base", done, steps))
-    if base.listening_steps:
+    lessons = sum(base.lessons.values())
+    if lessons:
         # Beside imitation listening is hardly learned: Adam scales a step by the size of the whole gradient, which
         # random play fills with noise. The gradient of KL to what was learned has none, and is 0 at first.
-        asked = (  # and the imposters of the same games: what they do must not drift either
-            [s for s in seats if s[0].beliefs and (s[0].roles[s[1]] in INSIDERS or was_asked(s))]
-            for seats in _chunks(game, games, tokens, base, LISTENING)
-        )
-        draw = _batches(asked, base, LISTENING)
         terms: dict[str, Loss] = {"listening": ListeningLoss(), "kl": KLLoss(base.anchor, over="both")}
         listen = torch.optim.AdamW(policy.parameters(), base.listening_rate, betas=BETAS, weight_decay=0.0)
+        draw = itertools.chain.from_iterable(
+            itertools.islice(_batches(_asked(game, games, tokens, base, players), base, LISTENING), count)
+            for players, count in base.lessons.items()
+        )
         fit(
-            policy, draw, base.listening_steps, base, terms, listen,
-            lambda done: progress("base, listening", done, base.listening_steps), copy.deepcopy(policy),
+            policy, draw, lessons, base, terms, listen, lambda done: progress("base, listening", done, lessons),
+            copy.deepcopy(policy),
         )  # fmt: skip
     figures = held_out_figures(policy, held_out)
     if human:
@@ -473,19 +477,26 @@ def scripted_seats(
 
 
 def _chunks(
-    game: str, variants: Sequence[Callable[[], Any]], tokens: Tokens, base: BaseConfig, place: int
+    game: str, variants: Sequence[Callable[[], Any]], tokens: Tokens, base: BaseConfig, players: str, place: int
 ) -> Iterator[list[Seat]]:
-    """Scripted games, played as they are needed, about CHUNK seats at a time."""
+    """Games of scripted players, played as they are needed, about CHUNK seats at a time."""
     size = len(variants[0]().possible_agents)
     for chunk in itertools.count():
         games = draw_games(base.seed, place, chunk, count=CHUNK // size)
-        yield scripted_seats(game, variants[chunk % len(variants)], tokens, games, base.players)
+        yield scripted_seats(game, variants[chunk % len(variants)], tokens, games, players)
 
 
-def was_asked(seat: Seat) -> bool:
-    """Whether the seat has beliefs."""
-    episode, agent = seat
-    return any(belief.listener == agent for belief in episode.beliefs)
+def _asked(
+    game: str, variants: Sequence[Callable[[], Any]], tokens: Tokens, base: BaseConfig, players: str
+) -> Iterator[list[Seat]]:
+    """Of such games the seats with beliefs, and imposters beside them: what they do must not drift either."""
+    for seats in _chunks(game, variants, tokens, base, players, LISTENING):
+        yield [
+            (episode, agent)
+            for episode, agent in seats
+            if any(b.listener == agent for b in episode.beliefs)
+            or (episode.beliefs and episode.roles[agent] in INSIDERS)
+        ]
 
 
 def _batches(chunks: Iterable[Sequence[Seat]], base: BaseConfig, place: int) -> Iterator[list[Seat]]:

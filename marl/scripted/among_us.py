@@ -384,6 +384,13 @@ class RandomPlayer(Memory):
         return [question.answer] * ANSWERS + self.rng.choices(question.candidates, belief, k=ANSWERS)
 
 
+class InformedPlayer(RandomPlayer):
+    """Plays and speaks at random, and answers belief questions with the truth: to learn what can be inferred."""
+
+    def answers(self, question: Question) -> list[str]:
+        return [question.answer]
+
+
 class CarefulCrewmate(Memory):
     """Does tasks by the shortest way, reports, tells what it saw, and votes for whom the evidence speaks against."""
 
@@ -556,12 +563,17 @@ class CarefulImposter(Memory):
 
 DEFAULT = "random"  # what a base corpus is made of
 CAREFUL = "careful"
+INFORMED = "informed"
 
 
 def make_player(name: str, seed: int, role: str) -> Memory:
     """A player for one seat of one game. ValueError for a name that no player has."""
     if name == DEFAULT:
         return RandomPlayer(seed)
+    if name == INFORMED:
+        return InformedPlayer(seed)
     if name == CAREFUL:
         return CarefulImposter(seed) if role == "imposter" else CarefulCrewmate(seed)
-    raise ValueError(f"There is no scripted player {name!r} of Among Us: choose one of {DEFAULT}, {CAREFUL}.")
+    raise ValueError(
+        f"There is no scripted player {name!r} of Among Us: choose one of {DEFAULT}, {INFORMED}, {CAREFUL}."
+    )

@@ -17,9 +17,9 @@ from marl.report import Published, Run, read_run
 from marl.stats import TableRow, read_table
 
 SMALL = [
-    "env=among_us", "name=tiny", "progress=false", "threads=1", "base.games=24", "base.listening_steps=2",
-    "base.rows=16",
-    "model.hidden_size=32", "model.layers=2", "model.intermediate_size=64", "algo.iterations=2", "algo.games=6",
+    "env=among_us", "name=tiny", "progress=false", "threads=1", "base.games=24", "base.rows=16",
+    "base.lessons={informed: 1, random: 1}", "model.hidden_size=32", "model.layers=2",
+    "model.intermediate_size=64", "algo.iterations=2", "algo.games=6",
     "algo.concurrency=12", "algo.max_new_tokens=6", "eval.games=4", "eval.every=2", "eval.final_games=12",
     "env.max_steps=60",
 ]  # fmt: skip

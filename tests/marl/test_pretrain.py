@@ -23,6 +23,16 @@ def small(**changes: Any) -> BaseConfig:
     return BaseConfig(**{"games": 4, "rows": 4, "world_model": 1.0, "listening": 2.0, **changes})
 
 
+def truthful(seats: list[Seat]) -> bool:
+    """Whether all of crewmates' recorded answers are true."""
+    return all(
+        belief.question.answer in {episode.facts["names"][agent].lower() for agent in episode.facts["imposters"]}
+        for episode, _ in seats
+        for belief in episode.beliefs
+        if belief.role == "crewmate"
+    )
+
+
 def test_a_second_stage_trains_listening_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It sees games in which somebody was asked, learns no reply, and holds to the first stage's model."""
     steps: list[tuple[dict[str, float], list[Seat]]] = []
@@ -45,7 +55,9 @@ def test_a_second_stage_trains_listening_alone(tmp_path: Path, monkeypatch: pyte
     said: list[str] = []
     plain, first = base_policy(MODEL, small(), ENV, cache=tmp_path, report=said.append)
     count = len(steps)
-    both, second = base_policy(MODEL, small(listening_steps=3, anchor=0.1), ENV, cache=tmp_path, report=said.append)
+    both, second = base_policy(
+        MODEL, small(lessons={"informed": 1, "random": 2}, anchor=0.1), ENV, cache=tmp_path, report=said.append
+    )
     assert count == 5 and first != second and sum(text.startswith("training the base") for text in said) == 2
     assert [weights for weights, _ in steps[count:]] == [
         *[{"imitation": 1.0, "world_model": 1.0, "listening": 2.0}] * count,
@@ -55,26 +67,30 @@ def test_a_second_stage_trains_listening_alone(tmp_path: Path, monkeypatch: pyte
     assert all(episode.beliefs for _, batch in steps[2 * count :] for episode, _ in batch), "without a question"
     assert not all(episode.beliefs for _, batch in steps[:count] for episode, _ in batch)
     roles = {episode.roles[agent] for _, batch in steps[2 * count :] for episode, agent in batch}
+    truths = [truthful(batch) for _, batch in steps[2 * count :]]
+    assert truths[0] and not all(truths), "first the truth, then credulous answers too"
     assert roles == {"crewmate", "imposter"}, "what imposters do would drift"
     assert any(not torch.equal(a, b) for a, b in zip(plain.parameters(), both.parameters(), strict=True))
     count = len(steps)
     paid = {**ENV, "shaping": 0.2, "loser_reward": -1.0}  # nobody reads of it
-    again, folder = base_policy(MODEL, small(listening_steps=3, anchor=0.1), paid, cache=tmp_path, report=said.append)
+    again, folder = base_policy(
+        MODEL, small(lessons={"informed": 1, "random": 2}, anchor=0.1), paid, cache=tmp_path, report=said.append
+    )
     assert len(steps) == count and folder == second
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), both.parameters(), strict=True))
 
 
 def test_settings_that_are_not_used_do_not_rename_a_base() -> None:
     assert small().made_of() == small(anchor=0.5, listening_rate=1.0, claim=3.0, permute_items=True).made_of()
-    assert small(listening_steps=1).made_of() != small(listening_steps=1, anchor=0.5).made_of()
+    assert small(lessons={"random": 1}).made_of() != small(lessons={"random": 1}, anchor=0.5).made_of()
     assert small(data="human").made_of() != small(data="human", claim=3.0).made_of()
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"listening_steps": -1}, "base.listening_steps=-1: must be at least 0"),
-        ({"listening_steps": 5, "data": "human"}, "base.listening_steps=5: only scripted players answer"),
+        ({"lessons": {"random": -1}}, "base.lessons.random=-1: must be a whole number of steps, at least 0"),
+        ({"lessons": {"random": 5}, "data": "human"}, "only scripted players answer; must be empty"),
         ({"anchor": -0.1}, "base.anchor=-0.1: must be at least 0"),
     ],
 )
