@@ -16,17 +16,17 @@ PACKAGES := envs marl experiments
 TEST_ENV := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 WANDB_MODE=offline WANDB_SILENT=true \
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: help quickstart quickstart-dond test test-slow lint format bench clean
+.PHONY: help quickstart among-us test test-slow lint format bench clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-quickstart: $(STAMP) ## train small Among Us players without and with the two terms, and compare them
+quickstart: $(STAMP) ## train and measure a small negotiator, about 5 minutes on two cores
+	@$(BIN)/python -m experiments.train experiment=dond_quickstart
+
+among-us: $(STAMP) ## train small Among Us players without and with the two terms, and compare them
 	@$(BIN)/python -m experiments.train experiment=among_us_quickstart
 	@$(BIN)/python -m experiments.report select='among_us_quickstart-*' out=runs/among_us_quickstart.html
-
-quickstart-dond: $(STAMP) ## train and measure a small negotiator, about 5 minutes on two cores
-	@$(BIN)/python -m experiments.train experiment=dond_quickstart
 
 test: $(STAMP) ## every test but the slow ones
 	@$(TEST_ENV) $(BIN)/python -m pytest -q -rs -n 2 -m "not slow"
