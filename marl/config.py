@@ -113,6 +113,8 @@ def build(cfg: DictConfig) -> Parts:
         raise UserError(f"data.dond={folder}: base={base.data} does not read it; drop one, or take base=human")
     if base.data == "human" and env["game"] != "dond":
         raise UserError(f"base=human: people played Deal or No Deal, not env.game={env['game']}; choose base=scripted")
+    if base.lessons and base.data == "human":
+        raise UserError(f"base.lessons={list(base.lessons)}: only scripted players answer; must be [] with base=human")
     return Parts(
         env=env,
         cast=cast_of(settings["cast"]),

@@ -85,7 +85,7 @@ class BaseConfig:
     `dropout`: of the embeddings and of what each block adds to them, while the base learns (Llama-family models).
     `vary`: game settings that change from game to game, so that one base serves them all (the objective, which neither
     scripts nor the human data know). `lessons`: a second stage, which trains listening alone with AdamW and
-    `listening_rate`: so many steps on games of these scripted players, one after another. KL to the first stage,
+    `listening_rate`: pairs of scripted players and steps on their games, one after another. KL to the first stage,
     weight `anchor`, keeps what it does.
     """
 
@@ -108,8 +108,8 @@ class BaseConfig:
     imitation: float = 1.0
     world_model: float = 0.1
     listening: float = 0.5
-    lessons: Mapping[str, int] = field(default_factory=dict)
-    listening_rate: float = 1e-3
+    lessons: Sequence[Sequence[Any]] = ()
+    listening_rate: float = 3e-4
     anchor: float = 1.0
 
     def __post_init__(self) -> None:
@@ -118,11 +118,12 @@ class BaseConfig:
         for name, least in (("games", 1), ("epochs", 1), ("rows", 1), ("anchor", 0)):
             if getattr(self, name) < least:
                 raise UserError(f"base.{name}={getattr(self, name)}: must be at least {least}")
-        for players, steps in self.lessons.items():
-            if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
-                raise UserError(f"base.lessons.{players}={steps}: must be a whole number of steps, at least 0")
-        if self.lessons and self.data != "scripted":
-            raise UserError(f"base.lessons={dict(self.lessons)}: only scripted players answer; must be empty")
+        for lesson in self.lessons:
+            match lesson:
+                case [str(), int(steps)] if steps >= 0 and not isinstance(steps, bool):
+                    pass
+                case _:
+                    raise UserError(f"base.lessons: {lesson} must be players and steps, as in [[random,400]]")
         if not 0 <= self.dropout < 1:
             raise UserError(f"base.dropout={self.dropout}: must lie in [0, 1)")
 
@@ -261,7 +262,7 @@ def _train(
     with dropout(policy, base.dropout, torch.Generator().manual_seed(base.seed)):
         learn = MuonAndAdamW(policy, base.learning_rate, base.weight_decay)
         fit(policy, draw, steps, base, base.losses(), learn, lambda done: progress("base", done, steps))
-    lessons = sum(base.lessons.values())
+    lessons = sum(steps for _, steps in base.lessons)
     if lessons:
         # Beside imitation listening is hardly learned: Adam scales a step by the size of the whole gradient, which
         # random play fills with noise. The gradient of KL to what was learned has none, and is 0 at first.
@@ -269,7 +270,7 @@ def _train(
         listen = torch.optim.AdamW(policy.parameters(), base.listening_rate, betas=BETAS, weight_decay=0.0)
         draw = itertools.chain.from_iterable(
             itertools.islice(_batches(_asked(game, games, tokens, base, players), base, LISTENING), count)
-            for players, count in base.lessons.items()
+            for players, count in base.lessons
         )
         fit(
             policy, draw, lessons, base, terms, listen, lambda done: progress("base, listening", done, lessons),

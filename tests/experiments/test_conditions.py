@@ -18,7 +18,7 @@ from marl.stats import Interval, seed_mean
 
 SMALL = [
     "env=among_us", "env.max_steps=40", "env.height=1", "env.walk_steps=1", "env.cooldown=2", "progress=false",
-    "threads=1", "base.games=12", "base.lessons={informed: 1, random: 1}", "model.hidden_size=32", "model.layers=1",
+    "threads=1", "base.games=12", "base.lessons=[[informed,1],[random,1]]", "model.hidden_size=32", "model.layers=1",
     "model.intermediate_size=64", "model.max_new_tokens=8",
 ]  # fmt: skip
 TRAIN = [
@@ -230,7 +230,7 @@ def test_a_base_of_several_seeds_counts_once(runs: Path) -> None:
 def test_each_seeds_own_base_is_an_entrant(runs: Path, tmp_path: Path) -> None:
     for run in (run_of(runs, "full", 0), run_of(runs, "full", 1)):
         shutil.copytree(run, tmp_path / run.name)
-    (base,) = (runs / "bases").iterdir()
+    (base,) = (runs / "bases").glob("among_us-*")
     for name in (base.name, "another"):
         shutil.copytree(base, tmp_path / "bases" / name)
     card = run_of(tmp_path, "full", 1) / "policy" / "policy.json"

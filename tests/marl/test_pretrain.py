@@ -56,7 +56,7 @@ def test_a_second_stage_trains_listening_alone(tmp_path: Path, monkeypatch: pyte
     plain, first = base_policy(MODEL, small(), ENV, cache=tmp_path, report=said.append)
     count = len(steps)
     both, second = base_policy(
-        MODEL, small(lessons={"informed": 1, "random": 2}, anchor=0.1), ENV, cache=tmp_path, report=said.append
+        MODEL, small(lessons=[["informed", 1], ["random", 2]], anchor=0.1), ENV, cache=tmp_path, report=said.append
     )
     assert count == 5 and first != second and sum(text.startswith("training the base") for text in said) == 2
     assert [weights for weights, _ in steps[count:]] == [
@@ -74,7 +74,7 @@ def test_a_second_stage_trains_listening_alone(tmp_path: Path, monkeypatch: pyte
     count = len(steps)
     paid = {**ENV, "shaping": 0.2, "loser_reward": -1.0}  # nobody reads of it
     again, folder = base_policy(
-        MODEL, small(lessons={"informed": 1, "random": 2}, anchor=0.1), paid, cache=tmp_path, report=said.append
+        MODEL, small(lessons=[["informed", 1], ["random", 2]], anchor=0.1), paid, cache=tmp_path, report=said.append
     )
     assert len(steps) == count and folder == second
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), both.parameters(), strict=True))
@@ -82,15 +82,16 @@ def test_a_second_stage_trains_listening_alone(tmp_path: Path, monkeypatch: pyte
 
 def test_settings_that_are_not_used_do_not_rename_a_base() -> None:
     assert small().made_of() == small(anchor=0.5, listening_rate=1.0, claim=3.0, permute_items=True).made_of()
-    assert small(lessons={"random": 1}).made_of() != small(lessons={"random": 1}, anchor=0.5).made_of()
+    assert small(lessons=[["random", 1]]).made_of() != small(lessons=[["random", 1]], anchor=0.5).made_of()
     assert small(data="human").made_of() != small(data="human", claim=3.0).made_of()
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"lessons": {"random": -1}}, "base.lessons.random=-1: must be a whole number of steps, at least 0"),
-        ({"lessons": {"random": 5}, "data": "human"}, "only scripted players answer; must be empty"),
+        ({"lessons": [["random", -1]]}, "base.lessons: .* must be players and steps"),
+        ({"lessons": ["random"]}, "base.lessons: random must be players and steps"),
+        ({"lessons": [["random", 0.5]]}, "base.lessons: .* must be players and steps"),
         ({"anchor": -0.1}, "base.anchor=-0.1: must be at least 0"),
     ],
 )

@@ -362,7 +362,7 @@ def test_compact_texts_are_one_token_a_word_and_recorded_choices_one_token() -> 
 
 
 def test_unknown_players_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"no scripted player 'clever'.*random, careful"):
+    with pytest.raises(ValueError, match=r"no scripted player 'clever'.*random, informed, careful"):
         make_player("clever", 0, "crewmate")
 
 
