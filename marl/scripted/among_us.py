@@ -187,7 +187,7 @@ def accused(message: str) -> list[str]:
     return [s.who for s in understand(message) if s.topic in ACCUSING]
 
 
-ANSWERS = 4  # true ones, and as many credulous ones, that random players give to a recorded belief question
+TRUE, CREDULOUS = 2, 6  # answers of either kind that random players give to a recorded belief question
 
 
 def credulous(messages: Sequence[str], candidates: Sequence[str], pull: float = 2.5, decay: float = 0.9) -> list[float]:
@@ -375,13 +375,13 @@ class RandomPlayer(Memory):
         return self.rng.choice(options)
 
     def answers(self, question: Question) -> list[str]:
-        """To a belief question, several: half are the truth, half what somebody credulous believes of what was said.
+        """To a belief question, several: the truth, and more often what somebody credulous believes of what was said.
 
         A model that is taught such answers learns to infer what can be inferred, as a listening loss would teach it,
         and to believe accusations, true or not. Several make the lesson less noisy.
         """
         belief = credulous([said.message for said in self.said], question.candidates)
-        return [question.answer] * ANSWERS + self.rng.choices(question.candidates, belief, k=ANSWERS)
+        return [question.answer] * TRUE + self.rng.choices(question.candidates, belief, k=CREDULOUS)
 
 
 class InformedPlayer(RandomPlayer):
