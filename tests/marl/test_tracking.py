@@ -1,12 +1,17 @@
 """Trackers: what the files hold, what resuming keeps, and a real W&B run without network."""
 
+import gzip
 import json
 import math
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
+import wandb
 
 from marl.errors import UserError
 from marl.tracking import JsonlTracker, WandbTracker, make_tracker
@@ -130,6 +135,72 @@ def test_wandb_online_without_an_account_says_what_to_do(tmp_path: Path, monkeyp
         make_tracker("wandb", tmp_path, name="n", run_id="id", config={}, mode="online")
     assert "\n" not in str(caught.value)
     assert [line["x"] for line in lines(tmp_path / "metrics.jsonl")] == [1]  # what an earlier attempt wrote stays
+
+
+class Service(BaseHTTPRequestHandler):
+    """As much of W&B's service as one online run talks to; keeps the history lines that arrive, and the run's id."""
+
+    history: ClassVar[list[dict[str, Any]]] = []
+    runs: ClassVar[set[str]] = set()
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.headers.get("Content-Encoding") == "gzip":
+            body = gzip.decompress(body)
+        answer: dict[str, Any] = {}
+        if self.path == "/graphql":
+            asked = json.loads(body)
+            answer = {"data": self.graphql(asked["query"], asked.get("variables") or {})}
+        elif self.path.endswith("/file_stream"):
+            sent = (json.loads(body).get("files") or {}).get("wandb-history.jsonl") or {"content": []}
+            self.history.extend(json.loads(line) for line in sent["content"])
+        reply = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(reply)))
+        self.end_headers()
+        self.wfile.write(reply)
+
+    do_PUT = do_GET = do_POST
+
+    def graphql(self, query: str, variables: dict[str, Any]) -> dict[str, Any]:
+        if "viewer" in query:
+            return {"viewer": {"id": "u", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}}}
+        if "upsertBucket" in query:
+            self.runs.add(variables["name"])
+            project = {"id": "p", "name": variables["project"], "entity": {"id": "e", "name": "me"}}
+            bucket = {"id": "b", "name": variables["name"], "config": "{}", "project": project, "historyLineCount": 0}
+            return {"upsertBucket": {"bucket": bucket, "inserted": True}}
+        if "createRunFiles" in query:
+            host = self.headers["Host"]
+            files = [{"name": name, "uploadUrl": f"http://{host}/upload/{name}"} for name in variables["files"]]
+            return {"createRunFiles": {"runID": "b", "uploadHeaders": [], "files": files}}
+        if "createArtifact(" in query:
+            sequence = {"id": "s", "latestArtifact": None}
+            return {"createArtifact": {"artifact": {"id": "a", "state": "COMMITTED", "artifactSequence": sequence}}}
+        return {"project": {"artifact": None}} if "artifact(" in query else {}
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Says nothing."""
+
+
+def test_wandb_online_sends_metrics_and_transcripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a server on this machine: there is no network in tests, and no account."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Service)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    wandb.teardown()  # an earlier test's W&B process knows another server
+    with make_tracker("wandb", tmp_path, name="full-0", run_id="abc", config={"seed": 0}, mode="online") as tracker:
+        tracker.log(1, {"loss/listening": 0.5})
+        tracker.transcripts(1, ["game", "text"], [[0, "hello"]])
+        tracker.log(2, {"game/score": 3.0}, phase="eval")
+    server.shutdown()
+    server.server_close()
+    assert Service.runs == {"abc"}
+    assert [line["loss/listening"] for line in Service.history if "loss/listening" in line] == [0.5]
+    assert [line["eval/game/score"] for line in Service.history if "eval/game/score" in line] == [3]
+    assert [line["transcripts"]["nrows"] for line in Service.history if "transcripts" in line] == [1]
 
 
 @pytest.mark.slow
