@@ -217,8 +217,7 @@ def main(cfg: DictConfig) -> None:
     many_roles = len(parts.cast) > 1 and len(names) == 2
     seated = role_against_role(agents[0], agents[1], parts.cast, partner) if many_roles else turn_about(*agents)
     bar = Bar(enabled=cfg.progress)
-    counted = draw_games(cfg.seed, EVALUATION, count=cfg.games)
-    drawn = each_context(parts.env, cfg.seed) if cfg.each_context else counted
+    drawn = each_context(parts.env, cfg.seed) if cfg.each_context else draw_games(cfg.seed, EVALUATION, count=cfg.games)
     bar.stage(" v ".join(names), len(drawn))
     episodes = rollout(drawn, seated, make_env, cfg.concurrency, bar.advance)
     bar.close()

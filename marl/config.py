@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from marl.cast import Seats
 from marl.errors import UserError
 from marl.filtered_bc import FilteredBCConfig
+from marl.games import scripted
 from marl.losses import Loss
 from marl.ppo import PPOConfig
 from marl.pretrain import BaseConfig, ModelConfig
@@ -115,6 +116,11 @@ def build(cfg: DictConfig) -> Parts:
         raise UserError(f"base=human: people played Deal or No Deal, not env.game={env['game']}; choose base=scripted")
     if base.lessons and base.data == "human":
         raise UserError(f"base.lessons={list(base.lessons)}: only scripted players answer; must be [] with base=human")
+    for where, name in (("base.players", base.players), *(("base.lessons", players) for players, _ in base.lessons)):
+        try:
+            scripted(env["game"], name)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from error
     return Parts(
         env=env,
         cast=cast_of(settings["cast"]),

@@ -238,18 +238,17 @@ def naming_effects(
 
 def pulls(episode: Episode, message: Message) -> list[float]:
     """Of each crewmate asked before and after the message: the change of its belief in the one player accused."""
-    [accused] = message.accused
+    name = message.accused[0].lower()
     changes = []
     for after in episode.beliefs:
         if after.role in INSIDERS or after.listener == message.turn.agent or after.step != message.turn.step + 1:
             continue
-        asked = [b for b in episode.beliefs if b.listener == after.listener and b.step < after.step]
-        if asked and all(accused.lower() in map(str.lower, b.question.candidates) for b in (asked[-1], after)):
-            before, now = (
-                float(b.probs[[c.lower() for c in b.question.candidates].index(accused.lower())])
-                for b in (asked[-1], after)
-            )
-            changes.append(now - before)
+        earlier = [b for b in episode.beliefs if b.listener == after.listener and b.step < after.step]
+        believed = [
+            dict(zip(map(str.lower, b.question.candidates), b.probs, strict=True)) for b in (*earlier[-1:], after)
+        ]
+        if len(believed) == 2 and all(name in candidates for candidates in believed):
+            changes.append(float(believed[1][name] - believed[0][name]))
     return changes
 
 

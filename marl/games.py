@@ -1,7 +1,8 @@
 """From a game's name to its parts, by convention: `envs/NAME_v0.py` and `marl/scripted/NAME.py`.
 
 The environment's module has `parallel_env` and `COMPACT_TOKENS` (strings that a small tokenizer keeps whole); the
-environment has `facts` and `privileged(agent)`. The scripts' module has `make_player(name, seed, role)` and `DEFAULT`,
+environment has `facts` and `privileged(agent)`. `PAYMENT`, where the module has it, names settings that no player reads
+of, so that they make no other base. The scripts' module has `make_player(name, seed, role)` and `DEFAULT`,
 the name of the players that a base corpus is made of.
 """
 

@@ -115,7 +115,7 @@ class BaseConfig:
     def __post_init__(self) -> None:
         if self.data not in DATA:
             raise UserError(f"base.data={self.data}: must be one of {', '.join(DATA)}")
-        for name, least in (("games", 1), ("epochs", 1), ("rows", 1), ("anchor", 0)):
+        for name, least in (("games", 1), ("epochs", 1), ("rows", 1), ("anchor", 0), ("listening_rate", 0)):
             if getattr(self, name) < least:
                 raise UserError(f"base.{name}={getattr(self, name)}: must be at least {least}")
         for lesson in self.lessons:
@@ -258,7 +258,7 @@ def _train(
     else:
         held_out = scripted_seats(game, games[0], tokens, draw_games(base.seed, HELD_OUT, count=256), base.players)
         steps = math.ceil(len(games[0]().possible_agents) * base.games / base.rows)
-        draw = _batches(_chunks(game, games, tokens, base, base.players, CORPUS), base, CORPUS)
+        draw = _batches(_chunks(game, games, tokens, base, base.players, (CORPUS,)), base, (CORPUS,))
     with dropout(policy, base.dropout, torch.Generator().manual_seed(base.seed)):
         learn = MuonAndAdamW(policy, base.learning_rate, base.weight_decay)
         fit(policy, draw, steps, base, base.losses(), learn, lambda done: progress("base", done, steps))
@@ -269,8 +269,8 @@ def _train(
         terms: dict[str, Loss] = {"listening": ListeningLoss(), "kl": KLLoss(base.anchor, over="both")}
         listen = torch.optim.AdamW(policy.parameters(), base.listening_rate, betas=BETAS, weight_decay=0.0)
         draw = itertools.chain.from_iterable(
-            itertools.islice(_batches(_asked(game, games, tokens, base, players), base, LISTENING), count)
-            for players, count in base.lessons
+            itertools.islice(_batches(_asked(_chunks(game, games, tokens, base, players, path)), base, path), count)
+            for path, (players, count) in (((LISTENING, i), lesson) for i, lesson in enumerate(base.lessons))
         )
         fit(
             policy, draw, lessons, base, terms, listen, lambda done: progress("base, listening", done, lessons),
@@ -478,20 +478,23 @@ def scripted_seats(
 
 
 def _chunks(
-    game: str, variants: Sequence[Callable[[], Any]], tokens: Tokens, base: BaseConfig, players: str, place: int
+    game: str,
+    variants: Sequence[Callable[[], Any]],
+    tokens: Tokens,
+    base: BaseConfig,
+    players: str,
+    path: tuple[int, ...],
 ) -> Iterator[list[Seat]]:
-    """Games of scripted players, played as they are needed, about CHUNK seats at a time."""
+    """Games of scripted players, played as they are needed, about CHUNK seats at a time. `path`: place of the seed."""
     size = len(variants[0]().possible_agents)
     for chunk in itertools.count():
-        games = draw_games(base.seed, place, chunk, count=CHUNK // size)
+        games = draw_games(base.seed, *path, chunk, count=CHUNK // size)
         yield scripted_seats(game, variants[chunk % len(variants)], tokens, games, players)
 
 
-def _asked(
-    game: str, variants: Sequence[Callable[[], Any]], tokens: Tokens, base: BaseConfig, players: str
-) -> Iterator[list[Seat]]:
-    """Of such games the seats with beliefs, and imposters beside them: what they do must not drift either."""
-    for seats in _chunks(game, variants, tokens, base, players, LISTENING):
+def _asked(chunks: Iterable[Sequence[Seat]]) -> Iterator[list[Seat]]:
+    """The seats with beliefs, and imposters beside them: what they do must not drift either."""
+    for seats in chunks:
         yield [
             (episode, agent)
             for episode, agent in seats
@@ -500,10 +503,10 @@ def _asked(
         ]
 
 
-def _batches(chunks: Iterable[Sequence[Seat]], base: BaseConfig, place: int) -> Iterator[list[Seat]]:
+def _batches(chunks: Iterable[Sequence[Seat]], base: BaseConfig, path: tuple[int, ...]) -> Iterator[list[Seat]]:
     """Batches of the seats of each chunk."""
     for chunk, seats in enumerate(chunks):
-        yield from batches(seats, base.rows, np.random.default_rng([base.seed, place, chunk]))
+        yield from batches(seats, base.rows, np.random.default_rng([base.seed, *path, chunk]))
 
 
 def _epochs(folder: str, games: Sequence[Callable[[], Any]], tokens: Tokens, base: BaseConfig) -> Iterator[list[Seat]]:

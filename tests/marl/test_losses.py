@@ -209,7 +209,12 @@ def test_kl_by_hand(estimator: str, value: float) -> None:
     """pi = 1/2, reference = 1/4: d = ln 2, and reference / pi = 1/2."""
     batch = one_token(Kind.SPEECH, reference=-2 * LN2)
     assert only(KLLoss(0.0, estimator)(batch, say(logprob=-LN2))) == pytest.approx(value, rel=1e-5)
-    assert not KLLoss(0.0, estimator)(one_token(Kind.CHOICE, reference=-2 * LN2), say(logprob=-LN2))[1].any()
+    choice = one_token(Kind.CHOICE, reference=-2 * LN2)
+    assert not KLLoss(0.0, estimator)(choice, say(logprob=-LN2))[1].any()
+    for over, counted in (("choice", (choice,)), ("speech", (batch,)), ("both", (choice, batch))):
+        for one in (choice, batch):
+            values, mask = KLLoss(0.0, estimator, over)(one, say(logprob=-LN2))
+            assert values[mask].tolist() == pytest.approx([value] * any(one is c for c in counted), rel=1e-5)
 
 
 def expected_gradient(estimator: str, logits: Tensor, reference: Tensor) -> Tensor:
@@ -256,6 +261,7 @@ def test_gradients_of_the_estimators_in_expectation() -> None:
     [
         (lambda: EntropyLoss(over="all"), "loss.entropy.over=all: must be one of choice, speech, both"),
         (lambda: KLLoss(estimator="k4"), "loss.kl.estimator=k4: must be one of k1, k2, k3, squared"),
+        (lambda: KLLoss(over="all"), "loss.kl.over=all: must be one of choice, speech, both"),
         (lambda: KLLoss(weight=0.1, estimator="k1"), "loss.kl.estimator=k1 has no gradient"),
     ],
 )
