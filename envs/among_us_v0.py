@@ -720,6 +720,10 @@ COMPACT_TOKENS = (
 )
 
 
+# Words that mean nothing but who is who: a game in which they trade places throughout might have been played as well.
+EXCHANGEABLE = {Style.NATURAL: NAMES, Style.COMPACT: tuple(_LOWER.values())}
+
+
 def write(event: Event, style: Style) -> str:
     """The event in words, as they stand in an observation."""
     return _write_natural(event) if style is Style.NATURAL else _write_compact(event)

@@ -52,7 +52,7 @@ from marl.evaluate import (
     metrics,
 )
 from marl.filtered_bc import FilteredBCConfig, train_filtered_bc
-from marl.games import env_maker
+from marl.games import env_maker, exchangeable
 from marl.monitor import episode_metrics
 from marl.policy import Policy
 from marl.ppo import train_ppo
@@ -207,7 +207,8 @@ def learn(
     if isinstance(config, FilteredBCConfig):
         train_filtered_bc(learners[0], make_env, parts.rewards, parts.losses, config, **common)
     else:
-        train_ppo(learners, make_env, parts.rewards, parts.losses, config, **common)
+        words = exchangeable(parts.env) if any(loss.reads == "renamed" for loss in parts.losses.values()) else ()
+        train_ppo(learners, make_env, parts.rewards, parts.losses, config, words=words, **common)
     return policies
 
 

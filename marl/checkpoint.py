@@ -16,10 +16,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from marl.errors import UserError
+from marl.optim import Optimizer
 from marl.policy import Policy, load_lm, load_tokenizer
 from marl.tokens import Tokens
 
-Trained = Mapping[str, tuple[Policy, torch.optim.Optimizer]]  # what learns, by its name in the cast
+Trained = Mapping[str, tuple[Policy, Optimizer]]  # what learns, by its name in the cast
 
 
 def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
@@ -160,7 +161,7 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     return dict(json.loads((checkpoint / "state.json").read_text()))
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
     """The optimizer's state as named tensors: `INDEX.NAME`, in the order of its parameters."""
     state = optimizer.state_dict()["state"]
     return {f"{i}.{k}": v.contiguous() for i, slots in state.items() for k, v in slots.items()} or {
@@ -168,7 +169,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     }
 
 
-def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
     """The reverse of `optimizer_tensors`."""
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from marl.cast import Seats
 from marl.errors import UserError
 from marl.filtered_bc import FilteredBCConfig
-from marl.games import scripted
+from marl.games import exchangeable, scripted
 from marl.losses import Loss
 from marl.ppo import PPOConfig
 from marl.pretrain import BaseConfig, ModelConfig
@@ -121,6 +121,11 @@ def build(cfg: DictConfig) -> Parts:
             scripted(env["game"], name)
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
+    for name, loss in losses.items():
+        if loss.reads == "renamed" and not exchangeable(env):
+            raise UserError(
+                f"loss.{name}.renamed=true: env.game={env['game']} has no words that can trade places; set it to false"
+            )
     return Parts(
         env=env,
         cast=cast_of(settings["cast"]),

@@ -1,9 +1,9 @@
 """From a game's name to its parts, by convention: `envs/NAME_v0.py` and `marl/scripted/NAME.py`.
 
 The environment's module has `parallel_env` and `COMPACT_TOKENS` (strings that a small tokenizer keeps whole); the
-environment has `facts` and `privileged(agent)`. `PAYMENT`, where the module has it, names settings that no player reads
-of, so that they make no other base. The scripts' module has `make_player(name, seed, role)` and `DEFAULT`,
-the name of the players that a base corpus is made of.
+environment has `facts` and `privileged(agent)`. Where the module has them: `PAYMENT` names settings that no player
+reads of, so that they make no other base; `EXCHANGEABLE` has, by style, words that can trade places. The scripts'
+module has `make_player(name, seed, role)` and `DEFAULT`, the name of the players that a base corpus is made of.
 """
 
 from __future__ import annotations
@@ -47,6 +47,11 @@ def env_maker(env: Mapping[str, Any]) -> Callable[[], Any]:
     except (ValueError, TypeError) as error:
         raise UserError(f"env.{error}" if str(error).split()[0] in settings else f"env: {error}") from error
     return make
+
+
+def exchangeable(env: Mapping[str, Any]) -> tuple[str, ...]:
+    """The words of the game in its style that can trade places throughout; most games have none."""
+    return tuple(getattr(game_module(env["game"]), "EXCHANGEABLE", {}).get(env.get("style"), ()))
 
 
 def seats(env: Mapping[str, Any]) -> int:

@@ -21,8 +21,9 @@ from marl.errors import UserError
 from marl.filtered_bc import KEEPS, competitive, select
 from marl.losses import Loss
 from marl.monitor import Progress, episode_metrics, speed_metrics
+from marl.renaming import renaming
 from marl.rewards import Reward, add_rewards
-from marl.rollout import GAMES, draw_games, rollout, shuffle_seed
+from marl.rollout import GAMES, RENAME, draw_games, rollout, shuffle_seed
 from marl.speech import INSIDERS
 from marl.types import Episode, Kind
 from marl.update import Learner, UpdateConfig, update
@@ -60,11 +61,13 @@ def train_ppo(
     start: int,
     after: Callable[[int, dict[str, float], Sequence[Episode]], None],
     progress: Progress,
+    words: Sequence[str] = (),
 ) -> None:
     """Trains the learners in place, from iteration `start` (0-based).
 
     `cast` says who plays each role; `frozen` are the players in it that don't learn. `after` gets each finished
-    iteration's number (from 1), metrics (a second learner's begin with its name) and episodes.
+    iteration's number (from 1), metrics (a second learner's begin with its name) and episodes. `words`: those of the
+    game that can trade places, where a loss reads renamed rows.
     """
     env = make_env()
     held = places(cast, env)
@@ -75,6 +78,8 @@ def train_ppo(
     weights = {name: reward.weight for name, reward in rewards.items()}
     scored = replace(config.update, temperature=config.temperature)  # what was sampled is what is scored
     rivals = competitive(env)
+    renamed = torch.Generator()
+    rename = renaming(learners[0].policy.tokens, words, renamed) if words else None
 
     for iteration in range(start, config.iterations):
         stage = f"iteration {iteration + 1}/{config.iterations}"
@@ -107,9 +112,11 @@ def train_ppo(
             learned += int((batch.kind != Kind.PAD).sum())
             progress.stage(f"{stage}: update of {learner.name}", config.update.epochs * len(seats))
             generator = torch.Generator().manual_seed(shuffle_seed(seed, iteration))
+            renamed.manual_seed(shuffle_seed(seed, iteration, RENAME))
             found = update(
-                learner.policy, learner.reference, batch, losses, learner.optimizer, scored, generator, progress.advance
-            )
+                learner.policy, learner.reference, batch, losses, learner.optimizer, scored, generator,
+                progress.advance, rename,
+            )  # fmt: skip
             metrics |= named(found, learner, learners)
         for learner in learners:
             metrics |= named(episode_metrics(episodes, {learner.name}), learner, learners)

@@ -36,6 +36,7 @@ from marl.losses.imitation import ImitationLoss
 from marl.losses.kl import KLLoss
 from marl.losses.listening import ListeningLoss
 from marl.losses.world_model import WorldModelLoss
+from marl.optim import BETAS, MuonAndAdamW, Optimizer
 from marl.policy import Policy, load_lm, load_tokenizer, tiny_lm
 from marl.rollout import Game, draw_games, rollout
 from marl.speech import INSIDERS
@@ -46,7 +47,6 @@ from marl.update import UpdateConfig, forward, micro_batches, update
 FORMAT = 2  # raised when the same settings would make another base
 CORPUS, TOKENIZER, HELD_OUT, LISTENING = 101, 102, 103, 104  # named places of the seed
 DATA, KINDS = ("scripted", "human", "none"), ("tiny", "hf")
-BETAS = (0.9, 0.95)  # of AdamW
 ORDERS = tuple(itertools.permutations(range(3), 3))
 CHUNK = 512  # seats among which batches of equal length are sought
 
@@ -260,6 +260,7 @@ def _train(
         steps = math.ceil(len(games[0]().possible_agents) * base.games / base.rows)
         draw = _batches(_chunks(game, games, tokens, base, base.players, (CORPUS,)), base, (CORPUS,))
     with dropout(policy, base.dropout, torch.Generator().manual_seed(base.seed)):
+        # On scripted dialogues a small model started faster with Muon than with AdamW alone (single trials).
         learn = MuonAndAdamW(policy, base.learning_rate, base.weight_decay)
         fit(policy, draw, steps, base, base.losses(), learn, lambda done: progress("base", done, steps))
     lessons = sum(steps for _, steps in base.lessons)
@@ -387,7 +388,7 @@ def fit(
     steps: int,
     base: BaseConfig,
     losses: Mapping[str, Loss],
-    optimizer: MuonAndAdamW | torch.optim.Optimizer,
+    optimizer: Optimizer,
     progress: Callable[[int], None],
     reference: Policy | None = None,
 ) -> None:
@@ -420,35 +421,6 @@ def dropout(policy: Policy, rate: float, generator: torch.Generator) -> Iterator
     finally:
         for hook in hooks:
             hook.remove()
-
-
-class MuonAndAdamW:
-    """Muon (Jordan 2024) for the matrices between embedding and output, AdamW for everything else.
-
-    On scripted dialogues a small model started faster with it than with AdamW alone (single trials).
-    """
-
-    def __init__(self, policy: Policy, learning_rate: float, weight_decay: float) -> None:
-        ends = {id(e.weight) for e in (policy.lm.get_input_embeddings(), policy.lm.get_output_embeddings())}
-        inside = [p for p in policy.lm.parameters() if p.dim() == 2 and id(p) not in ends]
-        chosen = {id(p) for p in inside}
-        others = [p for p in policy.parameters() if id(p) not in chosen]
-        self.parts: tuple[torch.optim.Optimizer, ...] = (
-            torch.optim.Muon(inside, learning_rate, weight_decay, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(others, learning_rate, weight_decay=weight_decay, betas=BETAS),
-        )
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        return [group for part in self.parts for group in part.param_groups]
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        for part in self.parts:
-            part.zero_grad(set_to_none)
-
-    def step(self) -> None:
-        for part in self.parts:
-            part.step()
 
 
 def scripted_texts(

@@ -16,7 +16,7 @@ from envs.core import TurnKind
 from marl.agents import Agent, Reply, Request
 from marl.types import Belief, Episode, Payment, Stream, Turn
 
-GAMES, SHUFFLE, EVALUATION = 1, 2, 3  # named places of a run's seed
+GAMES, SHUFFLE, EVALUATION, RENAME = 1, 2, 3, 4  # named places of a run's seed
 
 Cast = Callable[["Game", Any], Mapping[str, Agent]]  # (game, environment after reset) -> who plays each seat
 
@@ -35,9 +35,9 @@ def draw_games(seed: int, *path: int, count: int) -> list[Game]:
     return [Game(int(s >> np.uint64(1))) for s in states]
 
 
-def shuffle_seed(seed: int, iteration: int) -> int:
-    """Seeds the order of rows in an iteration's update."""
-    return int(np.random.SeedSequence([seed, SHUFFLE, iteration]).generate_state(1)[0])
+def shuffle_seed(seed: int, iteration: int, place: int = SHUFFLE) -> int:
+    """Seeds the order of rows in an iteration's update, or (RENAME) how their words are permuted."""
+    return int(np.random.SeedSequence([seed, place, iteration]).generate_state(1)[0])
 
 
 def everyone(agent: Agent) -> Cast:

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from marl.errors import UserError
 from marl.losses import Loss, Outputs
+from marl.optim import OPTIMIZERS, Optimizer
 from marl.policy import Policy, choice_logits
+from marl.renaming import Renaming
 from marl.types import Kind, TokenBatch
-
-OPTIMIZERS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 
 
 @dataclass(frozen=True)
@@ -49,10 +48,9 @@ class UpdateConfig:
             raise UserError("algo.update: learning_rate must not be negative, max_grad_norm must be above 0")
 
 
-def make_optimizer(policy: Policy, config: UpdateConfig) -> torch.optim.Optimizer:
+def make_optimizer(policy: Policy, config: UpdateConfig) -> Optimizer:
     """The optimiser that the configuration names, over all parameters."""
-    kind = OPTIMIZERS[config.optimizer]
-    return kind(policy.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
+    return OPTIMIZERS[config.optimizer](policy, config.learning_rate, config.weight_decay)
 
 
 @dataclass(frozen=True)
@@ -62,15 +60,7 @@ class Learner:
     name: str
     policy: Policy
     reference: Policy
-    optimizer: torch.optim.Optimizer
-
-
-class Optimizer(Protocol):
-    """An optimiser of torch, or several of them."""
-
-    def zero_grad(self, set_to_none: bool = True) -> None: ...
-
-    def step(self) -> Any: ...
+    optimizer: Optimizer
 
 
 def forward(policy: Policy, batch: TokenBatch, temperature: float, reads: Mapping[str, bool]) -> Outputs:
@@ -161,8 +151,12 @@ def update(
     config: UpdateConfig,
     generator: torch.Generator,
     progress: Callable[[int], None] = lambda rows: None,
+    rename: Renaming | None = None,
 ) -> dict[str, float]:
-    """Passes over the batch, a step for each minibatch. Returns metrics by name, means over all minibatches."""
+    """Passes over the batch, a step for each minibatch. Returns metrics by name, means over all minibatches.
+
+    `rename`: for a term that reads beliefs of renamed rows.
+    """
     if "kl" in losses and reference is not None:
         batch = add_reference(batch, reference, config)
     policy.eval()  # no dropout: what was sampled from is what is scored
@@ -179,9 +173,16 @@ def update(
             optimizer.zero_grad(set_to_none=True)
             own = _Means()  # of this minibatch
             for micro in micro_batches(batch, rows, config.token_budget):
-                part = batch.select(micro).to(policy.device)
+                rows_read = batch.select(micro)
+                part = rows_read.to(policy.device)
                 with autocast(config, policy.device):
                     outputs = forward(policy, part, config.temperature, reads)
+                    if "renamed" in reads and len(part.row):
+                        assert rename is not None, "a term reads renamed rows"
+                        asked = rename(rows_read.select(rows_read.row.unique()))  # keeps the order of the questions
+                        outputs.beliefs = forward(
+                            policy, asked.to(policy.device), config.temperature, {"beliefs": reads["renamed"]}
+                        ).beliefs
                 total = torch.zeros((), device=policy.device)
                 for name, loss in losses.items():
                     values, mask = loss(part, outputs)

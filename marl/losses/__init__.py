@@ -40,7 +40,7 @@ class Loss(Protocol):
 
     @property
     def reads(self) -> str:
-        """Which part of the outputs it needs: reply, values, beliefs or observed."""
+        """What it needs of the outputs: reply, values, beliefs, observed, or renamed (beliefs, of renamed rows)."""
         ...
 
     def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:

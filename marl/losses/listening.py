@@ -13,10 +13,18 @@ from marl.types import TokenBatch
 
 @dataclass(frozen=True)
 class ListeningLoss:
-    """-log belief(true answer), (N,): Sarkar et al. 2025, the listening loss."""
+    """-log belief(true answer), (N,): Sarkar et al. 2025, the listening loss.
+
+    `renamed`: learned from rows in which the game's exchangeable words have traded places (renaming.py), a pass of its
+    own. Where the weight is 0 the rows are read as they are.
+    """
 
     weight: float = 1.0
-    reads: str = "beliefs"
+    renamed: bool = False
+
+    @property
+    def reads(self) -> str:
+        return "renamed" if self.renamed and self.weight else "beliefs"
 
     def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
         values = -outputs.beliefs.gather(1, batch.answer[:, None])[:, 0]  # (N,)

@@ -1,0 +1,85 @@
+"""The optimisers that a configuration can name: those of torch, and Muon beside AdamW."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from marl.policy import Policy
+
+BETAS = (0.9, 0.95)  # of the AdamW beside Muon, and of supervised stages
+
+
+class Optimizer(Protocol):
+    """An optimiser of torch, or several of them behind the same methods."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]: ...
+    def zero_grad(self, set_to_none: bool = True) -> None: ...
+    def step(self) -> Any: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
+
+class MuonAndAdamW:
+    """Muon (Jordan 2024) for the matrices between embedding and output, AdamW for everything else.
+
+    Both at the same learning rate: Muon's steps are scaled to the size of AdamW's.
+    """
+
+    def __init__(self, policy: Policy, learning_rate: float, weight_decay: float) -> None:
+        ends = {id(e.weight) for e in (policy.lm.get_input_embeddings(), policy.lm.get_output_embeddings())}
+        inside = [p for p in policy.lm.parameters() if p.dim() == 2 and id(p) not in ends]
+        chosen = {id(p) for p in inside}
+        others = [p for p in policy.parameters() if id(p) not in chosen]
+        self.parts: tuple[torch.optim.Optimizer, ...] = (
+            torch.optim.Muon(inside, learning_rate, weight_decay, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(others, learning_rate, weight_decay=weight_decay, betas=BETAS),
+        )
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [group for part in self.parts for group in part.param_groups]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for part in self.parts:
+            part.zero_grad(set_to_none)
+
+    def step(self) -> None:
+        for part in self.parts:
+            part.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of one optimiser over Muon's parameters, then AdamW's."""
+        state: dict[int, Any] = {}
+        groups: list[dict[str, Any]] = []
+        for part, offset in zip(self.parts, self._offsets(), strict=True):
+            own = part.state_dict()
+            state |= {offset + i: slots for i, slots in own["state"].items()}
+            groups += own["param_groups"]
+        return {"state": state, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for part, offset, group in zip(self.parts, self._offsets(), state_dict["param_groups"], strict=True):
+            indices = range(offset, offset + len(part.param_groups[0]["params"]))
+            state = {i - offset: state_dict["state"][i] for i in indices if i in state_dict["state"]}
+            part.load_state_dict({"state": state, "param_groups": [group]})
+
+    def _offsets(self) -> tuple[int, int]:
+        return 0, len(self.parts[0].param_groups[0]["params"])
+
+
+def _of_torch(kind: Any) -> Callable[[Policy, float, float], Optimizer]:
+    return lambda policy, learning_rate, weight_decay: kind(
+        policy.parameters(), lr=learning_rate, weight_decay=weight_decay
+    )
+
+
+OPTIMIZERS: dict[str, Callable[[Policy, float, float], Optimizer]] = {
+    "adamw": _of_torch(torch.optim.AdamW),
+    "adam": _of_torch(torch.optim.Adam),
+    "sgd": _of_torch(torch.optim.SGD),
+    "muon": MuonAndAdamW,
+}

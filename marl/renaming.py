@@ -1,0 +1,64 @@
+"""Trading names: a game whose words can stand for one another gives, renamed, another game that is as true.
+
+The colours of Among Us are drawn afresh in each game and mean nothing, so a row in which Red and Blue trade places
+throughout is a row of a game that might have been played as well. What is learned from the truth, and not from what
+was sampled, may be learned from renamed rows: they are new in every pass, where the rows themselves are soon known by
+heart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from marl.errors import UserError
+from marl.tokens import Tokens
+from marl.types import TokenBatch
+
+
+@dataclass(frozen=True)
+class Renaming:
+    """Permutes words. `families` (F, W): ids of tokens that differ only in which of the W words they hold."""
+
+    families: Tensor
+    size: int  # of the vocabulary
+    generator: torch.Generator
+
+    def __call__(self, batch: TokenBatch) -> TokenBatch:
+        """The batch with every row's words (and those of its candidates) permuted, each row by an order of its own."""
+        rows, words = batch.shape[0], self.families.shape[1]
+        order = torch.rand(rows, words, generator=self.generator).argsort(1)  # (B, W)
+        table = torch.arange(self.size).repeat(rows, 1)  # (B, V)
+        for ids in self.families:
+            table[:, ids] = ids[order]
+        table = table.to(batch.tokens.device)
+        known = batch.candidates >= 0
+        return replace(
+            batch,
+            tokens=table.gather(1, batch.tokens),
+            candidates=torch.where(known, table[batch.row].gather(1, batch.candidates.clamp_min(0)), -1),
+        )
+
+
+def renaming(tokens: Tokens, words: Sequence[str], generator: torch.Generator) -> Renaming:
+    """Of these words, in a tokenizer in which each is a single token. UserError where one isn't."""
+    for word in words:
+        if len(tokens.encode(f" {word}")) != 1:
+            raise UserError(
+                f"loss.listening.renamed=true: {word!r} is no single token of this tokenizer, so it cannot be traded "
+                "for another word; set it to false (a small model of compact style can do it)"
+            )
+    place = {word: i for i, word in enumerate(words)}
+    either = "|".join(re.escape(word) for word in words)
+    whole = re.compile(rf"(?<![^\W_])(?:{either})(?![^\W_])")
+    found: dict[str, dict[int, int]] = {}
+    for i in range(tokens.size):
+        text = tokens.decode([i])
+        if held := whole.findall(text):
+            found.setdefault(whole.sub("{}", text), {})[place[held[0]]] = i
+    families = [[ids[i] for i in range(len(words))] for ids in found.values() if len(ids) == len(words)]
+    return Renaming(torch.tensor(families), tokens.size, generator)

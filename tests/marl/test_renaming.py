@@ -1,0 +1,101 @@
+"""Trading names: the same game in other words, and a listening loss that reads it."""
+
+from __future__ import annotations
+
+import copy
+import re
+
+import pytest
+import torch
+
+from envs.among_us_v0 import COMPACT_TOKENS, EXCHANGEABLE, Style
+from marl.batch import collate, seats_of
+from marl.errors import UserError
+from marl.games import env_maker, exchangeable, scripted
+from marl.losses.listening import ListeningLoss
+from marl.policy import Policy, tiny_lm
+from marl.pretrain import scripted_texts
+from marl.renaming import Renaming, renaming
+from marl.rollout import draw_games, everyone, rollout
+from marl.tokens import Tokens, train_tokenizer
+from marl.types import TokenBatch
+from marl.update import UpdateConfig, update
+
+WORDS = EXCHANGEABLE[Style.COMPACT]
+COMPACT = env_maker({"game": "among_us", "style": "compact", "players": 5, "max_steps": 80})
+
+
+@pytest.fixture(scope="module")
+def tokens() -> Tokens:
+    return Tokens(train_tokenizer(scripted_texts("among_us", [COMPACT], 0, games=20), COMPACT_TOKENS, 1024))
+
+
+@pytest.fixture(scope="module")
+def batch(tokens: Tokens) -> TokenBatch:
+    episodes = rollout(draw_games(0, 1, count=6), everyone(scripted("among_us", "informed", tokens)), COMPACT, 6)
+    return collate(seats_of(episodes, {"informed"}), {}, silent_roles=("imposter",))
+
+
+def words(tokens: Tokens, row: torch.Tensor) -> list[str]:
+    return re.findall(r"[a-z]+|[^a-z]+", tokens.decode(row.tolist()))
+
+
+def seeded(tokens: Tokens, seed: int = 0) -> Renaming:
+    return renaming(tokens, WORDS, torch.Generator().manual_seed(seed))
+
+
+def test_each_row_is_the_same_game_in_other_names(tokens: Tokens, batch: TokenBatch) -> None:
+    other = seeded(tokens)(batch)
+    orders = set()
+    for b in range(batch.shape[0]):
+        before, after = words(tokens, batch.tokens[b]), words(tokens, other.tokens[b])
+        assert len(before) == len(after)
+        became = {old: new for old, new in zip(before, after, strict=True) if old in WORDS}
+        assert set(became) >= {"red"} or len(became) == 5  # everybody is named in the first observation
+        assert len(set(became.values())) == len(became) and set(became.values()) <= set(WORDS)
+        assert after == [became.get(word, word) for word in before]
+        orders.add(tuple(sorted(became.items())))
+        for n in (batch.row == b).nonzero()[:, 0].tolist():
+            asked = [tokens.decode([i]).strip() for i in batch.candidates[n].tolist() if i >= 0]
+            answers = [tokens.decode([i]).strip() for i in other.candidates[n].tolist() if i >= 0]
+            assert answers == [became[name] for name in asked]
+    assert len(orders) > batch.shape[0] / 2  # each row has an order of its own
+    for name in ("kind", "row", "position", "answer", "legal", "logprobs"):
+        assert torch.equal(getattr(other, name), getattr(batch, name))
+    assert torch.equal(seeded(tokens)(batch).tokens, other.tokens)  # a function of the generator
+
+
+def test_the_listening_loss_learns_from_the_renamed_row(tokens: Tokens, batch: TokenBatch) -> None:
+    """A step on a row with `renamed` is a plain step on the row that was renamed by hand."""
+    row = batch.select(batch.row[:1])
+    lm = tiny_lm(tokens.size, hidden_size=16, layers=1, heads=2, intermediate_size=32, context=512)
+    start = Policy(lm, tokens)
+
+    def step(row: TokenBatch, loss: ListeningLoss) -> tuple[float, torch.Tensor]:
+        policy = copy.deepcopy(start)
+        found = update(
+            policy, None, row, {"listening": loss}, torch.optim.SGD(policy.parameters(), lr=1.0),
+            UpdateConfig(minibatches=1), torch.Generator(), rename=seeded(tokens),
+        )  # fmt: skip
+        return found["loss/listening"], policy.lm.get_input_embeddings().weight.detach()
+
+    renamed = step(row, ListeningLoss(renamed=True))
+    by_hand = step(seeded(tokens)(row), ListeningLoss())
+    as_it_is = step(row, ListeningLoss())
+    assert renamed[0] == by_hand[0] != as_it_is[0]
+    assert torch.equal(renamed[1], by_hand[1]) and not torch.allclose(renamed[1], as_it_is[1])
+
+
+def test_a_weight_of_zero_reads_rows_as_they_are() -> None:
+    assert ListeningLoss(0.0, renamed=True).reads == "beliefs"
+    assert ListeningLoss(0.1, renamed=True).reads == "renamed"
+
+
+def test_words_must_be_single_tokens(tokens: Tokens) -> None:
+    with pytest.raises(UserError, match="is no single token"):
+        renaming(tokens, EXCHANGEABLE[Style.NATURAL], torch.Generator())
+
+
+def test_games_say_which_words_can_trade_places() -> None:
+    assert exchangeable({"game": "among_us", "style": "compact"}) == WORDS
+    assert exchangeable({"game": "dond", "style": "compact"}) == ()
