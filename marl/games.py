@@ -3,7 +3,8 @@
 The environment's module has `parallel_env` and `COMPACT_TOKENS` (strings that a small tokenizer keeps whole); the
 environment has `facts` and `privileged(agent)`. Where the module has them: `PAYMENT` names settings that no player
 reads of, so that they make no other base; `EXCHANGEABLE` has, by style, words that can trade places. The scripts'
-module has `make_player(name, seed, role)` and `DEFAULT`, the name of the players that a base corpus is made of.
+module has `make_player(name, seed, role)` and `DEFAULT`, the name of the players that a base corpus is made of; where
+these changed, a `VERSION` that a base is known by.
 """
 
 from __future__ import annotations

@@ -202,6 +202,8 @@ def base_policy(
         "env": {k: v for k, v in env.items() if k not in unused},
         "human_data": human,
     }
+    if not human:
+        made_of |= getattr(scripts_module(env["game"]), "VERSION", {})
     digest = _digest(json.dumps(made_of, sort_keys=True))
     folder = cache / f"{env['game']}-{base.data}-{digest}"
 

@@ -187,10 +187,11 @@ def accused(message: str) -> list[str]:
     return [s.who for s in understand(message) if s.topic in ACCUSING]
 
 
-TRUE, CREDULOUS = 2, 6  # answers of either kind that random players give to a recorded belief question
+VERSION = {"players": 2}  # raised when players of a base corpus do or answer otherwise than before
+ANSWERS = 8  # that random players give to each recorded belief question
 
 
-def credulous(messages: Sequence[str], candidates: Sequence[str], pull: float = 2.5, decay: float = 0.9) -> list[float]:
+def credulous(messages: Sequence[str], candidates: Sequence[str], pull: float = 1.5, decay: float = 0.9) -> list[float]:
     """The belief of somebody who knows nothing and half believes accusations, oldest message first; sums to one.
 
     Each accusation adds `pull` to a name's logit, which fades by `decay` with every message after it.
@@ -375,13 +376,13 @@ class RandomPlayer(Memory):
         return self.rng.choice(options)
 
     def answers(self, question: Question) -> list[str]:
-        """To a belief question, several: the truth, and more often what somebody credulous believes of what was said.
+        """To a belief question, several: what somebody credulous believes of what was said, whatever the truth.
 
-        A model that is taught such answers learns to infer what can be inferred, as a listening loss would teach it,
-        and to believe accusations, true or not. Several make the lesson less noisy.
+        A model that is taught such answers learns to believe accusations, true or not, and nothing about who is the
+        imposter. Several make the lesson less noisy.
         """
         belief = credulous([said.message for said in self.said], question.candidates)
-        return [question.answer] * TRUE + self.rng.choices(question.candidates, belief, k=CREDULOUS)
+        return self.rng.choices(question.candidates, belief, k=ANSWERS)
 
 
 class InformedPlayer(RandomPlayer):

@@ -162,10 +162,10 @@ def test_a_credulous_listener_half_believes_the_last_accusations() -> None:
     candidates = ("red", "blue", "green")
     assert credulous([], candidates) == [pytest.approx(1 / 3)] * 3
     named = credulous(["i think it is blue"], candidates)
-    assert sum(named) == pytest.approx(1) and named[1] == pytest.approx(math.exp(2.5) / (math.exp(2.5) + 2))
+    assert sum(named) == pytest.approx(1) and named[1] == pytest.approx(math.exp(1.5) / (math.exp(1.5) + 2))
     both = credulous(["i think it is blue", "vote for red", "pink is the imposter"], candidates)
     assert both[0] > both[1] > both[2]
-    assert both[0] / both[1] == pytest.approx(math.exp(2.5 * 0.9 - 2.5 * 0.81))
+    assert both[0] / both[1] == pytest.approx(math.exp(1.5 * 0.9 - 1.5 * 0.81))
     assert credulous(["Blue is the imposter."], ("Red", "Blue")) == credulous(["blue is the imposter"], ("red", "blue"))
 
 
@@ -214,7 +214,7 @@ OTHERS = Question("who is the imposter", ("blue", "green", "pink"), "pink")
 
 
 def test_random_players_answer_as_the_credulous_believe() -> None:
-    """Some of their answers are true; what they hear pulls the others, and the truth does not."""
+    """What they hear pulls their answers, and the truth does not."""
     heard = ["i think it is blue", "vote for green", "i trust pink", "blue looks guilty"]
     believed = credulous(heard, OTHERS.candidates)
     counts: Counter[str] = Counter()
@@ -226,8 +226,7 @@ def test_random_players_answer_as_the_credulous_believe() -> None:
         assert isinstance(player, among_us.RandomPlayer)
         truth = OTHERS.candidates[seed % 3]
         answers = player.answers(Question(OTHERS.text, OTHERS.candidates, truth))
-        assert answers[: among_us.TRUE] == [truth] * among_us.TRUE
-        assert len(answers) == among_us.TRUE + among_us.CREDULOUS
+        assert len(answers) == among_us.ANSWERS
         counts[answers[-1]] += 1  # one of each, for independent draws
     assert believed[0] > 0.5 > believed[1] > believed[2]
     for name, share in zip(OTHERS.candidates, believed, strict=True):
@@ -255,8 +254,7 @@ def test_recorded_answers_are_what_a_base_learns_to_believe() -> None:
     recorded = [(e, b) for e in episodes for b in e.beliefs if b.role == "crewmate"]
     truths = [{e.facts["names"][a].lower() for a in e.facts["imposters"]} for e, _ in recorded]
     right = [b.question.answer in truth for (_, b), truth in zip(recorded, truths, strict=True)]
-    informed = among_us.TRUE / (among_us.TRUE + among_us.CREDULOUS)
-    chance = [informed + (1 - informed) / len(b.question.candidates) for _, b in recorded]
+    chance = [1 / len(b.question.candidates) for _, b in recorded]
     # Beliefs of one discussion hang together, so games are counted, not answers.
     surplus: Counter[int] = Counter()
     for (e, _), hit, share in zip(recorded, right, chance, strict=True):
