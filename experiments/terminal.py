@@ -21,6 +21,13 @@ def say(line: str) -> None:
 
 
 @contextmanager
+def quiet() -> Iterator[None]:
+    """Within, nothing is said; errors are."""
+    with redirect_stdout(io.StringIO()):
+        yield
+
+
+@contextmanager
 def labelled(label: str) -> Iterator[None]:
     """Within, each line on the terminal begins with the label, and there is no bar: for jobs that share a terminal."""
     if not label:

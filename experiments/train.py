@@ -10,6 +10,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from experiments.cli import command
 from experiments.evaluate import pick_device, show
 from experiments.players import check_game, check_players, is_run, run_policy, seat_players
-from experiments.terminal import Bar, say
+from experiments.terminal import Bar, quiet, say
 from marl.cast import by_role, learners_of, players_of
 from marl.checkpoint import (
     load_training,
@@ -57,11 +58,12 @@ from marl.monitor import episode_metrics
 from marl.policy import Policy
 from marl.ppo import train_ppo
 from marl.pretrain import base_policy
+from marl.ranks import ONE, Ranks, own_device, torchrun_ranks
 from marl.report import build_report
 from marl.rewards import add_rewards
 from marl.rollout import EVALUATION, draw_games, rollout
 from marl.runs import claim, read_run_card, run_card
-from marl.tracking import METRICS_FILE, Tracker, make_tracker
+from marl.tracking import METRICS_FILE, Tracker, Unlogged, make_tracker
 from marl.transcripts import Transcript, read_episodes, write_episodes
 from marl.types import Episode
 from marl.update import Learner, make_optimizer
@@ -85,7 +87,7 @@ def main(cfg: DictConfig) -> None:
     if isinstance(parts.algo, FilteredBCConfig) and len(learners) > 1:
         raise UserError(f"algo=filtered_bc trains one learner, and the cast has {', '.join(learners)}; use algo=ppo")
     check_starts(cfg, learners)
-    device = pick_device(cfg.device)
+    device = own_device(pick_device(cfg.device))
     if cfg.threads:
         torch.set_num_threads(cfg.threads)
     folder = run_folder(cfg)
@@ -95,48 +97,83 @@ def main(cfg: DictConfig) -> None:
             build_report([folder], folder / "report.html", title=cfg.name)
         say(f"{folder} is done: its report is {folder / 'report.html'}; change the configuration or remove the folder")
         return
-    with claim(folder, OmegaConf.to_yaml(OmegaConf.create(identity(cfg)))):
-        newest = newest_checkpoint(folder / "checkpoints", say)
-        earlier, began = read_state(newest)["wall_time"] if newest else 0.0, time.time()
-        bar = Bar(enabled=cfg.progress)
-        say(f"run {folder}")
+    work = Work(cfg, parts, folder, make_env, make_test_env, device)
+    with torchrun_ranks(device) as ranks:
+        if ranks.first:
+            with claim(folder, OmegaConf.to_yaml(OmegaConf.create(identity(cfg)))):
+                ranks.wait()  # the others begin once the folder is ours
+                lead(work, ranks)
+        else:
+            with quiet():
+                ranks.wait()
+                bar = Bar(enabled=False)
+                learn(work, base_of(work, bar)[0], Unlogged(), lambda: 0.0, bar, ranks)
 
-        def elapsed() -> float:
-            return earlier + time.time() - began
 
-        with open_tracker(cfg, folder, newest) as tracker:
-            base, base_folder = base_policy(
-                parts.model,
-                parts.base,
-                parts.env,
-                cache=Path(cfg.cache),
-                human_data=cfg.data.dond,
-                privileged_size=privileged_size(make_env) if parts.privileged else 0,
-                device=device,
-                progress=bar.count,
-                report=say,
-            )
-            policies = learn(cfg, parts, folder, base, make_env, make_test_env, tracker, elapsed, bar)
-        kept_base = str(base_folder) if base_folder else None
-        for name, policy in policies.items():
-            card = {"game": parts.env["game"], "base": kept_base, "run": folder.name, "learner": name}
-            save_policy(folder / ("policy" if name == learners[0] else name), policy, card)
-        conditions, examples = final_evaluation(cfg, parts, folder, base_folder, base, policies, make_test_env, bar)
-        bar.close()
-        run_card(
-            folder,
-            config_hash(cfg),
-            cfg.seed,
-            arm=cfg.arm,
-            wall_time=round(elapsed(), 1),
-            tokens=total(folder / METRICS_FILE, "rollout/tokens"),
-            games=total(folder / METRICS_FILE, "rollout/games"),
-            base=base_folder.name if base_folder else None,
-            figures={name: {m: i.to_json() for m, i in found.items()} for name, found in conditions.items()},
-            speed=mean_speed(folder),
-        )
-        build_report([folder], folder / "report.html", title=cfg.name)
-        show(conditions, examples, folder / "report.html")
+@dataclass(frozen=True)
+class Work:
+    """A run's parts, built and checked."""
+
+    cfg: DictConfig
+    parts: Parts
+    folder: Path
+    make_env: Callable[[], Any]
+    make_test_env: Callable[[], Any]
+    device: torch.device
+
+
+def lead(work: Work, ranks: Ranks) -> None:
+    """The run, and everything that is written of it."""
+    cfg, parts, folder = work.cfg, work.parts, work.folder
+    learners = learners_of(parts.cast)
+    newest = newest_checkpoint(folder / "checkpoints", say)
+    earlier, began = read_state(newest)["wall_time"] if newest else 0.0, time.time()
+    bar = Bar(enabled=cfg.progress)
+    say(f"run {folder}" + (f", {ranks.size} processes" if ranks.size > 1 else ""))
+
+    def elapsed() -> float:
+        return earlier + time.time() - began
+
+    with open_tracker(cfg, folder, newest) as tracker:
+        base, base_folder = base_of(work, bar)
+        policies = learn(work, base, tracker, elapsed, bar, ranks)
+    kept_base = str(base_folder) if base_folder else None
+    for name, policy in policies.items():
+        card = {"game": parts.env["game"], "base": kept_base, "run": folder.name, "learner": name}
+        save_policy(folder / ("policy" if name == learners[0] else name), policy, card)
+    conditions, examples = final_evaluation(cfg, parts, folder, base_folder, base, policies, work.make_test_env, bar)
+    bar.close()
+    run_card(
+        folder,
+        config_hash(cfg),
+        cfg.seed,
+        arm=cfg.arm,
+        processes=ranks.size,
+        wall_time=round(elapsed(), 1),
+        tokens=total(folder / METRICS_FILE, "rollout/tokens"),
+        games=total(folder / METRICS_FILE, "rollout/games"),
+        base=base_folder.name if base_folder else None,
+        figures={name: {m: i.to_json() for m, i in found.items()} for name, found in conditions.items()},
+        speed=mean_speed(folder),
+    )
+    build_report([folder], folder / "report.html", title=cfg.name)
+    show(conditions, examples, folder / "report.html")
+
+
+def base_of(work: Work, bar: Bar) -> tuple[Policy, Path | None]:
+    """The base model and where it is kept; of several processes one trains it."""
+    cfg, parts = work.cfg, work.parts
+    return base_policy(
+        parts.model,
+        parts.base,
+        parts.env,
+        cache=Path(cfg.cache),
+        human_data=cfg.data.dond,
+        privileged_size=privileged_size(work.make_env) if parts.privileged else 0,
+        device=work.device,
+        progress=bar.count,
+        report=say,
+    )
 
 
 def open_tracker(cfg: DictConfig, folder: Path, newest: Path | None) -> Tracker:
@@ -164,17 +201,10 @@ def check_starts(cfg: DictConfig, learners: Sequence[str]) -> None:
 
 
 def learn(
-    cfg: DictConfig,
-    parts: Parts,
-    folder: Path,
-    base: Policy,
-    make_env: Any,
-    make_test_env: Any,
-    tracker: Tracker,
-    elapsed: Callable[[], float],
-    bar: Bar,
+    work: Work, base: Policy, tracker: Tracker, elapsed: Callable[[], float], bar: Bar, ranks: Ranks
 ) -> dict[str, Policy]:
     """Trains copies of the base (or of where `init` says to start), from the newest checkpoint if there is one."""
+    cfg, parts, folder, make_env = work.cfg, work.parts, work.folder, work.make_env
     config, game = parts.algo, parts.env["game"]
     policies = {
         name: run_policy(cfg.init[name], game, base.device, base) if cfg.init[name] else copy.deepcopy(base)
@@ -194,15 +224,16 @@ def learn(
         tracker.log(iteration, found)
         say(f"{iteration:4d}/{config.iterations}  " + headline(found))
         if last or (cfg.eval.every and iteration % cfg.eval.every == 0):
-            watch(cfg, parts, tracker, iteration, base, policies, make_test_env, folder, bar)
-        if iteration % cfg.checkpoint.every == 0 or last:
+            watch(work, tracker, iteration, base, policies, bar, ranks)
+        if ranks.first and (iteration % cfg.checkpoint.every == 0 or last):
             noted = {"run": folder.name, "wall_time": elapsed()}
             save_training(checkpoints, iteration, trained, noted, cfg.checkpoint.keep)
 
     if start == 0:
-        watch(cfg, parts, tracker, 0, base, policies, make_test_env, folder, bar)
+        watch(work, tracker, 0, base, policies, bar, ranks)
     common: dict[str, Any] = {
-        "cast": parts.cast, "frozen": frozen, "seed": cfg.seed, "start": start, "after": after, "progress": bar
+        "cast": parts.cast, "frozen": frozen, "seed": cfg.seed, "start": start, "after": after, "progress": bar,
+        "ranks": ranks,
     }  # fmt: skip
     if isinstance(config, FilteredBCConfig):
         train_filtered_bc(learners[0], make_env, parts.rewards, parts.losses, config, **common)
@@ -213,22 +244,23 @@ def learn(
 
 
 def watch(
-    cfg: DictConfig,
-    parts: Parts,
+    work: Work,
     tracker: Tracker,
     iteration: int,
     base: Policy,
     policies: Mapping[str, Policy],
-    make_env: Any,
-    folder: Path,
     bar: Bar,
+    ranks: Ranks,
 ) -> None:
     """Evaluation games while training: the same games each time, logged with some of their transcripts."""
+    cfg, folder = work.cfg, work.folder
     if not cfg.eval.games:
         return
     bar.stage(f"evaluation after iteration {iteration}", cfg.eval.games)
     stand_ins = {name: (name, policy) for name, policy in policies.items()}
-    episodes = evaluation_games(cfg, parts, base, stand_ins, make_env, cfg.eval.games, bar)
+    episodes = evaluation_games(cfg, work.parts, base, stand_ins, work.make_test_env, cfg.eval.games, bar, ranks)
+    if not ranks.first:
+        return
     tracker.log(iteration, episode_metrics(episodes, {next(iter(policies))}), phase="eval")
     write_episodes(folder / "episodes" / f"iteration-{iteration:06d}.jsonl", episodes[:SHOWN])
     columns = ("game", "outcome", "transcript")
@@ -246,13 +278,14 @@ def evaluation_games(
     make_env: Any,
     games: int,
     bar: Bar,
+    ranks: Ranks = ONE,
 ) -> list[Episode]:
     """The evaluation games, always the same ones, with these in the learners' seats and the others as in the cast."""
     seating = make(EvalConfig, plain(cfg.eval), "eval").seating(parts.cast)
     agents = seat_players(seating, make_env(), parts.env["game"], base, parts.algo, cfg.eval.temperature, learners)
-    drawn = draw_games(cfg.eval.seed, EVALUATION, count=games)
+    drawn = ranks.share(draw_games(cfg.eval.seed, EVALUATION, count=games))
     episodes = rollout(drawn, by_role(seating, agents), make_env, parts.algo.concurrency, bar.advance)
-    return add_rewards(episodes, parts.rewards)
+    return add_rewards(ranks.collect(episodes), parts.rewards)
 
 
 def final_evaluation(

@@ -21,6 +21,7 @@ from marl.cast import Seats, by_role, places
 from marl.errors import UserError
 from marl.losses import Loss
 from marl.monitor import Progress, episode_metrics, speed_metrics
+from marl.ranks import ONE, Ranks
 from marl.rewards import Reward, add_rewards
 from marl.rollout import GAMES, draw_games, rollout, shuffle_seed
 from marl.speech import INSIDERS
@@ -135,6 +136,7 @@ def train_filtered_bc(
     start: int,
     after: Callable[[int, dict[str, float], Sequence[Episode]], None],
     progress: Progress,
+    ranks: Ranks = ONE,
 ) -> None:
     """Trains the learner in place by imitation of its own best games; other arguments as in `train_ppo`.
 
@@ -146,9 +148,9 @@ def train_filtered_bc(
     rivals = competitive(env)
     for iteration in range(start, config.iterations):
         began = time.perf_counter()
-        progress.stage(f"round {iteration + 1}/{config.iterations}: games", config.games)
-        games = draw_games(seed, GAMES, iteration, count=config.games)
-        episodes = rollout(games, seated, make_env, config.concurrency, progress.advance)
+        games = ranks.share(draw_games(seed, GAMES, iteration, count=config.games))
+        progress.stage(f"round {iteration + 1}/{config.iterations}: games", len(games))
+        episodes = ranks.collect(rollout(games, seated, make_env, config.concurrency, progress.advance))
         played = time.perf_counter()
 
         episodes = add_rewards(episodes, rewards)
@@ -162,7 +164,7 @@ def train_filtered_bc(
             generator = torch.Generator().manual_seed(shuffle_seed(seed, iteration))
             metrics |= update(
                 learner.policy, learner.reference, batch, losses, learner.optimizer, config.update, generator,
-                progress.advance,
+                progress.advance, ranks=ranks,
             )  # fmt: skip
             learned = int((batch.kind != Kind.PAD).sum())
             metrics |= speed_metrics(episodes, learned, played - began, time.perf_counter() - played)

@@ -21,6 +21,7 @@ from marl.errors import UserError
 from marl.filtered_bc import KEEPS, competitive, select
 from marl.losses import Loss
 from marl.monitor import Progress, episode_metrics, speed_metrics
+from marl.ranks import ONE, Ranks
 from marl.renaming import renaming
 from marl.rewards import Reward, add_rewards
 from marl.rollout import GAMES, RENAME, draw_games, rollout, shuffle_seed
@@ -62,6 +63,7 @@ def train_ppo(
     after: Callable[[int, dict[str, float], Sequence[Episode]], None],
     progress: Progress,
     words: Sequence[str] = (),
+    ranks: Ranks = ONE,
 ) -> None:
     """Trains the learners in place, from iteration `start` (0-based).
 
@@ -84,9 +86,9 @@ def train_ppo(
     for iteration in range(start, config.iterations):
         stage = f"iteration {iteration + 1}/{config.iterations}"
         began = time.perf_counter()
-        progress.stage(f"{stage}: games", config.games)
-        games = draw_games(seed, GAMES, iteration, count=config.games)
-        episodes = rollout(games, seated, make_env, config.concurrency, progress.advance)
+        games = ranks.share(draw_games(seed, GAMES, iteration, count=config.games))
+        progress.stage(f"{stage}: games", len(games))
+        episodes = ranks.collect(rollout(games, seated, make_env, config.concurrency, progress.advance))
         played = time.perf_counter()
 
         episodes = add_rewards(episodes, rewards)
@@ -115,7 +117,7 @@ def train_ppo(
             renamed.manual_seed(shuffle_seed(seed, iteration, RENAME))
             found = update(
                 learner.policy, learner.reference, batch, losses, learner.optimizer, scored, generator,
-                progress.advance, rename,
+                progress.advance, rename, ranks,
             )  # fmt: skip
             metrics |= named(found, learner, learners)
         for learner in learners:

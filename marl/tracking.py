@@ -48,6 +48,16 @@ class Tracker(ABC):
         self.close(failed=kind is not None)
 
 
+class Unlogged(Tracker):
+    """Of the processes of one run all but the first."""
+
+    def log(self, iteration: int, metrics: Mapping[str, Any], phase: str = "train") -> None: ...
+
+    def transcripts(self, iteration: int, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None: ...
+
+    def close(self, failed: bool = False) -> None: ...
+
+
 class JsonlTracker(Tracker):
     """Writes `folder/metrics.jsonl` and `folder/timing.jsonl`, each line flushed when it is logged.
 

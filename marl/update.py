@@ -16,6 +16,7 @@ from marl.errors import UserError
 from marl.losses import Loss, Outputs
 from marl.optim import OPTIMIZERS, Optimizer
 from marl.policy import Policy, choice_logits
+from marl.ranks import ONE, Ranks
 from marl.renaming import Renaming
 from marl.types import Kind, TokenBatch
 
@@ -113,24 +114,24 @@ def scatter(zeros: Tensor, mask: Tensor, values: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def add_reference(batch: TokenBatch, reference: Policy, config: UpdateConfig) -> TokenBatch:
+def add_reference(batch: TokenBatch, reference: Policy, config: UpdateConfig, ranks: Ranks = ONE) -> TokenBatch:
     """Fills `reference_logprobs` from the frozen reference, under the same temperature and legal sets."""
     result = torch.zeros_like(batch.logprobs)
-    for rows in micro_batches(batch, torch.arange(batch.shape[0]), config.token_budget):
+    for rows in micro_batches(batch, torch.arange(batch.shape[0]), config.token_budget, ranks):
         part = batch.select(rows)
         with autocast(config, reference.device):
             logprobs = forward(reference, part.to(reference.device), config.temperature, {"reply": False}).logprobs
         result[rows, : part.shape[1]] = logprobs.cpu()
-    return replace(batch, reference_logprobs=result)
+    return replace(batch, reference_logprobs=ranks.add(result.to(reference.device)).cpu())
 
 
-def micro_batches(batch: TokenBatch, rows: Tensor, token_budget: int) -> list[Tensor]:
-    """Splits rows into groups of similar length whose padded size stays within the budget."""
+def micro_batches(batch: TokenBatch, rows: Tensor, token_budget: int, ranks: Ranks = ONE) -> list[Tensor]:
+    """Splits rows, or this rank's share, into groups of similar length whose padded size stays within the budget."""
     lengths = (batch.kind[rows] != Kind.PAD).sum(1)
     order = torch.argsort(lengths, descending=True, stable=True)
     groups: list[list[int]] = []
     width = 0
-    for i in order.tolist():
+    for i in ranks.share(order.tolist()):
         if not groups or (len(groups[-1]) + 1) * width > token_budget:
             groups.append([])
             width = int(lengths[i])
@@ -152,13 +153,15 @@ def update(
     generator: torch.Generator,
     progress: Callable[[int], None] = lambda rows: None,
     rename: Renaming | None = None,
+    ranks: Ranks = ONE,
 ) -> dict[str, float]:
     """Passes over the batch, a step for each minibatch. Returns metrics by name, means over all minibatches.
 
-    `rename`: for a term that reads beliefs of renamed rows.
+    `rename`: for a term that reads beliefs of renamed rows. `ranks`: each reads its share of every minibatch; all of
+    them get the whole batch.
     """
     if "kl" in losses and reference is not None:
-        batch = add_reference(batch, reference, config)
+        batch = add_reference(batch, reference, config, ranks)
     policy.eval()  # no dropout: what was sampled from is what is scored
     reads: dict[str, bool] = {}
     for loss in losses.values():
@@ -169,20 +172,22 @@ def update(
         order = torch.randperm(size, generator=generator)
         stop = False
         for rows in order.split(config.rows) if config.rows else order.chunk(min(config.minibatches, size)):
-            counts = count_tokens(batch.select(rows), losses)
+            whole = batch.select(rows)
+            renamed = rename(whole) if rename is not None and "renamed" in reads else whole
+            counts = count_tokens(whole, losses)
             optimizer.zero_grad(set_to_none=True)
             own = _Means()  # of this minibatch
-            for micro in micro_batches(batch, rows, config.token_budget):
-                rows_read = batch.select(micro)
-                part = rows_read.to(policy.device)
+            for micro in micro_batches(whole, torch.arange(len(rows)), config.token_budget, ranks):
+                part = whole.select(micro).to(policy.device)
                 with autocast(config, policy.device):
                     outputs = forward(policy, part, config.temperature, reads)
                     if "renamed" in reads and len(part.row):
-                        assert rename is not None, "a term reads renamed rows"
-                        asked = rename(rows_read.select(rows_read.row.unique()))  # keeps the order of the questions
-                        outputs.beliefs = forward(
-                            policy, asked.to(policy.device), config.temperature, {"beliefs": reads["renamed"]}
-                        ).beliefs
+                        other = renamed.select(micro)
+                        asked = other.select(other.row.unique()).to(
+                            policy.device
+                        )  # its questions are in the same order
+                        beliefs = {"beliefs": reads["renamed"]}
+                        outputs.beliefs = forward(policy, asked, config.temperature, beliefs).beliefs
                 total = torch.zeros((), device=policy.device)
                 for name, loss in losses.items():
                     values, mask = loss(part, outputs)
@@ -195,22 +200,24 @@ def update(
                 if "policy" in losses:
                     _diagnose(own, part, outputs)
                 progress(len(micro))
+            ranks.add_gradients(policy)
             for name, count in counts.items():
-                totals.add(f"loss/{name}", 0.0, count)
+                totals.add(f"loss/{name}", 0.0, count if ranks.first else 0)
             norm = nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm)
             if not bool(torch.isfinite(norm)):
                 raise UserError(
                     f"the gradient is not finite ({float(norm)}): lower algo.update.learning_rate or a loss weight"
                 )
             optimizer.step()
-            totals.add("update/grad_norm", float(norm), 1)
+            if ranks.first:
+                totals.add("update/grad_norm", float(norm), 1)
             totals.take(own)
-            if config.target_kl is not None and own.mean("update/approx_kl") > config.target_kl:
+            if config.target_kl is not None and own.over(ranks).mean("update/approx_kl") > config.target_kl:
                 stop = True
                 break
         if stop:
             break
-    return {**totals.means(), "update/explained_variance": explained_variance(batch)}
+    return {**totals.over(ranks).means(), "update/explained_variance": explained_variance(batch)}
 
 
 def count_tokens(batch: TokenBatch, losses: Mapping[str, Loss]) -> dict[str, int]:
@@ -242,6 +249,13 @@ class _Means:
     def take(self, other: _Means) -> None:
         for name, total in other.sums.items():
             self.add(name, total, other.counts[name])
+
+    def over(self, ranks: Ranks) -> _Means:
+        """Of all ranks together."""
+        whole = _Means()
+        for part in ranks.objects(self):
+            whole.take(part)
+        return whole
 
     def mean(self, name: str) -> float:
         return self.sums.get(name, 0.0) / max(self.counts.get(name, 0.0), 1.0)

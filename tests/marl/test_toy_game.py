@@ -25,6 +25,7 @@ from marl.losses.value import ValueLoss
 from marl.monitor import Progress
 from marl.policy import Policy
 from marl.ppo import PPOConfig, train_ppo
+from marl.ranks import ONE, Ranks
 from marl.rewards import Reward
 from marl.rewards.game import GameReward
 from marl.rewards.speaking import SpeakingReward
@@ -50,7 +51,7 @@ class Played:
     words: frozenset[tuple[str, str]]  # (fact, message) pairs that make up a twentieth of the games or more
 
 
-def train(seed: int, speaking: float, listening: float, iterations: int = 40) -> Policy:
+def train(seed: int, speaking: float, listening: float, iterations: int = 40, ranks: Ranks = ONE) -> Policy:
     policy = hint_policy(seed)
     rewards: dict[str, Reward] = {"game": GameReward(weight=0.0), "speaking": SpeakingReward(weight=speaking)}
     losses: dict[str, Loss] = {
@@ -72,7 +73,7 @@ def train(seed: int, speaking: float, listening: float, iterations: int = 40) ->
     train_ppo(
         [learner], Hint, rewards, losses, config,
         cast={"speaker": Seats(), "listener": Seats()}, frozen={}, seed=seed, start=0,
-        after=lambda iteration, metrics, episodes: None, progress=Progress(),
+        after=lambda iteration, metrics, episodes: None, progress=Progress(), ranks=ranks,
     )  # fmt: skip
     return policy
 

@@ -1,0 +1,97 @@
+"""Several processes that train as one: `torchrun -m experiments.train ...`.
+
+Games are shared out and their episodes collected, so every rank sees the whole batch and computes the same advantages;
+of each minibatch a rank reads its share of the rows, and gradients are summed. What a run learns does not depend on the
+number of ranks, except for the order in which numbers are added. What this leaves out: parameters that are split
+between devices; every rank holds the whole model.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+T = TypeVar("T")
+PATIENCE = timedelta(hours=12)  # one rank may train a base, or evaluate, while the others wait
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among the run's processes. With one of them nothing here does anything."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes the run's files."""
+        return self.rank == 0
+
+    def share(self, items: Sequence[T]) -> Sequence[T]:
+        """This rank's part of the items: every `size`-th one."""
+        return items[self.rank :: self.size]
+
+    def collect(self, shared: Sequence[T]) -> list[T]:
+        """All ranks' parts, in the order that they were shared out from."""
+        if self.size == 1:
+            return list(shared)
+        parts = self.objects(list(shared))
+        return [parts[i % self.size][i // self.size] for i in range(sum(len(part) for part in parts))]
+
+    def objects(self, mine: T) -> list[T]:
+        """What every rank has here, by rank."""
+        parts: list[Any] = [mine] * self.size
+        if self.size > 1:
+            dist.all_gather_object(parts, mine)
+        return parts
+
+    def add(self, values: Tensor) -> Tensor:
+        """The sum over ranks, in place."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def add_gradients(self, model: nn.Module) -> None:
+        """Sums the gradients over ranks; a parameter without one on this rank counts as 0."""
+        if self.size == 1:
+            return
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters])
+        self.add(flat)
+        for p, summed in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+            p.grad = summed.view_as(p).clone()
+
+    def wait(self) -> None:
+        """Until all ranks are here."""
+        if self.size > 1:
+            dist.barrier()
+
+
+ONE = Ranks()
+
+
+@contextmanager
+def torchrun_ranks(device: torch.device) -> Iterator[Ranks]:
+    """The ranks that torchrun started; one, where it did not start this process."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        yield ONE
+        return
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+    try:
+        yield Ranks(dist.get_rank(), size)
+    finally:
+        dist.destroy_process_group()
+
+
+def own_device(device: torch.device) -> torch.device:
+    """Of several devices of one machine, this process's."""
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if device.type == "cuda" else device

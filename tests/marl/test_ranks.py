@@ -1,0 +1,56 @@
+"""Several processes that train as one: sharing out, collecting, summing; and the toy game learned by two of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+from marl.ranks import ONE, Ranks
+from tests.marl.test_toy_game import BOTH, play, train
+
+
+def test_one_process_does_nothing() -> None:
+    values = torch.ones(2)
+    assert ONE.share([1, 2, 3]) == [1, 2, 3] and ONE.collect([1, 2, 3]) == [1, 2, 3] and ONE.objects("x") == ["x"]
+    assert ONE.add(values) is values and values.tolist() == [1, 1] and ONE.first
+
+
+def _collectives(rank: int, size: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+    ranks = Ranks(rank, size)
+    for count in range(8):  # more and fewer items than processes
+        assert ranks.collect(ranks.share(list(range(count)))) == list(range(count))
+    assert ranks.objects(rank) == list(range(size))
+    assert ranks.add(torch.tensor([1.0, float(rank)])).tolist() == [size, sum(range(size))]
+    model = nn.Linear(1, 2)
+    if rank:  # the first has no gradient
+        model.weight.grad = torch.full((2, 1), float(rank))
+    ranks.add_gradients(model)
+    assert model.weight.grad is not None and model.weight.grad.tolist() == [[sum(range(size))]] * 2
+    assert model.bias.grad is not None and model.bias.grad.tolist() == [0, 0]
+    dist.destroy_process_group()
+
+
+def test_three_processes_share_and_sum(tmp_path: Path) -> None:
+    mp.spawn(_collectives, (3, str(tmp_path)), nprocs=3)
+
+
+def _toy(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    policy = train(0, *BOTH, ranks=Ranks(rank, 2))
+    torch.save([p.detach() for p in policy.parameters()], f"{folder}/{rank}.pt")
+    if rank == 0:
+        (Path(folder) / "accuracy").write_text(str(play(policy).accuracy))
+    dist.destroy_process_group()
+
+
+def test_two_processes_learn_the_toy_game(tmp_path: Path) -> None:
+    mp.spawn(_toy, (str(tmp_path),), nprocs=2)
+    assert float((tmp_path / "accuracy").read_text()) >= 0.9
+    ours, others = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
+    assert all(torch.equal(a, b) for a, b in zip(ours, others, strict=True))  # they never part
