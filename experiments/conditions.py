@@ -12,7 +12,6 @@ import csv
 import dataclasses
 import fcntl
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -41,7 +40,7 @@ from marl.policy import Policy
 from marl.report import PAPER
 from marl.rollout import EVALUATION, draw_games, rollout
 from marl.runs import CARD, CONFIG
-from marl.stats import ArmRun, Interval, TableRow, ablation_table, arm_differences, format_table
+from marl.stats import ArmRun, Interval, TableRow, ablation_table, arm_differences, format_table, write_csv
 from marl.wording import ARM_ORDER, ARMS, WORDING
 
 BASE = "base"  # the arm of those who were not trained
@@ -410,15 +409,6 @@ def write_per_seed(path: Path, played: Mapping[str, Sequence[ArmRun]]) -> None:
         for metric, own in run.metrics.items()
     ]
     write_csv(path, ("arm", "seed", "condition", "metric", "mean", "low", "high", "games"), lines)
-
-
-def write_csv(path: Path, header: Sequence[str], lines: Sequence[Sequence[Any]]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(header)
-        writer.writerows(lines)
-    os.replace(temporary, path)
 
 
 def read_published(path: Path) -> dict[Point, float]:

@@ -32,9 +32,10 @@ from marl.report import (
     variant_of,
 )
 from marl.runs import CARD
-from marl.stats import ablation_table, arm_differences, format_table, write_table
+from marl.stats import ArmRun, ablation_table, arm_differences, format_table, write_csv, write_table
 from marl.wording import COMPARISONS, HEADLINE, REFERENCE
 
+NUMBERS = ("mean", "low", "high", "n")  # of an interval
 PUBLISHED = "published.csv"  # the paper's figures, where the table's folder has them: arm,mean,low,high,source
 
 # The metrics of a game's table, in this order; those that every arm has are shown.
@@ -151,10 +152,15 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -
     if game == "among_us":  # a table names its arms, also where there is only one
         arms = [replace(arm, arm=runs[0].arm) if arm.arm == TRAINED else arm for arm in arms]
     names = [name for name in TABLE[game] if all(name in arm.metrics for arm in arms)]
+    for name in TABLE[game]:
+        without = [f"{arm.arm} seed {arm.seed}" for arm in arms if name not in arm.metrics]
+        if name not in names and len(without) < len(arms):
+            say(f"{name} is not in the table: {', '.join(without)} never had a case of it; per_seed.csv has the others")
     rows = ablation_table(arms, names)
     write_table(folder / f"table{suffix}.csv", rows)
-    write_table(folder / f"per_seed{suffix}.csv", [row for arm in arms for row in ablation_table([arm], names)])
+    write_per_seed(folder / f"per_seed{suffix}.csv", arms, TABLE[game])
     write_curves(folder / f"curves{suffix}.csv", runs)
+    write_beliefs(folder / f"belief_by_message{suffix}.csv", runs)
     if game == "among_us":
         pairs = list(COMPARISONS)
     else:
@@ -200,6 +206,29 @@ def public(card: dict[str, Any]) -> dict[str, Any]:
     command = " ".join(word for word in str(card["command"]).split() if not word.startswith(places))
     base = card.get("base")
     return {**card, "command": command, "base": Path(base).name if base else None}
+
+
+def write_per_seed(path: Path, arms: Sequence[ArmRun], names: Sequence[str]) -> None:
+    """Each run's own figures, with intervals over its games (`games`: those that have a case of it)."""
+    lines = [
+        (arm.arm, arm.seed, name, own.mean, own.low, own.high, own.n)
+        for arm in arms
+        for name in names
+        if (own := arm.metrics.get(name)) is not None
+    ]
+    write_csv(path, ("arm", "seed", "metric", "mean", "low", "high", "games"), lines)
+
+
+def write_beliefs(path: Path, runs: Sequence[Run]) -> None:
+    """Belief after each message of a discussion (0: before the first): one line for each run, condition and figure."""
+    lines = [
+        (run.arm if condition == TRAINED else condition, run.seed, message, name, *map(own.get, NUMBERS))
+        for run in runs
+        for condition, by_message in run.evaluation.get("belief_by_message", {}).items()
+        for message, found in enumerate(by_message)
+        for name, own in found.items()
+    ]
+    write_csv(path, ("arm", "seed", "message", "metric", "mean", "low", "high", "games"), dict.fromkeys(lines))
 
 
 def write_curves(path: Path, runs: Sequence[Run]) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from scipy.stats import norm
 
 from envs import dond_v0
-from envs.among_us_v0 import Role
+from envs.among_us_v0 import Ending, Role
 from envs.core import Question, TurnKind
 from marl.rewards.speaking import SpeakingReward
 from marl.speech import INSIDERS, Message, Record, read_game, template
@@ -129,7 +129,7 @@ def among_us_metrics(
     found = {
         "game/win_rate/crewmates": rate([winner == "crewmates" for winner in winners]),
         "game/win_rate/imposters": rate([winner == "imposters" for winner in winners]),
-        **_endings(episodes),
+        **_endings(episodes, [ending.value for ending in Ending]),
         "game/meetings": bootstrap_mean(meetings, rng=rng),
         "game/reports": bootstrap_mean([record.reports for record in records], rng=rng),
         "game/tasks_done": bootstrap_ratio([e.outcome["tasks"] for e in episodes], tasks, rng=rng),
@@ -184,7 +184,7 @@ def naming_metrics(
     names as each has were drawn from the living others. `talk/accuses`, `talk/accusing_true` and `talk/accusing_chance`
     are the same of those whom a message speaks against, as far as the scripted players' grammar tells (of free text it
     tells little). `talk/knower_names_imposter`: of the messages of crewmates who noticed a killer that still lives, the
-    share that names such a killer. Imposters': `talk/imposter_names`, the share that names anybody.
+    share that names such a killer. Imposters', whoever plays them: `talk/imposter_names`, the share that names anybody.
     """
     messages = _messages(episodes, records, players)
     named = [(game, m, m.named) for game, m in messages if m.turn.role == Role.CREWMATE]
@@ -201,7 +201,9 @@ def naming_metrics(
             "talk/knower_names_imposter": [
                 (game, any(name in m.seen for name in names)) for game, m, names in named if m.seen
             ],
-            "talk/imposter_names": [(game, bool(m.named)) for game, m in messages if m.turn.role == Role.IMPOSTER],
+            "talk/imposter_names": [
+                (game, bool(m.named)) for game, m in _messages(episodes, records, None) if m.turn.role == Role.IMPOSTER
+            ],
         },
         rng,
     )
@@ -212,7 +214,8 @@ def naming_effects(
 ) -> Metrics:
     """What messages did to belief (see `speech_metrics`), toward the truth above 0, whoever spoke.
 
-    `speech/belief_change/toward_truth`: all messages, imposters' too; 0 for speech that carries no information.
+    `speech/belief_change/toward_truth`: all messages, imposters' too, whoever plays: nobody accuses itself, so messages
+    of the crew alone help the truth even where they know nothing; 0 for speech that carries no information.
     Crewmates' alone, by whom they name: `speech/belief_change/names_imposter`, `/names_other` (living others, none of
     them an imposter) and `/names_nobody`. The same of `speech/log_belief_change`. `speech/pull`: what a message that
     speaks against one player alone, rightly or not, did to a crewmate's belief that it is that one.
@@ -227,9 +230,11 @@ def naming_effects(
             changes = belief_changes(episode, of)
             heard = [change for turn, change in zip(episode.turns, changes, strict=True) if turn.message]
             for message, change in zip(record.messages, heard, strict=True):
-                if math.isnan(change) or not _counts(message.turn, episode, players):
+                if math.isnan(change):
                     continue
                 values.setdefault(f"{name}/toward_truth", []).append((game, float(change)))
+                if not _counts(message.turn, episode, players):
+                    continue
                 if message.turn.role == Role.CREWMATE:
                     kind = "imposter" if message.meets(message.named) else "other" if message.named else "nobody"
                     values.setdefault(f"{name}/names_{kind}", []).append((game, float(change)))
@@ -321,9 +326,10 @@ def _shares(values: Mapping[str, Valued], rng: np.random.Generator) -> Metrics:
     return found
 
 
-def _endings(episodes: Sequence[Episode]) -> Metrics:
-    """`game/how/ENDING`: the share of games that ended so."""
-    endings = Counter(str(episode.outcome["how"]) for episode in episodes)
+def _endings(episodes: Sequence[Episode], known: Collection[str] = ()) -> Metrics:
+    """`game/how/ENDING`: the share of games that ended so; of `known` endings also where no game did."""
+    endings = Counter(dict.fromkeys(known, 0))
+    endings.update(str(episode.outcome["how"]) for episode in episodes)
     return {f"game/how/{how}": wilson(count, len(episodes)) for how, count in sorted(endings.items())}
 
 

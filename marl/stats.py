@@ -262,13 +262,18 @@ def arm_differences(runs: Sequence[ArmRun], pairs: Iterable[tuple[str, str]], me
 
 def write_table(path: Path, rows: Iterable[TableRow]) -> None:
     """Writes `arm,metric,mean,low,high,seeds,games`, six significant figures. Replaces the file in one step."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", newline="") as file:
+    header = ("arm", "metric", "mean", "low", "high", "seeds", "games")
+    write_csv(path, header, [(r.arm, r.metric, r.mean, r.low, r.high, r.seeds, r.games) for r in rows])
+
+
+def write_csv(path: Path, header: Sequence[str], lines: Iterable[Sequence[object]]) -> None:
+    """Replaces the file in one step; real numbers with six significant figures."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["arm", "metric", "mean", "low", "high", "seeds", "games"])
-        for row in rows:
-            numbers = [f"{value:.6g}" for value in (row.mean, row.low, row.high)]
-            writer.writerow([row.arm, row.metric, *numbers, row.seeds, row.games])
+        writer.writerow(header)
+        for line in lines:
+            writer.writerow([f"{value:.6g}" if isinstance(value, float) else value for value in line])
     os.replace(temporary, path)
 
 

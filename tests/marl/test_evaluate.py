@@ -315,6 +315,7 @@ def test_a_discussion_by_hand() -> None:
     assert shown == pytest.approx(
         {
             "game/win_rate/crewmates": 0, "game/win_rate/imposters": 1, "game/how/time": 1,
+            "game/how/ejection": 0, "game/how/tasks": 0, "game/how/parity": 0,  # known, and nobody's
             "game/meetings": 1, "game/reports": 1, "game/tasks_done": 0.3,
             "game/ejected_imposter": 0, "game/ejected_crewmate": 0,
             # Of Blue, Green, Yellow and Pink. Red is one of five alive.
@@ -344,15 +345,17 @@ def test_a_discussion_of_some_players_only() -> None:
     assert (learner["vote/imposter"], learner["vote/skip"]) == pytest.approx((1 / 3, 1 / 3))
     assert (learner["talk/names"], learner["talk/names_imposter"], learner["talk/naming_true"]) == (2 / 4, 1 / 4, 1 / 2)
     assert learner["talk/naming_chance"] == 1 / 4 and learner["talk/forms"] == pytest.approx(4)
-    assert learner["speech/belief_change/toward_truth"] == pytest.approx((0.4 - 0.2 + 0.05) / 3)
-    assert "talk/imposter_names" not in learner
+    # Of everybody, whose words are measured or not: Red's, too.
+    assert learner["speech/belief_change/toward_truth"] == pytest.approx((0.4 - 0.1 - 0.2 + 0.05) / 4)
+    assert learner["talk/imposter_names"] == 1
     assert learner["game/meetings"] == 1 and learner["game/win_rate/imposters"] == 1
     base = means(among_us_metrics([meeting_game()], {"base"}))
     assert (base["vote/imposter"], base["talk/naming_true"], base["talk/naming_chance"]) == (1, 1, 1 / 2)
     assert base["talk/imposter_names"] == 1 and base["talk/forms"] == pytest.approx(2)
     assert "talk/knower_names_imposter" not in base and "speech/belief_change/names_nobody" not in base
     nobody = among_us_metrics([meeting_game()], {"stranger"})
-    assert {name.split("/")[0] for name in nobody} == {"game"}
+    everybodys = {"speech/belief_change/toward_truth", "speech/log_belief_change/toward_truth", "talk/imposter_names"}
+    assert {name for name in nobody if not name.startswith("game/")} == everybodys
 
 
 def test_among_us_intervals_are_over_games() -> None:
