@@ -59,6 +59,7 @@ from marl.policy import Policy
 from marl.ppo import train_ppo
 from marl.pretrain import base_policy
 from marl.ranks import ONE, Ranks, own_device, torchrun_ranks
+from marl.renaming import renaming
 from marl.report import build_report
 from marl.rewards import add_rewards
 from marl.rollout import EVALUATION, draw_games, rollout
@@ -231,15 +232,19 @@ def learn(
 
     if start == 0:
         watch(work, tracker, 0, base, policies, bar, ranks)
+    rename = None
+    if any(loss.reads == "renamed" for loss in parts.losses.values()):
+        rename = renaming(base.tokens, exchangeable(parts.env))
+        if rename is None:
+            say("names are no single tokens of this model, so listening learns from rows as they are, not renamed")
     common: dict[str, Any] = {
         "cast": parts.cast, "frozen": frozen, "seed": cfg.seed, "start": start, "after": after, "progress": bar,
-        "ranks": ranks,
+        "rename": rename, "ranks": ranks,
     }  # fmt: skip
     if isinstance(config, FilteredBCConfig):
         train_filtered_bc(learners[0], make_env, parts.rewards, parts.losses, config, **common)
     else:
-        words = exchangeable(parts.env) if any(loss.reads == "renamed" for loss in parts.losses.values()) else ()
-        train_ppo(learners, make_env, parts.rewards, parts.losses, config, words=words, **common)
+        train_ppo(learners, make_env, parts.rewards, parts.losses, config, **common)
     return policies
 
 

@@ -22,8 +22,9 @@ from marl.errors import UserError
 from marl.losses import Loss
 from marl.monitor import Progress, episode_metrics, speed_metrics
 from marl.ranks import ONE, Ranks
+from marl.renaming import Renaming
 from marl.rewards import Reward, add_rewards
-from marl.rollout import GAMES, draw_games, rollout, shuffle_seed
+from marl.rollout import GAMES, RENAME, draw_games, rollout, shuffle_seed
 from marl.speech import INSIDERS
 from marl.types import Episode, Kind, Stream
 from marl.update import Learner, UpdateConfig, update
@@ -136,6 +137,7 @@ def train_filtered_bc(
     start: int,
     after: Callable[[int, dict[str, float], Sequence[Episode]], None],
     progress: Progress,
+    rename: Renaming | None = None,
     ranks: Ranks = ONE,
 ) -> None:
     """Trains the learner in place by imitation of its own best games; other arguments as in `train_ppo`.
@@ -162,9 +164,11 @@ def train_filtered_bc(
             progress.stage(f"round {iteration + 1}/{config.iterations}: imitation", config.update.epochs * len(kept))
             batch = collate(kept, {}, silent_roles=INSIDERS)
             generator = torch.Generator().manual_seed(shuffle_seed(seed, iteration))
+            if rename is not None:
+                rename.generator.manual_seed(shuffle_seed(seed, iteration, RENAME))
             metrics |= update(
                 learner.policy, learner.reference, batch, losses, learner.optimizer, config.update, generator,
-                progress.advance, ranks=ranks,
+                progress.advance, rename, ranks,
             )  # fmt: skip
             learned = int((batch.kind != Kind.PAD).sum())
             metrics |= speed_metrics(episodes, learned, played - began, time.perf_counter() - played)

@@ -22,7 +22,7 @@ from marl.filtered_bc import KEEPS, competitive, select
 from marl.losses import Loss
 from marl.monitor import Progress, episode_metrics, speed_metrics
 from marl.ranks import ONE, Ranks
-from marl.renaming import renaming
+from marl.renaming import Renaming
 from marl.rewards import Reward, add_rewards
 from marl.rollout import GAMES, RENAME, draw_games, rollout, shuffle_seed
 from marl.speech import INSIDERS
@@ -62,14 +62,13 @@ def train_ppo(
     start: int,
     after: Callable[[int, dict[str, float], Sequence[Episode]], None],
     progress: Progress,
-    words: Sequence[str] = (),
+    rename: Renaming | None = None,
     ranks: Ranks = ONE,
 ) -> None:
     """Trains the learners in place, from iteration `start` (0-based).
 
     `cast` says who plays each role; `frozen` are the players in it that don't learn. `after` gets each finished
-    iteration's number (from 1), metrics (a second learner's begin with its name) and episodes. `words`: those of the
-    game that can trade places, where a loss reads renamed rows.
+    iteration's number (from 1), metrics (a second learner's begin with its name) and episodes. `rename`: see `update`.
     """
     env = make_env()
     held = places(cast, env)
@@ -80,8 +79,6 @@ def train_ppo(
     weights = {name: reward.weight for name, reward in rewards.items()}
     scored = replace(config.update, temperature=config.temperature)  # what was sampled is what is scored
     rivals = competitive(env)
-    renamed = torch.Generator()
-    rename = renaming(learners[0].policy.tokens, words, renamed) if words else None
 
     for iteration in range(start, config.iterations):
         stage = f"iteration {iteration + 1}/{config.iterations}"
@@ -114,7 +111,8 @@ def train_ppo(
             learned += int((batch.kind != Kind.PAD).sum())
             progress.stage(f"{stage}: update of {learner.name}", config.update.epochs * len(seats))
             generator = torch.Generator().manual_seed(shuffle_seed(seed, iteration))
-            renamed.manual_seed(shuffle_seed(seed, iteration, RENAME))
+            if rename is not None:
+                rename.generator.manual_seed(shuffle_seed(seed, iteration, RENAME))
             found = update(
                 learner.policy, learner.reference, batch, losses, learner.optimizer, scored, generator,
                 progress.advance, rename, ranks,

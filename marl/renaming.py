@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from marl.errors import UserError
 from marl.tokens import Tokens
 from marl.types import TokenBatch
 
@@ -26,7 +25,7 @@ class Renaming:
 
     families: Tensor
     size: int  # of the vocabulary
-    generator: torch.Generator
+    generator: torch.Generator = field(default_factory=torch.Generator)
 
     def __call__(self, batch: TokenBatch) -> TokenBatch:
         """The batch with every row's words (and those of its candidates) permuted, each row by an order of its own."""
@@ -44,14 +43,10 @@ class Renaming:
         )
 
 
-def renaming(tokens: Tokens, words: Sequence[str], generator: torch.Generator) -> Renaming:
-    """Of these words, in a tokenizer in which each is a single token. UserError where one isn't."""
-    for word in words:
-        if len(tokens.encode(f" {word}")) != 1:
-            raise UserError(
-                f"loss.listening.renamed=true: {word!r} is no single token of this tokenizer, so it cannot be traded "
-                "for another word; set it to false (a small model of compact style can do it)"
-            )
+def renaming(tokens: Tokens, words: Sequence[str]) -> Renaming | None:
+    """Of these words; None where one of them, after a space or without, is no single token of this tokenizer."""
+    if not words or any(len(tokens.encode(before + word)) != 1 for word in words for before in ("", " ")):
+        return None
     place = {word: i for i, word in enumerate(words)}
     either = "|".join(re.escape(word) for word in words)
     whole = re.compile(rf"(?<![^\W_])(?:{either})(?![^\W_])")
@@ -61,4 +56,4 @@ def renaming(tokens: Tokens, words: Sequence[str], generator: torch.Generator) -
         if held := whole.findall(text):
             found.setdefault(whole.sub("{}", text), {})[place[held[0]]] = i
     families = [[ids[i] for i in range(len(words))] for ids in found.values() if len(ids) == len(words)]
-    return Renaming(torch.tensor(families), tokens.size, generator)
+    return Renaming(torch.tensor(families), tokens.size)

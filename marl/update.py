@@ -157,8 +157,8 @@ def update(
 ) -> dict[str, float]:
     """Passes over the batch, a step for each minibatch. Returns metrics by name, means over all minibatches.
 
-    `rename`: for a term that reads beliefs of renamed rows. `ranks`: each reads its share of every minibatch; all of
-    them get the whole batch.
+    `rename`: for a term that reads beliefs of renamed rows; without it they are read as they are. `ranks`: each reads
+    its share of every minibatch; all of them get the whole batch.
     """
     if "kl" in losses and reference is not None:
         batch = add_reference(batch, reference, config, ranks)

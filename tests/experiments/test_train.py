@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from omegaconf import DictConfig
 from safetensors.torch import load_file
 
 from experiments import evaluate, report, train
-from marl.config import Parts, build, config_hash, run_folder
+from marl.config import Parts, build, config_hash, plain, run_folder
 from marl.errors import UserError
 from marl.games import env_maker
 from marl.runs import claim
@@ -187,6 +188,7 @@ def test_filtered_cloning_runs(cache: Path, tmp_path: Path) -> None:
             "reward.speaking.listeners=all",
         ],
         ["~loss.kl", "~reward.speaking", "loss.imitation.weight=1", "algo.update.rows=3", "algo.update.optimizer=sgd"],
+        ["algo.update.optimizer=muon", "algo.update.learning_rate=1e-3"],
         ["algo.temperature=0.7", "algo.update.target_kl=0.01", "algo.update.epochs=2", "eval.temperature=0"],
         ["env.objective=-1", "reward.speaking.of=log_probability", "loss.kl.estimator=k3"],
     ],
@@ -199,15 +201,38 @@ def test_every_setting_trains(overrides: list[str], cache: Path, tmp_path: Path)
     assert ("loss/kl" in trained) == ("~loss.kl" not in overrides)
 
 
-@pytest.mark.parametrize("preset", ["full", "no_speaking", "no_listening", "game_only", "listening_only", "none"])
-def test_presets_set_weights_and_nothing_else(preset: str) -> None:
-    usual, cfg = build(configure()), configure(f"ablation={preset}")
-    parts = build(cfg)
-    speaking, listening = parts.rewards["speaking"].weight, parts.losses["listening"].weight
-    assert (speaking > 0) == (preset not in ("no_speaking", "game_only", "listening_only"))
-    assert (listening > 0) == (preset not in ("no_listening", "game_only"))
-    assert parts.losses.keys() == usual.losses.keys() and parts.rewards.keys() == usual.rewards.keys()
+SPEAKING, LISTENING = {"reward.speaking.weight": 0.0}, {"loss.listening.weight": 0.0}
+WITHOUT_RL = {"reward.game.weight": 0.0} | {
+    f"loss.{n}.weight": 0.0 for n in ("policy", "value", "entropy", "imitation")
+}
+PRESETS: dict[str, dict[str, float]] = {
+    "full": {},
+    "none": {},
+    "no_speaking": SPEAKING,
+    "no_listening": LISTENING,
+    "game_only": {**SPEAKING, **LISTENING},
+    "listening_only": {**SPEAKING, **WITHOUT_RL},
+}
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by their dotted names."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return found
+
+
+@pytest.mark.parametrize("sweep", ["none", "dond_ablation", "among_us_ablation"])
+@pytest.mark.parametrize("preset", list(PRESETS))
+def test_arms_differ_in_the_weights_of_their_terms_and_in_nothing_else(preset: str, sweep: str) -> None:
+    usual, cfg = configure(f"sweep={sweep}"), configure(f"sweep={sweep}", f"ablation={preset}")
+    before, after = flat(plain(usual)), flat(plain(cfg))
+    assert before.keys() == after.keys()
+    changed = {name: value for name, value in after.items() if value != before[name] and name != "arm"}
+    assert changed == {name: value for name, value in PRESETS[preset].items() if before[name] != 0}
     assert cfg.arm == (preset if preset != "none" else "custom")
+    build(cfg)
 
 
 def test_names_follow_from_the_configuration() -> None:
