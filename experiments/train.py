@@ -63,7 +63,7 @@ from marl.renaming import renaming
 from marl.report import build_report
 from marl.rewards import add_rewards
 from marl.rollout import EVALUATION, draw_games, rollout
-from marl.runs import claim, read_run_card, run_card
+from marl.runs import claim, git_commit, read_run_card, run_card
 from marl.tracking import METRICS_FILE, Tracker, Unlogged, make_tracker
 from marl.transcripts import Transcript, read_episodes, write_episodes
 from marl.types import Episode
@@ -108,7 +108,7 @@ def main(cfg: DictConfig) -> None:
             with quiet():
                 ranks.wait()
                 bar = Bar(enabled=False)
-                learn(work, base_of(work, bar)[0], Unlogged(), lambda: 0.0, bar, ranks)
+                learn(work, base_of(work, bar)[0], Unlogged(), dict, bar, ranks)
 
 
 @dataclass(frozen=True)
@@ -128,16 +128,21 @@ def lead(work: Work, ranks: Ranks) -> None:
     cfg, parts, folder = work.cfg, work.parts, work.folder
     learners = learners_of(parts.cast)
     newest = newest_checkpoint(folder / "checkpoints", say)
-    earlier, began = read_state(newest)["wall_time"] if newest else 0.0, time.time()
+    before, began = read_state(newest) if newest else {}, time.time()
+    commits = list(dict.fromkeys([*before.get("commits", []), git_commit()]))
     bar = Bar(enabled=cfg.progress)
     say(f"run {folder}" + (f", {ranks.size} processes" if ranks.size > 1 else ""))
+    if len(commits) > 1:
+        say(f"this run was begun by other code ({', '.join(commits[:-1])}) than now goes on ({commits[-1]})")
 
-    def elapsed() -> float:
-        return earlier + time.time() - began
+    def note() -> dict[str, Any]:
+        """What a checkpoint notes of the run so far."""
+        seconds = before.get("wall_time", 0.0) + time.time() - began
+        return {"run": folder.name, "wall_time": seconds, "commits": commits}
 
     with open_tracker(cfg, folder, newest) as tracker:
         base, base_folder = base_of(work, bar)
-        policies = learn(work, base, tracker, elapsed, bar, ranks)
+        policies = learn(work, base, tracker, note, bar, ranks)
     kept_base = str(base_folder) if base_folder else None
     for name, policy in policies.items():
         card = {"game": parts.env["game"], "base": kept_base, "run": folder.name, "learner": name}
@@ -150,7 +155,8 @@ def lead(work: Work, ranks: Ranks) -> None:
         cfg.seed,
         arm=cfg.arm,
         processes=ranks.size,
-        wall_time=round(elapsed(), 1),
+        git_commit=", ".join(commits),
+        wall_time=round(note()["wall_time"], 1),
         tokens=total(folder / METRICS_FILE, "rollout/tokens"),
         games=total(folder / METRICS_FILE, "rollout/games"),
         base=base_folder.name if base_folder else None,
@@ -202,7 +208,7 @@ def check_starts(cfg: DictConfig, learners: Sequence[str]) -> None:
 
 
 def learn(
-    work: Work, base: Policy, tracker: Tracker, elapsed: Callable[[], float], bar: Bar, ranks: Ranks
+    work: Work, base: Policy, tracker: Tracker, note: Callable[[], dict[str, Any]], bar: Bar, ranks: Ranks
 ) -> dict[str, Policy]:
     """Trains copies of the base (or of where `init` says to start), from the newest checkpoint if there is one."""
     cfg, parts, folder, make_env = work.cfg, work.parts, work.folder, work.make_env
@@ -227,8 +233,7 @@ def learn(
         if last or (cfg.eval.every and iteration % cfg.eval.every == 0):
             watch(work, tracker, iteration, base, policies, bar, ranks)
         if ranks.first and (iteration % cfg.checkpoint.every == 0 or last):
-            noted = {"run": folder.name, "wall_time": elapsed()}
-            save_training(checkpoints, iteration, trained, noted, cfg.checkpoint.keep)
+            save_training(checkpoints, iteration, trained, note(), cfg.checkpoint.keep)
 
     if start == 0:
         watch(work, tracker, 0, base, policies, bar, ranks)

@@ -116,9 +116,11 @@ def test_a_stopped_run_ends_as_if_it_never_was(
     def stopping(folder: Path, iteration: int, *rest: object) -> None:
         if iteration == 2:
             raise KeyboardInterrupt
+        monkeypatch.setattr(train, "git_commit", lambda: "new code")
         whole(folder, iteration, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(train, "save_training", stopping)
+    monkeypatch.setattr(train, "git_commit", lambda: "old code")
     with pytest.raises(KeyboardInterrupt):
         train.main(cfg)
     monkeypatch.setattr(train, "save_training", whole)
@@ -127,6 +129,7 @@ def test_a_stopped_run_ends_as_if_it_never_was(
     assert (again / "metrics.jsonl").read_text() == (finished / "metrics.jsonl").read_text()
     ended, uncut = (load_file(f / "policy" / "model.safetensors") for f in (again, finished))
     assert all(torch.equal(ended[name], uncut[name]) for name in uncut)
+    assert json.loads((again / "run.json").read_text())["git_commit"] == "old code, new code"
 
 
 def test_evaluating_a_run_against_scripts(
