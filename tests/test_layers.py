@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Modules in one line do not know each other. A new module gets a line below all that it imports.
 LAYERS = [
     "types errors stats ranks",
-    "tokens",
+    "tokens pikl",
     "policy renaming",
     "optim",
     "checkpoint tracking",

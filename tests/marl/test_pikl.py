@@ -1,0 +1,683 @@
+"""The piKL family against known values, a naive loop over joint actions, limits, and properties."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import ArrayLike
+from scipy.optimize import root
+
+from envs.dond_v0 import Context, Triple, allocations, claim_points, complementary
+from marl.errors import UserError
+from marl.pikl import (
+    Floats,
+    Ints,
+    Settings,
+    best_response,
+    deviation_gains,
+    expected_values,
+    exploitability,
+    importance_weights,
+    kl,
+    regret,
+    respond,
+    sample,
+    solve,
+    solve_coshar,
+    type_grid,
+    weighted_values,
+)
+
+# Half a unit of the fifth decimal, and half of the sixth, to which the known values had been rounded before.
+PRINTED = 5.5e-6
+
+W = np.array([[0.0, -1, 2], [1, 0, -1], [-2, 1, 0]])
+RPS = np.array([[0.0, -1, 1], [1, 0, -1], [-1, 1, 0]])
+UNIFORM = np.full(3, 1 / 3)
+TAU = np.array([0.5, 0.3, 0.2])
+
+
+def zero_sum(matrix: Floats) -> list[Floats]:
+    return [matrix, -matrix]
+
+
+def fixed_point(matrix: Floats, tau: Floats, lambdas: Sequence[float], guess: Floats | None = None) -> Floats:
+    """Policies (player, type, action) that respond to themselves with kappa 0, beta uniform, by Newton's method."""
+    shape = (2, len(lambdas), 3)
+
+    def miss(flat: Floats) -> Floats:
+        policies = flat.reshape(shape)
+        values = expected_values(zero_sum(matrix), policies.mean(1))
+        return np.concatenate([respond(q, np.log(tau), lambdas).ravel() for q in values]) - flat
+
+    start = np.broadcast_to(tau, shape) if guess is None else guess
+    found = root(miss, start.ravel(), tol=1e-12)
+    assert found.success and np.abs(miss(found.x)).max() < 1e-12
+    return found.x.reshape(shape)
+
+
+# Known fixed points: (game, anchor, lambda, policy of both players). For the small lambdas Newton's method starts from
+# the equilibrium, as it is lost elsewhere.
+FIXED_POINTS = [
+    (RPS, TAU, 0.01, (0.33203, 0.33638, 0.33159)),
+    (RPS, TAU, 0.1, (0.32476, 0.36261, 0.31263)),
+    (RPS, TAU, 1.0, (0.42182, 0.38259, 0.19560)),
+    (RPS, TAU, 10.0, (0.49449, 0.30914, 0.19637)),
+    (W, UNIFORM, 0.01, (0.25175, 0.49997, 0.24829)),
+    (W, UNIFORM, 0.1, (0.26874, 0.49661, 0.23465)),
+    (W, UNIFORM, 0.5, (0.33966, 0.44375, 0.21659)),
+    (W, UNIFORM, 1.0, (0.37208, 0.38913, 0.23880)),
+    (W, UNIFORM, 10.0, (0.34394, 0.33419, 0.32187)),
+    (W, TAU, 0.1, (0.26129, 0.51862, 0.22009)),
+    (W, TAU, 1.0, (0.44229, 0.42608, 0.13163)),
+]
+
+
+def equilibrium(matrix: Floats) -> Floats:
+    policy = UNIFORM if matrix is RPS else np.array([0.25, 0.5, 0.25])
+    return np.broadcast_to(policy, (2, 1, 3))
+
+
+# --- Known values -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("matrix", "tau", "strength", "expected"), FIXED_POINTS)
+def test_known_fixed_points(matrix: Floats, tau: Floats, strength: float, expected: tuple[float, ...]) -> None:
+    guess = equilibrium(matrix) if strength < 0.3 else None
+    for policy in fixed_point(matrix, tau, (strength,), guess)[:, 0]:
+        assert policy == pytest.approx(expected, abs=PRINTED)
+
+
+@pytest.mark.parametrize(
+    ("strength", "near"), [(0.01, 3e-3), (0.1, 1e-4), (0.5, PRINTED), (1.0, PRINTED), (10.0, PRINTED)]
+)
+def test_solve_reaches_the_known_fixed_points(strength: float, near: float) -> None:
+    # All games with this lambda at once. It is fictitious play, smoothed by lambda, which converges the faster the
+    # larger lambda is; the smallest needs the smaller steps of kappa = 1 / sqrt(t), and then keeps a bias of that size.
+    cases = [case for case in FIXED_POINTS if case[2] == strength]
+    matrices, taus, expected = (np.stack([case[k] for case in cases]) for k in (0, 1, 3))
+    kappa = "sqrt" if strength < 0.1 else "zero"
+    plan = solve(zero_sum(matrices), [taus, taus], Settings(iterations=5000, lambdas=(strength,), kappa=kappa))
+    for policy in plan.policies:
+        assert policy[:, 0] == pytest.approx(expected, abs=near)
+        assert np.abs(policy[:, 0] - taus).max() > 5 * near  # the anchor itself would not pass
+
+
+@pytest.mark.parametrize("strength", [0.01, 0.1, 1.0, 10.0])
+def test_uniform_anchor_leaves_rock_paper_scissors_uniform(strength: float) -> None:
+    start = np.array([[[0.4, 0.3, 0.3]], [[0.3, 0.3, 0.4]]])
+    assert fixed_point(RPS, UNIFORM, (strength,), start) == pytest.approx(1 / 3, abs=1e-9)
+    plan = solve(zero_sum(RPS), None, Settings(iterations=10, lambdas=(strength,)))
+    assert plan.policies[0] == pytest.approx(1 / 3, abs=1e-12)
+
+
+def test_lambda_of_1000_is_near_the_anchor_and_infinity_is_there() -> None:
+    for strength, near in ((1000.0, 2e-4), (math.inf, 1e-15)):
+        settings = Settings(iterations=50, lambdas=(strength,), first="anchor", kappa="zero")
+        for policy in solve(zero_sum(W), [TAU, TAU], settings).policies:
+            assert policy[0] == pytest.approx(TAU, abs=near)
+
+
+@pytest.mark.parametrize(("strength", "expected"), [(0.003, 0.00208), (0.01, 0.00693), (0.03, 0.02076), (0.1, 0.06819)])
+def test_known_exploitability_at_fixed_points(strength: float, expected: float) -> None:
+    policies = fixed_point(W, UNIFORM, (strength,), equilibrium(W))[:, 0]
+    assert exploitability(zero_sum(W), list(policies)) == pytest.approx(expected, abs=PRINTED)
+
+
+def test_pikl_hedge_converges_to_its_fixed_point() -> None:
+    settings = Settings(iterations=20_000, lambdas=(0.1,), kappa="sqrt", averaging="uniform")
+    plan = solve(zero_sum(W), None, settings)
+    expected = fixed_point(W, UNIFORM, (0.1,), equilibrium(W))
+    for average, last, policy in zip(plan.average, plan.last, expected, strict=True):
+        assert np.abs(average - policy).max() < 2e-3
+        assert np.abs(last - policy).max() < 1e-3
+
+
+@pytest.mark.parametrize(("iterations", "expected"), [(1000, 0.0188), (10_000, 0.0068), (100_000, 0.0021)])
+def test_hedge_nears_equilibrium_at_the_known_rate(iterations: int, expected: float) -> None:
+    settings = Settings(iterations=iterations, lambdas=(0.0,), kappa="sqrt", averaging="uniform", first="anchor")
+    plan = solve(zero_sum(W), [np.array([0.6, 0.2, 0.2]), np.array([0.2, 0.2, 0.6])], settings)
+    found = float(exploitability(zero_sum(W), plan.population))
+    assert found == pytest.approx(expected, abs=5e-5)
+    # In a zero-sum game, with every iteration counted once, it is the sum of the two regrets.
+    assert found == pytest.approx(sum(float(r[0]) for r in regret(plan)), abs=1e-12)
+
+
+def test_known_values_of_two_types() -> None:
+    expected = np.array([[0.10346, 0.72633, 0.17022], [0.44882, 0.34438, 0.20680]])
+    population = (0.27614, 0.53536, 0.18851)
+    exact = fixed_point(W, TAU, (0.1, 1.0))
+    plan = solve(zero_sum(W), [TAU, TAU], Settings(iterations=8000, lambdas=(0.1, 1.0), kappa="zero"))
+    for i in range(2):
+        assert exact[i] == pytest.approx(expected, abs=PRINTED)
+        assert exact[i].mean(0) == pytest.approx(population, abs=PRINTED)
+        assert plan.policies[i] == pytest.approx(expected, abs=2 * PRINTED)
+        assert plan.population[i] == pytest.approx(population, abs=2 * PRINTED)
+
+
+def test_known_values_of_one_player() -> None:
+    plan = solve([[1.0, 0.0]], [[0.2, 0.8]], Settings(iterations=3, lambdas=(1.0, 0.1), kappa="zero", iterate="last"))
+    assert plan.policies[0][:, 0] == pytest.approx([0.40461, 0.99982], abs=PRINTED)
+
+
+@pytest.mark.parametrize(("strength", "expected"), [(0.1, 0.99998), (0.5, 0.92827), (1.0, 0.81380), (10.0, 0.70869)])
+def test_known_values_of_coordination(strength: float, expected: float) -> None:
+    tau = np.array([0.7, 0.3])
+    settings = Settings(iterations=3000, lambdas=(strength,), kappa="zero", first="anchor", iterate="last")
+    for policy in solve([np.eye(2), np.eye(2)], [tau, tau], settings).policies:
+        assert policy[0, 0] == pytest.approx(expected, abs=PRINTED)
+
+
+def test_known_values_of_coshar() -> None:
+    payoffs = [np.array([[0.0, 0.0], [0.1, 0.1]]), np.zeros((2, 2))]  # Q_1 = (0, 0.1) and Q_2 = 0 whoever does what
+    settings = Settings(iterations=1, lambdas=(0.1,), iterate="last")
+    correlated = solve_coshar(payoffs, [[0.4, 0.1], [0.1, 0.4]], settings)
+    assert correlated.policy == pytest.approx(np.array([[0.21515, 0.05379], [0.14621, 0.58485]]), abs=PRINTED)
+    product = solve_coshar(payoffs, np.full((2, 2), 0.25), settings)
+    assert product.policy == pytest.approx(np.array([[0.13447, 0.13447], [0.36553, 0.36553]]), abs=PRINTED)
+    assert correlated.values[0] == pytest.approx([0.0, 0.1]) and correlated.values[1] == pytest.approx([0.0, 0.0])
+
+
+def test_known_type_grid() -> None:
+    assert type_grid(1e-3, 0.3, 6) == pytest.approx((0.001, 0.0031291, 0.0097915, 0.030639, 0.095873, 0.3), rel=2e-5)
+    assert type_grid(0.5, 0.5, 1) == (0.5,)
+
+
+CONTEXT = Context((1, 1, 3), ((0, 1, 3), (1, 3, 2)))
+CLAIMS = allocations(CONTEXT.counts)
+DEAL = np.array([[complementary((a, b), CONTEXT.counts) for b in CLAIMS] for a in CLAIMS])
+POINTS = [np.array([[float(claim_points(CONTEXT, (a, b))[i]) for b in CLAIMS] for a in CLAIMS]) for i in range(2)]
+
+
+def proposal_anchor(first: Triple, second: Triple) -> Floats:
+    """0.6 and 0.2 on two claims, the rest shared evenly."""
+    return np.array([{first: 0.6, second: 0.2}.get(claim, 0.2 / (len(CLAIMS) - 2)) for claim in CLAIMS])
+
+
+PROPOSALS = [proposal_anchor((0, 0, 3), (0, 1, 3)), proposal_anchor((1, 1, 0), (1, 1, 1))]
+
+
+@pytest.mark.parametrize(
+    ("strength", "iterations", "expected"),
+    [
+        (math.inf, 20, (0.6, 0.6, 0.36837, 3.297, 1.474)),
+        # The printed digits of these are those of the 20,000th iterate; the limit is up to 3e-5 away.
+        (10.0, 20_000, (0.72968, 0.66626, 0.49103, 4.409, 1.965)),
+        (3.0, 20_000, (0.94829, 0.84102, 0.79798, 7.181, 3.192)),
+        (1.0, 5000, (0.99991, 0.98793, 0.98784, 8.891, 3.951)),
+        (0.1, 300, (1.0, 1.0, 1.0, 9.0, 4.0)),
+        (0.0, 300, (1.0, 1.0, 1.0, 9.0, 4.0)),
+    ],
+)
+def test_known_proposals_in_deal_or_no_deal(strength: float, iterations: int, expected: tuple[float, ...]) -> None:
+    settings = Settings(
+        iterations=iterations, lambdas=(strength,), kappa="zero", averaging="uniform", first="anchor", iterate="last"
+    )
+    one, two = (policy[0] for policy in solve(POINTS, PROPOSALS, settings).policies)
+    found = (one[CLAIMS.index((0, 0, 3))], two[CLAIMS.index((1, 1, 0))], one @ DEAL @ two)
+    assert found == pytest.approx(expected[:3], abs=PRINTED)
+    assert [one @ points @ two for points in POINTS] == pytest.approx(expected[3:], abs=5.01e-4)
+
+
+# --- Against a naive loop ---------------------------------------------------------------------------------------------
+
+
+def naive(payoffs: Sequence[Floats], taus: Sequence[Floats], how: Settings, draws: Sequence[Ints] | None = None) -> Any:
+    """DiL-piKL by loops over joint actions, every mean taken from the whole history: policies, Q, types' utilities."""
+    n, counts, beta = len(payoffs), payoffs[0].shape, how.type_probs(len(payoffs))
+    types = range(len(how.lambdas))
+    weights: list[float] = []
+    policies: list[list[list[list[float]]]] = []  # [t][player][type][action]
+    values: list[list[list[float]]] = []  # [t][player][action]
+    outcomes: list[list[list[list[tuple[float, float]]]]] = []  # [t][player][type], (probability, utility) of each case
+
+    def mean(numbers: Sequence[float]) -> float:
+        return sum(w * x for w, x in zip(weights, numbers, strict=True)) / sum(weights)
+
+    def response(i: int, k: int, t: int) -> list[float]:
+        if t == 1:
+            return [1 / counts[i]] * counts[i] if how.first == "uniform" else list(taus[i])
+        first = mean([sum(p * u for p, u in past[i][k]) for past in outcomes])
+        second = mean([sum(p * u * u for p, u in past[i][k]) for past in outcomes])
+        spread = math.sqrt(max(0.0, second - first * first))
+        kappa = {"published": 3 * spread / (10 * math.sqrt(t)), "sqrt": 1 / math.sqrt(t), "zero": 0.0}[how.kappa]
+        strength = how.lambdas[k]
+        q = [mean([past[i][a] for past in values]) for a in range(counts[i])]
+        odds = [math.exp((q[a] + strength * math.log(taus[i][a])) / (kappa + strength)) for a in range(counts[i])]
+        return [x / sum(odds) for x in odds]
+
+    for t in range(1, how.iterations + 1):
+        now = [[response(i, k, t) for k in types] for i in range(n)]
+        q_now, outcomes_now = [], []
+        for i in range(n):
+            cases: list[tuple[float, list[float]]] = []  # what the others do: probability, utility of each own action
+            others = [range(1) if j == i else range(counts[j]) for j in range(n)]
+            for joint in itertools.product(*others) if draws is None else [tuple(draws[t - 1])]:
+                probability = 1.0
+                for j in range(n) if draws is None else ():
+                    if j != i:
+                        probability *= sum(beta[j][k] * now[j][k][joint[j]] for k in types)
+                at = [tuple(a if j == i else joint[j] for j in range(n)) for a in range(counts[i])]
+                cases.append((probability, [float(payoffs[i][index]) for index in at]))
+            q_now.append([sum(p * u[a] for p, u in cases) for a in range(counts[i])])
+            outcomes_now.append([[(p, float(np.dot(now[i][k], u))) for p, u in cases] for k in types])
+        policies.append(now)
+        values.append(q_now)
+        outcomes.append(outcomes_now)
+        weights.append(t if how.averaging == "linear" else 1)
+    average = [
+        [[mean([past[i][k][a] for past in policies]) for a in range(counts[i])] for k in types] for i in range(n)
+    ]
+    last = [[response(i, k, how.iterations + 1) for k in types] for i in range(n)]
+    q = [[mean([past[i][a] for past in values]) for a in range(counts[i])] for i in range(n)]
+    earned = [[mean([sum(p * u for p, u in past[i][k]) for past in outcomes]) for k in types] for i in range(n)]
+    return average, last, q, earned
+
+
+def random_game(seed: int, counts: tuple[int, ...], batch: tuple[int, ...] = ()) -> tuple[list[Floats], list[Floats]]:
+    """Payoffs in [-1, 1] and anchors of which none is below 0.02 or so."""
+    rng = np.random.default_rng(seed)
+    payoffs = [rng.uniform(-1, 1, (*batch, *counts)) for _ in counts]
+    taus = [0.9 * rng.dirichlet(np.ones(count), batch) + 0.1 / count for count in counts]
+    return payoffs, taus
+
+
+@pytest.mark.parametrize("kappa", ["published", "sqrt", "zero"])
+@pytest.mark.parametrize(("averaging", "first"), [("linear", "uniform"), ("uniform", "anchor")])
+@pytest.mark.parametrize("exact", [True, False])
+def test_solve_equals_naive_loop(kappa: str, averaging: str, first: str, exact: bool) -> None:
+    payoffs, taus = random_game(3, (2, 3, 2))
+    how = Settings(
+        iterations=5, lambdas=(0.3, 2.0), beta=((0.5, 0.5), (0.9, 0.1), (0.2, 0.8)),
+        kappa=kappa, averaging=averaging, first=first, exact=exact,
+    )  # fmt: skip
+    seen: list[Ints] = []
+
+    def watched(i: int, actions: Ints) -> Floats:
+        if i == 0:
+            seen.append(actions)
+        return payoffs[i][tuple(slice(None) if j == i else actions[j] for j in range(3))]
+
+    plan = solve(payoffs, taus, how)
+    if not exact:  # as a function the game is the same, and shows what was drawn
+        watched_plan = solve(watched, taus, how)
+        assert len(seen) == 5 and all(np.array_equal(a, b) for a, b in zip(plan.last, watched_plan.last, strict=True))
+    average, last, q, earned = naive(payoffs, taus, how, None if exact else seen)
+    for i in range(3):
+        assert plan.average[i] == pytest.approx(np.array(average[i]), abs=1e-12)
+        assert plan.last[i] == pytest.approx(np.array(last[i]), abs=1e-12)
+        assert plan.values[i] == pytest.approx(np.array(q[i]), abs=1e-12)
+        assert plan.utilities[i] == pytest.approx(np.array(earned[i]), abs=1e-12)
+        assert regret(plan)[i] == pytest.approx(max(q[i]) - np.array(earned[i]), abs=1e-12)
+
+
+def test_expected_values_of_seven_players_equal_the_sum_over_the_joint() -> None:
+    counts = (2, 3, 1, 2, 2, 3, 2)
+    payoffs, policies = random_game(5, counts)
+    joint = policies[0]
+    for policy in policies[1:]:
+        joint = np.multiply.outer(joint, policy)
+    gains = deviation_gains(payoffs, policies)
+    for i, values in enumerate(expected_values(payoffs, policies)):
+        others = tuple(j for j in range(7) if j != i)
+        assert values == pytest.approx((payoffs[i] * joint).sum(others) / policies[i], abs=1e-12)
+        assert gains[i] == pytest.approx(values.max() - (payoffs[i] * joint).sum(), abs=1e-12)
+    assert exploitability(payoffs, policies) == pytest.approx(gains.sum())
+
+
+def test_a_batch_equals_its_games_one_at_a_time() -> None:
+    payoffs, taus = random_game(7, (3, 2, 4), (2, 3))
+    how = Settings(iterations=40, lambdas=(0.05, 0.5))
+    plan = solve(payoffs, taus, how)
+    measured = exploitability(payoffs, plan.population)
+    for at in np.ndindex(2, 3):
+        alone = solve([u[at] for u in payoffs], [tau[at] for tau in taus], how)
+        for i in range(3):
+            assert plan.average[i][at] == pytest.approx(alone.average[i], abs=1e-10)
+            assert plan.last[i][at] == pytest.approx(alone.last[i], abs=1e-10)
+        assert measured[at] == pytest.approx(exploitability([u[at] for u in payoffs], alone.population), abs=1e-10)
+
+
+def test_a_thousand_games_at_once() -> None:
+    payoffs, taus = random_game(8, (16, 16), (1000,))
+    how = Settings(iterations=5)
+    plan = solve(payoffs, taus, how)
+    assert plan.policies[1].shape == (1000, 1, 16)
+    alone = solve([u[777] for u in payoffs], [tau[777] for tau in taus], how)
+    assert plan.policies[1][777] == pytest.approx(alone.policies[1], abs=1e-12)
+
+
+def test_padded_actions_change_nothing_and_are_never_played() -> None:
+    payoffs, taus = random_game(9, (2, 3))
+    padded = [np.full((4, 4), 9.0), np.full((4, 4), 9.0)]  # better than everything that is legal
+    legal = [np.arange(4) < 2, np.arange(4) < 3]
+    for i in range(2):
+        padded[i][:2, :3] = payoffs[i]
+    anchors = [np.pad(tau, (0, 4 - len(tau))) for tau in taus]
+    for strength in (0.0, 0.4, math.inf):
+        for exact in (True, False):
+            how = Settings(iterations=30, lambdas=(strength,), exact=exact)
+            small, large = solve(payoffs, taus, how), solve(padded, anchors, how, legal)
+            assert large.floored == (0, 0)
+            for i in range(2):
+                assert large.average[i][:, : len(taus[i])] == pytest.approx(small.average[i], abs=1e-12)
+                assert (large.last[i][:, len(taus[i]) :] == 0).all()
+                assert regret(large)[i] == pytest.approx(regret(small)[i], abs=1e-12)
+            gains = deviation_gains(padded, large.population, legal)
+            assert gains == pytest.approx(deviation_gains(payoffs, small.population), abs=1e-12)
+    uniform = solve(padded, None, Settings(iterations=1, lambdas=(math.inf,), kappa="zero"), legal)
+    assert uniform.last[1] == pytest.approx(np.array([[1 / 3, 1 / 3, 1 / 3, 0]]))
+
+
+def test_one_type_can_be_named_for_each_player() -> None:
+    # The second player plays the anchor; the first, whose lambda is 0.1, responds to that.
+    how = Settings(
+        iterations=5, lambdas=(0.1, math.inf), beta=((1, 0), (0, 1)), kappa="zero", first="anchor", iterate="last"
+    )
+    one, two = solve(zero_sum(W), [TAU, TAU], how).population
+    expected = TAU * np.exp(W @ TAU / 0.1)
+    assert two == pytest.approx(TAU, abs=1e-12)
+    assert one == pytest.approx(expected / expected.sum(), abs=1e-12)
+
+
+# --- Sampling ---------------------------------------------------------------------------------------------------------
+
+
+def test_sampled_updates_approach_the_exact_result() -> None:
+    # 100 independent runs of one game: their error falls about as 1 / sqrt(iterations), 4 times from 250 to 4,000.
+    expected = fixed_point(W, TAU, (0.3, 1.0))
+    copies = [np.broadcast_to(u, (100, 3, 3)) for u in zero_sum(W)]
+    errors = []
+    for iterations in (250, 4000):
+        how = Settings(iterations=iterations, lambdas=(0.3, 1.0), kappa="zero", exact=False, seed=1)
+        plan = solve(copies, [TAU, TAU], how)
+        errors.append([np.abs(p - e).mean() for p, e in zip(plan.average, expected, strict=True)])
+        assert plan.average[0].std(0).min() > 1e-4  # every run draws for itself
+    assert max(errors[1]) < 0.01
+    assert 2.5 < np.mean(errors[0]) / np.mean(errors[1]) < 6
+
+
+def test_seed_decides_the_draws() -> None:
+    payoffs, taus = random_game(1, (3, 3))
+    first, again, other = (
+        solve(payoffs, taus, Settings(iterations=20, exact=False, seed=seed)).values[0] for seed in (4, 4, 5)
+    )
+    assert np.array_equal(first, again) and not np.array_equal(first, other)
+
+
+def test_sample_frequencies() -> None:
+    policies = [np.array([[0.0, 0.7, 0.3], [1.0, 0.0, 0.0]]), np.array([[0.5, 0.5], [0.1, 0.9]])]
+    actions = sample(policies, 20_000, np.random.default_rng(0))
+    assert actions.shape == (2, 20_000, 2)
+    for game in range(2):
+        joint = np.zeros((3, 2))
+        np.add.at(joint, tuple(actions[game].T), 1 / 20_000)
+        expected = np.outer(policies[0][game], policies[1][game])
+        assert joint == pytest.approx(expected, abs=0.015)  # four standard errors
+        assert (joint[expected == 0] == 0).all()
+
+
+def test_the_lowest_draw_is_still_an_action_that_is_played() -> None:
+    class Lowest:
+        def random(self, shape: tuple[int, ...]) -> Floats:
+            return np.zeros(shape)
+
+    lowest: Any = Lowest()
+    assert sample([np.array([0.0, 0.7, 0.3])], 1, lowest).tolist() == [[1]]
+
+
+def test_importance_weights_by_hand() -> None:
+    # Ratios 1, 4, 100 (clipped to 10) and 0 (clipped to 0.02).
+    joint = np.array([0.1, 0.4, 0.5, 0.0])
+    marginal = np.array([0.1, 0.1, 0.005, 0.3])
+    with np.errstate(divide="ignore"):
+        weights = importance_weights(np.log(joint), np.log(marginal))
+    assert weights == pytest.approx(np.array([1, 4, 10, 0.02]) / 15.02)
+
+
+def test_weighted_opponents_stand_for_a_correlated_joint() -> None:
+    # Opponents 1 and 2 nearly always do the same; drawn from their marginals, the weights bring that back.
+    (payoff, *rest), _ = random_game(11, (4, 2, 3))
+    joint = np.array([[0.45, 0.03, 0.02], [0.05, 0.3, 0.15]])
+    marginals = [joint.sum(1), joint.sum(0)]
+    drawn = sample(marginals, 20_000, np.random.default_rng(2))
+    a, b = drawn.T
+    weights = importance_weights(np.log(joint[a, b]), np.log(marginals[0][a] * marginals[1][b]))
+    actions = np.column_stack([np.zeros_like(a), drawn])
+    values = weighted_values([payoff, *rest], 0, actions, weights)
+    expected = np.einsum("xab,ab->x", payoff, joint)
+    assert values == pytest.approx(expected, abs=0.02)  # three standard errors
+    independent = np.einsum("xab,a,b->x", payoff, *marginals)
+    assert np.abs(expected - independent).max() > 0.1  # without weights it would miss by more
+
+    def rows(i: int, actions: Ints) -> Floats:
+        return payoff[:, actions[1], actions[2]]
+
+    assert weighted_values(rows, 0, actions[:50], weights[:50]) == pytest.approx(
+        weighted_values([payoff, *rest], 0, actions[:50], weights[:50]), abs=1e-12
+    )
+
+
+# --- Anchored best response and CoShar --------------------------------------------------------------------------------
+
+
+def test_best_response_weighs_value_against_the_anchor() -> None:
+    values, tau = np.array([1.0, 0.99, 0.5]), np.array([0.001, 0.9, 0.099])
+    # 0.003 log(0.9 / 0.001) = 0.0204 exceeds the difference of 0.01, which 0.001 times the logarithm does not.
+    assert best_response(values, tau) == 1
+    assert best_response(values, tau, strength=0.001) == 0
+    assert best_response(values, tau, strength=0.0) == 0
+    assert best_response(np.array([-np.inf, 0.99, 0.5]), tau, strength=0.0) == 1
+    assert best_response(np.zeros(2), np.array([0.5, 0.5])) == 0
+    # An anchor of 0 counts as 1e-6: 0.003 log(1e-6) = -0.0414.
+    batch = best_response(np.array([[0.0415, 0.0], [0.0414, 0.0]]), np.array([0.0, 1.0]))
+    assert batch.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("iterate", ["average", "last"])
+def test_coshar_settles_where_policy_and_values_agree(iterate: str) -> None:
+    payoffs, _ = random_game(13, (2, 3, 2), (4,))
+    rng = np.random.default_rng(0)
+    anchor = rng.dirichlet(np.ones(12), 4).reshape(4, 2, 3, 2)
+    plan = solve_coshar(payoffs, anchor, Settings(iterations=2000, lambdas=(0.5,), iterate=iterate))
+    odds = anchor.copy()
+    for i, payoff in enumerate(payoffs):
+        others = plan.policy.sum(1 + i, keepdims=True)  # what the others do, whatever player i does
+        values = (payoff * others).sum(tuple(j for j in (1, 2, 3) if j != 1 + i), keepdims=True)
+        assert plan.values[i] == pytest.approx(values.reshape(4, -1), abs=1e-4)
+        odds *= np.exp(values / 0.5)
+    assert plan.policy == pytest.approx(odds / odds.sum((1, 2, 3), keepdims=True), abs=1e-4)
+    assert np.abs(plan.policy - anchor).max() > 0.1
+
+
+def test_coshar_starts_where_it_is_told() -> None:
+    payoffs, _ = random_game(12, (2, 2))
+    anchor = np.array([[0.4, 0.1], [0.1, 0.4]])
+    for first, expected in (("anchor", anchor), ("uniform", np.full((2, 2), 0.25))):
+        plan = solve_coshar(payoffs, anchor, Settings(iterations=1, first=first))
+        assert plan.policy == pytest.approx(expected, abs=1e-15)
+
+
+def test_sampled_coshar_approaches_exact() -> None:
+    payoffs, _ = random_game(14, (2, 2))
+    anchor = np.array([[0.4, 0.1], [0.1, 0.4]])
+    exact = solve_coshar(payoffs, anchor, Settings(iterations=500, lambdas=(0.5,)))
+    copies = [np.broadcast_to(u, (50, 2, 2)) for u in payoffs]
+    how = Settings(iterations=1500, lambdas=(0.5,), exact=False, first="anchor")
+    drawn = solve_coshar(copies, np.broadcast_to(anchor, (50, 2, 2)), how)
+    assert drawn.policy.mean(0) == pytest.approx(exact.policy, abs=0.01)
+    assert drawn.policy.std(0).min() > 1e-4
+
+
+# --- Properties -------------------------------------------------------------------------------------------------------
+
+games = st.integers(0, 10**6)  # seeds of `random_game`
+strengths = st.floats(0.2, 20)
+
+
+@given(games, strengths, st.floats(1.2, 10))
+def test_a_response_leaves_the_anchor_as_lambda_falls(seed: int, strength: float, factor: float) -> None:
+    (values, _), (tau, _) = random_game(seed, (4, 4))
+    near, far = (respond(values[0], np.log(tau), (strength * f,))[0] for f in (factor, 1))
+    assert kl(near, tau) < kl(far, tau)
+
+
+@settings(max_examples=10)
+@given(games, st.floats(0.4, 2), st.floats(1.5, 4))
+def test_equilibria_of_zero_sum_games_leave_the_anchor_as_lambda_falls(seed: int, low: float, factor: float) -> None:
+    payoffs, taus = random_game(seed, (3, 3), (20,))
+    far, near = (
+        solve(zero_sum(payoffs[0]), taus, Settings(iterations=300, lambdas=(x,), kappa="zero")).population
+        for x in (low, low * factor)
+    )
+    distance = [sum(kl(pi, tau) for pi, tau in zip(plan, taus, strict=True)) for plan in (near, far)]
+    assert np.all(distance[0] < distance[1] + 1e-4)
+
+
+@settings(max_examples=10)
+@given(games, st.floats(0.3, 2))
+def test_deviating_from_a_fixed_point_gains_little(seed: int, strength: float) -> None:
+    payoffs, taus = random_game(seed, (3, 4), (20,))
+    found = solve(zero_sum(payoffs[0]), taus, Settings(iterations=400, lambdas=(strength,), kappa="zero")).population
+    gains = deviation_gains(zero_sum(payoffs[0]), found)
+    for i in range(2):
+        # What is left of u - lambda KL to gain by a deviation to one action, of KL log(1 / tau) at most.
+        bound = strength * (np.log(1 / taus[i].min(-1)) - kl(found[i], taus[i]))
+        assert (gains[:, i] <= bound + 1e-3).all()
+
+
+@given(games, st.floats(0, 1e6), st.sampled_from(["published", "zero"]))
+def test_zero_utility_returns_the_anchor(seed: int, strength: float, kappa: str) -> None:
+    _, taus = random_game(seed, (3, 5))
+    plan = solve([np.zeros((3, 5))] * 2, taus, Settings(iterations=3, lambdas=(strength,), kappa=kappa))
+    for last, tau in zip(plan.last, taus, strict=True):
+        assert last[0] == pytest.approx(tau, abs=1e-14)
+
+
+@given(games, st.floats(-1000, 1000), st.sampled_from(["published", "sqrt", "zero"]), st.booleans())
+def test_a_constant_added_to_utilities_changes_nothing(seed: int, constant: float, kappa: str, exact: bool) -> None:
+    payoffs, taus = random_game(seed, (3, 2, 2))
+    how = Settings(iterations=10, lambdas=(0.2, 1.0), kappa=kappa, exact=exact)
+    plan, shifted = solve(payoffs, taus, how), solve([u + constant for u in payoffs], taus, how)
+    for i in range(3):
+        assert shifted.average[i] == pytest.approx(plan.average[i], abs=1e-8)
+        assert shifted.values[i] == pytest.approx(plan.values[i] + constant, abs=1e-8)
+        assert regret(shifted)[i] == pytest.approx(regret(plan)[i], abs=1e-8)
+
+
+@given(games, st.sampled_from([(0.0,), (1e-4, 0.1), (math.inf,), (0.0, math.inf)]), st.booleans())
+def test_policies_are_distributions(seed: int, lambdas: tuple[float, ...], exact: bool) -> None:
+    payoffs, taus = random_game(seed, (2, 3), (2,))
+    plan = solve(payoffs, taus, Settings(iterations=4, lambdas=lambdas, exact=exact))
+    for policy in (*plan.average, *plan.last, *plan.population):
+        assert (policy >= 0).all()
+        assert policy.sum(-1) == pytest.approx(1, abs=1e-12)
+
+
+def test_lambda_0_and_kappa_0_play_best_actions_in_proportion_to_the_anchor() -> None:
+    assert respond(np.array([1.0, 2, 2]), np.log(TAU), (0.0,)) == pytest.approx(np.array([[0, 0.6, 0.4]]))
+    assert respond(np.array([1.0, 2, 2]), np.log(TAU), (0.0,), 1e-3) == pytest.approx(np.array([[0, 0.5, 0.5]]))
+
+
+def test_actions_that_are_not_legal_do_not_hide_equal_ones() -> None:
+    with np.errstate(divide="ignore"):
+        logs = np.log([0.0, 0.6, 0.4])
+    assert respond(np.array([9.0, 2, 2]), logs, (0.0,)) == pytest.approx(np.array([[0, 0.6, 0.4]]))
+
+
+def test_kl_by_hand() -> None:
+    assert kl([0.5, 0.5], [0.25, 0.75]) == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3))
+    assert kl([0.0, 1.0], [0.5, 0.5]) == pytest.approx(math.log(2))
+    assert kl([1.0, 0.0], [0.0, 1.0]) == pytest.approx(50 * math.log(10))
+
+
+# --- Bad input --------------------------------------------------------------------------------------------------------
+
+
+def test_anchors_of_zero_are_floored_and_counted() -> None:
+    zero = np.array([[0.0, 0.5, 0.5], [0.0, 0.0, 1.0]])
+    payoffs = [np.broadcast_to(u, (2, 3, 3)) for u in zero_sum(W)]
+    plan = solve(payoffs, [zero, TAU], Settings(iterations=20, lambdas=(0.01,)))
+    assert plan.floored == (3, 0)
+    # The gap to the other actions is at most 4, and lambda log(1e50) = 1.15: it can still be worth it.
+    lone = solve([[4.0, 0.0]], [[0.0, 1.0]], Settings(iterations=5, lambdas=(0.01, 1.0), kappa="zero", iterate="last"))
+    assert lone.policies[0][:, 0] == pytest.approx([1.0, 1e-50 * math.exp(4)], rel=1e-9, abs=1e-60)
+    joint = solve_coshar([np.eye(2)] * 2, [[0.5, 0.0], [0.0, 0.5]], Settings(iterations=2))
+    assert joint.floored == 2
+
+
+def test_anchors_are_normalised_as_float32_rounds() -> None:
+    plan = solve([np.eye(2)] * 2, [[0.5, 0.500004]] * 2, Settings(iterations=1, first="anchor"))
+    assert plan.average[0].sum() == pytest.approx(1, abs=1e-12)
+
+
+def two(i: int, actions: Ints) -> ArrayLike:
+    return [1.0, 0.0]
+
+
+def nothing(i: int, actions: Ints) -> ArrayLike:
+    return [math.nan, 0.0]
+
+
+ODD = np.array([[0.0, math.inf], [0.0, 0.0]])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: solve([np.eye(2), ODD]), r"payoffs\[1\]\[0, 1\]=inf: must be finite"),
+        (lambda: solve([np.eye(2), np.eye(3)]), r"shapes are .*one array"),
+        (lambda: solve([np.zeros(2), np.zeros(2)]), r"shapes are .*one array"),
+        (lambda: solve([np.zeros((2, 0))] * 2), r"player 1 has no action"),
+        (lambda: solve([np.eye(2)] * 2, [[0.5, 0.4], [0.5, 0.5]]), r"anchors\[0\]: .* of sum 0.9 .*divide"),
+        (lambda: solve([np.eye(2)] * 2, [[0.5, 0.5], [1.5, -0.5]]), r"anchors\[1\]: .* least -0.5; divide"),
+        (lambda: solve([np.eye(2)] * 2, [[0.5, 0.5], [math.nan, 0.5]]), r"anchors\[1\]: .* sum nan"),
+        (lambda: solve([np.eye(2)] * 2, [[0.5, 0.5], [1.0]]), r"anchors\[1\]: has shape \(1,\)"),
+        (lambda: solve([np.eye(2)] * 2, [[0.5, 0.5]]), r"anchors: has 1 entries; give one for each of 2 players"),
+        (
+            lambda: solve([np.eye(2)] * 2, legal=[[True, True], [False, False]]),
+            r"legal: the player of anchors\[1\] has no legal action",
+        ),
+        (lambda: solve([np.eye(2)] * 2, [[0.5, 0.5]] * 2, legal=[[1, 1], [1, 0]]), r"anchors\[1\]: .* sum 0.5"),
+        (lambda: solve([np.zeros((5, 3, 4))] * 2, settings=Settings(exact_limit=59)), r"5 x 3 x 4 = 60 .*exact=False"),
+        (lambda: solve(nothing, [[0.5, 0.5]] * 7), r"1 x 2 x 2 x 2 x 2 x 2 x 2 x 2 = 128 .*function.*exact=False"),
+        (lambda: solve(nothing, settings=Settings(exact=False)), r"anchors=None.*needs anchors"),
+        (lambda: solve(nothing, [[0.5, 0.5]] * 2, Settings(exact=False)), r"game\(0, actions\) gave .*finite"),
+        (lambda: solve(two, [TAU] * 2, Settings(exact=False)), r"game\(0, actions\) gave"),
+        (lambda: solve([np.eye(2)] * 2, settings=Settings(beta=(0.5, 0.5))), r"beta=\(0.5, 0.5\): give 1 prob"),
+        (lambda: solve([np.eye(2)] * 2, settings=Settings(lambdas=(0, 1), beta=(1.5, -0.5))), r"beta=.*give 2 prob"),
+        (lambda: solve([np.eye(2)] * 2, settings=Settings(beta=(0.9,))), r"beta=\(0.9,\): give"),
+        (lambda: solve_coshar([np.eye(2)] * 2, [0.5, 0.5]), r"anchor: has shape \(2,\)"),
+        (lambda: solve_coshar([np.eye(2)] * 2, np.ones((2, 2))), r"anchor: .*of sum 4 .*divide"),
+        (lambda: solve_coshar([np.eye(2)] * 2, np.eye(2) / 2, Settings(lambdas=(0.1, 1.0))), r"lambdas=.*just one"),
+        (lambda: solve_coshar([np.eye(2)] * 2, np.eye(2) / 2, Settings(exact_limit=3)), r"= 4 joint .*exact=False"),
+        (lambda: Settings(lambdas=(0.1, -0.1)), r"lambdas=\(0.1, -0.1\): .*0 \(no anchor\) or above"),
+        (lambda: Settings(lambdas=(math.nan,)), r"lambdas=\(nan,\)"),
+        (lambda: Settings(lambdas=()), r"lambdas=\(\): name at least one"),
+        (lambda: Settings(iterations=0), r"iterations=0: must be 1 or more"),
+        (lambda: Settings(kappa="fast"), r"kappa=fast: must be one of published, sqrt, zero"),
+        (lambda: Settings(averaging="none"), r"averaging=none: must be one of linear, uniform"),
+        (lambda: Settings(iterate="best"), r"iterate=best: must be one of average, last"),
+        (lambda: Settings(first="random"), r"first=random: must be one of uniform, anchor"),
+        (lambda: Settings(anchor_floor=0.0), r"anchor_floor=0.0: must lie above 0"),
+        (lambda: type_grid(0.0, 1.0, 3), r"low=0.0"),
+        (lambda: best_response([1.0, 2.0], [0.5, 0.5], -1.0), r"strength=-1.0: must be 0"),
+        (lambda: importance_weights([-1.0, math.nan], [-1.0, -2.0]), r"log-probabilities that are numbers"),
+        (lambda: importance_weights([-1.0], [-1.0], low=2.0, high=1.0), r"low=2.0, high=1.0: need 0 < low <= high"),
+    ],
+)
+def test_bad_input_says_what_to_change(call: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Settings().iterations = 3  # type: ignore[misc]
