@@ -18,9 +18,7 @@ Where the published rules leave a choice, this is what holds here:
 - Speakers take turns in one drawn order. A discussion ends all walks and tasks; other bodies stay where they are.
 - The belief question goes to living crewmates, with all living others as candidates; or (`candidates="all_names"`, as
   published) to every living player, with all seven names. Its answer is an imposter, of several the first drawn that
-  lives: which of them that is, nobody can know, so the best answer is spread over all.
-- Lists of names are in the order of the seats. Names and roles are drawn for the seats independently, so that the order
-  tells nothing, and a game in which names trade places throughout is as probable as the game itself.
+  lives: which of them that is, nobody can know, so the best answer is spread over all. Candidates are in fixed order.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ from pettingzoo.utils import parallel_to_aec
 
 from envs.core import END, Question, TurnKind, action_space, clean, observation_space
 
-NAMES = ("Red", "Blue", "Green", "Yellow", "Orange", "Purple", "Pink")  # the palette
+NAMES = ("Red", "Blue", "Green", "Yellow", "Orange", "Purple", "Pink")  # the palette; lists of names keep this order
 DIRECTIONS = {"north": (0, -1), "south": (0, 1), "west": (-1, 0), "east": (1, 0)}
 MIN_PLAYERS, MAX_PLAYERS = 4, len(NAMES)
 MAX_SIDE = 5  # rooms
@@ -212,6 +210,7 @@ class Game:
     players: list[Player]  # by seat
     imposters: tuple[int, ...]  # seats, in the order drawn
     rng: Random  # who speaks when, and which of several reports counts
+    by_name: list[Player] = field(init=False)  # in the order of the palette
     seat: dict[str, int] = field(init=False)
     phase: Phase = Phase.MOVE
     step: int = 0
@@ -226,6 +225,7 @@ class Game:
     counts: dict[str, int] = field(default_factory=dict)  # what happened how often, for the outcome
 
     def __post_init__(self) -> None:
+        self.by_name = sorted(self.players, key=lambda p: NAMES.index(p.name))
         self.seat = {p.name: seat for seat, p in enumerate(self.players)}
         self.clear()
         self.counts = dict.fromkeys(
@@ -242,7 +242,7 @@ class Game:
                 self.told[seat].append(event)
 
     def living(self) -> tuple[str, ...]:
-        return tuple(p.name for p in self.players if p.alive)
+        return tuple(p.name for p in self.by_name if p.alive)
 
     @property
     def start_room(self) -> Room:
@@ -360,9 +360,9 @@ def new_game(rules: Rules, seed: int, options: dict[str, Any] | None = None) -> 
     game = Game(rules, width, height, tasks_each, players, tuple(imposters), Random(f"{seed} talk"))
     if any(not 0 <= x < width or not 0 <= y < height for p in players for x, y in p.tasks):
         raise ValueError(f"The reset option 'tasks' names rooms outside the grid of {width} x {height}.")
-    everyone = tuple(p.name for p in game.players)
+    everyone = tuple(p.name for p in game.by_name)
     for seat, p in enumerate(players):
-        fellows = tuple(q.name for q in game.players if q.role is p.role and q is not p)
+        fellows = tuple(q.name for q in game.by_name if q.role is p.role and q is not p)
         game.told[seat].append(
             Intro(
                 name=p.name,
@@ -414,7 +414,7 @@ def look(game: Game, player: Player) -> Look:
     """What the player sees of its room, without its cooldown."""
     room = player.room
     present, entering, leaving = [], [], []
-    for other in game.players:
+    for other in game.by_name:
         if other is player or not other.alive:
             continue
         if other.room == room:
@@ -528,7 +528,7 @@ def _kill(game: Game, killer_seat: int, victim_seat: int, doing_a_task: set[int]
     victim.alive = False
     victim.activity, victim.timer, victim.origin, victim.room = Activity.READY, 0, None, killer.room
     game.bodies.append(Body(victim.name, killer.room))
-    game.bodies.sort(key=lambda body: game.seat[body.name])
+    game.bodies.sort(key=lambda body: NAMES.index(body.name))
     game.told[victim_seat].append(Killed(killer.name, ""))
     for seat, player in enumerate(game.players):
         if player.alive and player is not killer and player.room == killer.room and seat not in doing_a_task:
@@ -625,8 +625,7 @@ def count_votes(game: Game, votes: dict[int, Action]) -> None:
     most = max(counts.values())
     leaders = [choice for choice, n in counts.items() if n == most]
     ejected = leaders[0] if len(leaders) == 1 and leaders[0] != Act.SKIP else ""
-    order = (*game.seat, Act.SKIP.value)
-    game.tell_living(Tally(tuple((c, counts[c]) for c in order if c in counts), ejected))
+    game.tell_living(Tally(tuple((c, counts[c]) for c in (*NAMES, Act.SKIP.value) if c in counts), ejected))
     if ejected:
         game.players[game.seat[ejected]].alive = False
         game.counts["ejections"] += 1
@@ -1023,7 +1022,7 @@ def describe(game: Game) -> str:
         for x in range(game.width):
             inside = [
                 p.name + "*" * (p.role is Role.IMPOSTER) + {Activity.WALK: ">", Activity.TASK: "!"}.get(p.activity, "")
-                for p in game.players
+                for p in game.by_name
                 if p.alive and p.room == (x, y)
             ]
             inside += [f"+{body.name}" for body in game.bodies if body.room == (x, y)]
@@ -1031,8 +1030,8 @@ def describe(game: Game) -> str:
     side = max(map(len, cells.values()))
     lines = [f"step {game.step}, {game.phase.name.lower()}"]
     lines += ["| " + " | ".join(cells[x, y].ljust(side) for x in range(game.width)) + " |" for y in range(game.height)]
-    lines += [f"{p.name}: {len(p.tasks)} tasks left" for p in game.players if p.role is Role.CREWMATE and p.alive]
-    if dead := [p.name for p in game.players if not p.alive]:
+    lines += [f"{p.name}: {len(p.tasks)} tasks left" for p in game.by_name if p.role is Role.CREWMATE and p.alive]
+    if dead := [p.name for p in game.by_name if not p.alive]:
         lines.append(f"dead or ejected: {', '.join(dead)}")
     if game.phase is Phase.TALK:
         lines.append("speaking: " + game.players[game.speakers[0]].name)
@@ -1049,7 +1048,7 @@ def picture(game: Game) -> np.ndarray:
         for x in range(game.width):
             top, left = y * _CELL, x * _CELL
             image[top + 2 : top + _CELL - 2, left + 2 : left + _CELL - 2] = (235, 235, 225)
-    for slot, player in enumerate(game.players):
+    for slot, player in enumerate(game.by_name):
         if not player.alive:
             continue
         top, left = _slot(player.room, slot)
@@ -1060,7 +1059,7 @@ def picture(game: Game) -> np.ndarray:
         square[:] = (0, 0, 0) if player.role is Role.IMPOSTER else _COLOURS[player.name]
         square[3:-3, 3:-3] = _COLOURS[player.name]
     for body in game.bodies:
-        top, left = _slot(body.room, next(i for i, p in enumerate(game.players) if p.name == body.name))
+        top, left = _slot(body.room, next(i for i, p in enumerate(game.by_name) if p.name == body.name))
         for i in range(_SLOT - 4):
             image[top + i, left + i] = image[top + i, left + _SLOT - 5 - i] = _COLOURS[body.name]
     return image

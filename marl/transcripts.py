@@ -311,7 +311,7 @@ def story(transcript: Transcript) -> list[Moves | Meeting]:
     """
     facts = transcript["facts"]
     names: dict[str, str] = facts["names"]
-    living = list(names.values())
+    living = sorted(names.values(), key=among_us_v0.NAMES.index)
     start = ((facts["width"] - 1) // 2, 0)
     rooms = dict.fromkeys(living, start)
     bodies: dict[str, str] = {}  # victim -> room
