@@ -720,7 +720,7 @@ COMPACT_TOKENS = (
 )
 
 
-# Words that mean nothing but who is who: a game in which they trade places throughout might have been played as well.
+# Words that mean nothing but who is who: a game with others of them, in the same order, might have been played as well.
 EXCHANGEABLE = {Style.NATURAL: NAMES, Style.COMPACT: tuple(_LOWER.values())}
 
 

@@ -1,9 +1,9 @@
 """Trading names: a game whose words can stand for one another gives, renamed, another game that is as true.
 
-The colours of Among Us are drawn afresh in each game and mean nothing, so a row in which Red and Blue trade places
-throughout is a row of a game that might have been played as well. What is learned from the truth, and not from what
-was sampled, may be learned from renamed rows: they are new in every pass, where the rows themselves are soon known by
-heart.
+Which of the colours of Among Us play is drawn afresh in each game and means nothing, so a row in which Red and Blue are
+Green and Pink throughout is a row of a game that might have been played as well. (Lists of names are in the palette's
+order, so that is kept.) What is learned from the truth, and not from what was sampled, may be learned from renamed
+rows: they are new in every pass, where the rows themselves are soon known by heart.
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ from marl.types import TokenBatch
 
 @dataclass(frozen=True)
 class Renaming:
-    """Permutes words. `families` (F, W): ids of tokens that differ only in which of the W words they hold."""
+    """Trades words. `families` (F, W): ids of tokens that differ only in which of the W words they hold."""
 
     families: Tensor
     size: int  # of the vocabulary
     generator: torch.Generator = field(default_factory=torch.Generator)
 
     def __call__(self, batch: TokenBatch) -> TokenBatch:
-        """The batch with every row's words (and those of its candidates) permuted, each row by an order of its own."""
+        """The batch with the words of every row (and those of its candidates) traded for others, in the same order."""
         rows, words = batch.shape[0], self.families.shape[1]
-        order = torch.rand(rows, words, generator=self.generator).argsort(1)  # (B, W)
+        place = torch.full((self.size,), -1)
+        place[self.families] = torch.arange(words)
         table = torch.arange(self.size).repeat(rows, 1)  # (B, V)
-        for ids in self.families:
-            table[:, ids] = ids[order]
+        for b, tokens in enumerate(place[batch.tokens.cpu()]):
+            held = tokens[tokens >= 0].unique()  # ascending, as what they become
+            table[b, self.families[:, held]] = self.families[:, self._subset(words, len(held))]
         table = table.to(batch.tokens.device)
         known = batch.candidates >= 0
         return replace(
@@ -41,6 +43,10 @@ class Renaming:
             tokens=table.gather(1, batch.tokens),
             candidates=torch.where(known, table[batch.row].gather(1, batch.candidates.clamp_min(0)), -1),
         )
+
+    def _subset(self, size: int, count: int) -> Tensor:
+        """`count` of the first `size` numbers, ascending."""
+        return torch.randperm(size, generator=self.generator)[:count].sort().values
 
 
 def renaming(tokens: Tokens, words: Sequence[str]) -> Renaming | None:
