@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import norm, t
+from scipy.stats import ncf, norm, t
 
 Floats = NDArray[np.float64]
 
@@ -309,3 +309,38 @@ def format_table(rows: dict[str, dict[str, Interval]], metrics: Sequence[str] | 
     ]
     lines.insert(1, "  ".join("─" * width for width in widths))
     return "\n".join(line.rstrip() for line in lines)
+
+
+# --- Planning ---------------------------------------------------------------------------------------------------------
+
+
+def power(a: float, b: float, seeds: int, games: int, between: float = 0.0, level: float = 0.95) -> float:
+    """How probable it is that an experiment tells arms that win `a` and `b` of their games apart.
+
+    Each arm has `seeds` runs of `games` evaluation games, and the rates of its runs spread around its own with standard
+    deviation `between`. Of several seeds the runs' rates are compared (two-sided t-test of equal variances, power from
+    the noncentral t distribution: Cohen 1988, chapter 2); a single seed has only its games (two-sided test of two
+    proportions: Fleiss, Levin & Paik 2003, chapter 4), which says nothing of other seeds.
+    """
+    spread = math.sqrt((between**2 * 2 + (a * (1 - a) + b * (1 - b)) / games) / seeds)  # of the difference
+    effect = abs(a - b) / spread
+    if seeds == 1:
+        critical = float(norm.ppf((1 + level) / 2))
+        return float(norm.sf(critical - effect) + norm.cdf(-critical - effect))
+    freedom = 2 * (seeds - 1)
+    critical = float(t.ppf((1 + level) / 2, freedom))
+    # The square of a noncentral t is a noncentral F, which scipy computes without gaps; far out it is 1.
+    return float(ncf.sf(critical**2, 1, freedom, effect**2)) if effect < 10 * critical else 1.0
+
+
+def games_needed(
+    a: float, b: float, seeds: int, between: float = 0.0, wanted: float = 0.8, level: float = 0.95, most: int = 1 << 24
+) -> int | None:
+    """The fewest evaluation games a run with which `power` reaches `wanted`; None where no number up to `most` does."""
+    if power(a, b, seeds, most, between, level) < wanted:
+        return None
+    low, high = 0, most  # power(low) < wanted <= power(high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if power(a, b, seeds, middle, between, level) >= wanted else (middle, high)
+    return high

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binomtest
+from scipy.stats import binomtest, norm, ttest_ind
 
 from marl.stats import (
     ArmRun,
@@ -19,9 +19,11 @@ from marl.stats import (
     bootstrap_mean,
     bootstrap_ratio,
     format_table,
+    games_needed,
     hierarchical_mean,
     number,
     paired_difference,
+    power,
     read_table,
     seed_mean,
     wilson,
@@ -273,3 +275,33 @@ def test_table_file(tmp_path: Path) -> None:
     assert path.read_text() == "arm,metric,mean,low,high,seeds,games\nnone,game/score,9,9,9,3,300\n"
     assert read_table(path) == [TableRow("none", "game/score", 9.0, 9.0, 9.0, 3, 300)]
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_games_needed_are_the_published_ones() -> None:
+    """Of Sarkar et al.'s rates: .55 v .59 wants about 2,400 games an arm, .32 v .59 about 50."""
+    assert games_needed(0.55, 0.59, 1) == pytest.approx(2401, abs=2)
+    assert games_needed(0.32, 0.59, 1) == pytest.approx(50, abs=1)
+    assert games_needed(0.59, 0.55, 1) == games_needed(0.55, 0.59, 1)
+    assert games_needed(0.55, 0.59, 3, between=0.05) is None  # seeds that differ so much need more than three
+
+
+@pytest.mark.filterwarnings("ignore:Precision loss")  # where all seeds of an arm happen to agree
+def test_power_is_how_often_the_test_finds_it() -> None:
+    rng = np.random.default_rng(0)
+    a, b, seeds, games, between = 0.4, 0.5, 4, 300, 0.04
+    arms = [np.clip(rng.normal(rate, between, (20_000, seeds)), 0, 1) for rate in (a, b)]
+    won = [rng.binomial(games, rates) / games for rates in arms]
+    found = (ttest_ind(*won, axis=1).pvalue < 0.05).mean()
+    assert power(a, b, seeds, games, between) == pytest.approx(found, abs=0.02)
+    assert power(a, b, 1, 200) == pytest.approx(
+        (np.abs(rng.binomial(200, a, 50_000) - rng.binomial(200, b, 50_000)) / 200
+         > norm.ppf(0.975) * np.sqrt((a * (1 - a) + b * (1 - b)) / 200)).mean(), abs=0.02,
+    )  # fmt: skip
+
+
+@given(st.floats(0.05, 0.9), st.floats(0.02, 0.09), st.integers(2, 12), st.floats(0.0, 0.01))
+def test_games_needed_is_the_first_number_that_is_enough(a: float, apart: float, seeds: int, between: float) -> None:
+    games = games_needed(a, a + apart, seeds, between)
+    if games is not None:
+        assert power(a, a + apart, seeds, games, between) >= 0.8
+        assert games == 1 or power(a, a + apart, seeds, games - 1, between) < 0.8
