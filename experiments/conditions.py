@@ -393,7 +393,7 @@ def differences(played: Mapping[str, Sequence[ArmRun]], wanted: Sequence[str]) -
 def write_rows(path: Path, rows: Mapping[str, Sequence[TableRow]]) -> None:
     """`arm,condition,metric,mean,low,high,seeds,games`, six significant digits as in `table.csv`."""
     lines = [
-        (row.arm, condition, row.metric, *(f"{v:.6g}" for v in (row.mean, row.low, row.high)), row.seeds, row.games)
+        (row.arm, condition, row.metric, row.mean, row.low, row.high, row.seeds, row.games)
         for condition, of_condition in rows.items()
         for row in of_condition
     ]
@@ -403,7 +403,7 @@ def write_rows(path: Path, rows: Mapping[str, Sequence[TableRow]]) -> None:
 def write_per_seed(path: Path, played: Mapping[str, Sequence[ArmRun]]) -> None:
     """`arm,seed,condition,metric,mean,low,high,games`: each run's own figures, intervals over its games."""
     lines = [
-        (run.arm, run.seed, condition, metric, *(f"{v:.6g}" for v in (own.mean, own.low, own.high)), own.n)
+        (run.arm, run.seed, condition, metric, own.mean, own.low, own.high, own.n)
         for condition, runs in played.items()
         for run in runs
         for metric, own in run.metrics.items()

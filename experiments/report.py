@@ -228,23 +228,28 @@ def write_beliefs(path: Path, runs: Sequence[Run]) -> None:
         for message, found in enumerate(by_message)
         for name, own in found.items()
     ]
-    write_csv(path, ("arm", "seed", "message", "metric", "mean", "low", "high", "games"), dict.fromkeys(lines))
+    once = dict.fromkeys(lines)  # arms of one seed share their base
+    write_csv(path, ("arm", "seed", "message", "metric", "mean", "low", "high", "games"), once)
 
 
 def write_curves(path: Path, runs: Sequence[Run]) -> None:
     """Per-iteration data: one line for each arm, seed, phase, iteration and metric; `games` counts training games."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(("arm", "seed", "phase", "iteration", "games", "metric", "value"))
-        for run in runs:
-            for line in run.curves:
-                for metric in CURVES:
-                    if metric in line:
-                        iteration = line["iteration"]
-                        writer.writerow(
-                            (run.arm, run.seed, line["phase"], iteration, iteration * run.games, metric,
-                             f"{line[metric]:.5g}")
-                        )  # fmt: skip
+    lines = [
+        (
+            run.arm,
+            run.seed,
+            line["phase"],
+            line["iteration"],
+            line["iteration"] * run.games,
+            metric,
+            f"{line[metric]:.5g}",
+        )
+        for run in runs
+        for line in run.curves
+        for metric in CURVES
+        if metric in line
+    ]
+    write_csv(path, ("arm", "seed", "phase", "iteration", "games", "metric", "value"), lines)
 
 
 if __name__ == "__main__":

@@ -124,7 +124,8 @@ def build(cfg: DictConfig) -> Parts:
     for name, loss in losses.items():
         if loss.reads == "renamed" and not exchangeable(env):
             raise UserError(
-                f"loss.{name}.renamed=true: env.game={env['game']} has no words that can trade places; set it to false"
+                f"loss.{name}.renamed=true: env.game={env['game']} has no names that can stand for one another; "
+                "set it to false"
             )
     return Parts(
         env=env,

@@ -2,9 +2,9 @@
 
 The environment's module has `parallel_env` and `COMPACT_TOKENS` (strings that a small tokenizer keeps whole); the
 environment has `facts` and `privileged(agent)`. Where the module has them: `PAYMENT` names settings that no player
-reads of, so that they make no other base; `EXCHANGEABLE` has, by style, words that can trade places. The scripts'
-module has `make_player(name, seed, role)` and `DEFAULT`, the name of the players that a base corpus is made of; where
-these changed, a `VERSION` that a base is known by.
+reads of, so that they make no other base; `EXCHANGEABLE` has, by style, words that can stand for one another. The
+scripts' module has `make_player(name, seed, role)` and `DEFAULT`, the name of the players that a base corpus is made
+of; where these changed, a `VERSION` that a base is known by.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def env_maker(env: Mapping[str, Any]) -> Callable[[], Any]:
 
 
 def exchangeable(env: Mapping[str, Any]) -> tuple[str, ...]:
-    """The words of the game in its style that can trade places throughout; most games have none."""
+    """The words of the game in its style that can stand for one another; most games have none."""
     return tuple(getattr(game_module(env["game"]), "EXCHANGEABLE", {}).get(env.get("style"), ()))
 
 

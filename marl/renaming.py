@@ -1,4 +1,4 @@
-"""Trading names: a game whose words can stand for one another gives, renamed, another game that is as true.
+"""Other names: a game whose words can stand for one another gives, renamed, another game that is as true.
 
 Which of the colours of Among Us play is drawn afresh in each game and means nothing, so a row in which Red and Blue are
 Green and Pink throughout is a row of a game that might have been played as well. (Lists of names are in the palette's

@@ -36,7 +36,7 @@ def draw_games(seed: int, *path: int, count: int) -> list[Game]:
 
 
 def shuffle_seed(seed: int, iteration: int, place: int = SHUFFLE) -> int:
-    """Seeds the order of rows in an iteration's update, or (RENAME) how their words are permuted."""
+    """Seeds the order of rows in an iteration's update, or (RENAME) which names its rows get."""
     return int(np.random.SeedSequence([seed, place, iteration]).generate_state(1)[0])
 
 

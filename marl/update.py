@@ -182,10 +182,8 @@ def update(
                 with autocast(config, policy.device):
                     outputs = forward(policy, part, config.temperature, reads)
                     if "renamed" in reads and len(part.row):
-                        other = renamed.select(micro)
-                        asked = other.select(other.row.unique()).to(
-                            policy.device
-                        )  # its questions are in the same order
+                        asked = renamed.select(micro)
+                        asked = asked.select(asked.row.unique()).to(policy.device)  # questions keep their order
                         beliefs = {"beliefs": reads["renamed"]}
                         outputs.beliefs = forward(policy, asked, config.temperature, beliefs).beliefs
                 total = torch.zeros((), device=policy.device)

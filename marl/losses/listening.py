@@ -15,8 +15,8 @@ from marl.types import TokenBatch
 class ListeningLoss:
     """-log belief(true answer), (N,): Sarkar et al. 2025, the listening loss.
 
-    `renamed`: learned from rows in which the game's exchangeable words have traded places (renaming.py), a pass of its
-    own. Where the weight is 0 the rows are read as they are.
+    `renamed`: learned from rows in which other names stand for the game's (renaming.py), in a pass of its own. Where
+    the weight is 0 the rows are read as they are.
     """
 
     weight: float = 1.0

@@ -279,7 +279,7 @@ def test_names_follow_from_the_configuration() -> None:
         (["data.dond=somewhere"], "data.dond=somewhere: base=scripted does not read it; drop one, or take"),
         (["base=none"], "base=none: a model from scratch knows no word yet"),
         (["base.data=humans"], "base.data=humans: must be one of scripted, human, none"),
-        (["loss.listening.renamed=true"], "loss.listening.renamed=true: env.game=dond has no words that can trade"),
+        (["loss.listening.renamed=true"], "loss.listening.renamed=true: env.game=dond has no names that can stand"),
         (["base.lessons=[[nobody,5]]"], "base.lessons: There is no scripted negotiator 'nobody'"),
         (["base.players=nobody"], "base.players: There is no scripted negotiator 'nobody'"),
         (["base=human", "base.lessons=[[random,5]]"], "only scripted players answer; must be"),
