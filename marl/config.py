@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from marl.cast import Seats
 from marl.errors import UserError
 from marl.filtered_bc import FilteredBCConfig
-from marl.games import exchangeable, scripted
+from marl.games import env_maker, exchangeable, scripted
 from marl.losses import Loss
 from marl.ppo import PPOConfig
 from marl.pretrain import BaseConfig, ModelConfig
@@ -116,11 +116,14 @@ def build(cfg: DictConfig) -> Parts:
         raise UserError(f"base=human: people played Deal or No Deal, not env.game={env['game']}; choose base=scripted")
     if base.lessons and base.data == "human":
         raise UserError(f"base.lessons={list(base.lessons)}: only scripted players answer; must be [] with base=human")
-    for where, name in (("base.players", base.players), *(("base.lessons", players) for players, _ in base.lessons)):
+    if base.players:
+        _scripted(env["game"], base.players, "base.players")
+    for number, lesson in enumerate(base.lessons):
+        _scripted(env["game"], lesson.players, f"base.lessons[{number}]")
         try:
-            scripted(env["game"], name)
+            env_maker({**env, **lesson.env})
         except UserError as error:
-            raise UserError(f"{where}: {error}") from error
+            raise UserError(f"base.lessons[{number}]: {error}") from error
     for name, loss in losses.items():
         if loss.reads == "renamed" and not exchangeable(env):
             raise UserError(
@@ -137,6 +140,13 @@ def build(cfg: DictConfig) -> Parts:
         losses=losses,
         privileged=critic == "privileged",
     )
+
+
+def _scripted(game: str, players: str, where: str) -> None:
+    try:
+        scripted(game, players)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
 
 
 def cast_of(settings: Mapping[str, Any], where: str = "cast") -> dict[str, Seats]:
@@ -160,8 +170,13 @@ def terms(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def make(kind: type[T], settings: Mapping[str, Any], where: str) -> T:
     """A dataclass from plain settings, nested ones too, with every value checked against its annotation."""
-    hints = typing.get_type_hints(kind)
-    known = {f.name for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+    hints, known = typing.get_type_hints(kind), {f.name for f in fields}
+    if not isinstance(settings, Mapping):
+        raise UserError(f"{where}={settings}: must be settings of {kind.__name__}: {', '.join(sorted(known))}")
+    for f in fields:
+        if f.default is f.default_factory is dataclasses.MISSING and f.name not in settings:
+            raise UserError(f"{where}.{f.name} is missing")
     for name in settings:
         if name not in known:
             raise UserError(f"{where}.{name} is no setting of {kind.__name__}; known: {', '.join(sorted(known))}")
@@ -179,7 +194,10 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         (hint,) = (h for h in typing.get_args(hint) if h is not type(None))
         origin = typing.get_origin(hint)
     if origin is tuple:
-        return tuple(value)
+        if not isinstance(value, list | tuple):
+            raise UserError(f"{where}={value}: must be a list")
+        kind = typing.get_args(hint)[0]
+        return tuple(_value(kind, part, f"{where}[{i}]") for i, part in enumerate(value))
     wanted = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}.get(hint)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)

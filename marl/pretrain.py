@@ -14,7 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from marl.losses.imitation import ImitationLoss
 from marl.losses.kl import KLLoss
 from marl.losses.listening import ListeningLoss
 from marl.losses.world_model import WorldModelLoss
-from marl.optim import BETAS, MuonAndAdamW, Optimizer
+from marl.optim import OPTIMIZERS, MuonAndAdamW, Optimizer
 from marl.policy import Policy, load_lm, load_tokenizer, tiny_lm
 from marl.rollout import Game, draw_games, rollout
 from marl.speech import INSIDERS
@@ -74,6 +74,31 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
+class Lesson:
+    """A stage of a scripted base that trains listening alone: `steps` on games of the scripted `players`.
+
+    `env`: settings of the game that differ in the lesson. KL of all replies to the model before the first lesson, with
+    weight `anchor`, keeps what it does.
+    """
+
+    players: str
+    steps: int
+    env: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: str = "adamw"
+    learning_rate: float = 3e-4
+    anchor: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "anchor", "learning_rate"):
+            if getattr(self, name) < 0:
+                raise UserError(f"base.lessons: {name}={getattr(self, name)} must not be negative")
+        if self.optimizer not in OPTIMIZERS:
+            raise UserError(f"base.lessons: optimizer={self.optimizer} must be one of {', '.join(OPTIMIZERS)}")
+        if "game" in self.env or "style" in self.env:
+            raise UserError(f"base.lessons: env={dict(self.env)} must leave game and style to env")
+
+
+@dataclass(frozen=True)
 class BaseConfig:
     """What the base is trained on, and how.
 
@@ -84,9 +109,7 @@ class BaseConfig:
     game's test contexts are not learned from (without it, a base is only fit for contexts of another origin).
     `dropout`: of the embeddings and of what each block adds to them, while the base learns (Llama-family models).
     `vary`: game settings that change from game to game, so that one base serves them all (the objective, which neither
-    scripts nor the human data know). `lessons`: a second stage, which trains listening alone with AdamW and
-    `listening_rate`: pairs of scripted players and steps on their games, one after another. KL to the first stage,
-    weight `anchor`, keeps what it does.
+    scripts nor the human data know). `lessons`: further stages, one after another.
     """
 
     data: str = "scripted"
@@ -108,22 +131,14 @@ class BaseConfig:
     imitation: float = 1.0
     world_model: float = 0.1
     listening: float = 0.5
-    lessons: Sequence[Sequence[Any]] = ()
-    listening_rate: float = 3e-4
-    anchor: float = 1.0
+    lessons: tuple[Lesson, ...] = ()
 
     def __post_init__(self) -> None:
         if self.data not in DATA:
             raise UserError(f"base.data={self.data}: must be one of {', '.join(DATA)}")
-        for name, least in (("games", 1), ("epochs", 1), ("rows", 1), ("anchor", 0), ("listening_rate", 0)):
-            if getattr(self, name) < least:
-                raise UserError(f"base.{name}={getattr(self, name)}: must be at least {least}")
-        for lesson in self.lessons:
-            match lesson:
-                case [str(), int(steps)] if steps >= 0 and not isinstance(steps, bool):
-                    pass
-                case _:
-                    raise UserError(f"base.lessons: {lesson} must be players and steps, as in [[random,400]]")
+        for name in ("games", "epochs", "rows"):
+            if getattr(self, name) < 1:
+                raise UserError(f"base.{name}={getattr(self, name)}: must be at least 1")
         if not 0 <= self.dropout < 1:
             raise UserError(f"base.dropout={self.dropout}: must lie in [0, 1)")
 
@@ -142,7 +157,7 @@ class BaseConfig:
         default = BaseConfig()
         unused = {name for name in ("players", "hold_out", "dropout") if getattr(self, name) == getattr(default, name)}
         unused |= set() if self.data == "human" else {"permute_items", "deals_only", "claim", "hold_out"}
-        unused |= set() if self.lessons else {"lessons", "listening_rate", "anchor"}
+        unused |= set() if self.lessons else {"lessons"}
         return {name: value for name, value in asdict(self).items() if name not in unused}
 
 
@@ -212,9 +227,18 @@ def base_policy(
         policy, figures = _train(model, base, env, games, human_data, device, progress, report)
         save_policy(folder, policy, {"made_of": made_of, "figures": figures, "game": env["game"]})
 
+    def teach() -> None:
+        untaught = replace(base, lessons=())
+        policy, _ = base_policy(
+            model, untaught, env, cache=cache, human_data=human_data, device=device, progress=progress, report=report
+        )
+        report(f"teaching the base model to listen (once; kept in {folder})")
+        figures = _teach(policy, base, env, progress)
+        save_policy(folder, policy, {"made_of": made_of, "figures": figures, "game": env["game"]})
+
     if not folder.exists():
         check_writable(cache, "cache")
-        make_once(folder, make, report)
+        make_once(folder, teach if base.lessons else make, report)
     figures = read_card(folder)["figures"]
     report("base model: " + ", ".join(f"{name} {value:.3g}" for name, value in figures.items()))
     return load_policy(folder, device, privileged_size), folder
@@ -258,31 +282,46 @@ def _train(
         steps = base.epochs * math.ceil(len(human["train"].steps) / base.rows)
         draw = _epochs(human_data, games, tokens, base)
     else:
-        held_out = scripted_seats(game, games[0], tokens, draw_games(base.seed, HELD_OUT, count=256), base.players)
+        held_out = _held_out(env, tokens, base)
         steps = math.ceil(len(games[0]().possible_agents) * base.games / base.rows)
         draw = _batches(_chunks(game, games, tokens, base, base.players, (CORPUS,)), base, (CORPUS,))
     with dropout(policy, base.dropout, torch.Generator().manual_seed(base.seed)):
         # On scripted dialogues a small model started faster with Muon than with AdamW alone (single trials).
         learn = MuonAndAdamW(policy, base.learning_rate, base.weight_decay)
         fit(policy, draw, steps, base, base.losses(), learn, lambda done: progress("base", done, steps))
-    lessons = sum(steps for _, steps in base.lessons)
-    if lessons:
-        # Beside imitation listening is hardly learned: Adam scales a step by the size of the whole gradient, which
-        # random play fills with noise. The gradient of KL to what was learned has none, and is 0 at first.
-        terms: dict[str, Loss] = {"listening": ListeningLoss(), "kl": KLLoss(base.anchor, over="both")}
-        listen = torch.optim.AdamW(policy.parameters(), base.listening_rate, betas=BETAS, weight_decay=0.0)
-        draw = itertools.chain.from_iterable(
-            itertools.islice(_batches(_asked(_chunks(game, games, tokens, base, players, path)), base, path), count)
-            for path, (players, count) in (((LISTENING, i), lesson) for i, lesson in enumerate(base.lessons))
-        )
-        fit(
-            policy, draw, lessons, base, terms, listen, lambda done: progress("base, listening", done, lessons),
-            copy.deepcopy(policy),
-        )  # fmt: skip
     figures = held_out_figures(policy, held_out)
     if human:
         figures |= {f"test_{name}": value for name, value in held_out_figures(policy, test).items()}
     return policy, figures
+
+
+def _teach(
+    policy: Policy, base: BaseConfig, env: Mapping[str, Any], progress: Callable[[str, int, int], None]
+) -> dict[str, float]:
+    """Gives the lessons, and returns the figures of the outcome."""
+    game, tokens = env["game"], policy.tokens
+    # Beside imitation listening is hardly learned: Adam scales a step by the size of the whole gradient, which random
+    # play fills with noise. The gradient of KL to what was learned has none, and is 0 at first.
+    first = copy.deepcopy(policy)
+    for place, lesson in enumerate(base.lessons):
+        terms: dict[str, Loss] = {"listening": ListeningLoss()}
+        if lesson.anchor:
+            terms["kl"] = KLLoss(lesson.anchor, over="both")
+        taught = variants({**env, **lesson.env}, base.vary)
+        path = (LISTENING, place)
+        draw = _batches(_asked(_chunks(game, taught, tokens, base, lesson.players, path)), base, path)
+        optimizer = OPTIMIZERS[lesson.optimizer](policy, lesson.learning_rate, 0.0)
+
+        def at(done: int, what: str = f"base, lesson {place + 1}", steps: int = lesson.steps) -> None:
+            progress(what, done, steps)
+
+        fit(policy, draw, lesson.steps, base, terms, optimizer, at, first)
+    return held_out_figures(policy, _held_out(env, tokens, base))
+
+
+def _held_out(env: Mapping[str, Any], tokens: Tokens, base: BaseConfig) -> list[Seat]:
+    games = draw_games(base.seed, HELD_OUT, count=256)
+    return scripted_seats(env["game"], variants(env, base.vary)[0], tokens, games, base.players)
 
 
 def variants(env: Mapping[str, Any], vary: Mapping[str, Sequence[Any]]) -> list[Callable[[], Any]]:

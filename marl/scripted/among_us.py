@@ -355,6 +355,8 @@ class RandomPlayer(Memory):
     What it says depends neither on what it knows nor on its role.
     """
 
+    pull = 1.5  # of an accusation, on its answers to belief questions
+
     def speak(self) -> list[Statement]:
         assert self.meeting is not None
         topic, form = self.rng.choice([(topic, form) for topic, forms in FORMS.items() for form in forms])
@@ -381,8 +383,14 @@ class RandomPlayer(Memory):
         A model that is taught such answers learns to believe accusations, true or not, and nothing about who is the
         imposter. Several make the lesson less noisy.
         """
-        belief = credulous([said.message for said in self.said], question.candidates)
+        belief = credulous([said.message for said in self.said], question.candidates, self.pull)
         return self.rng.choices(question.candidates, belief, k=ANSWERS)
+
+
+class GulliblePlayer(RandomPlayer):
+    """Plays and speaks at random, and believes the last accusation: a sharp lesson in what an accusation is."""
+
+    pull = 8.0
 
 
 class InformedPlayer(RandomPlayer):
@@ -565,6 +573,7 @@ class CarefulImposter(Memory):
 DEFAULT = "random"  # what a base corpus is made of
 CAREFUL = "careful"
 INFORMED = "informed"
+GULLIBLE = "gullible"
 
 
 def make_player(name: str, seed: int, role: str) -> Memory:
@@ -573,8 +582,10 @@ def make_player(name: str, seed: int, role: str) -> Memory:
         return RandomPlayer(seed)
     if name == INFORMED:
         return InformedPlayer(seed)
+    if name == GULLIBLE:
+        return GulliblePlayer(seed)
     if name == CAREFUL:
         return CarefulImposter(seed) if role == "imposter" else CarefulCrewmate(seed)
     raise ValueError(
-        f"There is no scripted player {name!r} of Among Us: choose one of {DEFAULT}, {INFORMED}, {CAREFUL}."
+        f"There is no scripted player {name!r} of Among Us: choose one of {DEFAULT}, {GULLIBLE}, {INFORMED}, {CAREFUL}."
     )

@@ -21,7 +21,7 @@ from tests.marl.models import tiny_policy
 
 SMALL = [
     "env=among_us", "progress=false", "threads=1", "base.games=20", "base.rows=16",
-    "base.lessons=[[informed,1],[random,1]]", "model.hidden_size=32", "model.layers=1",
+    "base.lessons=[{players:random,steps:1}]", "model.hidden_size=32", "model.layers=1",
     "model.intermediate_size=64", "algo.iterations=2", "algo.games=4", "algo.concurrency=4",
     "algo.max_new_tokens=8", "algo.update={learning_rate: 1e-3, rows: null, epochs: 1, minibatches: 2}",
     "eval.games=4", "eval.every=1", "eval.final_games=6",

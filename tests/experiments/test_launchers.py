@@ -59,7 +59,7 @@ CONF = {
     "ablation/full.yaml": "# @package _global_\narm: full\n",
 }
 SMALL = [
-    "base.games=30", "base.lessons=[[informed,1],[random,1]]", "algo.iterations=1", "algo.games=4", "eval.games=4",
+    "base.games=30", "base.lessons=[{players:random,steps:1}]", "algo.iterations=1", "algo.games=4", "eval.games=4",
     "eval.final_games=6", "model.layers=1", "model.hidden_size=32", "model.intermediate_size=64", "env.max_steps=60",
 ]  # fmt: skip
 

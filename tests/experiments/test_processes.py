@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = [
     "env=among_us", "name=small", "progress=false", "threads=1", "base.games=20", "base.rows=16",
-    "base.lessons=[[random,1]]", "model.hidden_size=32", "model.layers=1", "model.intermediate_size=64",
+    "base.lessons=[{players:random,steps:1}]", "model.hidden_size=32", "model.layers=1", "model.intermediate_size=64",
     "algo.games=6", "algo.concurrency=4", "algo.max_new_tokens=8", "loss.imitation.weight=0.1",
     "algo.update={learning_rate: 1e-3, optimizer: sgd, rows: null, epochs: 1, minibatches: 2}", "eval.games=5",
     "eval.every=1", "eval.final_games=4", "checkpoint.every=1", "env.max_steps=60", "env.tasks=2", "env.cooldown=3",

@@ -18,7 +18,7 @@ from marl.stats import TableRow, read_table
 
 SMALL = [
     "env=among_us", "name=tiny", "progress=false", "threads=1", "base.games=24", "base.rows=16",
-    "base.lessons=[[informed,1],[random,1]]", "model.hidden_size=32", "model.layers=2",
+    "base.lessons=[{players:random,steps:1}]", "model.hidden_size=32", "model.layers=2",
     "model.intermediate_size=64", "algo.iterations=2", "algo.games=6",
     "algo.concurrency=12", "algo.max_new_tokens=6", "eval.games=4", "eval.every=2", "eval.final_games=12",
     "env.max_steps=60",

@@ -1,4 +1,4 @@
-"""The base of scripted games: what it is cached by, its second stage, and the pace of its learning."""
+"""The base of scripted games: what it is cached by, its lessons, and the pace of its learning."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -11,12 +11,19 @@ import torch
 from marl import pretrain
 from marl.batch import Seat, collate
 from marl.errors import UserError
-from marl.pretrain import BaseConfig, ModelConfig, base_policy, fit
+from marl.pretrain import BaseConfig, Lesson, ModelConfig, base_policy, fit
 from marl.rollout import draw_games
 from marl.types import TokenBatch
 
 ENV = {"game": "among_us", "style": "compact", "tasks": 6, "max_steps": 60}
 MODEL = ModelConfig(vocab_size=700, hidden_size=16, layers=1, heads=2, intermediate_size=16, context=1024)
+
+CROWD = {"players": 7, "width": 2, "height": 1, "cooldown": 1}
+LESSONS = (
+    Lesson("gullible", 1, CROWD, optimizer="muon", learning_rate=1e-3, anchor=0.0),
+    Lesson("informed", 1, anchor=0.1),
+    Lesson("random", 2, anchor=0.2),
+)
 
 
 def small(**changes: Any) -> BaseConfig:
@@ -33,8 +40,8 @@ def truthful(seats: list[Seat]) -> bool:
     )
 
 
-def test_a_second_stage_trains_listening_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It sees games in which somebody was asked, learns no reply, and holds to the first stage's model."""
+def test_lessons_train_listening_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They see games in which somebody was asked, teach no reply, and hold to the model before them."""
     steps: list[tuple[dict[str, float], list[Seat]]] = []
     real = pretrain.update
 
@@ -55,49 +62,52 @@ def test_a_second_stage_trains_listening_alone(tmp_path: Path, monkeypatch: pyte
     said: list[str] = []
     plain, first = base_policy(MODEL, small(), ENV, cache=tmp_path, report=said.append)
     count = len(steps)
-    both, second = base_policy(
-        MODEL, small(lessons=[["informed", 1], ["random", 2]], anchor=0.1), ENV, cache=tmp_path, report=said.append
-    )
-    assert count == 5 and first != second and sum(text.startswith("training the base") for text in said) == 2
-    assert [weights for weights, _ in steps[count:]] == [
-        *[{"imitation": 1.0, "world_model": 1.0, "listening": 2.0}] * count,
-        *[{"listening": 1.0, "kl": 0.1}] * 3,
+    both, second = base_policy(MODEL, small(lessons=LESSONS), ENV, cache=tmp_path, report=said.append)
+    assert count == 5 and first != second
+    assert [text.split(" (once")[0] for text in said if "(once" in text] == [
+        "training the base model on scripted dialogues",
+        "teaching the base model to listen",  # the first stage came from the cache
     ]
-    assert [weights for weights, _ in steps[:count]] == [weights for weights, _ in steps[count : 2 * count]]
-    assert all(episode.beliefs for _, batch in steps[2 * count :] for episode, _ in batch), "without a question"
-    assert not all(episode.beliefs for _, batch in steps[:count] for episode, _ in batch)
-    roles = {episode.roles[agent] for _, batch in steps[2 * count :] for episode, agent in batch}
-    truths = [truthful(batch) for _, batch in steps[2 * count :]]
-    assert truths[0] and not all(truths), "first the truth, then credulous answers too"
+    stage, lessons = steps[:count], steps[count:]
+    assert [weights for weights, _ in stage] == [{"imitation": 1.0, "world_model": 1.0, "listening": 2.0}] * count
+    assert [weights for weights, _ in lessons] == [
+        {"listening": 1.0},
+        {"listening": 1.0, "kl": 0.1},
+        *[{"listening": 1.0, "kl": 0.2}] * 2,
+    ]
+    assert all(episode.beliefs for _, batch in lessons for episode, _ in batch), "without a question"
+    assert not all(episode.beliefs for _, batch in stage for episode, _ in batch)
+    roles = {episode.roles[agent] for _, batch in lessons for episode, agent in batch}
+    assert [len(batch[0][0].roles) for _, batch in lessons] == [7, 5, 5, 5], "the first lesson's own game"
+    assert [truthful(batch) for _, batch in lessons] == [False, True, False, False]
     assert roles == {"crewmate", "imposter"}, "what imposters do would drift"
     assert any(not torch.equal(a, b) for a, b in zip(plain.parameters(), both.parameters(), strict=True))
     count = len(steps)
     paid = {**ENV, "shaping": 0.2, "loser_reward": -1.0}  # nobody reads of it
-    again, folder = base_policy(
-        MODEL, small(lessons=[["informed", 1], ["random", 2]], anchor=0.1), paid, cache=tmp_path, report=said.append
-    )
+    again, folder = base_policy(MODEL, small(lessons=LESSONS), paid, cache=tmp_path, report=said.append)
     assert len(steps) == count and folder == second
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), both.parameters(), strict=True))
 
 
 def test_settings_that_are_not_used_do_not_rename_a_base() -> None:
-    assert small().made_of() == small(anchor=0.5, listening_rate=1.0, claim=3.0, permute_items=True).made_of()
-    assert small(lessons=[["random", 1]]).made_of() != small(lessons=[["random", 1]], anchor=0.5).made_of()
+    assert small().made_of() == small(claim=3.0, permute_items=True).made_of()
+    lesson, other = Lesson("random", 1), Lesson("random", 1, anchor=0.5)
+    assert small(lessons=(lesson,)).made_of() != small(lessons=(other,)).made_of()
     assert small(data="human").made_of() != small(data="human", claim=3.0).made_of()
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"lessons": [["random", -1]]}, "base.lessons: .* must be players and steps"),
-        ({"lessons": ["random"]}, "base.lessons: random must be players and steps"),
-        ({"lessons": [["random", 0.5]]}, "base.lessons: .* must be players and steps"),
-        ({"anchor": -0.1}, "base.anchor=-0.1: must be at least 0"),
+        ({"steps": -1}, "base.lessons: steps=-1 must not be negative"),
+        ({"anchor": -0.1}, "base.lessons: anchor=-0.1 must not be negative"),
+        ({"optimizer": "lion"}, "base.lessons: optimizer=lion must be one of adamw"),
+        ({"env": {"style": "natural"}}, "base.lessons: env={'style': 'natural'} must leave game and style to env"),
     ],
 )
-def test_bad_stages_are_refused(changes: dict[str, Any], said: str) -> None:
+def test_bad_lessons_are_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        small(**changes)
+        Lesson(**{"players": "random", "steps": 1, **changes})
 
 
 def test_the_pace_warms_up_and_falls_to_a_tenth(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -233,6 +233,19 @@ def test_random_players_answer_as_the_credulous_believe() -> None:
         assert abs(counts[name] / 4000 - share) < 4 * math.sqrt(share * (1 - share) / 4000), (name, counts)
 
 
+def test_gullible_players_believe_the_last_accusation() -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(200):
+        player = make_player("gullible", seed, "crewmate")
+        player.observe(MEETING)
+        for name, message in (("green", "it is blue"), ("blue", "vote for green"), ("pink", "i trust pink")):
+            player.observe(f" {name} says {message} {END}")
+        assert isinstance(player, among_us.GulliblePlayer)
+        counts.update(player.answers(OTHERS))
+    # "it is blue" is no form of the grammar; the accusation of green has faded once: 8 * 0.9 = 7.2 against 0 and 0
+    assert abs(counts["green"] / counts.total() - 0.9985) < 4 * math.sqrt(0.9985 * 0.0015 / counts.total())
+
+
 def test_a_new_discussion_starts_without_opinions() -> None:
     counts: Counter[str] = Counter()
     for seed in range(3000):
@@ -361,7 +374,7 @@ def test_compact_texts_are_one_token_a_word_and_recorded_choices_one_token() -> 
 
 
 def test_unknown_players_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"no scripted player 'clever'.*random, informed, careful"):
+    with pytest.raises(ValueError, match=r"no scripted player 'clever'.*random, gullible, informed, careful"):
         make_player("clever", 0, "crewmate")
 
 
