@@ -28,6 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 from experiments.cli import command
 from experiments.evaluate import pick_device
 from experiments.players import check_players, is_run, run_policy, seat_players
+from experiments.report import selected
 from experiments.terminal import Bar, say
 from marl.agents import SILENCE, Dubbed, ModelAgent, PlayConfig, model_agent
 from marl.cast import LEARNERS, Seats, by_role, learners_of, places, players_of
@@ -169,16 +170,16 @@ def read_conditions(cfg: DictConfig) -> dict[str, Condition]:
     return found
 
 
-def entrants(runs: Path, select: str, arms: Sequence[str]) -> list[Entrant]:
+def entrants(runs: Path, select: str | Sequence[str], arms: Sequence[str]) -> list[Entrant]:
     """The runs of these arms (all, where none is named), and before them the bases they started from, each once."""
-    folders = sorted(path.parent for path in runs.glob(f"{select}/{CARD}"))
-    if not folders:
-        raise UserError(f"select={select}: no finished run in {runs} has such a name")
+    folders = selected(runs, select)
     cards = {folder: json.loads((folder / CARD).read_text()) for folder in folders}
     there = sorted({str(card["arm"]) for card in cards.values()})
     for arm in arms:
         if arm not in there:
-            raise UserError(f"arms: no finished run {runs / select} is of arm {arm}; there are {', '.join(there)}")
+            raise UserError(
+                f"arms: no finished run of {select} in {runs} is of arm {arm}; there are {', '.join(there)}"
+            )
     found: dict[tuple[str, int], Entrant] = {}
     for folder, card in cards.items():
         if arms and card["arm"] not in arms:

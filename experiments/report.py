@@ -33,7 +33,7 @@ from marl.report import (
 )
 from marl.runs import CARD
 from marl.stats import ArmRun, ablation_table, arm_differences, format_table, write_csv, write_table
-from marl.wording import COMPARISONS, HEADLINE, REFERENCE
+from marl.wording import ARM_ORDER, ARMS, COMPARISONS, HEADLINE, REFERENCE
 
 NUMBERS = ("mean", "low", "high", "n")  # of an interval
 PUBLISHED = "published.csv"  # the paper's figures, where the table's folder has them: arm,mean,low,high,source
@@ -74,19 +74,29 @@ CURVES = (
 @command("report")
 def main(cfg: DictConfig) -> None:
     """Reports on all finished runs whose folder's name matches `select`."""
-    folders = sorted(path.parent for path in Path(cfg.runs).glob(f"{cfg.select}/{CARD}"))
-    if not folders:
-        raise UserError(f"select={cfg.select}: no finished run in {cfg.runs} has such a name")
+    folders = selected(Path(cfg.runs), cfg.select)
     runs = [read_run(folder) for folder in folders]
     say(f"{len(runs)} runs")
     out = Path(cfg.out)
-    build_report(folders, out, title=cfg.title or str(cfg.select).rstrip("-*"))
+    first = cfg.select if isinstance(cfg.select, str) else cfg.select[0]
+    build_report(folders, out, title=cfg.title or first.rstrip("-*"))
     if cfg.publish:
-        publish(runs, Path(cfg.publish))
+        publish(runs, Path(cfg.publish), f"_{cfg.part}" if cfg.part else "")
         say(f"table, data and figures: {cfg.publish}")
     else:
         show(runs)
     say(f"report: {out}")
+
+
+def selected(runs: Path, select: str | Sequence[str]) -> list[Path]:
+    """The folders of finished runs whose names match a pattern, or one of several. UserError where one matches none."""
+    found: set[Path] = set()
+    for pattern in [select] if isinstance(select, str) else select:
+        matching = {path.parent for path in runs.glob(f"{pattern}/{CARD}")}
+        if not matching:
+            raise UserError(f"select={pattern}: no finished run in {runs} has such a name")
+        found |= matching
+    return sorted(found)
 
 
 def show(runs: Sequence[Run]) -> None:
@@ -97,9 +107,9 @@ def show(runs: Sequence[Run]) -> None:
         say("\n" + (f"{in_words(suffix)}\n" if suffix else "") + format_table(columns, names) + "\n")
 
 
-def publish(runs: Sequence[Run], folder: Path) -> None:
+def publish(runs: Sequence[Run], folder: Path, part: str = "") -> None:
     """Writes a published table's files. The headline variant of the game is `table.csv`; the others' files say in their
-    names by which setting of the game they differ."""
+    names by which setting of the game they differ. `part` ends the names of all, for further tables in one folder."""
     games = sorted({run.game for run in runs})
     if len(games) > 1 or games[0] not in TABLE:
         raise UserError(
@@ -107,7 +117,7 @@ def publish(runs: Sequence[Run], folder: Path) -> None:
         )
     folder.mkdir(parents=True, exist_ok=True)
     for suffix, group in variants(runs).items():
-        publish_variant(games[0], group, folder, suffix)
+        publish_variant(games[0], group, folder, part + suffix)
     cards = folder / "run_cards"
     cards.mkdir(exist_ok=True)
     for run in runs:
@@ -162,7 +172,8 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -
     write_curves(folder / f"curves{suffix}.csv", runs)
     write_beliefs(folder / f"belief_by_message{suffix}.csv", runs)
     if game == "among_us":
-        pairs = list(COMPARISONS)
+        others = [arm for arm in dict.fromkeys(arm.arm for arm in arms) if arm not in ARM_ORDER]
+        pairs = [*COMPARISONS, *((arm, ARMS["full"]) for arm in others)]
     else:
         trained = dict.fromkeys(arm.arm for arm in arms if not arm.arm.startswith("base"))
         pairs = [(arm, REFERENCE) for arm in trained if arm != REFERENCE]

@@ -63,7 +63,7 @@ from marl.renaming import renaming
 from marl.report import build_report
 from marl.rewards import add_rewards
 from marl.rollout import EVALUATION, draw_games, rollout
-from marl.runs import claim, git_commit, read_run_card, run_card
+from marl.runs import CARD, claim, git_commit, read_run_card, run_card
 from marl.tracking import METRICS_FILE, Tracker, Unlogged, make_tracker
 from marl.transcripts import Transcript, read_episodes, write_episodes
 from marl.types import Episode
@@ -87,6 +87,7 @@ def main(cfg: DictConfig) -> None:
         raise UserError(f"eval.cast: {learners[0]} learns but does not play in evaluation: nothing would be measured")
     if isinstance(parts.algo, FilteredBCConfig) and len(learners) > 1:
         raise UserError(f"algo=filtered_bc trains one learner, and the cast has {', '.join(learners)}; use algo=ppo")
+    find_starts(cfg)
     check_starts(cfg, learners)
     device = own_device(pick_device(cfg.device))
     if cfg.threads:
@@ -196,15 +197,33 @@ def open_tracker(cfg: DictConfig, folder: Path, newest: Path | None) -> Tracker:
     )
 
 
+def find_starts(cfg: DictConfig) -> None:
+    """Puts the finished run's name in the place of a pattern that only it matches."""
+    for name, pattern in cfg.init.items():
+        if pattern is not None and "*" in pattern:
+            found = sorted(card.parent.name for card in Path(cfg.runs).glob(f"{pattern}/{CARD}"))
+            if len(found) != 1:
+                runs = f"{len(found)} finished runs match: {', '.join(found)}" if found else "no finished run matches"
+                raise UserError(f"init.{name}={pattern}: must be one run's name; in {cfg.runs} {runs}")
+            cfg.init[name] = found[0]
+
+
+def start_of(cfg: DictConfig, name: str) -> str:
+    """The folder of the run that a learner starts from; empty: from the base. Names are looked up in `runs` first."""
+    run = cfg.init[name]
+    beside = Path(cfg.runs) / run if run else Path()
+    return str(beside) if run and "/" not in run and beside.is_dir() else run or ""
+
+
 def check_starts(cfg: DictConfig, learners: Sequence[str]) -> None:
     """Refuses a warm start from what is no finished run of this game, or for somebody who doesn't learn here."""
     for name, run in cfg.init.items():
         if run is not None:
             if name not in learners:
                 raise UserError(f"init.{name}={run}: {name} does not play here; the cast has {', '.join(learners)}")
-            if not is_run(run):
+            if not is_run(start_of(cfg, name)):
                 raise UserError(f"init.{name}={run}: must be the folder of a finished run, or null to start from base")
-            check_game(run, cfg.env.game)
+            check_game(start_of(cfg, name), cfg.env.game)
 
 
 def learn(
@@ -214,7 +233,7 @@ def learn(
     cfg, parts, folder, make_env = work.cfg, work.parts, work.folder, work.make_env
     config, game = parts.algo, parts.env["game"]
     policies = {
-        name: run_policy(cfg.init[name], game, base.device, base) if cfg.init[name] else copy.deepcopy(base)
+        name: run_policy(run, game, base.device, base) if (run := start_of(cfg, name)) else copy.deepcopy(base)
         for name in learners_of(parts.cast)
     }
     learners = [Learner(n, policy, base, make_optimizer(policy, config.update)) for n, policy in policies.items()]

@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -77,6 +77,7 @@ class ModelConfig:
 class Lesson:
     """A stage of a scripted base that trains listening alone: `steps` on games of the scripted `players`.
 
+    With `until` above 0 it ends early, once the log-loss of the last ten steps is below, and its learning rate stays.
     `env`: settings of the game that differ in the lesson. KL of all replies to the model before the first lesson, with
     weight `anchor`, keeps what it does.
     """
@@ -84,12 +85,13 @@ class Lesson:
     players: str
     steps: int
     env: Mapping[str, Any] = field(default_factory=dict)
+    until: float = 0.0
     optimizer: str = "adamw"
     learning_rate: float = 3e-4
     anchor: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "anchor", "learning_rate"):
+        for name in ("steps", "until", "anchor", "learning_rate"):
             if getattr(self, name) < 0:
                 raise UserError(f"base.lessons: {name}={getattr(self, name)} must not be negative")
         if self.optimizer not in OPTIMIZERS:
@@ -315,7 +317,7 @@ def _teach(
         def at(done: int, what: str = f"base, lesson {place + 1}", steps: int = lesson.steps) -> None:
             progress(what, done, steps)
 
-        fit(policy, draw, lesson.steps, base, terms, optimizer, at, first)
+        fit(policy, draw, lesson.steps, base, terms, optimizer, at, first, lesson.until)
     return held_out_figures(policy, _held_out(env, tokens, base))
 
 
@@ -432,18 +434,27 @@ def fit(
     optimizer: Optimizer,
     progress: Callable[[int], None],
     reference: Policy | None = None,
+    until: float = 0.0,
 ) -> None:
-    """Supervised steps with a warm-up and a cosine to a tenth of the optimiser's learning rate."""
+    """Supervised steps with a warm-up and a cosine to a tenth of the optimiser's learning rate.
+
+    With `until` above 0 the rate stays, and the steps end early, once the listening loss of the last ten is below it.
+    """
     config = UpdateConfig(minibatches=1, max_grad_norm=1.0, bf16=base.bf16)
     rates = [group["lr"] for group in optimizer.param_groups]
+    recent: deque[float] = deque(maxlen=10)
     for step in range(steps):
         part = step / max(steps, 1)
-        scale = min(1.0, (step + 1) / max(base.warmup * steps, 1)) * (0.55 + 0.45 * math.cos(math.pi * part))
+        scale = min(1.0, (step + 1) / max(base.warmup * steps, 1))
+        scale *= 1.0 if until else 0.55 + 0.45 * math.cos(math.pi * part)
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * scale
         shuffle = torch.Generator().manual_seed(step)
-        update(policy, reference, collate(next(draw), {}), losses, optimizer, config, shuffle)
+        found = update(policy, reference, collate(next(draw), {}), losses, optimizer, config, shuffle)
         progress(step + 1)
+        recent.append(found.get("loss/listening", math.inf))
+        if len(recent) == recent.maxlen and sum(recent) / len(recent) < until:
+            break
 
 
 @contextmanager

@@ -182,6 +182,15 @@ def test_a_warm_start_begins_where_the_other_run_ended(run: Train) -> None:
     assert read_card(warm / "policy")["base"] == read_card(finished / "policy")["base"]
 
 
+def test_a_pattern_may_say_where_to_start(run: Train) -> None:
+    finished = run()
+    named = run(f"init.learner={finished.name}", "algo.iterations=1", "algo.update.learning_rate=0")
+    found = run(f"init.learner={finished.name[:-3]}*", "algo.iterations=1", "algo.update.learning_rate=0")
+    assert found == named and identical(found / "policy", finished / "policy")
+    with pytest.raises(UserError, match=r"must be one run's name; in .* finished runs match: .*, "):
+        run("init.learner=*", "algo.iterations=1")
+
+
 def test_a_second_learners_policy_may_start_a_run(run: Train) -> None:
     two = run(*TWO)
     made = run(*IMPOSTER, f"init.learner={two / 'rival'}", "algo.iterations=1", "algo.update.learning_rate=0")
@@ -230,6 +239,7 @@ def strangers(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["+eval.cast.imposter.player={runs}/other_game"], "other_game was trained on dond, and env.game=among_us"),
         (["cast.imposter.player={runs}/nowhere"], "nowhere is not the folder of a finished run"),
         (["init.learner={runs}/nowhere"], "nowhere is not the folder of a finished run"),
+        (["init.learner=nothing-*"], r"init.learner=nothing-\*: must be one run's name; in .* no finished run matches"),
         (["init.learner=base"], "init.learner=base: must be the folder of a finished run, or null"),
         (["init.rival={runs}/other_game"], "init.rival=.*: rival does not play here; the cast has learner"),
         (["cast.imposter.player=nobody"], "There is no scripted player 'nobody' of Among Us"),

@@ -238,6 +238,33 @@ def test_arms_differ_in_the_weights_of_their_terms_and_in_nothing_else(preset: s
     build(cfg)
 
 
+@pytest.mark.parametrize(
+    ("preset", "changes"),
+    [
+        ("common_credit", {"algo.credit.speech": "common", "reward.speaking.weight": 1.0}),
+        ("speaking_alone", {"algo.credit.speech": "separate_only"}),
+        ("frozen_listeners", {"reward.speaking.players": ["base"]}),
+        ("learning_listeners", {"reward.speaking.players": ["learner"]}),
+    ],
+)
+def test_variants_of_the_credit_change_one_thing_of_the_full_arm(preset: str, changes: dict[str, Any]) -> None:
+    usual, cfg = (
+        configure("sweep=among_us_credit", "ablation=full"),
+        configure("sweep=among_us_credit", f"ablation={preset}"),
+    )
+    before, after = flat(plain(usual)), flat(plain(cfg))
+    assert {name: value for name, value in after.items() if value != before[name]} == {"arm": preset, **changes}
+    build(cfg)
+
+
+@pytest.mark.parametrize("sweep", ["among_us_shaping", "among_us_credit"])
+def test_further_sweeps_differ_from_the_headlines_only_in_what_they_are_about(sweep: str) -> None:
+    headline, cfg = (flat(plain(configure(f"sweep={name}"))) for name in ("among_us_ablation", sweep))
+    changed = {name: value for name, value in cfg.items() if value != headline[name]}
+    assert changed.pop("name") == sweep
+    assert changed == ({"env.shaping": 0.2} if sweep == "among_us_shaping" else {})
+
+
 def test_names_follow_from_the_configuration() -> None:
     cfg = configure("env=dond", "ablation=full", "seed=3")
     assert run_folder(cfg).name == f"dond-full-s3-{config_hash(cfg)[:8]}"
@@ -284,7 +311,10 @@ def test_names_follow_from_the_configuration() -> None:
         (["base.lessons=[{players:random}]"], r"base.lessons\[0\].steps is missing"),
         (["base.lessons=[[random,5]]"], r"base.lessons\[0\]=\['random', 5\]: must be settings of Lesson: "),
         (["base.lessons=[{players:random,steps:0.5}]"], r"base.lessons\[0\].steps=0.5: must be a whole number"),
-        (["env=among_us", "base.lessons=[{players:random,steps:1,env:{players:9}}]"], r"base.lessons\[0\]: env.players"),
+        (
+            ["env=among_us", "base.lessons=[{players:random,steps:1,env:{players:9}}]"],
+            r"base.lessons\[0\]: env.players",
+        ),
         (["base.players=nobody"], "base.players: There is no scripted negotiator 'nobody'"),
         (["base=human", "base.lessons=[{players:random,steps:5}]"], "only scripted players answer; must be"),
         (["base.rows=0"], "base.rows=0: must be at least 1"),

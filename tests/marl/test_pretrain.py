@@ -132,3 +132,18 @@ def test_the_pace_warms_up_and_falls_to_a_tenth(monkeypatch: pytest.MonkeyPatch)
     assert first[0] == pytest.approx(0.1) and max(first) == max(first[9:12]) and done == [*range(1, 101)]
     assert all(a > b for a, b in pairwise(first[10:])) and first[-1] == pytest.approx(0.1, abs=1e-3)
     assert second == pytest.approx([rate / 2 for rate in first])
+
+
+def test_a_lesson_ends_once_it_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mean loss of the last ten steps is 1.5 - 0.1 (n - 5.5) after n steps: below 0.95 from n = 12."""
+    rates: list[float] = []
+
+    def note(policy: Any, reference: Any, batch: Any, losses: Any, optimizer: Any, *rest: Any) -> dict[str, float]:
+        rates.append(optimizer.param_groups[0]["lr"])
+        return {"loss/listening": 1.5 - 0.1 * (len(rates) - 1)}
+
+    monkeypatch.setattr(pretrain, "update", note)
+    monkeypatch.setattr(pretrain, "collate", lambda seats, weights: None)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    fit(None, iter([[]] * 50), 40, BaseConfig(warmup=0.1), {}, optimizer, lambda done: None, until=0.95)  # type: ignore[arg-type]
+    assert rates == [0.25, 0.5, 0.75] + [1.0] * (len(rates) - 3) and len(rates) == 12
