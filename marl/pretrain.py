@@ -78,8 +78,8 @@ class Lesson:
     """A stage of a scripted base that trains listening alone: `steps` on games of the scripted `players`.
 
     With `until` above 0 it ends early, once the log-loss of the last ten steps is below, and its learning rate stays.
-    `env`: settings of the game that differ in the lesson. KL of all replies to the model before the first lesson, with
-    weight `anchor`, keeps what it does.
+    `env`: settings of the game that differ in the lesson, and don't vary in it. KL of all replies to the model before
+    the first lesson, with weight `anchor`, keeps what it does.
     """
 
     players: str
@@ -309,7 +309,7 @@ def _teach(
         terms: dict[str, Loss] = {"listening": ListeningLoss()}
         if lesson.anchor:
             terms["kl"] = KLLoss(lesson.anchor, over="both")
-        taught = variants({**env, **lesson.env}, base.vary)
+        taught = variants({**env, **lesson.env}, {k: v for k, v in base.vary.items() if k not in lesson.env})
         path = (LISTENING, place)
         draw = _batches(_asked(_chunks(game, taught, tokens, base, lesson.players, path)), base, path)
         optimizer = OPTIMIZERS[lesson.optimizer](policy, lesson.learning_rate, 0.0)
