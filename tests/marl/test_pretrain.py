@@ -19,6 +19,7 @@ ENV = {"game": "among_us", "style": "compact", "tasks": 6, "max_steps": 60}
 MODEL = ModelConfig(vocab_size=700, hidden_size=16, layers=1, heads=2, intermediate_size=16, context=1024)
 
 CROWD = {"players": 7, "width": 2, "height": 1, "cooldown": 1}
+VARY = {"players": [4, 5]}  # in turn: a chunk of games with four, a chunk with five
 LESSONS = (
     Lesson("gullible", 1, CROWD, optimizer="muon", learning_rate=1e-3, anchor=0.0),
     Lesson("informed", 1, anchor=0.1),
@@ -60,10 +61,10 @@ def test_lessons_train_listening_alone(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(pretrain, "CHUNK", 20)
     monkeypatch.setattr(pretrain, "draw_games", lambda *path, count: draw_games(*path, count=min(count, 20)))
     said: list[str] = []
-    plain, first = base_policy(MODEL, small(), ENV, cache=tmp_path, report=said.append)
+    plain, first = base_policy(MODEL, small(vary=VARY), ENV, cache=tmp_path, report=said.append)
     count = len(steps)
-    both, second = base_policy(MODEL, small(lessons=LESSONS), ENV, cache=tmp_path, report=said.append)
-    assert count == 5 and first != second
+    both, second = base_policy(MODEL, small(lessons=LESSONS, vary=VARY), ENV, cache=tmp_path, report=said.append)
+    assert count == 4 and first != second
     assert [text.split(" (once")[0] for text in said if "(once" in text] == [
         "training the base model on scripted dialogues",
         "teaching the base model to listen",  # the first stage came from the cache
@@ -78,13 +79,13 @@ def test_lessons_train_listening_alone(tmp_path: Path, monkeypatch: pytest.Monke
     assert all(episode.beliefs for _, batch in lessons for episode, _ in batch), "without a question"
     assert not all(episode.beliefs for _, batch in stage for episode, _ in batch)
     roles = {episode.roles[agent] for _, batch in lessons for episode, agent in batch}
-    assert [len(batch[0][0].roles) for _, batch in lessons] == [7, 5, 5, 5], "the first lesson's own game"
+    assert [len(batch[0][0].roles) for _, batch in lessons] == [7, 4, 4, 4], "the first lesson's own game"
     assert [truthful(batch) for _, batch in lessons] == [False, True, False, False]
     assert roles == {"crewmate", "imposter"}, "what imposters do would drift"
     assert any(not torch.equal(a, b) for a, b in zip(plain.parameters(), both.parameters(), strict=True))
     count = len(steps)
     paid = {**ENV, "shaping": 0.2, "loser_reward": -1.0}  # nobody reads of it
-    again, folder = base_policy(MODEL, small(lessons=LESSONS), paid, cache=tmp_path, report=said.append)
+    again, folder = base_policy(MODEL, small(lessons=LESSONS, vary=VARY), paid, cache=tmp_path, report=said.append)
     assert len(steps) == count and folder == second
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), both.parameters(), strict=True))
 
