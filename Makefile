@@ -16,7 +16,7 @@ PACKAGES := envs marl experiments
 TEST_ENV := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 WANDB_MODE=offline WANDB_SILENT=true \
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: help quickstart among-us test test-slow lint format bench clean
+.PHONY: help quickstart among-us test test-slow torture lint format bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ test: $(STAMP) ## every test but the slow ones
 
 test-slow: $(STAMP) ## the slow tests
 	@$(TEST_ENV) $(BIN)/python -m pytest -q -rs -n 2 -m slow
+
+torture: $(STAMP) ## kill small runs of every kind at random moments, and compare their ends; about an hour
+	@$(TEST_ENV) $(BIN)/python -m tests.torture
 
 lint: $(STAMP) ## style and types
 	@$(BIN)/ruff check .

@@ -24,7 +24,7 @@ from experiments.terminal import say
 from marl.advantages import Credit, add_advantages
 from marl.agents import Agent, Key, ModelAgent, Reply, Request, beliefs_of
 from marl.batch import collate, seats_of
-from marl.checkpoint import write_json
+from marl.files import write_json
 from marl.games import env_maker, game_module
 from marl.losses import Loss
 from marl.losses.listening import ListeningLoss

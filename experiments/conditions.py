@@ -32,10 +32,11 @@ from experiments.report import selected
 from experiments.terminal import Bar, say
 from marl.agents import SILENCE, Dubbed, ModelAgent, PlayConfig, model_agent
 from marl.cast import LEARNERS, Seats, by_role, learners_of, places, players_of
-from marl.checkpoint import load_policy, read_card, write_json
+from marl.checkpoint import load_policy, read_card
 from marl.config import EvalConfig, cast_of, digest, make, plain
 from marl.errors import UserError, check_writable
 from marl.evaluate import Metrics, metrics
+from marl.files import write_json
 from marl.games import env_maker
 from marl.policy import Policy
 from marl.report import PAPER

@@ -24,10 +24,11 @@ from experiments.players import is_run, run_policy
 from experiments.terminal import Bar, say
 from marl.agents import SILENCE, Agent, Dubbed, ModelAgent, model_agent
 from marl.cast import Seats, by_role
-from marl.checkpoint import load_policy, read_card, write_json
+from marl.checkpoint import load_policy, read_card
 from marl.config import Parts, build, plain
 from marl.errors import UserError, check_writable
 from marl.evaluate import Metrics, belief_by_message, evaluation_to_json, metrics
+from marl.files import write_json
 from marl.games import env_maker, scripted, seats
 from marl.policy import Policy
 from marl.pretrain import base_policy

@@ -18,8 +18,8 @@ from omegaconf import DictConfig
 
 from experiments.cli import command
 from experiments.terminal import say
-from marl.checkpoint import write_json
 from marl.errors import UserError
+from marl.files import write_json
 from marl.report import (
     TRAINED,
     Published,

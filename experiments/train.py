@@ -23,15 +23,7 @@ from experiments.evaluate import pick_device, show
 from experiments.players import check_game, check_players, is_run, run_policy, seat_players
 from experiments.terminal import Bar, quiet, say
 from marl.cast import by_role, learners_of, players_of
-from marl.checkpoint import (
-    load_training,
-    make_once,
-    newest_checkpoint,
-    read_state,
-    save_policy,
-    save_training,
-    write_json,
-)
+from marl.checkpoint import load_training, make_once, newest_checkpoint, read_state, save_policy, save_training
 from marl.config import (
     CheckpointConfig,
     EvalConfig,
@@ -52,6 +44,7 @@ from marl.evaluate import (
     evaluation_to_json,
     metrics,
 )
+from marl.files import write_json
 from marl.filtered_bc import FilteredBCConfig, train_filtered_bc
 from marl.games import env_maker, exchangeable
 from marl.monitor import episode_metrics

@@ -25,7 +25,7 @@ Trained = Mapping[str, tuple[Policy, Optimizer]]  # what learns, by its name in 
 
 def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
     """Lets `write` fill a temporary folder, notes the checksums of its files, and moves it to its name in one step."""
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+    temporary = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
@@ -74,13 +74,6 @@ def make_once(path: Path, make: Callable[[], object], report: Callable[[str], No
             make()
     finally:
         lock.release()
-
-
-def write_json(path: Path, data: Any) -> None:
-    """Writes JSON atomically."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
-    os.replace(temporary, path)
 
 
 def save_policy(folder: Path, policy: Policy, card: Mapping[str, Any]) -> None:

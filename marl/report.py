@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +25,7 @@ from matplotlib.ticker import MaxNLocator
 
 from marl.errors import UserError
 from marl.evaluate import Metrics, conditions_from_json
+from marl.files import write_text
 from marl.stats import ArmRun, Interval, TableRow, ablation_table, arm_differences, number, seed_mean
 from marl.transcripts import (
     Meeting,
@@ -189,9 +189,7 @@ def build_report(run_folders: Sequence[Path], out_path: Path, title: str, games_
     )
     out_path = Path(out_path)
     out_path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out_path.with_name(out_path.name + ".tmp")
-    temporary.write_text(page, encoding="utf-8")
-    os.replace(temporary, out_path)
+    write_text(out_path, page)
 
 
 def arm_runs(runs: Sequence[Run]) -> list[ArmRun]:

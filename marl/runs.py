@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from marl.checkpoint import write_json
 from marl.errors import UserError
+from marl.files import write_json, write_text
 
 CARD = "run.json"
 CONFIG = "config.yaml"
@@ -55,7 +55,7 @@ def claim(folder: Path, config_yaml: str) -> Iterator[None]:
             raise UserError(
                 f"{path} was edited: the folder's name says which configuration made it; restore or remove it"
             )
-        path.write_text(config_yaml)
+        write_text(path, config_yaml)
         yield
 
 

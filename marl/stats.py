@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import math
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import ncf, norm, t
+
+from marl.files import whole_file
 
 Floats = NDArray[np.float64]
 
@@ -268,13 +269,11 @@ def write_table(path: Path, rows: Iterable[TableRow]) -> None:
 
 def write_csv(path: Path, header: Sequence[str], lines: Iterable[Sequence[object]]) -> None:
     """Replaces the file in one step; real numbers with six significant figures."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", newline="", encoding="utf-8") as file:
+    with whole_file(path, newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(header)
         for line in lines:
             writer.writerow([f"{value:.6g}" if isinstance(value, float) else value for value in line])
-    os.replace(temporary, path)
 
 
 def read_table(path: Path) -> list[TableRow]:

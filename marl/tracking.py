@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, Self, TextIO
 
 from marl.errors import UserError
+from marl.files import write_text
 
 CLOCK_PREFIXES = ("speed/", "time/")
 METRICS_FILE = "metrics.jsonl"
@@ -195,9 +195,7 @@ def _reopen(path: Path, last_iteration: int | None) -> TextIO:
                 raise UserError(f"{path}, line {number} is not a line of metrics: {line.strip()[:80]!r}.") from error
             if iteration <= last_iteration:
                 kept += line
-    fresh = path.with_name(path.name + ".new")
-    fresh.write_text(kept, encoding="utf-8")
-    os.replace(fresh, path)
+    write_text(path, kept)
     return path.open("a", encoding="utf-8")
 
 

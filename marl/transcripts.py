@@ -6,7 +6,6 @@ What it leaves out: tokens and streams. A transcript is for reading; training da
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -20,6 +19,7 @@ import numpy as np
 from envs import among_us_v0, dond_v0
 from envs.among_us_v0 import Act, Action
 from marl.errors import UserError
+from marl.files import whole_file
 from marl.types import Episode, Turn
 
 Transcript = dict[str, Any]
@@ -89,11 +89,9 @@ def write_episodes(path: Path, episodes: Iterable[Episode]) -> None:
     """Writes one transcript a line. The file appears whole or not at all; its folder is made."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
+    with whole_file(path) as file:
         for episode in episodes:
             file.write(json.dumps(episode_to_json(episode), ensure_ascii=False, allow_nan=False) + "\n")
-    os.replace(temporary, path)
 
 
 def read_episodes(path: Path) -> list[Transcript]:

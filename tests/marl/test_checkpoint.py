@@ -24,9 +24,9 @@ from marl.checkpoint import (
     save_training,
     verify_folder,
     write_folder,
-    write_json,
 )
 from marl.errors import UserError
+from marl.files import write_json
 from marl.filtered_bc import FilteredBCConfig, train_filtered_bc
 from marl.losses import Loss
 from marl.losses.entropy import EntropyLoss

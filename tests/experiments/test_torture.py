@@ -1,0 +1,15 @@
+"""Runs that are killed at random moments end as those that nobody killed. `make torture` does more of it."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.torture import KINDS, torture
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_runs_end_as_if_they_had_not_been(kind: str, tmp_path: Path) -> None:
+    outcomes = list(torture(kind, tmp_path / kind, kills=2, seed=1))
+    assert len(outcomes) == 2
+    assert [outcome.differs for outcome in outcomes] == [(), ()]
+    assert any(outcome.killed != ("too late",) for outcome in outcomes)

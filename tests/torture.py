@@ -1,0 +1,196 @@
+"""Kills small runs at random moments, starts them again, and compares their ends with runs that nobody killed.
+
+`make torture` (`python -m tests.torture --kills 50`): for each algorithm one run to its end, then as many runs of the
+same command, each killed with SIGKILL once or more and started again until it ends. Everything that does not tell the
+time must be the same to the last bit. A short form is among the tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig
+
+from experiments import train
+from marl.config import run_folder
+
+SMALL = (
+    "progress=false", "threads=1", "device=cpu", "base.rows=16", "model.hidden_size=32", "model.layers=2",
+    "model.intermediate_size=64", "algo.iterations=4", "algo.games=8", "algo.concurrency=8", "algo.max_new_tokens=12",
+    "eval.games=4", "eval.every=1", "eval.final_games=8", "checkpoint.every=1",
+)  # fmt: skip
+AMONG_US = (
+    "env=among_us", "env.max_steps=60", "env.tasks=2", "env.cooldown=3", "base.games=20",
+    "base.lessons=[{players:random,steps:2}]", "algo.update.rows=8",
+)  # fmt: skip
+KINDS = {
+    "ppo": ("env=dond", "base.games=24", "algo=ppo", "loss.imitation.weight=0.1"),
+    "filtered_bc": ("env=dond", "base.games=24", "algo=filtered_bc"),
+    "ppo_among_us": (*AMONG_US, "algo=ppo"),  # Muon, renamed rows, separate credit
+    "ppo_two_learners": (*AMONG_US, "algo=ppo", "cast.imposter.player=rival", "algo.alternate=2"),
+}
+TIMES = ("timing.jsonl", "report.html", ".lock", "train.log")  # files that tell the time, and whose it is
+OF_THE_CLOCK = ("wall_time", "speed", "tokens_per_second")  # of the run card
+
+
+def configure(kind: str, folder: Path, *overrides: str) -> DictConfig:
+    with initialize_config_module("conf", version_base="1.3"):
+        places = [f"runs={folder / 'runs'}", f"cache={folder / 'bases'}"]
+        return compose("train", overrides=[*KINDS[kind], *SMALL, *places, *overrides])
+
+
+def start(cfg: DictConfig, log: Path) -> int:
+    """A process of its own that trains, without the seconds that imports take. Returns its number."""
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:  # the child never returns to the caller's code
+        os.setsid()
+        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(out, 1)
+        os.dup2(out, 2)
+        sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+        train.main(cfg)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+def wait(child: int, seconds: float) -> int | None:
+    """The exit status of a process, None if it still runs after so many seconds."""
+    end = time.monotonic() + seconds
+    while True:
+        found, status = os.waitpid(child, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() >= end:
+            return None
+        time.sleep(0.002)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Digests of all that a run, and its base, leave, without what tells the time."""
+    found = {}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in TIMES and p.suffix != ".lock"):
+        name = str(path.relative_to(folder))
+        data = path.read_bytes()
+        if path.name == "run.json":
+            card = json.loads(data)
+            data = json.dumps({k: v for k, v in card.items() if k not in OF_THE_CLOCK}, sort_keys=True).encode()
+        if path.name == "policy.json":
+            card = json.loads(data)
+            data = json.dumps({**card, "base": Path(card["base"]).name if card.get("base") else None}).encode()
+        notes = path.parent.parent.name == "checkpoints" and path.suffix == ".json"
+        if notes or path.name == "checksums.json":
+            continue  # of the wall time and of where the base is; the tensors beside them are compared
+        found[name] = hashlib.sha256(data).hexdigest()
+    return found
+
+
+def stage(cfg: DictConfig) -> str:
+    """How far a killed run had come."""
+    folder = run_folder(cfg)
+    if not folder.exists() or not (folder / "metrics.jsonl").exists():
+        return "base"
+    if any(part.name.startswith(".") and part.is_dir() for part in folder.rglob(".*")):
+        return "writing a folder"
+    if (folder / "policy").exists():
+        return "last evaluation"
+    return f"iteration {len((folder / 'metrics.jsonl').read_text().splitlines()) // 2}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One tortured run: where it was killed, and what of it differs from the run that was left alone."""
+
+    killed: tuple[str, ...]
+    differs: tuple[str, ...]
+
+
+def torture(kind: str, folder: Path, kills: int, seed: int, *overrides: str) -> Iterator[Outcome]:
+    """Runs the algorithm once in peace, then `kills` times with one kill or two, and yields what became of each.
+
+    Every second of these runs makes its own base, so that kills fall there too. RuntimeError where a run fails, with
+    the last lines of its log.
+    """
+    rng = random.Random(f"{seed} {kind}")
+    whole = configure(kind, folder / "whole", *overrides)
+    (folder / "whole").mkdir(parents=True)
+    seconds: dict[bool, float] = {}  # of a run with the base at hand, and of one without
+    for with_base in (False, True):
+        shutil.rmtree(folder / "whole" / "runs", ignore_errors=True)
+        begun = time.monotonic()
+        finish(whole, folder / "whole" / "train.log")
+        seconds[with_base] = time.monotonic() - begun
+    expected = contents(folder / "whole")
+    for number in range(kills):
+        here, with_base = folder / f"killed-{number}", bool(number % 2)
+        here.mkdir()
+        if with_base:
+            shutil.copytree(folder / "whole" / "bases", here / "bases")
+        cfg, killed = configure(kind, here, *overrides), []
+        for _ in range(rng.choice((1, 1, 2))):
+            child = start(cfg, here / "train.log")
+            if wait(child, rng.uniform(0, seconds[with_base])) is None:
+                os.killpg(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                killed.append(stage(cfg))
+        finish(cfg, here / "train.log")
+        found = contents(here)
+        different = tuple(n for n in sorted({*expected, *found}) if expected.get(n) != found.get(n))
+        yield Outcome(tuple(killed) or ("too late",), different)
+        if not different:
+            shutil.rmtree(here)
+
+
+def finish(cfg: DictConfig, log: Path) -> None:
+    status = wait(start(cfg, log), 600)
+    if status != 0:
+        tail = "\n".join(log.read_text().splitlines()[-15:])
+        raise RuntimeError(f"a run ended with status {status}; {log} ends with:\n{tail}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=50, help="runs that are killed, of each kind (default 50)")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="what is run (default: all)")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments (default 0)")
+    given = parser.parse_args()
+    folder, failed = Path(tempfile.mkdtemp(prefix="torture-")), 0
+    for kind in given.kinds:
+        places: Counter[str] = Counter()
+        for number, outcome in enumerate(torture(kind, folder / kind, given.kills, given.seed), start=1):
+            places.update(outcome.killed)
+            failed += bool(outcome.differs)
+            said = f"differs: {', '.join(outcome.differs)}" if outcome.differs else "same"
+            print(f"{kind} {number}/{given.kills}, killed at {' and '.join(outcome.killed)}: {said}", flush=True)
+        print(f"{kind}: {', '.join(f'{count} x {place}' for place, count in sorted(places.items()))}", flush=True)
+    print(f"{failed} of {given.kills * len(given.kinds)} runs did not end as they should", flush=True)
+    if failed:
+        print(f"what they left: {folder}")
+    else:
+        shutil.rmtree(folder)
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
