@@ -26,7 +26,17 @@ from matplotlib.ticker import MaxNLocator
 from marl.errors import UserError
 from marl.evaluate import Metrics, conditions_from_json
 from marl.files import write_text
-from marl.stats import ArmRun, Interval, TableRow, ablation_table, arm_differences, number, seed_mean
+from marl.stats import (
+    ArmRun,
+    Interval,
+    TableRow,
+    ablation_table,
+    arm_differences,
+    iqm_table,
+    number,
+    profile_table,
+    seed_mean,
+)
 from marl.transcripts import (
     Meeting,
     Moves,
@@ -180,6 +190,8 @@ def build_report(run_folders: Sequence[Path], out_path: Path, title: str, games_
         endings=endings(columns) if games == ["among_us"] else [],
         ends=list(enumerate(ENDS.values())),
         by_games=by_games(runs),
+        over_seeds=over_seeds(arms, list(columns), first_rows, colours),
+        profile=profile_panel(arms, first_rows, colours),
         seeds=max((interval.n for interval in _seed_counts(arms).values()), default=1),
         panels=training_panels(runs, columns, colours),
         beliefs=belief_panels(runs, colours),
@@ -256,6 +268,39 @@ def columns_of(arms: Sequence[ArmRun]) -> dict[str, Metrics]:
     for row in ablation_table(arms):
         columns.setdefault(row.arm, {})[row.metric] = Interval(row.mean, row.low, row.high, row.games)
     return columns
+
+
+def over_seeds(
+    arms: Sequence[ArmRun], names: Sequence[str], metrics: Sequence[str], colours: Mapping[str, int]
+) -> list[dict[str, Any]]:
+    """Rows for the template with interquartile means, a cell for each of `names`; none where no arm has seeds."""
+    found: dict[str, Metrics] = {name: {} for name in names}
+    for row in iqm_table(arms, metrics):
+        found[row.arm][row.metric] = row.interval
+    return table_rows(found, [name for name in metrics if any(name in own for own in found.values())], colours)
+
+
+def profile_panel(arms: Sequence[ArmRun], metrics: Sequence[str], colours: Mapping[str, int]) -> dict[str, Any] | None:
+    """The performance profiles of the first of these metrics that arms with several seeds have; None without seeds."""
+    rows = profile_table(arms, metrics)
+    if not rows:
+        return None
+    metric = rows[0].metric
+    drawn = [row for row in rows if row.metric == metric]
+    ends = [row.threshold for row in drawn]
+    margin = 0.05 * (max(ends) - min(ends)) or 1.0
+    figure, axes = new_panel()
+    for arm in dict.fromkeys(row.arm for row in drawn):
+        mine = [row for row in drawn if row.arm == arm]
+        # The share holds up to its threshold and falls behind it; all seeds reach what is below every one of them.
+        x = [min(ends) - margin, *(row.threshold for row in mine), max(ends) + margin]
+        y = [1.0, *(row.share.mean for row in mine), 0.0]
+        axes.step(x, y, where="pre", color=SERIES[colours[arm]], linewidth=1.8)
+    axes.set_xlabel(metric, fontsize=9)
+    _limits(axes, 0.0, 1.0)
+    title = f"{WORDING[metric].label if metric in WORDING else metric}, by seed"
+    unit = "share of seeds that reach at least this"
+    return {"title": title, "unit": unit, "metric": metric, "svg": to_svg(figure, "profile", title)}
 
 
 def _seed_counts(arms: Sequence[ArmRun]) -> dict[str, Interval]:

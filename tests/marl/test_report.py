@@ -127,7 +127,7 @@ def test_one_run(tmp_path: Path) -> None:
     assert "100.0 %" in text and "Learned from talk" in text
     assert "i want the balls" in text and "0.10 → 0.90" in text and "+1.20" in text
     assert "Deal: player_0 9, player_1 4; together 13 of at most 13" in text
-    assert "abc123" in text and "cores 2" in text
+    assert "abc123" in text and "cores 2" in text and "Interquartile" not in text
     titles = [
         title for title in ("Score over training", "Entropy over training", "Log-loss by message") if title in text
     ]
@@ -190,6 +190,7 @@ def test_several_arms_and_seeds(tmp_path: Path) -> None:
     text = page_of(folders, tmp_path / "report.html").text
     assert "3 runs of 2 arms (full, game_only), seeds 0, 1." in text
     assert "over training seeds" in text
+    assert "Interquartile means and performance profile" in text and "share of seeds that reach at least this" in text
     page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
     headers = [words for words in page.words if words in ("base", "full", "game_only", "trained")]
     assert headers[:3] == ["base", "full", "game_only"] and "trained" not in headers
