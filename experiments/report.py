@@ -150,7 +150,7 @@ def variants(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
     groups: dict[str, list[Run]] = {}
     for run in sorted(runs, key=order):
-        differs = "".join(f"_{key}_{_in_a_name(value)}" for key, value in variant_of(run, runs).items())
+        differs = "".join(f"_{key}_{in_a_name(value)}" for key, value in variant_of(run, runs).items())
         groups.setdefault(differs, []).append(run)
     (_, headline), *others = groups.items()
     return {"": headline, **dict(others)}
@@ -160,10 +160,10 @@ def in_words(suffix: str) -> str:
     return suffix.strip("_").replace("_", " ")
 
 
-def _in_a_name(value: Any) -> str:
+def in_a_name(value: Any) -> str:
     """A setting's value as part of a file's name: `0.2`, `false`, `1-3`."""
     if isinstance(value, list | tuple):
-        return "-".join(map(_in_a_name, value))
+        return "-".join(map(in_a_name, value))
     return f"{value:g}" if isinstance(value, float) else str(value).lower()
 
 

@@ -55,7 +55,7 @@ from marl.transcripts import (
     story,
     verdict,
 )
-from marl.wording import ARM_ORDER, ARMS, COMPARISONS, ENDS, HEADLINE, PANELS, WORDING, Panel, Wording
+from marl.wording import ARM_ORDER, COMPARISONS, ENDS, HEADLINE, PANELS, WORDING, Panel, Wording, arm_name
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -115,7 +115,7 @@ def read_run(folder: Path) -> Run:
     arm = str(card.get("arm") or config.get("arm") or folder.name)
     return Run(
         folder=folder,
-        arm=ARMS.get(arm, arm) if (config.get("env") or {}).get("game") == "among_us" else arm,
+        arm=arm_name(arm, (config.get("env") or {}).get("game", "")),
         seed=int(card.get("seed", config.get("seed", 0))),
         config=config,
         card=card,
