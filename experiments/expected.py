@@ -100,7 +100,7 @@ def read_curves(path: Path, settings: Mapping[str, Any]) -> Curves:
                     of_seed.setdefault(int(row["seed"]), {})[int(row["iteration"])] = float(row["value"])
     except OSError as error:
         raise UserError(f"curves={path}: the file cannot be read ({error.strerror})") from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
         raise UserError(f"curves={path}: expected the curves.csv of a published table ({error})") from error
     return curves
 
@@ -156,7 +156,7 @@ def read_bands(path: Path) -> list[Band]:
             ]
     except OSError as error:
         raise UserError(f"{path}: the file cannot be read ({error.strerror})") from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
         raise UserError(f"{path}: expected the columns {','.join(HEADER)} with numbers ({error})") from error
 
 

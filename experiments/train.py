@@ -19,7 +19,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.cli import command
-from experiments.evaluate import pick_device, show
+from experiments.evaluate import pick_device, set_threads, show
 from experiments.expected import Expected, expected_of
 from experiments.players import check_game, check_players, is_run, run_policy, seat_players
 from experiments.terminal import Bar, quiet, say
@@ -30,6 +30,7 @@ from marl.config import (
     EvalConfig,
     Parts,
     build,
+    check_text,
     config_hash,
     digest,
     identity,
@@ -84,8 +85,7 @@ def main(cfg: DictConfig) -> None:
     find_starts(cfg)
     check_starts(cfg, learners)
     device = own_device(pick_device(cfg.device))
-    if cfg.threads:
-        torch.set_num_threads(cfg.threads)
+    set_threads(cfg.threads)
     folder = run_folder(cfg)
     done = read_run_card(folder)
     if done is not None:
@@ -200,6 +200,7 @@ def open_tracker(cfg: DictConfig, folder: Path, newest: Path | None) -> Tracker:
 def find_starts(cfg: DictConfig) -> None:
     """Puts the finished run's name in the place of a pattern that only it matches."""
     for name, pattern in cfg.init.items():
+        check_text(pattern, f"init.{name}")
         if pattern is not None and "*" in pattern:
             found = sorted(card.parent.name for card in Path(cfg.runs).glob(f"{pattern}/{CARD}"))
             if len(found) != 1:

@@ -25,7 +25,7 @@ from matplotlib.ticker import MaxNLocator
 
 from marl.errors import UserError
 from marl.evaluate import Metrics, conditions_from_json
-from marl.files import write_text
+from marl.files import read_json, write_text
 from marl.stats import (
     ArmRun,
     Interval,
@@ -109,45 +109,63 @@ def read_run(folder: Path) -> Run:
         )
     try:
         config = yaml.safe_load(config_path.read_text(encoding="utf-8")) or {}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise UserError(f"{config_path}: expected YAML ({str(error).splitlines()[0]})") from error
-    card = _read_json(folder / "run.json")
+    parts = [config, *(config.get(part) or {} for part in ("env", "algo"))] if isinstance(config, dict) else [config]
+    if not all(isinstance(part, dict) for part in parts):
+        raise UserError(f"{config_path}: expected the settings of a run, with groups env and algo")
+    card, evaluation = (
+        read_json(path) if path.exists() else {} for path in (folder / "run.json", folder / "evaluation.json")
+    )
+    _check_evaluation(evaluation, folder / "evaluation.json")
+    seed = card.get("seed", config.get("seed", 0))
+    if not isinstance(seed, int):
+        raise UserError(f"{folder}: expected a whole number for its seed, got {seed!r}")
     arm = str(card.get("arm") or config.get("arm") or folder.name)
     return Run(
         folder=folder,
         arm=arm_name(arm, (config.get("env") or {}).get("game", "")),
-        seed=int(card.get("seed", config.get("seed", 0))),
+        seed=seed,
         config=config,
         card=card,
         curves=_read_lines(folder / "metrics.jsonl"),
-        evaluation=_read_json(folder / "evaluation.json"),
+        evaluation=evaluation,
         transcripts={path.stem: read_episodes(path) for path in sorted((folder / "episodes").glob("*.jsonl"))},
     )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
+def _check_evaluation(evaluation: Mapping[str, Any], path: Path) -> None:
+    """UserError where the figures of an evaluation are not where they should be."""
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except ValueError as error:
-        raise UserError(f"{path}: expected one JSON object ({error})") from error
+        if evaluation:
+            conditions_from_json(evaluation)
+        for by_message in evaluation.get("belief_by_message", {}).values():
+            for entry in by_message:
+                for value in entry.values():
+                    Interval.from_json(value)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: expected figures with mean, low, high and n by condition ({error!r})") from error
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
     """The lines of a `metrics.jsonl`; a last line that a stopped run left half written is passed over."""
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")
+    lines = path.read_bytes().decode(errors="replace").split("\n")
     rows = []
     for i, line in enumerate(lines):
         if not line.strip():
             continue
         try:
-            rows.append(dict(json.loads(line)))
-        except ValueError as error:
-            if i < len(lines) - 1:
-                raise UserError(f"{path}, line {i + 1}: expected one JSON object, got {line[:60]!r}") from error
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if isinstance(row, dict) and isinstance(row.get("iteration"), int) and "phase" in row:
+            rows.append(row)
+        elif i < len(lines) - 1:
+            raise UserError(
+                f"{path}, line {i + 1}: expected one JSON object with iteration and phase, got {line[:60]!r}"
+            )
     return rows
 
 

@@ -270,6 +270,29 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "report.html").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("config.yaml", b"text", "expected the settings of a run"),
+        ("config.yaml", b"env: dond", "expected the settings of a run"),
+        ("config.yaml", b"a: \xff", "expected YAML"),
+        ("run.json", b"[]", "expected one JSON object"),
+        ("run.json", b'{"seed": "one"}', "expected a whole number for its seed"),
+        ("metrics.jsonl", b'[]\n{"iteration": 1, "phase": "train"}\n', "line 1: expected one JSON object"),
+        ("metrics.jsonl", b'{"phase": "train"}\n\n', "line 1: expected one JSON object with iteration and phase"),
+        ("metrics.jsonl", b"\xff\n\n", "line 1: expected one JSON object"),
+        ("evaluation.json", b'{"conditions": {"base": {"game/score": {"mean": 1}}}}', "expected figures with mean"),
+        ("evaluation.json", b'{"conditions": {}, "belief_by_message": {"base": [[1]]}}', "expected figures with mean"),
+        ("episodes/base.jsonl", b"\xff", "line 1: expected a transcript"),
+    ],
+)
+def test_damaged_files_of_a_run_are_named(tmp_path: Path, name: str, data: bytes, said: str) -> None:
+    run = make_run(tmp_path / "run")
+    (run / name).write_bytes(data)
+    with pytest.raises(UserError, match=said):
+        read_run(run)
+
+
 def test_strip_puts_the_extremes_at_its_ends() -> None:
     svg = strip_svg({"a": Interval(1, 0, 2, 9), "b": Interval(8, 6, 10, 9)}, {"a": 0, "b": 1})
     assert re.findall(r'x1="([\d.]+)" x2="([\d.]+)"', svg) == [("6.0", "27.6"), ("70.8", "114.0")]
