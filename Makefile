@@ -16,7 +16,7 @@ PACKAGES := envs marl experiments
 TEST_ENV := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 WANDB_MODE=offline WANDB_SILENT=true \
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: help quickstart among-us test test-slow torture lint format bench clean
+.PHONY: help quickstart among-us test test-slow torture hostile lint format bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ test-slow: $(STAMP) ## the slow tests
 
 torture: $(STAMP) ## kill small runs of every kind at random moments, and compare their ends; about an hour
 	@$(TEST_ENV) $(BIN)/python -m tests.torture
+
+hostile: $(STAMP) ## give every entry point 10,000 generated bad inputs; some minutes
+	@$(TEST_ENV) $(BIN)/python -m tests.hostile
 
 lint: $(STAMP) ## style and types
 	@$(BIN)/ruff check .

@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 
 from envs.core import END, TurnKind
 from experiments.cli import command
-from experiments.evaluate import pick_device
+from experiments.evaluate import pick_device, set_threads
 from experiments.terminal import say
 from marl.advantages import Credit, add_advantages
 from marl.agents import Agent, Key, ModelAgent, Reply, Request, beliefs_of
@@ -115,8 +115,7 @@ class GenerateAgent:
 @command("benchmark")
 def main(cfg: DictConfig) -> None:
     """Measures, prints, and writes `out`."""
-    if cfg.threads:
-        torch.set_num_threads(cfg.threads)
+    set_threads(cfg.threads)
     device = pick_device(cfg.device)
     env = {"game": "dond", "style": "compact", "max_entries": 12}
     make_env = env_maker(env)

@@ -73,6 +73,10 @@ LAUNCHERS = {
 }
 
 
+# What ~KEY may leave out: terms, players, and choices that only bring other settings. The rest always has a value.
+REMOVABLE = ("loss.", "reward.", "cast.", "tuned", "experiment", "ablation", "sweep", "hydra")
+
+
 @dataclass(frozen=True)
 class Plan:
     """What the command line asks for: one run or a sweep, over what, and where its jobs run."""
@@ -277,6 +281,10 @@ class Checker:
         cfg = self.compose(overrides)
         parsed = self.parse(overrides)
         # A preset's own values set the kind; only what the command line says is compared with it.
+        for override in parsed:
+            key = override.key_or_group
+            if override.is_delete() and not key.startswith(REMOVABLE):
+                raise UsageError(f"{override.input_line} cannot be left out: give it a value, as in {key}=VALUE.")
         values = [o for o in parsed if not self._is_group(o) and not o.is_delete() and not o.is_add()]
         before = self.compose([str(o.input_line) for o in parsed if o not in values])
         for override in values:

@@ -26,7 +26,7 @@ from matplotlib.lines import Line2D
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.cli import command
-from experiments.evaluate import pick_device
+from experiments.evaluate import pick_device, set_threads
 from experiments.players import check_players, is_run, run_policy, seat_players
 from experiments.report import selected
 from experiments.terminal import Bar, say
@@ -123,8 +123,7 @@ def main(cfg: DictConfig) -> None:
     check_writable(folder, "cells")
     check_writable(out, "publish")
     device = pick_device(cfg.device)
-    if cfg.threads:
-        torch.set_num_threads(cfg.threads)
+    set_threads(cfg.threads)
 
     cells = list({cell.file: cell for cell in table}.values())  # conditions that change nothing share one
     left = [cell for cell in cells if not (folder / cell.file).exists()]

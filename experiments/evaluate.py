@@ -97,6 +97,14 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
+def set_threads(threads: int | None) -> None:
+    """How many threads torch computes on; None leaves it to torch."""
+    if threads is not None:
+        if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= 4096:
+            raise UserError(f"threads={threads}: must be a whole number, at least 1, or null")
+        torch.set_num_threads(threads)
+
+
 def find_player(name: str, cfg: DictConfig, parts: Parts, device: torch.device, beside: str) -> Agent:
     """A player by name (see the module's docstring); `beside` is the other player's name."""
     limits = replace(parts.algo, concurrency=cfg.concurrency)
@@ -200,8 +208,7 @@ def main(cfg: DictConfig) -> None:
     if cfg.out:
         check_writable(Path(cfg.out), "out")
     device = pick_device(cfg.device)
-    if cfg.threads:
-        torch.set_num_threads(cfg.threads)
+    set_threads(cfg.threads)
     voices = [*cfg.voices, None, None]
     if len(cfg.voices) > len(names):
         raise UserError(f"voices={list(cfg.voices)}: at most one for each of players={names}")

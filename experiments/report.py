@@ -3,6 +3,7 @@
 `python -m experiments.report select='dond_ablation-*'` writes `runs/report.html`; with `publish=experiments/NAME` it
 also writes the table, the per-seed and per-iteration data, the differences between arms, the figure and the run cards
 there. Intervals: over training seeds where an arm has several (Student's t), else over the run's evaluation games.
+`iqm.csv` and `profiles.csv` have interquartile means and performance profiles of the arms with several seeds.
 """
 
 from __future__ import annotations
@@ -32,7 +33,16 @@ from marl.report import (
     variant_of,
 )
 from marl.runs import CARD
-from marl.stats import ArmRun, ablation_table, arm_differences, format_table, write_csv, write_table
+from marl.stats import (
+    ArmRun,
+    ablation_table,
+    arm_differences,
+    format_table,
+    iqm_table,
+    profile_table,
+    write_csv,
+    write_table,
+)
 from marl.wording import ARM_ORDER, ARMS, COMPARISONS, HEADLINE, REFERENCE
 
 NUMBERS = ("mean", "low", "high", "n")  # of an interval
@@ -140,7 +150,7 @@ def variants(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
     groups: dict[str, list[Run]] = {}
     for run in sorted(runs, key=order):
-        differs = "".join(f"_{key}_{_in_a_name(value)}" for key, value in variant_of(run, runs).items())
+        differs = "".join(f"_{key}_{in_a_name(value)}" for key, value in variant_of(run, runs).items())
         groups.setdefault(differs, []).append(run)
     (_, headline), *others = groups.items()
     return {"": headline, **dict(others)}
@@ -150,10 +160,10 @@ def in_words(suffix: str) -> str:
     return suffix.strip("_").replace("_", " ")
 
 
-def _in_a_name(value: Any) -> str:
+def in_a_name(value: Any) -> str:
     """A setting's value as part of a file's name: `0.2`, `false`, `1-3`."""
     if isinstance(value, list | tuple):
-        return "-".join(map(_in_a_name, value))
+        return "-".join(map(in_a_name, value))
     return f"{value:g}" if isinstance(value, float) else str(value).lower()
 
 
@@ -169,6 +179,7 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -
     rows = ablation_table(arms, names)
     write_table(folder / f"table{suffix}.csv", rows)
     write_per_seed(folder / f"per_seed{suffix}.csv", arms, TABLE[game])
+    write_over_seeds(folder, suffix, arms, names, [name for name in FIGURE[game] if name in names])
     write_curves(folder / f"curves{suffix}.csv", runs)
     write_beliefs(folder / f"belief_by_message{suffix}.csv", runs)
     if game == "among_us":
@@ -228,6 +239,22 @@ def write_per_seed(path: Path, arms: Sequence[ArmRun], names: Sequence[str]) -> 
         if (own := arm.metrics.get(name)) is not None
     ]
     write_csv(path, ("arm", "seed", "metric", "mean", "low", "high", "games"), lines)
+
+
+def write_over_seeds(
+    folder: Path, suffix: str, arms: Sequence[ArmRun], names: Sequence[str], profiled: Sequence[str]
+) -> None:
+    """`iqm.csv` of the metrics `names` and `profiles.csv` of those `profiled`, where any arm has several seeds."""
+    rows = iqm_table(arms, names)
+    if rows:
+        lines = [(r.arm, r.metric, r.mean, r.low, r.high, r.seeds, r.games) for r in rows]
+        write_csv(folder / f"iqm{suffix}.csv", ("arm", "metric", "iqm", "low", "high", "seeds", "games"), lines)
+        shares = [
+            (r.arm, r.metric, r.threshold, r.share.mean, r.share.low, r.share.high, r.share.n)
+            for r in profile_table(arms, profiled)
+        ]
+        header = ("arm", "metric", "threshold", "share", "low", "high", "seeds")
+        write_csv(folder / f"profiles{suffix}.csv", header, shares)
 
 
 def write_beliefs(path: Path, runs: Sequence[Run]) -> None:

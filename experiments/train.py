@@ -19,7 +19,8 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.cli import command
-from experiments.evaluate import pick_device, show
+from experiments.evaluate import pick_device, set_threads, show
+from experiments.expected import Expected, expected_of
 from experiments.players import check_game, check_players, is_run, run_policy, seat_players
 from experiments.terminal import Bar, quiet, say
 from marl.cast import by_role, learners_of, players_of
@@ -29,6 +30,7 @@ from marl.config import (
     EvalConfig,
     Parts,
     build,
+    check_text,
     config_hash,
     digest,
     identity,
@@ -83,8 +85,7 @@ def main(cfg: DictConfig) -> None:
     find_starts(cfg)
     check_starts(cfg, learners)
     device = own_device(pick_device(cfg.device))
-    if cfg.threads:
-        torch.set_num_threads(cfg.threads)
+    set_threads(cfg.threads)
     folder = run_folder(cfg)
     done = read_run_card(folder)
     if done is not None:
@@ -92,7 +93,8 @@ def main(cfg: DictConfig) -> None:
             build_report([folder], folder / "report.html", title=cfg.name)
         say(f"{folder} is done: its report is {folder / 'report.html'}; change the configuration or remove the folder")
         return
-    work = Work(cfg, parts, folder, make_env, make_test_env, device)
+    expected = expected_of(cfg.name, cfg.arm, parts.env)
+    work = Work(cfg, parts, folder, make_env, make_test_env, device, expected)
     with torchrun_ranks(device) as ranks:
         if ranks.first:
             with claim(folder, OmegaConf.to_yaml(OmegaConf.create(identity(cfg)))):
@@ -115,6 +117,7 @@ class Work:
     make_env: Callable[[], Any]
     make_test_env: Callable[[], Any]
     device: torch.device
+    expected: Expected | None  # what healthy runs of this experiment look like, where that is recorded
 
 
 def lead(work: Work, ranks: Ranks) -> None:
@@ -159,6 +162,10 @@ def lead(work: Work, ranks: Ranks) -> None:
     )
     build_report([folder], folder / "report.html", title=cfg.name)
     show(conditions, examples, folder / "report.html")
+    rows = (json.loads(line) for line in (folder / METRICS_FILE).read_text().splitlines())
+    verdict = work.expected.verdict(rows) if work.expected else ""
+    if verdict:
+        say(verdict)
 
 
 def base_of(work: Work, bar: Bar) -> tuple[Policy, Path | None]:
@@ -193,6 +200,7 @@ def open_tracker(cfg: DictConfig, folder: Path, newest: Path | None) -> Tracker:
 def find_starts(cfg: DictConfig) -> None:
     """Puts the finished run's name in the place of a pattern that only it matches."""
     for name, pattern in cfg.init.items():
+        check_text(pattern, f"init.{name}")
         if pattern is not None and "*" in pattern:
             found = sorted(card.parent.name for card in Path(cfg.runs).glob(f"{pattern}/{CARD}"))
             if len(found) != 1:
@@ -242,6 +250,9 @@ def learn(
         last = iteration == config.iterations
         tracker.log(iteration, found)
         say(f"{iteration:4d}/{config.iterations}  " + headline(found))
+        warning = work.expected.warning(iteration, found) if work.expected else ""
+        if warning:
+            say(warning)
         if last or (cfg.eval.every and iteration % cfg.eval.every == 0):
             watch(work, tracker, iteration, base, policies, bar, ranks)
         if ranks.first and (iteration % cfg.checkpoint.every == 0 or last):

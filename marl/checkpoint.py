@@ -12,14 +12,17 @@ from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from marl.errors import UserError
+from marl.files import read_json
 from marl.optim import Optimizer
 from marl.policy import Policy, load_lm, load_tokenizer
 from marl.tokens import Tokens
 
+WAY_ON = "remove that folder to go on from the checkpoint before it"
 Trained = Mapping[str, tuple[Policy, Optimizer]]  # what learns, by its name in the cast
 
 
@@ -48,9 +51,11 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
 def verify_folder(folder: Path) -> str:
     """What is wrong with a folder that `write_folder` made; empty where nothing is."""
     try:
-        sums = json.loads((folder / "checksums.json").read_text())
-    except (OSError, ValueError) as error:
+        sums = read_json(folder / "checksums.json")
+    except UserError as error:
         return f"{folder}: checksums.json cannot be read ({error})"
+    if not sums:
+        return f"{folder}: checksums.json lists no file"
     wrong = [name for name, digest in sums.items() if not (folder / name).is_file() or _sha256(folder / name) != digest]
     return f"{folder}: damaged file {', '.join(wrong)}" if wrong else ""
 
@@ -107,8 +112,8 @@ def load_policy(folder: Path, device: torch.device | str = "cpu", privileged_siz
 def read_card(folder: Path) -> dict[str, Any]:
     """What `save_policy` noted of a policy."""
     try:
-        return dict(json.loads((folder / "policy.json").read_text()))
-    except (OSError, ValueError) as error:
+        return read_json(folder / "policy.json")
+    except UserError as error:
         raise UserError(f"{folder} holds no policy of this project: {error}") from error
 
 
@@ -137,21 +142,33 @@ def newest_checkpoint(folder: Path, report: Callable[[str], None] = print) -> Pa
 
 
 def load_training(folder: Path, trained: Trained, report: Callable[[str], None] = print) -> dict[str, Any] | None:
-    """Restores the newest whole checkpoint and returns its state; None where there is none."""
+    """Restores the newest whole checkpoint and returns its state; None where there is none.
+
+    UserError where it is whole and yet not of these learners: another model's, or another version's of this project.
+    """
     path = newest_checkpoint(folder, report)
     if path is None:
         return None
+    state = read_state(path)
     for name, (policy, optimizer) in trained.items():
-        missing, unexpected = policy.load_state_dict(load_file(path / f"{name}.safetensors"), strict=False)
-        tied = set(policy.state_dict()) - set(_distinct(policy.state_dict()))
-        assert set(missing) <= tied and not unexpected, (missing, unexpected)
-        load_optimizer(optimizer, load_file(path / f"{name}-optimizer.safetensors"))
-    return read_state(path)
+        try:
+            missing, unexpected = policy.load_state_dict(load_file(path / f"{name}.safetensors"), strict=False)
+            tied = set(policy.state_dict()) - set(_distinct(policy.state_dict()))
+            if not set(missing) <= tied or unexpected:
+                raise ValueError(f"missing {sorted(set(missing) - tied)}, unexpected {unexpected}")
+            load_optimizer(optimizer, load_file(path / f"{name}-optimizer.safetensors"))
+        except (OSError, SafetensorError, RuntimeError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(f"{path} does not fit {name} as it is now ({reason}): {WAY_ON}") from error
+    return state
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """What a checkpoint notes beside its tensors; `iteration` is the number of iterations done."""
-    return dict(json.loads((checkpoint / "state.json").read_text()))
+    """What a checkpoint notes beside its tensors; `iteration` is the number of iterations done. UserError if none."""
+    state = read_json(checkpoint / "state.json")
+    if not isinstance(state.get("iteration"), int):
+        raise UserError(f"{checkpoint}: state.json does not say after which iteration it was saved: {WAY_ON}")
+    return state
 
 
 def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
@@ -163,11 +180,14 @@ def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """The reverse of `optimizer_tensors`."""
+    """The reverse of `optimizer_tensors`. ValueError for a tensor that is of none of its parameters."""
     state: dict[int, dict[str, Tensor]] = {}
+    shapes = [parameter.shape for group in optimizer.param_groups for parameter in group["params"]]
     for name, tensor in tensors.items():
         if name != "empty":
             index, slot = name.split(".", 1)
+            if int(index) >= len(shapes) or tensor.shape not in (shapes[int(index)], torch.Size([])):
+                raise ValueError(f"{name} of shape {tuple(tensor.shape)} is of no parameter of the optimiser")
             state.setdefault(int(index), {})[slot] = tensor
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib
 import json
+import re
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -12,8 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hydra.errors import InstantiationException
-from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
 from marl.cast import Seats
@@ -91,13 +92,15 @@ def build(cfg: DictConfig) -> Parts:
     algo = dict(settings["algo"])
     kind = algo.pop("kind")
     configs: dict[str, type[PPOConfig] | type[FilteredBCConfig]] = {"ppo": PPOConfig, "filtered_bc": FilteredBCConfig}
-    if kind not in configs:
+    if not isinstance(kind, str) or kind not in configs:
         raise UserError(f"algo.kind={kind}: must be one of {', '.join(configs)}")
     losses = terms(settings["loss"], "loss")
     if kind == "filtered_bc":  # its batches have no advantages, values or behaviour log-probabilities
         losses = {name: loss for name, loss in losses.items() if name in ("imitation", "listening", "world_model")}
     if not any(loss.weight for loss in losses.values()):
         raise UserError(f"loss: with algo={kind} every weight is 0, so there is nothing to learn; raise one")
+    check_places(settings)
+    check_text(settings["data"]["dond"], "data.dond")
     seed = settings.get("seed")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise UserError(f"seed={seed}: must be a whole number, at least 0")
@@ -142,6 +145,27 @@ def build(cfg: DictConfig) -> Parts:
     )
 
 
+def check_places(settings: Mapping[str, Any]) -> None:
+    """Refuses settings that cannot say where a run is kept."""
+    for name in ("runs", "cache"):
+        if not isinstance(settings[name], str) or not settings[name] or "\0" in settings[name]:
+            raise UserError(f"{name}={settings[name]!r}: must be the name of a folder")
+    for name in ("name", "arm"):  # parts of the folder's own name
+        value = settings[name]
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, str | int | float)
+            or not re.fullmatch(r"[^/\0]+", f"{value}")
+        ):
+            raise UserError(f"{name}={value!r}: must be a name that can be part of a folder's, without slashes")
+
+
+def check_text(value: Any, name: str) -> None:
+    """Refuses what is neither text nor null."""
+    if value is not None and (not isinstance(value, str) or "\0" in value):
+        raise UserError(f"{name}={value!r}: must be text, or null")
+
+
 def _scripted(game: str, players: str, where: str) -> None:
     try:
         scripted(game, players)
@@ -158,12 +182,17 @@ def terms(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The named terms of `reward` or `loss`, each from its `_target_`."""
     built: dict[str, Any] = {}
     for name, fields in settings.items():
-        if not isinstance(fields, Mapping) or "_target_" not in fields:
+        if not isinstance(fields, Mapping) or not isinstance(fields.get("_target_"), str):
             raise UserError(f"{where}.{name} has no _target_: name the class of the term")
+        module, _, called = fields["_target_"].rpartition(".")
         try:
-            target = get_class(fields["_target_"])
-        except (InstantiationException, ImportError, ValueError) as error:
+            target = getattr(importlib.import_module(module), called)
+        except (ImportError, AttributeError, TypeError, ValueError) as error:
             raise UserError(f"{where}.{name}._target_={fields['_target_']}: there is no such class") from error
+        # A loss says what it reads of the outputs; a reward reads the whole episode.
+        fits = isinstance(target, type) and dataclasses.is_dataclass(target) and hasattr(target, "weight")
+        if not fits or hasattr(target, "reads") != (where == "loss"):
+            raise UserError(f"{where}.{name}._target_={fields['_target_']}: is no class of a {where}")
         built[name] = make(target, {k: v for k, v in fields.items() if k != "_target_"}, f"{where}.{name}")
     return built
 
@@ -199,7 +228,9 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         kind = typing.get_args(hint)[0]
         return tuple(_value(kind, part, f"{where}[{i}]") for i, part in enumerate(value))
     wanted = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}.get(hint)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if not abs(value) <= sys.float_info.max:
+            raise UserError(f"{where}={value}: must be a finite number")
         return float(value)
     if wanted is not None and (not isinstance(value, hint) or (hint is int and isinstance(value, bool))):
         raise UserError(f"{where}={value}: must be {wanted}")

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and JSON that is refused by its name where it is something else."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
+
+from marl.errors import UserError
 
 
 @contextmanager
@@ -28,3 +30,14 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, data: Any) -> None:
     """Writes JSON in one step."""
     write_text(path, json.dumps(data, indent=1, sort_keys=True) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A file that holds one JSON object. UserError, with its name, where it cannot be read or is something else."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: expected one JSON object ({error})") from error
+    if not isinstance(data, dict):
+        raise UserError(f"{path}: expected one JSON object, got {str(data)[:60]!r}")
+    return data

@@ -29,6 +29,7 @@ def game_module(game: str) -> ModuleType:
 
 def scripts_module(game: str) -> ModuleType:
     """The module of the game's scripted players."""
+    game_module(game)  # refuses a game that is not there
     return importlib.import_module(f"marl.scripted.{game}")
 
 

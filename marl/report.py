@@ -25,8 +25,18 @@ from matplotlib.ticker import MaxNLocator
 
 from marl.errors import UserError
 from marl.evaluate import Metrics, conditions_from_json
-from marl.files import write_text
-from marl.stats import ArmRun, Interval, TableRow, ablation_table, arm_differences, number, seed_mean
+from marl.files import read_json, write_text
+from marl.stats import (
+    ArmRun,
+    Interval,
+    TableRow,
+    ablation_table,
+    arm_differences,
+    iqm_table,
+    number,
+    profile_table,
+    seed_mean,
+)
 from marl.transcripts import (
     Meeting,
     Moves,
@@ -45,7 +55,7 @@ from marl.transcripts import (
     story,
     verdict,
 )
-from marl.wording import ARM_ORDER, ARMS, COMPARISONS, ENDS, HEADLINE, PANELS, WORDING, Panel, Wording
+from marl.wording import ARM_ORDER, COMPARISONS, ENDS, HEADLINE, PANELS, WORDING, Panel, Wording, arm_name
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -99,45 +109,63 @@ def read_run(folder: Path) -> Run:
         )
     try:
         config = yaml.safe_load(config_path.read_text(encoding="utf-8")) or {}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise UserError(f"{config_path}: expected YAML ({str(error).splitlines()[0]})") from error
-    card = _read_json(folder / "run.json")
+    parts = [config, *(config.get(part) or {} for part in ("env", "algo"))] if isinstance(config, dict) else [config]
+    if not all(isinstance(part, dict) for part in parts):
+        raise UserError(f"{config_path}: expected the settings of a run, with groups env and algo")
+    card, evaluation = (
+        read_json(path) if path.exists() else {} for path in (folder / "run.json", folder / "evaluation.json")
+    )
+    _check_evaluation(evaluation, folder / "evaluation.json")
+    seed = card.get("seed", config.get("seed", 0))
+    if not isinstance(seed, int):
+        raise UserError(f"{folder}: expected a whole number for its seed, got {seed!r}")
     arm = str(card.get("arm") or config.get("arm") or folder.name)
     return Run(
         folder=folder,
-        arm=ARMS.get(arm, arm) if (config.get("env") or {}).get("game") == "among_us" else arm,
-        seed=int(card.get("seed", config.get("seed", 0))),
+        arm=arm_name(arm, (config.get("env") or {}).get("game", "")),
+        seed=seed,
         config=config,
         card=card,
         curves=_read_lines(folder / "metrics.jsonl"),
-        evaluation=_read_json(folder / "evaluation.json"),
+        evaluation=evaluation,
         transcripts={path.stem: read_episodes(path) for path in sorted((folder / "episodes").glob("*.jsonl"))},
     )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
+def _check_evaluation(evaluation: Mapping[str, Any], path: Path) -> None:
+    """UserError where the figures of an evaluation are not where they should be."""
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except ValueError as error:
-        raise UserError(f"{path}: expected one JSON object ({error})") from error
+        if evaluation:
+            conditions_from_json(evaluation)
+        for by_message in evaluation.get("belief_by_message", {}).values():
+            for entry in by_message:
+                for value in entry.values():
+                    Interval.from_json(value)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: expected figures with mean, low, high and n by condition ({error!r})") from error
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
     """The lines of a `metrics.jsonl`; a last line that a stopped run left half written is passed over."""
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")
+    lines = path.read_bytes().decode(errors="replace").split("\n")
     rows = []
     for i, line in enumerate(lines):
         if not line.strip():
             continue
         try:
-            rows.append(dict(json.loads(line)))
-        except ValueError as error:
-            if i < len(lines) - 1:
-                raise UserError(f"{path}, line {i + 1}: expected one JSON object, got {line[:60]!r}") from error
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if isinstance(row, dict) and isinstance(row.get("iteration"), int) and "phase" in row:
+            rows.append(row)
+        elif i < len(lines) - 1:
+            raise UserError(
+                f"{path}, line {i + 1}: expected one JSON object with iteration and phase, got {line[:60]!r}"
+            )
     return rows
 
 
@@ -180,6 +208,8 @@ def build_report(run_folders: Sequence[Path], out_path: Path, title: str, games_
         endings=endings(columns) if games == ["among_us"] else [],
         ends=list(enumerate(ENDS.values())),
         by_games=by_games(runs),
+        over_seeds=over_seeds(arms, list(columns), first_rows, colours),
+        profile=profile_panel(arms, first_rows, colours),
         seeds=max((interval.n for interval in _seed_counts(arms).values()), default=1),
         panels=training_panels(runs, columns, colours),
         beliefs=belief_panels(runs, colours),
@@ -256,6 +286,39 @@ def columns_of(arms: Sequence[ArmRun]) -> dict[str, Metrics]:
     for row in ablation_table(arms):
         columns.setdefault(row.arm, {})[row.metric] = Interval(row.mean, row.low, row.high, row.games)
     return columns
+
+
+def over_seeds(
+    arms: Sequence[ArmRun], names: Sequence[str], metrics: Sequence[str], colours: Mapping[str, int]
+) -> list[dict[str, Any]]:
+    """Rows for the template with interquartile means, a cell for each of `names`; none where no arm has seeds."""
+    found: dict[str, Metrics] = {name: {} for name in names}
+    for row in iqm_table(arms, metrics):
+        found[row.arm][row.metric] = row.interval
+    return table_rows(found, [name for name in metrics if any(name in own for own in found.values())], colours)
+
+
+def profile_panel(arms: Sequence[ArmRun], metrics: Sequence[str], colours: Mapping[str, int]) -> dict[str, Any] | None:
+    """The performance profiles of the first of these metrics that arms with several seeds have; None without seeds."""
+    rows = profile_table(arms, metrics)
+    if not rows:
+        return None
+    metric = rows[0].metric
+    drawn = [row for row in rows if row.metric == metric]
+    ends = [row.threshold for row in drawn]
+    margin = 0.05 * (max(ends) - min(ends)) or 1.0
+    figure, axes = new_panel()
+    for arm in dict.fromkeys(row.arm for row in drawn):
+        mine = [row for row in drawn if row.arm == arm]
+        # The share holds up to its threshold and falls behind it; all seeds reach what is below every one of them.
+        x = [min(ends) - margin, *(row.threshold for row in mine), max(ends) + margin]
+        y = [1.0, *(row.share.mean for row in mine), 0.0]
+        axes.step(x, y, where="pre", color=SERIES[colours[arm]], linewidth=1.8)
+    axes.set_xlabel(metric, fontsize=9)
+    _limits(axes, 0.0, 1.0)
+    title = f"{WORDING[metric].label if metric in WORDING else metric}, by seed"
+    unit = "share of seeds that reach at least this"
+    return {"title": title, "unit": unit, "metric": metric, "svg": to_svg(figure, "profile", title)}
 
 
 def _seed_counts(arms: Sequence[ArmRun]) -> dict[str, Interval]:

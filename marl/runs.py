@@ -7,7 +7,6 @@ configuration never writes into it.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import platform
 import subprocess
@@ -21,16 +20,16 @@ from typing import Any
 import torch
 
 from marl.errors import UserError
-from marl.files import write_json, write_text
+from marl.files import read_json, write_json, write_text
 
 CARD = "run.json"
 CONFIG = "config.yaml"
 
 
 def read_run_card(folder: Path) -> dict[str, Any] | None:
-    """The run card of a finished run, None where there is none yet."""
+    """The run card of a finished run, None where there is none yet. UserError where it is damaged."""
     path = folder / CARD
-    return dict(json.loads(path.read_text())) if path.exists() else None
+    return read_json(path) if path.exists() else None
 
 
 @contextmanager

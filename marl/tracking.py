@@ -68,8 +68,9 @@ class JsonlTracker(Tracker):
     def __init__(self, folder: Path, resume_from_iteration: int | None = None) -> None:
         self.folder = Path(folder)
         with _writable(self.folder):
-            self._metrics = _reopen(self.folder / METRICS_FILE, resume_from_iteration)
-            self._timing = _reopen(self.folder / TIMING_FILE, resume_from_iteration)
+            paths = [self.folder / METRICS_FILE, self.folder / TIMING_FILE]
+            kept = [_kept(path, resume_from_iteration) for path in paths]  # both are read before either is written
+            self._metrics, self._timing = (_reopen(path, text) for path, text in zip(paths, kept, strict=True))
 
     def log(self, iteration: int, metrics: Mapping[str, Any], phase: str = "train") -> None:
         numbers = {name: as_number(name, value) for name, value in metrics.items()}
@@ -181,20 +182,26 @@ def _write(file: TextIO, iteration: int, phase: str, metrics: Mapping[str, int |
         file.flush()
 
 
-def _reopen(path: Path, last_iteration: int | None) -> TextIO:
-    """Opens `path` for appending, with the lines up to `last_iteration` only. The change is all or nothing."""
+def _kept(path: Path, last_iteration: int | None) -> str:
+    """The lines up to `last_iteration`, None: none. UserError where a line is not one of metrics."""
+    if last_iteration is None or not path.exists():
+        return ""
     kept = ""
-    if last_iteration is not None and path.exists():
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        for number, line in enumerate(lines, start=1):
-            try:
-                iteration = json.loads(line)["iteration"]
-            except (json.JSONDecodeError, KeyError, TypeError) as error:
-                if number == len(lines) and not line.endswith("\n"):
-                    break  # the attempt before was cut off while writing it
-                raise UserError(f"{path}, line {number} is not a line of metrics: {line.strip()[:80]!r}.") from error
-            if iteration <= last_iteration:
-                kept += line
+    lines = path.read_bytes().decode(errors="replace").splitlines(keepends=True)
+    for number, line in enumerate(lines, start=1):
+        try:
+            iteration = int(json.loads(line)["iteration"])
+        except (ValueError, KeyError, TypeError) as error:
+            if number == len(lines) and not line.endswith("\n"):
+                break  # the attempt before was cut off while writing it
+            raise UserError(f"{path}, line {number} is not a line of metrics: {line.strip()[:80]!r}.") from error
+        if iteration <= last_iteration:
+            kept += line
+    return kept
+
+
+def _reopen(path: Path, kept: str) -> TextIO:
+    """Opens `path` for appending to what is kept of it. The change is all or nothing."""
     write_text(path, kept)
     return path.open("a", encoding="utf-8")
 

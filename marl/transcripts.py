@@ -97,7 +97,7 @@ def write_episodes(path: Path, episodes: Iterable[Episode]) -> None:
 def read_episodes(path: Path) -> list[Transcript]:
     """The transcripts of a file. UserError with file and line number where a line is not one."""
     transcripts: list[Transcript] = []
-    with Path(path).open(encoding="utf-8") as file:
+    with Path(path).open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, start=1):
             try:
                 transcript = json.loads(line)

@@ -120,6 +120,13 @@ HEADLINE = {
 
 # Names that Among Us' arms are published under (Sarkar et al. 2025: RL, Listening, Speaking), by preset of `ablation`.
 ARMS = {"listening_only": "L", "game_only": "RL", "no_listening": "RL+S", "no_speaking": "RL+L", "full": "RL+L+S"}
+
+
+def arm_name(arm: str, game: str) -> str:
+    """What tables of this game call an arm."""
+    return ARMS.get(arm, arm) if game == "among_us" else arm
+
+
 ARM_ORDER = ("base", *ARMS.values())  # arms of other names follow
 # What is asked of them: what each term adds, alone and to the others. Pairs (arm, reference).
 COMPARISONS = (

@@ -191,6 +191,8 @@ REFUSED = {
     "ablaton=full": "ablaton is not a setting; the nearest is ablation.",
     "reward/critik=own": "reward/critik is not a setting; the nearest is reward/critic.",
     "~loss.listenin": "loss.listenin is not a setting; the nearest is loss.listening.",
+    "~seed": "~seed cannot be left out: give it a value, as in seed=VALUE.",
+    "~model": "~model cannot be left out: give it a value, as in model=VALUE.",
     "qqqqqq=1": "qqqqqq is not a setting; --cfg job lists them all.",
     "ablation=ful": "ablation=ful is not an option of ablation; the nearest is full.",
     "ablation=xyz": "ablation=xyz is not an option of ablation; there are full, no_listening, none.",

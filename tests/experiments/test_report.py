@@ -91,6 +91,21 @@ def test_tables_are_those_of_the_evaluations(root: Path, published: Path) -> Non
     assert both["RL+L+S - RL"].seeds == 2 and "RL+L - RL" not in both
 
 
+def test_statistics_over_seeds_have_files_of_their_own(published: Path) -> None:
+    with (published / "iqm.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["arm", "metric", "iqm", "low", "high", "seeds", "games"]
+    table = by_name(read_table(published / "table.csv"))
+    assert {row["arm"] for row in rows} == {"RL", "RL+L+S"}  # their base is one model
+    for row in rows:  # of two seeds none is left out
+        assert float(row["iqm"]) == pytest.approx(table[row["arm"], row["metric"]].mean, abs=1e-4)
+    with (published / "profiles.csv").open(newline="") as file:
+        profiles = list(csv.DictReader(file))
+    assert list(profiles[0]) == ["arm", "metric", "threshold", "share", "low", "high", "seeds"]
+    assert all(0 <= float(row["low"]) <= float(row["share"]) <= float(row["high"]) <= 1 for row in profiles)
+    assert not (published / "iqm_shaping_0.2.csv").exists()  # one seed
+
+
 def test_another_variant_of_the_game_has_files_of_its_own(published: Path) -> None:
     names = {path.name for path in published.iterdir()}
     assert {"table.csv", "figure.svg", "curves.csv", "table_shaping_0.2.csv", "figure_shaping_0.2.svg"} <= names

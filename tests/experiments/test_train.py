@@ -325,6 +325,20 @@ def test_names_follow_from_the_configuration() -> None:
             ["cast.negotiator={player: scripted, partner: learner, partners: 1}"],
             "eval.cast: learner learns but does not play in evaluation",
         ),
+        (["threads=-1"], "threads=-1: must be a whole number, at least 1"),
+        (["threads=true"], "threads=True: must be a whole number"),
+        (["runs=null"], "runs=None: must be the name of a folder"),
+        (["name=a/b"], "name='a/b': must be a name that can be part of a folder's"),
+        (["arm=null"], "arm=None: must be a name"),
+        (["init.learner=true"], "init.learner=True: must be text, or null"),
+        (["base=human", "data.dond=5"], "data.dond=5: must be text, or null"),
+        (["algo.kind=[]"], r"algo.kind=\[\]: must be one of ppo, filtered_bc"),
+        (["env.game=null"], "env.game=None: there is no game of this name"),
+        (["cast.negotiator.partners=inf"], "cast.negotiator.partners=inf: must be a finite number"),
+        (["loss.kl._target_=null"], "loss.kl has no _target_"),
+        (["loss.kl._target_=os.system"], "is no class of a loss"),
+        (["loss.kl._target_=marl.rewards.game.GameReward"], "is no class of a loss"),
+        (["reward.game._target_=marl.losses.kl.KLLoss"], "is no class of a reward"),
         (["algo.context=4096"], "model.context=4096 is more than the model can read"),
     ],
 )
@@ -377,6 +391,22 @@ def test_malformed_contexts_name_file_and_line(tmp_path: Path) -> None:
     path.write_text("1 0 1 1 3 3\n1 0 1 x 3 3\n")
     with pytest.raises(UserError, match=r"contexts\.txt, line 2"):
         env_maker({"game": "dond", "contexts": str(path)})
+
+
+def test_a_damaged_run_card_is_named(cache: Path, tmp_path: Path) -> None:
+    cfg = configure(*SMALL, f"runs={tmp_path}", f"cache={cache}")
+    run_folder(cfg).mkdir()
+    (run_folder(cfg) / "run.json").write_text('{"run": ')
+    with pytest.raises(UserError, match=r"run\.json: expected one JSON object"):
+        train.main(cfg)
+    assert [path.name for path in run_folder(cfg).iterdir()] == ["run.json"]
+
+
+def test_a_policy_that_does_not_say_its_game_is_refused(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "run" / "policy").mkdir(parents=True)
+    (tmp_path / "run" / "policy" / "policy.json").write_text('{"gane": "dond"}')
+    with pytest.raises(UserError, match=r"policy\.json does not say of which game it is"):
+        train.main(configure(*SMALL, f"init.learner={tmp_path / 'run'}", f"runs={tmp_path}", f"cache={cache}"))
 
 
 def test_two_processes_never_write_into_one_folder(tmp_path: Path) -> None:

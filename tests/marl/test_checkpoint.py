@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ast
 import copy
+import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from marl.advantages import Credit
 from marl.cast import Seats
@@ -262,6 +265,57 @@ def test_a_damaged_newest_is_reported_and_the_one_before_it_used(name: str, dama
     assert load_training(tmp_path, by_name(policy), told.append) == {"iteration": 2} and same(policy, policies[1])
     assert len(told) == 1 and "iteration-000003" in told[0] and "going back" in told[0]
     assert name in told[0] or name == "checksums.json"  # a wrong sum speaks against the file that it is of
+
+
+def seal(folder: Path) -> None:
+    """Makes the checksums those of the files as they are, as another version of this project would leave them."""
+    sums = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.iterdir() if p.name != "checksums.json"}
+    (folder / "checksums.json").write_text(json.dumps(sums))
+
+
+def without_iteration(folder: Path) -> None:
+    (folder / "state.json").write_text('{"step": 3}')
+
+
+def of_another_model(folder: Path) -> None:
+    policy = tiny_policy()
+    save_training(folder.parent / "other", 3, by_name(policy), {}, keep=9)
+    for path in (folder.parent / "other" / "iteration-000003").iterdir():
+        shutil.copy(path, folder)
+
+
+def with_another_optimiser(folder: Path) -> None:
+    save_file({"0.exp_avg": torch.zeros(2, 3)}, folder / "learner-optimizer.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (without_iteration, "state.json does not say after which iteration it was saved"),
+        (lambda folder: (folder / "state.json").write_text("[1]"), "state.json: expected one JSON object"),
+        (lambda folder: (folder / "state.json").unlink(), "state.json: expected one JSON object"),
+        (lambda folder: (folder / "learner.safetensors").unlink(), "does not fit learner as it is now"),
+        (lambda folder: (folder / "learner.safetensors").write_bytes(b"old"), "does not fit learner as it is now"),
+        (of_another_model, "does not fit learner as it is now"),
+        (with_another_optimiser, r"0\.exp_avg of shape \(2, 3\) is of no parameter"),
+    ],
+)
+def test_a_whole_checkpoint_of_something_else_is_refused_in_one_line(change: Any, said: str, tmp_path: Path) -> None:
+    saved(tmp_path / "run", 3)
+    change(tmp_path / "run" / "iteration-000003")
+    seal(tmp_path / "run" / "iteration-000003")
+    with pytest.raises(UserError, match=said) as error:
+        load_training(tmp_path / "run", by_name(hint_policy(0)))
+    assert "\n" not in str(error.value) and "iteration-000003" in str(error.value)
+
+
+@pytest.mark.parametrize("sums", ["{}", "[]", "null", '"a"'])
+def test_checksums_of_nothing_vouch_for_nothing(sums: str, tmp_path: Path) -> None:
+    policies = saved(tmp_path, 2)
+    (tmp_path / "iteration-000002" / "checksums.json").write_text(sums)
+    policy, told = hint_policy(0), []
+    assert load_training(tmp_path, by_name(policy), told.append) == {"iteration": 1} and same(policy, policies[0])
+    assert len(told) == 1 and "checksums.json" in told[0]
 
 
 def test_if_all_are_damaged_all_are_reported(tmp_path: Path) -> None:

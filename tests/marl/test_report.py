@@ -127,7 +127,7 @@ def test_one_run(tmp_path: Path) -> None:
     assert "100.0 %" in text and "Learned from talk" in text
     assert "i want the balls" in text and "0.10 → 0.90" in text and "+1.20" in text
     assert "Deal: player_0 9, player_1 4; together 13 of at most 13" in text
-    assert "abc123" in text and "cores 2" in text
+    assert "abc123" in text and "cores 2" in text and "Interquartile" not in text
     titles = [
         title for title in ("Score over training", "Entropy over training", "Log-loss by message") if title in text
     ]
@@ -190,6 +190,7 @@ def test_several_arms_and_seeds(tmp_path: Path) -> None:
     text = page_of(folders, tmp_path / "report.html").text
     assert "3 runs of 2 arms (full, game_only), seeds 0, 1." in text
     assert "over training seeds" in text
+    assert "Interquartile means and performance profile" in text and "share of seeds that reach at least this" in text
     page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
     headers = [words for words in page.words if words in ("base", "full", "game_only", "trained")]
     assert headers[:3] == ["base", "full", "game_only"] and "trained" not in headers
@@ -267,6 +268,29 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"config\.yaml: expected YAML"):
         build_report([run], tmp_path / "report.html", "t")
     assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("config.yaml", b"text", "expected the settings of a run"),
+        ("config.yaml", b"env: dond", "expected the settings of a run"),
+        ("config.yaml", b"a: \xff", "expected YAML"),
+        ("run.json", b"[]", "expected one JSON object"),
+        ("run.json", b'{"seed": "one"}', "expected a whole number for its seed"),
+        ("metrics.jsonl", b'[]\n{"iteration": 1, "phase": "train"}\n', "line 1: expected one JSON object"),
+        ("metrics.jsonl", b'{"phase": "train"}\n\n', "line 1: expected one JSON object with iteration and phase"),
+        ("metrics.jsonl", b"\xff\n\n", "line 1: expected one JSON object"),
+        ("evaluation.json", b'{"conditions": {"base": {"game/score": {"mean": 1}}}}', "expected figures with mean"),
+        ("evaluation.json", b'{"conditions": {}, "belief_by_message": {"base": [[1]]}}', "expected figures with mean"),
+        ("episodes/base.jsonl", b"\xff", "line 1: expected a transcript"),
+    ],
+)
+def test_damaged_files_of_a_run_are_named(tmp_path: Path, name: str, data: bytes, said: str) -> None:
+    run = make_run(tmp_path / "run")
+    (run / name).write_bytes(data)
+    with pytest.raises(UserError, match=said):
+        read_run(run)
 
 
 def test_strip_puts_the_extremes_at_its_ends() -> None:

@@ -21,9 +21,13 @@ from marl.stats import (
     format_table,
     games_needed,
     hierarchical_mean,
+    interquartile_mean,
+    iqm_table,
     number,
     paired_difference,
+    performance_profile,
     power,
+    profile_table,
     read_table,
     seed_mean,
     wilson,
@@ -180,6 +184,48 @@ def test_seed_mean_by_hand() -> None:
     assert seed_mean([1, 2, 3]) == Interval(
         2.0, pytest.approx(2 - 4.302653 / 3**0.5), pytest.approx(2 + 4.302653 / 3**0.5), 3
     )
+
+
+def test_interquartile_mean_leaves_out_a_quarter_at_either_end() -> None:
+    # Of eight seeds the two lowest and the two highest go: (3 + 4 + 5 + 6) / 4, however bad the worst seed is.
+    found = interquartile_mean([-1000, 2, 3, 4, 5, 6, 7, 99], rng=generator())
+    assert (found.mean, found.n) == (4.5, 8)
+    assert interquartile_mean([1, 2, 9], rng=generator()).mean == 4.0  # of three none can go
+    single = interquartile_mean([7.0], rng=generator())
+    assert single.mean == 7.0 and math.isnan(single.low)
+    with pytest.raises(ValueError, match="one mean for each seed"):
+        interquartile_mean([], rng=generator())
+
+
+def test_interquartile_interval_is_that_of_all_resamples() -> None:
+    """Of four seeds there are 256 resamples; the bootstrap's ends are the quantiles of their middle means."""
+    values = [1.0, 4.0, 6.0, 20.0]
+    middles = [sum(sorted(draw)[1:3]) / 2 for draw in itertools.product(values, repeat=4)]
+    found = interquartile_mean(values, rng=generator(), draws=20_000)
+    assert found.low == pytest.approx(np.quantile(middles, 0.025), abs=0.3)
+    assert found.high == pytest.approx(np.quantile(middles, 0.975), abs=0.3)
+
+
+def test_performance_profile_counts_seeds() -> None:
+    shares = performance_profile([1.0, 2.0, 2.0, 5.0], [0.0, 1.0, 2.0, 3.0, 6.0])
+    assert [share.mean for share in shares] == [1.0, 1.0, 0.75, 0.25, 0.0]
+    assert shares[2] == wilson(3, 4)
+
+
+def test_statistics_over_seeds_are_of_arms_that_have_several() -> None:
+    def run(arm: str, seed: int, mean: float, **more: Interval) -> ArmRun:
+        return ArmRun(arm, seed, {"score": Interval(mean, mean, mean, 100), **more})
+
+    runs = [run("base", 0, 1.0), *(run("a", s, m, only=Interval(1, 1, 1, 9)) for s, m in enumerate((1, 2, 3, 40)))]
+    runs += [run("b", 0, 2.0), run("b", 1, 4.0, only=Interval(1, 1, 1, 9))]
+    rows = {(row.arm, row.metric): row for row in iqm_table(runs, ["score", "only"])}
+    assert set(rows) == {("a", "score"), ("a", "only"), ("b", "score")}  # not every run of b has the other
+    assert (rows["a", "score"].mean, rows["a", "score"].seeds, rows["a", "score"].games) == (2.5, 4, 400)
+    assert iqm_table(runs, ["score"]) == iqm_table(runs, ["score"])
+    profiles = {(row.arm, row.threshold): row.share.mean for row in profile_table(runs, ["score"])}
+    assert {threshold for _, threshold in profiles} == {1, 2, 3, 4, 40}
+    assert (profiles["a", 2], profiles["b", 2], profiles["b", 40]) == (0.75, 1.0, 0.0)
+    assert iqm_table(runs[:2], ["score"]) == [] and profile_table(runs[:2], ["score"]) == []
 
 
 def test_pairing_removes_the_shared_luck() -> None:

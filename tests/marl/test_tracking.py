@@ -79,6 +79,16 @@ def test_a_line_cut_off_by_a_crash_is_dropped_but_a_foreign_file_is_refused(tmp_
     assert "hello" in path.read_text()
 
 
+@pytest.mark.parametrize("line", [b"\xff\n", b"[1]\n", b'{"iteration": "x"}\n', b'{"iteration": null}\n'])
+def test_a_damaged_file_is_refused_before_the_other_is_cut(tmp_path: Path, line: bytes) -> None:
+    whole = b'{"iteration": 1, "phase": "train", "a": 1}\n{"iteration": 2, "phase": "train", "a": 1}\n'
+    (tmp_path / "metrics.jsonl").write_bytes(whole)
+    (tmp_path / "timing.jsonl").write_bytes(line)
+    with pytest.raises(UserError, match=r"timing\.jsonl, line 1 is not a line of metrics"):
+        JsonlTracker(tmp_path, resume_from_iteration=1)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == whole and (tmp_path / "timing.jsonl").read_bytes() == line
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "wandb"])
 def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path, kind: str) -> None:
     (tmp_path / "file").write_text("in the way")

@@ -1,0 +1,555 @@
+"""Gives every entry point generated bad input, and counts what became of it.
+
+`make hostile` (`python -m tests.hostile --inputs 10000`): replies to both games, command lines, settings, the files of
+human dialogues and of contexts, checkpoints, policies and the files of a run's folder. Each input must be taken, put
+right as the rules say, or refused with one clear line (UserError, or a command's exit), and what it found on disk must
+be as before. Anything else is shown with the input that hypothesis shrank it to. A short form is among the tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import torch
+from hydra import compose, initialize_config_module
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from envs import among_us_v0, dond_v0
+from envs.core import END, TurnKind
+from experiments import plan, report, train
+from experiments.cli import one_line, wrong_kind
+from experiments.expected import expected_of
+from experiments.players import run_policy
+from marl.checkpoint import load_training, save_policy, save_training
+from marl.errors import UserError
+from marl.games import env_maker
+from marl.pretrain import data_files, recorded
+from marl.report import read_run
+from marl.runs import read_run_card
+from marl.tracking import JsonlTracker
+from tests.marl.hint import hint_policy
+from tests.marl.test_human_dond import ROWS, TEST, VAL
+
+TEXT = st.text(st.characters(), max_size=60)  # any string that Python can hold, halves of surrogate pairs too
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of bad input: how it is made, and what trying it comes to, in a word."""
+
+    share: float  # of all inputs
+    inputs: st.SearchStrategy[Any]
+    tried: Callable[[Any], str]
+
+
+class Accepted(BaseException):
+    """A training run would begin here. Not an Exception, so that no command takes it for a failure."""
+
+
+# --- Replies ----------------------------------------------------------------------------------------------------------
+
+SPEECH = st.lists(
+    st.sampled_from(["[message]", "[propose]", END, "(1 books, 0 hats, 2 balls)", "(9 books)", "hats", " ", "\n", "\0"])
+    | TEXT,
+    max_size=5,
+).map("".join)
+
+
+def negotiate(game: tuple[str, int, list[tuple[str, str]]]) -> str:
+    """Plays both players' replies, whoever's turn it is. A refused reply is told to its player alone."""
+    style, seed, replies = game
+    env, refused = dond_v0.parallel_env(style=style, max_entries=12, max_message_chars=50), False
+    seen, infos = env.reset(seed=seed)
+    for both in replies:
+        if not env.agents:
+            break
+        due = [agent for agent, own in seen.items() if own["turn"]]
+        seen, _, _, _, infos = env.step({**dict(zip(env.possible_agents, both, strict=True)), "stranger": both[0]})
+        errors = [agent for agent, info in infos.items() if info["error"]]
+        assert len(due) == 1 and set(errors) <= set(due), (due, errors)
+        check_observations(env, seen)
+        refused |= bool(errors)
+    assert env.agents or all("outcome" in info for info in infos.values())
+    return "corrected" if refused else "taken"
+
+
+def deceive(game: tuple[str, int, list[list[str | int]]]) -> str:
+    """Plays the replies, one for each seat and step; a number is one of the options, and a missing one no reply."""
+    style, seed, steps = game
+    env, refused = among_us_v0.parallel_env(style=style, max_steps=40, tasks=2, cooldown=1), False
+    seen, infos = env.reset(seed=seed)
+    for step in steps:
+        if not env.agents:
+            break
+        replies = {"stranger": "wait"}
+        for agent, reply in zip(env.possible_agents, step, strict=False):
+            options = seen[agent]["options"] or ("",)
+            replies[agent] = reply if isinstance(reply, str) else options[reply % len(options)]
+        wrong = {
+            agent
+            for agent, own in seen.items()
+            if own["turn"] == TurnKind.CHOOSE and replies.get(agent, "").strip() not in own["options"]
+        }
+        seen, _, _, _, infos = env.step(replies)
+        assert {agent for agent, info in infos.items() if info["error"]} == wrong
+        check_observations(env, seen)
+        refused |= bool(wrong)
+    assert env.agents or all("outcome" in info for info in infos.values())
+    return "corrected" if refused else "taken"
+
+
+def check_observations(env: Any, seen: Mapping[str, Any]) -> None:
+    """What is heard is in its space, and can be written to a file."""
+    for agent, own in seen.items():
+        assert env.observation_space(agent).contains(own), own
+        own["text"].encode()
+
+
+STYLES, SEEDS = st.sampled_from(["compact", "natural"]), st.integers(0, 99)
+NEGOTIATIONS = st.tuples(STYLES, SEEDS, st.lists(st.tuples(SPEECH, SPEECH), max_size=15))
+CHOICE = st.integers(0, 20) | st.sampled_from(["", "wait", "kill Red", "vote Red", "skip", "report", END]) | TEXT
+DECEPTIONS = st.tuples(STYLES, SEEDS, st.lists(st.lists(CHOICE, min_size=3, max_size=5), max_size=30))
+
+
+# --- Configurations ---------------------------------------------------------------------------------------------------
+
+VALUES: tuple[Any, ...] = (
+    None, True, False, 0, 1, -1, 2, 7, 1.5, -0.5, 1e-9, 1e9, 10**7, 10**30, float("inf"), "", " ", "abc", "none", "/",
+    "../..", "a\nb", "os.system", "marl.rewards.game.GameReward",
+    "\ud800", "é", [], [1], [-1], ["a"], [[2, 2]], [{}], [None], {}, {"a": 1}, {"game": "chess"},
+)  # fmt: skip
+WORDS = (  # as they are typed
+    "", "abc", "-1", "0", "1.5", "1e999", "nan", "null", "true", "[]", "[1,", "{}", "{a:1}", "'", "${x}", "${seed}",
+    "1,2", "range(3)", "choice()", "interval(0,1)", "é", "\0", "a b", "=", "../..", "???", "0x1g", "--", "\ud800",
+)  # fmt: skip
+GAMES = {"dond": ("experiment=dond_quickstart",), "among_us": ("experiment=among_us_quickstart",)}
+
+
+@contextmanager
+def no_training() -> Iterator[None]:
+    """Training raises Accepted at the place where it would begin to write."""
+
+    def begin(*_: Any) -> None:
+        raise Accepted
+
+    ranks, train.torchrun_ranks = train.torchrun_ranks, begin  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        train.torchrun_ranks = ranks
+        torch.set_num_threads(1)
+
+
+def configure(folder: Path, *overrides: str) -> DictConfig:
+    with initialize_config_module("conf", version_base="1.3"):
+        return compose("train", overrides=[*overrides, f"runs={folder / 'runs'}", "progress=false"])
+
+
+def paths(node: Any, parent: str = "") -> Iterator[str]:
+    """The dotted names of all settings and groups of settings."""
+    for key in node:
+        name = f"{parent}{key}"
+        yield name
+        if isinstance(node[key], dict):
+            yield from paths(node[key], name + ".")
+
+
+def set_up(bases: Mapping[str, DictConfig], change: tuple[str, dict[str, Any]]) -> str:
+    """A configuration with some settings changed, from where the command line has been read to where a run begins."""
+    game, changes = change
+    cfg = bases[game].copy()
+    for name, value in changes.items():
+        default = OmegaConf.select(cfg, name)
+        try:
+            if wrong_kind(default, value):
+                return "refused"  # as the command line does
+            OmegaConf.update(cfg, name, value, merge=True)
+        except OmegaConfBaseException as error:
+            assert one_line(error)
+            return "refused"
+    with no_training(), redirect_stdout(io.StringIO()):
+        try:
+            train.main(cfg)
+        except Accepted:
+            return "taken"
+        except (UserError, OmegaConfBaseException) as error:
+            assert one_line(error)
+            return "refused"
+    return "already done"
+
+
+COMMANDS: dict[str, Callable[[], Any]] = {"train": train.main, "plan": plan.main, "report": report.main}
+
+
+def type_in(folder: Path, typed: tuple[str, list[str]]) -> str:
+    """A command line. What is refused is one line, with status 2 where the mistake is on the line itself; what fails is
+    one line too, with status 1; nothing is written."""
+    command, words = typed
+    out, err, status = io.StringIO(), io.StringIO(), 0
+    argv, here = sys.argv, Path.cwd()
+    sys.argv = [f"{command}.py", *words]
+    os.chdir(folder)
+    try:
+        with no_training(), redirect_stdout(out), redirect_stderr(err):
+            COMMANDS[command]()
+    except Accepted:
+        return "taken"
+    except SystemExit as leaving:
+        status = int(leaving.code or 0)
+    finally:
+        sys.argv = argv
+        os.chdir(here)
+    assert list(folder.iterdir()) == [], sorted(folder.iterdir())
+    if status == 0:
+        return "taken"
+    said = err.getvalue()
+    assert status in (1, 2) and "Traceback" not in said, said
+    assert status == 1 or (said.count("\n") == 1 and not out.getvalue()), (said, out.getvalue())
+    assert said.strip(), (status, said)
+    return "refused"
+
+
+def typo(name: str, seed: int) -> str:
+    """The name with one letter lost, doubled or changed."""
+    rng = random.Random(seed)
+    place = rng.randrange(len(name))
+    return name[:place] + rng.choice(["", name[place] * 2, "x"]) + name[place + 1 :]
+
+
+def command_lines(names: list[str]) -> st.SearchStrategy[tuple[str, list[str]]]:
+    name = st.sampled_from(names) | st.builds(typo, st.sampled_from(names), st.integers(0, 999))
+    word = st.one_of(
+        st.builds("{}={}".format, name, st.sampled_from(WORDS) | TEXT),
+        st.builds("{}{}".format, st.sampled_from(["~", "+", "++", "-", "--", "@"]), name),
+        st.sampled_from(["env=chess", "ablation=ful", "-m", "--cfg=job", "-x", "sweep=dond_ablatoin", "=", "a=b=c"]),
+        TEXT,
+    )
+    # A flag that is only begun is another one to argparse, and those that show things are no hostile input.
+    harmless = word.filter(lambda text: not text.startswith(("-h", "--h", "-p", "--p", "-s", "--s", "-e", "--e", "-i")))
+    return st.tuples(st.sampled_from(["train"] * 4 + ["plan", "report"]), st.lists(harmless, min_size=1, max_size=3))
+
+
+# --- Files ------------------------------------------------------------------------------------------------------------
+
+Damage = list[tuple[str, str, float, bytes]]  # file, what is done to it, where (0 to 1), with what
+HOW = ("cut", "flip", "insert", "overwrite", "delete", "empty", "replace", "double a line", "drop a line")
+OTHERS = (b"", b"null", b"[]", b"{}", b"[1]", b'{"a": 1}', b"\xff\xfe", b"0", b"a: [", b"\0" * 9)
+
+
+def damages(files: list[str]) -> st.SearchStrategy[Damage]:
+    one = st.tuples(
+        st.sampled_from(files), st.sampled_from(HOW), st.floats(0, 1), st.binary(max_size=6) | st.sampled_from(OTHERS)
+    )
+    return st.lists(one, min_size=1, max_size=3)
+
+
+def damage(folder: Path, done: Damage) -> None:
+    for name, how, where, what in done:
+        path = folder / name
+        if not path.exists():
+            continue
+        data = path.read_bytes()
+        place = int(where * max(len(data) - 1, 0))
+        lines = data.splitlines(keepends=True) or [b""]
+        line = int(where * (len(lines) - 1))
+        if how == "delete":
+            path.unlink()
+            continue
+        flipped = bytes([data[place] ^ (1 << len(what) % 8)]) if data else b""
+        path.write_bytes(
+            {
+                "cut": data[:place],
+                "flip": data[:place] + flipped + data[place + 1 :],
+                "insert": data[:place] + what + data[place:],
+                "overwrite": data[:place] + what + data[place + len(what) :],
+                "empty": b"",
+                "replace": what,
+                "double a line": b"".join([*lines[: line + 1], *lines[line:]]),
+                "drop a line": b"".join([*lines[:line], *lines[line + 1 :]]),
+            }[how]
+        )
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def try_files(good: Path, scratch: Path, read: Callable[[Path], str], done: Any) -> str:
+    """Reads a damaged copy of a good folder, which says what came of it or refuses; the copy stays as it is."""
+    here = scratch / "here"
+    shutil.rmtree(here, ignore_errors=True)
+    shutil.copytree(good, here)
+    damage(here, done)
+    before = contents(here)
+    try:
+        result = read(here)
+    except UserError as error:
+        assert one_line(error)
+        result = "refused"
+    assert contents(here) == before, "the files were changed"
+    return result
+
+
+def read_dialogues(folder: Path) -> str:
+    """As a base of human dialogues does: all files first, then a split through the game."""
+    data_files(folder)
+    for split in ("train", "val", "test"):
+        recorded(str(folder), split, [lambda: dond_v0.parallel_env(style="compact")])  # type: ignore[arg-type]
+    return "taken"
+
+
+def read_context_file(folder: Path) -> str:
+    env = env_maker({"game": "dond", "contexts": str(folder / "contexts.txt")})()
+    env.reset(seed=0)
+    return "taken"
+
+
+class Checkpoints:
+    """Two checkpoints of a small policy. Damage with checksums that fit is what another version or game would leave."""
+
+    def __init__(self, folder: Path) -> None:
+        self.good = folder / "checkpoints"
+        for iteration in (1, 2):
+            policy = hint_policy(iteration)
+            optimizer = torch.optim.AdamW(policy.parameters())
+            sum(p.pow(2).sum() for p in policy.parameters()).backward()  # type: ignore[union-attr]
+            optimizer.step()
+            state = {"run": "a-run", "wall_time": 1.0, "commits": ["abc"]}
+            save_training(self.good, iteration, {"learner": (policy, optimizer)}, state, keep=5)
+        self.files = sorted(contents(self.good))
+        self.policy = hint_policy(0)
+
+    def read(self, folder: Path, sealed: bool) -> str:
+        """As a run that goes on: nothing, or a checkpoint that is whole."""
+        if sealed:
+            for checkpoint in folder.iterdir():
+                sums = {
+                    p.name: hashlib.sha256(p.read_bytes()).hexdigest()
+                    for p in checkpoint.iterdir()
+                    if p.name != "checksums.json"
+                }
+                (checkpoint / "checksums.json").write_text(json.dumps(sums))
+        told: list[str] = []
+        optimizer = torch.optim.AdamW(self.policy.parameters())
+        state = load_training(folder, {"learner": (self.policy, optimizer)}, told.append)
+        if state is None:
+            assert len(told) == len(list(folder.iterdir()))
+            return "from the start"
+        assert isinstance(state["iteration"], int) and len(told) <= 1
+        return "the one before" if told else "taken"
+
+
+def try_checkpoints(of: Checkpoints, scratch: Path, change: tuple[bool, Damage]) -> str:
+    sealed, done = change
+    here = scratch / "sealed"
+    if not sealed:
+        return try_files(of.good, scratch, partial(of.read, sealed=False), done)
+    # Sealed before the look at what is there, because sealing itself writes.
+    shutil.rmtree(here, ignore_errors=True)
+    shutil.copytree(of.good, here)
+    damage(here, done)
+    try:
+        return of.read(here, sealed=True) + " (sealed)"
+    except UserError as error:
+        assert one_line(error)
+        return "refused (sealed)"
+
+
+def read_policy(folder: Path) -> str:
+    run_policy(str(folder), "hint", torch.device("cpu"))
+    return "taken"
+
+
+METRICS = "".join(
+    json.dumps({"iteration": i, "phase": phase, "game/score": float(i), "rollout/tokens": 9}) + "\n"
+    for i in range(1, 4)
+    for phase in ("train", "eval")
+)
+RUN = {
+    "config.yaml": "name: a\narm: full\nseed: 0\nenv: {game: dond, objective: 1.0}\nalgo: {kind: ppo, games: 8}\n",
+    "metrics.jsonl": METRICS,
+    "timing.jsonl": '{"iteration": 1, "phase": "train", "speed/tokens_per_second": 5.0}\n',
+    "run.json": json.dumps({"run": "a", "arm": "full", "seed": 0, "hardware": {"cores": 2}}),
+    "evaluation.json": json.dumps(
+        {
+            "conditions": {"trained": {"game/score": {"mean": 1.0, "low": 0.5, "high": 1.5, "n": 9}}},
+            "belief_by_message": {"trained": [{"log_loss": {"mean": 1.0, "low": 0.5, "high": 1.5, "n": 9}}]},
+        }
+    ),
+    "episodes/trained.jsonl": json.dumps({"turns": [], "beliefs": [], "questions": [], "outcome": {}}) + "\n",
+    "expected.csv": "arm,metric,iteration,low,high\nfull,game/score,1,0.5,1.5\nfull,game/score,2,0.5,1.5\n",
+    "curves.csv": "arm,seed,phase,iteration,games,metric,value\nfull,0,train,1,8,game/score,1\n",
+}
+
+
+def read_folder(folder: Path) -> str:
+    """All readers of a run's folder and of the files beside a table. Each by itself may refuse what it reads."""
+    refused = False
+    for read in (read_run_card, of_the_page, curves_on, expectation):
+        try:
+            with redirect_stdout(io.StringIO()):
+                read(folder)
+        except UserError as error:
+            assert one_line(error)
+            refused = True
+    return "refused" if refused else "taken"
+
+
+def of_the_page(folder: Path) -> None:
+    run = read_run(folder)
+    report.show([run])
+
+
+def curves_on(folder: Path) -> None:
+    """A run goes on with its metrics: on a copy, because it cuts what comes after the checkpoint."""
+    copy = folder.with_name("copy")
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(folder, copy)
+    before = contents(copy)
+    try:
+        JsonlTracker(copy, resume_from_iteration=2).close()
+    except UserError:
+        assert contents(copy) == before, "metrics were refused, and yet changed"
+        raise
+
+
+def expectation(folder: Path) -> None:
+    found = expected_of("expected", "full", {"game": "dond"}, folder)
+    if found is not None:
+        found.verdict(read_run(folder).curves)
+
+
+# --- All of it --------------------------------------------------------------------------------------------------------
+
+
+def kinds(folder: Path) -> dict[str, Kind]:
+    """Every kind of input, with what it needs in this folder. Shares go by cost: a command line takes a second."""
+    scratch, empty = folder / "scratch", folder / "empty"
+    empty.mkdir()
+    human, context_file, policy, run = (folder / name for name in ("human", "contexts", "policy", "run"))
+    for path, texts in (
+        (human, {"data.txt": "\n".join(ROWS) + "\n", "val.txt": VAL + "\n", "test.txt": TEST + "\n"}),
+        (context_file, {"contexts.txt": "1 4 4 1 1 2\n1 0 4 2 1 2\n3 1 1 4 2 1\n3 2 1 2 2 1\n"}),
+        (run, RUN),
+    ):
+        for name, text in texts.items():
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            (path / name).write_text(text)
+    save_policy(policy / "policy", hint_policy(0), {"game": "hint"})
+    checkpoints = Checkpoints(folder)
+    bases = {game: configure(folder, *overrides) for game, overrides in GAMES.items()}
+    names = {game: list(paths(OmegaConf.to_container(cfg))) for game, cfg in bases.items()}
+    changes = st.sampled_from(list(GAMES)).flatmap(
+        lambda game: st.tuples(
+            st.just(game),
+            st.dictionaries(st.sampled_from(names[game]), st.sampled_from(VALUES), min_size=1, max_size=3),
+        )
+    )
+    typed = [*names["dond"], "env", "model", "algo", "ablation", "sweep", "base", "tracker", "a", "between", "select"]
+
+    def files(of: Path, read: Callable[[Path], str]) -> Callable[[Any], str]:
+        return partial(try_files, of, scratch, read)
+
+    scratch.mkdir()
+    return {
+        "replies to Deal or No Deal": Kind(0.22, NEGOTIATIONS, negotiate),
+        "replies to Among Us": Kind(0.18, DECEPTIONS, deceive),
+        "settings": Kind(0.16, changes, partial(set_up, bases)),
+        "command lines": Kind(0.02, command_lines(typed), partial(type_in, empty)),
+        "human dialogues": Kind(0.14, damages(["data.txt", "val.txt", "test.txt"]), files(human, read_dialogues)),
+        "contexts": Kind(0.06, damages(["contexts.txt"]), files(context_file, read_context_file)),
+        "checkpoints": Kind(
+            0.12,
+            st.tuples(st.booleans(), damages(checkpoints.files)),
+            partial(try_checkpoints, checkpoints, scratch),
+        ),
+        "policies": Kind(0.02, damages(sorted(contents(policy))), files(policy, read_policy)),
+        "a run's folder": Kind(0.08, damages(list(RUN)), files(run, read_folder)),
+    }
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a kind's inputs came to, by outcome; and the inputs that broke something, with how."""
+
+    outcomes: Counter[str]
+    broken: str = ""
+
+
+def try_kind(kind: Kind, count: int, seed: int) -> Result:
+    """Tries so many inputs; of those that break something, one way or another, the smallest that are found are kept."""
+    outcomes: Counter[str] = Counter()
+
+    @hypothesis.seed(seed)
+    @settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=(Phase.generate, Phase.shrink),
+    )
+    @hypothesis.given(kind.inputs)
+    def one(made: Any) -> None:
+        outcomes[kind.tried(made)] += 1
+
+    try:
+        one()
+    except Exception as error:
+        each = error.exceptions if isinstance(error, BaseExceptionGroup) else [error]
+        return Result(outcomes, "\n".join(map(explained, each)))
+    return Result(outcomes)
+
+
+def explained(error: BaseException) -> str:
+    """The input, which hypothesis notes, and the last places before the error."""
+    return "".join([*error.__notes__, "\n", *traceback.format_exception(error, limit=-3, chain=False)])
+
+
+def hostile(inputs: int, seed: int, folder: Path, names: list[str] | None = None) -> Iterator[tuple[str, Result]]:
+    """Tries so many inputs of all kinds, each kind's share of them, and yields what became of each kind."""
+    for name, kind in kinds(folder).items():
+        if not names or name in names:
+            yield name, try_kind(kind, max(1, round(inputs * kind.share)), seed)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--inputs", type=int, default=10_000, help="how many, of all kinds together (default 10000)")
+    parser.add_argument("--kinds", nargs="+", help="what is tried (default: all)")
+    parser.add_argument("--seed", type=int, default=0, help="of the inputs (default 0)")
+    given = parser.parse_args()
+    tried, broken = 0, 0
+    with tempfile.TemporaryDirectory(prefix="hostile-") as folder:
+        for name, result in hostile(given.inputs, given.seed, Path(folder), given.kinds):
+            came_to = ", ".join(f"{count} {outcome}" for outcome, count in sorted(result.outcomes.items()))
+            print(f"{name}: {result.outcomes.total()} tried: {came_to}", flush=True)
+            tried += result.outcomes.total()
+            if result.broken:
+                broken += 1
+                print(f"{name} BROKE\n{result.broken}", flush=True)
+    print(f"{tried} inputs tried, {broken} kinds broke")
+    return int(broken > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
