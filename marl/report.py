@@ -38,6 +38,7 @@ from marl.transcripts import (
     mentions,
     opening,
     outcome_text,
+    plan_text,
     printable,
     read_episodes,
     said,
@@ -820,6 +821,7 @@ def game_view(transcript: Transcript, condition: str) -> dict[str, Any]:
                     {"listener": listener, "bars": bars, "total": sum(b["after"] - b["before"] for b in bars)}
                     for listener, bars in moved.items()
                 ],
+                "plan": plan_text(turn),
                 "rewards": {name: value for name, value in turn["rewards"].items() if value},
             }
         )
@@ -927,7 +929,13 @@ def _meeting_view(meeting: Meeting, transcript: Transcript, imposters: set[str])
         "before": meeting.before,
         "messages": messages,
         "votes": [
-            {"voter": voter, "choice": choice, "right": choice in imposters, "belief": meeting.after.get(voter)}
+            {
+                "voter": voter,
+                "choice": choice,
+                "right": choice in imposters,
+                "belief": meeting.after.get(voter),
+                "plan": meeting.plans.get(voter, ""),
+            }
             for voter, choice in meeting.votes.items()
         ],
         "verdict": verdict(meeting),
