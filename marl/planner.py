@@ -241,7 +241,9 @@ class PlanningAgent(ModelAgent):
     `logprobs` are then those of that draw, given that there is a claim or a vote; the best action's are 0.
     """
 
-    def __init__(self, name: str, policy: Policy, config: PlannerConfig, game: str, *, slots: int, **limits: Any):
+    def __init__(
+        self, name: str, policy: Policy, config: PlannerConfig, game: str, *, slots: int, **limits: Any
+    ) -> None:
         """`limits` as of `ModelAgent`; `game` is one of GAMES."""
         assert game in GAMES, (game, GAMES)
         super().__init__(name, policy, slots=slots + MOST_ACTIONS, **limits)  # room to score all actions of one seat

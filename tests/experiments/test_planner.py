@@ -20,7 +20,7 @@ from marl.rollout import draw_games, rollout
 from marl.transcripts import episode_to_json
 from tests.marl.test_planner import negotiator
 
-SMALL = ["planner=pikl", "env=dond", "games=6", "concurrency=6", "progress=false", "threads=1", "model.context=512"]
+SMALL = ["planner=pikl", "env=dond", "games=6", "concurrency=6", "progress=false", "threads=1", "model.context=1024"]
 
 
 def configure(*overrides: str) -> DictConfig:
@@ -65,8 +65,8 @@ def test_one_player_plans_in_all_its_seats(run: str, tmp_path: Path) -> None:
 
 
 def test_reports_show_the_plan() -> None:
-    planner = PlanningAgent("p+plan", negotiator(), PlannerConfig(), "dond", slots=4, context=512, max_new_tokens=24)
-    other = ModelAgent("p", negotiator(), slots=4, context=512, max_new_tokens=24)
+    planner = PlanningAgent("p+plan", negotiator(), PlannerConfig(), "dond", slots=4, context=1024, max_new_tokens=24)
+    other = ModelAgent("p", negotiator(), slots=4, context=1024, max_new_tokens=24)
     seats = {"player_0": planner, "player_1": other}
     make_env = env_maker({"game": "dond", "style": "compact", "objective": 1.0, "max_entries": 12})
     games = rollout(draw_games(3, 1, count=8), lambda game, env: seats, make_env, 4)

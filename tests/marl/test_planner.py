@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from functools import cache
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch
 
 from envs import among_us_v0, dond_v0
 from envs.core import Question, TurnKind
+from marl import pikl
 from marl.agents import Agent, ModelAgent, Request
 from marl.batch import collate, seats_of
 from marl.errors import UserError
@@ -25,13 +27,14 @@ from marl.planner import (
     partner_belief,
     respond,
     token_logprobs,
+    vote,
     vote_values,
 )
 from marl.policy import Policy, tiny_lm
 from marl.rollout import draw_games, everyone, rollout
 from marl.transcripts import episode_to_json, render_text, story
 from marl.types import Episode
-from tests.marl.models import small_tokens, teach, tiny_policy, with_critic
+from tests.marl.models import CHATML, hf_policy, small_tokens, teach, tiny_policy, with_critic
 
 COUNTS, OWN, PARTNER = (1, 1, 3), (0, 1, 3), (1, 3, 2)
 CLAIMS = dond_v0.allocations(COUNTS)
@@ -126,6 +129,18 @@ def test_partners_who_plan_meet_where_the_anchor_expects_both() -> None:
     assert last[BALLS] > values[BALLS]  # the average still holds the anchor
 
 
+def test_partners_are_planned_for_as_in_the_whole_table_of_claims() -> None:
+    """The same as solving both players' claims, each in their own order, by payoffs read off the game's rules."""
+    anchor, how = some_anchor(len(CLAIMS), 5), config(0.7, 2.0, iterations=20)
+    context = dond_v0.Context(COUNTS, (OWN, PARTNER))
+    points = np.array([[dond_v0.claim_points(context, (a, b)) for b in CLAIMS] for a in CLAIMS])  # (A, A, 2)
+    payoffs = [points[..., 0] + 0.5 * points[..., 1], points[..., 1] + 0.5 * points[..., 0]]
+    left = [CLAIMS.index(dond_v0.rest(claim, COUNTS)) for claim in CLAIMS]
+    partners = pikl.solve(payoffs, [anchor, anchor[left]], how.settings).population[1]
+    belief = np.array([float(v == PARTNER) for v in POSSIBLE])
+    np.testing.assert_allclose(claim_values(COUNTS, OWN, 0.5, belief, anchor, how), payoffs[0] @ partners, atol=1e-9)
+
+
 def test_token_logprobs_by_hand() -> None:
     texts, plan = [(1, 2, 3), (1, 2, 4), (1, 5)], np.array([0.1, 0.3, 0.6])
     assert token_logprobs(texts, plan, 1) == pytest.approx([0.0, math.log(0.4), math.log(0.3 / 0.4)])
@@ -171,6 +186,28 @@ def test_votes_are_worth_what_brute_force_says(mistake: float) -> None:
     np.testing.assert_allclose(vote_values(me, belief, anchor, config(math.inf, mistake=mistake)), found, atol=1e-9)
 
 
+def test_voters_who_plan_gather_on_whom_they_suspect() -> None:
+    belief, anchor = np.array([0.4, 0.0, 0.3, 0.3]), np.full(5, 0.2)
+    together = vote_values(1, belief, anchor, config(0.02))
+    assert together.argmax() == 0 and together[0] > 0.39  # of .4: all but player 0 vote for player 0
+    assert vote_values(1, belief, anchor, config(0.02, others="anchor"))[0] < 0.2
+
+
+def test_votes_are_told_from_moves_and_oneself_from_the_others_in_both_styles() -> None:
+    for style, shown in (("natural", str), ("compact", str.lower)):
+        env = among_us_v0.parallel_env(style=style, players=4)
+        seen, _ = env.reset(seed=3, options={"names": ("Pink", "Red", "Blue", "Green"), "imposters": (1,)})
+        options = [shown(name) for name in ("Blue", "skip", "Pink", "Red", "Green")]
+        believed = {shown("Red"): 0.7, shown("Blue"): 0.2, shown("Green"): 0.1}
+        how = config(0.1, others="anchor")
+        decision = vote(seen["player_0"]["text"], options, (11, 12, 13, 14, 15), believed, how)
+        assert decision is not None and decision.actions == tuple(map(shown, ("Blue", "Pink", "Red", "Green", "skip")))
+        assert decision.ids == ((11,), (13,), (14,), (15,), (12,))
+        belief, anchor = np.array([0.2, 0.0, 0.7, 0.1]), some_anchor(5)
+        np.testing.assert_allclose(decision.values(anchor), vote_values(1, belief, anchor, how))
+        assert vote(seen["player_0"]["text"], ("go east", "wait"), (1, 2), believed, how) is None
+
+
 def test_where_mistakes_cost_much_nobody_is_voted_for() -> None:
     belief, anchor = np.array([0.4, 0.0, 0.3, 0.3]), np.full(5, 0.2)
     assert respond(vote_values(1, belief, anchor, config(0.0)), anchor, config(0.0)).argmax() == 0
@@ -190,9 +227,18 @@ def proposing(policy: Policy, how: PlannerConfig, **settings: object) -> tuple[P
     return agent, Request((0, "player_0"), 7, "negotiator", 3, TurnKind.SPEAK, text, questions=questions)
 
 
-@pytest.mark.parametrize("lambdas", [(math.inf,), (0.5,)])
-def test_what_is_on_record_is_the_plan_that_was_sampled_from(lambdas: tuple[float, ...]) -> None:
-    policy = tiny_policy()
+@pytest.mark.parametrize(
+    ("model", "lambdas"), [("tiny", (math.inf,)), ("tiny", (0.5,)), ("gpt2", (5.0,)), ("chat", (5.0,))]
+)
+def test_what_is_on_record_is_the_plan_that_was_sampled_from(
+    model: str, lambdas: tuple[float, ...], tmp_path: Path
+) -> None:
+    if model == "tiny":
+        policy = tiny_policy()
+    elif model == "gpt2":
+        policy = hf_policy(tmp_path, "gpt2")
+    else:
+        policy = hf_policy(tmp_path, "qwen3", chat_template=CHATML, single_digits=True)
     agent, request = proposing(policy, config(*lambdas))
     (reply,) = agent.act([request])
     assert reply.planned is not None
@@ -261,7 +307,7 @@ def test_samples_follow_the_plan() -> None:
 @cache
 def negotiator() -> Policy:
     """Knows enough of the grammar for messages that are heard, for proposals and for errors."""
-    policy = tiny_policy()
+    policy = tiny_policy(context=1024)
     agent = scripted("dond", tokens=policy.tokens)
     games = rollout(draw_games(9, 9, count=6), everyone(agent), COMPACT, 6)
     batch = collate(seats_of(games, {"scripted"}), {})
@@ -269,8 +315,8 @@ def negotiator() -> Policy:
 
 
 def negotiate(how: PlannerConfig) -> list[Episode]:
-    planner = PlanningAgent("p+plan", negotiator(), how, "dond", slots=8, context=512, max_new_tokens=24)
-    learner = ModelAgent("learner", negotiator(), slots=8, context=512, max_new_tokens=24)
+    planner = PlanningAgent("p+plan", negotiator(), how, "dond", slots=8, context=1024, max_new_tokens=24)
+    learner = ModelAgent("learner", negotiator(), slots=8, context=1024, max_new_tokens=24)
     seats = dict(zip(dond_v0.AGENTS, (planner, learner), strict=True))
     return rollout(draw_games(3, 1, count=8), lambda game, env: seats, COMPACT, 8)
 
@@ -290,6 +336,13 @@ def test_negotiators_plan_every_proposal_and_nothing_else() -> None:
                 assert sum(turn.planned.anchor) == pytest.approx(1) and sum(turn.planned.plan) == pytest.approx(1)
     assert planned >= 2, [t.text for e in episodes for t in e.turns]
     assert [e.turns for e in negotiate(config(0.3))] == [e.turns for e in episodes]  # the seed decides
+    # until it first plans it plays as its policy does alone
+    alone = ModelAgent("p+plan", negotiator(), slots=8, context=1024, max_new_tokens=24)
+    other = ModelAgent("learner", negotiator(), slots=8, context=1024, max_new_tokens=24)
+    seated = dict(zip(dond_v0.AGENTS, (alone, other), strict=True))
+    for ours, theirs in zip(episodes, rollout(draw_games(3, 1, count=8), lambda g, e: seated, COMPACT, 8), strict=True):
+        first = next((t.step for t in ours.turns if t.planned), ours.steps)
+        assert [t.text for t in ours.turns if t.step < first] == [t.text for t in theirs.turns if t.step < first]
     # transcripts hold it
     shown = [t for e in episodes for t in episode_to_json(e)["turns"] if "planned" in t]
     assert len(shown) == planned
