@@ -4,7 +4,8 @@
 beside it, or of the configuration), `scripted`, a scripted temperament, or `random`. One name plays itself. In a game
 with several roles the first player holds the first of them, and its partner `cast.crewmate.partners` of the seats where
 the player is a language model; the second player holds the others. `voices=[base]`: the first player's messages are
-the base's; `voices=[silence]`: it says nothing.
+the base's; `voices=[silence]`: it says nothing. `planner=pikl`: the first player plans its proposals or votes near what
+it would do itself (marl/planner.py), and is called `NAME+plan`; where only one is named, so do all its seats.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ from experiments.terminal import Bar, say
 from marl.agents import SILENCE, Agent, Dubbed, ModelAgent, model_agent
 from marl.cast import Seats, by_role
 from marl.checkpoint import load_policy, read_card
-from marl.config import Parts, build, plain
+from marl.config import Parts, build, make, plain
 from marl.errors import UserError, check_writable
 from marl.evaluate import Metrics, belief_by_message, evaluation_to_json, metrics
 from marl.files import write_json
 from marl.games import env_maker, scripted, seats
+from marl.planner import GAMES as PLANNED
+from marl.planner import PlannerConfig, planning_agent
 from marl.policy import Policy
 from marl.pretrain import base_policy
 from marl.rollout import EVALUATION, Cast, Game, draw_games, rollout
@@ -105,14 +108,23 @@ def set_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def find_player(name: str, cfg: DictConfig, parts: Parts, device: torch.device, beside: str) -> Agent:
-    """A player by name (see the module's docstring); `beside` is the other player's name."""
+def find_player(
+    name: str,
+    cfg: DictConfig,
+    parts: Parts,
+    device: torch.device,
+    beside: str,
+    planner: PlannerConfig | None = None,
+) -> Agent:
+    """A player by name (see the module's docstring); `beside` is the other player's name. With `planner` it plans."""
     limits = replace(parts.algo, concurrency=cfg.concurrency)
     game, places = parts.env["game"], seats(parts.env)
-    if name == "base":
-        return model_agent("base", find_base(cfg, parts, device, beside), limits, places, cfg.temperature)
-    if is_run(name):
-        return model_agent(Path(name).name, run_policy(name, game, device), limits, places, cfg.temperature)
+    if name == "base" or is_run(name):
+        called = Path(name).name
+        policy = find_base(cfg, parts, device, beside) if name == "base" else run_policy(name, game, device)
+        if planner is not None:
+            return planning_agent(called, policy, limits, places, cfg.temperature, planner, game)
+        return model_agent(called, policy, limits, places, cfg.temperature)
     try:
         return scripted(game, "" if name == "scripted" else name)
     except UserError as error:
@@ -133,6 +145,26 @@ def find_base(cfg: DictConfig, parts: Parts, device: torch.device, beside: str) 
             f"players: {beside} started from an untouched model; evaluate that with model=hf players=[base]"
         )
     return load_policy(Path(base), device)
+
+
+def find_planner(cfg: DictConfig, names: Sequence[str], game: str) -> PlannerConfig | None:
+    """How the first player plans; None for `planner=none`. UserError where there is nothing that it could plan with."""
+    if not cfg.planner:
+        return None
+    planner = make(PlannerConfig, plain(cfg.planner), "planner")
+    if game not in PLANNED:
+        raise UserError(f"planner=pikl: env.game={game} has nothing to plan; choose planner=none")
+    if names[0] != "base" and not is_run(names[0]):
+        raise UserError(
+            f"planner=pikl: players[0]={names[0]} has no policy to plan from; name a run's folder or base, or choose "
+            "planner=none"
+        )
+    if game == "dond" and cfg.voices and cfg.voices[0] is not None:
+        raise UserError(
+            f"planner=pikl: voices[0]={cfg.voices[0]} would make the first player's proposals too, so that none is "
+            "planned; choose voices=[] or planner=none"
+        )
+    return planner
 
 
 def voiced(player: Agent, voice: str | None, cfg: DictConfig, parts: Parts, device: torch.device, beside: str) -> Agent:
@@ -212,8 +244,10 @@ def main(cfg: DictConfig) -> None:
     voices = [*cfg.voices, None, None]
     if len(cfg.voices) > len(names):
         raise UserError(f"voices={list(cfg.voices)}: at most one for each of players={names}")
-    itself = len(set(names)) == 1 and len(set(voices[: len(names)])) == 1  # one agent in all seats
-    first = find_player(names[0], cfg, parts, device, names[-1])
+    planner = find_planner(cfg, names, parts.env["game"])
+    # one agent in all seats
+    itself = len(set(names)) == 1 and len(set(voices[: len(names)])) == 1 and not (planner and len(names) == 2)
+    first = find_player(names[0], cfg, parts, device, names[-1], planner)
     second = first if itself else find_player(names[-1], cfg, parts, device, names[0])
     run = next((name for name in names if is_run(name)), names[0])  # whose base is meant by `base`
     agents = [voiced(first, voices[0], cfg, parts, device, run)]
@@ -230,7 +264,7 @@ def main(cfg: DictConfig) -> None:
     episodes = rollout(drawn, seated, make_env, cfg.concurrency, bar.advance)
     bar.close()
     objective = float(parts.env.get("objective", 0.0))
-    label = " v ".join(dict.fromkeys(names))
+    label = " v ".join(dict.fromkeys([f"{names[0]}+plan", *names[1:]] if planner else names))
     game = parts.env["game"]
     conditions = {label: metrics(episodes, game, objective, {first.name} if many_roles else None)}
     for agent in (first.name, second.name) if first.name != second.name and not many_roles else ():

@@ -18,7 +18,7 @@ from marl.engine import Engine, uniforms
 from marl.errors import UserError
 from marl.policy import Policy
 from marl.tokens import Asked, Tokens, View
-from marl.types import Belief, Kind, Stream
+from marl.types import Belief, Kind, Planned, Stream
 
 Key = tuple[int, str]  # (game's index in its rollout, agent)
 
@@ -49,6 +49,7 @@ class Reply:
     logprobs: tuple[float, ...] = ()
     value: float = 0.0
     legal: tuple[int, ...] = ()
+    planned: Planned | None = None
 
 
 class Agent(Protocol):
@@ -148,7 +149,7 @@ def beliefs_of(agent: str, role: str, asked: Sequence[Asked], probs: Sequence[np
 
 
 @dataclass
-class _Seat:
+class ModelSeat:
     """One seat that a model plays: its view, its cache slot and the reply it is making."""
 
     view: View
@@ -191,7 +192,7 @@ class ModelAgent:
         self.engine = Engine(policy, slots, context)
         self.max_new_tokens, self.temperature = max_new_tokens, temperature
         self.read_budget, self.patience = read_budget, patience
-        self._seats: dict[Key, _Seat] = {}
+        self._seats: dict[Key, ModelSeat] = {}
 
     def act(self, requests: Sequence[Request]) -> list[Reply]:
         for r in requests:
@@ -237,14 +238,14 @@ class ModelAgent:
             for key, seat in seats.items()
         }
 
-    def _observe(self, r: Request) -> _Seat:
+    def _observe(self, r: Request) -> ModelSeat:
         if r.key not in self._seats:
-            self._seats[r.key] = _Seat(View(self.tokens), self.engine.allocate(), r.seed, r.role, r.privileged)
+            self._seats[r.key] = ModelSeat(View(self.tokens), self.engine.allocate(), r.seed, r.role, r.privileged)
         seat = self._seats[r.key]
         seat.view.observe(r.text, r.questions, r.step)
         return seat
 
-    def _unread(self, seat: _Seat) -> list[int]:
+    def _unread(self, seat: ModelSeat) -> list[int]:
         return seat.view.stream.tokens[seat.read :] + seat.ids[-1:]
 
     def _groups(self, keys: Sequence[Key]) -> list[list[Key]]:
@@ -287,7 +288,7 @@ class ModelAgent:
             seat.ids.append(token)
             seat.logprobs.append(logprob)
 
-    def _answer(self, seats: Sequence[_Seat], hidden: torch.Tensor) -> None:
+    def _answer(self, seats: Sequence[ModelSeat], hidden: torch.Tensor) -> None:
         """Reads the answers of all questions whose last token was just read: a softmax over their candidates."""
         due = []
         for i, seat in enumerate(seats):
@@ -304,20 +305,20 @@ class ModelAgent:
         for (i, _, ids), probs in zip(due, scores.double().softmax(-1).cpu().numpy(), strict=True):
             seats[i].answers.append(probs[: len(ids)])
 
-    def _complete(self, seat: _Seat) -> bool:
+    def _complete(self, seat: ModelSeat) -> bool:
         if not seat.ids:
             return False
         return seat.kind == Kind.CHOICE or len(seat.ids) >= self.max_new_tokens or self.tokens.ends(seat.ids)
 
-    def _reply(self, key: Key, seat: _Seat) -> Reply:
+    def _reply(self, key: Key, seat: ModelSeat) -> Reply:
         assert seat.kind is not None
         if seat.kind == Kind.CHOICE:
             text = seat.options[seat.legal.index(seat.ids[0])]
         else:
             text = self.tokens.reply_text(seat.ids)
         start = seat.view.reply(seat.ids, seat.kind)
-        # The last token was sampled but is not in the cache yet: it is read with the next observation.
-        assert seat.read == start + len(seat.ids) - 1, (seat.read, start, len(seat.ids))
+        # What is not in the cache yet, the last token at least, is read with the next observation.
+        assert start <= seat.read < start + len(seat.ids), (seat.read, start, len(seat.ids))
         reply = Reply(key, text, tuple(seat.ids), start, tuple(seat.logprobs), seat.value, seat.legal)
         seat.kind, seat.options, seat.legal, seat.ids, seat.logprobs = None, (), (), [], []
         return reply

@@ -59,6 +59,7 @@ def collate(
         for turn in episode.turns:
             if turn.agent != agent or not turn.reply_ids:
                 continue
+            assert turn.planned is None, f"{agent}'s reply in step {turn.step} is a planner's, no sample of its policy"
             start, end = turn.start, turn.start + len(turn.reply_ids)
             a["decision"][b, start] = True
             a["body"][b, start + turn.body[0] : start + turn.body[1]] = True

@@ -156,6 +156,35 @@ class Engine:
         return hidden
 
     @torch.no_grad()
+    def score(self, slot: int, prefix: Sequence[int], texts: Sequence[Sequence[int]], temperature: float) -> np.ndarray:
+        """Log-probability of each text, (A,), as speech after `prefix`, which the slot holds at least as the start.
+
+        Texts must not be empty. The slot stays as it is; A free slots are needed meanwhile. Temperature 0 counts as 1.
+        """
+        known = len(prefix) - 1  # the prefix's last token is read again: what follows it is asked for
+        assert known <= self.lengths[slot], (known, self.lengths[slot])
+        scratch = [self.allocate() for _ in texts]
+        for layer in self.cache.layers:
+            assert isinstance(layer, SlotLayer) and layer.keys is not None and layer.values is not None
+            layer.keys[scratch, :known] = layer.keys[slot, :known]
+            layer.values[scratch, :known] = layer.values[slot, :known]
+        self.lengths[scratch] = known
+        hidden = self.read(scratch, [[prefix[-1], *text[:-1]] for text in texts])  # (A, n, D)
+        for other in scratch:
+            self.free(other)
+        scores = []
+        for row, text in zip(hidden, texts, strict=True):  # one by one: a large vocabulary times A is too much at once
+            shaped = self.policy.speech_logits(self.policy.logits(row[: len(text)]), temperature or 1.0)  # (n, V)
+            ids = torch.tensor(text, device=shaped.device)
+            scores.append(float(shaped.double().log_softmax(-1).gather(1, ids[:, None]).sum()))
+        return np.array(scores)
+
+    def rewind(self, slot: int, length: int) -> None:
+        """Forgets all but the slot's first `length` tokens."""
+        assert length <= self.lengths[slot], (length, self.lengths[slot])
+        self.lengths[slot] = length
+
+    @torch.no_grad()
     def sample(
         self, hidden: Tensor, legal: Sequence[tuple[int, ...]], temperature: float, uniform: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:

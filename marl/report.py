@@ -48,6 +48,7 @@ from marl.transcripts import (
     mentions,
     opening,
     outcome_text,
+    plan_text,
     printable,
     read_episodes,
     said,
@@ -883,6 +884,7 @@ def game_view(transcript: Transcript, condition: str) -> dict[str, Any]:
                     {"listener": listener, "bars": bars, "total": sum(b["after"] - b["before"] for b in bars)}
                     for listener, bars in moved.items()
                 ],
+                "plan": plan_text(turn),
                 "rewards": {name: value for name, value in turn["rewards"].items() if value},
             }
         )
@@ -990,7 +992,13 @@ def _meeting_view(meeting: Meeting, transcript: Transcript, imposters: set[str])
         "before": meeting.before,
         "messages": messages,
         "votes": [
-            {"voter": voter, "choice": choice, "right": choice in imposters, "belief": meeting.after.get(voter)}
+            {
+                "voter": voter,
+                "choice": choice,
+                "right": choice in imposters,
+                "belief": meeting.after.get(voter),
+                "plan": meeting.plans.get(voter, ""),
+            }
             for voter, choice in meeting.votes.items()
         ],
         "verdict": verdict(meeting),

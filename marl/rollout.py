@@ -187,6 +187,7 @@ def _turn(table: _Table, agent: str, reply: Reply, kind: TurnKind) -> Turn:
         body=tokens.within(reply.ids, info["span"]) if reply.ids and tokens is not None else (0, 0),
         message=info["message"],
         error=info["error"],
+        planned=reply.planned,
     )
 
 

@@ -20,7 +20,7 @@ from envs import among_us_v0, dond_v0
 from envs.among_us_v0 import Act, Action
 from marl.errors import UserError
 from marl.files import whole_file
-from marl.types import Episode, Turn
+from marl.types import Episode, Planned, Turn
 
 Transcript = dict[str, Any]
 
@@ -28,7 +28,8 @@ Transcript = dict[str, Any]
 def episode_to_json(episode: Episode) -> Transcript:
     """What a reader wants of an episode, as JSON's own types.
 
-    `turns`: agent, role, step, kind, text, message, error, rewards, `tokens` sampled and the sum of their `logprob`.
+    `turns`: agent, role, step, kind, text, message, error, rewards, `tokens` sampled and the sum of their `logprob`;
+    where a planner chose the reply, `planned`: all `actions` with `anchor`, `values` and `plan`, and the `chosen` one.
     `questions`: each different question once, with candidates and answer. `beliefs`: listener, step, `question` (an
     index into `questions`), `probs` with four decimals.
     """
@@ -57,6 +58,7 @@ def episode_to_json(episode: Episode) -> Transcript:
 
 def _turn(turn: Turn) -> dict[str, Any]:
     return {
+        **({"planned": _planned(turn.planned)} if turn.planned else {}),
         "agent": turn.agent,
         "role": turn.role,
         "step": turn.step,
@@ -67,6 +69,14 @@ def _turn(turn: Turn) -> dict[str, Any]:
         "rewards": {name: round(float(value), 4) for name, value in turn.rewards.items()},
         "tokens": len(turn.reply_ids),
         "logprob": round(float(sum(turn.logprobs)), 4),
+    }
+
+
+def _planned(planned: Planned) -> dict[str, Any]:
+    return {
+        "actions": list(planned.actions),
+        **{name: [round(p, 4) for p in getattr(planned, name)] for name in ("anchor", "values", "plan")},
+        "chosen": planned.actions[planned.chosen],
     }
 
 
@@ -206,6 +216,18 @@ def outcome_text(transcript: Transcript) -> str:
     return f"Deal: {each}; together {sum(points.values()):g} of at most {best}"
 
 
+def plan_text(turn: dict[str, Any], most: int = 3) -> str:
+    """What a planner weighed, in one line: the chosen action and those it would likeliest have taken else, each with
+    its probability under the anchor and the plan, and its value. Empty where the reply was not planned."""
+    if "planned" not in turn:
+        return ""
+    p = turn["planned"]
+    rows = sorted(
+        zip(p["actions"], p["anchor"], p["plan"], p["values"], strict=True), key=lambda r: (r[0] != p["chosen"], -r[2])
+    )
+    return "; ".join(f"{a} {tau:.2f} -> {pi:.2f}, worth {value:.2f}" for a, tau, pi, value in rows[:most])
+
+
 # --- As text ----------------------------------------------------------------------------------------------------------
 
 
@@ -225,6 +247,8 @@ def render_text(transcript: Transcript) -> str:
             each = ", ".join(f"{s.question}={s.answer} {s.before:.2f} -> {s.after:.2f}" for s in moved)
             total = sum(s.after - s.before for s in moved)
             lines.append(f"{'':<{width}}    {listener} believes {each}  ({total:+.2f})")
+        if plan := plan_text(turn):
+            lines.append(f"{'':<{width}}    planned (anchor -> plan): {plan}")
         paid = ", ".join(f"{name} {value:+.2f}" for name, value in turn["rewards"].items() if value)
         if paid:
             lines.append(f"{'':<{width}}    reward: {paid}")
@@ -288,7 +312,8 @@ class Meeting:
     """A discussion and its vote. `before[name]` is a listener's belief in the true imposter before any message, and
     `after[name]` its last one before the vote. `votes[name]` is a name or `skip`; `ejected` is empty for nobody.
 
-    `reports` are those of the step that opened it (the game drew one of them).
+    `reports` are those of the step that opened it (the game drew one of them). `plans[name]` is how a planner came to
+    its vote (`plan_text`).
     """
 
     step: int
@@ -298,6 +323,7 @@ class Meeting:
     before: dict[str, float] = field(default_factory=dict)
     after: dict[str, float] = field(default_factory=dict)
     votes: dict[str, str] = field(default_factory=dict)
+    plans: dict[str, str] = field(default_factory=dict)
     ejected: str = ""
 
 
@@ -333,6 +359,7 @@ def story(transcript: Transcript) -> list[Moves | Meeting]:
             for asked in range(now.step, step + 1):
                 now.after |= _beliefs(transcript, asked)
             now.votes = {names[turn["agent"]]: action_of(turn).target or "skip" for turn in turns}
+            now.plans = {names[turn["agent"]]: plan_text(turn) for turn in turns if "planned" in turn}
             (first, most), *others = [*Counter(now.votes.values()).most_common(2)]
             if first != "skip" and not (others and others[0][1] == most):
                 now.ejected = first
@@ -457,6 +484,7 @@ def _among_us_lines(transcript: Transcript) -> list[str]:
                 lines.append(f"           {each}  ({sum(after - before for _, before, after in moved):+.2f})")
         if chapter.votes:
             lines.append("  votes: " + ", ".join(f"{voter} for {choice}" for voter, choice in chapter.votes.items()))
+            lines += [f"    {voter} planned (anchor -> plan): {plan}" for voter, plan in chapter.plans.items()]
             lines.append(f"  {verdict(chapter)}")
     return [*lines, "", outcome_text(transcript)]
 

@@ -43,6 +43,17 @@ class Stream:
 
 
 @dataclass(frozen=True)
+class Planned:
+    """What a planner weighed before a reply (planner.py): its A actions, in one order throughout."""
+
+    actions: tuple[str, ...]  # (A,) a claim, a name or skip
+    anchor: tuple[float, ...]  # (A,) the language model's own probabilities
+    values: tuple[float, ...]  # (A,) what each is expected to be worth
+    plan: tuple[float, ...]  # (A,) the probabilities that the choice was made from
+    chosen: int  # index of the action that was played
+
+
+@dataclass(frozen=True)
 class Turn:
     """One reply of one agent, at the `step`-th call of the environment's `step` (from 0).
 
@@ -65,6 +76,7 @@ class Turn:
     body: tuple[int, int] = (0, 0)
     message: str = ""  # what the others heard; empty where nothing was said
     error: str = ""  # why the game refused the reply; empty where it did not
+    planned: Planned | None = None  # None: the reply is the policy's own sample
     rewards: dict[str, float] = field(default_factory=dict)  # by term, unweighted
 
 

@@ -20,7 +20,7 @@ LAYERS = [
     "engine",
     "agents",
     "scripted human_dond",
-    "games speech",
+    "games speech planner",
     "rollout",
     "cast rewards",
     "advantages",

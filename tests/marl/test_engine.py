@@ -305,3 +305,25 @@ def test_models_load_for_the_engine_from_their_folder(tmp_path: Path) -> None:
     torch.testing.assert_close(
         policy.logits(engine.read([0], [row])[0]).detach(), whole(policy, row), atol=1e-4, rtol=0
     )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_texts_are_scored_as_one_full_pass_says_and_the_slot_stays_as_it_is(
+    name: str, policies: dict[str, Policy]
+) -> None:
+    policy = policies[name]
+    engine = Engine(policy, 6, CONTEXT)
+    prefix, texts = streams(policy, [9])[0], streams(policy, [3, 1, 5], seed=1)
+    said = [[i for i in text if i not in policy.tokens.unspeakable] or [5] for text in texts]
+    engine.allocate()
+    slot = engine.allocate()
+    engine.read([slot], [[*prefix, 3, 4]])  # what stands behind the prefix is not looked at
+    found = engine.score(slot, prefix, said, 0.7)
+    for text, score in zip(said, found, strict=True):
+        logits = whole(policy, [*prefix, *text])[len(prefix) - 1 : -1]
+        logprobs = policy.speech_logits(logits, 0.7).double().log_softmax(-1)
+        assert score == pytest.approx(float(logprobs.gather(1, torch.tensor(text)[:, None]).sum()), abs=1e-3)
+    assert engine.lengths[slot] == len(prefix) + 2 and len(engine._free) == 4
+    engine.rewind(slot, len(prefix))
+    hidden = engine.read([slot], [[7]])
+    torch.testing.assert_close(policy.logits(hidden)[0, 0], whole(policy, [*prefix, 7])[-1], atol=1e-3, rtol=0)

@@ -1,0 +1,100 @@
+"""`planner=pikl`: a policy that plans against itself without, from the command line's settings to the transcripts."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig
+
+from experiments import evaluate
+from marl.agents import ModelAgent
+from marl.checkpoint import save_policy
+from marl.config import make, plain
+from marl.errors import UserError
+from marl.evaluate import Metrics
+from marl.games import env_maker
+from marl.planner import PlannerConfig, PlanningAgent
+from marl.report import game_view
+from marl.rollout import draw_games, rollout
+from marl.transcripts import episode_to_json
+from tests.marl.test_planner import negotiator
+
+SMALL = ["planner=pikl", "env=dond", "games=6", "concurrency=6", "progress=false", "threads=1", "model.context=1024"]
+
+
+def configure(*overrides: str) -> DictConfig:
+    with initialize_config_module("conf", version_base="1.3"):
+        return compose("evaluate", overrides=[*SMALL, *overrides])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder as a finished run leaves it, as far as players need it."""
+    folder = tmp_path_factory.mktemp("runs") / "small"
+    save_policy(folder / "policy", negotiator(), {"game": "dond", "base": None})
+    return str(folder)
+
+
+def test_the_file_has_the_defaults_of_the_class() -> None:
+    assert make(PlannerConfig, plain(configure().planner), "planner") == PlannerConfig()
+
+
+def test_the_first_player_plans_and_the_second_does_not(run: str, tmp_path: Path) -> None:
+    evaluate.main(configure(f"players=[{run},scripted]", "planner.lambdas=[0.3]", "games=16", f"out={tmp_path}"))
+    episodes = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
+    claims = [
+        (e["players"][t["agent"]], t) for e in episodes for t in e["turns"] if t["text"].startswith("[propose] (")
+    ]
+    assert {name for name, turn in claims if "planned" in turn} == {"small+plan"}
+    assert {name for name, turn in claims if "planned" not in turn and not turn["error"]} == {"scripted"}
+
+
+def test_against_itself_without_planning_it_has_another_name(run: str, tmp_path: Path) -> None:
+    evaluate.main(configure(f"players=[{run},{run}]", f"out={tmp_path}"))
+    episodes = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
+    assert all(sorted(e["players"].values()) == ["small", "small+plan"] for e in episodes)
+    conditions: dict[str, Metrics] = json.loads((tmp_path / "evaluation.json").read_text())["conditions"]
+    assert conditions.keys() == {f"{run}+plan v {run}", "small+plan", "small"}
+
+
+def test_one_player_plans_in_all_its_seats(run: str, tmp_path: Path) -> None:
+    evaluate.main(configure(f"players=[{run}]", "games=2", f"out={tmp_path}"))
+    (first, *_) = (tmp_path / "episodes.jsonl").read_text().splitlines()
+    assert set(json.loads(first)["players"].values()) == {"small+plan"}
+
+
+def test_reports_show_the_plan() -> None:
+    planner = PlanningAgent("p+plan", negotiator(), PlannerConfig(), "dond", slots=4, context=1024, max_new_tokens=24)
+    other = ModelAgent("p", negotiator(), slots=4, context=1024, max_new_tokens=24)
+    seats = {"player_0": planner, "player_1": other}
+    make_env = env_maker({"game": "dond", "style": "compact", "objective": 1.0, "max_entries": 12})
+    games = rollout(draw_games(3, 1, count=8), lambda game, env: seats, make_env, 4)
+    turns = [turn for e in games for turn in game_view(episode_to_json(e), "p")["turns"]]
+    shown = [turn for turn in turns if turn["plan"]]
+    assert shown and all(turn["text"].removeprefix("proposes ") in turn["plan"] for turn in shown)
+    assert all(turn["agent"] == "player_0" for turn in shown)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["players=[scripted,base]"], r"players\[0\]=scripted has no policy to plan from; name a run's folder or base"),
+        (["players=[base]", "planner.lambdas=[-0.1]"], r"planner\.lambdas=\(-0\.1,\): name at least one, each 0"),
+        (["players=[base]", "planner.lambdas=0.1"], r"planner\.lambdas=0\.1: must be a list"),
+        (["players=[base]", "planner.iterations=0"], r"planner\.iterations=0: must be 1 or more"),
+        (["players=[base]", "planner.mistake=much"], r"planner\.mistake=much: must be a number"),
+        (["players=[base]", "voices=[silence]"], r"voices\[0\]=silence would make the first player's proposals too"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_refused_before_any_model(
+    overrides: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluate, "find_base", lambda *args: pytest.fail("a model was loaded"))
+    with pytest.raises(UserError, match=message):
+        evaluate.main(configure(*overrides))
+
+
+def test_without_the_setting_nobody_plans() -> None:
+    assert configure("planner=none").planner is None

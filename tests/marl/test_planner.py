@@ -1,0 +1,419 @@
+"""Planning against brute force on contexts made by hand, and planners in whole games between small models."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from envs import among_us_v0, dond_v0
+from envs.core import Question, TurnKind
+from marl import pikl
+from marl.agents import Agent, ModelAgent, Request
+from marl.batch import collate, seats_of
+from marl.errors import UserError
+from marl.games import env_maker, scripted
+from marl.planner import (
+    PlannerConfig,
+    PlanningAgent,
+    claim_values,
+    ejected,
+    partner_belief,
+    respond,
+    token_logprobs,
+    vote,
+    vote_values,
+)
+from marl.policy import Policy, tiny_lm
+from marl.rollout import draw_games, everyone, rollout
+from marl.transcripts import episode_to_json, render_text, story
+from marl.types import Episode
+from tests.marl.models import CHATML, hf_policy, small_tokens, teach, tiny_policy, with_critic
+
+COUNTS, OWN, PARTNER = (1, 1, 3), (0, 1, 3), (1, 3, 2)
+CLAIMS = dond_v0.allocations(COUNTS)
+POSSIBLE = dond_v0.partner_values(COUNTS, OWN)
+BALLS = CLAIMS.index((0, 0, 3))
+COMPACT = env_maker({"game": "dond", "style": "compact", "objective": 1.0, "max_entries": 12})
+MEETINGS = env_maker({"game": "among_us", "style": "compact", "players": 5, "height": 1, "max_steps": 60})
+
+
+def config(*lambdas: float, **settings: object) -> PlannerConfig:
+    return PlannerConfig(lambdas=lambdas or (0.1,), **settings)  # type: ignore[arg-type]
+
+
+def some_anchor(size: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).dirichlet(np.ones(size))
+
+
+# --- Limits of the response ---
+
+
+def test_a_large_lambda_plays_the_anchor_and_0_the_best_action() -> None:
+    anchor, values = some_anchor(16), np.arange(16.0)
+    np.testing.assert_allclose(respond(values, anchor, config(1e6)), anchor, atol=1e-4)
+    np.testing.assert_allclose(respond(values, anchor, config(math.inf)), anchor, atol=1e-12)
+    np.testing.assert_allclose(respond(values, anchor, config(0.0)), np.arange(16) == 15)
+    np.testing.assert_allclose(respond(np.zeros(16), anchor, config(0.0)), anchor)  # the anchor decides between equals
+
+
+def test_one_lambda_by_hand_and_of_several_the_smallest() -> None:
+    expected = np.array([0.2 * math.exp(1), 0.8]) / (0.2 * math.exp(1) + 0.8)
+    for lambdas in ((1.0,), (5.0, 1.0)):
+        np.testing.assert_allclose(respond(np.array([1.0, 0.0]), np.array([0.2, 0.8]), config(*lambdas)), expected)
+
+
+# --- Deal or No Deal ---
+
+
+def test_partner_belief_is_the_product_of_the_answers_among_possible_values() -> None:
+    answers = np.random.default_rng(1).dirichlet(np.ones(11), size=3)
+    weights = [answers[0, b] * answers[1, h] * answers[2, c] for b, h, c in POSSIBLE]
+    np.testing.assert_allclose(partner_belief(answers, COUNTS, OWN), np.array(weights) / sum(weights))
+    sure = np.eye(11)[list(PARTNER)]
+    np.testing.assert_allclose(partner_belief(sure, COUNTS, OWN), [v == PARTNER for v in POSSIBLE], atol=1e-9)
+    impossible = np.eye(11)[[10, 10, 10]]  # no such partner: then all that are possible are equally so
+    np.testing.assert_allclose(partner_belief(impossible, COUNTS, OWN), 1 / len(POSSIBLE))
+
+
+@pytest.mark.parametrize("objective", [1.0, 0.0, -0.5])
+def test_claims_are_worth_what_brute_force_says(objective: float) -> None:
+    anchor, belief = some_anchor(len(CLAIMS)), some_anchor(len(POSSIBLE), 1)
+    expected = []
+    for mine in CLAIMS:
+        total = 0.0
+        for weight, values in zip(belief, POSSIBLE, strict=True):
+            context = dond_v0.Context(COUNTS, (OWN, values))
+            for theirs, share_left in product(CLAIMS, CLAIMS):
+                if theirs == dond_v0.rest(share_left, COUNTS):  # expected as `share_left` is of the planner
+                    both = dond_v0.claim_points(context, (mine, theirs))
+                    total += weight * anchor[CLAIMS.index(share_left)] * dond_v0.scores(both, objective)[0]
+        expected.append(total)
+    found = claim_values(COUNTS, OWN, objective, belief, anchor, config(0.0, others="anchor"))
+    np.testing.assert_allclose(found, expected, atol=1e-9)
+    plan = respond(found, anchor, config(0.0))  # a best response
+    assert plan[int(np.argmax(expected))] == pytest.approx(1)
+    # partners of an infinite lambda play their anchor
+    np.testing.assert_allclose(claim_values(COUNTS, OWN, objective, belief, anchor, config(math.inf)), found)
+
+
+def test_belief_decides_what_is_planned() -> None:
+    """Cooperative, and every split equally expected: the planner leaves the hat to a partner that it is worth more to,
+    and takes it from one that it is worth nothing to."""
+    anchor = np.full(len(CLAIMS), 1 / len(CLAIMS))
+    for partner, best in (((1, 3, 2), (0, 0, 3)), ((10, 0, 0), (0, 1, 3)), ((1, 0, 3), (0, 1, 3))):
+        if partner not in POSSIBLE:
+            continue
+        belief = np.array([float(v == partner) for v in POSSIBLE])
+        values = claim_values(COUNTS, OWN, 1.0, belief, anchor, config(0.0, others="anchor"))
+        context = dond_v0.Context(COUNTS, (OWN, partner))
+        assert values.max() * len(CLAIMS) == pytest.approx(dond_v0.best_joint(context))
+        assert values[CLAIMS.index(best)] == pytest.approx(values.max())
+
+
+def test_partners_who_plan_meet_where_the_anchor_expects_both() -> None:
+    """Two players near one anchor: a deal that both like and that is expected becomes all but certain."""
+    anchor = np.full(len(CLAIMS), 0.5 / (len(CLAIMS) - 1))
+    anchor[BALLS] = 0.5
+    belief = np.array([float(v == PARTNER) for v in POSSIBLE])
+    values = claim_values(COUNTS, OWN, 0.0, belief, anchor, config(0.5, others="plan"))
+    assert respond(values, anchor, config(0.5)).argmax() == BALLS
+    assert values[BALLS] > 8.5  # of 9 points; with the partner's anchor alone it would be 4.5
+    last = claim_values(COUNTS, OWN, 0.0, belief, anchor, config(0.5, others="plan", iterate="last"))
+    assert last[BALLS] > values[BALLS]  # the average still holds the anchor
+
+
+def test_partners_are_planned_for_as_in_the_whole_table_of_claims() -> None:
+    """The same as solving both players' claims, each in their own order, by payoffs read off the game's rules."""
+    anchor, how = some_anchor(len(CLAIMS), 5), config(0.7, 2.0, iterations=20)
+    context = dond_v0.Context(COUNTS, (OWN, PARTNER))
+    points = np.array([[dond_v0.claim_points(context, (a, b)) for b in CLAIMS] for a in CLAIMS])  # (A, A, 2)
+    payoffs = [points[..., 0] + 0.5 * points[..., 1], points[..., 1] + 0.5 * points[..., 0]]
+    left = [CLAIMS.index(dond_v0.rest(claim, COUNTS)) for claim in CLAIMS]
+    partners = pikl.solve(payoffs, [anchor, anchor[left]], how.settings).population[1]
+    belief = np.array([float(v == PARTNER) for v in POSSIBLE])
+    np.testing.assert_allclose(claim_values(COUNTS, OWN, 0.5, belief, anchor, how), payoffs[0] @ partners, atol=1e-9)
+
+
+def test_token_logprobs_by_hand() -> None:
+    texts, plan = [(1, 2, 3), (1, 2, 4), (1, 5)], np.array([0.1, 0.3, 0.6])
+    assert token_logprobs(texts, plan, 1) == pytest.approx([0.0, math.log(0.4), math.log(0.3 / 0.4)])
+    for i, p in enumerate(plan):
+        assert sum(token_logprobs(texts, plan, i)) == pytest.approx(math.log(p))
+
+
+# --- Among Us ---
+
+
+def tally(votes: tuple[int, ...], players: int) -> int:
+    counts = Counter(votes)
+    most = max(counts.values())
+    leaders = [choice for choice, n in counts.items() if n == most]
+    return leaders[0] if len(leaders) == 1 else players
+
+
+def test_who_is_ejected_equals_counting() -> None:
+    for players in (3, 4):
+        for votes in product(range(players + 1), repeat=players):
+            assert ejected(players)[votes] == tally(votes, players), votes
+
+
+@pytest.mark.parametrize("mistake", [0.0, 0.8])
+def test_votes_are_worth_what_brute_force_says(mistake: float) -> None:
+    me, belief, anchor = 1, np.array([0.5, 0.0, 0.3, 0.2]), some_anchor(5, 3)
+    worth = [*(b - mistake * (1 - b) for b in belief), 0.0]
+    policies = []
+    for voter in (0, 2, 3):
+        kept = np.where(np.arange(5) == voter, 0, anchor)
+        policies.append(kept / kept.sum())
+    expected = [
+        sum(
+            policies[0][a] * policies[1][b] * policies[2][c] * worth[tally((a, mine, b, c), 4)]
+            for a, b, c in product(range(5), repeat=3)
+        )
+        for mine in range(5)
+    ]
+    how = config(0.0, others="anchor", mistake=mistake)
+    found = vote_values(me, belief, anchor, how)
+    np.testing.assert_allclose(found, expected, atol=1e-9)
+    assert respond(found, anchor, how).argmax() == int(np.argmax(expected))
+    np.testing.assert_allclose(vote_values(me, belief, anchor, config(math.inf, mistake=mistake)), found, atol=1e-9)
+
+
+def test_voters_who_plan_gather_on_whom_they_suspect() -> None:
+    belief, anchor = np.array([0.4, 0.0, 0.3, 0.3]), np.full(5, 0.2)
+    together = vote_values(1, belief, anchor, config(0.02))
+    assert together.argmax() == 0 and together[0] > 0.39  # of .4: all but player 0 vote for player 0
+    assert vote_values(1, belief, anchor, config(0.02, others="anchor"))[0] < 0.2
+
+
+def test_votes_are_told_from_moves_and_oneself_from_the_others_in_both_styles() -> None:
+    for style, shown in (("natural", str), ("compact", str.lower)):
+        env = among_us_v0.parallel_env(style=style, players=4)
+        seen, _ = env.reset(seed=3, options={"names": ("Pink", "Red", "Blue", "Green"), "imposters": (1,)})
+        options = [shown(name) for name in ("Blue", "skip", "Pink", "Red", "Green")]
+        believed = {shown("Red"): 0.7, shown("Blue"): 0.2, shown("Green"): 0.1}
+        how = config(0.1, others="anchor")
+        decision = vote(seen["player_0"]["text"], options, (11, 12, 13, 14, 15), believed, how)
+        assert decision is not None and decision.actions == tuple(map(shown, ("Blue", "Pink", "Red", "Green", "skip")))
+        assert decision.ids == ((11,), (13,), (14,), (15,), (12,))
+        belief, anchor = np.array([0.2, 0.0, 0.7, 0.1]), some_anchor(5)
+        np.testing.assert_allclose(decision.values(anchor), vote_values(1, belief, anchor, how))
+        assert vote(seen["player_0"]["text"], ("go east", "wait"), (1, 2), believed, how) is None
+
+
+def test_where_mistakes_cost_much_nobody_is_voted_for() -> None:
+    belief, anchor = np.array([0.4, 0.0, 0.3, 0.3]), np.full(5, 0.2)
+    assert respond(vote_values(1, belief, anchor, config(0.0)), anchor, config(0.0)).argmax() == 0
+    dear = config(0.0, mistake=2.0)
+    assert respond(vote_values(1, belief, anchor, dear), anchor, dear).argmax() == 4
+
+
+# --- The player ---
+
+
+def proposing(policy: Policy, how: PlannerConfig, **settings: object) -> tuple[PlanningAgent, Request]:
+    """A planner, and a request in which its partner has proposed."""
+    agent = PlanningAgent("p+plan", policy, how, "dond", slots=4, context=512, max_new_tokens=8, **settings)  # type: ignore[arg-type]
+    text = dond_v0.prompt(COUNTS, OWN, 1.0, dond_v0.Style.COMPACT) + "them: i want 2 books\nthem: [propose]\n"
+    numbers = tuple(map(str, range(11)))
+    questions = tuple(Question(f"<{item}?>", numbers, "0") for item in dond_v0.ITEMS)
+    return agent, Request((0, "player_0"), 7, "negotiator", 3, TurnKind.SPEAK, text, questions=questions)
+
+
+@pytest.mark.parametrize(
+    ("model", "lambdas"), [("tiny", (math.inf,)), ("tiny", (0.5,)), ("gpt2", (5.0,)), ("chat", (5.0,))]
+)
+def test_what_is_on_record_is_the_plan_that_was_sampled_from(
+    model: str, lambdas: tuple[float, ...], tmp_path: Path
+) -> None:
+    if model == "tiny":
+        policy = tiny_policy()
+    elif model == "gpt2":
+        policy = hf_policy(tmp_path, "gpt2")
+    else:
+        policy = hf_policy(tmp_path, "qwen3", chat_template=CHATML, single_digits=True)
+    agent, request = proposing(policy, config(*lambdas))
+    (reply,) = agent.act([request])
+    assert reply.planned is not None
+    assert isinstance(dond_v0.parse_reply(reply.text, COUNTS, True, 1), dond_v0.Proposal)
+    assert reply.text == f"[propose] {reply.planned.actions[reply.planned.chosen]} [END]"
+    assert sum(reply.logprobs) == pytest.approx(math.log(reply.planned.plan[reply.planned.chosen]), abs=1e-9)
+    assert len(reply.logprobs) == len(reply.ids) and len(reply.planned.actions) == len(CLAIMS)
+    question = Question("<books?>", tuple(map(str, range(11))), "0")
+    late = Request(request.key, 7, "negotiator", 4, TurnKind.WAIT, "no deal\n", questions=(question,))
+    agent.act([late])
+    stream, beliefs = agent.finish([request.key])[request.key]
+    assert tuple(stream.tokens[reply.start : reply.start + len(reply.ids)]) == reply.ids
+    # the anchor is the softmax of the texts' log-probabilities, each in one full pass
+    scores = []
+    for action in reply.planned.actions:
+        ids = policy.tokens.encode(f"[propose] {action} [END]")
+        tokens = torch.tensor([[*stream.tokens[: reply.start], *ids]])
+        with torch.no_grad():
+            logits = policy.logits(policy.hidden(tokens))[0, reply.start - 1 : -1]
+        shaped = policy.speech_logits(logits, 1.0).log_softmax(-1)
+        scores.append(float(shaped.gather(1, torch.tensor(ids)[:, None]).sum()))
+    expected = torch.tensor(scores).double().softmax(0).numpy()
+    np.testing.assert_allclose(reply.planned.anchor, expected, atol=1e-4)
+    # values and plan follow from them and from the answers to the three questions
+    answers = np.stack([b.probs for b in beliefs[:3]])
+    belief = partner_belief(answers, COUNTS, OWN)
+    anchor = np.array(reply.planned.anchor)
+    values = claim_values(COUNTS, OWN, 1.0, belief, anchor, config(*lambdas))
+    np.testing.assert_allclose(reply.planned.values, values, atol=1e-9)
+    np.testing.assert_allclose(reply.planned.plan, respond(values, anchor, config(*lambdas)), atol=1e-9)
+    if lambdas == (math.inf,):
+        assert reply.planned.plan == pytest.approx(reply.planned.anchor)
+    # what comes after is read on the planned reply, not on what the model had sampled
+    with torch.no_grad():
+        logits = policy.logits(policy.hidden(torch.tensor([stream.tokens])))[0, beliefs[-1].position]
+    probs = logits[list(beliefs[-1].candidate_ids)].softmax(0)
+    np.testing.assert_allclose(beliefs[-1].probs, probs, atol=1e-4)
+
+
+def test_the_best_action_and_the_exact_prior() -> None:
+    agent, request = proposing(tiny_policy(), config(0.0, choose="best", belief="prior", others="anchor"))
+    (reply,) = agent.act([request])
+    assert reply.planned is not None and reply.planned.chosen == int(np.argmax(reply.planned.values))
+    assert set(reply.logprobs) == {0.0}
+    belief = np.full(len(POSSIBLE), 1 / len(POSSIBLE))
+    values = claim_values(COUNTS, OWN, 1.0, belief, np.array(reply.planned.anchor), config(0.0, others="anchor"))
+    np.testing.assert_allclose(reply.planned.values, values)
+
+
+def test_samples_follow_the_plan() -> None:
+    """Seats that read the same and differ in their seed alone: with lambda infinite they play the anchor."""
+    agent, request = proposing(tiny_policy(), config(math.inf, belief="prior", others="anchor"))
+    counts: Counter[int] = Counter()
+    for seed in range(120):
+        (reply,) = agent.act([Request((seed, "a"), seed, "negotiator", 3, request.turn, request.text, (), ())])
+        assert reply.planned is not None
+        counts[reply.planned.chosen] += 1
+        agent.finish([(seed, "a")])
+    for action, p in enumerate(reply.planned.anchor):
+        assert abs(counts[action] / 120 - p) < 4 * math.sqrt(p * (1 - p) / 120) + 1 / 120
+
+
+# --- Whole games ---
+
+
+@cache
+def negotiator() -> Policy:
+    """Knows enough of the grammar for messages that are heard, for proposals and for errors."""
+    policy = tiny_policy(context=1024)
+    agent = scripted("dond", tokens=policy.tokens)
+    games = rollout(draw_games(9, 9, count=6), everyone(agent), COMPACT, 6)
+    batch = collate(seats_of(games, {"scripted"}), {})
+    return teach(policy, batch.tokens, batch.reply, 60)
+
+
+def negotiate(how: PlannerConfig) -> list[Episode]:
+    planner = PlanningAgent("p+plan", negotiator(), how, "dond", slots=8, context=1024, max_new_tokens=24)
+    learner = ModelAgent("learner", negotiator(), slots=8, context=1024, max_new_tokens=24)
+    seats = dict(zip(dond_v0.AGENTS, (planner, learner), strict=True))
+    return rollout(draw_games(3, 1, count=8), lambda game, env: seats, COMPACT, 8)
+
+
+def test_negotiators_plan_every_proposal_and_nothing_else() -> None:
+    episodes = negotiate(config(0.3))
+    planned = 0
+    for episode in episodes:
+        counts = episode.facts["counts"]
+        for turn in episode.turns:
+            proposes = turn.text.startswith(dond_v0.PROPOSE) and not turn.error
+            assert (turn.planned is not None) == (proposes and turn.agent == "player_0")
+            if turn.planned is not None:
+                planned += 1
+                assert len(turn.planned.actions) == len(dond_v0.allocations(counts)) and turn.legal == ()
+                assert sum(turn.logprobs) == pytest.approx(math.log(turn.planned.plan[turn.planned.chosen]), abs=1e-6)
+                assert sum(turn.planned.anchor) == pytest.approx(1) and sum(turn.planned.plan) == pytest.approx(1)
+    assert planned >= 2, [t.text for e in episodes for t in e.turns]
+    assert [e.turns for e in negotiate(config(0.3))] == [e.turns for e in episodes]  # the seed decides
+    # until it first plans it plays as its policy does alone
+    alone = ModelAgent("p+plan", negotiator(), slots=8, context=1024, max_new_tokens=24)
+    other = ModelAgent("learner", negotiator(), slots=8, context=1024, max_new_tokens=24)
+    seated = dict(zip(dond_v0.AGENTS, (alone, other), strict=True))
+    for ours, theirs in zip(episodes, rollout(draw_games(3, 1, count=8), lambda g, e: seated, COMPACT, 8), strict=True):
+        first = next((t.step for t in ours.turns if t.planned), ours.steps)
+        assert [t.text for t in ours.turns if t.step < first] == [t.text for t in theirs.turns if t.step < first]
+    # transcripts hold it
+    shown = [t for e in episodes for t in episode_to_json(e)["turns"] if "planned" in t]
+    assert len(shown) == planned
+    assert shown[0]["text"] == f"[propose] {shown[0]['planned']['chosen']} [END]"
+    assert shown[0]["planned"].keys() == {"actions", "anchor", "values", "plan", "chosen"}
+    assert any("planned (anchor -> plan): (" in render_text(episode_to_json(e)) for e in episodes)
+    # and no loss does
+    seats = seats_of(episodes, {"learner"})
+    assert {agent for _, agent in seats} == {"player_1"}
+    collate(seats, {})
+    with pytest.raises(AssertionError, match="planner's, no sample of its policy"):
+        collate(seats_of(episodes, {"p+plan"}), {})
+
+
+def test_crewmates_plan_every_vote_and_nothing_else() -> None:
+    tokens = small_tokens(among_us_v0.COMPACT_TOKENS)
+    lm = tiny_lm(tokens.size, hidden_size=32, layers=1, intermediate_size=64, context=1024, generator_seed=1)
+    policy = with_critic(Policy(lm, tokens))
+    how = config(0.05, iterations=5)
+    planner: Agent = PlanningAgent("p+plan", policy, how, "among_us", slots=20, context=1024, max_new_tokens=4)
+    episodes = rollout(draw_games(5, 2, count=3), everyone(planner), MEETINGS, 3)
+    planned = []
+    for episode in episodes:
+        names = episode.facts["names"]
+        for turn in episode.turns:
+            votes = turn.kind == TurnKind.CHOOSE and "skip" in tokens.decode(turn.legal)
+            assert (turn.planned is not None) == (votes and turn.role == "crewmate")
+            if turn.planned is None:
+                continue
+            planned.append(turn)
+            assert turn.text == turn.planned.actions[turn.planned.chosen] and len(turn.reply_ids) == 1
+            assert turn.reply_ids[0] in turn.legal and turn.planned.actions[-1] == "skip"
+            assert turn.logprobs[0] == pytest.approx(math.log(turn.planned.plan[turn.planned.chosen]))
+            # the anchor is the policy's own distribution over the options, and the values are those of its belief
+            asked = [b for b in episode.beliefs if b.listener == turn.agent and b.step <= turn.step][-1]
+            stream = torch.tensor([episode.streams[turn.agent].tokens[: turn.start]])
+            with torch.no_grad():
+                logits = policy.logits(policy.hidden(stream))[0, -1]
+            own = dict(zip(turn.legal, logits[list(turn.legal)].double().softmax(0).tolist(), strict=True))
+            anchor = [own[tokens.label((*turn.planned.actions,))[0][i]] for i in range(len(turn.planned.actions))]
+            np.testing.assert_allclose(turn.planned.anchor, anchor, atol=1e-4)
+            believed = dict(zip(asked.question.candidates, asked.probs, strict=True))
+            living, me = turn.planned.actions[:-1], names[turn.agent].lower()
+            belief = np.array([believed.get(name, 0.0) for name in living])
+            assert believed.keys() == set(living) - {me} and belief.sum() == pytest.approx(1)
+            values = vote_values(living.index(me), belief, np.array(turn.planned.anchor), how)
+            np.testing.assert_allclose(turn.planned.values, values, atol=1e-6)
+    assert len(planned) >= 3
+    plans = [c.plans for e in episodes for c in story(episode_to_json(e)) if hasattr(c, "plans")]
+    assert sum(map(len, plans)) == len(planned)
+
+
+# --- Bad input ---
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lambdas": (-1.0,)}, r"planner\.lambdas=\(-1\.0,\): name at least one, each 0 \(no anchor\) or above"),
+        ({"lambdas": ()}, r"planner\.lambdas=\(\): name at least one"),
+        ({"lambdas": (math.nan,)}, r"planner\.lambdas=\(nan,\)"),
+        ({"iterations": 0}, r"planner\.iterations=0: must be 1 or more"),
+        ({"iterate": "best"}, r"planner\.iterate=best: must be one of average, last"),
+        ({"others": "me"}, r"planner\.others=me: must be one of plan, anchor"),
+        ({"belief": "none"}, r"planner\.belief=none: must be one of listening, prior"),
+        ({"choose": "worst"}, r"planner\.choose=worst: must be one of sample, best"),
+        ({"mistake": -1.0}, r"planner\.mistake=-1\.0: must be a number, at least 0"),
+        ({"beta": (0.5, 0.5)}, r"planner\.beta=\(0\.5, 0\.5\): give 1 probabilities"),
+    ],
+    ids=str,
+)
+def test_bad_settings_say_what_to_change(settings: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        PlannerConfig(**settings)
