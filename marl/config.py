@@ -190,8 +190,9 @@ def terms(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
         except (ImportError, AttributeError, TypeError, ValueError) as error:
             raise UserError(f"{where}.{name}._target_={fields['_target_']}: there is no such class") from error
         # A loss says what it reads of the outputs; a reward reads the whole episode.
-        fits = isinstance(target, type) and dataclasses.is_dataclass(target) and hasattr(target, "weight")
-        if not fits or hasattr(target, "reads") != (where == "loss"):
+        fits = isinstance(target, type) and dataclasses.is_dataclass(target)
+        has = {f.name for f in dataclasses.fields(target)} | set(dir(target)) if fits else set()
+        if "weight" not in has or ("reads" in has) != (where == "loss"):
             raise UserError(f"{where}.{name}._target_={fields['_target_']}: is no class of a {where}")
         built[name] = make(target, {k: v for k, v in fields.items() if k != "_target_"}, f"{where}.{name}")
     return built
