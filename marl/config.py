@@ -146,11 +146,11 @@ def build(cfg: DictConfig) -> Parts:
 
 
 def check_places(settings: Mapping[str, Any]) -> None:
-    """Refuses settings that cannot say where a run is kept."""
-    for name in ("runs", "cache"):
+    """Refuses settings that cannot say where a run is kept; commands that keep none lack some of them."""
+    for name in {"runs", "cache"} & settings.keys():
         if not isinstance(settings[name], str) or not settings[name] or "\0" in settings[name]:
             raise UserError(f"{name}={settings[name]!r}: must be the name of a folder")
-    for name in ("name", "arm"):  # parts of the folder's own name
+    for name in {"name", "arm"} & settings.keys():  # parts of the folder's own name
         value = settings[name]
         if (
             isinstance(value, bool)

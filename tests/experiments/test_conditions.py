@@ -230,7 +230,7 @@ def test_a_base_of_several_seeds_counts_once(runs: Path) -> None:
 def test_each_seeds_own_base_is_an_entrant(runs: Path, tmp_path: Path) -> None:
     for run in (run_of(runs, "full", 0), run_of(runs, "full", 1)):
         shutil.copytree(run, tmp_path / run.name)
-    (base,) = (runs / "bases").glob("among_us-*")
+    base = conditions.base_folder(run_of(runs, "full", 0))
     for name in (base.name, "another"):
         shutil.copytree(base, tmp_path / "bases" / name)
     card = run_of(tmp_path, "full", 1) / "policy" / "policy.json"
