@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -396,13 +396,16 @@ class PlayConfig:
             raise UserError(f"algo.temperature={self.temperature}: must be above 0 to learn from what was sampled")
 
 
+def room(limits: PlayConfig, seats: int, temperature: float) -> dict[str, Any]:
+    """What a `ModelAgent` is made with that has room for `limits.concurrency` games of `seats` seats each."""
+    return {
+        "slots": seats * limits.concurrency,
+        "context": limits.context,
+        "max_new_tokens": limits.max_new_tokens,
+        "temperature": temperature,
+    }
+
+
 def model_agent(name: str, policy: Policy, limits: PlayConfig, seats: int, temperature: float) -> ModelAgent:
     """A policy as a player with room for `limits.concurrency` games of `seats` seats each."""
-    return ModelAgent(
-        name,
-        policy,
-        slots=seats * limits.concurrency,
-        context=limits.context,
-        max_new_tokens=limits.max_new_tokens,
-        temperature=temperature,
-    )
+    return ModelAgent(name, policy, **room(limits, seats, temperature))

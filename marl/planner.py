@@ -31,7 +31,7 @@ import numpy as np
 from envs import among_us_v0, dond_v0
 from envs.core import END
 from marl import pikl
-from marl.agents import Key, ModelAgent, ModelSeat, PlayConfig, Reply, Request
+from marl.agents import Key, ModelAgent, ModelSeat, PlayConfig, Reply, Request, room
 from marl.errors import UserError
 from marl.pikl import Floats
 from marl.policy import Policy
@@ -299,13 +299,4 @@ def planning_agent(
     name: str, policy: Policy, limits: PlayConfig, seats: int, temperature: float, config: PlannerConfig, game: str
 ) -> PlanningAgent:
     """As `agents.model_agent`, a policy that plans; it is called `NAME+plan`."""
-    return PlanningAgent(
-        f"{name}+plan",
-        policy,
-        config,
-        game,
-        slots=seats * limits.concurrency,
-        context=limits.context,
-        max_new_tokens=limits.max_new_tokens,
-        temperature=temperature,
-    )
+    return PlanningAgent(f"{name}+plan", policy, config, game, **room(limits, seats, temperature))

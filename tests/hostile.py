@@ -522,7 +522,7 @@ def try_kind(kind: Kind, count: int, seed: int) -> Result:
 
 def explained(error: BaseException) -> str:
     """The input, which hypothesis notes, and the last places before the error."""
-    return "".join([*error.__notes__, "\n", *traceback.format_exception(error, limit=-3, chain=False)])
+    return "".join([*getattr(error, "__notes__", ()), "\n", *traceback.format_exception(error, limit=-3, chain=False)])
 
 
 def hostile(inputs: int, seed: int, folder: Path, names: list[str] | None = None) -> Iterator[tuple[str, Result]]:
