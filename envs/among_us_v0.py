@@ -69,6 +69,7 @@ class Rules:
     message_words: int = 20  # longer messages are cut
     message_chars: int = 200
     imposters_report: bool = False
+    recall: bool = False  # a discussion begins with a reminder of what each has seen since the last one
     candidates: str = "living_others"  # of the belief question; or "all_names"
     max_steps: int = 300  # then nobody wins: a truncation
     shaping: float = 0.0  # extra reward for a task done, a kill, a report, a crewmate's vote for an imposter
@@ -101,8 +102,9 @@ class Rules:
                     f"got ({low}, {high})."
                 )
             object.__setattr__(self, "tasks_range", (low, high))
-        if not isinstance(self.imposters_report, bool):
-            raise ValueError(f"imposters_report must be true or false, got {self.imposters_report!r}.")
+        for name in ("imposters_report", "recall"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}.")
         if self.candidates not in ("living_others", "all_names"):
             raise ValueError(f"candidates must be living_others or all_names, got {self.candidates!r}.")
         for name in ("shaping", "loser_reward"):
@@ -192,6 +194,8 @@ class Player:
     timer: int = 0  # steps until the activity ends
     origin: Room | None = None  # where a walker comes from
     seen: Look | None = None  # what it saw when it was last asked, without the cooldown
+    sightings: dict[str, Room] = field(default_factory=dict)  # where it last saw whom since the last discussion
+    killings: dict[str, str] = field(default_factory=dict)  # victims by killer, as far as it noticed
 
 
 class Body(NamedTuple):
@@ -289,6 +293,13 @@ class Meeting(NamedTuple):
     living: tuple[str, ...]
 
 
+class Recall(NamedTuple):
+    """What the player has seen: killings by living players, and where the others alive were last seen."""
+
+    killings: tuple[tuple[str, str], ...]  # killer, victim
+    sightings: tuple[tuple[str, Room], ...]
+
+
 class SpeakNow(NamedTuple):
     pass
 
@@ -322,7 +333,7 @@ class Over(NamedTuple):
     ending: Ending
 
 
-Event = Intro | Look | Done | Killed | Meeting | SpeakNow | Said | Cut | VoteNow | Tally | Refused | Over
+Event = Intro | Look | Done | Killed | Meeting | Recall | SpeakNow | Said | Cut | VoteNow | Tally | Refused | Over
 
 # --- The start --------------------------------------------------------------------------------------------------------
 
@@ -458,6 +469,8 @@ def _ask_movers(game: Game) -> None:
         if player.activity is Activity.WAIT and player.timer > 0 and sight == player.seen:
             continue
         player.activity, player.seen = Activity.READY, sight
+        player.sightings |= dict.fromkeys((*sight.present, *(name for name, _ in sight.entering)), sight.room)
+        player.sightings |= dict(sight.leaving)
         options = legal_moves(game, player, sight)
         player.rng.shuffle(options)
         game.due[seat] = options
@@ -533,6 +546,7 @@ def _kill(game: Game, killer_seat: int, victim_seat: int, doing_a_task: set[int]
     for seat, player in enumerate(game.players):
         if player.alive and player is not killer and player.room == killer.room and seat not in doing_a_task:
             game.told[seat].append(Killed(killer.name, victim.name))
+            player.killings[killer.name] = victim.name
     _earn(game, killer_seat, "kills")
 
 
@@ -580,10 +594,21 @@ def _open_discussion(game: Game, finder: int, victim: str) -> None:
     _earn(game, finder, "discussions")
     game.tell_living(Meeting(player.name, victim, body.room, game.living()))
     order = [seat for seat, p in enumerate(game.players) if p.alive]
+    for seat in order if game.rules.recall else ():
+        if (recall := _recall(game, game.players[seat])) != Recall((), ()):
+            game.told[seat].append(recall)
     game.rng.shuffle(order)
     game.speakers = order * game.rules.messages_each
     game.asks = True
     _next_speaker(game)
+
+
+def _recall(game: Game, player: Player) -> Recall:
+    living = [name for name in game.living() if name != player.name]
+    return Recall(
+        tuple((name, player.killings[name]) for name in living if name in player.killings),
+        tuple((name, player.sightings[name]) for name in living if name in player.sightings),
+    )
 
 
 def _next_speaker(game: Game) -> None:
@@ -635,6 +660,7 @@ def count_votes(game: Game, votes: dict[int, Action]) -> None:
         if player.alive:
             player.room, player.origin, player.timer = game.start_room, None, 0
             player.activity, player.seen = Activity.READY, None
+            player.sightings = {}
             player.cooldown = game.rules.cooldown if player.role is Role.IMPOSTER else 0
     game.phase = Phase.MOVE
     _ask_movers(game)
@@ -713,7 +739,7 @@ COMPACT_TOKENS = (
     *(text for action, text in OPTION[Style.COMPACT].items() if action.act is not Act.VOTE),
     *("grid", "imposters", "players", "you", "crewmate", "imposter", "with", "tasks"),
     *("at", "in", "out", "body", "task", "cooldown", "ready", "done", "killed"),
-    *("meeting", "found", "living", "speak", "says", "cut", "vote", "votes", "ejected", "nobody"),
+    *("meeting", "found", "living", "recall", "speak", "says", "cut", "vote", "votes", "ejected", "nobody"),
     *("refused", "crewmates", "win", "time", "ejection", "parity"),
     QUESTION[Style.COMPACT],
     END,
@@ -753,6 +779,9 @@ def _write_compact(event: Event) -> str:
             return f" {_LOWER[killer]} killed {_LOWER.get(victim, 'you')}"
         case Meeting(finder, victim, (x, y), living):
             return f" meeting {_LOWER[finder]} found {_LOWER[victim]} at {ROOMS[y][x]} living{_spaced(living)}"
+        case Recall(killings, sightings):
+            seen = "".join(f" {_LOWER[killer]} killed {_LOWER[victim]}" for killer, victim in killings)
+            return " recall" + seen + "".join(f" {_LOWER[name]} {ROOMS[y][x]}" for name, (x, y) in sightings)
         case SpeakNow():
             return " speak"
         case Said(speaker, message):
@@ -808,6 +837,10 @@ def _write_natural(event: Event) -> str:
                 f"{finder} has found the body of {victim} in room {_at(room)}. A discussion begins. "
                 f"Alive: {', '.join(living)}.\n"
             )
+        case Recall(killings, sightings):
+            seen = [f"{killer} killed {victim}" for killer, victim in killings]
+            seen += [f"{name} was last in room {_at(room)}" for name, room in sightings]
+            return f"What you have seen: {', '.join(seen)}.\n"
         case SpeakNow():
             return "It is your turn to speak.\n"
         case Said(speaker, message):
@@ -887,6 +920,7 @@ _PATTERNS: dict[Style, tuple[tuple[type, re.Pattern[str]], ...]] = {
             (Refused, " refused (wait|skip)"),
             (Tally, rf" votes((?: (?:{_n}|skip) \d+)+) ejected ({_n}|nobody)"),
             (Meeting, rf" meeting ({_n}) found ({_n}) at ({_r}) living((?: {_n})+)"),
+            (Recall, rf" recall((?: {_n} killed {_n})*)((?: {_n} {_r})*)"),
             (
                 Intro,
                 rf" grid (\d) (\d) imposters (\d) players((?: {_n})+) you ({_n}) (crewmate|imposter)"
@@ -913,6 +947,10 @@ _PATTERNS: dict[Style, tuple[tuple[type, re.Pattern[str]], ...]] = {
             (Refused, r"Your reply was not one of your options\. It counts as: (wait|skip)\.\n"),
             (Tally, rf"Votes: ([\w, ]+)\. ({_N}|Nobody) is ejected\.\n"),
             (Meeting, rf"({_N}) has found the body of ({_N}) in room ({_R})\..*Alive: ([\w, ]+)\.\n"),
+            (
+                Recall,
+                rf"What you have seen: ((?:{_N} killed {_N}(?:, )?)*)((?:{_N} was last in room {_R}(?:, )?)*)\.\n",
+            ),
             (
                 Intro,
                 rf"You play Among Us on a grid of rooms, (\d) wide and (\d) high\.\nPlayers: ([\w, ]+)\. "
@@ -967,6 +1005,10 @@ def _event(kind: type, found: re.Match[str], style: Style) -> Event:
         return Tally(counts, "".join(_names(g[1])))
     if kind is Meeting:
         return Meeting(_names(g[0])[0], _names(g[1])[0], _rooms(g[2], style)[0], _names(g[3]))
+    if kind is Recall:
+        killings = _names(g[0])
+        sightings = zip(_names(g[1]), _rooms(g[1], style), strict=True)
+        return Recall(tuple(zip(killings[::2], killings[1::2], strict=True)), tuple(sightings))
     if kind is Intro:
         names, imposters = (g[2], g[3]) if style is Style.NATURAL else (g[3], g[2])
         return Intro(

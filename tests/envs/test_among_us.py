@@ -30,6 +30,7 @@ from envs.among_us_v0 import (
     Killed,
     Look,
     Meeting,
+    Recall,
     Refused,
     Role,
     Said,
@@ -220,7 +221,7 @@ def test_impossible_reset_options_are_refused(options: dict[str, Any]) -> None:
         ("task_steps", 0), ("cooldown", -1), ("reprompt", 0), ("messages_each", -1), ("message_words", 0),
         ("message_chars", 0), ("max_steps", 0),
         ("layouts", [[1, 1]]), ("layouts", [[2, 9]]), ("layouts", 3), ("layouts", [[2, 2.0]]), ("tasks_range", [4]),
-        ("tasks_range", [5, 3]), ("tasks_range", [0, 3]), ("candidates", "everyone"), ("imposters_report", 1),
+        ("tasks_range", [5, 3]), ("tasks_range", [0, 3]), ("candidates", "everyone"), ("imposters_report", 1), ("recall", "yes"),
         ("shaping", "much"), ("loser_reward", float("nan")), ("style", "verse"), ("render_mode", "human"),
     ],
 )  # fmt: skip
@@ -419,6 +420,39 @@ def test_a_report_tells_all_living_who_found_whom_where_and_who_lives() -> None:
     for name in ("blue", "green", "yellow", "orange"):
         assert table.text(name) == said + (" speak" if name == table.speaker() else "")
     assert table.text("red") == ""
+
+
+def test_with_recall_a_discussion_begins_with_what_each_has_seen() -> None:
+    """All begin in bridge. Blue left it to the east, Green and Yellow to the south; Orange and Red saw them leave."""
+    met = body_found()
+    table = body_found(recall=True)
+    expected = {
+        "blue": " recall green garden yellow bridge orange bridge",  # the three left at once
+        "green": " recall blue garden yellow lab orange bridge",
+        "yellow": " recall orange killed red blue bridge green garden orange bridge",  # it came in at that moment
+        "orange": " recall blue galley green lab yellow bridge",
+    }
+    for name, recall in expected.items():
+        said, speak = met.text(name).removesuffix(" speak"), " speak" if name == table.speaker() else ""
+        assert table.text(name) == said + recall + speak
+
+
+def test_recall_names_a_killer_until_it_is_dead_and_forgets_sightings_after_a_discussion() -> None:
+    table = Table(recall=True, tasks=1)
+    table.wait(6)
+    table(orange="kill_red")
+    table(blue="report_red")
+    assert " recall orange killed red green bridge yellow bridge orange bridge" in table.text("blue")
+    assert " killed" not in table.text("orange")
+    table.talk()
+    table(blue="skip", green="skip", yellow="skip", orange="skip")
+    table(blue="go_east", green="go_south").wait(5)
+    table(orange="kill_yellow").wait(1)
+    table(blue="go_west").wait(3)
+    table(blue="report_yellow")
+    assert "meeting blue found yellow" in table.text("blue")
+    recall = table.text("blue").partition(" recall ")[2].removesuffix(" speak")
+    assert recall == "orange killed red green bridge orange bridge"  # Yellow is dead; Green left with Blue
 
 
 def test_imposters_report_only_where_the_rules_let_them() -> None:
@@ -778,6 +812,7 @@ events = st.one_of(
     st.builds(Killed, names, names | st.just("")),
     st.builds(Meeting, names, names, rooms, some_names.filter(bool)),
     st.builds(Said, names, messages),
+    st.builds(Recall, st.lists(st.tuples(names, names), max_size=3).map(tuple), walkers).filter(any),
     st.builds(Refused, st.sampled_from((Act.WAIT, Act.SKIP))),
     st.builds(Tally, st.lists(st.tuples(names | st.just("skip"), few), min_size=1).map(tuple), names | st.just("")),
     st.sampled_from((Done(), Cut(), SpeakNow(), VoteNow())),
@@ -893,7 +928,7 @@ def walk_about(seed: int, steps: int) -> list[dict[str, str]]:
 def test_others_roles_do_not_show(style: str, seed: int) -> None:
     plan = walk_about(seed, 60)
     first, second = (
-        views({"imposters": (seat,)}, plan, ("red", "blue", "green"), seed, style=style) for seat in (3, 4)
+        views({"imposters": (seat,)}, plan, ("red", "blue", "green"), seed, style=style, recall=True) for seat in (3, 4)
     )
     assert first == second
 
@@ -919,12 +954,13 @@ def test_what_happens_elsewhere_does_not_show(seed: int) -> None:
     assert views({}, kill, others, seed) == views({}, spare, others, seed)
 
 
+@pytest.mark.parametrize("recall", [False, True])
 @pytest.mark.parametrize("seed", range(10))
-def test_who_killed_does_not_show_in_the_whole_discussion_after_it(seed: int) -> None:
+def test_who_killed_does_not_show_in_the_whole_discussion_after_it(seed: int, recall: bool) -> None:
     away = [{"red": "go_south", "yellow": "go_south", "orange": "go_south"}, {}, {}, {}, {}, {}, {}, {}]
     found = [{"blue": "go_south"}, {}, {}, {"blue": "report_red"}, *[{}] * 8, {"blue": "skip"}, {}, {}, {}]
     first, second = (
-        views({"imposters": (seat,)}, [*away, {killer: "kill_red"}, *found], ("blue", "green"), seed)
+        views({"imposters": (seat,)}, [*away, {killer: "kill_red"}, *found], ("blue", "green"), seed, recall=recall)
         for seat, killer in ((3, "yellow"), (4, "orange"))
     )
     assert first == second
@@ -1021,6 +1057,7 @@ def test_any_settings_and_any_replies_keep_the_contract(data: st.DataObject) -> 
         cooldown=data.draw(st.integers(0, 3)),
         messages_each=data.draw(st.integers(0, 2)),
         imposters_report=data.draw(st.booleans()),
+        recall=data.draw(st.booleans()),
         candidates=data.draw(st.sampled_from(("living_others", "all_names"))),
         max_steps=60,
     )
