@@ -104,7 +104,7 @@ class StateLayer(LinearAttentionLayer):
                     every[i][self.cache.chosen] = states
 
 
-class StateAndSlotLayer(StateLayer, SlotLayer):  # type: ignore[misc]  # as the layers of transformers that have both
+class StateAndSlotLayer(StateLayer, SlotLayer):  # type: ignore[override]  # as are those of transformers
     """A layer with keys and values and states."""
 
     def __init__(self, cache: SlotCache, number_of_states: int) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from marl.errors import UserError
 
-GIB = 1 << 30
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,7 @@ def check_memory(
     for each in caches:
         counts[each.size] = counts.get(each.size, 0) + each.count(concurrency)
     taken = sum(size * count for size, count in counts.items())
-    what = " and ".join(f"{count} slots of {size / (1 << 20):.1f} MiB" for size, count in counts.items())
-    line = f"cache: {what}, {taken / GIB:.1f} GiB"
+    what = " and ".join(f"{count} slots of {readable(size)}" for size, count in counts.items())
     free = free_memory(device)
     if taken + models > free:
         game = sum(each.seats * each.size for each in caches)  # bytes that a further game takes
@@ -49,11 +48,16 @@ def check_memory(
         fits = sum(each.count(fitting) for each in caches)
         way = f"{setting}={fitting} would fit ({fits} slots)" if fitting > 0 else f"not even {setting}=1 fits"
         raise UserError(
-            f"{setting}={concurrency} and model.context={context}: {what} ({taken / GIB:.1f} GiB) and models of "
-            f"{models / GIB:.1f} GiB are more than the {free / GIB:.1f} GiB of memory that are free ({device.type}); "
-            f"{way}, else lower model.context or take a smaller model"
+            f"{setting}={concurrency} and model.context={context}: the cache takes {what}, {readable(taken)}, and "
+            f"models take {readable(models)}, but {readable(free)} of memory are free ({device.type}): {way}; or lower "
+            "model.context, or take a smaller model"
         )
-    return line
+    return f"cache: {what}, {readable(taken)}"
+
+
+def readable(size: int) -> str:
+    unit, name = (GIB, "GiB") if size >= GIB / 10 else (MIB, "MiB") if size >= MIB / 10 else (KIB, "KiB")
+    return f"{size / unit:.1f} {name}"
 
 
 def free_memory(device: torch.device) -> int:
