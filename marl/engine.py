@@ -7,6 +7,7 @@ of any length at once. What it leaves out: text, games, when to read what (agent
 
 from __future__ import annotations
 
+import functools
 import heapq
 import inspect
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLayer
 
@@ -229,18 +230,19 @@ def one_pass(
     positions = start[:, None] + offsets
     real = offsets < sizes[:, None]
     end = int(positions[real].max()) + 1
-    query = torch.from_numpy(np.minimum(positions, end - 1)).to(lm.device)
+    device = lm.device
+    query = torch.from_numpy(np.minimum(positions, end - 1)).to(device)
     cache.at(
-        torch.from_numpy(rows).to(lm.device),
-        torch.from_numpy(np.where(real, positions, cache.context)).to(lm.device),
+        torch.from_numpy(rows).to(device),
+        torch.from_numpy(np.where(real, positions, cache.context)).to(device),
         end,
         slice(int(rows[0]), int(rows[-1]) + 1) if (np.diff(rows) == 1).all() else None,
     )
-    ids = torch.from_numpy(tokens).to(lm.device)
-    if takes(lm, "past_key_values"):
+    ids = torch.from_numpy(tokens).to(device)
+    if takes_attention(type(lm.base_model)):
         # (R, 1, n, end): a token sees itself and what stands before it in its own slot
-        blocked = torch.arange(end, device=lm.device) > query[:, None, :, None]
-        mask = torch.zeros(blocked.shape, dtype=lm.dtype, device=lm.device).masked_fill_(blocked, -torch.inf)
+        blocked = torch.arange(end, device=device) > query[:, None, :, None]
+        mask = torch.zeros(blocked.shape, dtype=lm.dtype, device=device).masked_fill_(blocked, -torch.inf)
         output = lm.base_model(
             input_ids=ids, attention_mask=mask, position_ids=query, past_key_values=cache, use_cache=True
         )
@@ -276,17 +278,18 @@ def goes_on(lm: PreTrainedModel) -> bool:
         return bool((a - b).abs().max() <= 1e-3 * b.abs().max())
 
     single = [[i] for i in after]
-    whole = lm.base_model(input_ids=torch.tensor([before + after], device=lm.device)).last_hidden_state[
-        0, len(before) :
-    ]
+    ids = torch.tensor([before + after], device=lm.device)
+    whole = lm.base_model(input_ids=ids, use_cache=False).last_hidden_state[0, len(before) :]
     several = same(read([after], 1000.0), read(single, 1000.0))
     if not same(read([after] if several else single, 1.0), whole):
         raise UserError(f"{type(lm).__name__} does not read in pieces what it reads as a whole: choose another model")
     return several
 
 
-def takes(lm: PreTrainedModel, name: str) -> bool:
-    return name in inspect.signature(lm.base_model.forward).parameters
+@functools.cache
+def takes_attention(model: type[nn.Module]) -> bool:
+    """Whether the model takes masks and positions; Mamba's family, which has no use for them, does not."""
+    return "past_key_values" in inspect.signature(model.forward).parameters
 
 
 class Engine:
