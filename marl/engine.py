@@ -7,7 +7,6 @@ of any length at once. What it leaves out: text, games, when to read what (agent
 
 from __future__ import annotations
 
-import functools
 import heapq
 import inspect
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLayer
 
@@ -116,9 +115,10 @@ class StateAndSlotLayer(StateLayer, SlotLayer):  # type: ignore[override]  # as 
 class SlotCache(Cache):
     """A preallocated cache, read and written at the rows and positions that `at` sets for the next forward pass."""
 
-    def __init__(self, kinds: Sequence[str], slots: int, context: int, number_of_states: int = 1) -> None:
-        """`kinds`: of layers (see `layer_kinds`); `number_of_states`: in one recurrent layer."""
-        self.slots, self.context = slots, context
+    def __init__(self, kinds: Sequence[str], slots: int, context: int, number_of_states: int, masked: bool) -> None:
+        """`kinds`: of layers (see `layer_kinds`); `number_of_states`: in one recurrent layer; `masked`: whether the
+        model takes masks and positions beside its cache."""
+        self.slots, self.context, self.masked = slots, context, masked
         self.rows = self.positions = torch.empty(0, dtype=torch.int64)
         self.span: slice | None = None
         self.end = 0
@@ -210,8 +210,10 @@ def size_of(config: PreTrainedConfig, context: int) -> Size:
 
 
 def slot_cache(lm: PreTrainedModel, slots: int, context: int) -> SlotCache:
+    """An empty cache for the model. Raises UserError as `layer_kinds` does."""
     states = getattr(lm.config.get_text_config(), "number_of_conv_states", 1)
-    return SlotCache(layer_kinds(lm, context), slots, context, states)
+    masked = "past_key_values" in inspect.signature(lm.base_model.forward).parameters
+    return SlotCache(layer_kinds(lm, context), slots, context, states, masked)
 
 
 def one_pass(
@@ -239,7 +241,7 @@ def one_pass(
         slice(int(rows[0]), int(rows[-1]) + 1) if (np.diff(rows) == 1).all() else None,
     )
     ids = torch.from_numpy(tokens).to(device)
-    if takes_attention(type(lm.base_model)):
+    if cache.masked:
         # (R, 1, n, end): a token sees itself and what stands before it in its own slot
         blocked = torch.arange(end, device=device) > query[:, None, :, None]
         mask = torch.zeros(blocked.shape, dtype=lm.dtype, device=device).masked_fill_(blocked, -torch.inf)
@@ -284,12 +286,6 @@ def goes_on(lm: PreTrainedModel) -> bool:
     if not same(read([after] if several else single, 1.0), whole):
         raise UserError(f"{type(lm).__name__} does not read in pieces what it reads as a whole: choose another model")
     return several
-
-
-@functools.cache
-def takes_attention(model: type[nn.Module]) -> bool:
-    """Whether the model takes masks and positions; Mamba's family, which has no use for them, does not."""
-    return "past_key_values" in inspect.signature(model.forward).parameters
 
 
 class Engine:

