@@ -21,19 +21,21 @@ from omegaconf import DictConfig, OmegaConf
 
 from envs.dond_v0 import contexts, in_test, read_contexts
 from experiments.cli import command
-from experiments.players import is_run, run_policy
+from experiments.players import is_run, player_config, run_policy
 from experiments.terminal import Bar, say
 from marl.agents import SILENCE, Agent, Dubbed, ModelAgent, model_agent
 from marl.cast import Seats, by_role
 from marl.checkpoint import load_policy, read_card
 from marl.config import Parts, build, make, plain
+from marl.engine import size_of
 from marl.errors import UserError, check_writable
 from marl.evaluate import Metrics, belief_by_message, evaluation_to_json, metrics
 from marl.files import write_json
 from marl.games import env_maker, scripted, seats
+from marl.memory import Slots, check_memory
 from marl.planner import GAMES as PLANNED
-from marl.planner import PlannerConfig, planning_agent
-from marl.policy import Policy
+from marl.planner import MOST_ACTIONS, PlannerConfig, planning_agent
+from marl.policy import Policy, load_config
 from marl.pretrain import base_policy
 from marl.rollout import EVALUATION, Cast, Game, draw_games, rollout
 from marl.runs import CONFIG
@@ -133,18 +135,52 @@ def find_player(
 
 def find_base(cfg: DictConfig, parts: Parts, device: torch.device, beside: str) -> Policy:
     """The base of the run that `beside` names; of the configuration, where it names none."""
+    folder = base_folder(beside)
+    if folder is not None:
+        return load_policy(folder, device)
+    policy, _ = base_policy(
+        parts.model, parts.base, parts.env, cache=Path(cfg.cache), human_data=cfg.data.dond, device=device, report=say
+    )
+    return policy
+
+
+def base_folder(beside: str) -> Path | None:
+    """Where the base of the run that `beside` names is kept; None where it names no run."""
     if not (Path(beside) / "policy").is_dir():
-        policy, _ = base_policy(
-            parts.model, parts.base, parts.env, cache=Path(cfg.cache), human_data=cfg.data.dond, device=device,
-            report=say,
-        )  # fmt: skip
-        return policy
+        return None
     base = read_card(Path(beside) / "policy")["base"]
     if base is None:
         raise UserError(
             f"players: {beside} started from an untouched model; evaluate that with model=hf players=[base]"
         )
-    return load_policy(Path(base), device)
+    return Path(base)
+
+
+def memory_of(
+    cfg: DictConfig, parts: Parts, players: Sequence[tuple[str, str]], device: torch.device, planned: bool = False
+) -> str:
+    """One line on the caches of these players, each beside another as `find_player` takes them; empty without a model.
+
+    `planned`: the first of them plans. UserError where caches and models don't fit.
+    """
+    caches: list[Slots] = []
+    models = 0
+    for name, beside in players:
+        if name == "base":
+            folder = base_folder(beside)
+            config = parts.model.lm_config() if folder is None else load_config(str(folder))
+        elif is_run(name):
+            config = player_config(name)
+        else:
+            continue
+        size = size_of(config, parts.algo.context)
+        caches.append(Slots(seats(parts.env), size.slot, 0 if caches or not planned else MOST_ACTIONS))
+        models += size.weights
+    if not caches:
+        return ""
+    return check_memory(
+        caches, models, concurrency=cfg.concurrency, setting="concurrency", context=parts.algo.context, device=device
+    )
 
 
 def find_planner(cfg: DictConfig, names: Sequence[str], game: str) -> PlannerConfig | None:
@@ -247,16 +283,22 @@ def main(cfg: DictConfig) -> None:
     planner = find_planner(cfg, names, parts.env["game"])
     # one agent in all seats
     itself = len(set(names)) == 1 and len(set(voices[: len(names)])) == 1 and not (planner and len(names) == 2)
+    run = next((name for name in names if is_run(name)), names[0])  # whose base is meant by `base`
+    role_seats = next(iter(parts.cast.values()))
+    many_roles = len(parts.cast) > 1 and len(names) == 2
+    players = [(names[0], names[-1]), *([] if itself else [(names[-1], names[0])])]
+    players += [(voice, run) for voice in voices[: len(players)] if voice is not None]
+    players += [(role_seats.partner, run)] if many_roles and role_seats.partners else []
+    caches = memory_of(cfg, parts, players, device, planned=planner is not None)
+    if caches:
+        say(caches)
     first = find_player(names[0], cfg, parts, device, names[-1], planner)
     second = first if itself else find_player(names[-1], cfg, parts, device, names[0])
-    run = next((name for name in names if is_run(name)), names[0])  # whose base is meant by `base`
     agents = [voiced(first, voices[0], cfg, parts, device, run)]
     agents.append(agents[0] if itself else voiced(second, voices[1], cfg, parts, device, run))
-    role_seats = next(iter(parts.cast.values()))
     partner = None
-    if len(parts.cast) > 1 and len(names) == 2 and role_seats.partners and isinstance(first, ModelAgent):
+    if many_roles and role_seats.partners and isinstance(first, ModelAgent):
         partner = find_player(role_seats.partner, cfg, parts, device, run)
-    many_roles = len(parts.cast) > 1 and len(names) == 2
     seated = role_against_role(agents[0], agents[1], parts.cast, partner) if many_roles else turn_about(*agents)
     bar = Bar(enabled=cfg.progress)
     drawn = each_context(parts.env, cfg.seed) if cfg.each_context else draw_games(cfg.seed, EVALUATION, count=cfg.games)

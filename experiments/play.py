@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from envs.core import END
 from experiments.cli import command
-from experiments.evaluate import as_in_runs, find_player, pick_device
+from experiments.evaluate import as_in_runs, find_player, memory_of, pick_device
 from experiments.terminal import say
 from marl.agents import Agent, TextAgent
 from marl.config import build
@@ -68,7 +68,11 @@ def main(cfg: DictConfig) -> None:
     make_env = env_maker(parts.env)
     person = Person()
     human = TextAgent("human", lambda seed, role: person)
-    opponent = find_player(cfg.opponent, cfg, parts, pick_device(cfg.device), cfg.opponent)
+    device = pick_device(cfg.device)
+    caches = memory_of(cfg, parts, [(cfg.opponent, cfg.opponent)], device)
+    if caches:
+        say(caches)
+    opponent = find_player(cfg.opponent, cfg, parts, device, cfg.opponent)
     out = Path(cfg.out)
     taken = len(list(out.glob("episodes-*.jsonl")))  # by earlier sessions
     record = out / f"episodes-{taken + 1:03d}.jsonl"

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedConfig
 
 from marl.agents import Agent, PlayConfig, model_agent
 from marl.cast import LEARNERS, Seats, places, players_of
 from marl.checkpoint import load_policy, read_card
+from marl.engine import size_of
 from marl.errors import UserError
 from marl.games import scripted
-from marl.policy import Policy
+from marl.memory import Slots
+from marl.policy import Policy, load_config
 
 
 def is_run(name: str) -> bool:
@@ -71,6 +74,28 @@ def check_players(cast: Mapping[str, Seats], game: str, env: Any) -> None:
                 raise UserError(
                     f"cast.{role}: {name} is none of learner, rival, base, a finished run or a scripted player. {error}"
                 ) from error
+
+
+def player_config(name: str) -> PreTrainedConfig:
+    """The configuration of a run's language model."""
+    return load_config(str(policy_folder(name)))
+
+
+def player_slots(
+    cast: Mapping[str, Seats], env: Any, context: int, configs: Mapping[str, PreTrainedConfig]
+) -> tuple[list[Slots], int]:
+    """The cache slots of all models that `seat_players` seats, and the bytes of the runs' that it loads.
+
+    `configs` has the configurations of the base and the learners, by name.
+    """
+    caches, loaded = [], 0
+    for name, seats in places(cast, env).items():
+        run = name not in configs and is_run(name)
+        if run or name in configs:
+            size = size_of(player_config(name) if run else configs[name], context)
+            caches.append(Slots(seats, size.slot))
+            loaded += size.weights * run
+    return caches, loaded
 
 
 def seat_players(

@@ -21,7 +21,15 @@ from omegaconf import DictConfig, OmegaConf
 from experiments.cli import command
 from experiments.evaluate import pick_device, set_threads, show
 from experiments.expected import Expected, expected_of
-from experiments.players import check_game, check_players, is_run, run_policy, seat_players
+from experiments.players import (
+    check_game,
+    check_players,
+    is_run,
+    player_config,
+    player_slots,
+    run_policy,
+    seat_players,
+)
 from experiments.terminal import Bar, quiet, say
 from marl.cast import by_role, learners_of, players_of
 from marl.checkpoint import load_training, make_once, newest_checkpoint, read_state, save_policy, save_training
@@ -38,6 +46,7 @@ from marl.config import (
     plain,
     run_folder,
 )
+from marl.engine import size_of
 from marl.errors import UserError
 from marl.evaluate import (
     Metrics,
@@ -49,6 +58,7 @@ from marl.evaluate import (
 from marl.files import write_json
 from marl.filtered_bc import FilteredBCConfig, train_filtered_bc
 from marl.games import env_maker, exchangeable
+from marl.memory import check_memory
 from marl.monitor import episode_metrics
 from marl.policy import Policy
 from marl.ppo import train_ppo
@@ -94,9 +104,11 @@ def main(cfg: DictConfig) -> None:
         say(f"{folder} is done: its report is {folder / 'report.html'}; change the configuration or remove the folder")
         return
     expected = expected_of(cfg.name, cfg.arm, parts.env)
+    caches = memory_of(cfg, parts, make_env, make_test_env, device)
     work = Work(cfg, parts, folder, make_env, make_test_env, device, expected)
     with torchrun_ranks(device) as ranks:
         if ranks.first:
+            say(caches)
             with claim(folder, OmegaConf.to_yaml(OmegaConf.create(identity(cfg)))):
                 ranks.wait()  # the others begin once the folder is ours
                 lead(work, ranks)
@@ -105,6 +117,32 @@ def main(cfg: DictConfig) -> None:
                 ranks.wait()
                 bar = Bar(enabled=False)
                 learn(work, base_of(work, bar)[0], Unlogged(), dict, bar, ranks)
+
+
+def memory_of(
+    cfg: DictConfig,
+    parts: Parts,
+    make_env: Callable[[], Any],
+    make_test_env: Callable[[], Any],
+    device: torch.device,
+) -> str:
+    """One line on what the caches will take; UserError where they and the models don't fit."""
+    context, base = parts.algo.context, parts.model.lm_config()
+    learners = {n: player_config(run) if (run := start_of(cfg, n)) else base for n in learners_of(parts.cast)}
+    configs = {"base": base, **learners}
+    evaluation = make(EvalConfig, plain(cfg.eval), "eval")
+    playing, runs = player_slots(parts.cast, make_env(), context, configs)
+    tested, more_runs = player_slots(evaluation.seating(parts.cast), make_test_env(), context, configs)
+    # weights, gradients and two moments of each learner; the base beside them
+    models = size_of(base, context).weights + sum(4 * size_of(c, context).weights for c in learners.values())
+    if evaluation.games:  # played in the midst of training, whose caches stay
+        caches = [*playing, *tested]
+    else:
+        caches = max(playing, tested, key=lambda each: sum(slots.seats * slots.size for slots in each))
+    return check_memory(
+        caches, models + runs + more_runs, concurrency=parts.algo.concurrency, setting="algo.concurrency",
+        context=context, device=device,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,31 @@
-"""Batched incremental decoding: every agent's view lives in one slot of a preallocated key/value cache.
+"""Batched incremental decoding: every agent's view lives in one slot of a preallocated cache.
 
-Each call reads only new tokens, for rows of any length at once. What it leaves out: text, games, when to read what
-(agents.py). Recurrent and sliding-window models are refused by name: their state is no list of keys and values.
+A slot holds keys and values (attention), a state (recurrent layers), or both. Each call reads only new tokens, for rows
+of any length at once. What it leaves out: text, games, when to read what (agents.py). Models whose layers forget
+(windows) or keep something else are refused by name.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLayer
 
 from marl.errors import UserError
 from marl.policy import Policy, choice_logits
+
+ATTENTION = ("full_attention", "sliding_attention")  # kinds of layers, as configurations name them
+RECURRENT = ("linear_attention", "conv")
+BOTH = "hybrid"
+NOTHING = ("moe", "mlp")
 
 
 class SlotLayer(CacheLayerMixin):
@@ -39,13 +49,12 @@ class SlotLayer(CacheLayerMixin):
     ) -> tuple[Tensor, Tensor]:
         """Writes (R, H, n, D) at the current rows and positions; returns the rows' keys and values (R, H, end, D)."""
         if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
+            SlotLayer.lazy_initialization(self, key_states, value_states)
         assert self.keys is not None and self.values is not None
         c = self.cache
         self.keys[c.rows[:, None], c.positions] = key_states.transpose(1, 2)
         self.values[c.rows[:, None], c.positions] = value_states.transpose(1, 2)
-        rows = c.rows if c.span is None else c.span  # a range of slots is a view, anything else a copy
-        return self.keys[rows, : c.end].transpose(1, 2), self.values[rows, : c.end].transpose(1, 2)
+        return self.keys[c.chosen, : c.end].transpose(1, 2), self.values[c.chosen, : c.end].transpose(1, 2)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.cache.end, 0
@@ -59,55 +68,255 @@ class SlotLayer(CacheLayerMixin):
     get_max_cache_shape = get_max_length  # its name before transformers 5.20
 
 
+class StateLayer(LinearAttentionLayer):
+    """One recurrent layer's states for all slots, (S, ...) each: the model finds and leaves those of a pass's rows.
+
+    An empty slot's states are zeros, which is what models start from.
+    """
+
+    def __init__(self, cache: SlotCache, number_of_states: int) -> None:
+        super().__init__(number_of_states)
+        self.cache = cache
+        self.all_conv_states: dict[int, Tensor] = {}
+        self.all_recurrent_states: dict[int, Tensor] = {}
+
+    def stored(self) -> Iterator[Tensor]:
+        yield from self.all_conv_states.values()
+        yield from self.all_recurrent_states.values()
+
+    def load(self) -> None:
+        """Puts the states of the next pass's rows where the model looks for them."""
+        for i, states in self.all_conv_states.items():
+            self.conv_states[i] = states[self.cache.chosen]
+        for i, states in self.all_recurrent_states.items():
+            self.recurrent_states[i] = states[self.cache.chosen]
+
+    def save(self) -> None:
+        """Keeps the states that the pass left."""
+        for every, own in (
+            (self.all_conv_states, self.conv_states),
+            (self.all_recurrent_states, self.recurrent_states),
+        ):
+            for i, states in own.items():
+                if states is not None:
+                    if i not in every:
+                        every[i] = states.new_zeros(self.cache.slots, *states.shape[1:])
+                    every[i][self.cache.chosen] = states
+
+
+class StateAndSlotLayer(StateLayer, SlotLayer):  # type: ignore[override]  # as are those of transformers
+    """A layer with keys and values and states."""
+
+    def __init__(self, cache: SlotCache, number_of_states: int) -> None:
+        SlotLayer.__init__(self, cache)
+        StateLayer.__init__(self, cache, number_of_states)
+
+
 class SlotCache(Cache):
     """A preallocated cache, read and written at the rows and positions that `at` sets for the next forward pass."""
 
-    def __init__(self, layers: int, slots: int, context: int) -> None:
-        self.slots, self.context = slots, context
+    def __init__(self, kinds: Sequence[str], slots: int, context: int, number_of_states: int, masked: bool) -> None:
+        """`kinds`: of layers (see `layer_kinds`); `number_of_states`: in one recurrent layer; `masked`: whether the
+        model takes masks and positions beside its cache."""
+        self.slots, self.context, self.masked = slots, context, masked
         self.rows = self.positions = torch.empty(0, dtype=torch.int64)
         self.span: slice | None = None
         self.end = 0
-        super().__init__(layers=[SlotLayer(self) for _ in range(layers)])
+        layers: list[Any] = []
+        for kind in kinds:
+            if kind in RECURRENT:
+                layers.append(StateLayer(self, number_of_states))
+            else:
+                layers.append(StateAndSlotLayer(self, number_of_states) if kind == BOTH else SlotLayer(self))
+        super().__init__(layers=layers)
+        self.states = [layer for layer in layers if isinstance(layer, StateLayer)]
 
     def at(self, rows: Tensor, positions: Tensor, end: int, span: slice | None) -> None:
         self.rows, self.positions, self.end, self.span = rows, positions, end, span
+        for layer in self.states:
+            layer.load()
+
+    @property
+    def chosen(self) -> Tensor | slice:
+        """The pass's rows; a range of slots is a view, anything else a copy."""
+        return self.rows if self.span is None else self.span
+
+    def save(self) -> None:
+        """To be called after each forward pass."""
+        for layer in self.states:
+            layer.save()
+
+    def clear(self, slot: int) -> None:
+        """Makes the slot an empty one. Keys and values are left: nothing looks at what stands behind a row's end."""
+        for layer in self.states:
+            for states in layer.stored():
+                states[slot] = 0
+
+    def copy(self, slot: int, to: Sequence[int], length: int) -> None:
+        """Copies what a slot holds, the keys and values of its first `length` tokens, to other slots."""
+        for layer in self.layers:
+            if isinstance(layer, SlotLayer) and layer.keys is not None and layer.values is not None:
+                layer.keys[to, :length] = layer.keys[slot, :length]
+                layer.values[to, :length] = layer.values[slot, :length]
+        for layer in self.states:
+            for states in layer.stored():
+                states[to] = states[slot].clone()
+
+    @property
+    def nbytes(self) -> int:
+        """What all slots take, once there was a first pass."""
+        held = [t for layer in self.layers if isinstance(layer, SlotLayer) for t in (layer.keys, layer.values)]
+        held += [states for layer in self.states for states in layer.stored()]
+        return sum(t.nbytes for t in held if t is not None)
+
+
+def layer_kinds(lm: PreTrainedModel, context: int) -> list[str]:
+    """The kind of each layer. Raises UserError, by the model's name, where a slot cannot hold what a layer keeps."""
+    config = lm.config.get_text_config()
+    window = getattr(config, "sliding_window", None) or 0
+    listed = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
+    # a configuration that does not list its layers has one kind of them
+    kinds = list(listed or ["sliding_attention" if window else "full_attention"] * config.num_hidden_layers)
+    slides = "sliding_attention" in kinds and window < context
+    own = not listed and (getattr(lm, "_is_stateful", False) or not getattr(config, "num_attention_heads", 0))
+    if slides or own or set(kinds) - {*ATTENTION, *RECURRENT, BOTH, *NOTHING}:
+        what = "a state of its own make" if own else ", ".join(sorted(set(kinds)))
+        raise UserError(
+            f"{type(lm).__name__} keeps what a slot cannot hold (layers: {what}): choose a model whose layers are full "
+            "attention, or recurrent ones that use the caches of transformers (Mamba's, say)"
+        )
+    return kinds
+
+
+@dataclass(frozen=True)
+class Size:
+    """Bytes of one slot, of the given context, and of a model's weights."""
+
+    slot: int
+    weights: int
+
+
+def size_of(config: PreTrainedConfig, context: int) -> Size:
+    """What a model of this configuration takes in float32, found without allocating it: one token is read on `meta`.
+
+    Raises UserError as `layer_kinds` does.
+    """
+    with torch.device("meta"), torch.no_grad():
+        # the default implementation of experts looks at the tokens' numbers, which are not there
+        lm = AutoModelForCausalLM.from_config(config, dtype=torch.float32, experts_implementation="batched_mm").eval()
+        cache = slot_cache(lm, 1, context)
+        one_pass(lm, cache, np.array([0]), np.array([0]), [[0]])
+    return Size(cache.nbytes, sum(p.nbytes for p in lm.parameters()))
+
+
+def slot_cache(lm: PreTrainedModel, slots: int, context: int) -> SlotCache:
+    """An empty cache for the model. Raises UserError as `layer_kinds` does."""
+    states = getattr(lm.config.get_text_config(), "number_of_conv_states", 1)
+    masked = "past_key_values" in inspect.signature(lm.base_model.forward).parameters
+    return SlotCache(layer_kinds(lm, context), slots, context, states, masked)
+
+
+def one_pass(
+    lm: PreTrainedModel, cache: SlotCache, rows: np.ndarray, start: np.ndarray, chunks: Sequence[Sequence[int]]
+) -> Tensor:
+    """One pass over new tokens of slots `rows` (R,), which hold `start` (R,) of them: hidden states (R, n, D).
+
+    Chunks of different lengths are padded on the right, which is only right where no layer is recurrent.
+    """
+    sizes = np.array([len(c) for c in chunks])
+    width = int(sizes.max())
+    tokens = np.zeros((len(chunks), width), dtype=np.int64)
+    for i, chunk in enumerate(chunks):
+        tokens[i, : len(chunk)] = chunk
+    offsets = np.arange(width)[None]
+    positions = start[:, None] + offsets
+    real = offsets < sizes[:, None]
+    end = int(positions[real].max()) + 1
+    device = lm.device
+    query = torch.from_numpy(np.minimum(positions, end - 1)).to(device)
+    cache.at(
+        torch.from_numpy(rows).to(device),
+        torch.from_numpy(np.where(real, positions, cache.context)).to(device),
+        end,
+        slice(int(rows[0]), int(rows[-1]) + 1) if (np.diff(rows) == 1).all() else None,
+    )
+    ids = torch.from_numpy(tokens).to(device)
+    if cache.masked:
+        # (R, 1, n, end): a token sees itself and what stands before it in its own slot
+        blocked = torch.arange(end, device=device) > query[:, None, :, None]
+        mask = torch.zeros(blocked.shape, dtype=lm.dtype, device=device).masked_fill_(blocked, -torch.inf)
+        output = lm.base_model(
+            input_ids=ids, attention_mask=mask, position_ids=query, past_key_values=cache, use_cache=True
+        )
+    else:  # Mamba's family: no layer attends, or knows its tokens' places
+        output = lm.base_model(input_ids=ids, cache_params=cache, use_cache=True)
+    cache.save()
+    if not all(list(layer.stored()) for layer in cache.states):
+        raise UserError(f"{type(lm).__name__} keeps its states in itself, not in a cache: choose another model")
+    return output.last_hidden_state
+
+
+@torch.no_grad()
+def goes_on(lm: PreTrainedModel) -> bool:
+    """Whether a pass over several tokens goes on from the states of its slots; where not, one over a single token does.
+
+    Mamba's in transformers 5.23 starts over. Raises UserError for a model whose pieces don't make the whole either way.
+    """
+    zero, before, after = np.array([0]), [0, 1], [2, 3, 4, 5]
+
+    def read(pieces: Sequence[Sequence[int]], factor: float) -> Tensor:
+        """Hidden states (4, D) of what follows two tokens, whose recurrent states are magnified, so that they tell."""
+        cache = slot_cache(lm, 1, len(before) + len(after))
+        one_pass(lm, cache, zero, zero, [before])
+        for layer in cache.states:
+            for states in layer.all_recurrent_states.values():
+                states *= factor
+        starts = [len(before) + sum(map(len, pieces[:i])) for i in range(len(pieces))]
+        return torch.cat(
+            [one_pass(lm, cache, zero, np.array([i]), [p])[0] for i, p in zip(starts, pieces, strict=True)]
+        )
+
+    def same(a: Tensor, b: Tensor) -> bool:
+        return bool((a - b).abs().max() <= 1e-3 * b.abs().max())
+
+    single = [[i] for i in after]
+    ids = torch.tensor([before + after], device=lm.device)
+    whole = lm.base_model(input_ids=ids, use_cache=False).last_hidden_state[0, len(before) :]
+    several = same(read([after], 1000.0), read(single, 1000.0))
+    if not same(read([after] if several else single, 1.0), whole):
+        raise UserError(f"{type(lm).__name__} does not read in pieces what it reads as a whole: choose another model")
+    return several
 
 
 class Engine:
     """Reads tokens into slots and samples from what comes out. `lengths` (S,) says how much each slot holds."""
 
     def __init__(self, policy: Policy, slots: int, context: int) -> None:
-        config = policy.lm.config.get_text_config()
         if context > policy.context:
             raise UserError(
                 f"model.context={context} is more than the model can read ({policy.context} tokens): lower it"
             )
-        window = getattr(config, "sliding_window", None) or 0
-        listed = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
-        # a configuration that does not list its layers has one kind of them
-        kinds = set(listed or ["sliding_attention" if window else "full_attention"])
-        slides = "sliding_attention" in kinds and window < context
-        if slides or kinds - {"full_attention", "sliding_attention"} or not _attends(policy):
-            raise UserError(
-                f"{type(policy.lm).__name__} keeps more than keys and values of its whole context (layers: "
-                f"{', '.join(sorted(kinds))}), so its cache cannot be preallocated: choose a model with full attention"
-            )
         self.policy, self.slots, self.context = policy, slots, context
-        self.cache = SlotCache(config.num_hidden_layers, slots, context)
+        self.cache = slot_cache(policy.lm, slots, context)
         self.lengths = np.zeros(slots, dtype=np.int64)
         self._free = list(range(slots))  # a heap: the lowest free slot is taken, whatever was freed before
         self.tokens_read = 0
+        self._goes_on = not self.cache.states or goes_on(policy.lm)
 
     def allocate(self) -> int:
         """An empty slot."""
         if not self._free:
             raise RuntimeError(f"all {self.slots} slots are taken")
         slot = heapq.heappop(self._free)
-        self.lengths[slot] = 0
+        self._empty(slot)
         return slot
 
     def free(self, slot: int) -> None:
         heapq.heappush(self._free, slot)
+
+    def _empty(self, slot: int) -> None:
+        self.lengths[slot] = 0
+        self.cache.clear(slot)
 
     @torch.no_grad()
     def read(self, slots: Sequence[int], chunks: Sequence[Sequence[int]]) -> Tensor:
@@ -125,34 +334,39 @@ class Engine:
                 f"model.context={self.context}; raise model.context (the model reads up to {self.policy.context}) or "
                 "lower the game's message and turn limits"
             )
-        width = int(sizes.max())
-        tokens = np.zeros((len(chunks), width), dtype=np.int64)
-        for i, chunk in enumerate(chunks):
-            tokens[i, : len(chunk)] = chunk
-        offsets = np.arange(width)[None]
-        positions = start[:, None] + offsets
-        real = offsets < sizes[:, None]
-        end = int(positions[real].max()) + 1
-        device = self.policy.device
-        query = torch.from_numpy(np.minimum(positions, end - 1)).to(device)
-        self.cache.at(
-            torch.from_numpy(rows).to(device),
-            torch.from_numpy(np.where(real, positions, self.context)).to(device),
-            end,
-            slice(int(rows[0]), int(rows[-1]) + 1) if (np.diff(rows) == 1).all() else None,
-        )
-        # (R, 1, n, end): a token sees itself and what stands before it in its own slot
-        blocked = torch.arange(end, device=device) > query[:, None, :, None]
-        mask = torch.zeros(blocked.shape, dtype=self.policy.lm.dtype, device=device).masked_fill_(blocked, -torch.inf)
-        hidden = self.policy.hidden(
-            torch.from_numpy(tokens).to(device),
-            attention_mask=mask,
-            position_ids=query,
-            past_key_values=self.cache,
-            use_cache=True,
-        )
+        if not self.cache.states:
+            return self._pass(rows, chunks)
+        # Padding would move a state on, so that rows are read in pieces, each for all rows that have as much to read.
+        hidden = None
+        done = np.zeros_like(sizes)
+        while (done < sizes).any():
+            which, size = self._piece(self.lengths[rows], sizes - done)
+            pieces = [chunks[i][done[i] : done[i] + size] for i in which]
+            found = self._pass(rows[which], pieces)  # (P, size, D)
+            if hidden is None:
+                hidden = found.new_zeros(len(rows), int(sizes.max()), found.shape[2])
+            for i, row in zip(which, found, strict=True):
+                hidden[i, done[i] : done[i] + size] = row
+            done[which] += size
+        assert hidden is not None
+        return hidden
+
+    def _piece(self, start: np.ndarray, left: np.ndarray) -> tuple[np.ndarray, int]:
+        """Which rows are to be read next, and how many tokens of each, where `left` (R,) are unread after `start`."""
+        if self._goes_on:
+            size = 1 << (int(left.max()).bit_length() - 1)  # the largest power of two: few passes, whatever the lengths
+            return np.flatnonzero(left >= size), size
+        new = (start == 0) & (left > 0)
+        if new.any():
+            size = int(left[new].max())
+            return np.flatnonzero(new & (left == size)), size
+        return np.flatnonzero(left > 0), 1
+
+    def _pass(self, rows: np.ndarray, chunks: Sequence[Sequence[int]]) -> Tensor:
+        hidden = one_pass(self.policy.lm, self.cache, rows, self.lengths[rows], chunks)
+        sizes = [len(chunk) for chunk in chunks]
         self.lengths[rows] += sizes
-        self.tokens_read += int(sizes.sum())
+        self.tokens_read += sum(sizes)
         return hidden
 
     @torch.no_grad()
@@ -164,10 +378,12 @@ class Engine:
         known = len(prefix) - 1  # the prefix's last token is read again: what follows it is asked for
         assert known <= self.lengths[slot], (known, self.lengths[slot])
         scratch = [self.allocate() for _ in texts]
-        for layer in self.cache.layers:
-            assert isinstance(layer, SlotLayer) and layer.keys is not None and layer.values is not None
-            layer.keys[scratch, :known] = layer.keys[slot, :known]
-            layer.values[scratch, :known] = layer.values[slot, :known]
+        source = slot
+        if self.cache.states and known:  # a state has no way back to an earlier token
+            source = scratch[0]
+            self.read([source], [prefix[:known]])
+        if known:
+            self.cache.copy(source, [other for other in scratch if other != source], known)
         self.lengths[scratch] = known
         hidden = self.read(scratch, [[prefix[-1], *text[:-1]] for text in texts])  # (A, n, D)
         for other in scratch:
@@ -179,10 +395,13 @@ class Engine:
             scores.append(float(shaped.double().log_softmax(-1).gather(1, ids[:, None]).sum()))
         return np.array(scores)
 
-    def rewind(self, slot: int, length: int) -> None:
-        """Forgets all but the slot's first `length` tokens."""
-        assert length <= self.lengths[slot], (length, self.lengths[slot])
-        self.lengths[slot] = length
+    def rewind(self, slot: int, prefix: Sequence[int]) -> None:
+        """Forgets all but `prefix`, which the slot holds as its start."""
+        assert len(prefix) <= self.lengths[slot], (len(prefix), self.lengths[slot])
+        if self.cache.states and len(prefix) < self.lengths[slot]:  # a state has no way back: it is made again
+            self._empty(slot)
+            self.read([slot], [prefix])
+        self.lengths[slot] = len(prefix)
 
     @torch.no_grad()
     def sample(
@@ -211,11 +430,6 @@ class Engine:
         u = torch.from_numpy(uniform).to(logits.device)[:, None] * cumulative[:, -1:]
         ids = torch.searchsorted(cumulative, u, right=True).clamp_max(logits.shape[1] - 1)
         return ids[:, 0].cpu().numpy(), logprobs.gather(1, ids)[:, 0].cpu().numpy()
-
-
-def _attends(policy: Policy) -> bool:
-    config = policy.lm.config.get_text_config()
-    return bool(getattr(config, "num_attention_heads", 0)) and not getattr(policy.lm, "_is_stateful", False)
 
 
 def uniforms(seeds: np.ndarray, counters: np.ndarray) -> np.ndarray:

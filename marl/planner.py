@@ -289,7 +289,7 @@ class PlanningAgent(ModelAgent):
         planned = Planned(
             decision.actions, tuple(anchor.tolist()), tuple(values.tolist()), tuple(plan.tolist()), chosen
         )
-        self.engine.rewind(seat.slot, len(stream))
+        self.engine.rewind(seat.slot, stream)
         seat.read = len(stream)
         seat.ids, seat.logprobs = list(decision.ids[chosen]), list(logprobs)
         return replace(super()._reply(key, seat), planned=planned)

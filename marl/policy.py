@@ -12,6 +12,7 @@ from transformers import (
     AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -59,9 +60,9 @@ class Policy(nn.Module):
         longest = getattr(config, "max_position_embeddings", None)
         return 1 << 30 if longest is None else int(longest)
 
-    def hidden(self, tokens: Tensor, **kwargs: object) -> Tensor:
+    def hidden(self, tokens: Tensor) -> Tensor:
         """Last hidden states (B, T, D) of tokens (B, T). Rows are padded on the right, so causality is mask enough."""
-        return self.lm.base_model(input_ids=tokens, **kwargs).last_hidden_state
+        return self.lm.base_model(input_ids=tokens, use_cache=False).last_hidden_state
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits (..., V) of hidden states (..., D), in float32."""
@@ -85,7 +86,7 @@ def choice_logits(logits: Tensor, legal: Tensor, temperature: float) -> Tensor:
     return logits / temperature + mask
 
 
-def tiny_lm(
+def tiny_config(
     vocab_size: int,
     *,
     hidden_size: int = 128,
@@ -94,10 +95,9 @@ def tiny_lm(
     kv_heads: int = 1,
     intermediate_size: int = 384,
     context: int = 512,
-    generator_seed: int = 0,
-) -> LlamaForCausalLM:
-    """A Llama of about one million parameters, freshly initialised from its own seed."""
-    config = LlamaConfig(
+) -> LlamaConfig:
+    """Of a Llama of about one million parameters."""
+    return LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         intermediate_size=intermediate_size,
@@ -111,9 +111,13 @@ def tiny_lm(
         eos_token_id=None,
         pad_token_id=0,
     )
+
+
+def tiny_lm(vocab_size: int, *, generator_seed: int = 0, **shape: int) -> LlamaForCausalLM:
+    """A model of `tiny_config`, freshly initialised from its own seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(generator_seed)
-        return LlamaForCausalLM(config)
+        return LlamaForCausalLM(tiny_config(vocab_size, **shape))
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
@@ -127,10 +131,18 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         raise UserError(f"model.name={name}: no tokenizer can be loaded from it: {_first_line(error)}") from error
 
 
+def load_config(name: str) -> PreTrainedConfig:
+    """The configuration of a model in a local folder or of a hub name."""
+    try:
+        return AutoConfig.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise UserError(f"model.name={name}: no causal language model can be loaded: {_first_line(error)}") from error
+
+
 def load_lm(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """Any causal language model of `transformers`, from a local folder or hub name; weights as safetensors only."""
+    config = load_config(name)
     try:
-        config = AutoConfig.from_pretrained(name)
         lm = AutoModelForCausalLM.from_pretrained(name, config=config, dtype=dtype, use_safetensors=True)
     except (OSError, ValueError) as error:
         raise UserError(f"model.name={name}: no causal language model can be loaded: {_first_line(error)}") from error

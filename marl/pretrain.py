@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from envs.core import END, TurnKind
 from envs.dond_v0 import MESSAGE, Context, in_test
@@ -37,7 +37,7 @@ from marl.losses.kl import KLLoss
 from marl.losses.listening import ListeningLoss
 from marl.losses.world_model import WorldModelLoss
 from marl.optim import OPTIMIZERS, MuonAndAdamW, Optimizer
-from marl.policy import Policy, load_lm, load_tokenizer, tiny_lm
+from marl.policy import Policy, load_config, load_lm, load_tokenizer, tiny_config, tiny_lm
 from marl.rollout import Game, draw_games, rollout
 from marl.speech import INSIDERS
 from marl.tokens import Tokens, View, train_tokenizer
@@ -71,6 +71,15 @@ class ModelConfig:
         for name in ("vocab_size", "hidden_size", "layers", "heads", "kv_heads", "intermediate_size", "context"):
             if getattr(self, name) < 1:
                 raise UserError(f"model.{name}={getattr(self, name)}: must be at least 1")
+
+    def shape(self) -> dict[str, int]:
+        """Of a tiny model, as `tiny_config` takes it."""
+        names = ("hidden_size", "layers", "heads", "kv_heads", "intermediate_size", "context")
+        return {name: getattr(self, name) for name in names}
+
+    def lm_config(self) -> PreTrainedConfig:
+        """The language model's own configuration; a tiny one's vocabulary may turn out smaller."""
+        return tiny_config(self.vocab_size, **self.shape()) if self.kind == "tiny" else load_config(self.name)
 
 
 @dataclass(frozen=True)
@@ -268,10 +277,7 @@ def _train(
     if model.kind == "tiny":
         texts = human["train"].texts if human else scripted_texts(game, games, base.seed)
         tokens = Tokens(train_tokenizer(texts, game_module(game).COMPACT_TOKENS, model.vocab_size))
-        shape = {
-            k: getattr(model, k) for k in ("hidden_size", "layers", "heads", "kv_heads", "intermediate_size", "context")
-        }
-        lm: PreTrainedModel = tiny_lm(tokens.size, **shape, generator_seed=base.seed)
+        lm: PreTrainedModel = tiny_lm(tokens.size, **model.shape(), generator_seed=base.seed)
     else:
         lm, tokens = load_lm(model.name), Tokens(load_tokenizer(model.name))
     with torch.random.fork_rng(devices=[]):

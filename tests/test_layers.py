@@ -17,7 +17,7 @@ LAYERS = [
     "policy renaming",
     "optim",
     "checkpoint tracking",
-    "engine",
+    "engine memory",
     "agents",
     "scripted human_dond",
     "games speech planner",

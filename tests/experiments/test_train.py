@@ -12,8 +12,10 @@ from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
 from safetensors.torch import load_file
 
-from experiments import evaluate, report, train
+from experiments import evaluate, play, report, train
+from marl import memory
 from marl.config import Parts, build, config_hash, plain, run_folder
+from marl.engine import size_of
 from marl.errors import UserError
 from marl.games import env_maker
 from marl.runs import claim
@@ -25,6 +27,9 @@ SMALL = [
     "algo.concurrency=4", "algo.max_new_tokens=12", "eval.games=4", "eval.every=1", "eval.final_games=6",
     "checkpoint.every=1",
 ]  # fmt: skip
+
+SLOT = 2 * 2 * 1 * 8 * (1024 + 1) * 4  # bytes: layers, keys and values, heads, width, tokens and one of padding
+SLOT_MIB = "0.1 MiB"
 
 
 def configure(*overrides: str, command: str = "train") -> DictConfig:
@@ -139,7 +144,7 @@ def test_evaluating_a_run_against_scripts(
     common = [*small, "games=6", "concurrency=3", "progress=false", f"cache={cache}", f"out={tmp_path}"]
     evaluate.main(configure(f"players=[{finished},scripted]", *common, command="evaluate"))
     out = capsys.readouterr().out
-    assert "game/agreement" in out and "scripted" in out
+    assert "game/agreement" in out and "scripted" in out and f"cache: 6 slots of {SLOT_MIB}, 0.8 MiB" in out
     conditions = json.loads((tmp_path / "evaluation.json").read_text())["conditions"]
     assert len(conditions) == 3
     evaluate.main(configure("players=[random]", *common, command="evaluate"))
@@ -353,10 +358,11 @@ def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
         train.main(configure("model=hf", "model.name=/nonexistent/model", f"runs={tmp_path}", "progress=false"))
 
 
-def test_any_causal_model_goes_through_the_same_loop(tmp_path: Path) -> None:
+@pytest.mark.parametrize("architecture", ["qwen3", "mamba2"])
+def test_any_causal_model_goes_through_the_same_loop(architecture: str, tmp_path: Path) -> None:
     """A saved model with a chat template: natural prompts, its own base, the same files at the end."""
     tokenizer = hf_tokenizer(CHATML, single_digits=True)
-    save(tmp_path / "model", random_lm("qwen3", len(tokenizer), context=4096), tokenizer)
+    save(tmp_path / "model", random_lm(architecture, len(tokenizer), context=4096), tokenizer)
     cfg = configure(
         "model=hf", f"model.name={tmp_path / 'model'}", "model.context=4096", "model.max_new_tokens=6",
         "progress=false", "threads=1",
@@ -418,6 +424,31 @@ def test_two_processes_never_write_into_one_folder(tmp_path: Path) -> None:
         pass
     with pytest.raises(UserError, match="was edited"), claim(tmp_path / "run", "a: 2\n"):
         pass
+
+
+def test_what_does_not_fit_into_memory_is_refused_before_the_base_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = configure(*SMALL, f"runs={tmp_path / 'runs'}", f"cache={tmp_path / 'bases'}")
+    # a base, a learner with its gradients and moments, caches of two seats in training and in evaluation
+    there = 5 * size_of(build(cfg).model.lm_config(), 1024).weights + 3 * 2 * 2 * SLOT
+    monkeypatch.setattr(memory, "free_memory", lambda device: there)
+    with pytest.raises(UserError) as error:
+        train.main(cfg)
+    said = str(error.value)
+    assert f"algo.concurrency=4 and model.context=1024: the cache takes 16 slots of {SLOT_MIB}, 2.0 MiB, and" in said
+    assert ": algo.concurrency=3 would fit (12 slots); or lower model.context" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_players_that_do_not_fit_are_refused_before_they_are_loaded(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda device: 2 * SLOT)
+    with pytest.raises(UserError, match=r"^concurrency=5 and .* 20 slots of .*: not even concurrency=1 fits"):
+        evaluate.main(configure(f"players=[{finished},base]", "concurrency=5", command="evaluate"))
+    with pytest.raises(UserError, match=r"^concurrency=1 and .* 2 slots of .*: not even concurrency=1 fits"):
+        play.main(configure(f"opponent={finished}", f"out={tmp_path}", command="play"))
 
 
 def test_an_unwritable_cache_is_refused_before_the_base_is_trained(tmp_path: Path) -> None:

@@ -14,13 +14,25 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers import models as bpe
 from torch import nn
 from transformers import (
+    FalconH1Config,
+    FalconH1ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    JambaConfig,
+    JambaForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    Mamba2Config,
+    Mamba2ForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -30,6 +42,7 @@ from marl.policy import Policy, load_lm, load_tokenizer, tiny_lm
 from marl.tokens import Tokens, train_tokenizer
 
 ARCHITECTURES = ("gpt2", "llama", "qwen3")
+RECURRENT = ("mamba", "mamba2", "jamba", "falcon_h1", "lfm2", "qwen3_5")
 
 # Every message between two marks, with the role's name; the opening prompt is the system's.
 CHATML = (
@@ -95,6 +108,8 @@ def random_lm(architecture: str, vocab_size: int, context: int = 1024) -> PreTra
 
 
 def _build(architecture: str, vocab_size: int, context: int) -> PreTrainedModel:
+    if architecture in RECURRENT:
+        return _build_recurrent(architecture, vocab_size)
     if architecture == "gpt2":  # learned positions, tied weights
         return GPT2LMHeadModel(
             GPT2Config(vocab_size=vocab_size, n_positions=context, n_embd=32, n_layer=2, n_head=4,
@@ -109,6 +124,33 @@ def _build(architecture: str, vocab_size: int, context: int) -> PreTrainedModel:
         return LlamaForCausalLM(LlamaConfig(**shape, num_key_value_heads=4, tie_word_embeddings=False))
     assert architecture == "qwen3", architecture  # shared keys and values, normed; heads wider than hidden / heads
     return Qwen3ForCausalLM(Qwen3Config(**shape, num_key_value_heads=2, head_dim=16, tie_word_embeddings=True))
+
+
+def _build_recurrent(architecture: str, vocab_size: int) -> PreTrainedModel:
+    common = {
+        "vocab_size": vocab_size, "hidden_size": 32, "num_hidden_layers": 2, "initializer_range": 0.2,
+        "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None,
+    }  # fmt: skip
+    attention = {"intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    heads = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 4, "mamba_chunk_size": 8}
+    if architecture == "mamba":
+        return MambaForCausalLM(MambaConfig(**common, state_size=4))
+    if architecture == "mamba2":  # chunks shorter than streams, so that states pass between them
+        return Mamba2ForCausalLM(
+            Mamba2Config(**common, state_size=4, num_heads=8, head_dim=8, n_groups=2, chunk_size=8)
+        )
+    if architecture == "jamba":  # Mamba's layers beside attention's, and experts
+        return JambaForCausalLM(
+            JambaConfig(**common, **attention, attn_layer_period=2, attn_layer_offset=1, num_experts=2, mamba_d_state=4)
+        )
+    if architecture == "falcon_h1":  # both in every layer
+        return FalconH1ForCausalLM(FalconH1Config(**common, **attention, **heads, mamba_d_ssm=64))
+    if architecture == "lfm2":  # convolutions beside attention
+        return Lfm2ForCausalLM(Lfm2Config(**common, **attention, layer_types=["conv", "full_attention"]))
+    assert architecture == "qwen3_5", architecture  # linear attention by the gated delta rule, beside full attention
+    linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+              "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"]}  # fmt: skip
+    return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**common, **attention, **linear, head_dim=8))
 
 
 def save(folder: Path, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> str:

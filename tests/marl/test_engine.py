@@ -12,18 +12,20 @@ from transformers import (
     Gemma3TextConfig,
     GPTNeoConfig,
     GPTNeoForCausalLM,
-    MambaConfig,
-    MambaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    RecurrentGemmaConfig,
+    RecurrentGemmaForCausalLM,
+    RwkvConfig,
+    RwkvForCausalLM,
 )
 
-from marl.engine import Engine, uniforms
+from marl.engine import Engine, StateLayer, goes_on, size_of, uniforms
 from marl.errors import UserError
 from marl.policy import Policy
-from tests.marl.models import ARCHITECTURES, hf_policy, small_tokens, tiny_policy
+from tests.marl.models import ARCHITECTURES, RECURRENT, hf_policy, random_lm, small_tokens, tiny_policy
 
 CONTEXT = 48
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
@@ -34,11 +36,11 @@ ATTENTION = {**SHAPE, "intermediate_size": 64, "num_attention_heads": 4, "num_ke
 
 @pytest.fixture(scope="module")
 def policies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Policy]:
-    loaded = {name: hf_policy(tmp_path_factory.mktemp(name), name) for name in ARCHITECTURES}
+    loaded = {name: hf_policy(tmp_path_factory.mktemp(name), name) for name in ARCHITECTURES + RECURRENT}
     return {**loaded, "tiny": tiny_policy()}
 
 
-NAMES = (*ARCHITECTURES, "tiny")
+NAMES = (*ARCHITECTURES, *RECURRENT, "tiny")
 
 
 def streams(policy: Policy, lengths: list[int], seed: int = 0) -> list[list[int]]:
@@ -96,7 +98,8 @@ def test_a_range_of_slots_reads_like_any_other_set(name: str, policies: dict[str
         engine = Engine(policy, 6, CONTEXT)
         engine.read(slots, rows)
         hidden.append(engine.read(slots, pieces))
-        assert (engine.cache.span is not None) == (slots == [1, 2, 3])
+        if name not in RECURRENT:  # those read in parts of the rows
+            assert (engine.cache.span is not None) == (slots == [1, 2, 3])
     for other in hidden[1:]:
         for i, piece in enumerate(pieces):
             torch.testing.assert_close(hidden[0][i, : len(piece)], other[i, : len(piece)], atol=1e-5, rtol=0)
@@ -147,22 +150,87 @@ def test_slots_longer_than_the_models_context_are_refused(policies: dict[str, Po
         Engine(policies["gpt2"], 1, 1025)
 
 
-def test_recurrent_and_sliding_models_are_refused_by_name() -> None:
+def test_models_that_a_slot_cannot_hold_are_refused_by_name() -> None:
     tokens = small_tokens()
     size = {"vocab_size": tokens.size}
     mixed = ["full_attention", "sliding_attention"]
     neo = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]}
-    for lm in (
-        MambaForCausalLM(MambaConfig(**SHAPE, **size, state_size=4)),
-        MistralForCausalLM(MistralConfig(**ATTENTION, **size, sliding_window=16)),
-        Qwen2ForCausalLM(
-            Qwen2Config(**ATTENTION, **size, use_sliding_window=True, sliding_window=16, layer_types=mixed)
+    gemma = {**SHAPE, "num_hidden_layers": 3, "intermediate_size": 64, "num_attention_heads": 4}
+    for lm, why in (
+        (MistralForCausalLM(MistralConfig(**ATTENTION, **size, sliding_window=16)), "sliding_attention"),
+        (
+            Qwen2ForCausalLM(
+                Qwen2Config(**ATTENTION, **size, use_sliding_window=True, sliding_window=16, layer_types=mixed)
+            ),
+            "full_attention, sliding_attention",
         ),
-        GPTNeoForCausalLM(GPTNeoConfig(**neo, **size)),  # masks by place in the batch, in all of its layers
-        Gemma3ForCausalLM(Gemma3TextConfig(**ATTENTION, **size, head_dim=8, sliding_window=16, layer_types=mixed)),
+        (GPTNeoForCausalLM(GPTNeoConfig(**neo, **size)), "global, local"),  # masks by place in the batch, in all layers
+        (
+            Gemma3ForCausalLM(Gemma3TextConfig(**ATTENTION, **size, head_dim=8, sliding_window=16, layer_types=mixed)),
+            "full_attention, sliding_attention",
+        ),
+        (RwkvForCausalLM(RwkvConfig(**SHAPE, **size)), "a state of its own make"),
+        # transformers 5.17's configuration of it does not list its layers
+        (RecurrentGemmaForCausalLM(RecurrentGemmaConfig(**gemma, **size)), "(its states in itself|of its own make)"),
     ):
-        with pytest.raises(UserError, match=f"{type(lm).__name__}.*full attention"):
-            Engine(Policy(lm, tokens), 2, CONTEXT)
+        with pytest.raises(UserError, match=f"{type(lm).__name__} keeps .*{why}.*: choose"):
+            Engine(Policy(lm.eval(), tokens), 2, CONTEXT)
+        with pytest.raises(UserError, match=f"{type(lm).__name__} keeps .*{why}.*: choose"):
+            size_of(lm.config, CONTEXT)
+
+
+def test_a_model_that_is_not_the_sum_of_its_pieces_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recurrent layer that forgets its state between passes."""
+    lm = random_lm("mamba2", small_tokens().size)
+    monkeypatch.setattr(StateLayer, "save", lambda layer: layer.all_conv_states.update({0: torch.zeros(1, 80, 4)}))
+    with pytest.raises(UserError, match="Mamba2ForCausalLM does not read in pieces what it reads as a whole"):
+        Engine(Policy(lm, small_tokens()), 2, CONTEXT)
+
+
+def test_who_starts_over_in_a_pass_goes_on_token_by_token() -> None:
+    """Known of transformers 5.23 by reading it: Mamba's scan of several tokens begins at zero, Mamba-2's does not."""
+    assert [goes_on(random_lm(name, 64)) for name in RECURRENT] == [False, True, False, True, True, True]
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba2"])
+def test_padding_would_not_do_for_a_state(name: str, policies: dict[str, Policy]) -> None:
+    """What the pieces are for: rows of two lengths, read in one padded pass, leave another state in the shorter one."""
+    policy, rows = policies[name], streams(policies[name], [9, 4])
+    engine, padded = Engine(policy, 2, CONTEXT), Engine(policy, 2, CONTEXT)
+    engine.read([0, 1], rows)
+    padded._pass(np.array([0, 1]), rows)
+    after = [e.read([0, 1], [[7], [7]])[:, 0] for e in (engine, padded)]
+    torch.testing.assert_close(after[0][0], after[1][0], atol=1e-5, rtol=0)
+    assert float((after[0][1] - after[1][1]).abs().max()) > 1e-2
+
+
+# --- Sizes ---
+
+
+KEYS_AND_VALUES = 2 * (CONTEXT + 1) * 4  # a position more, for padding; float32
+SLOT_BYTES = {  # by hand: layers, heads, widths as in tests/marl/models.py
+    "gpt2": 2 * KEYS_AND_VALUES * 4 * 8,
+    "llama": 2 * KEYS_AND_VALUES * 4 * 8,
+    "qwen3": 2 * KEYS_AND_VALUES * 2 * 16,
+    "tiny": 2 * KEYS_AND_VALUES * 1 * 8,
+    "mamba": 2 * 64 * (4 + 4) * 4,  # inner width 64: a window of 4 and a state of 4
+    "mamba2": 2 * ((64 + 2 * 2 * 4) * 4 + 8 * 8 * 4) * 4,  # the window also holds B and C of two groups
+    "jamba": KEYS_AND_VALUES * 2 * 8 + 64 * (4 + 4) * 4,  # a layer of each
+    "falcon_h1": 2 * (KEYS_AND_VALUES * 2 * 8 + ((64 + 2 * 1 * 4) * 4 + 8 * 8 * 4) * 4),
+    "lfm2": KEYS_AND_VALUES * 2 * 8 + 32 * 3 * 4,
+    "qwen3_5": KEYS_AND_VALUES * 2 * 8 + ((2 * 2 * 8 + 4 * 8) * 4 + 4 * 8 * 8) * 4,
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_slots_size_follows_from_the_configuration(name: str, policies: dict[str, Policy]) -> None:
+    policy = policies[name]
+    size = size_of(policy.lm.config, CONTEXT)
+    assert size.slot == SLOT_BYTES[name]
+    assert size.weights == 4 * sum(p.numel() for p in policy.lm.parameters())
+    engine = Engine(policy, 5, CONTEXT)
+    engine.read([0], [[1, 2]])
+    assert engine.cache.nbytes == 5 * size.slot
 
 
 def test_a_window_that_no_stream_outgrows_is_no_obstacle() -> None:
@@ -208,7 +276,9 @@ def test_one_row_of_eight_is_eight_rows_of_one(name: str, policies: dict[str, Po
     for i, prompt in enumerate(prompts):
         own_ids, own_logprobs = write(policy, [prompt], seeds[i : i + 1], 12)
         assert own_ids[0].tolist() == ids[i].tolist()
-        np.testing.assert_allclose(own_logprobs[0], logprobs[i], atol=1e-5, rtol=0)
+        # a state carries its rounding on: 2e-5 were seen
+        atol = 1e-4 if name in RECURRENT else 1e-5
+        np.testing.assert_allclose(own_logprobs[0], logprobs[i], atol=atol, rtol=0)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
@@ -324,6 +394,7 @@ def test_texts_are_scored_as_one_full_pass_says_and_the_slot_stays_as_it_is(
         logprobs = policy.speech_logits(logits, 0.7).double().log_softmax(-1)
         assert score == pytest.approx(float(logprobs.gather(1, torch.tensor(text)[:, None]).sum()), abs=1e-3)
     assert engine.lengths[slot] == len(prefix) + 2 and len(engine._free) == 4
-    engine.rewind(slot, len(prefix))
+    engine.rewind(slot, prefix)
+    assert engine.lengths[slot] == len(prefix)
     hidden = engine.read([slot], [[7]])
     torch.testing.assert_close(policy.logits(hidden)[0, 0], whole(policy, [*prefix, 7])[-1], atol=1e-3, rtol=0)

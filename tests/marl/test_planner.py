@@ -34,7 +34,7 @@ from marl.policy import Policy, tiny_lm
 from marl.rollout import draw_games, everyone, rollout
 from marl.transcripts import episode_to_json, render_text, story
 from marl.types import Episode
-from tests.marl.models import CHATML, hf_policy, small_tokens, teach, tiny_policy, with_critic
+from tests.marl.models import CHATML, RECURRENT, hf_policy, small_tokens, teach, tiny_policy, with_critic
 
 COUNTS, OWN, PARTNER = (1, 1, 3), (0, 1, 3), (1, 3, 2)
 CLAIMS = dond_v0.allocations(COUNTS)
@@ -228,17 +228,24 @@ def proposing(policy: Policy, how: PlannerConfig, **settings: object) -> tuple[P
 
 
 @pytest.mark.parametrize(
-    ("model", "lambdas"), [("tiny", (math.inf,)), ("tiny", (0.5,)), ("gpt2", (5.0,)), ("chat", (5.0,))]
+    ("model", "lambdas"),
+    [
+        ("tiny", (math.inf,)),
+        ("tiny", (0.5,)),
+        ("gpt2", (5.0,)),
+        ("chat", (5.0,)),
+        *((name, (5.0,)) for name in RECURRENT),
+    ],
 )
 def test_what_is_on_record_is_the_plan_that_was_sampled_from(
     model: str, lambdas: tuple[float, ...], tmp_path: Path
 ) -> None:
     if model == "tiny":
         policy = tiny_policy()
-    elif model == "gpt2":
-        policy = hf_policy(tmp_path, "gpt2")
-    else:
+    elif model == "chat":
         policy = hf_policy(tmp_path, "qwen3", chat_template=CHATML, single_digits=True)
+    else:
+        policy = hf_policy(tmp_path, model)
     agent, request = proposing(policy, config(*lambdas))
     (reply,) = agent.act([request])
     assert reply.planned is not None
