@@ -22,6 +22,8 @@ chart cost.svg after every point; so whatever was measured is kept when it is ki
   output layer at questions (reading them is prefill); in `generate` the output layer belongs to prefill and decode, and
   `sampling` is whatever else the call does. On a GPU each phase is waited for, which costs a little.
 - update: measured over at most `update_rows` rows and scaled to all by their tokens.
+- on_processor: processor seconds that the process got in a second. Below 1 on a CPU somebody else had the machine, and
+  the times mean little; the line says so.
 - memory: how far the process's resident set (a GPU: torch's memory) rose in all that an engine did; and this engine's
   cache in bytes a slot.
 """
@@ -201,6 +203,17 @@ class Bench:
 
     # -- Measurements --------------------------------------------------------------------------------------------------
 
+    def warm_up(self, point: Point) -> None:
+        """Every engine once on a single game: what is imported and chosen at first use is no engine's cost."""
+        single = replace(point, games=1)
+        script = self.script(single)
+        for dtype in DTYPES:
+            self.ours(script, replace(single, dtype=dtype))
+        for keep_cache in (False, True):
+            self.generate(script, single, keep_cache)
+        if trl_version() is not None:
+            self.trl(script, single)
+
     def measure_around(self, points: Sequence[Point]) -> None:
         """This engine on every point."""
         for point in points:
@@ -220,7 +233,7 @@ class Bench:
                     break
                 script = self.script(point)
                 row.played = script.facts()
-                row.repeats.append(self.ours(script, point))
+                row.repeats.append(watched(self.ours, script, point))
                 self.tell(str(point), row, repeat)
             draw([row.data() for row in self.around], self.out / "cost.svg")
 
@@ -243,7 +256,7 @@ class Bench:
                     continue
                 script = self.script(point, self.settings.baseline_cut)
                 row.played = script.facts()
-                row.repeats.append(engines[row.engine](script))
+                row.repeats.append(watched(engines[row.engine], script))
                 self.tell("baselines' games", row, repeat)
         if trl is None:
             self.baselines.append(Row("TRL", point, parameters, skipped=f"not installed: {INSTALL_TRL}"))
@@ -335,6 +348,13 @@ class Bench:
         write_json(self.out / "benchmark.json", found)
 
 
+def watched(measure: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
+    """One repeat, with the processor seconds that the process got in a second of it."""
+    wall, processor = time.perf_counter(), time.process_time()
+    repeat = measure(*args)
+    return {**repeat, "on_processor": (time.process_time() - processor) / (time.perf_counter() - wall)}
+
+
 def cache_bytes(engine: ReplayEngine) -> int:
     """What the slots' keys and values take."""
     layers: Any = engine.cache.layers
@@ -351,6 +371,7 @@ def figures(repeat: Mapping[str, Any], played: Mapping[str, int]) -> dict[str, f
         "rollout_seconds": collected,
         "games_per_second": played["games"] / collected,
         "tokens_per_second": played["tokens"] / collected,
+        "on_processor": repeat["on_processor"],
     }
     for name, phase, n in (
         ("prefill_tokens", "prefill", read.get("prefill", 0)),
@@ -392,6 +413,7 @@ def main(cfg: DictConfig) -> None:
     bench = Bench(env, given["games"][game]["cut"], settings, pick_device(cfg.device), tokens, out)
     limit = f"at most about {settings.minutes:g} minutes" if settings.minutes is not None else "no limit of time"
     say(f"{len(points)} points of this engine, baselines at the first; {settings.repeats} repeats each; {limit}")
+    bench.warm_up(points[0])
     bench.measure_around(points[:2])  # the centre in both precisions
     bench.measure_baselines(points[0])
     bench.measure_around(points[2:])

@@ -13,7 +13,7 @@ from hydra import compose, initialize_config_module
 
 from experiments import benchmark
 from experiments.baselines import GenerateAgent, trl_version
-from experiments.benchmark_figures import along, parts
+from experiments.benchmark_figures import along, line, parts
 from experiments.measure import PHASES, Counts, Shape, Stopwatch
 from experiments.workload import ReplayAgent, Script, record
 from marl.agents import Agent
@@ -100,6 +100,13 @@ def test_nothing_is_faster_than_its_limit(found: dict[str, Any]) -> None:
             limit = sum(phase["limit"] for phase in repeat["limit"].values())
             assert repeat["figures"]["limit_seconds"] == pytest.approx(limit)
             assert limit < repeat["figures"]["seconds"]
+
+
+def test_a_starved_measurement_says_so(found: dict[str, Any]) -> None:
+    repeat = found["around"][0]["repeats"][0]
+    assert repeat["figures"]["on_processor"] == repeat["on_processor"] > 0
+    for share, told in ((0.2, True), (1.6, False)):
+        assert ("the machine is busy" in line({"figures": {**repeat["figures"], "on_processor": share}})) == told
 
 
 def test_one_thing_changes_along_an_axis(found: dict[str, Any]) -> None:
