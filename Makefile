@@ -49,7 +49,7 @@ format: $(STAMP) ## put the code into the style that lint asks for
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
 
-bench: $(STAMP) ## speed of rollouts and of updates, in tokens and games a second
+bench: $(STAMP) ## speed of rollouts and updates beside other engines and the limit; up to two hours
 	@$(BIN)/python -m experiments.benchmark
 
 clean: ## remove the virtual environment and all caches, but no run

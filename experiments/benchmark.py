@@ -1,31 +1,59 @@
-"""Speed of rollouts and of updates, beside the loop that people write first. `make bench`.
+"""How fast games are played and learned from, beside what people write first and beside this machine's limit.
 
-In one process, on the same games and the same small model (random weights, so that nothing has to be trained): this
-engine, and one `generate` call a turn over the whole history. Prints and saves games and tokens a second, medians over
-repeats, and the ratio. What random weights say is refused, so a game is five replies of full length, the same for both.
+    make bench                                        # or: python -m experiments.benchmark
+    python -m experiments.benchmark bench=quick       # seconds: that it runs
+    python -m experiments.benchmark env=dond minutes=30 'axes={games: [16, 64]}'
+
+In one process, on the same games token for token (workload.py; random weights, nothing is trained):
+
+- this engine: a rollout of all games at once and one PPO pass with listening loss, at a centre in float32 and in
+  bfloat16 (log-probabilities in float32), then around it in float32, one thing changed at a time: games, context,
+  players, width of the model;
+- at the centre, on games cut after `baseline_cut` steps, beside this engine on the same: `generate` for every turn over
+  the whole history; the same with each seat's cache kept; TRL's GRPOTrainer around the first (baselines.py);
+- the limit: counted products and bytes at the rates of this machine, measured on the spot (measure.py).
+
+Printed, and written to `out`: benchmark.json after every repeat (each repeat; medians with lowest and highest), and the
+chart cost.svg after every point; so whatever was measured is kept when it is killed. What a figure is:
+
+- phases: exclusive, so that shares sum to 1 over collecting and learning. `game` is the rules and the writing of what
+  players read, which cannot be told apart; `text` the decoding of replies; `prefill` reads what is new, `decode` a
+  reply's tokens after its first, both through the layers; `sampling` the output layer and the draw; `beliefs` the
+  output layer at questions (reading them is prefill); in `generate` the output layer belongs to prefill and decode, and
+  `sampling` is whatever else the call does. On a GPU each phase is waited for, which costs a little.
+- update: measured over at most `update_rows` rows and scaled to all by their tokens.
+- on_processor: processor seconds that the process got in a second. Below 1 on a CPU somebody else had the machine, and
+  the times mean little; the line says so.
+- memory: how far the process's resident set (a GPU: torch's memory) rose in all that an engine did; and this engine's
+  cache in bytes a slot.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 from omegaconf import DictConfig
 
-from envs.core import END, TurnKind
+from experiments.baselines import INSTALL_TRL, GenerateAgent, trl_iteration, trl_version
+from experiments.benchmark_figures import draw, line, ratios, summary, table
 from experiments.cli import command
 from experiments.evaluate import pick_device, set_threads
+from experiments.measure import PeakMemory, Shape, Stopwatch, UpdateCounts, free_memory, limits, measure_rates
 from experiments.terminal import say
+from experiments.workload import ReplayAgent, ReplayEngine, Script, record
 from marl.advantages import Credit, add_advantages
-from marl.agents import Agent, Key, ModelAgent, Reply, Request, beliefs_of
+from marl.agents import Agent
 from marl.batch import collate, seats_of
+from marl.config import make, plain
+from marl.errors import UserError
 from marl.files import write_json
-from marl.games import env_maker, game_module
+from marl.games import env_maker, game_module, seats
 from marl.losses import Loss
 from marl.losses.listening import ListeningLoss
 from marl.losses.policy import PolicyLoss
@@ -34,158 +62,364 @@ from marl.policy import Policy, tiny_lm
 from marl.pretrain import scripted_texts
 from marl.rewards import add_rewards
 from marl.rewards.game import GameReward
-from marl.rollout import Game, draw_games, rollout
-from marl.runs import hardware
-from marl.tokens import Tokens, View, train_tokenizer
-from marl.types import Belief, Episode, Kind, Stream
+from marl.rollout import everyone, rollout
+from marl.runs import git_commit, hardware
+from marl.tokens import Tokens, train_tokenizer
+from marl.types import Episode, Kind, TokenBatch
 from marl.update import UpdateConfig, update
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+INNER = 3  # a layer's inside is so many times as wide as the hidden states
 
-class GenerateAgent:
-    """The baseline: `generate` over the whole history for every turn, a forward pass over it for every question."""
 
-    def __init__(self, policy: Policy, max_new_tokens: int) -> None:
-        self.name, self.policy, self.tokens = "generate", policy, policy.tokens
-        self.max_new_tokens = max_new_tokens
-        self.ends = [i for text in (END, f" {END}") for i in self.tokens.encode(text)]
-        self._views: dict[Key, View] = {}
-        self._answers: dict[Key, list[np.ndarray]] = {}
-        self._roles: dict[Key, str] = {}
+@dataclass(frozen=True)
+class Centre:
+    """Of the axes; `width` is that of the model's hidden states."""
 
-    @torch.no_grad()
-    def act(self, requests: Sequence[Request]) -> list[Reply]:
-        """Answers all that is asked at once, then replies wherever one is owed."""
-        for r in requests:
-            view = self._views.setdefault(r.key, View(self.tokens))
-            self._roles[r.key] = r.role
-            view.observe(r.text, r.questions, r.step)
-        self._answer([r.key for r in requests if r.questions])
-        owed = [r for r in requests if r.turn != TurnKind.WAIT]
-        if not owed:
-            return []
-        for r in owed:
-            self._views[r.key].cue()
-        ids, mask = self._padded([self._views[r.key].stream.tokens for r in owed])
-        generate: Any = self.policy.lm.generate
-        made = generate(
-            input_ids=ids,
-            attention_mask=mask,
-            do_sample=True,
-            top_k=0,
-            max_new_tokens=self.max_new_tokens,
-            eos_token_id=self.ends,
-            pad_token_id=self.tokens.pad_id,
+    slots: int
+    context: int
+    players: int
+    width: int
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Values of what is changed, one thing at a time."""
+
+    games: tuple[int, ...] = ()
+    context: tuple[int, ...] = ()
+    players: tuple[int, ...] = ()
+    width: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `conf/benchmark.yaml` and `conf/bench/` set beside the game."""
+
+    centre: Centre
+    axes: Axes
+    layers: int
+    vocab_size: int
+    reply_tokens: int
+    repeats: int
+    update_rows: int
+    baseline_rows: int
+    baseline_cut: int | None = None
+    minutes: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        numbers = {f"axes.{name}": n for name, values in asdict(self.axes).items() for n in values}
+        numbers |= {f"centre.{name}": n for name, n in asdict(self.centre).items()}
+        for name in ("layers", "reply_tokens", "repeats", "update_rows", "baseline_rows", "baseline_cut"):
+            numbers[name] = getattr(self, name)
+        for name, n in numbers.items():
+            if n is not None and n < 1:
+                raise UserError(f"{name}={n}: must be at least 1")
+
+
+@dataclass(frozen=True)
+class Point:
+    """What is played and by whom: games at once, players of each, tokens of a slot, the model's width, its numbers."""
+
+    games: int
+    players: int
+    context: int
+    width: int
+    dtype: str = "float32"
+
+    def __str__(self) -> str:
+        return f"{self.games} games of {self.players}, context {self.context}, width {self.width}, {self.dtype}"
+
+
+def points_of(settings: Settings, players: int | None) -> list[Point]:
+    """The centre, then what lies around it. `players`: how many play where the game allows no other number."""
+    c = settings.centre
+    seated = players or c.players
+    centre = Point(max(c.slots // seated, 1), seated, c.context, c.width)
+    points = [centre, replace(centre, dtype="bfloat16")]
+    points += [replace(centre, games=n) for n in settings.axes.games]
+    points += [replace(centre, context=n) for n in settings.axes.context]
+    if players is None:
+        points += [replace(centre, players=n, games=max(c.slots // n, 1)) for n in settings.axes.players]
+    points += [replace(centre, width=n) for n in settings.axes.width]
+    return list(dict.fromkeys(points))
+
+
+@dataclass
+class Row:
+    """One engine on one point: each repeat's figures. `skipped` says why there are none."""
+
+    engine: str
+    point: Point
+    parameters: int
+    played: dict[str, int] = field(default_factory=dict)  # Script.facts
+    repeats: list[dict[str, Any]] = field(default_factory=list)
+    skipped: str = ""
+
+    def data(self) -> dict[str, Any]:
+        return asdict(self) | {"summary": summary(self.repeats)}
+
+
+class Bench:
+    """What measurements share, and what they found so far."""
+
+    def __init__(
+        self, env: Mapping[str, Any], cut: str, settings: Settings, device: torch.device, tokens: Tokens, out: Path
+    ) -> None:
+        """`cut`: the game's setting that ends it early."""
+        self.env, self.cut, self.settings, self.device, self.tokens, self.out = env, cut, settings, device, tokens, out
+        self.around: list[Row] = []
+        self.baselines: list[Row] = []
+        self._script: tuple[tuple[int, ...], Script] | None = None
+        self._began = time.monotonic()
+        self._commit = git_commit()
+
+    # -- What is played, and by which model ----------------------------------------------------------------------------
+
+    def script(self, point: Point, cut: int | None = None) -> Script:
+        """The games of a point, ended after `cut` at the latest. The last one's are kept: points share them."""
+        key = (point.games, point.players, point.context, cut or 0)
+        if self._script is None or self._script[0] != key:
+            env = {**self.env, self.cut: min(self.env[self.cut], cut or self.env[self.cut])}
+            if "players" in env:
+                env["players"] = point.players
+            s = self.settings
+            say(f"recording {point.games} games of {point.players} that fit {point.context} tokens")
+            made = record(env, self.cut, point.context, point.games, self.tokens, s.reply_tokens, s.seed)
+            self._script = (key, made)
+        return self._script[1]
+
+    def policy(self, point: Point, dtype: torch.dtype = torch.float32) -> Policy:
+        """Random weights, the same every time; the value head stays in float32."""
+        lm: Any = tiny_lm(
+            self.tokens.size,
+            hidden_size=point.width,
+            intermediate_size=INNER * point.width,
+            layers=self.settings.layers,
+            context=point.context,
         )
-        replies = []
-        for r, row in zip(owed, made[:, ids.shape[1] :].tolist(), strict=True):
-            stop = next((i + 1 for i, token in enumerate(row) if token in self.ends), len(row))
-            reply = tuple(row[:stop])
-            start = self._views[r.key].reply(reply, Kind.SPEECH)
-            replies.append(Reply(r.key, self.tokens.reply_text(reply), reply, start, (0.0,) * len(reply)))
-        return replies
+        return Policy(lm.to(dtype), self.tokens).to(self.device).eval()
 
-    def _answer(self, keys: Sequence[Key]) -> None:
-        if not keys:
-            return
-        views = [self._views[key] for key in keys]
-        ids, mask = self._padded([view.stream.tokens for view in views])
-        logits = self.policy.lm(input_ids=ids, attention_mask=mask).logits
-        for i, (key, view) in enumerate(zip(keys, views, strict=True)):
-            answers = self._answers.setdefault(key, [])
-            for asked in view.asked[len(answers) :]:
-                at = ids.shape[1] - len(view.stream) + asked.position
-                answers.append(logits[i, at, list(asked.candidate_ids)].softmax(-1).cpu().numpy())
+    # -- Measurements --------------------------------------------------------------------------------------------------
 
-    def _padded(self, streams: Sequence[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids and mask (R, T), padded on the left."""
-        width = max(map(len, streams))
-        ids = torch.tensor([[self.tokens.pad_id] * (width - len(s)) + s for s in streams], device=self.policy.device)
-        lengths = torch.tensor([len(s) for s in streams], device=self.policy.device)
-        return ids, (torch.arange(width, device=ids.device)[None] >= width - lengths[:, None]).long()
+    def warm_up(self, point: Point) -> None:
+        """Every engine once on a single game: what is imported and chosen at first use is no engine's cost."""
+        single = replace(point, games=1)
+        script = self.script(single)
+        for dtype in DTYPES:
+            self.ours(script, replace(single, dtype=dtype))
+        for keep_cache in (False, True):
+            self.generate(script, single, keep_cache)
+        if trl_version() is not None:
+            self.trl(script, single)
 
-    def finish(self, keys: Sequence[Key]) -> dict[Key, tuple[Stream, list[Belief]]]:
-        """The streams and beliefs of finished games."""
-        kept = {}
-        for key in keys:
-            view, answers = self._views.pop(key), self._answers.pop(key, [])
-            kept[key] = (view.stream, beliefs_of(key[1], self._roles.pop(key), view.asked, answers))
-        return kept
+    def measure_around(self, points: Sequence[Point]) -> None:
+        """This engine on every point."""
+        for point in points:
+            shape = Shape.of(self.policy(point))
+            row = Row("ours", point, shape.parameters)
+            self.around.append(row)
+            slots = 1.3 * point.games * point.players  # a pass may copy one layer's part of it, and there is the batch
+            needed = slots * point.context * shape.cache * DTYPES[point.dtype].itemsize
+            free = free_memory(self.device)
+            if free is not None and needed > free:
+                row.skipped = f"needs about {needed / 1e9:.0f} GB of memory, and {free / 1e9:.0f} GB are free"
+                say(f"{point}: {row.skipped}")
+                continue
+            for repeat in range(self.settings.repeats):
+                if self.spent():
+                    row.skipped = "" if row.repeats else "the time set as `minutes` was spent"
+                    break
+                script = self.script(point)
+                row.played = script.facts()
+                row.repeats.append(watched(self.ours, script, point))
+                self.tell(str(point), row, repeat)
+            draw([row.data() for row in self.around], self.out / "cost.svg")
+
+    def measure_baselines(self, point: Point) -> None:
+        """All engines on the centre's games, cut; they take turns, so that a slow minute strikes them all."""
+        parameters = Shape.of(self.policy(point)).parameters
+        engines: dict[str, Callable[[Script], dict[str, Any]]] = {
+            "ours": lambda script: self.ours(script, point),
+            "generate": lambda script: self.generate(script, point, keep_cache=False),
+            "generate, cache kept": lambda script: self.generate(script, point, keep_cache=True),
+        }
+        trl = trl_version()
+        if trl is not None:
+            engines["TRL"] = lambda script: self.trl(script, point)
+        self.baselines = [Row(name, point, parameters) for name in engines]
+        for repeat in range(self.settings.repeats):
+            for row in self.baselines:
+                if self.spent():
+                    row.skipped = "" if row.repeats else "the time set as `minutes` was spent"
+                    continue
+                script = self.script(point, self.settings.baseline_cut)
+                row.played = script.facts()
+                row.repeats.append(watched(engines[row.engine], script))
+                self.tell("baselines' games", row, repeat)
+        if trl is None:
+            self.baselines.append(Row("TRL", point, parameters, skipped=f"not installed: {INSTALL_TRL}"))
+
+    def ours(self, script: Script, point: Point) -> dict[str, Any]:
+        """This engine once: a rollout and an update, and the limit of both."""
+        dtype, shape = DTYPES[point.dtype], Shape.of(self.policy(point))
+        player, learner = self.policy(point, dtype), self.policy(point)
+        watch, memory = Stopwatch(self.device), PeakMemory(self.device)
+        agent = ReplayAgent(player, script, point.context, watch)
+        episodes = self.play(agent, script, watch)
+        with watch.phase("collation"):
+            filled = add_rewards(episodes, {"game": GameReward()})
+            batch = add_advantages(collate(seats_of(filled, {"ours"}), {"game": 1.0}), Credit(), 0.0)
+        work = self.learn(learner, batch, dtype, watch)
+        peak, cache = memory.rise(), cache_bytes(agent.engine)
+        rates = measure_rates(shape, cache, dtype, self.device)
+        limit = limits(shape, rates, dtype.itemsize, agent.engine.counts, script.sampled, script.answers, work)
+        read = {phase: c.tokens for phase, c in agent.engine.counts.items()}
+        extra = {"rates": asdict(rates), "limit": limit, "peak_bytes": peak, "cache_bytes": cache}
+        return {"seconds": watch.seconds, "read": read, **extra}
+
+    def learn(self, policy: Policy, batch: TokenBatch, dtype: torch.dtype, watch: Stopwatch) -> UpdateCounts:
+        """One PPO pass over the batch: measured on `update_rows` rows, and scaled to all."""
+        some = batch.select(torch.arange(min(self.settings.update_rows, batch.shape[0])))
+        losses: dict[str, Loss] = {"policy": PolicyLoss(), "value": ValueLoss(), "listening": ListeningLoss()}
+        config = UpdateConfig(bf16=dtype == torch.bfloat16)
+        optimizer = torch.optim.AdamW(policy.parameters(), lr=0.0)
+        passes: list[int] = []
+        with watch.phase("update"):
+            update(policy, None, some, losses, optimizer, config, torch.Generator().manual_seed(0), passes.append)
+        lengths = (batch.kind != Kind.PAD).sum(1)
+        scale = int(lengths.sum()) / int((some.kind != Kind.PAD).sum())
+        watch.seconds["update"] *= scale
+        return UpdateCounts(
+            tokens=int(lengths.sum()),
+            attended=int((lengths * (lengths + 1) // 2).sum()),
+            outputs=int(batch.reply.sum()) + len(batch.row),
+            passes=round(len(passes) * scale),
+            steps=config.minibatches,
+        )
+
+    def generate(self, script: Script, point: Point, keep_cache: bool) -> dict[str, Any]:
+        """`generate` of transformers once: a rollout."""
+        watch, memory = Stopwatch(self.device), PeakMemory(self.device)
+        agent = GenerateAgent(self.policy(point), script, watch, self.settings.baseline_rows, keep_cache)
+        self.play(agent, script, watch)
+        return {"seconds": watch.seconds, "read": {}, "peak_bytes": memory.rise()}
+
+    def trl(self, script: Script, point: Point) -> dict[str, Any]:
+        """TRL once: a rollout and an update."""
+        watch, memory = Stopwatch(self.device), PeakMemory(self.device)
+        script.check(trl_iteration(self.policy(point), script, watch, self.settings.baseline_rows))
+        return {"seconds": watch.seconds, "read": {}, "peak_bytes": memory.rise()}
+
+    def play(self, agent: Agent, script: Script, watch: Stopwatch) -> list[Episode]:
+        """The recorded games in self-play, all at once."""
+        with watch.on_tokens(self.tokens), watch.phase("bookkeeping"):
+            episodes = rollout(script.games, everyone(agent), watch.env(script.make_env), len(script.games))
+        script.check(episodes)
+        return episodes
+
+    # -- What is told --------------------------------------------------------------------------------------------------
+
+    def spent(self) -> bool:
+        minutes = self.settings.minutes
+        return minutes is not None and time.monotonic() - self._began > 60 * minutes
+
+    def tell(self, label: str, row: Row, repeat: int) -> None:
+        """Completes the repeat that was just measured, says a line and writes all that is known."""
+        row.repeats[-1]["figures"] = figures(row.repeats[-1], row.played)
+        clock = (time.monotonic() - self._began) / 60
+        said = f"{row.engine}, {label}, repeat {repeat + 1} of {self.settings.repeats}: {line(row.repeats[-1])}"
+        say(f"[{clock:5.1f} min] {said}")
+        self.write()
+
+    def write(self) -> None:
+        around, baselines = [row.data() for row in self.around], [row.data() for row in self.baselines]
+        found = {
+            "game": self.env["game"],
+            "settings": asdict(self.settings),
+            "around": around,
+            "baselines": baselines,
+            "ratios": ratios(around, baselines),
+            "hardware": hardware(),
+            "versions": {name: version(name) for name in ("torch", "transformers")} | {"trl": trl_version()},
+            "git_commit": self._commit,
+        }
+        write_json(self.out / "benchmark.json", found)
+
+
+def watched(measure: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
+    """One repeat, with the processor seconds that the process got in a second of it."""
+    wall, processor = time.perf_counter(), time.process_time()
+    repeat = measure(*args)
+    return {**repeat, "on_processor": (time.process_time() - processor) / (time.perf_counter() - wall)}
+
+
+def cache_bytes(engine: ReplayEngine) -> int:
+    """What the slots' keys and values take."""
+    layers: Any = engine.cache.layers
+    return sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
+
+
+def figures(repeat: Mapping[str, Any], played: Mapping[str, int]) -> dict[str, float]:
+    """Speeds of one repeat, its whole time, its memory, and how many times its limit it took (where there is one)."""
+    s, read = repeat["seconds"], repeat["read"]
+    total = sum(s.values())
+    collected = total - s["collation"] - s["update"]
+    made = {
+        "seconds": total,
+        "rollout_seconds": collected,
+        "games_per_second": played["games"] / collected,
+        "tokens_per_second": played["tokens"] / collected,
+        "on_processor": repeat["on_processor"],
+    }
+    for name, phase, n in (
+        ("prefill_tokens", "prefill", read.get("prefill", 0)),
+        ("decode_tokens", "decode", read.get("decode", 0)),
+        ("answers", "beliefs", played["answers"]),
+    ):
+        if n:  # short games may ask nothing, and say nothing
+            made[f"{name}_per_second"] = n / s[phase]
+    if s["update"]:
+        made["update_tokens_per_second"] = played["tokens"] / s["update"]
+        made["games_per_second_with_update"] = played["games"] / total
+    if repeat["peak_bytes"] is not None:
+        made["peak_bytes"] = repeat["peak_bytes"]
+        made["peak_bytes_per_slot"] = repeat["peak_bytes"] / played["slots"]
+    if "cache_bytes" in repeat:
+        made["cache_bytes_per_slot"] = repeat["cache_bytes"] / played["slots"]
+    if "limit" in repeat:
+        made["limit_seconds"] = sum(phase["limit"] for phase in repeat["limit"].values())
+        made["times_limit"] = total / made["limit_seconds"]
+    return made
 
 
 @command("benchmark")
 def main(cfg: DictConfig) -> None:
-    """Measures, prints, and writes `out`."""
+    """Measures, prints and writes; see the top of this file."""
     set_threads(cfg.threads)
-    device = pick_device(cfg.device)
-    env = {"game": "dond", "style": "compact", "max_entries": 12}
-    make_env = env_maker(env)
-    tokens = Tokens(train_tokenizer(scripted_texts("dond", [make_env], 0), game_module("dond").COMPACT_TOKENS, 1024))
-    lm = tiny_lm(tokens.size, hidden_size=cfg.hidden_size, layers=cfg.layers, context=cfg.context)
-    policy = Policy(lm, tokens).to(device).eval()
-    games = draw_games(cfg.seed, count=cfg.games)
-    rows: dict[str, dict[str, list[float]]] = {}
-    episodes: list[Episode] = []
-    for repeat in range(cfg.repeats):
-        for name, make_agent in (
-            ("slots", lambda: slots_agent(policy, cfg)),
-            ("generate", lambda: GenerateAgent(policy, cfg.max_new_tokens)),
-        ):
-            played, seconds = timed(make_agent, games, make_env, cfg.games)
-            made = sum(len(s) for e in played for s in e.streams.values())
-            row = rows.setdefault(name, {"games_per_second": [], "tokens_per_second": []})
-            row["games_per_second"].append(len(games) / seconds)
-            row["tokens_per_second"].append(made / seconds)
-            speed = f"{len(games) / seconds:8.2f} games/s  {made / seconds:9.0f} tokens/s"
-            say(f"repeat {repeat + 1}/{cfg.repeats}  {name:9} {speed}")
-            if name == "slots":
-                episodes = played
-        row = rows.setdefault("update", {"tokens_per_second": []})
-        row["tokens_per_second"].append(update_speed(policy, episodes))
-        say(f"repeat {repeat + 1}/{cfg.repeats}  update    {row['tokens_per_second'][-1]:27.0f} tokens/s")
-    report(rows, cfg)
-
-
-def slots_agent(policy: Policy, cfg: DictConfig) -> ModelAgent:
-    """This project's player."""
-    return ModelAgent("slots", policy, slots=2 * cfg.games, context=cfg.context, max_new_tokens=cfg.max_new_tokens)
-
-
-def timed(
-    make_agent: Callable[[], Agent], games: Sequence[Game], make_env: Callable[[], Any], concurrency: int
-) -> tuple[list[Episode], float]:
-    """Plays the games in self-play; returns them and the seconds they took."""
-    agent = make_agent()
-    began = time.perf_counter()
-    episodes = rollout(games, lambda game, env: dict.fromkeys(env.possible_agents, agent), make_env, concurrency)
-    return episodes, time.perf_counter() - began
-
-
-def update_speed(policy: Policy, episodes: Sequence[Episode]) -> float:
-    """Tokens a second of one PPO pass over the rows of these episodes."""
-    filled = add_rewards(episodes, {"game": GameReward()})
-    batch = add_advantages(collate(seats_of(filled, {"slots"}), {"game": 1.0}), Credit(), 0.0)
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=0.0)
-    losses: dict[str, Loss] = {"policy": PolicyLoss(), "value": ValueLoss(), "listening": ListeningLoss()}
-    began = time.perf_counter()
-    update(policy, None, batch, losses, optimizer, UpdateConfig(), torch.Generator().manual_seed(0))
-    return int((batch.kind != Kind.PAD).sum()) / (time.perf_counter() - began)
-
-
-def report(rows: Mapping[str, Mapping[str, Sequence[float]]], cfg: DictConfig) -> None:
-    """Medians, spread and the ratio, printed and written."""
-    ratio = [
-        a / b for a, b in zip(rows["slots"]["games_per_second"], rows["generate"]["games_per_second"], strict=True)
-    ]
-    say(f"\nmedians of {cfg.repeats}: {cfg.games} games at once, {cfg.layers} layers of {cfg.hidden_size}")
-    for name, row in rows.items():
-        for unit, values in row.items():
-            say(f"  {name:9} {unit:18} {median(values):10.1f}  ({min(values):.1f} to {max(values):.1f})")
-    say(f"  slots / generate, games a second: {median(ratio):.1f}  ({min(ratio):.1f} to {max(ratio):.1f})")
-    out = Path(cfg.out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figures = {name: {unit: list(values) for unit, values in row.items()} for name, row in rows.items()}
-    write_json(out, {"figures": figures, "ratio": ratio, "hardware": hardware()})
-    say(f"written: {out}")
+    given = plain(cfg)
+    known = Settings.__dataclass_fields__
+    settings = make(Settings, {name: value for name, value in given.items() if name in known}, "benchmark")
+    game = given["env"]["game"]
+    if game not in given["games"]:
+        raise UserError(f"env.game={game}: games has no entry that says how its games are ended early")
+    env = {**given["env"], **given["games"][game]["env"]}
+    out = Path(given["out"])
+    out.mkdir(parents=True, exist_ok=True)
+    points = points_of(settings, None if "players" in env else seats(env))
+    texts = scripted_texts(game, [env_maker(given["env"])], settings.seed, games=100)
+    tokens = Tokens(train_tokenizer(texts, game_module(game).COMPACT_TOKENS, settings.vocab_size))
+    bench = Bench(env, given["games"][game]["cut"], settings, pick_device(cfg.device), tokens, out)
+    limit = f"at most about {settings.minutes:g} minutes" if settings.minutes is not None else "no limit of time"
+    say(f"{len(points)} points of this engine, baselines at the first; {settings.repeats} repeats each; {limit}")
+    bench.warm_up(points[0])
+    bench.measure_around(points[:2])  # the centre in both precisions
+    bench.measure_baselines(points[0])
+    bench.measure_around(points[2:])
+    bench.write()
+    say(table([row.data() for row in bench.around], [row.data() for row in bench.baselines]))
+    say(f"written: {out / 'benchmark.json'}, {out / 'cost.svg'}")
 
 
 if __name__ == "__main__":

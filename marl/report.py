@@ -534,11 +534,11 @@ def new_panel() -> tuple[Figure, Axes]:
     """A small plot in the page's colours."""
     figure = Figure(figsize=(4.0, 2.5))
     axes = figure.add_subplot()
-    _style(axes)
+    style_axes(axes)
     return figure, axes
 
 
-def _style(axes: Axes, ink: str = INK, muted: str = MUTED, grid: str = GRID) -> None:
+def style_axes(axes: Axes, ink: str = INK, muted: str = MUTED, grid: str = GRID) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(grid)
     axes.tick_params(colors=muted, labelsize=9, length=0)
@@ -789,7 +789,7 @@ def ablation_figure(
     ratios = [1.0] * len(metrics) + [1.4] * bool(curve)
     panels = figure.subplots(1, count, squeeze=False, gridspec_kw={"width_ratios": ratios})[0]
     for i, (axes, metric) in enumerate(zip(panels, metrics, strict=False)):
-        _style(axes, ink="#222222", muted="#555555", grid="#dddddd")
+        style_axes(axes, ink="#222222", muted="#555555", grid="#dddddd")
         axes.grid(axis="y", visible=False)
         axes.grid(axis="x", color="#dddddd", linewidth=0.7)
         for y, arm in enumerate(arms):
@@ -814,7 +814,7 @@ def ablation_figure(
         axes.set_xlabel(f"{metric} (open: published)" if i == 0 and published else metric, fontsize=8)
     if curve:
         axes = panels[-1]
-        _style(axes, ink="#222222", muted="#555555", grid="#dddddd")
+        style_axes(axes, ink="#222222", muted="#555555", grid="#dddddd")
         scale = by_games(runs)
         for y, arm in enumerate(arms):
             of_arm = [_curve(run, Panel(curve, "", ""), "eval", scale) for run in runs if run.arm == arm]

@@ -1,0 +1,292 @@
+"""What the benchmark is measured against: `generate` of transformers for every turn, and TRL's trainer around it.
+
+All of them play the recorded games of workload.py: a logits processor forces each token, in place of the mask of legal
+choices that they would need, and the rest of the work is theirs. They leave out what this engine does besides: values,
+and log-probabilities of what was sampled (TRL computes those in its update).
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib.util
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, PrinterCallback
+
+from envs.core import END, TurnKind
+from experiments.measure import Stopwatch, replaced
+from experiments.workload import Script
+from marl.agents import Key, Reply, Request, beliefs_of
+from marl.policy import Policy
+from marl.rollout import everyone, rollout
+from marl.tokens import View
+from marl.types import Belief, Episode, Kind, Stream
+
+INSTALL_TRL = "pip install -e '.[bench]' -c constraints.txt"
+
+
+class Forced(LogitsProcessor):
+    """Leaves one token possible at each step of `generate`: the next of each row's recorded reply."""
+
+    def __init__(self, replies: Sequence[tuple[int, ...]]) -> None:
+        self.replies, self.step = replies, 0
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        # Rows whose reply is over are padded by `generate`, whatever they are given.
+        ids = torch.tensor([[reply[min(self.step, len(reply) - 1)]] for reply in self.replies], device=scores.device)
+        self.step += 1
+        return torch.full_like(scores, -torch.inf).scatter_(1, ids, 0.0)
+
+
+class GenerateAgent:
+    """One `generate` call a turn for up to `rows` seats, and one forward pass for belief questions.
+
+    Without `keep_cache` both read the whole history again, padded on the left. With it each seat keeps its keys and
+    values between turns, and only new tokens are read. `generate` takes a cache of one length for all rows of a batch,
+    so the seats' caches are copied into one for each call, padded on the left, and so is what each has to read; the
+    attention mask has zeros in both places, and positions follow from it. Afterwards each seat's part is copied out
+    again. That is what limits it: every call copies the whole of its rows' caches twice, because seats that reply
+    together are other seats each time, with caches of other lengths.
+    """
+
+    def __init__(self, policy: Policy, script: Script, watch: Stopwatch, rows: int, keep_cache: bool) -> None:
+        self.name = "generate, cache kept" if keep_cache else "generate"
+        self.policy, self.tokens, self.script, self.watch = policy, policy.tokens, script, watch
+        self.rows, self.keep_cache = rows, keep_cache
+        self.ends = [i for text in (END, f" {END}") for i in self.tokens.encode(text)]
+        self._views: dict[Key, View] = {}
+        self._roles: dict[Key, str] = {}
+        self._answers: dict[Key, list[np.ndarray]] = {}
+        self._replied: dict[Key, int] = {}  # how many of its recorded replies a seat has made
+        self._caches: dict[Key, list[tuple[Tensor, Tensor]]] = {}  # by layer, keys and values (H, t, D)
+        self._forced = Forced([])
+
+    @torch.no_grad()
+    def act(self, requests: Sequence[Request]) -> list[Reply]:
+        """Answers all that is asked at once, then replies wherever a reply is owed."""
+        for r in requests:
+            view = self._views.setdefault(r.key, View(self.tokens))
+            self._roles[r.key] = r.role
+            view.observe(r.text, r.questions, r.step)
+        for keys in self._batches([r.key for r in requests if r.questions]):
+            self._answer(keys)
+        replies = []
+        with self._clocked():
+            for kind in (TurnKind.CHOOSE, TurnKind.SPEAK):  # a choice is one token: it waits for no message
+                owed = {r.key: r for r in requests if r.turn == kind}
+                for r in owed.values():
+                    self._views[r.key].cue(r.options)
+                for keys in self._batches(list(owed)):
+                    replies += self._reply([owed[key] for key in keys])
+        return replies
+
+    @contextmanager
+    def _clocked(self) -> Iterator[None]:
+        """Within, the model's passes in `generate` are clocked apart: the first of a call reads, the others decode."""
+        model_forward: Any = self.policy.lm.forward
+        reading, writing = self.watch.wrap("prefill", model_forward), self.watch.wrap("decode", model_forward)
+
+        @functools.wraps(model_forward)  # `generate` looks at its signature
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return (writing if self._forced.step else reading)(*args, **kwargs)
+
+        with replaced(self.policy.lm, {"forward": forward}):
+            yield
+
+    def _batches(self, keys: Sequence[Key]) -> list[list[Key]]:
+        """At most `rows` at a time, of similar length."""
+        order = sorted(keys, key=lambda key: len(self._views[key].stream))
+        return [order[i : i + self.rows] for i in range(0, len(order), self.rows)]
+
+    def _reply(self, requests: Sequence[Request]) -> list[Reply]:
+        keys = [r.key for r in requests]
+        due = [self.script.replies[key][self._replied.get(key, 0)] for key in keys]
+        self._forced = Forced(due)
+        ids, mask, cache = self._inputs(keys)
+        generate: Any = self.policy.lm.generate
+        with self.watch.phase("sampling"):  # the model's passes within are clocked apart
+            made = generate(
+                input_ids=ids,
+                attention_mask=mask,
+                past_key_values=cache,
+                do_sample=True,
+                top_k=0,
+                max_new_tokens=max(map(len, due)),
+                eos_token_id=self.ends,
+                pad_token_id=self.tokens.pad_id,
+                logits_processor=LogitsProcessorList([self._forced]),
+                return_dict_in_generate=True,
+            )
+        written = made.sequences[:, ids.shape[1] :]
+        if self.keep_cache:  # what came back holds all but the last token that was sampled
+            lengths = torch.tensor([len(reply) for reply in due], device=mask.device)
+            own = torch.arange(written.shape[1] - 1, device=mask.device)[None] < lengths[:, None]
+            self._keep(keys, made.past_key_values, torch.cat([mask.bool(), own], 1))
+        replies = []
+        for r, row, recorded in zip(requests, written.tolist(), due, strict=True):
+            reply = tuple(row[: len(recorded)])
+            assert reply == recorded, (reply, recorded)
+            self._replied[r.key] = self._replied.get(r.key, 0) + 1
+            choice = r.turn == TurnKind.CHOOSE
+            legal = tuple(self.tokens.label(r.options)[0]) if choice else ()
+            text = r.options[legal.index(reply[0])] if choice else self.tokens.reply_text(reply)
+            start = self._views[r.key].reply(reply, Kind.CHOICE if choice else Kind.SPEECH)
+            replies.append(Reply(r.key, text, reply, start, (0.0,) * len(reply), legal=legal))
+        return replies
+
+    def _answer(self, keys: Sequence[Key]) -> None:
+        ids, mask, cache = self._inputs(keys)
+        new = ids.shape[1] - (cache.get_seq_length() if cache is not None else 0)
+        with self.watch.phase("prefill"):
+            positions = (mask.cumsum(1) - 1).clamp_min(0)[:, -new:]
+            made = self.policy.lm.base_model(
+                input_ids=ids[:, -new:],
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=self.keep_cache,
+            )
+        with self.watch.phase("beliefs"):
+            for row, key in enumerate(keys):
+                view, answers = self._views[key], self._answers.setdefault(key, [])
+                for asked in view.asked[len(answers) :]:
+                    at = new - (len(view.stream) - asked.position)
+                    logits = self.policy.logits(made.last_hidden_state[row, at])
+                    answers.append(logits[list(asked.candidate_ids)].double().softmax(-1).cpu().numpy())
+        if self.keep_cache:
+            self._keep(keys, made.past_key_values, mask.bool())
+
+    def _inputs(self, keys: Sequence[Key]) -> tuple[Tensor, Tensor, DynamicCache | None]:
+        """Ids and mask (R, c + n), and the cache of the first c of them, None without one.
+
+        Row by row: what is cached, then what is new, both padded on the left.
+        """
+        streams = [self._views[key].stream.tokens for key in keys]
+        held = [self._caches[key][0][0].shape[1] if key in self._caches else 0 for key in keys]
+        c, n = max(held), max(len(s) - h for s, h in zip(streams, held, strict=True))
+        ids = np.full((len(keys), c + n), self.tokens.pad_id)
+        mask = np.zeros((len(keys), c + n), dtype=np.int64)
+        for row, (stream, h) in enumerate(zip(streams, held, strict=True)):
+            ids[row, c + n - (len(stream) - h) :] = stream[h:]
+            mask[row, c + n - (len(stream) - h) :] = 1
+            mask[row, c - h : c] = 1  # the ids of cached places are read by nobody
+        device = self.policy.device
+        cache = self._joined(keys, held) if self.keep_cache else None
+        return torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device), cache
+
+    def _joined(self, keys: Sequence[Key], held: Sequence[int]) -> DynamicCache:
+        """These seats' caches as one, padded on the left; empty where none of them has read anything."""
+        cache, width = DynamicCache(), max(held)
+        with self.watch.phase("cache"):
+            layers = len(next((self._caches[key] for key in keys if key in self._caches), []))
+            for layer in range(layers):
+                parts = []
+                for kind in (0, 1):  # keys, values
+                    some = next(self._caches[key][layer][kind] for key in keys if key in self._caches)
+                    whole = some.new_zeros(len(keys), some.shape[0], width, some.shape[2])
+                    for row, (key, h) in enumerate(zip(keys, held, strict=True)):
+                        if h:
+                            whole[row, :, width - h :] = self._caches[key][layer][kind]
+                    parts.append(whole)
+                cache.update(parts[0], parts[1], layer)
+        return cache
+
+    def _keep(self, keys: Sequence[Key], cache: DynamicCache, real: Tensor) -> None:
+        """Copies each seat's part out of a cache; `real` (R, c) says which of its places are no padding."""
+        with self.watch.phase("cache"):
+            for row, key in enumerate(keys):
+                own = real[row].nonzero()[:, 0]
+                layers: Any = cache.layers
+                self._caches[key] = [
+                    (layer.keys[row].index_select(1, own), layer.values[row].index_select(1, own)) for layer in layers
+                ]
+
+    def finish(self, keys: Sequence[Key]) -> dict[Key, tuple[Stream, list[Belief]]]:
+        """The streams and beliefs of finished games."""
+        kept = {}
+        for key in keys:
+            view, answers = self._views.pop(key), self._answers.pop(key, [])
+            self._caches.pop(key, None)
+            kept[key] = (view.stream, beliefs_of(key[1], self._roles.pop(key), view.asked, answers))
+        return kept
+
+
+def trl_version() -> str | None:
+    """Of the TRL that is installed; None where there is none."""
+    return version("trl") if importlib.util.find_spec("trl") else None
+
+
+def trl_iteration(policy: Policy, script: Script, watch: Stopwatch, rows: int) -> list[Episode]:
+    """One iteration of TRL's GRPOTrainer: a rollout of many turns, and one optimiser step over all its rows.
+
+    The rollout is a `rollout_func`, TRL's own way for many turns: it plays the games as `GenerateAgent` does without a
+    cache (TRL keeps none between turns either) and hands back one completion a seat, all tokens but the first, with
+    `env_mask` on those that were sampled. Everything else that `train()` does counts as update: padding, its forward
+    passes, GRPO's loss, one AdamW step at learning rate 0. A game's seats are one group, and one forward pass. No
+    reference model, no gradient checkpointing, float32. It learns from no belief question and has no value head: less
+    work than ours.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that rollout_func is experimental; a fast tokenizer's own hints
+        from datasets import Dataset
+        from trl import GRPOConfig, GRPOTrainer
+    seats = [(number, agent) for number, streams in enumerate(script.streams) for agent in streams]
+    players = len(script.streams[0])
+    lm = copy.deepcopy(policy.lm)  # the trainer puts a forward pass of its own into it
+    actor = Policy(lm, policy.tokens).to(policy.device)
+    episodes: list[Episode] = []
+
+    def play(prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
+        assert len(prompts) == len(seats), (len(prompts), len(seats))
+        lm.eval()
+        with watch.phase("bookkeeping"):
+            agent = GenerateAgent(actor, script, watch, rows, keep_cache=False)
+            episodes[:] = rollout(script.games, everyone(agent), watch.env(script.make_env), len(script.games))
+        lm.train()
+        streams = [script.streams[number][agent] for number, agent in seats]
+        return {
+            "prompt_ids": [s.tokens[:1] for s in streams],
+            "completion_ids": [s.tokens[1:] for s in streams],
+            "env_mask": [[int(kind in (Kind.CHOICE, Kind.SPEECH)) for kind in s.kinds[1:]] for s in streams],
+            "logprobs": None,
+            "paid": [float(number % 2) for number in range(len(streams))],
+        }
+
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), watch.on_tokens(policy.tokens):
+        warnings.simplefilter("ignore")
+        trainer = GRPOTrainer(
+            model=lm,
+            args=GRPOConfig(
+                output_dir=folder,
+                max_steps=1,
+                per_device_train_batch_size=players,
+                gradient_accumulation_steps=len(script.games),
+                num_generations=players,
+                learning_rate=0.0,
+                beta=0.0,
+                bf16=False,
+                gradient_checkpointing=False,
+                use_cpu=policy.device.type == "cpu",
+                save_strategy="no",
+                logging_strategy="no",
+                report_to="none",
+                disable_tqdm=True,
+            ),
+            reward_funcs=lambda completions, paid, **_: paid,
+            train_dataset=Dataset.from_dict({"prompt": [str(number) for number in range(len(script.games))]}),
+            processing_class=copy.deepcopy(policy.tokens.tokenizer),
+            rollout_func=play,
+        )
+        trainer.remove_callback(PrinterCallback)
+        with watch.phase("update"):  # the rollout within is clocked apart
+            trainer.train()
+    return episodes

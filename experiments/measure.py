@@ -1,0 +1,291 @@
+"""What the benchmark measures with: a stopwatch of phases, peak memory, counted work, and the rates of this machine.
+
+The limit of a phase is the larger of two times: its multiply-adds at the rate of large matrix products, and the bytes
+that it must touch at the rate of copying, both measured here and now. What is counted is named in `limits`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from marl.policy import Policy
+from marl.tokens import Tokens
+
+# In the order in which tables list them. `cache` is the copying of caches between turns (baselines only); `bookkeeping`
+# is the rest of a rollout: who is asked what, groups of seats, streams, turns.
+PHASES = (
+    "game", "text", "tokenising", "prefill", "decode", "sampling", "beliefs", "cache", "bookkeeping", "collation",
+    "update",
+)  # fmt: skip
+ON_DEVICE = {"prefill", "decode", "sampling", "beliefs", "cache", "update"}
+
+
+class Stopwatch:
+    """Seconds by phase. Phases nest, and each counts only what no inner one does, so that they add up to the whole."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self._synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+        self._open: list[str] = []
+        self._since = 0.0
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Within, time counts as this phase's; on a GPU its work is waited for, so that nobody else pays for it."""
+        self._turn()
+        self._open.append(name)
+        try:
+            yield
+        finally:
+            if name in ON_DEVICE:
+                self._synchronize()
+            self._turn()
+            self._open.pop()
+
+    def _turn(self) -> None:
+        now = time.perf_counter()
+        if self._open:
+            self.seconds[self._open[-1]] += now - self._since
+        self._since = now
+
+    def wrap(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, clocked as this phase."""
+
+        @functools.wraps(function)
+        def clocked(*args: Any, **kwargs: Any) -> Any:
+            with self.phase(name):
+                return function(*args, **kwargs)
+
+        return clocked
+
+    @contextmanager
+    def on(self, owner: object, name: str, *methods: str) -> Iterator[None]:
+        """Within, these methods of this one object are clocked."""
+        with replaced(owner, {method: self.wrap(name, getattr(owner, method)) for method in methods}):
+            yield
+
+    @contextmanager
+    def on_tokens(self, tokens: Tokens) -> Iterator[None]:
+        """Within, what becomes ids counts as tokenising, and what becomes text as text."""
+        with ExitStack() as stack:
+            stack.enter_context(self.on(tokens, "tokenising", "encode", "label"))
+            stack.enter_context(self.on(tokens, "text", "reply_text", "ends", "within"))
+            yield
+
+    def env(self, make_env: Callable[[], Any]) -> Callable[[], Any]:
+        """The same environments, clocked: the rules and the writing of what players read cannot be told apart."""
+
+        def make() -> Any:
+            env = make_env()
+            env.reset, env.step = self.wrap("game", env.reset), self.wrap("game", env.step)
+            return env
+
+        return make
+
+
+@contextmanager
+def replaced(owner: object, methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Within, this one object has these methods in place of its own."""
+    before = {name: vars(owner)[name] for name in methods if name in vars(owner)}
+    for name, method in methods.items():
+        setattr(owner, name, method)
+    try:
+        yield
+    finally:
+        for name in methods:
+            delattr(owner, name)  # the class's own shows again
+        for name, method in before.items():
+            setattr(owner, name, method)
+
+
+class PeakMemory:
+    """How far memory rose above where it stood at the start, in bytes.
+
+    Of the process (resident set; Linux only) or, on a GPU, of what torch allocated. Memory that was freed before is
+    handed back to the system first, or taking it again would be no rise. None where the system cannot tell.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        gc.collect()  # caches and their layers know each other
+        with suppress(OSError, AttributeError):  # another system, another C library
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
+        self.before = self._start()
+
+    def _start(self) -> int | None:
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            return torch.cuda.memory_allocated()
+        try:
+            Path("/proc/self/clear_refs").write_text("5")  # forgets the old peak
+        except OSError:
+            return None
+        return _status("VmRSS")
+
+    def rise(self) -> int | None:
+        if self.before is None:
+            return None
+        now = torch.cuda.max_memory_allocated() if self.device.type == "cuda" else _status("VmHWM")
+        return None if now is None else max(now - self.before, 0)
+
+
+def _status(field: str, path: str = "/proc/self/status") -> int | None:
+    """A figure that Linux keeps in kB, in bytes; None on other systems."""
+    try:
+        found = re.search(rf"^{field}:\s+(\d+) kB", Path(path).read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) * 1024 if found else None
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that can still be taken; None where the system cannot tell."""
+    return torch.cuda.mem_get_info()[0] if device.type == "cuda" else _status("MemAvailable", "/proc/meminfo")
+
+
+@dataclass
+class Counts:
+    """Work of forward passes over cached rows."""
+
+    passes: int = 0
+    tokens: int = 0  # read
+    attended: int = 0  # pairs of a token and one that it sees
+    cached: int = 0  # tokens of rows' caches, once a pass: what attention must load
+
+    def add(self, start: np.ndarray, sizes: np.ndarray) -> None:
+        """One pass over rows (R,) that hold `start` tokens and read `sizes` more."""
+        self.passes += 1
+        self.tokens += int(sizes.sum())
+        self.attended += int((sizes * start + sizes * (sizes + 1) // 2).sum())
+        self.cached += int((start + sizes).sum())
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model's size: weights of its layers, of its output layer, and what one token costs beside them."""
+
+    body: int  # weights of the matrices between embedding and output
+    head: int
+    parameters: int
+    attention: int  # multiply-adds of one attended pair, all layers
+    cache: int  # numbers that one token keeps, all layers
+    width: int
+    inner: int
+
+    @classmethod
+    def of(cls, policy: Policy) -> Shape:
+        config = policy.lm.config.get_text_config()
+        matrices = [m for m in policy.lm.base_model.modules() if isinstance(m, torch.nn.Linear)]
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return cls(
+            body=sum(m.weight.numel() for m in matrices),
+            head=policy.lm.get_output_embeddings().weight.numel(),
+            parameters=sum(p.numel() for p in policy.lm.parameters()),
+            attention=2 * config.num_attention_heads * head_dim * config.num_hidden_layers,
+            cache=2 * config.num_key_value_heads * head_dim * config.num_hidden_layers,
+            width=config.hidden_size,
+            inner=config.intermediate_size,
+        )
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Of this machine at this moment: multiply-adds a second, and bytes a second of copying (read + written)."""
+
+    macs: float
+    weights: float  # copying as much as the model's weights, which a processor's own cache may hold
+    cache: float  # copying as much as all slots
+
+
+def measure_rates(shape: Shape, cache_bytes: int, dtype: torch.dtype, device: torch.device) -> Rates:
+    """The best of a few: products of this model's widest matrix, copies of buffers of these sizes (256 MB at most)."""
+    best = 0.0
+    for rows in (256, 2048, 8192):
+        a = torch.randn(rows, shape.width, device=device).to(dtype)
+        b = torch.randn(shape.width, shape.inner, device=device).to(dtype)
+        best = max(best, rows * shape.width * shape.inner / _seconds(functools.partial(torch.matmul, a, b), device))
+    return Rates(
+        best,
+        _copy_rate(shape.parameters * dtype.itemsize, device),
+        _copy_rate(min(cache_bytes, 1 << 28), device),
+    )
+
+
+def _copy_rate(size: int, device: torch.device) -> float:
+    source = torch.ones(max(size // 4, 1), dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / _seconds(functools.partial(target.copy_, source), device)
+
+
+def _seconds(call: Callable[[], object], device: torch.device) -> float:
+    """The shortest of five timings of a call, each over as many calls as take about 5 ms."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    call()
+    repeats, best = 1, float("inf")
+    for _ in range(5):
+        wait()
+        began = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        wait()
+        one = max((time.perf_counter() - began) / repeats, 1e-9)
+        best = min(best, one)
+        repeats = max(1, min(1000, int(0.005 / one)))
+    return best
+
+
+@dataclass(frozen=True)
+class UpdateCounts:
+    """Work of an update: tokens and attended pairs of its rows, positions whose logits are needed, passes, steps."""
+
+    tokens: int
+    attended: int
+    outputs: int
+    passes: int
+    steps: int
+
+
+def limits(
+    shape: Shape,
+    rates: Rates,
+    size: int,
+    counts: dict[str, Counts],
+    sampled: int,
+    answers: int,
+    update: UpdateCounts,
+) -> dict[str, dict[str, float]]:
+    """By phase, seconds of `arithmetic`, of `memory`, and the larger as `limit`. `size`: bytes of one number.
+
+    Prefill and decode: every token once through the layers, each pair of attention once; the weights once a pass, each
+    row's keys and values once a pass, new ones written. The passes are those that this engine made. Sampling and belief
+    answers: one output row each. The update, in float32: three times the forward pass's products (once forward, twice
+    backward); weights and gradients once forward and once backward a pass, and AdamW's reading and writing (7 numbers a
+    weight a step). Activations are not counted, nor is anything that is no product.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for phase, c in counts.items():
+        macs = c.tokens * shape.body + c.attended * shape.attention
+        memory = c.passes * shape.body * size / rates.weights + (c.cached + c.tokens) * shape.cache * size / rates.cache
+        found[phase] = _larger(macs / rates.macs, memory)
+    for phase, outputs in (("sampling", sampled), ("beliefs", answers)):
+        found[phase] = _larger(outputs * shape.head / rates.macs, 0.0)
+    macs = 3 * (update.tokens * shape.body + update.attended * shape.attention + update.outputs * shape.head)
+    numbers = (4 * update.passes + 7 * update.steps) * shape.parameters
+    found["update"] = _larger(macs / rates.macs, 4 * numbers / rates.weights)
+    return found
+
+
+def _larger(arithmetic: float, memory: float) -> dict[str, float]:
+    return {"arithmetic": arithmetic, "memory": memory, "limit": max(arithmetic, memory)}

@@ -1,0 +1,223 @@
+"""The benchmark, at its quick size: what must hold whatever the clock says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hydra import compose, initialize_config_module
+
+from experiments import benchmark
+from experiments.baselines import GenerateAgent, trl_version
+from experiments.benchmark_figures import along, line, parts
+from experiments.measure import PHASES, Counts, Shape, Stopwatch
+from experiments.workload import ReplayAgent, Script, record
+from marl.agents import Agent
+from marl.config import make, plain
+from marl.errors import UserError
+from marl.games import env_maker, game_module
+from marl.policy import Policy, tiny_lm
+from marl.pretrain import scripted_texts
+from marl.rollout import everyone, rollout
+from marl.tokens import Tokens, train_tokenizer
+from marl.types import Episode
+
+CPU = torch.device("cpu")
+
+
+def run(*overrides: str) -> dict[str, Any]:
+    with initialize_config_module("conf", version_base="1.3"):
+        cfg = compose("benchmark", overrides=["bench=quick", "device=cpu", *overrides])
+    benchmark.main(cfg)
+    found: dict[str, Any] = json.loads((Path(cfg.out) / "benchmark.json").read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    out = tmp_path_factory.mktemp("benchmark")
+    return run(f"out={out}") | {"out": out}
+
+
+def measured(found: dict[str, Any]) -> list[dict[str, Any]]:
+    return [row for row in found["around"] + found["baselines"] if row["repeats"]]
+
+
+def test_everything_is_measured(found: dict[str, Any]) -> None:
+    assert [row["engine"] for row in found["baselines"]] == ["ours", "generate", "generate, cache kept", "TRL"]
+    for row in found["around"] + found["baselines"][:3]:
+        assert not row["skipped"] and len(row["repeats"]) == found["settings"]["repeats"]
+    trl = found["baselines"][3]
+    assert bool(trl["repeats"]) == (trl_version() is not None) != bool(trl["skipped"])
+    assert trl["repeats"] or "pip install -e '.[bench]' -c constraints.txt" in trl["skipped"]
+    assert (found["out"] / "cost.svg").read_text().count("<svg") == 1
+
+
+def test_all_engines_play_the_same_games(found: dict[str, Any]) -> None:
+    """The command itself compares every stream token for token; here the numbers that it tells."""
+    played = [row["played"] for row in found["baselines"] if row["repeats"]]
+    assert all(facts == played[0] for facts in played)
+    assert 0 < played[0]["sampled"] < played[0]["tokens"] and played[0]["answers"] > 0
+    for row in found["around"]:
+        if (row["point"]["games"], row["point"]["context"]) == (2, 256) and row["point"]["players"] == 5:
+            assert row["played"] == found["around"][0]["played"]  # whatever the model's size and precision
+        for repeat in row["repeats"]:
+            # every token is read once; a seat's last reply may end unread, as nothing follows it
+            unread = row["played"]["tokens"] - sum(repeat["read"].values())
+            assert 0 <= unread <= row["played"]["slots"] * found["settings"]["reply_tokens"]
+
+
+def test_shares_add_up(found: dict[str, Any]) -> None:
+    for row in measured(found):
+        assert set(row["summary"]["shares"]) == set(PHASES)
+        assert sum(row["summary"]["shares"].values()) == pytest.approx(1)
+        assert min(row["summary"]["shares"].values()) >= 0
+        for repeat in row["repeats"]:
+            assert sum(repeat["seconds"].values()) == pytest.approx(repeat["figures"]["seconds"])
+
+
+def test_ratios_are_those_of_the_repeats(found: dict[str, Any]) -> None:
+    ours = found["baselines"][0]
+    for row in [row for row in found["baselines"][1:] if row["repeats"]]:
+        for part, ratio in found["ratios"][row["engine"]].items():
+            each = [parts(a)[part] / parts(b)[part] for a, b in zip(row["repeats"], ours["repeats"], strict=True)]
+            assert ratio["median"] == pytest.approx(np.median(each))
+            assert ratio["low"] == pytest.approx(min(each)) and ratio["high"] == pytest.approx(max(each))
+    assert set(found["ratios"]["generate"]) == {"rollout"}  # it learns nothing
+    assert set(found["ratios"]["bfloat16"]) == {"rollout", "update", "rollout and update"}
+
+
+def test_nothing_is_faster_than_its_limit(found: dict[str, Any]) -> None:
+    """So small a model is dozens of times slower than products and copies alone would be: no clock decides this."""
+    for row in found["around"]:
+        for repeat in row["repeats"]:
+            for phase in repeat["limit"].values():
+                assert phase["limit"] == max(phase["arithmetic"], phase["memory"])
+            limit = sum(phase["limit"] for phase in repeat["limit"].values())
+            assert repeat["figures"]["limit_seconds"] == pytest.approx(limit)
+            assert limit < repeat["figures"]["seconds"]
+
+
+def test_a_starved_measurement_says_so(found: dict[str, Any]) -> None:
+    repeat = found["around"][0]["repeats"][0]
+    assert repeat["figures"]["on_processor"] == repeat["on_processor"] > 0
+    for share, told in ((0.2, True), (1.6, False)):
+        assert ("the machine is busy" in line({"figures": {**repeat["figures"], "on_processor": share}})) == told
+
+
+def test_one_thing_changes_along_an_axis(found: dict[str, Any]) -> None:
+    assert [place for place, _ in along("games", found["around"])] == [1, 2]
+    assert [place for place, _ in along("context", found["around"])] == [192, 256]
+    assert [place for place, _ in along("players", found["around"])] == [4, 5]
+    assert len(along("width", found["around"])) == 2
+
+
+def test_no_time_is_left(tmp_path: Path) -> None:
+    found = run("minutes=0", f"out={tmp_path}")
+    assert not measured(found)
+    assert all("minutes" in row["skipped"] or "not installed" in row["skipped"] for row in found["baselines"])
+
+
+def test_the_full_size_spans_what_it_says() -> None:
+    with initialize_config_module("conf", version_base="1.3"):
+        given = plain(compose("benchmark"))
+    known = benchmark.Settings.__dataclass_fields__
+    settings = make(benchmark.Settings, {k: v for k, v in given.items() if k in known}, "benchmark")
+    points = benchmark.points_of(settings, None)
+    centre = points[0]
+    assert (centre.games * centre.players, centre.context, centre.players) == (255, 1024, 5)
+    assert {p.games for p in points} >= {16, 1024} and {p.context for p in points} == {256, 512, 1024, 2048}
+    assert {p.players for p in points} == {4, 5, 6, 7} and len(set(points)) == len(points)
+    sizes = []
+    for width in settings.axes.width:
+        lm = tiny_lm(1024, hidden_size=width, intermediate_size=benchmark.INNER * width, layers=settings.layers)
+        sizes.append(round(sum(p.numel() for p in lm.parameters()) / 1e6))
+    assert sizes == [1, 4, 9, 16] and settings.centre.width == settings.axes.width[1]
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("centre.slots=0", "centre.slots=0: must be at least 1"),
+        ("axes.games=[0]", "axes.games=0: must be at least 1"),
+        ("repeats=often", "benchmark.repeats=often: must be a whole number"),
+        ("centre.context=8", "context=8: not even the shortest game fits"),
+    ],
+)
+def test_what_cannot_be_measured(override: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=said):
+        run(override, f"out={tmp_path}")
+
+
+# -- Its parts ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["among_us", "dond"])
+def workload(request: pytest.FixtureRequest) -> tuple[Policy, Script]:
+    game = request.param
+    env, cut = {
+        "among_us": ({"game": "among_us", "style": "compact", "players": 4, "max_steps": 40}, "max_steps"),
+        "dond": ({"game": "dond", "style": "compact", "max_entries": 20}, "max_entries"),
+    }[game]
+    texts = scripted_texts(game, [env_maker(env)], 0, games=20)
+    tokens = Tokens(train_tokenizer(texts, game_module(game).COMPACT_TOKENS, 1024))
+    script = record(env, cut, 256, 3, tokens, reply_tokens=12, seed=0)
+    policy = Policy(tiny_lm(tokens.size, hidden_size=32, layers=2, context=256), tokens).eval()
+    return policy, script
+
+
+def played(agent: Agent, script: Script) -> list[Episode]:
+    episodes = rollout(script.games, everyone(agent), script.make_env, len(script.games))
+    script.check(episodes)
+    return episodes
+
+
+def test_engines_believe_the_same(workload: tuple[Policy, Script]) -> None:
+    """Belief answers are computed, not forced: every engine reads the right tokens at the right places."""
+    policy, script = workload
+    watch = Stopwatch(CPU)
+    ours = played(ReplayAgent(policy, script, 256, watch), script)
+    assert sum(len(e.beliefs) for e in ours) == script.answers > 0
+    for keep_cache in (False, True):
+        for rows in (1, 64):
+            theirs = played(GenerateAgent(policy, script, watch, rows, keep_cache), script)
+            for a, b in zip(ours, theirs, strict=True):
+                for mine, other in zip(a.beliefs, b.beliefs, strict=True):
+                    np.testing.assert_allclose(other.probs, mine.probs, atol=1e-5)
+
+
+def test_recorded_games_fit_their_context(workload: tuple[Policy, Script]) -> None:
+    _, script = workload
+    assert script.longest <= 256
+    assert script.sampled == sum(len(ids) for own in script.replies.values() for ids in own)
+    said = [len(ids) for own in script.replies.values() for ids in own if len(ids) > 1]
+    assert said and max(said) >= 12
+
+
+def test_the_stopwatch_counts_nothing_twice() -> None:
+    watch = Stopwatch(CPU)
+    with watch.phase("bookkeeping"):
+        with watch.phase("prefill"):
+            before = watch.seconds["bookkeeping"]
+            sum(range(10_000))
+        assert watch.seconds["prefill"] > 0 and watch.seconds["bookkeeping"] == before
+    assert watch.seconds["bookkeeping"] > before
+
+
+def test_counted_work() -> None:
+    counts = Counts()
+    counts.add(np.array([0, 10]), np.array([3, 1]))  # 1 + 2 + 3 pairs, and 11
+    assert (counts.passes, counts.tokens, counts.attended, counts.cached) == (1, 4, 17, 14)
+
+
+def test_a_models_shape(workload: tuple[Policy, Script]) -> None:
+    policy, _ = workload
+    shape = Shape.of(policy)
+    # tiny_lm: 2 layers of width 32, inside 384; queries and outputs 32 x 32, one key head and one value head of 8
+    assert shape.body == 2 * (2 * 32 * 32 + 2 * 32 * 8 + 3 * 32 * 384)
+    assert shape.attention == 2 * 2 * 32 and shape.cache == 2 * 2 * 8
+    assert shape.head == 32 * policy.tokens.size
