@@ -221,8 +221,9 @@ def test_impossible_reset_options_are_refused(options: dict[str, Any]) -> None:
         ("task_steps", 0), ("cooldown", -1), ("reprompt", 0), ("messages_each", -1), ("message_words", 0),
         ("message_chars", 0), ("max_steps", 0),
         ("layouts", [[1, 1]]), ("layouts", [[2, 9]]), ("layouts", 3), ("layouts", [[2, 2.0]]), ("tasks_range", [4]),
-        ("tasks_range", [5, 3]), ("tasks_range", [0, 3]), ("candidates", "everyone"), ("imposters_report", 1), ("recall", "yes"),
-        ("shaping", "much"), ("loser_reward", float("nan")), ("style", "verse"), ("render_mode", "human"),
+        ("tasks_range", [5, 3]), ("tasks_range", [0, 3]), ("candidates", "everyone"), ("imposters_report", 1),
+        ("recall", "yes"), ("shaping", "much"), ("loser_reward", float("nan")), ("style", "verse"),
+        ("render_mode", "human"),
     ],
 )  # fmt: skip
 def test_impossible_settings_are_refused_by_name(setting: str, value: Any) -> None:
