@@ -187,7 +187,7 @@ def accused(message: str) -> list[str]:
     return [s.who for s in understand(message) if s.topic in ACCUSING]
 
 
-VERSION = {"players": 3}  # raised when players of a base corpus do or answer otherwise than before
+VERSION = {"players": 2}  # raised when players of a base corpus do or answer otherwise than before
 ANSWERS = 8  # that random players give to each recorded belief question
 
 
@@ -378,21 +378,17 @@ class RandomPlayer(Memory):
         return self.rng.choice(options)
 
     def answers(self, question: Question) -> list[str]:
-        """To a belief question, several: a killer whom it saw, or what somebody credulous believes of what was said.
+        """To a belief question, several: what somebody credulous believes of what was said, whatever the truth.
 
-        A model that is taught such answers learns to believe its eyes, and accusations, true or not; nothing about who
-        else is the imposter. Several make the lesson less noisy.
+        A model that is taught such answers learns to believe accusations, true or not, and nothing about who is the
+        imposter. Several make the lesson less noisy.
         """
-        killers = {name.lower() for name in self.kills}
-        seen = [name for name in question.candidates if name.lower() in killers]
-        if seen:
-            return self.rng.choices(seen, k=ANSWERS)
         belief = credulous([said.message for said in self.said], question.candidates, self.pull)
         return self.rng.choices(question.candidates, belief, k=ANSWERS)
 
 
 class GulliblePlayer(RandomPlayer):
-    """Plays and speaks at random, and believes its eyes, else the last accusation: a sharp lesson in what both are."""
+    """Plays and speaks at random, and believes the last accusation: a sharp lesson in what an accusation is."""
 
     pull = 8.0
 
