@@ -349,6 +349,23 @@ def _distance(a: Room, b: Room) -> int:
 # The players
 
 
+def random_statement(player: Memory) -> list[Statement]:
+    """Any form of the grammar, about any living other and any room."""
+    assert player.meeting is not None
+    topic, form = player.rng.choice([(topic, form) for topic, forms in FORMS.items() for form in forms])
+    who = player.rng.choice(player.others())
+    room = (player.rng.randrange(player.width), player.rng.randrange(player.height))
+    fields = _fields(form)
+    return [
+        Statement(
+            topic,
+            who if "who" in fields else "",
+            player.meeting.victim if "other" in fields else "",
+            room if "room" in fields else None,
+        )
+    ]
+
+
 class RandomPlayer(Memory):
     """Any legal action, and any sentence of the grammar about any living others and rooms, true or not.
 
@@ -358,18 +375,7 @@ class RandomPlayer(Memory):
     pull = 1.5  # of an accusation, on its answers to belief questions
 
     def speak(self) -> list[Statement]:
-        assert self.meeting is not None
-        topic, form = self.rng.choice([(topic, form) for topic, forms in FORMS.items() for form in forms])
-        who, room = self.rng.choice(self.others()), (self.rng.randrange(self.width), self.rng.randrange(self.height))
-        fields = _fields(form)
-        return [
-            Statement(
-                topic,
-                who if "who" in fields else "",
-                self.meeting.victim if "other" in fields else "",
-                room if "room" in fields else None,
-            )
-        ]
+        return random_statement(self)
 
     def vote(self, options: list[Action]) -> Action:
         return self.rng.choice(options)
@@ -517,6 +523,53 @@ class CarefulCrewmate(Memory):
         return VOTE[who] if weight > 0.5 else SKIP
 
 
+# Steps from random to careful play, to tell what reports, sight, evidence and talk are each worth.
+
+
+class Reporter(CarefulCrewmate):
+    """Moves and speaks at random, but reports whatever body it sees, and always votes for somebody else."""
+
+    def move(self, options: list[Action]) -> Action:
+        return next((action for action in options if action.act is Act.REPORT), self.rng.choice(options))
+
+    def speak(self) -> list[Statement]:
+        return random_statement(self)
+
+    def vote(self, options: list[Action]) -> Action:
+        return VOTE[self.rng.choice(self.others())]
+
+
+class Witness(Reporter):
+    """Votes for a killer whom it saw, otherwise as a reporter."""
+
+    def vote(self, options: list[Action]) -> Action:
+        seen = [name for name in self.others() if name in self.kills]
+        return VOTE[seen[0]] if seen else super().vote(options)
+
+
+class Detective(Reporter):
+    """Votes for whom its own evidence speaks against most, and is deaf to what is said."""
+
+    def heard(self, speaker: str, statements: Sequence[Statement]) -> None:
+        return
+
+    def vote(self, options: list[Action]) -> Action:
+        return VOTE[self.suspect()[0]]
+
+
+class Confidant(Detective):
+    """A detective that tells what it saw, and hears what others tell."""
+
+    def heard(self, speaker: str, statements: Sequence[Statement]) -> None:
+        CarefulCrewmate.heard(self, speaker, statements)
+
+    def speak(self) -> list[Statement]:
+        return CarefulCrewmate.speak(self)
+
+
+LADDER = {"reporter": Reporter, "witness": Witness, "detective": Detective, "confidant": Confidant}
+
+
 class CarefulImposter(Memory):
     """Kills when nobody can notice, or when that wins; then goes away. Has an alibi and helps to accuse others."""
 
@@ -586,6 +639,7 @@ def make_player(name: str, seed: int, role: str) -> Memory:
         return GulliblePlayer(seed)
     if name == CAREFUL:
         return CarefulImposter(seed) if role == "imposter" else CarefulCrewmate(seed)
-    raise ValueError(
-        f"There is no scripted player {name!r} of Among Us: choose one of {DEFAULT}, {GULLIBLE}, {INFORMED}, {CAREFUL}."
-    )
+    if name in LADDER:
+        return RandomPlayer(seed) if role == "imposter" else LADDER[name](seed)
+    known = ", ".join((DEFAULT, GULLIBLE, INFORMED, *LADDER, CAREFUL))
+    raise ValueError(f"There is no scripted player {name!r} of Among Us: choose one of {known}.")

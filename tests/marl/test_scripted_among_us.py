@@ -280,6 +280,55 @@ def test_recorded_answers_are_what_a_base_learns_to_believe() -> None:
     assert batch.answer.tolist() == expected and len(set(expected)) > 1
 
 
+KILL_SEEN = (
+    " grid 2 2 imposters 1 players red blue green pink orange you red crewmate tasks lab at bridge blue green",
+    " green killed orange at bridge blue green body orange",
+    " meeting blue found orange at bridge living red blue green pink",
+)
+
+
+def ladder(name: str, seed: int, *texts: str) -> Memory:
+    player = make_player(name, seed, "crewmate")
+    for text in texts:
+        player.observe(text)
+    return player
+
+
+def test_each_step_of_the_ladder_votes_on_more() -> None:
+    """Any vote is for another: a witness's for the killer it saw, a detective's on evidence, a confidant's on talk."""
+    options = ["red", "blue", "green", "pink", "skip"]
+    votes = {
+        name: Counter(ladder(name, seed, *KILL_SEEN).reply(" vote", options) for seed in range(300))
+        for name in among_us.LADDER
+    }
+    assert set(votes["reporter"]) == {"blue", "green", "pink"} and max(votes["reporter"].values()) < 150
+    assert all(set(votes[name]) == {"green"} for name in ("witness", "detective", "confidant"))
+    near = (
+        KILL_SEEN[0],
+        " at bridge pink out blue galley out green lab body orange",
+        " meeting red found orange at bridge living red blue green pink",
+    )
+    told = (*near, f" green says i saw blue kill orange {END}")
+    votes = {
+        name: Counter(ladder(name, seed, *told).reply(" vote", options) for seed in range(300))
+        for name in among_us.LADDER
+    }
+    assert len(votes["witness"]) == 3  # it saw no kill
+    assert set(votes["detective"]) == {"pink"} and set(votes["confidant"]) == {"blue"}
+
+
+def test_on_the_ladder_bodies_are_reported_and_only_the_confidant_tells_the_truth() -> None:
+    for name in among_us.LADDER:
+        player = ladder(name, 0, *KILL_SEEN[:2])
+        assert player.reply("", ["go_south", "wait", "report_orange", "go_east"]) == "report_orange"
+        said = {ladder(name, seed, *KILL_SEEN).reply(" speak") for seed in range(100)}
+        if name == "confidant":
+            assert all("green" in message for message in said)
+        else:
+            assert len(said) > 30
+        assert isinstance(make_player(name, 0, "imposter"), among_us.RandomPlayer)
+
+
 def test_what_random_players_say_depends_neither_on_role_nor_on_what_they_saw() -> None:
     texts = []
     for role in ("crewmate", "imposter"):
@@ -374,7 +423,7 @@ def test_compact_texts_are_one_token_a_word_and_recorded_choices_one_token() -> 
 
 
 def test_unknown_players_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"no scripted player 'clever'.*random, gullible, informed, careful"):
+    with pytest.raises(ValueError, match=r"no scripted player 'clever'.*random, gullible, informed, .*, careful"):
         make_player("clever", 0, "crewmate")
 
 
