@@ -44,9 +44,9 @@ from experiments.baselines import INSTALL_TRL, GenerateAgent, trl_iteration, trl
 from experiments.benchmark_figures import draw, line, ratios, summary, table
 from experiments.cli import command
 from experiments.evaluate import pick_device, set_threads
-from experiments.measure import PeakMemory, Shape, Stopwatch, UpdateCounts, free_memory, limits, measure_rates
+from experiments.measure import PeakMemory, Shape, Stopwatch, UpdateCounts, limits, measure_rates
 from experiments.terminal import say
-from experiments.workload import ReplayAgent, ReplayEngine, Script, record
+from experiments.workload import ReplayAgent, Script, record
 from marl.advantages import Credit, add_advantages
 from marl.agents import Agent
 from marl.batch import collate, seats_of
@@ -58,6 +58,7 @@ from marl.losses import Loss
 from marl.losses.listening import ListeningLoss
 from marl.losses.policy import PolicyLoss
 from marl.losses.value import ValueLoss
+from marl.memory import free_memory
 from marl.policy import Policy, tiny_lm
 from marl.pretrain import scripted_texts
 from marl.rewards import add_rewards
@@ -223,7 +224,7 @@ class Bench:
             slots = 1.3 * point.games * point.players  # a pass may copy one layer's part of it, and there is the batch
             needed = slots * point.context * shape.cache * DTYPES[point.dtype].itemsize
             free = free_memory(self.device)
-            if free is not None and needed > free:
+            if needed > free:
                 row.skipped = f"needs about {needed / 1e9:.0f} GB of memory, and {free / 1e9:.0f} GB are free"
                 say(f"{point}: {row.skipped}")
                 continue
@@ -272,7 +273,7 @@ class Bench:
             filled = add_rewards(episodes, {"game": GameReward()})
             batch = add_advantages(collate(seats_of(filled, {"ours"}), {"game": 1.0}), Credit(), 0.0)
         work = self.learn(learner, batch, dtype, watch)
-        peak, cache = memory.rise(), cache_bytes(agent.engine)
+        peak, cache = memory.rise(), agent.engine.cache.nbytes
         rates = measure_rates(shape, cache, dtype, self.device)
         limit = limits(shape, rates, dtype.itemsize, agent.engine.counts, script.sampled, script.answers, work)
         read = {phase: c.tokens for phase, c in agent.engine.counts.items()}
@@ -353,12 +354,6 @@ def watched(measure: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any
     wall, processor = time.perf_counter(), time.process_time()
     repeat = measure(*args)
     return {**repeat, "on_processor": (time.process_time() - processor) / (time.perf_counter() - wall)}
-
-
-def cache_bytes(engine: ReplayEngine) -> int:
-    """What the slots' keys and values take."""
-    layers: Any = engine.cache.layers
-    return sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
 
 
 def figures(repeat: Mapping[str, Any], played: Mapping[str, int]) -> dict[str, float]:

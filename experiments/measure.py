@@ -141,18 +141,13 @@ class PeakMemory:
         return None if now is None else max(now - self.before, 0)
 
 
-def _status(field: str, path: str = "/proc/self/status") -> int | None:
-    """A figure that Linux keeps in kB, in bytes; None on other systems."""
+def _status(field: str) -> int | None:
+    """A figure that Linux keeps of this process in kB, in bytes; None on other systems."""
     try:
-        found = re.search(rf"^{field}:\s+(\d+) kB", Path(path).read_text(), re.MULTILINE)
+        found = re.search(rf"^{field}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     except OSError:
         return None
     return int(found[1]) * 1024 if found else None
-
-
-def free_memory(device: torch.device) -> int | None:
-    """Bytes that can still be taken; None where the system cannot tell."""
-    return torch.cuda.mem_get_info()[0] if device.type == "cuda" else _status("MemAvailable", "/proc/meminfo")
 
 
 @dataclass
