@@ -187,7 +187,7 @@ def accused(message: str) -> list[str]:
     return [s.who for s in understand(message) if s.topic in ACCUSING]
 
 
-VERSION = {"players": 2}  # raised when players of a base corpus do or answer otherwise than before
+VERSION = {"players": 4}  # raised when players of a base corpus do or answer otherwise than before
 ANSWERS = 8  # that random players give to each recorded belief question
 
 
@@ -349,12 +349,24 @@ def _distance(a: Room, b: Room) -> int:
 # The players
 
 
+ECHO = 0.7  # how often random players come back to whom, and to which room, somebody named last
+
+
 def random_statement(player: Memory) -> list[Statement]:
-    """Any form of the grammar, about any living other and any room."""
+    """Any form of the grammar, mostly about the living other, and the room, that were mentioned last in this discussion.
+
+    As people do, players come back to a name that was mentioned: from that a small model learns to copy names before it
+    learns whom to believe. Whose name comes first depends on nothing, so none says anything about who is the imposter.
+    """
     assert player.meeting is not None
     topic, form = player.rng.choice([(topic, form) for topic, forms in FORMS.items() for form in forms])
     who = player.rng.choice(player.others())
     room = (player.rng.randrange(player.width), player.rng.randrange(player.height))
+    heard = [s for said in player.said for s in understand(said.message)]
+    if player.rng.random() < ECHO:
+        who = next((s.who for s in reversed(heard) if s.who in player.others()), who)
+    if player.rng.random() < ECHO:
+        room = next((s.room for s in reversed(heard) if s.room), room)
     fields = _fields(form)
     return [
         Statement(
@@ -384,17 +396,19 @@ class RandomPlayer(Memory):
         return self.rng.choice(options)
 
     def answers(self, question: Question) -> list[str]:
-        """To a belief question, several: what somebody credulous believes of what was said, whatever the truth.
+        """To a belief question, several: the killer whom it saw; else what somebody credulous believes of what was said.
 
-        A model that is taught such answers learns to believe accusations, true or not, and nothing about who is the
-        imposter. Several make the lesson less noisy.
+        A model that is taught such answers learns to believe its eyes, and else accusations, true or not. Of what can
+        be inferred beyond that it learns nothing. Several answers make the lesson less noisy; an eyewitness gives one.
         """
+        if seen := [name for name in question.candidates if name.capitalize() in self.kills]:
+            return seen
         belief = credulous([said.message for said in self.said], question.candidates, self.pull)
         return self.rng.choices(question.candidates, belief, k=ANSWERS)
 
 
 class GulliblePlayer(RandomPlayer):
-    """Plays and speaks at random, and believes the last accusation: a sharp lesson in what an accusation is."""
+    """Plays and speaks at random, and believes its eyes and else the last accusation: a sharp lesson in what they are."""
 
     pull = 8.0
 

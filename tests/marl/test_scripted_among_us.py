@@ -30,7 +30,7 @@ from marl.scripted.among_us import (
     make_player,
     understand,
 )
-from marl.tokens import Tokens, train_tokenizer
+from marl.tokens import CUE, Tokens, train_tokenizer
 
 
 @dataclass
@@ -246,6 +246,35 @@ def test_gullible_players_believe_the_last_accusation() -> None:
     assert abs(counts["green"] / counts.total() - 0.9985) < 4 * math.sqrt(0.9985 * 0.0015 / counts.total())
 
 
+@pytest.mark.parametrize("name", ["random", "gullible"])
+def test_players_believe_their_eyes_before_their_ears(name: str) -> None:
+    """Who saw the kill answers with the killer, whatever is said; where the killer is no candidate, as the others do."""
+    player = make_player(name, 0, "crewmate")
+    assert isinstance(player, among_us.RandomPlayer)
+    before, meeting = MEETING.split(" meeting")
+    player.observe(before)
+    player.observe(f" green killed orange meeting{meeting}")
+    player.observe(f" green says vote for blue {END} blue says it was pink {END} green says vote for blue {END}")
+    assert set(player.answers(Question(OTHERS.text, OTHERS.candidates, "blue"))) == {"green"}
+    heard = Counter(
+        answer for _ in range(100) for answer in player.answers(Question(OTHERS.text, ("blue", "pink"), "pink"))
+    )
+    assert heard["blue"] > heard["pink"]
+
+
+def test_random_players_come_back_to_the_name_that_was_mentioned_last() -> None:
+    """Whom nobody mentioned is as likely as anybody; a player never names itself, so the last other one counts."""
+    named: Counter[str] = Counter()
+    for seed in range(3000):
+        player = make_player("random", seed, "crewmate")
+        player.observe(MEETING)
+        player.observe(f" blue says i trust pink {END} green says vote for red {END}")
+        named.update(s.who for s in player.speak() if s.who)
+    assert player.me == "Red" and set(named) == {"Blue", "Green", "Pink"}
+    for name, share in (("Pink", among_us.ECHO + (1 - among_us.ECHO) / 3), ("Blue", (1 - among_us.ECHO) / 3)):
+        assert abs(named[name] / named.total() - share) < 4 * math.sqrt(share * (1 - share) / named.total())
+
+
 def test_a_new_discussion_starts_without_opinions() -> None:
     counts: Counter[str] = Counter()
     for seed in range(3000):
@@ -270,8 +299,14 @@ def test_recorded_answers_are_what_a_base_learns_to_believe() -> None:
     chance = [1 / len(b.question.candidates) for _, b in recorded]
     # Beliefs of one discussion hang together, so games are counted, not answers.
     surplus: Counter[int] = Counter()
-    for (e, _), hit, share in zip(recorded, right, chance, strict=True):
-        surplus[e.seed] += hit - share  # type: ignore[assignment]
+    talk = re.compile(rf"(?:says|speak.*?{re.escape(CUE)}).*?{re.escape(END)}")
+    read = [talk.sub("", tokens.decode(e.streams[b.listener].tokens[: b.position])) for e, b in recorded]
+    saw = [" killed" in text for text in read]
+    assert all(hit for hit, eye in zip(right, saw, strict=True) if eye)
+    questions = sum(saw) + saw.count(False) / among_us.ANSWERS  # who saw the killer answers once
+    assert 0.1 < sum(saw) / questions < 0.5
+    for (e, _), hit, share, eye in zip(recorded, right, chance, saw, strict=True):
+        surplus[e.seed] += 0 if eye else hit - share  # type: ignore[assignment]
     spread = math.sqrt(sum(x * x for x in surplus.values()))
     assert len(recorded) > 200 and abs(sum(surplus.values())) < 3.5 * spread and 0 < sum(right) < len(right)
     seats = seats_of(episodes, {"scripted"})
