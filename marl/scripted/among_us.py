@@ -353,7 +353,7 @@ ECHO = 0.7  # how often random players come back to whom, and to which room, som
 
 
 def random_statement(player: Memory) -> list[Statement]:
-    """Any form of the grammar, mostly about the living other, and the room, that were mentioned last in this discussion.
+    """Any form of the grammar, mostly about the living other, and the room, that were mentioned last in the discussion.
 
     As people do, players come back to a name that was mentioned: from that a small model learns to copy names before it
     learns whom to believe. Whose name comes first depends on nothing, so none says anything about who is the imposter.
@@ -396,10 +396,10 @@ class RandomPlayer(Memory):
         return self.rng.choice(options)
 
     def answers(self, question: Question) -> list[str]:
-        """To a belief question, several: the killer whom it saw; else what somebody credulous believes of what was said.
+        """To a belief question, several: the killer whom it saw, else what somebody credulous believes of what it heard.
 
         A model that is taught such answers learns to believe its eyes, and else accusations, true or not. Of what can
-        be inferred beyond that it learns nothing. Several answers make the lesson less noisy; an eyewitness gives one.
+        be inferred beyond that it learns nothing. Several answers make the lesson less noisy; a witness gives one.
         """
         if seen := [name for name in question.candidates if name.capitalize() in self.kills]:
             return seen
@@ -408,7 +408,7 @@ class RandomPlayer(Memory):
 
 
 class GulliblePlayer(RandomPlayer):
-    """Plays and speaks at random, and believes its eyes and else the last accusation: a sharp lesson in what they are."""
+    """Plays and speaks at random, and believes its eyes, else the last accusation: a sharp lesson in what both are."""
 
     pull = 8.0
 

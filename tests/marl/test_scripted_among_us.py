@@ -248,7 +248,7 @@ def test_gullible_players_believe_the_last_accusation() -> None:
 
 @pytest.mark.parametrize("name", ["random", "gullible"])
 def test_players_believe_their_eyes_before_their_ears(name: str) -> None:
-    """Who saw the kill answers with the killer, whatever is said; where the killer is no candidate, as the others do."""
+    """Who saw the kill answers with the killer, whatever is said; where that is no candidate, as the others do."""
     player = make_player(name, 0, "crewmate")
     assert isinstance(player, among_us.RandomPlayer)
     before, meeting = MEETING.split(" meeting")
