@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ from marl.evaluate import (
     evaluation_to_json,
     metrics,
 )
-from marl.files import write_json
+from marl.files import write_json, write_text
 from marl.filtered_bc import FilteredBCConfig, train_filtered_bc
 from marl.games import env_maker, exchangeable
 from marl.memory import check_memory
@@ -69,6 +69,7 @@ from marl.report import build_report
 from marl.rewards import add_rewards
 from marl.rollout import EVALUATION, draw_games, rollout
 from marl.runs import CARD, claim, git_commit, read_run_card, run_card
+from marl.sharding import Shards
 from marl.tracking import METRICS_FILE, Tracker, Unlogged, make_tracker
 from marl.transcripts import Transcript, read_episodes, write_episodes
 from marl.types import Episode
@@ -96,6 +97,7 @@ def main(cfg: DictConfig) -> None:
     check_starts(cfg, learners)
     device = own_device(pick_device(cfg.device))
     set_threads(cfg.threads)
+    set_deterministic(cfg.deterministic)
     folder = run_folder(cfg)
     done = read_run_card(folder)
     if done is not None:
@@ -134,7 +136,12 @@ def memory_of(
     playing, runs = player_slots(parts.cast, make_env(), context, configs)
     tested, more_runs = player_slots(evaluation.seating(parts.cast), make_test_env(), context, configs)
     # weights, gradients and two moments of each learner; the base beside them
-    models = size_of(base, context).weights + sum(4 * size_of(c, context).weights for c in learners.values())
+    models = size_of(base, context).weights
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    for config in learners.values():
+        weights = size_of(config, context).weights
+        # Split, a learner is whole while games are played, beside its part of everything.
+        models += weights + 4 * weights // processes if cfg.shard and processes > 1 else 4 * weights
     if evaluation.games:  # played in the midst of training, whose caches stay
         caches = [*playing, *tested]
     else:
@@ -163,7 +170,7 @@ def lead(work: Work, ranks: Ranks) -> None:
     cfg, parts, folder = work.cfg, work.parts, work.folder
     learners = learners_of(parts.cast)
     newest = newest_checkpoint(folder / "checkpoints", say)
-    before, began = read_state(newest) if newest else {}, time.time()
+    before, began = read_state(newest) if newest else {}, time.monotonic()  # no clock that can be set back
     commits = list(dict.fromkeys([*before.get("commits", []), git_commit()]))
     bar = Bar(enabled=cfg.progress)
     say(f"run {folder}" + (f", {ranks.size} processes" if ranks.size > 1 else ""))
@@ -172,10 +179,18 @@ def lead(work: Work, ranks: Ranks) -> None:
 
     def note() -> dict[str, Any]:
         """What a checkpoint notes of the run so far."""
-        seconds = before.get("wall_time", 0.0) + time.time() - began
-        return {"run": folder.name, "wall_time": seconds, "commits": commits}
+        seconds = before.get("wall_time", 0.0) + time.monotonic() - began
+        lines = lines_of(folder / METRICS_FILE) + lost
+        return {"run": folder.name, "wall_time": seconds, "commits": commits, "metrics_lines": lines}
 
     with open_tracker(cfg, folder, newest) as tracker:
+        kept = lines_of(folder / METRICS_FILE)
+        lost = before.get("metrics_lines", kept) - kept
+        if lost:
+            say(
+                f"{folder / METRICS_FILE} has {kept} lines up to the checkpoint, which counted {kept + lost}: curves "
+                "and totals will be those of what is there; put the file back and start again, or remove the folder"
+            )
         base, base_folder = base_of(work, bar)
         policies = learn(work, base, tracker, note, bar, ranks)
     kept_base = str(base_folder) if base_folder else None
@@ -190,6 +205,8 @@ def lead(work: Work, ranks: Ranks) -> None:
         cfg.seed,
         arm=cfg.arm,
         processes=ranks.size,
+        shard=bool(cfg.shard) and ranks.size > 1,
+        deterministic=cfg.deterministic,
         git_commit=", ".join(commits),
         wall_time=round(note()["wall_time"], 1),
         tokens=total(folder / METRICS_FILE, "rollout/tokens"),
@@ -275,11 +292,18 @@ def learn(
         name: run_policy(run, game, base.device, base) if (run := start_of(cfg, name)) else copy.deepcopy(base)
         for name in learners_of(parts.cast)
     }
-    learners = [Learner(n, policy, base, make_optimizer(policy, config.update)) for n, policy in policies.items()]
+    shards = {name: Shards(policy, ranks) for name, policy in policies.items()} if cfg.shard and ranks.size > 1 else {}
+    learners = []
+    for name, policy in policies.items():
+        split = shards.get(name)
+        optimizer = make_optimizer(split.split if split else policy, config.update)
+        learners.append(Learner(name, policy, base, optimizer, split))
     frozen = seat_players(parts.cast, make_env(), game, base, config, config.temperature)
     trained = {each.name: (each.policy, each.optimizer) for each in learners}
     checkpoints = folder / "checkpoints"
     state = load_training(checkpoints, trained, report=lambda line: None)
+    for split in shards.values():
+        split.take()
     start = state["iteration"] if state else 0
     if start:
         say(f"continuing after iteration {start}")
@@ -293,8 +317,8 @@ def learn(
             say(warning)
         if last or (cfg.eval.every and iteration % cfg.eval.every == 0):
             watch(work, tracker, iteration, base, policies, bar, ranks)
-        if ranks.first and (iteration % cfg.checkpoint.every == 0 or last):
-            save_training(checkpoints, iteration, trained, note(), cfg.checkpoint.keep)
+        if iteration % cfg.checkpoint.every == 0 or last:
+            save_training(checkpoints, iteration, trained, note(), cfg.checkpoint.keep, ranks)
 
     if start == 0:
         watch(work, tracker, 0, base, policies, bar, ranks)
@@ -396,7 +420,7 @@ def final_evaluation(
     for part in ("conditions", "belief_by_message"):
         evaluation[part] = {**of_base[part], **evaluation[part]}
     write_json(folder / "evaluation.json", evaluation)
-    shutil.copyfile(beside / "episodes" / "base.jsonl", folder / "episodes" / "base.jsonl")
+    write_text(folder / "episodes" / "base.jsonl", (beside / "episodes" / "base.jsonl").read_text(encoding="utf-8"))
     examples = {name: read_episodes(folder / "episodes" / f"{name}.jsonl")[0] for name in ("base", "trained")}
     return conditions_from_json(evaluation), examples
 
@@ -450,6 +474,21 @@ def privileged_size(make_env: Any) -> int:
     env = make_env()
     env.reset(seed=0)
     return len(env.privileged(env.possible_agents[0]))
+
+
+def set_deterministic(wanted: bool) -> None:
+    """Whether torch may take only algorithms that give the same bits each time, on a GPU as well.
+
+    Where an operation has none, torch raises a RuntimeError that names it. On a CPU runs repeat without this.
+    """
+    if wanted:  # read when cuBLAS starts: https://docs.nvidia.com/cuda/cublas/#results-reproducibility
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(wanted)  # set back too: jobs of a sweep may share a process
+
+
+def lines_of(path: Path) -> int:
+    """How many whole lines a file has."""
+    return path.read_bytes().count(b"\n")
 
 
 def total(path: Path, metric: str) -> int:
