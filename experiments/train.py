@@ -68,7 +68,7 @@ from marl.renaming import renaming
 from marl.report import build_report
 from marl.rewards import add_rewards
 from marl.rollout import EVALUATION, draw_games, rollout
-from marl.runs import CARD, claim, git_commit, read_run_card, run_card
+from marl.runs import CARD, claim, git_commit, nearest_run, read_run_card, run_card
 from marl.sharding import Shards
 from marl.tracking import METRICS_FILE, Tracker, Unlogged, make_tracker
 from marl.transcripts import Transcript, read_episodes, write_episodes
@@ -174,6 +174,8 @@ def lead(work: Work, ranks: Ranks) -> None:
     commits = list(dict.fromkeys([*before.get("commits", []), git_commit()]))
     bar = Bar(enabled=cfg.progress)
     say(f"run {folder}" + (f", {ranks.size} processes" if ranks.size > 1 else ""))
+    if newest is None and (differs := nearest_run(folder)):
+        say(differs)
     if len(commits) > 1:
         say(f"this run was begun by other code ({', '.join(commits[:-1])}) than now goes on ({commits[-1]})")
 
@@ -305,20 +307,26 @@ def learn(
     for split in shards.values():
         split.take()
     start = state["iteration"] if state else 0
+    best: dict[str, Any] | None = state.get("best") if state else None  # of the checkpoints that were evaluated
     if start:
         say(f"continuing after iteration {start}")
 
     def after(iteration: int, found: dict[str, float], episodes: Sequence[Episode]) -> None:
+        nonlocal best
         last = iteration == config.iterations
         tracker.log(iteration, found)
         say(f"{iteration:4d}/{config.iterations}  " + headline(found))
         warning = work.expected.warning(iteration, found) if work.expected else ""
         if warning:
             say(warning)
+        score = None
         if last or (cfg.eval.every and iteration % cfg.eval.every == 0):
-            watch(work, tracker, iteration, base, policies, bar, ranks)
+            score = watch(work, tracker, iteration, base, policies, bar, ranks)
         if iteration % cfg.checkpoint.every == 0 or last:
-            save_training(checkpoints, iteration, trained, note(), cfg.checkpoint.keep, ranks)
+            if score is not None and (best is None or score > best["score"]):
+                best = {"iteration": iteration, "score": score}
+            noted, kept = {**note(), "best": best}, best["iteration"] if best else None
+            save_training(checkpoints, iteration, trained, noted, cfg.checkpoint.keep, ranks, kept)
 
     if start == 0:
         watch(work, tracker, 0, base, policies, bar, ranks)
@@ -346,23 +354,26 @@ def watch(
     policies: Mapping[str, Policy],
     bar: Bar,
     ranks: Ranks,
-) -> None:
-    """Evaluation games while training: the same games each time, logged with some of their transcripts."""
+) -> float | None:
+    """Evaluation games while training: the same games each time, logged with some of their transcripts. Returns the
+    mean score, None where no games are to be played."""
     cfg, folder = work.cfg, work.folder
     if not cfg.eval.games:
-        return
+        return None
     bar.stage(f"evaluation after iteration {iteration}", cfg.eval.games)
     stand_ins = {name: (name, policy) for name, policy in policies.items()}
     episodes = evaluation_games(cfg, work.parts, base, stand_ins, work.make_test_env, cfg.eval.games, bar, ranks)
+    found = episode_metrics(episodes, {next(iter(policies))})
     if not ranks.first:
-        return
-    tracker.log(iteration, episode_metrics(episodes, {next(iter(policies))}), phase="eval")
+        return found["game/score"]
+    tracker.log(iteration, found, phase="eval")
     write_episodes(folder / "episodes" / f"iteration-{iteration:06d}.jsonl", episodes[:SHOWN])
     columns = ("game", "outcome", "transcript")
     rows = [
         (e.seed, str(e.outcome.get("how")), "\n".join(f"{t.agent}: {t.text}" for t in e.turns)) for e in episodes[:8]
     ]
     tracker.transcripts(iteration, columns, rows)
+    return found["game/score"]
 
 
 def evaluation_games(

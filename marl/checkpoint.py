@@ -127,9 +127,16 @@ def read_card(folder: Path) -> dict[str, Any]:
 
 
 def save_training(
-    folder: Path, iteration: int, trained: Trained, state: Mapping[str, Any], keep: int, ranks: Ranks = ONE
+    folder: Path,
+    iteration: int,
+    trained: Trained,
+    state: Mapping[str, Any],
+    keep: int,
+    ranks: Ranks = ONE,
+    best: int | None = None,
 ) -> None:
-    """Checkpoint `folder/iteration-NNNNNN`: after it, `iteration` iterations are done. The last `keep` stay.
+    """Checkpoint `folder/iteration-NNNNNN`: after it, `iteration` iterations are done. The last `keep` stay, and the
+    one of iteration `best`.
 
     Of several ranks all call this, and the first writes; what an optimiser holds in parts is put together.
     """
@@ -143,9 +150,10 @@ def save_training(
             save_file(moments[name], to / f"{name}-optimizer.safetensors")
         (to / "state.json").write_text(json.dumps({**state, "iteration": iteration}, sort_keys=True))
 
-    write_folder(folder / f"iteration-{iteration:06d}", write)
+    write_folder(folder / _name(iteration), write)
     for old in _checkpoints(folder)[:-keep]:
-        shutil.rmtree(old)
+        if best is None or old.name != _name(best):
+            shutil.rmtree(old)
 
 
 def newest_checkpoint(folder: Path, report: Callable[[str], None] = print) -> Path | None:
@@ -185,6 +193,9 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     state = read_json(checkpoint / "state.json")
     if not isinstance(state.get("iteration"), int):
         raise UserError(f"{checkpoint}: state.json does not say after which iteration it was saved: {WAY_ON}")
+    for name, kind in (("metrics_lines", int), ("best", dict)):
+        if not isinstance(state.get(name), kind | None):
+            raise UserError(f"{checkpoint}: in state.json {name} is {state[name]!r}: {WAY_ON}")
     return state
 
 
@@ -214,6 +225,10 @@ def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
             moment = like(parameters[int(index)], tensor) if tensor.dim() else tensor
             state.setdefault(int(index), {})[slot] = moment
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _name(iteration: int) -> str:
+    return f"iteration-{iteration:06d}"
 
 
 def _checkpoints(folder: Path) -> list[Path]:

@@ -18,7 +18,7 @@ from marl.config import Parts, build, config_hash, plain, run_folder
 from marl.engine import size_of
 from marl.errors import UserError
 from marl.games import env_maker
-from marl.runs import claim
+from marl.runs import claim, nearest_run
 from tests.marl.models import CHATML, hf_tokenizer, random_lm, save
 
 SMALL = [
@@ -422,8 +422,20 @@ def test_two_processes_never_write_into_one_folder(tmp_path: Path) -> None:
         claim(tmp_path / "run", "a: 1\n"),
     ):
         pass
-    with pytest.raises(UserError, match="was edited"), claim(tmp_path / "run", "a: 2\n"):
+    with pytest.raises(UserError, match=r"was edited \(a=1, here 2\)"), claim(tmp_path / "run", "a: 2\n"):
         pass
+
+
+def test_another_configuration_is_told_from_the_nearest_run(tmp_path: Path) -> None:
+    settings = {"aa": "g: {b: 1, c: 2}\nd: 1\n", "bb": "g: {b: 5, c: 6}\nd: 7\n", "cc": "g: {b: 1, c: 3}\n"}
+    for name, text in settings.items():
+        with claim(tmp_path / f"x[y]-full-s0-{name}", text):
+            pass
+    with claim(tmp_path / "x[y]-full-s1-dd", "d: 1\n"):
+        pass
+    told = nearest_run(tmp_path / "x[y]-full-s0-cc")
+    assert told == "another configuration than x[y]-full-s0-aa (d=1, here absent; g.c=2, here 3)"
+    assert nearest_run(tmp_path / "x[y]-full-s1-dd") == ""
 
 
 def test_what_does_not_fit_into_memory_is_refused_before_the_base_is_trained(

@@ -89,7 +89,7 @@ def _rank(rank: int, folder: str) -> None:
 
 
 def _muon(ranks: Ranks, start: Policy) -> None:
-    """A step by gradients of full rank: Muon takes their directions in bfloat16, and of others it magnifies rounding."""
+    """A step by gradients of full rank: of others Muon, which takes directions in bfloat16, magnifies the rounding."""
     config = UpdateConfig(learning_rate=1e-3, optimizer="muon")
     one, both = learner(copy.deepcopy(start), config), learner(copy.deepcopy(start), config, ranks)
     generator = torch.Generator().manual_seed(0)
