@@ -394,6 +394,8 @@ class Checker:
             group, _, name = (error.missing_cfg_file or "").rpartition("/")
             if not group:
                 return f"There is no command configuration {name!r} (flag --config-name)."
+            if group == "hydra/launcher" and name.startswith("submitit"):
+                return f"{group}={name} needs the extra `slurm`: pip install -e '.[slurm]' -c constraints.txt."
             options = sorted(error.options or self._options(group))
             return f"{group}={name} is not an option of {group}; {nearest(name, options, all_if_few=True)}."
         text = str(error)

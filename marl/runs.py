@@ -62,7 +62,7 @@ def claim(folder: Path, config_yaml: str) -> Iterator[None]:
 
 
 def nearest_run(folder: Path) -> str:
-    """On the run of the same name, arm and seed whose settings differ in the fewest places; empty where there is none."""
+    """On the run of the same name, arm and seed whose settings differ in the fewest places; "" where there is none."""
     own, same = _settings(folder / CONFIG), glob.escape(folder.name.rpartition("-")[0])
     others = [p for p in sorted(folder.parent.glob(f"{same}-*/{CONFIG}")) if p.parent != folder]
     found = [(p.parent.name, differences(_settings(p), own)) for p in others]

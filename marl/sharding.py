@@ -44,16 +44,13 @@ class Shards:
 
     @contextmanager
     def training(self) -> Iterator[Policy]:
-        """Within, the split double, and no whole weights; afterwards the policy holds what was learned."""
+        """Within, the split double, and no whole weights; afterwards the policy holds what was learned.
+
+        Not so after an error, which may be this rank's alone: the others would be waited for in vain.
+        """
         for p in self.whole.parameters():
             p.data = p.data.new_empty(0)
-        try:
-            yield self.split
-        finally:
-            self._put_together()
-
-    @torch.no_grad()
-    def _put_together(self) -> None:
+        yield self.split
         for p, part in zip(self.whole.parameters(), self.split.parameters(), strict=True):
             p.data = whole(part)
 

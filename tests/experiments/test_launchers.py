@@ -137,6 +137,29 @@ def test_jobs_of_submitit_run_apart_and_those_that_fail_or_die_are_named(toy: Pa
     assert said[said.index("threads") + 1] == "3"
 
 
+@pytest.mark.slow
+def test_a_sweep_through_submitit_goes_on_where_it_ended(tmp_path: Path) -> None:
+    pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
+    small = [o for o in SMALL if not o.startswith(("base.lessons", "env."))]
+    command_line = [
+        sys.executable, "-m", "experiments.train", "-m", "hydra/launcher=submitit_local", "seed=0,1", *small,
+        "hydra.launcher.cpus_per_task=1", f"runs={tmp_path / 'runs'}",
+    ]  # fmt: skip
+    written: list[dict[str, int]] = []
+    for said in ("report", "is done"):
+        done = subprocess.run(
+            command_line, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+            timeout=900,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        cards = {path.parent.name: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/run.json")}
+        logs = sorted(tmp_path.glob("runs/submitit/.submitit/*/*.out"), key=lambda path: path.stat().st_mtime)[-2:]
+        assert len(logs) == 2 and all(said in log.read_text() for log in logs)
+        written.append(cards)
+    assert len(written[0]) == 2 and written[0] == written[1]
+    assert {path.name for path in tmp_path.iterdir()} == {"runs"}
+
+
 def test_a_label_stands_before_whole_lines(capsys: pytest.CaptureFixture[str]) -> None:
     stream = io.StringIO()
     out = Labelled("full", stream)

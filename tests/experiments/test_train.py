@@ -1,6 +1,7 @@
 """Runs from configuration to report, small enough for a test: what is written, resumed, repeated, refused."""
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -86,11 +87,30 @@ def test_a_finished_run_is_not_run_again(finished: Path, cache: Path, capsys: py
 
 
 def test_the_same_configuration_gives_the_same_run(finished: Path, cache: Path, tmp_path: Path) -> None:
-    cfg = configure(*SMALL, f"runs={tmp_path}", f"cache={cache}")
+    """On a CPU also where deterministic algorithms are asked for, which is no other configuration."""
+    cfg = configure(*SMALL, "deterministic=true", f"runs={tmp_path}", f"cache={cache}")
     train.main(cfg)
+    assert torch.are_deterministic_algorithms_enabled() and os.environ["CUBLAS_WORKSPACE_CONFIG"]
+    train.main(configure(*SMALL, f"runs={finished.parent}", f"cache={cache}"))  # done already; and the mode ends
+    assert not torch.are_deterministic_algorithms_enabled()
     again = run_folder(cfg)
+    assert json.loads((again / "run.json").read_text())["deterministic"] is True
     assert again.name == finished.name
     assert (again / "metrics.jsonl").read_text() == (finished / "metrics.jsonl").read_text()
+
+
+def test_what_is_only_measured_changes_nothing_that_is_learned(finished: Path, cache: Path, tmp_path: Path) -> None:
+    measured = ("eval.games=2", "eval.seed=3", "eval.final_games=2", "eval.every=2", "~loss.world_model")
+    cfg = configure(*SMALL, *measured, f"runs={tmp_path}", f"cache={cache}")
+    train.main(cfg)
+    ours, others = (
+        [line for line in lines(f / "metrics.jsonl") if line["phase"] == "train"] for f in (run_folder(cfg), finished)
+    )
+    for line in others:
+        assert line.pop("loss/world_model")
+    assert ours == others and len(ours) > 1
+    a, b = (load_file(f / "policy" / "model.safetensors") for f in (run_folder(cfg), finished))
+    assert all(torch.equal(a[name], b[name]) for name in b)
 
 
 def test_an_arm_does_not_play_its_bases_games_again(
