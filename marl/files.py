@@ -8,12 +8,11 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
-
-from safetensors import SafetensorError
 
 from marl.errors import UserError
 
@@ -27,13 +26,12 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # The libraries in Rust raise errors of their own, in which the system's is quoted.
-        if not isinstance(error, OSError | SafetensorError) and "(os error " not in str(error):
+        quoted = re.search(r"\(os error (\d+)\)", str(error))  # libraries in Rust raise errors of their own
+        number = error.errno if isinstance(error, OSError) else int(quoted[1]) if quoted else None
+        if number is None and not isinstance(error, OSError):
             raise
-        reason = (isinstance(error, OSError) and error.strerror) or " ".join(str(error).split())
-        room = isinstance(error, OSError) and error.errno in ROOM
-        room = room or any(os.strerror(number) in reason for number in ROOM)
-        fix = "make room there" if room else "see that it can be written"
+        reason = " ".join(str(error).split()) if number is None else os.strerror(number)
+        fix = "make room there" if number in ROOM else "see that it can be written"
         raise UserError(f"{path} cannot be written ({reason}): {fix}, and {WAY_ON}") from error
 
 

@@ -67,11 +67,9 @@ def test_a_run_goes_on_as_its_disk_gets_room(whole: Path, tmp_path: Path) -> Non
     shutil.copytree(whole / "bases", tmp_path / "bases", ignore=shutil.ignore_patterns("evaluations"))
     there: dict[str, int] = {}
     refused = []
-    for room in (0, 4_000, 16_000, 50_000, 130_000, 400_000):
+    for room in (0, 4_000, 16_000):
         status, said = attempt(cfg, room)
-        if status == 0:
-            break
-        assert "Traceback" not in said, said
+        assert status == 1 and "Traceback" not in said, said
         (line,) = [line for line in said.splitlines() if "cannot be written (File too large): make room there" in line]
         refused.append(Path(line.partition(" cannot be written")[0]).name)
         found = {str(p): p.stat().st_size for p in sorted(tmp_path.rglob("*")) if p.is_file()}
@@ -79,7 +77,11 @@ def test_a_run_goes_on_as_its_disk_gets_room(whole: Path, tmp_path: Path) -> Non
         assert all(name in found for name in there if "checkpoints" not in name), (there, found)
         there = found
         into_the_future(tmp_path)
-    assert len(set(refused)) >= 3, refused  # it broke off at different places
+    assert refused == [
+        "config.yaml",
+        "iteration-000000.jsonl",
+        "iteration-000001",
+    ]  # of the configuration, games, weights
     status, said = attempt(cfg)
     assert status == 0, said
     assert contents(tmp_path) == contents(whole)
