@@ -118,7 +118,7 @@ def main(cfg: DictConfig) -> None:
             with quiet():
                 ranks.wait()
                 bar = Bar(enabled=False)
-                learn(work, base_of(work, bar)[0], Unlogged(), dict, bar, ranks)
+                learn(work, base_of(work, bar, ranks)[0], Unlogged(), dict, bar, ranks)
 
 
 def memory_of(
@@ -193,7 +193,7 @@ def lead(work: Work, ranks: Ranks) -> None:
                 f"{folder / METRICS_FILE} has {kept} lines up to the checkpoint, which counted {kept + lost}: curves "
                 "and totals will be those of what is there; put the file back and start again, or remove the folder"
             )
-        base, base_folder = base_of(work, bar)
+        base, base_folder = base_of(work, bar, ranks)
         policies = learn(work, base, tracker, note, bar, ranks)
     kept_base = str(base_folder) if base_folder else None
     for name, policy in policies.items():
@@ -225,10 +225,12 @@ def lead(work: Work, ranks: Ranks) -> None:
         say(verdict)
 
 
-def base_of(work: Work, bar: Bar) -> tuple[Policy, Path | None]:
-    """The base model and where it is kept; of several processes one trains it."""
+def base_of(work: Work, bar: Bar, ranks: Ranks) -> tuple[Policy, Path | None]:
+    """The base model and where it is kept; of several processes one trains it, and of a run's ranks the first."""
     cfg, parts = work.cfg, work.parts
-    return base_policy(
+    if not ranks.first:
+        ranks.wait()
+    found = base_policy(
         parts.model,
         parts.base,
         parts.env,
@@ -239,6 +241,9 @@ def base_of(work: Work, bar: Bar) -> tuple[Policy, Path | None]:
         progress=bar.count,
         report=say,
     )
+    if ranks.first:
+        ranks.wait()
+    return found
 
 
 def open_tracker(cfg: DictConfig, folder: Path, newest: Path | None) -> Tracker:

@@ -95,6 +95,7 @@ def save_policy(folder: Path, policy: Policy, card: Mapping[str, Any]) -> None:
 
     def write(to: Path) -> None:
         policy.lm.save_pretrained(to)
+        assert (to / "config.json").exists(), "of several ranks transformers saves on the first alone"
         policy.tokens.tokenizer.save_pretrained(to)
         save_file({k: v.contiguous() for k, v in policy.value_head.state_dict().items()}, to / "value_head.safetensors")
         (to / "policy.json").write_text(json.dumps({**card, "privileged_size": policy.privileged_size}, indent=1))

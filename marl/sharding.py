@@ -63,7 +63,7 @@ class Shards:
 
 def whole(tensor: Tensor) -> Tensor:
     """A tensor of which each rank has a part, put together; all ranks call this. Any other as it is."""
-    return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor
 
 
 def like(parameter: Tensor, tensor: Tensor) -> Tensor:
