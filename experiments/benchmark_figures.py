@@ -11,6 +11,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from experiments.measure import PHASES
+from marl.files import writing
 from marl.report import PAPER, style_axes
 from marl.stats import number
 
@@ -175,5 +176,5 @@ def draw(around: Sequence[Data], path: Path) -> None:
     first = figure.axes[0]
     first.set_ylabel("seconds a game", fontsize=9)
     first.legend(fontsize=8, frameon=False)
-    with matplotlib.rc_context({"svg.hashsalt": path.name}):
+    with writing(path), matplotlib.rc_context({"svg.hashsalt": path.name}):
         figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)

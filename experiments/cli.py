@@ -8,8 +8,8 @@
 
 Hydra composes and runs; here every choice is composed once beforehand, so that a typo in the third choice of a sweep
 is found before the first job starts. The jobs of a sweep run one after another in this process, or several at a time in
-processes of their own (`hydra/launcher=joblib`). Exit status: 0 all well, 1 a job failed, 2 a mistake on the command
-line. `HYDRA_FULL_ERROR=1` shows full tracebacks.
+processes of their own (`hydra/launcher=joblib`), or as jobs of a cluster (`hydra/launcher=submitit_slurm`). Exit
+status: 0 all well, 1 a job failed, 2 a mistake on the command line. `HYDRA_FULL_ERROR=1` shows full tracebacks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -38,6 +39,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.core.utils import JobReturn, JobStatus, filter_overrides
 from hydra.errors import CompactHydraException, HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
@@ -64,12 +66,15 @@ class Where(Enum):
 
     HERE = "one after another in this process"
     SIDE_BY_SIDE = "several at a time in other processes of this machine"
+    SUBMITTED = "as jobs of submitit, which keep their own logs"
     ELSEWHERE = "wherever a launcher that is not ours takes them"
 
 
 LAUNCHERS = {
     "hydra._internal.core_plugins.basic_launcher.BasicLauncher": Where.HERE,
     "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher": Where.SIDE_BY_SIDE,
+    "hydra_plugins.hydra_submitit_launcher.submitit_launcher.LocalLauncher": Where.SUBMITTED,
+    "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher": Where.SUBMITTED,
 }
 
 
@@ -121,7 +126,10 @@ def run(task: Task, config_name: str, package: str, arguments: list[str], plan: 
         overrides = " ".join(HydraConfig.get().overrides.task)
         where = f"{overrides}: " if plan.sweep else ""
         noted = unfinished / (f"{HydraConfig.get().job.num:06d}" if plan.sweep else "job")
-        if plan.sweep and plan.where is not Where.ELSEWHERE:
+        here = plan.where in (Where.HERE, Where.SIDE_BY_SIDE)
+        if plan.where is Where.SUBMITTED:
+            use_cores(HydraConfig.get().launcher.get("cpus_per_task"))
+        if plan.sweep and here:
             noted.write_text(overrides)  # a file, because the job may run in another process, and may be killed there
         with labelled(label(plan.swept) if plan.where is Where.SIDE_BY_SIDE else ""):
             try:
@@ -135,25 +143,30 @@ def run(task: Task, config_name: str, package: str, arguments: list[str], plan: 
                     say(where + "".join(traceback.format_exception(error)))
                 if not plan.sweep:
                     raise SystemExit(1) from None
-                if plan.where is Where.ELSEWHERE:
+                if not here:
                     raise JobFailed(f"The job {overrides} failed: {one_line(error)}") from None
                 return None
-        noted.unlink(missing_ok=True)
+        if here:
+            noted.unlink(missing_ok=True)
         return result
 
     status: Any = 0
     with tempfile.TemporaryDirectory() as scratch:
         unfinished = Path(scratch) / "unfinished"
         unfinished.mkdir()
-        placed = plan.where is Where.ELSEWHERE or any(a.startswith("hydra.sweep.dir=") for a in arguments)
+        placed = plan.where in (Where.ELSEWHERE, Where.SUBMITTED) or any(
+            a.startswith("hydra.sweep.dir=") for a in arguments
+        )
         if plan.sweep and not placed:
             # Hydra's own record of a sweep, multirun.yaml, is of no use here; our runs keep their configuration.
             arguments = [*arguments, f"hydra.sweep.dir='{scratch}'"]
         if plan.where is Where.SIDE_BY_SIDE:  # by default a process that is told to stop leaves its workers running
             signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
         given, sys.argv = sys.argv, [sys.argv[0], *arguments]
+        submitted = waiting_for_all(unfinished) if plan.where is Where.SUBMITTED else nullcontext()
         try:
-            hydra.main(version_base=VERSION_BASE, config_path=f"pkg://{package}", config_name=config_name)(job)()
+            with submitted:
+                hydra.main(version_base=VERSION_BASE, config_path=f"pkg://{package}", config_name=config_name)(job)()
         except SystemExit as leaving:  # what is to be said has been said
             status = leaving.code
         finally:
@@ -164,6 +177,45 @@ def run(task: Task, config_name: str, package: str, arguments: list[str], plan: 
         status = 1
     if status:
         raise SystemExit(status)
+
+
+@contextmanager
+def waiting_for_all(unfinished: Path) -> Iterator[None]:
+    """Within, a job of submitit that fails, dies or is cancelled is noted in the folder, and the others are waited for.
+
+    By itself the launcher would end at the first of them, without a word about the rest.
+    """
+    import submitit
+
+    results = submitit.Job.results
+
+    def wait(job: Any) -> list[JobReturn]:
+        overrides = " ".join(filter_overrides(job.submission().args[0]))
+        try:
+            (found,) = results(job)
+            failed = found.status is not JobStatus.COMPLETED
+            why = one_line(found._return_value) if failed else ""
+        except (submitit.core.utils.UncompletedJobError, submitit.core.utils.FailedJobError) as error:
+            failed, why = True, f"The job {overrides} did not end: {str(error).splitlines()[0]}"
+        if failed:
+            say(f"{why} Its log: {job.paths.stderr}")
+            (unfinished / job.job_id).write_text(overrides)
+        return [JobReturn(status=JobStatus.COMPLETED)]  # what is to be said of it has been
+
+    submitit.Job.results = wait
+    try:
+        yield
+    finally:
+        submitit.Job.results = results
+
+
+def use_cores(count: int | None) -> None:
+    """As many threads as a job was given cores; where a setting `threads` says another number, that comes later."""
+    if count:
+        import torch  # in jobs alone: to read a command line it would take seconds
+
+        os.environ["OMP_NUM_THREADS"] = str(count)
+        torch.set_num_threads(count)
 
 
 def label(swept: Iterable[str]) -> str:
@@ -342,6 +394,8 @@ class Checker:
             group, _, name = (error.missing_cfg_file or "").rpartition("/")
             if not group:
                 return f"There is no command configuration {name!r} (flag --config-name)."
+            if group == "hydra/launcher" and name.startswith("submitit"):
+                return f"{group}={name} needs the extra `slurm`: pip install -e '.[slurm]' -c constraints.txt."
             options = sorted(error.options or self._options(group))
             return f"{group}={name} is not an option of {group}; {nearest(name, options, all_if_few=True)}."
         text = str(error)

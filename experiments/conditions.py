@@ -36,7 +36,7 @@ from marl.checkpoint import load_policy, read_card
 from marl.config import EvalConfig, cast_of, digest, make, plain
 from marl.errors import UserError, check_writable
 from marl.evaluate import Metrics, metrics
-from marl.files import write_json
+from marl.files import write_json, writing
 from marl.games import env_maker
 from marl.policy import Policy
 from marl.report import PAPER
@@ -468,7 +468,7 @@ def draw(rows: Mapping[str, Sequence[TableRow]], metric: str, path: Path, publis
     figure.supxlabel(WORDING[metric].label + open_too, fontsize=9)
     marks = [Line2D([], [], color=PAPER[i % len(PAPER)], marker="o", linewidth=0) for i in range(len(arms))]
     figure.legend(marks, arms, loc="outside right upper", frameon=False, fontsize=9)
-    with matplotlib.rc_context({"svg.hashsalt": path.name}):
+    with writing(path), matplotlib.rc_context({"svg.hashsalt": path.name}):
         figure.savefig(path, metadata={"Date": None})
 
 

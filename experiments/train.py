@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ from marl.evaluate import (
     evaluation_to_json,
     metrics,
 )
-from marl.files import write_json
+from marl.files import write_json, write_text
 from marl.filtered_bc import FilteredBCConfig, train_filtered_bc
 from marl.games import env_maker, exchangeable
 from marl.memory import check_memory
@@ -68,7 +68,8 @@ from marl.renaming import renaming
 from marl.report import build_report
 from marl.rewards import add_rewards
 from marl.rollout import EVALUATION, draw_games, rollout
-from marl.runs import CARD, claim, git_commit, read_run_card, run_card
+from marl.runs import CARD, claim, git_commit, nearest_run, read_run_card, run_card
+from marl.sharding import Shards
 from marl.tracking import METRICS_FILE, Tracker, Unlogged, make_tracker
 from marl.transcripts import Transcript, read_episodes, write_episodes
 from marl.types import Episode
@@ -96,6 +97,7 @@ def main(cfg: DictConfig) -> None:
     check_starts(cfg, learners)
     device = own_device(pick_device(cfg.device))
     set_threads(cfg.threads)
+    set_deterministic(cfg.deterministic)
     folder = run_folder(cfg)
     done = read_run_card(folder)
     if done is not None:
@@ -116,7 +118,7 @@ def main(cfg: DictConfig) -> None:
             with quiet():
                 ranks.wait()
                 bar = Bar(enabled=False)
-                learn(work, base_of(work, bar)[0], Unlogged(), dict, bar, ranks)
+                learn(work, base_of(work, bar, ranks)[0], Unlogged(), dict, bar, ranks)
 
 
 def memory_of(
@@ -134,7 +136,12 @@ def memory_of(
     playing, runs = player_slots(parts.cast, make_env(), context, configs)
     tested, more_runs = player_slots(evaluation.seating(parts.cast), make_test_env(), context, configs)
     # weights, gradients and two moments of each learner; the base beside them
-    models = size_of(base, context).weights + sum(4 * size_of(c, context).weights for c in learners.values())
+    models = size_of(base, context).weights
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    for config in learners.values():
+        weights = size_of(config, context).weights
+        # Split, a learner is whole while games are played, beside its part of everything.
+        models += weights + 4 * weights // processes if cfg.shard and processes > 1 else 4 * weights
     if evaluation.games:  # played in the midst of training, whose caches stay
         caches = [*playing, *tested]
     else:
@@ -163,20 +170,30 @@ def lead(work: Work, ranks: Ranks) -> None:
     cfg, parts, folder = work.cfg, work.parts, work.folder
     learners = learners_of(parts.cast)
     newest = newest_checkpoint(folder / "checkpoints", say)
-    before, began = read_state(newest) if newest else {}, time.time()
+    before, began = read_state(newest) if newest else {}, time.monotonic()  # no clock that can be set back
     commits = list(dict.fromkeys([*before.get("commits", []), git_commit()]))
     bar = Bar(enabled=cfg.progress)
     say(f"run {folder}" + (f", {ranks.size} processes" if ranks.size > 1 else ""))
+    if newest is None and (differs := nearest_run(folder)):
+        say(differs)
     if len(commits) > 1:
         say(f"this run was begun by other code ({', '.join(commits[:-1])}) than now goes on ({commits[-1]})")
 
     def note() -> dict[str, Any]:
         """What a checkpoint notes of the run so far."""
-        seconds = before.get("wall_time", 0.0) + time.time() - began
-        return {"run": folder.name, "wall_time": seconds, "commits": commits}
+        seconds = before.get("wall_time", 0.0) + time.monotonic() - began
+        lines = lines_of(folder / METRICS_FILE) + lost
+        return {"run": folder.name, "wall_time": seconds, "commits": commits, "metrics_lines": lines}
 
     with open_tracker(cfg, folder, newest) as tracker:
-        base, base_folder = base_of(work, bar)
+        kept = lines_of(folder / METRICS_FILE)
+        lost = before.get("metrics_lines", kept) - kept
+        if lost:
+            say(
+                f"{folder / METRICS_FILE} has {kept} lines up to the checkpoint, which counted {kept + lost}: curves "
+                "and totals will be those of what is there; put the file back and start again, or remove the folder"
+            )
+        base, base_folder = base_of(work, bar, ranks)
         policies = learn(work, base, tracker, note, bar, ranks)
     kept_base = str(base_folder) if base_folder else None
     for name, policy in policies.items():
@@ -190,6 +207,8 @@ def lead(work: Work, ranks: Ranks) -> None:
         cfg.seed,
         arm=cfg.arm,
         processes=ranks.size,
+        shard=bool(cfg.shard) and ranks.size > 1,
+        deterministic=cfg.deterministic,
         git_commit=", ".join(commits),
         wall_time=round(note()["wall_time"], 1),
         tokens=total(folder / METRICS_FILE, "rollout/tokens"),
@@ -206,10 +225,12 @@ def lead(work: Work, ranks: Ranks) -> None:
         say(verdict)
 
 
-def base_of(work: Work, bar: Bar) -> tuple[Policy, Path | None]:
-    """The base model and where it is kept; of several processes one trains it."""
+def base_of(work: Work, bar: Bar, ranks: Ranks) -> tuple[Policy, Path | None]:
+    """The base model and where it is kept; of several processes one trains it, and of a run's ranks the first."""
     cfg, parts = work.cfg, work.parts
-    return base_policy(
+    if not ranks.first:
+        ranks.wait()
+    found = base_policy(
         parts.model,
         parts.base,
         parts.env,
@@ -220,6 +241,9 @@ def base_of(work: Work, bar: Bar) -> tuple[Policy, Path | None]:
         progress=bar.count,
         report=say,
     )
+    if ranks.first:
+        ranks.wait()
+    return found
 
 
 def open_tracker(cfg: DictConfig, folder: Path, newest: Path | None) -> Tracker:
@@ -275,26 +299,39 @@ def learn(
         name: run_policy(run, game, base.device, base) if (run := start_of(cfg, name)) else copy.deepcopy(base)
         for name in learners_of(parts.cast)
     }
-    learners = [Learner(n, policy, base, make_optimizer(policy, config.update)) for n, policy in policies.items()]
+    shards = {name: Shards(policy, ranks) for name, policy in policies.items()} if cfg.shard and ranks.size > 1 else {}
+    learners = []
+    for name, policy in policies.items():
+        split = shards.get(name)
+        optimizer = make_optimizer(split.split if split else policy, config.update)
+        learners.append(Learner(name, policy, base, optimizer, split))
     frozen = seat_players(parts.cast, make_env(), game, base, config, config.temperature)
     trained = {each.name: (each.policy, each.optimizer) for each in learners}
     checkpoints = folder / "checkpoints"
     state = load_training(checkpoints, trained, report=lambda line: None)
+    for split in shards.values():
+        split.take()
     start = state["iteration"] if state else 0
+    best: dict[str, Any] | None = state.get("best") if state else None  # of the checkpoints that were evaluated
     if start:
         say(f"continuing after iteration {start}")
 
     def after(iteration: int, found: dict[str, float], episodes: Sequence[Episode]) -> None:
+        nonlocal best
         last = iteration == config.iterations
         tracker.log(iteration, found)
         say(f"{iteration:4d}/{config.iterations}  " + headline(found))
         warning = work.expected.warning(iteration, found) if work.expected else ""
         if warning:
             say(warning)
+        score = None
         if last or (cfg.eval.every and iteration % cfg.eval.every == 0):
-            watch(work, tracker, iteration, base, policies, bar, ranks)
-        if ranks.first and (iteration % cfg.checkpoint.every == 0 or last):
-            save_training(checkpoints, iteration, trained, note(), cfg.checkpoint.keep)
+            score = watch(work, tracker, iteration, base, policies, bar, ranks)
+        if iteration % cfg.checkpoint.every == 0 or last:
+            if score is not None and (best is None or score > best["score"]):
+                best = {"iteration": iteration, "score": score}
+            noted, kept = {**note(), "best": best}, best["iteration"] if best else None
+            save_training(checkpoints, iteration, trained, noted, cfg.checkpoint.keep, ranks, kept)
 
     if start == 0:
         watch(work, tracker, 0, base, policies, bar, ranks)
@@ -322,23 +359,26 @@ def watch(
     policies: Mapping[str, Policy],
     bar: Bar,
     ranks: Ranks,
-) -> None:
-    """Evaluation games while training: the same games each time, logged with some of their transcripts."""
+) -> float | None:
+    """Evaluation games while training: the same games each time, logged with some of their transcripts. Returns the
+    mean score, None where no games are to be played."""
     cfg, folder = work.cfg, work.folder
     if not cfg.eval.games:
-        return
+        return None
     bar.stage(f"evaluation after iteration {iteration}", cfg.eval.games)
     stand_ins = {name: (name, policy) for name, policy in policies.items()}
     episodes = evaluation_games(cfg, work.parts, base, stand_ins, work.make_test_env, cfg.eval.games, bar, ranks)
+    found = episode_metrics(episodes, {next(iter(policies))})
     if not ranks.first:
-        return
-    tracker.log(iteration, episode_metrics(episodes, {next(iter(policies))}), phase="eval")
+        return found["game/score"]
+    tracker.log(iteration, found, phase="eval")
     write_episodes(folder / "episodes" / f"iteration-{iteration:06d}.jsonl", episodes[:SHOWN])
     columns = ("game", "outcome", "transcript")
     rows = [
         (e.seed, str(e.outcome.get("how")), "\n".join(f"{t.agent}: {t.text}" for t in e.turns)) for e in episodes[:8]
     ]
     tracker.transcripts(iteration, columns, rows)
+    return found["game/score"]
 
 
 def evaluation_games(
@@ -396,7 +436,7 @@ def final_evaluation(
     for part in ("conditions", "belief_by_message"):
         evaluation[part] = {**of_base[part], **evaluation[part]}
     write_json(folder / "evaluation.json", evaluation)
-    shutil.copyfile(beside / "episodes" / "base.jsonl", folder / "episodes" / "base.jsonl")
+    write_text(folder / "episodes" / "base.jsonl", (beside / "episodes" / "base.jsonl").read_text(encoding="utf-8"))
     examples = {name: read_episodes(folder / "episodes" / f"{name}.jsonl")[0] for name in ("base", "trained")}
     return conditions_from_json(evaluation), examples
 
@@ -450,6 +490,21 @@ def privileged_size(make_env: Any) -> int:
     env = make_env()
     env.reset(seed=0)
     return len(env.privileged(env.possible_agents[0]))
+
+
+def set_deterministic(wanted: bool) -> None:
+    """Whether torch may take only algorithms that give the same bits each time, on a GPU as well.
+
+    Where an operation has none, torch raises a RuntimeError that names it. On a CPU runs repeat without this.
+    """
+    if wanted:  # read when cuBLAS starts: https://docs.nvidia.com/cuda/cublas/#results-reproducibility
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(wanted)  # set back too: jobs of a sweep may share a process
+
+
+def lines_of(path: Path) -> int:
+    """How many whole lines a file has."""
+    return path.read_bytes().count(b"\n")
 
 
 def total(path: Path, metric: str) -> int:

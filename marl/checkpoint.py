@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from marl.errors import UserError
-from marl.files import read_json
+from marl.files import read_json, writing
 from marl.optim import Optimizer
 from marl.policy import Policy, load_lm, load_tokenizer
+from marl.ranks import ONE, Ranks
+from marl.sharding import like, whole
 from marl.tokens import Tokens
 
 WAY_ON = "remove that folder to go on from the checkpoint before it"
@@ -30,8 +33,8 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
     """Lets `write` fill a temporary folder, notes the checksums of its files, and moves it to its name in one step."""
     temporary = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
+    with writing(folder), _away_at_last(temporary):
+        temporary.mkdir(parents=True)
         write(temporary)
         sums = {p.name: _sha256(p) for p in sorted(temporary.iterdir()) if p.is_file()}
         (temporary / "checksums.json").write_text(json.dumps(sums, indent=1))
@@ -44,8 +47,14 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
             os.replace(folder, old)
         os.replace(temporary, folder)
         shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def _away_at_last(folder: Path) -> Iterator[None]:
+    try:
+        yield
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def verify_folder(folder: Path) -> str:
@@ -86,6 +95,7 @@ def save_policy(folder: Path, policy: Policy, card: Mapping[str, Any]) -> None:
 
     def write(to: Path) -> None:
         policy.lm.save_pretrained(to)
+        assert (to / "config.json").exists(), "of several ranks transformers saves on the first alone"
         policy.tokens.tokenizer.save_pretrained(to)
         save_file({k: v.contiguous() for k, v in policy.value_head.state_dict().items()}, to / "value_head.safetensors")
         (to / "policy.json").write_text(json.dumps({**card, "privileged_size": policy.privileged_size}, indent=1))
@@ -117,18 +127,34 @@ def read_card(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder} holds no policy of this project: {error}") from error
 
 
-def save_training(folder: Path, iteration: int, trained: Trained, state: Mapping[str, Any], keep: int) -> None:
-    """Checkpoint `folder/iteration-NNNNNN`: after it, `iteration` iterations are done. The last `keep` stay."""
+def save_training(
+    folder: Path,
+    iteration: int,
+    trained: Trained,
+    state: Mapping[str, Any],
+    keep: int,
+    ranks: Ranks = ONE,
+    best: int | None = None,
+) -> None:
+    """Checkpoint `folder/iteration-NNNNNN`: after it, `iteration` iterations are done. The last `keep` stay, and the
+    one of iteration `best`.
+
+    Of several ranks all call this, and the first writes; what an optimiser holds in parts is put together.
+    """
+    moments = {name: optimizer_tensors(optimizer, ranks.first) for name, (_, optimizer) in trained.items()}
+    if not ranks.first:
+        return
 
     def write(to: Path) -> None:
-        for name, (policy, optimizer) in trained.items():
+        for name, (policy, _) in trained.items():
             save_file(_distinct(policy.state_dict()), to / f"{name}.safetensors")
-            save_file(optimizer_tensors(optimizer), to / f"{name}-optimizer.safetensors")
+            save_file(moments[name], to / f"{name}-optimizer.safetensors")
         (to / "state.json").write_text(json.dumps({**state, "iteration": iteration}, sort_keys=True))
 
-    write_folder(folder / f"iteration-{iteration:06d}", write)
+    write_folder(folder / _name(iteration), write)
     for old in _checkpoints(folder)[:-keep]:
-        shutil.rmtree(old)
+        if best is None or old.name != _name(best):
+            shutil.rmtree(old)
 
 
 def newest_checkpoint(folder: Path, report: Callable[[str], None] = print) -> Path | None:
@@ -168,28 +194,42 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     state = read_json(checkpoint / "state.json")
     if not isinstance(state.get("iteration"), int):
         raise UserError(f"{checkpoint}: state.json does not say after which iteration it was saved: {WAY_ON}")
+    for name, kind in (("metrics_lines", int), ("best", dict)):
+        if not isinstance(state.get(name), kind | None):
+            raise UserError(f"{checkpoint}: in state.json {name} is {state[name]!r}: {WAY_ON}")
     return state
 
 
-def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state as named tensors: `INDEX.NAME`, in the order of its parameters."""
-    state = optimizer.state_dict()["state"]
-    return {f"{i}.{k}": v.contiguous() for i, slots in state.items() for k, v in slots.items()} or {
-        "empty": torch.zeros(1)
-    }
+def optimizer_tensors(optimizer: Optimizer, keep: bool = True) -> dict[str, Tensor]:
+    """The optimizer's state as named tensors: `INDEX.NAME`, in the order of its parameters.
+
+    What it holds in parts is put together, by all ranks; one that does not `keep` it only helps.
+    """
+    found = {}
+    for index, slots in optimizer.state_dict()["state"].items():
+        for name, value in slots.items():
+            tensor = whole(value)
+            if keep:
+                found[f"{index}.{name}"] = tensor.cpu().contiguous()
+    return found or {"empty": torch.zeros(1)}
 
 
 def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
     """The reverse of `optimizer_tensors`. ValueError for a tensor that is of none of its parameters."""
     state: dict[int, dict[str, Tensor]] = {}
-    shapes = [parameter.shape for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for name, tensor in tensors.items():
         if name != "empty":
             index, slot = name.split(".", 1)
-            if int(index) >= len(shapes) or tensor.shape not in (shapes[int(index)], torch.Size([])):
+            if int(index) >= len(parameters) or tensor.shape not in (parameters[int(index)].shape, torch.Size([])):
                 raise ValueError(f"{name} of shape {tuple(tensor.shape)} is of no parameter of the optimiser")
-            state.setdefault(int(index), {})[slot] = tensor
+            moment = like(parameters[int(index)], tensor) if tensor.dim() else tensor
+            state.setdefault(int(index), {})[slot] = moment
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _name(iteration: int) -> str:
+    return f"iteration-{iteration:06d}"
 
 
 def _checkpoints(folder: Path) -> list[Path]:

@@ -27,7 +27,8 @@ from marl.pretrain import BaseConfig, ModelConfig
 from marl.rewards import Reward
 
 T = TypeVar("T")
-ELSEWHERE = ("runs", "tracker", "progress", "threads", "cache")  # settings that don't make it another run
+# settings that don't make it another run, but for the order in which numbers are added
+ELSEWHERE = ("runs", "tracker", "progress", "threads", "cache", "shard", "deterministic")
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,9 @@ def build(cfg: DictConfig) -> Parts:
     seed = settings.get("seed")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise UserError(f"seed={seed}: must be a whole number, at least 0")
+    for name in {"shard", "deterministic"} & settings.keys():
+        if not isinstance(settings[name], bool):
+            raise UserError(f"{name}={settings[name]}: must be true or false")
     model = dict(settings["model"])
     model.pop("max_new_tokens", None)  # read by algo
     critic = model.pop("critic", "private")

@@ -1,24 +1,53 @@
-"""Files that appear whole or not at all, and JSON that is refused by its name where it is something else."""
+"""Files that appear whole or not at all, and JSON that is refused by its name where it is something else.
+
+Where a disk is full, or a folder may not be written, what is there stays as it is, and one sentence names the place.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from marl.errors import UserError
+
+ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+WAY_ON = "start the same command again; it goes on from what is there"
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What the system refuses to write in the block becomes a UserError that names the place, the reason, the fix."""
+    try:
+        yield
+    except Exception as error:
+        quoted = re.search(r"\(os error (\d+)\)", str(error))  # libraries in Rust raise errors of their own
+        number = error.errno if isinstance(error, OSError) else int(quoted[1]) if quoted else None
+        if number is None and not isinstance(error, OSError):
+            raise
+        reason = " ".join(str(error).split()) if number is None else os.strerror(number)
+        fix = "make room there" if number in ROOM else "see that it can be written"
+        raise UserError(f"{path} cannot be written ({reason}): {fix}, and {WAY_ON}") from error
 
 
 @contextmanager
 def whole_file(path: Path, newline: str | None = None) -> Iterator[TextIO]:
     """A text file that takes its name in one step, once all is written. Whoever is killed leaves the old one."""
     temporary = path.with_name(f".{path.name}.new")
-    with temporary.open("w", encoding="utf-8", newline=newline) as file:
-        yield file
-    os.replace(temporary, path)
+    try:
+        with writing(path):
+            with temporary.open("w", encoding="utf-8", newline=newline) as file:
+                yield file
+            os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):  # half a file would only take the room that is wanted
+            temporary.unlink(missing_ok=True)
+        raise
 
 
 def write_text(path: Path, text: str) -> None:

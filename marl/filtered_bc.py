@@ -166,10 +166,11 @@ def train_filtered_bc(
             generator = torch.Generator().manual_seed(shuffle_seed(seed, iteration))
             if rename is not None:
                 rename.generator.manual_seed(shuffle_seed(seed, iteration, RENAME))
-            metrics |= update(
-                learner.policy, learner.reference, batch, losses, learner.optimizer, config.update, generator,
-                progress.advance, rename, ranks,
-            )  # fmt: skip
+            with learner.training() as policy:
+                metrics |= update(
+                    policy, learner.reference, batch, losses, learner.optimizer, config.update, generator,
+                    progress.advance, rename, ranks,
+                )  # fmt: skip
             learned = int((batch.kind != Kind.PAD).sum())
             metrics |= speed_metrics(episodes, learned, played - began, time.perf_counter() - played)
         after(iteration + 1, metrics, episodes)

@@ -113,10 +113,11 @@ def train_ppo(
             generator = torch.Generator().manual_seed(shuffle_seed(seed, iteration))
             if rename is not None:
                 rename.generator.manual_seed(shuffle_seed(seed, iteration, RENAME))
-            found = update(
-                learner.policy, learner.reference, batch, losses, learner.optimizer, scored, generator,
-                progress.advance, rename, ranks,
-            )  # fmt: skip
+            with learner.training() as policy:
+                found = update(
+                    policy, learner.reference, batch, losses, learner.optimizer, scored, generator, progress.advance,
+                    rename, ranks,
+                )  # fmt: skip
             metrics |= named(found, learner, learners)
         for learner in learners:
             metrics |= named(episode_metrics(episodes, {learner.name}), learner, learners)

@@ -2,8 +2,8 @@
 
 Games are shared out and their episodes collected, so every rank sees the whole batch and computes the same advantages;
 of each minibatch a rank reads its share of the rows, and gradients are summed. What a run learns does not depend on the
-number of ranks, except for the order in which numbers are added. What this leaves out: parameters that are split
-between devices; every rank holds the whole model.
+number of ranks, except for the order in which numbers are added. What this leaves out: parameters that are split among
+ranks (sharding.py).
 """
 
 from __future__ import annotations
@@ -85,6 +85,8 @@ def torchrun_ranks(device: torch.device) -> Iterator[Ranks]:
     if size == 1:
         yield ONE
         return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # objects are sent from the current device
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
     try:
         yield Ranks(dist.get_rank(), size)

@@ -25,7 +25,7 @@ from matplotlib.ticker import MaxNLocator
 
 from marl.errors import UserError
 from marl.evaluate import Metrics, conditions_from_json
-from marl.files import read_json, write_text
+from marl.files import read_json, write_text, writing
 from marl.stats import (
     ArmRun,
     Interval,
@@ -826,7 +826,7 @@ def ablation_figure(
         axes.set_xlabel("training games" if scale else "iteration", fontsize=8)
     if title:
         figure.suptitle(title, fontsize=11, x=0.01, ha="left")
-    with matplotlib.rc_context({"svg.hashsalt": path.name}):
+    with writing(path), matplotlib.rc_context({"svg.hashsalt": path.name}):
         figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 

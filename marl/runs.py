@@ -7,17 +7,19 @@ configuration never writes into it.
 from __future__ import annotations
 
 import fcntl
+import glob
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from marl.errors import UserError
 from marl.files import read_json, write_json, write_text
@@ -50,12 +52,55 @@ def claim(folder: Path, config_yaml: str) -> Iterator[None]:
                 f"{folder} is being written by another process: wait for it, or change the configuration"
             ) from error
         path = folder / CONFIG
-        if path.exists() and path.read_text() != config_yaml:
+        if path.exists() and path.read_text(encoding="utf-8", errors="replace") != config_yaml:
             raise UserError(
-                f"{path} was edited: the folder's name says which configuration made it; restore or remove it"
+                f"{path} was edited{_told(differences(_settings(path), yaml.safe_load(config_yaml)))}: the folder's "
+                "name says which configuration made it; restore or remove it"
             )
         write_text(path, config_yaml)
         yield
+
+
+def nearest_run(folder: Path) -> str:
+    """On the run of the same name, arm and seed whose settings differ in the fewest places; "" where there is none."""
+    own, same = _settings(folder / CONFIG), glob.escape(folder.name.rpartition("-")[0])
+    others = [p for p in sorted(folder.parent.glob(f"{same}-*/{CONFIG}")) if p.parent != folder]
+    found = [(p.parent.name, differences(_settings(p), own)) for p in others]
+    if not found:
+        return ""
+    name, differ = min(found, key=lambda each: len(each[1]))
+    return f"another configuration than {name}{_told(differ)}"
+
+
+def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """What differs between two configurations, as `algo.games=8, here 16`."""
+    old, new = _flat(there), _flat(here)
+    return [
+        f"{name}={old.get(name, 'absent')}, here {new.get(name, 'absent')}"
+        for name in sorted({*old, *new})
+        if name not in old or name not in new or old[name] != new[name]
+    ]
+
+
+def _told(differ: Sequence[str]) -> str:
+    more = f"; and {len(differ) - 4} more" if len(differ) > 4 else ""
+    return f" ({'; '.join(differ[:4])}{more})" if differ else ""
+
+
+def _flat(settings: Any, name: str = "") -> dict[str, Any]:
+    if not isinstance(settings, Mapping) or not settings:
+        return {name: settings}
+    return {
+        k: v for key, each in settings.items() for k, v in _flat(each, f"{name}.{key}" if name else f"{key}").items()
+    }
+
+
+def _settings(path: Path) -> Any:
+    """A configuration that may have been edited into anything; {} where it is no YAML."""
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8", errors="replace"))
+    except yaml.YAMLError:
+        return {}
 
 
 def run_card(folder: Path, config_hash: str, seed: int, **facts: Any) -> dict[str, Any]:
@@ -85,7 +130,11 @@ def git_commit() -> str:
             ["git", "rev-parse", "--short=12", "HEAD"], cwd=root, capture_output=True, text=True, check=True
         )
         changed = subprocess.run(
-            ["git", "status", "--porcelain", "-uno"], cwd=root, capture_output=True, text=True, check=True
+            ["git", "--no-optional-locks", "status", "--porcelain", "-uno"],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            check=True,
         )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

@@ -13,12 +13,12 @@ import math
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self, TextIO
 
 from marl.errors import UserError
-from marl.files import write_text
+from marl.files import write_text, writing
 
 CLOCK_PREFIXES = ("speed/", "time/")
 METRICS_FILE = "metrics.jsonl"
@@ -81,8 +81,9 @@ class JsonlTracker(Tracker):
         """Nothing: transcripts are in the run's `episodes/`."""
 
     def close(self, failed: bool = False) -> None:
-        self._metrics.close()
-        self._timing.close()
+        for file in (self._metrics, self._timing):
+            with suppress(OSError):  # every line has been flushed, or its failure been told: this is the rest of that
+                file.close()
 
 
 class WandbTracker(Tracker):
@@ -178,8 +179,9 @@ def as_number(name: str, value: Any) -> int | float:
 def _write(file: TextIO, iteration: int, phase: str, metrics: Mapping[str, int | float]) -> None:
     if metrics:
         line = {"iteration": iteration, "phase": phase} | dict(sorted(metrics.items()))
-        file.write(json.dumps(line, allow_nan=False) + "\n")
-        file.flush()
+        with writing(Path(file.name)):
+            file.write(json.dumps(line, allow_nan=False) + "\n")
+            file.flush()
 
 
 def _kept(path: Path, last_iteration: int | None) -> str:

@@ -7,6 +7,7 @@ terms don't dilute one another. A term of weight 0 is measured on detached outpu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,6 +19,8 @@ from marl.optim import OPTIMIZERS, Optimizer
 from marl.policy import Policy, choice_logits
 from marl.ranks import ONE, Ranks
 from marl.renaming import Renaming
+from marl.sharding import Shards, is_split
+from marl.sharding import whole as whole_tensor
 from marl.types import Kind, TokenBatch
 
 
@@ -56,12 +59,18 @@ def make_optimizer(policy: Policy, config: UpdateConfig) -> Optimizer:
 
 @dataclass(frozen=True)
 class Learner:
-    """Who learns: its name in the cast, its policy, the frozen reference of its KL term, its optimiser."""
+    """Who learns: its name in the cast, its policy, the frozen reference of its KL term, its optimiser. With `shards`
+    (of the policy) the optimiser steps those."""
 
     name: str
     policy: Policy
     reference: Policy
     optimizer: Optimizer
+    shards: Shards | None = None
+
+    def training(self) -> AbstractContextManager[Policy]:
+        """Within, what an update changes: the policy, or its shards, which then become the policy."""
+        return nullcontext(self.policy) if self.shards is None else self.shards.training()
 
 
 def forward(policy: Policy, batch: TokenBatch, temperature: float, reads: Mapping[str, bool]) -> Outputs:
@@ -93,7 +102,7 @@ def forward(policy: Policy, batch: TokenBatch, temperature: float, reads: Mappin
             mask = batch.decision[:, 1:]
             facts = batch.privileged[mask.nonzero()[:, 0]]
             outputs.values = scatter(zeros, mask, policy.value(before[mask], facts))
-    if "beliefs" in reads and len(batch.row):
+    if "beliefs" in reads and (len(batch.row) or is_split(policy)):
         with torch.set_grad_enabled(torch.is_grad_enabled() and reads["beliefs"]):
             logits = policy.logits(hidden[batch.row, batch.position])  # (N, V)
             scores = logits.gather(1, batch.candidates.clamp_min(0))
@@ -118,6 +127,8 @@ def add_reference(batch: TokenBatch, reference: Policy, config: UpdateConfig, ra
     """Fills `reference_logprobs` from the frozen reference, under the same temperature and legal sets."""
     result = torch.zeros_like(batch.logprobs)
     for rows in micro_batches(batch, torch.arange(batch.shape[0]), config.token_budget, ranks):
+        if not len(rows):
+            continue
         part = batch.select(rows)
         with autocast(config, reference.device):
             logprobs = forward(reference, part.to(reference.device), config.temperature, {"reply": False}).logprobs
@@ -126,17 +137,31 @@ def add_reference(batch: TokenBatch, reference: Policy, config: UpdateConfig, ra
 
 
 def micro_batches(batch: TokenBatch, rows: Tensor, token_budget: int, ranks: Ranks = ONE) -> list[Tensor]:
-    """Splits rows, or this rank's share, into groups of similar length whose padded size stays within the budget."""
+    """Splits rows, or this rank's share, into groups of similar length whose padded size stays within the budget.
+
+    All ranks get the same number of groups; where the rows don't go round, the last ones are empty on some.
+    """
     lengths = (batch.kind[rows] != Kind.PAD).sum(1)
-    order = torch.argsort(lengths, descending=True, stable=True)
+    order = torch.argsort(lengths, descending=True, stable=True).tolist()
     groups: list[list[int]] = []
     width = 0
-    for i in ranks.share(order.tolist()):
+    for place in range(0, len(order), ranks.size):  # rows of similar length, one for each rank
         if not groups or (len(groups[-1]) + 1) * width > token_budget:
             groups.append([])
-            width = int(lengths[i])
-        groups[-1].append(int(rows[i]))
-    return [torch.tensor(g) for g in groups]
+            width = int(lengths[order[place]])  # the longest that a rank gets
+        groups[-1].append(place)
+    own = [
+        [int(rows[i]) for place in group for i in ranks.share(order[place : place + ranks.size])] for group in groups
+    ]
+    return [torch.tensor(group, dtype=torch.int64) for group in own]
+
+
+def blank(batch: TokenBatch) -> TokenBatch:
+    """A row of padding, of which no loss reads anything: a pass that a rank makes because the others do."""
+    row = batch.select(torch.tensor([0]))
+    nothing = {name: torch.zeros_like(getattr(row, name)) for name in ("decision", "body", "imitate")}
+    no_question = {name: getattr(row, name)[:0] for name in ("row", "position", "candidates", "answer")}
+    return replace(row, kind=torch.full_like(row.kind, int(Kind.PAD)), **nothing, **no_question)
 
 
 def autocast(config: UpdateConfig, device: torch.device) -> torch.autocast:
@@ -178,12 +203,16 @@ def update(
             optimizer.zero_grad(set_to_none=True)
             own = _Means()  # of this minibatch
             for micro in micro_batches(whole, torch.arange(len(rows)), config.token_budget, ranks):
-                part = whole.select(micro).to(policy.device)
+                if not len(micro) and not is_split(policy):
+                    continue
+                part = (whole.select(micro) if len(micro) else blank(whole)).to(policy.device)
                 with autocast(config, policy.device):
                     outputs = forward(policy, part, config.temperature, reads)
-                    if "renamed" in reads and len(part.row):
-                        asked = renamed.select(micro)
-                        asked = asked.select(asked.row.unique()).to(policy.device)  # questions keep their order
+                    if "renamed" in reads and (len(part.row) or is_split(policy)):
+                        asked = renamed.select(micro) if len(part.row) else blank(renamed)
+                        if len(part.row):
+                            asked = asked.select(asked.row.unique())  # questions keep their order
+                        asked = asked.to(policy.device)
                         beliefs = {"beliefs": reads["renamed"]}
                         outputs.beliefs = forward(policy, asked, config.temperature, beliefs).beliefs
                 total = torch.zeros((), device=policy.device)
@@ -198,10 +227,11 @@ def update(
                 if "policy" in losses:
                     _diagnose(own, part, outputs)
                 progress(len(micro))
-            ranks.add_gradients(policy)
+            if not is_split(policy):  # whose parts have been summed in the passes
+                ranks.add_gradients(policy)
             for name, count in counts.items():
                 totals.add(f"loss/{name}", 0.0, count if ranks.first else 0)
-            norm = nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm)
+            norm = whole_tensor(nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm))
             if not bool(torch.isfinite(norm)):
                 raise UserError(
                     f"the gradient is not finite ({float(norm)}): lower algo.update.learning_rate or a loss weight"

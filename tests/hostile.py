@@ -1,9 +1,10 @@
 """Gives every entry point generated bad input, and counts what became of it.
 
 `make hostile` (`python -m tests.hostile --inputs 10000`): replies to both games, command lines, settings, the files of
-human dialogues and of contexts, checkpoints, policies and the files of a run's folder. Each input must be taken, put
-right as the rules say, or refused with one clear line (UserError, or a command's exit), and what it found on disk must
-be as before. Anything else is shown with the input that hypothesis shrank it to. A short form is among the tests.
+human dialogues and of contexts, checkpoints, policies, the files of a run's folder, and disks that are full. Each input
+must be taken, put right as the rules say, or refused with one clear line (UserError, or a command's exit), and what it
+found on disk must be as before. Anything else is shown with the input that hypothesis shrank it to. A short form is
+among the tests.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import io
 import json
 import os
 import random
+import resource
 import shutil
 import sys
 import tempfile
@@ -42,11 +44,14 @@ from experiments.expected import expected_of
 from experiments.players import run_policy
 from marl.checkpoint import load_training, save_policy, save_training
 from marl.errors import UserError
+from marl.files import write_json, write_text
 from marl.games import env_maker
 from marl.pretrain import data_files, recorded
 from marl.report import read_run
 from marl.runs import read_run_card
 from marl.tracking import JsonlTracker
+from marl.transcripts import write_episodes
+from tests.marl.episodes import beliefs, episode, message, propose
 from tests.marl.hint import hint_policy
 from tests.marl.test_human_dond import ROWS, TEST, VAL
 
@@ -439,6 +444,85 @@ def expectation(folder: Path) -> None:
         found.verdict(read_run(folder).curves)
 
 
+# --- Full disks -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """Within, the system refuses what would make a file longer than so many bytes, as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+GAME = episode(
+    [message("player_0", 0, "hi"), propose("player_1", 1, (1, 0, 2))], beliefs("player_1", 0, (0.5, 0.2, 0.9))
+)
+
+
+class Writers:
+    """What a run writes, each as of iteration 1 or 2, after which a run that goes on begins."""
+
+    def __init__(self, folder: Path) -> None:
+        self.policies = {iteration: hint_policy(iteration) for iteration in (1, 2)}
+        self.made: dict[str, tuple[Path, dict[str, bytes]]] = {}  # by writer: what iteration 1 leaves; all of it
+        for name in self.NAMES:
+            before, after = folder / name / "before", folder / name / "after"
+            for here, iterations in ((before, (1,)), (after, (1, 2))):
+                here.mkdir(parents=True)
+                for iteration in iterations:
+                    self.write(name, here, iteration)
+            self.made[name] = before, contents(after)
+
+    NAMES = ("checkpoint", "policy", "metrics", "episodes", "page", "card")
+
+    def write(self, name: str, folder: Path, iteration: int) -> None:
+        policy = self.policies[iteration]
+        if name == "checkpoint":
+            optimizer = torch.optim.AdamW(policy.parameters())
+            save_training(folder, iteration, {"learner": (policy, optimizer)}, {"run": "a"}, keep=5)
+        elif name == "policy":
+            save_policy(folder / "policy", policy, {"game": "hint", "run": iteration})
+        elif name == "metrics":
+            tracker = JsonlTracker(folder, iteration - 1 if iteration > 1 else None)
+            try:
+                for phase in ("train", "eval"):
+                    tracker.log(iteration, {"game/score": 0.5, "rollout/tokens": 123456, "time/update": 1.0}, phase)
+            finally:
+                tracker.close()
+        elif name == "episodes":
+            write_episodes(folder / "episodes" / "trained.jsonl", [GAME] * 3 * iteration)
+        elif name == "page":
+            write_text(folder / "report.html", "<p>a page</p>" * 9999 * iteration)
+        else:
+            write_json(folder / "run.json", {"run": iteration, "seeds": [0]})
+
+
+def fill_up(of: Writers, scratch: Path, tried: tuple[str, int]) -> str:
+    """Writes with little room. What was there stays, nothing lies about, and with room the same call makes it whole."""
+    name, room = tried
+    here = scratch / "full"
+    shutil.rmtree(here, ignore_errors=True)
+    before, whole = of.made[name]
+    shutil.copytree(before, here)
+    try:
+        with room_for(room):
+            of.write(name, here, 2)
+        result = "taken"
+    except UserError as error:
+        said, kept, left = one_line(error), contents(before), contents(here)
+        assert str(here) in said and "make room" in said, said
+        assert left.keys() == kept.keys(), left.keys()
+        assert all(left[n].startswith(kept[n]) for n in kept), "something was lost"  # a line may have been begun
+        of.write(name, here, 2)
+        result = "refused"
+    assert contents(here) == whole
+    return result
+
+
 # --- All of it --------------------------------------------------------------------------------------------------------
 
 
@@ -484,7 +568,12 @@ def kinds(folder: Path) -> dict[str, Kind]:
             partial(try_checkpoints, checkpoints, scratch),
         ),
         "policies": Kind(0.02, damages(sorted(contents(policy))), files(policy, read_policy)),
-        "a run's folder": Kind(0.08, damages(list(RUN)), files(run, read_folder)),
+        "full disks": Kind(
+            0.02,
+            st.tuples(st.sampled_from(Writers.NAMES), st.integers(0, 400) | st.integers(0, 200_000)),
+            partial(fill_up, Writers(folder / "written"), scratch),
+        ),
+        "a run's folder": Kind(0.06, damages(list(RUN)), files(run, read_folder)),
     }
 
 

@@ -15,7 +15,7 @@ LAYERS = [
     "stats",
     "tokens pikl",
     "policy renaming",
-    "optim",
+    "optim sharding",
     "checkpoint tracking",
     "engine memory",
     "agents",

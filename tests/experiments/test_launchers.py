@@ -76,10 +76,14 @@ def toy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(toy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(
+    toy: Path, *arguments: str, launcher: tuple[str, str] = ("joblib", "hydra.launcher.n_jobs=2")
+) -> subprocess.CompletedProcess[str]:
     """The toy command with two jobs at a time; nothing may be left in the folder it works in."""
+    name, setting = launcher
+    places = [f"hydra.sweep.dir={toy / 'logs'}"] if name.startswith("submitit") else []
     command_line = [
-        sys.executable, str(toy / "app.py"), "-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2",
+        sys.executable, str(toy / "app.py"), "-m", f"hydra/launcher={name}", setting, *places,
         f"meeting={toy / 'meeting'}", *arguments,
     ]  # fmt: skip
     environment = {"PYTHONPATH": f"{ROOT}:{toy}", "PYTHONDONTWRITEBYTECODE": "1", "PATH": os.environ["PATH"]}
@@ -112,6 +116,45 @@ def test_a_job_whose_process_is_killed_is_named(toy: Path) -> None:
     done = run(toy, "ablation=full", "seed=3,4")
     assert done.returncode == 1 and "Failed jobs: " in done.stderr
     assert f"meeting={toy / 'meeting'} ablation=full seed=3" in done.stderr.splitlines()[-1]
+
+
+def test_jobs_of_submitit_run_apart_and_those_that_fail_or_die_are_named(toy: Path) -> None:
+    pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
+    (toy / "meeting" / "somebody").touch()
+    done = run(toy, "ablation=full", "seed=3,4,1", launcher=("submitit_local", "hydra.launcher.cpus_per_task=3"))
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    job = f"meeting={toy / 'meeting'} ablation=full seed="
+    *told, last = done.stderr.splitlines()
+    assert last == f"Failed jobs: 2 ({job}3; {job}4)."
+    killed, boom = (next(line for line in told if f"{job}{seed} " in line) for seed in (3, 4))
+    assert killed.startswith(f"The job {job}3 did not end: ") and boom.startswith(f"The job {job}4 failed: boom")
+    assert "RuntimeError: boom" in Path(boom.partition("Its log: ")[2]).read_text()
+    assert (toy / "meeting" / "full").exists()  # the one after them was waited for
+    (log,) = (path for path in (toy / "logs").rglob("*.out") if "threads" in path.read_text())
+    assert " threads 3\ntwo\nlines\n" in log.read_text()
+
+
+@pytest.mark.slow
+def test_a_sweep_through_submitit_goes_on_where_it_ended(tmp_path: Path) -> None:
+    pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
+    small = [o for o in SMALL if not o.startswith(("base.lessons", "env."))]
+    command_line = [
+        sys.executable, "-m", "experiments.train", "-m", "hydra/launcher=submitit_local", "seed=0,1", *small,
+        "hydra.launcher.cpus_per_task=1", f"runs={tmp_path / 'runs'}",
+    ]  # fmt: skip
+    written: list[dict[str, int]] = []
+    for said in ("report", "is done"):
+        done = subprocess.run(
+            command_line, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+            timeout=900,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        cards = {path.parent.name: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/run.json")}
+        logs = sorted(tmp_path.glob("runs/submitit/.submitit/*/*.out"), key=lambda path: path.stat().st_mtime)[-2:]
+        assert len(logs) == 2 and all(said in log.read_text() for log in logs)
+        written.append(cards)
+    assert len(written[0]) == 2 and written[0] == written[1]
+    assert {path.name for path in tmp_path.iterdir()} == {"runs"}
 
 
 def test_a_label_stands_before_whole_lines(capsys: pytest.CaptureFixture[str]) -> None:

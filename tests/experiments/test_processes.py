@@ -76,8 +76,9 @@ def test_two_processes_make_the_run_of_one(alone: Path) -> None:
 
 
 def test_a_killed_process_takes_the_run_down_and_one_goes_on(alone: Path) -> None:
+    """Two processes with half the parameters each, which make their base, and then one that has them whole."""
     cut = alone.parent / "cut"
-    process = start(cut, "algo.iterations=3", processes=2)
+    process = start(cut, "algo.iterations=3", "shard=true", f"cache={cut / 'bases'}", processes=2)
     deadline = time.monotonic() + 240
     while not list(cut.glob("runs/small-*/checkpoints/iteration-000001/state.json")):
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]

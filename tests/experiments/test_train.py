@@ -1,6 +1,7 @@
 """Runs from configuration to report, small enough for a test: what is written, resumed, repeated, refused."""
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from marl.config import Parts, build, config_hash, plain, run_folder
 from marl.engine import size_of
 from marl.errors import UserError
 from marl.games import env_maker
-from marl.runs import claim
+from marl.runs import claim, nearest_run
 from tests.marl.models import CHATML, hf_tokenizer, random_lm, save
 
 SMALL = [
@@ -86,11 +87,30 @@ def test_a_finished_run_is_not_run_again(finished: Path, cache: Path, capsys: py
 
 
 def test_the_same_configuration_gives_the_same_run(finished: Path, cache: Path, tmp_path: Path) -> None:
-    cfg = configure(*SMALL, f"runs={tmp_path}", f"cache={cache}")
+    """On a CPU also where deterministic algorithms are asked for, which is no other configuration."""
+    cfg = configure(*SMALL, "deterministic=true", f"runs={tmp_path}", f"cache={cache}")
     train.main(cfg)
+    assert torch.are_deterministic_algorithms_enabled() and os.environ["CUBLAS_WORKSPACE_CONFIG"]
+    train.main(configure(*SMALL, f"runs={finished.parent}", f"cache={cache}"))  # done already; and the mode ends
+    assert not torch.are_deterministic_algorithms_enabled()
     again = run_folder(cfg)
+    assert json.loads((again / "run.json").read_text())["deterministic"] is True
     assert again.name == finished.name
     assert (again / "metrics.jsonl").read_text() == (finished / "metrics.jsonl").read_text()
+
+
+def test_what_is_only_measured_changes_nothing_that_is_learned(finished: Path, cache: Path, tmp_path: Path) -> None:
+    measured = ("eval.games=2", "eval.seed=3", "eval.final_games=2", "eval.every=2", "~loss.world_model")
+    cfg = configure(*SMALL, *measured, f"runs={tmp_path}", f"cache={cache}")
+    train.main(cfg)
+    ours, others = (
+        [line for line in lines(f / "metrics.jsonl") if line["phase"] == "train"] for f in (run_folder(cfg), finished)
+    )
+    for line in others:
+        assert line.pop("loss/world_model")
+    assert ours == others and len(ours) > 1
+    a, b = (load_file(f / "policy" / "model.safetensors") for f in (run_folder(cfg), finished))
+    assert all(torch.equal(a[name], b[name]) for name in b)
 
 
 def test_an_arm_does_not_play_its_bases_games_again(
@@ -422,8 +442,20 @@ def test_two_processes_never_write_into_one_folder(tmp_path: Path) -> None:
         claim(tmp_path / "run", "a: 1\n"),
     ):
         pass
-    with pytest.raises(UserError, match="was edited"), claim(tmp_path / "run", "a: 2\n"):
+    with pytest.raises(UserError, match=r"was edited \(a=1, here 2\)"), claim(tmp_path / "run", "a: 2\n"):
         pass
+
+
+def test_another_configuration_is_told_from_the_nearest_run(tmp_path: Path) -> None:
+    settings = {"aa": "g: {b: 1, c: 2}\nd: 1\n", "bb": "g: {b: 5, c: 6}\nd: 7\n", "cc": "g: {b: 1, c: 3}\n"}
+    for name, text in settings.items():
+        with claim(tmp_path / f"x[y]-full-s0-{name}", text):
+            pass
+    with claim(tmp_path / "x[y]-full-s1-dd", "d: 1\n"):
+        pass
+    told = nearest_run(tmp_path / "x[y]-full-s0-cc")
+    assert told == "another configuration than x[y]-full-s0-aa (d=1, here absent; g.c=2, here 3)"
+    assert nearest_run(tmp_path / "x[y]-full-s1-dd") == ""
 
 
 def test_what_does_not_fit_into_memory_is_refused_before_the_base_is_trained(

@@ -245,6 +245,14 @@ def test_the_newest_is_loaded_and_the_last_ones_stay(tmp_path: Path) -> None:
     assert load_training(tmp_path, by_name(policy)) == {"iteration": 4} and same(policy, policies[-1])
 
 
+def test_the_best_stays_too(tmp_path: Path) -> None:
+    for iteration in range(1, 6):
+        save_training(tmp_path, iteration, by_name(hint_policy(iteration)), {}, keep=1, best=min(iteration, 2))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["iteration-000002", "iteration-000005"]
+    save_training(tmp_path, 6, by_name(hint_policy(6)), {}, keep=1, best=6)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["iteration-000006"]
+
+
 def test_where_there_is_nothing_nothing_is_loaded(tmp_path: Path) -> None:
     policy = hint_policy(0)
     for folder in (tmp_path, tmp_path / "nowhere"):
@@ -347,7 +355,7 @@ def test_an_error_while_writing_leaves_the_old_folder(tmp_path: Path) -> None:
         (to / "a").write_text("new")
         raise OSError("the disk is full")
 
-    with pytest.raises(OSError, match="the disk is full"):
+    with pytest.raises(UserError, match=r"folder cannot be written \(the disk is full\)"):
         write_folder(folder, fail)
     assert [p.name for p in tmp_path.iterdir()] == ["folder"]
     assert (folder / "a").read_text() == "old" and verify_folder(folder) == ""
