@@ -202,11 +202,11 @@ def waiting_for_all(unfinished: Path) -> Iterator[None]:
             (unfinished / job.job_id).write_text(overrides)
         return [JobReturn(status=JobStatus.COMPLETED)]  # what is to be said of it has been
 
-    submitit.Job.results = wait
+    submitit.Job.results = wait  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:
-        submitit.Job.results = results
+        submitit.Job.results = results  # type: ignore[method-assign]
 
 
 def use_cores(count: int | None) -> None:

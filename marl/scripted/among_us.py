@@ -396,7 +396,7 @@ class RandomPlayer(Memory):
         return self.rng.choice(options)
 
     def answers(self, question: Question) -> list[str]:
-        """To a belief question, several: the killer whom it saw, else what somebody credulous believes of what it heard.
+        """To a belief question, several: the killer it saw, else what somebody credulous believes of what it heard.
 
         A model that is taught such answers learns to believe its eyes, and else accusations, true or not. Of what can
         be inferred beyond that it learns nothing. Several answers make the lesson less noisy; a witness gives one.
