@@ -34,7 +34,7 @@ from marl.files import write_json
 from marl.games import env_maker, scripted, seats
 from marl.memory import Slots, check_memory
 from marl.planner import GAMES as PLANNED
-from marl.planner import MOST_ACTIONS, PlannerConfig, planning_agent
+from marl.planner import SLOTS, SUFFIX, PlannerConfig, planning_agent
 from marl.policy import Policy, load_config
 from marl.pretrain import base_policy
 from marl.rollout import EVALUATION, Cast, Game, draw_games, rollout
@@ -125,7 +125,7 @@ def find_player(
         called = Path(name).name
         policy = find_base(cfg, parts, device, beside) if name == "base" else run_policy(name, game, device)
         if planner is not None:
-            return planning_agent(called, policy, limits, places, cfg.temperature, planner, game)
+            return planning_agent(called + SUFFIX, policy, limits, places, cfg.temperature, planner, game)
         return model_agent(called, policy, limits, places, cfg.temperature)
     try:
         return scripted(game, "" if name == "scripted" else name)
@@ -174,7 +174,7 @@ def memory_of(
         else:
             continue
         size = size_of(config, parts.algo.context)
-        caches.append(Slots(seats(parts.env), size.slot, 0 if caches or not planned else MOST_ACTIONS))
+        caches.append(Slots(seats(parts.env), size.slot, 0 if caches or not planned else SLOTS))
         models += size.weights
     if not caches:
         return ""

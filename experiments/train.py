@@ -67,6 +67,7 @@ from marl.ranks import ONE, Ranks, own_device, torchrun_ranks
 from marl.renaming import renaming
 from marl.report import build_report
 from marl.rewards import add_rewards
+from marl.rl_pikl import RLPiklConfig, train_rl_pikl
 from marl.rollout import EVALUATION, draw_games, rollout
 from marl.runs import CARD, claim, git_commit, read_run_card, run_card
 from marl.tracking import METRICS_FILE, Tracker, Unlogged, make_tracker
@@ -90,8 +91,9 @@ def main(cfg: DictConfig) -> None:
     learners = learners_of(parts.cast)
     if learners[0] not in players_of(evaluation.seating(parts.cast)):
         raise UserError(f"eval.cast: {learners[0]} learns but does not play in evaluation: nothing would be measured")
-    if isinstance(parts.algo, FilteredBCConfig) and len(learners) > 1:
-        raise UserError(f"algo=filtered_bc trains one learner, and the cast has {', '.join(learners)}; use algo=ppo")
+    if isinstance(parts.algo, FilteredBCConfig | RLPiklConfig) and len(learners) > 1:
+        kind = cfg.algo.kind
+        raise UserError(f"algo={kind} trains one learner, and the cast has {', '.join(learners)}; use algo=ppo")
     find_starts(cfg)
     check_starts(cfg, learners)
     device = own_device(pick_device(cfg.device))
@@ -309,8 +311,10 @@ def learn(
     }  # fmt: skip
     if isinstance(config, FilteredBCConfig):
         train_filtered_bc(learners[0], make_env, parts.rewards, parts.losses, config, **common)
+    elif isinstance(config, RLPiklConfig):
+        train_rl_pikl(learners[0], make_env, parts.rewards, parts.losses, config, game=game, **common)
     else:
-        train_ppo(learners, make_env, parts.rewards, parts.losses, config, **common)
+        train_ppo(learners, make_env, parts.rewards, parts.losses, config, game=game, **common)
     return policies
 
 

@@ -24,16 +24,16 @@ from marl.planner import (
     PlanningAgent,
     claim_values,
     ejected,
+    next_tokens,
     partner_belief,
     respond,
-    token_logprobs,
     vote,
     vote_values,
 )
 from marl.policy import Policy, tiny_lm
 from marl.rollout import draw_games, everyone, rollout
 from marl.transcripts import episode_to_json, render_text, story
-from marl.types import Episode
+from marl.types import Episode, Planned
 from tests.marl.models import CHATML, RECURRENT, hf_policy, small_tokens, teach, tiny_policy, with_critic
 
 COUNTS, OWN, PARTNER = (1, 1, 3), (0, 1, 3), (1, 3, 2)
@@ -141,11 +141,17 @@ def test_partners_are_planned_for_as_in_the_whole_table_of_claims() -> None:
     np.testing.assert_allclose(claim_values(COUNTS, OWN, 0.5, belief, anchor, how), payoffs[0] @ partners, atol=1e-9)
 
 
-def test_token_logprobs_by_hand() -> None:
-    texts, plan = [(1, 2, 3), (1, 2, 4), (1, 5)], np.array([0.1, 0.3, 0.6])
-    assert token_logprobs(texts, plan, 1) == pytest.approx([0.0, math.log(0.4), math.log(0.3 / 0.4)])
-    for i, p in enumerate(plan):
-        assert sum(token_logprobs(texts, plan, i)) == pytest.approx(math.log(p))
+def test_what_may_stand_at_each_token_by_hand() -> None:
+    def planned(chosen: int, *plan: float) -> Planned:
+        return Planned(("a", "b", "c"), ((1, 2, 3), (1, 2, 4), (1, 5)), (1 / 3,) * 3, (0.0,) * 3, plan, chosen)
+
+    first, second = {1: 1.0}, {2: pytest.approx(0.4), 5: pytest.approx(0.6)}
+    assert next_tokens(planned(1, 0.1, 0.3, 0.6)) == [first, second, {3: pytest.approx(0.25), 4: pytest.approx(0.75)}]
+    assert next_tokens(planned(2, 0.1, 0.3, 0.6)) == [first, second]
+    assert next_tokens(planned(0, 0.0, 0.0, 1.0)) == [
+        first,
+        {2: 0.0, 5: 1.0},
+    ]  # nothing where the plan never gets
 
 
 # --- Among Us ---
@@ -204,7 +210,7 @@ def test_votes_are_told_from_moves_and_oneself_from_the_others_in_both_styles() 
         assert decision is not None and decision.actions == tuple(map(shown, ("Blue", "Pink", "Red", "Green", "skip")))
         assert decision.ids == ((11,), (13,), (14,), (15,), (12,))
         belief, anchor = np.array([0.2, 0.0, 0.7, 0.1]), some_anchor(5)
-        np.testing.assert_allclose(decision.values(anchor), vote_values(1, belief, anchor, how))
+        np.testing.assert_allclose(decision.values(anchor, None), vote_values(1, belief, anchor, how))
         assert vote(seen["player_0"]["text"], ("go east", "wait"), (1, 2), believed, how) is None
 
 
