@@ -229,9 +229,11 @@ def against(
     limits = replace(parts.algo, concurrency=cfg.concurrency)
     as_it_is = PlannerConfig(lambdas=(math.inf,), others="anchor", belief="prior")  # legal claims, of its own choice
     player = planning_agent(PLAYER, entrant.policy, limits, 1, 1.0, as_it_is, "dond")
-    other: Agent = scripted("dond", "" if opponent == "scripted" else opponent)
+    other: Agent
     if opponent == "base":
         other = model_agent("base", base, limits, 1, 1.0)
+    else:
+        other = scripted("dond", "" if opponent == "scripted" else opponent)
     bar.stage(f"{entrant.arm} v {opponent}", cfg.games)
     drawn = draw_games(cfg.seed, EVALUATION, count=cfg.games)
     episodes = rollout(drawn, turn_about(player, other), env_maker(env), cfg.concurrency, bar.advance)
