@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -26,6 +27,7 @@ from marl.planner import (
     ejected,
     next_tokens,
     partner_belief,
+    partner_streams,
     respond,
     vote,
     vote_values,
@@ -139,6 +141,58 @@ def test_partners_are_planned_for_as_in_the_whole_table_of_claims() -> None:
     partners = pikl.solve(payoffs, [anchor, anchor[left]], how.settings).population[1]
     belief = np.array([float(v == PARTNER) for v in POSSIBLE])
     np.testing.assert_allclose(claim_values(COUNTS, OWN, 0.5, belief, anchor, how), payoffs[0] @ partners, atol=1e-9)
+
+
+def test_a_partner_with_an_anchor_of_its_own_is_planned_for_as_brute_force_says() -> None:
+    """For each value vector another anchor; on what the partner claims, not mirrored."""
+    anchor, belief = some_anchor(len(CLAIMS)), some_anchor(len(POSSIBLE), 1)
+    theirs = np.stack([some_anchor(len(CLAIMS), 2 + k) for k in range(len(POSSIBLE))])  # (K, A), by their claims
+    left = [CLAIMS.index(dond_v0.rest(claim, COUNTS)) for claim in CLAIMS]
+    expected = [
+        sum(
+            weight * theirs[k, b] * dond_v0.claim_points(dond_v0.Context(COUNTS, (OWN, values)), (mine, claim))[0]
+            for k, (weight, values) in enumerate(zip(belief, POSSIBLE, strict=True))
+            for b, claim in enumerate(CLAIMS)
+        )
+        for mine in CLAIMS
+    ]
+    found = claim_values(COUNTS, OWN, 0.0, belief, anchor, config(0.0, others="anchor"), theirs[:, left])
+    np.testing.assert_allclose(found, expected, atol=1e-9)
+    # partners who plan near an infinite lambda play it too, and the mirrored anchor is the default
+    np.testing.assert_allclose(
+        claim_values(COUNTS, OWN, 0.0, belief, anchor, config(math.inf), theirs[:, left]), expected, atol=1e-9
+    )
+    mirrored = np.repeat(anchor[None], len(POSSIBLE), 0)
+    np.testing.assert_allclose(
+        claim_values(COUNTS, OWN, 0.5, belief, anchor, config(0.4), mirrored),
+        claim_values(COUNTS, OWN, 0.5, belief, anchor, config(0.4)),
+    )
+
+
+@pytest.mark.parametrize("style", ["compact", "natural"])
+def test_the_partners_side_is_what_the_partner_reads(style: str) -> None:
+    """Games of scripted players: with its true values the partner's stream is the one that it really had."""
+    tokens = small_tokens()
+    agent = scripted("dond", tokens=tokens)
+    make_env = env_maker({"game": "dond", "style": style, "objective": 0.5, "max_entries": 12})
+    first = second = 0
+    for episode in rollout(draw_games(4, 4, count=12), everyone(agent), make_env, 12):
+        claims = [turn for turn in episode.turns if turn.text.startswith(dond_v0.PROPOSE)]
+        if any(turn.error for turn in episode.turns) or len(claims) < 2:
+            continue
+        for mine, theirs in (claims, claims[::-1]):
+            seat = dond_v0.AGENTS.index(mine.agent)
+            counts, values = episode.facts["counts"], episode.facts["values"]
+            opening = dond_v0.prompt(counts, values[seat], 0.5, dond_v0.Style(style), 12)
+            talk = [(t.agent == mine.agent, t.message or None) for t in episode.turns if t.step < mine.step]
+            questions = [b.question for b in episode.beliefs if b.listener == mine.agent][:3]
+            streams = partner_streams(opening, talk, questions, tokens)
+            possible = dond_v0.partner_values(counts, values[seat])
+            assert len(streams) == len(possible) and len({tuple(stream) for stream in streams}) == len(possible)
+            found = streams[possible.index(values[1 - seat])]
+            assert tokens.decode(found) == tokens.decode(episode.streams[theirs.agent].tokens[: theirs.start])
+            first, second = first + (mine is claims[0]), second + (mine is claims[1])
+    assert first >= 3 and second >= 3
 
 
 def test_what_may_stand_at_each_token_by_hand() -> None:
@@ -368,6 +422,31 @@ def test_negotiators_plan_every_proposal_and_nothing_else() -> None:
     collate(seats, {})
     with pytest.raises(AssertionError, match="planner's, no sample of its policy"):
         collate(seats_of(episodes, {"p+plan"}), {})
+
+
+def test_a_planner_reads_its_partners_side() -> None:
+    """The same games but for claims: the talk goes into what the partner is expected to claim."""
+    mirrored, viewed = (negotiate(config(0.3, partner=partner, iterations=5)) for partner in ("mirror", "view"))
+    turns = [[t for e in games for t in e.turns if t.planned] for games in (mirrored, viewed)]
+    assert len(turns[1]) >= 2
+    for a, b in zip(*turns, strict=True):
+        assert a.planned is not None and b.planned is not None
+        np.testing.assert_allclose(a.planned.anchor, b.planned.anchor)
+    assert any(a.planned.values != b.planned.values for a, b in zip(*turns, strict=True) if a.planned and b.planned)
+
+
+def test_a_plan_beside_the_policys_own_samples_changes_nothing() -> None:
+    noted, played = negotiate(config(0.3, choose="own")), negotiate(config(0.3))
+    alone = ModelAgent("p+plan", negotiator(), slots=8, context=1024, max_new_tokens=24)
+    other = ModelAgent("learner", negotiator(), slots=8, context=1024, max_new_tokens=24)
+    seated = dict(zip(dond_v0.AGENTS, (alone, other), strict=True))
+    for ours, theirs in zip(noted, rollout(draw_games(3, 1, count=8), lambda g, e: seated, COMPACT, 8), strict=True):
+        assert [replace(t, planned=None) for t in ours.turns] == list(theirs.turns)
+        assert ours.streams == theirs.streams
+    plans = [(t, t.planned) for e in noted for t in e.turns if t.planned]
+    assert plans and all(t.reply_ids == p.ids[p.chosen] and not p.played for t, p in plans)
+    assert {p.plan for _, p in plans} & {t.planned.plan for e in played for t in e.turns if t.planned}
+    collate(seats_of(noted, {"p+plan"}), {})  # samples of the policy
 
 
 def test_crewmates_plan_every_vote_and_nothing_else() -> None:
