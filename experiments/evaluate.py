@@ -231,7 +231,9 @@ def as_in_runs(cfg: DictConfig, names: Sequence[str]) -> DictConfig:
         if path.is_file():
             run = OmegaConf.load(path)
             env, cast = OmegaConf.merge(run.env, run.eval.env), OmegaConf.merge(run.cast, run.eval.cast)
-            found = {"env": env, "cast": cast, "algo": run.algo, "model": run.model, "base": run.base}
+            found = {
+                "env": env, "cast": cast, "algo": run.algo, "loss": run.loss, "model": run.model, "base": run.base
+            }  # fmt: skip
             settings[name] = OmegaConf.create(found)
     if not settings:
         return cfg

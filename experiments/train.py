@@ -58,8 +58,9 @@ from marl.evaluate import (
 from marl.files import write_json
 from marl.filtered_bc import FilteredBCConfig, train_filtered_bc
 from marl.games import env_maker, exchangeable
-from marl.memory import check_memory
+from marl.memory import Slots, check_memory
 from marl.monitor import episode_metrics
+from marl.planner import SLOTS
 from marl.policy import Policy
 from marl.ppo import train_ppo
 from marl.pretrain import base_policy
@@ -141,6 +142,8 @@ def memory_of(
         caches = [*playing, *tested]
     else:
         caches = max(playing, tested, key=lambda each: sum(slots.seats * slots.size for slots in each))
+    if "plan" in parts.losses:  # plans are weighed with slots of their own
+        caches = [*caches, *(Slots(0, size_of(config, context).slot, SLOTS) for config in learners.values())]
     return check_memory(
         caches, models + runs + more_runs, concurrency=parts.algo.concurrency, setting="algo.concurrency",
         context=context, device=device,

@@ -78,7 +78,8 @@ def train_rl_pikl(
         config.planner, game, learner.reference,
     )  # fmt: skip
     seated = by_role(cast, {**frozen, learner.name: agent})
-    weights = {name: reward.weight for name, reward in rewards.items()}
+    # Nothing here learns from the speaking reward: it is measured.
+    weights = {name: reward.weight for name, reward in rewards.items() if name != "speaking"}
     returns = Credit(gamma=config.gamma, gae_lambda=1.0, speech="common")  # what was paid from there on
     scored = replace(config.update, temperature=config.temperature)
 
