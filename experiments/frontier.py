@@ -122,7 +122,7 @@ def main(cfg: DictConfig) -> None:
             figures = {
                 arm: {f"{name}/{where}" if where != "human" else name: values
                       for where, arms in found.items() for name, values in arms[arm].items()}
-                for arm in found["human"]
+                for arm in (entrant.arm, *entrant.lambdas)
             }  # fmt: skip
             runs += [
                 ArmRun(arm, entrant.seed, {name: bootstrap_mean(values, rng=rng) for name, values in own.items()})
@@ -314,6 +314,8 @@ def human_situations(
         except NotReplayable:
             continue
         views.append(view)
+    if not views:
+        raise UserError(f"data.dond={folder}: its test split holds no proposal that can be played again")
     views, replayed = views[:most], replayed[:most]
     seats = [human_seat(steps, policy.tokens, number) for number, steps in enumerate(replayed)]
     answered = believed(policy, collate(seats, {}))

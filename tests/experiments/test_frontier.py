@@ -14,14 +14,22 @@ from envs import dond_v0
 from experiments import frontier
 from experiments.evaluate import turn_about
 from experiments.frontier import Entrant, human_situations, outcomes
-from marl.agents import ModelAgent
 from marl.errors import UserError
-from marl.games import env_maker
+from marl.games import env_maker, scripted
 from marl.planner import PlannerConfig, PlanningAgent, Reader
 from marl.rollout import draw_games, rollout
 from tests.marl.test_human_dond import write
 from tests.marl.test_planner import negotiator
 
+# Both views of the deal, as the published file holds out a dialogue.
+TEST = "\n".join(
+    f"<input> {own} </input> <dialogue> {talk} </dialogue> "
+    f"<output> item0=0 </output> <partner_input> {other} </partner_input>"
+    for own, talk, other in (
+        ("1 0 4 2 1 2", "YOU: i would like 4 hats <eos> THEM: deal <eos> YOU: <selection>", "1 4 4 1 1 2"),
+        ("1 4 4 1 1 2", "THEM: i would like 4 hats <eos> YOU: deal <eos> THEM: <selection>", "1 0 4 2 1 2"),
+    )
+)
 ENV = {"game": "dond", "style": "compact", "objective": 0.5, "max_entries": 12}
 
 
@@ -40,8 +48,7 @@ def test_games_played_once_say_what_every_lambda_would_have_played() -> None:
     policy, drawn = negotiator(), draw_games(3, 1, count=12)
 
     def games(player: PlanningAgent) -> list:
-        other = ModelAgent("other", policy, slots=12, context=1024, max_new_tokens=24)
-        return rollout(drawn, turn_about(player, other), env_maker(ENV), 12)
+        return rollout(drawn, turn_about(player, scripted("dond")), env_maker(ENV), 12)
 
     entrant = Entrant("anchor", 0, policy, "", {"lambda_0.3": 0.3})
     anchor, compared = Reader(policy, 1024, 1.0), 0
@@ -66,8 +73,8 @@ def test_games_played_once_say_what_every_lambda_would_have_played() -> None:
 
 def test_human_proposals_are_read_as_they_stood(tmp_path: Path) -> None:
     policy = negotiator()
-    views, situations = human_situations(str(write(tmp_path)), ENV, policy, None)
-    assert views and len(views) == len(situations)
+    views, situations = human_situations(str(write(tmp_path, test=TEST)), ENV, policy, None)
+    assert [view.index for view in views] == [0, 1] and len(situations) == 2
     for view, situation in zip(views, situations, strict=True):
         assert situation.opening == dond_v0.prompt(view.counts, view.values, 0.5, dond_v0.Style.COMPACT)
         assert situation.stream[-1:] == tuple(policy.tokens.format.cue)
@@ -104,7 +111,7 @@ def test_a_whole_frontier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     small = ["model.hidden_size=32", "model.layers=1", "model.intermediate_size=64", "base.epochs=1", "games=4"]
     (tmp_path / "data").mkdir()
     cfg = configure(
-        f"data.dond={write(tmp_path / 'data')}",
+        f"data.dond={write(tmp_path / 'data', test=TEST)}",
         f"runs={tmp_path / 'runs'}",
         "lambdas=[0.1,1]",
         "objectives=[0]",
@@ -113,7 +120,7 @@ def test_a_whole_frontier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     frontier.main(cfg)
     kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs/frontier").glob("anchor-*.json")}
     assert len(kept) == 3 and "nothing to compare with" in capsys.readouterr().out
-    rows = list(csv.DictReader((tmp_path / "runs/frontier/table.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "runs/frontier/table.csv").read_text().splitlines()))
     assert list(rows[0]) == ["arm", "metric", "mean", "low", "high", "seeds", "games"]
     assert {row["arm"] for row in rows} == {"anchor", "lambda_0.1", "lambda_1"} and all(
         v for r in rows for v in r.values()

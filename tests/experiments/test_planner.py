@@ -90,7 +90,10 @@ def test_a_partner_in_a_cast_plans() -> None:
     episodes = rollout(draw_games(3, 1, count=8), by_role(cast, agents), make_env, 4)
     planned = [(e.players[t.agent], t.planned) for e in episodes for t in e.turns if t.planned]
     assert planned and {name for name, _ in planned} == {"base+plan"}
-    for name, message in (("learner+plan", "learners plan with algo=pikl"), ("scripted+plan", "has no policy to plan")):
+    for name, message in (
+        ("learner+plan", "a learner plans with algo=pikl"),
+        ("scripted+plan", "has no policy to plan"),
+    ):
         with pytest.raises(UserError, match=message):
             check_players({"negotiator": Seats("learner", name, 1.0)}, "dond", make_env())
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 import torch
 
 from envs import among_us_v0, dond_v0
-from envs.core import Question, TurnKind
+from envs.core import END, Question, TurnKind
 from marl import pikl
 from marl.agents import Agent, ModelAgent, Request
 from marl.batch import collate, seats_of
@@ -435,18 +434,22 @@ def test_a_planner_reads_its_partners_side() -> None:
     assert any(a.planned.values != b.planned.values for a, b in zip(*turns, strict=True) if a.planned and b.planned)
 
 
-def test_a_plan_beside_the_policys_own_samples_changes_nothing() -> None:
-    noted, played = negotiate(config(0.3, choose="own")), negotiate(config(0.3))
-    alone = ModelAgent("p+plan", negotiator(), slots=8, context=1024, max_new_tokens=24)
-    other = ModelAgent("learner", negotiator(), slots=8, context=1024, max_new_tokens=24)
-    seated = dict(zip(dond_v0.AGENTS, (alone, other), strict=True))
-    for ours, theirs in zip(noted, rollout(draw_games(3, 1, count=8), lambda g, e: seated, COMPACT, 8), strict=True):
-        assert [replace(t, planned=None) for t in ours.turns] == list(theirs.turns)
-        assert ours.streams == theirs.streams
-    plans = [(t, t.planned) for e in noted for t in e.turns if t.planned]
-    assert plans and all(t.reply_ids == p.ids[p.chosen] and not p.played for t, p in plans)
-    assert {p.plan for _, p in plans} & {t.planned.plan for e in played for t in e.turns if t.planned}
-    collate(seats_of(noted, {"p+plan"}), {})  # samples of the policy
+def test_of_its_own_claims_those_that_are_legal_have_a_plan_beside_them() -> None:
+    """A model that was taught to claim the balls, as the game writes it, and one that says anything."""
+    agent, request = proposing(tiny_policy(), config(0.5))
+    (first,) = agent.act([request])
+    stream, _ = agent.finish([request.key])[request.key]
+    claim = agent.tokens.encode(f"{dond_v0.proposal_text(CLAIMS[BALLS])} {END}")
+    row = torch.tensor([[*stream.tokens[: first.start], *claim]])
+    taught = teach(tiny_policy(), row, torch.arange(row.shape[1])[None] >= first.start, 20)
+    for policy, noted in ((taught, True), (tiny_policy(), False)):
+        agent, request = proposing(policy, config(0.5, choose="own"), temperature=0.05 if noted else 1.0)
+        agent.max_new_tokens = 20
+        (reply,) = agent.act([request])
+        assert (reply.planned is not None) == noted == (reply.ids == tuple(claim))
+        if reply.planned is not None:
+            assert not reply.planned.played and reply.planned.chosen == BALLS
+            assert reply.planned.ids[BALLS] == reply.ids and sum(reply.planned.plan) == pytest.approx(1)
 
 
 def test_crewmates_plan_every_vote_and_nothing_else() -> None:

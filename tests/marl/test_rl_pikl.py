@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from envs import among_us_v0
 from envs.core import TurnKind
 from marl.agents import Request
 from marl.batch import collate
@@ -24,14 +25,14 @@ from marl.losses.policy import PolicyLoss
 from marl.losses.value import ValueLoss
 from marl.monitor import Progress
 from marl.planner import PlannerConfig
-from marl.policy import Policy
+from marl.policy import Policy, tiny_lm
 from marl.ppo import PPOConfig, train_ppo
 from marl.rewards.game import GameReward
 from marl.rl_pikl import RLPiklConfig, train_rl_pikl
 from marl.types import Episode, Turn
 from marl.update import Learner, UpdateConfig, forward, make_optimizer, update
-from tests.marl.models import tiny_policy
-from tests.marl.test_planner import COMPACT, config, negotiator, proposing
+from tests.marl.models import small_tokens, tiny_policy, with_critic
+from tests.marl.test_planner import COMPACT, MEETINGS, config, negotiator, proposing
 
 LIMITS: dict[str, Any] = {"games": 6, "concurrency": 6, "max_new_tokens": 24, "context": 1024}
 
@@ -141,22 +142,28 @@ def test_a_stopped_run_goes_on_as_if_it_never_was() -> None:
     assert identical(whole.policy, halves.policy)
 
 
-def ppo(plan: PlanLoss | None) -> tuple[Policy, list[tuple[dict[str, float], Sequence[Episode]]]]:
-    one, seen = learner(), []  # type: ignore[var-annotated]
+def ppo(plan: PlanLoss | None) -> tuple[Policy, dict[str, float], Sequence[Episode]]:
+    """An iteration of Among Us, where all seats learn, and crewmates' votes can be planned."""
+    tokens = small_tokens(among_us_v0.COMPACT_TOKENS)
+    lm = tiny_lm(tokens.size, hidden_size=32, layers=1, intermediate_size=64, context=1024, generator_seed=1)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # of the value head
+        policy = with_critic(Policy(lm, tokens))
+    one = Learner("learner", policy, copy.deepcopy(policy), make_optimizer(policy, UpdateConfig(learning_rate=1e-3)))
     losses: dict[str, Loss] = {"policy": PolicyLoss(), "value": ValueLoss(), **({"plan": plan} if plan else {})}
-    how = PPOConfig(iterations=1, planner=config(0.1, iterations=10, choose="own"), **{**LIMITS, "games": 24})
-    train_ppo([one], COMPACT, {"game": GameReward()}, losses, how, **common(seen))
-    return one.policy, seen
+    how = PPOConfig(iterations=1, games=3, concurrency=3, max_new_tokens=4, context=1024,
+                    planner=config(0.1, iterations=3, choose="own"))  # fmt: skip
+    seen: list[tuple[dict[str, float], Sequence[Episode]]] = []
+    settings = {**common(seen), "game": "among_us", "cast": {"crewmate": Seats(), "imposter": Seats()}}
+    train_ppo([one], MEETINGS, {"game": GameReward()}, losses, how, **settings)
+    return (one.policy, *seen[0])
 
 
 def test_in_ppo_a_plan_term_of_weight_zero_is_measured_and_changes_no_bit() -> None:
-    without, games = ppo(None)
-    measured, seen = ppo(PlanLoss(weight=0.0))
+    without, other, same = ppo(None)
+    measured, found, episodes = ppo(PlanLoss(weight=0.0))
     assert identical(without, measured)
-    ((found, episodes),), ((other, same),) = seen, games
-    noted = [
-        t.planned for e in episodes for t in e.turns if t.planned
-    ]  # claims that were sampled as the game writes them
+    noted = [t.planned for e in episodes for t in e.turns if t.planned]
     assert noted and not any(planned.played for planned in noted)
     assert found["loss/plan"] > 0 and "loss/plan" not in other
     assert [[replace(t, planned=None) for t in e.turns] for e in episodes] == [list(e.turns) for e in same]

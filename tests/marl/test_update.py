@@ -255,7 +255,7 @@ def test_two_minibatches_are_two_steps_each_with_its_own_counts(rows: int) -> No
     for name, weight in policy.named_parameters():
         torch.testing.assert_close(weight, dict(by_hand.named_parameters())[name], atol=1e-6, rtol=1e-5)
     for name in TERMS:
-        assert metrics[f"loss/{name}"] == pytest.approx(totals[name] / counts[name], abs=1e-6), name
+        assert metrics[f"loss/{name}"] == pytest.approx(totals[name] / counts[name], rel=2e-6, abs=1e-6), name
 
 
 def test_micro_batches_hold_every_row_once_within_the_budget() -> None:
