@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,22 +75,24 @@ class Situation:
 
 @dataclass(frozen=True)
 class Entrant:
-    """Whose claims are measured: the human-data model with all its lambdas, or a run's policy as it is."""
+    """Whose claims are measured: the human-data model as it is and with all its planners, or a run's policy."""
 
     arm: str
     seed: int
     policy: Policy
     made_of: str  # stands for its weights
-    lambdas: Mapping[str, float]
+    planners: Mapping[str, PlannerConfig]  # by arm
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        return self.arm, *self.planners
 
 
 @command("frontier", implies={"data.dond": "base=human"})
 def main(cfg: DictConfig) -> None:
     """Plays, plans and tabulates what is not there yet."""
     check(cfg)
-    parts, planner = build(cfg), make(PlannerConfig, plain(cfg.planner), "planner")
-    if planner.choose != "sample":
-        raise UserError(f"planner.choose={planner.choose}: claims are weighed by the plan here; must be sample")
+    parts, planners = build(cfg), planners_of(cfg)
     cells, out = Path(cfg.cells), Path(cfg.publish)
     check_writable(cells, "cells")
     check_writable(out, "publish")
@@ -100,7 +102,7 @@ def main(cfg: DictConfig) -> None:
         parts.model, parts.base, parts.env, cache=Path(cfg.cache), human_data=cfg.data.dond, device=device, report=say
     )
     assert folder is not None
-    entrants = [Entrant(ANCHOR, 0, base, folder.name, {f"lambda_{x:g}": float(x) for x in cfg.lambdas})]
+    entrants = [Entrant(ANCHOR, 0, base, folder.name, planners)]
     entrants += compared(cfg, base, device)
     bar = Bar(enabled=cfg.progress)
     for number, objective in enumerate(cfg.objectives):
@@ -113,16 +115,16 @@ def main(cfg: DictConfig) -> None:
             for opponent in cfg.opponents:
                 found[f"v_{opponent}"] = kept(
                     cfg, cells, {"env": env, "opponent": opponent, "games": cfg.games, "seed": cfg.seed}, entrant, bar,
-                    lambda e=entrant, o=opponent, env=env: against(cfg, parts, env, e, o, base, planner, bar),
+                    lambda e=entrant, o=opponent, env=env: against(cfg, parts, env, e, o, base, bar),
                 )  # fmt: skip
             found["human"] = kept(
                 cfg, cells, {"env": env, "human": cfg.proposals}, entrant, bar,
-                lambda e=entrant, env=env: on_people(cfg, parts, env, e, planner, bar),
+                lambda e=entrant, env=env: on_people(cfg, parts, env, e, bar),
             )  # fmt: skip
             figures = {
                 arm: {f"{name}/{where}" if where != "human" else name: values
                       for where, arms in found.items() for name, values in arms[arm].items()}
-                for arm in (entrant.arm, *entrant.lambdas)
+                for arm in entrant.arms
             }  # fmt: skip
             runs += [
                 ArmRun(arm, entrant.seed, {name: bootstrap_mean(values, rng=rng) for name, values in own.items()})
@@ -156,7 +158,7 @@ def check(cfg: DictConfig) -> None:
             raise UserError(f"{name}={cfg[name]}: must be a whole number, at least 2")
     if cfg.proposals is not None and (not isinstance(cfg.proposals, int) or cfg.proposals < 2):
         raise UserError(f"proposals={cfg.proposals}: must be a whole number, at least 2, or null")
-    for name in ("lambdas", "objectives", "opponents"):
+    for name in ("variants", "lambdas", "objectives", "opponents"):
         if not cfg[name]:
             raise UserError(f"{name}=[]: name at least one")
     for x in cfg.lambdas:
@@ -167,6 +169,17 @@ def check(cfg: DictConfig) -> None:
     for opponent in cfg.opponents:
         if opponent != "base":
             scripted("dond", "" if opponent == "scripted" else opponent)
+
+
+def planners_of(cfg: DictConfig) -> dict[str, PlannerConfig]:
+    """The planners by arm: every variant with every lambda."""
+    found = {}
+    for name, changes in plain(cfg.variants).items():
+        planner = make(PlannerConfig, {**plain(cfg.planner), **changes}, "planner")
+        if planner.choose != "sample":
+            raise UserError(f"planner.choose={planner.choose}: claims are weighed by the plan here; must be sample")
+        found |= {f"{name}_{x:g}": replace(planner, lambdas=(float(x),)) for x in cfg.lambdas}
+    return found
 
 
 def compared(cfg: DictConfig, base: Policy, device: torch.device) -> list[Entrant]:
@@ -182,7 +195,7 @@ def compared(cfg: DictConfig, base: Policy, device: torch.device) -> list[Entran
     for folder in folders:
         card = json.loads((folder / CARD).read_text())
         found.append(
-            Entrant(f"ppo_{card['arm']}", int(card["seeds"][0]), run_policy(str(folder), "dond", device, base),
+            Entrant(f"run_{card['arm']}", int(card["seeds"][0]), run_policy(str(folder), "dond", device, base),
                     folder.name, {})
         )  # fmt: skip
     return found
@@ -192,7 +205,9 @@ def kept(
     cfg: DictConfig, cells: Path, about: Mapping[str, Any], entrant: Entrant, bar: Bar, find: Callable[[], Arms]
 ) -> Arms:
     """What `find` finds, from the file where it is kept."""
-    settings = {**about, "entrant": entrant.made_of, "lambdas": dict(entrant.lambdas), "planner": plain(cfg.planner)}
+    settings = {
+        **about, "entrant": entrant.made_of, "arms": {arm: asdict(found) for arm, found in entrant.planners.items()}
+    }  # fmt: skip
     path = cells / f"{entrant.arm}-s{entrant.seed}-{digest(settings)}.json"
     if not path.exists():
         found: Arms = find()
@@ -205,16 +220,15 @@ def kept(
 # --- Planning at every lambda -----------------------------------------------------------------------------------------
 
 
-def plans(situation: Situation, entrant: Entrant, anchor: Reader, planner: PlannerConfig) -> dict[str, Floats]:
-    """By arm, the probabilities of all claims, (A,): the policy's own, and planned near them with each lambda."""
-    decision = situation.decision(entrant.policy, planner)
-    if not entrant.lambdas:
-        return {entrant.arm: anchor.probabilities(situation.stream, decision.ids)}
+def plans(situation: Situation, entrant: Entrant, anchor: Reader) -> dict[str, Floats]:
+    """By arm, the probabilities of all claims, (A,): the policy's own, and planned near them."""
+    views = any(planner.partner == "view" for planner in entrant.planners.values())
+    decision = situation.decision(entrant.policy, PlannerConfig(partner="view" if views else "mirror"))
     tau, others = weigh(decision, situation.stream, anchor, anchor)
     found = {entrant.arm: tau}
-    for arm, strength in entrant.lambdas.items():
-        config = replace(planner, lambdas=(strength,))
-        found[arm] = respond(situation.decision(entrant.policy, config).values(tau, others), tau, config)
+    for arm, planner in entrant.planners.items():
+        expected = others if planner.partner == "view" else None
+        found[arm] = respond(situation.decision(entrant.policy, planner).values(tau, expected), tau, planner)
     return found
 
 
@@ -222,9 +236,8 @@ def plans(situation: Situation, entrant: Entrant, anchor: Reader, planner: Plann
 
 
 def against(
-    cfg: DictConfig, parts: Parts, env: Mapping[str, Any], entrant: Entrant, opponent: str, base: Policy,
-    planner: PlannerConfig, bar: Bar,
-) -> Arms:  # fmt: skip
+    cfg: DictConfig, parts: Parts, env: Mapping[str, Any], entrant: Entrant, opponent: str, base: Policy, bar: Bar
+) -> Arms:
     """Score and agreement of every arm in each game against the opponent; seats change from game to game."""
     limits = replace(parts.algo, concurrency=cfg.concurrency)
     as_it_is = PlannerConfig(lambdas=(math.inf,), others="anchor", belief="prior")  # legal claims, of its own choice
@@ -239,18 +252,16 @@ def against(
     episodes = rollout(drawn, turn_about(player, other), env_maker(env), cfg.concurrency, bar.advance)
     bar.stage(f"{entrant.arm} v {opponent}: plans", len(episodes))
     anchor = Reader(entrant.policy, parts.algo.context, 1.0)
-    arms: Arms = {arm: {"game/score": [], "game/agreement": []} for arm in (entrant.arm, *entrant.lambdas)}
+    arms: Arms = {arm: {"game/score": [], "game/agreement": []} for arm in entrant.arms}
     for episode in episodes:
-        for arm, (score, agreed) in outcomes(episode, entrant, anchor, planner).items():
+        for arm, (score, agreed) in outcomes(episode, entrant, anchor).items():
             arms[arm]["game/score"].append(score)
             arms[arm]["game/agreement"].append(agreed)
         bar.advance(1)
     return arms
 
 
-def outcomes(
-    episode: Episode, entrant: Entrant, anchor: Reader, planner: PlannerConfig
-) -> dict[str, tuple[float, float]]:
+def outcomes(episode: Episode, entrant: Entrant, anchor: Reader) -> dict[str, tuple[float, float]]:
     """By arm, the player's expected score R_i + objective R_j and the probability of a deal, over the claims it may
     make; what the partner claimed is given."""
     agent = next(name for name, player in episode.players.items() if player == PLAYER)
@@ -258,7 +269,7 @@ def outcomes(
     theirs = episode.outcome["claims"][1 - seat]
     made = next((turn for turn in episode.turns if turn.agent == agent and turn.planned), None)
     if theirs is None or made is None:  # the game ended before both had claimed
-        return dict.fromkeys((entrant.arm, *entrant.lambdas), (0.0, 0.0))
+        return dict.fromkeys(entrant.arms, (0.0, 0.0))
     facts = episode.facts
     mine = dond_v0.rest(theirs, facts["counts"])  # the claim that makes a deal
     own, other = facts["values"][seat], facts["values"][1 - seat]
@@ -277,25 +288,23 @@ def outcomes(
         tuple(b.question for b in beliefs[:3]),
         tuple(episode.streams[agent].tokens[: made.start]),
     )
-    found = plans(situation, entrant, anchor, planner)
+    found = plans(situation, entrant, anchor)
     return {arm: (float(plan[right]) * worth, float(plan[right])) for arm, plan in found.items()}
 
 
 # --- People -----------------------------------------------------------------------------------------------------------
 
 
-def on_people(
-    cfg: DictConfig, parts: Parts, env: Mapping[str, Any], entrant: Entrant, planner: PlannerConfig, bar: Bar
-) -> Arms:
+def on_people(cfg: DictConfig, parts: Parts, env: Mapping[str, Any], entrant: Entrant, bar: Bar) -> Arms:
     """Accuracy (is the most probable claim the one that was made?) and log-loss of every arm, on the test split."""
     views, situations = human_situations(cfg.data.dond, env, entrant.policy, cfg.proposals)
     bar.stage(f"{entrant.arm}: human proposals", len(views))
     anchor = Reader(entrant.policy, parts.algo.context, 1.0)
-    arms: Arms = {arm: {"human/accuracy": [], "human/log_loss": []} for arm in (entrant.arm, *entrant.lambdas)}
+    arms: Arms = {arm: {"human/accuracy": [], "human/log_loss": []} for arm in entrant.arms}
     for view, situation in zip(views, situations, strict=True):
         assert view.claim is not None
         made = dond_v0.allocations(view.counts).index(view.claim)
-        for arm, plan in plans(situation, entrant, anchor, planner).items():
+        for arm, plan in plans(situation, entrant, anchor).items():
             arms[arm]["human/accuracy"].append(float(plan.argmax() == made))
             arms[arm]["human/log_loss"].append(-math.log(max(float(plan[made]), FLOOR)))
         bar.advance(1)
@@ -354,42 +363,41 @@ def arms_of(rows: Sequence[TableRow]) -> list[str]:
 
 
 def draw(rows: Sequence[TableRow], cfg: DictConfig, path: Path) -> None:
-    """Score, and agreement, over the log-loss of human proposals; and accuracy on these by lambda."""
+    """Score and agreement over the log-loss of human proposals, by opponent; and accuracy on these by lambda."""
     of = {(row.arm, row.metric): row for row in rows}
-    arms = arms_of(rows)
-    planned = [arm for arm in arms if arm.startswith("lambda_")]
-    line = [*planned, ANCHOR]
-    figure = Figure(figsize=(12, 3.8), layout="constrained")
-    left, middle, right = figure.subplots(1, 3)
-    for axes, metric, label in ((left, "game/score", "Score"), (middle, "game/agreement", "Agreement")):
-        for colour, opponent in zip(PAPER, cfg.opponents, strict=False):
-            points = [(of[arm, "human/log_loss"], of[arm, f"{metric}/v_{opponent}"]) for arm in line]
-            axes.plot([x.mean for x, _ in points], [y.mean for _, y in points], color=colour, linewidth=1, alpha=0.5)
-            for arm in arms:
-                x, y = of[arm, "human/log_loss"], of[arm, f"{metric}/v_{opponent}"]
-                marker = "o" if arm in planned else "D" if arm == ANCHOR else "^"
-                axes.plot([x.mean] * 2, [y.low, y.high], color=colour, linewidth=1.5, alpha=0.5)
-                axes.plot([x.mean], [y.mean], color=colour, marker=marker, markersize=5, linewidth=0)
-                if arm in planned and opponent == cfg.opponents[0]:
-                    axes.annotate(arm.removeprefix("lambda_"), (x.mean, y.mean), (3, 3), fontsize=7,
-                                  textcoords="offset points")  # fmt: skip
-            axes.plot([], [], color=colour, label=f"against {opponent}")
+    lambdas, runs = sorted(cfg.lambdas), [arm for arm in arms_of(rows) if arm.startswith("run_")]
+    colours = dict(zip(cfg.variants, PAPER, strict=False))
+    panels = [(f"{metric}/v_{opponent}", f"{label} against {opponent}")
+              for metric, label in (("game/score", "Score"), ("game/agreement", "Agreement"))
+              for opponent in cfg.opponents]  # fmt: skip
+    figure = Figure(figsize=(3.6 * (len(panels) + 1), 3.6), layout="constrained")
+    *left, right = figure.subplots(1, len(panels) + 1)
+    for axes, (metric, title) in zip(left, panels, strict=True):
+        for variant, colour in colours.items():
+            line = [*(f"{variant}_{x:g}" for x in lambdas), ANCHOR]
+            xs, ys = ([of[arm, name] for arm in line] for name in ("human/log_loss", metric))
+            axes.plot([x.mean for x in xs], [y.mean for y in ys], color=colour, marker="o", markersize=4, label=variant)
+            for arm, x, y in zip(line, xs, ys, strict=True):
+                axes.annotate(arm.removeprefix(f"{variant}_"), (x.mean, y.mean), (3, 3), fontsize=6, color=colour,
+                              textcoords="offset points")  # fmt: skip
+        for arm in (ANCHOR, *runs):
+            x, y = of[arm, "human/log_loss"], of[arm, metric]
+            axes.plot([x.mean], [y.mean], color="#333333", marker="D" if arm == ANCHOR else "^", markersize=5)
+            axes.annotate(arm, (x.mean, y.mean), (4, -8), fontsize=7, textcoords="offset points")
         axes.set_xscale("log")
-        axes.set_xlabel("log-loss on human proposals, nats (left: closer to people)", fontsize=9)
-        axes.set_title(label, fontsize=10, loc="left")
-    left.legend(frameon=False, fontsize=8)
-    for colour, metric in ((PAPER[2], "human/accuracy"),):
-        xs = [float(arm.removeprefix("lambda_")) for arm in planned]
-        own = [of[arm, metric] for arm in planned]
-        right.fill_between(xs, [r.low for r in own], [r.high for r in own], color=colour, alpha=0.2, linewidth=0)
-        right.plot(xs, [r.mean for r in own], color=colour, marker="o", markersize=4)
-        right.axhline(of[ANCHOR, metric].mean, color="#555555", linewidth=1, linestyle="--")
-    right.set_xscale("symlog" if 0 in xs else "log")
-    right.set_xlabel("lambda, points a nat (dashed: the anchor)", fontsize=9)
-    right.set_title("Accuracy on human proposals", fontsize=10, loc="left")
-    for axes in (left, middle, right):
+        axes.set_xlabel("log-loss on human proposals, nats", fontsize=8)
+        axes.set_title(title, fontsize=9, loc="left")
+    left[0].legend(frameon=False, fontsize=7)
+    for variant, colour in colours.items():
+        own = [of[f"{variant}_{x:g}", "human/accuracy"] for x in lambdas]
+        right.plot(lambdas, [r.mean for r in own], color=colour, marker="o", markersize=4)
+    right.axhline(of[ANCHOR, "human/accuracy"].mean, color="#555555", linewidth=1, linestyle="--")
+    right.set_xscale("symlog" if 0 in lambdas else "log")
+    right.set_xlabel("lambda, points a nat (dashed: the anchor)", fontsize=8)
+    right.set_title("Accuracy on human proposals", fontsize=9, loc="left")
+    for axes in (*left, right):
         axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(labelsize=8)
+        axes.tick_params(labelsize=7)
     with matplotlib.rc_context({"svg.hashsalt": path.name}):
         figure.savefig(path, metadata={"Date": None})
 

@@ -50,13 +50,14 @@ def test_games_played_once_say_what_every_lambda_would_have_played() -> None:
     def games(player: PlanningAgent) -> list:
         return rollout(drawn, turn_about(player, scripted("dond")), env_maker(ENV), 12)
 
-    entrant = Entrant("anchor", 0, policy, "", {"lambda_0.3": 0.3})
+    arms = {"plan_0.3": PlannerConfig(lambdas=(0.3,), iterations=10)}
+    entrant = Entrant("anchor", 0, policy, "", arms)
     anchor, compared = Reader(policy, 1024, 1.0), 0
     for as_it_is, planned in zip(games(planner(np.inf, "anchor")), games(planner(0.3)), strict=True):
-        found = outcomes(as_it_is, entrant, anchor, PlannerConfig(iterations=10))
+        found = outcomes(as_it_is, entrant, anchor)
         made = next((t.planned for t in planned.turns if t.planned), None)
         if made is None or None in planned.outcome["claims"]:
-            assert found["lambda_0.3"] == (0.0, 0.0)
+            assert found["plan_0.3"] == (0.0, 0.0)
             continue
         compared += 1
         agent = next(name for name, player in planned.players.items() if player == "player")
@@ -65,7 +66,7 @@ def test_games_played_once_say_what_every_lambda_would_have_played() -> None:
         mine = dond_v0.rest(theirs, facts["counts"])
         worth = dond_v0.points(mine, facts["values"][seat]) + 0.5 * dond_v0.points(theirs, facts["values"][1 - seat])
         agreed = made.plan[dond_v0.allocations(facts["counts"]).index(mine)]
-        assert found["lambda_0.3"] == pytest.approx((agreed * worth, agreed), abs=1e-4)
+        assert found["plan_0.3"] == pytest.approx((agreed * worth, agreed), abs=1e-4)
         own = made.anchor[dond_v0.allocations(facts["counts"]).index(mine)]
         assert found["anchor"] == pytest.approx((own * worth, own), abs=1e-4)
     assert compared >= 2
@@ -122,7 +123,7 @@ def test_a_whole_frontier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert len(kept) == 3 and "nothing to compare with" in capsys.readouterr().out
     rows = list(csv.DictReader((tmp_path / "runs/frontier/table.csv").read_text().splitlines()))
     assert list(rows[0]) == ["arm", "metric", "mean", "low", "high", "seeds", "games"]
-    assert {row["arm"] for row in rows} == {"anchor", "lambda_0.1", "lambda_1"} and all(
+    assert {row["arm"] for row in rows} == {"anchor", "plan_0.1", "plan_1", "mirror_0.1", "mirror_1"} and all(
         v for r in rows for v in r.values()
     )
     frontier.main(cfg)  # nothing is played again
