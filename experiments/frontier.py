@@ -17,6 +17,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,11 +116,11 @@ def main(cfg: DictConfig) -> None:
             for opponent in cfg.opponents:
                 found[f"v_{opponent}"] = kept(
                     cfg, cells, {"env": env, "opponent": opponent, "games": cfg.games, "seed": cfg.seed}, entrant, bar,
-                    lambda e=entrant, o=opponent, env=env: against(cfg, parts, env, e, o, base, bar),
+                    partial(against, cfg, parts, env, entrant, opponent, base, bar),
                 )  # fmt: skip
             found["human"] = kept(
                 cfg, cells, {"env": env, "human": cfg.proposals}, entrant, bar,
-                lambda e=entrant, env=env: on_people(cfg, parts, env, e, bar),
+                partial(on_people, cfg, parts, env, entrant, bar),
             )  # fmt: skip
             figures = {
                 arm: {f"{name}/{where}" if where != "human" else name: values
@@ -173,7 +174,7 @@ def check(cfg: DictConfig) -> None:
 
 def planners_of(cfg: DictConfig) -> dict[str, PlannerConfig]:
     """The planners by arm: every variant with every lambda."""
-    found = {}
+    found: dict[str, PlannerConfig] = {}
     for name, changes in plain(cfg.variants).items():
         planner = make(PlannerConfig, {**plain(cfg.planner), **changes}, "planner")
         if planner.choose != "sample":

@@ -83,11 +83,11 @@ def train_ppo(
     held = places(cast, env)
     agents = dict(frozen)
     for learner in learners:
-        seats, temperature = held[learner.name], config.temperature
-        agents[learner.name] = model_agent(learner.name, learner.policy, config, seats, temperature)
+        room, temperature = held[learner.name], config.temperature
+        agents[learner.name] = model_agent(learner.name, learner.policy, config, room, temperature)
         if "plan" in losses:  # which plays the same
             agents[learner.name] = planning_agent(
-                learner.name, learner.policy, config, seats, temperature, config.planner, game, learner.reference
+                learner.name, learner.policy, config, room, temperature, config.planner, game, learner.reference
             )
     seated = by_role(cast, agents)
     weights = {name: reward.weight for name, reward in rewards.items()}
