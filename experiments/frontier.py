@@ -25,7 +25,7 @@ import matplotlib
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from omegaconf import DictConfig
+from omegaconf import DictConfig, ListConfig
 
 from envs import dond_v0
 from envs.core import Question
@@ -38,7 +38,7 @@ from marl.agents import Agent, model_agent
 from marl.batch import collate
 from marl.config import Parts, build, config_hash, digest, make, plain
 from marl.errors import UserError, check_writable
-from marl.files import write_json
+from marl.files import write_json, writing
 from marl.games import env_maker, scripted
 from marl.human_dond import HumanView, NotReplayable, read_split, replay
 from marl.losses import Outputs
@@ -115,7 +115,10 @@ def main(cfg: DictConfig) -> None:
             found: dict[str, Arms] = {}
             for opponent in cfg.opponents:
                 found[f"v_{opponent}"] = kept(
-                    cfg, cells, {"env": env, "opponent": opponent, "games": cfg.games, "seed": cfg.seed}, entrant, bar,
+                    cfg, cells,
+                    {"env": env, "opponent": opponent, "games": cfg.games, "seed": cfg.seed, "base": folder.name,
+                     "max_new_tokens": parts.algo.max_new_tokens},
+                    entrant, bar,
                     partial(against, cfg, parts, env, entrant, opponent, base, bar),
                 )  # fmt: skip
             found["human"] = kept(
@@ -159,9 +162,16 @@ def check(cfg: DictConfig) -> None:
             raise UserError(f"{name}={cfg[name]}: must be a whole number, at least 2")
     if cfg.proposals is not None and (not isinstance(cfg.proposals, int) or cfg.proposals < 2):
         raise UserError(f"proposals={cfg.proposals}: must be a whole number, at least 2, or null")
-    for name in ("variants", "lambdas", "objectives", "opponents"):
-        if not cfg[name]:
-            raise UserError(f"{name}=[]: name at least one")
+    for name in ("lambdas", "objectives", "opponents"):
+        if not isinstance(cfg[name], ListConfig) or not cfg[name]:
+            raise UserError(f"{name}={cfg[name]}: must be a list of at least one, as {name}=[...]")
+    if not isinstance(cfg.variants, DictConfig) or not cfg.variants:
+        raise UserError("variants: must name at least one, as +variants.NAME={partner: view}")
+    for variant, changes in plain(cfg.variants).items():
+        if not isinstance(changes, dict):
+            raise UserError(f"variants.{variant}={changes}: must be what differs in the planner, as {{partner: view}}")
+    if cfg.env.style != "compact":
+        raise UserError(f"env.style={cfg.env.style}: claims are read in compact style here; must be compact")
     for x in cfg.lambdas:
         if isinstance(x, bool) or not isinstance(x, int | float) or not 0 <= x < math.inf:
             raise UserError(f"lambdas={list(cfg.lambdas)}: each must be a number, 0 (no anchor) or above")
@@ -399,7 +409,7 @@ def draw(rows: Sequence[TableRow], cfg: DictConfig, path: Path) -> None:
     for axes in (*left, right):
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=7)
-    with matplotlib.rc_context({"svg.hashsalt": path.name}):
+    with writing(path), matplotlib.rc_context({"svg.hashsalt": path.name}):
         figure.savefig(path, metadata={"Date": None})
 
 

@@ -1,7 +1,7 @@
 """RL-DiL-piKL (Bakhtin et al. 2022): play with the planner in the loop, and learn to play as it planned.
 
 In every iteration the learner talks, believes and decides when to propose; a planner chooses its claims or votes near a
-frozen anchor, the model that it started from (planner.py). Then the policy is regressed to the plans by cross-entropy,
+frozen anchor, the base (planner.py). Then the policy is regressed to the plans by cross-entropy,
 the critic to what the game paid, and belief to the truth. What the policy learned the next plans are made with: what it
 says and believes. Everything random in iteration `i` is a function of the seed and `i`, as in ppo.py.
 
@@ -50,6 +50,8 @@ class RLPiklConfig(PlayConfig):
             raise UserError(f"algo.gamma={self.gamma}: must lie in [0, 1]")
         if self.planner.choose == "own":
             raise UserError("algo.planner.choose=own: with algo=pikl plans are played; choose sample or best")
+        if self.update.target_kl is not None:
+            raise UserError("algo.update.target_kl: algo=pikl regresses to plans, not to its own draws; must be null")
 
 
 def train_rl_pikl(

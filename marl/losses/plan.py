@@ -31,6 +31,8 @@ class PlanLoss:
     reads: str = "planned"
 
     def __post_init__(self) -> None:
+        if self.weight < 0:
+            raise UserError(f"loss.plan.weight={self.weight}: must not be negative, it would train away from the plan")
         if self.form not in FORMS:
             raise UserError(f"loss.plan.form={self.form}: must be one of {', '.join(FORMS)}")
         if not 0 < self.floor < 1:
@@ -38,7 +40,7 @@ class PlanLoss:
 
     def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
         mask = batch.planned
-        if outputs.planned.shape != batch.plan.shape:  # only the mask is asked for, or nothing was planned
+        if not outputs.planned.numel():  # only the mask is asked for, or nothing was planned
             return torch.zeros(batch.shape, device=mask.device), mask
         logprobs = outputs.planned.masked_fill(batch.plan_ids < 0, 0.0)  # (B, T, P)
         if self.form == "cross_entropy":

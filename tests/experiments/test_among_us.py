@@ -178,7 +178,7 @@ def test_a_warm_start_begins_where_the_other_run_ended(run: Train) -> None:
     first, last = (warm / "episodes" / "iteration-000000.jsonl"), (finished / "episodes" / "iteration-000002.jsonl")
     assert texts(first) == texts(last)  # of the same evaluation games
     assert logged(warm, "eval")[0]["belief/brier"] == pytest.approx(logged(finished, "eval")[2]["belief/brier"])
-    assert logged(warm, "train")[1]["loss/kl"] > 10 * logged(finished, "train")[1]["loss/kl"]  # it is still to the base
+    assert logged(warm, "train")[1]["loss/kl"] > 3 * logged(finished, "train")[1]["loss/kl"]  # it is still to the base
     assert read_card(warm / "policy")["base"] == read_card(finished / "policy")["base"]
 
 

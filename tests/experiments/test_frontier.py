@@ -90,7 +90,10 @@ def test_human_proposals_are_read_as_they_stood(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["lambdas=[]"], r"lambdas=\[\]: name at least one"),
+        (["lambdas=[]"], r"lambdas=\[\]: must be a list of at least one"),
+        (["lambdas=0.1"], r"lambdas=0.1: must be a list of at least one"),
+        (["variants.plan=3"], r"variants.plan=3: must be what differs"),
+        (["env.style=natural"], r"env.style=natural: .*must be compact"),
         (["lambdas=[-1]"], r"lambdas=\[-1\]: each must be a number, 0 \(no anchor\) or above"),
         (["games=1"], "games=1: must be a whole number, at least 2"),
         (["proposals=0"], "proposals=0: must be a whole number, at least 2, or null"),
@@ -119,9 +122,9 @@ def test_a_whole_frontier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         *small,
     )
     frontier.main(cfg)
-    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs/frontier").glob("anchor-*.json")}
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs/cells/frontier").glob("anchor-*.json")}
     assert len(kept) == 3 and "nothing to compare with" in capsys.readouterr().out
-    rows = list(csv.DictReader((tmp_path / "runs/frontier/table.csv").read_text().splitlines()))
+    rows = list(csv.DictReader((tmp_path / "runs/cells/frontier/table.csv").read_text().splitlines()))
     assert list(rows[0]) == ["arm", "metric", "mean", "low", "high", "seeds", "games"]
     assert {row["arm"] for row in rows} == {"anchor", "plan_0.1", "plan_1", "mirror_0.1", "mirror_1"} and all(
         v for r in rows for v in r.values()

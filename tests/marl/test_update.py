@@ -35,7 +35,17 @@ from marl.rewards.game import GameReward
 from marl.rewards.speaking import SpeakingReward
 from marl.rollout import Game, draw_games, rollout
 from marl.types import Episode, Kind, Planned, TokenBatch, Turn
-from marl.update import Learner, UpdateConfig, add_reference, explained_variance, forward, micro_batches, update
+from marl.update import (
+    Learner,
+    UpdateConfig,
+    add_reference,
+    blank,
+    count_tokens,
+    explained_variance,
+    forward,
+    micro_batches,
+    update,
+)
 from tests.marl.hint import Hint, hint_policy
 from tests.marl.models import hf_policy
 
@@ -256,6 +266,12 @@ def test_two_minibatches_are_two_steps_each_with_its_own_counts(rows: int) -> No
         torch.testing.assert_close(weight, dict(by_hand.named_parameters())[name], atol=1e-6, rtol=1e-5)
     for name in TERMS:
         assert metrics[f"loss/{name}"] == pytest.approx(totals[name] / counts[name], rel=2e-6, abs=1e-6), name
+
+
+def test_no_term_reads_anything_of_a_blank_row() -> None:
+    _, batch = played()
+    assert min(count_tokens(batch, TERMS).values()) > 0
+    assert set(count_tokens(blank(batch), TERMS).values()) == {0}
 
 
 def test_micro_batches_hold_every_row_once_within_the_budget() -> None:
