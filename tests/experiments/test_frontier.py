@@ -126,8 +126,8 @@ def test_a_whole_frontier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert len(kept) == 3 and "nothing to compare with" in capsys.readouterr().out
     rows = list(csv.DictReader((tmp_path / "runs/cells/frontier/table.csv").read_text().splitlines()))
     assert list(rows[0]) == ["arm", "metric", "mean", "low", "high", "seeds", "games"]
-    assert {row["arm"] for row in rows} == {"anchor", "plan_0.1", "plan_1", "mirror_0.1", "mirror_1"} and all(
-        v for r in rows for v in r.values()
-    )
+    planned = {f"{variant}_{x}" for variant in ("plan", "reply", "mirror") for x in ("0.1", "1")}
+    assert {row["arm"] for row in rows} == {"anchor", *planned}
+    assert all(v for r in rows for v in r.values())
     frontier.main(cfg)  # nothing is played again
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
