@@ -162,8 +162,10 @@ def seat_players(
     held = places(cast, env)
     for name in set(called.values()):
         room = sum(held[n] for n, other in called.items() if other == name)
-        agent = model_agent(name, policies[name], limits, room, temperature)
+        agent: Agent
         if name.endswith(SUFFIX):
             agent = planning_agent(name, policies[name], limits, room, temperature, planner_of(limits), game)
+        else:
+            agent = model_agent(name, policies[name], limits, room, temperature)
         found |= {n: agent for n, other in called.items() if other == name}
     return found

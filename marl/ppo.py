@@ -84,11 +84,12 @@ def train_ppo(
     agents = dict(frozen)
     for learner in learners:
         room, temperature = held[learner.name], config.temperature
-        agents[learner.name] = model_agent(learner.name, learner.policy, config, room, temperature)
-        if "plan" in losses:  # which plays the same
+        if "plan" in losses:  # plays the same, and notes what would have been planned
             agents[learner.name] = planning_agent(
                 learner.name, learner.policy, config, room, temperature, config.planner, game, learner.reference
             )
+        else:
+            agents[learner.name] = model_agent(learner.name, learner.policy, config, room, temperature)
     seated = by_role(cast, agents)
     weights = {name: reward.weight for name, reward in rewards.items()}
     scored = replace(config.update, temperature=config.temperature)  # what was sampled is what is scored
