@@ -426,7 +426,9 @@ def final_evaluation(
         "env": dict(parts.env),
         "cast": plain(cfg.cast),
         # As measured, whatever it weighs in training: arms of an ablation share their base's games.
-        "reward": {name: {k: v for k, v in term.items() if k != "weight"} for name, term in plain(cfg.reward).items()},
+        "reward": {
+            name: {k: v for k, v in term.items() if k != "weight"} for name, term in identity(cfg)["reward"].items()
+        },
         "max_new_tokens": parts.algo.max_new_tokens,
     }
     beside = base_folder / "evaluations" / digest(settings) if base_folder else folder / "base"

@@ -200,8 +200,12 @@ def terms(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The named terms of `reward` or `loss`, each from its `_target_`."""
     built: dict[str, Any] = {}
     for name, fields in settings.items():
+        if fields is None:  # left out, as `~loss.NAME` does on the command line
+            continue
         if not isinstance(fields, Mapping) or not isinstance(fields.get("_target_"), str):
-            raise UserError(f"{where}.{name} has no _target_: name the class of the term")
+            raise UserError(
+                f"{where}.{name}={fields} has no _target_: give the whole term, as conf/{where}/default.yaml does"
+            )
         module, _, called = fields["_target_"].rpartition(".")
         try:
             target = getattr(importlib.import_module(module), called)
@@ -264,8 +268,9 @@ def plain(cfg: DictConfig) -> dict[str, Any]:
 
 
 def identity(cfg: DictConfig) -> dict[str, Any]:
-    """The settings that make a run what it is, resolved."""
-    return {name: value for name, value in plain(cfg).items() if name not in ELSEWHERE}
+    """The settings that make a run what it is, resolved. A term that is null is as good as not there."""
+    found = {name: value for name, value in plain(cfg).items() if name not in ELSEWHERE}
+    return found | {part: {k: v for k, v in found[part].items() if v is not None} for part in ("reward", "loss")}
 
 
 def digest(settings: Mapping[str, Any]) -> str:

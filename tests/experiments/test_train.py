@@ -109,6 +109,8 @@ def test_what_is_only_measured_changes_nothing_that_is_learned(finished: Path, c
     for line in others:
         assert line.pop("loss/world_model")
     assert ours == others and len(ours) > 1
+    in_a_file = configure(*SMALL, *measured[:-1], "loss.world_model=null", f"runs={tmp_path}", f"cache={cache}")
+    assert run_folder(in_a_file) == run_folder(cfg) and build(in_a_file) == build(cfg)
     a, b = (load_file(f / "policy" / "model.safetensors") for f in (run_folder(cfg), finished))
     assert all(torch.equal(a[name], b[name]) for name in b)
 
@@ -379,7 +381,7 @@ def test_names_follow_from_the_configuration() -> None:
         (["algo.kind=[]"], r"algo.kind=\[\]: must be one of ppo, filtered_bc"),
         (["env.game=null"], "env.game=None: there is no game of this name"),
         (["cast.negotiator.partners=inf"], "cast.negotiator.partners=inf: must be a finite number"),
-        (["loss.kl._target_=null"], "loss.kl has no _target_"),
+        (["loss.kl._target_=null"], "loss.kl=.* has no _target_: give the whole term, as conf/loss/default.yaml"),
         (["loss.kl._target_=os.system"], "is no class of a loss"),
         (["loss.kl._target_=marl.rewards.game.GameReward"], "is no class of a loss"),
         (["reward.game._target_=marl.losses.kl.KLLoss"], "is no class of a reward"),
