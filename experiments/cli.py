@@ -402,8 +402,13 @@ class Checker:
         quoted = re.search(r"'([^']+)'", text)
         unknown = text.startswith(("Could not override", "Could not delete")) or "config group" in text
         if unknown and quoted and "The value of" not in text:
-            key = quoted.group(1)
-            return f"{key} is not a setting; {nearest(key, self._names(overrides, key))}."
+            key, names = quoted.group(1), self._names(overrides, quoted.group(1))
+            whole = key.rpartition(".")[0]
+            if key in names:  # Hydra takes null for nothing
+                return f"{key} is null, so it is left out already: drop ~{key}."
+            if whole in names and not any(name.startswith(f"{whole}.") for name in names):
+                return f"{key} is not a setting: {whole} is null or a single value; give it whole, as in {whole}=VALUE."
+            return f"{key} is not a setting; {nearest(key, names)}."
         if "Could not append" in text and quoted:
             return f"{quoted.group(1)} is a setting already: write {quoted.group(1)}=VALUE, without a plus sign."
         if text.startswith("Multiple values for"):

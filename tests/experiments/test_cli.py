@@ -191,6 +191,8 @@ REFUSED = {
     "ablaton=full": "ablaton is not a setting; the nearest is ablation.",
     "reward/critik=own": "reward/critik is not a setting; the nearest is reward/critic.",
     "~loss.listenin": "loss.listenin is not a setting; the nearest is loss.listening.",
+    "~note": "note is null, so it is left out already: drop ~note.",
+    "note.size=1": "note.size is not a setting: note is null or a single value; give it whole, as in note=VALUE.",
     "~seed": "~seed cannot be left out: give it a value, as in seed=VALUE.",
     "~model": "~model cannot be left out: give it a value, as in model=VALUE.",
     "qqqqqq=1": "qqqqqq is not a setting; --cfg job lists them all.",
