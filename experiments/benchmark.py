@@ -11,7 +11,8 @@ In one process, on the same games token for token (workload.py; random weights, 
   players, width of the model;
 - at the centre, on games cut after `baseline_cut` steps, beside this engine on the same: `generate` for every turn over
   the whole history; the same with each seat's cache kept; TRL's GRPOTrainer around the first (baselines.py);
-- the limit: counted products and bytes at the rates of this machine, measured on the spot (measure.py).
+- the limit: counted products and bytes at the rates of this machine, measured on the spot (measure.py);
+- what needs no model, alone: the game with random players, as `env` sets it, and the planners' solver (pieces.py).
 
 Printed, and written to `out`: benchmark.json after every repeat (each repeat; medians with lowest and highest), and the
 chart cost.svg after every point; so whatever was measured is kept when it is killed. What a figure is:
@@ -45,6 +46,7 @@ from experiments.benchmark_figures import draw, line, ratios, summary, table
 from experiments.cli import command
 from experiments.evaluate import pick_device, set_threads
 from experiments.measure import PeakMemory, Shape, Stopwatch, UpdateCounts, limits, measure_rates
+from experiments.pieces import game_alone, solver_alone
 from experiments.terminal import say
 from experiments.workload import ReplayAgent, Script, record
 from marl.advantages import Credit, add_advantages
@@ -105,6 +107,8 @@ class Settings:
     repeats: int
     update_rows: int
     baseline_rows: int
+    random_games: int
+    solver_iterations: int
     baseline_cut: int | None = None
     minutes: float | None = None
     seed: int = 0
@@ -112,7 +116,16 @@ class Settings:
     def __post_init__(self) -> None:
         numbers = {f"axes.{name}": n for name, values in asdict(self.axes).items() for n in values}
         numbers |= {f"centre.{name}": n for name, n in asdict(self.centre).items()}
-        for name in ("layers", "reply_tokens", "repeats", "update_rows", "baseline_rows", "baseline_cut"):
+        for name in (
+            "layers",
+            "reply_tokens",
+            "repeats",
+            "update_rows",
+            "baseline_rows",
+            "baseline_cut",
+            "random_games",
+            "solver_iterations",
+        ):
             numbers[name] = getattr(self, name)
         for name, n in numbers.items():
             if n is not None and n < 1:
@@ -172,6 +185,7 @@ class Bench:
         self.env, self.cut, self.settings, self.device, self.tokens, self.out = env, cut, settings, device, tokens, out
         self.around: list[Row] = []
         self.baselines: list[Row] = []
+        self.alone: dict[str, Any] = {}
         self._script: tuple[tuple[int, ...], Script] | None = None
         self._began = time.monotonic()
         self._commit = git_commit()
@@ -214,6 +228,12 @@ class Bench:
             self.generate(script, single, keep_cache)
         if trl_version() is not None:
             self.trl(script, single)
+
+    def measure_alone(self, make_env: Callable[[], Any]) -> None:
+        """What needs no model."""
+        s = self.settings
+        games = [game_alone(make_env, s.random_games, s.seed) for _ in range(s.repeats)]
+        self.alone = {"game": games, "solver": solver_alone(s.solver_iterations, s.seed)}
 
     def measure_around(self, points: Sequence[Point]) -> None:
         """This engine on every point."""
@@ -341,6 +361,7 @@ class Bench:
             "settings": asdict(self.settings),
             "around": around,
             "baselines": baselines,
+            "alone": self.alone,
             "ratios": ratios(around, baselines),
             "hardware": hardware(),
             "versions": {name: version(name) for name in ("torch", "transformers")} | {"trl": trl_version()},
@@ -408,12 +429,13 @@ def main(cfg: DictConfig) -> None:
     bench = Bench(env, given["games"][game]["cut"], settings, pick_device(cfg.device), tokens, out)
     limit = f"at most about {settings.minutes:g} minutes" if settings.minutes is not None else "no limit of time"
     say(f"{len(points)} points of this engine, baselines at the first; {settings.repeats} repeats each; {limit}")
+    bench.measure_alone(env_maker(given["env"]))
     bench.warm_up(points[0])
     bench.measure_around(points[:2])  # the centre in both precisions
     bench.measure_baselines(points[0])
     bench.measure_around(points[2:])
     bench.write()
-    say(table([row.data() for row in bench.around], [row.data() for row in bench.baselines]))
+    say(table([row.data() for row in bench.around], [row.data() for row in bench.baselines], bench.alone))
     say(f"written: {out / 'benchmark.json'}, {out / 'cost.svg'}")
 
 

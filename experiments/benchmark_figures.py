@@ -92,8 +92,9 @@ def line(repeat: Data) -> str:
     return text
 
 
-def table(around: Sequence[Data], baselines: Sequence[Data]) -> str:
-    """What was measured: a block for the centre, its other precision and each baseline, a line for the rest; ratios."""
+def table(around: Sequence[Data], baselines: Sequence[Data], alone: Data) -> str:
+    """What was measured: a block for the centre, its other precision and each baseline, a line for the rest; ratios;
+    and what needs no model."""
     lines: list[str] = []
     for row in [*around[:2], *baselines]:
         lines += ["", f"{row['engine']}: {place(row)}", *block(row)]
@@ -111,6 +112,14 @@ def table(around: Sequence[Data], baselines: Sequence[Data]) -> str:
         for part, r in each.items():
             text = f"{number(r['median']):>8}  ({number(r['low'])} to {number(r['high'])})"
             lines.append(f"  {name:22} {part:20} {text}")
+    lines += ["", "alone, on one core"]
+    for name, label in (("agent_steps_per_second", "agent-steps/s"), ("games_per_second", "games/s")):
+        r = spread([repeat[name] for repeat in alone["game"]])
+        text = f"{number(r['median']):>8}  ({number(r['low'])} to {number(r['high'])})"
+        lines.append(f"  {'the game, random players':32} {label:20} {text}")
+    for each in alone["solver"]:
+        said = f"piKL, {each['games']} games {' x '.join([str(each['actions'])] * each['players'])}"
+        lines.append(f"  {said:32} {'ms an iteration':20} {number(1e3 * each['seconds_per_iteration']):>8}")
     return "\n".join(lines)
 
 

@@ -15,6 +15,7 @@ from experiments import benchmark
 from experiments.baselines import GenerateAgent, trl_version
 from experiments.benchmark_figures import along, line, parts
 from experiments.measure import PHASES, Counts, Shape, Stopwatch
+from experiments.pieces import STAGE_GAMES, game_alone
 from experiments.workload import ReplayAgent, Script, record
 from marl.agents import Agent
 from marl.config import make, plain
@@ -55,6 +56,21 @@ def test_everything_is_measured(found: dict[str, Any]) -> None:
     assert bool(trl["repeats"]) == (trl_version() is not None) != bool(trl["skipped"])
     assert trl["repeats"] or "pip install -e '.[bench]' -c constraints.txt" in trl["skipped"]
     assert (found["out"] / "cost.svg").read_text().count("<svg") == 1
+
+
+def test_what_needs_no_model_is_measured_alone(found: dict[str, Any]) -> None:
+    first, *others = found["alone"]["game"]
+    assert first["games"] == 3 and len(others) + 1 == found["settings"]["repeats"]
+    assert all(other["agent_steps"] == first["agent_steps"] for other in others)  # the same games
+    assert first["agent_steps_per_second"] / first["games_per_second"] == pytest.approx(first["agent_steps"] / 3)
+    sizes = [(each["games"], each["players"], each["actions"]) for each in found["alone"]["solver"]]
+    assert sizes == list(STAGE_GAMES) and all(each["seconds_per_iteration"] > 0 for each in found["alone"]["solver"])
+
+
+def test_agent_steps_are_living_players_times_calls_of_step() -> None:
+    """Nobody can be killed or voted out, so that all five live through all twelve steps."""
+    env = {"game": "among_us", "max_steps": 12, "cooldown": 100, "tasks": 9}
+    assert game_alone(env_maker(env), games=2, seed=0)["agent_steps"] == 2 * 12 * 5
 
 
 def test_all_engines_play_the_same_games(found: dict[str, Any]) -> None:
