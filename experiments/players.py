@@ -1,4 +1,4 @@
-"""From names on the command line to whoever plays: `base`, a finished run's folder, scripted players, `random`."""
+"""From names on the command line to whoever plays: `base`, a run's folder, scripted players, `random`, `chat`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig
 
 from marl.agents import Agent, PlayConfig, model_agent
 from marl.cast import LEARNERS, Seats, places, players_of
+from marl.chat import CHAT
 from marl.checkpoint import load_policy, read_card
 from marl.engine import size_of
 from marl.errors import UserError
@@ -60,7 +61,7 @@ def check_players(cast: Mapping[str, Seats], game: str, env: Any) -> None:
     places(cast, env)
     runs: dict[str, str] = {}
     for name in players_of(cast):
-        if name not in (*LEARNERS, "base"):
+        if name not in (*LEARNERS, "base", CHAT):
             try:
                 if is_run(name):
                     check_game(name, game)
@@ -72,7 +73,8 @@ def check_players(cast: Mapping[str, Seats], game: str, env: Any) -> None:
             except UserError as error:
                 role = next(role for role, seats in cast.items() if name in (seats.player, seats.partner))
                 raise UserError(
-                    f"cast.{role}: {name} is none of learner, rival, base, a finished run or a scripted player. {error}"
+                    f"cast.{role}: {name} is none of learner, rival, base, chat, a finished run or a scripted player. "
+                    f"{error}"
                 ) from error
 
 
@@ -106,9 +108,11 @@ def seat_players(
     limits: PlayConfig,
     temperature: float,
     learners: Mapping[str, tuple[str, Policy]] | None = None,
+    chat: Agent | None = None,
 ) -> dict[str, Agent]:
     """Everybody in the cast, by name. `learners`: stand-ins for them, as (what they are called in episodes, policy);
-    without any they are left out. Two names that are called the same are one player."""
+    without any they are left out. Two names that are called the same are one player. `chat`: the player of that name.
+    """
     policies: dict[str, Policy] = {}  # by what they are called
     called: dict[str, str] = {}
     found: dict[str, Agent] = {}
@@ -119,6 +123,8 @@ def seat_players(
             called[name], policies[called[name]] = learners[name][0], learners[name][1]
         elif name == "base":
             called[name], policies["base"] = "base", base
+        elif name == CHAT and chat is not None:
+            found[name] = chat
         elif is_run(name):
             called[name] = Path(name).name
             policies[called[name]] = run_policy(name, game, base.device, base)
