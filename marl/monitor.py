@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from envs.core import TurnKind
+from marl.negotiation import inverted_share
 from marl.speech import INSIDERS, read_game
 from marl.types import Episode
 
@@ -33,6 +34,9 @@ def episode_metrics(episodes: Sequence[Episode], players: Collection[str]) -> di
         metrics["game/points"] = _mean([e.outcome["points"][a] for e, a in own])
         metrics["game/agreement"] = _mean([e.outcome["deal"] for e in episodes])
         metrics["game/pareto"] = _mean([e.outcome["pareto"] for e in episodes])
+        inverted = inverted_share(episodes, players)
+        if inverted is not None:
+            metrics["talk/inverted"] = inverted
     if "winner" in first:
         metrics["game/win_rate/crewmates"] = _mean([e.outcome["winner"] == "crewmates" for e in episodes])
         metrics |= _crew_metrics(episodes, players)
