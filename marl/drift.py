@@ -76,10 +76,14 @@ def retold(game: Mapping[str, Any] | Episode, env: Any, tokens: Tokens, players:
     One row for each seat that one of `players` held. `env` must have the settings of the game, in the style that the
     model reads. Replies are tokenised anew, the same way for all models, whoever made them.
     """
-    plain = isinstance(game, Episode)
-    facts: Any = game.facts if plain else game["facts"]  # type: ignore[index]
-    held: Any = game.players if plain else game["players"]  # type: ignore[index]
-    told = [(t.agent, t.text) for t in game.turns] if plain else [(t["agent"], t["text"]) for t in game["turns"]]  # type: ignore[index, union-attr]
+    facts: Mapping[str, Any]
+    held: Mapping[str, str]
+    if isinstance(game, Episode):
+        facts, held = game.facts, game.players
+        told = [(turn.agent, turn.text) for turn in game.turns]
+    else:
+        facts, held = game["facts"], game["players"]
+        told = [(turn["agent"], turn["text"]) for turn in game["turns"]]
     observations, infos = env.reset(
         options={"counts": facts["counts"], "values": facts["values"], "first": facts["first"]}
     )
