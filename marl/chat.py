@@ -431,6 +431,7 @@ class ChatAgent:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=_run, args=(self._loop,), name=CHAT, daemon=True).start()
+            assert self.endpoint is not None  # a replay sends nothing
             weakref.finalize(self, _leave, self._loop, self.endpoint)
         return self._loop
 

@@ -50,7 +50,7 @@ def test_it_is_evaluated_and_replayed(server: Server, tmp_path: Path, capsys: py
     evaluate.main(configure("evaluate", *common, f"chat.url={server.url}", f"out={tmp_path / 'a'}"))
     shown = capsys.readouterr().out
     assert f"chat: {len(server.asked)} calls" in shown and "lost to the endpoint: none" in shown
-    found = json.loads((tmp_path / "a" / "evaluation.json").read_text())
+    found = json.loads((tmp_path / "a" / "evaluation.json").read_text())["about"]
     assert found["chat"]["calls"] == len(server.asked) > 6 and found["chat"]["lost_seats"] == []
     server.shutdown()
     evaluate.main(configure("evaluate", *common, "chat.replay=true", f"out={tmp_path / 'b'}"))
@@ -68,9 +68,11 @@ def test_lost_games_are_named_and_the_command_ends(server: Server, tmp_path: Pat
             f"chat.url={server.url}", f"out={out}", "threads=1", "progress=false",
         )
     )  # fmt: skip
-    about = json.loads((out / "evaluation.json").read_text())
-    assert about["chat"]["lost"] == {"key refused": 3} and [s["game"] for s in about["chat"]["lost_seats"]] == [0, 1, 2]
-    assert about["conditions"]["chat v random"]["errors/aborted"]["mean"] == 1.0 and nowhere(tmp_path)
+    found = json.loads((out / "evaluation.json").read_text())
+    assert found["about"]["chat"]["lost"] == {"key refused": 3} and [
+        s["game"] for s in found["about"]["chat"]["lost_seats"]
+    ] == [0, 1, 2]
+    assert found["conditions"]["chat v random"]["errors/aborted"]["mean"] == 1.0 and nowhere(tmp_path)
 
 
 def test_a_person_plays_against_it(
