@@ -528,6 +528,23 @@ def parse_prompt(text: str) -> tuple[Triple, Triple, float]:
     return (c0, c1, c2), (v0, v1, v2), float(match[7])
 
 
+def prompt_with(text: str, values: Triple) -> str:
+    """A first observation of either style as it reads with other values of one's own; the rest is as it was."""
+    counts, own, objective = parse_prompt(text)
+    for style in Style:
+        lines = [prompt(counts, v, objective, style).split("\n") for v in (own, values)]
+        for old, new in zip(*lines, strict=True):
+            if old != new:
+                text = text.replace(f"{old}\n", f"{new}\n", 1)
+    return text
+
+
+def heard_text(text: str | None, style: Style) -> str:
+    """What a player reads of its partner's message, or (None) of its partner's proposal."""
+    words = _WORDING[style]
+    return f"{words.proposed if text is None else words.message.format(text)}\n"
+
+
 def parse_heard(text: str) -> list[tuple[str, str]]:
     """What an observation of either style reports, in order: ("message", text), ("proposal", "") or ("error", text).
 

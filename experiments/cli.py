@@ -79,7 +79,7 @@ LAUNCHERS = {
 
 
 # What ~KEY may leave out: terms, players, and choices that only bring other settings. The rest always has a value.
-REMOVABLE = ("loss.", "reward.", "cast.", "tuned", "experiment", "ablation", "sweep", "hydra")
+REMOVABLE = ("loss.", "reward.", "cast.", "variants.", "tuned", "experiment", "ablation", "sweep", "hydra")
 
 
 @dataclass(frozen=True)

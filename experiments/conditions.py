@@ -27,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.cli import command
 from experiments.evaluate import pick_device, set_threads
-from experiments.players import check_players, is_run, run_policy, seat_players
+from experiments.players import bare, check_players, is_run, run_policy, seat_players
 from experiments.report import selected
 from experiments.terminal import Bar, say
 from marl.agents import SILENCE, Dubbed, ModelAgent, PlayConfig, model_agent
@@ -38,6 +38,7 @@ from marl.errors import UserError, check_writable
 from marl.evaluate import Metrics, metrics
 from marl.files import write_json, writing
 from marl.games import env_maker
+from marl.planner import SUFFIX, PlannerConfig
 from marl.policy import Policy
 from marl.report import PAPER
 from marl.rollout import EVALUATION, draw_games, rollout
@@ -273,15 +274,18 @@ def policy_folder(name: str, entrant: Entrant) -> Path | None:
     """Where the policy of a player lies; None of those that have none."""
     if name in entrant.learners:
         return entrant.learners[name]
-    if name == BASE:
+    if bare(name) == BASE:
         return entrant.base
-    return Path(name) / "policy" if name != SILENT and is_run(name) else None
+    return Path(bare(name)) / "policy" if name != SILENT and is_run(name) else None
 
 
 def identity_of(name: str, entrant: Entrant) -> str:
     """What stands for a player: the digest of its policy's files; of others the name."""
     folder = policy_folder(name, entrant)
-    return name if folder is None else digest(json.loads((folder / "checksums.json").read_text()))
+    if folder is None:
+        return name
+    plans = f"{SUFFIX} {dataclasses.asdict(PlannerConfig())}" if name.endswith(SUFFIX) else ""
+    return digest(json.loads((folder / "checksums.json").read_text())) + plans
 
 
 # --- Playing ----------------------------------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ beside it, or of the configuration), `scripted`, a scripted temperament, `random
 OpenAI-compatible endpoint (settings `chat.*`, marl/chat.py). One name plays itself. In a game with several roles the
 first player holds the first of them, and its partner `cast.crewmate.partners` of the seats where the player is a
 language model; the second player holds the others. `voices=[base]`: the first player's messages are the base's;
-`voices=[silence]`: it says nothing. `planner=pikl`: the first player plans its proposals or votes near what it would do
-itself (marl/planner.py), and is called `NAME+plan`; where only one is named, so do all its seats.
+`voices=[silence]`: it says nothing. A player called `NAME+plan` plans its proposals or votes near what it would do
+itself (marl/planner.py), as `planner.*` says; `planner=pikl` alone means the first player.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from envs.dond_v0 import contexts, in_test, read_contexts
 from experiments.cli import command
-from experiments.players import is_run, player_config, run_policy
+from experiments.players import bare, check_plans, is_run, player_config, run_policy
 from experiments.terminal import Bar, say
 from marl.agents import SILENCE, Agent, Dubbed, ModelAgent, model_agent
 from marl.cast import Seats, by_role
@@ -35,8 +35,7 @@ from marl.evaluate import Metrics, belief_by_message, evaluation_to_json, metric
 from marl.files import write_json
 from marl.games import env_maker, scripted, seats
 from marl.memory import Slots, check_memory
-from marl.planner import GAMES as PLANNED
-from marl.planner import MOST_ACTIONS, PlannerConfig, planning_agent
+from marl.planner import SLOTS, SUFFIX, PlannerConfig, planning_agent
 from marl.policy import Policy, load_config
 from marl.pretrain import base_policy
 from marl.rollout import EVALUATION, Cast, Game, draw_games, rollout
@@ -118,18 +117,17 @@ def find_player(
     parts: Parts,
     device: torch.device,
     beside: str,
-    planner: PlannerConfig | None = None,
 ) -> Agent:
-    """A player by name (see the module's docstring); `beside` is the other player's name. With `planner` it plans."""
+    """A player by name (see the module's docstring); `beside` is the other player's name."""
     if name == CHAT and parts.chat is not None:
         return parts.chat
     limits = replace(parts.algo, concurrency=cfg.concurrency)
     game, places = parts.env["game"], seats(parts.env)
-    if name == "base" or is_run(name):
+    if bare(name) == "base" or is_run(name):
         called = Path(name).name
-        policy = find_base(cfg, parts, device, beside) if name == "base" else run_policy(name, game, device)
-        if planner is not None:
-            return planning_agent(called, policy, limits, places, cfg.temperature, planner, game)
+        policy = find_base(cfg, parts, device, beside) if bare(name) == "base" else run_policy(name, game, device)
+        if name.endswith(SUFFIX):
+            return planning_agent(called, policy, limits, places, cfg.temperature, planner_config(cfg), game)
         return model_agent(called, policy, limits, places, cfg.temperature)
     try:
         return scripted(game, "" if name == "scripted" else name)
@@ -152,9 +150,10 @@ def find_base(cfg: DictConfig, parts: Parts, device: torch.device, beside: str) 
 
 def base_folder(beside: str) -> Path | None:
     """Where the base of the run that `beside` names is kept; None where it names no run."""
-    if not (Path(beside) / "policy").is_dir():
+    folder = Path(bare(beside)) / "policy"
+    if not folder.is_dir():
         return None
-    base = read_card(Path(beside) / "policy")["base"]
+    base = read_card(folder)["base"]
     if base is None:
         raise UserError(
             f"players: {beside} started from an untouched model; evaluate that with model=hf players=[base]"
@@ -162,17 +161,15 @@ def base_folder(beside: str) -> Path | None:
     return Path(base)
 
 
-def memory_of(
-    cfg: DictConfig, parts: Parts, players: Sequence[tuple[str, str]], device: torch.device, planned: bool = False
-) -> str:
+def memory_of(cfg: DictConfig, parts: Parts, players: Sequence[tuple[str, str]], device: torch.device) -> str:
     """One line on the caches of these players, each beside another as `find_player` takes them; empty without a model.
 
-    `planned`: the first of them plans. UserError where caches and models don't fit.
+    UserError where caches and models don't fit.
     """
     caches: list[Slots] = []
     models = 0
     for name, beside in players:
-        if name == "base":
+        if bare(name) == "base":
             folder = base_folder(beside)
             config = parts.model.lm_config() if folder is None else load_config(str(folder))
         elif is_run(name):
@@ -180,7 +177,7 @@ def memory_of(
         else:
             continue
         size = size_of(config, parts.algo.context)
-        caches.append(Slots(seats(parts.env), size.slot, 0 if caches or not planned else MOST_ACTIONS))
+        caches.append(Slots(seats(parts.env), size.slot, SLOTS if name.endswith(SUFFIX) else 0))
         models += size.weights
     if not caches:
         return ""
@@ -189,24 +186,30 @@ def memory_of(
     )
 
 
-def find_planner(cfg: DictConfig, names: Sequence[str], game: str) -> PlannerConfig | None:
-    """How the first player plans; None for `planner=none`. UserError where there is nothing that it could plan with."""
-    if not cfg.planner:
-        return None
-    planner = make(PlannerConfig, plain(cfg.planner), "planner")
-    if game not in PLANNED:
-        raise UserError(f"planner=pikl: env.game={game} has nothing to plan; choose planner=none")
-    if names[0] != "base" and not is_run(names[0]):
-        raise UserError(
-            f"planner=pikl: players[0]={names[0]} has no policy to plan from; name a run's folder or base, or choose "
-            "planner=none"
-        )
-    if game == "dond" and cfg.voices and cfg.voices[0] is not None:
-        raise UserError(
-            f"planner=pikl: voices[0]={cfg.voices[0]} would make the first player's proposals too, so that none is "
-            "planned; choose voices=[] or planner=none"
-        )
-    return planner
+def planner_config(cfg: DictConfig) -> PlannerConfig:
+    """How players plan. UserError for plans that would only be noted: an evaluation learns from none."""
+    found = make(PlannerConfig, plain(cfg.planner), "planner") if cfg.planner else PlannerConfig()
+    if found.choose == "own":
+        raise UserError("planner.choose=own: only training notes plans without playing them; must be sample or best")
+    return found
+
+
+def with_planners(cfg: DictConfig, names: Sequence[str], game: str) -> list[str]:
+    """The players' names, of whom those plan that end in `+plan`. UserError where somebody could not plan."""
+    planner_config(cfg)
+    alone = bool(cfg.planner) and not any(name.endswith(SUFFIX) for name in names)
+    found = [name + SUFFIX if alone and number == 0 else name for number, name in enumerate(names)]
+    for number, (name, voice) in enumerate(zip(found, [*cfg.voices, None, None], strict=False)):
+        try:
+            check_plans(name, game)
+        except UserError as error:
+            raise UserError(f"players[{number}]={error}") from error
+        if name.endswith(SUFFIX) and game == "dond" and voice is not None:
+            raise UserError(
+                f"voices[{number}]={voice} would make the proposals of players[{number}]={name} too, so that none is "
+                "planned; choose voices=[] or planner=none"
+            )
+    return found
 
 
 def voiced(player: Agent, voice: str | None, cfg: DictConfig, parts: Parts, device: torch.device, beside: str) -> Agent:
@@ -230,11 +233,13 @@ def as_in_runs(cfg: DictConfig, names: Sequence[str]) -> DictConfig:
     """
     settings = {}
     for name in names:
-        path = Path(name) / CONFIG
+        path = Path(bare(name)) / CONFIG
         if path.is_file():
             run = OmegaConf.load(path)
             env, cast = OmegaConf.merge(run.env, run.eval.env), OmegaConf.merge(run.cast, run.eval.cast)
-            found = {"env": env, "cast": cast, "algo": run.algo, "model": run.model, "base": run.base}
+            found = {
+                "env": env, "cast": cast, "algo": run.algo, "loss": run.loss, "model": run.model, "base": run.base
+            }  # fmt: skip
             settings[name] = OmegaConf.create(found)
     if not settings:
         return cfg
@@ -286,19 +291,19 @@ def main(cfg: DictConfig) -> None:
     voices = [*cfg.voices, None, None]
     if len(cfg.voices) > len(names):
         raise UserError(f"voices={list(cfg.voices)}: at most one for each of players={names}")
-    planner = find_planner(cfg, names, parts.env["game"])
+    names = with_planners(cfg, names, parts.env["game"])
     # one agent in all seats
-    itself = len(set(names)) == 1 and len(set(voices[: len(names)])) == 1 and not (planner and len(names) == 2)
+    itself = len(set(names)) == 1 and len(set(voices[: len(names)])) == 1
     run = next((name for name in names if is_run(name)), names[0])  # whose base is meant by `base`
     role_seats = next(iter(parts.cast.values()))
     many_roles = len(parts.cast) > 1 and len(names) == 2
     players = [(names[0], names[-1]), *([] if itself else [(names[-1], names[0])])]
     players += [(voice, run) for voice in voices[: len(players)] if voice is not None]
     players += [(role_seats.partner, run)] if many_roles and role_seats.partners else []
-    caches = memory_of(cfg, parts, players, device, planned=planner is not None)
+    caches = memory_of(cfg, parts, players, device)
     if caches:
         say(caches)
-    first = find_player(names[0], cfg, parts, device, names[-1], planner)
+    first = find_player(names[0], cfg, parts, device, names[-1])
     second = first if itself else find_player(names[-1], cfg, parts, device, names[0])
     agents = [voiced(first, voices[0], cfg, parts, device, run)]
     agents.append(agents[0] if itself else voiced(second, voices[1], cfg, parts, device, run))
@@ -312,7 +317,7 @@ def main(cfg: DictConfig) -> None:
     episodes = rollout(drawn, seated, make_env, cfg.concurrency, bar.advance)
     bar.close()
     objective = float(parts.env.get("objective", 0.0))
-    label = " v ".join(dict.fromkeys([f"{names[0]}+plan", *names[1:]] if planner else names))
+    label = " v ".join(dict.fromkeys(names))
     game = parts.env["game"]
     conditions = {label: metrics(episodes, game, objective, {first.name} if many_roles else None)}
     for agent in (first.name, second.name) if first.name != second.name and not many_roles else ():

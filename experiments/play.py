@@ -15,7 +15,8 @@ from omegaconf import DictConfig
 
 from envs.core import END
 from experiments.cli import command
-from experiments.evaluate import as_in_runs, find_player, memory_of, pick_device
+from experiments.evaluate import as_in_runs, find_player, memory_of, pick_device, planner_config
+from experiments.players import check_plans
 from experiments.terminal import say
 from marl.agents import Agent, TextAgent
 from marl.config import build
@@ -67,6 +68,8 @@ def main(cfg: DictConfig) -> None:
     """Plays `games` games and records them."""
     cfg = as_in_runs(cfg, [cfg.opponent])
     parts = build(cfg, [cfg.opponent])
+    check_plans(cfg.opponent, parts.env["game"])
+    planner_config(cfg)
     make_env = env_maker(parts.env)
     person = Person()
     human = TextAgent("human", lambda seed, role: person)

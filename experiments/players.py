@@ -1,8 +1,12 @@
-"""From names on the command line to whoever plays: `base`, a run's folder, scripted players, `random`, `chat`."""
+"""From names on the command line to whoever plays: `base`, a run's folder, scripted players, `random`, `chat`.
+
+A language model whose name ends in `+plan`, as in `base+plan`, plans its claims or votes (marl/planner.py).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,8 @@ from marl.engine import size_of
 from marl.errors import UserError
 from marl.games import scripted
 from marl.memory import Slots
+from marl.planner import GAMES as PLANNED
+from marl.planner import SLOTS, SUFFIX, PlannerConfig, planning_agent
 from marl.policy import Policy, load_config
 
 
@@ -29,9 +35,34 @@ def is_run(name: str) -> bool:
     return False
 
 
+def bare(name: str) -> str:
+    """The name without what says that its player plans."""
+    return name.removesuffix(SUFFIX)
+
+
+def check_plans(name: str, game: str) -> None:
+    """Refuses a name that ends in `+plan` for somebody, or in a game, that cannot plan."""
+    if not name.endswith(SUFFIX):
+        return
+    if game not in PLANNED:
+        raise UserError(f"{name}: env.game={game} has nothing to plan; leave out {SUFFIX}")
+    if bare(name) in LEARNERS:
+        raise UserError(
+            f"{name}: a learner plans with algo=pikl, or learns from plans with loss=plan; leave out {SUFFIX}"
+        )
+    if bare(name) != "base" and not is_run(name):
+        raise UserError(f"{name}: {bare(name)} has no policy to plan from; name a run's folder or base")
+
+
+def planner_of(limits: PlayConfig) -> PlannerConfig:
+    """How players plan beside a learner with these settings: as its own plans are made, and they are played."""
+    found: PlannerConfig = getattr(limits, "planner", PlannerConfig())
+    return replace(found, choose="sample") if found.choose == "own" else found
+
+
 def policy_folder(name: str) -> Path:
     """Where the policy lies: RUN/policy for RUN, whose first learner that is; RUN/rival for RUN/rival."""
-    folder = Path(name)
+    folder = Path(bare(name))
     return folder if (folder / "policy.json").is_file() else folder / "policy"
 
 
@@ -63,6 +94,9 @@ def check_players(cast: Mapping[str, Seats], game: str, env: Any) -> None:
     for name in players_of(cast):
         if name not in (*LEARNERS, "base", CHAT):
             try:
+                check_plans(name, game)
+                if bare(name) == "base":
+                    continue
                 if is_run(name):
                     check_game(name, game)
                     other = runs.setdefault(Path(name).name, name)
@@ -92,10 +126,10 @@ def player_slots(
     """
     caches, loaded = [], 0
     for name, seats in places(cast, env).items():
-        run = name not in configs and is_run(name)
-        if run or name in configs:
-            size = size_of(player_config(name) if run else configs[name], context)
-            caches.append(Slots(seats, size.slot))
+        run = bare(name) not in configs and is_run(name)
+        if run or bare(name) in configs:
+            size = size_of(player_config(name) if run else configs[bare(name)], context)
+            caches.append(Slots(seats, size.slot, SLOTS if name.endswith(SUFFIX) else 0))
             loaded += size.weights * run
     return caches, loaded
 
@@ -112,7 +146,7 @@ def seat_players(
 ) -> dict[str, Agent]:
     """Everybody in the cast, by name. `learners`: stand-ins for them, as (what they are called in episodes, policy);
     without any they are left out. Two names that are called the same are one player. `chat`: the player of that name.
-    """
+    Who plans does as `algo.planner` says."""
     policies: dict[str, Policy] = {}  # by what they are called
     called: dict[str, str] = {}
     found: dict[str, Agent] = {}
@@ -121,8 +155,8 @@ def seat_players(
             if learners is None:
                 continue
             called[name], policies[called[name]] = learners[name][0], learners[name][1]
-        elif name == "base":
-            called[name], policies["base"] = "base", base
+        elif bare(name) == "base":
+            called[name], policies[name] = name, base
         elif name == CHAT and chat is not None:
             found[name] = chat
         elif is_run(name):
@@ -133,6 +167,10 @@ def seat_players(
     held = places(cast, env)
     for name in set(called.values()):
         room = sum(held[n] for n, other in called.items() if other == name)
-        agent = model_agent(name, policies[name], limits, room, temperature)
+        agent: Agent
+        if name.endswith(SUFFIX):
+            agent = planning_agent(name, policies[name], limits, room, temperature, planner_of(limits), game)
+        else:
+            agent = model_agent(name, policies[name], limits, room, temperature)
         found |= {n: agent for n, other in called.items() if other == name}
     return found

@@ -224,7 +224,7 @@ def read_published(path: Path) -> dict[str, Published]:
 
 def public(card: dict[str, Any]) -> dict[str, Any]:
     """A run card without what only says where on some machine the run was made."""
-    places = ("runs=", "cache=", "data.dond=", "threads=", "progress=", "hydra.")
+    places = ("runs=", "cache=", "cells=", "publish=", "data.dond=", "threads=", "progress=", "hydra.")
     command = " ".join(word for word in str(card["command"]).split() if not word.startswith(places))
     base = card.get("base")
     return {**card, "command": command, "base": Path(base).name if base else None}

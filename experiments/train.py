@@ -59,8 +59,9 @@ from marl.evaluate import (
 from marl.files import write_json, write_text
 from marl.filtered_bc import FilteredBCConfig, train_filtered_bc
 from marl.games import env_maker, exchangeable
-from marl.memory import check_memory
+from marl.memory import Slots, check_memory
 from marl.monitor import episode_metrics
+from marl.planner import SLOTS
 from marl.policy import Policy
 from marl.ppo import train_ppo
 from marl.pretrain import base_policy
@@ -68,6 +69,7 @@ from marl.ranks import ONE, Ranks, own_device, torchrun_ranks
 from marl.renaming import renaming
 from marl.report import build_report
 from marl.rewards import add_rewards
+from marl.rl_pikl import RLPiklConfig, train_rl_pikl
 from marl.rollout import EVALUATION, draw_games, rollout
 from marl.runs import CARD, claim, git_commit, nearest_run, read_run_card, run_card
 from marl.sharding import Shards
@@ -92,8 +94,9 @@ def main(cfg: DictConfig) -> None:
     learners = learners_of(parts.cast)
     if learners[0] not in players_of(evaluation.seating(parts.cast)):
         raise UserError(f"eval.cast: {learners[0]} learns but does not play in evaluation: nothing would be measured")
-    if isinstance(parts.algo, FilteredBCConfig) and len(learners) > 1:
-        raise UserError(f"algo=filtered_bc trains one learner, and the cast has {', '.join(learners)}; use algo=ppo")
+    if isinstance(parts.algo, FilteredBCConfig | RLPiklConfig) and len(learners) > 1:
+        kind = cfg.algo.kind
+        raise UserError(f"algo={kind} trains one learner, and the cast has {', '.join(learners)}; use algo=ppo")
     find_starts(cfg)
     check_starts(cfg, learners)
     device = own_device(pick_device(cfg.device))
@@ -147,6 +150,8 @@ def memory_of(
         caches = [*playing, *tested]
     else:
         caches = max(playing, tested, key=lambda each: sum(slots.seats * slots.size for slots in each))
+    if "plan" in parts.losses:  # plans are weighed with slots of their own
+        caches = [*caches, *(Slots(0, size_of(config, context).slot, SLOTS) for config in learners.values())]
     return check_memory(
         caches, models + runs + more_runs, concurrency=parts.algo.concurrency, setting="algo.concurrency",
         context=context, device=device,
@@ -350,8 +355,10 @@ def learn(
     }  # fmt: skip
     if isinstance(config, FilteredBCConfig):
         train_filtered_bc(learners[0], make_env, parts.rewards, parts.losses, config, **common)
+    elif isinstance(config, RLPiklConfig):
+        train_rl_pikl(learners[0], make_env, parts.rewards, parts.losses, config, game=game, **common)
     else:
-        train_ppo(learners, make_env, parts.rewards, parts.losses, config, **common)
+        train_ppo(learners, make_env, parts.rewards, parts.losses, config, game=game, **common)
     return policies
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import numpy as np
 import torch
 
+from marl.planner import next_tokens
 from marl.types import Episode, TokenBatch
 
 Seat = tuple[Episode, str]
@@ -31,25 +32,31 @@ def collate(
     imitate: Callable[[Episode, str], bool] = lambda episode, agent: True,
     privileged: Callable[[Episode, str], Sequence[float]] = lambda episode, agent: (),
     silent_roles: Collection[str] = (),
+    drawn_from_plans: bool = False,
 ) -> TokenBatch:
     """Pads the seats' streams on the right and marks every token.
 
     `weights` of the rewards by name: terms of weight 0 pay nothing. With `separate_speech` the speaking reward goes to
     `speaking`, otherwise into `rewards`. `imitate` selects rows that imitation learns from: their replies except those
-    that the game refused. `silent_roles` are not asked (their beliefs train no listener). Advantages, returns and
-    reference log-probabilities are left at 0.
+    that the game refused. `silent_roles` are not asked (their beliefs train no listener). `drawn_from_plans`: replies
+    that a planner drew may be among the rest; their log-probabilities are the plan's, so that no term may compare the
+    policy's with them. Advantages, returns and reference log-probabilities are left at 0.
     """
     assert seats, "an empty batch has no shape"
     size, length = len(seats), max(len(episode.streams[agent]) for episode, agent in seats)
     choices = max((len(t.legal) for e, agent in seats for t in e.turns if t.agent == agent), default=0)
+    plans = {id(t): next_tokens(t.planned) for e, agent in seats for t in e.turns if t.agent == agent and t.planned}
+    widest = max((len(after) for following in plans.values() for after in following), default=0)
     long, real, flag = np.int64, np.float32, np.bool_
     shapes: dict[str, tuple[type, tuple[int, ...]]] = {
         "tokens": (long, ()), "kind": (np.int8, ()), "decision": (flag, ()), "body": (flag, ()), "logprobs": (real, ()),
         "reference_logprobs": (real, ()), "values": (real, ()), "rewards": (real, ()), "speaking": (real, ()),
         "advantages": (real, ()), "returns": (real, ()), "imitate": (flag, ()), "legal": (long, (choices,)),
+        "plan_ids": (long, (widest,)), "plan": (real, (widest,)),
     }  # fmt: skip
     a: dict[str, np.ndarray] = {name: np.zeros((size, length, *tail), dtype) for name, (dtype, tail) in shapes.items()}
     a["legal"] -= 1
+    a["plan_ids"] -= 1
     asked: list[tuple[int, int, tuple[int, ...], int]] = []
     for b, (episode, agent) in enumerate(seats):
         stream = episode.streams[agent]
@@ -59,7 +66,9 @@ def collate(
         for turn in episode.turns:
             if turn.agent != agent or not turn.reply_ids:
                 continue
-            assert turn.planned is None, f"{agent}'s reply in step {turn.step} is a planner's, no sample of its policy"
+            assert drawn_from_plans or turn.planned is None or not turn.planned.played, (
+                f"{agent}'s reply in step {turn.step} is a planner's, no sample of its policy"
+            )
             start, end = turn.start, turn.start + len(turn.reply_ids)
             a["decision"][b, start] = True
             a["body"][b, start + turn.body[0] : start + turn.body[1]] = True
@@ -68,6 +77,10 @@ def collate(
             a["imitate"][b, start:end] = learn and not turn.error
             if turn.legal:
                 a["legal"][b, start, : len(turn.legal)] = turn.legal
+            for t, after in enumerate(plans.get(id(turn), ()), start=start):
+                if len(after) > 1:  # where one token alone may follow there is nothing to learn
+                    a["plan_ids"][b, t, : len(after)] = list(after)
+                    a["plan"][b, t, : len(after)] = list(after.values())
             for name, amount in turn.rewards.items():
                 into = "speaking" if separate_speech and name == "speaking" else "rewards"
                 if weights.get(name, 0.0):

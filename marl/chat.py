@@ -218,7 +218,9 @@ class Endpoint:
         try:
             import openai
         except ImportError as error:
-            raise UserError("chat: the package openai is missing; install it with pip install -e '.[chat]'") from error
+            raise UserError(
+                "chat: the package openai is missing; install it with pip install -e '.[chat]' -c constraints.txt"
+            ) from error
         self.config, self.spent = config, Spent()
         self._openai = openai
         self._key = os.environ.get(config.key, "").strip() if config.key else ""

@@ -23,9 +23,11 @@ from marl.errors import UserError
 from marl.filtered_bc import FilteredBCConfig
 from marl.games import env_maker, exchangeable, natural_reader, scripted
 from marl.losses import Loss
+from marl.planner import GAMES as PLANNED
 from marl.ppo import PPOConfig
 from marl.pretrain import BaseConfig, ModelConfig
 from marl.rewards import Reward
+from marl.rl_pikl import RLPiklConfig
 
 T = TypeVar("T")
 # settings that don't make it another run, but for the order in which numbers are added
@@ -80,7 +82,7 @@ class Parts:
     cast: Mapping[str, Seats]  # who plays each role
     model: ModelConfig
     base: BaseConfig
-    algo: PPOConfig | FilteredBCConfig
+    algo: PPOConfig | FilteredBCConfig | RLPiklConfig
     rewards: Mapping[str, Reward]
     losses: Mapping[str, Loss]
     privileged: bool  # whether the critic sees hidden facts
@@ -98,12 +100,20 @@ def build(cfg: DictConfig, players: Sequence[str] = ()) -> Parts:
     settings = plain(cfg)
     algo = dict(settings["algo"])
     kind = algo.pop("kind")
-    configs: dict[str, type[PPOConfig] | type[FilteredBCConfig]] = {"ppo": PPOConfig, "filtered_bc": FilteredBCConfig}
+    configs: dict[str, type[PPOConfig] | type[FilteredBCConfig] | type[RLPiklConfig]] = {
+        "ppo": PPOConfig, "filtered_bc": FilteredBCConfig, "pikl": RLPiklConfig
+    }  # fmt: skip
     if not isinstance(kind, str) or kind not in configs:
         raise UserError(f"algo.kind={kind}: must be one of {', '.join(configs)}")
     losses = terms(settings["loss"], "loss")
     if kind == "filtered_bc":  # its batches have no advantages, values or behaviour log-probabilities
         losses = {name: loss for name, loss in losses.items() if name in ("imitation", "listening", "world_model")}
+    if kind == "pikl":  # its planned replies have the plan's log-probabilities, not the policy's
+        losses.pop("policy", None)
+        if "plan" not in losses:
+            raise UserError("loss: with algo=pikl the policy learns from plans, and there is no loss.plan; keep it")
+    if "plan" in losses and settings["env"]["game"] not in PLANNED:
+        raise UserError(f"loss.plan: env.game={settings['env']['game']} has nothing to plan; leave it out (~loss.plan)")
     if not any(loss.weight for loss in losses.values()):
         raise UserError(f"loss: with algo={kind} every weight is 0, so there is nothing to learn; raise one")
     check_places(settings)
@@ -143,12 +153,16 @@ def build(cfg: DictConfig, players: Sequence[str] = ()) -> Parts:
                 f"loss.{name}.renamed=true: env.game={env['game']} has no names that can stand for one another; "
                 "set it to false"
             )
+    try:
+        learner = make(configs[kind], algo, "algo")
+    except UserError as error:  # the planner's class is also used elsewhere, and does not know where it stands here
+        raise UserError(f"algo.{error}" if str(error).startswith("planner.") else str(error)) from error
     return Parts(
         env=env,
         cast=cast_of(settings["cast"]),
         model=lm,
         base=base,
-        algo=make(configs[kind], algo, "algo"),
+        algo=learner,
         rewards=terms(settings["reward"], "reward"),
         losses=losses,
         privileged=critic == "privileged",

@@ -1,21 +1,23 @@
-"""Planning near what the language model would do itself (piKL, see pikl.py) at the decision that the talk leads up to.
+"""Planning near what a language model would do itself (piKL, see pikl.py) at the decision that the talk leads up to.
 
 The language model talks, believes and decides when to propose; the planner chooses what it claims (Deal or No Deal) or
 whom it votes for (Among Us). In both:
 
-1. The anchor tau is the model's own probability of each legal action, scored on its stream and normalised.
-2. What the others will do is predicted: as the anchor says, or as planners near it would play (DiL-piKL).
+1. The anchor tau is a model's probability of each legal action, scored on the player's stream and normalised: its own,
+   or a frozen model's.
+2. What the others will do is predicted: as their anchors say, or as planners near them would play (DiL-piKL).
 3. Q(a) is what action a is worth against that prediction, under the model's belief in what is hidden.
 4. The plan is the anchored response, softmax of (Q + lambda log tau) / lambda, with the smallest of the lambdas
    (Bakhtin et al. 2022 play their smallest type). Large lambdas leave the anchor as it is, 0 plays the best action.
 
-Models of the others. In Deal or No Deal the partner is expected to claim what the anchor leaves: claim c is expected of
-it as probably as its complement is of the planner. Each value vector that it may have makes a stage game, in which both
-know both players' values. In Among Us everybody else is expected to vote as the anchor does, never for itself, and to
-want what the planner wants; that an imposter wants something else is left out.
+Models of the others. In Deal or No Deal each value vector that the partner may have makes a stage game, in which both
+know both players' values. The partner's anchor is read from its side, in the stream that it would have if those were
+its values (`partner=view`), or it is the planner's own: the partner claims what the planner leaves (`partner=mirror`).
+In Among Us everybody else is expected to vote as the anchor does, never for itself, and to want what the planner wants;
+that an imposter wants something else is left out.
 
-Left out: planning what to say and when to propose, votes of imposters, who know what others must believe, other games,
-and learning from plans: a planner's replies are no samples of its policy, and batch.py refuses them.
+Left out: planning what to say and when to propose, votes of imposters, who know what others must believe, other games.
+Learning from plans is in rl_pikl.py and losses/plan.py.
 """
 
 from __future__ import annotations
@@ -29,19 +31,27 @@ from typing import Any
 import numpy as np
 
 from envs import among_us_v0, dond_v0
-from envs.core import END
+from envs.core import END, Question
 from marl import pikl
 from marl.agents import Key, ModelAgent, ModelSeat, PlayConfig, Reply, Request, room
+from marl.engine import Engine
 from marl.errors import UserError
 from marl.pikl import Floats
 from marl.policy import Policy
-from marl.tokens import Tokens
+from marl.tokens import Tokens, View
 from marl.types import Belief, Kind, Planned, Stream
 
 GAMES = ("dond", "among_us")  # where there is something to plan
 MOST_ACTIONS = 36  # allocations of the largest pool in Deal or No Deal
+SLOTS = MOST_ACTIONS + 1  # cache slots that scoring them takes, beside those of the seats
 PLAN = 1  # a named place of a seat's seed: the draw from the plan owes nothing to the tokens' draws
-CHOICES = {"others": ("plan", "anchor"), "belief": ("listening", "prior"), "choose": ("sample", "best")}
+SUFFIX = "+plan"  # of the names of those who plan
+CHOICES = {
+    "others": ("plan", "anchor"),
+    "partner": ("mirror", "view"),
+    "belief": ("listening", "prior"),
+    "choose": ("sample", "best", "own"),
+}
 
 
 @dataclass(frozen=True)
@@ -49,8 +59,10 @@ class PlannerConfig:
     """How to plan. Lambdas have the payoff's unit a nat: points in Deal or No Deal, caught imposters in Among Us.
 
     `others`: whether they are expected to play their anchor, or to plan too (`iterations` of DiL-piKL from the anchor;
-    `iterate` and the types `lambdas` with probabilities `beta` are those of `pikl.Settings`). `belief`: the model's own
-    answers to the belief questions, or the exact prior without any talk. `choose`: a sample of the plan, or its mode.
+    `iterate` and the types `lambdas` with probabilities `beta` are those of `pikl.Settings`). `partner`, in Deal or No
+    Deal: whether its anchor is the planner's mirrored, or read from its side, once for each value vector that it may
+    have. `belief`: the model's own answers to the belief questions, or the exact prior without any talk. `choose`: a
+    sample of the plan, or its mode; `own`, the model's own sample, with the plan noted beside it (to learn from).
     """
 
     lambdas: tuple[float, ...] = (0.1,)
@@ -58,6 +70,7 @@ class PlannerConfig:
     iterations: int = 100
     iterate: str = "average"
     others: str = "plan"
+    partner: str = "mirror"
     belief: str = "listening"
     choose: str = "sample"
     mistake: float = 0.0  # what ejecting a crewmate costs, in caught imposters; above 0, skipping may be best
@@ -105,22 +118,59 @@ def claim_values(
     belief: Floats,
     anchor: Floats,
     config: PlannerConfig,
+    partners: Floats | None = None,
 ) -> Floats:
     """Expected score R_i + objective * R_j, in points, of each claim of `dond_v0.allocations(counts)`, (A,).
 
     `belief` (K,) over `dond_v0.partner_values(counts, own)`; `anchor` (A,). The partner's b-th action is to claim what
-    the b-th claim leaves, so that only equal actions are a deal, and the planner's anchor is the partner's too.
+    the b-th claim leaves, so that only equal actions are a deal. `partners` (K, A): its anchor over these actions, for
+    each of its value vectors; without it the planner's anchor is the partner's too.
     """
     claims = np.array(dond_v0.allocations(counts))  # (A, 3)
     mine = claims @ np.array(own)  # (A,)
     theirs = np.array(dond_v0.partner_values(counts, own)) @ (np.array(counts) - claims).T  # (K, A)
     gains = mine + objective * theirs  # (K, A): the planner's, if there is a deal
+    expected = anchor if partners is None else partners
     if config.others == "anchor":
-        return anchor * (belief @ gains)
+        return belief @ (expected * gains)
     deal = np.eye(len(claims))
     payoffs = [each[:, :, None] * deal for each in (gains, theirs + objective * mine)]  # (K, A, A)
-    agreeing = pikl.solve(payoffs, [anchor, anchor], config.settings).population[1]  # (K, A)
+    agreeing = pikl.solve(payoffs, [anchor, expected], config.settings).population[1]  # (K, A)
     return belief @ (agreeing * gains)
+
+
+# What both heard, in order: whether it was the planner's, and its words; None stands for a proposal.
+Talk = Sequence[tuple[bool, str | None]]
+
+
+def partner_streams(opening: str, talk: Talk, questions: Sequence[Question], tokens: Tokens) -> list[list[int]]:
+    """The partner's stream up to the cue of its proposal, if its values were each of `dond_v0.partner_values`.
+
+    `opening`: what the planner read first; `questions`: the belief questions that both are asked after every message.
+    The partner's replies stand as text encodes, and replies of its that the game refused are not known.
+    """
+    counts, own, objective = dond_v0.parse_prompt(opening)
+    compact = opening.startswith(dond_v0.prompt(counts, own, objective, dond_v0.Style.COMPACT))
+    style = dond_v0.Style.COMPACT if compact else dond_v0.Style.NATURAL
+    if (False, None) not in talk:
+        talk = [*talk, (True, None)]  # the planner proposes first, and the partner answers
+    streams = []
+    for values in dond_v0.partner_values(counts, own):
+        view = View(tokens)
+        view.observe(dond_v0.prompt_with(opening, values), questions, 0)
+        for mine, words in talk:
+            asked = questions if words is not None else ()
+            if mine:
+                view.observe(dond_v0.heard_text(words, style), asked, 0)
+            elif words is not None:
+                view.cue()
+                view.reply(tokens.encode(f"{dond_v0.MESSAGE} {words} {END}"), Kind.SPEECH)
+                view.observe("", asked, 0)
+            else:
+                break
+        view.cue()
+        streams.append(view.stream.tokens)
+    return streams
 
 
 # --- Among Us ---------------------------------------------------------------------------------------------------------
@@ -163,35 +213,46 @@ def vote_values(me: int, belief: Floats, anchor: Floats, config: PlannerConfig) 
 
 @dataclass(frozen=True)
 class Decision:
-    """What is to be planned: A actions, as words and as the ids of the reply, and their values given the anchor."""
+    """What is to be planned: A actions, as words and as the ids of the reply, and their values given the anchor (A,).
+
+    `others`: streams in which the partner would decide, one for each of its K value vectors, and then `values` also
+    takes what a model says there of the same actions, (K, A). None where its anchor is the planner's.
+    """
 
     actions: tuple[str, ...]
     ids: tuple[tuple[int, ...], ...]
-    values: Callable[[Floats], Floats]
+    values: Callable[[Floats, Floats | None], Floats]
+    others: Callable[[], Sequence[Sequence[int]]] | None = None
 
 
 def proposal(
-    seen: str, reply: str, answers: Sequence[Floats], tokens: Tokens, config: PlannerConfig
-) -> Decision | None:
-    """The claims to choose from, where a proposal is due or the model's own `reply` is one; None where it talks on.
-
-    `seen`: all that the seat has read; `answers`: to all belief questions so far, three at a time, (11,) each.
-    """
-    heard = [kind for kind, _ in dond_v0.parse_heard(seen) if kind != "error"]
-    # Whoever moves again has heard from the partner; before any message no proposal is allowed.
-    if not heard or not ("proposal" in heard or reply.lstrip().startswith(dond_v0.PROPOSE)):
-        return None
-    counts, own, objective = dond_v0.parse_prompt(seen)
+    opening: str,
+    talk: Talk,
+    answers: Sequence[Floats],
+    questions: Sequence[Question],
+    tokens: Tokens,
+    config: PlannerConfig,
+) -> Decision:
+    """The claims to choose from. `opening`, `questions` as for `partner_streams`; `answers`: the model's own to all
+    belief questions so far, three at a time, (11,) each."""
+    counts, own, objective = dond_v0.parse_prompt(opening)
     claims = dond_v0.allocations(counts)
     if config.belief == "prior":
         possible = len(dond_v0.partner_values(counts, own))
         belief = np.full(possible, 1 / possible)
     else:
         belief = partner_belief(np.stack(answers[-3:]), counts, own)
+    left = [claims.index(dond_v0.rest(claim, counts)) for claim in claims]  # what the partner claims to agree
+
+    def values(anchor: Floats, others: Floats | None) -> Floats:
+        partners = None if others is None else others[:, left]
+        return claim_values(counts, own, objective, belief, anchor, config, partners)
+
     return Decision(
         tuple(dond_v0.proposal_text(claim).removeprefix(dond_v0.PROPOSE).strip() for claim in claims),
         tuple(tuple(tokens.encode(f"{dond_v0.proposal_text(claim)} {END}")) for claim in claims),
-        lambda anchor: claim_values(counts, own, objective, belief, anchor, config),
+        values,
+        (lambda: partner_streams(opening, talk, questions, tokens)) if config.partner == "view" else None,
     )
 
 
@@ -217,86 +278,157 @@ def vote(
     return Decision(
         tuple(options[i] for i in order),
         tuple((legal[i],) for i in order),
-        lambda anchor: vote_values(me, belief, anchor, config),
+        lambda anchor, others: vote_values(me, belief, anchor, config),
     )
 
 
-def token_logprobs(texts: Sequence[Sequence[int]], plan: Floats, chosen: int) -> tuple[float, ...]:
-    """Log-probability of each token of the chosen text given those before it, when a text is drawn from `plan` (A,).
-
-    They sum to that of the text.
-    """
-    left, found = np.ones(len(texts), dtype=np.bool_), []
-    for i, token in enumerate(texts[chosen]):
+def next_tokens(planned: Planned) -> list[dict[int, float]]:
+    """For each token of the played action, the tokens that may stand there given those before it, and how probable the
+    plan makes each. Nothing from where the plan never gets."""
+    plan, left, found = np.array(planned.plan), np.ones(len(planned.ids), dtype=np.bool_), []
+    for i, token in enumerate(planned.ids[planned.chosen]):
+        following = np.array([text[i] if len(text) > i else -1 for text in planned.ids])
         before = plan[left].sum()
-        left &= np.array([len(text) > i and text[i] == token for text in texts])
-        found.append(float(np.log(plan[left].sum() / before)))
-    return tuple(found)
+        if before <= 0:
+            break
+        choices = [int(choice) for choice in np.unique(following[left])]
+        found.append({choice: float(plan[left & (following == choice)].sum() / before) for choice in choices})
+        left &= following == token
+    return found
+
+
+class Reader:
+    """A language model's probabilities of whole replies, in streams that it has not read before."""
+
+    def __init__(self, policy: Policy, context: int, temperature: float) -> None:
+        self.engine, self.temperature = Engine(policy, SLOTS, context), temperature
+
+    def probabilities(self, stream: Sequence[int], replies: Sequence[Sequence[int]]) -> Floats:
+        """(A,), of sum 1: of each reply, given that it is one of them."""
+        slot = self.engine.allocate()
+        if len(stream) > 1:
+            self.engine.read([slot], [stream[:-1]])
+        scores = self.engine.score(slot, stream, replies, self.temperature)
+        self.engine.free(slot)
+        found: Floats = np.exp(scores - scores.max())
+        return found / found.sum()
+
+
+def weigh(decision: Decision, stream: Sequence[int], anchor: Reader, own: Reader) -> tuple[Floats, Floats | None]:
+    """The anchor (A,) of whoever decides with this stream, and the others' (K, A), who are expected to be as the
+    player is; both as `Decision.values` takes them."""
+    tau = anchor.probabilities(stream, decision.ids)
+    if decision.others is None:
+        return tau, None
+    return tau, np.stack([own.probabilities(other, decision.ids) for other in decision.others()])
 
 
 class PlanningAgent(ModelAgent):
     """A language model whose claims or votes are planned; everything else is as `ModelAgent` plays it.
 
     Where it plans, what the model itself sampled is dropped, and a draw from the plan takes its place in the stream.
-    `logprobs` are then those of that draw, given that there is a claim or a vote; the best action's are 0.
+    `logprobs` are then those of that draw, given that there is a claim or a vote; the best action's are 0. With
+    `choose=own` the plan is only noted: it plays, to the last bit, as `ModelAgent` does.
     """
 
     def __init__(
-        self, name: str, policy: Policy, config: PlannerConfig, game: str, *, slots: int, **limits: Any
+        self,
+        name: str,
+        policy: Policy,
+        config: PlannerConfig,
+        game: str,
+        *,
+        context: int,
+        temperature: float = 1.0,
+        anchor: Policy | None = None,
+        **limits: Any,
     ) -> None:
-        """`limits` as of `ModelAgent`; `game` is one of GAMES."""
+        """`limits` as of `ModelAgent`; `game` is one of GAMES. `anchor`: whose probabilities the plan stays near, and
+        who others are expected to be; the policy's own, where none is given."""
         assert game in GAMES, (game, GAMES)
-        super().__init__(name, policy, slots=slots + MOST_ACTIONS, **limits)  # room to score all actions of one seat
+        super().__init__(name, policy, context=context, temperature=temperature, **limits)
         self.config, self.game = config, game
-        self._seen: dict[Key, list[str]] = {}
+        self.reader = Reader(anchor or policy, context, temperature)
+        self._openings: dict[Key, str] = {}
+        self._talk: dict[Key, list[tuple[bool, str | None]]] = {}
 
     def _observe(self, r: Request) -> ModelSeat:
-        self._seen.setdefault(r.key, []).append(r.text)
+        self._openings.setdefault(r.key, r.text)
+        if self.game == "dond":
+            talk = self._talk.setdefault(r.key, [])
+            for kind, words in dond_v0.parse_heard(r.text):
+                if kind == "error":
+                    talk.pop()  # the reply that was refused
+                else:
+                    talk.append((False, words if kind == "message" else None))
         return super()._observe(r)
 
     def finish(self, keys: Sequence[Key]) -> dict[Key, tuple[Stream, list[Belief]]]:
         for key in keys:
-            self._seen.pop(key, None)
+            self._openings.pop(key, None)
+            self._talk.pop(key, None)
         return super().finish(keys)
 
     def _decision(self, key: Key, seat: ModelSeat) -> Decision | None:
+        """What is to be planned; None where nothing is."""
         if self.game == "dond":
-            reply = self.tokens.reply_text(seat.ids)
-            return proposal("".join(self._seen[key]), reply, seat.answers, self.tokens, self.config)
+            talk = self._talk[key]
+            proposes = self.tokens.reply_text(seat.ids).lstrip().startswith(dond_v0.PROPOSE)
+            # Before any message no proposal is allowed; to a proposal there is no other answer.
+            if not talk or not (proposes or (False, None) in talk):
+                return None
+            questions = [asked.question for asked in seat.view.asked[:3]]
+            return proposal(self._openings[key], talk, seat.answers, questions, self.tokens, self.config)
         if seat.kind != Kind.CHOICE or seat.role != among_us_v0.Role.CREWMATE:
             return None
         last = seat.view.asked[len(seat.answers) - 1].question if seat.answers else None
         believed = dict(zip(last.candidates, seat.answers[-1].tolist(), strict=True)) if last else {}
-        return vote(self._seen[key][0], seat.options, seat.legal, believed, self.config)
+        return vote(self._openings[key], seat.options, seat.legal, believed, self.config)
 
     def _reply(self, key: Key, seat: ModelSeat) -> Reply:
         decision = self._decision(key, seat)
-        if decision is None:
-            return super()._reply(key, seat)
-        stream = seat.view.stream.tokens  # up to the cue
-        scores = self.engine.score(seat.slot, stream, decision.ids, self.temperature)
-        anchor = np.exp(scores - scores.max())
-        anchor /= anchor.sum()
-        values = decision.values(anchor)
-        plan = respond(values, anchor, self.config)
-        if self.config.choose == "best":
-            chosen = int(plan.argmax())
-            logprobs = (0.0,) * len(decision.ids[chosen])
-        else:
-            rng = np.random.default_rng([seat.seed, len(stream), PLAN])
-            chosen = int(pikl.sample([plan], 1, rng)[0, 0])
-            logprobs = token_logprobs(decision.ids, plan, chosen)
-        planned = Planned(
-            decision.actions, tuple(anchor.tolist()), tuple(values.tolist()), tuple(plan.tolist()), chosen
-        )
-        self.engine.rewind(seat.slot, stream)
-        seat.read = len(stream)
-        seat.ids, seat.logprobs = list(decision.ids[chosen]), list(logprobs)
-        return replace(super()._reply(key, seat), planned=planned)
+        own = self.config.choose == "own"
+        planned = None
+        if decision is not None and not (own and tuple(seat.ids) not in decision.ids):
+            stream = seat.view.stream.tokens  # up to the cue
+            anchor, others = weigh(decision, stream, self.reader, self.reader)
+            values = decision.values(anchor, others)
+            plan = respond(values, anchor, self.config)
+            if own:
+                chosen = decision.ids.index(tuple(seat.ids))
+            elif self.config.choose == "best":
+                chosen = int(plan.argmax())
+            else:
+                rng = np.random.default_rng([seat.seed, len(stream), PLAN])
+                chosen = int(pikl.sample([plan], 1, rng)[0, 0])
+            planned = Planned(
+                decision.actions, decision.ids, tuple(anchor.tolist()), tuple(values.tolist()), tuple(plan.tolist()),
+                chosen, played=not own,
+            )  # fmt: skip
+            if not own:
+                self.engine.rewind(seat.slot, stream)
+                seat.read = len(stream)
+                seat.ids = list(decision.ids[chosen])
+                seat.logprobs = [0.0] * len(seat.ids)
+                if self.config.choose == "sample":
+                    following = zip(next_tokens(planned), seat.ids, strict=True)
+                    seat.logprobs = [math.log(after[token]) for after, token in following]
+        reply = replace(super()._reply(key, seat), planned=planned)
+        if self.game == "dond":
+            parsed = dond_v0.parse_reply(reply.text, (0, 0, 0), False, 1)
+            self._talk[key].append((True, parsed.text if isinstance(parsed, dond_v0.Message) else None))
+        return reply
 
 
 def planning_agent(
-    name: str, policy: Policy, limits: PlayConfig, seats: int, temperature: float, config: PlannerConfig, game: str
+    name: str,
+    policy: Policy,
+    limits: PlayConfig,
+    seats: int,
+    temperature: float,
+    config: PlannerConfig,
+    game: str,
+    anchor: Policy | None = None,
 ) -> PlanningAgent:
-    """As `agents.model_agent`, a policy that plans; it is called `NAME+plan`."""
-    return PlanningAgent(f"{name}+plan", policy, config, game, **room(limits, seats, temperature))
+    """As `agents.model_agent`, a policy that plans."""
+    return PlanningAgent(name, policy, config, game, anchor=anchor, **room(limits, seats, temperature))

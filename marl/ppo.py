@@ -21,6 +21,7 @@ from marl.errors import UserError
 from marl.filtered_bc import KEEPS, competitive, select
 from marl.losses import Loss
 from marl.monitor import Progress, episode_metrics, speed_metrics
+from marl.planner import PlannerConfig, planning_agent
 from marl.ranks import ONE, Ranks
 from marl.renaming import Renaming
 from marl.rewards import Reward, add_rewards
@@ -33,16 +34,22 @@ from marl.update import Learner, UpdateConfig, update
 @dataclass(frozen=True)
 class PPOConfig(PlayConfig):
     """`imitate`: what the imitation term learns from. `alternate`: where two learn, how many iterations one learns
-    while the other stands still (0: both in every iteration)."""
+    while the other stands still (0: both in every iteration). `planner`: how the plans of the plan term are made, which
+    are noted beside the policy's own samples; nobody plans without that term."""
 
     anneal_lr: bool = True  # the learning rate falls linearly to 0 over the iterations
     alternate: int = 0
     imitate: str = "above_mean"
     credit: Credit = field(default_factory=Credit)
+    planner: PlannerConfig = field(default_factory=lambda: PlannerConfig(choose="own"))
     update: UpdateConfig = field(default_factory=UpdateConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.planner.choose != "own":
+            raise UserError(
+                f"algo.planner.choose={self.planner.choose}: PPO learns from the policy's own samples; must be own"
+            )
         if self.imitate not in KEEPS:
             raise UserError(f"algo.imitate={self.imitate}: must be one of {', '.join(KEEPS)}")
         if self.alternate < 0:
@@ -56,6 +63,7 @@ def train_ppo(
     losses: Mapping[str, Loss],
     config: PPOConfig,
     *,
+    game: str = "",
     cast: Mapping[str, Seats],
     frozen: Mapping[str, Agent],
     seed: int,
@@ -69,12 +77,19 @@ def train_ppo(
 
     `cast` says who plays each role; `frozen` are the players in it that don't learn. `after` gets each finished
     iteration's number (from 1), metrics (a second learner's begin with its name) and episodes. `rename`: see `update`.
+    `game`, one of `planner.GAMES`, must be named where there is a plan term; plans stay near each learner's reference.
     """
     env = make_env()
     held = places(cast, env)
     agents = dict(frozen)
     for learner in learners:
-        agents[learner.name] = model_agent(learner.name, learner.policy, config, held[learner.name], config.temperature)
+        room, temperature = held[learner.name], config.temperature
+        if "plan" in losses:  # plays the same, and notes what would have been planned
+            agents[learner.name] = planning_agent(
+                learner.name, learner.policy, config, room, temperature, config.planner, game, learner.reference
+            )
+        else:
+            agents[learner.name] = model_agent(learner.name, learner.policy, config, room, temperature)
     seated = by_role(cast, agents)
     weights = {name: reward.weight for name, reward in rewards.items()}
     scored = replace(config.update, temperature=config.temperature)  # what was sampled is what is scored

@@ -351,7 +351,7 @@ class Recorded:
 
     def seats(self, tokens: Tokens) -> list[Seat]:
         """One row a view. A view is an episode of which only one seat is known."""
-        return [_seat(steps, tokens, index) for index, steps in enumerate(self.steps)]
+        return [human_seat(steps, tokens, index) for index, steps in enumerate(self.steps)]
 
 
 def recorded(
@@ -405,7 +405,7 @@ def data_files(folder: Path) -> dict[str, str]:
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest()[:16] for p in sorted(folder.glob("*.txt"))}
 
 
-def _seat(steps: Sequence[Step], tokens: Tokens, index: int) -> Seat:
+def human_seat(steps: Sequence[Step], tokens: Tokens, index: int) -> Seat:
     message = f"{MESSAGE} "
     view, turns = View(tokens), []
     for number, step in enumerate(steps):

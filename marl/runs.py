@@ -96,10 +96,10 @@ def _flat(settings: Any, name: str = "") -> dict[str, Any]:
 
 
 def _settings(path: Path) -> Any:
-    """A configuration that may have been edited into anything; {} where it is no YAML."""
+    """A configuration that may have been edited into anything; {} where it is no YAML, or gone."""
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8", errors="replace"))
-    except yaml.YAMLError:
+    except (OSError, yaml.YAMLError):
         return {}
 
 

@@ -47,10 +47,12 @@ class Planned:
     """What a planner weighed before a reply (planner.py): its A actions, in one order throughout."""
 
     actions: tuple[str, ...]  # (A,) a claim, a name or skip
-    anchor: tuple[float, ...]  # (A,) the language model's own probabilities
+    ids: tuple[tuple[int, ...], ...]  # (A,) each as a whole reply
+    anchor: tuple[float, ...]  # (A,) a language model's probabilities, the player's own or a frozen one's
     values: tuple[float, ...]  # (A,) what each is expected to be worth
-    plan: tuple[float, ...]  # (A,) the probabilities that the choice was made from
+    plan: tuple[float, ...]  # (A,) the planned probabilities
     chosen: int  # index of the action that was played
+    played: bool = True  # whether that was drawn from the plan; else it is the policy's own sample
 
 
 @dataclass(frozen=True)
@@ -140,8 +142,9 @@ class TokenBatch:
 
     `logprobs`, `reference_logprobs`: of each sampled token, 0 elsewhere. `values`, `rewards`, `speaking`, `returns`: at
     the first token of a reply (`decision`), 0 elsewhere. `advantages`: at every token of a reply. `legal`: the legal
-    ids of CHOICE tokens. `imitate`: reply tokens that imitation may learn from. `privileged`: what only a privileged
-    critic sees.
+    ids of CHOICE tokens. `imitate`: reply tokens that imitation may learn from. `plan_ids`, `plan`: at reply tokens
+    where a plan has a choice, the tokens among which, and their planned probabilities given the reply so far.
+    `privileged`: what only a privileged critic sees.
     """
 
     tokens: Tensor  # (B, T) int64
@@ -157,6 +160,8 @@ class TokenBatch:
     returns: Tensor  # (B, T)
     imitate: Tensor  # (B, T) bool
     legal: Tensor  # (B, T, O) int64: legal ids of CHOICE tokens, -1 elsewhere; O may be 0
+    plan_ids: Tensor  # (B, T, P) int64, padded with -1; P may be 0
+    plan: Tensor  # (B, T, P), 0 where plan_ids are -1
     privileged: Tensor  # (B, F)
     row: Tensor  # (N,) int64
     position: Tensor  # (N,) int64: index of the question's last token
@@ -171,6 +176,11 @@ class TokenBatch:
     def reply(self) -> Tensor:
         """(B, T) bool: tokens that the agent sampled."""
         return (self.kind == Kind.CHOICE) | (self.kind == Kind.SPEECH)
+
+    @property
+    def planned(self) -> Tensor:
+        """(B, T) bool: tokens for which there is a plan."""
+        return (self.plan_ids >= 0).any(-1)
 
     def select(self, rows: Tensor) -> TokenBatch:
         """The given rows (int64 indices), cut to their longest, with their belief questions."""
@@ -194,4 +204,4 @@ class TokenBatch:
 
 # The fields of a TokenBatch that have axes (B, T).
 BY_TOKEN = ("tokens", "kind", "decision", "body", "logprobs", "reference_logprobs", "values", "rewards", "speaking",
-            "advantages", "returns", "imitate", "legal")  # fmt: skip
+            "advantages", "returns", "imitate", "legal", "plan_ids", "plan")  # fmt: skip

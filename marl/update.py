@@ -102,6 +102,13 @@ def forward(policy: Policy, batch: TokenBatch, temperature: float, reads: Mappin
             mask = batch.decision[:, 1:]
             facts = batch.privileged[mask.nonzero()[:, 0]]
             outputs.values = scatter(zeros, mask, policy.value(before[mask], facts))
+    if "planned" in reads:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and reads["planned"]):
+            mask = batch.planned[:, 1:]
+            ids = batch.plan_ids[:, 1:][mask]  # (M, P)
+            scores = (policy.logits(before[mask]) / temperature).gather(1, ids.clamp_min(0))
+            outputs.planned = torch.zeros(batch.plan.shape, device=hidden.device)
+            outputs.planned[:, 1:][mask] = scores.masked_fill(ids < 0, -torch.inf).log_softmax(-1)
     if "beliefs" in reads and (len(batch.row) or is_split(policy)):
         with torch.set_grad_enabled(torch.is_grad_enabled() and reads["beliefs"]):
             logits = policy.logits(hidden[batch.row, batch.position])  # (N, V)
@@ -161,6 +168,7 @@ def blank(batch: TokenBatch) -> TokenBatch:
     row = batch.select(torch.tensor([0]))
     nothing = {name: torch.zeros_like(getattr(row, name)) for name in ("decision", "body", "imitate")}
     no_question = {name: getattr(row, name)[:0] for name in ("row", "position", "candidates", "answer")}
+    nothing["plan_ids"] = torch.full_like(row.plan_ids, -1)
     return replace(row, kind=torch.full_like(row.kind, int(Kind.PAD)), **nothing, **no_question)
 
 

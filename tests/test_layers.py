@@ -28,7 +28,7 @@ LAYERS = [
     "losses",
     "update",
     "pretrain monitor",
-    "filtered_bc",
+    "filtered_bc rl_pikl",
     "ppo",
     "evaluate transcripts wording",
     "report drift",

@@ -6,9 +6,10 @@ one file here and one line of configuration.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from marl.types import Kind, TokenBatch
@@ -22,7 +23,8 @@ class Outputs:
 
     `logprobs`: at reply tokens under the distribution that is sampled from (temperature, legal mask), at observation
     tokens (only where a loss asks for them) under the plain model; 0 elsewhere. `entropy`: at reply tokens. `values`:
-    at decisions. `beliefs`: log-probabilities of the candidates, -inf at padding.
+    at decisions. `beliefs`: log-probabilities of the candidates, -inf at padding. `planned`: where there is a plan,
+    log-probabilities among its tokens, -inf at padding.
     """
 
     logprobs: Tensor  # (B, T)
@@ -30,6 +32,7 @@ class Outputs:
     values: Tensor  # (B, T)
     beliefs: Tensor  # (N, K)
     observed: Tensor  # (B, T) log-probabilities of observation tokens
+    planned: Tensor = field(default_factory=lambda: torch.zeros(0))  # (B, T, P)
 
 
 class Loss(Protocol):
@@ -40,7 +43,8 @@ class Loss(Protocol):
 
     @property
     def reads(self) -> str:
-        """What it needs of the outputs: reply, values, beliefs, observed, or renamed (beliefs, of renamed rows)."""
+        """What it needs of the outputs: reply, values, beliefs, observed, planned, or renamed (beliefs, of renamed
+        rows)."""
         ...
 
     def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:

@@ -119,6 +119,7 @@ def test_a_real_disk_that_is_full_and_then_read_only(tmp_path: Path, whole: Path
     (tmp_path / "disk").mkdir()
     code = (
         "from tests.experiments.test_full_disk import *\n"
+        f"sys.argv = {sys.argv!r}\n"  # the run card holds the command
         f"cfg = configure('ppo', Path({str(tmp_path / 'disk')!r}), *TINY)\n"
         "status, said = attempt(cfg)\nprint(said)\nprint('status', status)"
     )

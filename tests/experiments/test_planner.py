@@ -7,14 +7,17 @@ import pytest
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
 
-from experiments import evaluate
+from experiments import evaluate, play
+from experiments.players import check_players, player_slots, seat_players
 from marl.agents import ModelAgent
+from marl.cast import Seats, by_role
 from marl.checkpoint import save_policy
 from marl.config import make, plain
 from marl.errors import UserError
 from marl.evaluate import Metrics
 from marl.games import env_maker
-from marl.planner import PlannerConfig, PlanningAgent
+from marl.planner import SLOTS, PlannerConfig, PlanningAgent
+from marl.ppo import PPOConfig
 from marl.report import game_view
 from marl.rollout import draw_games, rollout
 from marl.transcripts import episode_to_json
@@ -58,6 +61,53 @@ def test_against_itself_without_planning_it_has_another_name(run: str, tmp_path:
     assert conditions.keys() == {f"{run}+plan v {run}", "small+plan", "small"}
 
 
+def test_whoever_is_called_so_plans(run: str, tmp_path: Path) -> None:
+    evaluate.main(
+        configure(f"players=[scripted,{run}+plan]", "planner.lambdas=[0.3]", "games=8", f"out={tmp_path / 'a'}")
+    )
+    evaluate.main(
+        configure(f"players=[{run}+plan,scripted]", "planner.lambdas=[0.3]", "games=8", f"out={tmp_path / 'b'}")
+    )
+    evaluate.main(configure(f"players=[{run},scripted]", "planner.lambdas=[0.3]", "games=8", f"out={tmp_path / 'c'}"))
+    a, b, c = ((tmp_path / name / "episodes.jsonl").read_text() for name in "abc")
+    assert b == c  # planner=pikl alone means the first player
+    for text in (a, b):
+        turns = [(e["players"][t["agent"]], t) for e in map(json.loads, text.splitlines()) for t in e["turns"]]
+        assert {name for name, turn in turns if "planned" in turn} == {"small+plan"}
+
+
+def test_a_partner_in_a_cast_plans() -> None:
+    cast = {"negotiator": Seats("learner", "base+plan", 1.0)}
+    make_env = env_maker({"game": "dond", "style": "compact", "objective": 1.0, "max_entries": 12})
+    limits = PPOConfig(concurrency=4, max_new_tokens=24, planner=PlannerConfig(lambdas=(0.3,), choose="own"))
+    check_players(cast, "dond", make_env())
+    slots, _ = player_slots(cast, make_env(), 1024, dict.fromkeys(("learner", "base"), negotiator().lm.config))
+    assert [s.more for s in slots] == [0, SLOTS]
+    stand_ins = {"learner": ("learner", negotiator())}
+    agents = seat_players(cast, make_env(), "dond", negotiator(), limits, 1.0, stand_ins)
+    assert isinstance(agents["base+plan"], PlanningAgent)
+    assert agents["base+plan"].config == PlannerConfig(lambdas=(0.3,))  # played, as it is the partner's own choice
+    episodes = rollout(draw_games(3, 1, count=8), by_role(cast, agents), make_env, 4)
+    planned = [(e.players[t.agent], t.planned) for e in episodes for t in e.turns if t.planned]
+    assert planned and {name for name, _ in planned} == {"base+plan"}
+    for name, message in (
+        ("learner+plan", "a learner plans with algo=pikl"),
+        ("scripted+plan", "has no policy to plan"),
+    ):
+        with pytest.raises(UserError, match=message):
+            check_players({"negotiator": Seats("learner", name, 1.0)}, "dond", make_env())
+
+
+def test_a_person_plays_against_a_planner(run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = iter(["[message] i want the balls"] + ["[propose] (0 books, 0 hats, 0 balls)"] * 20)
+    monkeypatch.setattr("builtins.input", lambda prompt="": next(lines))
+    with initialize_config_module("conf", version_base="1.3"):
+        play.main(compose("play", overrides=[f"opponent={run}+plan", "model.context=1024", f"out={tmp_path}"]))
+    (game,) = map(json.loads, (tmp_path / "episodes-001.jsonl").read_text().splitlines())
+    assert sorted(game["players"].values()) == ["human", "small+plan"]
+    assert any("planned" in turn for turn in game["turns"])
+
+
 def test_one_player_plans_in_all_its_seats(run: str, tmp_path: Path) -> None:
     evaluate.main(configure(f"players=[{run}]", "games=2", f"out={tmp_path}"))
     (first, *_) = (tmp_path / "episodes.jsonl").read_text().splitlines()
@@ -79,12 +129,21 @@ def test_reports_show_the_plan() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["players=[scripted,base]"], r"players\[0\]=scripted has no policy to plan from; name a run's folder or base"),
+        (
+            ["players=[scripted,base]"],
+            r"players\[0\]=scripted\+plan: scripted has no policy to plan from; name a run's",
+        ),
+        (["players=[base,random+plan]"], r"players\[1\]=random\+plan: random has no policy to plan from"),
+        (["players=[base]", "planner.choose=own"], r"planner\.choose=own: only training notes plans without playing"),
+        (["players=[base]", "planner.partner=me"], r"planner\.partner=me: must be one of mirror, view"),
         (["players=[base]", "planner.lambdas=[-0.1]"], r"planner\.lambdas=\(-0\.1,\): name at least one, each 0"),
         (["players=[base]", "planner.lambdas=0.1"], r"planner\.lambdas=0\.1: must be a list"),
         (["players=[base]", "planner.iterations=0"], r"planner\.iterations=0: must be 1 or more"),
         (["players=[base]", "planner.mistake=much"], r"planner\.mistake=much: must be a number"),
-        (["players=[base]", "voices=[silence]"], r"voices\[0\]=silence would make the first player's proposals too"),
+        (
+            ["players=[base]", "voices=[silence]"],
+            r"voices\[0\]=silence would make the proposals of players\[0\]=base\+plan",
+        ),
     ],
     ids=str,
 )

@@ -219,6 +219,8 @@ def test_filtered_cloning_runs(cache: Path, tmp_path: Path) -> None:
         ["algo.update.optimizer=muon", "algo.update.learning_rate=1e-3"],
         ["algo.temperature=0.7", "algo.update.target_kl=0.01", "algo.update.epochs=2", "eval.temperature=0"],
         ["env.objective=-1", "reward.speaking.of=log_probability", "loss.kl.estimator=k3"],
+        ["algo=pikl", "algo.planner.iterations=5", "cast.negotiator.partner=base+plan", "cast.negotiator.partners=0.5"],
+        ["loss=plan", "loss.plan.weight=0", "algo.planner.iterations=5", "algo.planner.lambdas=[0.3]"],
     ],
 )
 def test_every_setting_trains(overrides: list[str], cache: Path, tmp_path: Path) -> None:
@@ -227,6 +229,7 @@ def test_every_setting_trains(overrides: list[str], cache: Path, tmp_path: Path)
     trained = lines(run_folder(cfg) / "metrics.jsonl")[1]
     assert trained["phase"] == "train" and trained["update/grad_norm"] > 0
     assert ("loss/kl" in trained) == ("~loss.kl" not in overrides)
+    assert ("loss/plan" in trained) == any(o in overrides for o in ("algo=pikl", "loss=plan"))
 
 
 SPEAKING, LISTENING = {"reward.speaking.weight": 0.0}, {"loss.listening.weight": 0.0}
@@ -311,6 +314,22 @@ def test_names_follow_from_the_configuration() -> None:
             "cast.negotiator.player=base: nobody learns; let one of them be learner or rival",
         ),
         (["+cast.mediator.player=base"], "it names the roles negotiator, mediator; the game's are negotiator"),
+        (["algo=pikl", "algo.planner.lambdas=[-1]"], r"algo\.planner\.lambdas=\(-1\.0,\): name at least one, each 0"),
+        (["algo=pikl", "algo.planner.choose=own"], "algo.planner.choose=own: with algo=pikl plans are played"),
+        (["algo=pikl", "~loss.plan"], "with algo=pikl the policy learns from plans, and there is no loss.plan"),
+        (
+            ["algo=pikl", "cast.negotiator={player: learner, partner: rival, partners: 1}"],
+            "algo=pikl trains one learner, and the cast has learner, rival; use algo=ppo",
+        ),
+        (
+            ["loss=plan", "algo.planner.choose=best"],
+            "algo.planner.choose=best: PPO learns from the policy's own samples",
+        ),
+        (["loss=plan", "loss.plan.form=l2"], "loss.plan.form=l2: must be one of cross_entropy, kl"),
+        (
+            ["cast.negotiator.partner=scripted+plan", "cast.negotiator.partners=1"],
+            "scripted has no policy to plan from",
+        ),
         (["algo.alternate=-1"], "algo.alternate=-1: must not be negative"),
         (["algo.concurrency=0"], "algo.concurrency=0: must be at least 1"),
         (["algo.temperature=0"], "algo.temperature=0.0: must be above 0"),

@@ -7,12 +7,21 @@ from collections.abc import Sequence
 import numpy as np
 
 from envs.core import Question, TurnKind
-from marl.types import Belief, Episode, Kind, Payment, Stream, Turn
+from marl.types import Belief, Episode, Kind, Payment, Planned, Stream, Turn
 
 OBS, Q, C, S = Kind.OBSERVATION, Kind.QUESTION, Kind.CHOICE, Kind.SPEECH
 
 COLOUR = Question("which?", ("red", "blue"), "blue")
 NUMBER = Question("how many?", ("one", "two", "three"), "one")
+PLANNED = Planned(
+    ("red", "blue", "green"),
+    ((50,), (51,), (52,)),
+    (0.3, 0.4, 0.3),
+    (0.0, 1.0, 0.5),
+    (0.25, 0.75, 0.0),
+    1,
+    played=False,
+)
 
 
 def stream(*pieces: tuple[int, Kind]) -> Stream:
@@ -22,7 +31,8 @@ def stream(*pieces: tuple[int, Kind]) -> Stream:
 def three_turns() -> Episode:
     """`a` says something (a tag, two heard tokens, an end), `b` is refused, then `b` chooses one of three.
 
-    `a` is asked one question, `b` two at the start, of two and three candidates, and one after the message.
+    For the choice a plan is noted, of which it was no sample. `a` is asked one question, `b` two at the start, of two
+    and three candidates, and one after the message.
     """
     a = stream((1, OBS), (20, OBS), (30, Q), (2, OBS), (40, S), (41, S), (42, S), (43, S))
     b = stream(
@@ -50,7 +60,7 @@ def three_turns() -> Episode:
             Turn("b", "listener", 1, TurnKind.SPEAK, "hm", (44, 45), 7, (-0.5, -0.6), 0.25, error="no tag",
                  rewards={"game": 0.0, "speaking": 0.0}),
             Turn("b", "listener", 2, TurnKind.CHOOSE, "blue", (51,), 11, (-0.7,), -0.5, legal=(50, 51, 52),
-                 rewards={"game": 3.0, "speaking": 0.0}),
+                 planned=PLANNED, rewards={"game": 3.0, "speaking": 0.0}),
         ),
         beliefs=(
             Belief("a", "speaker", 0, 2, COLOUR, np.array([0.5, 0.5]), (50, 51)),

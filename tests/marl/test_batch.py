@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from marl.batch import collate, seats_of
-from marl.types import BY_TOKEN, Kind, TokenBatch
+from marl.types import BY_TOKEN, Episode, Kind, Planned, TokenBatch
 from tests.marl.batches import chose, said, talk, three_turns
 
 P, OBS, Q, C, S = Kind.PAD, Kind.OBSERVATION, Kind.QUESTION, Kind.CHOICE, Kind.SPEECH
@@ -52,6 +52,42 @@ def test_every_token_of_the_three_turn_game(batch: TokenBatch) -> None:
     for name in ("speaking", "advantages", "returns", "reference_logprobs"):
         assert not getattr(batch, name).any() and getattr(batch, name).shape == (2, 12), name
     assert batch.privileged.equal(hand([1, 0], [0, 1]))
+
+
+def test_plans_stand_where_there_is_a_choice(batch: TokenBatch) -> None:
+    assert batch.planned.equal(flags(".... .... ....", ".... .... ...x"))
+    assert batch.plan_ids[1, 11].tolist() == [50, 51, 52]
+    assert batch.plan[1, 11].tolist() == [0.25, 0.75, 0.0]
+    assert batch.plan[~batch.planned].sum() == 0
+
+
+def with_plan(planned: Planned) -> Episode:
+    """The refused reply of the three-turn game, tokens 44 and 45, as a planned claim of two tokens."""
+    episode = three_turns()
+    turns = tuple(replace(turn, planned=planned if turn.step == 1 else None) for turn in episode.turns)
+    return replace(episode, turns=turns)
+
+
+def test_a_claims_plan_by_token() -> None:
+    """Four claims: 44 45, 44 46, 47 45 and 47 46 48. The one that was played goes through 44."""
+    claims = ((44, 45), (44, 46), (47, 45), (47, 46, 48))
+    planned = Planned(("a", "b", "c", "d"), claims, (0.25,) * 4, (0.0,) * 4, (0.1, 0.3, 0.2, 0.4), 0, played=False)
+    found = collate([(with_plan(planned), "b")], {})
+    assert found.planned.equal(flags(".... ...x x..."))
+    assert found.plan_ids[0, 7:9].tolist() == [[44, 47], [45, 46]]
+    torch.testing.assert_close(found.plan[0, 7:9], torch.tensor([[0.4, 0.6], [0.25, 0.75]]))
+    # where all claims go on alike there is nothing to learn, and nothing where the plan never gets
+    same = replace(planned, ids=((44, 45), (44, 46), (44, 49), (44, 46, 48)))
+    assert collate([(with_plan(same), "b")], {}).planned.equal(flags(".... .... x..."))
+    never = replace(planned, plan=(0.0, 0.0, 0.5, 0.5))
+    assert collate([(with_plan(never), "b")], {}).planned.equal(flags(".... ...x ...."))
+
+
+def test_replies_drawn_from_a_plan_are_no_samples_of_the_policy() -> None:
+    planned = Planned(("a", "b"), ((44, 45), (46, 45)), (0.5, 0.5), (0.0, 0.0), (0.5, 0.5), 0)
+    with pytest.raises(AssertionError, match="planner's, no sample of its policy"):
+        collate([(with_plan(planned), "b")], {})
+    assert collate([(with_plan(planned), "b")], {}, drawn_from_plans=True).planned.sum() == 1
 
 
 def test_legal_sets_stand_at_choices_only(batch: TokenBatch) -> None:

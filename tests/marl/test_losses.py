@@ -17,6 +17,7 @@ from marl.losses.entropy import EntropyLoss
 from marl.losses.imitation import ImitationLoss
 from marl.losses.kl import ESTIMATORS, KLLoss
 from marl.losses.listening import ListeningLoss
+from marl.losses.plan import PlanLoss
 from marl.losses.policy import PolicyLoss
 from marl.losses.value import ValueLoss
 from marl.losses.world_model import WorldModelLoss
@@ -26,6 +27,7 @@ from tests.marl.batches import three_turns
 EVERY: list[Loss] = [
     PolicyLoss(), ValueLoss(), EntropyLoss(), EntropyLoss(over="choice"), EntropyLoss(over="speech"),
     *(KLLoss(weight=0.0, estimator=e) for e in ESTIMATORS), ListeningLoss(), WorldModelLoss(), ImitationLoss(),
+    PlanLoss(), PlanLoss(form="cross_entropy"),
 ]  # fmt: skip
 
 
@@ -56,6 +58,9 @@ def outputs(batch: TokenBatch) -> Outputs:
         values=noise[2],
         beliefs=scores.log_softmax(-1),
         observed=-noise[3].abs(),
+        planned=torch.randn(batch.plan.shape, generator=generator)
+        .masked_fill(batch.plan_ids < 0, -torch.inf)
+        .log_softmax(-1),
     )
 
 
@@ -88,6 +93,13 @@ def naive(loss: Loss, batch: TokenBatch, o: Outputs) -> list[float]:
             out.append(-float(o.observed[b, t]))
         if isinstance(loss, ImitationLoss) and bool(batch.imitate[b, t]):
             out.append(-new)
+        if isinstance(loss, PlanLoss) and int(batch.plan_ids[b, t].max()) >= 0:
+            pairs = [(float(p), float(q)) for p, q, i in zip(batch.plan[b, t], o.planned[b, t], batch.plan_ids[b, t],
+                                                             strict=True) if int(i) >= 0]  # fmt: skip
+            if loss.form == "kl":
+                out.append(sum(math.exp(q) * (q - math.log(max(p, loss.floor))) for p, q in pairs))
+            else:
+                out.append(-sum(p * q for p, q in pairs))
     return out
 
 
@@ -117,6 +129,7 @@ def test_which_tokens_each_loss_counts(batch: TokenBatch, outputs: Outputs) -> N
         repr(PolicyLoss()): 7, repr(ValueLoss()): 3, repr(EntropyLoss()): 7, repr(EntropyLoss(over="choice")): 1,
         repr(EntropyLoss(over="speech")): 6, **{repr(KLLoss(weight=0.0, estimator=e)): 6 for e in ESTIMATORS},
         repr(ListeningLoss()): 4, repr(WorldModelLoss()): 2 + 5, repr(ImitationLoss()): 5,
+        repr(PlanLoss()): 1, repr(PlanLoss(form="cross_entropy")): 1,
     }  # fmt: skip
 
 
@@ -143,6 +156,8 @@ def one_token(
         returns=real + ret * at,
         imitate=at,
         legal=torch.zeros(1, 2, 0, dtype=torch.int64),
+        plan_ids=torch.tensor([[[-1, -1], [2, 3]]]),
+        plan=torch.tensor([[[0.0, 0.0], [0.25, 0.75]]]),
         privileged=torch.zeros(1, 0),
         row=torch.tensor([0]),
         position=torch.tensor([0]),
@@ -200,6 +215,16 @@ def test_value_entropy_listening_world_model_and_imitation_by_hand() -> None:
     assert only(WorldModelLoss()(one_token(Kind.OBSERVATION), say(observed=-LN2))) == pytest.approx(LN2)
     beliefs = torch.tensor([[0.75, 0.25]]).log()  # a quarter on the truth, the second candidate
     assert only(ListeningLoss()(one_token(Kind.QUESTION), say(beliefs=beliefs))) == pytest.approx(2 * LN2)
+
+
+def test_the_plan_term_by_hand() -> None:
+    """The plan is (1/4, 3/4), the policy (1/2, 1/2)."""
+    batch, outputs = one_token(Kind.CHOICE), say()
+    outputs.planned = torch.tensor([[[0.0, 0.0], [-LN2, -LN2]]])
+    assert only(PlanLoss(form="cross_entropy")(batch, outputs)) == pytest.approx(LN2)
+    assert only(PlanLoss()(batch, outputs)) == pytest.approx(LN2 - math.log(3) / 2)  # ln(2)/2 + ln(2/3)/2
+    sure = replace(batch, plan=torch.tensor([[[0.0, 0.0], [0.0, 1.0]]]))  # what the plan rules out counts as the floor
+    assert only(PlanLoss(floor=0.25)(sure, outputs)) == pytest.approx(0.5 * LN2 - 0.5 * LN2)
 
 
 @pytest.mark.parametrize(
@@ -263,6 +288,8 @@ def test_gradients_of_the_estimators_in_expectation() -> None:
         (lambda: KLLoss(estimator="k4"), "loss.kl.estimator=k4: must be one of k1, k2, k3, squared"),
         (lambda: KLLoss(over="all"), "loss.kl.over=all: must be one of choice, speech, both"),
         (lambda: KLLoss(weight=0.1, estimator="k1"), "loss.kl.estimator=k1 has no gradient"),
+        (lambda: PlanLoss(form="squared"), "loss.plan.form=squared: must be one of cross_entropy, kl"),
+        (lambda: PlanLoss(floor=0.0), "loss.plan.floor=0.0: must lie between 0 and 1"),
     ],
 )
 def test_bad_options_are_named(make: object, named: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from envs import among_us_v0, dond_v0
-from envs.core import Question, TurnKind
+from envs.core import END, Question, TurnKind
 from marl import pikl
 from marl.agents import Agent, ModelAgent, Request
 from marl.batch import collate, seats_of
@@ -24,16 +24,17 @@ from marl.planner import (
     PlanningAgent,
     claim_values,
     ejected,
+    next_tokens,
     partner_belief,
+    partner_streams,
     respond,
-    token_logprobs,
     vote,
     vote_values,
 )
 from marl.policy import Policy, tiny_lm
 from marl.rollout import draw_games, everyone, rollout
 from marl.transcripts import episode_to_json, render_text, story
-from marl.types import Episode
+from marl.types import Episode, Planned
 from tests.marl.models import CHATML, RECURRENT, hf_policy, small_tokens, teach, tiny_policy, with_critic
 
 COUNTS, OWN, PARTNER = (1, 1, 3), (0, 1, 3), (1, 3, 2)
@@ -141,11 +142,69 @@ def test_partners_are_planned_for_as_in_the_whole_table_of_claims() -> None:
     np.testing.assert_allclose(claim_values(COUNTS, OWN, 0.5, belief, anchor, how), payoffs[0] @ partners, atol=1e-9)
 
 
-def test_token_logprobs_by_hand() -> None:
-    texts, plan = [(1, 2, 3), (1, 2, 4), (1, 5)], np.array([0.1, 0.3, 0.6])
-    assert token_logprobs(texts, plan, 1) == pytest.approx([0.0, math.log(0.4), math.log(0.3 / 0.4)])
-    for i, p in enumerate(plan):
-        assert sum(token_logprobs(texts, plan, i)) == pytest.approx(math.log(p))
+def test_a_partner_with_an_anchor_of_its_own_is_planned_for_as_brute_force_says() -> None:
+    """For each value vector another anchor; on what the partner claims, not mirrored."""
+    anchor, belief = some_anchor(len(CLAIMS)), some_anchor(len(POSSIBLE), 1)
+    theirs = np.stack([some_anchor(len(CLAIMS), 2 + k) for k in range(len(POSSIBLE))])  # (K, A), by their claims
+    left = [CLAIMS.index(dond_v0.rest(claim, COUNTS)) for claim in CLAIMS]
+    expected = [
+        sum(
+            weight * theirs[k, b] * dond_v0.claim_points(dond_v0.Context(COUNTS, (OWN, values)), (mine, claim))[0]
+            for k, (weight, values) in enumerate(zip(belief, POSSIBLE, strict=True))
+            for b, claim in enumerate(CLAIMS)
+        )
+        for mine in CLAIMS
+    ]
+    found = claim_values(COUNTS, OWN, 0.0, belief, anchor, config(0.0, others="anchor"), theirs[:, left])
+    np.testing.assert_allclose(found, expected, atol=1e-9)
+    # partners who plan near an infinite lambda play it too, and the mirrored anchor is the default
+    np.testing.assert_allclose(
+        claim_values(COUNTS, OWN, 0.0, belief, anchor, config(math.inf), theirs[:, left]), expected, atol=1e-9
+    )
+    mirrored = np.repeat(anchor[None], len(POSSIBLE), 0)
+    np.testing.assert_allclose(
+        claim_values(COUNTS, OWN, 0.5, belief, anchor, config(0.4), mirrored),
+        claim_values(COUNTS, OWN, 0.5, belief, anchor, config(0.4)),
+    )
+
+
+@pytest.mark.parametrize("style", ["compact", "natural"])
+def test_the_partners_side_is_what_the_partner_reads(style: str) -> None:
+    """Games of scripted players: with its true values the partner's stream is the one that it really had."""
+    tokens = small_tokens()
+    agent = scripted("dond", tokens=tokens)
+    make_env = env_maker({"game": "dond", "style": style, "objective": 0.5, "max_entries": 12})
+    first = second = 0
+    for episode in rollout(draw_games(4, 4, count=12), everyone(agent), make_env, 12):
+        claims = [turn for turn in episode.turns if turn.text.startswith(dond_v0.PROPOSE)]
+        if any(turn.error for turn in episode.turns) or len(claims) < 2:
+            continue
+        for mine, theirs in (claims, claims[::-1]):
+            seat = dond_v0.AGENTS.index(mine.agent)
+            counts, values = episode.facts["counts"], episode.facts["values"]
+            opening = dond_v0.prompt(counts, values[seat], 0.5, dond_v0.Style(style), 12)
+            talk = [(t.agent == mine.agent, t.message or None) for t in episode.turns if t.step < mine.step]
+            questions = [b.question for b in episode.beliefs if b.listener == mine.agent][:3]
+            streams = partner_streams(opening, talk, questions, tokens)
+            possible = dond_v0.partner_values(counts, values[seat])
+            assert len(streams) == len(possible) and len({tuple(stream) for stream in streams}) == len(possible)
+            found = streams[possible.index(values[1 - seat])]
+            assert tokens.decode(found) == tokens.decode(episode.streams[theirs.agent].tokens[: theirs.start])
+            first, second = first + (mine is claims[0]), second + (mine is claims[1])
+    assert first >= 3 and second >= 3
+
+
+def test_what_may_stand_at_each_token_by_hand() -> None:
+    def planned(chosen: int, *plan: float) -> Planned:
+        return Planned(("a", "b", "c"), ((1, 2, 3), (1, 2, 4), (1, 5)), (1 / 3,) * 3, (0.0,) * 3, plan, chosen)
+
+    first, second = {1: 1.0}, {2: pytest.approx(0.4), 5: pytest.approx(0.6)}
+    assert next_tokens(planned(1, 0.1, 0.3, 0.6)) == [first, second, {3: pytest.approx(0.25), 4: pytest.approx(0.75)}]
+    assert next_tokens(planned(2, 0.1, 0.3, 0.6)) == [first, second]
+    assert next_tokens(planned(0, 0.0, 0.0, 1.0)) == [
+        first,
+        {2: 0.0, 5: 1.0},
+    ]  # nothing where the plan never gets
 
 
 # --- Among Us ---
@@ -204,7 +263,7 @@ def test_votes_are_told_from_moves_and_oneself_from_the_others_in_both_styles() 
         assert decision is not None and decision.actions == tuple(map(shown, ("Blue", "Pink", "Red", "Green", "skip")))
         assert decision.ids == ((11,), (13,), (14,), (15,), (12,))
         belief, anchor = np.array([0.2, 0.0, 0.7, 0.1]), some_anchor(5)
-        np.testing.assert_allclose(decision.values(anchor), vote_values(1, belief, anchor, how))
+        np.testing.assert_allclose(decision.values(anchor, None), vote_values(1, belief, anchor, how))
         assert vote(seen["player_0"]["text"], ("go east", "wait"), (1, 2), believed, how) is None
 
 
@@ -362,6 +421,35 @@ def test_negotiators_plan_every_proposal_and_nothing_else() -> None:
     collate(seats, {})
     with pytest.raises(AssertionError, match="planner's, no sample of its policy"):
         collate(seats_of(episodes, {"p+plan"}), {})
+
+
+def test_a_planner_reads_its_partners_side() -> None:
+    """The same games but for claims: the talk goes into what the partner is expected to claim."""
+    mirrored, viewed = (negotiate(config(0.3, partner=partner, iterations=5)) for partner in ("mirror", "view"))
+    turns = [[t for e in games for t in e.turns if t.planned] for games in (mirrored, viewed)]
+    assert len(turns[1]) >= 2
+    for a, b in zip(*turns, strict=True):
+        assert a.planned is not None and b.planned is not None
+        np.testing.assert_allclose(a.planned.anchor, b.planned.anchor)
+    assert any(a.planned.values != b.planned.values for a, b in zip(*turns, strict=True) if a.planned and b.planned)
+
+
+def test_of_its_own_claims_those_that_are_legal_have_a_plan_beside_them() -> None:
+    """A model that was taught to claim the balls, as the game writes it, and one that says anything."""
+    agent, request = proposing(tiny_policy(), config(0.5))
+    (first,) = agent.act([request])
+    stream, _ = agent.finish([request.key])[request.key]
+    claim = agent.tokens.encode(f"{dond_v0.proposal_text(CLAIMS[BALLS])} {END}")
+    row = torch.tensor([[*stream.tokens[: first.start], *claim]])
+    taught = teach(tiny_policy(), row, torch.arange(row.shape[1])[None] >= first.start, 20)
+    for policy, noted in ((taught, True), (tiny_policy(), False)):
+        agent, request = proposing(policy, config(0.5, choose="own"), temperature=0.05 if noted else 1.0)
+        agent.max_new_tokens = 20
+        (reply,) = agent.act([request])
+        assert (reply.planned is not None) == noted == (reply.ids == tuple(claim))
+        if reply.planned is not None:
+            assert not reply.planned.played and reply.planned.chosen == BALLS
+            assert reply.planned.ids[BALLS] == reply.ids and sum(reply.planned.plan) == pytest.approx(1)
 
 
 def test_crewmates_plan_every_vote_and_nothing_else() -> None:

@@ -22,7 +22,7 @@ from marl.sharding import Shards, like
 from marl.types import TokenBatch
 from marl.update import Learner, UpdateConfig, make_optimizer, update
 from tests.marl.hint import hint_policy
-from tests.marl.models import hf_policy
+from tests.marl.models import random_lm, small_tokens, with_critic
 from tests.marl.test_update import TERMS, noisy, play, to_batch
 
 # Rows that don't go round, so that ranks have passes without any; in one case most rows are asked nothing.
@@ -139,7 +139,7 @@ def _architecture(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     for kind in ("gpt2", "qwen3", "mamba2"):
-        policy = hf_policy(kind)
+        policy = with_critic(Policy(random_lm(kind, small_tokens().size), small_tokens()))
         shards = Shards(copy.deepcopy(policy), Ranks(rank, 2))
         tokens = torch.arange(12).view(2, 6)
         with shards.training() as split:

@@ -1,0 +1,417 @@
+"""Score against closeness to people: planning near the human-data model, lambda after lambda (Deal or No Deal).
+
+`python -m experiments.frontier data.dond=DIR`. The model of human dialogues talks, and decides when to propose; only
+its claims are planned, at each lambda (planner.py). Two things are measured of each: what the claims are worth in games
+against others, and how well they predict what people claimed in dialogues that nobody learned from. Finished runs that
+started from the same model stand beside them.
+
+Nobody reads what a claim was: it never changes how a game goes on, only what it pays. So every game is played once, and
+each lambda's score in it is exact, the mean over the claims that it may draw. Each part is written as soon as it is
+there, and a stopped command goes on where it was. Intervals: 95 %, over games or proposals by the bootstrap; of several
+training seeds, Student's t over seeds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from omegaconf import DictConfig, ListConfig
+
+from envs import dond_v0
+from envs.core import Question
+from experiments.cli import command
+from experiments.evaluate import pick_device, set_threads, turn_about
+from experiments.players import run_policy
+from experiments.report import public, selected
+from experiments.terminal import Bar, say
+from marl.agents import Agent, model_agent
+from marl.batch import collate
+from marl.config import Parts, build, config_hash, digest, make, plain
+from marl.errors import UserError, check_writable
+from marl.files import write_json, writing
+from marl.games import env_maker, scripted
+from marl.human_dond import HumanView, NotReplayable, read_split, replay
+from marl.losses import Outputs
+from marl.pikl import Floats
+from marl.planner import Decision, PlannerConfig, Reader, planning_agent, proposal, respond, weigh
+from marl.policy import Policy
+from marl.pretrain import base_policy, human_seat
+from marl.report import PAPER
+from marl.rollout import EVALUATION, draw_games, rollout
+from marl.runs import CARD, run_card
+from marl.stats import ArmRun, TableRow, ablation_table, bootstrap_mean, format_table, paired_difference, write_table
+from marl.types import Episode, TokenBatch
+from marl.update import UpdateConfig, forward, micro_batches
+
+ANCHOR = "anchor"  # the arm of the human-data model: lambda infinite
+PLAYER = "player"  # who is measured, in episodes
+FLOOR = 1e-6  # of a claim's probability in the log-loss, as Cicero floors its anchor (FAIR 2022)
+
+Arms = dict[str, dict[str, list[float]]]  # by arm and figure, one number for each game or proposal
+
+
+@dataclass(frozen=True)
+class Situation:
+    """A proposal to be made, as `planner.proposal` takes it, and the stream in which it is made, up to its cue."""
+
+    opening: str
+    talk: tuple[tuple[bool, str | None], ...]
+    answers: tuple[Floats, ...]
+    questions: tuple[Question, ...]
+    stream: tuple[int, ...]
+
+    def decision(self, policy: Policy, config: PlannerConfig) -> Decision:
+        return proposal(self.opening, self.talk, self.answers, self.questions, policy.tokens, config)
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """Whose claims are measured: the human-data model as it is and with all its planners, or a run's policy."""
+
+    arm: str
+    seed: int
+    policy: Policy
+    made_of: str  # stands for its weights
+    planners: Mapping[str, PlannerConfig]  # by arm
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        return self.arm, *self.planners
+
+
+@command("frontier", implies={"data.dond": "base=human"})
+def main(cfg: DictConfig) -> None:
+    """Plays, plans and tabulates what is not there yet."""
+    check(cfg)
+    parts, planners = build(cfg), planners_of(cfg)
+    cells, out = Path(cfg.cells), Path(cfg.publish)
+    check_writable(cells, "cells")
+    check_writable(out, "publish")
+    device = pick_device(cfg.device)
+    set_threads(cfg.threads)
+    base, folder = base_policy(
+        parts.model, parts.base, parts.env, cache=Path(cfg.cache), human_data=cfg.data.dond, device=device, report=say
+    )
+    assert folder is not None
+    entrants = [Entrant(ANCHOR, 0, base, folder.name, planners)]
+    entrants += compared(cfg, base, device)
+    bar = Bar(enabled=cfg.progress)
+    for number, objective in enumerate(cfg.objectives):
+        env = {**parts.env, "objective": objective, "split": "test"}
+        rng = np.random.default_rng(cfg.seed)  # of the bootstrap
+        runs: list[ArmRun] = []
+        pairs: list[TableRow] = []
+        for entrant in entrants:
+            found: dict[str, Arms] = {}
+            for opponent in cfg.opponents:
+                found[f"v_{opponent}"] = kept(
+                    cfg, cells,
+                    {"env": env, "opponent": opponent, "games": cfg.games, "seed": cfg.seed, "base": folder.name,
+                     "max_new_tokens": parts.algo.max_new_tokens},
+                    entrant, bar,
+                    partial(against, cfg, parts, env, entrant, opponent, base, bar),
+                )  # fmt: skip
+            found["human"] = kept(
+                cfg, cells, {"env": env, "human": cfg.proposals}, entrant, bar,
+                partial(on_people, cfg, parts, env, entrant, bar),
+            )  # fmt: skip
+            figures = {
+                arm: {f"{name}/{where}" if where != "human" else name: values
+                      for where, arms in found.items() for name, values in arms[arm].items()}
+                for arm in entrant.arms
+            }  # fmt: skip
+            runs += [
+                ArmRun(arm, entrant.seed, {name: bootstrap_mean(values, rng=rng) for name, values in own.items()})
+                for arm, own in figures.items()
+            ]
+            pairs += [
+                TableRow(f"{arm} - {ANCHOR}", name, d.mean, d.low, d.high, 1, d.n)
+                for arm, own in figures.items()
+                if entrant.arm == ANCHOR and arm != ANCHOR
+                for name, values in own.items()
+                for d in [paired_difference(values, figures[ANCHOR][name], rng=rng)]
+            ]
+        rows = ablation_table(runs)
+        suffix = f"_objective_{objective:g}" if number else ""
+        write_table(out / f"table{suffix}.csv", rows)
+        write_table(out / f"differences{suffix}.csv", pairs)
+        draw(rows, cfg, out / f"figure{suffix}.svg")
+        say(f"\nobjective {objective:g}")
+        say(format_table({arm: {r.metric: r.interval for r in rows if r.arm == arm} for arm in arms_of(rows)}))
+    run_card(cells, config_hash(cfg), cfg.seed, arm="frontier", base=folder.name,
+             compared=[e.made_of for e in entrants[1:]])  # fmt: skip
+    (out / "run_cards").mkdir(parents=True, exist_ok=True)
+    write_json(out / "run_cards" / f"{cfg.name}.json", public(json.loads((cells / CARD).read_text())))
+    say(f"\ntables and figures: {out}")
+
+
+def check(cfg: DictConfig) -> None:
+    """Refuses bad settings before any model is loaded or trained."""
+    for name in ("games", "concurrency"):
+        if isinstance(cfg[name], bool) or not isinstance(cfg[name], int) or cfg[name] < 2:
+            raise UserError(f"{name}={cfg[name]}: must be a whole number, at least 2")
+    if cfg.proposals is not None and (not isinstance(cfg.proposals, int) or cfg.proposals < 2):
+        raise UserError(f"proposals={cfg.proposals}: must be a whole number, at least 2, or null")
+    for name in ("lambdas", "objectives", "opponents"):
+        if not isinstance(cfg[name], ListConfig) or not cfg[name]:
+            raise UserError(f"{name}={cfg[name]}: must be a list of at least one, as {name}=[...]")
+    if not isinstance(cfg.variants, DictConfig) or not cfg.variants:
+        raise UserError("variants: must name at least one, as +variants.NAME={partner: view}")
+    for variant, changes in plain(cfg.variants).items():
+        if not isinstance(changes, dict):
+            raise UserError(f"variants.{variant}={changes}: must be what differs in the planner, as {{partner: view}}")
+    if cfg.env.style != "compact":
+        raise UserError(f"env.style={cfg.env.style}: claims are read in compact style here; must be compact")
+    for x in cfg.lambdas:
+        if isinstance(x, bool) or not isinstance(x, int | float) or not 0 <= x < math.inf:
+            raise UserError(f"lambdas={list(cfg.lambdas)}: each must be a number, 0 (no anchor) or above")
+    for objective in cfg.objectives:
+        env_maker({**plain(cfg.env), "objective": objective})
+    for opponent in cfg.opponents:
+        if opponent != "base":
+            scripted("dond", "" if opponent == "scripted" else opponent)
+
+
+def planners_of(cfg: DictConfig) -> dict[str, PlannerConfig]:
+    """The planners by arm: every variant with every lambda."""
+    found: dict[str, PlannerConfig] = {}
+    for name, changes in plain(cfg.variants).items():
+        planner = make(PlannerConfig, {**plain(cfg.planner), **changes}, "planner")
+        if planner.choose != "sample":
+            raise UserError(f"planner.choose={planner.choose}: claims are weighed by the plan here; must be sample")
+        found |= {f"{name}_{x:g}": replace(planner, lambdas=(float(x),)) for x in cfg.lambdas}
+    return found
+
+
+def compared(cfg: DictConfig, base: Policy, device: torch.device) -> list[Entrant]:
+    """The finished runs to stand beside the planners."""
+    if not cfg.compare:
+        return []
+    try:
+        folders = selected(Path(cfg.runs), cfg.compare)
+    except UserError as error:
+        say(f"nothing to compare with: {error}")
+        return []
+    found = []
+    for folder in folders:
+        card = json.loads((folder / CARD).read_text())
+        found.append(
+            Entrant(f"run_{card['arm']}", int(card["seeds"][0]), run_policy(str(folder), "dond", device, base),
+                    folder.name, {})
+        )  # fmt: skip
+    return found
+
+
+def kept(
+    cfg: DictConfig, cells: Path, about: Mapping[str, Any], entrant: Entrant, bar: Bar, find: Callable[[], Arms]
+) -> Arms:
+    """What `find` finds, from the file where it is kept."""
+    settings = {
+        **about, "entrant": entrant.made_of, "arms": {arm: asdict(found) for arm, found in entrant.planners.items()}
+    }  # fmt: skip
+    path = cells / f"{entrant.arm}-s{entrant.seed}-{digest(settings)}.json"
+    if not path.exists():
+        found: Arms = find()
+        bar.close()
+        write_json(path, {"about": settings, "arms": found})
+        say(f"{path.name}: {', '.join(f'{k}={v}' for k, v in about.items() if k != 'env')}")
+    return dict(json.loads(path.read_text())["arms"])
+
+
+# --- Planning at every lambda -----------------------------------------------------------------------------------------
+
+
+def plans(situation: Situation, entrant: Entrant, anchor: Reader) -> dict[str, Floats]:
+    """By arm, the probabilities of all claims, (A,): the policy's own, and planned near them."""
+    views = any(planner.partner == "view" for planner in entrant.planners.values())
+    decision = situation.decision(entrant.policy, PlannerConfig(partner="view" if views else "mirror"))
+    tau, others = weigh(decision, situation.stream, anchor, anchor)
+    found = {entrant.arm: tau}
+    for arm, planner in entrant.planners.items():
+        expected = others if planner.partner == "view" else None
+        found[arm] = respond(situation.decision(entrant.policy, planner).values(tau, expected), tau, planner)
+    return found
+
+
+# --- Games ------------------------------------------------------------------------------------------------------------
+
+
+def against(
+    cfg: DictConfig, parts: Parts, env: Mapping[str, Any], entrant: Entrant, opponent: str, base: Policy, bar: Bar
+) -> Arms:
+    """Score and agreement of every arm in each game against the opponent; seats change from game to game."""
+    limits = replace(parts.algo, concurrency=cfg.concurrency)
+    as_it_is = PlannerConfig(lambdas=(math.inf,), others="anchor", belief="prior")  # legal claims, of its own choice
+    player = planning_agent(PLAYER, entrant.policy, limits, 1, 1.0, as_it_is, "dond")
+    other: Agent
+    if opponent == "base":
+        other = model_agent("base", base, limits, 1, 1.0)
+    else:
+        other = scripted("dond", "" if opponent == "scripted" else opponent)
+    bar.stage(f"{entrant.arm} v {opponent}", cfg.games)
+    drawn = draw_games(cfg.seed, EVALUATION, count=cfg.games)
+    episodes = rollout(drawn, turn_about(player, other), env_maker(env), cfg.concurrency, bar.advance)
+    bar.stage(f"{entrant.arm} v {opponent}: plans", len(episodes))
+    anchor = Reader(entrant.policy, parts.algo.context, 1.0)
+    arms: Arms = {arm: {"game/score": [], "game/agreement": []} for arm in entrant.arms}
+    for episode in episodes:
+        for arm, (score, agreed) in outcomes(episode, entrant, anchor).items():
+            arms[arm]["game/score"].append(score)
+            arms[arm]["game/agreement"].append(agreed)
+        bar.advance(1)
+    return arms
+
+
+def outcomes(episode: Episode, entrant: Entrant, anchor: Reader) -> dict[str, tuple[float, float]]:
+    """By arm, the player's expected score R_i + objective R_j and the probability of a deal, over the claims it may
+    make; what the partner claimed is given."""
+    agent = next(name for name, player in episode.players.items() if player == PLAYER)
+    seat = dond_v0.AGENTS.index(agent)
+    theirs = episode.outcome["claims"][1 - seat]
+    made = next((turn for turn in episode.turns if turn.agent == agent and turn.planned), None)
+    if theirs is None or made is None:  # the game ended before both had claimed
+        return dict.fromkeys(entrant.arms, (0.0, 0.0))
+    facts = episode.facts
+    mine = dond_v0.rest(theirs, facts["counts"])  # the claim that makes a deal
+    own, other = facts["values"][seat], facts["values"][1 - seat]
+    worth = dond_v0.points(mine, own) + facts["objective"] * dond_v0.points(theirs, other)
+    right = dond_v0.allocations(facts["counts"]).index(mine)
+    beliefs = [b for b in episode.beliefs if b.listener == agent and b.step <= made.step]
+    talk = tuple(
+        (turn.agent == agent, turn.message or None)
+        for turn in episode.turns
+        if not turn.error and turn.step < made.step
+    )
+    situation = Situation(
+        dond_v0.prompt(facts["counts"], own, facts["objective"], dond_v0.Style.COMPACT),
+        talk,
+        tuple(b.probs for b in beliefs[-3:]),
+        tuple(b.question for b in beliefs[:3]),
+        tuple(episode.streams[agent].tokens[: made.start]),
+    )
+    found = plans(situation, entrant, anchor)
+    return {arm: (float(plan[right]) * worth, float(plan[right])) for arm, plan in found.items()}
+
+
+# --- People -----------------------------------------------------------------------------------------------------------
+
+
+def on_people(cfg: DictConfig, parts: Parts, env: Mapping[str, Any], entrant: Entrant, bar: Bar) -> Arms:
+    """Accuracy (is the most probable claim the one that was made?) and log-loss of every arm, on the test split."""
+    views, situations = human_situations(cfg.data.dond, env, entrant.policy, cfg.proposals)
+    bar.stage(f"{entrant.arm}: human proposals", len(views))
+    anchor = Reader(entrant.policy, parts.algo.context, 1.0)
+    arms: Arms = {arm: {"human/accuracy": [], "human/log_loss": []} for arm in entrant.arms}
+    for view, situation in zip(views, situations, strict=True):
+        assert view.claim is not None
+        made = dond_v0.allocations(view.counts).index(view.claim)
+        for arm, plan in plans(situation, entrant, anchor).items():
+            arms[arm]["human/accuracy"].append(float(plan.argmax() == made))
+            arms[arm]["human/log_loss"].append(-math.log(max(float(plan[made]), FLOOR)))
+        bar.advance(1)
+    return arms
+
+
+def human_situations(
+    folder: str, env: Mapping[str, Any], policy: Policy, most: int | None
+) -> tuple[list[HumanView], list[Situation]]:
+    """The test split's proposals, each as YOU were to make it, with the policy's beliefs."""
+    game = env_maker(env)()
+    views, replayed = [], []
+    for view in read_split(folder, "test").usable:
+        try:
+            replayed.append(replay(view, game))
+        except NotReplayable:
+            continue
+        views.append(view)
+    if not views:
+        raise UserError(f"data.dond={folder}: its test split holds no proposal that can be played again")
+    views, replayed = views[:most], replayed[:most]
+    seats = [human_seat(steps, policy.tokens, number) for number, steps in enumerate(replayed)]
+    answered = believed(policy, collate(seats, {}))
+    situations = []
+    for view, (episode, you), answers in zip(views, seats, answered, strict=True):
+        talk = [(who == "YOU", text) for who, text in view.turns]
+        situations.append(
+            Situation(
+                dond_v0.prompt(view.counts, view.values, env["objective"], dond_v0.Style.COMPACT),
+                tuple(talk[:-1] if talk[-1][0] else talk),  # whoever ended the talk proposed first
+                tuple(answers[-3:]),
+                tuple(b.question for b in episode.beliefs[:3]),
+                tuple(episode.streams[you].tokens[: episode.turns[-1].start]),
+            )
+        )
+    return views, situations
+
+
+@torch.no_grad()
+def believed(policy: Policy, batch: TokenBatch) -> list[list[Floats]]:
+    """The policy's answers to each row's belief questions, in order."""
+    found: list[list[Floats]] = [[] for _ in range(batch.shape[0])]
+    for rows in micro_batches(batch, torch.arange(batch.shape[0]), UpdateConfig().token_budget):
+        part = batch.select(rows).to(policy.device)
+        outputs: Outputs = forward(policy, part, 1.0, {"beliefs": False})
+        for row, answer in zip(part.row.tolist(), outputs.beliefs.double().exp().cpu().numpy(), strict=True):
+            found[int(rows[row])].append(answer)
+    return found
+
+
+# --- Figure -----------------------------------------------------------------------------------------------------------
+
+
+def arms_of(rows: Sequence[TableRow]) -> list[str]:
+    return list(dict.fromkeys(row.arm for row in rows))
+
+
+def draw(rows: Sequence[TableRow], cfg: DictConfig, path: Path) -> None:
+    """Score and agreement over the log-loss of human proposals, by opponent; and accuracy on these by lambda."""
+    of = {(row.arm, row.metric): row for row in rows}
+    lambdas, runs = sorted(cfg.lambdas), [arm for arm in arms_of(rows) if arm.startswith("run_")]
+    colours = dict(zip(cfg.variants, PAPER, strict=False))
+    panels = [(f"{metric}/v_{opponent}", f"{label} against {opponent}")
+              for metric, label in (("game/score", "Score"), ("game/agreement", "Agreement"))
+              for opponent in cfg.opponents]  # fmt: skip
+    figure = Figure(figsize=(3.6 * (len(panels) + 1), 3.6), layout="constrained")
+    *left, right = figure.subplots(1, len(panels) + 1)
+    for axes, (metric, title) in zip(left, panels, strict=True):
+        for variant, colour in colours.items():
+            line = [*(f"{variant}_{x:g}" for x in lambdas), ANCHOR]
+            xs, ys = ([of[arm, name] for arm in line] for name in ("human/log_loss", metric))
+            axes.plot([x.mean for x in xs], [y.mean for y in ys], color=colour, marker="o", markersize=4, label=variant)
+            for arm, x, y in zip(line, xs, ys, strict=True):
+                axes.annotate(arm.removeprefix(f"{variant}_"), (x.mean, y.mean), (3, 3), fontsize=6, color=colour,
+                              textcoords="offset points")  # fmt: skip
+        for arm in (ANCHOR, *runs):
+            x, y = of[arm, "human/log_loss"], of[arm, metric]
+            axes.plot([x.mean], [y.mean], color="#333333", marker="D" if arm == ANCHOR else "^", markersize=5)
+            axes.annotate(arm, (x.mean, y.mean), (4, -8), fontsize=7, textcoords="offset points")
+        axes.set_xscale("log")
+        axes.set_xlabel("log-loss on human proposals, nats", fontsize=8)
+        axes.set_title(title, fontsize=9, loc="left")
+    left[0].legend(frameon=False, fontsize=7)
+    for variant, colour in colours.items():
+        own = [of[f"{variant}_{x:g}", "human/accuracy"] for x in lambdas]
+        right.plot(lambdas, [r.mean for r in own], color=colour, marker="o", markersize=4)
+    right.axhline(of[ANCHOR, "human/accuracy"].mean, color="#555555", linewidth=1, linestyle="--")
+    right.set_xscale("symlog" if 0 in lambdas else "log")
+    right.set_xlabel("lambda, points a nat (dashed: the anchor)", fontsize=8)
+    right.set_title("Accuracy on human proposals", fontsize=9, loc="left")
+    for axes in (*left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=7)
+    with writing(path), matplotlib.rc_context({"svg.hashsalt": path.name}):
+        figure.savefig(path, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Toward the plan: what a planner would play where it plans (planner.py), against what the policy would.
+
+Both are distributions over the same tokens: the legal options of a choice, or those with which some legal claim goes
+on. A claim has several such tokens, and the plan of each is that of the claims that begin so. By the chain rule the sum
+over a claim's tokens has the expectation of the term for whole claims, if claims are drawn from the distribution that
+the term averages over: from the plan for `cross_entropy` (algo=pikl), from the policy for `kl` (algo=ppo).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from marl.errors import UserError
+from marl.losses import Outputs
+from marl.types import TokenBatch
+
+FORMS = ("cross_entropy", "kl")
+
+
+@dataclass(frozen=True)
+class PlanLoss:
+    """`cross_entropy`: -sum plan log policy, as RL-DiL-piKL regresses the policy (Bakhtin et al. 2022). `kl`: KL(policy
+    || plan), with the plan raised to `floor`, since it rules actions out and KL would be infinite."""
+
+    weight: float = 1.0
+    form: str = "kl"
+    floor: float = 1e-4
+    reads: str = "planned"
+
+    def __post_init__(self) -> None:
+        if self.weight < 0:
+            raise UserError(f"loss.plan.weight={self.weight}: must not be negative, it would train away from the plan")
+        if self.form not in FORMS:
+            raise UserError(f"loss.plan.form={self.form}: must be one of {', '.join(FORMS)}")
+        if not 0 < self.floor < 1:
+            raise UserError(f"loss.plan.floor={self.floor}: must lie between 0 and 1")
+
+    def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
+        mask = batch.planned
+        if not outputs.planned.numel():  # only the mask is asked for, or nothing was planned
+            return torch.zeros(batch.shape, device=mask.device), mask
+        logprobs = outputs.planned.masked_fill(batch.plan_ids < 0, 0.0)  # (B, T, P)
+        if self.form == "cross_entropy":
+            return -(batch.plan * logprobs).sum(-1), mask
+        terms = logprobs.exp() * (logprobs - batch.plan.clamp_min(self.floor).log())
+        return terms.masked_fill(batch.plan_ids < 0, 0.0).sum(-1), mask

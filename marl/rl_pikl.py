@@ -1,0 +1,121 @@
+"""RL-DiL-piKL (Bakhtin et al. 2022): play with the planner in the loop, and learn to play as it planned.
+
+In every iteration the learner talks, believes and decides when to propose; a planner chooses its claims or votes near a
+frozen anchor, the base (planner.py). Then the policy is regressed to the plans by cross-entropy,
+the critic to what the game paid, and belief to the truth. What the policy learned the next plans are made with: what it
+says and believes. Everything random in iteration `i` is a function of the seed and `i`, as in ppo.py.
+
+Left out, of the published algorithm: a value for what follows a plan (here nothing is decided after it, but for later
+meetings in Among Us), proposals of actions (all are weighed), exploration.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from marl.advantages import Credit, add_advantages
+from marl.agents import Agent, PlayConfig
+from marl.batch import collate, seats_of
+from marl.cast import Seats, by_role, places
+from marl.errors import UserError
+from marl.losses import Loss
+from marl.monitor import Progress, episode_metrics, speed_metrics
+from marl.planner import PlannerConfig, planning_agent
+from marl.ranks import ONE, Ranks
+from marl.renaming import Renaming
+from marl.rewards import Reward, add_rewards
+from marl.rollout import GAMES, RENAME, draw_games, rollout, shuffle_seed
+from marl.speech import INSIDERS
+from marl.types import Episode, Kind
+from marl.update import Learner, UpdateConfig, update
+
+
+@dataclass(frozen=True)
+class RLPiklConfig(PlayConfig):
+    """`planner`: how what is played and learned is planned. `gamma`: of the returns that the critic is regressed to."""
+
+    anneal_lr: bool = True  # the learning rate falls linearly to 0 over the iterations
+    gamma: float = 1.0
+    planner: PlannerConfig = field(default_factory=PlannerConfig)
+    update: UpdateConfig = field(default_factory=UpdateConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.gamma <= 1:
+            raise UserError(f"algo.gamma={self.gamma}: must lie in [0, 1]")
+        if self.planner.choose == "own":
+            raise UserError("algo.planner.choose=own: with algo=pikl plans are played; choose sample or best")
+        if self.update.target_kl is not None:
+            raise UserError("algo.update.target_kl: algo=pikl regresses to plans, not to its own draws; must be null")
+
+
+def train_rl_pikl(
+    learner: Learner,
+    make_env: Callable[[], Any],
+    rewards: Mapping[str, Reward],
+    losses: Mapping[str, Loss],
+    config: RLPiklConfig,
+    *,
+    game: str,
+    cast: Mapping[str, Seats],
+    frozen: Mapping[str, Agent],
+    seed: int,
+    start: int,
+    after: Callable[[int, dict[str, float], Sequence[Episode]], None],
+    progress: Progress,
+    rename: Renaming | None = None,
+    ranks: Ranks = ONE,
+) -> None:
+    """Trains the learner in place, whose `reference` is the anchor; other arguments as in `train_ppo`.
+
+    `game`: one of `planner.GAMES`. None of the `losses` may compare the policy with `logprobs`, which are the plan's.
+    """
+    agent = planning_agent(
+        learner.name, learner.policy, config, places(cast, make_env())[learner.name], config.temperature,
+        config.planner, game, learner.reference,
+    )  # fmt: skip
+    seated = by_role(cast, {**frozen, learner.name: agent})
+    # Nothing here learns from the speaking reward: it is measured.
+    weights = {name: reward.weight for name, reward in rewards.items() if name != "speaking"}
+    returns = Credit(gamma=config.gamma, gae_lambda=1.0, speech="common")  # what was paid from there on
+    scored = replace(config.update, temperature=config.temperature)
+
+    for iteration in range(start, config.iterations):
+        stage = f"iteration {iteration + 1}/{config.iterations}"
+        began = time.perf_counter()
+        games = ranks.share(draw_games(seed, GAMES, iteration, count=config.games))
+        progress.stage(f"{stage}: games", len(games))
+        episodes = ranks.collect(rollout(games, seated, make_env, config.concurrency, progress.advance))
+        played = time.perf_counter()
+
+        episodes = add_rewards(episodes, rewards)
+        seats = seats_of(episodes, {learner.name})
+        batch = collate(
+            seats,
+            weights,
+            privileged=lambda episode, agent: episode.privileged.get(agent, ()),
+            silent_roles=INSIDERS,
+            drawn_from_plans=True,
+        )
+        batch = add_advantages(batch, returns, 0.0)
+        for group in learner.optimizer.param_groups:
+            left = 1 - iteration / config.iterations if config.anneal_lr else 1.0
+            group["lr"] = config.update.learning_rate * left
+        progress.stage(f"{stage}: update", config.update.epochs * len(seats))
+        generator = torch.Generator().manual_seed(shuffle_seed(seed, iteration))
+        if rename is not None:
+            rename.generator.manual_seed(shuffle_seed(seed, iteration, RENAME))
+        with learner.training() as policy:
+            metrics = update(
+                policy, learner.reference, batch, losses, learner.optimizer, scored, generator,
+                progress.advance, rename, ranks,
+            )  # fmt: skip
+        metrics |= episode_metrics(episodes, {learner.name})
+        learned = int((batch.kind != Kind.PAD).sum())
+        metrics |= speed_metrics(episodes, learned, played - began, time.perf_counter() - played)
+        after(iteration + 1, metrics, episodes)

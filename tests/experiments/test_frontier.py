@@ -1,0 +1,133 @@
+"""The frontier's shortcut against games that were really played, and its reading of human dialogues by hand."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig
+
+from envs import dond_v0
+from experiments import frontier
+from experiments.evaluate import turn_about
+from experiments.frontier import Entrant, human_situations, outcomes
+from marl.errors import UserError
+from marl.games import env_maker, scripted
+from marl.planner import PlannerConfig, PlanningAgent, Reader
+from marl.rollout import draw_games, rollout
+from tests.marl.test_human_dond import write
+from tests.marl.test_planner import negotiator
+
+# Both views of the deal, as the published file holds out a dialogue.
+TEST = "\n".join(
+    f"<input> {own} </input> <dialogue> {talk} </dialogue> "
+    f"<output> item0=0 </output> <partner_input> {other} </partner_input>"
+    for own, talk, other in (
+        ("1 0 4 2 1 2", "YOU: i would like 4 hats <eos> THEM: deal <eos> YOU: <selection>", "1 4 4 1 1 2"),
+        ("1 4 4 1 1 2", "THEM: i would like 4 hats <eos> YOU: deal <eos> THEM: <selection>", "1 0 4 2 1 2"),
+    )
+)
+ENV = {"game": "dond", "style": "compact", "objective": 0.5, "max_entries": 12}
+
+
+def configure(*overrides: str) -> DictConfig:
+    with initialize_config_module("conf", version_base="1.3"):
+        return compose("frontier", overrides=["progress=false", "threads=1", *overrides])
+
+
+def planner(strength: float, others: str = "plan") -> PlanningAgent:
+    how = PlannerConfig(lambdas=(strength,), others=others, iterations=10)
+    return PlanningAgent("player", negotiator(), how, "dond", slots=12, context=1024, max_new_tokens=24)
+
+
+def test_games_played_once_say_what_every_lambda_would_have_played() -> None:
+    """Against games in which a planner with that lambda really sat, which differ in its claims alone."""
+    policy, drawn = negotiator(), draw_games(3, 1, count=12)
+
+    def games(player: PlanningAgent) -> list:
+        return rollout(drawn, turn_about(player, scripted("dond")), env_maker(ENV), 12)
+
+    arms = {"plan_0.3": PlannerConfig(lambdas=(0.3,), iterations=10)}
+    entrant = Entrant("anchor", 0, policy, "", arms)
+    anchor, compared = Reader(policy, 1024, 1.0), 0
+    for as_it_is, planned in zip(games(planner(np.inf, "anchor")), games(planner(0.3)), strict=True):
+        found = outcomes(as_it_is, entrant, anchor)
+        made = next((t.planned for t in planned.turns if t.planned), None)
+        if made is None or None in planned.outcome["claims"]:
+            assert found["plan_0.3"] == (0.0, 0.0)
+            continue
+        compared += 1
+        agent = next(name for name, player in planned.players.items() if player == "player")
+        seat, facts = dond_v0.AGENTS.index(agent), planned.facts
+        theirs = planned.outcome["claims"][1 - seat]
+        mine = dond_v0.rest(theirs, facts["counts"])
+        worth = dond_v0.points(mine, facts["values"][seat]) + 0.5 * dond_v0.points(theirs, facts["values"][1 - seat])
+        agreed = made.plan[dond_v0.allocations(facts["counts"]).index(mine)]
+        assert found["plan_0.3"] == pytest.approx((agreed * worth, agreed), abs=1e-4)
+        own = made.anchor[dond_v0.allocations(facts["counts"]).index(mine)]
+        assert found["anchor"] == pytest.approx((own * worth, own), abs=1e-4)
+    assert compared >= 2
+
+
+def test_human_proposals_are_read_as_they_stood(tmp_path: Path) -> None:
+    policy = negotiator()
+    views, situations = human_situations(str(write(tmp_path, test=TEST)), ENV, policy, None)
+    assert [view.index for view in views] == [0, 1] and len(situations) == 2
+    for view, situation in zip(views, situations, strict=True):
+        assert situation.opening == dond_v0.prompt(view.counts, view.values, 0.5, dond_v0.Style.COMPACT)
+        assert situation.stream[-1:] == tuple(policy.tokens.format.cue)
+        assert [words for _, words in situation.talk if words] == list(view.messages)
+        they_proposed = view.turns[-1][0] == "THEM"
+        assert ((False, None) in situation.talk) == they_proposed and (True, None) not in situation.talk
+        assert policy.tokens.decode(situation.stream).count("them: [propose]") == they_proposed
+        assert [len(a) for a in situation.answers] == [11] * 3
+        np.testing.assert_allclose([a.sum() for a in situation.answers], 1.0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["lambdas=[]"], r"lambdas=\[\]: must be a list of at least one"),
+        (["lambdas=0.1"], r"lambdas=0.1: must be a list of at least one"),
+        (["variants.plan=3"], r"variants.plan=3: must be what differs"),
+        (["env.style=natural"], r"env.style=natural: .*must be compact"),
+        (["lambdas=[-1]"], r"lambdas=\[-1\]: each must be a number, 0 \(no anchor\) or above"),
+        (["games=1"], "games=1: must be a whole number, at least 2"),
+        (["proposals=0"], "proposals=0: must be a whole number, at least 2, or null"),
+        (["opponents=[nobody]"], "no scripted negotiator 'nobody'"),
+        (["objectives=[2]"], "env.objective"),
+        (["planner.choose=best"], "planner.choose=best: claims are weighed by the plan here; must be sample"),
+    ],
+)
+def test_mistakes_are_refused_before_any_model(
+    overrides: list[str], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(frontier, "base_policy", lambda *args, **settings: pytest.fail("a model was trained"))
+    with pytest.raises(UserError, match=message):
+        frontier.main(configure(f"data.dond={tmp_path}", *overrides))
+
+
+@pytest.mark.slow
+def test_a_whole_frontier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["model.hidden_size=32", "model.layers=1", "model.intermediate_size=64", "base.epochs=1", "games=4"]
+    (tmp_path / "data").mkdir()
+    cfg = configure(
+        f"data.dond={write(tmp_path / 'data', test=TEST)}",
+        f"runs={tmp_path / 'runs'}",
+        "lambdas=[0.1,1]",
+        "objectives=[0]",
+        *small,
+    )
+    frontier.main(cfg)
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs/cells/frontier").glob("anchor-*.json")}
+    assert len(kept) == 3 and "nothing to compare with" in capsys.readouterr().out
+    rows = list(csv.DictReader((tmp_path / "runs/cells/frontier/table.csv").read_text().splitlines()))
+    assert list(rows[0]) == ["arm", "metric", "mean", "low", "high", "seeds", "games"]
+    planned = {f"{variant}_{x}" for variant in ("plan", "reply", "mirror") for x in ("0.1", "1")}
+    assert {row["arm"] for row in rows} == {"anchor", *planned}
+    assert all(v for r in rows for v in r.values())
+    frontier.main(cfg)  # nothing is played again
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept

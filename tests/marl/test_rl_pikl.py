@@ -1,0 +1,189 @@
+"""Learning from plans: where the plan is known, and whole iterations of both loops that learn from one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from envs import among_us_v0
+from envs.core import TurnKind
+from marl.agents import Request
+from marl.batch import collate
+from marl.cast import Seats
+from marl.errors import UserError
+from marl.losses import Loss
+from marl.losses.listening import ListeningLoss
+from marl.losses.plan import PlanLoss
+from marl.losses.policy import PolicyLoss
+from marl.losses.value import ValueLoss
+from marl.monitor import Progress
+from marl.planner import PlannerConfig
+from marl.policy import Policy, tiny_lm
+from marl.ppo import PPOConfig, train_ppo
+from marl.rewards.game import GameReward
+from marl.rl_pikl import RLPiklConfig, train_rl_pikl
+from marl.types import Episode, Turn
+from marl.update import Learner, UpdateConfig, forward, make_optimizer, update
+from tests.marl.models import small_tokens, tiny_policy, with_critic
+from tests.marl.test_planner import COMPACT, MEETINGS, config, negotiator, proposing
+
+LIMITS: dict[str, Any] = {"games": 6, "concurrency": 6, "max_new_tokens": 24, "context": 1024}
+
+
+def answers(policy: Policy, how: PlannerConfig, seeds: Sequence[int]) -> list[Episode]:
+    """The same proposal by seats that differ in their seed alone, as games of one turn."""
+    agent, request = proposing(policy, how)
+    episodes = []
+    for seed in seeds:
+        key = (seed, "you")
+        (reply,) = agent.act([Request(key, seed, "negotiator", 3, TurnKind.SPEAK, request.text, (), request.questions)])
+        stream, _ = agent.finish([key])[key]
+        turn = Turn("you", "negotiator", 3, TurnKind.SPEAK, reply.text, reply.ids, reply.start, reply.logprobs,
+                    planned=reply.planned)  # fmt: skip
+        episodes.append(
+            Episode(seed, {"you": "p"}, {"you": "negotiator"}, {"you": stream}, (turn,), (), (), {}, 1)
+        )  # fmt: skip
+    return episodes
+
+
+def off(policy: Policy, episodes: Sequence[Episode]) -> float:
+    """Mean KL(plan || policy), in nats, over the tokens of these claims where there is a choice."""
+    batch = collate([(episode, "you") for episode in episodes], {}, drawn_from_plans=True)
+    with torch.no_grad():
+        found = forward(policy, batch, 1.0, {"planned": False}).planned
+    at = batch.planned
+    kl: Tensor = torch.special.entr(batch.plan[at]).neg().sum(-1) - (
+        batch.plan[at] * found[at].masked_fill(batch.plan_ids[at] < 0, 0.0)
+    ).sum(-1)
+    return float(kl.mean())
+
+
+@pytest.mark.parametrize("form", ["cross_entropy", "kl"])
+def test_the_policy_comes_to_play_the_plan(form: str) -> None:
+    """An untrained model's claims, toward a plan that the rules, the exact prior and its own anchor make."""
+    policy = tiny_policy()
+    episodes = answers(policy, config(0.1, belief="prior", others="anchor"), range(16))
+    assert len({e.turns[0].planned.plan for e in episodes if e.turns[0].planned}) == 1  # they all read the same
+    before = off(policy, episodes)
+    batch = collate([(episode, "you") for episode in episodes], {}, drawn_from_plans=True)
+    settings = UpdateConfig(learning_rate=3e-3, epochs=40, minibatches=1, max_grad_norm=10.0, token_budget=8192)
+    update(policy, None, batch, {"plan": PlanLoss(form=form)}, make_optimizer(policy, settings), settings,
+           torch.Generator().manual_seed(0))  # fmt: skip
+    assert before > 0.3 and off(policy, episodes) < 0.03, (before, off(policy, episodes))
+
+
+# --- Whole iterations ---
+
+
+def weights_of(policy: Policy) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in policy.named_parameters()}
+
+
+def identical(a: Policy, b: Policy) -> bool:
+    return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+def learner(start: Policy | None = None) -> Learner:
+    policy = copy.deepcopy(start or negotiator())
+    return Learner("learner", policy, negotiator(), make_optimizer(policy, UpdateConfig(learning_rate=1e-3)))
+
+
+def common(seen: list[tuple[dict[str, float], Sequence[Episode]]], start: int = 0) -> dict[str, Any]:
+    return {
+        "game": "dond", "cast": {"negotiator": Seats()}, "frozen": {}, "seed": 0, "start": start,
+        "progress": Progress(), "after": lambda iteration, metrics, episodes: seen.append((metrics, episodes)),
+    }  # fmt: skip
+
+
+def rl_pikl(one: Learner, iterations: int, start: int = 0) -> list[tuple[dict[str, float], Sequence[Episode]]]:
+    seen: list[tuple[dict[str, float], Sequence[Episode]]] = []
+    losses: dict[str, Loss] = {
+        "plan": PlanLoss(form="cross_entropy"), "value": ValueLoss(), "listening": ListeningLoss(weight=0.3)
+    }  # fmt: skip
+    how = RLPiklConfig(iterations=iterations, planner=config(0.1, iterations=10), anneal_lr=False, **LIMITS)
+    train_rl_pikl(one, COMPACT, {"game": GameReward()}, losses, how, **common(seen, start))
+    return seen
+
+
+def test_iterations_play_the_plan_and_learn_it_while_the_anchor_stays() -> None:
+    one = learner()
+    anchor = weights_of(one.reference)
+    (found, episodes), (_, again) = rl_pikl(one, 2)
+    planned = [t.planned for e in episodes for t in e.turns if t.planned]
+    assert planned and all(p.played for p in planned)
+    assert {"loss/plan", "loss/value", "loss/listening", "game/score"} <= found.keys() and "loss/policy" not in found
+    assert not identical(one.policy, one.reference)
+    assert all(torch.equal(anchor[name], p) for name, p in one.reference.named_parameters())
+    # a plan of the second iteration is near the frozen anchor, not near the policy as it is by then
+    turn, episode = next((t, e) for e in again for t in e.turns if t.planned)
+    assert turn.planned is not None
+    stream = episode.streams[turn.agent].tokens[: turn.start]
+    scores = []
+    for ids in turn.planned.ids:
+        with torch.no_grad():
+            logits = one.reference.logits(one.reference.hidden(torch.tensor([[*stream, *ids]])))[0, turn.start - 1 : -1]
+        shaped = one.reference.speech_logits(logits, 1.0).log_softmax(-1)
+        scores.append(float(shaped.gather(1, torch.tensor(ids)[:, None]).sum()))
+    np.testing.assert_allclose(turn.planned.anchor, torch.tensor(scores).double().softmax(0), atol=1e-4)
+
+
+def test_a_stopped_run_goes_on_as_if_it_never_was() -> None:
+    whole, halves = learner(), learner()
+    rl_pikl(whole, 2)
+    rl_pikl(halves, 1)
+    rl_pikl(halves, 2, start=1)
+    assert identical(whole.policy, halves.policy)
+
+
+def ppo(plan: PlanLoss | None) -> tuple[Policy, dict[str, float], Sequence[Episode]]:
+    """An iteration of Among Us, where all seats learn, and crewmates' votes can be planned."""
+    tokens = small_tokens(among_us_v0.COMPACT_TOKENS)
+    lm = tiny_lm(tokens.size, hidden_size=32, layers=1, intermediate_size=64, context=1024, generator_seed=1)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # of the value head
+        policy = with_critic(Policy(lm, tokens))
+    one = Learner("learner", policy, copy.deepcopy(policy), make_optimizer(policy, UpdateConfig(learning_rate=1e-3)))
+    losses: dict[str, Loss] = {"policy": PolicyLoss(), "value": ValueLoss(), **({"plan": plan} if plan else {})}
+    how = PPOConfig(iterations=1, games=3, concurrency=3, max_new_tokens=4, context=1024,
+                    planner=config(0.1, iterations=3, choose="own"))  # fmt: skip
+    seen: list[tuple[dict[str, float], Sequence[Episode]]] = []
+    settings = {**common(seen), "game": "among_us", "cast": {"crewmate": Seats(), "imposter": Seats()}}
+    train_ppo([one], MEETINGS, {"game": GameReward()}, losses, how, **settings)
+    return (one.policy, *seen[0])
+
+
+def test_in_ppo_a_plan_term_of_weight_zero_is_measured_and_changes_no_bit() -> None:
+    without, other, same = ppo(None)
+    measured, found, episodes = ppo(PlanLoss(weight=0.0))
+    assert identical(without, measured)
+    noted = [t.planned for e in episodes for t in e.turns if t.planned]
+    assert noted and not any(planned.played for planned in noted)
+    assert found["loss/plan"] > 0 and "loss/plan" not in other
+    assert [[replace(t, planned=None) for t in e.turns] for e in episodes] == [list(e.turns) for e in same]
+    assert not identical(without, ppo(PlanLoss(weight=1.0))[0])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: RLPiklConfig(gamma=2.0), r"algo\.gamma=2\.0: must lie in \[0, 1\]"),
+        (
+            lambda: RLPiklConfig(planner=config(choose="own")),
+            r"algo\.planner\.choose=own: with algo=pikl plans are played",
+        ),
+        (
+            lambda: PPOConfig(planner=config()),
+            r"algo\.planner\.choose=sample: PPO learns from the policy's own samples",
+        ),
+    ],
+)
+def test_bad_settings_are_named(make: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make()
