@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +54,9 @@ SPLITS = ("val", "test")
 COLUMNS = ("run", "arm", "seed", "iteration", "metric", "mean", "low", "high", "games")
 SHOWN = (
     "game/score", "game/agreement", "drift/human_dialogues", "drift/own_speech", "talk/distinct_2", "talk/split_kept",
-    "talk/split_coverage", "talk/value_true", "talk/value_chance", "talk/inverted", "talk/inverted_coverage",
-    "talk/inverted_chance", "talk/worse_share", "talk/understood", "talk/turns", "talk/vocabulary",
+    "talk/split_coverage", "talk/table_kept", "talk/value_true", "talk/value_chance", "talk/inverted",
+    "talk/inverted_coverage", "talk/inverted_chance", "talk/worse_share", "talk/understood", "talk/turns",
+    "talk/vocabulary",
 )  # fmt: skip
 
 
@@ -67,7 +68,7 @@ class Stage:
     arm: str
     seed: int
     iteration: int
-    config: Mapping[str, Any]
+    config: Mapping[str, Any] = field(hash=False)
     folder: Path  # a saved policy
     weights: Path | None = None  # of a checkpoint, which stand in for those of the folder
 
@@ -215,12 +216,14 @@ def measure(stage: Stage, people: Path, cfg: DictConfig, device: torch.device, b
 
 
 def people_metrics(folder: str, split: Any) -> Metrics:
-    """The same figures of the human dialogues: how much the grammar reads, and what people do themselves."""
+    """The same figures of the human dialogues that ended in claims: how much the grammar reads, what people do."""
     try:
-        views = read_split(folder, split).views
+        found = read_split(folder, split)
     except (OSError, ValueError) as error:
         raise UserError(f"data.dond={folder}: {error}") from error
-    return talk_drift([read_talk(human_talk(view)) for view in views], np.random.default_rng(0))
+    left_out = ", ".join(f"{count} {reason}" for reason, count in found.skipped.items())
+    say(f"{split}: {len(found.usable)} views of human dialogues; left out: {left_out or 'none'}")
+    return talk_drift([read_talk(human_talk(view)) for view in found.usable], np.random.default_rng(0))
 
 
 def kept_transcripts(run: Path) -> list[tuple[Stage, Metrics]]:

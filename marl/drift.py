@@ -169,7 +169,9 @@ def talk_drift(readings: Sequence[Reading], rng: np.random.Generator) -> Metrics
 
     Of proposals: `talk/split_kept`, the share that claims what the proposer's own last split gave it, over those
     with such a split, which are `talk/split_coverage` of all; `talk/split_kept_explicit` and
-    `talk/split_coverage_explicit`, where that message said of all items who gets them. `talk/inverted`: the share that
+    `talk/split_coverage_explicit`, where that message said of all items who gets them; who agreed to the partner's
+    later split doesn't keep its own. `talk/table_kept`: the share that claims its side of the last split of either
+    player, so that an agreement counts, over those of which `talk/inverted` is a share. `talk/inverted`: the share that
     claims the partner's side of the last split of either player, over those where the sides differ, which are
     `talk/inverted_coverage` of all; `talk/inverted_explicit` likewise; `talk/inverted_chance`, what uniform claims
     would give. `talk/worse_share`: claims of the side that is worth less to the proposer, over all proposals.
@@ -189,6 +191,7 @@ def talk_drift(readings: Sequence[Reading], rng: np.random.Generator) -> Metrics
     share("talk/split_coverage", lambda c: c.stated is not None)
     share("talk/split_kept_explicit", lambda c: c.claim == c.stated, lambda c: c.stated_explicit)
     share("talk/split_coverage_explicit", lambda c: c.stated_explicit)
+    share("talk/table_kept", lambda c: c.claim == c.table, lambda c: c.telling)
     share("talk/inverted", lambda c: c.inverted, lambda c: c.telling)
     share("talk/inverted_coverage", lambda c: c.telling)
     share("talk/inverted_explicit", lambda c: c.inverted, lambda c: c.telling and c.table_explicit)

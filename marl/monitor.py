@@ -11,6 +11,8 @@ from marl.negotiation import inverted_share
 from marl.speech import INSIDERS, read_game
 from marl.types import Episode
 
+VOCABULARY_GAMES = 500  # vocabulary grows with the number of games, so it is counted over a fixed number
+
 
 class Progress:
     """What a loop tells its caller as it goes; does nothing by default."""
@@ -34,6 +36,12 @@ def episode_metrics(episodes: Sequence[Episode], players: Collection[str]) -> di
         metrics["game/points"] = _mean([e.outcome["points"][a] for e, a in own])
         metrics["game/agreement"] = _mean([e.outcome["deal"] for e in episodes])
         metrics["game/pareto"] = _mean([e.outcome["pareto"] for e in episodes])
+        metrics["errors/aborted"] = _mean([e.outcome["how"] == "abort" for e in episodes])
+        agreed = [e for e in episodes if e.outcome["deal"]]
+        if agreed:
+            of_agreed = [sum(p.amount for p in e.payments if p.agent == a) for e, a in own if e.outcome["deal"]]
+            metrics["game/score_agreed"] = _mean(of_agreed)
+            metrics["game/pareto_agreed"] = _mean([e.outcome["pareto"] for e in agreed])
         inverted = inverted_share(episodes, players)
         if inverted is not None:
             metrics["talk/inverted"] = inverted
@@ -45,6 +53,8 @@ def episode_metrics(episodes: Sequence[Episode], players: Collection[str]) -> di
     spoken = [t for t in taken if t.kind == TurnKind.SPEAK]
     metrics["talk/turns"] = len(spoken) / len(episodes)
     metrics["talk/tokens_per_turn"] = _mean([len(t.reply_ids) for t in spoken])
+    counted = [t for e in episodes[:VOCABULARY_GAMES] for t in e.turns if e.players[t.agent] in players and not t.error]
+    metrics["talk/vocabulary"] = len({word for t in counted for word in t.message.split()})
     metrics["errors/per_turn"] = (len(turns) - len(taken)) / max(len(taken), 1)
     metrics["rollout/games"] = len(episodes)
     metrics["rollout/tokens"] = sum(len(s) for e in episodes for s in e.streams.values())

@@ -134,6 +134,7 @@ def test_shares_and_their_coverage(games: list[Episode]) -> None:
     values = [v for r in readings for v in r.values]
     assert found["talk/split_kept"].mean == pytest.approx(sum(c.claim == c.stated for c in stated) / len(stated))
     assert found["talk/split_coverage"].mean == pytest.approx(len(stated) / len(claims))
+    assert found["talk/table_kept"].mean == pytest.approx(sum(c.claim == c.table for c in telling) / len(telling))
     assert found["talk/inverted"].mean == pytest.approx(sum(c.inverted for c in telling) / len(telling))
     assert found["talk/inverted_chance"].mean == pytest.approx(np.mean([c.chance for c in telling]))
     assert found["talk/value_true"].mean == pytest.approx(np.mean([v.true for v in values]))
