@@ -563,6 +563,38 @@ def parse_heard(text: str) -> list[tuple[str, str]]:
     return heard
 
 
+def in_natural(text: str, opening: str, max_entries: int = 50, max_errors: int = 5) -> str:
+    """An observation in natural style, whichever style it came in. `opening`: the first observation of the same seat.
+
+    So that who reads English can sit beside who reads compact style. The limits are those of the game, which compact
+    style leaves unsaid. Raises ValueError if `opening` isn't a game's first observation.
+    """
+    counts, own_values, objective = parse_prompt(opening)
+    if not _COMPACT_PROMPT_READ.match(opening):
+        return text
+    compact, natural = _WORDING[Style.COMPACT], _WORDING[Style.NATURAL]
+    lines = []
+    for line in text.split("\n")[:-1]:
+        if line == compact.proposed:
+            lines.append(natural.proposed)
+        elif line.startswith(compact.message.format("")):
+            lines.append(natural.message.format(line.removeprefix(compact.message.format(""))))
+        elif line.startswith(compact.error.format("")):
+            reason = Reason(line.removeprefix(compact.error.format("")))
+            lines.append(natural.error.format(_CORRECTIONS[reason].format(*counts)))
+        elif line.startswith(compact.cut.format("")):
+            lines.append(natural.cut.format(line.removeprefix(compact.cut.format(""))))
+        elif line == compact.no_deal:
+            lines.append(natural.no_deal)
+        elif found := re.fullmatch(compact.deal.format(r"(\d+)", r"(\d+)"), line):
+            lines.append(natural.deal.format(*found.groups()))
+        else:  # the prompt
+            assert _COMPACT_PROMPT_READ.fullmatch(f"{line}\n"), line
+            told = prompt(counts, own_values, objective, Style.NATURAL, max_entries, max_errors)
+            lines.append(told.removesuffix("\n"))
+    return "".join(f"{line}\n" for line in lines)
+
+
 # --- The environment --------------------------------------------------------------------------------------------------
 
 AGENTS = ("player_0", "player_1")

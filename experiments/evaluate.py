@@ -1,11 +1,12 @@
 """Plays any two players against each other on fixed seeds and prints what came of it, with 95 % intervals.
 
 `python -m experiments.evaluate players=[runs/NAME,scripted] games=1000`. A player is a run's folder, `base` (of the run
-beside it, or of the configuration), `scripted`, a scripted temperament, or `random`. One name plays itself. In a game
-with several roles the first player holds the first of them, and its partner `cast.crewmate.partners` of the seats where
-the player is a language model; the second player holds the others. `voices=[base]`: the first player's messages are
-the base's; `voices=[silence]`: it says nothing. A player called `NAME+plan` plans its proposals or votes near what it
-would do itself (marl/planner.py), as `planner.*` says; `planner=pikl` alone means the first player.
+beside it, or of the configuration), `scripted`, a scripted temperament, `random`, or `chat`, a model behind any
+OpenAI-compatible endpoint (settings `chat.*`, marl/chat.py). One name plays itself. In a game with several roles the
+first player holds the first of them, and its partner `cast.crewmate.partners` of the seats where the player is a
+language model; the second player holds the others. `voices=[base]`: the first player's messages are the base's;
+`voices=[silence]`: it says nothing. A player called `NAME+plan` plans its proposals or votes near what it would do
+itself (marl/planner.py), as `planner.*` says; `planner=pikl` alone means the first player.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from experiments.players import bare, check_plans, is_run, player_config, run_po
 from experiments.terminal import Bar, say
 from marl.agents import SILENCE, Agent, Dubbed, ModelAgent, model_agent
 from marl.cast import Seats, by_role
+from marl.chat import CHAT, ChatAgent
 from marl.checkpoint import load_policy, read_card
 from marl.config import Parts, build, make, plain
 from marl.engine import size_of
@@ -117,6 +119,8 @@ def find_player(
     beside: str,
 ) -> Agent:
     """A player by name (see the module's docstring); `beside` is the other player's name."""
+    if name == CHAT and parts.chat is not None:
+        return parts.chat
     limits = replace(parts.algo, concurrency=cfg.concurrency)
     game, places = parts.env["game"], seats(parts.env)
     if bare(name) == "base" or is_run(name):
@@ -128,7 +132,9 @@ def find_player(
     try:
         return scripted(game, "" if name == "scripted" else name)
     except UserError as error:
-        raise UserError(f"players: {name} is neither a run's folder nor base, scripted or random. {error}") from error
+        raise UserError(
+            f"players: {name} is neither a run's folder nor base, scripted, random or chat. {error}"
+        ) from error
 
 
 def find_base(cfg: DictConfig, parts: Parts, device: torch.device, beside: str) -> Policy:
@@ -276,7 +282,7 @@ def main(cfg: DictConfig) -> None:
     if not isinstance(cfg.temperature, int | float) or cfg.temperature < 0:
         raise UserError(f"temperature={cfg.temperature}: must be a number, at least 0")
     cfg = as_in_runs(cfg, names)
-    parts = build(cfg)
+    parts = build(cfg, names)
     make_env = env_maker(parts.env)
     if cfg.out:
         check_writable(Path(cfg.out), "out")
@@ -325,6 +331,7 @@ def main(cfg: DictConfig) -> None:
             "games": len(drawn),
             "seed": cfg.seed,
             "players": names,
+            **({"chat": chat_figures(parts.chat, drawn)} if parts.chat else {}),
         }
         write_episodes(out / "episodes.jsonl", episodes)
         by_message = {label: entries}
@@ -335,6 +342,17 @@ def main(cfg: DictConfig) -> None:
     if entries:
         say("\nbelief after so many messages, beside the exact prior without any talk")
         say(by_message_table(entries))
+    if parts.chat:
+        say(f"\n{parts.chat.summary()}")
+
+
+def chat_figures(chat: ChatAgent, games: Sequence[Game]) -> dict[str, Any]:
+    """What the endpoint was asked for, and which seats it lost."""
+    lost = [
+        {"game": number, "seed": games[number].seed, "agent": agent, "reason": reason.value}
+        for (number, agent), reason in sorted(chat.lost)
+    ]
+    return {**chat.figures(), "lost_seats": lost}
 
 
 if __name__ == "__main__":

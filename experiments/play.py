@@ -6,6 +6,7 @@ person gets the same observations and corrections as a model, and the game is re
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from experiments.terminal import say
 from marl.agents import Agent, TextAgent
 from marl.config import build
 from marl.errors import UserError
+from marl.files import write_text
 from marl.games import env_maker
 from marl.rollout import Game, draw_games, rollout
 from marl.transcripts import episode_to_json, render_text, write_episodes
@@ -65,7 +67,7 @@ class Person:
 def main(cfg: DictConfig) -> None:
     """Plays `games` games and records them."""
     cfg = as_in_runs(cfg, [cfg.opponent])
-    parts = build(cfg)
+    parts = build(cfg, [cfg.opponent])
     check_plans(cfg.opponent, parts.env["game"])
     planner_config(cfg)
     make_env = env_maker(parts.env)
@@ -77,8 +79,9 @@ def main(cfg: DictConfig) -> None:
         say(caches)
     opponent = find_player(cfg.opponent, cfg, parts, device, cfg.opponent)
     out = Path(cfg.out)
-    taken = len(list(out.glob("episodes-*.jsonl")))  # by earlier sessions
-    record = out / f"episodes-{taken + 1:03d}.jsonl"
+    earlier = [*out.glob("episodes-*.jsonl"), *out.glob("unfinished-*.txt")]
+    number = 1 + max((int(found[1]) for path in earlier if (found := re.search(r"-(\d+)$", path.stem))), default=0)
+    record, unfinished = out / f"episodes-{number:03d}.jsonl", out / f"unfinished-{number:03d}.txt"
 
     def cast(game: Game, env: Any) -> Mapping[str, Agent]:
         seats: dict[str, Agent] = dict.fromkeys(env.possible_agents, opponent)
@@ -91,17 +94,20 @@ def main(cfg: DictConfig) -> None:
     try:
         for game in draw_games(cfg.seed, count=cfg.games):
             say(f"\n── a new game ({len(episodes) + 1} of {cfg.games}) " + "─" * 40)
+            person.log.clear()
             episodes += rollout([game], cast, make_env, 1)
             say(render_text(episode_to_json(episodes[-1])))
             write_episodes(record, episodes)
     except (EOFError, KeyboardInterrupt, UserError) as error:
         out.mkdir(parents=True, exist_ok=True)
-        (out / "unfinished.txt").write_text("\n".join(person.log) + "\n", encoding="utf-8")
-        say(f"\nstopped; the unfinished game is in {out / 'unfinished.txt'}")
+        write_text(unfinished, "\n".join(person.log) + "\n")
+        say(f"\nstopped; the unfinished game is in {unfinished}")
         if isinstance(error, UserError):
             raise
         return
     say(f"recorded: {record}")
+    if parts.chat:
+        say(parts.chat.summary())
 
 
 if __name__ == "__main__":

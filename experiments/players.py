@@ -1,4 +1,4 @@
-"""From names on the command line to whoever plays: `base`, a finished run's folder, scripted players, `random`.
+"""From names on the command line to whoever plays: `base`, a run's folder, scripted players, `random`, `chat`.
 
 A language model whose name ends in `+plan`, as in `base+plan`, plans its claims or votes (marl/planner.py).
 """
@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig
 
 from marl.agents import Agent, PlayConfig, model_agent
 from marl.cast import LEARNERS, Seats, places, players_of
+from marl.chat import CHAT
 from marl.checkpoint import load_policy, read_card
 from marl.engine import size_of
 from marl.errors import UserError
@@ -91,7 +92,7 @@ def check_players(cast: Mapping[str, Seats], game: str, env: Any) -> None:
     places(cast, env)
     runs: dict[str, str] = {}
     for name in players_of(cast):
-        if name not in (*LEARNERS, "base"):
+        if name not in (*LEARNERS, "base", CHAT):
             try:
                 check_plans(name, game)
                 if bare(name) == "base":
@@ -106,7 +107,8 @@ def check_players(cast: Mapping[str, Seats], game: str, env: Any) -> None:
             except UserError as error:
                 role = next(role for role, seats in cast.items() if name in (seats.player, seats.partner))
                 raise UserError(
-                    f"cast.{role}: {name} is none of learner, rival, base, a finished run or a scripted player. {error}"
+                    f"cast.{role}: {name} is none of learner, rival, base, chat, a finished run or a scripted player. "
+                    f"{error}"
                 ) from error
 
 
@@ -140,10 +142,11 @@ def seat_players(
     limits: PlayConfig,
     temperature: float,
     learners: Mapping[str, tuple[str, Policy]] | None = None,
+    chat: Agent | None = None,
 ) -> dict[str, Agent]:
     """Everybody in the cast, by name. `learners`: stand-ins for them, as (what they are called in episodes, policy);
-    without any they are left out. Two names that are called the same are one player. Who plans does as `algo.planner`
-    says."""
+    without any they are left out. Two names that are called the same are one player. `chat`: the player of that name.
+    Who plans does as `algo.planner` says."""
     policies: dict[str, Policy] = {}  # by what they are called
     called: dict[str, str] = {}
     found: dict[str, Agent] = {}
@@ -154,6 +157,8 @@ def seat_players(
             called[name], policies[called[name]] = learners[name][0], learners[name][1]
         elif bare(name) == "base":
             called[name], policies[name] = name, base
+        elif name == CHAT and chat is not None:
+            found[name] = chat
         elif is_run(name):
             called[name] = Path(name).name
             policies[called[name]] = run_policy(name, game, base.device, base)

@@ -38,6 +38,7 @@ from marl.config import (
     EvalConfig,
     Parts,
     build,
+    cast_names,
     check_text,
     config_hash,
     digest,
@@ -83,7 +84,7 @@ SHOWN = 40  # episodes kept of an iteration or an evaluation
 @command("train", implies={"data.dond": "base=human"})
 def main(cfg: DictConfig) -> None:
     """One run, from its configuration to its report."""
-    parts = build(cfg)
+    parts = build(cfg, cast_names(plain(cfg)))
     make_env = env_maker(parts.env)
     evaluation = make(EvalConfig, plain(cfg.eval), "eval")
     make(CheckpointConfig, plain(cfg.checkpoint), "checkpoint")
@@ -221,10 +222,13 @@ def lead(work: Work, ranks: Ranks) -> None:
         base=base_folder.name if base_folder else None,
         figures={name: {m: i.to_json() for m, i in found.items()} for name, found in conditions.items()},
         speed=mean_speed(folder),
+        **({"chat": parts.chat.figures()} if parts.chat else {}),
     )
     build_report([folder], folder / "report.html", title=cfg.name)
     show(conditions, examples, folder / "report.html")
     rows = (json.loads(line) for line in (folder / METRICS_FILE).read_text().splitlines())
+    if parts.chat:
+        say(parts.chat.summary())
     verdict = work.expected.verdict(rows) if work.expected else ""
     if verdict:
         say(verdict)
@@ -310,7 +314,7 @@ def learn(
         split = shards.get(name)
         optimizer = make_optimizer(split.split if split else policy, config.update)
         learners.append(Learner(name, policy, base, optimizer, split))
-    frozen = seat_players(parts.cast, make_env(), game, base, config, config.temperature)
+    frozen = seat_players(parts.cast, make_env(), game, base, config, config.temperature, chat=parts.chat)
     trained = {each.name: (each.policy, each.optimizer) for each in learners}
     checkpoints = folder / "checkpoints"
     state = load_training(checkpoints, trained, report=lambda line: None)
@@ -400,7 +404,9 @@ def evaluation_games(
 ) -> list[Episode]:
     """The evaluation games, always the same ones, with these in the learners' seats and the others as in the cast."""
     seating = make(EvalConfig, plain(cfg.eval), "eval").seating(parts.cast)
-    agents = seat_players(seating, make_env(), parts.env["game"], base, parts.algo, cfg.eval.temperature, learners)
+    agents = seat_players(
+        seating, make_env(), parts.env["game"], base, parts.algo, cfg.eval.temperature, learners, parts.chat
+    )
     drawn = ranks.share(draw_games(cfg.eval.seed, EVALUATION, count=games))
     episodes = rollout(drawn, by_role(seating, agents), make_env, parts.algo.concurrency, bar.advance)
     return add_rewards(ranks.collect(episodes), parts.rewards)

@@ -10,17 +10,18 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 
-from marl.cast import Seats
+from marl.cast import Seats, players_of
+from marl.chat import CHAT, ChatAgent, ChatConfig
 from marl.errors import UserError
 from marl.filtered_bc import FilteredBCConfig
-from marl.games import env_maker, exchangeable, scripted
+from marl.games import env_maker, exchangeable, natural_reader, scripted
 from marl.losses import Loss
 from marl.planner import GAMES as PLANNED
 from marl.ppo import PPOConfig
@@ -31,6 +32,7 @@ from marl.rl_pikl import RLPiklConfig
 T = TypeVar("T")
 # settings that don't make it another run, but for the order in which numbers are added
 ELSEWHERE = ("runs", "tracker", "progress", "threads", "cache", "shard", "deterministic")
+OF_CHAT = ("model", "temperature", "max_tokens", "extra")  # what of a chat's settings makes it another player
 
 
 @dataclass(frozen=True)
@@ -84,13 +86,17 @@ class Parts:
     rewards: Mapping[str, Reward]
     losses: Mapping[str, Loss]
     privileged: bool  # whether the critic sees hidden facts
+    chat: ChatAgent | None = None  # the player behind an endpoint, where one plays
 
 
 CRITICS = ("private", "privileged")
 
 
-def build(cfg: DictConfig) -> Parts:
-    """Builds all parts. Raises UserError naming the setting, its value and what it should be."""
+def build(cfg: DictConfig, players: Sequence[str] = ()) -> Parts:
+    """Builds all parts; the player `chat` where it is one of `players`, by name.
+
+    Raises UserError naming the setting, its value and what it should be.
+    """
     settings = plain(cfg)
     algo = dict(settings["algo"])
     kind = algo.pop("kind")
@@ -160,7 +166,13 @@ def build(cfg: DictConfig) -> Parts:
         rewards=terms(settings["reward"], "reward"),
         losses=losses,
         privileged=critic == "privileged",
+        chat=chat_agent(settings["chat"], env) if CHAT in players else None,
     )
+
+
+def chat_agent(settings: Mapping[str, Any], env: Mapping[str, Any]) -> ChatAgent:
+    """The player behind the endpoint of the settings `chat.*`."""
+    return ChatAgent(make(ChatConfig, settings, "chat"), natural_reader(env))
 
 
 def check_places(settings: Mapping[str, Any]) -> None:
@@ -267,10 +279,22 @@ def plain(cfg: DictConfig) -> dict[str, Any]:
     return {str(k): v for k, v in container.items()}
 
 
+def cast_names(settings: Mapping[str, Any]) -> list[str]:
+    """Everybody who plays in a run's training or evaluation, by name."""
+    cast, changed = cast_of(settings["cast"]), make(EvalConfig, settings["eval"], "eval")
+    return list(dict.fromkeys([*players_of(cast), *players_of(changed.seating(cast))]))
+
+
 def identity(cfg: DictConfig) -> dict[str, Any]:
-    """The settings that make a run what it is, resolved. A term that is null is as good as not there."""
-    found = {name: value for name, value in plain(cfg).items() if name not in ELSEWHERE}
-    return found | {part: {k: v for k, v in found[part].items() if v is not None} for part in ("reward", "loss")}
+    """The settings that make a run what it is, resolved. A term that is null is as good as not there, and so are an
+    endpoint's settings where nobody plays through one."""
+    settings = {name: value for name, value in plain(cfg).items() if name not in ELSEWHERE}
+    for part in ("reward", "loss"):
+        settings[part] = {name: term for name, term in settings[part].items() if term is not None}
+    chat = settings.pop("chat", None)
+    if chat is not None and CHAT in cast_names(settings):
+        settings["chat"] = {name: chat[name] for name in OF_CHAT}
+    return settings
 
 
 def digest(settings: Mapping[str, Any]) -> str:

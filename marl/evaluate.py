@@ -19,12 +19,12 @@ from scipy.stats import norm
 from envs import dond_v0
 from envs.among_us_v0 import Ending, Role
 from envs.core import Question, TurnKind
+from marl.monitor import VOCABULARY_GAMES
 from marl.rewards.speaking import SpeakingReward
 from marl.speech import INSIDERS, Message, Record, read_game, template
 from marl.stats import Floats, Interval, bootstrap_mean, bootstrap_ratio, wilson
 from marl.types import Belief, Episode, Turn
 
-VOCABULARY_GAMES = 500  # vocabulary grows with the number of games, so it is counted over a fixed number
 PROB_FLOOR = 1e-12  # a true answer given less than this costs -log of this: 27.6 nats
 
 Metrics = dict[str, Interval]

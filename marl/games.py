@@ -2,15 +2,17 @@
 
 The environment's module has `parallel_env` and `COMPACT_TOKENS` (strings that a small tokenizer keeps whole); the
 environment has `facts` and `privileged(agent)`. Where the module has them: `PAYMENT` names settings that no player
-reads of, so that they make no other base; `EXCHANGEABLE` has, by style, words that can stand for one another. The
-scripts' module has `make_player(name, seed, role)` and `DEFAULT`, the name of the players that a base corpus is made
-of; where these changed, a `VERSION` that a base is known by.
+reads of, so that they make no other base; `EXCHANGEABLE` has, by style, words that can stand for one another;
+`in_natural` puts an observation of any style into natural words. The scripts' module has `make_player(name, seed,
+role)` and `DEFAULT`, the name of the players that a base corpus is made of; where these changed, a `VERSION` that a
+base is known by.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -54,6 +56,22 @@ def env_maker(env: Mapping[str, Any]) -> Callable[[], Any]:
 def exchangeable(env: Mapping[str, Any]) -> tuple[str, ...]:
     """The words of the game in its style that can stand for one another; most games have none."""
     return tuple(getattr(game_module(env["game"]), "EXCHANGEABLE", {}).get(env.get("style"), ()))
+
+
+def natural_reader(env: Mapping[str, Any]) -> Callable[[str, str], str]:
+    """(an observation, the seat's first one) -> its text in natural style.
+
+    Raises UserError where the game is played in another style that can't be put into natural words.
+    """
+    module = game_module(env["game"])
+    if hasattr(module, "in_natural"):
+        limits = {name: env[name] for name in ("max_entries", "max_errors") if name in env}
+        return partial(module.in_natural, **limits)
+    if env.get("style") != "natural":
+        raise UserError(
+            f"env.style={env.get('style')}: chat reads plain English in this game; choose env.style=natural"
+        )
+    return lambda text, opening: text
 
 
 def seats(env: Mapping[str, Any]) -> int:

@@ -7,8 +7,11 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from envs.core import TurnKind
+from marl.negotiation import inverted_share
 from marl.speech import INSIDERS, read_game
 from marl.types import Episode
+
+VOCABULARY_GAMES = 500  # vocabulary grows with the number of games, so it is counted over a fixed number
 
 
 class Progress:
@@ -33,6 +36,15 @@ def episode_metrics(episodes: Sequence[Episode], players: Collection[str]) -> di
         metrics["game/points"] = _mean([e.outcome["points"][a] for e, a in own])
         metrics["game/agreement"] = _mean([e.outcome["deal"] for e in episodes])
         metrics["game/pareto"] = _mean([e.outcome["pareto"] for e in episodes])
+        metrics["errors/aborted"] = _mean([e.outcome["how"] == "abort" for e in episodes])
+        agreed = [e for e in episodes if e.outcome["deal"]]
+        if agreed:
+            of_agreed = [sum(p.amount for p in e.payments if p.agent == a) for e, a in own if e.outcome["deal"]]
+            metrics["game/score_agreed"] = _mean(of_agreed)
+            metrics["game/pareto_agreed"] = _mean([e.outcome["pareto"] for e in agreed])
+        inverted = inverted_share(episodes, players)
+        if inverted is not None:
+            metrics["talk/inverted"] = inverted
     if "winner" in first:
         metrics["game/win_rate/crewmates"] = _mean([e.outcome["winner"] == "crewmates" for e in episodes])
         metrics |= _crew_metrics(episodes, players)
@@ -41,6 +53,8 @@ def episode_metrics(episodes: Sequence[Episode], players: Collection[str]) -> di
     spoken = [t for t in taken if t.kind == TurnKind.SPEAK]
     metrics["talk/turns"] = len(spoken) / len(episodes)
     metrics["talk/tokens_per_turn"] = _mean([len(t.reply_ids) for t in spoken])
+    counted = [t for e in episodes[:VOCABULARY_GAMES] for t in e.turns if e.players[t.agent] in players and not t.error]
+    metrics["talk/vocabulary"] = len({word for t in counted for word in t.message.split()})
     metrics["errors/per_turn"] = (len(turns) - len(taken)) / max(len(taken), 1)
     metrics["rollout/games"] = len(episodes)
     metrics["rollout/tokens"] = sum(len(s) for e in episodes for s in e.streams.values())

@@ -59,7 +59,7 @@ def test_a_game_of_among_us_is_played_and_recorded(
     shown = capsys.readouterr().out
     assert "Choose by the number of an option" in shown and "[propose]" not in shown and "env.style=natural" in shown
     games = [json.loads(line) for line in (tmp_path / "episodes-001.jsonl").read_text().splitlines()]
-    assert len(games) == 2 and not (tmp_path / "unfinished.txt").exists()
+    assert len(games) == 2 and not (tmp_path / "unfinished-001.txt").exists()
     for game in games:
         assert sorted(game["players"].values()) == sorted(["human", *[opponent] * 4])
         own = [turn for turn in game["turns"] if game["players"][turn["agent"]] == "human"]
@@ -91,5 +91,5 @@ def test_a_deal_is_negotiated(
 def test_an_unfinished_game_is_kept(typing: Callable[[Iterator[str]], None], tmp_path: Path) -> None:
     typing(iter(["1", "1"]))
     play.main(configure("env=among_us", "opponent=random", f"out={tmp_path}"))
-    assert (tmp_path / "unfinished.txt").read_text().count("you> ") == 2
+    assert (tmp_path / "unfinished-001.txt").read_text().count("you> ") == 2
     assert not (tmp_path / "episodes-001.jsonl").exists()

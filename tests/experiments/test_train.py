@@ -244,6 +244,7 @@ PRESETS: dict[str, dict[str, float]] = {
     "no_speaking": SPEAKING,
     "no_listening": LISTENING,
     "game_only": {**SPEAKING, **LISTENING},
+    "no_imitation": {"loss.imitation.weight": 0.0},
     "listening_only": {**SPEAKING, **WITHOUT_RL},
 }
 
@@ -293,6 +294,19 @@ def test_further_sweeps_differ_from_the_headlines_only_in_what_they_are_about(sw
     changed = {name: value for name, value in cfg.items() if value != headline[name]}
     assert changed.pop("name") == sweep
     assert changed == ({"env.shaping": 0.2} if sweep == "among_us_shaping" else {})
+
+
+def test_sweeps_of_filtered_cloning_play_as_many_games_as_the_one_of_ppo() -> None:
+    human = configure("sweep=dond_filtered_bc", "env.objective=-0.5")
+    scripted = configure("sweep=dond_filtered_bc_scripted", "base.players=careful", "env.objective=0")
+    ppo = configure("sweep=dond_filtered_bc_ppo", "ablation=no_imitation", "env.objective=0")
+    assert (human.algo.kind, human.base.data, human.arm) == ("filtered_bc", "human", "filtered_bc")
+    assert (scripted.algo, scripted.eval) == (human.algo, human.eval)
+    assert (scripted.base.data, scripted.arm) == ("scripted", "from_careful")
+    assert (ppo.algo.kind, ppo.base, ppo.arm) == ("ppo", human.base, "no_imitation")
+    assert 0 <= human.algo.iterations * human.algo.games - ppo.algo.iterations * ppo.algo.games < ppo.algo.games
+    for cfg in (human, scripted, ppo):
+        build(cfg)
 
 
 def test_names_follow_from_the_configuration() -> None:

@@ -7,7 +7,9 @@ import pytest
 
 from envs.core import TurnKind
 from marl.evaluate import metrics
+from marl.games import env_maker, scripted
 from marl.monitor import episode_metrics
+from marl.rollout import draw_games, everyone, rollout
 from tests.marl.episodes import ejection_game, meeting_game
 
 
@@ -44,5 +46,17 @@ def test_figures_are_the_evaluations() -> None:
     games = [meeting_game(), ejection_game()]
     found, table = episode_metrics(games, {"learner"}), metrics(games, "among_us", players={"learner"})
     shared = [name for name in table if name in found and name != "belief/accuracy"]  # there, ties count in part
-    assert len(shared) == 7
+    assert len(shared) == 8
     assert {name: found[name] for name in shared} == pytest.approx({name: table[name].mean for name in shared})
+
+
+def test_figures_of_negotiations_are_the_evaluations() -> None:
+    agent = scripted("dond", "mixture")
+    games = rollout(draw_games(3, count=40), everyone(agent), env_maker({"game": "dond", "objective": 0.5}), 40)
+    found, table = episode_metrics(games, {"mixture"}), metrics(games, "dond", 0.5)
+    names = (
+        "game/score", "game/score_agreed", "game/points", "game/agreement", "game/pareto", "game/pareto_agreed",
+        "talk/turns", "talk/vocabulary", "errors/aborted",
+    )  # fmt: skip
+    assert 0 < found["game/agreement"] < 1 and found["talk/vocabulary"] > 20
+    assert {name: found[name] for name in names} == pytest.approx({name: table[name].mean for name in names})

@@ -1,0 +1,135 @@
+"""The player behind an endpoint, from the commands: evaluated, replayed, played against, and beside a learner."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig
+
+from experiments import drift, evaluate, play, train
+from marl.errors import UserError
+from tests.marl.test_chat import KEY, Server, sensible
+
+pytest.importorskip("openai")
+SMALL = [
+    "progress=false", "threads=1", "base.games=12", "model.hidden_size=32", "model.layers=1",
+    "model.intermediate_size=64", "model.max_new_tokens=8",
+]  # fmt: skip
+
+
+def configure(command: str, *overrides: str) -> DictConfig:
+    with initialize_config_module("conf", version_base="1.3"):
+        return compose(command, overrides=list(overrides))
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    server = Server(sensible)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def nowhere(folder: Path) -> bool:
+    return not any(KEY.encode() in path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
+def test_it_is_evaluated_and_replayed(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = [
+        "players=[chat,careful]", "games=6", "concurrency=6", f"runs={tmp_path / 'runs'}", "chat.model=m", "threads=1",
+        "progress=false",
+    ]  # fmt: skip
+    evaluate.main(configure("evaluate", *common, f"chat.url={server.url}", f"out={tmp_path / 'a'}"))
+    shown = capsys.readouterr().out
+    assert f"chat: {len(server.asked)} calls" in shown and "lost to the endpoint: none" in shown
+    found = json.loads((tmp_path / "a" / "evaluation.json").read_text())["about"]
+    assert found["chat"]["calls"] == len(server.asked) > 6 and found["chat"]["lost_seats"] == []
+    server.shutdown()
+    evaluate.main(configure("evaluate", *common, "chat.replay=true", f"out={tmp_path / 'b'}"))
+    first, second = ((tmp_path / name / "episodes.jsonl").read_text() for name in "ab")
+    assert first == second and first.count("hello {}") > 0
+    assert nowhere(tmp_path) and (tmp_path / "runs" / "chat.jsonl").is_file()
+
+
+def test_lost_games_are_named_and_the_command_ends(server: Server, tmp_path: Path) -> None:
+    server.answering = lambda server, body, handler: handler.send("{}", 401)
+    out = tmp_path / "out"
+    evaluate.main(
+        configure(
+            "evaluate", "players=[chat,random]", "games=3", "concurrency=3", f"runs={tmp_path}", "chat.model=m",
+            f"chat.url={server.url}", f"out={out}", "threads=1", "progress=false",
+        )
+    )  # fmt: skip
+    found = json.loads((out / "evaluation.json").read_text())
+    assert found["about"]["chat"]["lost"] == {"key refused": 3} and [
+        s["game"] for s in found["about"]["chat"]["lost_seats"]
+    ] == [0, 1, 2]
+    assert found["conditions"]["chat v random"]["errors/aborted"]["mean"] == 1.0 and nowhere(tmp_path)
+
+
+def test_a_person_plays_against_it(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = iter(["[message] hi", *["[propose] (1 books, 0 hats, 0 balls)"] * 3])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(typed))
+    play.main(configure("play", "opponent=chat", "chat.model=m", f"chat.url={server.url}", f"runs={tmp_path}"))
+    (game,) = [json.loads(line) for line in (tmp_path / "play" / "episodes-001.jsonl").read_text().splitlines()]
+    assert sorted(game["players"].values()) == ["chat", "human"] and "chat: 2 calls" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        (["chat.url=http://localhost/v1"], "chat.model"),
+        (["chat.model=m"], "chat.url"),
+        (["chat.model=m", "chat.url=http://localhost/v1", "env=among_us"], "env.style"),
+        (["chat.model=m", "chat.url=http://localhost/v1", "chat.key=NO_SUCH_KEY"], "NO_SUCH_KEY"),
+        (["chat.model=m", "chat.url=http://localhost/v1", "chat.timeout=soon"], "chat.timeout"),
+    ],
+)
+def test_mistakes_are_named_before_anything_runs(overrides: list[str], named: str, server: Server) -> None:
+    with pytest.raises(UserError, match=named):
+        evaluate.main(configure("evaluate", "players=[chat]", *overrides))
+    assert server.asked == []
+
+
+@pytest.mark.slow
+def test_it_sits_beside_a_learner_and_the_runs_drift_is_measured(server: Server, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    train.main(
+        configure(
+            "train", *SMALL, "name=tiny", "cast.negotiator.partner=chat", "cast.negotiator.partners=1",
+            "algo.iterations=2", "algo.games=8", "algo.concurrency=8", "algo.update.minibatches=1", "eval.games=4",
+            "eval.every=1", "eval.final_games=8", "checkpoint.every=1", f"runs={runs}", "chat.model=m",
+            f"chat.url={server.url}",
+        )
+    )  # fmt: skip
+    (run,) = runs.glob("tiny-*")
+    card = json.loads((run / "run.json").read_text())
+    assert card["chat"]["calls"] == len(server.asked) > 0 and card["chat"]["lost"] == {} and nowhere(tmp_path)
+    asked = len(server.asked)
+    config = configure("drift", f"runs={runs}", "select=tiny-*", "games=8", "progress=false", "threads=1")
+    with pytest.raises(UserError, match="human=null"):
+        drift.main(config)
+    (base,) = (runs / "bases").glob("dond-*")
+    config.human = str(base)
+    drift.main(config)
+    lines = (runs / "drift" / "drift.csv").read_text().splitlines()
+    assert lines[0] == "run,arm,seed,iteration,metric,mean,low,high,games"
+    rows = [line.split(",") for line in lines[1:]]
+    assert {row[3] for row in rows} == {"0", "1", "2"} and all(len(row) == 9 and all(row) for row in rows)
+    assert {"game/score", "talk/turns"} <= {row[4] for row in rows}
+    assert (runs / "drift" / "drift.svg").is_file() and (runs / "drift" / "kept.csv").is_file()
+    before = {path: path.stat().st_mtime_ns for path in (runs / "drift").glob("*.json")}
+    assert len(before) == 3
+    drift.main(config)  # nothing is measured twice
+    assert {path: path.stat().st_mtime_ns for path in (runs / "drift").glob("*.json")} == before
+    assert len(server.asked) == asked

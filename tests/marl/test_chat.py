@@ -1,0 +1,456 @@
+"""The player behind a chat endpoint, against a server of our own on a real socket."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envs import among_us_v0, dond_v0
+from envs.dond_v0 import Style, in_natural, parse_prompt, prompt, proposal_text, rest
+from marl.chat import Answer, Answers, ChatAgent, ChatConfig, Endpoint, Lost, read_answer
+from marl.errors import UserError
+from marl.games import scripted
+from marl.rollout import draw_games, everyone, rollout
+from marl.types import Episode
+
+pytest.importorskip("openai")
+KEY = "sk-test-31415926"
+Answering = Callable[["Server", dict[str, Any], Any], None]  # (server, request's body, handler)
+
+
+class Server(ThreadingHTTPServer):
+    """Answers as told, and notes what it was asked and with which key."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, answering: Answering) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answering, self.asked, self.keys = answering, list[dict[str, Any]](), list[str]()
+        self.open = self.most_open = 0
+        self.lock = threading.Lock()
+        self.stopped = threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        server, body = self.server, json.loads(self.rfile.read(int(self.headers["content-length"])))
+        with server.lock:
+            server.asked.append({**body, "path": self.path})
+            server.keys.append(self.headers["authorization"])
+            server.open += 1
+            server.most_open = max(server.most_open, server.open)
+        try:
+            server.answering(server, body, self)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # who asked has left
+        finally:
+            with server.lock:
+                server.open -= 1
+
+    def send(self, body: str, status: int = 200, headers: Mapping[str, str] = {}) -> None:
+        content = body.encode()
+        self.send_response(status)
+        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(content)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def say(self, text: str | None, tokens: int = 100, **message: Any) -> None:
+        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text, **message}}
+        self.send(json.dumps({"object": "chat.completion", "choices": [choice], "usage": {"total_tokens": tokens}}))
+
+    def log_message(self, *args: Any) -> None:
+        """Nothing on the terminal."""
+
+
+def sensible(server: Server, body: dict[str, Any], handler: Any) -> None:
+    """Greets, then claims everything, or what is left if it is told so."""
+    handler.say(move(body["messages"]))
+
+
+def move(messages: list[dict[str, str]]) -> str:
+    """As player: one message, then the claim of one of each."""
+    counts = parse_prompt(messages[0]["content"] + "\n")[0]
+    spoken = any(m["role"] == "assistant" for m in messages)
+    pending = "has made a proposal" in messages[-1]["content"]
+    if not spoken and not pending:
+        return "[message] hello {} [END]"
+    return proposal_text((1, 1, 1) if messages[0]["content"].count("Pool") else counts)
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Answering], Server]]:
+    """Starts servers that answer as told; the key is in the environment."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    servers = []
+
+    def start(answering: Answering) -> Server:
+        servers.append(Server(answering))
+        threading.Thread(target=servers[-1].serve_forever, args=(0.01,), daemon=True).start()
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stopped.set()
+        server.shutdown()
+        server.server_close()
+
+
+def agent_of(url: str, **settings: Any) -> ChatAgent:
+    return ChatAgent(ChatConfig(url=url, model="m", **{"retries": 0, "timeout": 5.0, **settings}), in_natural)
+
+
+def make_env(style: str = "natural") -> Any:
+    return dond_v0.parallel_env(style=style)
+
+
+def play(agent: ChatAgent, games: int = 4, style: str = "natural", seed: int = 0) -> list[Episode]:
+    """Against itself."""
+    return rollout(draw_games(seed, count=games), everyone(agent), lambda: make_env(style), games)
+
+
+def test_a_right_answer_is_played(serve: Callable[[Answering], Server]) -> None:
+    server = serve(sensible)
+    agent = agent_of(server.url)
+    episodes = play(agent)
+    assert [e.outcome["how"] for e in episodes] == ["mismatch"] * 4 and not agent.lost
+    assert all(e.players == {"player_0": "chat", "player_1": "chat"} for e in episodes)
+    # first mover and partner greet, then both claim: four replies a game
+    assert len(server.asked) == agent.endpoint.spent.calls == 16  # type: ignore[union-attr]
+    assert agent.endpoint.spent.tokens == 1600 and agent.endpoint.spent.reserved == 0  # type: ignore[union-attr]
+    assert set(server.keys) == {f"Bearer {KEY}"}
+    first = next(asked for asked in server.asked if len(asked["messages"]) == 2)
+    assert first["path"] == "/v1/chat/completions" and first["max_tokens"] == 200 and first["temperature"] == 1.0
+    assert [m["role"] for m in first["messages"]] == ["system", "user"]
+    assert "Your goal" in first["messages"][0]["content"] and first["messages"][1]["content"] == "It is your turn."
+    claim = next(asked for asked in server.asked if len(asked["messages"]) == 4)
+    assert [m["role"] for m in claim["messages"]] == ["system", "user", "assistant", "user"]
+    assert claim["messages"][2]["content"] == "[message] hello {} [END]"
+    assert claim["messages"][3]["content"] == "Partner: hello {}"
+
+
+def test_games_do_not_wait_for_one_another(serve: Callable[[Answering], Server]) -> None:
+    """No first answer comes before eight were asked for; more than `parallel` are never under way."""
+    eight = threading.Barrier(8, timeout=10)
+
+    def together(server: Server, body: dict[str, Any], handler: Any) -> None:
+        if len(body["messages"]) == 2 and body["messages"][1]["content"] == "It is your turn.":
+            eight.wait()
+        sensible(server, body, handler)
+
+    server = serve(together)
+    agent = agent_of(server.url, timeout=30.0, parallel=8)
+    assert len(play(agent, games=16)) == 16 and not agent.lost
+    assert server.most_open == 8
+
+
+def test_a_slow_game_holds_up_no_other(serve: Callable[[Answering], Server]) -> None:
+    """The first request is only answered once all other games are over."""
+    others = threading.Event()
+    slow: list[str] = []
+
+    def answering(server: Server, body: dict[str, Any], handler: Any) -> None:
+        with server.lock:
+            mine = not slow
+            if mine:
+                slow.append("taken")
+        if mine:
+            assert others.wait(20)
+        sensible(server, body, handler)
+
+    server = serve(answering)
+    agent = agent_of(server.url, timeout=30.0)
+    over: list[int] = []
+
+    def progress(count: int) -> None:
+        over.append(count)
+        if sum(over) == 3:
+            others.set()
+
+    episodes = rollout(draw_games(0, count=4), everyone(agent), make_env, 4, progress)
+    assert len(episodes) == 4 and not agent.lost and sum(over) == 4
+
+
+def test_nonsense_text_is_corrected_like_anybodys(serve: Callable[[Answering], Server]) -> None:
+    server = serve(lambda server, body, handler: handler.say("I'd rather talk about the weather."))
+    agent = agent_of(server.url)
+    (episode,) = play(agent, games=1)
+    assert episode.outcome["how"] == "abort" and episode.outcome["errors"] == 5 and not agent.lost
+    assert [t.error for t in episode.turns] == ["Start your reply with [message] or [propose]."] * 5
+    told = server.asked[1]["messages"]
+    assert told[2] == {"role": "assistant", "content": "I'd rather talk about the weather."}
+    assert told[3] == {"role": "user", "content": "Error: Start your reply with [message] or [propose]."}
+
+
+HOSTILE: dict[str, tuple[Answering, Lost]] = {
+    "html": (lambda s, b, h: h.send("<html>welcome</html>", headers={"Content-Type": "text/html"}), Lost.NONSENSE),
+    "half": (lambda s, b, h: h.send('{"choices": [{"mess'), Lost.NONSENSE),
+    "list": (lambda s, b, h: h.send("[1, 2]"), Lost.NONSENSE),
+    "empty": (lambda s, b, h: h.send(""), Lost.NONSENSE),
+    "no choice": (lambda s, b, h: h.send('{"choices": []}'), Lost.NONSENSE),
+    "null": (lambda s, b, h: h.say(None), Lost.NONSENSE),
+    "number": (lambda s, b, h: h.say(7), Lost.NONSENSE),
+    "deep": (lambda s, b, h: h.send("[" * 100_000), Lost.NONSENSE),
+    "gzip": (lambda s, b, h: h.send("not packed", headers={"Content-Encoding": "gzip"}), Lost.UNREACHABLE),
+    "declined": (lambda s, b, h: h.say(None, refusal="I can't help with that."), Lost.DECLINED),
+    "server error": (lambda s, b, h: h.send("{}", 500), Lost.STATUS),
+    "bad request": (lambda s, b, h: h.send("{}", 400), Lost.STATUS),
+    "no such model": (lambda s, b, h: h.send("{}", 404), Lost.STATUS),
+    "busy": (lambda s, b, h: h.send("{}", 429), Lost.BUSY),
+    "key": (lambda s, b, h: h.send(json.dumps({"error": {"message": s.keys[0]}}), 401), Lost.KEY),
+    "hangs up": (lambda s, b, h: h.connection.shutdown(socket.SHUT_RDWR), Lost.UNREACHABLE),
+}
+
+
+def test_a_failure_costs_its_game_and_the_others_go_on(serve: Callable[[Answering], Server]) -> None:
+    """Each of the first games meets another failure in its first request; the last three end as they would have."""
+
+    def answering(server: Server, body: dict[str, Any], handler: Any) -> None:
+        number = len(server.asked) - 1  # one at a time: first the openings, in the order of the games
+        (bad[number][0] if number < len(bad) else sensible)(server, body, handler)
+
+    bad = list(HOSTILE.values())
+    server = serve(answering)
+    agent = agent_of(server.url, parallel=1)
+    episodes = play(agent, games=len(bad) + 3)
+    assert [e.outcome["how"] for e in episodes] == ["abort"] * len(bad) + ["mismatch"] * 3
+    assert {index: why for (index, _), why in agent.lost} == dict(enumerate(reason for _, reason in bad))
+    assert all([t.text for t in e.turns] == [""] * 5 for e in episodes[: len(bad)])
+    assert len(server.asked) == len(bad) + 3 * 4  # a lost seat's endpoint is not asked again
+    lost = agent.figures()["lost"]
+    assert sum(lost.values()) == len(bad) and lost["key refused"] == 1 and "1 key refused" in agent.summary()
+
+
+@pytest.mark.parametrize("drips", [False, True])
+def test_a_hanging_endpoint_is_given_up(drips: bool, serve: Callable[[Answering], Server]) -> None:
+    """One that never answers, and one that sends a byte now and then, so that no single read takes long."""
+
+    def hang(server: Server, body: dict[str, Any], handler: Any) -> None:
+        if drips:
+            handler.send_response(200)
+            handler.send_header("Content-Type", "application/json")
+            handler.send_header("Content-Length", "100000")
+            handler.end_headers()
+        while not server.stopped.wait(0.05):
+            if drips:
+                handler.wfile.write(b" ")
+                handler.wfile.flush()
+
+    agent = agent_of(serve(hang).url, timeout=0.3)
+    began = time.monotonic()
+    episodes = play(agent, games=3)
+    assert [e.outcome["how"] for e in episodes] == ["abort"] * 3 and time.monotonic() - began < 20
+    assert agent.figures()["lost"] == {"no answer in time": 3}
+
+
+def test_nobody_listens(serve: Callable[[Answering], Server]) -> None:
+    server = serve(sensible)
+    server.shutdown()
+    server.server_close()
+    agent = agent_of(server.url)
+    assert [e.outcome["how"] for e in play(agent, games=2)] == ["abort"] * 2
+    assert agent.figures()["lost"] == {"cannot be reached": 2}
+
+
+def test_too_many_requests_then_right(serve: Callable[[Answering], Server]) -> None:
+    def answering(server: Server, body: dict[str, Any], handler: Any) -> None:
+        if len(server.asked) % 2:
+            handler.send("{}", 429, {"Retry-After": "0.01"})
+        else:
+            sensible(server, body, handler)
+
+    server = serve(answering)
+    agent = agent_of(server.url, retries=1, parallel=1)
+    assert [e.outcome["how"] for e in play(agent, games=1)] == ["mismatch"] and not agent.lost
+    assert agent.endpoint.spent.calls == len(server.asked) == 8  # type: ignore[union-attr]
+
+
+def test_a_refused_key_is_not_tried_again(serve: Callable[[Answering], Server]) -> None:
+    server = serve(lambda server, body, handler: handler.send("{}", 401))
+    agent = agent_of(server.url, retries=5)
+    play(agent, games=3)
+    assert len(server.asked) == 3 and agent.figures()["lost"] == {"key refused": 3}
+
+
+def test_the_budget_in_calls(serve: Callable[[Answering], Server]) -> None:
+    server = serve(sensible)
+    agent = agent_of(server.url, calls=6, parallel=1)
+    episodes = play(agent, games=4)
+    assert len(episodes) == 4 and len(server.asked) == 6
+    assert set(agent.figures()["lost"]) == {"budget spent"} and agent.figures()["calls"] == 6
+
+
+def test_the_budget_in_tokens_is_never_overdrawn(serve: Callable[[Answering], Server]) -> None:
+    """What an answer may cost at most is set aside before the request; what it did cost counts afterwards."""
+    server = serve(lambda server, body, handler: handler.say(move(body["messages"]), tokens=1000))
+    agent = agent_of(server.url, tokens=6000, parallel=4)
+    play(agent, games=4)
+    assert 0 < agent.figures()["tokens"] == 1000 * len(server.asked) <= 6000
+    assert set(agent.figures()["lost"]) == {"budget spent"}
+
+
+def test_answers_are_kept_and_replayed_without_network(serve: Callable[[Answering], Server], tmp_path: Path) -> None:
+    server = serve(sensible)
+    path = tmp_path / "kept" / "answers.jsonl"
+    first = play(agent_of(server.url, answers=str(path)))
+    asked = len(server.asked)
+    again = agent_of(server.url, answers=str(path))
+    assert play(again) == first and len(server.asked) == asked  # nothing was sent
+    assert again.figures() == {"calls": 0, "tokens": 0, "replayed": 16, "lost": {}}
+    server.shutdown()
+    replay = ChatAgent(ChatConfig(model="m", answers=str(path), replay=True), in_natural)
+    assert play(replay) == first
+    others = play(replay, games=1, seed=1)  # games that were not played then
+    assert others[0].outcome["how"] == "abort" and replay.figures()["lost"] == {"not among the kept answers": 1}
+    assert {e.outcome["how"] for e in play(ChatAgent(ChatConfig(model="other", answers=str(path), replay=True)))} == {
+        "abort"
+    }
+
+
+def test_a_killed_runs_last_line_is_mended_and_a_broken_one_refused(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    answers = Answers(path)
+    answers.add({"a": 1}, Answer("one", 3))
+    answers.add({"a": 2}, Answer("two\n\ud83d\ude00", None))
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"request": {"a"')
+    torn = Answers(path)
+    assert len(torn) == 2 and torn.get({"a": 1}) == Answer("one", 3)
+    torn.add({"a": 3}, Answer("three"))
+    assert path.read_bytes().startswith(whole) and len(Answers(path)) == 3
+    path.write_bytes(b"{}\n" + whole)
+    with pytest.raises(UserError, match="line 1"):
+        Answers(path)
+
+
+def test_the_key_is_in_no_file_and_no_words(
+    serve: Callable[[Answering], Server], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Even from an endpoint that says it back, in an answer or in an error."""
+
+    def telling(server: Server, body: dict[str, Any], handler: Any) -> None:
+        if len(server.asked) == 3:
+            handler.send(json.dumps({"error": {"message": f"bad key {server.keys[0]}"}}), 401)
+        else:
+            handler.say(f"[message] your key is {server.keys[0]}")
+
+    server = serve(telling)
+    agent = agent_of(server.url, answers=str(tmp_path / "answers.jsonl"), parallel=1)
+    episodes = play(agent, games=2)
+    assert server.keys[0] == f"Bearer {KEY}" and agent.figures()["lost"] == {"key refused": 1}
+    assert any("your key is Bearer [key]" in t.message for e in episodes for t in e.turns)
+    shown = capsys.readouterr()
+    said = [repr(episodes), agent.summary(), repr(agent), repr(agent.config), shown.out, shown.err]
+    said += [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(said) == 7 and not any(KEY in text for text in said)
+
+
+def test_compact_games_are_read_in_natural_words(serve: Callable[[Answering], Server]) -> None:
+    """Beside a player of compact style it reads what it would have read in natural style."""
+    natural, compact = serve(sensible), serve(sensible)
+    play(agent_of(natural.url, parallel=1), games=2)
+    play(agent_of(compact.url, parallel=1), games=2, style="compact")
+    assert compact.asked == natural.asked
+    scripts = scripted("dond", "careful")
+    agent = agent_of(compact.url)
+    cast = {"player_0": agent, "player_1": scripts}
+    (episode,) = rollout(draw_games(0, count=1), lambda g, e: cast, lambda: make_env("compact"), 1)
+    assert set(episode.players.values()) == {"chat", "careful"} and not agent.lost
+
+
+def test_every_line_of_compact_style_has_its_natural_words() -> None:
+    counts, own = (2, 1, 3), (1, 2, 2)
+    opening = prompt(counts, own, 0.5, Style.COMPACT)
+    env = {style: dond_v0.parallel_env(objective=0.5, style=style, max_message_chars=9) for style in Style}
+    seats = {agent: "" for agent in dond_v0.AGENTS}
+    options = {"counts": counts, "values": (own, (4, 2, 0)), "first": 0}
+    seen = {style: each.reset(options=options)[0] for style, each in env.items()}
+    openings = {agent: seen[Style.COMPACT][agent]["text"] for agent in seats}
+    assert openings["player_0"] == opening
+    replies = ["hi", "[propose] (1 books, 1 hats, 1 balls)", "[message] them: error: x", "[message] {0}",
+               "[message] [propose]",
+               "[propose] (9 books, 0 hats, 0 balls)", "[propose] (1 books, 1 hats, 1 balls)", "[message] no",
+               proposal_text(rest((1, 1, 1), counts))]  # fmt: skip
+    for reply in [None, *replies]:
+        if reply is not None:
+            seen = {style: each.step(dict.fromkeys(seats, reply))[0] for style, each in env.items()}
+        for agent in seats:
+            text = in_natural(seen[Style.COMPACT][agent]["text"], openings[agent])
+            assert text == seen[Style.NATURAL][agent]["text"]
+    assert not env[Style.COMPACT].agents and "a deal" in text
+    natural = prompt(counts, own, 0.5, Style.NATURAL)
+    assert (
+        in_natural(natural, natural) == natural and in_natural("Partner: them: hi\n", natural) == "Partner: them: hi\n"
+    )
+
+
+def test_choices_are_answered_by_number(serve: Callable[[Answering], Server]) -> None:
+    def first_option(server: Server, body: dict[str, Any], handler: Any) -> None:
+        last = body["messages"][-1]["content"]
+        handler.say("1" if "answer with its number alone:\n1) " in last else "hello all [END]")
+
+    server = serve(first_option)
+    agent = ChatAgent(ChatConfig(url=server.url, model="m", retries=0))
+    env = among_us_v0.parallel_env(players=4, max_steps=4, style="natural")
+    scripts = scripted("among_us", "random")
+
+    def cast(game: Any, env: Any) -> dict[str, Any]:
+        return {**dict.fromkeys(env.possible_agents, scripts), env.possible_agents[0]: agent}
+
+    (episode,) = rollout(draw_games(0, count=1), cast, lambda: env, 1)
+    own = [t for t in episode.turns if t.agent == "player_0"]
+    assert own and not any(t.error for t in own) and not agent.lost
+
+
+def test_bad_settings_are_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    good: dict[str, Any] = {"url": "http://localhost:8000/v1", "model": "m"}
+    for change, named in (
+        ({"url": ""}, "chat.url"), ({"url": "ftp://x"}, "chat.url"), ({"url": f"http://{KEY}@host/v1"}, "chat.url"),
+        ({"url": f"http://h/v1?key={KEY}"}, "chat.url"), ({"url": "http://h:99999/"}, "chat.url"),
+        ({"model": ""}, "chat.model"), ({"key": KEY}, "chat.key"), ({"retries": -1}, "chat.retries"),
+        ({"timeout": 0.0}, "chat.timeout"), ({"timeout": float("nan")}, "chat.timeout"),
+        ({"parallel": 0}, "chat.parallel"), ({"temperature": -1.0}, "chat.temperature"),
+        ({"replay": True}, "chat.replay"), ({"extra": {"messages": []}}, "chat.extra"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=named) as refused:
+            ChatConfig(**{**good, **change})
+        assert KEY not in str(refused.value)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(UserError, match="OPENAI_API_KEY"):
+        Endpoint(ChatConfig(**good))
+    monkeypatch.setenv("OPENAI_API_KEY", "two words")
+    with pytest.raises(UserError, match="can't be a key") as refused:
+        Endpoint(ChatConfig(**good))
+    assert "two words" not in str(refused.value)
+    with pytest.raises(UserError, match="holds no answer"):
+        ChatAgent(ChatConfig(model="m", answers=str(tmp_path / "none.jsonl"), replay=True))
+
+
+def test_what_an_answer_is() -> None:
+    def body(**choice: Any) -> str:
+        return json.dumps({"choices": [choice], "usage": {"total_tokens": 5}})
+
+    assert read_answer(body(message={"content": "hi"})) == Answer("hi", 5)
+    assert read_answer(body(message={"content": ""})) == Answer("", 5)  # the game corrects it
+    assert read_answer(body(message={"content": "a\ud800b"})) == Answer("a?b", 5)
+    assert read_answer(body(message={"content": "x" * 20_000})) == Answer("x" * 10_000, 5)
+    assert read_answer(body(message={"content": "hi"}, finish_reason="content_filter")) is Lost.DECLINED
+    assert read_answer('{"choices": [{"message": {"content": "hi"}}], "usage": {"total_tokens": -1}}') == Answer("hi")
+    assert read_answer('{"choices": [{"message": {"content": "hi"}}], "usage": 3}') == Answer("hi")
