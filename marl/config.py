@@ -264,8 +264,9 @@ def plain(cfg: DictConfig) -> dict[str, Any]:
 
 
 def identity(cfg: DictConfig) -> dict[str, Any]:
-    """The settings that make a run what it is, resolved."""
-    return {name: value for name, value in plain(cfg).items() if name not in ELSEWHERE}
+    """The settings that make a run what it is, resolved; a GPU's number is not among them."""
+    own = {name: value for name, value in plain(cfg).items() if name not in ELSEWHERE}
+    return own | {"device": str(own["device"]).partition(":")[0]}
 
 
 def digest(settings: Mapping[str, Any]) -> str:
