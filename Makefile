@@ -26,7 +26,6 @@ quickstart: $(STAMP) ## train and measure a small negotiator, about 5 minutes on
 
 among-us: $(STAMP) ## train small Among Us players without and with the two terms, and compare them
 	@$(BIN)/python -m experiments.train experiment=among_us_quickstart
-	@$(BIN)/python -m experiments.report select='among_us_quickstart-*' out=runs/among_us_quickstart.html
 
 test: $(STAMP) ## every test but the slow ones
 	@$(TEST_ENV) $(BIN)/python -m pytest -q -rs -n 2 -m "not slow"

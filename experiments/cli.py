@@ -51,6 +51,7 @@ from marl.errors import UserError
 VERSION_BASE = "1.3"
 
 Task = Callable[[DictConfig], Any]
+After = Callable[[list[Path]], None]
 
 
 class UsageError(UserError):
@@ -92,11 +93,12 @@ class Plan:
 
 
 def command(
-    config_name: str, package: str = "conf", implies: Mapping[str, str] | None = None
+    config_name: str, package: str = "conf", implies: Mapping[str, str] | None = None, after: After | None = None
 ) -> Callable[[Task], Callable[..., Any]]:
     """Makes `task(cfg)` a command, configured by `config_name`.yaml of `package` and by the overrides in `sys.argv`.
 
     `implies`: {"data.dond": "base=human"} adds the choice base=human wherever data.dond is given and base is not.
+    `after`: called at a sweep's end with the folders that the tasks of its jobs returned, without those that failed.
     Called with a configuration, the command runs just the task. Mistakes by the user end the process (SystemExit).
     """
 
@@ -111,21 +113,24 @@ def command(
                 plan = check_command_line(config_name, package, flags, overrides)
             except UsageError as error:
                 leave(error, status=2)
-            run(task, config_name, package, [*flags, *overrides], plan)
+            run(task, config_name, package, [*flags, *overrides], plan, after)
 
         return main
 
     return decorate
 
 
-def run(task: Task, config_name: str, package: str, arguments: list[str], plan: Plan) -> None:
+def run(
+    task: Task, config_name: str, package: str, arguments: list[str], plan: Plan, after: After | None = None
+) -> None:
     """Hands over to Hydra. Jobs that fail say so at once; a sweep goes on with its other jobs and then exits with 1."""
 
     @functools.wraps(task)
     def job(cfg: DictConfig) -> Any:
         overrides = " ".join(HydraConfig.get().overrides.task)
         where = f"{overrides}: " if plan.sweep else ""
-        noted = unfinished / (f"{HydraConfig.get().job.num:06d}" if plan.sweep else "job")
+        number = f"{HydraConfig.get().job.num:06d}" if plan.sweep else "job"
+        noted = unfinished / number
         here = plan.where in (Where.HERE, Where.SIDE_BY_SIDE)
         if plan.where is Where.SUBMITTED:
             use_cores(HydraConfig.get().launcher.get("cpus_per_task"))
@@ -147,13 +152,16 @@ def run(task: Task, config_name: str, package: str, arguments: list[str], plan: 
                     raise JobFailed(f"The job {overrides} failed: {one_line(error)}") from None
                 return None
         if here:
+            if plan.sweep and result is not None:
+                (finished / number).write_text(str(result))
             noted.unlink(missing_ok=True)
         return result
 
     status: Any = 0
     with tempfile.TemporaryDirectory() as scratch:
-        unfinished = Path(scratch) / "unfinished"
-        unfinished.mkdir()
+        unfinished, finished = Path(scratch) / "unfinished", Path(scratch) / "finished"
+        for folder in (unfinished, finished):
+            folder.mkdir()
         placed = plan.where in (Where.ELSEWHERE, Where.SUBMITTED) or any(
             a.startswith("hydra.sweep.dir=") for a in arguments
         )
@@ -163,7 +171,7 @@ def run(task: Task, config_name: str, package: str, arguments: list[str], plan: 
         if plan.where is Where.SIDE_BY_SIDE:  # by default a process that is told to stop leaves its workers running
             signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
         given, sys.argv = sys.argv, [sys.argv[0], *arguments]
-        submitted = waiting_for_all(unfinished) if plan.where is Where.SUBMITTED else nullcontext()
+        submitted = waiting_for_all(unfinished, finished) if plan.where is Where.SUBMITTED else nullcontext()
         try:
             with submitted:
                 hydra.main(version_base=VERSION_BASE, config_path=f"pkg://{package}", config_name=config_name)(job)()
@@ -172,6 +180,13 @@ def run(task: Task, config_name: str, package: str, arguments: list[str], plan: 
         finally:
             sys.argv = given
         failed = [path.read_text() for path in sorted(unfinished.iterdir())]
+        made = [Path(path.read_text()) for path in sorted(finished.iterdir())]
+    if after and made and status in (0, 1):  # with another one it was stopped
+        try:
+            after(made)
+        except UserError as error:
+            say(one_line(error))
+            status = 1
     if failed:
         say(f"Failed jobs: {len(failed)} ({'; '.join(failed)}).")
         status = 1
@@ -180,8 +195,9 @@ def run(task: Task, config_name: str, package: str, arguments: list[str], plan: 
 
 
 @contextmanager
-def waiting_for_all(unfinished: Path) -> Iterator[None]:
-    """Within, a job of submitit that fails, dies or is cancelled is noted in the folder, and the others are waited for.
+def waiting_for_all(unfinished: Path, finished: Path) -> Iterator[None]:
+    """Within, a job of submitit that fails, dies or is cancelled is noted in the first folder, and the others are
+    waited for; what their tasks return is noted in the second.
 
     By itself the launcher would end at the first of them, without a word about the rest.
     """
@@ -190,11 +206,14 @@ def waiting_for_all(unfinished: Path) -> Iterator[None]:
     results = submitit.Job.results
 
     def wait(job: Any) -> list[JobReturn]:
-        overrides = " ".join(filter_overrides(job.submission().args[0]))
+        all_overrides, _, number, *_ = job.submission().args
+        overrides = " ".join(filter_overrides(all_overrides))
         try:
             (found,) = results(job)
             failed = found.status is not JobStatus.COMPLETED
             why = one_line(found._return_value) if failed else ""
+            if not failed and found.return_value is not None:
+                (finished / f"{number:06d}").write_text(str(found.return_value))
         except (submitit.core.utils.UncompletedJobError, submitit.core.utils.FailedJobError) as error:
             failed, why = True, f"The job {overrides} did not end: {str(error).splitlines()[0]}"
         if failed:
@@ -279,7 +298,14 @@ def check_command_line(config_name: str, package: str, flags: list[str], overrid
         if not sweep:
             return Plan()
         swept = tuple(key for key, options in lists.items() if len(options) > 1)
-        return Plan(True, swept, LAUNCHERS.get(cfg.hydra.launcher.get("_target_"), Where.ELSEWHERE))
+        where = LAUNCHERS.get(cfg.hydra.launcher.get("_target_"), Where.ELSEWHERE)
+        for name in ("nodes", "tasks_per_node") if where is Where.SUBMITTED else ():
+            if cfg.hydra.launcher[name] != 1:
+                raise UsageError(
+                    f"hydra.launcher.{name}={cfg.hydra.launcher[name]}: a job of a sweep is one process, so it must "
+                    "be 1; several processes make one run with torchrun (experiments/CLUSTER.md)."
+                )
+        return Plan(True, swept, where)
 
 
 def choices(override: Override) -> list[str]:

@@ -11,6 +11,8 @@ itself (marl/planner.py), as `planner.*` says; `planner=pikl` alone means the fi
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -95,12 +97,39 @@ def show(conditions: Mapping[str, Metrics], transcripts: Mapping[str, Transcript
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto`, `cpu` or `cuda`, if it is there."""
-    if name not in ("auto", "cpu", "cuda"):
-        raise UserError(f"device={name}: must be auto, cpu or cuda")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("device=cuda: no CUDA device is there; use device=cpu or device=auto")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+    """The device that this process computes on; a GPU becomes the current one."""
+    rank = os.environ.get("LOCAL_RANK")  # set by torchrun
+    job = HydraConfig.get().job.get("num") if HydraConfig.initialized() else None  # none outside a sweep
+    device = device_of(name, torch.cuda.device_count(), job or 0, None if rank is None else int(rank))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
+def device_of(name: str, gpus: int, job: int = 0, rank: int | None = None) -> torch.device:
+    """The device that a setting names on a machine with so many GPUs: `auto` (a GPU if there is one), `cpu`, `cuda`, or
+    the GPU `cuda:N`.
+
+    Jobs of a sweep take the GPUs in turn: `job` is a job's number. `rank`: of a process that torchrun started, among
+    those of this machine; each has a GPU to itself. UserError where the setting or the GPU does not exist.
+    """
+    known = re.fullmatch(r"auto|cpu|cuda|cuda:(\d+)", str(name))
+    if not known:
+        raise UserError(f"device={name}: must be auto, cpu, cuda or a GPU's number, as in cuda:1")
+    if name == "cpu" or (name == "auto" and not gpus):
+        return torch.device("cpu")
+    if not gpus:
+        raise UserError(f"device={name}: no CUDA device is there; use device=cpu or device=auto")
+    there = f"this machine has {gpus} GPU{'s' * (gpus > 1)}, cuda:0{f' to cuda:{gpus - 1}' * (gpus > 1)}"
+    if known[1] is None:
+        if rank is not None and rank >= gpus:
+            raise UserError(f"device={name}: process {rank} finds none left, {there}; use --nproc-per-node {gpus}")
+        return torch.device("cuda", job % gpus if rank is None else rank)
+    if int(known[1]) >= gpus:
+        raise UserError(f"device={name}: {there}")
+    if rank is not None:
+        raise UserError(f"device={name}: each process of torchrun takes a GPU of its own; use device=cuda")
+    return torch.device("cuda", int(known[1]))
 
 
 def set_threads(threads: int | None) -> None:

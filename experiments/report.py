@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,12 +28,12 @@ from marl.report import (
     Run,
     ablation_figure,
     arm_runs,
-    build_report,
     columns_of,
     read_run,
     variant_of,
+    write_report,
 )
-from marl.runs import CARD
+from marl.runs import CARD, flat
 from marl.stats import (
     ArmRun,
     ablation_table,
@@ -85,18 +86,49 @@ CURVES = (
 @command("report")
 def main(cfg: DictConfig) -> None:
     """Reports on all finished runs whose folder's name matches `select`."""
-    folders = selected(Path(cfg.runs), cfg.select)
-    runs = [read_run(folder) for folder in folders]
+    runs = [read_run(folder) for folder in selected(Path(cfg.runs), cfg.select)]
+    if not cfg.publish:
+        runs = told_apart(runs)
     say(f"{len(runs)} runs")
     out = Path(cfg.out)
     first = cfg.select if isinstance(cfg.select, str) else cfg.select[0]
-    build_report(folders, out, title=cfg.title or first.rstrip("-*"))
+    write_report(runs, out, title=cfg.title or first.rstrip("-*"))
     if cfg.publish:
         publish(runs, Path(cfg.publish), f"_{cfg.part}" if cfg.part else "")
         say(f"table, data and figures: {cfg.publish}")
     else:
         show(runs)
     say(f"report: {out}")
+
+
+def report_sweep(folders: Sequence[Path]) -> None:
+    """What `experiments.train` ends a sweep with: one table over these finished runs, and `NAME.html` beside them."""
+    if os.environ.get("RANK", "0") != "0":
+        return  # of torchrun's processes one speaks
+    runs = told_apart([read_run(folder) for folder in dict.fromkeys(folders)])
+    say(f"{len(runs)} runs")
+    name = "+".join(dict.fromkeys(run.config["name"] for run in runs))
+    out = folders[0].parent / f"{name}.html"
+    write_report(runs, out, title=name)
+    show(runs)
+    say(f"report: {out}")
+
+
+def told_apart(runs: Sequence[Run]) -> list[Run]:
+    """The runs, where some are of one arm, seed and game with the settings in which these differ in all arms' names."""
+    alike: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        same = json.dumps([run.arm, run.seed, variant_of(run, runs)])
+        alike.setdefault(same, []).append(flat(run.config))
+    differ = {
+        key
+        for first, *others in alike.values()
+        for each in others
+        for key in (*first, *each)
+        if first.get(key) != each.get(key)
+    }
+    own = [[f"{key}={in_a_name(value)}" for key, value in flat(run.config).items() if key in differ] for run in runs]
+    return [replace(run, arm=" ".join([run.arm, *settings])) for run, settings in zip(runs, own, strict=True)]
 
 
 def selected(runs: Path, select: str | Sequence[str]) -> list[Path]:

@@ -1,6 +1,7 @@
 """Trains one run: base, learning, evaluation of both on the same games, report. `python -m experiments.train --help`.
 
-The same command resumes a run that was stopped, and says so of one that is done.
+The same command resumes a run that was stopped, and says so of one that is done. A sweep ends with one table and one
+report of its finished runs.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from experiments.players import (
     run_policy,
     seat_players,
 )
+from experiments.report import report_sweep
 from experiments.terminal import Bar, quiet, say
 from marl.cast import by_role, learners_of, players_of
 from marl.checkpoint import load_training, make_once, newest_checkpoint, read_state, save_policy, save_training
@@ -65,7 +67,7 @@ from marl.planner import SLOTS
 from marl.policy import Policy
 from marl.ppo import train_ppo
 from marl.pretrain import base_policy
-from marl.ranks import ONE, Ranks, own_device, torchrun_ranks
+from marl.ranks import ONE, Ranks, torchrun_ranks
 from marl.renaming import renaming
 from marl.report import build_report
 from marl.rewards import add_rewards
@@ -81,9 +83,9 @@ from marl.update import Learner, make_optimizer
 SHOWN = 40  # episodes kept of an iteration or an evaluation
 
 
-@command("train", implies={"data.dond": "base=human"})
-def main(cfg: DictConfig) -> None:
-    """One run, from its configuration to its report."""
+@command("train", implies={"data.dond": "base=human"}, after=report_sweep)
+def main(cfg: DictConfig) -> Path:
+    """One run, from its configuration to its report. Returns its folder."""
     parts = build(cfg, cast_names(plain(cfg)))
     make_env = env_maker(parts.env)
     evaluation = make(EvalConfig, plain(cfg.eval), "eval")
@@ -99,7 +101,7 @@ def main(cfg: DictConfig) -> None:
         raise UserError(f"algo={kind} trains one learner, and the cast has {', '.join(learners)}; use algo=ppo")
     find_starts(cfg)
     check_starts(cfg, learners)
-    device = own_device(pick_device(cfg.device))
+    device = pick_device(cfg.device)
     set_threads(cfg.threads)
     set_deterministic(cfg.deterministic)
     folder = run_folder(cfg)
@@ -108,7 +110,7 @@ def main(cfg: DictConfig) -> None:
         if not (folder / "report.html").exists():
             build_report([folder], folder / "report.html", title=cfg.name)
         say(f"{folder} is done: its report is {folder / 'report.html'}; change the configuration or remove the folder")
-        return
+        return folder
     expected = expected_of(cfg.name, cfg.arm, parts.env)
     caches = memory_of(cfg, parts, make_env, make_test_env, device)
     work = Work(cfg, parts, folder, make_env, make_test_env, device, expected)
@@ -123,6 +125,7 @@ def main(cfg: DictConfig) -> None:
                 ranks.wait()
                 bar = Bar(enabled=False)
                 learn(work, base_of(work, bar, ranks)[0], Unlogged(), dict, bar, ranks)
+    return folder
 
 
 def memory_of(

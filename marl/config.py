@@ -286,9 +286,10 @@ def cast_names(settings: Mapping[str, Any]) -> list[str]:
 
 
 def identity(cfg: DictConfig) -> dict[str, Any]:
-    """The settings that make a run what it is, resolved. A term that is null is as good as not there, and so are an
-    endpoint's settings where nobody plays through one."""
+    """The settings that make a run what it is, resolved. A term that is null is as good as not there, and so are a
+    GPU's number and, where nobody plays through one, an endpoint's settings."""
     settings = {name: value for name, value in plain(cfg).items() if name not in ELSEWHERE}
+    settings["device"] = str(settings["device"]).partition(":")[0]
     for part in ("reward", "loss"):
         settings[part] = {name: term for name, term in settings[part].items() if term is not None}
     chat = settings.pop("chat", None)

@@ -275,7 +275,8 @@ def _train(
             left_out = ", ".join(f"{count} {why}" for why, count in found.left_out.items())
             report(f"human dialogues, {split}: {len(found.steps)} views; left out: {left_out or 'none'}")
     if model.kind == "tiny":
-        texts = human["train"].texts if human else scripted_texts(game, games, base.seed)
+        few = min(max(base.games, 50), 800)  # a small base needs no tokenizer of more games than it learns from
+        texts = human["train"].texts if human else scripted_texts(game, games, base.seed, few)
         tokens = Tokens(train_tokenizer(texts, game_module(game).COMPACT_TOKENS, model.vocab_size))
         lm: PreTrainedModel = tiny_lm(tokens.size, **model.shape(), generator_seed=base.seed)
     else:
@@ -328,7 +329,7 @@ def _teach(
 
 
 def _held_out(env: Mapping[str, Any], tokens: Tokens, base: BaseConfig) -> list[Seat]:
-    games = draw_games(base.seed, HELD_OUT, count=256)
+    games = draw_games(base.seed, HELD_OUT, count=min(base.games, 256))
     return scripted_seats(env["game"], variants(env, base.vary)[0], tokens, games, base.players)
 
 
@@ -482,7 +483,7 @@ def dropout(policy: Policy, rate: float, generator: torch.Generator) -> Iterator
 
 
 def scripted_texts(
-    game: str, variants: Sequence[Callable[[], Any]], seed: int, games: int = 800, players: str = ""
+    game: str, variants: Sequence[Callable[[], Any]], seed: int, games: int, players: str = ""
 ) -> list[str]:
     """Everything that is read and said in scripted games, for a tokenizer."""
     module, sinks = scripts_module(game), []

@@ -85,15 +85,8 @@ def torchrun_ranks(device: torch.device) -> Iterator[Ranks]:
     if size == 1:
         yield ONE
         return
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # objects are sent from the current device
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
     try:
         yield Ranks(dist.get_rank(), size)
     finally:
         dist.destroy_process_group()
-
-
-def own_device(device: torch.device) -> torch.device:
-    """Of several devices of one machine, this process's."""
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if device.type == "cuda" else device

@@ -181,7 +181,11 @@ def build_report(run_folders: Sequence[Path], out_path: Path, title: str, games_
     """
     if not run_folders:
         raise UserError("no runs to report on: name at least one run's folder")
-    runs = [read_run(folder) for folder in run_folders]
+    write_report([read_run(folder) for folder in run_folders], out_path, title, games_shown)
+
+
+def write_report(runs: Sequence[Run], out_path: Path, title: str, games_shown: int = 4) -> None:
+    """The same of runs that have been read; there is at least one."""
     arms = arm_runs(runs)
     columns = columns_of(arms)
     # Colours stand for arms, everywhere in the page alike.

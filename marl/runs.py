@@ -74,7 +74,7 @@ def nearest_run(folder: Path) -> str:
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
     """What differs between two configurations, as `algo.games=8, here 16`."""
-    old, new = _flat(there), _flat(here)
+    old, new = flat(there), flat(here)
     return [
         f"{name}={old.get(name, 'absent')}, here {new.get(name, 'absent')}"
         for name in sorted({*old, *new})
@@ -87,11 +87,12 @@ def _told(differ: Sequence[str]) -> str:
     return f" ({'; '.join(differ[:4])}{more})" if differ else ""
 
 
-def _flat(settings: Any, name: str = "") -> dict[str, Any]:
+def flat(settings: Any, name: str = "") -> dict[str, Any]:
+    """Settings by their dotted names."""
     if not isinstance(settings, Mapping) or not settings:
         return {name: settings}
     return {
-        k: v for key, each in settings.items() for k, v in _flat(each, f"{name}.{key}" if name else f"{key}").items()
+        k: v for key, each in settings.items() for k, v in flat(each, f"{name}.{key}" if name else f"{key}").items()
     }
 
 

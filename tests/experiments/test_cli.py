@@ -72,6 +72,7 @@ class Result:
     out: str
     err: str
     jobs: list[DictConfig]
+    ended: list[list[Path]]  # what each sweep ended with
 
 
 @pytest.fixture
@@ -87,8 +88,9 @@ class Cli:
 
     def __call__(self, *arguments: str, config: str = "train") -> Result:
         jobs: list[DictConfig] = []
+        ended: list[list[Path]] = []
 
-        def task(cfg: DictConfig) -> None:
+        def task(cfg: DictConfig) -> Path:
             jobs.append(cfg)
             if cfg.get("seed") == 7:
                 raise UserError("seed 7 is unlucky:\n   choose another one.")
@@ -96,16 +98,22 @@ class Cli:
                 raise RuntimeError("boom")
             if cfg.get("seed") == 9:
                 OmegaConf.merge(OmegaConf.structured(Typed), {"weight": "abc"})
+            return Path(f"run-{cfg.get('seed')}")
+
+        def after(folders: list[Path]) -> None:
+            ended.append(folders)
+            if Path("run-99") in folders:
+                raise UserError("there is no room:\n   make some.")
 
         self.monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
         self.capsys.readouterr()
         status = 0
         try:
-            command(config, package="toy_conf", implies={"note": "ablation=full"})(task)()
+            command(config, package="toy_conf", implies={"note": "ablation=full"}, after=after)(task)()
         except SystemExit as leaving:
             status = int(leaving.code or 0)
         captured = self.capsys.readouterr()
-        return Result(status, captured.out, captured.err, jobs)
+        return Result(status, captured.out, captured.err, jobs, ended)
 
 
 # ---- what runs -----------------------------------------------------------------------------------------------------
@@ -157,6 +165,16 @@ def test_sweeps_run_the_product_of_all_choices(cli: Cli) -> None:
     result = cli("-m", "ablation=none,full", "seed=range(1,3)", "label=x")
     assert result.status == 0
     assert arms(result) == [(1, 0.5, 1), (2, 0.5, 1), (1, 1.0, 1), (2, 1.0, 1)]
+
+
+def test_a_sweep_ends_with_what_its_jobs_made(cli: Cli) -> None:
+    assert cli("-m", "seed=2,1").ended == [[Path("run-2"), Path("run-1")]]
+    assert cli("seed=2").ended == []  # no sweep
+    result = cli("-m", "seed=98,7,99")  # the second fails, and then what is done with the others
+    assert result.ended == [[Path("run-98"), Path("run-99")]] and result.status == 1
+    assert result.err.splitlines()[1:] == ["there is no room: make some.", "Failed jobs: 1 (seed=7)."]
+    assert cli("-m", "seed=7").ended == []
+    assert cli("-m", "seed=99").status == 1
 
 
 def test_flags_may_stand_between_settings(cli: Cli) -> None:

@@ -1,6 +1,7 @@
 """Bands of healthy runs: what they are made from stays inside, what goes wrong does not, and training says so."""
 
 import csv
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,18 @@ def test_one_seed_makes_no_band() -> None:
 
 
 # ---- the shipped bands ---------------------------------------------------------------------------------------------
+
+
+def test_every_shipped_experiment_has_its_bands_or_is_listed_as_missing() -> None:
+    root = FOLDER.parents[1]
+    files = [*root.glob("conf/sweep/*.yaml"), *root.glob("conf/experiment/*.yaml")]
+    shipped = {path.stem for path in files if path.stem != "none"}
+    for path in files:  # a file of bands is found by the run's name
+        assert path.stem == "none" or f"\nname: {path.stem}\n" in path.read_text()
+    listed = (FOLDER / "README.md").read_text().partition("| missing |")[2].partition("\n\n")[0]
+    missing = {name for line in listed.splitlines() for name in re.findall(r"`(\w+)`", line.partition(" | ")[0])}
+    recorded = {path.stem for path in FOLDER.glob("*.csv")}
+    assert recorded | missing == shipped and not recorded & missing
 
 
 @pytest.mark.parametrize("file", PUBLISHED)

@@ -1,4 +1,5 @@
-"""Jobs side by side (`hydra/launcher=joblib`): what they print, how they fail; and the quickstart, which is two."""
+"""Jobs side by side (`hydra/launcher=joblib`): what they print, how they fail, what they end with, on which device; and
+the quickstart, which is two."""
 
 from __future__ import annotations
 
@@ -11,12 +12,16 @@ from pathlib import Path
 
 import joblib
 import pytest
+import torch
 from hydra import compose, initialize_config_module
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from experiments.cli import Where, check_command_line
+from experiments.cli import UsageError, Where, check_command_line
+from experiments.evaluate import device_of, pick_device
 from experiments.terminal import Bar, Labelled, labelled
 from marl.config import build, run_folder
+from marl.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 APP = """
@@ -27,7 +32,7 @@ from experiments.terminal import Bar, say
 from marl.errors import UserError
 
 
-@command("toy", package="toy_conf")
+@command("toy", package="toy_conf", after=lambda folders: say("made " + " ".join(map(str, folders))))
 def main(cfg):
     if cfg.seed == 1:  # two jobs: each waits for the other, so they end only if both run at the same time
         meeting = Path(cfg.meeting)
@@ -46,6 +51,7 @@ def main(cfg):
     bar.advance()
     say("two\\nlines")
     print("to the other stream", file=sys.stderr)
+    return Path(f"{cfg.arm}-{cfg.seed}")
 
 
 if __name__ == "__main__":
@@ -88,7 +94,7 @@ def run(
     ]  # fmt: skip
     environment = {"PYTHONPATH": f"{ROOT}:{toy}", "PYTHONDONTWRITEBYTECODE": "1", "PATH": os.environ["PATH"]}
     done = subprocess.run(
-        command_line, cwd=toy / "work", env=environment, capture_output=True, text=True, timeout=300
+        command_line, cwd=toy / "work", env=environment, capture_output=True, text=True, timeout=900
     )  # fmt: skip
     assert list((toy / "work").iterdir()) == [], done.stderr
     return done
@@ -96,8 +102,9 @@ def run(
 
 def test_two_jobs_run_at_the_same_time_and_failed_ones_are_named(toy: Path) -> None:
     done = run(toy, "ablation=none,full", "seed=1,2")
-    out, err = done.stdout.splitlines(), done.stderr.splitlines()
-    assert done.returncode == 1
+    *out, last = done.stdout.splitlines()
+    err = done.stderr.splitlines()
+    assert done.returncode == 1 and last == "made custom-1 full-1"
     for job in ("none seed=1", "full seed=1"):
         own = [line.removeprefix(f"{job} | ") for line in out if line.startswith(f"{job} | ")]
         assert own[1:] == ["two", "lines"], own
@@ -114,7 +121,7 @@ def test_two_jobs_run_at_the_same_time_and_failed_ones_are_named(toy: Path) -> N
 
 def test_a_job_whose_process_is_killed_is_named(toy: Path) -> None:
     done = run(toy, "ablation=full", "seed=3,4")
-    assert done.returncode == 1 and "Failed jobs: " in done.stderr
+    assert done.returncode == 1 and "Failed jobs: " in done.stderr and "made" not in done.stdout
     assert f"meeting={toy / 'meeting'} ablation=full seed=3" in done.stderr.splitlines()[-1]
 
 
@@ -130,8 +137,74 @@ def test_jobs_of_submitit_run_apart_and_those_that_fail_or_die_are_named(toy: Pa
     assert killed.startswith(f"The job {job}3 did not end: ") and boom.startswith(f"The job {job}4 failed: boom")
     assert "RuntimeError: boom" in Path(boom.partition("Its log: ")[2]).read_text()
     assert (toy / "meeting" / "full").exists()  # the one after them was waited for
+    assert done.stdout.splitlines()[-1] == "made full-1"
     (log,) = (path for path in (toy / "logs").rglob("*.out") if "threads" in path.read_text())
     assert " threads 3\ntwo\nlines\n" in log.read_text()
+
+
+@pytest.mark.parametrize("setting", ["nodes", "tasks_per_node"])
+def test_a_job_of_submitit_is_one_process(setting: str) -> None:
+    pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
+    with pytest.raises(UsageError, match=rf"hydra\.launcher\.{setting}=2: .* so it must be 1; .* torchrun"):
+        check_command_line("train", "conf", ["-m"], ["hydra/launcher=submitit_slurm", f"hydra.launcher.{setting}=2"])
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "where", "device"),
+    [
+        ("auto", 0, {"job": 3}, "cpu"),
+        ("auto", 1, {"job": 3}, "cuda:0"),
+        ("auto", 4, {}, "cuda:0"),
+        ("auto", 4, {"job": 3}, "cuda:3"),
+        ("cuda", 4, {"job": 6}, "cuda:2"),
+        ("cuda:1", 4, {"job": 6}, "cuda:1"),
+        ("cpu", 4, {"job": 6, "rank": 1}, "cpu"),
+        ("cuda", 4, {"job": 6, "rank": 1}, "cuda:1"),  # a process of torchrun; its number alone counts
+        ("auto", 0, {"rank": 1}, "cpu"),
+    ],
+)
+def test_jobs_share_the_gpus(name: str, gpus: int, where: dict[str, int], device: str) -> None:
+    assert device_of(name, gpus, **where) == torch.device(device)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "where", "said"),
+    [
+        ("gpu", 1, {}, "device=gpu: must be auto, cpu, cuda or a GPU's number, as in cuda:1"),
+        ("cuda:-1", 1, {}, "device=cuda:-1: must be auto"),
+        ("cuda", 0, {}, "device=cuda: no CUDA device is there; use device=cpu or device=auto"),
+        ("cuda:1", 0, {}, "device=cuda:1: no CUDA device is there"),
+        ("cuda:1", 1, {}, "device=cuda:1: this machine has 1 GPU, cuda:0"),
+        ("cuda:4", 4, {"job": 1}, "device=cuda:4: this machine has 4 GPUs, cuda:0 to cuda:3"),
+        ("auto", 2, {"rank": 2}, "process 2 finds none left, this machine has 2 GPUs, .*; use --nproc-per-node 2"),
+        ("cuda:1", 2, {"rank": 0}, "each process of torchrun takes a GPU of its own; use device=cuda"),
+    ],
+)
+def test_gpus_that_are_not_there_are_refused(name: str, gpus: int, where: dict[str, int], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        device_of(name, gpus, **where)
+
+
+def test_a_jobs_number_says_which_gpu_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    current: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    assert pick_device("auto") == torch.device("cuda:0")
+    with initialize_config_module("conf", version_base="1.3"):
+        cfg = compose("train", overrides=["+hydra.job.num=6"], return_hydra_config=True)
+        one = compose("train", return_hydra_config=True)
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", cfg)
+    assert pick_device("auto") == pick_device("cuda") == torch.device("cuda:2") and pick_device("cpu").type == "cpu"
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", one)  # no sweep: there is no number
+    assert pick_device("auto") == torch.device("cuda:0")
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert pick_device("auto") == torch.device("cuda:3")
+    assert [device.index for device in current] == [0, 2, 2, 0, 3]
+
+
+def test_which_gpu_is_no_part_of_a_runs_name() -> None:
+    first, other, cpu = (run_folder(configure(f"device={name}")) for name in ("cuda", "cuda:1", "cpu"))
+    assert first == other != cpu
 
 
 @pytest.mark.slow
@@ -149,6 +222,9 @@ def test_a_sweep_through_submitit_goes_on_where_it_ended(tmp_path: Path) -> None
             timeout=900,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
+        table = done.stdout[done.stdout.index("2 runs\n") :].splitlines()
+        assert ["base", "trained"] in [line.split() for line in table]
+        assert table[-1] == f"report: {tmp_path / 'runs' / 'dond.html'}" and (tmp_path / "runs/dond.html").exists()
         cards = {path.parent.name: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/run.json")}
         logs = sorted(tmp_path.glob("runs/submitit/.submitit/*/*.out"), key=lambda path: path.stat().st_mtime)[-2:]
         assert len(logs) == 2 and all(said in log.read_text() for log in logs)
@@ -219,21 +295,18 @@ def test_the_quickstart_is_two_arms_side_by_side_from_one_base() -> None:
 def test_the_quickstart_ends_with_a_table_of_its_arms(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
 
-    def call(command: str, *arguments: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", f"experiments.{command}", f"runs={runs}", *arguments],
-            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=900,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    trained = call("train", "experiment=among_us_quickstart", *SMALL)
-    assert trained.count("training the base model") == 1
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments.train", f"runs={runs}", "experiment=among_us_quickstart", *SMALL],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=900,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("training the base model") == 1
     folders = {json.loads(card.read_text())["arm"]: card.parent for card in runs.glob("*/run.json")}
     assert set(folders) == {"game_only", "full"}
     assert len(list(runs.glob("bases/*/evaluations/*/evaluation.json"))) == 1  # its games are the same for both
-    table = call("report", "select=among_us_quickstart-*", f"out={runs / 'quick.html'}").splitlines()
+    table = [line for line in done.stdout.splitlines() if " | " not in line]  # after what the arms said
     assert ["base", "RL", "RL+L+S"] in [line.split() for line in table]
     assert any(line.startswith("game/win_rate/crewmates") for line in table)
-    assert table[-1] == f"report: {runs / 'quick.html'}" and (runs / "quick.html").exists()
+    page = runs / "among_us_quickstart.html"
+    assert table[-1] == f"report: {page}" and page.exists()
     assert {path.name for path in tmp_path.iterdir()} == {"runs"}

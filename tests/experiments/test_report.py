@@ -11,7 +11,7 @@ from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
 
 from experiments import report, train
-from experiments.report import publish, read_published, variants
+from experiments.report import publish, read_published, told_apart, variants
 from marl.errors import UserError
 from marl.report import Published, Run, read_run
 from marl.stats import TableRow, read_table
@@ -126,6 +126,29 @@ def test_curves_and_figure(published: Path) -> None:
 def test_run_cards_say_nothing_of_the_machine(root: Path, published: Path) -> None:
     cards = sorted((published / "run_cards").iterdir())
     assert len(cards) == 5 and not any(str(root) in card.read_text() for card in cards)
+
+
+def test_a_sweep_ends_with_one_table_of_its_runs(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [next(root.glob(f"tiny-{arm}-s{seed}-????????")) for arm in ("full", "game_only") for seed in (0, 1)]
+    report.report_sweep([*folders, folders[0]])  # two of its jobs may have been one run
+    first, *table, last = (line for line in capsys.readouterr().out.splitlines() if line)
+    assert (first, last) == ("4 runs", f"report: {root / 'tiny.html'}")
+    assert "Grid Among Us" in (root / "tiny.html").read_text()
+    report.main(configure(f"runs={root}", "select=tiny-*-s?-????????", f"out={root / 'page.html'}", command="report"))
+    assert table == [line for line in capsys.readouterr().out.splitlines() if line][1:-1]
+    assert table[0].split() == ["base", "RL", "RL+L+S"] and table[2].startswith("game/win_rate/crewmates ")
+
+
+def test_arms_without_a_name_are_told_apart_by_their_settings(root: Path) -> None:
+    def run(seed: int, **changed: object) -> Run:
+        config = {"env": {"game": "dond"}, "algo": {"games": 8, "update": {"epochs": 1}}, "seed": seed, **changed}
+        return Run(root, "custom", seed, config, {}, [], {})
+
+    runs = [run(seed, algo={"games": games, "update": {"epochs": 1}}) for games in (8, 16) for seed in (0, 1)]
+    assert [each.arm for each in told_apart(runs)] == ["custom algo.games=8"] * 2 + ["custom algo.games=16"] * 2
+    assert told_apart(runs[:2]) == runs[:2]  # seeds of one arm
+    games = [run(0, env={"game": "dond", "objective": objective}) for objective in (0.0, 1.0)]
+    assert told_apart(games) == games  # tables of their own
 
 
 def test_the_page_is_whole(published: Path) -> None:

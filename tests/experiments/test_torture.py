@@ -6,7 +6,7 @@ import pytest
 
 from tests.torture import KINDS, torture
 
-SLOW = ("ppo_two_learners",)  # a minute and more
+SLOW = ("ppo_two_learners", "pikl_among_us")  # a minute and more
 
 
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.slow) if k in SLOW else k for k in KINDS])
