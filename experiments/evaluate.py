@@ -99,8 +99,9 @@ def show(conditions: Mapping[str, Metrics], transcripts: Mapping[str, Transcript
 def pick_device(name: str) -> torch.device:
     """The device that this process computes on; a GPU becomes the current one."""
     rank = os.environ.get("LOCAL_RANK")  # set by torchrun
-    job = HydraConfig.get().job.get("num") if HydraConfig.initialized() else None  # none outside a sweep
-    device = device_of(name, torch.cuda.device_count(), job or 0, None if rank is None else int(rank))
+    hydra = HydraConfig.instance().cfg
+    job = 0 if hydra is None else OmegaConf.select(hydra, "hydra.job.num", default=0)  # missing outside a sweep
+    device = device_of(name, torch.cuda.device_count(), job, None if rank is None else int(rank))
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device
