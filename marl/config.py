@@ -100,6 +100,8 @@ def build(cfg: DictConfig) -> Parts:
     if not isinstance(kind, str) or kind not in configs:
         raise UserError(f"algo.kind={kind}: must be one of {', '.join(configs)}")
     losses = terms(settings["loss"], "loss")
+    if kind == "filtered_bc" and "plan" in losses:
+        raise UserError("loss=plan: algo=filtered_bc imitates games as they were played; drop it, or take algo=ppo")
     if kind == "filtered_bc":  # its batches have no advantages, values or behaviour log-probabilities
         losses = {name: loss for name, loss in losses.items() if name in ("imitation", "listening", "world_model")}
     if kind == "pikl":  # its planned replies have the plan's log-probabilities, not the policy's
