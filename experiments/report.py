@@ -43,7 +43,7 @@ from marl.stats import (
     write_csv,
     write_table,
 )
-from marl.wording import ARM_ORDER, ARMS, COMPARISONS, HEADLINE, REFERENCE
+from marl.wording import ARM_ORDER, ARMS, COMPARISONS, HEADLINE, REFERENCES
 
 NUMBERS = ("mean", "low", "high", "n")  # of an interval
 PUBLISHED = "published.csv"  # the paper's figures, where the table's folder has them: arm,mean,low,high,source
@@ -77,7 +77,7 @@ FIGURE = {
 CURVES = (
     "game/score", "game/points", "game/agreement", "game/pareto", "game/win_rate/crewmates", "vote/imposter",
     "talk/names_imposter", "belief/accuracy", "belief/log_loss", "belief/brier", "reward/game", "reward/speaking",
-    "loss/listening", "loss/entropy", "loss/kl", "talk/turns", "talk/tokens_per_turn", "errors/per_turn",
+    "loss/listening", "loss/plan", "loss/entropy", "loss/kl", "talk/turns", "talk/tokens_per_turn", "errors/per_turn",
 )  # fmt: skip
 
 
@@ -187,7 +187,7 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -
         pairs = [*COMPARISONS, *((arm, ARMS["full"]) for arm in others)]
     else:
         trained = dict.fromkeys(arm.arm for arm in arms if not arm.arm.startswith("base"))
-        pairs = [(arm, REFERENCE) for arm in trained if arm != REFERENCE]
+        pairs = [(arm, reference) for reference in REFERENCES for arm in trained if arm != reference]
     differences = arm_differences(arms, pairs, names)
     if differences:
         write_table(folder / f"differences{suffix}.csv", differences)

@@ -235,14 +235,14 @@ def make(kind: type[T], settings: Mapping[str, Any], where: str) -> T:
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return make(hint, value, where)
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in typing.get_args(hint):
             return None
         (hint,) = (h for h in typing.get_args(hint) if h is not type(None))
         origin = typing.get_origin(hint)
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return make(hint, value, where)
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise UserError(f"{where}={value}: must be a list")
