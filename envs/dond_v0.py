@@ -539,6 +539,14 @@ def prompt_with(text: str, values: Triple) -> str:
     return text
 
 
+_ONE_LINE = {ord(c): " " for c in map(chr, range(0x3001)) if c.isspace()}  # all white space there is, one for one
+
+
+def passed_on(text: str, max_chars: int) -> str:
+    """A message as the partner gets it: on one line, in the characters of the text spaces, cut at `max_chars`."""
+    return clean(text.translate(_ONE_LINE), max_chars)
+
+
 def heard_text(text: str | None, style: Style) -> str:
     """What a player reads of its partner's message, or (None) of its partner's proposal."""
     words = _WORDING[style]
@@ -546,9 +554,10 @@ def heard_text(text: str | None, style: Style) -> str:
 
 
 def parse_heard(text: str) -> list[tuple[str, str]]:
-    """What an observation of either style reports, in order: ("message", text), ("proposal", "") or ("error", text).
+    """What an observation of either style reports, in order: ("message", text), ("proposal", ""), ("error", text), or
+    ("cut", how many characters are left of one's own message).
 
-    Prompts, notes and the result of the game are passed over. A message is always a single line, so that what a partner
+    Prompts and the result of the game are passed over. A message is always a single line, so that what a partner
     says can't pass for anything else.
     """
     heard = []
@@ -560,6 +569,9 @@ def parse_heard(text: str) -> list[tuple[str, str]]:
                 heard.append(("message", line.removeprefix(words.message.format(""))))
             elif line.startswith(words.error.format("")):
                 heard.append(("error", line.removeprefix(words.error.format(""))))
+            elif line.startswith(words.cut.partition("{}")[0]):
+                before, _, after = words.cut.partition("{}")
+                heard.append(("cut", line.removeprefix(before).removesuffix(after)))
     return heard
 
 
@@ -600,7 +612,6 @@ def in_natural(text: str, opening: str, max_entries: int = 50, max_errors: int =
 AGENTS = ("player_0", "player_1")
 _MAX_TEXT = 3_000  # characters of an observation besides a message; the natural prompt is the longest
 _MAX_TAGS = 20  # characters that tag and end marker add to a message
-_ONE_LINE = {ord(c): " " for c in map(chr, range(0x3001)) if c.isspace()}  # all white space there is, one for one
 
 
 class Ending(StrEnum):
@@ -758,7 +769,7 @@ class DealOrNoDeal(ParallelEnv[str, dict[str, Any], str]):
         else:
             if isinstance(parsed, Message):
                 kind = "message"
-                message = clean(parsed.text.translate(_ONE_LINE), self.max_message_chars)
+                message = passed_on(parsed.text, self.max_message_chars)
                 span = (parsed.span[0], parsed.span[0] + len(message))
                 new[partner].append(words.message.format(message))
                 if len(message) < len(parsed.text):

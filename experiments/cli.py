@@ -403,6 +403,19 @@ class Checker:
         names = [f"{parent}/{name}" if parent else name for name in found]
         return [g for name in names if name != "hydra" for g in (name, *self._groups(name))]
 
+    def _needed(self, overrides: list[str]) -> list[str]:
+        """Choices of which each by itself, left out, would make these overrides compose; none where one alone does not
+        (as where a choice is added once more)."""
+
+        def composes(left: list[str]) -> bool:
+            try:
+                return bool(self._load(tuple(left)))
+            except CompactHydraException:
+                return False
+
+        found = [o for o in overrides if composes([other for other in overrides if other is not o])]
+        return found if len(found) > 1 else []
+
     def _names(self, overrides: list[str], key: str) -> list[str]:
         """Every valid name: groups, and the dotted names of settings under the groups that were chosen."""
         groups = [str(o.input_line) for o in self.parse(overrides) if self._is_group(o) and o.key_or_group != key]
@@ -438,7 +451,10 @@ class Checker:
         if "Could not append" in text and quoted:
             return f"{quoted.group(1)} is a setting already: write {quoted.group(1)}=VALUE, without a plus sign."
         if text.startswith("Multiple values for"):
-            return f"{text.split()[3].rstrip('.')} is chosen twice: give it once, without a plus sign."
+            key = text.split()[3].rstrip(".")
+            if sources := self._needed(overrides):
+                return f"{' and '.join(sources)} don't go together, since each chooses {key}: leave one of them out."
+            return f"{key} is chosen twice: give it once, without a plus sign."
         if isinstance(error.__cause__, OmegaConfBaseException):
             return one_line(error.__cause__)
         return one_line(error)

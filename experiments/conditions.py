@@ -38,7 +38,8 @@ from marl.errors import UserError, check_writable
 from marl.evaluate import Metrics, metrics
 from marl.files import write_json, writing
 from marl.games import env_maker
-from marl.planner import SUFFIX, PlannerConfig
+from marl.planner import GAMES as PLANNED
+from marl.planner import SUFFIX, PlannerConfig, planning_agent
 from marl.policy import Policy
 from marl.report import PAPER
 from marl.rollout import EVALUATION, draw_games, rollout
@@ -56,14 +57,19 @@ Point = tuple[str, str]  # arm, condition
 @dataclass(frozen=True)
 class Condition:
     """What differs from a run's own evaluation. `voices`: by role, whose messages its `player` sends; a role's
-    partners speak for themselves."""
+    partners speak for themselves. `planner`: how learners plan claims or votes near what their own policy would do."""
 
     env: Mapping[str, Any] = field(default_factory=dict)
     cast: Mapping[str, Any] = field(default_factory=dict)
     voices: Mapping[str, Any] = field(default_factory=dict)
     temperature: float | None = None
+    planner: PlannerConfig | None = None
 
     def __post_init__(self) -> None:
+        if self.planner and self.planner.choose == "own":
+            raise UserError("planner.choose=own: only training notes plans without playing them; sample or best")
+        if self.planner and self.voices:
+            raise UserError(f"planner, voices={dict(self.voices)}: who plans speaks for itself; leave one of them out")
         for name in ("env", "cast", "voices"):
             if not isinstance(getattr(self, name), Mapping):
                 raise UserError(f"{name}={getattr(self, name)}: must be a group of settings")
@@ -100,6 +106,7 @@ class Cell:
     seating: Mapping[str, Seats]
     voices: Mapping[str, str]
     temperature: float
+    planner: PlannerConfig | None
     settings: Mapping[str, Any]
 
     @property
@@ -233,6 +240,8 @@ def cell_of(entrant: Entrant, name: str, condition: Condition, cfg: DictConfig) 
                 raise UserError(f"cast: there is no {who} in {entrant.run}; it has {', '.join(entrant.learners)}")
         game = env_maker(env)()
         check_players(seating, env["game"], game)
+        if condition.planner and env["game"] not in PLANNED:
+            raise UserError(f"planner: env.game={env['game']} has nothing to plan; leave it out")
         voices = {role: str(voice) for role, voice in condition.voices.items() if voice is not None}
         check_voices(voices, seating, entrant)
     except UserError as error:
@@ -251,7 +260,9 @@ def cell_of(entrant: Entrant, name: str, condition: Condition, cfg: DictConfig) 
         "games": cfg.games,
         "seed": cfg.seed,
     }
-    return Cell(entrant, name, env, seating, voices, temperature, settings)
+    if condition.planner:
+        settings["planner"] = dataclasses.asdict(condition.planner)
+    return Cell(entrant, name, env, seating, voices, temperature, condition.planner, settings)
 
 
 def merged(cast: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -319,6 +330,10 @@ def play(cell: Cell, games: int, seed: int, concurrency: int, policies: Policies
     seating = dict(cell.seating)
     agents = seat_players(seating, make_env(), game, base, limits, cell.temperature, stand_ins)
     room = places(seating, make_env())
+    if cell.planner:
+        for name in agents.keys() & stand_ins.keys():
+            called, policy = stand_ins[name]
+            agents[name] = planning_agent(called, policy, limits, room[name], cell.temperature, cell.planner, game)
 
     def model(name: str, called: str, seats: int) -> ModelAgent:
         policy = {BASE: base, **learners}.get(name) or run_policy(name, game, policies.device, base)

@@ -104,7 +104,7 @@ def main(cfg: DictConfig) -> None:
     )
     assert folder is not None
     entrants = [Entrant(ANCHOR, 0, base, folder.name, planners)]
-    entrants += compared(cfg, base, device)
+    entrants += compared(cfg, base, folder.name, device)
     bar = Bar(enabled=cfg.progress)
     for number, objective in enumerate(cfg.objectives):
         env = {**parts.env, "objective": objective, "split": "test"}
@@ -193,8 +193,9 @@ def planners_of(cfg: DictConfig) -> dict[str, PlannerConfig]:
     return found
 
 
-def compared(cfg: DictConfig, base: Policy, device: torch.device) -> list[Entrant]:
-    """The finished runs to stand beside the planners."""
+def compared(cfg: DictConfig, base: Policy, anchor: str, device: torch.device) -> list[Entrant]:
+    """The finished runs to stand beside the planners. UserError for one that did not start from the base `anchor`,
+    whose distance from people is another."""
     if not cfg.compare:
         return []
     try:
@@ -202,9 +203,16 @@ def compared(cfg: DictConfig, base: Policy, device: torch.device) -> list[Entran
     except UserError as error:
         say(f"nothing to compare with: {error}")
         return []
+    cards = {folder: json.loads((folder / CARD).read_text()) for folder in folders}
+    for folder, card in cards.items():
+        started = Path(card["base"] or "an untouched model").name
+        if started != anchor:
+            raise UserError(
+                f"compare={cfg.compare}: {folder.name} started from {started}, and the anchor is {anchor}; "
+                "name runs that started from it, or compare=null"
+            )
     found = []
-    for folder in folders:
-        card = json.loads((folder / CARD).read_text())
+    for folder, card in cards.items():
         found.append(
             Entrant(f"run_{card['arm']}", int(card["seeds"][0]), run_policy(str(folder), "dond", device, base),
                     folder.name, {})

@@ -44,7 +44,7 @@ from marl.stats import (
     write_csv,
     write_table,
 )
-from marl.wording import ARM_ORDER, ARMS, COMPARISONS, HEADLINE, REFERENCE
+from marl.wording import ARM_ORDER, ARMS, COMPARISONS, HEADLINE, REFERENCES
 
 NUMBERS = ("mean", "low", "high", "n")  # of an interval
 PUBLISHED = "published.csv"  # the paper's figures, where the table's folder has them: arm,mean,low,high,source
@@ -78,8 +78,8 @@ FIGURE = {
 CURVES = (
     "game/score", "game/score_agreed", "game/points", "game/agreement", "game/pareto", "game/pareto_agreed",
     "game/win_rate/crewmates", "vote/imposter", "talk/names_imposter", "belief/accuracy", "belief/log_loss",
-    "belief/brier", "reward/game", "reward/speaking", "loss/listening", "loss/entropy", "loss/kl", "filter/kept",
-    "talk/turns", "talk/tokens_per_turn", "talk/vocabulary", "talk/inverted", "errors/per_turn", "errors/aborted",
+    "belief/brier", "reward/game", "reward/speaking", "loss/listening", "loss/plan", "loss/entropy", "loss/kl",
+    "filter/kept", "talk/turns", "talk/tokens_per_turn", "talk/vocabulary", "talk/inverted", "errors/per_turn", "errors/aborted",
 )  # fmt: skip
 
 
@@ -220,7 +220,7 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -
         pairs = [*COMPARISONS, *((arm, ARMS["full"]) for arm in others)]
     else:
         trained = dict.fromkeys(arm.arm for arm in arms if not arm.arm.startswith("base"))
-        pairs = [(arm, REFERENCE) for arm in trained if arm != REFERENCE]
+        pairs = [(arm, reference) for reference in REFERENCES for arm in trained if arm != reference]
     differences = arm_differences(arms, pairs, names)
     if differences:
         write_table(folder / f"differences{suffix}.csv", differences)

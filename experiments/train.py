@@ -488,6 +488,7 @@ HEADLINE = {  # what a person watches, and how it reads
     "filter/kept": "kept {:.0%}",
     "belief/accuracy": "belief {:.0%}",
     "loss/listening": "listening {:.2f}",
+    "loss/plan": "plan {:.3f}",
     "reward/speaking": "speaking {:+.3f}",
     "loss/kl": "kl {:.2f}",
     "talk/turns": "turns {:.1f}",

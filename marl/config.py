@@ -106,6 +106,8 @@ def build(cfg: DictConfig, players: Sequence[str] = ()) -> Parts:
     if not isinstance(kind, str) or kind not in configs:
         raise UserError(f"algo.kind={kind}: must be one of {', '.join(configs)}")
     losses = terms(settings["loss"], "loss")
+    if kind == "filtered_bc" and "plan" in losses:
+        raise UserError("loss=plan: algo=filtered_bc imitates games as they were played; drop it, or take algo=ppo")
     if kind == "filtered_bc":  # its batches have no advantages, values or behaviour log-probabilities
         losses = {name: loss for name, loss in losses.items() if name in ("imitation", "listening", "world_model")}
     if kind == "pikl":  # its planned replies have the plan's log-probabilities, not the policy's
@@ -249,14 +251,14 @@ def make(kind: type[T], settings: Mapping[str, Any], where: str) -> T:
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return make(hint, value, where)
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in typing.get_args(hint):
             return None
         (hint,) = (h for h in typing.get_args(hint) if h is not type(None))
         origin = typing.get_origin(hint)
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return make(hint, value, where)
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise UserError(f"{where}={value}: must be a list")

@@ -359,6 +359,8 @@ class PlanningAgent(ModelAgent):
             for kind, words in dond_v0.parse_heard(r.text):
                 if kind == "error":
                     talk.pop()  # the reply that was refused
+                elif kind == "cut":
+                    talk[-1] = (True, (talk[-1][1] or "")[: int(words)])
                 else:
                     talk.append((False, words if kind == "message" else None))
         return super()._observe(r)
@@ -416,7 +418,8 @@ class PlanningAgent(ModelAgent):
         reply = replace(super()._reply(key, seat), planned=planned)
         if self.game == "dond":
             parsed = dond_v0.parse_reply(reply.text, (0, 0, 0), False, 1)
-            self._talk[key].append((True, parsed.text if isinstance(parsed, dond_v0.Message) else None))
+            said = dond_v0.passed_on(parsed.text, len(parsed.text)) if isinstance(parsed, dond_v0.Message) else None
+            self._talk[key].append((True, said))
         return reply
 
 

@@ -63,7 +63,7 @@ def train_ppo(
     losses: Mapping[str, Loss],
     config: PPOConfig,
     *,
-    game: str = "",
+    game: str,
     cast: Mapping[str, Seats],
     frozen: Mapping[str, Agent],
     seed: int,
@@ -77,7 +77,7 @@ def train_ppo(
 
     `cast` says who plays each role; `frozen` are the players in it that don't learn. `after` gets each finished
     iteration's number (from 1), metrics (a second learner's begin with its name) and episodes. `rename`: see `update`.
-    `game`, one of `planner.GAMES`, must be named where there is a plan term; plans stay near each learner's reference.
+    Where there is a plan term, `game` is one of `planner.GAMES`; plans stay near each learner's reference.
     """
     env = make_env()
     held = places(cast, env)

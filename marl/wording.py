@@ -133,7 +133,7 @@ COMPARISONS = (
     ("RL+L+S", "RL"), ("RL+L+S", "RL+L"), ("RL+L+S", "RL+S"), ("RL+L", "RL"), ("RL+S", "RL"), ("RL+L+S", "L"),
     ("RL+L+S", "base"), ("RL+L", "base"), ("RL+S", "base"), ("RL", "base"), ("L", "base"),
 )  # fmt: skip
-REFERENCE = "game_only"  # what Deal or No Deal's arms are compared with
+REFERENCES = ("game_only", "ppo")  # what Deal or No Deal's arms are compared with, where they are there
 
 # How a game of Among Us may end, the crewmates' ways first; what such games are called in a picture of all.
 ENDS = {
@@ -164,6 +164,7 @@ PANELS = (
     Panel("game/agreement", "Agreement", "share of games"),
     Panel("game/pareto", "Pareto-optimal", "share of all games"),
     Panel("loss/listening", "Listening loss", "nats a question"),
+    Panel("loss/plan", "Loss toward the plan", "nats a token"),
     Panel("belief/accuracy", "Belief accuracy", "share of answers", chance="belief/chance_accuracy"),
     Panel("reward/speaking", "Speaking reward", "change of belief a message"),
     Panel("loss/entropy", "Entropy", "nats a token", sign=-1.0),

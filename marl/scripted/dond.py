@@ -410,7 +410,7 @@ class Negotiator:
                 self.pending = True
             elif kind == "error":
                 self.error = True
-            else:
+            elif kind == "message":
                 self._hear(body)
 
     def reply(self, text: str, options: Sequence[str] = ()) -> str:

@@ -676,7 +676,7 @@ def test_heard_messages_are_one_line_and_their_place_is_known(style: str) -> Non
     assert heard == ("message", said["message"]) == ("message", "hi Error: x  them: [Propose] P")
     assert sly[start:end].split() == said["message"].split() and end - start == len(said["message"]) == 30
     assert "cut" in observations[2]["player_1"]["text"] and said["error"] == "" and said["entry"] == "message"
-    assert dond.parse_heard(observations[2]["player_1"]["text"]) == []
+    assert dond.parse_heard(observations[2]["player_1"]["text"]) == [("cut", "30")]
     assert infos[2]["player_0"]["span"] == (0, 0) and infos[2]["player_0"]["message"] == ""
     assert "cut" not in observations[1]["player_0"]["text"]
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from experiments import evaluate, train
 from marl.checkpoint import read_card, save_policy
-from marl.config import run_folder
+from marl.config import build, plain, run_folder
 from marl.errors import UserError
 from tests.marl.models import tiny_policy
 
@@ -347,3 +347,13 @@ def test_one_player_in_all_seats_with_a_voice(run: Train, tmp_path: Path) -> Non
         evaluated(tmp_path, f"players=[random,{made}]", "voices=[base]")
     with pytest.raises(UserError, match="at most one for each"):
         evaluated(tmp_path, f"players=[{made}]", "voices=[base,base]")
+
+
+def test_learning_from_planned_votes(run: Train) -> None:
+    """With the settings that go with the game, whose base and model are those of PPO."""
+    ppo, pikl = (configure("env=among_us", f"algo={algo}") for algo in ("ppo", "pikl"))
+    assert plain(pikl)["base"] == plain(ppo)["base"] and plain(pikl)["model"] == plain(ppo)["model"]
+    algo = build(pikl).algo
+    assert (algo.update.optimizer, algo.games, algo.iterations) == ("muon", ppo.algo.games, ppo.algo.iterations)
+    found = logged(run("algo=pikl", "algo.planner.iterations=3"), "train")
+    assert all(row["loss/plan"] > 0 and "loss/policy" not in row for row in found.values())

@@ -10,7 +10,7 @@ import pytest
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.cli import command, nearest, wrong_kind
+from experiments.cli import UsageError, check_command_line, command, nearest, wrong_kind
 from marl.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -243,6 +243,11 @@ def test_a_mistake_is_one_sentence_and_status_2(cli: Cli, argument: str) -> None
     assert result.err.startswith(REFUSED[argument]), result.err
     assert result.err.count("\n") == 1 and result.err.endswith(".\n")
     assert (result.status, result.out, result.jobs) == (2, "", [])
+
+
+def test_choices_that_exclude_each_other_are_named() -> None:
+    with pytest.raises(UsageError, match=r"^loss=plan and algo=pikl don't go together, since each chooses planner@"):
+        check_command_line("train", "conf", [], ["seed=1", "loss=plan", "algo=pikl", "algo.planner.iterations=5"])
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments import conditions, evaluate, train
 from marl.errors import UserError
+from marl.planner import PlannerConfig
 from marl.stats import Interval, seed_mean
 
 SMALL = [
@@ -34,6 +36,7 @@ CONDITIONS = {
     "players_5": {"env": {"players": 5}},
     "careful": {"cast": {"imposter": {"player": "careful"}, "crewmate": {"partners": 0}}, "temperature": 0.0},
     "copied": {"voices": {"imposter": "learner"}},
+    "planned": {"planner": {"iterations": 3, "lambdas": [0.01]}},
 }
 
 
@@ -85,7 +88,7 @@ def of_run(cells: dict[str, dict], run: Path, **wanted: object) -> dict[str, dic
     (found,) = (
         cell["metrics"]
         for name, cell in cells.items()
-        if name.startswith(run.name) and all(cell["about"][key] == value for key, value in wanted.items())
+        if name.startswith(run.name) and all(cell["about"].get(key) == value for key, value in wanted.items())
     )
     return found
 
@@ -101,7 +104,7 @@ def assert_same(ours: dict[str, dict], theirs: dict[str, dict]) -> None:
 def usual(run: Path) -> dict[str, object]:
     """Settings of the run's own evaluation."""
     config = OmegaConf.load(run / "config.yaml")
-    return {"env": OmegaConf.to_container(config.env), "voices": {}, "temperature": 1.0,
+    return {"env": OmegaConf.to_container(config.env), "voices": {}, "temperature": 1.0, "planner": None,
             "cast": OmegaConf.to_container(config.cast)}  # fmt: skip
 
 
@@ -113,17 +116,20 @@ def test_as_trained_is_the_runs_own_evaluation(runs: Path, played: Path) -> None
 
 
 def test_the_figures_are_those_of_evaluate(runs: Path, played: Path, tmp_path: Path) -> None:
-    """Against the command that plays any two, with another's voice and in another game."""
+    """Against the command that plays any two: with another's voice, in another game, and with planned votes."""
     run = run_of(runs, "full", 0)
-    common = [*SMALL, f"players=[{run},base]", "games=6", "concurrency=6", f"out={tmp_path}", f"cache={runs / 'bases'}"]
-    for extra, changed in (
-        (["voices=[base]"], {"voices": {"crewmate": "base"}}),
-        (["env.players=4"], {"env": {**usual(run)["env"], "players": 4}}),
+    common = [*SMALL, "games=6", "concurrency=6", f"out={tmp_path}", f"cache={runs / 'bases'}"]
+    how = {"planner": asdict(PlannerConfig(iterations=3, lambdas=(0.01,)))}
+    planned = json.loads(json.dumps(how))  # as it is written
+    for player, extra, changed in (
+        (f"{run}", ["voices=[base]"], {"voices": {"crewmate": "base"}}),
+        (f"{run}", ["env.players=4"], {"env": {**usual(run)["env"], "players": 4}}),
+        (f"{run}+plan", ["planner=pikl", "planner.iterations=3", "planner.lambdas=[0.01]"], planned),
     ):
         with pytest.MonkeyPatch.context() as patch:  # what the command line would say wins over the run
             if extra[0].startswith("env."):
                 patch.setattr(evaluate, "as_in_runs", lambda cfg, names: cfg)
-            evaluate.main(configure("evaluate", *common, *extra))
+            evaluate.main(configure("evaluate", *common, f"players=[{player},base]", *extra))
         (theirs,) = json.loads((tmp_path / "evaluation.json").read_text())["conditions"].values()
         assert_same(of_run(cells_of(played), run, **{**usual(run), **changed}), theirs)
 
@@ -134,7 +140,7 @@ def test_conditions_differ_in_what_they_change(runs: Path, played: Path) -> None
     assert "vote/imposter" in silent and "talk/names" not in silent
     # as trained = five players; a base in its own voice = as trained
     of_base = [name for name in cells if name.startswith("among_us-scripted")]
-    assert len(cells) == 3 * 6 + len(of_base) and len(of_base) == 4
+    assert len(cells) == 3 * 7 + len(of_base) and len(of_base) == 5
 
 
 def test_the_table(runs: Path, played: Path) -> None:
@@ -167,7 +173,7 @@ def test_a_finished_study_only_tabulates(runs: Path, played: Path, capsys: pytes
     table = (played / "small.csv").read_text()
     (played / "small.csv").unlink()
     conditions.main(study(runs))
-    assert "0 of 22 cells are still to be played" in capsys.readouterr().out
+    assert "0 of 26 cells are still to be played" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in played.glob("*.json")} == before
     assert (played / "small.csv").read_text() == table
 
@@ -288,10 +294,17 @@ def test_points_of_a_setting_share_a_panel() -> None:
         (["metrics=[game/wins]"], None, "game/wins is no metric"),
         (["published=missing.csv"], None, "published=missing.csv: the file cannot be read"),
         ([], {"a": 3}, "conditions.a=3: must be a group of settings"),
-        ([], {"a": {"envv": {}}}, "conditions.a: .*envv is no setting.*known: cast, env, temperature, voices"),
+        ([], {"a": {"envv": {}}}, "conditions.a: .*envv is no setting.*known: cast, env, planner, temperature, voices"),
         ([], {"a": {"env": 3}}, "conditions.a: env=3: must be a group of settings"),
         ([], {"a": {"env": {"player": 4}}}, "conditions.a: env.*player"),
         ([], {"a": {"env": {"players": 9}}}, "conditions.a: env.players must be a whole number from 4 to 7"),
+        ([], {"a": {"planner": {"lambdas": [-1]}}}, r"conditions.a: planner.lambdas=.*name at least one, each 0"),
+        ([], {"a": {"planner": {"choose": "own"}}}, "conditions.a: planner.choose=own: only training notes plans"),
+        (
+            [],
+            {"a": {"planner": {}, "voices": {"crewmate": "base"}}},
+            "conditions.a: planner, voices=.*who plans speaks for itself",
+        ),
         ([], {"a": {"temperature": -1}}, "conditions.a: temperature=-1.0"),
         ([], {"a": {"cast": {"imposter": "careful"}}}, "conditions.a: cast.imposter=careful: must be a group"),
         (

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import csv
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
 
 from envs import dond_v0
 from experiments import frontier
 from experiments.evaluate import turn_about
-from experiments.frontier import Entrant, human_situations, outcomes
+from experiments.frontier import Entrant, compared, human_situations, outcomes
+from marl.checkpoint import save_policy
 from marl.errors import UserError
 from marl.games import env_maker, scripted
 from marl.planner import PlannerConfig, PlanningAgent, Reader
@@ -108,6 +112,19 @@ def test_mistakes_are_refused_before_any_model(
     monkeypatch.setattr(frontier, "base_policy", lambda *args, **settings: pytest.fail("a model was trained"))
     with pytest.raises(UserError, match=message):
         frontier.main(configure(f"data.dond={tmp_path}", *overrides))
+
+
+def test_runs_of_another_base_are_no_comparison(tmp_path: Path) -> None:
+    policy, cfg = negotiator(), configure("data.dond=DIR", "compare=x-*", f"runs={tmp_path}")
+    for name, arm, base in (("x-full-s1", "full", "here"), ("x-ppo-s2", "ppo", "there")):
+        save_policy(tmp_path / name / "policy", policy, {"game": "dond"})
+        (tmp_path / name / "run.json").write_text(json.dumps({"arm": arm, "seeds": [int(name[-1])], "base": base}))
+    said = r"compare=x-\*: x-ppo-s2 started from there, and the anchor is here; name runs that started from it"
+    with pytest.raises(UserError, match=said):
+        compared(cfg, policy, "here", torch.device("cpu"))
+    shutil.rmtree(tmp_path / "x-ppo-s2")
+    (found,) = compared(cfg, policy, "here", torch.device("cpu"))
+    assert (found.arm, found.seed, found.made_of, found.planners) == ("run_full", 1, "x-full-s1", {})
 
 
 @pytest.mark.slow

@@ -341,6 +341,7 @@ def test_names_follow_from_the_configuration() -> None:
             ["loss=plan", "algo.planner.choose=best"],
             "algo.planner.choose=best: PPO learns from the policy's own samples",
         ),
+        (["loss=plan", "algo=filtered_bc"], "loss=plan: algo=filtered_bc imitates games as they were played; drop it"),
         (["loss=plan", "loss.plan.form=l2"], "loss.plan.form=l2: must be one of cross_entropy, kl"),
         (
             ["cast.negotiator.partner=scripted+plan", "cast.negotiator.partners=1"],

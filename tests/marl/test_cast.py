@@ -201,7 +201,7 @@ def train(
 
     train_ppo(
         learners, Hint, REWARDS, LOSSES, config,
-        cast=cast, frozen=opponents or {}, seed=0, start=0, after=after, progress=Progress(),
+        game="hint", cast=cast, frozen=opponents or {}, seed=0, start=0, after=after, progress=Progress(),
     )  # fmt: skip
     return states, metrics, played
 

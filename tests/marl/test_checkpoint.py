@@ -145,7 +145,7 @@ def ppo(policy: Policy, optimizer: torch.optim.Optimizer, start: int, iterations
     )
     train_ppo(
         [Learner("learner", policy, hint_policy(0), optimizer)], Hint, rewards, LOSSES, config,
-        cast=CAST, frozen={}, seed=4, start=start, after=after, progress=Progress(),
+        game="hint", cast=CAST, frozen={}, seed=4, start=start, after=after, progress=Progress(),
     )  # fmt: skip
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +18,7 @@ import torch
 from envs import among_us_v0, dond_v0
 from envs.core import END, Question, TurnKind
 from marl import pikl
-from marl.agents import Agent, ModelAgent, Request
+from marl.agents import Agent, ModelAgent, Request, TextAgent
 from marl.batch import collate, seats_of
 from marl.errors import UserError
 from marl.games import env_maker, scripted
@@ -192,6 +195,50 @@ def test_the_partners_side_is_what_the_partner_reads(style: str) -> None:
             assert tokens.decode(found) == tokens.decode(episode.streams[theirs.agent].tokens[: theirs.start])
             first, second = first + (mine is claims[0]), second + (mine is claims[1])
     assert first >= 3 and second >= 3
+
+
+class Proposer:
+    """Claims everything, whatever it hears."""
+
+    def observe(self, text: str) -> None:
+        pass
+
+    def reply(self, text: str, options: Sequence[str] = ()) -> str:
+        return f"{dond_v0.proposal_text(COUNTS)} {END}"
+
+
+@pytest.mark.parametrize("chars", [400, 9])
+def test_the_partners_side_has_the_planners_message_as_the_partner_heard_it(
+    chars: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message with a line break, once also longer than the game lets through."""
+    said, policy = f"{dond_v0.MESSAGE} i want\n2 books {END}", tiny_policy()
+    drawn = [replace(draw_games(4, 4, count=1)[0], options={"counts": COUNTS, "values": (OWN, PARTNER), "first": 0})]
+    agents = {
+        "player_0": PlanningAgent(
+            "p+plan", policy, config(partner="view", others="anchor"), "dond", slots=4, context=512, max_new_tokens=20,
+            temperature=0.05,
+        ),
+        "player_1": TextAgent("other", lambda seed, role: Proposer(), policy.tokens),
+    }  # fmt: skip
+    make_env = env_maker({"game": "dond", "style": "compact", "objective": 1.0, "max_message_chars": chars})
+    (untaught,) = rollout(drawn, lambda game, env: agents, make_env, 1)
+    prompt, reply = untaught.streams["player_0"].tokens[: untaught.turns[0].start], policy.tokens.encode(said)
+    row = torch.tensor([[*prompt, *reply]])
+    teach(policy, row, torch.arange(row.shape[1])[None] >= len(prompt), 30)
+    expected: list[list[list[int]]] = []
+
+    def seen(*about: Any) -> list[list[int]]:
+        expected.append(partner_streams(*about))
+        return expected[-1]
+
+    monkeypatch.setattr("marl.planner.partner_streams", seen)
+    (episode,) = rollout(drawn, lambda game, env: agents, make_env, 1)
+    first, proposal, *_ = episode.turns
+    assert first.text == said and first.message == "i want 2 books"[:chars] and proposal.agent == "player_1"
+    (streams,) = expected
+    found = policy.tokens.decode(streams[POSSIBLE.index(PARTNER)])
+    assert found == policy.tokens.decode(episode.streams["player_1"].tokens[: proposal.start])
 
 
 def test_what_may_stand_at_each_token_by_hand() -> None:

@@ -72,7 +72,7 @@ def train(seed: int, speaking: float, listening: float, iterations: int = 40, ra
     learner = Learner("learner", policy, policy, make_optimizer(policy, config.update))
     train_ppo(
         [learner], Hint, rewards, losses, config,
-        cast={"speaker": Seats(), "listener": Seats()}, frozen={}, seed=seed, start=0,
+        game="hint", cast={"speaker": Seats(), "listener": Seats()}, frozen={}, seed=seed, start=0,
         after=lambda iteration, metrics, episodes: None, progress=Progress(), ranks=ranks,
     )  # fmt: skip
     return policy

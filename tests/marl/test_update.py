@@ -360,7 +360,7 @@ def test_a_reward_of_weight_zero_is_a_reward_that_is_absent(speech: str) -> None
         losses = {name: loss for name, loss in TERMS.items() if name != "plan"}  # in this game there is nothing to plan
         train_ppo(
             [Learner("learner", policy, copy.deepcopy(policy), optimizer)], Hint, rewards, losses, config,
-            cast={"speaker": Seats(), "listener": Seats()}, frozen={}, seed=0, start=0,
+            game="hint", cast={"speaker": Seats(), "listener": Seats()}, frozen={}, seed=0, start=0,
             after=lambda iteration, metrics, episodes: None, progress=Progress(),
         )  # fmt: skip
         return weights_of(policy)
