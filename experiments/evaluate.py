@@ -97,7 +97,7 @@ def show(conditions: Mapping[str, Metrics], transcripts: Mapping[str, Transcript
 def pick_device(name: str) -> torch.device:
     """The device that this process computes on; a GPU becomes the current one."""
     rank = os.environ.get("LOCAL_RANK")  # set by torchrun
-    hydra = HydraConfig.instance().cfg
+    hydra: Any = HydraConfig.instance().cfg
     job = 0 if hydra is None else OmegaConf.select(hydra, "hydra.job.num", default=0)  # missing outside a sweep
     device = device_of(name, torch.cuda.device_count(), job, None if rank is None else int(rank))
     if device.type == "cuda":
