@@ -24,7 +24,7 @@ help: ## show this list
 quickstart: $(STAMP) ## train and measure a small negotiator, about 5 minutes on two cores
 	@$(BIN)/python -m experiments.train experiment=dond_quickstart
 
-among-us: $(STAMP) ## train small Among Us players without and with the two terms, and compare them
+among-us: $(STAMP) ## train Among Us crews without and with the two terms, side by side; about 20 minutes on two cores
 	@$(BIN)/python -m experiments.train experiment=among_us_quickstart
 
 test: $(STAMP) ## every test but the slow ones
