@@ -283,7 +283,8 @@ def test_the_quickstart_is_two_arms_side_by_side_from_one_base() -> None:
     assert one.sweep and one.swept == ()
     game_only, full = (configure(f"ablation={arm}") for arm in ("game_only", "full"))
     assert game_only.env.game == "among_us" and game_only.base == full.base and game_only.model == full.model
-    assert run_folder(game_only) != run_folder(full) and run_folder(full).name.startswith("among_us_quickstart-full-s12")
+    assert run_folder(game_only) != run_folder(full)
+    assert run_folder(full).name.startswith("among_us_quickstart-full-s12-") and full.base.seed == 12
     tuned = configure()
     assert full.algo == tuned.algo and full.algo.credit.gamma == 0.99  # what is tuned for the game holds
     parts, bare = build(full), build(game_only)
