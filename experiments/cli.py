@@ -181,15 +181,16 @@ def run(
             sys.argv = given
         failed = [path.read_text() for path in sorted(unfinished.iterdir())]
         made = [Path(path.read_text()) for path in sorted(finished.iterdir())]
-    if after and made and status in (0, 1):  # with another one it was stopped
+    stopped = status not in (0, 1)
+    if failed:
+        say(f"Failed jobs: {len(failed)} ({'; '.join(failed)}).")
+        status = 1
+    if after and made and not stopped:
         try:
             after(made)
         except UserError as error:
             say(one_line(error))
             status = 1
-    if failed:
-        say(f"Failed jobs: {len(failed)} ({'; '.join(failed)}).")
-        status = 1
     if status:
         raise SystemExit(status)
 

@@ -32,6 +32,7 @@ from experiments.report import selected
 from experiments.terminal import Bar, say
 from marl.agents import SILENCE, Dubbed, ModelAgent, PlayConfig, model_agent
 from marl.cast import LEARNERS, Seats, by_role, learners_of, places, players_of
+from marl.chat import CHAT
 from marl.checkpoint import load_policy, read_card
 from marl.config import EvalConfig, cast_of, digest, make, plain
 from marl.errors import UserError, check_writable
@@ -193,6 +194,8 @@ def entrants(runs: Path, select: str | Sequence[str], arms: Sequence[str]) -> li
         if arms and card["arm"] not in arms:
             continue
         config = plain(OmegaConf.load(folder / CONFIG))  # type: ignore[arg-type]
+        if "cast" not in config:
+            raise UserError(f"select: {folder.name} is of an older version of this project; name runs that have a cast")
         learners = learners_of(cast_of(config["cast"]))
         trained = {name: folder / (name if i else "policy") for i, name in enumerate(learners)}
         base = base_folder(folder)
@@ -238,6 +241,8 @@ def cell_of(entrant: Entrant, name: str, condition: Condition, cfg: DictConfig) 
         for who in players_of(seating):
             if who in LEARNERS and who not in entrant.learners:
                 raise UserError(f"cast: there is no {who} in {entrant.run}; it has {', '.join(entrant.learners)}")
+            if who == CHAT:
+                raise UserError(f"cast: {CHAT} plays in train, evaluate and play only")
         game = env_maker(env)()
         check_players(seating, env["game"], game)
         if condition.planner and env["game"] not in PLANNED:

@@ -1,4 +1,4 @@
-"""How runs' language drifts from people's: `python -m experiments.drift select='dond_*' data.dond=DIR`.
+"""How runs' language drifts from people's: `python -m experiments.drift select='dond_human-*' data.dond=DIR`.
 
 For each finished run of Deal or No Deal: its base, the checkpoints that it kept, and the policy that it ended with.
 Each plays games with itself, and reads held-out human dialogues; a frozen model of people reads what it said. Also read
@@ -143,6 +143,8 @@ def stages_of(run: Path) -> list[Stage]:
     config = plain(OmegaConf.load(run / CONFIG))  # type: ignore[arg-type]
     if config["env"]["game"] != "dond":
         raise UserError(f"select: {run.name} is a run of {config['env']['game']}; name runs of Deal or No Deal")
+    if "cast" not in config:
+        raise UserError(f"select: {run.name} is of an older version of this project; name runs that have a cast")
     name = learners_of(cast_of(config["cast"]))[0]
     arm, seed, last = str(card["arm"]), int(card["seeds"][0]), int(config["algo"]["iterations"])
     stages = [Stage(run, arm, seed, 0, config, base_folder(run))]

@@ -30,7 +30,7 @@ from marl.agents import SILENCE, Agent, Dubbed, ModelAgent, model_agent
 from marl.cast import Seats, by_role
 from marl.chat import CHAT, ChatAgent
 from marl.checkpoint import load_policy, read_card
-from marl.config import Parts, build, make, plain
+from marl.config import Parts, build, cast_of, make, plain
 from marl.engine import size_of
 from marl.errors import UserError, check_writable
 from marl.evaluate import Metrics, belief_by_message, evaluation_to_json, metrics
@@ -312,7 +312,8 @@ def main(cfg: DictConfig) -> None:
     if not isinstance(cfg.temperature, int | float) or cfg.temperature < 0:
         raise UserError(f"temperature={cfg.temperature}: must be a number, at least 0")
     cfg = as_in_runs(cfg, names)
-    parts = build(cfg, names)
+    partners = [str(seats.partner) for seats in cast_of(plain(cfg)["cast"]).values() if seats.partners]
+    parts = build(cfg, [*names, *partners, *map(str, cfg.voices)])
     make_env = env_maker(parts.env)
     if cfg.out:
         check_writable(Path(cfg.out), "out")

@@ -34,6 +34,7 @@ from experiments.players import (
 from experiments.report import report_sweep
 from experiments.terminal import Bar, quiet, say
 from marl.cast import by_role, learners_of, players_of
+from marl.chat import CHAT
 from marl.checkpoint import load_training, make_once, newest_checkpoint, read_state, save_policy, save_training
 from marl.config import (
     CheckpointConfig,
@@ -86,7 +87,11 @@ SHOWN = 40  # episodes kept of an iteration or an evaluation
 @command("train", implies={"data.dond": "base=human"}, after=report_sweep)
 def main(cfg: DictConfig) -> Path:
     """One run, from its configuration to its report. Returns its folder."""
-    parts = build(cfg, cast_names(plain(cfg)))
+    parts = build(cfg, cast_names(plain(cfg)), stops=True)
+    if parts.chat and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError(
+            f"cast: {CHAT} plays in runs of one process, whose calls can be counted; start without torchrun"
+        )
     make_env = env_maker(parts.env)
     evaluation = make(EvalConfig, plain(cfg.eval), "eval")
     make(CheckpointConfig, plain(cfg.checkpoint), "checkpoint")
@@ -439,6 +444,7 @@ def final_evaluation(
             name: {k: v for k, v in term.items() if k != "weight"} for name, term in identity(cfg)["reward"].items()
         },
         "max_new_tokens": parts.algo.max_new_tokens,
+        **({"chat": identity(cfg)["chat"]} if parts.chat else {}),
     }
     beside = base_folder / "evaluations" / digest(settings) if base_folder else folder / "base"
     # The base standing in for the learner has a name of its own, so that both conditions measure the same seats.

@@ -112,6 +112,9 @@ class Lost(StrEnum):
     ABSENT = "not among the kept answers"
 
 
+FOR_GOOD = (Lost.KEY, Lost.BUDGET, Lost.ABSENT)  # so would every further seat be lost
+
+
 @dataclass(frozen=True)
 class Answer:
     """What was said, and the tokens of prompt and answer together as the endpoint counts them (None: it doesn't)."""
@@ -329,12 +332,18 @@ class ChatAgent:
     and why; they say nothing more.
     """
 
-    def __init__(self, config: ChatConfig, read: Callable[[str, str], str] = lambda text, opening: text) -> None:
-        """`read(text, opening)`: what is shown of an observation, given the seat's first one.
+    def __init__(
+        self,
+        config: ChatConfig,
+        read: Callable[[str, str], str] = lambda text, opening: text,
+        stops: bool = False,
+    ) -> None:
+        """`read(text, opening)`: what is shown of an observation, given the seat's first one. `stops`: with a UserError
+        where all further seats would be lost as well, which is no partner to learn from.
 
         Raises UserError where there is no client, no key, or the file of answers is not one.
         """
-        self.name, self.config, self.read = CHAT, config, read
+        self.name, self.config, self.read, self.stops = CHAT, config, read, stops
         self.answers = Answers(Path(config.answers)) if config.answers else None
         if config.replay and not self.answers:
             raise UserError(f"chat.replay=true: {config.answers} holds no answer; play once without it")
@@ -421,6 +430,11 @@ class ChatAgent:
         if isinstance(found, Lost):
             seat.lost = True
             self.lost.append((key, found))
+            if self.stops and found in FOR_GOOD:
+                raise UserError(
+                    f"chat: {found.value}, so that every further game would be lost; start the same command again with "
+                    "another chat.key or a larger chat.calls or chat.tokens, and it goes on from its last checkpoint"
+                )
             return Reply(key, "")
         seat.messages.append({"role": "assistant", "content": found.text})
         said = found.text.strip()

@@ -92,8 +92,8 @@ class Parts:
 CRITICS = ("private", "privileged")
 
 
-def build(cfg: DictConfig, players: Sequence[str] = ()) -> Parts:
-    """Builds all parts; the player `chat` where it is one of `players`, by name.
+def build(cfg: DictConfig, players: Sequence[str] = (), stops: bool = False) -> Parts:
+    """Builds all parts; the player `chat` where it is one of `players`, by name (`stops`: see `ChatAgent`).
 
     Raises UserError naming the setting, its value and what it should be.
     """
@@ -168,13 +168,13 @@ def build(cfg: DictConfig, players: Sequence[str] = ()) -> Parts:
         rewards=terms(settings["reward"], "reward"),
         losses=losses,
         privileged=critic == "privileged",
-        chat=chat_agent(settings["chat"], env) if CHAT in players else None,
+        chat=chat_agent(settings["chat"], env, stops) if CHAT in players else None,
     )
 
 
-def chat_agent(settings: Mapping[str, Any], env: Mapping[str, Any]) -> ChatAgent:
+def chat_agent(settings: Mapping[str, Any], env: Mapping[str, Any], stops: bool) -> ChatAgent:
     """The player behind the endpoint of the settings `chat.*`."""
-    return ChatAgent(make(ChatConfig, settings, "chat"), natural_reader(env))
+    return ChatAgent(make(ChatConfig, settings, "chat"), natural_reader(env), stops)
 
 
 def check_places(settings: Mapping[str, Any]) -> None:

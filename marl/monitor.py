@@ -36,13 +36,13 @@ def episode_metrics(episodes: Sequence[Episode], players: Collection[str]) -> di
         metrics["game/points"] = _mean([e.outcome["points"][a] for e, a in own])
         metrics["game/agreement"] = _mean([e.outcome["deal"] for e in episodes])
         metrics["game/pareto"] = _mean([e.outcome["pareto"] for e in episodes])
-        metrics["errors/aborted"] = _mean([e.outcome["how"] == "abort" for e in episodes])
+        metrics["errors/aborted"] = _mean([e.outcome.get("how") == "abort" for e in episodes])
         agreed = [e for e in episodes if e.outcome["deal"]]
         if agreed:
             of_agreed = [sum(p.amount for p in e.payments if p.agent == a) for e, a in own if e.outcome["deal"]]
             metrics["game/score_agreed"] = _mean(of_agreed)
             metrics["game/pareto_agreed"] = _mean([e.outcome["pareto"] for e in agreed])
-        inverted = inverted_share(episodes, players)
+        inverted = inverted_share(episodes, players) if "counts" in episodes[0].facts else None
         if inverted is not None:
             metrics["talk/inverted"] = inverted
     if "winner" in first:

@@ -145,20 +145,24 @@ def torture(kind: str, folder: Path, kills: int, seed: int, *overrides: str) -> 
     expected = contents(folder / "whole")
     for number in range(kills):
         here, with_base = folder / f"killed-{number}", bool(number % 2)
-        here.mkdir()
-        if with_base:
-            shutil.copytree(folder / "whole" / "bases", here / "bases")
-        cfg, killed = configure(kind, here, *overrides), []
-        for _ in range(rng.choice((1, 1, 2))):
-            child = start(cfg, here / "train.log")
-            if wait(child, rng.uniform(0, seconds[with_base])) is None:
-                os.killpg(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-                killed.append(stage(cfg))
+        cfg, killed = configure(kind, here, *overrides), list[str]()
+        moments = [rng.uniform(0, seconds[with_base]) for _ in range(rng.choice((1, 1, 2)))]
+        while not killed:
+            shutil.rmtree(here, ignore_errors=True)
+            here.mkdir()
+            if with_base:
+                shutil.copytree(folder / "whole" / "bases", here / "bases")
+            for moment in moments:
+                child = start(cfg, here / "train.log")
+                if wait(child, moment) is None:
+                    os.killpg(child, signal.SIGKILL)
+                    os.waitpid(child, 0)
+                    killed.append(stage(cfg))
+            moments = [moment / 2 for moment in moments]  # for a run that was faster than the one in peace
         finish(cfg, here / "train.log")
         found = contents(here)
         different = tuple(n for n in sorted({*expected, *found}) if expected.get(n) != found.get(n))
-        yield Outcome(tuple(killed) or ("too late",), different)
+        yield Outcome(tuple(killed), different)
         if not different:
             shutil.rmtree(here)
 
