@@ -101,6 +101,39 @@ def test_mistakes_are_named_before_anything_runs(overrides: list[str], named: st
     assert server.asked == []
 
 
+def test_a_training_run_stops_where_the_budget_is_spent_and_goes_on_with_a_larger_one(
+    server: Server, tmp_path: Path
+) -> None:
+    def go(calls: int) -> None:
+        train.main(
+            configure(
+                "train", *SMALL, "name=tiny", "cast.negotiator.partner=chat", "cast.negotiator.partners=1",
+                "algo.iterations=1", "algo.games=4", "algo.concurrency=4", "algo.update.minibatches=1", "eval.games=0",
+                "eval.final_games=2", f"runs={tmp_path}", "chat.model=m", f"chat.url={server.url}",
+                f"chat.calls={calls}",
+            )
+        )  # fmt: skip
+
+    with pytest.raises(UserError, match=r"chat: budget spent.*chat\.calls"):
+        go(1)
+    (run,) = tmp_path.glob("tiny-*")
+    assert not (run / "run.json").exists() and not list(tmp_path.glob("bases/*/evaluations/*/evaluation.json"))
+    go(1000)
+    assert json.loads((run / "run.json").read_text())["chat"]["lost"] == {}
+
+
+def test_a_training_run_of_several_processes_has_no_endpoint(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    config = configure(
+        "train", *SMALL, "cast.negotiator.partner=chat", f"runs={tmp_path}", "cast.negotiator.partners=1",
+        "chat.model=m", f"chat.url={server.url}",
+    )  # fmt: skip
+    with pytest.raises(UserError, match="cast: chat plays in runs of one process"):
+        train.main(config)
+
+
 @pytest.mark.slow
 def test_it_sits_beside_a_learner_and_the_runs_drift_is_measured(server: Server, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
