@@ -6,12 +6,13 @@ import pytest
 
 from tests.torture import KINDS, torture
 
-SLOW = ("ppo_two_learners", "pikl_among_us")  # a minute and more
+SLOW = ("ppo_two_learners", "pikl", "pikl_among_us")
+SHORT = ("algo.iterations=3", "eval.every=3")  # most of these runs are games of evaluation
 
 
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.slow) if k in SLOW else k for k in KINDS])
 def test_killed_runs_end_as_if_they_had_not_been(kind: str, tmp_path: Path) -> None:
-    outcomes = list(torture(kind, tmp_path / kind, kills=2, seed=1))
+    outcomes = list(torture(kind, tmp_path / kind, 2, 1, *SHORT))
     assert len(outcomes) == 2
     assert [outcome.differs for outcome in outcomes] == [(), ()]
     assert all(outcome.killed for outcome in outcomes)
