@@ -181,16 +181,17 @@ def run(
             sys.argv = given
         failed = [path.read_text() for path in sorted(unfinished.iterdir())]
         made = [Path(path.read_text()) for path in sorted(finished.iterdir())]
-    stopped = status not in (0, 1)
-    if failed:
-        say(f"Failed jobs: {len(failed)} ({'; '.join(failed)}).")
-        status = 1
-    if after and made and not stopped:
-        try:
+    try:
+        if after and made and status in (0, 1):  # with another one it was stopped
             after(made)
-        except UserError as error:
-            say(one_line(error))
-            status = 1
+    except UserError as error:
+        say(one_line(error))
+        status = 1
+    finally:  # the last word, whatever becomes of the report
+        if failed:
+            say(f"Failed jobs: {len(failed)} ({'; '.join(failed)}).")
+    if failed:
+        status = 1
     if status:
         raise SystemExit(status)
 
