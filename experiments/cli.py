@@ -47,6 +47,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from experiments.terminal import labelled
 from marl.errors import UserError
+from marl.runs import told
 
 VERSION_BASE = "1.3"
 
@@ -127,7 +128,7 @@ def run(
 
     @functools.wraps(task)
     def job(cfg: DictConfig) -> Any:
-        overrides = " ".join(HydraConfig.get().overrides.task)
+        overrides = told(HydraConfig.get().overrides.task)
         where = f"{overrides}: " if plan.sweep else ""
         number = f"{HydraConfig.get().job.num:06d}" if plan.sweep else "job"
         noted = unfinished / number
@@ -209,7 +210,7 @@ def waiting_for_all(unfinished: Path, finished: Path) -> Iterator[None]:
 
     def wait(job: Any) -> list[JobReturn]:
         all_overrides, _, number, *_ = job.submission().args
-        overrides = " ".join(filter_overrides(all_overrides))
+        overrides = told(filter_overrides(all_overrides))
         try:
             (found,) = results(job)
             failed = found.status is not JobStatus.COMPLETED

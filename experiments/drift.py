@@ -28,6 +28,7 @@ from safetensors.torch import load_file
 from experiments.cli import command
 from experiments.conditions import base_folder
 from experiments.evaluate import pick_device, set_threads
+from experiments.players import policy_folder
 from experiments.report import selected
 from experiments.terminal import Bar, say
 from marl.agents import PlayConfig, model_agent
@@ -147,7 +148,11 @@ def stages_of(run: Path) -> list[Stage]:
         raise UserError(f"select: {run.name} is of an older version of this project; name runs that have a cast")
     name = learners_of(cast_of(config["cast"]))[0]
     arm, seed, last = str(card["arm"]), int(card["seeds"][0]), int(config["algo"]["iterations"])
-    stages = [Stage(run, arm, seed, 0, config, base_folder(run))]
+    began = (config.get("init") or {}).get(name)  # another run, by name beside this one or by its folder
+    if began:
+        beside = run.parent / began
+        began = policy_folder(str(beside if beside.is_dir() else began))
+    stages = [Stage(run, arm, seed, 0, config, Path(began) if began else base_folder(run))]
     for checkpoint in sorted((run / "checkpoints").glob("iteration-*")):
         iteration, weights = read_state(checkpoint)["iteration"], checkpoint / f"{name}.safetensors"
         if iteration < last and weights.is_file() and not verify_folder(checkpoint):

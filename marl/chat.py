@@ -42,6 +42,26 @@ TRY_AGAIN = (408, 409, 429)  # and all from 500 on
 ChatMessage = dict[str, str]  # role and content
 
 
+URL = "must be http(s)://HOST/PATH without user, password or query, as in http://localhost:8000/v1"
+
+
+def check_nothing_secret(url: Any, key: Any) -> None:
+    """Refuses an address (unless it is empty) or a key's name that may have a secret in it; neither is shown.
+
+    Of a run that nobody plays in through an endpoint too: its card keeps the command.
+    """
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        fits = fits and parts.username is None and not parts.query
+    except (ValueError, AttributeError):
+        fits = False
+    if url and not fits:
+        raise UserError(f"chat.url {URL}")
+    if not isinstance(key, str) or not re.fullmatch("([A-Z_][A-Z0-9_]*)?", key):
+        raise UserError("chat.key must be the name of an environment variable, in capitals, never the key itself")
+
+
 @dataclass(frozen=True)
 class ChatConfig:
     """Which endpoint, and how far to go with it.
@@ -75,18 +95,9 @@ class ChatConfig:
             raise UserError("chat.model is empty: name the model that the endpoint is to answer with")
         if self.replay and not self.answers:
             raise UserError("chat.replay=true: chat.answers must name the file of answers to replay")
-        try:
-            parts = urlsplit(self.url)
-            fits = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-            fits = fits and parts.username is None and not parts.query
-        except ValueError:
-            fits = False
-        if not fits and not self.replay:  # not shown: somebody may have written a key into it
-            raise UserError(
-                "chat.url must be http(s)://HOST/PATH without user, password or query, as in http://localhost:8000/v1"
-            )
-        if not re.fullmatch("([A-Z_][A-Z0-9_]*)?", self.key):  # not shown: it may be the key itself
-            raise UserError("chat.key must be the name of an environment variable, in capitals, never the key itself")
+        if not self.url and not self.replay:
+            raise UserError(f"chat.url is empty: it {URL}")
+        check_nothing_secret(self.url, self.key)
         for name, least in (("max_tokens", 1), ("retries", 0), ("parallel", 1), ("calls", 0), ("tokens", 0)):
             if getattr(self, name) < least:
                 raise UserError(f"chat.{name}={getattr(self, name)}: must be at least {least}")

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from omegaconf import DictConfig, OmegaConf
 
 from marl.cast import Seats, players_of
-from marl.chat import CHAT, ChatAgent, ChatConfig
+from marl.chat import CHAT, ChatAgent, ChatConfig, check_nothing_secret
 from marl.errors import UserError
 from marl.filtered_bc import FilteredBCConfig
 from marl.games import env_maker, exchangeable, natural_reader, scripted
@@ -119,6 +119,8 @@ def build(cfg: DictConfig, players: Sequence[str] = (), stops: bool = False) -> 
     if not any(loss.weight for loss in losses.values()):
         raise UserError(f"loss: with algo={kind} every weight is 0, so there is nothing to learn; raise one")
     check_places(settings)
+    if "chat" in settings:
+        check_nothing_secret(settings["chat"]["url"], settings["chat"]["key"])
     check_text(settings["data"]["dond"], "data.dond")
     seed = settings.get("seed")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:

@@ -45,6 +45,7 @@ from marl.types import Episode, Kind, Turn
 from marl.update import UpdateConfig, forward, micro_batches, update
 
 FORMAT = 2  # raised when the same settings would make another base
+TOKENIZER_GAMES = 800  # whose words a tokenizer is trained on
 CORPUS, TOKENIZER, HELD_OUT, LISTENING = 101, 102, 103, 104  # named places of the seed
 DATA, KINDS = ("scripted", "human", "none"), ("tiny", "hf")
 ORDERS = tuple(itertools.permutations(range(3), 3))
@@ -228,6 +229,8 @@ def base_policy(
         "env": {k: v for k, v in env.items() if k not in unused},
         "human_data": human,
     }
+    if not human and tokenizer_games(base) < TOKENIZER_GAMES:
+        made_of["tokenizer_games"] = tokenizer_games(base)
     if not human:
         made_of |= getattr(scripts_module(env["game"]), "VERSION", {})
     digest = _digest(json.dumps(made_of, sort_keys=True))
@@ -255,6 +258,11 @@ def base_policy(
     return load_policy(folder, device, privileged_size), folder
 
 
+def tokenizer_games(base: BaseConfig) -> int:
+    """A small base needs no tokenizer of more scripted games than it learns from."""
+    return min(max(base.games, 50), TOKENIZER_GAMES)
+
+
 def _train(
     model: ModelConfig,
     base: BaseConfig,
@@ -275,8 +283,7 @@ def _train(
             left_out = ", ".join(f"{count} {why}" for why, count in found.left_out.items())
             report(f"human dialogues, {split}: {len(found.steps)} views; left out: {left_out or 'none'}")
     if model.kind == "tiny":
-        few = min(max(base.games, 50), 800)  # a small base needs no tokenizer of more games than it learns from
-        texts = human["train"].texts if human else scripted_texts(game, games, base.seed, few)
+        texts = human["train"].texts if human else scripted_texts(game, games, base.seed, tokenizer_games(base))
         tokens = Tokens(train_tokenizer(texts, game_module(game).COMPACT_TOKENS, model.vocab_size))
         lm: PreTrainedModel = tiny_lm(tokens.size, **model.shape(), generator_seed=base.seed)
     else:

@@ -12,7 +12,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -104,12 +104,23 @@ def _settings(path: Path) -> Any:
         return {}
 
 
+UNTOLD = ("chat.key", "chat.url", "chat.extra")  # settings in which somebody may have written a secret
+
+
+def told(arguments: Iterable[str]) -> str:
+    """A command's arguments as they may be shown and kept."""
+    pairs = [argument.partition("=") for argument in arguments]
+    return " ".join(
+        f"{key}=..." if key.lstrip("+~").startswith(UNTOLD) else key + sign + value for key, sign, value in pairs
+    )
+
+
 def run_card(folder: Path, config_hash: str, seed: int, **facts: Any) -> dict[str, Any]:
     """Writes `run.json`: what made the run, on what, and its final figures."""
     card = {
         "run": folder.name,
         "config_hash": config_hash,
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": told([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "git_commit": git_commit(),
         "versions": {
             "python": platform.python_version(),

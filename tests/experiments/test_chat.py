@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_module
-from omegaconf import DictConfig
 
 from experiments import drift, evaluate, play, train
 from marl.errors import UserError
+from marl.runs import told
+from tests.composing import configure
 from tests.marl.test_chat import KEY, Server, sensible
 
 pytest.importorskip("openai")
@@ -20,11 +20,6 @@ SMALL = [
     "progress=false", "threads=1", "base.games=12", "model.hidden_size=32", "model.layers=1",
     "model.intermediate_size=64", "model.max_new_tokens=8",
 ]  # fmt: skip
-
-
-def configure(command: str, *overrides: str) -> DictConfig:
-    with initialize_config_module("conf", version_base="1.3"):
-        return compose(command, overrides=list(overrides))
 
 
 @pytest.fixture
@@ -99,6 +94,18 @@ def test_mistakes_are_named_before_anything_runs(overrides: list[str], named: st
     with pytest.raises(UserError, match=named):
         evaluate.main(configure("evaluate", "players=[chat]", *overrides))
     assert server.asked == []
+
+
+@pytest.mark.parametrize("secret", [f"chat.key={KEY}", f"chat.url=http://me:{KEY}@localhost/v1"])
+def test_what_may_be_a_secret_is_refused_where_nobody_chats_too(secret: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"chat\.(key|url) must be") as refused:
+        train.main(configure("train", *SMALL, f"runs={tmp_path}", secret))
+    assert KEY not in str(refused.value) and not list(tmp_path.iterdir())
+
+
+def test_arguments_that_may_hold_a_secret_are_not_told() -> None:
+    given = ["seed=1", f"chat.key={KEY}", f"+chat.extra.token={KEY}", "chat.model=a=b", "-m"]
+    assert told(given) == "seed=1 chat.key=... +chat.extra.token=... chat.model=a=b -m"
 
 
 def test_a_training_run_stops_where_the_budget_is_spent_and_goes_on_with_a_larger_one(

@@ -10,13 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
 
 from experiments import conditions, evaluate, train
 from marl.errors import UserError
 from marl.planner import PlannerConfig
 from marl.stats import Interval, seed_mean
+from tests.composing import configure
 
 SMALL = [
     "env=among_us", "env.max_steps=40", "env.height=1", "env.walk_steps=1", "env.cooldown=2", "progress=false",
@@ -38,11 +38,6 @@ CONDITIONS = {
     "copied": {"voices": {"imposter": "learner"}},
     "planned": {"planner": {"iterations": 3, "lambdas": [0.01]}},
 }
-
-
-def configure(command: str, *overrides: str) -> DictConfig:
-    with initialize_config_module("conf", version_base="1.3"):
-        return compose(command, overrides=list(overrides))
 
 
 def study(runs: Path, *overrides: str, named: dict | None = None) -> DictConfig:

@@ -6,22 +6,15 @@ import csv
 import json
 from pathlib import Path
 
-from hydra import compose, initialize_config_module
-from omegaconf import DictConfig
-
 from experiments import conditions, report, train
 from marl.config import build, plain
+from tests.composing import configure
 
 SMALL = [
     "progress=false", "threads=1", "base.games=24", "base.rows=16", "model.hidden_size=32", "model.layers=1",
     "model.intermediate_size=64", "algo.iterations=1", "algo.games=6", "algo.concurrency=6", "eval.games=0",
     "algo.update.minibatches=1", "eval.final_games=8",
 ]  # fmt: skip
-
-
-def configure(command: str, *overrides: str) -> DictConfig:
-    with initialize_config_module("conf", version_base="1.3"):
-        return compose(command, overrides=list(overrides))
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:

@@ -6,23 +6,20 @@ import csv
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_module
-from omegaconf import DictConfig
+from omegaconf import OmegaConf
 
 from experiments import drift, train
+from tests.composing import configure
 from tests.experiments.test_frontier import TEST
 from tests.marl.test_human_dond import write
 
+QUIET = ["progress=false", "threads=1"]
 SMALL = [
-    "env=dond", "base=human", "base.epochs=1", "model.hidden_size=32", "model.layers=1", "model.intermediate_size=64",
-    "model.max_new_tokens=8", "name=tiny", "arm=full", "algo.iterations=2", "algo.games=4", "algo.concurrency=4",
+    *QUIET, "env=dond", "base=human", "base.epochs=1", "model.hidden_size=32", "model.layers=1",
+    "model.intermediate_size=64", "model.max_new_tokens=8", "name=tiny", "arm=full", "algo.iterations=2",
+    "algo.games=4", "algo.concurrency=4",
     "algo.update.minibatches=1", "eval.games=3", "eval.every=1", "eval.final_games=3", "checkpoint.every=1",
 ]  # fmt: skip
-
-
-def configure(command: str, *overrides: str) -> DictConfig:
-    with initialize_config_module("conf", version_base="1.3"):
-        return compose(command, overrides=["progress=false", "threads=1", *overrides])
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -35,7 +32,7 @@ def test_a_runs_drift_from_its_base_to_its_end(tmp_path: Path, capsys: pytest.Ca
     data = write(tmp_path / "data", test=TEST)
     train.main(configure("train", *SMALL, f"data.dond={data}", f"runs={tmp_path}"))
     capsys.readouterr()
-    cfg = configure("drift", f"runs={tmp_path}", "select=tiny-*", f"data.dond={data}", "games=4")
+    cfg = configure("drift", *QUIET, f"runs={tmp_path}", "select=tiny-*", f"data.dond={data}", "games=4")
     drift.main(cfg)
     assert "test: 2 views of human dialogues; left out: none" in capsys.readouterr().out
     out = tmp_path / "drift"
@@ -51,6 +48,13 @@ def test_a_runs_drift_from_its_base_to_its_end(tmp_path: Path, capsys: pytest.Ca
     assert len(cells) == 3
     drift.main(cfg)  # nothing is measured again
     assert {path: path.stat().st_mtime_ns for path in cells} == cells
+
+    (run,) = tmp_path.glob("tiny-*")
+    assert drift.stages_of(run)[0].folder.parent == tmp_path / "bases"
+    config = OmegaConf.load(run / "config.yaml")
+    config.init.learner = run.name  # as if it had started from where it ended
+    OmegaConf.save(config, run / "config.yaml")
+    assert drift.stages_of(run)[0].folder == run / "policy"
 
 
 def test_people_who_did_not_end_in_claims_are_counted_and_left_out(
