@@ -159,6 +159,7 @@ def run(
         return result
 
     status: Any = 0
+    at_interrupt = signal.getsignal(signal.SIGINT)
     with tempfile.TemporaryDirectory() as scratch:
         unfinished, finished = Path(scratch) / "unfinished", Path(scratch) / "finished"
         for folder in (unfinished, finished):
@@ -178,10 +179,18 @@ def run(
                 hydra.main(version_base=VERSION_BASE, config_path=f"pkg://{package}", config_name=config_name)(job)()
         except SystemExit as leaving:  # what is to be said has been said
             status = leaving.code
+        except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would only break off the cleaning up
+            status = 128 + signal.SIGINT
         finally:
             sys.argv = given
         failed = [path.read_text() for path in sorted(unfinished.iterdir())]
         made = [Path(path.read_text()) for path in sorted(finished.iterdir())]
+    if status == 128 + signal.SIGINT:
+        signal.signal(signal.SIGINT, at_interrupt)
+        of_sweep = f" with {len(made)} of its jobs done" if plan.sweep else ""
+        say(f"Interrupted{of_sweep}; the same command goes on from what is there.")
+        raise SystemExit(status)
     try:
         if after and made and status in (0, 1):  # with another one it was stopped
             after(made)

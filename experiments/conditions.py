@@ -11,7 +11,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import fcntl
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ import matplotlib
 import torch
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from experiments.cli import command
 from experiments.evaluate import pick_device, set_threads
@@ -33,18 +32,18 @@ from experiments.terminal import Bar, say
 from marl.agents import SILENCE, Dubbed, ModelAgent, PlayConfig, model_agent
 from marl.cast import LEARNERS, Seats, by_role, learners_of, places, players_of
 from marl.chat import CHAT
-from marl.checkpoint import load_policy, read_card
+from marl.checkpoint import folder_digest, load_policy, read_card
 from marl.config import EvalConfig, cast_of, digest, make, plain
 from marl.errors import UserError, check_writable
 from marl.evaluate import Metrics, metrics
-from marl.files import write_json, writing
+from marl.files import read_json, write_json, writing
 from marl.games import env_maker
 from marl.planner import GAMES as PLANNED
 from marl.planner import SUFFIX, PlannerConfig, planning_agent
 from marl.policy import Policy
 from marl.report import PAPER
 from marl.rollout import EVALUATION, draw_games, rollout
-from marl.runs import CARD, CONFIG
+from marl.runs import finished_run
 from marl.stats import ArmRun, Interval, TableRow, ablation_table, arm_differences, format_table, write_csv
 from marl.wording import ARM_ORDER, ARMS, WORDING
 
@@ -182,24 +181,21 @@ def read_conditions(cfg: DictConfig) -> dict[str, Condition]:
 def entrants(runs: Path, select: str | Sequence[str], arms: Sequence[str]) -> list[Entrant]:
     """The runs of these arms (all, where none is named), and before them the bases they started from, each once."""
     folders = selected(runs, select)
-    cards = {folder: json.loads((folder / CARD).read_text()) for folder in folders}
-    there = sorted({str(card["arm"]) for card in cards.values()})
+    found_runs = {folder: finished_run(folder) for folder in folders}
+    there = sorted({card["arm"] for _, card in found_runs.values()})
     for arm in arms:
         if arm not in there:
             raise UserError(
                 f"arms: no finished run of {select} in {runs} is of arm {arm}; there are {', '.join(there)}"
             )
     found: dict[tuple[str, int], Entrant] = {}
-    for folder, card in cards.items():
+    for folder, (config, card) in found_runs.items():
         if arms and card["arm"] not in arms:
             continue
-        config = plain(OmegaConf.load(folder / CONFIG))  # type: ignore[arg-type]
-        if "cast" not in config:
-            raise UserError(f"select: {folder.name} is of an older version of this project; name runs that have a cast")
         learners = learners_of(cast_of(config["cast"]))
         trained = {name: folder / (name if i else "policy") for i, name in enumerate(learners)}
         base = base_folder(folder)
-        seed = int(card["seeds"][0])
+        seed = card["seeds"][0]
         arm = ARMS.get(card["arm"], card["arm"]) if config["env"]["game"] == "among_us" else card["arm"]
         for entrant in (
             Entrant(BASE, seed, folder, config, base, dict.fromkeys(learners, base)),
@@ -301,7 +297,7 @@ def identity_of(name: str, entrant: Entrant) -> str:
     if folder is None:
         return name
     plans = f"{SUFFIX} {dataclasses.asdict(PlannerConfig())}" if name.endswith(SUFFIX) else ""
-    return digest(json.loads((folder / "checksums.json").read_text())) + plans
+    return folder_digest(folder) + plans
 
 
 # --- Playing ----------------------------------------------------------------------------------------------------------
@@ -379,7 +375,7 @@ def tabulate(cfg: DictConfig, table: Sequence[Cell], folder: Path, out: Path, pu
     wanted = list(cfg.metrics)
     played: dict[str, list[ArmRun]] = {}  # by condition
     for cell in table:
-        found = json.loads((folder / cell.file).read_text())["metrics"]
+        found = read_json(folder / cell.file)["metrics"]
         kept = {name: Interval.from_json(found[name]) for name in wanted if name in found}
         played.setdefault(cell.condition, []).append(ArmRun(cell.entrant.arm, cell.entrant.seed, kept))
     order = {arm: i for i, arm in enumerate(dict.fromkeys([*ARM_ORDER, *(cell.entrant.arm for cell in table)]))}

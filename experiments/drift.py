@@ -11,7 +11,6 @@ the human dialogues themselves), `drift.svg`.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ import matplotlib
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from safetensors.torch import load_file
 
 from experiments.cli import command
@@ -33,12 +32,12 @@ from experiments.report import selected
 from experiments.terminal import Bar, say
 from marl.agents import PlayConfig, model_agent
 from marl.cast import learners_of
-from marl.checkpoint import load_policy, read_card, read_state, verify_folder
-from marl.config import EvalConfig, cast_of, digest, make, plain
+from marl.checkpoint import folder_digest, load_policy, read_card, read_state, verify_folder
+from marl.config import EvalConfig, cast_of, digest, make
 from marl.drift import likelihood, retold, talk_drift
 from marl.errors import UserError, check_writable
 from marl.evaluate import Metrics, dond_metrics, talk_metrics
-from marl.files import write_json, writing
+from marl.files import read_json, write_json, writing
 from marl.games import env_maker
 from marl.human_dond import read_split
 from marl.negotiation import human_talk, read_talk, talk_of
@@ -46,7 +45,7 @@ from marl.policy import Policy
 from marl.pretrain import recorded
 from marl.report import PAPER
 from marl.rollout import EVALUATION, draw_games, everyone, rollout
-from marl.runs import CARD, CONFIG
+from marl.runs import finished_run
 from marl.stats import Interval, format_table, write_csv
 from marl.transcripts import read_episodes
 
@@ -76,9 +75,7 @@ class Stage:
     @property
     def digest(self) -> str:
         """Stands for the policy's files."""
-        return digest(json.loads((self.folder / "checksums.json").read_text())) + (
-            digest(json.loads((self.weights.parent / "checksums.json").read_text())) if self.weights else ""
-        )
+        return folder_digest(self.folder) + (folder_digest(self.weights.parent) if self.weights else "")
 
     def load(self, device: torch.device) -> Policy:
         policy = load_policy(self.folder, device)
@@ -119,7 +116,7 @@ def main(cfg: DictConfig) -> None:
             figures = {name: interval.to_json() for name, interval in measured.items()}
             write_json(path, {"about": settings, "metrics": figures})
             say(label)
-        kept = json.loads(path.read_text())["metrics"]
+        kept = read_json(path)["metrics"]
         found[stage] = {name: Interval.from_json(figure) for name, figure in kept.items()}
     write_lines(out / "drift.csv", found.items())
     write_lines(out / "kept.csv", ((stage, metrics) for run in runs for stage, metrics in kept_transcripts(run)))
@@ -140,14 +137,11 @@ def main(cfg: DictConfig) -> None:
 
 def stages_of(run: Path) -> list[Stage]:
     """A run's policies by iteration. UserError where it is a run of another game."""
-    card = json.loads((run / CARD).read_text())
-    config = plain(OmegaConf.load(run / CONFIG))  # type: ignore[arg-type]
+    config, card = finished_run(run)
     if config["env"]["game"] != "dond":
         raise UserError(f"select: {run.name} is a run of {config['env']['game']}; name runs of Deal or No Deal")
-    if "cast" not in config:
-        raise UserError(f"select: {run.name} is of an older version of this project; name runs that have a cast")
     name = learners_of(cast_of(config["cast"]))[0]
-    arm, seed, last = str(card["arm"]), int(card["seeds"][0]), int(config["algo"]["iterations"])
+    arm, seed, last = card["arm"], card["seeds"][0], int(config["algo"]["iterations"])
     began = (config.get("init") or {}).get(name)  # another run, by name beside this one or by its folder
     if began:
         beside = run.parent / began
@@ -184,7 +178,7 @@ def settings_of(stage: Stage, people: Path, cfg: DictConfig) -> dict[str, Any]:
     """All that the figures depend on."""
     return {
         "policy": stage.digest,
-        "people": digest(json.loads((people / "checksums.json").read_text())),
+        "people": folder_digest(people),
         "env": game_of(stage),
         "temperature": stage.config["eval"]["temperature"],
         "max_new_tokens": stage.config["algo"]["max_new_tokens"],

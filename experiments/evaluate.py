@@ -41,7 +41,7 @@ from marl.planner import SLOTS, SUFFIX, PlannerConfig, planning_agent
 from marl.policy import Policy, load_config
 from marl.pretrain import base_policy
 from marl.rollout import EVALUATION, Cast, Game, draw_games, rollout
-from marl.runs import CONFIG
+from marl.runs import CONFIG, run_settings
 from marl.stats import TableRow, format_table, write_table
 from marl.transcripts import Transcript, episode_to_json, render_text, write_episodes
 
@@ -133,11 +133,20 @@ def device_of(name: str, gpus: int, job: int = 0, rank: int | None = None) -> to
     return torch.device("cuda", int(known[1]))
 
 
+_threads_before: int | None = None
+
+
 def set_threads(threads: int | None) -> None:
-    """How many threads torch computes on; None leaves it to torch."""
-    if threads is not None:
+    """How many threads torch computes on; None: as many as before a job of this process said a number."""
+    global _threads_before
+    if threads is None:
+        if _threads_before is not None:
+            torch.set_num_threads(_threads_before)
+            _threads_before = None
+    else:
         if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= 4096:
             raise UserError(f"threads={threads}: must be a whole number, at least 1, or null")
+        _threads_before = _threads_before or torch.get_num_threads()
         torch.set_num_threads(threads)
 
 
@@ -265,7 +274,7 @@ def as_in_runs(cfg: DictConfig, names: Sequence[str]) -> DictConfig:
     for name in names:
         path = Path(bare(name)) / CONFIG
         if path.is_file():
-            run = OmegaConf.load(path)
+            run = OmegaConf.create(run_settings(path.parent))
             env, cast = OmegaConf.merge(run.env, run.eval.env), OmegaConf.merge(run.cast, run.eval.cast)
             found = {
                 "env": env, "cast": cast, "algo": run.algo, "loss": run.loss, "model": run.model, "base": run.base

@@ -7,7 +7,6 @@ report of its finished runs.
 from __future__ import annotations
 
 import copy
-import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +34,16 @@ from experiments.report import report_sweep
 from experiments.terminal import Bar, quiet, say
 from marl.cast import by_role, learners_of, players_of
 from marl.chat import CHAT
-from marl.checkpoint import load_training, make_once, newest_checkpoint, read_state, save_policy, save_training
+from marl.checkpoint import (
+    WAY_ON,
+    folder_digest,
+    load_training,
+    make_once,
+    newest_checkpoint,
+    read_state,
+    save_policy,
+    save_training,
+)
 from marl.config import (
     CheckpointConfig,
     EvalConfig,
@@ -70,13 +78,24 @@ from marl.ppo import train_ppo
 from marl.pretrain import base_policy
 from marl.ranks import ONE, Ranks, torchrun_ranks
 from marl.renaming import renaming
-from marl.report import build_report
+from marl.report import build_report, read_evaluation
 from marl.rewards import add_rewards
 from marl.rl_pikl import RLPiklConfig, train_rl_pikl
 from marl.rollout import EVALUATION, draw_games, rollout
-from marl.runs import CARD, claim, git_commit, nearest_run, read_run_card, run_card
+from marl.runs import (
+    CARD,
+    check_there,
+    check_unedited,
+    claim,
+    differences,
+    git_commit,
+    hardware,
+    nearest_run,
+    read_run_card,
+    run_card,
+)
 from marl.sharding import Shards
-from marl.tracking import METRICS_FILE, Tracker, Unlogged, make_tracker
+from marl.tracking import METRICS_FILE, TIMING_FILE, Tracker, Unlogged, make_tracker, read_metrics
 from marl.transcripts import Transcript, read_episodes, write_episodes
 from marl.types import Episode
 from marl.update import Learner, make_optimizer
@@ -109,9 +128,10 @@ def main(cfg: DictConfig) -> Path:
     device = pick_device(cfg.device)
     set_threads(cfg.threads)
     set_deterministic(cfg.deterministic)
-    folder = run_folder(cfg)
+    folder, settings = run_folder(cfg), OmegaConf.to_yaml(OmegaConf.create(identity(cfg)))
     done = read_run_card(folder)
     if done is not None:
+        check_unedited(folder, settings)
         if not (folder / "report.html").exists():
             build_report([folder], folder / "report.html", title=cfg.name)
         say(f"{folder} is done: its report is {folder / 'report.html'}; change the configuration or remove the folder")
@@ -122,7 +142,7 @@ def main(cfg: DictConfig) -> Path:
     with torchrun_ranks(device) as ranks:
         if ranks.first:
             say(caches)
-            with claim(folder, OmegaConf.to_yaml(OmegaConf.create(identity(cfg)))):
+            with claim(folder, settings):
                 ranks.wait()  # the others begin once the folder is ours
                 lead(work, ranks)
         else:
@@ -185,19 +205,31 @@ def lead(work: Work, ranks: Ranks) -> None:
     learners = learners_of(parts.cast)
     newest = newest_checkpoint(folder / "checkpoints", say)
     before, began = read_state(newest) if newest else {}, time.monotonic()  # no clock that can be set back
+    if before.get("run", folder.name) != folder.name:
+        raise UserError(f"{newest} is of the run {before['run']}: put it back there, or {WAY_ON}")
     commits = list(dict.fromkeys([*before.get("commits", []), git_commit()]))
+    on = hardware()
+    made_with = {
+        "torch": torch.__version__, "device": work.device.type, "processes": ranks.size,
+        **{name: on[name] for name in ("instructions", "threads", "gpu")},
+    }  # fmt: skip
     bar = Bar(enabled=cfg.progress)
     say(f"run {folder}" + (f", {ranks.size} processes" if ranks.size > 1 else ""))
     if newest is None and (differs := nearest_run(folder)):
         say(differs)
     if len(commits) > 1:
         say(f"this run was begun by other code ({', '.join(commits[:-1])}) than now goes on ({commits[-1]})")
+    if changed := differences(before.get("made_with", made_with), made_with):
+        say(f"this run was begun with {'; '.join(changed)}: its last digits will be those of neither")
 
     def note() -> dict[str, Any]:
         """What a checkpoint notes of the run so far."""
         seconds = before.get("wall_time", 0.0) + time.monotonic() - began
         lines = lines_of(folder / METRICS_FILE) + lost
-        return {"run": folder.name, "wall_time": seconds, "commits": commits, "metrics_lines": lines}
+        return {
+            "run": folder.name, "base": of_base, "wall_time": seconds, "commits": commits, "metrics_lines": lines,
+            "made_with": made_with,
+        }  # fmt: skip
 
     with open_tracker(cfg, folder, newest) as tracker:
         kept = lines_of(folder / METRICS_FILE)
@@ -205,9 +237,16 @@ def lead(work: Work, ranks: Ranks) -> None:
         if lost:
             say(
                 f"{folder / METRICS_FILE} has {kept} lines up to the checkpoint, which counted {kept + lost}: curves "
-                "and totals will be those of what is there; put the file back and start again, or remove the folder"
+                f"and totals will be those of what is there, and {CARD} will say how many are lost; to put the file "
+                "back, stop this run first"
             )
         base, base_folder = base_of(work, bar, ranks)
+        of_base = folder_digest(base_folder) if base_folder else None
+        if before.get("base", of_base) != of_base:
+            raise UserError(
+                f"{base_folder} is not the base that this run began with: it was made again, by other code or on other "
+                f"hardware; put the old one back, or remove {folder} to begin anew"
+            )
         policies = learn(work, base, tracker, note, bar, ranks)
     kept_base = str(base_folder) if base_folder else None
     for name, policy in policies.items():
@@ -228,16 +267,17 @@ def lead(work: Work, ranks: Ranks) -> None:
         tokens=total(folder / METRICS_FILE, "rollout/tokens"),
         games=total(folder / METRICS_FILE, "rollout/games"),
         base=base_folder.name if base_folder else None,
+        base_digest=of_base,
+        **({"metrics_lines_lost": lost} if lost else {}),
         figures={name: {m: i.to_json() for m, i in found.items()} for name, found in conditions.items()},
         speed=mean_speed(folder),
         **({"chat": parts.chat.figures()} if parts.chat else {}),
     )
     build_report([folder], folder / "report.html", title=cfg.name)
     show(conditions, examples, folder / "report.html")
-    rows = (json.loads(line) for line in (folder / METRICS_FILE).read_text().splitlines())
     if parts.chat:
         say(parts.chat.summary())
-    verdict = work.expected.verdict(rows) if work.expected else ""
+    verdict = work.expected.verdict(read_metrics(folder / METRICS_FILE)) if work.expected else ""
     if verdict:
         say(verdict)
 
@@ -336,6 +376,8 @@ def learn(
     def after(iteration: int, found: dict[str, float], episodes: Sequence[Episode]) -> None:
         nonlocal best
         last = iteration == config.iterations
+        if ranks.first:
+            check_there(folder)
         tracker.log(iteration, found)
         say(f"{iteration:4d}/{config.iterations}  " + headline(found))
         warning = work.expected.warning(iteration, found) if work.expected else ""
@@ -344,9 +386,10 @@ def learn(
         score = None
         if last or (cfg.eval.every and iteration % cfg.eval.every == 0):
             score = watch(work, tracker, iteration, base, policies, bar, ranks)
-        if iteration % cfg.checkpoint.every == 0 or last:
-            if score is not None and (best is None or score > best["score"]):
-                best = {"iteration": iteration, "score": score}
+        better = score is not None and (best is None or score > best["score"])
+        if better:
+            best = {"iteration": iteration, "score": score}
+        if better or iteration % cfg.checkpoint.every == 0 or last:
             noted, kept = {**note(), "best": best}, best["iteration"] if best else None
             save_training(checkpoints, iteration, trained, noted, cfg.checkpoint.keep, ranks, kept)
 
@@ -456,7 +499,10 @@ def final_evaluation(
         report=say,
     )
     measure(cfg, parts, folder, "trained", base, as_trained, make_env, bar)
-    of_base, evaluation = (json.loads((f / "evaluation.json").read_text()) for f in (beside, folder))
+    try:
+        of_base, evaluation = (read_evaluation(part / "evaluation.json") for part in (beside, folder))
+    except UserError as error:
+        raise UserError(f"{error}: remove this file, and the same command plays its games again") from error
     for part in ("conditions", "belief_by_message"):
         evaluation[part] = {**of_base[part], **evaluation[part]}
     write_json(folder / "evaluation.json", evaluation)
@@ -534,14 +580,12 @@ def lines_of(path: Path) -> int:
 
 def total(path: Path, metric: str) -> int:
     """The sum of a metric over all training iterations."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return int(sum(row.get(metric, 0) for row in rows if row["phase"] == "train"))
+    return int(sum(row.get(metric, 0) for row in read_metrics(path) if row["phase"] == "train"))
 
 
 def mean_speed(folder: Path) -> dict[str, float]:
     """Means of the speeds in `timing.jsonl`, over iterations."""
-    path = folder / "timing.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    rows = read_metrics(folder / TIMING_FILE)
     names = sorted({name for row in rows for name in row if name.startswith("speed/")})
     return {name: round(float(np.mean([row[name] for row in rows if name in row])), 2) for name in names}
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from marl.errors import UserError
-from marl.files import read_json, writing
+from marl.files import read_json, sync_folder, writing
 from marl.optim import Optimizer
 from marl.policy import Policy, load_lm, load_tokenizer
 from marl.ranks import ONE, Ranks
@@ -41,11 +41,13 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
         for path in temporary.iterdir():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
+        sync_folder(temporary)
         old = folder.with_name(f".{folder.name}.old")
         shutil.rmtree(old, ignore_errors=True)
         if folder.exists():  # moved aside, so that at every moment one of the two is whole
             os.replace(folder, old)
         os.replace(temporary, folder)
+        sync_folder(folder.parent)
         shutil.rmtree(old, ignore_errors=True)
 
 
@@ -67,6 +69,12 @@ def verify_folder(folder: Path) -> str:
         return f"{folder}: checksums.json lists no file"
     wrong = [name for name, digest in sums.items() if not (folder / name).is_file() or _sha256(folder / name) != digest]
     return f"{folder}: damaged file {', '.join(wrong)}" if wrong else ""
+
+
+def folder_digest(folder: Path) -> str:
+    """Twelve hexadecimal digits that stand for all files of a folder that `write_folder` made."""
+    sums = read_json(folder / "checksums.json")
+    return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def make_once(path: Path, make: Callable[[], object], report: Callable[[str], None] = print) -> None:
@@ -137,7 +145,7 @@ def save_training(
     best: int | None = None,
 ) -> None:
     """Checkpoint `folder/iteration-NNNNNN`: after it, `iteration` iterations are done. The last `keep` stay, and the
-    one of iteration `best`.
+    one of iteration `best`. Later ones go: they were damaged, or the run would not have come here again.
 
     Of several ranks all call this, and the first writes; what an optimiser holds in parts is put together.
     """
@@ -152,9 +160,10 @@ def save_training(
         (to / "state.json").write_text(json.dumps({**state, "iteration": iteration}, sort_keys=True))
 
     write_folder(folder / _name(iteration), write)
-    for old in _checkpoints(folder)[:-keep]:
-        if best is None or old.name != _name(best):
-            shutil.rmtree(old)
+    own = _checkpoints(folder).index(folder / _name(iteration))
+    for other in [*_checkpoints(folder)[: max(own + 1 - keep, 0)], *_checkpoints(folder)[own + 1 :]]:
+        if best is None or other.name != _name(best):
+            shutil.rmtree(other)
 
 
 def newest_checkpoint(folder: Path, report: Callable[[str], None] = print) -> Path | None:

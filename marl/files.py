@@ -37,17 +37,30 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def whole_file(path: Path, newline: str | None = None) -> Iterator[TextIO]:
-    """A text file that takes its name in one step, once all is written. Whoever is killed leaves the old one."""
+    """A text file that takes its name in one step, once all is on the disk. Who is killed, or loses power, leaves the
+    old one."""
     temporary = path.with_name(f".{path.name}.new")
     try:
         with writing(path):
             with temporary.open("w", encoding="utf-8", newline=newline) as file:
                 yield file
+                file.flush()
+                os.fsync(file.fileno())
             os.replace(temporary, path)
+            sync_folder(path.parent)
     except BaseException:
         with suppress(OSError):  # half a file would only take the room that is wanted
             temporary.unlink(missing_ok=True)
         raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Sees that the names in a folder are on the disk: without, a loss of power may take a rename back."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -26,6 +26,7 @@ from matplotlib.ticker import MaxNLocator
 from marl.errors import UserError
 from marl.evaluate import Metrics, conditions_from_json
 from marl.files import read_json, write_text, writing
+from marl.runs import read_run_card, read_settings
 from marl.stats import (
     ArmRun,
     Interval,
@@ -37,6 +38,7 @@ from marl.stats import (
     profile_table,
     seed_mean,
 )
+from marl.tracking import METRICS_FILE, read_metrics
 from marl.transcripts import (
     Meeting,
     Moves,
@@ -103,22 +105,9 @@ def read_run(folder: Path) -> Run:
     UserError if it is no run's folder, or a file in it is malformed.
     """
     folder = Path(folder)
-    config_path = folder / "config.yaml"
-    if not config_path.exists():
-        raise UserError(
-            f"{folder} is not a run's folder: it has no config.yaml; name folders that experiments.train wrote"
-        )
-    try:
-        config = yaml.safe_load(config_path.read_text(encoding="utf-8")) or {}
-    except (yaml.YAMLError, ValueError) as error:
-        raise UserError(f"{config_path}: expected YAML ({str(error).splitlines()[0]})") from error
-    parts = [config, *(config.get(part) or {} for part in ("env", "algo"))] if isinstance(config, dict) else [config]
-    if not all(isinstance(part, dict) for part in parts):
-        raise UserError(f"{config_path}: expected the settings of a run, with groups env and algo")
-    card, evaluation = (
-        read_json(path) if path.exists() else {} for path in (folder / "run.json", folder / "evaluation.json")
-    )
-    _check_evaluation(evaluation, folder / "evaluation.json")
+    config, card = read_settings(folder), read_run_card(folder) or {}
+    evaluated = folder / "evaluation.json"
+    evaluation = read_evaluation(evaluated) if evaluated.exists() else {}
     seed = card.get("seed", config.get("seed", 0))
     if not isinstance(seed, int):
         raise UserError(f"{folder}: expected a whole number for its seed, got {seed!r}")
@@ -129,45 +118,24 @@ def read_run(folder: Path) -> Run:
         seed=seed,
         config=config,
         card=card,
-        curves=_read_lines(folder / "metrics.jsonl"),
+        curves=read_metrics(folder / METRICS_FILE),
         evaluation=evaluation,
         transcripts={path.stem: read_episodes(path) for path in sorted((folder / "episodes").glob("*.jsonl"))},
     )
 
 
-def _check_evaluation(evaluation: Mapping[str, Any], path: Path) -> None:
-    """UserError where the figures of an evaluation are not where they should be."""
+def read_evaluation(path: Path) -> dict[str, Any]:
+    """An `evaluation.json`. UserError where it cannot be read, or its figures are not where they should be."""
+    evaluation = read_json(path)
     try:
-        if evaluation:
-            conditions_from_json(evaluation)
+        conditions_from_json(evaluation)
         for by_message in evaluation.get("belief_by_message", {}).values():
             for entry in by_message:
                 for value in entry.values():
                     Interval.from_json(value)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: expected figures with mean, low, high and n by condition ({error!r})") from error
-
-
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a `metrics.jsonl`; a last line that a stopped run left half written is passed over."""
-    if not path.exists():
-        return []
-    lines = path.read_bytes().decode(errors="replace").split("\n")
-    rows = []
-    for i, line in enumerate(lines):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError:
-            row = None
-        if isinstance(row, dict) and isinstance(row.get("iteration"), int) and "phase" in row:
-            rows.append(row)
-        elif i < len(lines) - 1:
-            raise UserError(
-                f"{path}, line {i + 1}: expected one JSON object with iteration and phase, got {line[:60]!r}"
-            )
-    return rows
+    return evaluation
 
 
 # --- The page ---------------------------------------------------------------------------------------------------------

@@ -26,12 +26,52 @@ from marl.files import read_json, write_json, write_text
 
 CARD = "run.json"
 CONFIG = "config.yaml"
+GROUPS = ("env", "cast", "eval", "algo", "loss", "model", "base")  # of settings, that every run has
 
 
 def read_run_card(folder: Path) -> dict[str, Any] | None:
     """The run card of a finished run, None where there is none yet. UserError where it is damaged."""
     path = folder / CARD
     return read_json(path) if path.exists() else None
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """The configuration that a run's folder holds. UserError where there is none, or it is something else."""
+    path = folder / CONFIG
+    try:
+        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(
+            f"{folder} is not a run's folder: it has no {CONFIG}; name folders that experiments.train wrote"
+        ) from None
+    except (OSError, yaml.YAMLError, ValueError) as error:
+        raise UserError(f"{path}: expected YAML ({str(error).splitlines()[0]})") from error
+    parts = [settings, *(settings.get(p) or {} for p in ("env", "algo"))] if isinstance(settings, dict) else [settings]
+    if not all(isinstance(part, dict) for part in parts):
+        raise UserError(f"{path}: expected the settings of a run, with groups env and algo")
+    return settings
+
+
+def run_settings(folder: Path) -> dict[str, Any]:
+    """The same, with everything that a run's configuration has."""
+    settings = read_settings(folder)
+    if lacking := [name for name in GROUPS if not isinstance(settings.get(name), dict)]:
+        raise UserError(
+            f"{folder / CONFIG} is of an older version of this project, or damaged: it lacks {', '.join(lacking)}; "
+            "name another run"
+        )
+    return settings
+
+
+def finished_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The configuration and the card of a finished run. UserError where either is not whole."""
+    settings, card = run_settings(folder), read_run_card(folder)
+    if card is None:
+        raise UserError(f"{folder} is not the folder of a finished run (it has no {CARD})")
+    seeds = card.get("seeds")
+    if not isinstance(card.get("arm"), str) or not (isinstance(seeds, list) and seeds and isinstance(seeds[0], int)):
+        raise UserError(f"{folder / CARD}: expected the card of a run, with arm and seeds")
+    return settings, card
 
 
 @contextmanager
@@ -51,14 +91,27 @@ def claim(folder: Path, config_yaml: str) -> Iterator[None]:
             raise UserError(
                 f"{folder} is being written by another process: wait for it, or change the configuration"
             ) from error
-        path = folder / CONFIG
-        if path.exists() and path.read_text(encoding="utf-8", errors="replace") != config_yaml:
-            raise UserError(
-                f"{path} was edited{_told(differences(_settings(path), yaml.safe_load(config_yaml)))}: the folder's "
-                "name says which configuration made it; restore or remove it"
-            )
-        write_text(path, config_yaml)
+        check_unedited(folder, config_yaml)
+        write_text(folder / CONFIG, config_yaml)
         yield
+
+
+def check_unedited(folder: Path, config_yaml: str) -> None:
+    """UserError where a run's folder holds another configuration than the one that its name follows from."""
+    path = folder / CONFIG
+    if path.exists() and path.read_text(encoding="utf-8", errors="replace") != config_yaml:
+        raise UserError(
+            f"{path} was edited{_told(differences(_settings(path), yaml.safe_load(config_yaml)))}: the folder's "
+            "name says which configuration made it; restore or remove it"
+        )
+
+
+def check_there(folder: Path) -> None:
+    """UserError where the folder that a run writes into is there no more."""
+    if not (folder / CONFIG).exists():
+        raise UserError(
+            f"{folder} was moved or removed while its run was going on: put it back, and start the same command again"
+        )
 
 
 def nearest_run(folder: Path) -> str:
@@ -157,6 +210,7 @@ def hardware() -> dict[str, Any]:
     """What the run ran on."""
     info: Mapping[str, Any] = {
         "machine": platform.machine(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,

@@ -166,6 +166,31 @@ def make_tracker(
     raise UserError(f"tracker={kind} is unknown; it is jsonl or wandb.")
 
 
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a `metrics.jsonl` or `timing.jsonl`; none where there is no file.
+
+    A last line that a stopped run left half written is passed over. UserError for one that is not ours.
+    """
+    if not path.exists():
+        return []
+    lines = path.read_bytes().decode(errors="replace").split("\n")
+    rows = []
+    for i, line in enumerate(lines):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if isinstance(row, dict) and isinstance(row.get("iteration"), int) and "phase" in row:
+            rows.append(row)
+        elif i < len(lines) - 1:
+            raise UserError(
+                f"{path}, line {i + 1}: expected one JSON object with iteration and phase, got {line[:60]!r}"
+            )
+    return rows
+
+
 def as_number(name: str, value: Any) -> int | float:
     """A metric as a plain number; NumPy and torch scalars count. Raises ValueError for any but one finite number."""
     number = value.item() if hasattr(value, "item") else value

@@ -38,11 +38,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from envs import among_us_v0, dond_v0
 from envs.core import END, TurnKind
-from experiments import plan, report, train
+from experiments import conditions, drift, evaluate, expected, frontier, plan, play, report, train
 from experiments.cli import one_line, wrong_kind
 from experiments.expected import expected_of
 from experiments.players import run_policy
 from marl.checkpoint import load_training, save_policy, save_training
+from marl.config import identity
 from marl.errors import UserError
 from marl.files import write_json, write_text
 from marl.games import env_maker
@@ -150,18 +151,27 @@ WORDS = (  # as they are typed
 GAMES = {"dond": ("experiment=dond_quickstart",), "among_us": ("experiment=among_us_quickstart",)}
 
 
-@contextmanager
-def no_training() -> Iterator[None]:
-    """Training raises Accepted at the place where it would begin to write."""
+BEGINNINGS = (
+    (train, "torchrun_ranks"), (evaluate, "base_policy"), (evaluate, "rollout"), (play, "rollout"),
+    (frontier, "base_policy"), (conditions, "rollout"), (drift, "rollout"),
+)  # fmt: skip
 
-    def begin(*_: Any) -> None:
+
+@contextmanager
+def no_work() -> Iterator[None]:
+    """Commands raise Accepted at the place where their work would begin."""
+
+    def begin(*_: Any, **__: Any) -> None:
         raise Accepted
 
-    ranks, train.torchrun_ranks = train.torchrun_ranks, begin  # type: ignore[assignment]
+    kept = [getattr(module, name) for module, name in BEGINNINGS]
+    for module, name in BEGINNINGS:
+        setattr(module, name, begin)
     try:
         yield
     finally:
-        train.torchrun_ranks = ranks
+        for (module, name), found in zip(BEGINNINGS, kept, strict=True):
+            setattr(module, name, found)
         torch.set_num_threads(1)
 
 
@@ -192,7 +202,7 @@ def set_up(bases: Mapping[str, DictConfig], change: tuple[str, dict[str, Any]]) 
         except OmegaConfBaseException as error:
             assert one_line(error)
             return "refused"
-    with no_training(), redirect_stdout(io.StringIO()):
+    with no_work(), redirect_stdout(io.StringIO()):
         try:
             train.main(cfg)
         except Accepted:
@@ -203,7 +213,10 @@ def set_up(bases: Mapping[str, DictConfig], change: tuple[str, dict[str, Any]]) 
     return "already done"
 
 
-COMMANDS: dict[str, Callable[[], Any]] = {"train": train.main, "plan": plan.main, "report": report.main}
+COMMANDS: dict[str, Callable[[], Any]] = {
+    "train": train.main, "plan": plan.main, "report": report.main, "evaluate": evaluate.main, "play": play.main,
+    "conditions": conditions.main, "drift": drift.main, "frontier": frontier.main, "expected": expected.main,
+}  # fmt: skip
 
 
 def type_in(folder: Path, typed: tuple[str, list[str]]) -> str:
@@ -215,7 +228,7 @@ def type_in(folder: Path, typed: tuple[str, list[str]]) -> str:
     sys.argv = [f"{command}.py", *words]
     os.chdir(folder)
     try:
-        with no_training(), redirect_stdout(out), redirect_stderr(err):
+        with no_work(), redirect_stdout(out), redirect_stderr(err):
             COMMANDS[command]()
     except Accepted:
         return "taken"
@@ -251,7 +264,7 @@ def command_lines(names: list[str]) -> st.SearchStrategy[tuple[str, list[str]]]:
     )
     # A flag that is only begun is another one to argparse, and those that show things are no hostile input.
     harmless = word.filter(lambda text: not text.startswith(("-h", "--h", "-p", "--p", "-s", "--s", "-e", "--e", "-i")))
-    return st.tuples(st.sampled_from(["train"] * 4 + ["plan", "report"]), st.lists(harmless, min_size=1, max_size=3))
+    return st.tuples(st.sampled_from(["train"] * 6 + list(COMMANDS)), st.lists(harmless, min_size=1, max_size=3))
 
 
 # --- Files ------------------------------------------------------------------------------------------------------------
@@ -380,9 +393,21 @@ def try_checkpoints(of: Checkpoints, scratch: Path, change: tuple[bool, Damage])
         return "refused (sealed)"
 
 
-def read_policy(folder: Path) -> str:
-    run_policy(str(folder), "hint", torch.device("cpu"))
-    return "taken"
+def read_player(folder: Path) -> str:
+    """A finished run as a player, and as one of those that are measured. Each reader by itself may refuse it."""
+    refused = False
+    for read in (
+        lambda: run_policy(str(folder), "dond", torch.device("cpu")),
+        lambda: evaluate.as_in_runs(OmegaConf.create(), [str(folder)]),
+        lambda: conditions.entrants(folder.parent, folder.name, []),
+        lambda: [stage.digest for stage in drift.stages_of(folder)],
+    ):
+        try:
+            read()
+        except UserError as error:
+            assert one_line(error)
+            refused = True
+    return "refused" if refused else "taken"
 
 
 METRICS = "".join(
@@ -530,7 +555,7 @@ def kinds(folder: Path) -> dict[str, Kind]:
     """Every kind of input, with what it needs in this folder. Shares go by cost: a command line takes a second."""
     scratch, empty = folder / "scratch", folder / "empty"
     empty.mkdir()
-    human, context_file, policy, run = (folder / name for name in ("human", "contexts", "policy", "run"))
+    human, context_file, player, run = (folder / name for name in ("human", "contexts", "player", "run"))
     for path, texts in (
         (human, {"data.txt": "\n".join(ROWS) + "\n", "val.txt": VAL + "\n", "test.txt": TEST + "\n"}),
         (context_file, {"contexts.txt": "1 4 4 1 1 2\n1 0 4 2 1 2\n3 1 1 4 2 1\n3 2 1 2 2 1\n"}),
@@ -539,9 +564,12 @@ def kinds(folder: Path) -> dict[str, Kind]:
         for name, text in texts.items():
             (path / name).parent.mkdir(parents=True, exist_ok=True)
             (path / name).write_text(text)
-    save_policy(policy / "policy", hint_policy(0), {"game": "hint"})
-    checkpoints = Checkpoints(folder)
     bases = {game: configure(folder, *overrides) for game, overrides in GAMES.items()}
+    save_policy(player / "policy", hint_policy(0), {"game": "dond", "base": str(folder / "base")})
+    save_policy(folder / "base", hint_policy(1), {"game": "dond"})
+    write_text(player / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(identity(bases["dond"]))))
+    write_json(player / "run.json", {"arm": "full", "seeds": [0]})
+    checkpoints = Checkpoints(folder)
     names = {game: list(paths(OmegaConf.to_container(cfg))) for game, cfg in bases.items()}
     changes = st.sampled_from(list(GAMES)).flatmap(
         lambda game: st.tuples(
@@ -567,7 +595,7 @@ def kinds(folder: Path) -> dict[str, Kind]:
             st.tuples(st.booleans(), damages(checkpoints.files)),
             partial(try_checkpoints, checkpoints, scratch),
         ),
-        "policies": Kind(0.02, damages(sorted(contents(policy))), files(policy, read_policy)),
+        "runs that play": Kind(0.02, damages(sorted(contents(player))), files(player, read_player)),
         "full disks": Kind(
             0.02,
             st.tuples(st.sampled_from(Writers.NAMES), st.integers(0, 400) | st.integers(0, 200_000)),

@@ -43,6 +43,7 @@ KINDS = {
     "filtered_bc": ("env=dond", "base.games=24", "algo=filtered_bc"),
     "ppo_among_us": (*AMONG_US, "algo=ppo"),  # Muon, renamed rows, separate credit
     "ppo_two_learners": (*AMONG_US, "algo=ppo", "cast.imposter.player=rival", "algo.alternate=2"),
+    "filtered_bc_among_us": (*AMONG_US, "algo=filtered_bc"),
     "pikl": ("env=dond", "base.games=24", "algo=pikl", "algo.planner.iterations=5"),
     "pikl_among_us": (*AMONG_US, "algo=pikl", "algo.planner.iterations=5"),  # votes are planned, not claims
 }

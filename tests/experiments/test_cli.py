@@ -1,5 +1,7 @@
 """The command line on a toy configuration: what runs, what is refused and how, and what is left on disk."""
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -96,6 +98,8 @@ class Cli:
                 raise UserError("seed 7 is unlucky:\n   choose another one.")
             if cfg.get("seed") == 8:
                 raise RuntimeError("boom")
+            if cfg.get("seed") == 11:
+                os.kill(os.getpid(), signal.SIGINT)
             if cfg.get("seed") == 9:
                 OmegaConf.merge(OmegaConf.structured(Typed), {"weight": "abc"})
             return Path(f"run-{cfg.get('seed')}")
@@ -308,6 +312,15 @@ def test_a_failed_job_of_a_sweep_surfaces_and_the_others_go_on(cli: Cli) -> None
     assert "seed=7: seed 7 is unlucky: choose another one.\n" in result.err
     assert "seed=8: Traceback" in result.err and "RuntimeError: boom" in result.err
     assert result.err.endswith("Failed jobs: 2 (seed=7; seed=8).\n")
+
+
+def test_an_interrupted_command_says_how_to_go_on(cli: Cli) -> None:
+    result = cli("seed=11")
+    assert (result.status, result.err) == (130, "Interrupted; the same command goes on from what is there.\n")
+    result = cli("-m", "seed=6,10,11,12")
+    assert [cfg.seed for cfg in result.jobs] == [6, 10, 11] and result.ended == [] and result.status == 130
+    assert result.err == "Interrupted with 2 of its jobs done; the same command goes on from what is there.\n"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 # ---- the parts -----------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import shutil
@@ -101,6 +102,7 @@ def test_lines_that_metrics_lost_are_told_of(whole: Path, tmp_path: Path) -> Non
     status, said = attempt(cfg)
     assert status == 0
     assert f"metrics.jsonl has {len(lines) - 1} lines up to the checkpoint, which counted {len(lines)}" in said
+    assert json.loads((folder / "run.json").read_text())["metrics_lines_lost"] == 1
 
 
 def in_a_small_disk(script: str) -> subprocess.CompletedProcess[str]:

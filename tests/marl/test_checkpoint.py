@@ -253,6 +253,17 @@ def test_the_best_stays_too(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["iteration-000006"]
 
 
+def test_damaged_ones_that_were_passed_over_do_not_push_out_good_ones(tmp_path: Path) -> None:
+    saved(tmp_path, 5, keep=9)
+    for number in (4, 5):
+        flip(tmp_path / f"iteration-{number:06d}" / "learner.safetensors")
+    policy = hint_policy(0)
+    assert load_training(tmp_path, by_name(policy), lambda line: None) == {"iteration": 3}
+    save_training(tmp_path, 4, by_name(hint_policy(9)), {}, keep=2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["iteration-000003", "iteration-000004"]
+    assert load_training(tmp_path, by_name(policy)) == {"iteration": 4} and same(policy, hint_policy(9))
+
+
 def test_where_there_is_nothing_nothing_is_loaded(tmp_path: Path) -> None:
     policy = hint_policy(0)
     for folder in (tmp_path, tmp_path / "nowhere"):

@@ -1,0 +1,143 @@
+"""What a run refuses to go on with, what it tells of, and what it keeps."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from experiments import evaluate, train
+from marl.checkpoint import load_policy, read_card, save_policy
+from marl.config import run_folder
+from marl.errors import UserError
+from marl.runs import hardware
+from tests.composing import configure
+
+SMALL = (
+    "experiment=dond_quickstart", "progress=false", "threads=1", "base.games=24", "base.rows=16",
+    "model.hidden_size=16", "model.layers=1", "model.heads=2", "model.intermediate_size=32", "algo.games=4",
+    "algo.concurrency=4", "algo.max_new_tokens=8", "eval.games=3", "eval.final_games=3", "checkpoint.every=1",
+)  # fmt: skip
+
+
+@pytest.fixture
+def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Trains two of four iterations, as if killed then, and gives the run's folder."""
+
+    def start(*overrides: str) -> Path:
+        cfg = configure("train", *SMALL, "algo.iterations=4", f"runs={tmp_path}", *overrides)
+        save = train.save_training
+
+        def saving(folder: Path, iteration: int, *rest: Any) -> None:
+            save(folder, iteration, *rest)
+            if iteration == 2:
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(train, "save_training", saving)
+            with pytest.raises(KeyboardInterrupt):
+                train.main(cfg)
+        return run_folder(cfg)
+
+    return start
+
+
+def go_on(tmp_path: Path, *overrides: str) -> None:
+    train.main(configure("train", *SMALL, "algo.iterations=4", f"runs={tmp_path}", *overrides))
+
+
+def test_a_checkpoint_of_another_run_is_refused(stopped: Callable[..., Path], tmp_path: Path) -> None:
+    first, second = stopped(), stopped("seed=5")
+    shutil.rmtree(second / "checkpoints")
+    shutil.copytree(first / "checkpoints", second / "checkpoints")
+    with pytest.raises(UserError, match=rf"iteration-000002 is of the run {first.name}: put it back there, or remove"):
+        go_on(tmp_path, "seed=5")
+    assert len(list((second / "checkpoints").iterdir())) == 2 and not (second / "run.json").exists()
+
+
+def test_a_base_that_was_made_again_otherwise_is_refused(stopped: Callable[..., Path], tmp_path: Path) -> None:
+    stopped()
+    (base,) = (tmp_path / "bases").glob("dond-*")
+    policy, card = load_policy(base), read_card(base)
+    with torch.no_grad():
+        next(policy.lm.parameters()).add_(0.01)
+    save_policy(base, policy, {name: value for name, value in card.items() if name != "privileged_size"})
+    with pytest.raises(UserError, match="is not the base that this run began with: it was made again"):
+        go_on(tmp_path)
+
+
+def test_other_software_or_hardware_is_told(
+    stopped: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopped()
+    monkeypatch.setattr(train, "hardware", lambda: {**hardware(), "instructions": "AVX9"})
+    go_on(tmp_path)
+    told = f"this run was begun with instructions={hardware()['instructions']}, here AVX9: its last digits"
+    assert told in capsys.readouterr().out
+
+
+def test_a_folder_that_is_moved_away_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = configure("train", *SMALL, "algo.iterations=2", f"runs={tmp_path}")
+    save = train.save_training
+
+    def moving(folder: Path, iteration: int, *rest: Any) -> None:
+        save(folder, iteration, *rest)
+        folder.parent.rename(tmp_path / "moved")
+
+    monkeypatch.setattr(train, "save_training", moving)
+    with pytest.raises(UserError, match="was moved or removed while its run was going on: put it back"):
+        train.main(cfg)
+    assert not run_folder(cfg).exists(), "something was left at the old place"
+
+
+def test_a_finished_run_whose_configuration_was_edited_is_refused(tmp_path: Path) -> None:
+    cfg = configure("train", *SMALL, "algo.iterations=1", f"runs={tmp_path}")
+    train.main(cfg)
+    settings = OmegaConf.load(run_folder(cfg) / "config.yaml")
+    settings.algo.games = 999
+    OmegaConf.save(settings, run_folder(cfg) / "config.yaml")
+    with pytest.raises(UserError, match=r"config\.yaml was edited \(algo\.games=999, here 4\)"):
+        train.main(cfg)
+
+
+def test_damaged_games_of_the_base_are_named_and_then_played_again(
+    stopped: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = stopped()
+    go_on(tmp_path)
+    (kept,) = tmp_path.glob("bases/*/evaluations/*/evaluation.json")
+    whole = kept.read_bytes()
+    for cut in (whole[:40], b'{"conditions": {"base": {"game/score": 1}}}'):
+        kept.write_bytes(cut)
+        (folder / "run.json").unlink(missing_ok=True)
+        with pytest.raises(UserError, match=r"evaluations/\w+/evaluation\.json: expected .*remove this file"):
+            go_on(tmp_path)
+    kept.unlink()
+    go_on(tmp_path)
+    assert kept.read_bytes() == whole
+
+
+def test_the_best_is_kept_where_it_was_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also between two checkpoints that are due."""
+    scores = iter([0.0, 3.0, 9.0, 1.0, 2.0])  # of the base, and after each iteration
+    monkeypatch.setattr(train, "watch", lambda *_: next(scores))
+    cfg = configure(
+        "train", *SMALL[:-1], "algo.iterations=4", "eval.every=1", "checkpoint.every=4", "checkpoint.keep=1",
+        f"runs={tmp_path}",
+    )  # fmt: skip
+    train.main(cfg)
+    kept = sorted(path.name for path in (run_folder(cfg) / "checkpoints").iterdir())
+    assert kept == ["iteration-000002", "iteration-000004"]
+
+
+def test_threads_of_one_job_are_not_those_of_the_next() -> None:
+    before = torch.get_num_threads()
+    evaluate.set_threads(before + 1)
+    evaluate.set_threads(before + 2)
+    assert torch.get_num_threads() == before + 2
+    evaluate.set_threads(None)
+    evaluate.set_threads(None)
+    assert torch.get_num_threads() == before
