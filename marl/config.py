@@ -114,6 +114,11 @@ def build(cfg: DictConfig, players: Sequence[str] = (), stops: bool = False) -> 
         losses.pop("policy", None)
         if "plan" not in losses:
             raise UserError("loss: with algo=pikl the policy learns from plans, and there is no loss.plan; keep it")
+        if algo.get("value") != "paid" and settings["env"]["game"] != "dond":
+            raise UserError(
+                f"algo.value={algo.get('value')}: plans of env.game={settings['env']['game']} are not valued in its "
+                "reward; must be paid"
+            )
     if kind != "ppo" and "kl" in losses and losses["kl"].reads == "reply":
         raise UserError(
             f"loss.kl.estimator={losses['kl'].estimator}: algo={kind} does not learn from plain samples of the policy, "
