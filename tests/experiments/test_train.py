@@ -322,7 +322,7 @@ def test_ppo_and_cloning_near_people_differ_in_their_learner_and_its_strength_al
     assert (ppo.arm, cloning.arm, plans.arm) == ("ppo_1", "filtered_bc_0.1", "pikl_0.1")
     assert ppo.env.objective == 0 and ppo.base.data == "human" and ppo.algo.kind == "ppo"
     for cfg in (cloning, plans):
-        for part in ("name", "env", "cast", "model", "base", "eval"):
+        for part in ("env", "cast", "model", "base", "eval"):
             assert cfg[part] == ppo[part]
         assert (cfg.algo.iterations, cfg.algo.games) == (ppo.algo.iterations, ppo.algo.games)
         assert {**cfg.loss.kl, "weight": 0} == {**ppo.loss.kl, "weight": 0}
