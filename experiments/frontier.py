@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -53,6 +54,7 @@ from marl.stats import ArmRun, TableRow, ablation_table, bootstrap_mean, format_
 from marl.types import Episode, TokenBatch
 from marl.update import UpdateConfig, forward, micro_batches
 
+WHO = {"base": "the model of people", "scripted": "the scripted player"}  # opponents, in the figure
 ANCHOR = "anchor"  # the arm of the human-data model: lambda infinite
 PLAYER = "player"  # who is measured, in episodes
 FLOOR = 1e-6  # of a claim's probability in the log-loss, as Cicero floors its anchor (FAIR 2022)
@@ -105,6 +107,7 @@ def main(cfg: DictConfig) -> None:
     assert folder is not None
     entrants = [Entrant(ANCHOR, 0, base, folder.name, planners)]
     entrants += compared(cfg, base, folder.name, device)
+    single = {arm: count == 1 for arm, count in Counter(entrant.arm for entrant in entrants).items()}
     bar = Bar(enabled=cfg.progress)
     for number, objective in enumerate(cfg.objectives):
         env = {**parts.env, "objective": objective, "split": "test"}
@@ -134,12 +137,14 @@ def main(cfg: DictConfig) -> None:
                 ArmRun(arm, entrant.seed, {name: bootstrap_mean(values, rng=rng) for name, values in own.items()})
                 for arm, own in figures.items()
             ]
+            if entrant.arm == ANCHOR:
+                of_anchor = figures.pop(ANCHOR)
             pairs += [
                 TableRow(f"{arm} - {ANCHOR}", name, d.mean, d.low, d.high, 1, d.n)
                 for arm, own in figures.items()
-                if entrant.arm == ANCHOR and arm != ANCHOR
+                if single[entrant.arm]  # of several seeds an interval over games would say too much
                 for name, values in own.items()
-                for d in [paired_difference(values, figures[ANCHOR][name], rng=rng)]
+                for d in [paired_difference(values, of_anchor[name], rng=rng)]
             ]
         rows = ablation_table(runs)
         suffix = f"_objective_{objective:g}" if number else ""
@@ -381,42 +386,59 @@ def arms_of(rows: Sequence[TableRow]) -> list[str]:
     return list(dict.fromkeys(row.arm for row in rows))
 
 
+def line_of(arm: str) -> tuple[str, float | None]:
+    """The line that an arm is a point of, and how strong its anchor is there: `plan_0.1`, `run_ppo_0.1`. None where the
+    name says no strength, and the arm is a point of its own."""
+    name, _, strength = arm.removeprefix("run_").rpartition("_")
+    try:
+        return name, float(strength)
+    except ValueError:
+        return arm.removeprefix("run_"), None
+
+
 def draw(rows: Sequence[TableRow], cfg: DictConfig, path: Path) -> None:
-    """Score and agreement over the log-loss of human proposals, by opponent; and accuracy on these by lambda."""
+    """Score and agreement by opponent, and accuracy on human proposals, each over the log-loss of these proposals: a
+    line for each planner from the least lambda to the anchor, and one for each kind of run."""
     of = {(row.arm, row.metric): row for row in rows}
-    lambdas, runs = sorted(cfg.lambdas), [arm for arm in arms_of(rows) if arm.startswith("run_")]
-    colours = dict(zip(cfg.variants, PAPER, strict=False))
-    panels = [(f"{metric}/v_{opponent}", f"{label} against {opponent}")
-              for metric, label in (("game/score", "Score"), ("game/agreement", "Agreement"))
-              for opponent in cfg.opponents]  # fmt: skip
-    figure = Figure(figsize=(3.6 * (len(panels) + 1), 3.6), layout="constrained")
-    *left, right = figure.subplots(1, len(panels) + 1)
-    for axes, (metric, title) in zip(left, panels, strict=True):
-        for variant, colour in colours.items():
-            line = [*(f"{variant}_{x:g}" for x in lambdas), ANCHOR]
-            xs, ys = ([of[arm, name] for arm in line] for name in ("human/log_loss", metric))
-            axes.plot([x.mean for x in xs], [y.mean for y in ys], color=colour, marker="o", markersize=4, label=variant)
-            for arm, x, y in zip(line, xs, ys, strict=True):
-                axes.annotate(arm.removeprefix(f"{variant}_"), (x.mean, y.mean), (3, 3), fontsize=6, color=colour,
-                              textcoords="offset points")  # fmt: skip
-        for arm in (ANCHOR, *runs):
-            x, y = of[arm, "human/log_loss"], of[arm, metric]
-            axes.plot([x.mean], [y.mean], color="#333333", marker="D" if arm == ANCHOR else "^", markersize=5)
-            axes.annotate(arm, (x.mean, y.mean), (4, -8), fontsize=7, textcoords="offset points")
+    lines: dict[tuple[str, bool], list[tuple[float, str]]] = {}  # by name and whether it is of runs
+    for arm in arms_of(rows):
+        name, strength = line_of(arm)
+        lines.setdefault((name, arm.startswith("run_")), []).append((strength or 0.0, arm))
+    anchor = lines.pop((ANCHOR, False))[0][1]
+    columns = len(cfg.opponents) + 1
+    figure = Figure(figsize=(4.2 * columns, 7.2), layout="constrained")
+    grid = figure.subplots(2, columns)
+    panels = [(grid[row, column], f"{metric}/v_{opponent}", f"{label} against {WHO.get(opponent, opponent)}")
+              for row, (metric, label) in enumerate((("game/score", "Score"), ("game/agreement", "Agreement")))
+              for column, opponent in enumerate(cfg.opponents)]  # fmt: skip
+    panels.append((grid[0, -1], "human/accuracy", "Accuracy on human proposals"))
+    for axes, metric, title in panels:
+        for number, ((name, trained), points) in enumerate(lines.items()):
+            points = sorted(points)
+            arms = [arm for _, arm in points] + ([] if trained else [anchor])
+            xs, ys = ([of[arm, which].mean for arm in arms] for which in ("human/log_loss", metric))
+            colour = PAPER[number % len(PAPER)]
+            label = f"{name}, trained" if trained else f"planned: {name}"
+            axes.plot(xs, ys, color=colour, linewidth=1, linestyle="--" if trained else "-",
+                      marker="^" if trained else "o", markersize=6 if trained else 3.5, label=label)  # fmt: skip
+            told = points if trained else [points[0], *([points[-1]] if len(points) > 1 else [])]
+            for strength, arm in told:
+                axes.annotate(f"{strength:g}", (of[arm, "human/log_loss"].mean, of[arm, metric].mean), (4, 4),
+                              fontsize=7, color=colour, textcoords="offset points")  # fmt: skip
+        x, y = of[anchor, "human/log_loss"].mean, of[anchor, metric]
+        axes.errorbar([x], [y.mean], [[y.mean - y.low], [y.high - y.mean]], color="#333333", marker="D", markersize=6,
+                      capsize=3, zorder=3, label="the model of people, 95 %")  # fmt: skip
         axes.set_xscale("log")
-        axes.set_xlabel("log-loss on human proposals, nats", fontsize=8)
-        axes.set_title(title, fontsize=9, loc="left")
-    left[0].legend(frameon=False, fontsize=7)
-    for variant, colour in colours.items():
-        own = [of[f"{variant}_{x:g}", "human/accuracy"] for x in lambdas]
-        right.plot(lambdas, [r.mean for r in own], color=colour, marker="o", markersize=4)
-    right.axhline(of[ANCHOR, "human/accuracy"].mean, color="#555555", linewidth=1, linestyle="--")
-    right.set_xscale("symlog" if 0 in lambdas else "log")
-    right.set_xlabel("lambda, points a nat (dashed: the anchor)", fontsize=8)
-    right.set_title("Accuracy on human proposals", fontsize=9, loc="left")
-    for axes in (*left, right):
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter("{x:g}")
+        axes.set_xlabel("log-loss on human proposals, nats", fontsize=9)
+        axes.set_title(title, fontsize=10, loc="left")
         axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(labelsize=7)
+        axes.tick_params(labelsize=8, which="both")
+    grid[1, -1].axis("off")
+    note = "Numbers: lambda (planned) or the\nstrength of the pull (trained)"
+    grid[1, -1].legend(*grid[0, 0].get_legend_handles_labels(), frameon=False, fontsize=9, loc="center left",
+                       title=note, title_fontsize=9, alignment="left")  # fmt: skip
     with writing(path), matplotlib.rc_context({"svg.hashsalt": path.name}):
         figure.savefig(path, metadata={"Date": None})
 

@@ -109,11 +109,21 @@ def build(cfg: DictConfig, players: Sequence[str] = (), stops: bool = False) -> 
     if kind == "filtered_bc" and "plan" in losses:
         raise UserError("loss=plan: algo=filtered_bc imitates games as they were played; drop it, or take algo=ppo")
     if kind == "filtered_bc":  # its batches have no advantages, values or behaviour log-probabilities
-        losses = {name: loss for name, loss in losses.items() if name in ("imitation", "listening", "world_model")}
+        losses = {k: loss for k, loss in losses.items() if k in ("imitation", "listening", "world_model", "kl")}
     if kind == "pikl":  # its planned replies have the plan's log-probabilities, not the policy's
         losses.pop("policy", None)
         if "plan" not in losses:
             raise UserError("loss: with algo=pikl the policy learns from plans, and there is no loss.plan; keep it")
+        if algo.get("value") != "paid" and settings["env"]["game"] != "dond":
+            raise UserError(
+                f"algo.value={algo.get('value')}: plans of env.game={settings['env']['game']} are not valued in its "
+                "reward; must be paid"
+            )
+    if kind != "ppo" and "kl" in losses and losses["kl"].reads == "reply":
+        raise UserError(
+            f"loss.kl.estimator={losses['kl'].estimator}: algo={kind} does not learn from plain samples of the policy, "
+            "which it takes; must be exact"
+        )
     if "plan" in losses and settings["env"]["game"] not in PLANNED:
         raise UserError(f"loss.plan: env.game={settings['env']['game']} has nothing to plan; leave it out (~loss.plan)")
     if not any(loss.weight for loss in losses.values()):

@@ -59,6 +59,7 @@ def metrics(
         **error_metrics(episodes, rng, players),
         **belief_metrics(episodes, rng, players=players),
         **speech_metrics(episodes, rng, players=players),
+        **plan_metrics(episodes, rng, players),
     }
 
 
@@ -407,6 +408,16 @@ def error_metrics(
     if sum(turns):
         found["errors/per_turn"] = bootstrap_ratio(refused, turns, rng=rng)
     return found
+
+
+def plan_metrics(
+    episodes: Sequence[Episode], rng: np.random.Generator, players: Collection[str] | None = None
+) -> Metrics:
+    """`plan/floored`: the share of legal actions that an anchor gave next to nothing, and had raised to the floor, mean
+    over plans; absent where nobody planned."""
+    plans = [(g, t.planned) for g, e in enumerate(episodes) for t in e.turns if t.planned and _counts(t, e, players)]
+    shares, games = [planned.floored for _, planned in plans], [game for game, _ in plans]
+    return {"plan/floored": bootstrap_mean(shares, games, rng=rng)} if plans else {}
 
 
 def spoken(episode: Episode, players: Collection[str] | None = None) -> list[Turn]:

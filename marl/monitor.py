@@ -58,6 +58,9 @@ def episode_metrics(episodes: Sequence[Episode], players: Collection[str]) -> di
     metrics["errors/per_turn"] = (len(turns) - len(taken)) / max(len(taken), 1)
     metrics["rollout/games"] = len(episodes)
     metrics["rollout/tokens"] = sum(len(s) for e in episodes for s in e.streams.values())
+    plans = [t.planned for t in turns if t.planned]
+    if plans:
+        metrics["plan/floored"] = _mean([planned.floored for planned in plans])
     chosen = [t.logprobs[0] for t in taken if t.kind == TurnKind.CHOOSE and t.logprobs]
     if chosen:
         metrics["choices/entropy"] = -_mean(chosen)  # nats; of what was sampled, so its mean is the entropy

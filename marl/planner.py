@@ -44,6 +44,7 @@ from marl.types import Belief, Kind, Planned, Stream
 GAMES = ("dond", "among_us")  # where there is something to plan
 MOST_ACTIONS = 36  # allocations of the largest pool in Deal or No Deal
 SLOTS = MOST_ACTIONS + 1  # cache slots that scoring them takes, beside those of the seats
+FLOOR = pikl.Settings.anchor_floor  # the least that an anchor gives a legal action
 PLAN = 1  # a named place of a seat's seed: the draw from the plan owes nothing to the tokens' draws
 SUFFIX = "+plan"  # of the names of those who plan
 CHOICES = {
@@ -97,7 +98,13 @@ class PlannerConfig:
 
 def respond(values: Floats, anchor: Floats, config: PlannerConfig) -> Floats:
     """The plan, (A,): what is played, from values (A,) in the payoff's unit and the anchor (A,)."""
-    return pikl.respond(values, np.log(np.maximum(anchor, config.settings.anchor_floor)), [min(config.lambdas)])[0]
+    return pikl.respond(values, np.log(np.maximum(anchor, FLOOR)), [min(config.lambdas)])[0]
+
+
+def floored(*anchors: Floats | None) -> float:
+    """The share of these probabilities that are below FLOOR, and so are raised to it."""
+    given = np.concatenate([anchor.ravel() for anchor in anchors if anchor is not None])
+    return float((given < FLOOR).mean())
 
 
 # --- Deal or No Deal --------------------------------------------------------------------------------------------------
@@ -201,7 +208,7 @@ def vote_values(me: int, belief: Floats, anchor: Floats, config: PlannerConfig) 
     payoff = worth[ejected(players)]  # (n + 1,) * n
     legal = np.ones((players, players + 1), dtype=np.bool_)
     legal[np.arange(players), np.arange(players)] = np.arange(players) == me  # nobody else is expected to give up
-    policies = np.maximum(anchor, config.settings.anchor_floor) * legal  # (n, n + 1)
+    policies = np.maximum(anchor, FLOOR) * legal  # (n, n + 1)
     policies /= policies.sum(-1, keepdims=True)
     if config.others == "plan":
         policies = np.stack(pikl.solve([payoff] * players, list(policies), config.settings, list(legal)).population)
@@ -405,7 +412,7 @@ class PlanningAgent(ModelAgent):
                 chosen = int(pikl.sample([plan], 1, rng)[0, 0])
             planned = Planned(
                 decision.actions, decision.ids, tuple(anchor.tolist()), tuple(values.tolist()), tuple(plan.tolist()),
-                chosen, played=not own,
+                chosen, played=not own, floored=floored(anchor, others),
             )  # fmt: skip
             if not own:
                 self.engine.rewind(seat.slot, stream)

@@ -1,9 +1,9 @@
 """RL-DiL-piKL (Bakhtin et al. 2022): play with the planner in the loop, and learn to play as it planned.
 
 In every iteration the learner talks, believes and decides when to propose; a planner chooses its claims or votes near a
-frozen anchor, the base (planner.py). Then the policy is regressed to the plans by cross-entropy,
-the critic to what the game paid, and belief to the truth. What the policy learned the next plans are made with: what it
-says and believes. Everything random in iteration `i` is a function of the seed and `i`, as in ppo.py.
+frozen anchor, the base (planner.py). Then the policy is regressed to the plans by cross-entropy, the critic to what
+they expected (or to what the game paid), and belief to the truth. What the policy learned the next plans are made with:
+what it says and believes. Everything random in iteration `i` is a function of the seed and `i`, as in ppo.py.
 
 Left out, of the published algorithm: a value for what follows a plan (here nothing is decided after it, but for later
 meetings in Among Us), proposals of actions (all are weighed), exploration.
@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from marl.advantages import Credit, add_advantages
@@ -31,16 +32,25 @@ from marl.renaming import Renaming
 from marl.rewards import Reward, add_rewards
 from marl.rollout import GAMES, RENAME, draw_games, rollout, shuffle_seed
 from marl.speech import INSIDERS
-from marl.types import Episode, Kind
+from marl.types import Episode, Kind, Payment
 from marl.update import Learner, UpdateConfig, update
+
+VALUES = ("plan", "paid")
 
 
 @dataclass(frozen=True)
 class RLPiklConfig(PlayConfig):
-    """`planner`: how what is played and learned is planned. `gamma`: of the returns that the critic is regressed to."""
+    """`planner`: how what is played and learned is planned. `gamma`: of the returns that the critic is regressed to.
+
+    `value`: what these returns end in. `plan`, as published: at a planned claim what the plan expects, the sum over
+    claims of plan times value, in place of what the game paid for the one that was drawn; seats that never got to claim
+    learn from what was paid. `paid`: so do all. Plans of Among Us are worth ejected imposters, which is another unit
+    than its reward and says nothing of the game after the vote: there it must be `paid`.
+    """
 
     anneal_lr: bool = True  # the learning rate falls linearly to 0 over the iterations
     gamma: float = 1.0
+    value: str = "plan"
     planner: PlannerConfig = field(default_factory=PlannerConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
 
@@ -48,10 +58,23 @@ class RLPiklConfig(PlayConfig):
         super().__post_init__()
         if not 0 <= self.gamma <= 1:
             raise UserError(f"algo.gamma={self.gamma}: must lie in [0, 1]")
+        if self.value not in VALUES:
+            raise UserError(f"algo.value={self.value}: must be one of {', '.join(VALUES)}")
         if self.planner.choose == "own":
             raise UserError("algo.planner.choose=own: with algo=pikl plans are played; choose sample or best")
         if self.update.target_kl is not None:
             raise UserError("algo.update.target_kl: algo=pikl regresses to plans, not to its own draws; must be null")
+
+
+def as_expected(episode: Episode) -> Episode:
+    """The game of Deal or No Deal in which each seat was paid, with its planned claim, what the plan expected."""
+    expected = {
+        turn.agent: Payment(turn.agent, turn.step, float(np.dot(turn.planned.plan, turn.planned.values)))
+        for turn in episode.turns
+        if turn.planned and turn.planned.played
+    }
+    paid = [payment for payment in episode.payments if payment.agent not in expected]
+    return replace(episode, payments=(*paid, *expected.values()))
 
 
 def train_rl_pikl(
@@ -73,7 +96,8 @@ def train_rl_pikl(
 ) -> None:
     """Trains the learner in place, whose `reference` is the anchor; other arguments as in `train_ppo`.
 
-    `game`: one of `planner.GAMES`. None of the `losses` may compare the policy with `logprobs`, which are the plan's.
+    `game`: one of `planner.GAMES`, with a `config.value` that fits it. None of the `losses` may compare the policy with
+    `logprobs`, which are the plan's.
     """
     agent = planning_agent(
         learner.name, learner.policy, config, places(cast, make_env())[learner.name], config.temperature,
@@ -81,8 +105,9 @@ def train_rl_pikl(
     )  # fmt: skip
     seated = by_role(cast, {**frozen, learner.name: agent})
     # Nothing here learns from the speaking reward: it is measured.
-    weights = {name: reward.weight for name, reward in rewards.items() if name != "speaking"}
-    returns = Credit(gamma=config.gamma, gae_lambda=1.0, speech="common")  # what was paid from there on
+    paid = {name: reward for name, reward in rewards.items() if name != "speaking"}
+    weights = {name: reward.weight for name, reward in paid.items()}
+    returns = Credit(gamma=config.gamma, gae_lambda=1.0, speech="common")  # what is paid from there on
     scored = replace(config.update, temperature=config.temperature)
 
     for iteration in range(start, config.iterations):
@@ -94,7 +119,10 @@ def train_rl_pikl(
         played = time.perf_counter()
 
         episodes = add_rewards(episodes, rewards)
-        seats = seats_of(episodes, {learner.name})
+        valued: Sequence[Episode] = episodes
+        if config.value == "plan":
+            valued = add_rewards([as_expected(episode) for episode in episodes], paid)
+        seats = seats_of(valued, {learner.name})
         batch = collate(
             seats,
             weights,

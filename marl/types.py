@@ -53,6 +53,7 @@ class Planned:
     plan: tuple[float, ...]  # (A,) the planned probabilities
     chosen: int  # index of the action that was played
     played: bool = True  # whether that was drawn from the plan; else it is the policy's own sample
+    floored: float = 0.0  # share of the anchors' probabilities, the others' too where they were read, that were raised
 
 
 @dataclass(frozen=True)

@@ -73,8 +73,15 @@ class Learner:
         return nullcontext(self.policy) if self.shards is None else self.shards.training()
 
 
-def forward(policy: Policy, batch: TokenBatch, temperature: float, reads: Mapping[str, bool]) -> Outputs:
-    """One pass over a batch. `reads` maps each needed part of the outputs to whether it is trained.
+def forward(
+    policy: Policy,
+    batch: TokenBatch,
+    temperature: float,
+    reads: Mapping[str, bool],
+    reference: Policy | None = None,
+) -> Outputs:
+    """One pass over a batch. `reads` maps each needed part of the outputs to whether it is trained; `divergence` is
+    that from `reference`.
 
     Parts are computed apart from one another, and those that are not trained without gradient, so that measuring a part
     changes no bit of the others.
@@ -86,17 +93,20 @@ def forward(policy: Policy, batch: TokenBatch, temperature: float, reads: Mappin
     if "reply" in reads:
         with torch.set_grad_enabled(torch.is_grad_enabled() and reads["reply"]):
             mask = batch.reply[:, 1:]
-            logits = policy.logits(before[mask])  # (M, V)
-            shaped = policy.speech_logits(logits, temperature)
-            chosen = (batch.kind == Kind.CHOICE)[:, 1:][mask]
-            if bool(chosen.any()):
-                shaped = shaped.clone()
-                shaped[chosen] = choice_logits(logits[chosen], batch.legal[:, 1:][mask][chosen], temperature)
-            logprobs = shaped.log_softmax(-1)
+            logprobs = reply_logprobs(policy, hidden, batch, temperature)  # (M, V)
             own = logprobs.gather(1, batch.tokens[:, 1:][mask][:, None])[:, 0]
             entropy = -(logprobs.exp() * logprobs.masked_fill(logprobs == -torch.inf, 0.0)).sum(-1)
             outputs.logprobs = scatter(zeros, mask, own)
             outputs.entropy = scatter(zeros, mask, entropy)
+    if "divergence" in reads:
+        assert reference is not None, "a divergence is from a reference"
+        there = batch.to(reference.device)
+        with torch.no_grad():
+            theirs = reply_logprobs(reference, reference.hidden(there.tokens), there, temperature).to(hidden.device)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and reads["divergence"]):
+            ours = reply_logprobs(policy, hidden, batch, temperature)  # (M, V)
+            gaps = (ours - theirs).masked_fill(ours == -torch.inf, 0.0)  # what is never sampled is so for both
+            outputs.divergence = scatter(zeros, batch.reply[:, 1:], (ours.exp() * gaps).sum(-1))
     if "values" in reads:
         with torch.set_grad_enabled(torch.is_grad_enabled() and reads["values"]):
             mask = batch.decision[:, 1:]
@@ -120,6 +130,18 @@ def forward(policy: Policy, batch: TokenBatch, temperature: float, reads: Mappin
             logprobs = policy.logits(before[mask]).log_softmax(-1)
             outputs.observed = scatter(zeros, mask, logprobs.gather(1, batch.tokens[:, 1:][mask][:, None])[:, 0])
     return outputs
+
+
+def reply_logprobs(policy: Policy, hidden: Tensor, batch: TokenBatch, temperature: float) -> Tensor:
+    """(M, V): what each of the batch's M reply tokens was sampled from, by the policy that has these states."""
+    mask = batch.reply[:, 1:]
+    logits = policy.logits(hidden[:, :-1][mask])
+    shaped = policy.speech_logits(logits, temperature)
+    chosen = (batch.kind == Kind.CHOICE)[:, 1:][mask]
+    if bool(chosen.any()):
+        shaped = shaped.clone()
+        shaped[chosen] = choice_logits(logits[chosen], batch.legal[:, 1:][mask][chosen], temperature)
+    return shaped.log_softmax(-1)
 
 
 def scatter(zeros: Tensor, mask: Tensor, values: Tensor) -> Tensor:
@@ -193,7 +215,7 @@ def update(
     `rename`: for a term that reads beliefs of renamed rows; without it they are read as they are. `ranks`: each reads
     its share of every minibatch; all of them get the whole batch.
     """
-    if "kl" in losses and reference is not None:
+    if "kl" in losses and losses["kl"].reads == "reply" and reference is not None:
         batch = add_reference(batch, reference, config, ranks)
     policy.eval()  # no dropout: what was sampled from is what is scored
     reads: dict[str, bool] = {}
@@ -215,7 +237,7 @@ def update(
                     continue
                 part = (whole.select(micro) if len(micro) else blank(whole)).to(policy.device)
                 with autocast(config, policy.device):
-                    outputs = forward(policy, part, config.temperature, reads)
+                    outputs = forward(policy, part, config.temperature, reads, reference)
                     if "renamed" in reads and (len(part.row) or is_split(policy)):
                         asked = renamed.select(micro) if len(part.row) else blank(renamed)
                         if len(part.row):

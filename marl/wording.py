@@ -99,6 +99,7 @@ WORDING = {
     "talk/tokens_per_turn": Wording("Tokens a turn", "sampled by the model, end marker included"),
     "talk/words_per_message": Wording("Words a message", "white-space words"),
     "talk/vocabulary": Wording("Vocabulary", "different white-space words in up to 500 games", decimals=0),
+    "plan/floored": Wording("Anchor at its floor", "share of a plan's actions that it all but ruled out", percent=True),
     "errors/per_turn": Wording("Refused replies", "per turn"),
     "errors/aborted": Wording("Aborted games", "too many refused replies in a row", percent=True),
 }

@@ -24,7 +24,8 @@ class Outputs:
     `logprobs`: at reply tokens under the distribution that is sampled from (temperature, legal mask), at observation
     tokens (only where a loss asks for them) under the plain model; 0 elsewhere. `entropy`: at reply tokens. `values`:
     at decisions. `beliefs`: log-probabilities of the candidates, -inf at padding. `planned`: where there is a plan,
-    log-probabilities among its tokens, -inf at padding.
+    log-probabilities among its tokens, -inf at padding. `divergence`: at reply tokens (only where a loss asks for it),
+    KL(policy || reference) of the distributions that are sampled from.
     """
 
     logprobs: Tensor  # (B, T)
@@ -33,6 +34,7 @@ class Outputs:
     beliefs: Tensor  # (N, K)
     observed: Tensor  # (B, T) log-probabilities of observation tokens
     planned: Tensor = field(default_factory=lambda: torch.zeros(0))  # (B, T, P)
+    divergence: Tensor = field(default_factory=lambda: torch.zeros(0))  # (B, T)
 
 
 class Loss(Protocol):
@@ -43,8 +45,8 @@ class Loss(Protocol):
 
     @property
     def reads(self) -> str:
-        """What it needs of the outputs: reply, values, beliefs, observed, planned, or renamed (beliefs, of renamed
-        rows)."""
+        """What it needs of the outputs: reply, values, beliefs, observed, planned, divergence, or renamed (beliefs, of
+        renamed rows)."""
         ...
 
     def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:

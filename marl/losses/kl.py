@@ -2,7 +2,9 @@
 
 With d = log pi - log reference at a sampled token. As a loss the value's own gradient counts: k2 has the gradient of
 KL(pi || reference) on policy, k3 that of KL(reference || pi) in expectation, k1's is zero in expectation, so it can be
-measured only (Schulman, "Approximating KL divergence", 2020). `squared` = 2 k2 is the published release's.
+measured only (Schulman, "Approximating KL divergence", 2020). `squared` = 2 k2 is the published release's. `exact` is
+KL(pi || reference) itself, summed over all tokens that might stand there: it needs no sample of the policy's own, so it
+holds in games that were chosen by how they ended, and costs a pass of the reference in each pass of the policy.
 """
 
 from __future__ import annotations
@@ -15,12 +17,14 @@ from marl.errors import UserError
 from marl.losses import OVER, Outputs, replies
 from marl.types import TokenBatch
 
-ESTIMATORS = ("k1", "k2", "k3", "squared")
+SAMPLED = ("k1", "k2", "k3", "squared")
+ESTIMATORS = (*SAMPLED, "exact")
 
 
 @dataclass(frozen=True)
 class KLLoss:
-    """An estimate of the KL divergence at reply tokens. Needs `reference_logprobs`.
+    """An estimate of the KL divergence at reply tokens, or (`exact`) itself. Needs `reference_logprobs`, or the
+    outputs' `divergence`.
 
     `over`: speech (as published), choices, or both.
     """
@@ -28,7 +32,10 @@ class KLLoss:
     weight: float = 0.05
     estimator: str = "k2"
     over: str = "speech"
-    reads: str = "reply"
+
+    @property
+    def reads(self) -> str:
+        return "reply" if self.estimator in SAMPLED else "divergence"
 
     def __post_init__(self) -> None:
         if self.estimator not in ESTIMATORS:
@@ -39,6 +46,8 @@ class KLLoss:
             raise UserError("loss.kl.estimator=k1 has no gradient toward the reference: use k2, or loss.kl.weight=0")
 
     def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
+        if self.estimator == "exact":
+            return outputs.divergence, replies(batch, self.over)
         d = outputs.logprobs - batch.reference_logprobs  # (B, T)
         values = {"k1": d, "k2": 0.5 * d**2, "k3": (-d).exp() - 1 + d, "squared": d**2}[self.estimator]
         return values, replies(batch, self.over)

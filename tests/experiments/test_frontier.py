@@ -146,5 +146,21 @@ def test_a_whole_frontier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     planned = {f"{variant}_{x}" for variant in ("plan", "reply", "mirror") for x in ("0.1", "1")}
     assert {row["arm"] for row in rows} == {"anchor", *planned}
     assert all(v for r in rows for v in r.values())
+    (base,) = (tmp_path / "runs/bases").glob("dond-human-*")
+    run = tmp_path / "runs" / "dond_human-ppo_0.1-s1"
+    shutil.copytree(base, run / "policy")
+    (run / "run.json").write_text(json.dumps({"arm": "ppo_0.1", "seeds": [1], "base": base.name}))
     frontier.main(cfg)  # nothing is played again
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    table, differences = (
+        {(row["arm"], row["metric"]): row for row in csv.DictReader(path.read_text().splitlines())}
+        for path in (tmp_path / f"runs/cells/frontier/{name}.csv" for name in ("table", "differences"))
+    )
+    same = [name for arm, name in table if arm == "run_ppo_0.1"]  # the base itself, under another name
+    assert len(same) == 6 and all(float(differences["run_ppo_0.1 - anchor", name]["mean"]) == 0 for name in same)
+
+
+def test_arms_are_points_of_lines() -> None:
+    assert frontier.line_of("mirror_0.001") == ("mirror", 0.001)
+    assert frontier.line_of("run_filtered_bc_1") == ("filtered_bc", 1.0)
+    assert frontier.line_of("run_full") == ("full", None) and frontier.line_of("anchor") == ("anchor", None)

@@ -309,6 +309,27 @@ def test_sweeps_of_filtered_cloning_play_as_many_games_as_the_one_of_ppo() -> No
         build(cfg)
 
 
+def test_ppo_and_cloning_near_people_differ_in_their_learner_and_its_strength_alone() -> None:
+    """All play as many games, as people did, from one base, and are pulled to it by one term."""
+    ppo, cloning, plans = (
+        configure("data.dond=DIR", *overrides)
+        for overrides in (
+            ["sweep=pikl_frontier", "loss.kl.weight=1"],
+            ["sweep=pikl_frontier", "algo=filtered_bc", "loss.kl.weight=0.1"],
+            ["sweep=pikl_frontier_plans", "loss.kl.weight=0", "algo.planner.lambdas=[0.1]"],
+        )
+    )
+    assert (ppo.arm, cloning.arm, plans.arm) == ("ppo_1", "filtered_bc_0.1", "pikl_0.1")
+    assert ppo.env.objective == 0 and ppo.base.data == "human" and ppo.algo.kind == "ppo"
+    for cfg in (cloning, plans):
+        for part in ("env", "cast", "model", "base", "eval"):
+            assert cfg[part] == ppo[part]
+        assert (cfg.algo.iterations, cfg.algo.games) == (ppo.algo.iterations, ppo.algo.games)
+        assert {**cfg.loss.kl, "weight": 0} == {**ppo.loss.kl, "weight": 0}
+    kept = build(cloning).losses
+    assert kept["kl"].weight == 0.1 and kept.keys() == {"kl", "imitation", "listening", "world_model"}
+
+
 def test_names_follow_from_the_configuration() -> None:
     cfg = configure("env=dond", "ablation=full", "seed=3")
     assert run_folder(cfg).name == f"dond-full-s3-{config_hash(cfg)[:8]}"
@@ -342,6 +363,15 @@ def test_names_follow_from_the_configuration() -> None:
             "algo.planner.choose=best: PPO learns from the policy's own samples",
         ),
         (["loss=plan", "algo=filtered_bc"], "loss=plan: algo=filtered_bc imitates games as they were played; drop it"),
+        (
+            ["algo=filtered_bc", "loss.kl.estimator=k2"],
+            "loss.kl.estimator=k2: algo=filtered_bc does not learn from plain",
+        ),
+        (
+            ["env=among_us", "algo=pikl", "algo.value=plan"],
+            "algo.value=plan: plans of env.game=among_us are",
+        ),
+        (["algo=pikl", "loss.kl.estimator=k3"], "loss.kl.estimator=k3: algo=pikl does not learn from plain samples"),
         (["loss=plan", "loss.plan.form=l2"], "loss.plan.form=l2: must be one of cross_entropy, kl"),
         (
             ["cast.negotiator.partner=scripted+plan", "cast.negotiator.partners=1"],

@@ -50,7 +50,7 @@ def batch() -> TokenBatch:
 def outputs(batch: TokenBatch) -> Outputs:
     """What a model might say of it; numbers also where no loss may look."""
     generator = torch.Generator().manual_seed(1)
-    noise = torch.randn(4, *batch.shape, generator=generator)
+    noise = torch.randn(5, *batch.shape, generator=generator)
     scores = torch.randn(batch.candidates.shape, generator=generator).masked_fill(batch.candidates < 0, -torch.inf)
     return Outputs(
         logprobs=batch.logprobs + 0.4 * noise[0],
@@ -61,6 +61,7 @@ def outputs(batch: TokenBatch) -> Outputs:
         planned=torch.randn(batch.plan.shape, generator=generator)
         .masked_fill(batch.plan_ids < 0, -torch.inf)
         .log_softmax(-1),
+        divergence=noise[4].abs(),
     )
 
 
@@ -88,7 +89,9 @@ def naive(loss: Loss, batch: TokenBatch, o: Outputs) -> list[float]:
             out.append(-float(o.entropy[b, t]))
         if isinstance(loss, KLLoss) and kind == Kind.SPEECH:
             d = new - float(batch.reference_logprobs[b, t])
-            out.append({"k1": d, "k2": d * d / 2, "k3": math.exp(-d) - 1 + d, "squared": d * d}[loss.estimator])
+            whole = float(o.divergence[b, t])
+            out.append({"k1": d, "k2": d * d / 2, "k3": math.exp(-d) - 1 + d, "squared": d * d,
+                        "exact": whole}[loss.estimator])  # fmt: skip
         if isinstance(loss, WorldModelLoss) and kind == Kind.OBSERVATION and t > 0:
             out.append(-float(o.observed[b, t]))
         if isinstance(loss, ImitationLoss) and bool(batch.imitate[b, t]):
@@ -285,7 +288,7 @@ def test_gradients_of_the_estimators_in_expectation() -> None:
     ("make", "named"),
     [
         (lambda: EntropyLoss(over="all"), "loss.entropy.over=all: must be one of choice, speech, both"),
-        (lambda: KLLoss(estimator="k4"), "loss.kl.estimator=k4: must be one of k1, k2, k3, squared"),
+        (lambda: KLLoss(estimator="k4"), "loss.kl.estimator=k4: must be one of k1, k2, k3, squared, exact"),
         (lambda: KLLoss(over="all"), "loss.kl.over=all: must be one of choice, speech, both"),
         (lambda: KLLoss(weight=0.1, estimator="k1"), "loss.kl.estimator=k1 has no gradient"),
         (lambda: PlanLoss(form="squared"), "loss.plan.form=squared: must be one of cross_entropy, kl"),

@@ -10,6 +10,7 @@ from marl.evaluate import metrics
 from marl.games import env_maker, scripted
 from marl.monitor import episode_metrics
 from marl.rollout import draw_games, everyone, rollout
+from tests.marl.batches import PLANNED
 from tests.marl.episodes import ejection_game, meeting_game
 
 
@@ -40,6 +41,19 @@ def test_entropy_of_choices() -> None:
     found = episode_metrics([replace(game, turns=turns)], {"learner"})
     assert found["choices/entropy"] == pytest.approx(np.log(2) * (1 + 2 + 0 + 3) / 4)
     assert "choices/entropy" not in episode_metrics([game], {"learner"})  # no model, no probabilities
+
+
+def test_floored_anchors_are_a_mean_over_plans() -> None:
+    game, shares = ejection_game(), iter((0.25, 0.0, 0.5, 0.0))
+    turns = tuple(
+        replace(t, planned=replace(PLANNED, floored=next(shares))) if t.kind == TurnKind.CHOOSE else t
+        for t in game.turns
+    )
+    planned = [replace(game, turns=turns)]
+    assert episode_metrics(planned, {"learner"})["plan/floored"] == 0.75 / 4
+    assert metrics(planned, "among_us", players={"learner"})["plan/floored"].mean == 0.75 / 4
+    assert "plan/floored" not in episode_metrics([game], {"learner"})
+    assert "plan/floored" not in metrics([game], "among_us")
 
 
 def test_figures_are_the_evaluations() -> None:

@@ -27,6 +27,7 @@ from marl.planner import (
     PlanningAgent,
     claim_values,
     ejected,
+    floored,
     next_tokens,
     partner_belief,
     partner_streams,
@@ -331,6 +332,20 @@ def proposing(policy: Policy, how: PlannerConfig, **settings: object) -> tuple[P
     numbers = tuple(map(str, range(11)))
     questions = tuple(Question(f"<{item}?>", numbers, "0") for item in dond_v0.ITEMS)
     return agent, Request((0, "player_0"), 7, "negotiator", 3, TurnKind.SPEAK, text, questions=questions)
+
+
+def test_anchors_that_rule_actions_out_are_floored_and_it_is_told() -> None:
+    assert floored(np.array([0.5, 0.5, 0.0, 1e-60]), None) == 0.5
+    assert floored(np.array([0.5, 0.5]), np.array([[1.0, 0.0], [0.5, 0.5]])) == pytest.approx(1 / 6)
+    policy = tiny_policy()
+    for strength, some in ((1.0, False), (500.0, True)):  # a model that is sure of every token
+        with torch.no_grad():
+            policy.lm.get_output_embeddings().weight.mul_(strength)
+        agent, request = proposing(policy, config(0.5, iterations=5))
+        (reply,) = agent.act([request])
+        assert reply.planned is not None
+        assert reply.planned.floored == np.mean(np.array(reply.planned.anchor) < 1e-50)
+        assert (reply.planned.floored > 0) == some and sum(reply.planned.plan) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,10 @@ from torch import Tensor
 
 from envs import among_us_v0
 from envs.core import TurnKind
+from marl import rl_pikl as rl_pikl_module
+from marl.advantages import Credit, add_advantages
 from marl.agents import Request
-from marl.batch import collate
+from marl.batch import collate, seats_of
 from marl.cast import Seats
 from marl.errors import UserError
 from marl.losses import Loss
@@ -27,10 +29,12 @@ from marl.monitor import Progress
 from marl.planner import PlannerConfig
 from marl.policy import Policy, tiny_lm
 from marl.ppo import PPOConfig, train_ppo
+from marl.rewards import add_rewards
 from marl.rewards.game import GameReward
-from marl.rl_pikl import RLPiklConfig, train_rl_pikl
-from marl.types import Episode, Turn
+from marl.rl_pikl import VALUES, RLPiklConfig, as_expected, train_rl_pikl
+from marl.types import Episode, Payment, TokenBatch, Turn
 from marl.update import Learner, UpdateConfig, forward, make_optimizer, update
+from tests.marl.batches import PLANNED, proposed, said, talk
 from tests.marl.models import small_tokens, tiny_policy, with_critic
 from tests.marl.test_planner import COMPACT, MEETINGS, config, negotiator, proposing
 
@@ -79,6 +83,50 @@ def test_the_policy_comes_to_play_the_plan(form: str) -> None:
     assert before > 0.3 and off(policy, episodes) < 0.03, (before, off(policy, episodes))
 
 
+# --- What the critic learns ---
+
+
+def test_a_claim_is_worth_what_its_plan_expected() -> None:
+    """Plan (1/4, 3/4, 0) of values (0, 1, 1/2): 3/4 points, at a tenth of a point a reward and weight 2."""
+    game = talk([said(0), proposed(2)], [said(1), proposed(3)])
+    turns = tuple(replace(t, planned=replace(PLANNED, played=True)) if t.step == 2 else t for t in game.turns)
+    game = replace(game, turns=turns, payments=(Payment("a", 3, 4.0), Payment("b", 3, 6.0)))
+    noted = replace(game, turns=tuple(replace(t, planned=t.planned and PLANNED) for t in turns))  # not what was played
+
+    def returns(episode: Episode) -> list[list[float]]:
+        (valued,) = add_rewards([as_expected(episode)], {"game": GameReward(scale=0.1)})
+        batch = collate([(valued, "a"), (valued, "b")], {"game": 2.0}, drawn_from_plans=True)
+        batch = add_advantages(batch, Credit(gamma=0.5, gae_lambda=1.0, speech="common"), 0.0)
+        return [batch.returns[b, batch.decision[b]].tolist() for b in range(2)]
+
+    assert returns(game) == [pytest.approx([0.075, 0.15]), pytest.approx([0.6, 1.2])]
+    assert returns(noted) == [pytest.approx([0.4, 0.8]), pytest.approx([0.6, 1.2])]
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_an_iteration_regresses_the_critic_to_it(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches: list[TokenBatch] = []
+
+    def spy(policy: Policy, reference: Policy, batch: TokenBatch, *rest: Any) -> dict[str, float]:
+        batches.append(batch)
+        return {}
+
+    monkeypatch.setattr(rl_pikl_module, "update", spy)
+    ((_, episodes),) = rl_pikl(learner(), 1, gamma=0.5, value=value)
+    (batch,) = batches
+    rows, different = seats_of(episodes, {"learner"}), 0
+    assert len(rows) == batch.shape[0]
+    for b, (episode, agent) in enumerate(rows):
+        turns = [t for t in episode.turns if t.agent == agent]
+        worth = sum(p.amount for p in episode.payments if p.agent == agent)
+        if turns[-1].planned and value == "plan":
+            expected = sum(p * v for p, v in zip(turns[-1].planned.plan, turns[-1].planned.values, strict=True))
+            different, worth = different + (abs(expected - worth) > 0.01), expected
+        discounted = [2 * worth * 0.5**k for k in range(len(turns))][::-1]
+        assert batch.returns[b, batch.decision[b]].tolist() == pytest.approx(discounted, abs=1e-4)
+    assert (different > 0) == (value == "plan")
+
+
 # --- Whole iterations ---
 
 
@@ -102,13 +150,16 @@ def common(seen: list[tuple[dict[str, float], Sequence[Episode]]], start: int = 
     }  # fmt: skip
 
 
-def rl_pikl(one: Learner, iterations: int, start: int = 0) -> list[tuple[dict[str, float], Sequence[Episode]]]:
+def rl_pikl(
+    one: Learner, iterations: int, start: int = 0, **settings: Any
+) -> list[tuple[dict[str, float], Sequence[Episode]]]:
     seen: list[tuple[dict[str, float], Sequence[Episode]]] = []
     losses: dict[str, Loss] = {
         "plan": PlanLoss(form="cross_entropy"), "value": ValueLoss(), "listening": ListeningLoss(weight=0.3)
     }  # fmt: skip
-    how = RLPiklConfig(iterations=iterations, planner=config(0.1, iterations=10), anneal_lr=False, **LIMITS)
-    train_rl_pikl(one, COMPACT, {"game": GameReward()}, losses, how, **common(seen, start))
+    how = RLPiklConfig(iterations=iterations, planner=config(0.1, iterations=10), anneal_lr=False,
+                       **settings, **LIMITS)  # fmt: skip
+    train_rl_pikl(one, COMPACT, {"game": GameReward(weight=2.0)}, losses, how, **common(seen, start))
     return seen
 
 
@@ -174,6 +225,7 @@ def test_in_ppo_a_plan_term_of_weight_zero_is_measured_and_changes_no_bit() -> N
     ("make", "message"),
     [
         (lambda: RLPiklConfig(gamma=2.0), r"algo\.gamma=2\.0: must lie in \[0, 1\]"),
+        (lambda: RLPiklConfig(value="both"), r"algo\.value=both: must be one of plan, paid"),
         (
             lambda: RLPiklConfig(planner=config(choose="own")),
             r"algo\.planner\.choose=own: with algo=pikl plans are played",

@@ -58,6 +58,7 @@ TERMS: dict[str, Loss] = {
     "world_model": WorldModelLoss(weight=0.1),
     "imitation": ImitationLoss(weight=0.2),
     "plan": PlanLoss(weight=0.2),
+    "exact": KLLoss(weight=0.05, estimator="exact", over="both"),
 }
 READS = {"reply": True, "values": True, "beliefs": True, "observed": True, "planned": True}
 WEIGHTS = {"game": 1.0, "speaking": 0.5}
@@ -70,6 +71,11 @@ def noisy(policy: Policy, seed: int) -> Policy:
         for weight in policy.parameters():
             weight.add_(0.15 * torch.randn(weight.shape, generator=generator))
     return policy.eval()
+
+
+def another() -> Policy:
+    """The reference."""
+    return noisy(hint_policy(0, privileged_size=2), 1)
 
 
 def play(policy: Policy, games: int, temperature: float = 1.0, reference: Policy | None = None) -> list[Episode]:
@@ -134,7 +140,7 @@ def identical(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
 def trained(losses: Mapping[str, Loss], batch: TokenBatch | None = None, **settings: object) -> dict[str, Tensor]:
     """The weights after two minibatches of AdamW."""
     policy, own = played()
-    reference = noisy(hint_policy(0, privileged_size=2), 1)
+    reference = another()
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3, weight_decay=0.1)
     config = UpdateConfig(**{"minibatches": 2, "token_budget": 64, **settings})  # type: ignore[arg-type]
     update(policy, reference, batch or own, losses, optimizer, config, torch.Generator().manual_seed(0))
@@ -185,6 +191,24 @@ def test_entropy_is_that_of_the_sampled_distribution() -> None:
     assert not outputs.entropy[~batch.reply].any() and not outputs.logprobs[~batch.reply].any()
 
 
+def test_the_exact_divergence_is_that_of_the_sampled_distributions() -> None:
+    policy, batch = played()
+    reference = another()
+    with torch.no_grad():
+        found = forward(policy, batch, 0.5, {"divergence": True}, reference).divergence
+        logits = [model.logits(model.hidden(batch.tokens)) for model in (policy, reference)]
+    for b, t in batch.reply.nonzero().tolist():
+        p, q = ((each[b, t - 1] / 0.5).double() for each in logits)
+        if batch.kind[b, t] == Kind.CHOICE:
+            p, q = p[batch.legal[b, t]].softmax(-1), q[batch.legal[b, t]].softmax(-1)
+        else:
+            said = torch.ones(len(p), dtype=torch.bool)
+            said[policy.tokens.unspeakable] = False
+            p, q = p[said].softmax(-1), q[said].softmax(-1)
+        assert float(found[b, t]) == pytest.approx(float((p * (p / q).log()).sum()), abs=1e-4)
+    assert not found[~batch.reply].any() and float(found.max()) > 0.1
+
+
 def test_the_first_minibatch_is_on_policy() -> None:
     policy, batch = played()
     metrics = update(policy, None, batch, {"policy": PolicyLoss()}, torch.optim.SGD(policy.parameters(), lr=0.1),
@@ -212,7 +236,7 @@ def test_models_with_dropout_are_on_policy_too(tmp_path: Path) -> None:
 def whole_minibatch(policy: Policy, batch: TokenBatch, rows: Tensor) -> tuple[dict[str, float], dict[str, Tensor]]:
     """Every term as a plain mean over the minibatch in one pass, and the gradient of their weighted sum."""
     part = batch.select(rows)
-    outputs = forward(policy, part, 1.0, READS)
+    outputs = forward(policy, part, 1.0, {**READS, "divergence": True}, another())
     means = {}
     for name, loss in TERMS.items():
         values, mask = loss(part, outputs)
@@ -226,7 +250,7 @@ def whole_minibatch(policy: Policy, batch: TokenBatch, rows: Tensor) -> tuple[di
 def test_each_term_is_its_mean_over_the_minibatch_however_it_is_cut(token_budget: int) -> None:
     """Plain gradient descent at rate 1: the step is the gradient."""
     policy, batch = played()
-    reference = noisy(hint_policy(0, privileged_size=2), 1)
+    reference = another()
     config = UpdateConfig(minibatches=1, max_grad_norm=1e9, token_budget=token_budget)
     batch = add_reference(batch, reference, config)
     means, gradient = whole_minibatch(copy.deepcopy(policy), batch, torch.arange(24))
@@ -243,7 +267,7 @@ def test_each_term_is_its_mean_over_the_minibatch_however_it_is_cut(token_budget
 @pytest.mark.parametrize("rows", [8, 5])
 def test_two_minibatches_are_two_steps_each_with_its_own_counts(rows: int) -> None:
     policy, batch = played()
-    reference = noisy(hint_policy(0, privileged_size=2), 1)
+    reference = another()
     batch = add_reference(batch, reference, UpdateConfig()).select(torch.arange(rows))
     by_hand = copy.deepcopy(policy)
     totals: dict[str, float] = {}
@@ -321,7 +345,7 @@ def test_a_term_alone_at_weight_zero_changes_nothing(name: str) -> None:
 
 def test_terms_of_weight_zero_are_measured() -> None:
     policy, batch = played()
-    reference = noisy(hint_policy(0, privileged_size=2), 1)
+    reference = another()
     silent = {name: replace(loss, weight=0.0) for name, loss in TERMS.items()}  # type: ignore[type-var]
     config = UpdateConfig(minibatches=1)
     means, _ = whole_minibatch(copy.deepcopy(policy), add_reference(batch, reference, config), torch.arange(24))
@@ -376,7 +400,7 @@ def test_a_reward_of_weight_zero_is_a_reward_that_is_absent(speech: str) -> None
 
 def test_frozen_seats_never_enter() -> None:
     """Half the seats are another's: whatever stands in their streams, turns and beliefs, the batch is the same."""
-    policy, reference = noisy(hint_policy(0, privileged_size=2), 0), noisy(hint_policy(0, privileged_size=2), 1)
+    policy, reference = noisy(hint_policy(0, privileged_size=2), 0), another()
     episodes = play(policy, 8, reference=reference)
     batch = to_batch(episodes)
     assert batch.shape[0] == 8 and all(sorted(e.players.values()) == ["base", "learner"] for e in episodes)
@@ -429,7 +453,7 @@ def test_reference_logprobs_are_the_references_of_the_same_tokens(token_budget: 
     config = UpdateConfig(token_budget=token_budget)
     itself = add_reference(batch, policy, config).reference_logprobs
     assert float((itself - batch.logprobs).abs().max()) < 1e-4
-    reference = noisy(hint_policy(0, privileged_size=2), 1)
+    reference = another()
     other = add_reference(batch, reference, config).reference_logprobs
     with torch.no_grad():
         expected = forward(reference, batch, 1.0, {"reply": False}).logprobs
@@ -444,12 +468,14 @@ def test_the_reference_is_read_at_the_rollouts_temperature() -> None:
     assert float((filled.reference_logprobs - batch.logprobs).abs().max()) < 1e-4
 
 
-def test_kl_to_oneself_is_zero_and_the_reference_is_left_alone() -> None:
+@pytest.mark.parametrize("estimator", ["k2", "exact"])
+def test_kl_to_oneself_is_zero_and_the_reference_is_left_alone(estimator: str) -> None:
     policy, batch = played()
     reference = copy.deepcopy(policy)
     before = weights_of(reference)
-    metrics = update(policy, reference, batch, {"kl": KLLoss(weight=1.0)}, torch.optim.SGD(policy.parameters(), lr=1.0),
-                     UpdateConfig(minibatches=1), torch.Generator().manual_seed(0))  # fmt: skip
+    metrics = update(policy, reference, batch, {"kl": KLLoss(1.0, estimator)},
+                     torch.optim.SGD(policy.parameters(), lr=1.0), UpdateConfig(minibatches=1),
+                     torch.Generator().manual_seed(0))  # fmt: skip
     assert metrics["loss/kl"] == pytest.approx(0.0, abs=1e-8) and metrics["update/grad_norm"] < 1e-3
     assert identical(weights_of(reference), before) and all(p.grad is None for p in reference.parameters())
 
