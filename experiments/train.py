@@ -26,6 +26,7 @@ from experiments.players import (
     check_game,
     check_players,
     is_run,
+    one_run,
     player_config,
     player_slots,
     run_policy,
@@ -74,7 +75,7 @@ from marl.report import build_report
 from marl.rewards import add_rewards
 from marl.rl_pikl import RLPiklConfig, train_rl_pikl
 from marl.rollout import EVALUATION, draw_games, rollout
-from marl.runs import CARD, claim, git_commit, nearest_run, read_run_card, run_card
+from marl.runs import claim, git_commit, nearest_run, read_run_card, run_card
 from marl.sharding import Shards
 from marl.tracking import METRICS_FILE, Tracker, Unlogged, make_tracker
 from marl.transcripts import Transcript, read_episodes, write_episodes
@@ -281,11 +282,7 @@ def find_starts(cfg: DictConfig) -> None:
     for name, pattern in cfg.init.items():
         check_text(pattern, f"init.{name}")
         if pattern is not None and "*" in pattern:
-            found = sorted(card.parent.name for card in Path(cfg.runs).glob(f"{pattern}/{CARD}"))
-            if len(found) != 1:
-                runs = f"{len(found)} finished runs match: {', '.join(found)}" if found else "no finished run matches"
-                raise UserError(f"init.{name}={pattern}: must be one run's name; in {cfg.runs} {runs}")
-            cfg.init[name] = found[0]
+            cfg.init[name] = one_run(cfg.runs, pattern, f"init.{name}").name
 
 
 def start_of(cfg: DictConfig, name: str) -> str:
