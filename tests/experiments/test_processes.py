@@ -11,35 +11,42 @@ import time
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_module
 from safetensors.torch import load_file
 
 from experiments import train
+from tests.composing import configure
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = [
-    "env=among_us", "name=small", "progress=false", "threads=1", "base.games=20", "base.rows=16",
-    "base.lessons=[{players:random,steps:1}]", "model.hidden_size=32", "model.layers=1", "model.intermediate_size=64",
-    "algo.iterations=2", "algo.games=6", "algo.concurrency=4", "algo.max_new_tokens=8", "loss.imitation.weight=0.1",
+SMALL = (
+    "name=small", "progress=false", "threads=1", "base.games=20", "base.rows=16", "model.hidden_size=32",
+    "model.layers=1", "model.intermediate_size=64", "algo.iterations=2", "algo.games=6", "algo.concurrency=4",
+    "algo.max_new_tokens=8",
     "algo.update={learning_rate: 1e-3, optimizer: sgd, rows: null, epochs: 1, minibatches: 2}", "eval.games=5",
-    "eval.every=2", "eval.final_games=4", "checkpoint.every=1", "env.max_steps=60", "env.tasks=2", "env.cooldown=3",
-]  # fmt: skip
+    "eval.every=2", "eval.final_games=4", "checkpoint.every=1",
+)  # fmt: skip
+AMONG_US = (
+    "env=among_us", "base.lessons=[{players:random,steps:1}]", "env.max_steps=60", "env.tasks=2", "env.cooldown=3"
+)  # fmt: skip
+EVERY_TERM = (*AMONG_US, "loss.imitation.weight=0.1")
+OTHERS = {
+    "two learners": (*AMONG_US, "cast.imposter.player=rival", "algo.alternate=1"),
+    "filtered_bc": ("env=dond", "algo=filtered_bc", "algo.keep=all"),
+    "pikl": ("env=dond", "algo=pikl", "algo.planner.iterations=5"),
+}
 TWO = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
-def settings(folder: Path, *overrides: str) -> list[str]:
-    return [*SMALL, f"runs={folder / 'runs'}", f"cache={folder.parent / 'bases'}", *overrides]
+def settings(folder: Path, *overrides: str, bases: Path | None = None) -> list[str]:
+    return [*overrides, *SMALL, f"runs={folder / 'runs'}", f"cache={bases or folder.parent / 'bases'}"]
 
 
-def train_alone(folder: Path) -> None:
+def train_alone(folder: Path, *overrides: str) -> None:
     """In this process."""
-    with initialize_config_module("conf", version_base="1.3"):
-        cfg = compose("train", overrides=settings(folder))
-    train.main(cfg)
+    train.main(configure("train", *settings(folder, *overrides)))
 
 
-def start_two(folder: Path, *overrides: str) -> subprocess.Popen[str]:
-    command = [sys.executable, *TWO, "-m", "experiments.train", *settings(folder, *overrides)]
+def start_two(folder: Path, *overrides: str, bases: Path | None = None) -> subprocess.Popen[str]:
+    command = [sys.executable, *TWO, "-m", "experiments.train", *settings(folder, *overrides, bases=bases)]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         command, cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
@@ -72,13 +79,13 @@ def assert_same_run(one: Path, other: Path, tolerance: float) -> None:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("processes") / "alone"
-    train_alone(folder)
+    train_alone(folder, *EVERY_TERM)
     return folder
 
 
 def test_two_processes_make_the_run_of_one(alone: Path) -> None:
     both = alone.parent / "both"
-    code, out = finish(start_two(both))
+    code, out = finish(start_two(both, *EVERY_TERM))
     assert code == 0, out
     assert_same_run(alone, both, 1e-4)
     assert json.loads((run_folder(both) / "run.json").read_text())["processes"] == 2
@@ -88,7 +95,7 @@ def test_two_processes_make_the_run_of_one(alone: Path) -> None:
 def test_a_killed_process_takes_the_run_down_and_one_goes_on(alone: Path) -> None:
     """Two processes with half the parameters each, which make their base, and then one that has them whole."""
     cut = alone.parent / "cut"
-    process = start_two(cut, "shard=true", f"cache={cut / 'bases'}")
+    process = start_two(cut, *EVERY_TERM, "shard=true", bases=cut / "bases")
     deadline = time.monotonic() + 240
     while not list(cut.glob("runs/small-*/checkpoints/iteration-000001/state.json")):
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
@@ -97,5 +104,25 @@ def test_a_killed_process_takes_the_run_down_and_one_goes_on(alone: Path) -> Non
     os.kill(int(children[-1]), signal.SIGKILL)
     code, out = finish(process)
     assert code != 0 and "Signal 9" in out and not (run_folder(cut) / "run.json").exists()
-    train_alone(cut)
+    train_alone(cut, *EVERY_TERM)
     assert_same_run(alone, cut, 1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("learns", OTHERS)
+def test_two_processes_go_on_where_one_stopped(learns: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    train_alone(whole, *OTHERS[learns])
+    save = train.save_training
+
+    def stopping(folder: Path, iteration: int, *rest: object) -> None:
+        save(folder, iteration, *rest)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "save_training", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            train_alone(cut, *OTHERS[learns])
+    code, out = finish(start_two(cut, *OTHERS[learns]))
+    assert code == 0 and "continuing after iteration 1" in out and "begun with processes=1, here 2" in out, out
+    assert_same_run(whole, cut, 1e-4)
