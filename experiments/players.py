@@ -24,6 +24,7 @@ from marl.memory import Slots
 from marl.planner import GAMES as PLANNED
 from marl.planner import SLOTS, SUFFIX, PlannerConfig, planning_agent
 from marl.policy import Policy, load_config
+from marl.runs import CARD
 
 
 def is_run(name: str) -> bool:
@@ -33,6 +34,16 @@ def is_run(name: str) -> bool:
     if "/" in name:
         raise UserError(f"{name} is not the folder of a finished run (it has no policy/)")
     return False
+
+
+def one_run(runs: str | Path, pattern: str, setting: str) -> Path:
+    """The one finished run in `runs` whose name matches. UserError, naming the setting, where it is not one."""
+    found = sorted(card.parent for card in Path(runs).glob(f"{pattern}/{CARD}"))
+    if len(found) != 1:
+        names = ", ".join(run.name for run in found)
+        matching = f"{len(found)} finished runs match: {names}" if found else "no finished run matches"
+        raise UserError(f"{setting}={pattern}: must be one run's name; in {runs} {matching}")
+    return found[0]
 
 
 def bare(name: str) -> str:

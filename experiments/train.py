@@ -25,6 +25,7 @@ from experiments.players import (
     check_game,
     check_players,
     is_run,
+    one_run,
     player_config,
     player_slots,
     run_policy,
@@ -321,11 +322,7 @@ def find_starts(cfg: DictConfig) -> None:
     for name, pattern in cfg.init.items():
         check_text(pattern, f"init.{name}")
         if pattern is not None and "*" in pattern:
-            found = sorted(card.parent.name for card in Path(cfg.runs).glob(f"{pattern}/{CARD}"))
-            if len(found) != 1:
-                runs = f"{len(found)} finished runs match: {', '.join(found)}" if found else "no finished run matches"
-                raise UserError(f"init.{name}={pattern}: must be one run's name; in {cfg.runs} {runs}")
-            cfg.init[name] = found[0]
+            cfg.init[name] = one_run(cfg.runs, pattern, f"init.{name}").name
 
 
 def start_of(cfg: DictConfig, name: str) -> str:

@@ -1,0 +1,218 @@
+"""Cross-play: players whose outcome is known from the contexts alone, and small models against the plain evaluation."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from envs.core import END
+from envs.dond_v0 import COMPACT_TOKENS, MESSAGE, proposal_text
+from experiments import crossplay, evaluate
+from marl.agents import TextAgent
+from marl.checkpoint import save_policy
+from marl.config import plain
+from marl.errors import UserError
+from marl.games import env_maker
+from marl.policy import Policy
+from marl.rollout import EVALUATION, draw_games
+from marl.scripted.dond import parse_heard, parse_prompt
+from tests.composing import configure
+from tests.marl.models import small_tokens, tiny_policy
+from tests.marl.test_planner import negotiator
+
+QUIET = ["progress=false", "threads=1", "concurrency=6"]
+
+
+class Taker:
+    """Says one thing if nobody did, then claims all books, or all but the books."""
+
+    def __init__(self, books: bool) -> None:
+        self.books, self.counts, self.talked = books, (0, 0, 0), False
+
+    def observe(self, text: str) -> None:
+        if not any(self.counts):
+            self.counts = parse_prompt(text)[0]
+        self.talked = self.talked or bool(parse_heard(text))
+
+    def reply(self, text: str, options: Sequence[str] = ()) -> str:
+        self.observe(text)
+        if not self.talked:
+            self.talked = True
+            return f"{MESSAGE} hello {END}"
+        books, *others = self.counts
+        return f"{proposal_text((books, 0, 0) if self.books else (0, *others))} {END}"
+
+
+def takers(name: str, *others: object) -> TextAgent:
+    return TextAgent(name, lambda seed, role: Taker(name == "stubborn"))
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def table_of(path: Path) -> dict[tuple[str, str, str], float]:
+    return {(row["row"], row["column"], row["metric"]): float(row["mean"]) for row in rows_of(path)}
+
+
+def test_the_table_of_players_whose_games_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who takes the books and who takes the rest always agree, and never with themselves."""
+    monkeypatch.setattr(crossplay, "find_player", takers)
+    cfg = configure(
+        "crossplay", *QUIET, "players=[stubborn,generous]", "games=10", "env.objective=0.5", f"runs={tmp_path}"
+    )
+    crossplay.main(cfg)
+    books, rest = [], []
+    for game in draw_games(7, EVALUATION, count=5):
+        env = env_maker(plain(cfg.env))()
+        env.reset(seed=game.seed)
+        counts, values = env.facts["counts"], env.facts["values"]
+        for own, other in (values, values[::-1]):  # both seatings
+            books.append(counts[0] * own[0])
+            rest.append(sum(counts[i] * other[i] for i in (1, 2)))
+    of_books, of_rest = np.mean(books) + 0.5 * np.mean(rest), np.mean(rest) + 0.5 * np.mean(books)
+    found = table_of(tmp_path / "crossplay" / "crossplay.csv")
+    pair = ("stubborn", "generous")
+    assert found[*pair, "game/score/row"] == pytest.approx(of_books, rel=1e-5)
+    assert found[*pair, "game/score/column"] == pytest.approx(of_rest, rel=1e-5)
+    assert found[*pair, "game/joint"] == pytest.approx(np.mean(books) + np.mean(rest), rel=1e-5)
+    assert (found[*pair, "game/agreement"], found[*pair, "talk/turns"]) == (1, 3)
+    assert found[*pair[::-1], "game/score/row"] == pytest.approx(of_rest, rel=1e-5)
+    for name in pair:
+        assert found[name, name, "game/score/row"] == found[name, name, "game/agreement"] == 0
+    rows = rows_of(tmp_path / "crossplay" / "crossplay.csv")
+    assert {r["games"] for r in rows if r["row"] != r["column"]} == {"10"}
+    assert {r["games"] for r in rows if r["row"] == r["column"]} == {"5"}
+    assert all(value for row in rows for value in row.values())
+    gaps = {
+        (r["row"], r["column"], r["metric"]): r for r in rows_of(tmp_path / "crossplay" / "crossplay_differences.csv")
+    }
+    assert float(gaps["stubborn", "others", "game/score/row"]["difference"]) == pytest.approx(-of_books, rel=1e-5)
+    both = gaps["all", "others", "game/score/row"]
+    assert float(both["difference"]) == pytest.approx(-(of_books + of_rest) / 2, rel=1e-5)
+    assert float(both["low"]) <= float(both["difference"]) <= float(both["high"]) < 0
+    assert float(gaps["all", "others", "game/agreement"]["difference"]) == -1 and both["game_seeds"] == "5"
+    assert (tmp_path / "crossplay" / "crossplay.svg").read_text().count("<svg") == 1
+
+
+def run_of(runs: Path, name: str, policy: Policy, base: Path | None = None, *overrides: str) -> Path:
+    """A finished run's folder, as far as others read of it."""
+    folder = runs / name
+    cfg = configure("train", *overrides)
+    save_policy(folder / "policy", policy, {"game": cfg.env.game, "base": str(base)})
+    OmegaConf.save(OmegaConf.create(plain(cfg)), folder / "config.yaml")
+    (folder / "run.json").write_text(json.dumps({"arm": "full", "seeds": [0]}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs from one base, and runs that cannot meet them."""
+    folder = tmp_path_factory.mktemp("runs")
+    base = folder / "bases" / "dond-human-1"
+    save_policy(base, negotiator(), {"game": "dond"})
+    for number, name in enumerate(("a-full-s0-11", "b-full-s0-22")):
+        policy = copy.deepcopy(negotiator())
+        noise = torch.Generator().manual_seed(number)
+        with torch.no_grad():
+            for weights in policy.lm.parameters():
+                weights += 0.01 * torch.randn(weights.shape, generator=noise)
+        run_of(folder, name, policy, base, "env.objective=0.5")
+    foreign = tiny_policy()
+    foreign.tokens = small_tokens((*COMPACT_TOKENS, "zebra"))
+    run_of(folder, "other_tokens", foreign, base, "env.objective=0.5")
+    run_of(folder, "other_objective", negotiator(), base, "env.objective=0")
+    run_of(folder, "other_base", negotiator(), folder / "bases" / "dond-human-2", "env.objective=0.5")
+    save_policy(folder / "bases" / "dond-human-2", negotiator(), {"game": "dond"})
+    save_policy(folder / "other_game" / "policy", negotiator(), {"game": "among_us", "base": None})
+    return folder
+
+
+def test_self_play_is_the_plain_evaluation_and_nothing_is_played_twice(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = [*QUIET, f"runs={runs}", f"cells={tmp_path}", f"publish={tmp_path / 'out'}", "games=12"]
+    crossplay.main(configure("crossplay", *common, f"players=[{runs}/a-full-s0-11,base]"))
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*-v-*.json")}
+    assert len(before) == 3 and "3 of 3 pairs are still to play" in capsys.readouterr().out
+    rollout, played = crossplay.rollout, []
+    monkeypatch.setattr(crossplay, "rollout", lambda *args: played.append(1) or rollout(*args))
+    crossplay.main(configure("crossplay", *common, "players=[base,careful,'a-*']"))  # another order, one more player
+    assert len(played) == 1 + 2 + 2  # one seating of careful with itself, two with each of the others
+    assert "3 of 6 pairs are still to play" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    found = rows_of(tmp_path / "out" / "crossplay.csv")
+    of = {(row["row"], row["column"], row["metric"]): row for row in found}
+    assert list(dict.fromkeys(row["row"] for row in found)) == ["base", "careful", "a-full-s0"]
+    for a in ("base", "careful", "a-full-s0"):
+        for b in ("base", "careful", "a-full-s0"):
+            assert of[a, b, "game/score/row"]["mean"] == of[b, a, "game/score/column"]["mean"]
+            for metric in ("game/joint", "game/agreement", "game/pareto", "talk/turns"):
+                assert of[a, b, metric]["mean"] == of[b, a, metric]["mean"]
+    evaluate.main(
+        configure("evaluate", *QUIET, f"players=[{runs}/a-full-s0-11]", "games=6", f"out={tmp_path / 'alone'}")
+    )
+    (alone,) = json.loads((tmp_path / "alone" / "evaluation.json").read_text())["conditions"].values()
+    for ours, theirs in (("game/score/row", "game/score"), *((n, n) for n in ("game/joint", "game/agreement",
+                         "game/pareto", "talk/turns"))):  # fmt: skip
+        row = of["a-full-s0", "a-full-s0", ours]
+        assert float(row["mean"]) == pytest.approx(alone[theirs]["mean"], rel=1e-5)
+        if ours in ("game/score/row", "game/agreement"):  # the same interval too
+            assert float(row["low"]) == pytest.approx(alone[theirs]["low"], rel=1e-5)
+    card = json.loads((tmp_path / "out" / "run_cards" / "crossplay.json").read_text())
+    assert set(card["players"]) == {"base", "careful", "a-full-s0"} and str(runs) not in json.dumps(card["players"])
+
+
+def test_a_stopped_command_goes_on_where_it_was(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = configure("crossplay", *QUIET, f"runs={tmp_path}", "players=[careful,random,fair]", "games=4")
+    play, count = crossplay.play, iter(range(99))
+
+    def stopping(*args: object) -> object:
+        if next(count) == 4:
+            raise KeyboardInterrupt
+        return play(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(crossplay, "play", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        crossplay.main(cfg)
+    assert len(list((tmp_path / "crossplay").glob("*-v-*.json"))) == 4
+    crossplay.main(cfg)
+    assert next(count) == 5 + 2  # of six pairs two were left
+    assert (tmp_path / "crossplay" / "crossplay.csv").is_file()
+
+
+@pytest.mark.parametrize(
+    ("players", "overrides", "said"),
+    [
+        (["careful"], [], r"players=\['careful'\]: must be a list of two to 8"),
+        ([f"p{i}" for i in range(9)], [], "must be a list of two to 8"),
+        (["careful", "fair"], ["games=7"], "games=7: must be an even number, at least 2"),
+        (["careful", "nobody"], [], "nobody is neither a folder nor base, scripted, random or chat"),
+        (["careful", "careful"], [], "careful and careful are one and the same"),
+        (["careful", "*-full-s0-*"], [], r"players=\*-full-s0-\*: must be one run's name; in .* 2 finished runs match"),
+        (["{runs}/a-full-s0-11", "{runs}/other_game"], [], "other_game was trained on among_us; name players of Deal"),
+        (["{runs}/a-full-s0-11", "{runs}/other_objective"], [], "differ in env.objective"),
+        (["{runs}/a-full-s0-11", "{runs}/other_tokens"], [], "other_tokens has another tokenizer"),
+        (["{runs}/other_base", "{runs}/a-full-s0-11", "base"], [], "started from different bases; name a base by its"),
+        (["{runs}/a-full-s0-11", "careful+plan"], [], "careful has no policy to plan from"),
+        (["careful", "fair"], ["env=among_us"], "env.game=among_us: only players of Deal or No Deal change seats"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_refused_before_any_game(
+    players: list[str], overrides: list[str], said: str, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crossplay, "rollout", lambda *args: pytest.fail("a game was played"))
+    names = ",".join(f"'{name.format(runs=runs)}'" for name in players)
+    cfg = configure("crossplay", *QUIET, f"players=[{names}]", f"runs={runs}", f"cells={tmp_path}", *overrides)
+    with pytest.raises(UserError, match=said) as error:
+        crossplay.main(cfg)
+    assert "\n" not in str(error.value) and not list(tmp_path.glob("*.json"))
