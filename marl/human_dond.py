@@ -65,6 +65,15 @@ class HumanView:
         return points(self.claim, self.values) if self.agree and self.claim is not None else 0
 
     @property
+    def dialogue(self) -> str:
+        """Stands for the dialogue: the same in both players' views of it."""
+        theirs = tuple(("THEM" if who == "YOU" else "YOU", text) for who, text in self.turns)
+        return min(
+            repr((self.counts, self.values, self.partner_values, self.turns)),
+            repr((self.counts, self.partner_values, self.values, theirs)),
+        )
+
+    @property
     def usable(self) -> bool:
         """Whether the dialogue ends in a claim, as every game does that `replay` can play."""
         return self.claim is not None

@@ -46,8 +46,8 @@ from marl.update import UpdateConfig, forward, micro_batches, update
 
 FORMAT = 2  # raised when the same settings would make another base
 TOKENIZER_GAMES = 800  # whose words a tokenizer is trained on
-CORPUS, TOKENIZER, HELD_OUT, LISTENING = 101, 102, 103, 104  # named places of the seed
-DATA, KINDS = ("scripted", "human", "none"), ("tiny", "hf")
+CORPUS, TOKENIZER, HELD_OUT, LISTENING, CHOICE = 101, 102, 103, 104, 105  # named places of the seed
+DATA, KINDS, KEEPS = ("scripted", "human", "none"), ("tiny", "hf"), ("all", "nonzero")
 ORDERS = tuple(itertools.permutations(range(3), 3))
 CHUNK = 512  # seats among which batches of equal length are sought
 
@@ -118,7 +118,9 @@ class BaseConfig:
     scripted players; empty for the game's default ones. Human data only: `epochs`, passes over them; `permute_items`,
     books, hats and balls swap names at random in each pass; `deals_only`, dialogues without a deal are not learned
     from; `claim`, the weight of a further loss on claims and tags (losses/claim.py); `hold_out`, dialogues over the
-    game's test contexts are not learned from (without it, a base is only fit for contexts of another origin).
+    game's test contexts are not learned from (without it, a base is only fit for contexts of another origin); `keep`
+    nonzero, views whose player scored 0 are not learned from; `human_games`, how many dialogues are learned from, drawn
+    by `seed` from those that are left (0: all of them).
     `dropout`: of the embeddings and of what each block adds to them, while the base learns (Llama-family models).
     `vary`: game settings that change from game to game, so that one base serves them all (the objective, which neither
     scripts nor the human data know). `lessons`: further stages, one after another.
@@ -132,6 +134,8 @@ class BaseConfig:
     deals_only: bool = False
     claim: float = 0.0
     hold_out: bool = True
+    keep: str = "all"
+    human_games: int = 0
     dropout: float = 0.0
     rows: int = 16  # in one step
     learning_rate: float = 4e-3
@@ -151,6 +155,10 @@ class BaseConfig:
         for name in ("games", "epochs", "rows"):
             if getattr(self, name) < 1:
                 raise UserError(f"base.{name}={getattr(self, name)}: must be at least 1")
+        if self.keep not in KEEPS:
+            raise UserError(f"base.keep={self.keep}: must be one of {', '.join(KEEPS)}")
+        if self.human_games < 0:
+            raise UserError(f"base.human_games={self.human_games}: must be at least 1, or 0 for all of them")
         if not 0 <= self.dropout < 1:
             raise UserError(f"base.dropout={self.dropout}: must lie in [0, 1)")
 
@@ -167,8 +175,10 @@ class BaseConfig:
     def made_of(self) -> dict[str, Any]:
         """The settings that the trained base depends on: what concerns human data only where they are used."""
         default = BaseConfig()
-        unused = {name for name in ("players", "hold_out", "dropout") if getattr(self, name) == getattr(default, name)}
-        unused |= set() if self.data == "human" else {"permute_items", "deals_only", "claim", "hold_out"}
+        later = ("players", "hold_out", "dropout", "keep", "human_games")
+        unused = {name for name in later if getattr(self, name) == getattr(default, name)}
+        of_people = {"permute_items", "deals_only", "claim", "hold_out", "keep", "human_games"}
+        unused |= set() if self.data == "human" else of_people
         unused |= set() if self.lessons else {"lessons"}
         return {name: value for name, value in asdict(self).items() if name not in unused}
 
@@ -278,12 +288,17 @@ def _train(
     if base.data == "human":
         assert human_data is not None
         splits: tuple[Split, ...] = ("train", "val", "test")
-        human = {split: recorded(human_data, split, games, base.deals_only, base.hold_out) for split in splits}
+        human = {split: recorded(human_data, split, games, base) for split in splits}
         for split, found in human.items():
             left_out = ", ".join(f"{count} {why}" for why, count in found.left_out.items())
-            report(f"human dialogues, {split}: {len(found.steps)} views; left out: {left_out or 'none'}")
+            counts = f"{len(found.steps)} views of {found.dialogues} dialogues"
+            report(f"human dialogues, {split}: {counts}; left out: {left_out or 'none'}")
     if model.kind == "tiny":
-        texts = human["train"].texts if human else scripted_texts(game, games, base.seed, tokenizer_games(base))
+        if human_data and human:  # of all dialogues, so that bases of few and of many share their tokens
+            whole = replace(base, keep="all", human_games=0)
+            texts = (human["train"] if whole == base else recorded(human_data, "train", games, whole)).texts
+        else:
+            texts = scripted_texts(game, games, base.seed, tokenizer_games(base))
         tokens = Tokens(train_tokenizer(texts, game_module(game).COMPACT_TOKENS, model.vocab_size))
         lm: PreTrainedModel = tiny_lm(tokens.size, **model.shape(), generator_seed=base.seed)
     else:
@@ -348,10 +363,12 @@ def variants(env: Mapping[str, Any], vary: Mapping[str, Sequence[Any]]) -> list[
 
 @dataclass(frozen=True)
 class Recorded:
-    """Human dialogues replayed in the game: what each view reads and replies; and how many were left out, and why."""
+    """Human dialogues replayed in the game: what each view reads and replies, of how many `dialogues`; and how many
+    views were left out, and why."""
 
     steps: list[list[Step]]
     left_out: Counter[str]
+    dialogues: int = 0
 
     @property
     def texts(self) -> list[str]:
@@ -366,38 +383,56 @@ def recorded(
     folder: str,
     split: Split,
     games: Sequence[Callable[[], Any]],
-    deals_only: bool = False,
-    hold_out: bool = True,
+    base: BaseConfig = BaseConfig(),
     permute: np.random.Generator | None = None,
 ) -> Recorded:
     """The views of a split, played again in the game's variants in turn.
 
-    What is learned from, the training split, with `hold_out` lacks dialogues over the game's test contexts, so that
-    these stay unseen, and with `deals_only` those that ended without a deal. `permute` renames the items of each view
-    at random, with `hold_out` never so that its context comes to be a test context.
+    What is learned from, the training split, is what `base` wants: without dialogues over the game's test contexts
+    (`hold_out`), without a deal (`deals_only`), without views that scored 0 (`keep`), and of the rest as many dialogues
+    as `human_games`. `permute` renames the items of each view at random, with `hold_out` never so that its context
+    comes to be a test context. UserError where there are fewer dialogues than wanted.
     """
 
     def held_out(view: HumanView) -> bool:
-        return hold_out and split == "train" and in_test(Context(view.counts, (view.values, view.partner_values)))
+        return base.hold_out and split == "train" and in_test(Context(view.counts, (view.values, view.partner_values)))
+
+    def unwanted(view: HumanView) -> str:
+        if held_out(view):
+            return "test context"
+        if split == "train" and base.deals_only and not view.agree:
+            return "no deal"
+        return "scored 0" if split == "train" and base.keep == "nonzero" and not view.reward else ""
 
     environments = [make() for make in games]
     found = _read(folder, split)
     left_out = Counter(found.skipped)
+    reasons = {view.index: unwanted(view) for view in found.usable}
+    wanted = [view for view in found.usable if not reasons[view.index]]
+    left_out += Counter(filter(None, reasons.values()))
+    dialogues = list(dict.fromkeys(view.dialogue for view in wanted))
+    if split == "train" and base.human_games:
+        if base.human_games > len(dialogues):
+            raise UserError(
+                f"base.human_games={base.human_games}: data.dond={folder} has {len(dialogues)} dialogues to learn from "
+                "under these settings; 0 takes them all"
+            )
+        rng = np.random.default_rng([base.seed, CHOICE])
+        dialogues = [dialogues[i] for i in sorted(rng.permutation(len(dialogues))[: base.human_games])]
+        chosen, before = set(dialogues), len(wanted)
+        wanted = [view for view in wanted if view.dialogue in chosen]
+        left_out["not drawn"] = before - len(wanted)
+    place = {view.index: i for i, view in enumerate(found.usable)}
     steps = []
-    for i, view in enumerate(found.usable):
-        if held_out(view):
-            left_out["test context"] += 1
-            continue
-        if deals_only and split == "train" and not view.agree:
-            left_out["no deal"] += 1
-            continue
+    for view in wanted:
+        variant = place[view.index] % len(environments)
         if permute is not None:
             renamed = [new for new in (permuted(view, order) for order in ORDERS) if not held_out(new)]
             view = renamed[permute.integers(len(renamed))]
-        replayed, refused = replay_all([view], environments[i % len(environments)])
+        replayed, refused = replay_all([view], environments[variant])
         steps += replayed
         left_out += refused
-    return Recorded(steps, left_out)
+    return Recorded(steps, left_out, len(dialogues))
 
 
 def _read(folder: str, split: Split) -> HumanSplit:
@@ -554,7 +589,7 @@ def _epochs(folder: str, games: Sequence[Callable[[], Any]], tokens: Tokens, bas
         rng = np.random.default_rng([base.seed, CORPUS, epoch])
         if not seats or base.permute_items:
             permute = rng if base.permute_items else None
-            seats = recorded(folder, "train", games, base.deals_only, base.hold_out, permute).seats(tokens)
+            seats = recorded(folder, "train", games, base, permute).seats(tokens)
         yield from batches(seats, base.rows, rng)
 
 

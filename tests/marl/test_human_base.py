@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +13,13 @@ import torch
 
 from envs.dond_v0 import Context, in_test
 from marl.batch import collate
+from marl.errors import UserError
 from marl.losses import Outputs
 from marl.losses.claim import ClaimLoss
 from marl.pretrain import BaseConfig, Recorded, dropout, recorded, variants
 from marl.tokens import PAD, Tokens, train_tokenizer
 from tests.marl.models import COMPACT_TEXTS, tiny_policy
-from tests.marl.test_human_dond import write
+from tests.marl.test_human_dond import CLASH, CLASH_AS_PARTNER, LOST, write
 
 GAMES = variants({"game": "dond", "style": "compact", "objective": 0.0}, {})
 
@@ -33,7 +36,7 @@ def openings(found: Recorded) -> list[str]:
 
 def test_only_deals_are_left_where_so_set(folder: str) -> None:
     deal, partner = "books 1 0 hats 4 2 balls 1 2 objective 0", "books 1 4 hats 4 1 balls 1 2 objective 0"
-    found = recorded(folder, "train", GAMES, deals_only=True)
+    found = recorded(folder, "train", GAMES, BaseConfig(deals_only=True))
     assert openings(found) == [deal, partner]
     assert (found.left_out["no deal"], found.left_out["test context"]) == (1, 1)
     assert openings(recorded(folder, "train", GAMES))[:2] == [deal, partner]
@@ -64,7 +67,7 @@ def test_items_swap_names_together_and_never_into_a_test_context(folder: str) ->
 def test_without_holding_out_every_context_and_renaming_is_learned_from(folder: str) -> None:
     seen = set()
     for epoch in range(40):
-        found = recorded(folder, "train", GAMES, hold_out=False, permute=np.random.default_rng(epoch))
+        found = recorded(folder, "train", GAMES, BaseConfig(hold_out=False), np.random.default_rng(epoch))
         assert found.left_out["test context"] == 0 and len(found.steps) == 4
         seen.add(openings(found)[0])
     assert len(seen) == 6
@@ -103,3 +106,53 @@ def test_settings_of_human_data_make_no_other_scripted_base() -> None:
     assert scripted == BaseConfig().made_of()
     assert "claim" not in scripted
     assert BaseConfig(data="human", claim=1.0).made_of() != BaseConfig(data="human").made_of()
+
+
+def games_of(count: int) -> tuple[str, ...]:
+    """Both views of `count` deals, told apart by what is said; in every fourth one player scores nothing."""
+    rows = []
+    for i in range(count):
+        talk = f"YOU: i would like 4 hats {i} <eos> THEM: deal <eos> YOU: <selection>"
+        back = f"THEM: i would like 4 hats {i} <eos> YOU: deal <eos> THEM: <selection>"
+        mine, theirs = ("1 10 4 0 1 0", "1 2 4 1 1 4") if i % 4 == 0 else ("1 0 4 2 1 2", "1 4 4 1 1 2")
+        scores = (0, 6) if i % 4 == 0 else (8, 6)
+        rows += [
+            f"{mine} {talk} item0=0 item1=4 item2=0 <eos> reward={scores[0]} agree {theirs}",
+            f"{theirs} {back} item0=1 item1=0 item2=1 <eos> reward={scores[1]} agree {mine}",
+        ]
+    return tuple(rows)
+
+
+def said_in(found: Recorded) -> list[int]:
+    """Which of those dialogues the views are of."""
+    return [int(re.search(r"like 4 hats (\d+)", "".join(step[1] for step in steps))[1]) for steps in found.steps]
+
+
+def test_so_many_dialogues_are_drawn_with_both_views_that_scored(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    many = str(write(tmp_path / "d", (*games_of(12), CLASH, CLASH_AS_PARTNER, LOST)))
+    every = recorded(many, "train", GAMES, BaseConfig(hold_out=False, keep="nonzero"))
+    assert Counter(said_in(every)) == {i: 1 if i % 4 == 0 else 2 for i in range(12)}  # no view that scored 0
+    assert (every.dialogues, every.left_out) == (12, {"scored 0": 4})  # one of them of the failed deal
+    few = BaseConfig(hold_out=False, keep="nonzero", human_games=5)
+    found = recorded(many, "train", GAMES, few)
+    drawn = Counter(said_in(found))
+    assert len(drawn) == found.dialogues == 5 and drawn.items() <= Counter(said_in(every)).items()
+    assert found.left_out["not drawn"] == 21 - len(found.steps)
+    assert said_in(recorded(many, "train", GAMES, few)) == said_in(found)  # the seed's own choice, in each pass
+    others = [said_in(recorded(many, "train", GAMES, replace(few, seed=seed))) for seed in (1, 2)]
+    assert len({tuple(own) for own in (said_in(found), *others)}) == 3
+    assert recorded(many, "val", GAMES, few).dialogues == 1  # only what is learned from is drawn
+    with pytest.raises(UserError, match=r"base.human_games=13: data.dond=.* has 12 dialogues to learn from"):
+        recorded(many, "train", GAMES, replace(few, human_games=13))
+
+
+def test_a_base_of_few_dialogues_is_another_one() -> None:
+    human = BaseConfig(data="human")
+    assert not {"keep", "human_games"} & human.made_of().keys()  # bases of all dialogues keep their names
+    assert replace(human, human_games=300).made_of()["human_games"] == 300
+    assert replace(human, keep="nonzero").made_of()["keep"] == "nonzero"
+    for settings, said in (({"keep": "some"}, "base.keep=some: must be one of all, nonzero"),
+                           ({"human_games": -1}, "base.human_games=-1: must be at least 1, or 0")):  # fmt: skip
+        with pytest.raises(UserError, match=said):
+            BaseConfig(**settings)
