@@ -416,7 +416,8 @@ def draw(labels: Sequence[str], found: Mapping[Pair, Mapping[str, Interval]], sh
                 column, row, f"{100 * value:.0f} %" if name in RATES else f"{value:.1f}", ha="center", va="center",
                 fontsize=8, color="white" if dark else "black", fontweight="bold" if row == column else "normal",
             )  # fmt: skip
-        axes.set_xticks(range(len(labels)), labels, rotation=40, ha="right", rotation_mode="anchor", fontsize=8)
+        axes.set_xticks(range(len(labels)), labels, rotation=90, fontsize=8)
+        axes.set_xlabel("against", fontsize=8)
         axes.set_yticks(range(len(labels)), labels if number == 0 else [""] * len(labels), fontsize=8)
         axes.set_title(SHOWN[name], fontsize=10, loc="left")
         axes.tick_params(length=0)

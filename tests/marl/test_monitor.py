@@ -60,3 +60,7 @@ def test_figures_of_negotiations_are_the_evaluations() -> None:
     )  # fmt: skip
     assert 0 < found["game/agreement"] < 1 and found["talk/vocabulary"] > 20
     assert {name: found[name] for name in names} == pytest.approx({name: table[name].mean for name in names})
+    points = np.array([[game.outcome["points"][agent] for agent in game.players] for game in games])
+    scores, deal = points + 0.5 * points[:, ::-1], np.array([game.outcome["deal"] for game in games])
+    assert found["game/score_sd"] == pytest.approx(scores.std())
+    assert found["game/score_agreed_sd"] == pytest.approx(scores[deal].std())

@@ -1,0 +1,352 @@
+"""What each iteration of training changed: score, agreement, length and vocabulary, iteration by iteration.
+
+    python -m experiments.iterations select='dond_filtered_bc*' publish=experiments/dond_selfplay
+    python -m experiments.iterations data=experiments/dond_selfplay/iterations.csv
+
+The first form reads the evaluations that finished runs of Deal or No Deal made while they trained, the second what the
+first has written: the same tables and figure, in seconds, without the runs.
+
+Written: `NAME.csv`, a line for each run, iteration and metric; `NAME_by_arm.csv`, means over seeds with 95 % intervals
+(Student's t over seeds; of a single seed over its games, where its spread is known); `NAME.svg`; and
+`NAME_summary.csv`:
+
+- `correlation/games`: Pearson's r between the iteration and a player's score, over all players of all evaluation games
+  of a run, iteration 0 (before training) included; `correlation/agreed_games`: over games with a deal. Liao, Tomlin &
+  Klein (2024) report .44 in self-play; of what units they do not say in what this was written from, so
+  `correlation/means` and `correlation/agreed_means` are the same between iterations and their mean scores, where the
+  spread of games within an iteration does not count.
+- `plateau/seeds`: where a run stops improving, the first iteration that no later one beats: the best mean score of all
+  later evaluations is not above its own by more than 1.96 standard errors of their difference. Evaluations are taken as
+  independent, although they are of the same games, and a player's score as if a game were one observation, which it is
+  where both get the same; both err towards calling a rise noise. `plateau/mean` is the same of the seeds' mean curve.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
+from omegaconf import DictConfig
+
+from experiments.cli import command
+from experiments.report import selected
+from experiments.terminal import say
+from marl.errors import UserError, check_writable
+from marl.files import writing
+from marl.report import PAPER, TRAINED, Run, read_run
+from marl.stats import Interval, format_table, seed_mean, wilson, write_csv
+from marl.wording import WORDING
+
+METRICS = (
+    "game/score", "game/score_sd", "game/score_agreed", "game/score_agreed_sd", "game/score_ceiling", "game/points",
+    "game/agreement", "game/pareto", "game/pareto_agreed", "talk/turns", "talk/tokens_per_turn", "talk/vocabulary",
+    "talk/inverted", "errors/per_turn", "errors/aborted",
+)  # fmt: skip
+SPREAD = {"game/score": "game/score_sd", "game/score_agreed": "game/score_agreed_sd"}
+RATES = ("game/agreement", "game/pareto", "game/pareto_agreed", "errors/aborted")  # of games
+OF_AGREED = ("game/score_agreed", "game/pareto_agreed")
+PANELS = ("game/score", "game/agreement", "talk/turns", "talk/vocabulary")
+COMPETITIVE = -1  # both scores add up to 0, so that self-play is measured in points
+Z = 1.959964  # of a 95 % interval
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of NAME.csv. `trained`: games that the run had learned from; `games`: of the evaluation."""
+
+    objective: float
+    arm: str
+    seed: int
+    iteration: int
+    trained: int
+    games: int
+    metric: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Published:
+    """Others' figure before and after training."""
+
+    arm: str
+    objective: float
+    metric: str
+    before: float
+    after: float
+
+
+Curve = dict[int, dict[str, float]]  # iteration -> metric -> value; `games` and `trained` among them
+Curves = dict[tuple[float, str], dict[int, Curve]]  # (objective, arm) -> seed
+
+
+@command("iterations")
+def main(cfg: DictConfig) -> None:
+    """Collects, if runs are given; tabulates and draws."""
+    if (cfg.select is None) == (cfg.data is None):
+        raise UserError("select and data: give one of them, the names of finished runs or a file written from such")
+    published = read_published(Path(cfg.published)) if cfg.published else []
+    folder = Path(cfg.data).parent if cfg.data else Path(cfg.runs) / "iterations"
+    out = Path(cfg.publish) if cfg.publish else folder
+    if cfg.data:
+        lines = read_lines(Path(cfg.data))
+        check_writable(out, "publish")
+    else:
+        lines = collected([read_run(folder) for folder in selected(Path(cfg.runs), cfg.select)])
+        check_writable(out, "publish")
+        write_csv(out / f"{cfg.name}.csv", Line.__annotations__, [tuple(vars(line).values()) for line in lines])
+        lines = read_lines(out / f"{cfg.name}.csv")  # as anybody else will
+    curves = curves_of(lines)
+    means = {key: by_iteration(seeds) for key, seeds in curves.items()}
+    write_csv(
+        out / f"{cfg.name}_by_arm.csv",
+        ("objective", "arm", "iteration", "metric", "mean", "low", "high", "seeds"),
+        [
+            (*key, iteration, name, i.mean, i.low, i.high, len(curves[key]))
+            for key, of_arm in means.items()
+            for iteration, found in of_arm.items()
+            for name, i in found.items()
+        ],
+    )
+    figures = {key: summary(seeds) for key, seeds in curves.items()}
+    write_csv(
+        out / f"{cfg.name}_summary.csv",
+        ("objective", "arm", "figure", "mean", "low", "high", "seeds"),
+        [(*key, name, i.mean, i.low, i.high, i.n) for key, found in figures.items() for name, i in found.items()],
+    )
+    draw(curves, means, published, out / f"{cfg.name}.svg")
+    for objective, keys in groupby(figures, key=lambda key: key[0]):
+        say(f"\nobjective {objective:g}")
+        say(format_table({arm: figures[objective, arm] for _, arm in keys}))
+    say(f"\ntables and figure: {out}")
+
+
+# --- Data -------------------------------------------------------------------------------------------------------------
+
+
+def collected(runs: Sequence[Run]) -> list[Line]:
+    """The evaluations of these runs while they trained. UserError for a run of another game, or one without any, and
+    for two runs of one objective, arm and seed."""
+    lines: list[Line] = []
+    known: dict[tuple[float, str, int], Run] = {}
+    for run in runs:
+        if run.game != "dond":
+            raise UserError(f"select: {run.folder.name} is a run of {run.game}; name runs of Deal or No Deal")
+        objective = float(run.config["env"]["objective"])
+        other = known.setdefault((objective, run.arm, run.seed), run)
+        if other is not run:
+            raise UserError(
+                f"select: {other.folder.name} and {run.folder.name} are both of objective {objective:g}, arm {run.arm} "
+                f"and seed {run.seed}; choose names of which there is one for each, or give arms names of their own"
+            )
+        evaluations = [row for row in run.curves if row["phase"] == "eval"]
+        if not evaluations:
+            raise UserError(f"select: {run.folder.name} was not evaluated while it trained (eval.every, eval.games)")
+        for row in evaluations:
+            trained, games = row["iteration"] * run.games, int(row["rollout/games"])
+            at = (objective, run.arm, run.seed, row["iteration"], trained, games)
+            lines += [Line(*at, metric, row[metric]) for metric in METRICS if metric in row]
+        ceiling = run.conditions.get(TRAINED, {}).get("game/score_ceiling")
+        if ceiling is not None:  # of the final evaluation, whose games begin with these
+            lines.append(Line(*at[:-1], ceiling.n, "game/score_ceiling", ceiling.mean))
+    return sorted(lines, key=lambda line: (-line.objective, line.arm, line.seed, line.iteration))
+
+
+def read_lines(path: Path) -> list[Line]:
+    """What `NAME.csv` holds. UserError where it is no such file."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            return [
+                Line(
+                    float(row["objective"]), row["arm"], int(row["seed"]), int(row["iteration"]), int(row["trained"]),
+                    int(row["games"]), row["metric"], float(row["value"]),
+                )
+                for row in csv.DictReader(file)
+            ]  # fmt: skip
+    except OSError as error:
+        raise UserError(f"data={path}: the file cannot be read ({error.strerror})") from error
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
+        raise UserError(f"data={path}: expected the columns {', '.join(Line.__annotations__)} ({error})") from error
+
+
+def read_published(path: Path) -> list[Published]:
+    """Others' figures. UserError where the file or a line of it is not as it should be."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            return [
+                Published(row["arm"], float(row["objective"]), row["metric"], float(row["before"]), float(row["after"]))
+                for row in csv.DictReader(file)
+            ]
+    except OSError as error:
+        raise UserError(f"published={path}: the file cannot be read ({error.strerror}); null leaves it out") from error
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
+        raise UserError(f"published={path}: expected arm,objective,metric,before,after,source ({error})") from error
+
+
+def curves_of(lines: Sequence[Line]) -> Curves:
+    curves: Curves = {}
+    for line in lines:
+        curve = curves.setdefault((line.objective, line.arm), {}).setdefault(line.seed, {})
+        at = curve.setdefault(line.iteration, {"games": line.games, "trained": line.trained})
+        at[line.metric] = line.value
+    return curves
+
+
+# --- Statistics -------------------------------------------------------------------------------------------------------
+
+
+def weight(metric: str, at: Mapping[str, float]) -> float:
+    """Of how many evaluation games the figure is."""
+    return round(at["games"] * at["game/agreement"]) if metric in OF_AGREED else at["games"]
+
+
+def over_games(metric: str, at: Mapping[str, float]) -> Interval:
+    """A run's own figure, with an interval over its games where the spread of these is known."""
+    mean, games = at[metric], int(weight(metric, at))
+    if metric in RATES:
+        return wilson(round(mean * games), games)
+    error = standard_error(metric, at)
+    return Interval(mean, mean - Z * error, mean + Z * error, games)
+
+
+def standard_error(metric: str, at: Mapping[str, float]) -> float:
+    """Of a mean score; nan of other figures. An upper bound unless both players of a game get the same."""
+    return at.get(SPREAD.get(metric, ""), math.nan) / math.sqrt(weight(metric, at))
+
+
+def by_iteration(seeds: Mapping[int, Curve]) -> dict[int, dict[str, Interval]]:
+    """By iteration, the metrics that all seeds have of it."""
+    shared = sorted(set.intersection(*(set(curve) for curve in seeds.values())))
+    found: dict[int, dict[str, Interval]] = {}
+    for iteration in shared:
+        at = [curve[iteration] for curve in seeds.values()]
+        names = [name for name in METRICS if name not in SPREAD.values() and all(name in own for own in at)]
+        found[iteration] = {
+            name: seed_mean([own[name] for own in at]) if len(at) > 1 else over_games(name, at[0]) for name in names
+        }
+    return found
+
+
+def correlation(
+    iterations: ArrayLike, means: ArrayLike, spreads: ArrayLike | None = None, counts: ArrayLike | None = None
+) -> float:
+    """Pearson's r between the iteration and a score, from each iteration's mean, standard deviation (of the population)
+    and number of observations; without these two, between iterations and means. nan where either never varies."""
+    x, y = np.asarray(iterations, float), np.asarray(means, float)
+    sd = np.zeros_like(y) if spreads is None else np.asarray(spreads, float)
+    n = np.ones_like(y) if counts is None else np.asarray(counts, float)
+    dx, dy = x - np.average(x, weights=n), y - np.average(y, weights=n)
+    variances = np.average(dx**2, weights=n) * np.average(dy**2 + sd**2, weights=n)
+    return float(np.average(dx * dy, weights=n) / math.sqrt(variances)) if variances > 0 else math.nan
+
+
+def plateau(iterations: Sequence[int], means: Sequence[float], errors: Sequence[float]) -> int:
+    """The first iteration that no later one beats by more than 1.96 standard errors of the difference."""
+    for k, iteration in enumerate(iterations[:-1]):
+        best = max(range(k + 1, len(means)), key=lambda later: means[later])
+        if means[best] - means[k] <= Z * math.hypot(errors[k], errors[best]):
+            return iteration
+    return iterations[-1]
+
+
+def summary(seeds: Mapping[int, Curve]) -> dict[str, Interval]:
+    """The figures of one arm (see the module's docstring), means over seeds. A figure is left out where a run lacks
+    what it is made of: its score never varies, or its evaluations do not say by how much games differ."""
+    found: dict[str, list[float]] = {}
+    for curve in seeds.values():
+        for metric, games in (("game/score", "games"), ("game/score_agreed", "agreed_games")):
+            kept = {i: at for i, at in curve.items() if metric in at and weight(metric, at)}
+            means = [at[metric] for at in kept.values()]
+            known = [at.get(SPREAD[metric], math.nan) for at in kept.values()]
+            if len(set(means)) > 1:
+                counts = [weight(metric, at) for at in kept.values()]
+                found.setdefault(f"correlation/{games}", []).append(correlation([*kept], means, known, counts))
+                own = correlation([*kept], means)
+                found.setdefault(f"correlation/{games.replace('games', 'means')}", []).append(own)
+        errors = [standard_error("game/score", at) for at in curve.values()]
+        scores = [at["game/score"] for at in curve.values()]
+        if len(set(scores)) > 1 and not any(map(math.isnan, errors)):
+            found.setdefault("plateau/seeds", []).append(plateau([*curve], scores, errors))
+    whole = {name: values for name, values in found.items() if len(values) == len(seeds) and np.isfinite(values).all()}
+    figures = {name: seed_mean(values) for name, values in whole.items()}
+    for name, i in figures.items():
+        if name.startswith("correlation/"):  # Student's t knows no bounds
+            figures[name] = Interval(i.mean, max(i.low, -1.0), min(i.high, 1.0), i.n)
+    if "plateau/seeds" in figures:
+        shared = sorted(set.intersection(*(set(curve) for curve in seeds.values())))
+        at = [[curve[i] for curve in seeds.values()] for i in shared]
+        means = [float(np.mean([own["game/score"] for own in each])) for each in at]
+        errors = [math.hypot(*(standard_error("game/score", own) for own in each)) / len(seeds) for each in at]
+        figures["plateau/mean"] = Interval(plateau(shared, means, errors), math.nan, math.nan, len(seeds))
+    return figures
+
+
+# --- Figure -----------------------------------------------------------------------------------------------------------
+
+
+def draw(
+    curves: Curves, means: Mapping[tuple[float, str], dict[int, dict[str, Interval]]],
+    published: Sequence[Published], path: Path,
+) -> None:  # fmt: skip
+    """A row for each objective: score, agreement, turns and vocabulary by iteration; a line for each arm, thin ones for
+    its seeds. Runs whose iterations differ in length stand over the games that they were trained on."""
+    objectives = list(dict.fromkeys(objective for objective, _ in curves))
+    arms = list(dict.fromkeys(arm for _, arm in curves))
+    lengths = {at["trained"] / i for seeds in curves.values() for c in seeds.values() for i, at in c.items() if i}
+    axis = "iteration" if len(lengths) < 2 else "training games"
+    figure = Figure(figsize=(3.1 * len(PANELS), 2.5 * len(objectives) + 0.5), layout="constrained")
+    subplots = figure.subplots(len(objectives), len(PANELS), squeeze=False)
+    for objective, row in zip(objectives, subplots, strict=True):
+        for axes, panel in zip(row, PANELS, strict=True):
+            metric = "game/points" if (panel, objective) == ("game/score", COMPETITIVE) else panel
+            ends = [0.0]
+            for arm in arms:
+                seeds, colour = curves.get((objective, arm), {}), PAPER[arms.index(arm) % len(PAPER)]
+                for curve in seeds.values() if len(seeds) > 1 else ():
+                    own = {i: at for i, at in curve.items() if metric in at}
+                    xs = [i if axis == "iteration" else at["trained"] for i, at in own.items()]
+                    axes.plot(xs, [at[metric] for at in own.values()], color=colour, linewidth=0.6, alpha=0.5)
+                of_arm = {i: found[metric] for i, found in means.get((objective, arm), {}).items() if metric in found}
+                if of_arm:
+                    first = next(iter(seeds.values()))
+                    xs = [i if axis == "iteration" else first[i]["trained"] for i in of_arm]
+                    axes.plot(xs, [i.mean for i in of_arm.values()], color=colour, linewidth=1.8, label=arm)
+                    ends.append(max(xs))
+                    if len(seeds) == 1:
+                        low, high = ([getattr(i, end) for i in of_arm.values()] for end in ("low", "high"))
+                        axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
+            others = list(dict.fromkeys(p.arm for p in published))
+            for p in published:
+                if (p.objective, p.metric) == (objective, metric):
+                    shape = "os^D"[others.index(p.arm) % 4]
+                    axes.plot([0, max(ends)], [p.before, p.after], color="#333333", marker=shape, fillstyle="none",
+                              linewidth=0, clip_on=False, label=p.arm)  # fmt: skip
+            ceilings = [at["game/score_ceiling"] for arm in arms for c in curves.get((objective, arm), {}).values()
+                        for at in c.values() if "game/score_ceiling" in at]  # fmt: skip
+            if metric == "game/score" and ceilings:
+                label = "the best possible score"
+                axes.axhline(float(np.mean(ceilings)), color="#777777", linewidth=1, linestyle="--", label=label)
+            axes.set_title(WORDING[metric].label + f", λ = {objective:g}", fontsize=9, loc="left")
+            axes.set_xlabel(axis, fontsize=8)
+            axes.set_ylim(bottom=0, top=1 if metric in RATES else None)
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.tick_params(labelsize=8)
+    legend: dict[str, Any] = {}
+    for axes in figure.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            legend.setdefault(label, handle)
+    figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    with writing(path), matplotlib.rc_context({"svg.hashsalt": path.name}):
+        figure.savefig(path, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""Statistics of iterations against every single game, against hand-made curves, and in small real runs."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+from experiments import crossplay, iterations, train
+from experiments.iterations import correlation, plateau
+from marl.errors import UserError
+from marl.stats import Interval, seed_mean
+from tests.composing import configure
+from tests.experiments.test_frontier import TEST
+from tests.marl.test_human_base import games_of
+from tests.marl.test_human_dond import ROWS, write
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_correlation_is_that_of_all_single_scores() -> None:
+    rng = np.random.default_rng(0)
+    scores = [rng.integers(0, 11, size=size) + 0.5 * k for k, size in enumerate((40, 7, 90, 15))]
+    iteration = np.repeat(np.arange(4), [len(each) for each in scores])
+    expected = np.corrcoef(iteration, np.concatenate(scores))[0, 1]
+    moments = [each.mean() for each in scores], [each.std() for each in scores], [len(each) for each in scores]
+    assert correlation(range(4), *moments) == pytest.approx(expected)
+    assert correlation(range(4), moments[0]) == pytest.approx(np.corrcoef(range(4), moments[0])[0, 1])
+    assert math.isnan(correlation(range(3), [2, 2, 2], [0, 0, 0], [5, 5, 5]))
+
+
+@pytest.mark.parametrize(
+    ("means", "error", "expected"),
+    [
+        ([1, 3, 5, 7], 0.1, 30),  # to the end
+        ([1, 3, 5, 5.1, 5.2], 0.1, 20),
+        ([1, 3, 5, 5.1, 5.3], 0.1, 30),  # .3 is more than 1.96 * .1414, .2 is not
+        ([5, 3, 1], 0.1, 0),  # never above where it began
+        ([1, 5, 3, 4], 0.1, 10),  # its best, though worse ones follow
+        ([1, 3, 5], 9.0, 0),  # nothing can be told from noise
+    ],
+)
+def test_a_plateau_is_what_no_later_iteration_beats(means: list[float], error: float, expected: int) -> None:
+    assert plateau([10 * k for k in range(len(means))], means, [error] * len(means)) == expected
+
+
+def run(runs: Path, name: str, arm: str, seed: int, scores: list[float], objective: float = 1.0, **more: float) -> None:
+    """A finished run as far as this is read of it: evaluations of 100 games, half of which end in a deal."""
+    folder = runs / name
+    folder.mkdir()
+    config = {"env": {"game": "dond", "objective": objective}, "algo": {"games": 500}, "arm": arm, "seed": seed}
+    OmegaConf.save(OmegaConf.create(config), folder / "config.yaml")
+    (folder / "run.json").write_text(json.dumps({"arm": arm, "seeds": [seed]}))
+    lines = [
+        {"iteration": i, "phase": phase, "game/score": score, "game/score_sd": 2.0, "game/agreement": 0.5,
+         "game/score_agreed": 2 * score, "game/score_agreed_sd": 1.0, "rollout/games": 100, "talk/turns": 6 - i, **more}
+        for i, score in enumerate(scores)
+        for phase in ("train", "eval")
+    ]  # fmt: skip
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ceiling = {"game/score_ceiling": Interval(15.2, 15.0, 15.4, 1000).to_json()}
+    (folder / "evaluation.json").write_text(json.dumps({"conditions": {"trained": ceiling}}))
+
+
+def collect(runs: Path, *overrides: str) -> Path:
+    cfg = configure("iterations", f"runs={runs}", "select='x-*'", *overrides)
+    iterations.main(cfg)
+    return Path(cfg.publish or runs / "iterations")
+
+
+def test_tables_of_hand_made_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path, "x-0", "cloned", 0, [1, 3, 5, 5.1])
+    run(tmp_path, "x-1", "cloned", 1, [2, 4, 6, 8])
+    run(tmp_path, "x-2", "alone", 0, [3, 3, 3, 4], objective=0.0)
+    run(tmp_path, "x-3", "cloned", 2, [0, 0, 0], objective=-1.0)
+    out = collect(tmp_path, "published=experiments/dond_selfplay/published.csv")
+    found = {
+        (r["objective"], r["arm"], r["figure"]): Interval(float(r["mean"]), float(r["low"]), float(r["high"]), 0)
+        for r in rows_of(out / "iterations_summary.csv")
+    }
+    each = [
+        correlation(range(4), scores, [2] * 4, [100] * 4) for scores in ([1, 3, 5, 5.1], [2, 4, 6, 8])
+    ]  # fmt: skip
+    expected = seed_mean(each)
+    ours = found["1", "cloned", "correlation/games"]
+    assert (ours.mean, ours.low, ours.high) == pytest.approx((expected.mean, expected.low, 1), rel=1e-4)
+    agreed = [correlation(range(4), np.array(s) * 2, [1] * 4, [50] * 4) for s in ([1, 3, 5, 5.1], [2, 4, 6, 8])]
+    assert found["1", "cloned", "correlation/agreed_games"].mean == pytest.approx(np.mean(agreed), rel=1e-4)
+    assert found["1", "cloned", "correlation/means"].mean > ours.mean
+    assert found["1", "cloned", "plateau/seeds"].mean == 2.5  # iterations 2 and 3; standard errors are .2
+    assert found["1", "cloned", "plateau/mean"].mean == 3
+    assert found["0", "alone", "plateau/seeds"].mean == 3
+    assert {key[2] for key in found if key[0] == "-1"} == set()  # scores that never vary say nothing
+    by_arm = {
+        (r["objective"], r["arm"], r["iteration"], r["metric"]): r for r in rows_of(out / "iterations_by_arm.csv")
+    }
+    row, mean = by_arm["1", "cloned", "1", "game/score"], seed_mean([3, 4])
+    assert (float(row["mean"]), float(row["low"]), row["seeds"]) == (3.5, pytest.approx(mean.low, rel=1e-4), "2")
+    alone = by_arm["0", "alone", "0", "game/score"]
+    assert float(alone["high"]) - 3 == pytest.approx(1.96 * 0.2, rel=1e-3)  # over 100 games of deviation 2
+    assert by_arm["0", "alone", "0", "game/agreement"]["low"] == f"{0.403832:.6g}"  # Wilson, 50 of 100
+    first, drawn = {}, (out / "iterations.svg").read_text()
+    for path in out.iterdir():
+        first[path.name] = path.read_bytes()
+    assert "GPT-3.5, published" in drawn and "from 300 human games, published" in drawn
+    again = tmp_path / "again"  # from the data alone
+    iterations.main(configure("iterations", f"data={out / 'iterations.csv'}", f"publish={again}",
+                              "published=experiments/dond_selfplay/published.csv"))  # fmt: skip
+    assert {path.name: path.read_bytes() for path in again.iterdir()} == {
+        name: found for name, found in first.items() if name != "iterations.csv"
+    }
+    assert "plateau/mean" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["data=x.csv"], "select and data: give one of them"),
+        (["published=missing.csv"], "published=missing.csv: the file cannot be read"),
+        (["select=y-*"], r"select=y-\*: no finished run"),
+        ([], "x-0 and x-1 are both of objective 1, arm a and seed 0"),
+    ],
+)
+def test_what_cannot_be_told_is_refused(overrides: list[str], said: str, tmp_path: Path) -> None:
+    run(tmp_path, "x-0", "a", 0, [1, 2])
+    run(tmp_path, "x-1", "a", 0, [1, 2])
+    with pytest.raises(UserError, match=said):
+        collect(tmp_path, *overrides)
+    assert not (tmp_path / "iterations").exists() or not list((tmp_path / "iterations").iterdir())
+
+
+SMALL = [
+    "progress=false", "threads=1", "base.epochs=1", "model.hidden_size=32", "model.layers=1", "model.max_new_tokens=8",
+    "model.intermediate_size=64", "algo.games=4", "algo.concurrency=4", "algo.update.minibatches=1", "eval.every=1",
+    "eval.games=4", "eval.final_games=4", "env.objective=1",
+]  # fmt: skip
+
+
+def evaluated(folder: Path) -> list[dict[str, float]]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["phase"] == "eval"]
+
+
+def test_filtered_cloning_from_a_stronger_player_and_from_few_human_games(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The shipped sweeps in miniature, and their players at one table: all bases of people share a tokenizer."""
+    (tmp_path / "data").mkdir()
+    data = write(tmp_path / "data", (*ROWS, *games_of(12)), test=TEST)
+    common = [*SMALL, f"data.dond={data}", f"runs={tmp_path}"]
+    train.main(configure("train", "sweep=dond_filtered_bc_ppo", "ablation=full", *common, "algo.iterations=1"))
+    began = "init.learner='dond_filtered_bc_ppo-full-s${seed}-*'"
+    train.main(configure("train", "sweep=dond_filtered_bc", began, "arm=from_ppo", *common, "algo.iterations=2"))
+    capsys.readouterr()
+    few = ["sweep=dond_filtered_bc_300", "base.human_games=3"]
+    train.main(configure("train", *few, *common, "algo.iterations=2"))
+    assert "human dialogues, train: " in (said := capsys.readouterr().out) and " of 3 dialogues; left out: " in said
+    (strong, cloned, weak) = (next(tmp_path.glob(f"{name}-s0-*")) for name in (
+        "dond_filtered_bc_ppo-full", "dond_filtered_bc-from_ppo", "dond_filtered_bc_300-from_300"))  # fmt: skip
+    end, start = (evaluated(strong)[-1], evaluated(cloned)[0])
+    assert end["game/score"] == start["game/score"] and end["talk/turns"] == start["talk/turns"]
+    iterations.main(configure("iterations", f"runs={tmp_path}", "select=['*_bc-*','*_300-*']"))
+    found = rows_of(tmp_path / "iterations" / "iterations.csv")
+    assert {(r["arm"], r["iteration"]) for r in found} == {(a, i) for a in ("from_ppo", "from_300") for i in "012"}
+    assert {"game/score_sd", "game/score_ceiling", "talk/vocabulary"} <= {r["metric"] for r in found}
+    quiet = ["games=4", "concurrency=4", "progress=false", "threads=1", f"runs={tmp_path}"]
+    crossplay.main(configure("crossplay", f"players=[{strong},{cloned},{weak},careful]", *quiet))
+    labels = {row["row"] for row in rows_of(tmp_path / "crossplay" / "crossplay.csv")}
+    assert labels == {
+        "dond_filtered_bc_ppo-full-s0", "dond_filtered_bc-from_ppo-s0", "dond_filtered_bc_300-from_300-s0", "careful"
+    }  # fmt: skip
