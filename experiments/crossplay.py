@@ -131,7 +131,7 @@ def main(cfg: DictConfig) -> None:
     games = {cell: read_json(cells / cell.file)["games"] for cell in table}
     tabulate(players, games, float(parts.env["objective"]), cfg, out)
     about = {player.label: {"player": player.called, "made_of": player.made_of} for player in players}
-    run_card(cells, digest(dict(enumerate(cell.file for cell in table))), cfg.seed, arm=cfg.name, players=about,
+    run_card(cells, digest({"pairs": [cell.file for cell in table]}), cfg.seed, arm=cfg.name, players=about,
              env=parts.env, games=cfg.games, temperature=cfg.temperature)  # fmt: skip
     (out / "run_cards").mkdir(parents=True, exist_ok=True)
     write_json(out / "run_cards" / f"{cfg.name}.json", public(read_json(cells / CARD)))

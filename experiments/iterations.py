@@ -102,7 +102,7 @@ def main(cfg: DictConfig) -> None:
     else:
         lines = collected([read_run(folder) for folder in selected(Path(cfg.runs), cfg.select)])
         check_writable(out, "publish")
-        write_csv(out / f"{cfg.name}.csv", Line.__annotations__, [tuple(vars(line).values()) for line in lines])
+        write_csv(out / f"{cfg.name}.csv", tuple(Line.__annotations__), [tuple(vars(line).values()) for line in lines])
         lines = read_lines(out / f"{cfg.name}.csv")  # as anybody else will
     curves = curves_of(lines)
     means = {key: by_iteration(seeds) for key, seeds in curves.items()}

@@ -299,13 +299,17 @@ def test_further_sweeps_differ_from_the_headlines_only_in_what_they_are_about(sw
 def test_sweeps_of_filtered_cloning_play_as_many_games_as_the_one_of_ppo() -> None:
     human = configure("sweep=dond_filtered_bc", "env.objective=-0.5")
     scripted = configure("sweep=dond_filtered_bc_scripted", "base.players=careful", "env.objective=0")
+    few = configure("sweep=dond_filtered_bc_300", "base=human")  # as data.dond brings it
     ppo = configure("sweep=dond_filtered_bc_ppo", "ablation=no_imitation", "env.objective=0")
     assert (human.algo.kind, human.base.data, human.arm) == ("filtered_bc", "human", "filtered_bc")
     assert (scripted.algo, scripted.eval) == (human.algo, human.eval)
     assert (scripted.base.data, scripted.arm) == ("scripted", "from_careful")
+    assert (few.algo, few.eval, few.arm) == (human.algo, human.eval, "from_300")
+    differs = {name: value for name, value in plain(few)["base"].items() if value != plain(human)["base"][name]}
+    assert differs == {"human_games": 300, "keep": "nonzero", "epochs": 40}
     assert (ppo.algo.kind, ppo.base, ppo.arm) == ("ppo", human.base, "no_imitation")
     assert 0 <= human.algo.iterations * human.algo.games - ppo.algo.iterations * ppo.algo.games < ppo.algo.games
-    for cfg in (human, scripted, ppo):
+    for cfg in (human, scripted, few, ppo):
         build(cfg)
 
 
