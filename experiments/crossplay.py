@@ -34,7 +34,7 @@ from experiments.report import public
 from experiments.terminal import Bar, say
 from marl.agents import Agent
 from marl.chat import CHAT
-from marl.checkpoint import read_card
+from marl.checkpoint import folder_digest, read_card
 from marl.config import OF_CHAT, Parts, build, digest, plain
 from marl.engine import size_of
 from marl.errors import UserError, check_writable
@@ -231,7 +231,7 @@ def made_of(name: str, cfg: DictConfig) -> str:
     if not is_run(name):
         return name
     plans = f"{SUFFIX} {digest(asdict(planner_config(cfg)))}" if name.endswith(SUFFIX) else ""
-    return digest(read_json(policy_folder(name) / "checksums.json")) + plans
+    return folder_digest(policy_folder(name)) + plans
 
 
 def cell_of(one: Player, other: Player, cfg: DictConfig, parts: Parts) -> Cell:
