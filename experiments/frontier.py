@@ -421,20 +421,17 @@ def draw(rows: Sequence[TableRow], cfg: DictConfig, path: Path) -> None:
             label = f"{name}, trained" if trained else f"planned: {name}"
             axes.plot(xs, ys, color=colour, linewidth=1, linestyle="--" if trained else "-",
                       marker="^" if trained else "o", markersize=6 if trained else 3.5, label=label)  # fmt: skip
-            told = points if trained else [points[0], *([points[-1]] if len(points) > 1 else [])]
+            told = points if trained else [point for point in points if point[0] in (points[0][0], 1.0)]
             for strength, arm in told:
                 axes.annotate(f"{strength:g}", (of[arm, "human/log_loss"].mean, of[arm, metric].mean), (4, 4),
                               fontsize=7, color=colour, textcoords="offset points")  # fmt: skip
         x, y = of[anchor, "human/log_loss"].mean, of[anchor, metric]
         axes.errorbar([x], [y.mean], [[y.mean - y.low], [y.high - y.mean]], color="#333333", marker="D", markersize=6,
                       capsize=3, zorder=3, label="the model of people, 95 %")  # fmt: skip
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.xaxis.set_minor_formatter("{x:g}")
         axes.set_xlabel("log-loss on human proposals, nats", fontsize=9)
         axes.set_title(title, fontsize=10, loc="left")
         axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(labelsize=8, which="both")
+        axes.tick_params(labelsize=8)
     grid[1, -1].axis("off")
     note = "Numbers: lambda (planned) or the\nstrength of the pull (trained)"
     grid[1, -1].legend(*grid[0, 0].get_legend_handles_labels(), frameon=False, fontsize=9, loc="center left",
