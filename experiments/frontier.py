@@ -156,7 +156,9 @@ def main(cfg: DictConfig) -> None:
     run_card(cells, config_hash(cfg), cfg.seed, arm="frontier", base=folder.name,
              compared=[e.made_of for e in entrants[1:]])  # fmt: skip
     (out / "run_cards").mkdir(parents=True, exist_ok=True)
-    write_json(out / "run_cards" / f"{cfg.name}.json", public(json.loads((cells / CARD).read_text())))
+    cards = {cfg.name: cells / CARD, **{e.made_of: Path(cfg.runs) / e.made_of / CARD for e in entrants[1:]}}
+    for name, card in cards.items():
+        write_json(out / "run_cards" / f"{name}.json", public(json.loads(card.read_text())))
     say(f"\ntables and figures: {out}")
 
 

@@ -149,13 +149,15 @@ def test_a_whole_frontier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     (base,) = (tmp_path / "runs/bases").glob("dond-human-*")
     run = tmp_path / "runs" / "dond_human-ppo_0.1-s1"
     shutil.copytree(base, run / "policy")
-    (run / "run.json").write_text(json.dumps({"arm": "ppo_0.1", "seeds": [1], "base": base.name}))
+    card = {"arm": "ppo_0.1", "seeds": [1], "base": base.name, "command": "train.py"}
+    (run / "run.json").write_text(json.dumps(card))
     frontier.main(cfg)  # nothing is played again
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     table, differences = (
         {(row["arm"], row["metric"]): row for row in csv.DictReader(path.read_text().splitlines())}
         for path in (tmp_path / f"runs/cells/frontier/{name}.csv" for name in ("table", "differences"))
     )
+    assert json.loads((tmp_path / f"runs/cells/frontier/run_cards/{run.name}.json").read_text()) == card
     same = [name for arm, name in table if arm == "run_ppo_0.1"]  # the base itself, under another name
     assert len(same) == 6 and all(float(differences["run_ppo_0.1 - anchor", name]["mean"]) == 0 for name in same)
 
