@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = [
     "types errors ranks",
     "files",
-    "stats",
+    "stats runs",
     "tokens pikl",
     "policy renaming",
     "optim sharding",
@@ -33,7 +33,6 @@ LAYERS = [
     "evaluate transcripts wording",
     "report drift",
     "config",
-    "runs",
 ]
 LAYER = {name: depth for depth, line in enumerate(LAYERS) for name in line.split()}
 

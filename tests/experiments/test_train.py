@@ -198,7 +198,7 @@ def test_filtered_cloning_runs(cache: Path, tmp_path: Path) -> None:
     assert found["filter/kept"] == 1.0 and "loss/imitation" in found
     parts = build(cfg)
     assert parts.losses["imitation"].weight == 1.0 and parts.losses["listening"].weight == 0.0
-    assert set(parts.losses) == {"imitation", "listening", "world_model"}
+    assert set(parts.losses) == {"imitation", "kl", "listening", "world_model"}
 
 
 @pytest.mark.parametrize(
