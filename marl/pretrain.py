@@ -270,7 +270,7 @@ def base_policy(
 
 def tokenizer_games(base: BaseConfig) -> int:
     """A small base needs no tokenizer of more scripted games than it learns from."""
-    return min(max(base.games, 50), TOKENIZER_GAMES)
+    return min(max(base.games, 20), TOKENIZER_GAMES)
 
 
 def _train(
@@ -315,7 +315,7 @@ def _train(
     else:
         held_out = _held_out(env, tokens, base)
         steps = math.ceil(len(games[0]().possible_agents) * base.games / base.rows)
-        draw = _batches(_chunks(game, games, tokens, base, base.players, (CORPUS,)), base, (CORPUS,))
+        draw = _batches(_chunks(game, games, tokens, base, base.players, (CORPUS,), steps * base.rows), base, (CORPUS,))
     with dropout(policy, base.dropout, torch.Generator().manual_seed(base.seed)):
         # On scripted dialogues a small model started faster with Muon than with AdamW alone (single trials).
         learn = MuonAndAdamW(policy, base.learning_rate, base.weight_decay)
@@ -340,7 +340,8 @@ def _teach(
             terms["kl"] = KLLoss(lesson.anchor, over="both")
         taught = variants({**env, **lesson.env}, {k: v for k, v in base.vary.items() if k not in lesson.env})
         path = (LISTENING, place)
-        draw = _batches(_asked(_chunks(game, taught, tokens, base, lesson.players, path)), base, path)
+        chunks = _chunks(game, taught, tokens, base, lesson.players, path, lesson.steps * base.rows)
+        draw = _batches(_asked(chunks), base, path)
         optimizer = OPTIMIZERS[lesson.optimizer](policy, lesson.learning_rate, 0.0)
 
         def at(done: int, what: str = f"base, lesson {place + 1}", steps: int = lesson.steps) -> None:
@@ -557,11 +558,13 @@ def _chunks(
     base: BaseConfig,
     players: str,
     path: tuple[int, ...],
+    wanted: int,
 ) -> Iterator[list[Seat]]:
-    """Games of scripted players, played as they are needed, about CHUNK seats at a time. `path`: place of the seed."""
+    """Games of scripted players, played as they are needed, about CHUNK seats at a time or as few as are `wanted`.
+    `path`: place of the seed."""
     size = len(variants[0]().possible_agents)
     for chunk in itertools.count():
-        games = draw_games(base.seed, *path, chunk, count=CHUNK // size)
+        games = draw_games(base.seed, *path, chunk, count=max(min(CHUNK, wanted) // size, 1))
         yield scripted_seats(game, variants[chunk % len(variants)], tokens, games, players)
 
 

@@ -28,7 +28,7 @@ from tests.composing import configure
 from tests.marl.models import small_tokens, tiny_policy
 from tests.marl.test_planner import negotiator
 
-QUIET = ["progress=false", "threads=1", "concurrency=6"]
+QUIET = ["progress=false", "threads=1", "concurrency=6", "model.max_new_tokens=10"]
 
 
 class Taker:
@@ -140,7 +140,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_self_play_is_the_plain_evaluation_and_nothing_is_played_twice(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    common = [*QUIET, f"runs={runs}", f"cells={tmp_path}", f"publish={tmp_path / 'out'}", "games=12"]
+    common = [*QUIET, f"runs={runs}", f"cells={tmp_path}", f"publish={tmp_path / 'out'}", "games=6"]
     crossplay.main(configure("crossplay", *common, f"players=[{runs}/a-full-s0-11,base]"))
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*-v-*.json")}
     assert len(before) == 3 and "3 of 3 pairs are still to play" in capsys.readouterr().out
@@ -159,7 +159,7 @@ def test_self_play_is_the_plain_evaluation_and_nothing_is_played_twice(
             for metric in ("game/joint", "game/agreement", "game/pareto", "talk/turns"):
                 assert of[a, b, metric]["mean"] == of[b, a, metric]["mean"]
     evaluate.main(
-        configure("evaluate", *QUIET, f"players=[{runs}/a-full-s0-11]", "games=6", f"out={tmp_path / 'alone'}")
+        configure("evaluate", *QUIET, f"players=[{runs}/a-full-s0-11]", "games=3", f"out={tmp_path / 'alone'}")
     )
     (alone,) = json.loads((tmp_path / "alone" / "evaluation.json").read_text())["conditions"].values()
     for ours, theirs in (("game/score/row", "game/score"), *((n, n) for n in ("game/joint", "game/agreement",

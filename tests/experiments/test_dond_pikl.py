@@ -6,6 +6,8 @@ import csv
 import json
 from pathlib import Path
 
+import pytest
+
 from experiments import conditions, report, train
 from marl.config import build, plain
 from tests.composing import configure
@@ -31,6 +33,7 @@ def test_both_learners_play_equal_games_from_one_base() -> None:
     assert (a.iterations, a.games, a.temperature) == (b.iterations, b.games, b.temperature)
 
 
+@pytest.mark.slow
 def test_from_the_sweep_to_both_tables(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     for algo in ("ppo", "pikl"):

@@ -22,6 +22,7 @@ PUBLISHED = {  # file of curves under experiments/ -> name of the experiment, se
     "dond_ablation/curves_objective_0.csv": ("dond_ablation", {"objective": 0.0}),
     "dond_long/curves.csv": ("dond_long", {"objective": 1.0}),
     "dond_human/curves.csv": ("dond_human", {"objective": 1.0}),
+    "dond_pikl/curves.csv": ("dond_pikl", {"objective": 1.0}),
 }
 Row = dict[str, Any]
 
@@ -95,7 +96,7 @@ def test_every_shipped_experiment_has_its_bands_or_is_listed_as_missing() -> Non
 def test_the_runs_that_made_the_shipped_bands_are_inside(file: str) -> None:
     name, env = PUBLISHED[file]
     runs = list(published_runs(FOLDER.parent / file))
-    assert len(runs) in (3, 12)
+    assert len(runs) in (3, 6, 12)
     for arm, rows in runs:
         found = expected_of(name, arm, {"game": "dond", **env})
         assert found is not None
@@ -141,6 +142,8 @@ def test_runs_that_go_wrong_leave_the_shipped_bands(file: str, metric: str, spoi
         last = found.warning(wrong[-1]["iteration"], wrong[-1])
         if metric == "game/score" and env["objective"] == 0.0:
             continue  # the base of the semi-competitive game is close to what is learned
+        if metric == "game/score" and arm == "pikl":
+            continue  # its training games are planned from the first on
         assert metric in last and last.count(" is not as expected: ") == 1, (arm, last)
         assert found.verdict(wrong).startswith("not as expected: outside") and metric in found.verdict(wrong)
 

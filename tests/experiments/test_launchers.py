@@ -125,6 +125,7 @@ def test_a_job_whose_process_is_killed_is_named(toy: Path) -> None:
     assert f"meeting={toy / 'meeting'} ablation=full seed=3" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_jobs_of_submitit_run_apart_and_those_that_fail_or_die_are_named(toy: Path) -> None:
     pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
     (toy / "meeting" / "somebody").touch()

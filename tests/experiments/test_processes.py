@@ -25,7 +25,7 @@ SMALL = (
     "eval.every=2", "eval.final_games=4", "checkpoint.every=1",
 )  # fmt: skip
 AMONG_US = (
-    "env=among_us", "base.lessons=[{players:random,steps:1}]", "env.max_steps=60", "env.tasks=2", "env.cooldown=3"
+    "env=among_us", "base.lessons=[{players:random,steps:1}]", "env.max_steps=40", "env.tasks=2", "env.cooldown=3"
 )  # fmt: skip
 EVERY_TERM = (*AMONG_US, "loss.imitation.weight=0.1")
 OTHERS = {

@@ -79,7 +79,9 @@ def test_lessons_train_listening_alone(tmp_path: Path, monkeypatch: pytest.Monke
     assert all(episode.beliefs for _, batch in lessons for episode, _ in batch), "without a question"
     assert not all(episode.beliefs for _, batch in stage for episode, _ in batch)
     roles = {episode.roles[agent] for _, batch in lessons for episode, agent in batch}
-    assert [len(batch[0][0].roles) for _, batch in lessons] == [7, 4, 4, 4], "the first lesson's own game"
+    assert [len(batch[0][0].roles) for _, batch in lessons] == [7, 4, 4, 5], (
+        "the first lesson's own game, then the varied ones"
+    )
     assert [truthful(batch) for _, batch in lessons] == [False, True, False, False]
     assert roles == {"crewmate", "imposter"}, "what imposters do would drift"
     assert any(not torch.equal(a, b) for a, b in zip(plain.parameters(), both.parameters(), strict=True))

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 
 from marl.ranks import ONE, Ranks
 from tests.marl.test_toy_game import BOTH, play, train
+from tests.together import together
 
 
 def test_one_process_does_nothing() -> None:
@@ -36,7 +36,7 @@ def _collectives(rank: int, size: int, folder: str) -> None:
 
 
 def test_three_processes_share_and_sum(tmp_path: Path) -> None:
-    mp.spawn(_collectives, (3, str(tmp_path)), nprocs=3)
+    together(_collectives, 3, 3, str(tmp_path))
 
 
 def _toy(rank: int, folder: str) -> None:
@@ -50,7 +50,7 @@ def _toy(rank: int, folder: str) -> None:
 
 
 def test_two_processes_learn_the_toy_game(tmp_path: Path) -> None:
-    mp.spawn(_toy, (str(tmp_path),), nprocs=2)
+    together(_toy, 2, str(tmp_path))
     assert float((tmp_path / "accuracy").read_text()) >= 0.9
     ours, others = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
     assert all(torch.equal(a, b) for a, b in zip(ours, others, strict=True))  # they never part

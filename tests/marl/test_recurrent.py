@@ -33,7 +33,7 @@ def policy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return hf_policy(tmp_path_factory.mktemp(request.param), request.param)
 
 
-@pytest.mark.parametrize("game", ENVS)
+@pytest.mark.parametrize("game", ["dond", pytest.param("among_us", marks=pytest.mark.slow)])
 def test_what_was_sampled_is_what_the_trainer_computes_and_learns_from(game: str, policy: Policy) -> None:
     learner = ModelAgent("learner", policy, slots=16, context=CONTEXT, max_new_tokens=8, temperature=0.9)
     episodes = rollout(

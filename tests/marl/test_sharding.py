@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 
@@ -24,6 +23,7 @@ from marl.update import Learner, UpdateConfig, make_optimizer, update
 from tests.marl.hint import hint_policy
 from tests.marl.models import random_lm, small_tokens, with_critic
 from tests.marl.test_update import TERMS, noisy, play, to_batch
+from tests.together import together
 
 # Rows that don't go round, so that ranks have passes without any; in one case most rows are asked nothing.
 CASES: dict[str, tuple[dict[str, Loss], UpdateConfig]] = {
@@ -116,6 +116,7 @@ def _checkpoints(folder: Path, ranks: Ranks, start: Policy, batch: TokenBatch) -
             trained = {"learner": (who.policy, who.optimizer)}
             state = load_training(folder / name, trained)
             assert (state is None) if number == 0 else (state is not None and state["iteration"] == number)
+            ranks.wait()  # before one of them writes the next
             if who.shards is not None:
                 who.shards.take()
             learn(who, batch, "adamw", ranks if split else None)
@@ -128,7 +129,7 @@ def _checkpoints(folder: Path, ranks: Ranks, start: Policy, batch: TokenBatch) -
 
 
 def test_two_ranks_with_parts_learn_what_one_process_learns(tmp_path: Path) -> None:
-    mp.spawn(_rank, (str(tmp_path),), nprocs=2)
+    together(_rank, 2, str(tmp_path))
     split, whole = (load_file(tmp_path / n / "iteration-000001/learner-optimizer.safetensors") for n in
                     ("split first", "whole first"))  # fmt: skip
     assert {n: t.shape for n, t in split.items()} == {n: t.shape for n, t in whole.items()} and len(split) > 10
@@ -156,4 +157,4 @@ def _architecture(rank: int, folder: str) -> None:
 
 @pytest.mark.slow
 def test_models_of_other_kinds_can_be_split(tmp_path: Path) -> None:
-    mp.spawn(_architecture, (str(tmp_path),), nprocs=2)
+    together(_architecture, 2, str(tmp_path))
