@@ -102,6 +102,7 @@ from marl.types import Episode
 from marl.update import Learner, make_optimizer
 
 SHOWN = 40  # episodes kept of an iteration or an evaluation
+PLANNED = 8  # of an iteration's games with a planner, which note every action that it weighed
 
 
 @command("train", implies={"data.dond": "base=human"}, after=report_sweep)
@@ -383,6 +384,9 @@ def learn(
         score = None
         if last or (cfg.eval.every and iteration % cfg.eval.every == 0):
             score = watch(work, tracker, iteration, base, policies, bar, ranks)
+            planned = [episode for episode in episodes if any(turn.planned for turn in episode.turns)]
+            if planned and ranks.first:  # games of training: evaluation is played without the planner
+                write_episodes(folder / "episodes" / f"planned-{iteration:06d}.jsonl", planned[:PLANNED])
         better = score is not None and (best is None or score > best["score"])
         if better:
             best = {"iteration": iteration, "score": score}

@@ -77,10 +77,12 @@ def collate(
             a["imitate"][b, start:end] = learn and not turn.error
             if turn.legal:
                 a["legal"][b, start, : len(turn.legal)] = turn.legal
-            for t, after in enumerate(plans.get(id(turn), ()), start=start):
-                if len(after) > 1:  # where one token alone may follow there is nothing to learn
-                    a["plan_ids"][b, t, : len(after)] = list(after)
-                    a["plan"][b, t, : len(after)] = list(after.values())
+            following = plans.get(id(turn), [])
+            # Before the first choice stands what the policy itself decided: that it claims at all.
+            first = next((i for i, after in enumerate(following) if len(after) > 1), len(following))
+            for t, after in enumerate(following[first:], start=start + first):
+                a["plan_ids"][b, t, : len(after)] = list(after)
+                a["plan"][b, t, : len(after)] = list(after.values())
             for name, amount in turn.rewards.items():
                 into = "speaking" if separate_speech and name == "speaking" else "rewards"
                 if weights.get(name, 0.0):

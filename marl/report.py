@@ -813,7 +813,8 @@ def shown_games(runs: Sequence[Run], count: int) -> list[dict[str, Any]]:
     each = max(1, count // len(firsts))
     shown = []
     for arm, run in firsts.items():
-        trained = run.transcripts.get(TRAINED) or next(reversed(run.transcripts.values()), [])
+        evaluated = [games for name, games in run.transcripts.items() if name.startswith("iteration-")]
+        trained = run.transcripts.get(TRAINED) or (evaluated[-1] if evaluated else [])
         # Many games of Among Us end without a word; those where somebody spoke are what there is to read.
         if any(map(is_among_us, trained)):
             trained = [t for t in trained if any(turn["message"] for turn in t["turns"])] or trained
@@ -823,6 +824,8 @@ def shown_games(runs: Sequence[Run], count: int) -> list[dict[str, Any]]:
             shown.extend(
                 game_view(of[transcript["seed"]], name) for name, of in others.items() if transcript["seed"] in of
             )
+        planned = [games for name, games in run.transcripts.items() if name.startswith("planned-")]
+        shown.extend(game_view(games[0], f"{arm}, in training, planned") for games in planned[-1:])
     return shown
 
 

@@ -144,7 +144,7 @@ class TokenBatch:
     `logprobs`, `reference_logprobs`: of each sampled token, 0 elsewhere. `values`, `rewards`, `speaking`, `returns`: at
     the first token of a reply (`decision`), 0 elsewhere. `advantages`: at every token of a reply. `legal`: the legal
     ids of CHOICE tokens. `imitate`: reply tokens that imitation may learn from. `plan_ids`, `plan`: at reply tokens
-    where a plan has a choice, the tokens among which, and their planned probabilities given the reply so far.
+    from a plan's first choice on, the tokens that might follow and their planned probabilities, given the reply so far.
     `privileged`: what only a privileged critic sees.
     """
 

@@ -116,9 +116,9 @@ def forward(
         with torch.set_grad_enabled(torch.is_grad_enabled() and reads["planned"]):
             mask = batch.planned[:, 1:]
             ids = batch.plan_ids[:, 1:][mask]  # (M, P)
-            scores = (policy.logits(before[mask]) / temperature).gather(1, ids.clamp_min(0))
+            theirs = reply_logprobs(policy, hidden, batch, temperature, mask).gather(1, ids.clamp_min(0))
             outputs.planned = torch.zeros(batch.plan.shape, device=hidden.device)
-            outputs.planned[:, 1:][mask] = scores.masked_fill(ids < 0, -torch.inf).log_softmax(-1)
+            outputs.planned[:, 1:][mask] = theirs.masked_fill(ids < 0, -torch.inf)
     if "beliefs" in reads and (len(batch.row) or is_split(policy)):
         with torch.set_grad_enabled(torch.is_grad_enabled() and reads["beliefs"]):
             logits = policy.logits(hidden[batch.row, batch.position])  # (N, V)
@@ -132,9 +132,12 @@ def forward(
     return outputs
 
 
-def reply_logprobs(policy: Policy, hidden: Tensor, batch: TokenBatch, temperature: float) -> Tensor:
-    """(M, V): what each of the batch's M reply tokens was sampled from, by the policy that has these states."""
-    mask = batch.reply[:, 1:]
+def reply_logprobs(
+    policy: Policy, hidden: Tensor, batch: TokenBatch, temperature: float, mask: Tensor | None = None
+) -> Tensor:
+    """(M, V): what each of the batch's M reply tokens was sampled from, by the policy that has these states. `mask`:
+    (B, T - 1), which of them; all."""
+    mask = batch.reply[:, 1:] if mask is None else mask
     logits = policy.logits(hidden[:, :-1][mask])
     shaped = policy.speech_logits(logits, temperature)
     chosen = (batch.kind == Kind.CHOICE)[:, 1:][mask]

@@ -24,8 +24,8 @@ class Outputs:
     `logprobs`: at reply tokens under the distribution that is sampled from (temperature, legal mask), at observation
     tokens (only where a loss asks for them) under the plain model; 0 elsewhere. `entropy`: at reply tokens. `values`:
     at decisions. `beliefs`: log-probabilities of the candidates, -inf at padding. `planned`: where there is a plan,
-    log-probabilities among its tokens, -inf at padding. `divergence`: at reply tokens (only where a loss asks for it),
-    KL(policy || reference) of the distributions that are sampled from.
+    log-probabilities of its tokens under the distribution that is sampled from, -inf at padding. `divergence`: at reply
+    tokens (only where a loss asks for it), KL(policy || reference) of the distributions that are sampled from.
     """
 
     logprobs: Tensor  # (B, T)

@@ -1,9 +1,10 @@
 """Toward the plan: what a planner would play where it plans (planner.py), against what the policy would.
 
-Both are distributions over the same tokens: the legal options of a choice, or those with which some legal claim goes
-on. A claim has several such tokens, and the plan of each is that of the claims that begin so. By the chain rule the sum
-over a claim's tokens has the expectation of the term for whole claims, if claims are drawn from the distribution that
-the term averages over: from the plan for `cross_entropy` (algo=pikl), from the policy for `kl` (algo=ppo).
+The plan is a distribution over tokens: the legal options of a choice, or those with which some legal claim goes on.
+The policy's is over all that it might say, so that both forms also teach it to say nothing else. A claim has several
+such tokens, and the plan of each is that of the claims that begin so. By the chain rule the sum over a claim's tokens
+has the expectation of the term for whole claims, if claims are drawn from the distribution that the term averages over:
+from the plan for `cross_entropy` (algo=pikl), from the policy for `kl` (algo=ppo).
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from marl.losses import Outputs
 from marl.types import TokenBatch
 
 FORMS = ("cross_entropy", "kl")
+LEAST = 1e-6  # less is rounding, and its logarithm has no gradient worth following
 
 
 @dataclass(frozen=True)
 class PlanLoss:
     """`cross_entropy`: -sum plan log policy, as RL-DiL-piKL regresses the policy (Bakhtin et al. 2022). `kl`: KL(policy
-    || plan), with the plan raised to `floor`, since it rules actions out and KL would be infinite."""
+    || plan), with the plan raised to `floor`, since it rules actions out and KL would be infinite; all tokens that are
+    none of the plan's count as one."""
 
     weight: float = 1.0
     form: str = "kl"
@@ -42,8 +45,12 @@ class PlanLoss:
         mask = batch.planned
         if not outputs.planned.numel():  # only the mask is asked for, or nothing was planned
             return torch.zeros(batch.shape, device=mask.device), mask
-        logprobs = outputs.planned.masked_fill(batch.plan_ids < 0, 0.0)  # (B, T, P)
+        absent = batch.plan_ids < 0
+        logprobs = outputs.planned.masked_fill(absent, 0.0)  # (B, T, P)
         if self.form == "cross_entropy":
             return -(batch.plan * logprobs).sum(-1), mask
-        terms = logprobs.exp() * (logprobs - batch.plan.clamp_min(self.floor).log())
-        return terms.masked_fill(batch.plan_ids < 0, 0.0).sum(-1), mask
+        probs = logprobs.exp().masked_fill(absent, 0.0)
+        terms = probs * (logprobs - batch.plan.clamp_min(self.floor).log())
+        rest = 1 - probs.sum(-1)
+        some = rest.clamp_min(LEAST)
+        return terms.sum(-1) + torch.where(rest > LEAST, some * (some / self.floor).log(), 0.0), mask

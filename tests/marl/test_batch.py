@@ -79,6 +79,10 @@ def test_a_claims_plan_by_token() -> None:
     # where all claims go on alike there is nothing to learn, and nothing where the plan never gets
     same = replace(planned, ids=((44, 45), (44, 46), (44, 49), (44, 46, 48)))
     assert collate([(with_plan(same), "b")], {}).planned.equal(flags(".... .... x..."))
+    # after a choice also what must follow, so that the policy says nothing else
+    forced = replace(planned, ids=((44, 45), (47, 45), (47, 46), (47, 46, 48)))
+    found = collate([(with_plan(forced), "b")], {})
+    assert found.planned.equal(flags(".... ...x x...")) and found.plan_ids[0, 8].tolist() == [45, -1]
     never = replace(planned, plan=(0.0, 0.0, 0.5, 0.5))
     assert collate([(with_plan(never), "b")], {}).planned.equal(flags(".... ...x ...."))
 
@@ -87,7 +91,7 @@ def test_replies_drawn_from_a_plan_are_no_samples_of_the_policy() -> None:
     planned = Planned(("a", "b"), ((44, 45), (46, 45)), (0.5, 0.5), (0.0, 0.0), (0.5, 0.5), 0)
     with pytest.raises(AssertionError, match="planner's, no sample of its policy"):
         collate([(with_plan(planned), "b")], {})
-    assert collate([(with_plan(planned), "b")], {}, drawn_from_plans=True).planned.sum() == 1
+    assert collate([(with_plan(planned), "b")], {}, drawn_from_plans=True).planned.sum() == 2
 
 
 def test_legal_sets_stand_at_choices_only(batch: TokenBatch) -> None:

@@ -226,6 +226,11 @@ def test_the_plan_term_by_hand() -> None:
     outputs.planned = torch.tensor([[[0.0, 0.0], [-LN2, -LN2]]])
     assert only(PlanLoss(form="cross_entropy")(batch, outputs)) == pytest.approx(LN2)
     assert only(PlanLoss()(batch, outputs)) == pytest.approx(LN2 - math.log(3) / 2)  # ln(2)/2 + ln(2/3)/2
+    outputs.planned = torch.tensor([[[0.0, 0.0], [-2 * LN2, -2 * LN2]]])  # the other half says none of the two
+    assert only(PlanLoss(form="cross_entropy")(batch, outputs)) == pytest.approx(2 * LN2)
+    # (ln 1 + ln 1/3) / 4 + ln(1/2 / 1/8) / 2
+    assert only(PlanLoss(floor=0.125)(batch, outputs)) == pytest.approx(-math.log(3) / 4 + LN2)
+    outputs.planned = torch.tensor([[[0.0, 0.0], [-LN2, -LN2]]])
     sure = replace(batch, plan=torch.tensor([[[0.0, 0.0], [0.0, 1.0]]]))  # what the plan rules out counts as the floor
     assert only(PlanLoss(floor=0.25)(sure, outputs)) == pytest.approx(0.5 * LN2 - 0.5 * LN2)
 
