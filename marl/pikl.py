@@ -40,6 +40,7 @@ CHOICES = {
     "iterate": ("average", "last"),
     "first": ("uniform", "anchor"),
 }
+HUGE = 1e150
 SMALLEST, LARGEST = 1e-200, 1e200  # stand for a lambda of 0 and of infinity, so that neither limit needs a case
 
 
@@ -68,9 +69,9 @@ class Settings:
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise UserError(f"{name}={getattr(self, name)}: must be one of {', '.join(allowed)}")
-        if self.iterations < 1:
-            raise UserError(f"iterations={self.iterations}: must be 1 or more")
-        if not self.lambdas or not all(value >= 0 for value in self.lambdas):
+        if not isinstance(self.iterations, int | np.integer) or self.iterations < 1:
+            raise UserError(f"iterations={self.iterations}: must be 1 or more, a whole number")
+        if np.ndim(self.lambdas) != 1 or not len(self.lambdas) or not all(value >= 0 for value in self.lambdas):
             raise UserError(f"lambdas={self.lambdas}: name at least one, each 0 (no anchor) or above")
         if not 0 < self.anchor_floor < 1e-3:
             raise UserError(f"anchor_floor={self.anchor_floor}: must lie above 0 and below 0.001, as 1e-50 does")
@@ -137,7 +138,10 @@ def respond(values: Floats, anchor_logprobs: Floats, lambdas: ArrayLike, kappa: 
 
     `values` and `anchor_logprobs` (-inf where an action is not legal): (*batch, A); `lambdas`: (K,); `kappa`: a number
     or (*batch, K). With lambda and kappa 0 it is the limit of a small lambda: the best actions in proportion to tau.
+    UserError for a lambda below 0.
     """
+    if not (np.asarray(lambdas) >= 0).all():
+        raise UserError(f"lambdas={lambdas!r}: each must be 0 (no anchor) or above")
     values = np.where(anchor_logprobs > -np.inf, values, -np.inf)
     gaps = values - values.max(-1, keepdims=True)  # before dividing, so that equal values stay equal
     strength = np.minimum(np.maximum(lambdas, SMALLEST), LARGEST)
@@ -173,7 +177,8 @@ def solve(
     log_taus = [np.log(tau, out=np.full(tau.shape, -np.inf), where=tau > 0) for tau in taus]
     beta, rng = settings.type_probs(len(players)), np.random.default_rng(settings.seed)
 
-    start = taus if settings.first == "anchor" else [(tau > 0) / (tau > 0).sum(-1, keepdims=True) for tau in taus]
+    first = taus if settings.first == "anchor" else [tau > 0 for tau in taus]
+    start = [tau / tau.sum(-1, keepdims=True) for tau in first]  # what was raised to the floor adds a little
     policies = [np.repeat(pi[..., None, :], len(lambdas), axis=-2) for pi in start]  # each (*batch, K, A_i)
     average = [np.zeros_like(pi) for pi in policies]
     values = [np.zeros_like(tau) for tau in taus]  # each (*batch, A_i)
@@ -207,36 +212,45 @@ def solve(
     return Plan(tuple(average), tuple(policies), found, tuple(means), beta, settings.iterate, floored)
 
 
-def solve_coshar(payoffs: Sequence[ArrayLike], anchor: ArrayLike, settings: Settings | None = None) -> JointPlan:
+def solve_coshar(
+    game: Game, anchor: ArrayLike, settings: Settings | None = None, players: int | None = None
+) -> JointPlan:
     """CoShar piKL (FAIR 2022): one correlated policy, pi(a) proportional to tau(a) exp(sum_i Q_i(a_i) / lambda).
 
     `anchor`: (*batch, A_1, ..., A_n), over joint actions. Q_i(a_i) is the running mean of player i's utility against
-    the others' actions under pi. There is one lambda; kappa and beta play no part. UserError as in `solve`.
+    the others' actions under pi. There is one lambda; kappa and beta play no part. A game given as a function needs
+    `players`, whose actions the last axes of the anchor are, and `exact=False`. UserError as in `solve`.
     """
     settings = settings or Settings()
     if len(settings.lambdas) != 1:
         raise UserError(f"lambdas={settings.lambdas}: a joint policy has a single lambda; name just one")
-    batch, counts = _sizes(payoffs)
-    if np.shape(anchor) != (*batch, *counts):
-        raise UserError(f"anchor: has shape {np.shape(anchor)}; give one probability a joint action, {batch + counts}")
-    tables = _tables(payoffs, batch, counts, settings)
-    utilities, players, size = _sampler(payoffs, tables, counts), range(len(counts)), math.prod(counts)
+    shape = np.shape(anchor)
+    if not callable(game):
+        batch, counts = _sizes(game)
+    elif players is None or not 1 <= players <= len(shape):
+        raise UserError(f"players={players}: of a game given as a function say how many; the anchor has shape {shape}")
+    else:
+        batch, counts = shape[:-players], shape[-players:]
+    if shape != (*batch, *counts):
+        raise UserError(f"anchor: has shape {shape}; give one probability a joint action, {batch + counts}")
+    tables = _tables(game, batch, counts, settings)
+    utilities, everyone, size = _sampler(game, tables, counts), range(len(counts)), math.prod(counts)
     tau, floored = _anchor("anchor", np.reshape(anchor, (*batch, size)), None, (*batch, size), settings)
     rng = np.random.default_rng(settings.seed)
 
-    policy = tau if settings.first == "anchor" else np.full_like(tau, 1 / size)  # (*batch, joint)
+    policy = tau / tau.sum(-1, keepdims=True) if settings.first == "anchor" else np.full_like(tau, 1 / size)
     average, values = np.zeros_like(tau), [np.zeros((*batch, count)) for count in counts]
     for t in range(1, settings.iterations + 1):
         step, joint, total = settings.step(t), policy.reshape(*batch, *counts), np.zeros((*batch, *counts))
         if not settings.exact:
             drawn = np.stack(np.unravel_index(sample([policy], 1, rng)[..., 0, 0], counts), axis=-1)  # (*batch, n)
-        for i in players:
+        for i in everyone:
             if settings.exact:
                 q = _matvec(tables[i], joint.sum(len(batch) + i).reshape(*batch, -1))  # (*batch, A_i)
             else:
                 q = utilities(i, drawn)
             values[i] += step * (q - values[i])
-            total += values[i].reshape(*batch, *(counts[j] if j == i else 1 for j in players))
+            total += values[i].reshape(*batch, *(counts[j] if j == i else 1 for j in everyone))
         average += step * (policy - average)
         policy = respond(total.reshape(tau.shape), np.log(tau), settings.lambdas)[..., 0, :]
 
@@ -250,11 +264,17 @@ def solve_coshar(payoffs: Sequence[ArrayLike], anchor: ArrayLike, settings: Sett
 def best_response(values: ArrayLike, anchor: ArrayLike, strength: float = 3e-3, floor: float = 1e-6) -> Ints:
     """The action, (*batch), with the largest expected utility + strength * log max(tau, floor) (FAIR 2022).
 
-    `values` (-inf where an action is not legal) and `anchor`: (*batch, A). Of several, the first.
+    `values` (-inf where an action is not legal) and `anchor`: (*batch, A). Of several, the first. UserError for values
+    that are not finite or allow no action, and for an anchor of no probabilities.
     """
-    if not strength >= 0:
-        raise UserError(f"strength={strength}: must be 0 (no anchor) or above")
-    return np.argmax(np.asarray(values) + strength * np.log(np.maximum(anchor, floor)), axis=-1)
+    if not 0 <= strength < math.inf:
+        raise UserError(f"strength={strength}: must be 0 (no anchor) or above, and finite")
+    q, tau = np.asarray(values, dtype=np.float64), np.asarray(anchor, dtype=np.float64)
+    if not q.size or np.isnan(q).any() or (q == np.inf).any() or (q == -np.inf).all(-1).any():
+        raise UserError(f"values={values!r}: must be finite, or -inf where an action is not legal, and leave one legal")
+    if not ((tau >= 0) & (tau <= 1)).all():
+        raise UserError(f"anchor={anchor!r}: must be probabilities, from 0 to 1")
+    return np.argmax(q + strength * np.log(np.maximum(tau, floor)), axis=-1)
 
 
 def sample(policies: Sequence[ArrayLike], draws: int, rng: np.random.Generator) -> Ints:
@@ -287,6 +307,8 @@ def weighted_values(game: Game, player: int, actions: Ints, weights: Floats) -> 
 
     `actions`: (*batch, N, n), whose column `player` is ignored; `weights`: (*batch, N), of sum 1.
     """
+    if not (np.isfinite(weights) & (np.asarray(weights) >= 0)).all():
+        raise UserError("weights: must be finite, and 0 or more")
     batch, counts = ((), ()) if callable(game) else _sizes(game)
     utilities = _sampler(game, _tables(game, batch, counts), counts)
     rows = np.stack([utilities(player, row) for row in np.moveaxis(actions, -2, 0)], axis=-1)  # (*batch, A_i, N)
@@ -306,6 +328,8 @@ def deviation_gains(
     payoffs: Sequence[ArrayLike], policies: Sequence[Floats], legal: Sequence[ArrayLike] | None = None
 ) -> Floats:
     """What each player would gain by playing a best action instead, (*batch, n)."""
+    for i, policy in enumerate(policies):
+        _distribution(f"policies[{i}]", policy)
     gains = []
     for i, q in enumerate(expected_values(payoffs, policies)):
         best = np.where(True if legal is None else legal[i], q, -np.inf).max(-1)
@@ -348,7 +372,10 @@ def _sizes(game: Game, anchors: Sequence[ArrayLike] | None = None) -> tuple[Shap
     """`batch` and `counts`, the A_i: from the payoffs' shape, or from the anchors' if the game is a function."""
     if callable(game):
         if anchors is None:
-            raise UserError("anchors=None: a game given as a function needs anchors, one for each player")
+            raise UserError(
+                "anchors=None: a function does not say how many actions there are; `solve` takes an anchor for each "
+                "player, and measures take payoffs as arrays"
+            )
         shapes = [np.atleast_1d(anchor).shape for anchor in anchors]
         batch, counts = np.broadcast_shapes(*(shape[:-1] for shape in shapes)), tuple(shape[-1] for shape in shapes)
     else:
@@ -356,6 +383,8 @@ def _sizes(game: Game, anchors: Sequence[ArrayLike] | None = None) -> tuple[Shap
         if not shapes or len(set(shapes)) > 1 or len(shapes[0]) < len(shapes):
             raise UserError(f"payoffs: their shapes are {shapes}; give each player one array (*batch, A_1, ..., A_n)")
         batch, counts = shapes[0][: -len(shapes)], shapes[0][-len(shapes) :]
+    if 0 in batch:
+        raise UserError(f"the batch has shape {batch}: there is no game to solve")
     if 0 in counts:
         raise UserError(f"player {counts.index(0)} has no action; leave the player out or give it one, as a pass")
     return batch, counts
@@ -375,10 +404,12 @@ def _tables(game: Game, batch: Shape, counts: Shape, settings: Settings | None =
     tables = []
     for i, payoff in enumerate(game):
         array = np.asarray(payoff, dtype=np.float64)
-        if not np.isfinite(array).all():
-            at = tuple(int(k) for k in np.argwhere(~np.isfinite(array))[0])
+        fine = np.abs(array) < HUGE  # which nan is not
+        if not fine.all():
+            at = tuple(int(k) for k in np.argwhere(~fine)[0])
             raise UserError(
-                f"payoffs[{i}]{list(at)}={array[at]}: must be finite; an illegal action may have any number"
+                f"payoffs[{i}]{list(at)}={array[at]}: must be finite, and below {HUGE:.0e} so that its square is; "
+                "an illegal action may have any number"
             )
         tables.append(np.moveaxis(array, len(batch) + i, len(batch)).reshape(*batch, counts[i], -1))
     return tables
@@ -415,6 +446,12 @@ def _product(policies: Sequence[Floats], i: int) -> Floats:
 
 def _matvec(matrix: Floats, vector: Floats) -> Floats:
     return (matrix @ vector[..., None])[..., 0]
+
+
+def _distribution(name: str, probabilities: ArrayLike) -> None:
+    p = np.asarray(probabilities, dtype=np.float64)
+    if not (p >= 0).all() or not (np.abs(p.sum(-1) - 1) < 1e-5).all():
+        raise UserError(f"{name}: must be probabilities of sum 1 over the last axis")
 
 
 def _one_each(name: str, arrays: Sequence[ArrayLike] | None, players: int) -> list[ArrayLike | None]:

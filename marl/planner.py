@@ -98,7 +98,12 @@ class PlannerConfig:
 
 def respond(values: Floats, anchor: Floats, config: PlannerConfig) -> Floats:
     """The plan, (A,): what is played, from values (A,) in the payoff's unit and the anchor (A,)."""
-    return pikl.respond(values, np.log(np.maximum(anchor, FLOOR)), [min(config.lambdas)])[0]
+    plan: Floats = pikl.respond(values, np.log(np.maximum(anchor, FLOOR)), [min(config.lambdas)])[0]
+    if not np.isfinite(plan).all():
+        raise UserError(
+            "a plan has probabilities that are not numbers: the model's own, or its beliefs, are not finite"
+        )
+    return plan
 
 
 def floored(*anchors: Floats | None) -> float:
@@ -269,7 +274,7 @@ def vote(
     """The vote to plan; None where the options are no vote.
 
     `intro`: the first thing that the seat read; `legal`: the options' ids; `believed`: the answer to the last belief
-    question, by candidate.
+    question, by candidate. With several imposters the question is about the first of them, and so is the plan.
     """
     skip = among_us_v0.SKIP.act.value
     if skip not in options:

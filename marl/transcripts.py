@@ -29,7 +29,8 @@ def episode_to_json(episode: Episode) -> Transcript:
     """What a reader wants of an episode, as JSON's own types.
 
     `turns`: agent, role, step, kind, text, message, error, rewards, `tokens` sampled and the sum of their `logprob`;
-    where a planner chose the reply, `planned`: all `actions` with `anchor`, `values` and `plan`, and the `chosen` one.
+    where a planner chose the reply, `planned`: all `actions` with `anchor`, `values` and `plan`, the `chosen` one, and
+    the share of anchor probabilities that were raised to the least one (`floored`).
     `questions`: each different question once, with candidates and answer. `beliefs`: listener, step, `question` (an
     index into `questions`), `probs` with four decimals.
     """
@@ -77,6 +78,7 @@ def _planned(planned: Planned) -> dict[str, Any]:
         "actions": list(planned.actions),
         **{name: [round(p, 4) for p in getattr(planned, name)] for name in ("anchor", "values", "plan")},
         "chosen": planned.actions[planned.chosen],
+        **({"floored": round(planned.floored, 4)} if planned.floored else {}),
     }
 
 
@@ -223,9 +225,11 @@ def plan_text(turn: dict[str, Any], most: int = 3) -> str:
         return ""
     p = turn["planned"]
     rows = sorted(
-        zip(p["actions"], p["anchor"], p["plan"], p["values"], strict=True), key=lambda r: (r[0] != p["chosen"], -r[2])
+        zip(p["actions"], p["anchor"], p["plan"], p["values"], strict=True),
+        key=lambda r: (r[0] != p["chosen"], -r[2], -r[1]),
     )
-    return "; ".join(f"{a} {tau:.2f} -> {pi:.2f}, worth {value:.2f}" for a, tau, pi, value in rows[:most])
+    shown = "; ".join(f"{a} {tau:.2f} -> {pi:.2f}, worth {value:.2f}" for a, tau, pi, value in rows[:most])
+    return shown + (f"; {p['floored']:.0%} of the anchor raised from 0" if p.get("floored") else "")
 
 
 # --- As text ----------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from experiments import evaluate, train
 from marl.checkpoint import read_card, save_policy
 from marl.config import build, plain, run_folder
 from marl.errors import UserError
+from marl.transcripts import read_episodes
 from tests.marl.models import tiny_policy
 
 SMALL = [
@@ -355,5 +356,10 @@ def test_learning_from_planned_votes(run: Train) -> None:
     assert plain(pikl)["base"] == plain(ppo)["base"] and plain(pikl)["model"] == plain(ppo)["model"]
     algo = build(pikl).algo
     assert (algo.update.optimizer, algo.games, algo.iterations) == ("muon", ppo.algo.games, ppo.algo.iterations)
-    found = logged(run("algo=pikl", "algo.planner.iterations=3"), "train")
+    made = run("algo=pikl", "algo.planner.iterations=3")
+    found = logged(made, "train")
     assert all(row["loss/plan"] > 0 and "loss/policy" not in row for row in found.values())
+    # Evaluation is played without the planner; games of training show what it weighed.
+    games = read_episodes(made / "episodes" / "planned-000002.jsonl")
+    assert games and all(any("planned" in turn for turn in game["turns"]) for game in games)
+    assert "in training, planned" in (made / "report.html").read_text()

@@ -95,15 +95,17 @@ def test_known_fixed_points(matrix: Floats, tau: Floats, strength: float, expect
 
 
 @pytest.mark.parametrize(
-    ("strength", "near"), [(0.01, 3e-3), (0.1, 1e-4), (0.5, PRINTED), (1.0, PRINTED), (10.0, PRINTED)]
+    ("strength", "iterations", "near"),
+    [(0.01, 5000, 3e-3), (0.1, 20_000, PRINTED), (0.5, 5000, PRINTED), (1.0, 5000, PRINTED), (10.0, 5000, PRINTED)],
 )
-def test_solve_reaches_the_known_fixed_points(strength: float, near: float) -> None:
+def test_solve_reaches_the_known_fixed_points(strength: float, iterations: int, near: float) -> None:
     # All games with this lambda at once. It is fictitious play, smoothed by lambda, which converges the faster the
-    # larger lambda is; the smallest needs the smaller steps of kappa = 1 / sqrt(t), and then keeps a bias of that size.
+    # larger lambda is; the smallest needs the smaller steps of kappa = 1 / sqrt(t), and then keeps a bias of that size;
+    # its digits are Newton's alone, in the test before this.
     cases = [case for case in FIXED_POINTS if case[2] == strength]
     matrices, taus, expected = (np.stack([case[k] for case in cases]) for k in (0, 1, 3))
     kappa = "sqrt" if strength < 0.1 else "zero"
-    plan = solve(zero_sum(matrices), [taus, taus], Settings(iterations=5000, lambdas=(strength,), kappa=kappa))
+    plan = solve(zero_sum(matrices), [taus, taus], Settings(iterations=iterations, lambdas=(strength,), kappa=kappa))
     for policy in plan.policies:
         assert policy[:, 0] == pytest.approx(expected, abs=near)
         assert np.abs(policy[:, 0] - taus).max() > 5 * near  # the anchor itself would not pass
@@ -128,6 +130,11 @@ def test_lambda_of_1000_is_near_the_anchor_and_infinity_is_there() -> None:
 def test_known_exploitability_at_fixed_points(strength: float, expected: float) -> None:
     policies = fixed_point(W, UNIFORM, (strength,), equilibrium(W))[:, 0]
     assert exploitability(zero_sum(W), list(policies)) == pytest.approx(expected, abs=PRINTED)
+
+
+def test_solve_reaches_a_known_exploitability() -> None:
+    plan = solve(zero_sum(W), None, Settings(iterations=20_000, lambdas=(0.1,), kappa="zero"))
+    assert exploitability(zero_sum(W), plan.population) == pytest.approx(0.06819, abs=PRINTED)
 
 
 def test_pikl_hedge_converges_to_its_fixed_point() -> None:
@@ -315,6 +322,18 @@ def test_solve_equals_naive_loop(kappa: str, averaging: str, first: str, exact: 
         assert plan.values[i] == pytest.approx(np.array(q[i]), abs=1e-12)
         assert plan.utilities[i] == pytest.approx(np.array(earned[i]), abs=1e-12)
         assert regret(plan)[i] == pytest.approx(max(q[i]) - np.array(earned[i]), abs=1e-12)
+
+
+@pytest.mark.parametrize("counts", [(4,), (2, 2, 3, 2), (2, 1, 2, 3, 1, 2, 2)])
+def test_solve_equals_naive_loop_for_one_to_seven_players(counts: tuple[int, ...]) -> None:
+    payoffs, taus = random_game(6, counts)
+    how = Settings(iterations=4, lambdas=(0.3, 2.0))
+    plan = solve(payoffs, taus, how)
+    average, last, q, _ = naive(payoffs, taus, how)
+    for i in range(len(counts)):
+        assert plan.average[i] == pytest.approx(np.array(average[i]), abs=1e-12)
+        assert plan.last[i] == pytest.approx(np.array(last[i]), abs=1e-12)
+        assert plan.values[i] == pytest.approx(np.array(q[i]), abs=1e-12)
 
 
 def test_expected_values_of_seven_players_equal_the_sum_over_the_joint() -> None:
@@ -515,6 +534,26 @@ def test_sampled_coshar_approaches_exact() -> None:
     assert drawn.policy.std(0).min() > 1e-4
 
 
+def test_coshar_of_a_function_is_that_of_its_table() -> None:
+    payoffs, _ = random_game(15, (2, 3))
+    anchor = np.full((4, 2, 3), 1 / 6)
+    how = Settings(iterations=30, lambdas=(0.5,), exact=False)
+
+    def game(i: int, actions: Ints) -> Floats:
+        return payoffs[0][:, actions[:, 1]].T if i == 0 else payoffs[1][actions[:, 0]]
+
+    table = solve_coshar([np.broadcast_to(u, (4, 2, 3)) for u in payoffs], anchor, how)
+    assert np.array_equal(solve_coshar(game, anchor, how, players=2).policy, table.policy)
+
+
+def test_an_anchor_that_was_floored_begins_as_a_distribution() -> None:
+    how = Settings(iterations=1, first="anchor", anchor_floor=9e-4)
+    plan = solve([np.zeros((4, 2))] * 2, [[1.0, 0, 0, 0], [0.5, 0.5]], how)
+    assert plan.average[0].sum() == pytest.approx(1, abs=1e-12)
+    joint = solve_coshar([np.zeros((2, 2))] * 2, np.array([[1.0, 0], [0, 0]]), how)
+    assert joint.policy.sum() == pytest.approx(1, abs=1e-12)
+
+
 # --- Properties -------------------------------------------------------------------------------------------------------
 
 games = st.integers(0, 10**6)  # seeds of `random_game`
@@ -652,7 +691,22 @@ ODD = np.array([[0.0, math.inf], [0.0, 0.0]])
         (lambda: solve([np.eye(2)] * 2, [[0.5, 0.5]] * 2, legal=[[1, 1], [1, 0]]), r"anchors\[1\]: .* sum 0.5"),
         (lambda: solve([np.zeros((5, 3, 4))] * 2, settings=Settings(exact_limit=59)), r"5 x 3 x 4 = 60 .*exact=False"),
         (lambda: solve(nothing, [[0.5, 0.5]] * 7), r"1 x 2 x 2 x 2 x 2 x 2 x 2 x 2 = 128 .*function.*exact=False"),
-        (lambda: solve(nothing, settings=Settings(exact=False)), r"anchors=None.*needs anchors"),
+        (lambda: solve(nothing, settings=Settings(exact=False)), r"anchors=None.*takes an anchor"),
+        (lambda: exploitability(nothing, [TAU]), r"anchors=None.*payoffs as arrays"),  # type: ignore[arg-type]
+        (lambda: solve_coshar(nothing, np.eye(2) / 2, Settings(exact=False)), r"players=None: .*say how many"),
+        (lambda: solve_coshar(nothing, np.eye(2) / 2, players=2), r"2 x 2 = 4 .*function.*exact=False"),
+        (lambda: solve([np.zeros((0, 2, 2))] * 2), r"batch has shape \(0,\)"),
+        (lambda: solve([np.eye(2), np.eye(2) * 1e200]), r"payoffs\[1\]\[0, 0\]=1e\+200: must be finite, and below"),
+        (
+            lambda: exploitability([np.eye(2)] * 2, [np.array([0.7, 0.7]), np.array([0.5, 0.5])]),
+            r"policies\[0\]: must be prob",
+        ),
+        (lambda: weighted_values([np.eye(2)] * 2, 0, np.zeros((1, 2), int), np.array([math.nan])), r"weights: must be"),
+        (lambda: respond(np.zeros(2), np.zeros(2), [-1.0]), r"lambdas=\[-1.0\]: each must be 0"),
+        (lambda: best_response([math.nan, 1.0], [0.5, 0.5]), r"values=.*must be finite"),
+        (lambda: best_response([-math.inf, -math.inf], [0.5, 0.5]), r"values=.*leave one legal"),
+        (lambda: best_response([], []), r"values=\[\]: must be finite"),
+        (lambda: best_response([1.0, 2.0], [5.0, -3.0]), r"anchor=.*must be probabilities"),
         (lambda: solve(nothing, [[0.5, 0.5]] * 2, Settings(exact=False)), r"game\(0, actions\) gave .*finite"),
         (lambda: solve(two, [TAU] * 2, Settings(exact=False)), r"game\(0, actions\) gave"),
         (lambda: solve([np.eye(2)] * 2, settings=Settings(beta=(0.5, 0.5))), r"beta=\(0.5, 0.5\): give 1 prob"),
@@ -665,6 +719,8 @@ ODD = np.array([[0.0, math.inf], [0.0, 0.0]])
         (lambda: Settings(lambdas=(0.1, -0.1)), r"lambdas=\(0.1, -0.1\): .*0 \(no anchor\) or above"),
         (lambda: Settings(lambdas=(math.nan,)), r"lambdas=\(nan,\)"),
         (lambda: Settings(lambdas=()), r"lambdas=\(\): name at least one"),
+        (lambda: Settings(lambdas=0.1), r"lambdas=0.1: name at least one"),  # type: ignore[arg-type]
+        (lambda: Settings(iterations=2.5), r"iterations=2.5: must be 1 or more, a whole"),  # type: ignore[arg-type]
         (lambda: Settings(iterations=0), r"iterations=0: must be 1 or more"),
         (lambda: Settings(kappa="fast"), r"kappa=fast: must be one of published, sqrt, zero"),
         (lambda: Settings(averaging="none"), r"averaging=none: must be one of linear, uniform"),
