@@ -128,7 +128,7 @@ def main(cfg: DictConfig) -> None:
     if missing:
         say(f"{len(missing)} pairs are being played by another process, which writes the table when it has them")
         return
-    games = {cell: read_json(cells / cell.file)["games"] for cell in table}
+    games = {cell: games_of(cells / cell.file) for cell in table}
     tabulate(players, games, float(parts.env["objective"]), cfg, out)
     about = {player.label: {"player": player.called, "made_of": player.made_of} for player in players}
     run_card(cells, digest({"pairs": [cell.file for cell in table]}), cfg.seed, arm=cfg.name, players=about,
@@ -281,6 +281,14 @@ def play(cell: Cell, cfg: DictConfig, parts: Parts, agents: Agents, bar: Bar, la
         games += [recorded(episode, turned) for episode in episodes]
     bar.close()
     return {"games": games, "lost_seats": len(parts.chat.lost) - before if parts.chat else 0}
+
+
+def games_of(path: Path) -> Games:
+    """The games of a cell's file. UserError where it does not hold them."""
+    games = read_json(path).get("games")
+    if not isinstance(games, list) or not all(isinstance(g, dict) and "points" in g for g in games):
+        raise UserError(f"{path} does not hold a pair's games: remove it, and the same command plays them again")
+    return games
 
 
 def in_order(first: Agent, second: Agent) -> Cast:

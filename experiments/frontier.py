@@ -13,7 +13,6 @@ training seeds, Student's t over seeds.
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +38,7 @@ from marl.agents import Agent, model_agent
 from marl.batch import collate
 from marl.config import Parts, build, config_hash, digest, make, plain
 from marl.errors import UserError, check_writable
-from marl.files import write_json, writing
+from marl.files import read_json, write_json, writing
 from marl.games import env_maker, scripted
 from marl.human_dond import HumanView, NotReplayable, read_split, replay
 from marl.losses import Outputs
@@ -158,7 +157,7 @@ def main(cfg: DictConfig) -> None:
     (out / "run_cards").mkdir(parents=True, exist_ok=True)
     cards = {cfg.name: cells / CARD, **{e.made_of: Path(cfg.runs) / e.made_of / CARD for e in entrants[1:]}}
     for name, card in cards.items():
-        write_json(out / "run_cards" / f"{name}.json", public(json.loads(card.read_text())))
+        write_json(out / "run_cards" / f"{name}.json", public(read_json(card)))
     say(f"\ntables and figures: {out}")
 
 
@@ -210,7 +209,7 @@ def compared(cfg: DictConfig, base: Policy, anchor: str, device: torch.device) -
     except UserError as error:
         say(f"nothing to compare with: {error}")
         return []
-    cards = {folder: json.loads((folder / CARD).read_text()) for folder in folders}
+    cards = {folder: read_json(folder / CARD) for folder in folders}
     for folder, card in cards.items():
         started = Path(card["base"] or "an untouched model").name
         if started != anchor:
@@ -240,7 +239,10 @@ def kept(
         bar.close()
         write_json(path, {"about": settings, "arms": found})
         say(f"{path.name}: {', '.join(f'{k}={v}' for k, v in about.items() if k != 'env')}")
-    return dict(json.loads(path.read_text())["arms"])
+    arms = read_json(path).get("arms")
+    if not isinstance(arms, dict) or not all(isinstance(of_arm, dict) for of_arm in arms.values()):
+        raise UserError(f"{path} does not hold each arm's figures: remove it, and the same command finds them again")
+    return dict(arms)
 
 
 # --- Planning at every lambda -----------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ A language model whose name ends in `+plan`, as in `base+plan`, plans its claims
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig
 from marl.agents import Agent, PlayConfig, model_agent
 from marl.cast import LEARNERS, Seats, places, players_of
 from marl.chat import CHAT
-from marl.checkpoint import load_policy, read_card
+from marl.checkpoint import folder_digest, load_policy, read_card
 from marl.engine import size_of
 from marl.errors import UserError
 from marl.games import scripted
@@ -69,6 +69,16 @@ def planner_of(limits: PlayConfig) -> PlannerConfig:
     """How players plan beside a learner with these settings: as its own plans are made, and they are played."""
     found: PlannerConfig = getattr(limits, "planner", PlannerConfig())
     return replace(found, choose="sample") if found.choose == "own" else found
+
+
+def played_as(cast: Mapping[str, Seats], limits: PlayConfig) -> dict[str, Any]:
+    """What decides, beside their names, how these players play: which policies runs' folders hold, and how planners
+    plan. Empty where nobody is either."""
+    names = players_of(cast)
+    found = {name: policy_folder(name) for name in names if bare(name) not in (*LEARNERS, "base", CHAT)}
+    runs = {name: folder_digest(folder) for name, folder in found.items() if folder.is_dir()}
+    planner = asdict(planner_of(limits)) if any(name.endswith(SUFFIX) for name in names) else {}
+    return {**({"policies": runs} if runs else {}), **({"planner": planner} if planner else {})}
 
 
 def policy_folder(name: str) -> Path:

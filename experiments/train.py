@@ -26,6 +26,7 @@ from experiments.players import (
     check_players,
     is_run,
     one_run,
+    played_as,
     player_config,
     player_slots,
     run_policy,
@@ -41,6 +42,7 @@ from marl.checkpoint import (
     load_training,
     make_once,
     newest_checkpoint,
+    policy_digest,
     read_state,
     save_policy,
     save_training,
@@ -243,11 +245,12 @@ def lead(work: Work, ranks: Ranks) -> None:
                 "back, stop this run first"
             )
         base, base_folder = base_of(work, bar, ranks)
-        of_base = folder_digest(base_folder) if base_folder else None
-        if before.get("base", of_base) != of_base:
+        of_base = folder_digest(base_folder) if base_folder else policy_digest(base)
+        if (before.get("base") or of_base) != of_base:
             raise UserError(
-                f"{base_folder} is not the base that this run began with: it was made again, by other code or on other "
-                f"hardware; put the old one back, or remove {folder} to begin anew"
+                f"{base_folder or cfg.model.name} is not the base that this run began with: it was made again, by "
+                f"other code or on other hardware, or is another version; put the old one back, or remove {folder} to "
+                "begin anew"
             )
         policies = learn(work, base, tracker, note, bar, ranks)
     kept_base = str(base_folder) if base_folder else None
@@ -489,6 +492,7 @@ def final_evaluation(
         },
         "max_new_tokens": parts.algo.max_new_tokens,
         **({"chat": identity(cfg)["chat"]} if parts.chat else {}),
+        **played_as(make(EvalConfig, plain(cfg.eval), "eval").seating(parts.cast), parts.algo),
     }
     beside = base_folder / "evaluations" / digest(settings) if base_folder else folder / "base"
     # The base standing in for the learner has a name of its own, so that both conditions measure the same seats.

@@ -77,6 +77,15 @@ def folder_digest(folder: Path) -> str:
     return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()[:12]
 
 
+def policy_digest(policy: Policy) -> str:
+    """Twelve hexadecimal digits that stand for all parameters of a policy that is in no folder of ours."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(policy.state_dict().items()):
+        found.update(name.encode())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()[:12]
+
+
 def make_once(path: Path, make: Callable[[], object], report: Callable[[str], None] = print) -> None:
     """Calls `make` to make `path`, unless it is there; of several processes one does so, and the others wait for it.
 

@@ -188,6 +188,10 @@ def test_a_stopped_command_goes_on_where_it_was(runs: Path, tmp_path: Path, monk
     crossplay.main(cfg)
     assert next(count) == 5 + 2  # of six pairs two were left
     assert (tmp_path / "crossplay" / "crossplay.csv").is_file()
+    damaged = next((tmp_path / "crossplay").glob("*-v-*.json"))
+    damaged.write_text("{}")
+    with pytest.raises(UserError, match=rf"{damaged.name} does not hold a pair's games: remove it"):
+        crossplay.main(cfg)
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
 
 from experiments import evaluate, play
-from experiments.players import check_players, player_slots, seat_players
-from marl.agents import ModelAgent
+from experiments.players import check_players, played_as, player_slots, seat_players
+from marl.agents import ModelAgent, PlayConfig
 from marl.cast import Seats, by_role
 from marl.checkpoint import save_policy
 from marl.config import make, plain
@@ -19,8 +20,10 @@ from marl.games import env_maker
 from marl.planner import SLOTS, PlannerConfig, PlanningAgent
 from marl.ppo import PPOConfig
 from marl.report import game_view
+from marl.rl_pikl import RLPiklConfig
 from marl.rollout import draw_games, rollout
 from marl.transcripts import episode_to_json
+from tests.marl.models import tiny_policy
 from tests.marl.test_planner import negotiator
 
 SMALL = ["planner=pikl", "env=dond", "games=6", "concurrency=6", "progress=false", "threads=1", "model.context=1024"]
@@ -157,3 +160,20 @@ def test_mistakes_are_refused_before_any_model(
 
 def test_without_the_setting_nobody_plans() -> None:
     assert configure("planner=none").planner is None
+
+
+def test_games_of_the_base_are_shared_only_by_runs_whose_others_play_alike(tmp_path: Path) -> None:
+    def cast(partner: str) -> dict[str, Seats]:
+        return {"negotiator": Seats(partner=partner, partners=1.0)}
+
+    weak, strong = (PlayConfig(), RLPiklConfig(planner=PlannerConfig(lambdas=(1000.0,))))
+    assert played_as(cast("base"), weak) == played_as(cast("careful"), strong) == {}
+    assert played_as(cast("base+plan"), weak) != played_as(cast("base+plan"), strong)
+    other = f"{tmp_path}/run"
+    save_policy(tmp_path / "run" / "policy", tiny_policy(), {"game": "dond"})
+    before = played_as(cast(other), weak)
+    changed = tiny_policy()
+    with torch.no_grad():
+        next(changed.parameters()).add_(1.0)
+    save_policy(tmp_path / "run" / "policy", changed, {"game": "dond"})
+    assert set(before) == {"policies"} and played_as(cast(other), weak) != before

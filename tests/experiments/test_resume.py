@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from experiments import evaluate, train
 from marl.checkpoint import load_policy, read_card, save_policy
@@ -15,6 +15,7 @@ from marl.config import run_folder
 from marl.errors import UserError
 from marl.runs import hardware
 from tests.composing import configure
+from tests.marl.models import hf_tokenizer, random_lm, save
 
 SMALL = (
     "experiment=dond_quickstart", "progress=false", "threads=1", "base.games=24", "base.rows=16",
@@ -23,12 +24,17 @@ SMALL = (
 )  # fmt: skip
 
 
+def four_iterations(tmp_path: Path, *overrides: str) -> DictConfig:
+    small = [setting for setting in SMALL if "model=hf" not in overrides or not setting.startswith("model.")]
+    return configure("train", *small, "algo.iterations=4", f"runs={tmp_path}", *overrides)
+
+
 @pytest.fixture
 def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """Trains two of four iterations, as if killed then, and gives the run's folder."""
 
     def start(*overrides: str) -> Path:
-        cfg = configure("train", *SMALL, "algo.iterations=4", f"runs={tmp_path}", *overrides)
+        cfg = four_iterations(tmp_path, *overrides)
         save = train.save_training
 
         def saving(folder: Path, iteration: int, *rest: Any) -> None:
@@ -46,7 +52,7 @@ def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
 
 
 def go_on(tmp_path: Path, *overrides: str) -> None:
-    train.main(configure("train", *SMALL, "algo.iterations=4", f"runs={tmp_path}", *overrides))
+    train.main(four_iterations(tmp_path, *overrides))
 
 
 def test_a_checkpoint_of_another_run_is_refused(stopped: Callable[..., Path], tmp_path: Path) -> None:
@@ -67,6 +73,19 @@ def test_a_base_that_was_made_again_otherwise_is_refused(stopped: Callable[..., 
     save_policy(base, policy, {name: value for name, value in card.items() if name != "privileged_size"})
     with pytest.raises(UserError, match="is not the base that this run began with: it was made again"):
         go_on(tmp_path)
+
+
+def test_another_version_of_an_untouched_model_is_refused(stopped: Callable[..., Path], tmp_path: Path) -> None:
+    tokenizer = hf_tokenizer(single_digits=True)
+    lm = random_lm("llama", len(tokenizer), context=2048)
+    name = save(tmp_path / "model", lm, tokenizer)
+    untouched = ("model=hf", f"model.name={name}", "base=none", "model.context=2048", "env.max_errors=1")
+    stopped(*untouched)
+    with torch.no_grad():
+        next(lm.parameters()).mul_(1.5)
+    lm.save_pretrained(name)
+    with pytest.raises(UserError, match=r"model is not the base that this run began with: .*another version"):
+        go_on(tmp_path, *untouched)
 
 
 def test_other_software_or_hardware_is_told(
