@@ -66,6 +66,7 @@ from marl.errors import UserError
 from marl.evaluate import (
     Metrics,
     belief_by_message,
+    by_game,
     conditions_from_json,
     evaluation_to_json,
     metrics,
@@ -508,8 +509,8 @@ def final_evaluation(
         of_base, evaluation = (read_evaluation(part / "evaluation.json") for part in (beside, folder))
     except UserError as error:
         raise UserError(f"{error}: remove this file, and the same command plays its games again") from error
-    for part in ("conditions", "belief_by_message"):
-        evaluation[part] = {**of_base[part], **evaluation[part]}
+    for part in ("conditions", "belief_by_message", "by_game"):
+        evaluation[part] = {**of_base.get(part, {}), **evaluation[part]}
     write_json(folder / "evaluation.json", evaluation)
     write_text(folder / "episodes" / "base.jsonl", (beside / "episodes" / "base.jsonl").read_text(encoding="utf-8"))
     examples = {name: read_episodes(folder / "episodes" / f"{name}.jsonl")[0] for name in ("base", "trained")}
@@ -535,7 +536,8 @@ def measure(
     measured = {next(iter(learners.values()))[0]}
     found = {name: metrics(episodes, parts.env["game"], objective, measured)}
     by_message = {name: belief_by_message(episodes, players=measured)}
-    write_json(folder / "evaluation.json", evaluation_to_json(found, by_message, **about))
+    games = {name: by_game(episodes, parts.env["game"], objective)}
+    write_json(folder / "evaluation.json", evaluation_to_json(found, by_message, games, **about))
 
 
 HEADLINE = {  # what a person watches, and how it reads

@@ -66,6 +66,19 @@ def metrics(
 # --- Games ------------------------------------------------------------------------------------------------------------
 
 
+def by_game(episodes: Sequence[Episode], game: str, objective: float = 0.0) -> dict[str, list[float]]:
+    """The headline figures of every game, in order: what players are compared by who met in the same games."""
+    if game == "dond":
+        points = [[e.outcome["points"][agent] for agent in dond_v0.AGENTS] for e in episodes]
+        return {
+            "game/score": [float(np.mean(dond_v0.scores((a, b), objective))) for a, b in points],
+            "game/agreement": [float(bool(e.outcome["deal"])) for e in episodes],
+        }
+    if game == "among_us":
+        return {"game/win_rate/crewmates": [float(e.outcome["winner"] == "crewmates") for e in episodes]}
+    return {}
+
+
 def dond_metrics(episodes: Sequence[Episode], objective: float, rng: np.random.Generator) -> Metrics:
     """Score, points, agreement and Pareto rate of Deal or No Deal, per game (the mean of its two players).
 
@@ -661,10 +674,13 @@ def speech_metrics(
 
 
 def evaluation_to_json(
-    conditions: Mapping[str, Metrics], by_message: Mapping[str, Sequence[Metrics]] | None = None, **about: Any
+    conditions: Mapping[str, Metrics],
+    by_message: Mapping[str, Sequence[Metrics]] | None = None,
+    of_games: Mapping[str, Mapping[str, Sequence[float]]] | None = None,
+    **about: Any,
 ) -> dict[str, Any]:
     """What `evaluation.json` holds: `{"about": {...}, "conditions": {condition: {metric: {mean, low, high, n}}},
-    "belief_by_message": {condition: [{metric: {mean, low, high, n}}, ...]}}`.
+    "belief_by_message": {condition: [{metric: {mean, low, high, n}}, ...]}, "by_game": {condition: {metric: [...]}}}`.
 
     Conditions are named in the order to show them, `base` and `trained` for example. `about` is whatever
     the reader should know of the games: game, objective, number of games, seed.
@@ -674,6 +690,9 @@ def evaluation_to_json(
         "conditions": {name: _to_json(found) for name, found in conditions.items()},
         "belief_by_message": {
             name: [_to_json(entry) for entry in entries] for name, entries in (by_message or {}).items()
+        },
+        "by_game": {
+            name: {metric: list(of) for metric, of in found.items()} for name, found in (of_games or {}).items()
         },
     }
 

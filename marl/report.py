@@ -133,6 +133,10 @@ def read_evaluation(path: Path) -> dict[str, Any]:
             for entry in by_message:
                 for value in entry.values():
                     Interval.from_json(value)
+        for found in evaluation.get("by_game", {}).values():
+            for values in found.values():
+                if np.asarray(values, dtype=np.float64).ndim != 1:
+                    raise ValueError(f"by_game holds {values!r}")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: expected figures with mean, low, high and n by condition ({error!r})") from error
     return evaluation
@@ -202,6 +206,7 @@ def arm_runs(runs: Sequence[Run]) -> list[ArmRun]:
     seeds, and its interval would shrink to nothing; so a base of one folder, or of the very same figures, counts once.
     """
     arms: dict[tuple[str, int], ArmRun] = {}
+    same_games = len({json.dumps(run.evaluation.get("about"), sort_keys=True) for run in runs}) == 1
     counted: set[tuple[str, str]] = set()
     for run in runs:
         for condition, found in run.conditions.items():
@@ -220,7 +225,8 @@ def arm_runs(runs: Sequence[Run]) -> list[ArmRun]:
                 counted.add(model)
                 if (name, run.seed) in arms:
                     name = f"{name} of {arm_label(run, runs)}"
-            arms[(name, run.seed)] = ArmRun(name, run.seed, found)
+            games = run.evaluation.get("by_game", {}).get(condition, {}) if same_games else {}
+            arms[(name, run.seed)] = ArmRun(name, run.seed, found, games)
     order = {name: i for i, name in enumerate(ARM_ORDER)}
     return sorted(
         arms.values(),
@@ -479,14 +485,15 @@ def findings(columns: Mapping[str, Metrics]) -> list[str]:
 
 
 def comparisons(arms: Sequence[ArmRun]) -> list[str]:
-    """What each of Among Us' terms adds to the crewmates' wins, paired by seed, where there are seeds to pair."""
+    """What each of Among Us' terms adds to the crewmates' wins, paired by seed, or by game where there is one seed."""
     metric = "game/win_rate/crewmates"
     rows = arm_differences([arm for arm in arms if metric in arm.metrics], COMPARISONS, [metric])
     shown = [row for row in rows if not row.arm.endswith(" - base")]
     if not shown:
         return []
     each = [f"{row.arm}: {100 * row.mean:+.1f} ({100 * row.low:+.1f} to {100 * row.high:+.1f})" for row in shown]
-    return [f"Crewmates' wins, differences in points, paired by seed: {'; '.join(each)}."]
+    by = "seed" if max(row.seeds for row in shown) > 1 else "game; of one training seed"
+    return [f"Crewmates' wins, differences in points, paired by {by}: {'; '.join(each)}."]
 
 
 def endings(columns: Mapping[str, Metrics]) -> list[dict[str, Any]]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -220,11 +220,15 @@ def hierarchical_mean(
 
 @dataclass(frozen=True)
 class ArmRun:
-    """The evaluation of one run: its arm in the comparison, its training seed, and its metrics over games."""
+    """The evaluation of one run: its arm in the comparison, its training seed, and its metrics over games.
+
+    `by_game`: of some metrics the value of each game, where all runs of the comparison met in the same games.
+    """
 
     arm: str
     seed: int
     metrics: dict[str, Interval]
+    by_game: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -324,8 +328,9 @@ def _several_seeds(runs: Sequence[ArmRun]) -> dict[str, list[ArmRun]]:
 def arm_differences(runs: Sequence[ArmRun], pairs: Iterable[tuple[str, str]], metrics: Sequence[str]) -> list[TableRow]:
     """First minus second arm of each pair, paired by training seed; `arm` of a row reads `FIRST - SECOND`.
 
-    The interval is `seed_mean`'s, of the seeds' differences. A pair that shares fewer than two seeds has none and is
-    left out, and so is a metric that one of its runs lacks.
+    The interval is `seed_mean`'s, of the seeds' differences. Arms of a single seed each are paired by game, where
+    games are known; that interval says nothing of how training seeds differ. What cannot be paired is left out, and so
+    is a metric that a run lacks.
     """
     by_arm: dict[str, dict[int, ArmRun]] = {}
     for run in runs:
@@ -340,6 +345,13 @@ def arm_differences(runs: Sequence[ArmRun], pairs: Iterable[tuple[str, str]], me
                 games = sum(a[metric].n + b[metric].n for a, b in both)
                 name = f"{arm} - {reference}"
                 rows.append(TableRow(name, metric, interval.mean, interval.low, interval.high, len(both), games))
+        if len(mine) == len(theirs) == 1:
+            a, b = (next(iter(arm_of.values())).by_game for arm_of in (mine, theirs))
+            for metric in metrics:
+                if metric in a and metric in b and len(a[metric]) == len(b[metric]):
+                    interval = paired_difference(a[metric], b[metric], rng=np.random.default_rng(0))
+                    name, games = f"{arm} - {reference}", 2 * len(a[metric])
+                    rows.append(TableRow(name, metric, interval.mean, interval.low, interval.high, 1, games))
     return rows
 
 

@@ -109,7 +109,8 @@ def test_statistics_over_seeds_have_files_of_their_own(published: Path) -> None:
 def test_another_variant_of_the_game_has_files_of_its_own(published: Path) -> None:
     names = {path.name for path in published.iterdir()}
     assert {"table.csv", "figure.svg", "curves.csv", "table_shaping_0.2.csv", "figure_shaping_0.2.svg"} <= names
-    assert "differences_shaping_0.2.csv" not in names  # one arm, one seed
+    (row,) = read_table(published / "differences_shaping_0.2.csv")  # one seed: paired by game, of one metric
+    assert (row.arm, row.metric, row.seeds, row.games) == ("RL - base", "game/win_rate/crewmates", 1, 16)
     assert {row.arm for row in read_table(published / "table_shaping_0.2.csv")} == {"base", "RL"}
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -313,6 +314,20 @@ def test_arm_differences_pair_by_seed() -> None:
     assert (row.mean, row.seeds, row.games) == (2.5, 2, 400)
     assert row.high == pytest.approx(2.5 + 12.7062 * 0.5, abs=1e-3)
     assert arm_differences(runs()[:4], [("full", "none")], ["game/score"]) == []  # one seed in common
+
+
+def test_arms_of_one_seed_are_paired_by_game() -> None:
+    """Games differ by 10 from one another, and the arms by 1 or 2 in each of them."""
+    luck = 10.0 * np.arange(50)
+    scores = {"full": luck + np.tile([1.0, 2.0], 25), "none": luck}
+    arms = [
+        ArmRun(arm, seed, {"game/score": bootstrap_mean(x, rng=np.random.default_rng(0))}, {"game/score": x.tolist()})
+        for seed, (arm, x) in enumerate(scores.items())
+    ]
+    (row,) = arm_differences(arms, [("full", "none")], ["game/score", "game/pareto"])
+    assert (row.arm, row.mean, row.seeds, row.games) == ("full - none", 1.5, 1, 100)
+    assert 1.3 < row.low < 1.5 < row.high < 1.7
+    assert arm_differences([*arms, replace(arms[0], seed=5)], [("full", "none")], ["game/score"]) == []
 
 
 def test_table_file(tmp_path: Path) -> None:
