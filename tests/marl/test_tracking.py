@@ -273,7 +273,7 @@ def sync(folder: Path) -> None:
     """Uploads what `wandb sync offline-run-*` takes."""
     runs = sorted(str(path) for path in (folder / "wandb").glob("offline-run-*"))
     command = [sys.executable, "-m", "wandb", "sync", *runs]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=folder)
     assert done.returncode == 0 and "ERROR" not in done.stderr, done.stderr
 
 
