@@ -3,13 +3,15 @@
 `metrics.jsonl` holds nothing that depends on the clock, so that two runs of one configuration write the same bytes;
 metrics under `speed/` and `time/` go to `timing.jsonl`. One JSON object a line, its keys sorted, beginning with
 `iteration` and `phase`. All phases of a run count on one iteration axis.
-Transcripts are kept in the run's `episodes/` by others; here they only go to W&B.
+Transcripts are kept in the run's `episodes/` by others; here they only go to W&B, which keeps
+a copy to log them again.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import shutil
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +25,8 @@ from marl.files import write_text, writing
 CLOCK_PREFIXES = ("speed/", "time/")
 METRICS_FILE = "metrics.jsonl"
 TIMING_FILE = "timing.jsonl"
+TABLES_FILE = "transcripts.jsonl"  # in W&B's folder: what its tables are made again from
+EARLIER = "earlier"
 WAYS_OUT = "use tracker.mode=offline (and `wandb sync` later) or tracker=jsonl"
 
 
@@ -89,10 +93,18 @@ class JsonlTracker(Tracker):
 class WandbTracker(Tracker):
     """Weights & Biases beside the two files, in `folder/wandb`.
 
-    `mode` is `offline` (no account, no network; `wandb sync` uploads later) or `online`. The same `run_id` continues
-    the same W&B run, so a resumed run stays one curve; `iteration` is the x-axis of every metric. Offline, each attempt
-    leaves a folder of its own under that id, and `wandb sync` uploads them in order. Metrics of phases other than
-    `train` are prefixed with the phase. Raises UserError at once where online logging cannot work.
+    W&B gets one row an iteration, whose step is the iteration, once the next one begins or the run ends. Metrics of
+    phases other than `train` are prefixed with the phase. At every start the kept lines are logged again, so that:
+
+    - `offline` (no account, no network) the newest `offline-run-*` folder is the whole curve, and `wandb sync` uploads
+      it in the place of what an earlier sync brought. W&B's own file of a killed attempt cannot be trusted to be whole;
+      folders of earlier attempts go to `wandb/earlier`, and are removed when the run has ended well.
+    - `online` the same `run_id` continues the same W&B run. It keeps the iterations that it has: those made again are
+      not sent twice (where they differ in last digits, `metrics.jsonl` has the newer), those lost with a kill are sent
+      now. If the run breaks off, its last iteration is sent when it goes on, for that row may lack its evaluation.
+
+    Raises UserError at once where online logging cannot work, and where the run at W&B was not made from this folder:
+    two runs of one configuration have one id. Offline, the folder synced last stands.
     """
 
     def __init__(
@@ -109,32 +121,71 @@ class WandbTracker(Tracker):
     ) -> None:
         if mode not in ("offline", "online"):
             raise UserError(f"tracker.mode={mode} is unknown; it is offline or online.")
+        self.folder, self.mode = Path(folder), mode
         # W&B first: where it cannot start, the files of an earlier attempt stay as they are.
-        self._run = _start_wandb(Path(folder), project, name, run_id, config, mode, entity)
+        self._run = _start_wandb(self.folder, project, name, run_id, config, mode, entity)
+        self._iteration, self._row = 0, dict[str, Any]()
         try:
             self._files = JsonlTracker(folder, resume_from_iteration)
+            tables = self.folder / "wandb" / TABLES_FILE
+            with _writable(tables.parent):
+                self._tables = _reopen(tables, _kept(tables, resume_from_iteration))
+            self._log_again([self.folder / METRICS_FILE, self.folder / TIMING_FILE, tables])
+            if mode == "offline":
+                self._set_aside(run_id)
         except BaseException:
             self._run.finish(exit_code=1)
             raise
 
     def log(self, iteration: int, metrics: Mapping[str, Any], phase: str = "train") -> None:
         self._files.log(iteration, metrics, phase)
-        prefix = "" if phase == "train" else f"{phase}/"
-        self._run.log({"iteration": iteration} | {prefix + n: as_number(n, v) for n, v in metrics.items()})
+        self._add(iteration, _prefixed(metrics, phase))
 
     def transcripts(self, iteration: int, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Logs the table under the one key `transcripts`, so that W&B's step slider walks through training."""
-        import wandb
-
-        table = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
-        self._run.log({"iteration": iteration, "transcripts": table})
+        _write(self._tables, iteration, "train", {"columns": list(columns), "rows": [list(row) for row in rows]})
+        self._add(iteration, _table(columns, rows))
 
     def close(self, failed: bool = False) -> None:
         import wandb
 
         self._files.close()
+        with suppress(OSError):
+            self._tables.close()
+        if self.mode == "offline" or not failed:
+            self._send()
         self._run.finish(exit_code=int(failed))
         wandb.teardown()  # `finish` may return before W&B's own process has written the run's last records
+        if self.mode == "offline" and not failed:
+            shutil.rmtree(self.folder / "wandb" / EARLIER, ignore_errors=True)
+
+    def _add(self, iteration: int, values: Mapping[str, Any]) -> None:
+        if iteration != self._iteration:
+            self._send()
+        self._iteration = iteration
+        self._row |= values
+
+    def _send(self) -> None:
+        """Logs the iteration's row, unless the run that is continued has it."""
+        if self._row and self._iteration >= self._run.starting_step:
+            self._run.log({"iteration": self._iteration} | self._row, step=self._iteration)
+        self._row = {}
+
+    def _log_again(self, paths: Sequence[Path]) -> None:
+        lines = [line for path in paths for line in read_metrics(path)]
+        for line in sorted(lines, key=lambda each: each["iteration"]):
+            iteration, phase = line.pop("iteration"), line.pop("phase")
+            self._add(iteration, _table(**line) if "rows" in line else _prefixed(line, phase))
+
+    def _set_aside(self, run_id: str) -> None:
+        """Takes the folders of earlier attempts out of the way of `wandb sync offline-run-*`."""
+        newest = Path(self._run.dir).parent.name
+        earlier = self.folder / "wandb" / EARLIER
+        with writing(earlier):
+            for old in sorted(earlier.parent.glob(f"offline-run-*-{run_id}")):
+                if old.name != newest:
+                    earlier.mkdir(exist_ok=True)
+                    old.rename(earlier / old.name)
 
 
 def make_tracker(
@@ -201,7 +252,17 @@ def as_number(name: str, value: Any) -> int | float:
     return number
 
 
-def _write(file: TextIO, iteration: int, phase: str, metrics: Mapping[str, int | float]) -> None:
+def _prefixed(metrics: Mapping[str, Any], phase: str) -> dict[str, Any]:
+    return {name if phase == "train" else f"{phase}/{name}": as_number(name, value) for name, value in metrics.items()}
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    import wandb
+
+    return {"transcripts": wandb.Table(columns=list(columns), data=[list(row) for row in rows])}
+
+
+def _write(file: TextIO, iteration: int, phase: str, metrics: Mapping[str, Any]) -> None:
     if metrics:
         line = {"iteration": iteration, "phase": phase} | dict(sorted(metrics.items()))
         with writing(Path(file.name)):
@@ -249,8 +310,8 @@ def _start_wandb(
 ) -> Any:
     import wandb  # takes a second, and only this tracker needs it
 
-    with _writable(folder), tempfile.TemporaryFile(dir=folder):
-        pass  # W&B itself would fall back to a temporary folder without a word
+    with _writable(folder), tempfile.TemporaryFile(dir=folder):  # W&B would take another folder without a word
+        begun_here = (folder / METRICS_FILE).exists()
     settings = wandb.Settings(
         silent=True, console="off", init_timeout=30, disable_git=True, save_code=False, x_disable_stats=True
     )
@@ -263,12 +324,18 @@ def _start_wandb(
             id=run_id,
             config=dict(config),
             mode="online" if mode == "online" else "offline",
-            resume="allow",
+            resume="allow" if mode == "online" else None,  # each offline folder is the whole run
             settings=settings,
         )
     except wandb.Error as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise UserError(f"W&B cannot be used with tracker.mode={mode} ({reason}); {WAYS_OUT}.") from error
+    if run.starting_step and not begun_here:
+        run.finish()
+        raise UserError(
+            f"W&B has a run {run_id} of this configuration in the project {project} already, made from another folder: "
+            f"delete it there, name another tracker.project, or {WAYS_OUT}."
+        )
     run.define_metric("iteration", hidden=True)
     run.define_metric("*", step_metric="iteration")
     return run

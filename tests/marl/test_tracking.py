@@ -3,7 +3,14 @@
 import gzip
 import json
 import math
+import os
+import signal
+import subprocess
+import sys
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,7 +21,7 @@ import torch
 import wandb
 
 from marl.errors import UserError
-from marl.tracking import JsonlTracker, WandbTracker, make_tracker
+from marl.tracking import JsonlTracker, Tracker, WandbTracker, make_tracker
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -147,6 +154,9 @@ def test_wandb_online_without_an_account_says_what_to_do(tmp_path: Path, monkeyp
     assert [line["x"] for line in lines(tmp_path / "metrics.jsonl")] == [1]  # what an earlier attempt wrote stays
 
 
+NOTHING: dict[str, Any] = {"offset": 0, "content": []}
+
+
 class Service(BaseHTTPRequestHandler):
     """As much of W&B's service as one online run talks to; keeps the history lines that arrive, and the run's id."""
 
@@ -162,8 +172,7 @@ class Service(BaseHTTPRequestHandler):
             asked = json.loads(body)
             answer = {"data": self.graphql(asked["query"], asked.get("variables") or {})}
         elif self.path.endswith("/file_stream"):
-            sent = (json.loads(body).get("files") or {}).get("wandb-history.jsonl") or {"content": []}
-            self.history.extend(json.loads(line) for line in sent["content"])
+            self.file_stream((json.loads(body).get("files") or {}).get("wandb-history.jsonl") or NOTHING)
         reply = json.dumps(answer).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(reply)))
@@ -171,6 +180,9 @@ class Service(BaseHTTPRequestHandler):
         self.wfile.write(reply)
 
     do_PUT = do_GET = do_POST
+
+    def file_stream(self, sent: dict[str, Any]) -> None:
+        self.history.extend(json.loads(line) for line in sent["content"])
 
     def graphql(self, query: str, variables: dict[str, Any]) -> dict[str, Any]:
         if "viewer" in query:
@@ -193,24 +205,205 @@ class Service(BaseHTTPRequestHandler):
         """Says nothing."""
 
 
-def test_wandb_online_sends_metrics_and_transcripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against a server on this machine: there is no network in tests, and no account."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Service)
+@contextmanager
+def serving(service: type[Service], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), service)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     monkeypatch.delenv("WANDB_MODE", raising=False)
+    yield
+    server.shutdown()
+    server.server_close()
+
+
+def test_wandb_online_sends_metrics_and_transcripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a server on this machine: there is no network in tests, and no account."""
     wandb.teardown()  # an earlier test's W&B process knows another server
-    with make_tracker("wandb", tmp_path, name="full-0", run_id="abc", config={"seed": 0}, mode="online") as tracker:
+    with (
+        serving(Service, monkeypatch),
+        make_tracker("wandb", tmp_path, name="full-0", run_id="abc", config={"seed": 0}, mode="online") as tracker,
+    ):
         tracker.log(1, {"loss/listening": 0.5})
         tracker.transcripts(1, ["game", "text"], [[0, "hello"]])
         tracker.log(2, {"game/score": 3.0}, phase="eval")
-    server.shutdown()
-    server.server_close()
     assert Service.runs == {"abc"}
     assert [line["loss/listening"] for line in Service.history if "loss/listening" in line] == [0.5]
     assert [line["eval/game/score"] for line in Service.history if "eval/game/score" in line] == [3]
     assert [line["transcripts"]["nrows"] for line in Service.history if "transcripts" in line] == [1]
+
+
+class KeepingService(Service):
+    """Keeps a run's rows at the places that they are sent to, and tells who resumes it what it has. Who does not, sends
+    from the first place on, in the stead of all that is there."""
+
+    rows: ClassVar[dict[int, dict[str, Any]]]
+
+    def file_stream(self, sent: dict[str, Any]) -> None:
+        new = {place: json.loads(line) for place, line in enumerate(sent["content"], start=sent["offset"])}
+        if new:
+            type(self).rows = {place: row for place, row in self.rows.items() if place < sent["offset"]} | new
+
+    def graphql(self, query: str, variables: dict[str, Any]) -> dict[str, Any]:
+        if "RunResumeStatus" in query and self.rows:
+            last = json.dumps(self.rows[max(self.rows)])
+            counts = {"historyLineCount": len(self.rows), "eventsLineCount": 0, "logLineCount": 0}
+            tails = {"historyTail": json.dumps([last]), "eventsTail": "[]", "summaryMetrics": last}
+            texts = {"config": "{}", "wandbConfig": '{"t": 1}', "displayName": "n", "tags": []}
+            bucket = {"id": "b", "name": variables["name"]} | counts | tails | texts
+            return {"model": {"id": "p", "name": "p", "entity": {"id": "e", "name": "me"}, "bucket": bucket}}
+        return super().graphql(query, variables)
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[KeepingService]]:
+    monkeypatch.setattr(KeepingService, "rows", {}, raising=False)
+    with serving(KeepingService, monkeypatch):
+        yield KeepingService
+
+
+def rows_of(service: type[KeepingService], name: str) -> list[tuple[int, Any]]:
+    """The steps of the rows that have the metric, in the server's order, each with its value."""
+    rows = [row for _, row in sorted(service.rows.items())]
+    assert all(row["_step"] == row["iteration"] for row in rows)
+    return [(row["iteration"], row[name]) for row in rows if name in row]
+
+
+def sync(folder: Path) -> None:
+    """Uploads what `wandb sync offline-run-*` takes."""
+    runs = sorted(str(path) for path in (folder / "wandb").glob("offline-run-*"))
+    command = [sys.executable, "-m", "wandb", "sync", *runs]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=folder)
+    assert done.returncode == 0 and "ERROR" not in done.stderr, done.stderr
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from marl.tracking import make_tracker
+
+folder, first, last, mode, resume = sys.argv[1:]
+tracker = make_tracker(
+    "wandb", Path(folder), name="n", run_id="same", config={}, mode=mode, resume_from_iteration=eval(resume)
+)
+for i in range(int(first), int(last) + 1):
+    tracker.log(i, {"x": i / 10, "time/update": 1.5})
+    tracker.log(i, {"score": i}, phase="eval")
+    tracker.transcripts(i, ["text"], [["hello"]])
+print("logged", flush=True)
+if mode == "online":
+    sys.stdin.read(1)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def log_and_be_killed(folder: Path, first: int, last: int, resume: int | None = None) -> None:
+    arguments = [str(folder), str(first), str(last), "offline", str(resume)]
+    done = subprocess.run([sys.executable, "-c", KILLED, *arguments], timeout=100)
+    assert done.returncode == -signal.SIGKILL
+
+
+@pytest.mark.slow
+def test_a_killed_offline_run_is_one_curve_once_it_has_ended(tmp_path: Path, service: type[KeepingService]) -> None:
+    """After a sync in between, two kills and a broken end `wandb sync` brings each iteration once, in order."""
+    with make_tracker("wandb", tmp_path, name="n", run_id="same", config={}) as tracker:
+        tracker.log(1, {"x": 0.1})
+    sync(tmp_path)
+    assert rows_of(service, "x") == [(1, 0.1)]
+    time.sleep(1.1)  # folders are named by the second
+    log_and_be_killed(tmp_path, 1, 4)
+    log_and_be_killed(tmp_path, 3, 150, resume=2)  # W&B writes the file block by block
+    assert len(list((tmp_path / "wandb").glob("offline-run-*"))) == 1
+    with (
+        pytest.raises(KeyboardInterrupt),
+        make_tracker("wandb", tmp_path, name="n", run_id="same", config={}, resume_from_iteration=3) as tracker,
+    ):
+        tracker.log(4, {"x": 0.4})
+        raise KeyboardInterrupt
+    assert len(list((tmp_path / "wandb/earlier").iterdir())) == 3
+    sync(tmp_path)
+    assert rows_of(service, "x") == [(i, i / 10) for i in (1, 2, 3, 4)]
+    time.sleep(1.1)
+    with make_tracker("wandb", tmp_path, name="n", run_id="same", config={}, resume_from_iteration=3) as tracker:
+        for i in (4, 5):
+            tracker.log(i, {"x": i})
+            tracker.transcripts(i, ["text"], [["bye"]])
+    [newest] = (tmp_path / "wandb").glob("offline-run-*")
+    assert not (tmp_path / "wandb/earlier").exists()
+    sync(tmp_path)
+    assert rows_of(service, "x") == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 4), (5, 5)]
+    assert rows_of(service, "eval/score") == rows_of(service, "iteration")[:3] == [(1, 1), (2, 2), (3, 3)]
+    assert rows_of(service, "time/update") == [(1, 1.5), (2, 1.5), (3, 1.5)]
+    tables = [newest / "files" / table["path"] for _, table in rows_of(service, "transcripts")]
+    assert [json.loads(path.read_text())["data"][0][0] for path in tables] == ["hello"] * 3 + ["bye"] * 2
+
+
+def test_a_restarted_offline_run_is_whole_in_its_newest_folder(tmp_path: Path, service: type[KeepingService]) -> None:
+    with make_tracker("wandb", tmp_path, name="n", run_id="same", config={}) as tracker:
+        for i in (1, 2, 3):
+            tracker.log(i, {"x": i / 10, "time/update": 1.5})
+            tracker.transcripts(i, ["text"], [["hello"]])
+    [first] = (tmp_path / "wandb").glob("offline-run-*")
+    os.truncate(first / "run-same.wandb", 7)  # as a kill leaves it
+    first.rename(first.with_name("offline-run-20000101_000000-same"))  # folders are named by the second
+    with make_tracker("wandb", tmp_path, name="n", run_id="same", config={}, resume_from_iteration=2) as tracker:
+        tracker.log(3, {"x": 3, "time/update": 2})
+    assert len(list((tmp_path / "wandb").glob("*offline-run-*"))) == 1
+    sync(tmp_path)
+    assert rows_of(service, "x") == [(1, 0.1), (2, 0.2), (3, 3)]
+    assert rows_of(service, "time/update") == [(1, 1.5), (2, 1.5), (3, 2)]
+    assert [step for step, _ in rows_of(service, "transcripts")] == [1, 2]
+
+
+def online(folder: Path, resume: int | None = None) -> Tracker:
+    wandb.teardown()  # an earlier test's W&B process knows another server
+    return make_tracker(
+        "wandb", folder, name="n", run_id="same", config={}, mode="online", resume_from_iteration=resume
+    )
+
+
+def test_online_iterations_lost_and_made_again_are_there_once(tmp_path: Path, service: type[KeepingService]) -> None:
+    with pytest.raises(KeyboardInterrupt), online(tmp_path / "a") as tracker:
+        for i in (1, 2, 3, 4):
+            tracker.log(i, {"x": i / 10})
+        raise KeyboardInterrupt  # before the evaluation: the row of 4 is not whole
+    assert rows_of(service, "x") == [(1, 0.1), (2, 0.2), (3, 0.3)]
+    with JsonlTracker(tmp_path / "a", resume_from_iteration=3) as files:  # what a kill leaves: not all was sent
+        for i in (4, 5, 6):
+            files.log(i, {"x": i / 10})
+    with online(tmp_path / "a", resume=5) as tracker:
+        for i in (6, 7):
+            tracker.log(i, {"x": i / 10})
+            tracker.log(i, {"score": i}, phase="eval")
+            tracker.transcripts(i, ["text"], [["hello"]])
+    whole = [(i, i / 10) for i in range(1, 8)]
+    assert rows_of(service, "x") == whole
+    assert rows_of(service, "eval/score") == [(6, 6), (7, 7)]
+    with online(tmp_path / "a") as tracker:  # begun anew, and all of it is there
+        for i in (1, 2):
+            tracker.log(i, {"x": 10 * i})
+    with pytest.raises(UserError, match=r"run same .* project .* from another folder: delete it there"):
+        online(tmp_path / "b")
+    assert not (tmp_path / "b/metrics.jsonl").exists()
+    assert rows_of(service, "x") == whole
+
+
+@pytest.mark.slow
+def test_a_killed_online_run_goes_on_with_each_iteration_once(tmp_path: Path, service: type[KeepingService]) -> None:
+    arguments = [str(tmp_path), "1", "4", "online", "None"]
+    with subprocess.Popen([sys.executable, "-c", KILLED, *arguments], stdin=subprocess.PIPE) as child:
+        end = time.monotonic() + 60
+        while not service.rows and time.monotonic() < end:
+            time.sleep(0.1)
+        child.communicate(b"x")
+    assert child.returncode == -signal.SIGKILL and service.rows
+    time.sleep(5)  # the killed run's W&B process may send what it still has
+    with online(tmp_path, resume=2) as tracker:
+        for i in (3, 4, 5):
+            tracker.log(i, {"x": i / 10})
+            tracker.log(i, {"score": i}, phase="eval")
+    assert rows_of(service, "x") == [(i, i / 10) for i in (1, 2, 3, 4, 5)]
+    assert rows_of(service, "eval/score") == [(i, i) for i in (1, 2, 3, 4, 5)]
 
 
 @pytest.mark.slow
