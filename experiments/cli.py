@@ -24,7 +24,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -196,12 +196,11 @@ def run(
         if plan.where is Where.SIDE_BY_SIDE:  # by default a process that is told to stop leaves its workers running
             signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
         given, sys.argv = sys.argv, [sys.argv[0], *arguments]
+        launching: AbstractContextManager[None] = nullcontext()
         if plan.where is Where.SUBMITTED:
             launching = waiting_for_all(unfinished, finished, plan.swept)
         elif plan.where is Where.SIDE_BY_SIDE:
             launching = in_own_processes(unfinished, unstarted, plan.swept)
-        else:
-            launching = nullcontext()
         try:
             with launching:
                 hydra.main(version_base=VERSION_BASE, config_path=f"pkg://{package}", config_name=config_name)(job)()
