@@ -24,7 +24,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -45,7 +45,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.terminal import labelled
+from experiments.terminal import STDERR, STDOUT, labelled, unheard
 from marl.errors import UserError
 from marl.runs import told
 
@@ -53,6 +53,7 @@ VERSION_BASE = "1.3"
 
 Task = Callable[[DictConfig], Any]
 After = Callable[[list[Path]], None]
+FolderOf = Callable[[DictConfig], Path]
 
 
 class UsageError(UserError):
@@ -80,6 +81,11 @@ LAUNCHERS = {
 }
 
 
+# What numerical libraries read at their start; the cores are shared out among jobs side by side.
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+IDLE = 300  # seconds until a worker without a job ends, should the command itself have been killed
+
+
 # What ~KEY may leave out: terms, players, and choices that only bring other settings. The rest always has a value.
 REMOVABLE = ("loss.", "reward.", "cast.", "variants.", "tuned", "experiment", "ablation", "sweep", "hydra")
 
@@ -94,12 +100,17 @@ class Plan:
 
 
 def command(
-    config_name: str, package: str = "conf", implies: Mapping[str, str] | None = None, after: After | None = None
+    config_name: str,
+    package: str = "conf",
+    implies: Mapping[str, str] | None = None,
+    after: After | None = None,
+    folder_of: FolderOf | None = None,
 ) -> Callable[[Task], Callable[..., Any]]:
     """Makes `task(cfg)` a command, configured by `config_name`.yaml of `package` and by the overrides in `sys.argv`.
 
     `implies`: {"data.dond": "base=human"} adds the choice base=human wherever data.dond is given and base is not.
     `after`: called at a sweep's end with the folders that the tasks of its jobs returned, without those that failed.
+    `folder_of`: tells the folder that a job writes into, which is named where the job fails.
     Called with a configuration, the command runs just the task. Mistakes by the user end the process (SystemExit).
     """
 
@@ -114,7 +125,7 @@ def command(
                 plan = check_command_line(config_name, package, flags, overrides)
             except UsageError as error:
                 leave(error, status=2)
-            run(task, config_name, package, [*flags, *overrides], plan, after)
+            run(task, config_name, package, [*flags, *overrides], plan, after, folder_of)
 
         return main
 
@@ -122,7 +133,13 @@ def command(
 
 
 def run(
-    task: Task, config_name: str, package: str, arguments: list[str], plan: Plan, after: After | None = None
+    task: Task,
+    config_name: str,
+    package: str,
+    arguments: list[str],
+    plan: Plan,
+    after: After | None = None,
+    folder_of: FolderOf | None = None,
 ) -> None:
     """Hands over to Hydra. Jobs that fail say so at once; a sweep goes on with its other jobs and then exits with 1."""
 
@@ -136,7 +153,12 @@ def run(
         if plan.where is Where.SUBMITTED:
             use_cores(HydraConfig.get().launcher.get("cpus_per_task"))
         if plan.sweep and here:
-            noted.write_text(overrides)  # a file, because the job may run in another process, and may be killed there
+            folder = ""
+            if folder_of:
+                with suppress(Exception):  # settings that make no run have no folder; the task says what is wrong
+                    folder = str(folder_of(cfg))
+            # A file, because the job may run in another process, and may be killed there.
+            noted.write_text(f"{own_settings(HydraConfig.get().overrides.task, plan.swept)}\n{folder}")
         with labelled(label(plan.swept) if plan.where is Where.SIDE_BY_SIDE else ""):
             try:
                 result = task(cfg)
@@ -159,6 +181,7 @@ def run(
         return result
 
     status: Any = 0
+    unstarted: dict[int, str] = {}
     at_interrupt = signal.getsignal(signal.SIGINT)
     with tempfile.TemporaryDirectory() as scratch:
         unfinished, finished = Path(scratch) / "unfinished", Path(scratch) / "finished"
@@ -173,9 +196,13 @@ def run(
         if plan.where is Where.SIDE_BY_SIDE:  # by default a process that is told to stop leaves its workers running
             signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
         given, sys.argv = sys.argv, [sys.argv[0], *arguments]
-        submitted = waiting_for_all(unfinished, finished) if plan.where is Where.SUBMITTED else nullcontext()
+        launching: AbstractContextManager[None] = nullcontext()
+        if plan.where is Where.SUBMITTED:
+            launching = waiting_for_all(unfinished, finished, plan.swept)
+        elif plan.where is Where.SIDE_BY_SIDE:
+            launching = in_own_processes(unfinished, unstarted, plan.swept)
         try:
-            with submitted:
+            with launching:
                 hydra.main(version_base=VERSION_BASE, config_path=f"pkg://{package}", config_name=config_name)(job)()
         except SystemExit as leaving:  # what is to be said has been said
             status = leaving.code
@@ -184,7 +211,7 @@ def run(
             status = 128 + signal.SIGINT
         finally:
             sys.argv = given
-        failed = [path.read_text() for path in sorted(unfinished.iterdir())]
+        failed = [settings_and_folder(path) for path in sorted(unfinished.iterdir())]
         made = [Path(path.read_text()) for path in sorted(finished.iterdir())]
     if status == 128 + signal.SIGINT:
         signal.signal(signal.SIGINT, at_interrupt)
@@ -200,14 +227,105 @@ def run(
     finally:  # the last word, whatever becomes of the report
         if failed:
             say(f"Failed jobs: {len(failed)} ({'; '.join(failed)}).")
+        if unstarted:
+            say(f"Jobs that did not start: {len(unstarted)} ({'; '.join(unstarted.values())}).")
+        with unheard(STDOUT):
+            sys.stdout.flush()
     if failed:
-        status = 1
+        status = status or 1
     if status:
         raise SystemExit(status)
 
 
+def own_settings(overrides: Iterable[str], swept: Iterable[str]) -> str:
+    """The settings that tell a job from its sweep's others; all that were given, where there is but one job."""
+    given = list(overrides)
+    return told([override for override in given if override.partition("=")[0] in swept] or given)
+
+
+def settings_and_folder(note: Path) -> str:
+    """A job as its note tells it: its own settings, and its folder if it came to make one."""
+    settings, _, folder = note.read_text().partition("\n")
+    return f"{settings} in {folder}" if folder and Path(folder).is_dir() else settings
+
+
 @contextmanager
-def waiting_for_all(unfinished: Path, finished: Path) -> Iterator[None]:
+def in_own_processes(unfinished: Path, unstarted: dict[int, str], swept: Iterable[str]) -> Iterator[None]:
+    """Within, the death of a process of joblib's launcher, as where memory runs out, is the failure of its job alone.
+
+    By itself the launcher would kill all other jobs with it. Here each of its workers is a pool of its own, so that
+    none breaks another. A job that dies is noted in the folder; those that have not started are in `unstarted`.
+    """
+    from hydra_plugins.hydra_joblib_launcher import _core
+
+    def parallel(n_jobs: int, **_: Any) -> Callable[[Iterable[Any]], list[JobReturn]]:
+        return lambda calls: run_apart(n_jobs, calls, unfinished, unstarted, swept)
+
+    original = _core.Parallel
+    _core.Parallel = parallel
+    try:
+        yield
+    finally:
+        _core.Parallel = original
+
+
+def run_apart(
+    n_jobs: int, calls: Iterable[Any], unfinished: Path, unstarted: dict[int, str], swept: Iterable[str]
+) -> list[JobReturn]:
+    """The launcher's calls, `n_jobs` at a time. Workers are kept for the next job, since imports take seconds."""
+    import joblib
+    from joblib.externals.loky import ProcessPoolExecutor, wait
+
+    count = joblib.effective_n_jobs(n_jobs)
+    share = str(max(joblib.cpu_count() // count, 1))
+    threads = {name: os.environ.get(name, share) for name in THREADS}
+    jobs = {number: (function, number, overrides, *rest) for function, (number, overrides, *rest), _ in calls}
+    unstarted.update({number: own_settings(filter_overrides(job[2]), swept) for number, job in jobs.items()})
+    results: list[JobReturn] = []
+    running: dict[Any, tuple[int, str, Any]] = {}
+    idle: list[Any] = []
+    try:
+        while unstarted or running:
+            while unstarted and len(running) < count:
+                number = next(iter(unstarted))
+                pool = idle.pop() if idle else ProcessPoolExecutor(1, timeout=IDLE, env=threads)
+                running[pool.submit(*jobs[number])] = number, unstarted.pop(number), pool
+            for future in wait(running, return_when="FIRST_COMPLETED").done:
+                number, settings, pool = running.pop(future)
+                error = future.exception()
+                if error is None:
+                    results.append(future.result())
+                else:
+                    say(f"The job {settings} did not end: {cause(error)}.")
+                    note = unfinished / f"{number:06d}"
+                    if not note.exists():  # it ended before its task began
+                        note.write_text(settings)
+                    results.append(JobReturn(status=JobStatus.COMPLETED))  # what is to be said of it has been
+                if error is None and unstarted:
+                    idle.append(pool)
+                else:  # what its process holds, memory above all, is free for the others
+                    pool.shutdown(wait=False)
+        return results
+    finally:
+        for _, _, pool in running.values():
+            pool.shutdown(kill_workers=True)
+        for pool in idle:
+            pool.shutdown()
+
+
+def cause(error: BaseException) -> str:
+    """Why a job did not end: how its process died, if it did."""
+    from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+    if not isinstance(error, TerminatedWorkerError):
+        return f"{type(error).__name__}: {one_line(error)}".rstrip(".: ")
+    died = re.search(r"\{(.+)\}", str(error))  # loky's own text: SIGKILL(-9)
+    how = f" ({died.group(1)})" if died else ""
+    return f"its process died{how}" + (", as where memory runs out" if "SIGKILL" in how else "")
+
+
+@contextmanager
+def waiting_for_all(unfinished: Path, finished: Path, swept: Iterable[str]) -> Iterator[None]:
     """Within, a job of submitit that fails, dies or is cancelled is noted in the first folder, and the others are
     waited for; what their tasks return is noted in the second.
 
@@ -230,7 +348,7 @@ def waiting_for_all(unfinished: Path, finished: Path) -> Iterator[None]:
             failed, why = True, f"The job {overrides} did not end: {str(error).splitlines()[0]}"
         if failed:
             say(f"{why} Its log: {job.paths.stderr}")
-            (unfinished / job.job_id).write_text(overrides)
+            (unfinished / job.job_id).write_text(own_settings(filter_overrides(all_overrides), swept))
         return [JobReturn(status=JobStatus.COMPLETED)]  # what is to be said of it has been
 
     submitit.Job.results = wait  # type: ignore[method-assign,assignment]
@@ -300,6 +418,12 @@ def check_command_line(config_name: str, package: str, flags: list[str], overrid
         if args.cfg:  # only shown, so it may be incomplete
             return Plan()
         sweep = args.multirun or cfg.hydra.mode == RunMode.MULTIRUN
+        if sweep and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise UsageError(
+                "This is a sweep (-m, or hydra.mode=MULTIRUN of a preset), and the processes of torchrun make one run "
+                "together: give each run a torchrun command of its own (with hydra.mode=RUN where a preset sweeps), or "
+                "sweep without torchrun, with hydra/launcher=joblib or submitit_slurm."
+            )
         listed = [o for o in given if o.is_sweep_override()]
         if listed and not sweep:
             raise UsageError(f"{listed[0].input_line} lists several values; add -m to run them all.")
@@ -311,6 +435,9 @@ def check_command_line(config_name: str, package: str, flags: list[str], overrid
             return Plan()
         swept = tuple(key for key, options in lists.items() if len(options) > 1)
         where = LAUNCHERS.get(cfg.hydra.launcher.get("_target_"), Where.ELSEWHERE)
+        if where is Where.SIDE_BY_SIDE and cfg.hydra.launcher.timeout is not None:
+            limit = cfg.hydra.launcher.timeout
+            raise UsageError(f"hydra.launcher.timeout={limit}: jobs side by side have no time limit; leave it null.")
         for name in ("nodes", "tasks_per_node") if where is Where.SUBMITTED else ():
             if cfg.hydra.launcher[name] != 1:
                 raise UsageError(
@@ -455,8 +582,14 @@ class Checker:
         if unknown and quoted and "The value of" not in text:
             key, names = quoted.group(1), self._names(overrides, quoted.group(1))
             whole = key.rpartition(".")[0]
-            if key in names:  # Hydra takes null for nothing
+            deleted = text.startswith("Could not delete")
+            if key in names and deleted:  # Hydra takes null for nothing
                 return f"{key} is null, so it is left out already: drop ~{key}."
+            if key in names:  # the value is a group of settings, and one of them is new
+                given = next(str(o.input_line) for o in self.parse(overrides) if o.key_or_group == key)
+                inner = str(getattr(error.__cause__, "full_key", None) or key)
+                others = [name for name in names if name != key]
+                return f"{inner} is not a setting; {nearest(inner, others)}; a plus sign adds it: +{given}."
             if whole in names and not any(name.startswith(f"{whole}.") for name in names):
                 return f"{key} is not a setting: {whole} is null or a single value; give it whole, as in {whole}=VALUE."
             return f"{key} is not a setting; {nearest(key, names)}."
@@ -529,7 +662,8 @@ def wants_traceback() -> bool:
 
 
 def say(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)
+    with unheard(STDERR):
+        print(sentence, file=sys.stderr, flush=True)
 
 
 def leave(error: UserError, status: int) -> NoReturn:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -104,8 +103,6 @@ def main(cfg: DictConfig) -> None:
 
 def report_sweep(folders: Sequence[Path]) -> None:
     """What `experiments.train` ends a sweep with: one table over these finished runs, and `NAME.html` beside them."""
-    if os.environ.get("RANK", "0") != "0":
-        return  # of torchrun's processes one speaks
     runs = told_apart([read_run(folder) for folder in dict.fromkeys(folders)])
     say(f"{len(runs)} runs")
     name = "+".join(dict.fromkeys(run.config["name"] for run in runs))

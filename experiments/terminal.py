@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -13,11 +14,25 @@ from tqdm import tqdm
 
 from marl.monitor import Progress
 
+STDOUT, STDERR = 1, 2  # file descriptors
+
+
+@contextmanager
+def unheard(stream: int) -> Iterator[None]:
+    """Within, a reader who has left, as in `... | head -1`, does not end the run: what is written goes nowhere then."""
+    try:
+        yield
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream)  # for what is in the buffer too, which Python writes at its end
+        os.close(nowhere)
+
 
 def say(line: str) -> None:
     """A line that stays, above any progress bar."""
-    tqdm.write(line, file=sys.stdout)
-    sys.stdout.flush()
+    with unheard(STDOUT):
+        tqdm.write(line, file=sys.stdout)
+        sys.stdout.flush()
 
 
 @contextmanager
@@ -80,12 +95,14 @@ class Bar(Progress):
         self._name, self._done, self._total = name, 0, total
         self._told = time.monotonic()
         if self._enabled and sys.stderr.isatty():
-            self._bar = tqdm(total=total, desc=name, leave=False, dynamic_ncols=True)
+            with unheard(STDERR):
+                self._bar = tqdm(total=total, desc=name, leave=False, dynamic_ncols=True)
 
     def advance(self, done: int = 1) -> None:
         self._done += done
         if self._bar is not None:
-            self._bar.update(done)
+            with unheard(STDERR):
+                self._bar.update(done)
         elif self._enabled and time.monotonic() - self._told >= self.EVERY:
             self._told = time.monotonic()
             say(f"{self._name}: {self._done} of {self._total}")
@@ -98,5 +115,6 @@ class Bar(Progress):
 
     def close(self) -> None:
         if self._bar is not None:
-            self._bar.close()
+            with unheard(STDERR):
+                self._bar.close()
             self._bar = None

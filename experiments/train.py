@@ -108,7 +108,7 @@ SHOWN = 40  # episodes kept of an iteration or an evaluation
 PLANNED = 8  # of an iteration's games with a planner, which note every action that it weighed
 
 
-@command("train", implies={"data.dond": "base=human"}, after=report_sweep)
+@command("train", implies={"data.dond": "base=human"}, after=report_sweep, folder_of=run_folder)
 def main(cfg: DictConfig) -> Path:
     """One run, from its configuration to its report. Returns its folder."""
     parts = build(cfg, cast_names(plain(cfg)), stops=True)

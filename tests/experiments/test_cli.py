@@ -109,11 +109,18 @@ class Cli:
             if Path("run-99") in folders:
                 raise UserError("there is no room:\n   make some.")
 
+        def folder_of(cfg: DictConfig) -> Path:
+            """There for seed 8, not there yet for others, and unknown for seed 7."""
+            return {7: None, 8: ROOT / "conf"}.get(cfg.seed, Path("nowhere")) / "."
+
         self.monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
         self.capsys.readouterr()
         status = 0
         try:
-            command(config, package="toy_conf", implies={"note": "ablation=full"}, after=after)(task)()
+            main = command(
+                config, package="toy_conf", implies={"note": "ablation=full"}, after=after, folder_of=folder_of
+            )
+            main(task)()
         except SystemExit as leaving:
             status = int(leaving.code or 0)
         captured = self.capsys.readouterr()
@@ -215,6 +222,8 @@ REFUSED = {
     "~loss.listenin": "loss.listenin is not a setting; the nearest is loss.listening.",
     "~note": "note is null, so it is left out already: drop ~note.",
     "note.size=1": "note.size is not a setting: note is null or a single value; give it whole, as in note=VALUE.",
+    "reward={speeking:{weight:1}}": "reward.speeking is not a setting; the nearest is reward.speaking; a plus sign",
+    "loss={new:{weight:1}}": "loss.new is not a setting; --cfg job lists them all; a plus sign adds it: +loss={new:{",
     "~seed": "~seed cannot be left out: give it a value, as in seed=VALUE.",
     "~model": "~model cannot be left out: give it a value, as in model=VALUE.",
     "qqqqqq=1": "qqqqqq is not a setting; --cfg job lists them all.",
@@ -271,6 +280,19 @@ def test_every_choice_of_a_sweep_is_checked_before_the_first_job(cli: Cli, argum
     assert (result.status, result.err.count("\n"), result.jobs) == (2, 1, [])
 
 
+@pytest.mark.parametrize("arguments", [["-m", "seed=0,1"], ["-m", "seed=0"], ["sweep=arms"]])
+def test_a_sweep_under_torchrun_is_refused(cli: Cli, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    result = cli(*arguments)
+    assert result.err.startswith("This is a sweep") and "give each run a torchrun command of its own" in result.err
+    assert (result.status, result.err.count("\n"), result.jobs) == (2, 1, [])
+
+
+def test_one_run_under_torchrun_is_none(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert len(cli("seed=1").jobs) == len(cli("sweep=arms", "hydra.mode=RUN").jobs) == 1
+
+
 def test_structured_configurations_name_setting_and_value(cli: Cli) -> None:
     assert cli("weight=3", config="typed").jobs[0].weight == 3.0
     result = cli("weight=abc", config="typed")
@@ -311,7 +333,13 @@ def test_a_failed_job_of_a_sweep_surfaces_and_the_others_go_on(cli: Cli) -> None
     assert result.status == 1
     assert "seed=7: seed 7 is unlucky: choose another one.\n" in result.err
     assert "seed=8: Traceback" in result.err and "RuntimeError: boom" in result.err
-    assert result.err.endswith("Failed jobs: 2 (seed=7; seed=8).\n")
+    assert result.err.endswith(f"Failed jobs: 2 (seed=7; seed=8 in {ROOT / 'conf'}).\n")
+
+
+def test_failed_jobs_are_named_by_what_tells_them_apart(cli: Cli) -> None:
+    result = cli("-m", "label=x", "ablation=none,full", "seed=7", "note=3")
+    assert result.err.endswith("Failed jobs: 2 (ablation=none; ablation=full).\n")
+    assert cli("-m", "label=x", "seed=7").err.endswith("Failed jobs: 1 (label=x seed=7).\n")  # nothing is swept
 
 
 def test_an_interrupted_command_says_how_to_go_on(cli: Cli) -> None:
@@ -354,6 +382,30 @@ def test_nearest_names_the_most_similar_first() -> None:
     assert nearest("loss.klweight", names) == "the nearest is loss.kl.weight"
     assert nearest("weight", names) == "the nearest are loss.kl.weight, loss.entropy.weight"
     assert nearest("xxxx", names) == "--cfg job lists them all"
+
+
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_a_reader_who_leaves_does_not_end_the_run(toy: Path, tmp_path: Path, closed: str) -> None:
+    """As in `... | head -1`."""
+    (tmp_path / "app.py").write_text(
+        "from pathlib import Path\nfrom experiments import cli, terminal\n\n\n"
+        "@cli.command('train', package='toy_conf')\n"
+        "def main(cfg):\n"
+        "    for _ in range(3):\n        terminal.say('to stdout')\n        cli.say('to stderr')\n"
+        "    Path('end').touch()\n\n\n"
+        "if __name__ == '__main__':\n    main()\n"
+    )
+    environment = {"PYTHONPATH": f"{ROOT}:{toy}", "PYTHONDONTWRITEBYTECODE": "1", "PATH": "/usr/bin:/bin"}
+    reader, writer = os.pipe()
+    os.close(reader)
+    kept = "stderr" if closed == "stdout" else "stdout"
+    done = subprocess.run(
+        [sys.executable, "app.py"], cwd=tmp_path, env=environment, text=True, timeout=120,
+        **{closed: writer, kept: subprocess.PIPE},
+    )  # fmt: skip
+    os.close(writer)
+    assert done.returncode == 0 and (tmp_path / "end").exists(), done
+    assert getattr(done, kept).splitlines() == [f"to {kept}"] * 3
 
 
 def test_the_real_thing_in_a_process_of_its_own(toy: Path, tmp_path: Path) -> None:

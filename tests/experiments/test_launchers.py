@@ -6,8 +6,10 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import joblib
@@ -116,13 +118,35 @@ def test_two_jobs_run_at_the_same_time_and_failed_ones_are_named(toy: Path) -> N
     assert f"none seed=2 | {first}: seed 2 is unlucky: choose another one." in err
     assert f"full seed=2 | {second}: Traceback (most recent call last):" in err
     assert "full seed=2 | RuntimeError: boom" in err
-    assert err[-1] == f"Failed jobs: 2 ({first}; {second})."
+    assert err[-1] == "Failed jobs: 2 (ablation=none seed=2; ablation=full seed=2)."
 
 
-def test_a_job_whose_process_is_killed_is_named(toy: Path) -> None:
-    done = run(toy, "ablation=full", "seed=3,4")
-    assert done.returncode == 1 and "Failed jobs: " in done.stderr and "made" not in done.stdout
-    assert f"meeting={toy / 'meeting'} ablation=full seed=3" in done.stderr.splitlines()[-1]
+def test_a_job_whose_process_is_killed_is_named_and_the_others_go_on(toy: Path) -> None:
+    (toy / "meeting" / "somebody").touch()
+    done = run(toy, "ablation=full", "seed=3,4,1")
+    *told, last = done.stderr.splitlines()
+    assert done.returncode == 1 and last == "Failed jobs: 2 (seed=3; seed=4).", done.stderr
+    assert "The job seed=3 did not end: its process died (SIGKILL(-9)), as where memory runs out." in told
+    assert "seed=4 | RuntimeError: boom" in told
+    assert done.stdout.splitlines()[-1] == "made full-1"
+
+
+@pytest.mark.slow
+def test_jobs_that_did_not_start_are_named_where_the_sweep_is_stopped(toy: Path) -> None:
+    command_line = [
+        sys.executable, str(toy / "app.py"), "-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=1",
+        f"meeting={toy / 'meeting'}", "seed=1,2",
+    ]  # fmt: skip
+    environment = {"PYTHONPATH": f"{ROOT}:{toy}", "PYTHONDONTWRITEBYTECODE": "1", "PATH": os.environ["PATH"]}
+    process = subprocess.Popen(command_line, cwd=toy / "work", env=environment, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not (toy / "meeting" / "custom").exists():  # the first waits there for somebody
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    process.terminate()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert err.splitlines() == ["Failed jobs: 1 (seed=1).", "Jobs that did not start: 1 (seed=2)."]
 
 
 @pytest.mark.slow
@@ -133,7 +157,7 @@ def test_jobs_of_submitit_run_apart_and_those_that_fail_or_die_are_named(toy: Pa
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     job = f"meeting={toy / 'meeting'} ablation=full seed="
     *told, last = done.stderr.splitlines()
-    assert last == f"Failed jobs: 2 ({job}3; {job}4)."
+    assert last == "Failed jobs: 2 (seed=3; seed=4)."
     killed, boom = (next(line for line in told if f"{job}{seed} " in line) for seed in (3, 4))
     assert killed.startswith(f"The job {job}3 did not end: ") and boom.startswith(f"The job {job}4 failed: boom")
     assert "RuntimeError: boom" in Path(boom.partition("Its log: ")[2]).read_text()
@@ -148,6 +172,11 @@ def test_a_job_of_submitit_is_one_process(setting: str) -> None:
     pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
     with pytest.raises(UsageError, match=rf"hydra\.launcher\.{setting}=2: .* so it must be 1; .* torchrun"):
         check_command_line("train", "conf", ["-m"], ["hydra/launcher=submitit_slurm", f"hydra.launcher.{setting}=2"])
+
+
+def test_a_time_limit_that_nobody_keeps_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"hydra\.launcher\.timeout=5\.0: .* leave it null"):
+        check_command_line("train", "conf", ["-m"], ["hydra/launcher=joblib", "hydra.launcher.timeout=5"])
 
 
 @pytest.mark.parametrize(
