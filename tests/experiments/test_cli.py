@@ -342,6 +342,15 @@ def test_failed_jobs_are_named_by_what_tells_them_apart(cli: Cli) -> None:
     assert cli("-m", "label=x", "seed=7").err.endswith("Failed jobs: 1 (label=x seed=7).\n")  # nothing is swept
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A process that a script started in the background may have begun with interrupts ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_command_says_how_to_go_on(cli: Cli) -> None:
     result = cli("seed=11")
     assert (result.status, result.err) == (130, "Interrupted; the same command goes on from what is there.\n")

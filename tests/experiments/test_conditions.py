@@ -196,6 +196,7 @@ def test_a_stopped_study_goes_on_where_it_was(
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.slow
 def test_what_another_process_plays_is_left_to_it(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

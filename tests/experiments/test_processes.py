@@ -92,6 +92,7 @@ def test_two_processes_make_the_run_of_one(alone: Path) -> None:
     assert out.count("2 processes") == 1 and out.count("  1/2 ") == 1  # one of them speaks
 
 
+@pytest.mark.slow
 def test_a_killed_process_takes_the_run_down_and_one_goes_on(alone: Path) -> None:
     """Two processes with half the parameters each, which make their base, and then one that has them whole."""
     cut = alone.parent / "cut"

@@ -6,7 +6,7 @@ import pytest
 
 from tests.torture import KINDS, torture
 
-SLOW = ("ppo_among_us", "ppo_two_learners", "filtered_bc_among_us", "pikl", "pikl_among_us")
+SLOW = ("filtered_bc", "ppo_among_us", "ppo_two_learners", "filtered_bc_among_us", "pikl", "pikl_among_us")
 SHORT = ("algo.iterations=3", "eval.every=3")  # most of these runs are games of evaluation
 
 

@@ -405,8 +405,18 @@ def test_json_is_whole_or_old(tmp_path: Path) -> None:
 
 # -- no pickle ---------------------------------------------------------------------------------------------------------
 
-PICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
-UNPICKLE = {"torch.load", "torch.save", "torch.hub.load", "pandas.read_pickle", "pd.read_pickle", "torch.jit.load"}
+PICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "shelve", "marshal"}
+UNPICKLE = {
+    "joblib.load",
+    "joblib.dump",
+    "joblib.Memory",
+    "torch.load",
+    "torch.save",
+    "torch.hub.load",
+    "pandas.read_pickle",
+    "pd.read_pickle",
+    "torch.jit.load",
+}
 
 
 def pickles_in(source: str) -> list[str]:

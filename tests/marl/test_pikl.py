@@ -146,7 +146,10 @@ def test_pikl_hedge_converges_to_its_fixed_point() -> None:
         assert np.abs(last - policy).max() < 1e-3
 
 
-@pytest.mark.parametrize(("iterations", "expected"), [(1000, 0.0188), (10_000, 0.0068), (100_000, 0.0021)])
+@pytest.mark.parametrize(
+    ("iterations", "expected"),
+    [(1000, 0.0188), (10_000, 0.0068), pytest.param(100_000, 0.0021, marks=pytest.mark.slow)],
+)
 def test_hedge_nears_equilibrium_at_the_known_rate(iterations: int, expected: float) -> None:
     settings = Settings(iterations=iterations, lambdas=(0.0,), kappa="sqrt", averaging="uniform", first="anchor")
     plan = solve(zero_sum(W), [np.array([0.6, 0.2, 0.2]), np.array([0.2, 0.2, 0.6])], settings)
