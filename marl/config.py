@@ -114,10 +114,11 @@ def build(cfg: DictConfig, players: Sequence[str] = (), stops: bool = False) -> 
         losses.pop("policy", None)
         if "plan" not in losses:
             raise UserError("loss: with algo=pikl the policy learns from plans, and there is no loss.plan; keep it")
-        if algo.get("value") != "paid" and settings["env"]["game"] != "dond":
+        of_game, mistake = settings["env"], (algo.get("planner") or {}).get("mistake")
+        if algo.get("value") == "plan" and of_game["game"] == "among_us" and (of_game["imposters"] != 1 or mistake):
             raise UserError(
-                f"algo.value={algo.get('value')}: plans of env.game={settings['env']['game']} are not valued in its "
-                "reward; must be paid"
+                f"algo.value=plan: with env.imposters={of_game['imposters']} and algo.planner.mistake={mistake} a plan "
+                "does not say how probable a win by the vote is; take paid, or one imposter and mistake 0"
             )
     if kind != "ppo" and "kl" in losses and losses["kl"].reads == "reply":
         raise UserError(

@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from envs.among_us_v0 import Ending
 from marl.advantages import Credit, add_advantages
 from marl.agents import Agent, PlayConfig
-from marl.batch import collate, seats_of
+from marl.batch import Seat, collate, seats_of
 from marl.cast import Seats, by_role, places
 from marl.errors import UserError
 from marl.losses import Loss
@@ -32,7 +33,7 @@ from marl.renaming import Renaming
 from marl.rewards import Reward, add_rewards
 from marl.rollout import GAMES, RENAME, draw_games, rollout, shuffle_seed
 from marl.speech import INSIDERS
-from marl.types import Episode, Kind, Payment
+from marl.types import Episode, Kind, Payment, TokenBatch
 from marl.update import Learner, UpdateConfig, update
 
 VALUES = ("plan", "paid")
@@ -43,9 +44,8 @@ class RLPiklConfig(PlayConfig):
     """`planner`: how what is played and learned is planned. `gamma`: of the returns that the critic is regressed to.
 
     `value`: what these returns end in. `plan`, as published: at a planned claim what the plan expects, the sum over
-    claims of plan times value, in place of what the game paid for the one that was drawn; seats that never got to claim
-    learn from what was paid. `paid`: so do all. Plans of Among Us are worth ejected imposters, which is another unit
-    than its reward and says nothing of the game after the vote: there it must be `paid`.
+    claims of plan times value, in place of what the game paid for the one that was drawn; at a planned vote of Among Us
+    what `expected_votes` makes of it. Seats that never claimed or voted learn from what was paid. `paid`: so do all.
     """
 
     anneal_lr: bool = True  # the learning rate falls linearly to 0 over the iterations
@@ -75,6 +75,34 @@ def as_expected(episode: Episode) -> Episode:
     }
     paid = [payment for payment in episode.payments if payment.agent not in expected]
     return replace(episode, payments=(*paid, *expected.values()))
+
+
+def expected_votes(batch: TokenBatch, seats: Sequence[Seat]) -> TokenBatch:
+    """The batch with what plans expected as the returns of planned votes in Among Us with one imposter.
+
+    p W + (1 - p) L: p, the sum over votes of plan times value, is the planned probability that the imposter is ejected.
+    W is what games paid after votes that did so. L is what this game paid, if the vote did not; of those that did it is
+    unknown, and the others' mean stands for it. All of these are of the batch's planned votes; where all of them ended
+    alike, nothing is changed.
+    """
+    rows, places, expected, ejected = [], [], [], []
+    for row, (episode, agent) in enumerate(seats):
+        last = max(turn.step for turn in episode.turns)  # of a game that a vote ended, the step of that vote
+        for turn in episode.turns:
+            if turn.agent == agent and turn.planned and turn.planned.played:
+                rows.append(row)
+                places.append(turn.start)
+                expected.append(float(np.dot(turn.planned.plan, turn.planned.values)))
+                ejected.append(turn.step == last and episode.outcome["how"] == Ending.EJECTION)
+    won = torch.tensor(ejected, dtype=torch.bool)
+    if not bool(won.any()) or bool(won.all()):
+        return batch
+    paid = batch.returns[rows, places]
+    p = torch.tensor(expected, dtype=paid.dtype)
+    win, otherwise = paid[won].mean(), torch.where(won, paid[~won].mean(), paid)
+    returns = batch.returns.clone()
+    returns[rows, places] = p * win + (1 - p) * otherwise
+    return replace(batch, returns=returns)
 
 
 def train_rl_pikl(
@@ -120,7 +148,7 @@ def train_rl_pikl(
 
         episodes = add_rewards(episodes, rewards)
         valued: Sequence[Episode] = episodes
-        if config.value == "plan":
+        if config.value == "plan" and game == "dond":
             valued = add_rewards([as_expected(episode) for episode in episodes], paid)
         seats = seats_of(valued, {learner.name})
         batch = collate(
@@ -131,6 +159,8 @@ def train_rl_pikl(
             drawn_from_plans=True,
         )
         batch = add_advantages(batch, returns, 0.0)
+        if config.value == "plan" and game == "among_us":
+            batch = expected_votes(batch, seats)
         for group in learner.optimizer.param_groups:
             left = 1 - iteration / config.iterations if config.anneal_lr else 1.0
             group["lr"] = config.update.learning_rate * left

@@ -372,8 +372,8 @@ def test_names_follow_from_the_configuration() -> None:
             "loss.kl.estimator=k2: algo=filtered_bc does not learn from plain",
         ),
         (
-            ["env=among_us", "algo=pikl", "algo.value=plan"],
-            "algo.value=plan: plans of env.game=among_us are",
+            ["env=among_us", "algo=pikl", "algo.planner.mistake=0.5"],
+            "algo.value=plan: with env.imposters=1 and algo.planner.mistake=0.5 a plan does not say",
         ),
         (["algo=pikl", "loss.kl.estimator=k3"], "loss.kl.estimator=k3: algo=pikl does not learn from plain samples"),
         (["loss=plan", "loss.plan.form=l2"], "loss.plan.form=l2: must be one of cross_entropy, kl"),

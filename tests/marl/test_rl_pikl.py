@@ -31,7 +31,7 @@ from marl.policy import Policy, tiny_lm
 from marl.ppo import PPOConfig, train_ppo
 from marl.rewards import add_rewards
 from marl.rewards.game import GameReward
-from marl.rl_pikl import VALUES, RLPiklConfig, as_expected, train_rl_pikl
+from marl.rl_pikl import VALUES, RLPiklConfig, as_expected, expected_votes, train_rl_pikl
 from marl.types import Episode, Payment, TokenBatch, Turn
 from marl.update import Learner, UpdateConfig, forward, make_optimizer, update
 from tests.marl.batches import PLANNED, proposed, said, talk
@@ -101,6 +101,36 @@ def test_a_claim_is_worth_what_its_plan_expected() -> None:
 
     assert returns(game) == [pytest.approx([0.075, 0.15]), pytest.approx([0.6, 1.2])]
     assert returns(noted) == [pytest.approx([0.4, 0.8]), pytest.approx([0.6, 1.2])]
+
+
+def test_a_vote_is_worth_what_its_plan_expected() -> None:
+    """Votes expected to eject the imposter with 3/4 and 1/4, of which the first did, for a reward of 1; after the other
+    the game went on and paid 1/2, or nothing."""
+
+    def game(plan: tuple[float, ...], ending: str, paid: float) -> Episode:
+        planned = replace(PLANNED, plan=plan, values=(1.0, 0.0, 0.0), played=True)
+        one = talk([said(0), proposed(2)], [said(1), proposed(3)])
+        turns = tuple(replace(t, planned=planned) if t.step == 3 else t for t in one.turns)
+        return replace(one, turns=turns, payments=(Payment("b", 3, paid),), outcome={"how": ending})
+
+    games = [game((0.75, 0.25, 0.0), "ejection", 1.0), game((0.25, 0.75, 0.0), "tasks", 0.5)]
+    games += [game((0.25, 0.75, 0.0), "parity", 0.0), game((0.25, 0.75, 0.0), "time", 0.0)]
+
+    def returns(games: Sequence[Episode]) -> list[list[float]]:
+        seats = [(episode, "b") for episode in add_rewards(games, {"game": GameReward()})]
+        batch = add_advantages(
+            collate(seats, {"game": 1.0}, drawn_from_plans=True), Credit(gae_lambda=1.0, speech="common"), 0.0
+        )
+        found = expected_votes(batch, seats)
+        return [found.returns[b, found.decision[b]].tolist() for b in range(len(seats))]
+
+    # Votes that decided nothing paid 1/6 on average. What came before a vote learns from what was paid.
+    assert returns(games) == [
+        pytest.approx([1.0, 0.75 + 0.25 / 6]), pytest.approx([0.5, 0.25 + 0.75 * 0.5]),
+        pytest.approx([0.0, 0.25]), pytest.approx([0.0, 0.25]),
+    ]  # fmt: skip
+    assert returns(games[1:]) == [pytest.approx([0.5, 0.5]), pytest.approx([0, 0]), pytest.approx([0, 0])]
+    assert returns(games[:1]) == [pytest.approx([1.0, 1.0])]
 
 
 @pytest.mark.parametrize("value", VALUES)
