@@ -1,4 +1,7 @@
-"""torchrun: several processes make one run, which is the run of one process up to rounding."""
+"""torchrun: several processes make one run, which is the run of one process up to rounding.
+
+All of these are slow; that updates are the same is also among the fast tests, in tests/marl (ranks, sharding).
+"""
 
 from __future__ import annotations
 
@@ -83,6 +86,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_run_of_one(alone: Path) -> None:
     both = alone.parent / "both"
     code, out = finish(start_two(both, *EVERY_TERM))
