@@ -49,6 +49,7 @@ TOKENIZER_GAMES = 800  # whose words a tokenizer is trained on
 CORPUS, TOKENIZER, HELD_OUT, LISTENING, CHOICE = 101, 102, 103, 104, 105  # named places of the seed
 DATA, KINDS, KEEPS = ("scripted", "human", "none"), ("tiny", "hf"), ("all", "nonzero")
 ORDERS = tuple(itertools.permutations(range(3), 3))
+MOST_LAYERS = 1000  # far beyond any; each takes time and memory even to count its parameters
 CHUNK = 512  # seats among which batches of equal length are sought
 
 
@@ -72,6 +73,15 @@ class ModelConfig:
         for name in ("vocab_size", "hidden_size", "layers", "heads", "kv_heads", "intermediate_size", "context"):
             if getattr(self, name) < 1:
                 raise UserError(f"model.{name}={getattr(self, name)}: must be at least 1")
+        if self.layers > MOST_LAYERS:
+            raise UserError(f"model.layers={self.layers}: must be at most {MOST_LAYERS}")
+        if self.heads % self.kv_heads:
+            raise UserError(f"model.kv_heads={self.kv_heads}: must divide model.heads={self.heads}, which share them")
+        if self.hidden_size % (2 * self.heads):
+            raise UserError(
+                f"model.hidden_size={self.hidden_size}: must be a multiple of {2 * self.heads}, so that each of "
+                f"model.heads={self.heads} has an even part, which positions rotate"
+            )
 
     def shape(self) -> dict[str, int]:
         """Of a tiny model, as `tiny_config` takes it."""

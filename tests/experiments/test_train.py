@@ -416,6 +416,9 @@ def test_names_follow_from_the_configuration() -> None:
         (["base.dropout=1.0"], "base.dropout=1.0: must lie in"),
         (["model.kind=small"], "model.kind=small: must be one of tiny, hf"),
         (["model.layers=0"], "model.layers=0: must be at least 1"),
+        (["model.layers=10000000"], "model.layers=10000000: must be at most 1000"),
+        (["model.kv_heads=3"], "model.kv_heads=3: must divide model.heads=4"),
+        (["model.hidden_size=12"], "model.hidden_size=12: must be a multiple of 8"),
         (
             ["cast.negotiator={player: scripted, partner: learner, partners: 1}"],
             "eval.cast: learner learns but does not play in evaluation",
