@@ -32,7 +32,7 @@ from experiments.terminal import Bar, say
 from marl.agents import SILENCE, Dubbed, ModelAgent, PlayConfig, model_agent
 from marl.cast import LEARNERS, Seats, by_role, learners_of, places, players_of
 from marl.chat import CHAT
-from marl.checkpoint import folder_digest, load_policy, read_card
+from marl.checkpoint import folder_digest, load_policy, started_from
 from marl.config import EvalConfig, cast_of, digest, make, plain
 from marl.errors import UserError, check_writable
 from marl.evaluate import Metrics, metrics
@@ -217,7 +217,7 @@ def entrants(runs: Path, select: str | Sequence[str], arms: Sequence[str]) -> li
 
 def base_folder(run: Path) -> Path:
     """Where the base of a run is kept: where it was, or beside the run."""
-    name = read_card(run / "policy")["base"]
+    name = started_from(run / "policy")
     if name is None:
         raise UserError(f"{run} started from an untouched model; only runs with a base of their own can be compared")
     for folder in (Path(name), run.parent / "bases" / Path(name).name):

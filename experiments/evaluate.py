@@ -29,7 +29,7 @@ from experiments.terminal import Bar, say
 from marl.agents import SILENCE, Agent, Dubbed, ModelAgent, model_agent
 from marl.cast import Seats, by_role
 from marl.chat import CHAT, ChatAgent
-from marl.checkpoint import load_policy, read_card
+from marl.checkpoint import load_policy, started_from
 from marl.config import Parts, build, cast_of, make, plain
 from marl.engine import size_of
 from marl.errors import UserError, check_writable
@@ -192,7 +192,7 @@ def base_folder(beside: str) -> Path | None:
     folder = Path(bare(beside)) / "policy"
     if not folder.is_dir():
         return None
-    base = read_card(folder)["base"]
+    base = started_from(folder)
     if base is None:
         raise UserError(
             f"players: {beside} started from an untouched model; evaluate that with model=hf players=[base]"

@@ -68,7 +68,11 @@ def verify_folder(folder: Path) -> str:
     if not sums:
         return f"{folder}: checksums.json lists no file"
     wrong = [name for name, digest in sums.items() if not (folder / name).is_file() or _sha256(folder / name) != digest]
-    return f"{folder}: damaged file {', '.join(wrong)}" if wrong else ""
+    if wrong:
+        return f"{folder}: damaged file {', '.join(wrong)}"
+    read = {path.name for path in folder.iterdir() if path.suffix in (".json", ".safetensors")} - {"checksums.json"}
+    unknown = sorted(read - set(sums))
+    return f"{folder}: checksums.json does not list {', '.join(unknown)}" if unknown else ""
 
 
 def folder_digest(folder: Path) -> str:
@@ -142,6 +146,15 @@ def read_card(folder: Path) -> dict[str, Any]:
         return read_json(folder / "policy.json")
     except UserError as error:
         raise UserError(f"{folder} holds no policy of this project: {error}") from error
+
+
+def started_from(folder: Path) -> str | None:
+    """The folder of the base that a run's policy, kept in `folder`, started from; None for an untouched model."""
+    card = read_card(folder)
+    base = card.get("base", ...)
+    if base is not None and not isinstance(base, str):
+        raise UserError(f"{folder / 'policy.json'} does not say from which base it started: it is damaged")
+    return base
 
 
 def save_training(

@@ -273,9 +273,10 @@ def base_policy(
     if not folder.exists():
         check_writable(cache, "cache")
         make_once(folder, teach if base.lessons else make, report)
+    policy = load_policy(folder, device, privileged_size)  # checks all that is in the folder
     figures = read_card(folder)["figures"]
     report("base model: " + ", ".join(f"{name} {value:.3g}" for name, value in figures.items()))
-    return load_policy(folder, device, privileged_size), folder
+    return policy, folder
 
 
 def tokenizer_games(base: BaseConfig) -> int:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,15 @@ from marl.files import read_json, write_json, write_text
 
 CARD = "run.json"
 CONFIG = "config.yaml"
-GROUPS = ("env", "cast", "eval", "algo", "loss", "model", "base")  # of settings, that every run has
+GROUPS = ("env", "cast", "eval.env", "eval.cast", "algo", "loss", "model", "base")  # of settings, that every run has
+SETTINGS: dict[str, type | tuple[type, ...]] = {  # that those who measure runs read
+    "env.game": str,
+    "eval.temperature": (int, float),
+    "algo.iterations": int,
+    "algo.context": int,
+    "algo.max_new_tokens": int,
+    **dict.fromkeys(GROUPS, dict),
+}
 
 
 def read_run_card(folder: Path) -> dict[str, Any] | None:
@@ -49,13 +58,28 @@ def read_settings(folder: Path) -> dict[str, Any]:
     parts = [settings, *(settings.get(p) or {} for p in ("env", "algo"))] if isinstance(settings, dict) else [settings]
     if not all(isinstance(part, dict) for part in parts):
         raise UserError(f"{path}: expected the settings of a run, with groups env and algo")
+    if unnamed := _unnamed(settings):
+        raise UserError(f"{path}: expected settings by name, and {unnamed[0]!r} is no name")
     return settings
+
+
+def _unnamed(settings: Any) -> list[Any]:
+    """The keys, at any depth, that are no text."""
+    if isinstance(settings, list):
+        return [key for value in settings for key in _unnamed(value)]
+    if not isinstance(settings, dict):
+        return []
+    return [key for key in settings if not isinstance(key, str)] + _unnamed(list(settings.values()))
 
 
 def run_settings(folder: Path) -> dict[str, Any]:
     """The same, with everything that a run's configuration has."""
     settings = read_settings(folder)
-    if lacking := [name for name in GROUPS if not isinstance(settings.get(name), dict)]:
+
+    def part(settings: Any, key: str) -> Any:
+        return settings.get(key) if isinstance(settings, dict) else None
+
+    if lacking := [n for n, kind in SETTINGS.items() if not isinstance(reduce(part, n.split("."), settings), kind)]:
         raise UserError(
             f"{folder / CONFIG} is of an older version of this project, or damaged: it lacks {', '.join(lacking)}; "
             "name another run"

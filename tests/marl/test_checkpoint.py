@@ -25,6 +25,7 @@ from marl.checkpoint import (
     read_card,
     save_policy,
     save_training,
+    started_from,
     verify_folder,
     write_folder,
 )
@@ -463,4 +464,20 @@ def test_weights_in_pickles_are_refused(tmp_path: Path) -> None:
     del sums["model.safetensors"]
     (tmp_path / "policy" / "checksums.json").write_text(json.dumps(sums))
     with pytest.raises(UserError, match="no causal language model can be loaded"):
+        load_policy(tmp_path / "policy")
+
+
+@pytest.mark.parametrize("card", ["{}", '{"bash": "x"}', '{"base": 3}'])
+def test_a_policy_that_does_not_say_where_it_started(tmp_path: Path, card: str) -> None:
+    (tmp_path / "policy.json").write_text(card)
+    with pytest.raises(UserError, match=r"policy.json does not say from which base"):
+        started_from(tmp_path)
+
+
+def test_a_file_that_the_checksums_do_not_list_is_told(tmp_path: Path) -> None:
+    save_policy(tmp_path / "policy", hint_policy(0), {"game": "hint"})
+    sums = json.loads((tmp_path / "policy" / "checksums.json").read_text())
+    write_json(tmp_path / "policy" / "checksums.json", {k: v for k, v in sums.items() if k != "model.safetensors"})
+    assert verify_folder(tmp_path / "policy").endswith("checksums.json does not list model.safetensors")
+    with pytest.raises(UserError, match=r"does not list model\.safetensors: remove the folder"):
         load_policy(tmp_path / "policy")

@@ -1,0 +1,59 @@
+"""Reading a run's folder back: what is no run's configuration is refused in one line, whatever it is."""
+
+from __future__ import annotations
+
+from functools import reduce
+from pathlib import Path
+
+import pytest
+import yaml
+
+from marl.errors import UserError
+from marl.runs import CONFIG, SETTINGS, run_settings
+
+WHOLE = """env: {game: dond}
+cast: {a: {player: base}}
+eval: {env: {}, cast: {}, temperature: 1.0}
+algo: {iterations: 2, context: 64, max_new_tokens: 8}
+loss: {}
+model: {}
+base: {}
+"""
+
+
+def test_the_settings_of_a_run_are_read(tmp_path: Path) -> None:
+    (tmp_path / CONFIG).write_text(WHOLE)
+    assert run_settings(tmp_path)["cast"] == {"a": {"player": "base"}}
+
+
+@pytest.mark.parametrize(
+    ("edited", "to", "said"),
+    [
+        ("eval: {env: {},", "eval: {", "lacks eval.env"),
+        ("eval: {env: {},", "eval: {env: 3,", "lacks eval.env"),
+        ("eval: {env: {}, cast: {}, temperature: 1.0}", "eval: [1]", "lacks eval.temperature, eval.env, eval.cast"),
+        ("loss: {}", "lost: {}", "lacks loss"),
+        ("env: {game: dond}", "null: {game: dond}\nenv: {game: dond}", "None is no name"),
+        ("temperature: 1.0", "temperature: [{3: 4}]", "3 is no name"),
+        ("iterations: 2", "iterations: some", "lacks algo.iterations"),
+        ("env: {game: dond}", "env: 5", "expected the settings of a run"),
+        (WHOLE, "", "expected the settings of a run"),
+        ("env: {game", "env: {game: [", "expected YAML"),
+    ],
+)  # fmt: skip
+def test_a_damaged_configuration_is_refused(tmp_path: Path, edited: str, to: str, said: str) -> None:
+    assert edited in WHOLE
+    (tmp_path / CONFIG).write_text(WHOLE.replace(edited, to, 1))
+    with pytest.raises(UserError, match=said) as refused:
+        run_settings(tmp_path)
+    assert str(tmp_path) in str(refused.value)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_one_of_these_settings_is_needed(tmp_path: Path, name: str) -> None:
+    settings = yaml.safe_load(WHOLE)
+    *groups, last = name.split(".")
+    del reduce(dict.__getitem__, groups, settings)[last]
+    (tmp_path / CONFIG).write_text(yaml.safe_dump(settings))
+    with pytest.raises(UserError, match=rf"lacks.* {name}|expected the settings"):
+        run_settings(tmp_path)
