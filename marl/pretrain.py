@@ -45,7 +45,6 @@ from marl.types import Episode, Kind, Turn
 from marl.update import UpdateConfig, forward, micro_batches, update
 
 FORMAT = 2  # raised when the same settings would make another base
-TOKENIZER_GAMES = 800  # whose words a tokenizer is trained on
 CORPUS, TOKENIZER, HELD_OUT, LISTENING, CHOICE = 101, 102, 103, 104, 105  # named places of the seed
 DATA, KINDS, KEEPS = ("scripted", "human", "none"), ("tiny", "hf"), ("all", "nonzero")
 ORDERS = tuple(itertools.permutations(range(3), 3))
@@ -124,7 +123,8 @@ class Lesson:
 class BaseConfig:
     """What the base is trained on, and how.
 
-    `data`: `scripted`, `human` (needs data.dond), or `none`. `games`: scripted games. `players`: whose, by the name of
+    `data`: `scripted`, `human` (needs data.dond), or `none`. `games`: scripted games. `tokenizer_games`: those whose words
+    the tokenizer is trained on, at most as many as `games`. `players`: whose, by the name of
     scripted players; empty for the game's default ones. Human data only: `epochs`, passes over them; `permute_items`,
     books, hats and balls swap names at random in each pass; `deals_only`, dialogues without a deal are not learned
     from; `claim`, the weight of a further loss on claims and tags (losses/claim.py); `hold_out`, dialogues over the
@@ -138,6 +138,7 @@ class BaseConfig:
 
     data: str = "scripted"
     games: int = 10000
+    tokenizer_games: int = 800
     players: str = ""
     epochs: int = 4
     permute_items: bool = False
@@ -162,7 +163,7 @@ class BaseConfig:
     def __post_init__(self) -> None:
         if self.data not in DATA:
             raise UserError(f"base.data={self.data}: must be one of {', '.join(DATA)}")
-        for name in ("games", "epochs", "rows"):
+        for name in ("games", "tokenizer_games", "epochs", "rows"):
             if getattr(self, name) < 1:
                 raise UserError(f"base.{name}={getattr(self, name)}: must be at least 1")
         if self.keep not in KEEPS:
@@ -185,10 +186,10 @@ class BaseConfig:
     def made_of(self) -> dict[str, Any]:
         """The settings that the trained base depends on: what concerns human data only where they are used."""
         default = BaseConfig()
-        later = ("players", "hold_out", "dropout", "keep", "human_games")
+        later = ("players", "hold_out", "dropout", "keep", "human_games", "tokenizer_games")
         unused = {name for name in later if getattr(self, name) == getattr(default, name)}
         of_people = {"permute_items", "deals_only", "claim", "hold_out", "keep", "human_games"}
-        unused |= set() if self.data == "human" else of_people
+        unused |= {"tokenizer_games"} if self.data == "human" else of_people
         unused |= set() if self.lessons else {"lessons"}
         return {name: value for name, value in asdict(self).items() if name not in unused}
 
@@ -249,7 +250,7 @@ def base_policy(
         "env": {k: v for k, v in env.items() if k not in unused},
         "human_data": human,
     }
-    if not human and tokenizer_games(base) < TOKENIZER_GAMES:
+    if not human and tokenizer_games(base) < base.tokenizer_games:
         made_of["tokenizer_games"] = tokenizer_games(base)
     if not human:
         made_of |= getattr(scripts_module(env["game"]), "VERSION", {})
@@ -281,7 +282,7 @@ def base_policy(
 
 def tokenizer_games(base: BaseConfig) -> int:
     """A small base needs no tokenizer of more scripted games than it learns from."""
-    return min(max(base.games, 20), TOKENIZER_GAMES)
+    return min(max(base.games, 20), base.tokenizer_games)
 
 
 def _train(

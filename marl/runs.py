@@ -41,7 +41,10 @@ SETTINGS: dict[str, type | tuple[type, ...]] = {  # that those who measure runs 
 def read_run_card(folder: Path) -> dict[str, Any] | None:
     """The run card of a finished run, None where there is none yet. UserError where it is damaged."""
     path = folder / CARD
-    return read_json(path) if path.exists() else None
+    try:
+        return read_json(path) if path.exists() else None
+    except UserError as error:
+        raise UserError(f"{error}: remove it, and the run's own command goes on from its last checkpoint") from error
 
 
 def read_settings(folder: Path) -> dict[str, Any]:

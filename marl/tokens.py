@@ -70,6 +70,11 @@ class Tokens:
         self.tokenizer = tokenizer
         self._labels: dict[tuple[str, ...], tuple[list[int], str]] = {}
         self._encoded = lru_cache(maxsize=4096)(self._encode)  # questions and stock phrases come again and again
+        # Calling the tokenizer takes four times as long as what it calls in the end.
+        self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        if self._backend is not None:
+            self._backend.no_truncation()
+            self._backend.no_padding()
         self.size = len(tokenizer)
         self.pad_id = _first(tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
         self.eos_ids = frozenset(i for i in (tokenizer.eos_token_id,) if i is not None)
@@ -88,7 +93,10 @@ class Tokens:
         return list(self._encoded(text)) if text else []
 
     def _encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids)
+        if self._backend is None:
+            return tuple(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids)
+        self._backend.encode_special_tokens = True
+        return tuple(self._backend.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))

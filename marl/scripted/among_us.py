@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import lru_cache
 from random import Random
 from typing import NamedTuple
 
@@ -160,7 +161,8 @@ def _given(s: Statement) -> set[str]:
     return {field for field in ("who", "other", "room") if getattr(s, field)}
 
 
-def understand(message: str) -> list[Statement]:
+@lru_cache(maxsize=4096)  # all who hear a message read it, some more than once
+def understand(message: str) -> tuple[Statement, ...]:
     """What a message says, as far as it is put in the forms of this grammar, in either style; in order of mention."""
     text = _COORDINATES.sub(_named_room, message.lower())
     text = " ".join(re.sub(r"[^a-z ]", " ", text).split())
@@ -171,7 +173,7 @@ def understand(message: str) -> list[Statement]:
             who, other = said["who"].capitalize(), said["other"].capitalize()
             found.append((match.start(), Statement(topic, who, other, _ROOM_OF.get(said["room"]))))
         text = pattern.sub(lambda match: "#" * len(match[0]), text)
-    return [statement for _, statement in sorted(found, key=lambda f: f[0])]
+    return tuple(statement for _, statement in sorted(found, key=lambda f: f[0]))
 
 
 def _named_room(match: re.Match[str]) -> str:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from marl.errors import UserError
-from marl.runs import CONFIG, SETTINGS, run_settings
+from marl.runs import CARD, CONFIG, SETTINGS, read_run_card, run_settings
 
 WHOLE = """env: {game: dond}
 cast: {a: {player: base}}
@@ -57,3 +57,10 @@ def test_every_one_of_these_settings_is_needed(tmp_path: Path, name: str) -> Non
     (tmp_path / CONFIG).write_text(yaml.safe_dump(settings))
     with pytest.raises(UserError, match=rf"lacks.* {name}|expected the settings"):
         run_settings(tmp_path)
+
+
+def test_a_damaged_card_is_told_with_a_way_on(tmp_path: Path) -> None:
+    assert read_run_card(tmp_path) is None
+    (tmp_path / CARD).write_text("")
+    with pytest.raises(UserError, match=r"run\.json: expected one JSON object .*: remove it, and the run's own command"):
+        read_run_card(tmp_path)

@@ -82,6 +82,21 @@ def test_no_text_forges_a_control_token(text: str) -> None:
         assert not control & set(tokens.encode(text + marks[0] + text + marks[-1]))
 
 
+@given(ANY_TEXT)
+def test_text_is_encoded_as_the_tokenizer_itself_does(text: str) -> None:
+    for tokens in (small_tokens(), PLAIN, CHAT):
+        by_itself = tokens.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
+        assert tokens.encode(text) == list(by_itself)
+
+
+def test_a_tokenizer_that_truncates_or_pads_does_neither_to_text() -> None:
+    tokenizer = hf_tokenizer()
+    tokenizer.backend_tokenizer.enable_truncation(4)
+    tokenizer.backend_tokenizer.enable_padding(length=9)
+    assert Tokens(tokenizer).encode("one two three four five six") == PLAIN.encode("one two three four five six")
+    assert Tokens(tokenizer).encode("one") == PLAIN.encode("one")
+
+
 def test_marks_of_a_template_are_control_tokens_even_after_text_was_encoded() -> None:
     tokens = hf_tokens(CHATML)
     start = tokens.tokenizer.convert_tokens_to_ids("<|im_start|>")
