@@ -123,9 +123,9 @@ class Lesson:
 class BaseConfig:
     """What the base is trained on, and how.
 
-    `data`: `scripted`, `human` (needs data.dond), or `none`. `games`: scripted games. `tokenizer_games`: those whose words
-    the tokenizer is trained on, at most as many as `games`. `players`: whose, by the name of
-    scripted players; empty for the game's default ones. Human data only: `epochs`, passes over them; `permute_items`,
+    `data`: `scripted`, `human` (needs data.dond), or `none`. `games`: scripted games. `tokenizer_games`: those whose
+    words the tokenizer is trained on, at most as many as `games`. `players`: whose, by the name of scripted players;
+    empty for the game's default ones. Human data only: `epochs`, passes over them; `permute_items`,
     books, hats and balls swap names at random in each pass; `deals_only`, dialogues without a deal are not learned
     from; `claim`, the weight of a further loss on claims and tags (losses/claim.py); `hold_out`, dialogues over the
     game's test contexts are not learned from (without it, a base is only fit for contexts of another origin); `keep`
@@ -364,7 +364,7 @@ def _teach(
 
 
 def _held_out(env: Mapping[str, Any], tokens: Tokens, base: BaseConfig) -> list[Seat]:
-    games = draw_games(base.seed, HELD_OUT, count=min(base.games, 256))
+    games = draw_games(base.seed, HELD_OUT, count=min(base.games, max(base.games // 20, 64), 256))
     return scripted_seats(env["game"], variants(env, base.vary)[0], tokens, games, base.players)
 
 

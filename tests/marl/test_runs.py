@@ -62,5 +62,5 @@ def test_every_one_of_these_settings_is_needed(tmp_path: Path, name: str) -> Non
 def test_a_damaged_card_is_told_with_a_way_on(tmp_path: Path) -> None:
     assert read_run_card(tmp_path) is None
     (tmp_path / CARD).write_text("")
-    with pytest.raises(UserError, match=r"run\.json: expected one JSON object .*: remove it, and the run's own command"):
+    with pytest.raises(UserError, match=r"run\.json: expected one JSON .*: remove it, and the run's own command"):
         read_run_card(tmp_path)
