@@ -68,11 +68,7 @@ def verify_folder(folder: Path) -> str:
     if not sums:
         return f"{folder}: checksums.json lists no file"
     wrong = [name for name, digest in sums.items() if not (folder / name).is_file() or _sha256(folder / name) != digest]
-    if wrong:
-        return f"{folder}: damaged file {', '.join(wrong)}"
-    read = {path.name for path in folder.iterdir() if path.suffix in (".json", ".safetensors")} - {"checksums.json"}
-    unknown = sorted(read - set(sums))
-    return f"{folder}: checksums.json does not list {', '.join(unknown)}" if unknown else ""
+    return f"{folder}: damaged file {', '.join(wrong)}" if wrong else ""
 
 
 def folder_digest(folder: Path) -> str:
@@ -129,6 +125,13 @@ def load_policy(folder: Path, device: torch.device | str = "cpu", privileged_siz
     problem = verify_folder(folder)
     if problem:
         raise UserError(f"{problem}: remove the folder and make it again")
+    listed = {*read_json(folder / "checksums.json"), "checksums.json"}
+    read = {path.name for path in folder.glob("[!.]*") if path.suffix in (".json", ".safetensors")}
+    if read - listed:
+        raise UserError(
+            f"{folder}: checksums.json does not list {', '.join(sorted(read - listed))}: "
+            "remove it if it was put there, else make the folder again"
+        )
     card = read_card(folder)
     size = card["privileged_size"] if privileged_size is None else privileged_size
     lm, tokens = load_lm(str(folder)), Tokens(load_tokenizer(str(folder)))
@@ -153,7 +156,9 @@ def started_from(folder: Path) -> str | None:
     card = read_card(folder)
     base = card.get("base", ...)
     if base is not None and not isinstance(base, str):
-        raise UserError(f"{folder / 'policy.json'} does not say from which base it started: it is damaged")
+        raise UserError(
+            f"{folder / 'policy.json'} does not say from which base it started: it is damaged; name another run"
+        )
     return base
 
 

@@ -74,6 +74,8 @@ class ModelConfig:
                 raise UserError(f"model.{name}={getattr(self, name)}: must be at least 1")
         if self.layers > MOST_LAYERS:
             raise UserError(f"model.layers={self.layers}: must be at most {MOST_LAYERS}")
+        if self.kind != "tiny":  # has a shape of its own
+            return
         if self.heads % self.kv_heads:
             raise UserError(f"model.kv_heads={self.kv_heads}: must divide model.heads={self.heads}, which share them")
         if self.hidden_size % (2 * self.heads):
@@ -124,8 +126,8 @@ class BaseConfig:
     """What the base is trained on, and how.
 
     `data`: `scripted`, `human` (needs data.dond), or `none`. `games`: scripted games. `tokenizer_games`: those whose
-    words the tokenizer is trained on, at most as many as `games`. `players`: whose, by the name of scripted players;
-    empty for the game's default ones. Human data only: `epochs`, passes over them; `permute_items`,
+    words the tokenizer is trained on, no more than `games` but 20 at least. `players`: whose, by the name of scripted
+    players; empty for the game's default ones. Human data only: `epochs`, passes over them; `permute_items`,
     books, hats and balls swap names at random in each pass; `deals_only`, dialogues without a deal are not learned
     from; `claim`, the weight of a further loss on claims and tags (losses/claim.py); `hold_out`, dialogues over the
     game's test contexts are not learned from (without it, a base is only fit for contexts of another origin); `keep`
@@ -364,7 +366,7 @@ def _teach(
 
 
 def _held_out(env: Mapping[str, Any], tokens: Tokens, base: BaseConfig) -> list[Seat]:
-    games = draw_games(base.seed, HELD_OUT, count=min(base.games, max(base.games // 20, 64), 256))
+    games = draw_games(base.seed, HELD_OUT, count=min(base.games, max(base.games // 15, 64), 256))
     return scripted_seats(env["game"], variants(env, base.vary)[0], tokens, games, base.players)
 
 

@@ -61,7 +61,11 @@ def read_settings(folder: Path) -> dict[str, Any]:
     parts = [settings, *(settings.get(p) or {} for p in ("env", "algo"))] if isinstance(settings, dict) else [settings]
     if not all(isinstance(part, dict) for part in parts):
         raise UserError(f"{path}: expected the settings of a run, with groups env and algo")
-    if unnamed := _unnamed(settings):
+    try:  # what an endpoint is sent besides (chat.extra) may have any keys
+        unnamed = _unnamed({name: part for name, part in settings.items() if name != "chat"})
+    except RecursionError:
+        raise UserError(f"{path}: expected the settings of a run, and found a part that holds itself") from None
+    if unnamed:
         raise UserError(f"{path}: expected settings by name, and {unnamed[0]!r} is no name")
     return settings
 

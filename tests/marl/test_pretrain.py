@@ -11,7 +11,7 @@ import torch
 from marl import pretrain
 from marl.batch import Seat, collate
 from marl.errors import UserError
-from marl.pretrain import BaseConfig, Lesson, ModelConfig, base_policy, fit
+from marl.pretrain import BaseConfig, Lesson, ModelConfig, base_policy, fit, tokenizer_games
 from marl.rollout import draw_games
 from marl.types import TokenBatch
 
@@ -150,3 +150,13 @@ def test_a_lesson_ends_once_it_is_learned(monkeypatch: pytest.MonkeyPatch) -> No
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     fit(None, iter([[]] * 50), 40, BaseConfig(warmup=0.1), {}, optimizer, lambda done: None, until=0.95)  # type: ignore[arg-type]
     assert rates == [0.25, 0.5, 0.75] + [1.0] * (len(rates) - 3) and len(rates) == 12
+
+
+def test_how_many_games_a_tokenizer_is_made_of() -> None:
+    games = [tokenizer_games(BaseConfig(games=games)) for games in (5, 300, 10_000)]
+    assert games == [20, 300, 800] and tokenizer_games(BaseConfig(tokenizer_games=200)) == 200
+    assert "tokenizer_games" not in BaseConfig().made_of()  # bases made before there was the setting are found
+    assert BaseConfig(tokenizer_games=200).made_of()["tokenizer_games"] == 200
+    assert "tokenizer_games" not in BaseConfig(data="human", tokenizer_games=200).made_of()
+    with pytest.raises(UserError, match=r"base\.tokenizer_games=0: must be at least 1"):
+        BaseConfig(tokenizer_games=0)
