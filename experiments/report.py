@@ -3,7 +3,8 @@
 `python -m experiments.report select='dond_ablation-*'` writes `runs/report.html`; with `publish=experiments/NAME` it
 also writes the table, the per-seed and per-iteration data, the differences between arms, the figure and the run cards
 there. Intervals: over training seeds where an arm has several (Student's t), else over the run's evaluation games.
-`iqm.csv` and `profiles.csv` have interquartile means and performance profiles of the arms with several seeds.
+`iqm.csv`, `profiles.csv` and `bootstrap.csv` have interquartile means, performance profiles and intervals by the
+bootstrap over seeds and games, of the arms with several seeds.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from marl.stats import (
     ArmRun,
     ablation_table,
     arm_differences,
+    bootstrap_table,
     format_table,
     iqm_table,
     profile_table,
@@ -275,7 +277,8 @@ def write_per_seed(path: Path, arms: Sequence[ArmRun], names: Sequence[str]) -> 
 def write_over_seeds(
     folder: Path, suffix: str, arms: Sequence[ArmRun], names: Sequence[str], profiled: Sequence[str]
 ) -> None:
-    """`iqm.csv` of the metrics `names` and `profiles.csv` of those `profiled`, where any arm has several seeds."""
+    """`iqm.csv` of the metrics `names`, `profiles.csv` of those `profiled` and `bootstrap.csv` of those known by game,
+    where any arm has several seeds."""
     rows = iqm_table(arms, names)
     if rows:
         lines = [(r.arm, r.metric, r.mean, r.low, r.high, r.seeds, r.games) for r in rows]
@@ -286,6 +289,9 @@ def write_over_seeds(
         ]
         header = ("arm", "metric", "threshold", "share", "low", "high", "seeds")
         write_csv(folder / f"profiles{suffix}.csv", header, shares)
+    resampled = bootstrap_table(arms)
+    if resampled:
+        write_table(folder / f"bootstrap{suffix}.csv", resampled)
 
 
 def write_beliefs(path: Path, runs: Sequence[Run]) -> None:

@@ -293,6 +293,22 @@ def iqm_table(runs: Sequence[ArmRun], metrics: Sequence[str]) -> list[TableRow]:
     return rows
 
 
+def bootstrap_table(runs: Sequence[ArmRun]) -> list[TableRow]:
+    """`hierarchical_mean` over seeds and games of each arm that has several seeds, for the metrics known by game.
+
+    The resampling is the same one every time.
+    """
+    rows: list[TableRow] = []
+    for arm, mine in _several_seeds(runs).items():
+        for metric in mine[0].by_game:
+            found = [run.by_game[metric] for run in mine if metric in run.by_game]
+            if len(found) == len(mine):
+                both = hierarchical_mean(found, rng=np.random.default_rng(0))
+                games = sum(map(len, found))
+                rows.append(TableRow(arm, metric, both.mean, both.low, both.high, len(found), games))
+    return rows
+
+
 @dataclass(frozen=True)
 class ProfileRow:
     """One line of `profiles.csv`: the share of an arm's seeds whose mean is at least `threshold`."""

@@ -103,6 +103,10 @@ def test_statistics_over_seeds_have_files_of_their_own(published: Path) -> None:
         profiles = list(csv.DictReader(file))
     assert list(profiles[0]) == ["arm", "metric", "threshold", "share", "low", "high", "seeds"]
     assert all(0 <= float(row["low"]) <= float(row["share"]) <= float(row["high"]) <= 1 for row in profiles)
+    resampled = by_name(read_table(published / "bootstrap.csv"))
+    assert set(resampled) == {(arm, "game/win_rate/crewmates") for arm in ("RL", "RL+L+S")}
+    for key, row in resampled.items():
+        assert row.mean == pytest.approx(table[key].mean, abs=1e-4) and row.low <= row.mean <= row.high
     assert not (published / "iqm_shaping_0.2.csv").exists()  # one seed
 
 

@@ -19,6 +19,7 @@ from marl.stats import (
     arm_differences,
     bootstrap_mean,
     bootstrap_ratio,
+    bootstrap_table,
     format_table,
     games_needed,
     hierarchical_mean,
@@ -227,6 +228,19 @@ def test_statistics_over_seeds_are_of_arms_that_have_several() -> None:
     assert {threshold for _, threshold in profiles} == {1, 2, 3, 4, 40}
     assert (profiles["a", 2], profiles["b", 2], profiles["b", 40]) == (0.75, 1.0, 0.0)
     assert iqm_table(runs[:2], ["score"]) == [] and profile_table(runs[:2], ["score"]) == []
+
+
+def test_bootstrap_of_an_arm_is_over_its_seeds_and_their_games() -> None:
+    games = generator(8).normal(size=(3, 50)) + np.array([[0.0], [1.0], [5.0]])
+    by_seed = [ArmRun("a", seed, {}, {"score": list(own), "wins": [1.0] * 50}) for seed, own in enumerate(games)]
+    runs = [*by_seed, ArmRun("b", 0, {}, {"score": [1.0]}), ArmRun("c", 0, {}, {"score": [1.0]}), ArmRun("c", 1, {})]
+    score, wins = bootstrap_table(runs)  # b has one seed, and of c's second no game is known
+    assert (score.arm, score.metric, score.seeds, score.games) == ("a", "score", 3, 150)
+    assert score.interval == Interval(score.mean, score.low, score.high, 150)
+    expected = hierarchical_mean(list(games), rng=generator())
+    assert (score.mean, score.low, score.high) == (expected.mean, expected.low, expected.high)
+    assert score.low < games.mean(1)[:2].mean() and score.high > 3  # seeds are resampled, not games alone
+    assert (wins.mean, wins.low, wins.high) == (1, 1, 1)
 
 
 def test_pairing_removes_the_shared_luck() -> None:
