@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -111,7 +112,10 @@ def test_unknown_kinds_are_named() -> None:
     assert not Path("nowhere").exists()
 
 
-def test_wandb_offline_writes_a_run_and_the_files(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_wandb_offline_writes_a_run_and_the_files(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "openai", ModuleType("openai"))  # beside which W&B advertises
     tracker = make_tracker("wandb", tmp_path, name="full-0", run_id="abc123", config={"seed": 0, "loss": {"x": 1.0}})
     assert isinstance(tracker, WandbTracker)
     with tracker:
