@@ -185,13 +185,16 @@ class ModelAgent:
         temperature: float = 1.0,
         read_budget: int = 8192,
         patience: float = 0.25,
+        decode_steps: int = 1,
     ) -> None:
         """`read_budget`: padded tokens in one reading step. `patience`: the share of seats that must be waiting to read
-        before the seats that are writing are made to wait for them."""
+        before the seats that are writing are made to wait for them. `decode_steps`: tokens that a writing seat samples
+        before it is looked at again."""
         self.name, self.policy, self.tokens = name, policy, policy.tokens
         self.engine = Engine(policy, slots, context)
         self.max_new_tokens, self.temperature = max_new_tokens, temperature
         self.read_budget, self.patience = read_budget, patience
+        self.decode_steps = 1 if self.engine.cache.states else decode_steps
         self._seats: dict[Key, ModelSeat] = {}
 
     def act(self, requests: Sequence[Request]) -> list[Reply]:
@@ -208,6 +211,8 @@ class ModelAgent:
             if reading and (not writing or len(reading) >= self.patience * len(owed)):
                 for group in self._groups(reading):
                     self._advance(group)
+            elif self.decode_steps > 1:
+                self._write(writing)
             else:
                 self._advance(writing)
             for key in list(owed):
@@ -279,14 +284,31 @@ class ModelAgent:
             facts = torch.tensor([speaking[i].privileged for i in starting], device=last.device)
             for i, value in zip(starting, self.policy.value(last[starting], facts).tolist(), strict=True):
                 speaking[i].value = value
-        uniform = uniforms(
-            np.array([seat.seed for seat in speaking], dtype=np.uint64),
-            np.array([len(seat.view.stream) + len(seat.ids) for seat in speaking], dtype=np.uint64),
-        )
-        ids, logprobs = self.engine.sample(last, [seat.legal for seat in speaking], self.temperature, uniform)
+        legal = [seat.legal for seat in speaking]
+        ids, logprobs = self.engine.sample(last, legal, self.temperature, self._uniform(speaking, 1)[:, 0])
         for seat, token, logprob in zip(speaking, ids.tolist(), logprobs.tolist(), strict=True):
             seat.ids.append(token)
             seat.logprobs.append(logprob)
+
+    def _uniform(self, seats: Sequence[ModelSeat], steps: int) -> np.ndarray:
+        """What decides each seat's next tokens, (R, steps): of its own seed and their places in its stream alone."""
+        places = np.array([len(seat.view.stream) + len(seat.ids) for seat in seats], dtype=np.uint64)
+        seeds = np.array([seat.seed for seat in seats], dtype=np.uint64)
+        return uniforms(seeds[:, None], places[:, None] + np.arange(steps, dtype=np.uint64))
+
+    def _write(self, keys: Sequence[Key]) -> None:
+        """Several more tokens of speech that has begun. All that its seats have not read is their last token."""
+        seats = sorted((self._seats[key] for key in keys), key=lambda s: s.slot)
+        left = [self.max_new_tokens - len(seat.ids) for seat in seats]
+        steps = min(self.decode_steps, max(left))
+        ids, logprobs = self.engine.write(
+            [seat.slot for seat in seats], [seat.ids[-1] for seat in seats], left, self._uniform(seats, steps),
+            self.temperature,
+        )  # fmt: skip
+        for seat, more, theirs in zip(seats, ids, logprobs, strict=True):
+            seat.read += len(more)  # as many were read as were sampled: the last is not
+            seat.ids += more
+            seat.logprobs += theirs
 
     def _answer(self, seats: Sequence[ModelSeat], hidden: torch.Tensor) -> None:
         """Reads the answers of all questions whose last token was just read: a softmax over their candidates."""
@@ -379,7 +401,11 @@ class Dubbed:
 
 @dataclass(frozen=True)
 class PlayConfig:
-    """How models play while they learn: `games` an iteration, `concurrency` of them at a time; lengths in tokens."""
+    """How models play while they learn: `games` an iteration, `concurrency` of them at a time; lengths in tokens.
+
+    `decode_steps`: of speech, the tokens that are sampled without asking the host in between, from a captured graph
+    (speed only, for GPUs).
+    """
 
     iterations: int = 20
     games: int = 192
@@ -387,9 +413,10 @@ class PlayConfig:
     temperature: float = 1.0
     max_new_tokens: int = 32
     context: int = 1024
+    decode_steps: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("iterations", "games", "concurrency", "max_new_tokens", "context"):
+        for name in ("iterations", "games", "concurrency", "max_new_tokens", "context", "decode_steps"):
             if getattr(self, name) < 1:
                 raise UserError(f"algo.{name}={getattr(self, name)}: must be at least 1")
         if self.temperature <= 0:
@@ -403,6 +430,7 @@ def room(limits: PlayConfig, seats: int, temperature: float) -> dict[str, Any]:
         "context": limits.context,
         "max_new_tokens": limits.max_new_tokens,
         "temperature": temperature,
+        "decode_steps": limits.decode_steps,
     }
 
 

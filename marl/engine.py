@@ -27,6 +27,8 @@ RECURRENT = ("linear_attention", "conv")
 BOTH = "hybrid"
 NOTHING = ("moe", "mlp")
 
+STRETCH = 128  # captured steps reach into slots by multiples of this
+
 
 class SlotLayer(CacheLayerMixin):
     """One layer's keys and values for all slots, (S, L + 1, H, D); the last position takes the writes of padding."""
@@ -238,13 +240,17 @@ def one_pass(
         torch.from_numpy(rows).to(device),
         torch.from_numpy(np.where(real, positions, cache.context)).to(device),
         end,
-        slice(int(rows[0]), int(rows[-1]) + 1) if (np.diff(rows) == 1).all() else None,
+        span_of(rows),
     )
-    ids = torch.from_numpy(tokens).to(device)
+    return at_device(lm, cache, torch.from_numpy(tokens).to(device), query)
+
+
+def at_device(lm: PreTrainedModel, cache: SlotCache, ids: Tensor, query: Tensor) -> Tensor:
+    """The forward pass itself: tokens (R, n) at places (R, n), in the rows of the cache: hidden states (R, n, D)."""
     if cache.masked:
         # (R, 1, n, end): a token sees itself and what stands before it in its own slot
-        blocked = torch.arange(end, device=device) > query[:, None, :, None]
-        mask = torch.zeros(blocked.shape, dtype=lm.dtype, device=device).masked_fill_(blocked, -torch.inf)
+        blocked = torch.arange(cache.end, device=ids.device) > query[:, None, :, None]
+        mask = torch.zeros(blocked.shape, dtype=lm.dtype, device=ids.device).masked_fill_(blocked, -torch.inf)
         output = lm.base_model(
             input_ids=ids, attention_mask=mask, position_ids=query, past_key_values=cache, use_cache=True
         )
@@ -254,6 +260,91 @@ def one_pass(
     if not all(list(layer.stored()) for layer in cache.states):
         raise UserError(f"{type(lm).__name__} keeps its states in itself, not in a cache: choose another model")
     return output.last_hidden_state
+
+
+class Writer:
+    """Speech at fixed shapes: steps that sample a token for each of R rows without asking the host in between.
+
+    Everything a step reads and changes stands in tensors that stay where they are, so that on a GPU it is captured
+    once, as a CUDA graph, and replayed. A row without tokens left writes where nobody reads.
+    """
+
+    def __init__(self, policy: Policy, cache: SlotCache, rows: int, end: int, temperature: float) -> None:
+        """`end`: how far into their slots rows may get. `temperature`: 0 takes the likeliest token."""
+        self.policy, self.cache, self.end, self.temperature = policy, cache, end, temperature
+        device = policy.device
+        self.slots, self.ids, self.places, self.left = torch.zeros(4, rows, dtype=torch.int64, device=device)  # (R,)
+        self.uniform = torch.zeros(rows, dtype=torch.float64, device=device)
+        self.logprobs = torch.zeros(rows, device=device)
+        self.pauses = torch.zeros(policy.speech_mask.shape, dtype=torch.bool, device=device)
+        self.pauses[sorted(policy.tokens.may_end)] = True
+        self.span: slice | None = None  # of slots that stand side by side, which are then not copied
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Reads `ids` at `places` of `slots`, samples those that follow; `left` is 0 after what may be an end."""
+        alive = self.left > 0
+        nowhere = torch.full_like(self.places, self.cache.context)
+        self.cache.at(self.slots, torch.where(alive, self.places, nowhere)[:, None], self.end, self.span)
+        query = torch.where(alive, self.places, 0)[:, None]
+        hidden = at_device(self.policy.lm, self.cache, self.ids[:, None], query)[:, 0]  # (R, D)
+        shaped = self.policy.speech_logits(self.policy.logits(hidden), self.temperature or 1.0)
+        ids, logprobs = draw(shaped.log_softmax(-1), None if self.temperature == 0 else self.uniform)
+        self.ids.copy_(ids)
+        self.logprobs.copy_(logprobs)
+        self.places += alive
+        self.left.sub_(alive.long()).masked_fill_(self.pauses[ids], 0)
+
+    def capture(self, pool: Any) -> None:
+        """Makes a CUDA graph of a step. No row has tokens left meanwhile, so that no slot changes."""
+        self.left.zero_()
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(3):  # as the manual of CUDA graphs asks for
+                self.step()
+        torch.cuda.current_stream().wait_stream(aside)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, pool=pool):
+            self.step()
+
+    @torch.no_grad()
+    def write(
+        self, slots: np.ndarray, ids: np.ndarray, places: np.ndarray, left: np.ndarray, uniform: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Goes on with r <= R rows, (r,) each, `uniform` (r, K): K steps. Returns what was sampled, (r, K), its
+        log-probabilities, (r, K), and how many of these count, (r,)."""
+        rows, steps = uniform.shape
+        self.left.zero_()
+        given = ((self.slots, slots), (self.ids, ids), (self.places, places), (self.left, left))
+        for buffer, values in given:
+            buffer[:rows] = torch.from_numpy(np.asarray(values, dtype=np.int64)).to(buffer.device)
+        chances = torch.zeros(steps, len(self.uniform), dtype=torch.float64)
+        chances[:, :rows] = torch.from_numpy(uniform.T)
+        chances = chances.to(self.uniform.device)
+        told: list[Tensor] = []
+        for step in range(steps):
+            self.uniform.copy_(chances[step])
+            counts = (self.left > 0).double()
+            if self.graph is None:
+                self.step()
+            else:
+                self.graph.replay()
+            told.append(torch.stack([self.ids.double(), self.logprobs.double(), counts]))
+        sampled, logprobs, counts = torch.stack(told, -1)[:, :rows].cpu().numpy()  # the one word to the host
+        return sampled.astype(np.int64), logprobs.astype(np.float32), counts.sum(1).astype(np.int64)
+
+
+def draw(logprobs: Tensor, uniform: Tensor | None) -> tuple[Tensor, Tensor]:
+    """One id for each row of (R, V), and its log-probability: the inverse of the cumulative distribution at `uniform`
+    (R,) in [0, 1), in double precision. Without `uniform` the likeliest, whose log-probability is 0."""
+    if uniform is None:
+        return logprobs.argmax(-1), torch.zeros(len(logprobs), device=logprobs.device)
+    cumulative = logprobs.double().exp().cumsum(-1)
+    ids = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
+    ids = ids.clamp_max(logprobs.shape[1] - 1)
+    return ids[:, 0], logprobs.gather(1, ids)[:, 0]
 
 
 @torch.no_grad()
@@ -302,6 +393,10 @@ class Engine:
         self._free = list(range(slots))  # a heap: the lowest free slot is taken, whatever was freed before
         self.tokens_read = 0
         self._goes_on = not self.cache.states or goes_on(policy.lm)
+        self.few_shapes = policy.device.type == "cuda"  # of `write`'s steps, since each is captured
+        self._writers: dict[tuple[int, int, float], Writer] = {}  # by shape
+        self._captured_at: tuple[int, int] | None = None
+        self._pool: Any = None
 
     def allocate(self) -> int:
         """An empty slot."""
@@ -327,13 +422,7 @@ class Engine:
         sizes = np.array([len(c) for c in chunks])
         rows = np.asarray(slots, dtype=np.int64)
         start = self.lengths[rows]
-        if int((start + sizes).max()) > self.context:
-            what = "an episode outgrew its slot" if int(start[(start + sizes).argmax()]) else "a prompt is too long"
-            raise UserError(
-                f"{what}: a stream of {int((start + sizes).max())} tokens does not fit "
-                f"model.context={self.context}; raise model.context (the model reads up to {self.policy.context}) or "
-                "lower the game's message and turn limits"
-            )
+        self._check_room(start, sizes)
         if not self.cache.states:
             return self._pass(rows, chunks)
         # Padding would move a state on, so that rows are read in pieces, each for all rows that have as much to read.
@@ -350,6 +439,16 @@ class Engine:
             done[which] += size
         assert hidden is not None
         return hidden
+
+    def _check_room(self, start: np.ndarray, sizes: np.ndarray) -> None:
+        """That so many more tokens fit into slots that hold `start`."""
+        if int((start + sizes).max()) > self.context:
+            what = "an episode outgrew its slot" if int(start[(start + sizes).argmax()]) else "a prompt is too long"
+            raise UserError(
+                f"{what}: a stream of {int((start + sizes).max())} tokens does not fit "
+                f"model.context={self.context}; raise model.context (the model reads up to {self.policy.context}) or "
+                "lower the game's message and turn limits"
+            )
 
     def _piece(self, start: np.ndarray, left: np.ndarray) -> tuple[np.ndarray, int]:
         """Which rows are to be read next, and how many tokens of each, where `left` (R,) are unread after `start`."""
@@ -422,14 +521,53 @@ class Engine:
             padded = torch.tensor([[*ids, *[-1] * (width - len(ids))] for ids in legal], device=logits.device)
             chosen = ~speech
             shaped[chosen] = choice_logits(logits[chosen], padded[chosen], temperature)
-        logprobs = shaped.log_softmax(-1)
-        if greedy:
-            best = logprobs.argmax(-1)
-            return best.cpu().numpy(), np.zeros(len(best), dtype=np.float32)
-        cumulative = logprobs.double().exp().cumsum(-1)
-        u = torch.from_numpy(uniform).to(logits.device)[:, None] * cumulative[:, -1:]
-        ids = torch.searchsorted(cumulative, u, right=True).clamp_max(logits.shape[1] - 1)
-        return ids[:, 0].cpu().numpy(), logprobs.gather(1, ids)[:, 0].cpu().numpy()
+        ids, found = draw(shaped.log_softmax(-1), None if greedy else torch.from_numpy(uniform).to(logits.device))
+        return ids.cpu().numpy(), found.cpu().numpy()
+
+    @torch.no_grad()
+    def write(
+        self, slots: Sequence[int], ids: Sequence[int], left: Sequence[int], uniform: np.ndarray, temperature: float
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """Goes on with speech in slots (R,) whose last ids (R,) are unread: up to K tokens each, as `uniform` (R, K)
+        says, at most `left` (R,), and none after one that may be an end. Returns ids and log-probabilities.
+
+        The same as `read` and `sample` K times (up to rounding), without a word to the host between. For models without
+        recurrent layers, whose states would move on in rows that have ended.
+        """
+        assert not self.cache.states, "a state goes on where its row has ended"
+        rows, steps = np.asarray(slots, dtype=np.int64), uniform.shape[1]
+        start = self.lengths[rows]
+        self._check_room(start, np.ones_like(start))
+        allowed = np.minimum(np.minimum(left, steps), self.context - start)
+        size, end = len(rows), int((start + allowed).max())
+        if self.few_shapes:
+            writer = self._kept(1 << (size - 1).bit_length(), -(-end // STRETCH) * STRETCH, temperature)
+        else:
+            writer = Writer(self.policy, self.cache, size, end, temperature)
+            writer.span = span_of(rows)
+        sampled, logprobs, counts = writer.write(rows, np.asarray(ids), start, allowed, uniform)
+        self.lengths[rows] += counts
+        self.tokens_read += int(counts.sum())
+        each = list(zip(sampled.tolist(), logprobs.tolist(), counts.tolist(), strict=True))
+        return [own[:count] for own, _, count in each], [own[:count] for _, own, count in each]
+
+    def _kept(self, size: int, end: int, temperature: float) -> Writer:
+        """The writer of this shape: a new one where there is none yet, or the parameters have moved since."""
+        there = self.policy.speech_mask.data_ptr(), next(self.policy.parameters()).data_ptr()
+        if self._captured_at != there:
+            self._writers, self._captured_at = {}, there
+        key = (size, min(end, self.context), temperature)
+        if key not in self._writers:
+            self._writers[key] = Writer(self.policy, self.cache, *key)
+            if self.policy.device.type == "cuda":
+                self._pool = self._pool or torch.cuda.graph_pool_handle()
+                self._writers[key].capture(self._pool)
+        return self._writers[key]
+
+
+def span_of(rows: np.ndarray) -> slice | None:
+    """The rows as a range, where they stand side by side."""
+    return slice(int(rows[0]), int(rows[-1]) + 1) if (np.diff(rows) == 1).all() else None
 
 
 def uniforms(seeds: np.ndarray, counters: np.ndarray) -> np.ndarray:

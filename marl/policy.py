@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -16,6 +18,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.logging import disable_progress_bar
 
 from marl.errors import UserError
@@ -76,6 +79,27 @@ class Policy(nn.Module):
         """State values (...) of hidden states (..., D) and hidden facts (..., F)."""
         features = torch.cat([hidden.float(), privileged], -1) if self.privileged_size else hidden.float()
         return self.value_head(features).squeeze(-1)
+
+
+@contextmanager
+def recomputing(lm: PreTrainedModel) -> Iterator[None]:
+    """Within, each layer keeps only its input for the backward pass, which computes the rest again: less memory, a
+    third more work, the same gradients. Raises UserError where the model has no such layers."""
+    layers = [module for module in lm.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not lm.supports_gradient_checkpointing or not layers:
+        raise UserError(
+            f"algo.update.gradient_checkpointing=true: {type(lm).__name__} does not support it; set it to false"
+        )
+    renamed = hasattr(lm, "activation_checkpointing_enable")  # in newer transformers
+    (lm.activation_checkpointing_enable if renamed else lm.gradient_checkpointing_enable)({"use_reentrant": False})
+    for layer in layers:
+        layer.training = True  # of the layer alone: dropout, within it, stays off
+    try:
+        yield
+    finally:
+        (lm.activation_checkpointing_disable if renamed else lm.gradient_checkpointing_disable)()
+        for layer in layers:
+            layer.training = False
 
 
 def choice_logits(logits: Tensor, legal: Tensor, temperature: float) -> Tensor:

@@ -80,9 +80,9 @@ class Tokens:
         self.eos_ids = frozenset(i for i in (tokenizer.eos_token_id,) if i is not None)
         cue = tokenizer.get_vocab().get(CUE)
         self.format = self._small_format(cue) if cue is not None else self._text_format()
-        # Tokens that may complete `END`: only after these is the reply's text looked at.
+        # Tokens that may complete a reply: the model's own end, and those after which the text is looked at for `END`.
         pieces = tokenizer.convert_ids_to_tokens(list(range(self.size)))
-        self._may_end = frozenset(i for i, piece in enumerate(pieces) if piece and END[-1] in piece)
+        self.may_end = self.eos_ids | {i for i, piece in enumerate(pieces) if piece and END[-1] in piece}
         specials = {tokenizer.pad_token_id, tokenizer.bos_token_id, cue, tokenizer.unk_token_id} - self.eos_ids
         self.unspeakable = sorted(i for i in specials if i is not None)  # never sampled in speech
 
@@ -104,7 +104,7 @@ class Tokens:
     def ends(self, ids: Sequence[int]) -> bool:
         """Whether a reply is complete: it holds `END` or the model's own end of sequence."""
         last = ids[-1]
-        return last in self.eos_ids or (last in self._may_end and END in self.decode(ids))
+        return last in self.eos_ids or (last in self.may_end and END in self.decode(ids))
 
     def reply_text(self, ids: Sequence[int]) -> str:
         """What the game gets to read: the reply without the model's own end of sequence."""

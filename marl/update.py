@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from marl.errors import UserError
 from marl.losses import Loss, Outputs
 from marl.optim import OPTIMIZERS, Optimizer
-from marl.policy import Policy, choice_logits
+from marl.policy import Policy, choice_logits, recomputing
 from marl.ranks import ONE, Ranks
 from marl.renaming import Renaming
 from marl.sharding import Shards, is_split
@@ -39,6 +39,7 @@ class UpdateConfig:
     target_kl: float | None = None  # stop the passes once approx_kl exceeds it
     temperature: float = 1.0  # set by the loops to the rollout's: the distribution that was sampled is the one scored
     bf16: bool = False  # autocast the forward pass; log-probabilities stay in float32
+    gradient_checkpointing: bool = False  # compute activations again in the backward pass: memory and speed only
 
     def __post_init__(self) -> None:
         for name in ("epochs", "minibatches", "token_budget"):
@@ -53,7 +54,10 @@ class UpdateConfig:
 
 
 def make_optimizer(policy: Policy, config: UpdateConfig) -> Optimizer:
-    """The optimiser that the configuration names, over all parameters."""
+    """The optimiser that the configuration names, over all parameters. Raises UserError where the model cannot be
+    updated as configured."""
+    with recomputation(config, policy):
+        pass
     return OPTIMIZERS[config.optimizer](policy, config.learning_rate, config.weight_decay)
 
 
@@ -201,6 +205,10 @@ def autocast(config: UpdateConfig, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, torch.bfloat16, enabled=config.bf16)
 
 
+def recomputation(config: UpdateConfig, policy: Policy) -> AbstractContextManager[None]:
+    return recomputing(policy.lm) if config.gradient_checkpointing else nullcontext()
+
+
 def update(
     policy: Policy,
     reference: Policy | None,
@@ -239,7 +247,7 @@ def update(
                 if not len(micro) and not is_split(policy):
                     continue
                 part = (whole.select(micro) if len(micro) else blank(whole)).to(policy.device)
-                with autocast(config, policy.device):
+                with autocast(config, policy.device), recomputation(config, policy):
                     outputs = forward(policy, part, config.temperature, reads, reference)
                     if "renamed" in reads and (len(part.row) or is_split(policy)):
                         asked = renamed.select(micro) if len(part.row) else blank(renamed)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from experiments import evaluate, play, report, train
 from marl import memory
-from marl.config import Parts, build, config_hash, plain, run_folder
+from marl.config import Parts, build, config_hash, identity, plain, run_folder
 from marl.engine import size_of
 from marl.errors import UserError
 from marl.games import env_maker
@@ -339,6 +339,9 @@ def test_names_follow_from_the_configuration() -> None:
     assert run_folder(cfg).name == f"dond-full-s3-{config_hash(cfg)[:8]}"
     assert config_hash(configure("runs=elsewhere", "threads=1", "progress=false")) == config_hash(configure())
     assert config_hash(configure("reward.speaking.weight=0.4")) != config_hash(configure())
+    faster = identity(configure("algo.decode_steps=2", "algo.update.gradient_checkpointing=true"))
+    assert (faster["algo"].pop("decode_steps"), faster["algo"]["update"].pop("gradient_checkpointing")) == (2, True)
+    assert faster == identity(configure())  # where they are off, a run is what it was before they were there
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,9 @@ def same_replies(a: Reply, b: Reply) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
-    "settings", [{}, {"read_budget": 1}, {"patience": 0.0}, {"patience": 1.0, "read_budget": 50}], ids=str
+    "settings",
+    [{}, {"read_budget": 1}, {"patience": 0.0}, {"patience": 1.0, "read_budget": 50}, {"decode_steps": 3}],
+    ids=str,
 )
 def test_a_seat_plays_the_same_alone_and_in_company(name: str, settings: dict, policies: dict[str, Policy]) -> None:
     games, policy = list(range(8)), precise(policies[name])

@@ -25,7 +25,7 @@ from transformers import (
 from marl.engine import Engine, StateLayer, goes_on, size_of, uniforms
 from marl.errors import UserError
 from marl.policy import Policy
-from tests.marl.models import ARCHITECTURES, RECURRENT, hf_policy, random_lm, small_tokens, tiny_policy
+from tests.marl.models import ARCHITECTURES, RECURRENT, hf_policy, precise, random_lm, small_tokens, tiny_policy
 
 CONTEXT = 48
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
@@ -266,6 +266,59 @@ def write(policy: Policy, prompts: list[list[int]], seeds: list[int], n: int) ->
         logprobs.append(scores)
     back = np.argsort(order)
     return np.stack(ids, 1)[back], np.stack(logprobs, 1)[back]
+
+
+@pytest.mark.parametrize("few_shapes", [False, True], ids=["as many rows as there are", "shapes of a captured graph"])
+@pytest.mark.parametrize("name", [*ARCHITECTURES, "tiny"])
+def test_several_steps_at_once_sample_what_single_ones_do(
+    name: str, few_shapes: bool, policies: dict[str, Policy]
+) -> None:
+    policy, steps, slots = precise(policies[name]), 6, [4, 0, 1]
+    read = dict(zip(slots, streams(policy, [3, 9, 5]), strict=True))
+    chances = dict(zip(slots, uniforms(np.array([[7], [8], [9]]), np.arange(3 * steps)[None]), strict=True))
+    left = {4: 3 * steps, 0: 2 * steps, 1: 1}
+    for temperature in (1.0, 0.7, 0.0):
+        single, several = Engine(policy, 5, CONTEXT), Engine(policy, 5, CONTEXT)
+        several.few_shapes = few_shapes
+        expected: dict[int, list[tuple[int, float]]] = {slot: [] for slot in slots}
+        said: dict[int, list[tuple[int, float]]] = {slot: [] for slot in slots}
+        for engine in (single, several):
+            engine.read(slots, [read[slot] for slot in slots])
+        for slot in slots:  # one row and one token at a time; an end is no end here
+            for step in range(left[slot]):
+                token = expected[slot][-1][0] if step else slot
+                found = single.sample(single.read([slot], [[token]])[:, 0], [()], temperature, chances[slot][[step]])
+                expected[slot].append((int(found[0][0]), float(found[1][0])))
+        while going := [slot for slot in slots if len(said[slot]) < left[slot]]:
+            last = [said[slot][-1][0] if said[slot] else slot for slot in going]
+            due = [left[slot] - len(said[slot]) for slot in going]
+            next_ones = [np.resize(chances[slot][len(said[slot]) :], steps) for slot in going]  # filled up with any
+            for slot, ids, logprobs in zip(
+                going, *several.write(going, last, due, np.array(next_ones), temperature), strict=True
+            ):
+                said[slot].extend(zip(ids, logprobs, strict=True))
+                assert not set(ids[:-1]) & policy.tokens.may_end
+                assert len(ids) == steps or ids[-1] in policy.tokens.may_end or len(said[slot]) == left[slot]
+        for slot in slots:
+            assert [token for token, _ in said[slot]] == [token for token, _ in expected[slot]]
+            np.testing.assert_allclose(said[slot], expected[slot], atol=1e-6)
+            assert several.lengths[slot] == len(read[slot]) + left[slot]
+        assert several.lengths[[2, 3]].tolist() == [0, 0]  # the others' slots
+
+
+def test_several_steps_stop_where_a_slot_is_full(policies: dict[str, Policy]) -> None:
+    policy = precise(policies["tiny"])
+    engine = Engine(policy, 2, 12)
+    engine.read([0, 1], streams(policy, [10, 4]))
+    chances = np.full((2, 8), 0.5)
+    policy.tokens.may_end, kept = frozenset(), policy.tokens.may_end
+    try:
+        ids, _ = engine.write([0, 1], [3, 4], [20, 3], chances, 1.0)
+        assert [len(own) for own in ids] == [2, 3] and engine.lengths.tolist() == [12, 7]
+        with pytest.raises(UserError, match=r"a stream of 13 tokens does not fit model\.context=12"):
+            engine.write([0, 1], [ids[0][-1], ids[1][-1]], [18, 0], chances, 1.0)
+    finally:
+        policy.tokens.may_end = kept
 
 
 @pytest.mark.parametrize("name", NAMES)

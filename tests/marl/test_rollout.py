@@ -222,6 +222,7 @@ def test_the_same_games_are_the_same_episodes_at_any_concurrency(name: str, poli
     same_episodes(eight, play(name, policies, games, 8), exact=True)
     same_episodes(eight, play(name, policies, games, 3, patience=0.9, read_budget=300))
     same_episodes(eight, play(name, policies, games, 1))
+    same_episodes(eight, play(name, policies, games, 8, decode_steps=4))
 
 
 def test_concurrency_changes_nothing_where_turns_fall_together(policies: dict[str, Policy]) -> None:

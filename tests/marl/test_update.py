@@ -43,6 +43,7 @@ from marl.update import (
     count_tokens,
     explained_variance,
     forward,
+    make_optimizer,
     micro_batches,
     update,
 )
@@ -228,6 +229,33 @@ def test_models_with_dropout_are_on_policy_too(tmp_path: Path) -> None:
                      UpdateConfig(minibatches=1), torch.Generator().manual_seed(0))  # fmt: skip
     assert abs(metrics["update/approx_kl"]) < 1e-6 and metrics["update/clipfrac"] == 0.0
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_activations_that_are_computed_again_give_the_same_weights(tmp_path: Path) -> None:
+    """Also where a model has dropout, which must stay off; and nothing is left switched on."""
+    policy = hf_policy(tmp_path / "gpt2", "gpt2")
+    batch, reference = to_batch(play(policy, 3)), noisy(copy.deepcopy(policy), 1)
+    ends, calls = [], []
+    for again in (False, True):
+        learner, passes = copy.deepcopy(policy), []
+        learner.lm.transformer.h[0].mlp.register_forward_pre_hook(lambda *_, passes=passes: passes.append(1))
+        config = UpdateConfig(minibatches=1, token_budget=1 << 20, gradient_checkpointing=again)
+        optimizer = make_optimizer(learner, config)
+        update(learner, reference, batch, TERMS, optimizer, config, torch.Generator().manual_seed(0))
+        ends.append(weights_of(learner))
+        calls.append(len(passes))
+        assert not any(module.training for module in learner.modules())
+        assert not any(getattr(module, "gradient_checkpointing", False) for module in learner.modules())
+    assert identical(*ends) and not identical(ends[0], weights_of(policy))
+    assert calls == [1, 2]
+
+
+def test_a_model_whose_activations_cannot_be_computed_again_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, _ = played()
+    monkeypatch.setattr(type(policy.lm), "supports_gradient_checkpointing", False)
+    with pytest.raises(UserError, match=r"gradient_checkpointing=true: LlamaForCausalLM does not support it"):
+        make_optimizer(policy, UpdateConfig(gradient_checkpointing=True))
+    make_optimizer(policy, UpdateConfig())
 
 
 # -- sums and counts ---------------------------------------------------------------------------------------------------
