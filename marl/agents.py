@@ -189,7 +189,7 @@ class ModelAgent:
     ) -> None:
         """`read_budget`: padded tokens in one reading step. `patience`: the share of seats that must be waiting to read
         before the seats that are writing are made to wait for them. `decode_steps`: tokens that a writing seat samples
-        before it is looked at again."""
+        before it is looked at again; always 1 for models with recurrent layers."""
         self.name, self.policy, self.tokens = name, policy, policy.tokens
         self.engine = Engine(policy, slots, context)
         self.max_new_tokens, self.temperature = max_new_tokens, temperature

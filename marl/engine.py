@@ -265,20 +265,29 @@ def at_device(lm: PreTrainedModel, cache: SlotCache, ids: Tensor, query: Tensor)
 class Writer:
     """Speech at fixed shapes: steps that sample a token for each of R rows without asking the host in between.
 
-    Everything a step reads and changes stands in tensors that stay where they are, so that on a GPU it is captured
-    once, as a CUDA graph, and replayed. A row without tokens left writes where nobody reads.
+    What a step reads and changes stands in tensors of its own that stay where they are, so that on a GPU it is captured
+    once, as a CUDA graph, and replayed for as long as the parameters stay where they are, too. A row without tokens
+    left writes where nobody reads.
     """
 
-    def __init__(self, policy: Policy, cache: SlotCache, rows: int, end: int, temperature: float) -> None:
-        """`end`: how far into their slots rows may get. `temperature`: 0 takes the likeliest token."""
+    def __init__(
+        self,
+        policy: Policy,
+        cache: SlotCache,
+        rows: int,
+        end: int,
+        temperature: float,
+        pauses: Tensor,
+        span: slice | None = None,
+    ) -> None:
+        """`end`: how far into their slots rows may get. `temperature`: 0 takes the likeliest token. `pauses` (V,):
+        the tokens after which a row has none left. `span`: the slots, where they stand side by side."""
         self.policy, self.cache, self.end, self.temperature = policy, cache, end, temperature
+        self.pauses, self.span = pauses, span
         device = policy.device
         self.slots, self.ids, self.places, self.left = torch.zeros(4, rows, dtype=torch.int64, device=device)  # (R,)
         self.uniform = torch.zeros(rows, dtype=torch.float64, device=device)
         self.logprobs = torch.zeros(rows, device=device)
-        self.pauses = torch.zeros(policy.speech_mask.shape, dtype=torch.bool, device=device)
-        self.pauses[sorted(policy.tokens.may_end)] = True
-        self.span: slice | None = None  # of slots that stand side by side, which are then not copied
         self.graph: torch.cuda.CUDAGraph | None = None
 
     @torch.no_grad()
@@ -296,18 +305,24 @@ class Writer:
         self.places += alive
         self.left.sub_(alive.long()).masked_fill_(self.pauses[ids], 0)
 
-    def capture(self, pool: Any) -> None:
+    def capture(self, pool: Any, stream: torch.cuda.Stream) -> None:
         """Makes a CUDA graph of a step. No row has tokens left meanwhile, so that no slot changes."""
         self.left.zero_()
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            for _ in range(3):  # as the manual of CUDA graphs asks for
+        stream.wait_stream(torch.cuda.current_stream())
+        try:
+            with torch.cuda.stream(stream):
+                for _ in range(3):  # as the manual of CUDA graphs asks for
+                    self.step()
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=stream):
                 self.step()
-        torch.cuda.current_stream().wait_stream(aside)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool):
-            self.step()
+        except RuntimeError as error:
+            name, reason = type(self.policy.lm).__name__, str(error).strip().splitlines()[0]
+            raise UserError(
+                f"algo.decode_steps: {name} cannot be captured as a CUDA graph ({reason}); set it to 1"
+            ) from error
+        self.graph = graph
 
     @torch.no_grad()
     def write(
@@ -393,10 +408,12 @@ class Engine:
         self._free = list(range(slots))  # a heap: the lowest free slot is taken, whatever was freed before
         self.tokens_read = 0
         self._goes_on = not self.cache.states or goes_on(policy.lm)
-        self.few_shapes = policy.device.type == "cuda"  # of `write`'s steps, since each is captured
+        self.few_shapes = policy.device.type == "cuda"  # of `write`'s steps, since each is captured; tests set it, too
+        self._may_end: Tensor | None = None
         self._writers: dict[tuple[int, int, float], Writer] = {}  # by shape
-        self._captured_at: tuple[int, int] | None = None
-        self._pool: Any = None
+        self._captured_at: tuple[int, ...] = ()
+        self._pool: Any = None  # of the graphs' memory
+        self._stream: torch.cuda.Stream | None = None
 
     def allocate(self) -> int:
         """An empty slot."""
@@ -541,27 +558,35 @@ class Engine:
         allowed = np.minimum(np.minimum(left, steps), self.context - start)
         size, end = len(rows), int((start + allowed).max())
         if self.few_shapes:
-            writer = self._kept(1 << (size - 1).bit_length(), -(-end // STRETCH) * STRETCH, temperature)
+            far = min(-(-end // STRETCH) * STRETCH, self.context)
+            writer = self._kept(1 << (size - 1).bit_length(), far, temperature)
         else:
-            writer = Writer(self.policy, self.cache, size, end, temperature)
-            writer.span = span_of(rows)
+            writer = Writer(self.policy, self.cache, size, end, temperature, self._pauses(), span_of(rows))
         sampled, logprobs, counts = writer.write(rows, np.asarray(ids), start, allowed, uniform)
         self.lengths[rows] += counts
         self.tokens_read += int(counts.sum())
         each = list(zip(sampled.tolist(), logprobs.tolist(), counts.tolist(), strict=True))
         return [own[:count] for own, _, count in each], [own[:count] for _, own, count in each]
 
+    def _pauses(self) -> Tensor:
+        """Which tokens (V,) may end a reply."""
+        if self._may_end is None:
+            self._may_end = torch.zeros(self.policy.speech_mask.shape, dtype=torch.bool, device=self.policy.device)
+            self._may_end[sorted(self.policy.tokens.may_end)] = True
+        return self._may_end
+
     def _kept(self, size: int, end: int, temperature: float) -> Writer:
-        """The writer of this shape: a new one where there is none yet, or the parameters have moved since."""
-        there = self.policy.speech_mask.data_ptr(), next(self.policy.parameters()).data_ptr()
+        """The writer of this shape: a new one where there is none yet, or the model has moved in memory since."""
+        there = tuple(tensor.data_ptr() for tensor in (*self.policy.parameters(), *self.policy.buffers()))
         if self._captured_at != there:
-            self._writers, self._captured_at = {}, there
-        key = (size, min(end, self.context), temperature)
+            self._writers, self._captured_at, self._pool = {}, there, None
+        key = (size, end, temperature)
         if key not in self._writers:
-            self._writers[key] = Writer(self.policy, self.cache, *key)
+            self._writers[key] = Writer(self.policy, self.cache, *key, self._pauses())
             if self.policy.device.type == "cuda":
                 self._pool = self._pool or torch.cuda.graph_pool_handle()
-                self._writers[key].capture(self._pool)
+                self._stream = self._stream or torch.cuda.Stream()
+                self._writers[key].capture(self._pool, self._stream)
         return self._writers[key]
 
 

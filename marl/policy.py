@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -86,20 +88,16 @@ def recomputing(lm: PreTrainedModel) -> Iterator[None]:
     """Within, each layer keeps only its input for the backward pass, which computes the rest again: less memory, a
     third more work, the same gradients. Raises UserError where the model has no such layers."""
     layers = [module for module in lm.modules() if isinstance(module, GradientCheckpointingLayer)]
-    if not lm.supports_gradient_checkpointing or not layers:
-        raise UserError(
-            f"algo.update.gradient_checkpointing=true: {type(lm).__name__} does not support it; set it to false"
-        )
-    renamed = hasattr(lm, "activation_checkpointing_enable")  # in newer transformers
-    (lm.activation_checkpointing_enable if renamed else lm.gradient_checkpointing_enable)({"use_reentrant": False})
+    if not layers:
+        raise UserError(f"algo.update.gradient_checkpointing=true: not with {type(lm).__name__}; leave it out")
+    # The models' own switch works in training mode only, and that brings their dropout.
     for layer in layers:
-        layer.training = True  # of the layer alone: dropout, within it, stays off
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
     try:
         yield
     finally:
-        (lm.activation_checkpointing_disable if renamed else lm.gradient_checkpointing_disable)()
         for layer in layers:
-            layer.training = False
+            del layer.forward  # the class has its own
 
 
 def choice_logits(logits: Tensor, legal: Tensor, temperature: float) -> Tensor:

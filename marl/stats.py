@@ -195,27 +195,22 @@ def performance_profile(means: ArrayLike, thresholds: ArrayLike, level: float = 
     return [wilson(int(count), len(values), level) for count in reached]
 
 
-def hierarchical_mean(
-    values_by_seed: Sequence[ArrayLike], *, rng: np.random.Generator, level: float = 0.95, draws: int = 2000
-) -> Interval:
-    """Mean of seed means with a two-level bootstrap: seeds with replacement, then games within each drawn seed.
+def seeds_and_games(values: ArrayLike, *, rng: np.random.Generator, level: float = 0.95, draws: int = 2000) -> Interval:
+    """Mean of values (seeds, games), where all seeds met the same games, with a bootstrap over seeds and over games.
 
-    `values_by_seed[s]` holds one value for each game of seed `s`. Use it with ten seeds or more; with fewer it is too
-    narrow, and `seed_mean` is the honest choice. With one seed it is the bootstrap over games. `n` counts seeds.
+    Each draw takes seeds with replacement, games with replacement, and the values where they cross (Owen 2007, "The
+    pigeonhole bootstrap"): were games drawn anew for each seed, the luck that all seeds share would be averaged away.
+    Use it with ten seeds or more; with fewer it is too narrow, and `seed_mean` is the honest choice. With one seed it
+    is the bootstrap over games. `n` counts seeds.
     """
-    arrays = [np.asarray(values, dtype=np.float64) for values in values_by_seed]
-    if not arrays or any(len(values) == 0 for values in arrays):
-        raise ValueError("values_by_seed must hold at least one seed, and every seed at least one game")
-    seeds = len(arrays)
-    picked = rng.integers(seeds, size=(draws, seeds))
-    resampled = np.empty((draws, seeds))
-    for seed, values in enumerate(arrays):
-        where = picked == seed
-        for part in np.array_split(np.flatnonzero(where), max(1, where.sum() * len(values) // DRAWS_AT_ONCE)):
-            games = rng.integers(len(values), size=(len(part), len(values)))
-            resampled.flat[part] = values[games].mean(1)
-    low, high = np.quantile(resampled.mean(1), [(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(np.mean([values.mean() for values in arrays])), float(low), float(high), seeds)
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 2 or not array.size:
+        raise ValueError(f"values must be of shape (seeds, games), at least one of each, not {array.shape}")
+    seeds, games = array.shape
+    times = [rng.multinomial(size, np.full(size, 1 / size), size=draws) for size in (seeds, games)]
+    means = ((times[0] @ array) * times[1]).sum(1) / array.size  # (draws,)
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(float(array.mean()), float(low), float(high), seeds)
 
 
 @dataclass(frozen=True)
@@ -294,7 +289,7 @@ def iqm_table(runs: Sequence[ArmRun], metrics: Sequence[str]) -> list[TableRow]:
 
 
 def bootstrap_table(runs: Sequence[ArmRun]) -> list[TableRow]:
-    """`hierarchical_mean` over seeds and games of each arm that has several seeds, for the metrics known by game.
+    """`seeds_and_games` of each arm that has several seeds, for the metrics that are known by game.
 
     The resampling is the same one every time.
     """
@@ -303,9 +298,8 @@ def bootstrap_table(runs: Sequence[ArmRun]) -> list[TableRow]:
         for metric in mine[0].by_game:
             found = [run.by_game[metric] for run in mine if metric in run.by_game]
             if len(found) == len(mine):
-                both = hierarchical_mean(found, rng=np.random.default_rng(0))
-                games = sum(map(len, found))
-                rows.append(TableRow(arm, metric, both.mean, both.low, both.high, len(found), games))
+                both = seeds_and_games(found, rng=np.random.default_rng(0))
+                rows.append(TableRow(arm, metric, both.mean, both.low, both.high, len(found), sum(map(len, found))))
     return rows
 
 

@@ -315,8 +315,8 @@ def _start_wandb(
     settings = wandb.Settings(
         silent=True, console="off", init_timeout=30, disable_git=True, save_code=False, x_disable_stats=True
     )
-    wandb.setup(wandb.Settings(silent=True))  # what it says before a run begins
     try:
+        wandb.setup(wandb.Settings(silent=True))  # what it says before a run begins
         run = wandb.init(
             dir=folder,
             project=project,

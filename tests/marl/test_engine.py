@@ -271,12 +271,14 @@ def write(policy: Policy, prompts: list[list[int]], seeds: list[int], n: int) ->
 @pytest.mark.parametrize("few_shapes", [False, True], ids=["as many rows as there are", "shapes of a captured graph"])
 @pytest.mark.parametrize("name", [*ARCHITECTURES, "tiny"])
 def test_several_steps_at_once_sample_what_single_ones_do(
-    name: str, few_shapes: bool, policies: dict[str, Policy]
+    name: str, few_shapes: bool, policies: dict[str, Policy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("marl.engine.STRETCH", 8)
     policy, steps, slots = precise(policies[name]), 6, [4, 0, 1]
+    monkeypatch.setattr(policy.tokens, "may_end", frozenset(range(0, policy.tokens.size, 4)))  # often, and no real end
     read = dict(zip(slots, streams(policy, [3, 9, 5]), strict=True))
     chances = dict(zip(slots, uniforms(np.array([[7], [8], [9]]), np.arange(3 * steps)[None]), strict=True))
-    left = {4: 3 * steps, 0: 2 * steps, 1: 1}
+    left, paused = {4: 3 * steps, 0: 2 * steps, 1: 1}, 0
     for temperature in (1.0, 0.7, 0.0):
         single, several = Engine(policy, 5, CONTEXT), Engine(policy, 5, CONTEXT)
         several.few_shapes = few_shapes
@@ -298,27 +300,49 @@ def test_several_steps_at_once_sample_what_single_ones_do(
             ):
                 said[slot].extend(zip(ids, logprobs, strict=True))
                 assert not set(ids[:-1]) & policy.tokens.may_end
+                paused += len(ids) < steps and len(said[slot]) < left[slot]
                 assert len(ids) == steps or ids[-1] in policy.tokens.may_end or len(said[slot]) == left[slot]
         for slot in slots:
             assert [token for token, _ in said[slot]] == [token for token, _ in expected[slot]]
             np.testing.assert_allclose(said[slot], expected[slot], atol=1e-6)
             assert several.lengths[slot] == len(read[slot]) + left[slot]
         assert several.lengths[[2, 3]].tolist() == [0, 0]  # the others' slots
+        assert {end for _, end, _ in several._writers} == ({16, 24} if few_shapes else set())
+    assert paused > 3  # rows that went on after a pause, beside others that did not have one
 
 
-def test_several_steps_stop_where_a_slot_is_full(policies: dict[str, Policy]) -> None:
+def test_several_steps_stop_where_a_slot_is_full(policies: dict[str, Policy], monkeypatch: pytest.MonkeyPatch) -> None:
     policy = precise(policies["tiny"])
+    monkeypatch.setattr(policy.tokens, "may_end", frozenset())
     engine = Engine(policy, 2, 12)
     engine.read([0, 1], streams(policy, [10, 4]))
     chances = np.full((2, 8), 0.5)
-    policy.tokens.may_end, kept = frozenset(), policy.tokens.may_end
-    try:
-        ids, _ = engine.write([0, 1], [3, 4], [20, 3], chances, 1.0)
-        assert [len(own) for own in ids] == [2, 3] and engine.lengths.tolist() == [12, 7]
-        with pytest.raises(UserError, match=r"a stream of 13 tokens does not fit model\.context=12"):
-            engine.write([0, 1], [ids[0][-1], ids[1][-1]], [18, 0], chances, 1.0)
-    finally:
-        policy.tokens.may_end = kept
+    ids, _ = engine.write([0, 1], [3, 4], [20, 3], chances, 1.0)
+    assert [len(own) for own in ids] == [2, 3] and engine.lengths.tolist() == [12, 7]
+    with pytest.raises(UserError, match=r"a stream of 13 tokens does not fit model\.context=12"):
+        engine.write([0, 1], [ids[0][-1], ids[1][-1]], [18, 0], chances, 1.0)
+
+
+def test_captured_steps_are_made_anew_where_the_model_has_moved(policies: dict[str, Policy]) -> None:
+    """As sharding moves it: a graph would go on reading where parameters were."""
+    policy = precise(policies["tiny"])
+    engine = Engine(policy, 2, CONTEXT)
+    engine.few_shapes = True
+    engine.read([0, 1], streams(policy, [3, 4]))
+
+    def writer() -> object:
+        engine.write([0, 1], [3, 4], [2, 2], np.full((2, 2), 0.5), 1.0)
+        (kept,) = engine._writers.values()
+        return kept
+
+    first = writer()
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter += 0.01  # in place, as an update does
+    assert writer() is first
+    last = list(policy.parameters())[-1]
+    last.data = last.data.clone()
+    assert writer() is not first
 
 
 @pytest.mark.parametrize("name", NAMES)

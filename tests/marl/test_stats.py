@@ -22,7 +22,6 @@ from marl.stats import (
     bootstrap_table,
     format_table,
     games_needed,
-    hierarchical_mean,
     interquartile_mean,
     iqm_table,
     number,
@@ -32,6 +31,7 @@ from marl.stats import (
     profile_table,
     read_table,
     seed_mean,
+    seeds_and_games,
     wilson,
     write_table,
 )
@@ -108,8 +108,9 @@ def test_nothing_to_average_is_an_error() -> None:
         bootstrap_mean([], rng=generator())
     with pytest.raises(ValueError, match="no observation"):
         bootstrap_ratio([1, 2], [0, 0], rng=generator())
-    with pytest.raises(ValueError, match="at least one"):
-        hierarchical_mean([], rng=generator())
+    for nothing in ([], [[]], [1.0, 2.0]):
+        with pytest.raises(ValueError, match="at least one"):
+            seeds_and_games(nothing, rng=generator())
     with pytest.raises(ValueError, match="one mean for each seed"):
         seed_mean([])
 
@@ -125,9 +126,6 @@ def test_resampling_in_parts_covers_all_draws(monkeypatch: pytest.MonkeyPatch) -
     whole = bootstrap_mean(values, rng=generator(1))
     monkeypatch.setattr("marl.stats.DRAWS_AT_ONCE", 120)  # two draws at a time
     assert bootstrap_mean(values, rng=generator(1)) == whole
-    seeds = [generator(s).normal(size=50) for s in range(3)]
-    parts = hierarchical_mean(seeds, rng=generator(1))
-    assert parts.low < parts.mean < parts.high
 
 
 def test_bootstrap_coverage() -> None:
@@ -155,7 +153,7 @@ def test_coverage_across_three_seeds() -> None:
     rng, by_t, by_bootstrap = generator(6), 0, 0
     for _ in range(1000):
         seeds = rng.normal(size=(3, 1)) + 0.3 * rng.normal(size=(3, 20))
-        student, bootstrap = seed_mean(seeds.mean(1)), hierarchical_mean(list(seeds), rng=rng, draws=200)
+        student, bootstrap = seed_mean(seeds.mean(1)), seeds_and_games(seeds, rng=rng, draws=200)
         by_t += student.low <= 0 <= student.high
         by_bootstrap += bootstrap.low <= 0 <= bootstrap.high
         assert student.mean == pytest.approx(bootstrap.mean)
@@ -163,22 +161,21 @@ def test_coverage_across_three_seeds() -> None:
     assert 0.65 <= by_bootstrap / 1000 <= 0.80
 
 
-def test_hierarchical_with_many_seeds_covers() -> None:
+def test_the_bootstrap_over_seeds_and_games_covers_what_all_seeds_share() -> None:
+    """Twenty seeds on the same sixty games, some of which are hard for all: the mean over all games is covered."""
     rng, covered = generator(6), 0
-    for _ in range(200):
-        seeds = rng.normal(size=(20, 1)) + rng.normal(size=(20, 10))
-        interval = hierarchical_mean(list(seeds), rng=rng, draws=300)
+    for _ in range(300):
+        values = 0.3 * rng.normal(size=(20, 1)) + rng.normal(size=(1, 60)) + 0.5 * rng.normal(size=(20, 60))
+        interval = seeds_and_games(values, rng=rng, draws=300)
         covered += interval.low <= 0 <= interval.high
-    assert 0.89 <= covered / 200 <= 0.99
+    assert 0.90 <= covered / 300 <= 0.99
 
 
-def test_hierarchical_levels() -> None:
-    # Constant within seeds: only the seeds vary. One seed: only its games vary.
-    assert hierarchical_mean([[1, 1], [3, 3]], rng=generator()) == Interval(2.0, 1.0, 3.0, 2)
-    one = hierarchical_mean([[0, 1]], rng=generator())
-    assert one == Interval(0.5, 0.0, 1.0, 1)
-    # Seeds weigh alike, however many games they played.
-    assert hierarchical_mean([[0.0] * 9, [1.0]], rng=generator()).mean == 0.5
+def test_seeds_and_games_by_hand() -> None:
+    # Constant over games: only the seeds vary. One seed, or all alike: only the games do.
+    assert seeds_and_games([[1, 1], [3, 3]], rng=generator()) == Interval(2.0, 1.0, 3.0, 2)
+    assert seeds_and_games([[0, 1]], rng=generator()) == Interval(0.5, 0.0, 1.0, 1)
+    assert seeds_and_games([[0, 1], [0, 1], [0, 1]], rng=generator()) == Interval(0.5, 0.0, 1.0, 3)
 
 
 def test_seed_mean_by_hand() -> None:
@@ -237,7 +234,7 @@ def test_bootstrap_of_an_arm_is_over_its_seeds_and_their_games() -> None:
     score, wins = bootstrap_table(runs)  # b has one seed, and of c's second no game is known
     assert (score.arm, score.metric, score.seeds, score.games) == ("a", "score", 3, 150)
     assert score.interval == Interval(score.mean, score.low, score.high, 150)
-    expected = hierarchical_mean(list(games), rng=generator())
+    expected = seeds_and_games(games, rng=generator())
     assert (score.mean, score.low, score.high) == (expected.mean, expected.low, expected.high)
     assert score.low < games.mean(1)[:2].mean() and score.high > 3  # seeds are resampled, not games alone
     assert (wins.mean, wins.low, wins.high) == (1, 1, 1)

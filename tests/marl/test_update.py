@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from marl.advantages import Credit, add_advantages
 from marl.agents import ModelAgent
@@ -48,7 +50,7 @@ from marl.update import (
     update,
 )
 from tests.marl.hint import Hint, hint_policy
-from tests.marl.models import hf_policy
+from tests.marl.models import hf_policy, small_tokens
 
 TERMS: dict[str, Loss] = {
     "policy": PolicyLoss(weight=1.0),
@@ -231,29 +233,38 @@ def test_models_with_dropout_are_on_policy_too(tmp_path: Path) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_activations_that_are_computed_again_give_the_same_weights(tmp_path: Path) -> None:
-    """Also where a model has dropout, which must stay off; and nothing is left switched on."""
-    policy = hf_policy(tmp_path / "gpt2", "gpt2")
+@pytest.mark.parametrize("name", ["gpt2", "opt", "llama"])
+def test_activations_that_are_computed_again_give_the_same_weights(name: str, tmp_path: Path) -> None:
+    """Also where a model has dropout, of its own (GPT-2) or in its layers' code (OPT), which must stay off."""
+    if name == "opt":
+        lm: PreTrainedModel = OPTForCausalLM(
+            OPTConfig(vocab_size=small_tokens().size, hidden_size=32, ffn_dim=64, num_hidden_layers=2,
+                      num_attention_heads=2, max_position_embeddings=256, word_embed_proj_dim=32, dropout=0.1)
+        )  # fmt: skip
+        policy = Policy(lm, small_tokens()).eval()
+    else:
+        policy = hf_policy(tmp_path / name, name)
     batch, reference = to_batch(play(policy, 3)), noisy(copy.deepcopy(policy), 1)
-    ends, calls = [], []
+    ends, passes = [], []
     for again in (False, True):
-        learner, passes = copy.deepcopy(policy), []
-        learner.lm.transformer.h[0].mlp.register_forward_pre_hook(lambda *_, passes=passes: passes.append(1))
+        learner, read = copy.deepcopy(policy), []
+        first = next(module for module in learner.lm.modules() if isinstance(module, GradientCheckpointingLayer))
+        next(first.children()).register_forward_pre_hook(lambda *_, read=read: read.append(1))
         config = UpdateConfig(minibatches=1, token_budget=1 << 20, gradient_checkpointing=again)
         optimizer = make_optimizer(learner, config)
         update(learner, reference, batch, TERMS, optimizer, config, torch.Generator().manual_seed(0))
         ends.append(weights_of(learner))
-        calls.append(len(passes))
+        passes.append(len(read))
         assert not any(module.training for module in learner.modules())
-        assert not any(getattr(module, "gradient_checkpointing", False) for module in learner.modules())
+        assert "forward" not in vars(first)  # nothing is left switched on
     assert identical(*ends) and not identical(ends[0], weights_of(policy))
-    assert calls == [1, 2]
+    assert passes == [1, 2]
 
 
 def test_a_model_whose_activations_cannot_be_computed_again_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     policy, _ = played()
-    monkeypatch.setattr(type(policy.lm), "supports_gradient_checkpointing", False)
-    with pytest.raises(UserError, match=r"gradient_checkpointing=true: LlamaForCausalLM does not support it"):
+    monkeypatch.setattr("marl.policy.GradientCheckpointingLayer", RuntimeError)  # a model without any
+    with pytest.raises(UserError, match=r"gradient_checkpointing=true: not with LlamaForCausalLM; leave it out"):
         make_optimizer(policy, UpdateConfig(gradient_checkpointing=True))
     make_optimizer(policy, UpdateConfig())
 
