@@ -9,7 +9,7 @@ from __future__ import annotations
 import string
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from jinja2.exceptions import TemplateError
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -99,6 +99,8 @@ class Tokens:
         return tuple(self._backend.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
+        if self._backend is not None:
+            return str(self._backend.decode(list(ids), skip_special_tokens=False))
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def ends(self, ids: Sequence[int]) -> bool:
@@ -114,11 +116,17 @@ class Tokens:
         """The range of `ids` whose characters lie within `span` of the decoded text; (0, 0) for an empty span."""
         if span[0] >= span[1]:
             return (0, 0)
-        texts = [self.decode(ids[:i]) for i in range(len(ids) + 1)]
-        # A token may hold part of a character: what it changes of the text begins where the two texts part.
-        starts = [_shared(texts[i], texts[i + 1]) for i in range(len(ids))]
-        inside = [i for i, start in enumerate(starts) if len(texts[i + 1]) > span[0] and start < span[1]]
-        return (inside[0], inside[-1] + 1) if inside else (0, 0)
+        text_of = cache(lambda length: self.decode(ids[:length]))
+
+        def inside(i: int) -> bool:
+            """A token may hold part of a character: what it changes of the text begins where the two texts part."""
+            return len(text_of(i + 1)) > span[0] and _shared(text_of(i), text_of(i + 1)) < span[1]
+
+        # From either end: a reply is nearly all body, and each look decodes all that stands before.
+        first = next((i for i in range(len(ids)) if inside(i)), None)
+        if first is None:
+            return (0, 0)
+        return first, next(i for i in reversed(range(len(ids))) if inside(i)) + 1
 
     # -- one token per choice ----------------------------------------------------------------------------------------
 
