@@ -55,19 +55,22 @@ SPREAD = {"game/score": "game/score_sd", "game/score_agreed": "game/score_agreed
 RATES = ("game/agreement", "game/pareto", "game/pareto_agreed", "errors/aborted")  # of games
 OF_AGREED = ("game/score_agreed", "game/pareto_agreed")
 PANELS = ("game/score", "game/agreement", "talk/turns", "talk/vocabulary")
+AXES = {"iteration": "iteration", "trained": "training games", "passes": "thousand token passes"}
 COMPETITIVE = -1  # both scores add up to 0, so that self-play is measured in points
 Z = 1.959964  # of a 95 % interval
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of NAME.csv. `trained`: games that the run had learned from; `games`: of the evaluation."""
+    """One line of NAME.csv. `trained`: games that the run had learned from; `passes`: thousands of tokens that training
+    had put through the model (see `token_passes`); `games`: of the evaluation."""
 
     objective: float
     arm: str
     seed: int
     iteration: int
     trained: int
+    passes: int
     games: int
     metric: str
     value: float
@@ -84,13 +87,15 @@ class Published:
     after: float
 
 
-Curve = dict[int, dict[str, float]]  # iteration -> metric -> value; `games` and `trained` among them
+Curve = dict[int, dict[str, float]]  # iteration -> metric -> value; `games`, `trained` and `passes` among them
 Curves = dict[tuple[float, str], dict[int, Curve]]  # (objective, arm) -> seed
 
 
 @command("iterations")
 def main(cfg: DictConfig) -> None:
     """Collects, if runs are given; tabulates and draws."""
+    if cfg.over not in (None, *AXES):
+        raise UserError(f"over={cfg.over}: must be {', '.join(AXES)}, or null")
     if (cfg.select is None) == (cfg.data is None):
         raise UserError("select and data: give one of them, the names of finished runs or a file written from such")
     published = read_published(Path(cfg.published)) if cfg.published else []
@@ -122,7 +127,7 @@ def main(cfg: DictConfig) -> None:
         ("objective", "arm", "figure", "mean", "low", "high", "seeds"),
         [(*key, name, i.mean, i.low, i.high, i.n) for key, found in figures.items() for name, i in found.items()],
     )
-    draw(curves, means, published, out / f"{cfg.name}.svg")
+    draw(curves, means, published, out / f"{cfg.name}.svg", cfg.over)
     for objective, keys in groupby(figures, key=lambda key: key[0]):
         say(f"\nobjective {objective:g}")
         say(format_table({arm: figures[objective, arm] for _, arm in keys}))
@@ -150,14 +155,37 @@ def collected(runs: Sequence[Run]) -> list[Line]:
         evaluations = [row for row in run.curves if row["phase"] == "eval"]
         if not evaluations:
             raise UserError(f"select: {run.folder.name} was not evaluated while it trained (eval.every, eval.games)")
+        passes = token_passes(run)
         for row in evaluations:
             trained, games = row["iteration"] * run.games, int(row["rollout/games"])
-            at = (objective, run.arm, run.seed, row["iteration"], trained, games)
+            at = (objective, run.arm, run.seed, row["iteration"], trained, passes[row["iteration"]], games)
             lines += [Line(*at, metric, row[metric]) for metric in METRICS if metric in row]
         ceiling = run.conditions.get(TRAINED, {}).get("game/score_ceiling")
         if ceiling is not None:  # of the final evaluation, whose games begin with these
             lines.append(Line(*at[:-1], ceiling.n, "game/score_ceiling", ceiling.mean))
     return sorted(lines, key=lambda line: (-line.objective, line.arm, line.seed, line.iteration))
+
+
+def token_passes(run: Run) -> dict[int, int]:
+    """What training has cost by each iteration, in thousands of tokens times forward passes, so that learners can be
+    compared at equal compute whatever the machine. A token is put through the model once to play it, three times each
+    time that it is learned from (a backward pass is worth two), as often for beliefs of renamed rows, and once for a
+    reference. Of filtered games it is the kept rows that are learned from. Plans are not counted."""
+    losses = {name: term for name, term in (run.config.get("loss") or {}).items() if term is not None}
+    update = (run.config.get("algo") or {}).get("update") or {}
+    each, once = 3, 0  # passes of learning: in each epoch, and once for all
+    if (losses.get("listening") or {}).get("renamed"):
+        each += 3
+    if "kl" in losses:
+        exact = losses["kl"].get("estimator") == "exact"
+        each, once = each + exact, once + (not exact)
+    spent, found = 0.0, {0: 0}
+    for row in run.curves:
+        if row["phase"] == "train":
+            learned = row.get("filter/kept", 1.0) * (each * update.get("epochs", 1) + once)
+            spent += row.get("rollout/tokens", 0) * (1 + learned)
+            found[row["iteration"]] = round(spent / 1000)
+    return found
 
 
 def read_lines(path: Path) -> list[Line]:
@@ -167,7 +195,7 @@ def read_lines(path: Path) -> list[Line]:
             return [
                 Line(
                     float(row["objective"]), row["arm"], int(row["seed"]), int(row["iteration"]), int(row["trained"]),
-                    int(row["games"]), row["metric"], float(row["value"]),
+                    int(row["passes"]), int(row["games"]), row["metric"], float(row["value"]),
                 )
                 for row in csv.DictReader(file)
             ]  # fmt: skip
@@ -195,7 +223,7 @@ def curves_of(lines: Sequence[Line]) -> Curves:
     curves: Curves = {}
     for line in lines:
         curve = curves.setdefault((line.objective, line.arm), {}).setdefault(line.seed, {})
-        at = curve.setdefault(line.iteration, {"games": line.games, "trained": line.trained})
+        at = curve.setdefault(line.iteration, {"games": line.games, "trained": line.trained, "passes": line.passes})
         at[line.metric] = line.value
     return curves
 
@@ -294,14 +322,16 @@ def summary(seeds: Mapping[int, Curve]) -> dict[str, Interval]:
 
 def draw(
     curves: Curves, means: Mapping[tuple[float, str], dict[int, dict[str, Interval]]],
-    published: Sequence[Published], path: Path,
+    published: Sequence[Published], path: Path, over: str | None = None,
 ) -> None:  # fmt: skip
-    """A row for each objective: score, agreement, turns and vocabulary by iteration; a line for each arm, thin ones for
-    its seeds. Runs whose iterations differ in length stand over the games that they were trained on."""
+    """A row for each objective: score, agreement, turns and vocabulary; a line for each arm, thin ones for its seeds.
+
+    `over`: one of AXES; without it iterations, and training games where runs' iterations differ in length. On compute,
+    the means of an arm stand at the means of its seeds' passes."""
     objectives = list(dict.fromkeys(objective for objective, _ in curves))
     arms = list(dict.fromkeys(arm for _, arm in curves))
     lengths = {at["trained"] / i for seeds in curves.values() for c in seeds.values() for i, at in c.items() if i}
-    axis = "iteration" if len(lengths) < 2 else "training games"
+    axis = over or ("iteration" if len(lengths) < 2 else "trained")
     figure = Figure(figsize=(3.1 * len(PANELS), 2.5 * len(objectives) + 0.5), layout="constrained")
     subplots = figure.subplots(len(objectives), len(PANELS), squeeze=False)
     for objective, row in zip(objectives, subplots, strict=True):
@@ -312,12 +342,11 @@ def draw(
                 seeds, colour = curves.get((objective, arm), {}), PAPER[arms.index(arm) % len(PAPER)]
                 for curve in seeds.values() if len(seeds) > 1 else ():
                     own = {i: at for i, at in curve.items() if metric in at}
-                    xs = [i if axis == "iteration" else at["trained"] for i, at in own.items()]
+                    xs = [{"iteration": i, **at}[axis] for i, at in own.items()]
                     axes.plot(xs, [at[metric] for at in own.values()], color=colour, linewidth=0.6, alpha=0.5)
                 of_arm = {i: found[metric] for i, found in means.get((objective, arm), {}).items() if metric in found}
                 if of_arm:
-                    first = next(iter(seeds.values()))
-                    xs = [i if axis == "iteration" else first[i]["trained"] for i in of_arm]
+                    xs = [float(np.mean([{"iteration": i, **c[i]}[axis] for c in seeds.values()])) for i in of_arm]
                     axes.plot(xs, [i.mean for i in of_arm.values()], color=colour, linewidth=1.8, label=arm)
                     ends.append(max(xs))
                     if len(seeds) == 1:
@@ -335,7 +364,7 @@ def draw(
                 label = "the best possible score"
                 axes.axhline(float(np.mean(ceilings)), color="#777777", linewidth=1, linestyle="--", label=label)
             axes.set_title(WORDING[metric].label + f", λ = {objective:g}", fontsize=9, loc="left")
-            axes.set_xlabel(axis, fontsize=8)
+            axes.set_xlabel(AXES[axis], fontsize=8)
             axes.set_ylim(bottom=0, top=1 if metric in RATES else None)
             axes.spines[["top", "right"]].set_visible(False)
             axes.tick_params(labelsize=8)

@@ -6,14 +6,16 @@ import csv
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
 from experiments import crossplay, iterations, train
-from experiments.iterations import correlation, plateau
+from experiments.iterations import correlation, plateau, token_passes
 from marl.errors import UserError
+from marl.report import Run
 from marl.stats import Interval, seed_mean
 from tests.composing import configure
 from tests.experiments.test_frontier import TEST
@@ -117,12 +119,33 @@ def test_tables_of_hand_made_runs(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert {path.name: path.read_bytes() for path in again.iterdir()} == {
         name: found for name, found in first.items() if name != "iterations.csv"
     }
+    for over, words in (("passes", "thousand token passes"), ("trained", "training games")):
+        iterations.main(configure("iterations", f"data={out / 'iterations.csv'}", f"publish={again}", f"over={over}"))
+        assert words in (again / "iterations.svg").read_text()
     assert "plateau/mean" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [  # of 1,000 tokens a round, and 2,000 in the second: played, and then learned from
+        ({"loss": {"imitation": {}}, "algo": {"update": {"epochs": 3}}, "kept": 0.5}, [0, 5.5, 16.5]),  # 1 + .5 * 3 * 3
+        ({"loss": {"kl": {"estimator": "exact"}}, "algo": {"update": {"epochs": 2}}}, [0, 9, 27]),  # 1 + 2 * (3 + 1)
+        ({"loss": {"kl": {"estimator": "k2"}}, "algo": {"update": {"epochs": 2}}}, [0, 8, 24]),  # 1 + 2 * 3 + 1
+        ({"loss": {"kl": None, "listening": {"renamed": True}}, "algo": {"update": {"epochs": 1}}}, [0, 7, 21]),
+    ],
+)
+def test_compute_is_counted_in_passes(settings: dict[str, Any], expected: list[float]) -> None:
+    kept = {"filter/kept": settings.pop("kept")} if "kept" in settings else {}
+    rows = [{"iteration": i, "phase": "train", "rollout/tokens": 1_000_000 * i, **kept} for i in (1, 2)]
+    evaluations = [{"iteration": i, "phase": "eval", "rollout/tokens": 5_000} for i in (0, 1, 2)]
+    found = token_passes(Run(Path(), "a", 0, settings, {}, [*evaluations, *rows], {}))
+    assert found == {i: 1000 * expected[i] for i in (0, 1, 2)}
 
 
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
+        (["over=hours"], "over=hours: must be iteration, trained, passes, or null"),
         (["data=x.csv"], "select and data: give one of them"),
         (["published=missing.csv"], "published=missing.csv: the file cannot be read"),
         (["select=y-*"], r"select=y-\*: no finished run"),
