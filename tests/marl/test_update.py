@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import itertools
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -36,7 +32,6 @@ from marl.losses.world_model import WorldModelLoss
 from marl.monitor import Progress
 from marl.policy import Policy
 from marl.ppo import PPOConfig, train_ppo
-from marl.ranks import Ranks
 from marl.rewards import Reward, add_rewards
 from marl.rewards.game import GameReward
 from marl.rewards.speaking import SpeakingReward
@@ -351,35 +346,6 @@ def test_micro_batches_hold_every_row_once_within_the_budget() -> None:
         assert sorted(r for g in groups for r in g.tolist()) == sorted(rows.tolist())
         for group in groups:
             assert len(group) == 1 or len(group) * int(lengths[group].max()) <= budget
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(1, 12), min_size=1, max_size=9), st.integers(1, 60), st.integers(1, 3))
-def test_no_grouping_by_length_costs_less(lengths: list[int], budget: int, size: int) -> None:
-    """Against all of them: padded tokens of the longest share, and a sixteenth of the budget for each pass."""
-    _, batch = _played()
-    kind = torch.zeros(len(lengths), 12, dtype=batch.kind.dtype)
-    for row, length in enumerate(lengths):
-        kind[row, :length] = int(Kind.OBSERVATION)
-    made = replace(batch, kind=kind)
-    shares = [micro_batches(made, torch.arange(len(lengths)), budget, Ranks(rank, size)) for rank in range(size)]
-    assert len({len(groups) for groups in shares}) == 1
-    assert sorted(i for groups in shares for group in groups for i in group.tolist()) == list(range(len(lengths)))
-
-    def cost(groups: Sequence[Sequence[int]]) -> float:
-        """Of groups of widths; inf where a group of several is over the budget."""
-        padded = [len(group) * max(group) for group in groups]
-        fits = all(p <= budget or len(group) == 1 for p, group in zip(padded, groups, strict=True))
-        return sum(padded) + len(groups) * budget / 16 if fits else math.inf
-
-    ordered = sorted(lengths, reverse=True)[::size]  # the longest of each set of rows, one a rank
-    cuts = itertools.product([False, True], repeat=len(ordered) - 1)
-    ways = []
-    for cut in cuts:
-        ends = [i + 1 for i, here in enumerate(cut) if here]
-        ways.append([ordered[a:b] for a, b in itertools.pairwise([0, *ends, len(ordered)])])
-    found = [[lengths[i] for i in group.tolist()] for group in shares[0]]  # the first rank's rows are the longest
-    assert cost(found) == min(map(cost, ways))
 
 
 def test_a_long_gradient_is_shortened() -> None:
