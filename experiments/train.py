@@ -396,7 +396,9 @@ def learn(
             best = {"iteration": iteration, "score": score}
         if better or iteration % cfg.checkpoint.every == 0 or last:
             noted, kept = {**note(), "best": best}, best["iteration"] if best else None
-            save_training(checkpoints, iteration, trained, noted, cfg.checkpoint.keep, ranks, kept)
+            save_training(
+                checkpoints, iteration, trained, noted, cfg.checkpoint.keep, ranks, kept, cfg.checkpoint.every
+            )
 
     if start == 0:
         watch(work, tracker, 0, base, policies, bar, ranks)

@@ -170,9 +170,11 @@ def save_training(
     keep: int,
     ranks: Ranks = ONE,
     best: int | None = None,
+    every: int = 1,
 ) -> None:
-    """Checkpoint `folder/iteration-NNNNNN`: after it, `iteration` iterations are done. The last `keep` stay, and the
-    one of iteration `best`. Later ones go: they were damaged, or the run would not have come here again.
+    """Checkpoint `folder/iteration-NNNNNN`: after it, `iteration` iterations are done. Beside it the last `keep` of
+    those at multiples of `every` stay (it is among them where it is one), and the one of iteration `best`. Later ones
+    go: they were damaged, or the run would not have come here again.
 
     Of several ranks all call this, and the first writes; what an optimiser holds in parts is put together.
     """
@@ -187,9 +189,10 @@ def save_training(
         (to / "state.json").write_text(json.dumps({**state, "iteration": iteration}, sort_keys=True))
 
     write_folder(folder / _name(iteration), write)
-    own = _checkpoints(folder).index(folder / _name(iteration))
-    for other in [*_checkpoints(folder)[: max(own + 1 - keep, 0)], *_checkpoints(folder)[own + 1 :]]:
-        if best is None or other.name != _name(best):
+    regular = [number for number in range(every, iteration + 1, every) if (folder / _name(number)).is_dir()]
+    stay = {_name(number) for number in (*regular[-keep:], iteration, *([] if best is None else [best]))}
+    for other in _checkpoints(folder):
+        if other.name not in stay:
             shutil.rmtree(other)
 
 

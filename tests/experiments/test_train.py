@@ -245,6 +245,7 @@ PRESETS: dict[str, dict[str, float]] = {
     "no_listening": LISTENING,
     "game_only": {**SPEAKING, **LISTENING},
     "no_imitation": {"loss.imitation.weight": 0.0},
+    "reward_only": {"reward.speaking.weight": 0.0, "loss.listening.weight": 0.0, "loss.imitation.weight": 0.0},
     "listening_only": {**SPEAKING, **WITHOUT_RL},
 }
 
