@@ -256,7 +256,8 @@ def test_the_best_stays_too(tmp_path: Path) -> None:
 
 def test_a_best_one_pushes_out_no_regular_one(tmp_path: Path) -> None:
     for iteration in (3, 4, 5, 6, 9, 10, 11):  # every third, and each that was the best so far
-        save_training(tmp_path, iteration, by_name(hint_policy(iteration)), {}, keep=2, best=min(iteration, 10), every=3)
+        best = min(iteration, 10)
+        save_training(tmp_path, iteration, by_name(hint_policy(iteration)), {}, keep=2, best=best, every=3)
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"iteration-{n:06d}" for n in (6, 9, 10, 11)]
 
 
