@@ -124,6 +124,7 @@ class ContextSplit(StrEnum):
     ALL = "all"
     TRAIN = "train"
     TEST = "test"
+    OUTSIDE = "outside"  # valid, and not in the file of contexts in either order of the players
 
 
 def in_test(context: Context) -> bool:
@@ -638,7 +639,8 @@ class DealOrNoDeal(ParallelEnv[str, dict[str, Any], str]):
     Settings:
         objective: weight of the partner's points in a player's score, -1 to 1.
         contexts: a file of contexts to draw from, as `read_contexts` reads it; None draws from all valid ones.
-        split: "all", "train" or "test" contexts (see `in_test`).
+        split: "all", "train" or "test" contexts (see `in_test`); "outside": the valid ones that the file has in
+            neither order of the players, to choose settings on before its own games are played.
         style: wording of observations, "natural" or "compact".
         max_entries: messages and proposals after which the game ends without a deal (a truncation).
         max_errors: refused replies in a row after which it ends without a deal.
@@ -688,7 +690,9 @@ class DealOrNoDeal(ParallelEnv[str, dict[str, Any], str]):
         self.possible_agents = list(AGENTS)
         self.agents: list[str] = []
         self.state_space = spaces.Box(-1.0, float(MAX_POINTS), (18,), np.float32)
-        self._pool = _draw_from(contexts, ContextSplit(split))
+        if split == ContextSplit.OUTSIDE and contexts is None:
+            raise ValueError("split must be all, train or test where contexts is None, got 'outside': of which file?")
+        self._pool = pool(contexts, split)
         if not self._pool:
             raise ValueError(f"split leaves no context of {contexts}, got {split!r}.")
         self._np_random: np.random.Generator | None = None
@@ -920,8 +924,9 @@ class DealOrNoDeal(ParallelEnv[str, dict[str, Any], str]):
         return both
 
 
-def _draw_from(path: str | Path | None, split: ContextSplit) -> tuple[Context, ...]:
-    return _split(path, 0 if path is None else Path(path).stat().st_mtime_ns, split)
+def pool(path: str | Path | None, split: str) -> tuple[Context, ...]:
+    """The contexts that games with these settings are drawn from, in the file's order; errors as `read_contexts`'s."""
+    return _split(path, 0 if path is None else Path(path).stat().st_mtime_ns, ContextSplit(split))
 
 
 @cache  # a batch of games opens the same file many times
@@ -929,6 +934,9 @@ def _split(path: str | Path | None, changed: int, split: ContextSplit) -> tuple[
     every = contexts() if path is None else read_contexts(path)
     if split is ContextSplit.ALL:
         return every
+    if split is ContextSplit.OUTSIDE:
+        inside = {(context.counts, frozenset(context.values)) for context in every}
+        return tuple(context for context in contexts() if (context.counts, frozenset(context.values)) not in inside)
     return tuple(context for context in every if in_test(context) == (split is ContextSplit.TEST))
 
 

@@ -22,7 +22,7 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from envs.dond_v0 import contexts, in_test, read_contexts
+from envs.dond_v0 import pool
 from experiments.cli import command
 from experiments.players import bare, check_plans, is_run, player_config, run_policy
 from experiments.terminal import Bar, say
@@ -57,8 +57,7 @@ def each_context(env: Mapping[str, Any], seed: int) -> list[Game]:
     """A game of Deal or No Deal for each context that `env` draws from, in the file's order."""
     if env["game"] != "dond":
         raise UserError("each_context=true: only Deal or No Deal has a list of contexts; give the number of games")
-    every = read_contexts(env["contexts"]) if env["contexts"] else contexts()
-    chosen = [c for c in every if env["split"] == "all" or in_test(c) == (env["split"] == "test")]
+    chosen = pool(env["contexts"], env["split"])
     drawn = draw_games(seed, EVALUATION, count=len(chosen))
     return [
         replace(game, options={"counts": c.counts, "values": c.values}) for game, c in zip(drawn, chosen, strict=True)

@@ -267,6 +267,25 @@ def test_published_human_games() -> None:
     assert np.mean(bounds) == pytest.approx(7.7012, abs=5e-5)
 
 
+def test_contexts_outside_a_file_are_the_valid_ones_that_it_has_in_neither_order(tmp_path: Path) -> None:
+    game, alike = Context((1, 1, 3), ((0, 1, 3), (1, 9, 0))), Context((1, 2, 3), ((1, 3, 1), (1, 3, 1)))
+    path = tmp_path / "contexts.txt"
+    path.write_text("1 0 1 1 3 3\n1 1 1 9 3 0\n1 1 2 3 3 1\n1 1 2 3 3 1\n")
+    turned = Context(game.counts, game.values[::-1])
+    outside = dond.pool(path, "outside")
+    assert set(dond.contexts()) - set(outside) == {game, turned, alike} and len(set(outside)) == len(outside) == 5292
+    env = dond.parallel_env(contexts=path, split="outside")
+    env.reset(seed=0)
+    assert Context(env.unwrapped.facts["counts"], tuple(env.unwrapped.facts["values"])) in outside
+    with pytest.raises(ValueError, match="of which file"):
+        dond.parallel_env(split="outside")
+
+
+def test_published_contexts_leave_952_outside(published: tuple[Context, ...]) -> None:
+    both_orders = {(c.counts, v) for c in published for v in (c.values, c.values[::-1])}
+    assert len(dond.pool(DATA / "selfplay.txt", "outside")) == len(dond.contexts()) - len(both_orders) == 952
+
+
 # --- Prior ------------------------------------------------------------------------------------------------------------
 
 
