@@ -31,8 +31,8 @@ from experiments.terminal import say
 from marl.config import plain
 from marl.errors import UserError, check_writable
 from marl.report import read_run, variant_of
-from marl.stats import number, write_csv
-from marl.wording import arm_name
+from marl.stats import write_csv
+from marl.wording import arm_name, number
 
 FOLDER = Path(__file__).parent / "expected"
 HEADER = ("arm", "metric", "iteration", "low", "high")

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import ncf, norm, t, trim_mean
 
 from marl.files import whole_file
+from marl.wording import bounds, number
 
 Floats = NDArray[np.float64]
 
@@ -40,6 +41,10 @@ class Interval:
             return number(self.mean)
         return f"{number(self.mean)} [{number(self.low)}, {number(self.high)}]"
 
+    def within(self, least: float, most: float) -> Interval:
+        """The same, its ends no further out than a mean can be: Student's t knows no bounds."""
+        return Interval(self.mean, max(self.low, least), min(self.high, most), self.n)  # nan stays nan
+
     def to_json(self) -> dict[str, float | int | None]:
         """Plain numbers; None for what is not finite, since JSON has no nan."""
         finite = {name: value if math.isfinite(value) else None for name, value in vars(self).items()}
@@ -52,15 +57,6 @@ class Interval:
             math.nan if data[name] is None else float(data[name] or 0) for name in ("mean", "low", "high")
         )
         return Interval(mean, low, high, int(data["n"] or 0))
-
-
-def number(value: float) -> str:
-    """Three decimals below 10, then fewer: `0.879`, `12.13`, `498.0`, `2745`; a dash for nan."""
-    if not math.isfinite(value):
-        return "–"
-    decimals = 3 if abs(value) < 10 else 2 if abs(value) < 100 else 1 if abs(value) < 1000 else 0
-    text = f"{value:.{decimals}f}"
-    return text.lstrip("-") if float(text) == 0 else text
 
 
 def bootstrap_ratio(
@@ -246,7 +242,8 @@ class TableRow:
 def ablation_table(runs: Sequence[ArmRun], metrics: Sequence[str] | None = None) -> list[TableRow]:
     """One row for each arm and metric, arms and metrics in the order in which they first appear.
 
-    Across seeds the interval is `seed_mean`'s; an arm with a single seed keeps its run's interval over games. `games`
+    Across seeds the interval is `seed_mean`'s, cut to what the metric can be (a share to 0 and 1, refused replies to 0;
+    see `marl.wording.bounds`); an arm with a single seed keeps its run's interval over games. `games`
     counts those that the figure rests on, over all seeds. Raises ValueError if an arm has the same seed twice, or if a
     wanted metric is missing from a run: a table has no blank cell.
     """
@@ -266,7 +263,7 @@ def ablation_table(runs: Sequence[ArmRun], metrics: Sequence[str] | None = None)
                     f"metric {metric!r} is missing from arm {arm!r}, seeds {missing}; leave it out or evaluate again"
                 )
             found = [run.metrics[metric] for run in mine]
-            interval = seed_mean([value.mean for value in found]) if len(found) > 1 else found[0]
+            interval = seed_mean([v.mean for v in found]).within(*bounds(metric)) if len(found) > 1 else found[0]
             games = sum(value.n for value in found)
             rows.append(TableRow(arm, metric, interval.mean, interval.low, interval.high, len(found), games))
     return rows
