@@ -4,6 +4,9 @@
 run, and the base of each seed, plays the same games under each of them. Each cell of this table is written as soon as
 it is played: a stopped command goes on where it was, several share the work, and the one that ends last writes the
 table. Intervals are those of experiments.report: over training seeds, of a single one over its games.
+
+Written: `NAME_per_seed.csv`, each run's own figures; made of it, `NAME.csv` (means over seeds), `NAME_differences.csv`
+and `NAME.svg`. `study=NAME data=FOLDER/NAME_per_seed.csv` makes them again, without the runs.
 """
 
 from __future__ import annotations
@@ -123,11 +126,16 @@ def main(cfg: DictConfig) -> None:
     unknown = [name for name in cfg.metrics if name not in WORDING]
     if unknown or not cfg.metrics:
         raise UserError(f"metrics={list(cfg.metrics)}: {unknown[0] if unknown else 'nothing'} is no metric")
+    if cfg.data:
+        out = Path(cfg.publish or Path(cfg.data).parent)
+        check_writable(out, "publish")
+        played = read_per_seed(Path(cfg.data))
+        return tabulate(cfg, played, out, read_published(Path(cfg.published)) if cfg.published else {})
     conditions = read_conditions(cfg)
-    found = entrants(Path(cfg.runs), cfg.select, list(cfg.arms))
+    found = entrants(Path(cfg.runs), cfg.select, list(cfg.arms), cfg.where)
     table = [cell_of(entrant, name, each, cfg) for entrant in found for name, each in conditions.items()]
     published = read_published(Path(cfg.published)) if cfg.published else {}
-    folder, out = Path(cfg.cells), Path(cfg.publish)
+    folder, out = Path(cfg.cells), Path(cfg.publish or cfg.cells)
     check_writable(folder, "cells")
     check_writable(out, "publish")
     device = pick_device(cfg.device)
@@ -156,7 +164,9 @@ def main(cfg: DictConfig) -> None:
     if missing:
         say(f"{len(missing)} cells are being played by another process, which writes the table when it has them")
         return
-    tabulate(cfg, table, folder, out, published)
+    path = out / f"{cfg.name}_per_seed.csv"
+    write_per_seed(path, results(table, folder, list(cfg.metrics)))
+    tabulate(cfg, read_per_seed(path), out, published)  # as anybody else will
 
 
 # --- What is to be played ---------------------------------------------------------------------------------------------
@@ -178,9 +188,9 @@ def read_conditions(cfg: DictConfig) -> dict[str, Condition]:
     return found
 
 
-def entrants(runs: Path, select: str | Sequence[str], arms: Sequence[str]) -> list[Entrant]:
+def entrants(runs: Path, select: Any, arms: Sequence[str], where: Any = None) -> list[Entrant]:
     """The runs of these arms (all, where none is named), and before them the bases they started from, each once."""
-    folders = selected(runs, select)
+    folders = selected(runs, select, where)
     found_runs = {folder: finished_run(folder) for folder in folders}
     there = sorted({card["arm"] for _, card in found_runs.values()})
     for arm in arms:
@@ -208,7 +218,7 @@ def entrants(runs: Path, select: str | Sequence[str], arms: Sequence[str]) -> li
                 what = "started from different bases" if entrant.arm == BASE else f"are both arm {card['arm']}"
                 raise UserError(
                     f"select={select}: {found[key].run.name} and {folder.name} are of seed {seed} and {what}; "
-                    "choose names of which there is one for each arm and seed"
+                    "choose names of which there is one for each arm and seed, or settings in `where`"
                 )
             found[key] = entrant
     order = {arm: i for i, arm in enumerate(ARM_ORDER)}
@@ -370,10 +380,9 @@ def claimed(path: Path) -> Iterator[bool]:
 # --- Tables and figure ------------------------------------------------------------------------------------------------
 
 
-def tabulate(cfg: DictConfig, table: Sequence[Cell], folder: Path, out: Path, published: Mapping[Point, float]) -> None:
-    """Writes NAME.csv, NAME_differences.csv, NAME_per_seed.csv and NAME.svg, and prints the figures."""
-    wanted = list(cfg.metrics)
-    played: dict[str, list[ArmRun]] = {}  # by condition
+def results(table: Sequence[Cell], folder: Path, wanted: Sequence[str]) -> dict[str, list[ArmRun]]:
+    """What was played under each condition, arms in the order of tables."""
+    played: dict[str, list[ArmRun]] = {}
     for cell in table:
         found = read_json(folder / cell.file)["metrics"]
         kept = {name: Interval.from_json(found[name]) for name in wanted if name in found}
@@ -381,10 +390,17 @@ def tabulate(cfg: DictConfig, table: Sequence[Cell], folder: Path, out: Path, pu
     order = {arm: i for i, arm in enumerate(dict.fromkeys([*ARM_ORDER, *(cell.entrant.arm for cell in table)]))}
     for runs in played.values():
         runs.sort(key=lambda run: (order[run.arm], run.seed))
+    return played
+
+
+def tabulate(
+    cfg: DictConfig, played: Mapping[str, Sequence[ArmRun]], out: Path, published: Mapping[Point, float]
+) -> None:
+    """Writes NAME.csv, NAME_differences.csv and NAME.svg, and prints the figures."""
+    wanted = list(cfg.metrics)
     rows = {condition: ablation_table(runs) for condition, runs in played.items()}
     write_rows(out / f"{cfg.name}.csv", rows)
     write_rows(out / f"{cfg.name}_differences.csv", differences(played, wanted))
-    write_per_seed(out / f"{cfg.name}_per_seed.csv", played)
     draw(rows, wanted[0], out / f"{cfg.name}.svg", published)
     for metric in reversed(wanted):  # the first one last, where the eye is
         columns: dict[str, Metrics] = {}
@@ -430,6 +446,28 @@ def write_per_seed(path: Path, played: Mapping[str, Sequence[ArmRun]]) -> None:
         for metric, own in run.metrics.items()
     ]
     write_csv(path, ("arm", "seed", "condition", "metric", "mean", "low", "high", "games"), lines)
+
+
+def read_per_seed(path: Path) -> dict[str, list[ArmRun]]:
+    """The inverse of `write_per_seed`. UserError where the file is not one."""
+    found: dict[str, dict[tuple[str, int], ArmRun]] = {}
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                key = (row["arm"], int(row["seed"]))
+                run = found.setdefault(row["condition"], {}).setdefault(key, ArmRun(*key, {}))
+                mean, low, high = (float(row[name]) for name in ("mean", "low", "high"))
+                run.metrics[row["metric"]] = Interval(mean, low, high, int(row["games"]))
+    except OSError as error:
+        raise UserError(f"data={path}: the file cannot be read ({error.strerror})") from error
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
+        raise UserError(
+            f"data={path}: expected the columns arm,seed,condition,metric,mean,low,high,games, as in NAME_per_seed.csv "
+            f"({error})"
+        ) from error
+    if not found:
+        raise UserError(f"data={path}: the file has no line")
+    return {condition: list(runs.values()) for condition, runs in found.items()}
 
 
 def read_published(path: Path) -> dict[Point, float]:

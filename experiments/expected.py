@@ -70,7 +70,7 @@ def main(cfg: DictConfig) -> None:
     elif cfg.settings is not None:
         raise UserError("settings: only curves need them; those of the runs that select finds are known")
     else:
-        curves = curves_of_runs(selected(Path(cfg.runs), cfg.select))
+        curves = curves_of_runs(selected(Path(cfg.runs), cfg.select, cfg.where))
     bands = make_bands(curves, margin)
     folder = Path(cfg.out) if cfg.out else FOLDER
     check_writable(folder, "out")
