@@ -47,12 +47,23 @@ from marl.policy import Policy
 from marl.report import PAPER
 from marl.rollout import EVALUATION, draw_games, rollout
 from marl.runs import finished_run
-from marl.stats import ArmRun, Interval, TableRow, ablation_table, arm_differences, format_table, write_csv
+from marl.stats import (
+    ArmRun,
+    Interval,
+    TableRow,
+    ablation_table,
+    arm_differences,
+    format_table,
+    interval_of,
+    read_csv,
+    write_csv,
+)
 from marl.wording import ARM_ORDER, ARMS, WORDING
 
 BASE = "base"  # the arm of those who were not trained
 TRAINED = "trained"  # what the policy under test is called in episodes, a base in its place too
 SILENT = "silence"  # the voice of those who say nothing
+PER_SEED = ("arm", "seed", "condition", "metric", "mean", "low", "high", "games")  # columns of NAME_per_seed.csv
 
 Point = tuple[str, str]  # arm, condition
 
@@ -438,35 +449,27 @@ def write_rows(path: Path, rows: Mapping[str, Sequence[TableRow]]) -> None:
 
 
 def write_per_seed(path: Path, played: Mapping[str, Sequence[ArmRun]]) -> None:
-    """`arm,seed,condition,metric,mean,low,high,games`: each run's own figures, intervals over its games."""
+    """Each run's own figures, intervals over its games."""
     lines = [
         (run.arm, run.seed, condition, metric, own.mean, own.low, own.high, own.n)
         for condition, runs in played.items()
         for run in runs
         for metric, own in run.metrics.items()
     ]
-    write_csv(path, ("arm", "seed", "condition", "metric", "mean", "low", "high", "games"), lines)
+    write_csv(path, PER_SEED, lines)
 
 
 def read_per_seed(path: Path) -> dict[str, list[ArmRun]]:
     """The inverse of `write_per_seed`. UserError where the file is not one."""
     found: dict[str, dict[tuple[str, int], ArmRun]] = {}
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                key = (row["arm"], int(row["seed"]))
-                run = found.setdefault(row["condition"], {}).setdefault(key, ArmRun(*key, {}))
-                mean, low, high = (float(row[name]) for name in ("mean", "low", "high"))
-                run.metrics[row["metric"]] = Interval(mean, low, high, int(row["games"]))
-    except OSError as error:
-        raise UserError(f"data={path}: the file cannot be read ({error.strerror})") from error
-    except (KeyError, TypeError, ValueError, csv.Error) as error:
-        raise UserError(
-            f"data={path}: expected the columns arm,seed,condition,metric,mean,low,high,games, as in NAME_per_seed.csv "
-            f"({error})"
-        ) from error
-    if not found:
-        raise UserError(f"data={path}: the file has no line")
+    for arm, seed, condition, metric, own in read_csv(
+        path,
+        "data",
+        PER_SEED,
+        lambda row: (row["arm"], int(row["seed"]), row["condition"], row["metric"], interval_of(row)),
+    ):
+        run = found.setdefault(condition, {}).setdefault((arm, seed), ArmRun(arm, seed, {}))
+        run.metrics[metric] = own
     return {condition: list(runs.values()) for condition, runs in found.items()}
 
 

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import ncf, norm, t, trim_mean
 
+from marl.errors import UserError
 from marl.files import whole_file
 from marl.wording import bounds, number
 
 Floats = NDArray[np.float64]
+Line = TypeVar("Line")
 
 DRAWS_AT_ONCE = 4_000_000  # cluster indices held in memory while resampling: 32 MB
 
@@ -375,6 +378,26 @@ def write_csv(path: Path, header: Sequence[str], lines: Iterable[Sequence[object
         writer.writerow(header)
         for line in lines:
             writer.writerow([f"{value:.6g}" if isinstance(value, float) else value for value in line])
+
+
+def read_csv(path: Path, setting: str, columns: Iterable[str], make: Callable[[dict[str, str]], Line]) -> list[Line]:
+    """What `make` makes of each line of a file that a setting names. UserError where the file cannot be read, has no
+    line, or `make` does not find these columns as they should be."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            found = [make(row) for row in csv.DictReader(file)]
+    except OSError as error:
+        raise UserError(f"{setting}={path}: the file cannot be read ({error.strerror})") from error
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
+        raise UserError(f"{setting}={path}: expected the columns {', '.join(columns)} ({error})") from error
+    if not found:
+        raise UserError(f"{setting}={path}: expected lines of {', '.join(columns)}, and there is none")
+    return found
+
+
+def interval_of(row: Mapping[str, str], n: str = "games") -> Interval:
+    """Of a line with the columns mean, low, high, and the one named `n`."""
+    return Interval(float(row["mean"]), float(row["low"]), float(row["high"]), int(row[n]))
 
 
 def read_table(path: Path) -> list[TableRow]:
