@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from experiments.measure import PHASES
 from marl.files import writing
 from marl.report import PAPER, style_axes
-from marl.stats import number
+from marl.wording import number
 
 BUSY = 0.9  # processor seconds in a second; whoever has the machine gets at least 1, one for each thread at work
 LEARNING = ("collation", "update")  # the phases that are no rollout

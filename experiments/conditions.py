@@ -4,6 +4,9 @@
 run, and the base of each seed, plays the same games under each of them. Each cell of this table is written as soon as
 it is played: a stopped command goes on where it was, several share the work, and the one that ends last writes the
 table. Intervals are those of experiments.report: over training seeds, of a single one over its games.
+
+Written: `NAME_per_seed.csv`, each run's own figures; made of it, `NAME.csv` (means over seeds), `NAME_differences.csv`
+and `NAME.svg`. `study=NAME data=FOLDER/NAME_per_seed.csv` makes them again, without the runs.
 """
 
 from __future__ import annotations
@@ -44,12 +47,23 @@ from marl.policy import Policy
 from marl.report import PAPER
 from marl.rollout import EVALUATION, draw_games, rollout
 from marl.runs import finished_run
-from marl.stats import ArmRun, Interval, TableRow, ablation_table, arm_differences, format_table, write_csv
+from marl.stats import (
+    ArmRun,
+    Interval,
+    TableRow,
+    ablation_table,
+    arm_differences,
+    format_table,
+    interval_of,
+    read_csv,
+    write_csv,
+)
 from marl.wording import ARM_ORDER, ARMS, WORDING
 
 BASE = "base"  # the arm of those who were not trained
 TRAINED = "trained"  # what the policy under test is called in episodes, a base in its place too
 SILENT = "silence"  # the voice of those who say nothing
+PER_SEED = ("arm", "seed", "condition", "metric", "mean", "low", "high", "games")  # columns of NAME_per_seed.csv
 
 Point = tuple[str, str]  # arm, condition
 
@@ -123,11 +137,16 @@ def main(cfg: DictConfig) -> None:
     unknown = [name for name in cfg.metrics if name not in WORDING]
     if unknown or not cfg.metrics:
         raise UserError(f"metrics={list(cfg.metrics)}: {unknown[0] if unknown else 'nothing'} is no metric")
+    if cfg.data:
+        out = Path(cfg.publish or Path(cfg.data).parent)
+        check_writable(out, "publish")
+        played = read_per_seed(Path(cfg.data))
+        return tabulate(cfg, played, out, read_published(Path(cfg.published)) if cfg.published else {})
     conditions = read_conditions(cfg)
-    found = entrants(Path(cfg.runs), cfg.select, list(cfg.arms))
+    found = entrants(Path(cfg.runs), cfg.select, list(cfg.arms), cfg.where)
     table = [cell_of(entrant, name, each, cfg) for entrant in found for name, each in conditions.items()]
     published = read_published(Path(cfg.published)) if cfg.published else {}
-    folder, out = Path(cfg.cells), Path(cfg.publish)
+    folder, out = Path(cfg.cells), Path(cfg.publish or cfg.cells)
     check_writable(folder, "cells")
     check_writable(out, "publish")
     device = pick_device(cfg.device)
@@ -156,7 +175,9 @@ def main(cfg: DictConfig) -> None:
     if missing:
         say(f"{len(missing)} cells are being played by another process, which writes the table when it has them")
         return
-    tabulate(cfg, table, folder, out, published)
+    path = out / f"{cfg.name}_per_seed.csv"
+    write_per_seed(path, results(table, folder, list(cfg.metrics)))
+    tabulate(cfg, read_per_seed(path), out, published)  # as anybody else will
 
 
 # --- What is to be played ---------------------------------------------------------------------------------------------
@@ -178,9 +199,9 @@ def read_conditions(cfg: DictConfig) -> dict[str, Condition]:
     return found
 
 
-def entrants(runs: Path, select: str | Sequence[str], arms: Sequence[str]) -> list[Entrant]:
+def entrants(runs: Path, select: Any, arms: Sequence[str], where: Any = None) -> list[Entrant]:
     """The runs of these arms (all, where none is named), and before them the bases they started from, each once."""
-    folders = selected(runs, select)
+    folders = selected(runs, select, where)
     found_runs = {folder: finished_run(folder) for folder in folders}
     there = sorted({card["arm"] for _, card in found_runs.values()})
     for arm in arms:
@@ -208,7 +229,7 @@ def entrants(runs: Path, select: str | Sequence[str], arms: Sequence[str]) -> li
                 what = "started from different bases" if entrant.arm == BASE else f"are both arm {card['arm']}"
                 raise UserError(
                     f"select={select}: {found[key].run.name} and {folder.name} are of seed {seed} and {what}; "
-                    "choose names of which there is one for each arm and seed"
+                    "choose names of which there is one for each arm and seed, or settings in `where`"
                 )
             found[key] = entrant
     order = {arm: i for i, arm in enumerate(ARM_ORDER)}
@@ -370,10 +391,9 @@ def claimed(path: Path) -> Iterator[bool]:
 # --- Tables and figure ------------------------------------------------------------------------------------------------
 
 
-def tabulate(cfg: DictConfig, table: Sequence[Cell], folder: Path, out: Path, published: Mapping[Point, float]) -> None:
-    """Writes NAME.csv, NAME_differences.csv, NAME_per_seed.csv and NAME.svg, and prints the figures."""
-    wanted = list(cfg.metrics)
-    played: dict[str, list[ArmRun]] = {}  # by condition
+def results(table: Sequence[Cell], folder: Path, wanted: Sequence[str]) -> dict[str, list[ArmRun]]:
+    """What was played under each condition, arms in the order of tables."""
+    played: dict[str, list[ArmRun]] = {}
     for cell in table:
         found = read_json(folder / cell.file)["metrics"]
         kept = {name: Interval.from_json(found[name]) for name in wanted if name in found}
@@ -381,10 +401,17 @@ def tabulate(cfg: DictConfig, table: Sequence[Cell], folder: Path, out: Path, pu
     order = {arm: i for i, arm in enumerate(dict.fromkeys([*ARM_ORDER, *(cell.entrant.arm for cell in table)]))}
     for runs in played.values():
         runs.sort(key=lambda run: (order[run.arm], run.seed))
+    return played
+
+
+def tabulate(
+    cfg: DictConfig, played: Mapping[str, Sequence[ArmRun]], out: Path, published: Mapping[Point, float]
+) -> None:
+    """Writes NAME.csv, NAME_differences.csv and NAME.svg, and prints the figures."""
+    wanted = list(cfg.metrics)
     rows = {condition: ablation_table(runs) for condition, runs in played.items()}
     write_rows(out / f"{cfg.name}.csv", rows)
     write_rows(out / f"{cfg.name}_differences.csv", differences(played, wanted))
-    write_per_seed(out / f"{cfg.name}_per_seed.csv", played)
     draw(rows, wanted[0], out / f"{cfg.name}.svg", published)
     for metric in reversed(wanted):  # the first one last, where the eye is
         columns: dict[str, Metrics] = {}
@@ -422,14 +449,28 @@ def write_rows(path: Path, rows: Mapping[str, Sequence[TableRow]]) -> None:
 
 
 def write_per_seed(path: Path, played: Mapping[str, Sequence[ArmRun]]) -> None:
-    """`arm,seed,condition,metric,mean,low,high,games`: each run's own figures, intervals over its games."""
+    """Each run's own figures, intervals over its games."""
     lines = [
         (run.arm, run.seed, condition, metric, own.mean, own.low, own.high, own.n)
         for condition, runs in played.items()
         for run in runs
         for metric, own in run.metrics.items()
     ]
-    write_csv(path, ("arm", "seed", "condition", "metric", "mean", "low", "high", "games"), lines)
+    write_csv(path, PER_SEED, lines)
+
+
+def read_per_seed(path: Path) -> dict[str, list[ArmRun]]:
+    """The inverse of `write_per_seed`. UserError where the file is not one."""
+    found: dict[str, dict[tuple[str, int], ArmRun]] = {}
+    for arm, seed, condition, metric, own in read_csv(
+        path,
+        "data",
+        PER_SEED,
+        lambda row: (row["arm"], int(row["seed"]), row["condition"], row["metric"], interval_of(row)),
+    ):
+        run = found.setdefault(condition, {}).setdefault((arm, seed), ArmRun(arm, seed, {}))
+        run.metrics[metric] = own
+    return {condition: list(runs.values()) for condition, runs in found.items()}
 
 
 def read_published(path: Path) -> dict[Point, float]:

@@ -8,7 +8,8 @@ it was, other players may be added later, and several commands share the work.
 
 Written: `NAME.csv` (a line for each row player, column player and metric), `NAME_differences.csv` (self-play minus
 cross-play, paired by game seed), `NAME.svg`, `run_cards/NAME.json`. Intervals: 95 %, over game seeds. They say nothing
-of other training seeds: these players are these players.
+of other training seeds: these players are these players. `data.table=FOLDER/NAME.csv` draws the figure again, without
+any game. Runs of several objectives meet in one game, which `env.objective` then has to name.
 """
 
 from __future__ import annotations
@@ -44,17 +45,32 @@ from marl.planner import SUFFIX
 from marl.policy import load_tokenizer
 from marl.pretrain import base_policy
 from marl.rollout import EVALUATION, Cast, draw_games, rollout
-from marl.runs import CARD, CONFIG, run_card
-from marl.stats import Floats, Interval, bootstrap_mean, format_table, paired_difference, wilson, write_csv
+from marl.runs import CARD, CONFIG, run_card, run_settings
+from marl.stats import (
+    Floats,
+    Interval,
+    bootstrap_mean,
+    format_table,
+    interval_of,
+    paired_difference,
+    read_csv,
+    wilson,
+    write_csv,
+)
 from marl.types import Episode
 
 MOST = 8
-SHOWN = {  # printed, drawn, and compared in self-play and cross-play
+SHOWN = {  # compared in self-play and cross-play
     "game/score/row": "Score of the row player",
+    "game/points/row": "Points of the row player",
     "game/joint": "Joint points",
     "game/agreement": "Agreement",
 }
 RATES = ("game/agreement", "game/pareto")
+# Of these, by objective: where both score alike the score is the joint one, where scores add up to nothing points tell.
+OF = {1.0: ("game/score/row", "game/agreement"), -1.0: ("game/points/row", "game/score/row", "game/agreement")}
+OF_OTHERS = ("game/score/row", "game/joint", "game/agreement")
+COLUMNS = ("objective", "row", "column", "metric", "mean", "low", "high", "games")
 OTHERS, ALL = "others", "all"  # stand for all other players; for everybody
 
 Pair = tuple[str, str]  # labels of the row player and the column player
@@ -95,13 +111,22 @@ class Cell:
 @command("crossplay", implies={"data.dond": "base=human"})
 def main(cfg: DictConfig) -> None:
     """Plays what is not played yet, then tabulates."""
+    if cfg.data.table:
+        if cfg.players is not None:
+            raise UserError("players and data.table: give one of them, who plays or a file written of such games")
+        data = Path(cfg.data.table)
+        folder = Path(cfg.publish or data.parent)
+        check_writable(folder, "publish")
+        show(data, folder / f"{data.stem}.svg")
+        say(f"\nfigure: {folder}")
+        return
     check(cfg)
     names = [resolved(str(name), cfg) for name in cfg.players]
     cfg = as_in_runs(cfg, names)
     if cfg.env.game != "dond":
         raise UserError(f"env.game={cfg.env.game}: only players of Deal or No Deal change seats; must be dond")
     parts = build(cfg, names, stops=True)
-    cells, out = Path(cfg.cells), Path(cfg.publish)
+    cells, out = Path(cfg.cells), Path(cfg.publish or cfg.cells)
     check_writable(cells, "cells")
     check_writable(out, "publish")
     device = pick_device(cfg.device)
@@ -197,14 +222,24 @@ def entrants(names: Sequence[str], cfg: DictConfig, parts: Parts, device: torch.
 
 
 def labels_of(names: Sequence[str]) -> list[str]:
-    """Short names: a run's folder without its hash, where that tells the players apart."""
-    called = [Path(name).name for name in names]
-    hashed = [(Path(bare(name)) / CONFIG).is_file() for name in names]
-    short = [
-        bare(name).rpartition("-")[0] + name.removeprefix(bare(name)) if run else name
-        for name, run in zip(called, hashed, strict=True)
-    ]
-    return [s if s and short.count(s) == 1 else name for s, name in zip(short, called, strict=True)]
+    """Of each player the shortest name that it shares with no other: a run's folder without its hash, the same with its
+    objective, its whole name, that with its folder's, its path."""
+    forms = [forms_of(name) for name in names]
+    labels = [shortest for shortest, *_ in forms]
+    for longer in zip(*forms, strict=True):
+        labels = [new if labels.count(label) > 1 else label for label, new in zip(labels, longer, strict=True)]
+    return labels
+
+
+def forms_of(name: str) -> tuple[str, ...]:
+    """A player's names, from the shortest to the path."""
+    path, plans = Path(bare(name)), name.removeprefix(bare(name))
+    whole = (f"{path.name}{plans}", f"{'/'.join(path.parts[-2:])}{plans}", name)
+    short = path.name.rpartition("-")[0]
+    if not (short and (path / CONFIG).is_file()):
+        return (whole[0], whole[0], *whole)
+    objective = float(run_settings(path)["env"]["objective"])
+    return (f"{short}{plans}", f"{short} λ={objective:g}{plans}", *whole)
 
 
 def the_base(names: Sequence[str], cfg: DictConfig, parts: Parts, device: torch.device) -> Path:
@@ -320,12 +355,15 @@ def figures(games: Games, objective: float, swapped: bool) -> Figures:
     column's.
     """
     seats = np.array([game["points"] for game in games])  # (games, 2)
-    row, column = (seats + objective * seats[:, ::-1]).T[:: -1 if swapped else 1]
+    both = {"score": seats + objective * seats[:, ::-1], "points": seats}
     if not any(game["turned"] for game in games):
-        row = column = (row + column) / 2
+        both = {name: np.repeat(of_seats.mean(1, keepdims=True), 2, axis=1) for name, of_seats in both.items()}
     values = {
-        "game/score/row": row,
-        "game/score/column": column,
+        f"game/{name}/{player}": of_player
+        for name, of_seats in both.items()
+        for player, of_player in zip(("row", "column"), of_seats.T[:: -1 if swapped else 1], strict=True)
+    }
+    values |= {
         "game/joint": seats.sum(1),
         "game/agreement": np.array([game["deal"] for game in games], float),
         "game/pareto": np.array([game["pareto"] for game in games], float),
@@ -361,8 +399,12 @@ def tabulate(
     }
     write_csv(
         out / f"{cfg.name}.csv",
-        ("row", "column", "metric", "mean", "low", "high", "games"),
-        [(*key, name, i.mean, i.low, i.high, count[key]) for key, each in found.items() for name, i in each.items()],
+        COLUMNS,
+        [
+            (objective, *key, name, i.mean, i.low, i.high, count[key])
+            for key, each in found.items()
+            for name, i in each.items()
+        ],
     )
     differences = self_minus_cross(labels, of)
     write_csv(
@@ -370,16 +412,30 @@ def tabulate(
         ("row", "column", "metric", "self", "cross", "difference", "low", "high", "game_seeds"),
         [(d.row, d.column, d.metric, d.own, d.cross, d.by.mean, d.by.low, d.by.high, d.by.n) for d in differences],
     )
-    shown = [name for name in SHOWN if not (name == "game/joint" and objective == 1)]  # the score is the joint one
-    draw(labels, found, shown, out / f"{cfg.name}.svg")
-    for name in shown:
-        say(f"\n{SHOWN[name]}; a line for each row player")
-        say(format_table({column: {row: found[row, column][name] for row in labels} for column in labels}, labels))
+    shown = show(out / f"{cfg.name}.csv", out / f"{cfg.name}.svg")
     say("\nself-play minus cross-play with all others")
     columns = {
         row: {d.metric: d.by for d in differences if (d.row, d.column) == (row, OTHERS)} for row in (*labels, ALL)
     }
     say(format_table(columns, shown))
+
+
+def show(table: Path, figure: Path) -> Sequence[str]:
+    """Draws and prints what `NAME.csv` holds. Returns the metrics shown. UserError where it is no such file."""
+    found: dict[Pair, dict[str, Interval]] = {}
+    lines = read_csv(
+        table, "data.table", COLUMNS,
+        lambda line: (float(line["objective"]), (line["row"], line["column"]), line["metric"], interval_of(line)),
+    )  # fmt: skip
+    for _, pair, metric, own in lines:
+        found.setdefault(pair, {})[metric] = own
+    labels = list(dict.fromkeys(row for row, _ in found))
+    shown = OF.get(lines[0][0], OF_OTHERS)
+    draw(labels, found, shown, figure)
+    for name in shown:
+        say(f"\n{SHOWN[name]}; a line for each row player")
+        say(format_table({column: {row: found[row, column][name] for row in labels} for column in labels}, labels))
+    return shown
 
 
 @dataclass(frozen=True)

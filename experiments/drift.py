@@ -6,13 +6,15 @@ are the transcripts that the run kept of each of its evaluations: fewer games, a
 one policy is written at once, so that a stopped command goes on where it was. Figures are defined in marl/drift.py.
 
 Written: `drift.csv` (a line for each policy and metric), `kept.csv` (the same of kept transcripts), `people.csv` (of
-the human dialogues themselves), `drift.svg`.
+the human dialogues themselves); made of the first, `drift_by_arm.csv` (means over seeds at the iterations that all runs
+of an arm kept, the base and the end at least; intervals as in experiments.iterations) and `drift.svg`.
+`data.table=FOLDER/drift.csv` makes these again, without the runs.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from safetensors.torch import load_file
 from experiments.cli import command
 from experiments.conditions import base_folder
 from experiments.evaluate import pick_device, set_threads
+from experiments.iterations import by_iteration, measure_of, refuse_doubles, write_by_arm
 from experiments.players import policy_folder
 from experiments.report import selected
 from experiments.terminal import Bar, say
@@ -46,18 +49,21 @@ from marl.pretrain import recorded
 from marl.report import PAPER
 from marl.rollout import EVALUATION, draw_games, everyone, rollout
 from marl.runs import finished_run
-from marl.stats import Interval, format_table, write_csv
+from marl.stats import Interval, format_table, interval_of, read_csv, write_csv
 from marl.transcripts import read_episodes
+from marl.wording import WORDING
 
 SPEAKER = "policy"  # what the policy under test is called in its games
 SPLITS = ("val", "test")
-COLUMNS = ("run", "arm", "seed", "iteration", "metric", "mean", "low", "high", "games")
+COLUMNS = ("objective", "run", "arm", "seed", "iteration", "metric", "mean", "low", "high", "games")
 SHOWN = (
-    "game/score", "game/agreement", "drift/human_dialogues", "drift/own_speech", "talk/distinct_2", "talk/split_kept",
-    "talk/split_coverage", "talk/table_kept", "talk/value_true", "talk/value_chance", "talk/inverted",
-    "talk/inverted_coverage", "talk/inverted_chance", "talk/worse_share", "talk/understood", "talk/turns",
-    "talk/vocabulary",
+    "game/score", "game/points", "game/agreement", "drift/human_dialogues", "drift/own_speech", "talk/distinct_2",
+    "talk/split_kept", "talk/split_coverage", "talk/table_kept", "talk/value_true", "talk/value_chance",
+    "talk/inverted", "talk/inverted_coverage", "talk/inverted_chance", "talk/worse_share", "talk/understood",
+    "talk/turns", "talk/vocabulary",
 )  # fmt: skip
+
+Policies = dict[tuple[float, str, int, str], dict[int, Metrics]]  # (objective, arm, seed, run) -> iteration
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,15 @@ class Stage:
     config: Mapping[str, Any] = field(hash=False)
     folder: Path  # a saved policy
     weights: Path | None = None  # of a checkpoint, which stand in for those of the folder
+
+    @property
+    def game(self) -> dict[str, Any]:
+        """The game's settings in the run's own evaluation."""
+        return {**self.config["env"], **make(EvalConfig, self.config["eval"], "eval").env}
+
+    @property
+    def objective(self) -> float:
+        return float(self.game["objective"])
 
     @property
     def digest(self) -> str:
@@ -87,16 +102,23 @@ class Stage:
 @command("drift")
 def main(cfg: DictConfig) -> None:
     """Measures what is not measured yet, then tabulates."""
+    if cfg.data.table:
+        table = Path(cfg.data.table)
+        out = Path(cfg.publish or table.parent)
+        check_writable(out, "publish")
+        return tabulate(table, out)
     for name in ("games", "concurrency"):
         if isinstance(cfg[name], bool) or not isinstance(cfg[name], int) or cfg[name] < 1:
             raise UserError(f"{name}={cfg[name]}: must be a whole number, at least 1")
     if cfg.split not in SPLITS:
         raise UserError(f"split={cfg.split}: must be one of {', '.join(SPLITS)}; bases learn from the others")
-    runs = selected(Path(cfg.runs), cfg.select)
+    runs = selected(Path(cfg.runs), cfg.select, cfg.where)
     stages = [stage for run in runs for stage in stages_of(run)]
+    refuse_doubles((stage.run.name, stage.objective, stage.arm, stage.seed) for stage in stages)
+    stages.sort(key=lambda stage: (-stage.objective, stage.arm, stage.seed, stage.iteration))
     people = {run: people_folder(run, cfg.human) for run in runs}
     human = people_metrics(cfg.data.dond, cfg.split) if cfg.data.dond else {}
-    cells, out = Path(cfg.cells), Path(cfg.publish)
+    cells, out = Path(cfg.cells), Path(cfg.publish or cfg.cells)
     check_writable(cells, "cells")
     check_writable(out, "publish")
     device = pick_device(cfg.device)
@@ -120,16 +142,9 @@ def main(cfg: DictConfig) -> None:
         found[stage] = {name: Interval.from_json(figure) for name, figure in kept.items()}
     write_lines(out / "drift.csv", found.items())
     write_lines(out / "kept.csv", ((stage, metrics) for run in runs for stage, metrics in kept_transcripts(run)))
-    write_csv(
-        out / "people.csv", COLUMNS[4:], [(name, i.mean, i.low, i.high, i.n) for name, i in sorted(human.items())]
-    )
-    draw(found, out / "drift.svg")
-    columns = {f"{s.arm} s{s.seed} it {s.iteration}": metrics for s, metrics in found.items()}
-    for start in range(0, len(columns), 4):
-        part = dict(list(columns.items())[start : start + 4])
-        part = {**part, **({"people": human} if human else {})}
-        say("\n" + format_table(part, [name for name in SHOWN if any(name in metrics for metrics in part.values())]))
-    say(f"\ntables and figure: {out}")
+    lines = [(name, i.mean, i.low, i.high, i.n) for name, i in sorted(human.items())]
+    write_csv(out / "people.csv", COLUMNS[5:], lines)
+    tabulate(out / "drift.csv", out, human)
 
 
 # --- What there is to measure -----------------------------------------------------------------------------------------
@@ -169,17 +184,12 @@ def people_folder(run: Path, human: str | None) -> Path:
     return folder
 
 
-def game_of(stage: Stage) -> dict[str, Any]:
-    """The game's settings in the run's own evaluation."""
-    return {**stage.config["env"], **make(EvalConfig, stage.config["eval"], "eval").env}
-
-
 def settings_of(stage: Stage, people: Path, cfg: DictConfig) -> dict[str, Any]:
     """All that the figures depend on."""
     return {
         "policy": stage.digest,
         "people": folder_digest(people),
-        "env": game_of(stage),
+        "env": stage.game,
         "temperature": stage.config["eval"]["temperature"],
         "max_new_tokens": stage.config["algo"]["max_new_tokens"],
         "context": stage.config["algo"]["context"],
@@ -194,7 +204,7 @@ def settings_of(stage: Stage, people: Path, cfg: DictConfig) -> dict[str, Any]:
 
 def measure(stage: Stage, people: Path, cfg: DictConfig, device: torch.device, bar: Bar) -> Metrics:
     """What the policy plays and says with itself, and the two likelihoods."""
-    env, policy, rng = game_of(stage), stage.load(device), np.random.default_rng(0)
+    env, policy, rng = stage.game, stage.load(device), np.random.default_rng(0)
     settings, algo = stage.config["eval"], stage.config["algo"]
     limits = PlayConfig(concurrency=cfg.concurrency, max_new_tokens=algo["max_new_tokens"], context=algo["context"])
     agent = model_agent(SPEAKER, policy, limits, 2, settings["temperature"])
@@ -246,38 +256,81 @@ def kept_transcripts(run: Path) -> list[tuple[Stage, Metrics]]:
 
 def write_lines(path: Path, found: Iterable[tuple[Stage, Metrics]]) -> None:
     lines = [
-        (s.run.name, s.arm, s.seed, s.iteration, name, i.mean, i.low, i.high, i.n)
+        (s.objective, s.run.name, s.arm, s.seed, s.iteration, name, i.mean, i.low, i.high, i.n)
         for s, metrics in found
         for name, i in sorted(metrics.items())
     ]
     write_csv(path, COLUMNS, lines)
 
 
-def draw(found: Mapping[Stage, Metrics], path: Path) -> None:
-    """Both likelihoods against the score, and the share of inverted proposals by iteration; a line for each run."""
-    panels: Sequence[tuple[str, str | None, str]] = (
-        ("drift/human_dialogues", "game/score", "human dialogues under the policy,\nnats a word"),
-        ("drift/own_speech", "game/score", "the policy's messages under the human model,\nnats a word"),
-        ("talk/inverted", None, "inverted proposals,\nof those that could be"),
+def read_policies(path: Path) -> Policies:
+    """What `drift.csv` holds. UserError where it is no such file."""
+    found: Policies = {}
+    for key, iteration, metric, own in read_csv(
+        path, "data.table", COLUMNS,
+        lambda row: (
+            (float(row["objective"]), row["arm"], int(row["seed"]), row["run"]),
+            int(row["iteration"]), row["metric"], interval_of(row),
+        ),
+    ):  # fmt: skip
+        found.setdefault(key, {}).setdefault(iteration, {})[metric] = own
+    return found
+
+
+def tabulate(table: Path, out: Path, human: Metrics | None = None) -> None:
+    """Writes `drift_by_arm.csv` and `drift.svg` from `drift.csv`, and prints all policies beside people."""
+    policies = read_policies(table)
+    arms: dict[tuple[float, str], dict[int, dict[int, Metrics]]] = {}
+    for (objective, arm, seed, _), of_run in policies.items():
+        arms.setdefault((objective, arm), {})[seed] = of_run
+    write_by_arm(out / "drift_by_arm.csv", {key: by_iteration(seeds) for key, seeds in arms.items()}, arms)
+    draw(policies, out / "drift.svg")
+    columns = {
+        f"λ={objective:g} {arm} s{seed} it {iteration}": metrics
+        for (objective, arm, seed, _), of_run in policies.items()
+        for iteration, metrics in of_run.items()
+    }
+    for start in range(0, len(columns), 4):
+        part = dict(list(columns.items())[start : start + 4])
+        part = {**part, **({"people": human} if human else {})}
+        say("\n" + format_table(part, [name for name in SHOWN if any(name in metrics for metrics in part.values())]))
+    say(f"\ntables and figure: {out}")
+
+
+def draw(policies: Policies, path: Path) -> None:
+    """A row for each objective: both likelihoods against the score (points, where both scores add up to nothing), and
+    the share of inverted proposals by iteration; a line for each run, from its base (open) to its end."""
+    panels = (
+        ("drift/human_dialogues", True, "human dialogues under the policy,\nnats a word"),
+        ("drift/own_speech", True, "the policy's messages under the human model,\nnats a word"),
+        ("talk/inverted", False, "inverted proposals,\nof those that could be"),
     )
-    runs = list(dict.fromkeys(stage.run for stage in found))
-    arms = list(dict.fromkeys(stage.arm for stage in found))
-    figure = Figure(figsize=(11, 3.4), layout="constrained")
-    for axes, (metric, against, title) in zip(figure.subplots(1, len(panels)), panels, strict=True):
-        for run in runs:
-            of_run = [(stage, metrics) for stage, metrics in found.items() if stage.run == run and metric in metrics]
-            x = [stage.iteration if against is None else metrics[against].mean for stage, metrics in of_run]
-            y = [metrics[metric].mean for _, metrics in of_run]
-            if of_run:
-                arm = of_run[0][0].arm
-                label = arm if run == next(r for r in runs if any(s.run == r and s.arm == arm for s in found)) else None
-                axes.plot(x, y, marker="o", markersize=3, color=PAPER[arms.index(arm) % len(PAPER)], label=label)
-        axes.set_title(title, fontsize=9, loc="left")
-        axes.set_xlabel("iteration" if against is None else "score", fontsize=9)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(labelsize=8)
-    handles, labels = figure.axes[-1].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=8)
+    objectives = sorted({objective for objective, *_ in policies}, reverse=True)
+    arms = sorted({arm for _, arm, *_ in policies})
+    figure = Figure(figsize=(11, 2.8 * len(objectives) + 0.6), layout="constrained")
+    subplots = figure.subplots(len(objectives), len(panels), squeeze=False)
+    handles: dict[str, Any] = {}
+    for objective, row in zip(objectives, subplots, strict=True):
+        measure = measure_of(objective)
+        for axes, (metric, against, title) in zip(row, panels, strict=True):
+            for (own, arm, *_), of_run in policies.items():
+                there = {i: metrics for i, metrics in of_run.items() if metric in metrics}
+                if own == objective and there:
+                    x = [metrics[measure].mean if against else i for i, metrics in there.items()]
+                    y, colour = (
+                        [metrics[metric].mean for metrics in there.values()],
+                        PAPER[arms.index(arm) % len(PAPER)],
+                    )
+                    (handles[arm],) = axes.plot(x, y, marker="o", markersize=3, linewidth=1, color=colour)
+                    axes.plot(x[:1], y[:1], marker="o", markersize=5, color=colour, markerfacecolor="white")
+            axes.set_title(f"{title}, λ = {objective:g}", fontsize=9, loc="left")
+            axes.set_xlabel(WORDING[measure].label.lower() if against else "iteration", fontsize=9)
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.tick_params(labelsize=8)
+            if not against:
+                axes.set_ylim(bottom=0)
+    shown = sorted(handles)
+    figure.legend([handles[arm] for arm in shown], shown, loc="outside right upper", frameon=False, fontsize=8)
     with writing(path), matplotlib.rc_context({"svg.hashsalt": path.name}):
         figure.savefig(path, metadata={"Date": None})
 

@@ -267,8 +267,11 @@ def voiced(player: Agent, voice: str | None, cfg: DictConfig, parts: Parts, devi
 def as_in_runs(cfg: DictConfig, names: Sequence[str]) -> DictConfig:
     """The configuration with the game, cast and limits that the runs among the players were evaluated in.
 
-    What the command line says of `env`, `cast` and `algo` wins. UserError if two runs play different games.
+    What the command line says of `env`, `cast` and `algo` wins. UserError if two runs play games that differ in a
+    setting of which it says nothing.
     """
+    given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    own = OmegaConf.from_dotlist([o for o in given if o.startswith(("env.", "cast.", "algo."))])
     settings = {}
     for name in names:
         path = Path(bare(name)) / CONFIG
@@ -278,18 +281,18 @@ def as_in_runs(cfg: DictConfig, names: Sequence[str]) -> DictConfig:
             found = {
                 "env": env, "cast": cast, "algo": run.algo, "loss": run.loss, "model": run.model, "base": run.base
             }  # fmt: skip
-            settings[name] = OmegaConf.create(found)
+            settings[name] = OmegaConf.merge(OmegaConf.create(found), own)
     if not settings:
         return cfg
     games = [plain(each.env) for each in settings.values()]
-    if any(game != games[0] for game in games):
-        differ = sorted(k for k in games[0] if games[0][k] != games[-1].get(k))
-        raise UserError(f"players: the runs {' and '.join(settings)} differ in env.{', env.'.join(differ)}")
-    given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
-    own = [o for o in given if o.startswith(("env.", "cast.", "algo."))]
-    merged = OmegaConf.merge(
-        OmegaConf.create({**cfg, **next(iter(settings.values()))}), OmegaConf.from_dotlist(list(own))
-    )
+    keys = dict.fromkeys(key for game in games for key in game)
+    differ = sorted(key for key in keys if any(game.get(key) != games[0].get(key) for game in games))
+    if differ:
+        raise UserError(
+            f"players: the runs {' and '.join(settings)} differ in env.{', env.'.join(differ)}: choose for all, as in "
+            f"env.{differ[0]}={games[0].get(differ[0])}"
+        )
+    merged = OmegaConf.create({**cfg, **next(iter(settings.values()))})
     assert isinstance(merged, DictConfig)
     return merged
 

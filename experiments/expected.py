@@ -31,8 +31,8 @@ from experiments.terminal import say
 from marl.config import plain
 from marl.errors import UserError, check_writable
 from marl.report import read_run, variant_of
-from marl.stats import number, write_csv
-from marl.wording import arm_name
+from marl.stats import write_csv
+from marl.wording import arm_name, number
 
 FOLDER = Path(__file__).parent / "expected"
 HEADER = ("arm", "metric", "iteration", "low", "high")
@@ -70,7 +70,7 @@ def main(cfg: DictConfig) -> None:
     elif cfg.settings is not None:
         raise UserError("settings: only curves need them; those of the runs that select finds are known")
     else:
-        curves = curves_of_runs(selected(Path(cfg.runs), cfg.select))
+        curves = curves_of_runs(selected(Path(cfg.runs), cfg.select, cfg.where))
     bands = make_bands(curves, margin)
     folder = Path(cfg.out) if cfg.out else FOLDER
     check_writable(folder, "out")

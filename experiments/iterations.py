@@ -7,8 +7,8 @@ The first form reads the evaluations that finished runs of Deal or No Deal made 
 first has written: the same tables and figure, in seconds, without the runs.
 
 Written: `NAME.csv`, a line for each run, iteration and metric; `NAME_by_arm.csv`, means over seeds with 95 % intervals
-(Student's t over seeds; of a single seed over its games, where its spread is known); `NAME.svg`; and
-`NAME_summary.csv`:
+(Student's t over seeds, cut to what a metric can be; of a single seed, and where all seeds are one policy, as before
+training, over its games, where their spread is known); `NAME.svg`; and `NAME_summary.csv`:
 
 - `correlation/games`: Pearson's r between the iteration and a player's score, over all players of all evaluation games
   of a run, iteration 0 (before training) included; `correlation/agreed_games`: over games with a deal. Liao, Tomlin &
@@ -19,15 +19,20 @@ Written: `NAME.csv`, a line for each run, iteration and metric; `NAME_by_arm.csv
   later evaluations is not above its own by more than 1.96 standard errors of their difference. Evaluations are taken as
   independent, although they are of the same games, and a player's score as if a game were one observation, which it is
   where both get the same; both err towards calling a rise noise. `plateau/mean` is the same of the seeds' mean curve.
+- `score/at_equal_games`, `agreement/at_equal_games`: at the most training games that all runs of the objective have
+  had, linear between two evaluations; `.../at_equal_compute`: at the most token passes (see `token_passes`). A run that
+  ended early holds all others there: leave it out by its name. `trained/...` and `passes/...` say where that is, in
+  games and in thousand passes. The arm `ARM - filtered_bc` is the difference to filtered cloning, paired by seed.
+
+Under objective -1 both scores add up to nothing, so all of this is of points. How far these spread among games is not
+recorded: correlations are of means alone, and standard errors are the largest that points with this mean can have.
 """
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +42,16 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 from omegaconf import DictConfig
 
+from envs.dond_v0 import MAX_POINTS
 from experiments.cli import command
 from experiments.report import selected
 from experiments.terminal import say
 from marl.errors import UserError, check_writable
+from marl.evaluate import Metrics
 from marl.files import writing
 from marl.report import PAPER, TRAINED, Run, read_run
-from marl.stats import Interval, format_table, seed_mean, wilson, write_csv
-from marl.wording import WORDING
+from marl.stats import Interval, format_table, read_csv, seed_mean, wilson, write_csv
+from marl.wording import WORDING, bounds
 
 METRICS = (
     "game/score", "game/score_sd", "game/score_agreed", "game/score_agreed_sd", "game/score_ceiling", "game/points",
@@ -55,6 +62,9 @@ SPREAD = {"game/score": "game/score_sd", "game/score_agreed": "game/score_agreed
 RATES = ("game/agreement", "game/pareto", "game/pareto_agreed", "errors/aborted")  # of games
 OF_AGREED = ("game/score_agreed", "game/pareto_agreed")
 PANELS = ("game/score", "game/agreement", "talk/turns", "talk/vocabulary")
+BY_ARM = ("objective", "arm", "iteration", "metric", "mean", "low", "high", "seeds")
+EQUAL = {"trained": "at_equal_games", "passes": "at_equal_compute"}  # at the same of what runs are compared
+REFERENCE = "filtered_bc"  # the arm that others are compared with
 AXES = {"iteration": "iteration", "trained": "training games", "passes": "thousand token passes"}
 COMPETITIVE = -1  # both scores add up to 0, so that self-play is measured in points
 Z = 1.959964  # of a 95 % interval
@@ -105,32 +115,35 @@ def main(cfg: DictConfig) -> None:
         lines = read_lines(Path(cfg.data))
         check_writable(out, "publish")
     else:
-        lines = collected([read_run(folder) for folder in selected(Path(cfg.runs), cfg.select)])
+        lines = collected([read_run(folder) for folder in selected(Path(cfg.runs), cfg.select, cfg.where)])
         check_writable(out, "publish")
         write_csv(out / f"{cfg.name}.csv", tuple(Line.__annotations__), [tuple(vars(line).values()) for line in lines])
         lines = read_lines(out / f"{cfg.name}.csv")  # as anybody else will
     curves = curves_of(lines)
-    means = {key: by_iteration(seeds) for key, seeds in curves.items()}
-    write_csv(
-        out / f"{cfg.name}_by_arm.csv",
-        ("objective", "arm", "iteration", "metric", "mean", "low", "high", "seeds"),
-        [
-            (*key, iteration, name, i.mean, i.low, i.high, len(curves[key]))
-            for key, of_arm in means.items()
-            for iteration, found in of_arm.items()
-            for name, i in found.items()
-        ],
-    )
-    figures = {key: summary(seeds) for key, seeds in curves.items()}
+    means = {
+        key: by_iteration({seed: of_games(curve) for seed, curve in seeds.items()}) for key, seeds in curves.items()
+    }
+    write_by_arm(out / f"{cfg.name}_by_arm.csv", means, curves)
+    figures: dict[float, dict[str, Metrics]] = {}
+    for objective in dict.fromkeys(objective for objective, _ in curves):
+        arms = {arm: seeds for (own, arm), seeds in curves.items() if own == objective}
+        equal, minus = at_equal(arms, measure_of(objective))
+        whole = {arm: {**summary(seeds, measure_of(objective)), **equal[arm]} for arm, seeds in arms.items()}
+        figures[objective] = {**whole, **minus}
+        say(f"\nobjective {objective:g}")
+        for columns in (whole, minus) if minus else (whole,):
+            say(format_table(columns))
     write_csv(
         out / f"{cfg.name}_summary.csv",
         ("objective", "arm", "figure", "mean", "low", "high", "seeds"),
-        [(*key, name, i.mean, i.low, i.high, i.n) for key, found in figures.items() for name, i in found.items()],
+        [
+            (objective, arm, name, i.mean, i.low, i.high, i.n)
+            for objective, of_objective in figures.items()
+            for arm, found in of_objective.items()
+            for name, i in found.items()
+        ],
     )
     draw(curves, means, published, out / f"{cfg.name}.svg", cfg.over)
-    for objective, keys in groupby(figures, key=lambda key: key[0]):
-        say(f"\nobjective {objective:g}")
-        say(format_table({arm: figures[objective, arm] for _, arm in keys}))
     say(f"\ntables and figure: {out}")
 
 
@@ -141,29 +154,43 @@ def collected(runs: Sequence[Run]) -> list[Line]:
     """The evaluations of these runs while they trained. UserError for a run of another game, or one without any, and
     for two runs of one objective, arm and seed."""
     lines: list[Line] = []
-    known: dict[tuple[float, str, int], Run] = {}
     for run in runs:
         if run.game != "dond":
             raise UserError(f"select: {run.folder.name} is a run of {run.game}; name runs of Deal or No Deal")
-        objective = float(run.config["env"]["objective"])
-        other = known.setdefault((objective, run.arm, run.seed), run)
-        if other is not run:
-            raise UserError(
-                f"select: {other.folder.name} and {run.folder.name} are both of objective {objective:g}, arm {run.arm} "
-                f"and seed {run.seed}; choose names of which there is one for each, or give arms names of their own"
-            )
+    refuse_doubles((run.folder.name, float(run.config["env"]["objective"]), run.arm, run.seed) for run in runs)
+    for run in runs:
         evaluations = [row for row in run.curves if row["phase"] == "eval"]
         if not evaluations:
             raise UserError(f"select: {run.folder.name} was not evaluated while it trained (eval.every, eval.games)")
         passes = token_passes(run)
         for row in evaluations:
             trained, games = row["iteration"] * run.games, int(row["rollout/games"])
-            at = (objective, run.arm, run.seed, row["iteration"], trained, passes[row["iteration"]], games)
+            at = (
+                float(run.config["env"]["objective"]),
+                run.arm,
+                run.seed,
+                row["iteration"],
+                trained,
+                passes[row["iteration"]],
+                games,
+            )
             lines += [Line(*at, metric, row[metric]) for metric in METRICS if metric in row]
         ceiling = run.conditions.get(TRAINED, {}).get("game/score_ceiling")
         if ceiling is not None:  # of the final evaluation, whose games begin with these
             lines.append(Line(*at[:-1], ceiling.n, "game/score_ceiling", ceiling.mean))
     return sorted(lines, key=lambda line: (-line.objective, line.arm, line.seed, line.iteration))
+
+
+def refuse_doubles(runs: Iterable[tuple[str, float, str, int]]) -> None:
+    """UserError where two of these runs (name, objective, arm, seed) are of one objective, arm and seed."""
+    known: dict[tuple[float, str, int], str] = {}
+    for name, objective, arm, seed in runs:
+        other = known.setdefault((objective, arm, seed), name)
+        if other != name:
+            raise UserError(
+                f"select: {other} and {name} are both of objective {objective:g}, arm {arm} and seed {seed}; choose "
+                "names of which there is one for each, or settings in `where`, or give arms names of their own"
+            )
 
 
 def token_passes(run: Run) -> dict[int, int]:
@@ -190,33 +217,23 @@ def token_passes(run: Run) -> dict[int, int]:
 
 def read_lines(path: Path) -> list[Line]:
     """What `NAME.csv` holds. UserError where it is no such file."""
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            return [
-                Line(
-                    float(row["objective"]), row["arm"], int(row["seed"]), int(row["iteration"]), int(row["trained"]),
-                    int(row["passes"]), int(row["games"]), row["metric"], float(row["value"]),
-                )
-                for row in csv.DictReader(file)
-            ]  # fmt: skip
-    except OSError as error:
-        raise UserError(f"data={path}: the file cannot be read ({error.strerror})") from error
-    except (KeyError, TypeError, ValueError, csv.Error) as error:
-        raise UserError(f"data={path}: expected the columns {', '.join(Line.__annotations__)} ({error})") from error
+    return read_csv(
+        path, "data", Line.__annotations__,
+        lambda row: Line(
+            float(row["objective"]), row["arm"], int(row["seed"]), int(row["iteration"]), int(row["trained"]),
+            int(row["passes"]), int(row["games"]), row["metric"], float(row["value"]),
+        ),
+    )  # fmt: skip
 
 
 def read_published(path: Path) -> list[Published]:
     """Others' figures. UserError where the file or a line of it is not as it should be."""
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            return [
-                Published(row["arm"], float(row["objective"]), row["metric"], float(row["before"]), float(row["after"]))
-                for row in csv.DictReader(file)
-            ]
-    except OSError as error:
-        raise UserError(f"published={path}: the file cannot be read ({error.strerror}); null leaves it out") from error
-    except (KeyError, TypeError, ValueError, csv.Error) as error:
-        raise UserError(f"published={path}: expected arm,objective,metric,before,after,source ({error})") from error
+    return read_csv(
+        path, "published", Published.__annotations__,
+        lambda row: Published(
+            row["arm"], float(row["objective"]), row["metric"], float(row["before"]), float(row["after"])
+        ),
+    )  # fmt: skip
 
 
 def curves_of(lines: Sequence[Line]) -> Curves:
@@ -246,21 +263,53 @@ def over_games(metric: str, at: Mapping[str, float]) -> Interval:
 
 
 def standard_error(metric: str, at: Mapping[str, float]) -> float:
-    """Of a mean score; nan of other figures. An upper bound unless both players of a game get the same."""
-    return at.get(SPREAD.get(metric, ""), math.nan) / math.sqrt(weight(metric, at))
+    """Of a mean score, an upper bound unless both players of a game get the same; of mean points, the largest that
+    numbers from 0 to 10 with this mean can have; nan of other figures."""
+    if metric == "game/points":
+        spread = math.sqrt(at[metric] * (MAX_POINTS - at[metric]))
+    else:
+        spread = at.get(SPREAD.get(metric, ""), math.nan)
+    return spread / math.sqrt(weight(metric, at))
 
 
-def by_iteration(seeds: Mapping[int, Curve]) -> dict[int, dict[str, Interval]]:
-    """By iteration, the metrics that all seeds have of it."""
-    shared = sorted(set.intersection(*(set(curve) for curve in seeds.values())))
-    found: dict[int, dict[str, Interval]] = {}
+def measure_of(objective: float) -> str:
+    """What tells how well a player of this objective does."""
+    return "game/points" if objective == COMPETITIVE else "game/score"
+
+
+def of_games(curve: Curve) -> dict[int, Metrics]:
+    """A run's figures by iteration, with their intervals over games."""
+    names = [name for name in METRICS if name not in SPREAD.values()]
+    return {i: {name: over_games(name, at) for name in names if name in at} for i, at in curve.items()}
+
+
+def by_iteration(seeds: Mapping[int, Mapping[int, Metrics]]) -> dict[int, Metrics]:
+    """By iteration that all seeds have, the means of the metrics that all have of it. Seeds with the very same figures
+    are one policy, as before training: its intervals are over its games."""
+    shared = sorted(set.intersection(*(set(of_seed) for of_seed in seeds.values())))
+    found: dict[int, Metrics] = {}
     for iteration in shared:
-        at = [curve[iteration] for curve in seeds.values()]
-        names = [name for name in METRICS if name not in SPREAD.values() and all(name in own for own in at)]
+        first, *others = (of_seed[iteration] for of_seed in seeds.values())
+        names = [name for name in first if all(name in own for own in others)]
+        means = {name: [own[name].mean for own in (first, *others)] for name in names}
+        one = all(len(set(values)) == 1 for values in means.values())
         found[iteration] = {
-            name: seed_mean([own[name] for own in at]) if len(at) > 1 else over_games(name, at[0]) for name in names
+            name: first[name] if one else seed_mean(values).within(*bounds(name)) for name, values in means.items()
         }
     return found
+
+
+def write_by_arm(
+    path: Path, means: Mapping[tuple[float, str], Mapping[int, Metrics]], seeds: Mapping[tuple[float, str], Sized]
+) -> None:
+    """A line for each objective, arm, iteration and metric; `seeds` has those of each objective and arm."""
+    lines = [
+        (*key, iteration, name, i.mean, i.low, i.high, len(seeds[key]))
+        for key, of_arm in means.items()
+        for iteration, found in of_arm.items()
+        for name, i in found.items()
+    ]
+    write_csv(path, BY_ARM, lines)
 
 
 def correlation(
@@ -285,43 +334,74 @@ def plateau(iterations: Sequence[int], means: Sequence[float], errors: Sequence[
     return iterations[-1]
 
 
-def summary(seeds: Mapping[int, Curve]) -> dict[str, Interval]:
-    """The figures of one arm (see the module's docstring), means over seeds. A figure is left out where a run lacks
-    what it is made of: its score never varies, or its evaluations do not say by how much games differ."""
+def summary(seeds: Mapping[int, Curve], measure: str) -> Metrics:
+    """Correlations and plateaus of one arm (see the module's docstring), means over seeds; `measure`: score or points.
+    A figure is left out where a run lacks what it is made of: it never varies, or evaluations do not say by how much
+    games differ."""
     found: dict[str, list[float]] = {}
     for curve in seeds.values():
-        for metric, games in (("game/score", "games"), ("game/score_agreed", "agreed_games")):
+        for metric, games in ((measure, "games"), (f"{measure}_agreed", "agreed_games")):
             kept = {i: at for i, at in curve.items() if metric in at and weight(metric, at)}
             means = [at[metric] for at in kept.values()]
-            known = [at.get(SPREAD[metric], math.nan) for at in kept.values()]
+            known = [at.get(SPREAD.get(metric, ""), math.nan) for at in kept.values()]
             if len(set(means)) > 1:
                 counts = [weight(metric, at) for at in kept.values()]
                 found.setdefault(f"correlation/{games}", []).append(correlation([*kept], means, known, counts))
                 own = correlation([*kept], means)
                 found.setdefault(f"correlation/{games.replace('games', 'means')}", []).append(own)
-        errors = [standard_error("game/score", at) for at in curve.values()]
-        scores = [at["game/score"] for at in curve.values()]
+        measured = {i: at for i, at in curve.items() if measure in at}
+        scores = [at[measure] for at in measured.values()]
+        errors = [standard_error(measure, at) for at in measured.values()]
         if len(set(scores)) > 1 and not any(map(math.isnan, errors)):
-            found.setdefault("plateau/seeds", []).append(plateau([*curve], scores, errors))
+            found.setdefault("plateau/seeds", []).append(plateau([*measured], scores, errors))
     whole = {name: values for name, values in found.items() if len(values) == len(seeds) and np.isfinite(values).all()}
-    figures = {name: seed_mean(values) for name, values in whole.items()}
-    for name, i in figures.items():
-        if name.startswith("correlation/"):  # Student's t knows no bounds
-            figures[name] = Interval(i.mean, max(i.low, -1.0), min(i.high, 1.0), i.n)
-    if "plateau/seeds" in figures:
+    figures = {
+        name: seed_mean(values).within(-1, 1) for name, values in whole.items() if name.startswith("correlation/")
+    }
+    if "plateau/seeds" in whole:
+        figures["plateau/seeds"] = seed_mean(whole["plateau/seeds"]).within(
+            0, max(max(curve) for curve in seeds.values())
+        )
         shared = sorted(set.intersection(*(set(curve) for curve in seeds.values())))
         at = [[curve[i] for curve in seeds.values()] for i in shared]
-        means = [float(np.mean([own["game/score"] for own in each])) for each in at]
-        errors = [math.hypot(*(standard_error("game/score", own) for own in each)) / len(seeds) for each in at]
+        means = [float(np.mean([own[measure] for own in each])) for each in at]
+        errors = [math.hypot(*(standard_error(measure, own) for own in each)) / len(seeds) for each in at]
         figures["plateau/mean"] = Interval(plateau(shared, means, errors), math.nan, math.nan, len(seeds))
     return figures
+
+
+def at_equal(arms: Mapping[str, Mapping[int, Curve]], measure: str) -> tuple[dict[str, Metrics], dict[str, Metrics]]:
+    """At the most games, and at the most token passes, that all runs of one objective have had: `measure`, agreement,
+    games and passes by arm, means over seeds; and by `ARM - filtered_bc` the differences of the first two, of the seeds
+    that both have. Where passes are not known, only the first."""
+    found: dict[str, Metrics] = {arm: {} for arm in arms}
+    minus: dict[str, Metrics] = {}
+    curves = [curve for seeds in arms.values() for curve in seeds.values()]
+    for axis, where in EQUAL.items():
+        most = min(max(at[axis] for at in curve.values()) for curve in curves)
+        for metric in (measure, "game/agreement", *EQUAL) if most else ():
+            name = f"{metric.removeprefix('game/')}/{where}"
+            values = {
+                arm: {seed: along(curve, axis, metric, most) for seed, curve in s.items()} for arm, s in arms.items()
+            }
+            for arm, own in values.items():
+                found[arm][name] = seed_mean([*own.values()]).within(*bounds(metric))
+                pairs = [(own[seed], other) for seed, other in values.get(REFERENCE, {}).items() if seed in own]
+                if arm != REFERENCE and pairs and metric not in EQUAL:
+                    minus.setdefault(f"{arm} - {REFERENCE}", {})[name] = seed_mean([a - b for a, b in pairs])
+    return found, minus
+
+
+def along(curve: Curve, axis: str, metric: str, x: float) -> float:
+    """The metric where `axis` is at `x`, linear between evaluations."""
+    return float(np.interp(x, [at[axis] for at in curve.values()], [at[metric] for at in curve.values()]))
 
 
 # --- Figure -----------------------------------------------------------------------------------------------------------
 
 
 def draw(
-    curves: Curves, means: Mapping[tuple[float, str], dict[int, dict[str, Interval]]],
+    curves: Curves, means: Mapping[tuple[float, str], Mapping[int, Metrics]],
     published: Sequence[Published], path: Path, over: str | None = None,
 ) -> None:  # fmt: skip
     """A row for each objective: score, agreement, turns and vocabulary; a line for each arm, thin ones for its seeds.
@@ -329,14 +409,14 @@ def draw(
     `over`: one of AXES; without it iterations, and training games where runs' iterations differ in length. On compute,
     the means of an arm stand at the means of its seeds' passes."""
     objectives = list(dict.fromkeys(objective for objective, _ in curves))
-    arms = list(dict.fromkeys(arm for _, arm in curves))
+    arms = sorted({arm for _, arm in curves})
     lengths = {at["trained"] / i for seeds in curves.values() for c in seeds.values() for i, at in c.items() if i}
     axis = over or ("iteration" if len(lengths) < 2 else "trained")
     figure = Figure(figsize=(3.1 * len(PANELS), 2.5 * len(objectives) + 0.5), layout="constrained")
     subplots = figure.subplots(len(objectives), len(PANELS), squeeze=False)
     for objective, row in zip(objectives, subplots, strict=True):
         for axes, panel in zip(row, PANELS, strict=True):
-            metric = "game/points" if (panel, objective) == ("game/score", COMPETITIVE) else panel
+            metric = measure_of(objective) if panel == "game/score" else panel
             ends = [0.0]
             for arm in arms:
                 seeds, colour = curves.get((objective, arm), {}), PAPER[arms.index(arm) % len(PAPER)]
@@ -372,7 +452,10 @@ def draw(
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             legend.setdefault(label, handle)
-    figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    labels = sorted(legend, key=lambda label: arms.index(label) if label in arms else len(arms))  # then the others
+    figure.legend(
+        [legend[label] for label in labels], labels, loc="outside lower center", ncols=3, frameon=False, fontsize=8
+    )
     with writing(path), matplotlib.rc_context({"svg.hashsalt": path.name}):
         figure.savefig(path, metadata={"Date": None})
 

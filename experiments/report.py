@@ -2,9 +2,10 @@
 
 `python -m experiments.report select='dond_ablation-*'` writes `runs/report.html`; with `publish=experiments/NAME` it
 also writes the table, the per-seed and per-iteration data, the differences between arms, the figure and the run cards
-there. Intervals: over training seeds where an arm has several (Student's t), else over the run's evaluation games.
-`iqm.csv`, `profiles.csv` and `bootstrap.csv` have interquartile means, performance profiles and intervals by the
-bootstrap over seeds and games, of the arms with several seeds.
+there, and `data=experiments/NAME` draws the figure again from these files, without any run. Intervals: over training
+seeds where an arm has several (Student's t), else over the run's evaluation games. `iqm.csv`, `profiles.csv` and
+`bootstrap.csv` have interquartile means, performance profiles and intervals by the bootstrap over seeds and games, of
+the arms with several seeds.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from experiments.cli import command
+from experiments.cli import command, nearest
 from experiments.terminal import say
-from marl.errors import UserError
+from marl.config import plain
+from marl.errors import UserError, check_writable
 from marl.files import write_json
 from marl.report import (
     TRAINED,
@@ -33,7 +35,7 @@ from marl.report import (
     variant_of,
     write_report,
 )
-from marl.runs import CARD, flat
+from marl.runs import CARD, flat, read_settings
 from marl.stats import (
     ArmRun,
     ablation_table,
@@ -42,6 +44,7 @@ from marl.stats import (
     format_table,
     iqm_table,
     profile_table,
+    read_table,
     write_csv,
     write_table,
 )
@@ -87,8 +90,10 @@ CURVES = (
 
 @command("report")
 def main(cfg: DictConfig) -> None:
-    """Reports on all finished runs whose folder's name matches `select`."""
-    runs = [read_run(folder) for folder in selected(Path(cfg.runs), cfg.select)]
+    """Reports on all finished runs whose folder's name matches `select`, or draws a published figure again."""
+    if cfg.data:
+        return redraw(Path(cfg.data), Path(cfg.publish or cfg.data))
+    runs = [read_run(folder) for folder in selected(Path(cfg.runs), cfg.select, cfg.where)]
     if not cfg.publish:
         runs = told_apart(runs)
     say(f"{len(runs)} runs")
@@ -131,15 +136,45 @@ def told_apart(runs: Sequence[Run]) -> list[Run]:
     return [replace(run, arm=" ".join([run.arm, *settings])) for run, settings in zip(runs, own, strict=True)]
 
 
-def selected(runs: Path, select: str | Sequence[str]) -> list[Path]:
-    """The folders of finished runs whose names match a pattern, or one of several. UserError where one matches none."""
+def selected(runs: Path, select: Any, where: Any = None) -> list[Path]:
+    """The folders of finished runs whose names match a pattern, or one of several, and whose settings are those of
+    `where`, as in {env.objective: 0}. UserError where a pattern matches none, no run has a setting, or none is left."""
+    patterns = [select] if isinstance(select, str) else select
+    names = isinstance(patterns, Sequence) and all(
+        isinstance(p, str) and p and not Path(p).is_absolute() for p in patterns
+    )
+    if not (names and patterns):
+        raise UserError(f"select={select}: must be names of runs' folders in {runs}: a pattern, or a list of several")
     found: set[Path] = set()
-    for pattern in [select] if isinstance(select, str) else select:
-        matching = {path.parent for path in runs.glob(f"{pattern}/{CARD}")}
+    for pattern in patterns:
+        try:
+            matching = {path.parent for path in runs.glob(f"{pattern}/{CARD}")}
+        except ValueError as error:
+            raise UserError(f"select={pattern}: {error}") from error
         if not matching:
             raise UserError(f"select={pattern}: no finished run in {runs} has such a name")
         found |= matching
-    return sorted(found)
+    return narrowed(sorted(found), where)
+
+
+def narrowed(folders: Sequence[Path], where: Any) -> list[Path]:
+    """Those of these runs whose settings are so."""
+    if where is None:
+        return list(folders)
+    if not isinstance(where, DictConfig):
+        raise UserError(f"where={where}: must be settings of runs by name, as in {{env.objective: 0}}")
+    wanted = {name: value for name, value in flat(plain(where)).items() if name}  # {} is {'': {}}
+    settings = {folder: flat(read_settings(folder)) for folder in folders}
+    for name, value in wanted.items():
+        there = [own[name] for own in settings.values() if name in own]
+        if not there:
+            known = dict.fromkeys(key for own in settings.values() for key in own)
+            raise UserError(f"where.{name}={value}: no selected run has such a setting; {nearest(name, known)}")
+        settings = {folder: own for folder, own in settings.items() if name in own and own[name] == value}
+        if not settings:
+            others = ", ".join(dict.fromkeys(map(str, there)))
+            raise UserError(f"where.{name}={value}: none of the selected runs has it; theirs: {others}")
+    return list(settings)
 
 
 def show(runs: Sequence[Run]) -> None:
@@ -224,14 +259,7 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -
     differences = arm_differences(arms, pairs, names)
     if differences:
         write_table(folder / f"differences{suffix}.csv", differences)
-    ablation_figure(
-        rows,
-        [name for name in FIGURE[game] if name in names],
-        folder / f"figure{suffix}.svg",
-        published=read_published(folder / PUBLISHED) if game == "among_us" else None,
-        runs=runs,
-        curve=FIGURE[game][0] if game == "among_us" else "",
-    )
+    draw(folder, suffix, folder)
     if suffix:
         say("\n" + in_words(suffix))
     by_arm = {arm: {r.metric: r.interval for r in rows if r.arm == arm} for arm in dict.fromkeys(r.arm for r in rows)}
@@ -239,6 +267,53 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -
     if differences:
         shown = [row for row in differences if row.metric == FIGURE[game][0]]
         say("\n" + format_table({row.arm: {row.metric: row.interval} for row in shown}))
+
+
+def redraw(folder: Path, out: Path) -> None:
+    """The figures of a published table's folder. UserError where it is none."""
+    suffixes = [path.stem.removeprefix("curves") for path in sorted(folder.glob("curves*.csv"))]
+    if not suffixes:
+        raise UserError(f"data={folder}: no table that this command published is there (it has no curves.csv)")
+    check_writable(out, "publish")
+    for suffix in suffixes:
+        draw(folder, suffix, out)
+    say(f"figures: {out}")
+
+
+def draw(folder: Path, suffix: str, out: Path) -> None:
+    """A published table's figure, from the files of its folder alone. UserError where one is malformed."""
+    try:
+        rows, runs = read_table(folder / f"table{suffix}.csv"), read_curves(folder / f"curves{suffix}.csv")
+    except OSError as error:
+        raise UserError(f"{error.filename}: the file cannot be read ({error.strerror})") from error
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
+        raise UserError(
+            f"{folder}: expected table{suffix}.csv and curves{suffix}.csv as published ({error})"
+        ) from error
+    there = {row.metric for row in rows}
+    game = next((name for name, (headline, *_) in FIGURE.items() if headline in there), "dond")
+    ablation_figure(
+        rows,
+        [name for name in FIGURE[game] if name in there],
+        out / f"figure{suffix}.svg",
+        published=read_published(folder / PUBLISHED) if game == "among_us" else None,
+        runs=runs,
+        curve=FIGURE[game][0] if game == "among_us" else "",
+    )
+
+
+def read_curves(path: Path) -> list[Run]:
+    """The runs of a `curves.csv`, as far as their curves go."""
+    found: dict[tuple[str, int], Run] = {}
+    with path.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            key = (row["arm"], int(row["seed"]))
+            run = found.setdefault(key, Run(path.parent, *key, {"algo": {}}, {}, [], {}))
+            iteration = int(row["iteration"])
+            if iteration:
+                run.config["algo"]["games"] = int(row["games"]) // iteration
+            run.curves.append({"iteration": iteration, "phase": row["phase"], row["metric"]: float(row["value"])})
+    return list(found.values())
 
 
 def read_published(path: Path) -> dict[str, Published]:

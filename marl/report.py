@@ -34,7 +34,6 @@ from marl.stats import (
     ablation_table,
     arm_differences,
     iqm_table,
-    number,
     profile_table,
     seed_mean,
 )
@@ -58,7 +57,7 @@ from marl.transcripts import (
     story,
     verdict,
 )
-from marl.wording import ARM_ORDER, COMPARISONS, ENDS, HEADLINE, PANELS, WORDING, Panel, Wording, arm_name
+from marl.wording import ARM_ORDER, COMPARISONS, ENDS, HEADLINE, PANELS, WORDING, Panel, Wording, arm_name, number
 
 TEMPLATES = Path(__file__).parent / "templates"
 

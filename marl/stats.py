@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import ncf, norm, t, trim_mean
 
+from marl.errors import UserError
 from marl.files import whole_file
+from marl.wording import bounds, number
 
 Floats = NDArray[np.float64]
+Line = TypeVar("Line")
 
 DRAWS_AT_ONCE = 4_000_000  # cluster indices held in memory while resampling: 32 MB
 
@@ -40,6 +44,10 @@ class Interval:
             return number(self.mean)
         return f"{number(self.mean)} [{number(self.low)}, {number(self.high)}]"
 
+    def within(self, least: float, most: float) -> Interval:
+        """The same, its ends no further out than a mean can be: Student's t knows no bounds."""
+        return Interval(self.mean, max(self.low, least), min(self.high, most), self.n)  # nan stays nan
+
     def to_json(self) -> dict[str, float | int | None]:
         """Plain numbers; None for what is not finite, since JSON has no nan."""
         finite = {name: value if math.isfinite(value) else None for name, value in vars(self).items()}
@@ -52,15 +60,6 @@ class Interval:
             math.nan if data[name] is None else float(data[name] or 0) for name in ("mean", "low", "high")
         )
         return Interval(mean, low, high, int(data["n"] or 0))
-
-
-def number(value: float) -> str:
-    """Three decimals below 10, then fewer: `0.879`, `12.13`, `498.0`, `2745`; a dash for nan."""
-    if not math.isfinite(value):
-        return "–"
-    decimals = 3 if abs(value) < 10 else 2 if abs(value) < 100 else 1 if abs(value) < 1000 else 0
-    text = f"{value:.{decimals}f}"
-    return text.lstrip("-") if float(text) == 0 else text
 
 
 def bootstrap_ratio(
@@ -246,7 +245,8 @@ class TableRow:
 def ablation_table(runs: Sequence[ArmRun], metrics: Sequence[str] | None = None) -> list[TableRow]:
     """One row for each arm and metric, arms and metrics in the order in which they first appear.
 
-    Across seeds the interval is `seed_mean`'s; an arm with a single seed keeps its run's interval over games. `games`
+    Across seeds the interval is `seed_mean`'s, cut to what the metric can be (a share to 0 and 1, refused replies to 0;
+    see `marl.wording.bounds`); an arm with a single seed keeps its run's interval over games. `games`
     counts those that the figure rests on, over all seeds. Raises ValueError if an arm has the same seed twice, or if a
     wanted metric is missing from a run: a table has no blank cell.
     """
@@ -266,7 +266,7 @@ def ablation_table(runs: Sequence[ArmRun], metrics: Sequence[str] | None = None)
                     f"metric {metric!r} is missing from arm {arm!r}, seeds {missing}; leave it out or evaluate again"
                 )
             found = [run.metrics[metric] for run in mine]
-            interval = seed_mean([value.mean for value in found]) if len(found) > 1 else found[0]
+            interval = seed_mean([v.mean for v in found]).within(*bounds(metric)) if len(found) > 1 else found[0]
             games = sum(value.n for value in found)
             rows.append(TableRow(arm, metric, interval.mean, interval.low, interval.high, len(found), games))
     return rows
@@ -378,6 +378,26 @@ def write_csv(path: Path, header: Sequence[str], lines: Iterable[Sequence[object
         writer.writerow(header)
         for line in lines:
             writer.writerow([f"{value:.6g}" if isinstance(value, float) else value for value in line])
+
+
+def read_csv(path: Path, setting: str, columns: Iterable[str], make: Callable[[dict[str, str]], Line]) -> list[Line]:
+    """What `make` makes of each line of a file that a setting names. UserError where the file cannot be read, has no
+    line, or `make` does not find these columns as they should be."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            found = [make(row) for row in csv.DictReader(file)]
+    except OSError as error:
+        raise UserError(f"{setting}={path}: the file cannot be read ({error.strerror})") from error
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
+        raise UserError(f"{setting}={path}: expected the columns {', '.join(columns)} ({error})") from error
+    if not found:
+        raise UserError(f"{setting}={path}: expected lines of {', '.join(columns)}, and there is none")
+    return found
+
+
+def interval_of(row: Mapping[str, str], n: str = "games") -> Interval:
+    """Of a line with the columns mean, low, high, and the one named `n`."""
+    return Interval(float(row["mean"]), float(row["low"]), float(row["high"]), int(row[n]))
 
 
 def read_table(path: Path) -> list[TableRow]:

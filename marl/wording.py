@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from marl.stats import number
+
+def number(value: float) -> str:
+    """Three decimals below 10, then fewer: `0.879`, `12.13`, `498.0`, `2745`; a dash for nan."""
+    if not math.isfinite(value):
+        return "–"
+    decimals = 3 if abs(value) < 10 else 2 if abs(value) < 100 else 1 if abs(value) < 1000 else 0
+    text = f"{value:.{decimals}f}"
+    return text.lstrip("-") if float(text) == 0 else text
 
 
 @dataclass(frozen=True)
@@ -99,10 +107,37 @@ WORDING = {
     "talk/tokens_per_turn": Wording("Tokens a turn", "sampled by the model, end marker included"),
     "talk/words_per_message": Wording("Words a message", "white-space words"),
     "talk/vocabulary": Wording("Vocabulary", "different white-space words in up to 500 games", decimals=0),
+    "talk/understood": Wording("Messages understood", "in which the grammar finds anything", percent=True),
+    "talk/distinct_1": Wording("Distinct words", "of the first 5,000", percent=True),
+    "talk/distinct_2": Wording("Distinct pairs of words", "in the first 5,000 words", percent=True),
+    "talk/distinct_3": Wording("Distinct runs of three words", "in the first 5,000 words", percent=True),
+    "talk/split_kept": Wording("Own split kept", "of proposals after a split of one's own", percent=True),
+    "talk/split_coverage": Wording("Proposals after one's own split", "of all proposals", percent=True),
+    "talk/split_kept_explicit": Wording("The same, all items told", "", percent=True),
+    "talk/split_coverage_explicit": Wording("Proposals after all items told", "of all proposals", percent=True),
+    "talk/table_kept": Wording("Last split kept", "of proposals, whoever stated it", percent=True),
+    "talk/inverted": Wording("Inverted proposals", "of those that could claim the partner's side", percent=True),
+    "talk/inverted_coverage": Wording("Proposals that could be inverted", "of all proposals", percent=True),
+    "talk/inverted_explicit": Wording("Inverted proposals, all items told", "", percent=True),
+    "talk/inverted_chance": Wording("Inverted by chance", "claims drawn uniformly", percent=True),
+    "talk/worse_share": Wording("Claims of the worse side", "of all proposals", percent=True),
+    "talk/value_true": Wording("True claims about values", "of all such claims", percent=True),
+    "talk/value_chance": Wording("True by chance", "of values drawn uniformly", percent=True),
+    "drift/human_dialogues": Wording("Human dialogues under the policy", "nats a word"),
+    "drift/own_speech": Wording("Its messages under the human model", "nats a word"),
     "plan/floored": Wording("Anchor at its floor", "share of a plan's actions that it all but ruled out", percent=True),
     "errors/per_turn": Wording("Refused replies", "per turn"),
     "errors/aborted": Wording("Aborted games", "too many refused replies in a row", percent=True),
 }
+
+
+def bounds(metric: str) -> tuple[float, float]:
+    """Between what a mean of this metric lies: of a share 0 and 1, of refused replies 0 and above."""
+    if metric.startswith("game/how/") or (metric in WORDING and WORDING[metric].percent):
+        return 0.0, 1.0
+    return (0.0 if metric.startswith("errors/") else -math.inf), math.inf
+
+
 # The first table's rows by game, in this order; the others follow in the full one.
 HEADLINE = {
     "dond": (
@@ -134,7 +169,7 @@ COMPARISONS = (
     ("RL+L+S", "RL"), ("RL+L+S", "RL+L"), ("RL+L+S", "RL+S"), ("RL+L", "RL"), ("RL+S", "RL"), ("RL+L+S", "L"),
     ("RL+L+S", "base"), ("RL+L", "base"), ("RL+S", "base"), ("RL", "base"), ("L", "base"),
 )  # fmt: skip
-REFERENCES = ("game_only", "ppo")  # what Deal or No Deal's arms are compared with, where they are there
+REFERENCES = ("game_only", "ppo", "filtered_bc")  # what Deal or No Deal's arms are compared with, where they are there
 
 # How a game of Among Us may end, the crewmates' ways first; what such games are called in a picture of all.
 ENDS = {

@@ -61,7 +61,7 @@ def played(runs: Path) -> Path:
     """The folder of a finished study."""
     cfg = study(runs)
     conditions.main(cfg)
-    return Path(cfg.publish)
+    return Path(cfg.cells)
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -153,7 +153,7 @@ def test_the_table(runs: Path, played: Path) -> None:
         ]
         expected = seed_mean(own)
         assert len(own) == 2 and float(wins["RL+L+S"]["mean"]) == pytest.approx(expected.mean, rel=1e-4)
-        assert float(wins["RL+L+S"]["low"]) == pytest.approx(expected.low, rel=1e-4, abs=1e-4)
+        assert float(wins["RL+L+S"]["low"]) == pytest.approx(max(expected.low, 0), rel=1e-4, abs=1e-4)
         assert (wins["base"]["seeds"], wins["RL+L+S"]["seeds"], wins["RL"]["seeds"]) == ("1", "2", "1")
         assert (wins["RL+L+S"]["games"], wins["RL"]["games"]) == ("12", "6")
     differences = rows_of(played / "small_differences.csv")
@@ -171,6 +171,20 @@ def test_a_finished_study_only_tabulates(runs: Path, played: Path, capsys: pytes
     assert "0 of 26 cells are still to be played" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in played.glob("*.json")} == before
     assert (played / "small.csv").read_text() == table
+
+
+def test_tables_and_figure_are_made_again_from_the_figures_of_each_run(
+    played: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conditions, "entrants", lambda *args: pytest.fail("a run was looked for"))
+    conditions.main(study(Path("none"), f"data={played / 'small_per_seed.csv'}", f"publish={tmp_path}"))
+    names = {"small.csv", "small_differences.csv", "small.svg"}
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+        name: (played / name).read_bytes() for name in names
+    }
+    for data, said in (("none.csv", "cannot be read"), (played / "small.csv", "expected the columns arm, seed")):
+        with pytest.raises(UserError, match=rf"data={data}: .*{said}"):
+            conditions.main(study(Path("none"), f"data={data}", f"publish={tmp_path}"))
 
 
 def test_a_stopped_study_goes_on_where_it_was(
@@ -285,6 +299,8 @@ def test_points_of_a_setting_share_a_panel() -> None:
     [
         ([], {}, "the study small names none"),
         (["select=none-*"], None, "select=none-*: no finished run in .* has such a name"),
+        (["where={env.shape:0}"], None, "where.env.shape=0: no selected run has such a setting; the nearest"),
+        (["where={seed:5}"], None, "where.seed=5: none of the selected runs has it; theirs: 0, 1"),
         (["arms=[fulll]"], None, "is of arm fulll; there are full, game_only"),
         (["games=0"], None, "games=0: must be a whole number, at least 1"),
         (["metrics=[game/wins]"], None, "game/wins is no metric"),
@@ -330,6 +346,11 @@ def test_mistakes_are_refused_before_any_game(
 def test_two_runs_of_one_arm_and_seed_are_refused(runs: Path, tmp_path: Path) -> None:
     for run in runs.glob("tiny-*"):
         (tmp_path / run.name).symlink_to(run)
-    (tmp_path / "tiny-again").symlink_to(run_of(runs, "full", 1))
-    with pytest.raises(UserError, match="are of seed 1 and are both arm full"):
+    again = shutil.copytree(run_of(runs, "full", 1), tmp_path / "tiny-again")
+    config = OmegaConf.load(again / "config.yaml")
+    config.env.shaping = 0.2
+    OmegaConf.save(config, again / "config.yaml")
+    with pytest.raises(UserError, match=r"are of seed 1 and are both arm full; .*, or settings in `where`"):
         conditions.entrants(tmp_path, "tiny-*", [])
+    found = conditions.entrants(tmp_path, "tiny-*", [], OmegaConf.create({"env.shaping": 0}))
+    assert [(e.arm, e.seed) for e in found] == [("base", 0), ("RL", 0), ("RL+L+S", 0), ("RL+L+S", 1)]

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hydra import compose, initialize_config_module
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from envs.core import END
@@ -102,6 +104,34 @@ def test_the_table_of_players_whose_games_are_known(tmp_path: Path, monkeypatch:
     assert float(both["low"]) <= float(both["difference"]) <= float(both["high"]) < 0
     assert float(gaps["all", "others", "game/agreement"]["difference"]) == -1 and both["game_seeds"] == "5"
     assert (tmp_path / "crossplay" / "crossplay.svg").read_text().count("<svg") == 1
+    assert found[*pair, "game/points/row"] == found[*pair[::-1], "game/points/column"] == pytest.approx(np.mean(books))
+    assert found[*pair, "game/points/column"] == pytest.approx(np.mean(rest)) and rows[0]["objective"] == "0.5"
+
+
+def test_where_scores_add_up_to_nothing_points_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(crossplay, "find_player", takers)
+    played = [*QUIET, "players=[stubborn,generous]", "games=10", "env.objective=-1", f"runs={tmp_path}"]
+    crossplay.main(configure("crossplay", *played))
+    said = capsys.readouterr().out
+    assert "Points of the row player" in said and "Score of the row player" in said and "Joint points" not in said
+    out, again = tmp_path / "crossplay", tmp_path / "again"
+    found = table_of(out / "crossplay.csv")
+    pair = ("stubborn", "generous")
+    assert found[*pair, "game/score/row"] == pytest.approx(
+        found[*pair, "game/points/row"] - found[*pair, "game/points/column"], abs=1e-4
+    )
+    monkeypatch.setattr(crossplay, "find_player", lambda *args: pytest.fail("a player was looked for"))
+    crossplay.main(configure("crossplay", f"data.table={out / 'crossplay.csv'}", f"publish={again}"))
+    assert (again / "crossplay.svg").read_bytes() == (out / "crossplay.svg").read_bytes()
+    (tmp_path / "x.csv").write_text("row,column\na,b\n")
+    for overrides, message in (
+        ([f"data.table={tmp_path / 'x.csv'}"], r"data.table=.*x.csv: expected the columns objective, row"),
+        (["data.table=x.csv", "players=[a,b]"], "players and data.table: give one of them"),
+    ):
+        with pytest.raises(UserError, match=message):
+            crossplay.main(configure("crossplay", *overrides))
 
 
 def run_of(runs: Path, name: str, policy: Policy, base: Path | None = None, *overrides: str) -> Path:
@@ -135,6 +165,44 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_policy(folder / "bases" / "dond-human-2", negotiator(), {"game": "dond"})
     save_policy(folder / "other_game" / "policy", negotiator(), {"game": "among_us", "base": None})
     return folder
+
+
+def test_no_two_players_are_called_the_same(runs: Path, tmp_path: Path) -> None:
+    for name, objective in (("x/r-s0-11", 1), ("x/r-s0-22", -1), ("x/r-s0-33", -1), ("y/r-s0-11", 1), ("y/q-s1-1", 1)):
+        (tmp_path / name / "policy").mkdir(parents=True)
+        cfg = configure("train", f"env.objective={objective}")
+        OmegaConf.save(OmegaConf.create(plain(cfg)), tmp_path / name / "config.yaml")
+
+    def labels(*names: str) -> list[str]:
+        return crossplay.labels_of([f"{tmp_path}/{name}" if "/" in name else name for name in names])
+
+    assert labels("x/r-s0-11", "y/q-s1-1+plan", "base", "careful") == ["r-s0", "q-s1+plan", "base", "careful"]
+    assert labels("x/r-s0-11", "x/r-s0-22") == ["r-s0 λ=1", "r-s0 λ=-1"]
+    assert labels("x/r-s0-11", "x/r-s0-22", "x/r-s0-33") == ["r-s0 λ=1", "r-s0-22", "r-s0-33"]
+    assert labels("x/r-s0-11", "y/r-s0-11") == ["x/r-s0-11", "y/r-s0-11"]
+    assert labels("x/r-s0-11/policy", "y/q-s1-1/policy") == ["r-s0-11/policy", "q-s1-1/policy"]
+    whole = labels("x/r-s0-11/policy", "y/r-s0-11/policy")
+    assert whole == [f"{tmp_path}/{name}/r-s0-11/policy" for name in "xy"]
+
+
+def test_runs_of_two_objectives_play_the_one_that_is_given(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"{runs}/a-full-s0-11", f"{runs}/other_objective", f"{runs}/b-full-s0-22"]
+    settings = ["crossplay", f"players=[{','.join(names)}]", f"runs={runs}", f"cells={tmp_path}", *QUIET, "games=2"]
+    with pytest.raises(UserError, match=r"differ in env.objective: choose for all, as in env.objective=0.5"):
+        crossplay.main(configure(*settings))
+    for given, differs in ((["env.objective=-1"], False), (["env.max_entries=6"], True)):
+        with initialize_config_module("conf", version_base="1.3"):
+            whole = compose(settings[0], overrides=[*settings[1:], *given], return_hydra_config=True)
+        monkeypatch.setattr(HydraConfig.instance(), "cfg", whole)
+        if differs:
+            with pytest.raises(UserError, match=r"differ in env.objective: choose for all"):
+                evaluate.as_in_runs(configure(*settings, *given), names)
+        else:
+            assert evaluate.as_in_runs(configure(*settings, *given), names).env.objective == -1
+            crossplay.main(configure(*settings, *given))
+    assert {row["objective"] for row in rows_of(tmp_path / "crossplay.csv")} == {"-1"}
 
 
 def test_self_play_is_the_plain_evaluation_and_nothing_is_played_twice(

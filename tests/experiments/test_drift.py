@@ -9,6 +9,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from experiments import drift, train
+from experiments.drift import Stage
+from experiments.iterations import refuse_doubles
+from marl.errors import UserError
+from marl.evaluate import Metrics
+from marl.stats import Interval, seed_mean
 from tests.composing import configure
 from tests.experiments.test_frontier import TEST
 from tests.marl.test_human_dond import write
@@ -44,6 +49,11 @@ def test_a_runs_drift_from_its_base_to_its_end(tmp_path: Path, capsys: pytest.Ca
     assert float(next(row for row in rows(out / "people.csv") if row["metric"] == "talk/understood")["mean"]) > 0
     assert (out / "drift.svg").read_text().count("<svg") == 1
 
+    again = tmp_path / "again"
+    drift.main(configure("drift", f"data.table={out / 'drift.csv'}", f"publish={again}"))  # without the run
+    assert {path.name for path in again.iterdir()} == {"drift_by_arm.csv", "drift.svg"}
+    assert all(path.read_bytes() == (out / path.name).read_bytes() for path in again.iterdir())
+
     cells = {path: path.stat().st_mtime_ns for path in out.glob("*.json")}
     assert len(cells) == 3
     drift.main(cfg)  # nothing is measured again
@@ -55,6 +65,47 @@ def test_a_runs_drift_from_its_base_to_its_end(tmp_path: Path, capsys: pytest.Ca
     config.init.learner = run.name  # as if it had started from where it ended
     OmegaConf.save(config, run / "config.yaml")
     assert drift.stages_of(run)[0].folder == run / "policy"
+
+
+def policy(run: str, objective: float, arm: str, seed: int, iteration: int, **figures: float) -> tuple[Stage, Metrics]:
+    stage = Stage(Path(run), arm, seed, iteration, {"env": {"objective": objective}, "eval": {}}, Path(run))
+    return stage, {f"{kind}/{name}": Interval(value, value - 0.1, value + 0.1, 100)
+                   for key, value in figures.items() for kind, _, name in [key.partition("_")]}  # fmt: skip
+
+
+def test_objectives_have_rows_of_their_own_and_arms_means_over_seeds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = {"game_score": 0.0, "game_points": 4.0, "talk_inverted": 0.02, "drift_own_speech": -2.0}
+    found = [policy("alike-1", 1.0, "cloned", 0, i, **{**base, "game_score": 8.0 + i}) for i in (0, 5)]
+    for seed, (kept, end) in enumerate([(1, 0.3), (7, 0.0), (9, 0.0)]):  # no checkpoint is kept of all
+        for i, inverted in ((0, 0.02), (kept, 0.1), (12, end)):
+            found.append(policy(f"alike-{seed + 2}", -1.0, "cloned", seed, i, **{**base, "talk_inverted": inverted}))
+    drift.write_lines(tmp_path / "drift.csv", found)
+    drift.tabulate(tmp_path / "drift.csv", tmp_path)
+    means = {(r["objective"], r["iteration"], r["metric"]): r for r in rows(tmp_path / "drift_by_arm.csv")}
+    assert {key[:2] for key in means} == {("1", "0"), ("1", "5"), ("-1", "0"), ("-1", "12")}
+    end, base_row = means["-1", "12", "talk/inverted"], means["-1", "0", "talk/inverted"]
+    assert (float(end["mean"]), end["low"], end["seeds"]) == (pytest.approx(0.1), "0", "3")
+    assert float(end["high"]) == pytest.approx(seed_mean([0.3, 0, 0]).high, rel=1e-4)
+    assert (base_row["mean"], base_row["low"], base_row["high"]) == ("0.02", "-0.08", "0.12")  # one policy: its games'
+    said = capsys.readouterr().out
+    assert all(f"λ={where}" in said for where in ("1 cloned s0 it 5", "-1 cloned s0 it 1", "-1 cloned s2 it 12"))
+    drawn = (tmp_path / "drift.svg").read_text()
+    assert drawn.count("of those that could be, λ") == 2 and "<!-- points -->" in drawn and "<!-- score -->" in drawn
+
+
+def test_runs_that_no_column_tells_apart_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"a and b are both of objective 0, arm full and seed 1; choose names .*`where`"
+    ):
+        refuse_doubles([("a", 0.0, "full", 1), ("c", 1.0, "full", 1), ("a", 0.0, "full", 1), ("b", 0.0, "full", 1)])
+    (tmp_path / "drift.csv").write_text("run,arm\nx,full\n")
+    for name, said in (("drift.csv", "expected the columns objective, run, arm"), ("none.csv", "cannot be read")):
+        with pytest.raises(UserError, match=rf"data.table={tmp_path / name}: .*{said}"):
+            drift.main(configure("drift", f"data.table={tmp_path / name}"))
+    with pytest.raises(UserError, match="select=: must be names of runs' folders"):
+        drift.main(configure("drift", "select=''", f"runs={tmp_path}"))
 
 
 def test_people_who_did_not_end_in_claims_are_counted_and_left_out(

@@ -16,7 +16,7 @@ from experiments import crossplay, iterations, train
 from experiments.iterations import correlation, plateau, token_passes
 from marl.errors import UserError
 from marl.report import Run
-from marl.stats import Interval, seed_mean
+from marl.stats import Interval, seed_mean, wilson
 from tests.composing import configure
 from tests.experiments.test_frontier import TEST
 from tests.marl.test_human_base import games_of
@@ -54,18 +54,22 @@ def test_a_plateau_is_what_no_later_iteration_beats(means: list[float], error: f
     assert plateau([10 * k for k in range(len(means))], means, [error] * len(means)) == expected
 
 
-def run(runs: Path, name: str, arm: str, seed: int, scores: list[float], objective: float = 1.0, **more: float) -> None:
+def run(
+    runs: Path, name: str, arm: str, seed: int, scores: list[float], objective: float = 1.0,
+    points: list[float] | None = None, tokens: int = 0, games: int = 500, **more: float,
+) -> None:  # fmt: skip
     """A finished run as far as this is read of it: evaluations of 100 games, half of which end in a deal."""
     folder = runs / name
     folder.mkdir()
-    config = {"env": {"game": "dond", "objective": objective}, "algo": {"games": 500}, "arm": arm, "seed": seed}
+    config = {"env": {"game": "dond", "objective": objective}, "algo": {"games": games}, "arm": arm, "seed": seed}
     OmegaConf.save(OmegaConf.create(config), folder / "config.yaml")
     (folder / "run.json").write_text(json.dumps({"arm": arm, "seeds": [seed]}))
     lines = [
         {"iteration": i, "phase": phase, "game/score": score, "game/score_sd": 2.0, "game/agreement": 0.5,
-         "game/score_agreed": 2 * score, "game/score_agreed_sd": 1.0, "rollout/games": 100, "talk/turns": 6 - i, **more}
+         "game/score_agreed": 2 * score, "game/score_agreed_sd": 1.0, "rollout/games": 100, "talk/turns": 6 - i,
+         "game/points": points[i] if points else 4, "rollout/tokens": tokens, **more}
         for i, score in enumerate(scores)
-        for phase in ("train", "eval")
+        for phase in ("train", "eval")[i == 0 :]
     ]  # fmt: skip
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     ceiling = {"game/score_ceiling": Interval(15.2, 15.0, 15.4, 1000).to_json()}
@@ -82,7 +86,8 @@ def test_tables_of_hand_made_runs(tmp_path: Path, capsys: pytest.CaptureFixture[
     run(tmp_path, "x-0", "cloned", 0, [1, 3, 5, 5.1])
     run(tmp_path, "x-1", "cloned", 1, [2, 4, 6, 8])
     run(tmp_path, "x-2", "alone", 0, [3, 3, 3, 4], objective=0.0)
-    run(tmp_path, "x-3", "cloned", 2, [0, 0, 0], objective=-1.0)
+    for seed, points in enumerate(([4, 5, 9, 9], [4, 6, 8.5, 9])):  # scores never vary
+        run(tmp_path, f"x-3-{seed}", "cloned", seed, [0] * 4, -1.0, points)
     out = collect(tmp_path, "published=experiments/dond_selfplay/published.csv")
     found = {
         (r["objective"], r["arm"], r["figure"]): Interval(float(r["mean"]), float(r["low"]), float(r["high"]), 0)
@@ -100,7 +105,12 @@ def test_tables_of_hand_made_runs(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert found["1", "cloned", "plateau/seeds"].mean == 2.5  # iterations 2 and 3; standard errors are .2
     assert found["1", "cloned", "plateau/mean"].mean == 3
     assert found["0", "alone", "plateau/seeds"].mean == 3
-    assert {key[2] for key in found if key[0] == "-1"} == set()  # scores that never vary say nothing
+    of_points = {figure: own for (objective, _, figure), own in found.items() if objective == "-1"}
+    assert {"correlation/means", "plateau/seeds", "plateau/mean"} <= of_points.keys()
+    assert of_points["plateau/seeds"].mean == 2 and "correlation/games" not in of_points  # the spread is not known
+    rs = [np.corrcoef(range(4), points)[0, 1] for points in ([4, 5, 9, 9], [4, 6, 8.5, 9])]
+    assert of_points["correlation/means"].mean == pytest.approx(np.mean(rs), rel=1e-4)
+    assert of_points["points/at_equal_games"].mean == 9
     by_arm = {
         (r["objective"], r["arm"], r["iteration"], r["metric"]): r for r in rows_of(out / "iterations_by_arm.csv")
     }
@@ -123,6 +133,83 @@ def test_tables_of_hand_made_runs(tmp_path: Path, capsys: pytest.CaptureFixture[
         iterations.main(configure("iterations", f"data={out / 'iterations.csv'}", f"publish={again}", f"over={over}"))
         assert words in (again / "iterations.svg").read_text()
     assert "plateau/mean" in capsys.readouterr().out
+
+
+def by_name(path: Path, *names: str) -> dict[tuple[str, ...], dict[str, str]]:
+    return {tuple(row[name] for name in names): row for row in rows_of(path)}
+
+
+def test_intervals_of_one_policy_are_over_its_games_and_of_shares_within_0_and_1(tmp_path: Path) -> None:
+    """Seeds start from one base, which plays the same games: that says nothing of how seeds differ."""
+    for seed, (end, inverted) in enumerate([(0.99, 0.0), (1.0, 0.3), (0.9, 0.0)]):
+        run(tmp_path, f"x-{seed}", "cloned", seed, [8.08, 9 + seed])
+        path = tmp_path / f"x-{seed}" / "metrics.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for line in lines:
+            line["talk/inverted"] = inverted if line["iteration"] else 0.05
+            line["game/agreement"] = end if line["iteration"] else 0.58
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = by_name(collect(tmp_path) / "iterations_by_arm.csv", "iteration", "metric")
+    base = found["0", "game/score"]
+    assert float(base["high"]) - 8.08 == pytest.approx(1.96 * 0.2, rel=1e-3) and base["seeds"] == "3"
+    assert found["0", "game/agreement"]["low"] == f"{wilson(58, 100).low:.6g}"
+    mean = seed_mean([9, 10, 11])
+    assert float(found["1", "game/score"]["low"]) == pytest.approx(mean.low, rel=1e-4)
+    assert (found["1", "game/agreement"]["high"], found["1", "talk/inverted"]["low"]) == ("1", "0")
+    figures = by_name(tmp_path / "iterations" / "iterations_summary.csv", "figure")
+    plateaus = figures["plateau/seeds",]
+    assert 0 <= float(plateaus["low"]) <= float(plateaus["high"]) <= 1
+
+
+def test_arms_are_compared_at_equal_games_and_at_equal_compute(tmp_path: Path) -> None:
+    """filtered_bc: 4 rounds of 500 games and 1,000 tokens a round, each played once and learned from in 3 passes;
+    full: 10 rounds of 100 games, and 2,000 tokens."""
+    cloned = ([1, 3, 5, 6, 8], [2, 4, 6, 8, 9])
+    for seed, scores in enumerate(cloned):
+        run(tmp_path, f"x-{seed}", "filtered_bc", seed, scores, tokens=1_000_000)
+    for seed, end in enumerate((8, 5, 6)):
+        run(
+            tmp_path,
+            f"x-full-{seed}",
+            "full",
+            seed,
+            [1 + i * (end - 1) / 10 for i in range(11)],
+            games=100,
+            tokens=500_000,
+        )
+    run(tmp_path, "x-other", "alone", 0, [1, 2], objective=0.0)  # another objective holds nobody
+    found = by_name(collect(tmp_path) / "iterations_summary.csv", "objective", "arm", "figure")
+
+    def mean(arm: str, figure: str) -> float:
+        return float(found["1", arm, figure]["mean"])
+
+    assert mean("full", "trained/at_equal_games") == mean("filtered_bc", "trained/at_equal_games") == 1000
+    assert mean("filtered_bc", "score/at_equal_games") == 5.5  # after two rounds
+    assert mean("full", "score/at_equal_games") == pytest.approx((8 + 5 + 6) / 3, rel=1e-5)
+    assert mean("filtered_bc", "passes/at_equal_games") == 8000 and mean("full", "passes/at_equal_games") == 20_000
+    assert mean("full", "passes/at_equal_compute") == 16_000  # all of filtered_bc, eight rounds of full
+    of_full = [1 + 8 * (end - 1) / 10 for end in (8, 5, 6)]
+    expected = seed_mean(of_full)
+    row = found["1", "full", "score/at_equal_compute"]
+    assert [float(row[end]) for end in ("mean", "low", "high")] == pytest.approx(
+        [expected.mean, expected.low, expected.high], rel=1e-4
+    )
+    assert mean("filtered_bc", "score/at_equal_compute") == 8.5 and row["seeds"] == "3"
+    difference, paired = (
+        found["1", "full - filtered_bc", "score/at_equal_compute"],
+        seed_mean([of_full[0] - 8, of_full[1] - 9]),
+    )
+    assert [float(difference[end]) for end in ("mean", "low")] == pytest.approx([paired.mean, paired.low], rel=1e-4)
+    assert difference["seeds"] == "2" and ("1", "full - filtered_bc", "agreement/at_equal_games") in found
+    assert ("0", "alone", "score/at_equal_games") in found and ("0", "alone", "score/at_equal_compute") not in found
+    assert iterations.along({0: {"trained": 0, "m": 1}, 1: {"trained": 200, "m": 2}}, "trained", "m", 50) == 1.25
+
+
+def test_settings_tell_runs_of_one_arm_apart(tmp_path: Path) -> None:
+    run(tmp_path, "x-0", "a", 0, [1, 2])
+    run(tmp_path, "x-1", "a", 0, [1, 2], games=250)
+    found = rows_of(collect(tmp_path, "where={algo.games:250}") / "iterations.csv")
+    assert {row["trained"] for row in found} == {"0", "250"}
 
 
 @pytest.mark.parametrize(
@@ -149,6 +236,7 @@ def test_compute_is_counted_in_passes(settings: dict[str, Any], expected: list[f
         (["data=x.csv"], "select and data: give one of them"),
         (["published=missing.csv"], "published=missing.csv: the file cannot be read"),
         (["select=y-*"], r"select=y-\*: no finished run"),
+        (["select=[]"], r"select=\[\]: must be names of runs' folders"),
         ([], "x-0 and x-1 are both of objective 1, arm a and seed 0"),
     ],
 )

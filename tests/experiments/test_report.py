@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_module
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from experiments import report, train
 from experiments.report import publish, read_published, told_apart, variants
@@ -126,6 +126,60 @@ def test_curves_and_figure(published: Path) -> None:
     assert [(row["iteration"], row["games"]) for row in wins] == [("0", "0"), ("2", "8")]
     figure = (published / "figure.svg").read_text()
     assert "fill: #ffffff; stroke: #777777" in figure  # the open marker of what the paper found
+
+
+def test_figures_are_drawn_again_from_what_is_published(published: Path, tmp_path: Path) -> None:
+    report.main(configure(f"data={published}", f"publish={tmp_path}", command="report"))
+    names = {"figure.svg", "figure_shaping_0.2.svg"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    assert all((tmp_path / name).read_bytes() == (published / name).read_bytes() for name in names)
+    (tmp_path / "curves.csv").write_text("arm,seed\nRL,0\n")
+    (tmp_path / "table.csv").write_text("arm,metric,mean,low,high,seeds,games\n")
+    for folder, said in ((tmp_path, "expected table.csv and curves.csv as published"), (tmp_path / "no", "no table")):
+        with pytest.raises(UserError, match=said):
+            report.main(configure(f"data={folder}", command="report"))
+
+
+EXPERIMENTS = Path(report.__file__).parent
+
+
+@pytest.mark.parametrize("table", [path.parent.name for path in sorted(EXPERIMENTS.glob("*/curves.csv"))])
+def test_published_figures_are_those_of_the_published_data(table: str, tmp_path: Path) -> None:
+    report.main(configure(f"data={EXPERIMENTS / table}", f"publish={tmp_path}", command="report"))
+    for path in tmp_path.iterdir():
+        assert path.read_bytes() == (EXPERIMENTS / table / path.name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["select=5"], "select=5: must be names of runs' folders"),
+        (["select=null"], "select=None: must be names"),
+        (["select=''"], "select=: must be names"),
+        (["select=[]"], r"select=\[\]: must be names"),
+        (["select=[tiny-*,'']"], r"select=\['tiny-\*', ''\]: must be names"),
+        (["select={a: 1}"], "select={'a': 1}: must be names"),
+        (["select=/*"], r"select=/\*: must be names"),
+        (["select='a**'"], r"select=a\*\*: "),
+        (["where=full"], r"where=full: must be settings of runs by name, as in \{env.objective: 0\}"),
+        (["where={env.objectiv:0}"], "where.env.objectiv=0: no selected run has such a setting"),
+        (["where={arm:[full]}"], r"where.arm=\['full'\]: none of the selected runs has it; theirs: full, game_only"),
+    ],
+)
+def test_what_selects_no_run_is_refused_in_one_line(overrides: list[str], said: str, root: Path) -> None:
+    with pytest.raises(UserError, match=said) as error:
+        report.main(configure(f"runs={root}", *overrides, command="report"))
+    assert "\n" not in str(error.value)
+
+
+def test_settings_narrow_the_selection(root: Path) -> None:
+    def names(settings: dict[str, object]) -> list[str]:
+        where = OmegaConf.create({"where": settings}).where
+        return [folder.name.rpartition("-")[0] for folder in report.selected(root, "tiny-*", where)]
+
+    assert names({"env.shaping": 0.2}) == ["tiny-game_only-s0"]
+    assert names({"env": {"shaping": 0}, "seed": 0}) == ["tiny-full-s0", "tiny-game_only-s0"]
+    assert len(names({})) == 5
 
 
 def test_run_cards_say_nothing_of_the_machine(root: Path, published: Path) -> None:

@@ -24,7 +24,6 @@ from marl.stats import (
     games_needed,
     interquartile_mean,
     iqm_table,
-    number,
     paired_difference,
     performance_profile,
     power,
@@ -35,6 +34,7 @@ from marl.stats import (
     wilson,
     write_table,
 )
+from marl.wording import number
 
 
 def generator(seed: int = 0) -> np.random.Generator:
@@ -307,6 +307,18 @@ def test_ablation_table() -> None:
     assert none == TableRow("none", "game/score", 9.0, 9.0, 9.0, 3, 300)
     # A single seed keeps the interval over its games.
     assert ablation_table(runs()[:1]) == [TableRow("full", "game/score", 11.0, 10.0, 12.0, 1, 100)]
+
+
+def test_intervals_over_seeds_stay_where_means_can_be() -> None:
+    shares = {"vote/skip": (0.0, 0.1, 0.5), "game/agreement": (0.9, 1.0, 0.8), "errors/per_turn": (0.0, 0.9, 3.0)}
+    games = [
+        ArmRun("full", seed, {name: Interval(of[seed], 0.0, 1.0, 10) for name, of in shares.items()})
+        for seed in range(3)
+    ]
+    found = {row.metric: row for row in ablation_table(games)}
+    assert (found["vote/skip"].low, found["game/agreement"].high) == (0, 1) and found["vote/skip"].high < 1
+    assert found["errors/per_turn"].low == 0 and found["errors/per_turn"].high > 1
+    assert found["game/agreement"].low == pytest.approx(0.9 - 4.302653 * 0.1 / 3**0.5)
 
 
 def test_ablation_table_has_no_gaps() -> None:
