@@ -223,7 +223,7 @@ def people_metrics(folder: str, split: Any) -> Metrics:
     except (OSError, ValueError) as error:
         raise UserError(f"data.dond={folder}: {error}") from error
     left_out = ", ".join(f"{count} {reason}" for reason, count in found.skipped.items())
-    say(f"{split}: {len(found.usable)} views of human dialogues; left out: {left_out or 'none'}")
+    say(f"{split}: {len(found.usable)} views of human dialogues; left out: {left_out or 'none'}; {found.note}")
     return talk_drift([read_talk(human_talk(view)) for view in found.usable], np.random.default_rng(0))
 
 
