@@ -55,8 +55,8 @@ COLUMNS = ("run", "arm", "seed", "iteration", "metric", "mean", "low", "high", "
 SHOWN = (
     "game/score", "game/agreement", "drift/human_dialogues", "drift/own_speech", "talk/distinct_2", "talk/split_kept",
     "talk/split_coverage", "talk/table_kept", "talk/value_true", "talk/value_chance", "talk/inverted",
-    "talk/inverted_coverage", "talk/inverted_chance", "talk/worse_share", "talk/understood", "talk/turns",
-    "talk/vocabulary",
+    "talk/inverted_explicit", "talk/inverted_coverage", "talk/inverted_chance", "talk/worse_share", "talk/understood",
+    "talk/turns", "talk/vocabulary",
 )  # fmt: skip
 
 

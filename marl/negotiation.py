@@ -182,8 +182,17 @@ def explicit(message: str) -> bool:
     return not words & NEGATIONS and (len(items) == 3 or bool(words & REST_WORDS))
 
 
-def inverted_share(games: Sequence[Episode], players: Iterable[str]) -> float | None:
-    """The share of inverted proposals among those that could show one; None where there is none. For monitoring."""
+def inverted_figures(games: Sequence[Episode], players: Iterable[str]) -> dict[str, float]:
+    """For monitoring, as `talk_drift` has them (drift.py), without intervals: the share of inverted proposals among
+    those that could show one, the same where the split was named in full, and what uniform claims would give.
+
+    A figure that nothing was observed for is absent.
+    """
     wanted = set(players)
-    telling = [c.inverted for game in games for c in read_talk(talk_of(game, wanted)).claims if c.telling]
-    return sum(telling) / len(telling) if telling else None
+    telling = [c for game in games for c in read_talk(talk_of(game, wanted)).claims if c.telling]
+    named = {
+        "talk/inverted": [float(c.inverted) for c in telling],
+        "talk/inverted_explicit": [float(c.inverted) for c in telling if c.table_explicit],
+        "talk/inverted_chance": [c.chance for c in telling],
+    }
+    return {name: sum(found) / len(found) for name, found in named.items() if found}

@@ -13,7 +13,7 @@ from envs.core import END
 from envs.dond_v0 import Triple, proposal_text, rest
 from marl.games import scripted
 from marl.human_dond import HumanEnding, HumanView, read_split
-from marl.negotiation import Line, Talk, explicit, human_talk, inverted_share, read_talk, talk_of
+from marl.negotiation import Line, Talk, explicit, human_talk, inverted_figures, read_talk, talk_of
 from marl.rollout import draw_games, everyone, rollout
 from marl.transcripts import episode_to_json
 from marl.types import Episode
@@ -119,11 +119,13 @@ def test_careful_scripts_are_honest_and_never_inverted_until_they_are_turned() -
     values = [v for r in readings for v in r.values]
     claims = [c for r in readings for c in r.claims if c.telling]
     assert len(values) >= 6 * 35 and all(v.true for v in values)  # all three of both, in nearly every game
-    assert len(claims) > 60 and inverted_share(games, {"careful"}) == 0.0
+    found = inverted_figures(games, {"careful"})
+    assert len(claims) > 60 and found["talk/inverted"] == found["talk/inverted_explicit"] == 0.0
+    assert found["talk/inverted_chance"] == pytest.approx(sum(c.chance for c in claims) / len(claims))
     kept = [c.claim == c.table for c in claims]
     turned = [c for game in games for c in read_talk(talk_of(with_claims_turned(game))).claims if c.telling]
     assert [c.inverted for c in turned] == kept and sum(kept) > 0.9 * len(kept)
-    assert inverted_share(games, {"nobody"}) is None
+    assert inverted_figures(games, {"nobody"}) == {}
 
 
 def test_a_transcript_reads_like_its_episode() -> None:
