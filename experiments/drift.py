@@ -40,7 +40,7 @@ from marl.evaluate import Metrics, dond_metrics, talk_metrics
 from marl.files import read_json, write_json, writing
 from marl.games import env_maker
 from marl.human_dond import read_split
-from marl.negotiation import human_talk, read_talk, talk_of
+from marl.negotiation import READING, human_talk, read_talk, talk_of
 from marl.policy import Policy
 from marl.pretrain import recorded
 from marl.report import PAPER
@@ -186,6 +186,7 @@ def settings_of(stage: Stage, people: Path, cfg: DictConfig) -> dict[str, Any]:
         "games": cfg.games,
         "seed": cfg.seed,
         "dialogues": cfg.split if cfg.data.dond else None,
+        "reading": READING,
     }
 
 
