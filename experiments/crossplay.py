@@ -4,12 +4,14 @@
 for experiments.evaluate; a finished run also by a pattern that it alone matches. Every pair plays the same game seeds,
 each in both seatings, so that either has either's values and moves first; alone, a player meets itself once a seed,
 since both seatings are then one game. What a pair played is written at once, for good: a stopped command goes on where
-it was, other players may be added later, and several commands share the work.
+it was, other players may be added later, and several commands share the work. An endpoint that fails loses a game; a
+pair that met a refused key or a spent budget is not kept, so that the next command plays it again.
 
-Written: `NAME.csv` (a line for each row player, column player and metric), `NAME_differences.csv` (self-play minus
-cross-play, paired by game seed), `NAME.svg`, `run_cards/NAME.json`. Intervals: 95 %, over game seeds. They say nothing
-of other training seeds: these players are these players. `data.table=FOLDER/NAME.csv` draws the figure again, without
-any game. Runs of several objectives meet in one game, which `env.objective` then has to name.
+Written: `NAME.csv` (a line for each row player, column player and metric; `lost_seats` to an endpoint),
+`NAME_differences.csv` (self-play minus cross-play, paired by game seed), `NAME.svg`, `run_cards/NAME.json`. Intervals:
+95 %, over game seeds. They say nothing of other training seeds: these players are these players.
+`data.table=FOLDER/NAME.csv` draws the figure again, without any game. Runs of several objectives meet in one game,
+which `env.objective` then has to name.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from experiments.players import bare, check_plans, is_run, one_run, player_confi
 from experiments.report import public
 from experiments.terminal import Bar, say
 from marl.agents import Agent
-from marl.chat import CHAT
+from marl.chat import CHANGED, CHAT
 from marl.checkpoint import folder_digest, read_card
 from marl.config import OF_CHAT, Parts, build, digest, plain
 from marl.engine import size_of
@@ -70,7 +72,7 @@ RATES = ("game/agreement", "game/pareto")
 # Of these, by objective: where both score alike the score is the joint one, where scores add up to nothing points tell.
 OF = {1.0: ("game/score/row", "game/agreement"), -1.0: ("game/points/row", "game/score/row", "game/agreement")}
 OF_OTHERS = ("game/score/row", "game/joint", "game/agreement")
-COLUMNS = ("objective", "row", "column", "metric", "mean", "low", "high", "games")
+COLUMNS = ("objective", "row", "column", "metric", "mean", "low", "high", "games", "lost_seats")
 OTHERS, ALL = "others", "all"  # stand for all other players; for everybody
 
 Pair = tuple[str, str]  # labels of the row player and the column player
@@ -125,7 +127,7 @@ def main(cfg: DictConfig) -> None:
     cfg = as_in_runs(cfg, names)
     if cfg.env.game != "dond":
         raise UserError(f"env.game={cfg.env.game}: only players of Deal or No Deal change seats; must be dond")
-    parts = build(cfg, names, stops=True)
+    parts = build(cfg, names)
     cells, out = Path(cfg.cells), Path(cfg.publish or cfg.cells)
     check_writable(cells, "cells")
     check_writable(out, "publish")
@@ -146,18 +148,29 @@ def main(cfg: DictConfig) -> None:
         with claimed(cells / cell.file) as mine:
             if mine:
                 label = f"{number}/{len(left)}  {cell.label}"
-                found = play(cell, cfg, parts, agents, bar, label)
-                write_json(cells / cell.file, {"about": cell.settings, **found})
-                say(label + (f", {found['lost_seats']} seats lost to the endpoint" if found["lost_seats"] else ""))
+                found, spoiled = play(cell, cfg, parts, agents, bar, label)
+                if not spoiled:
+                    write_json(cells / cell.file, {"about": cell.settings, **found})
+                lost = f", {found['lost_seats']} seats lost to the endpoint" if found["lost_seats"] else ""
+                say(label + lost + (f", not kept: {spoiled}" if spoiled else ""))
+    if parts.chat:
+        say(parts.chat.summary())
     missing = [cell for cell in table if not (cells / cell.file).exists()]
+    if missing and parts.chat and (reasons := parts.chat.lost_for_good()):
+        raise UserError(
+            f"chat: {', '.join(dict.fromkeys(reasons))}, so that {len(missing)} pairs are not kept and there is no "
+            f"table; start the same command again with {CHANGED}, and it plays those"
+        )
     if missing:
         say(f"{len(missing)} pairs are being played by another process, which writes the table when it has them")
         return
     games = {cell: games_of(cells / cell.file) for cell in table}
-    tabulate(players, games, float(parts.env["objective"]), cfg, out)
+    lost_seats = {cell: read_json(cells / cell.file).get("lost_seats", 0) for cell in table}
+    tabulate(players, games, lost_seats, float(parts.env["objective"]), cfg, out)
     about = {player.label: {"player": player.called, "made_of": player.made_of} for player in players}
     run_card(cells, digest({"pairs": [cell.file for cell in table]}), cfg.seed, arm=cfg.name, players=about,
-             env=parts.env, games=cfg.games, temperature=cfg.temperature)  # fmt: skip
+             env=parts.env, games=cfg.games, temperature=cfg.temperature,
+             lost_seats={cell.label: lost for cell, lost in lost_seats.items() if lost})  # fmt: skip
     (out / "run_cards").mkdir(parents=True, exist_ok=True)
     write_json(out / "run_cards" / f"{cfg.name}.json", public(read_json(cells / CARD)))
     say(f"\ntables and figure: {out}")
@@ -302,8 +315,9 @@ class Agents:
         return self._seated[names[0]], self._seated[names[1]]
 
 
-def play(cell: Cell, cfg: DictConfig, parts: Parts, agents: Agents, bar: Bar, label: str) -> dict[str, Any]:
-    """The pair's games, in both seatings; one player's own in one, since they are the same."""
+def play(cell: Cell, cfg: DictConfig, parts: Parts, agents: Agents, bar: Bar, label: str) -> tuple[dict[str, Any], str]:
+    """The pair's games, in both seatings; one player's own in one, since they are the same. And what spoiled them,
+    where a refused key or a spent budget did, so that they are to be played again; else nothing."""
     pair, make_env = agents.of(cell), env_maker(parts.env)
     drawn = draw_games(cfg.seed, EVALUATION, count=cfg.games // 2)
     seatings = (0,) if cell.first == cell.second else (0, 1)
@@ -315,7 +329,9 @@ def play(cell: Cell, cfg: DictConfig, parts: Parts, agents: Agents, bar: Bar, la
         episodes = rollout(drawn, seated, make_env, cfg.concurrency, bar.advance)
         games += [recorded(episode, turned) for episode in episodes]
     bar.close()
-    return {"games": games, "lost_seats": len(parts.chat.lost) - before if parts.chat else 0}
+    lost = len(parts.chat.lost) - before if parts.chat else 0
+    spoiled = parts.chat.lost_for_good(before) if parts.chat else []
+    return {"games": games, "lost_seats": lost}, ", ".join(dict.fromkeys(spoiled))
 
 
 def games_of(path: Path) -> Games:
@@ -382,15 +398,20 @@ def interval(name: str, values: Floats) -> Interval:
 
 
 def tabulate(
-    players: Sequence[Player], games: Mapping[Cell, Games], objective: float, cfg: DictConfig, out: Path
+    players: Sequence[Player],
+    games: Mapping[Cell, Games],
+    lost_seats: Mapping[Cell, int],
+    objective: float,
+    cfg: DictConfig,
+    out: Path,
 ) -> None:
     """Writes NAME.csv, NAME_differences.csv and NAME.svg, and prints the figures."""
     of: dict[Pair, Figures] = {}
-    count: dict[Pair, int] = {}
+    count: dict[Pair, tuple[int, int]] = {}  # games, and seats lost to an endpoint
     for cell, played in games.items():
         pair = (cell.first.label, cell.second.label)
         for key, swapped in ((pair, False), (pair[::-1], True)):
-            of[key], count[key] = figures(played, objective, swapped), len(played)
+            of[key], count[key] = figures(played, objective, swapped), (len(played), lost_seats[cell])
     labels = [player.label for player in players]
     found = {
         (row, column): {name: interval(name, values) for name, values in of[row, column].items()}
@@ -401,7 +422,7 @@ def tabulate(
         out / f"{cfg.name}.csv",
         COLUMNS,
         [
-            (objective, *key, name, i.mean, i.low, i.high, count[key])
+            (objective, *key, name, i.mean, i.low, i.high, *count[key])
             for key, each in found.items()
             for name, i in each.items()
         ],

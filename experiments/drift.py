@@ -43,7 +43,7 @@ from marl.evaluate import Metrics, dond_metrics, talk_metrics
 from marl.files import read_json, write_json, writing
 from marl.games import env_maker
 from marl.human_dond import read_split
-from marl.negotiation import human_talk, read_talk, talk_of
+from marl.negotiation import READING, human_talk, read_talk, talk_of
 from marl.policy import Policy
 from marl.pretrain import recorded
 from marl.report import PAPER
@@ -59,8 +59,8 @@ COLUMNS = ("objective", "run", "arm", "seed", "iteration", "metric", "mean", "lo
 SHOWN = (
     "game/score", "game/points", "game/agreement", "drift/human_dialogues", "drift/own_speech", "talk/distinct_2",
     "talk/split_kept", "talk/split_coverage", "talk/table_kept", "talk/value_true", "talk/value_chance",
-    "talk/inverted", "talk/inverted_coverage", "talk/inverted_chance", "talk/worse_share", "talk/understood",
-    "talk/turns", "talk/vocabulary",
+    "talk/inverted", "talk/inverted_explicit", "talk/inverted_coverage", "talk/inverted_chance", "talk/worse_share",
+    "talk/understood", "talk/turns", "talk/vocabulary",
 )  # fmt: skip
 
 Policies = dict[tuple[float, str, int, str], dict[int, Metrics]]  # (objective, arm, seed, run) -> iteration
@@ -196,6 +196,7 @@ def settings_of(stage: Stage, people: Path, cfg: DictConfig) -> dict[str, Any]:
         "games": cfg.games,
         "seed": cfg.seed,
         "dialogues": cfg.split if cfg.data.dond else None,
+        "reading": READING,
     }
 
 
@@ -233,7 +234,7 @@ def people_metrics(folder: str, split: Any) -> Metrics:
     except (OSError, ValueError) as error:
         raise UserError(f"data.dond={folder}: {error}") from error
     left_out = ", ".join(f"{count} {reason}" for reason, count in found.skipped.items())
-    say(f"{split}: {len(found.usable)} views of human dialogues; left out: {left_out or 'none'}")
+    say(f"{split}: {len(found.usable)} views of human dialogues; left out: {left_out or 'none'}; {found.note}")
     return talk_drift([read_talk(human_talk(view)) for view in found.usable], np.random.default_rng(0))
 
 

@@ -56,7 +56,7 @@ from marl.wording import WORDING, bounds
 METRICS = (
     "game/score", "game/score_sd", "game/score_agreed", "game/score_agreed_sd", "game/score_ceiling", "game/points",
     "game/agreement", "game/pareto", "game/pareto_agreed", "talk/turns", "talk/tokens_per_turn", "talk/vocabulary",
-    "talk/inverted", "errors/per_turn", "errors/aborted",
+    "talk/inverted", "talk/inverted_explicit", "talk/inverted_chance", "errors/per_turn", "errors/aborted",
 )  # fmt: skip
 SPREAD = {"game/score": "game/score_sd", "game/score_agreed": "game/score_agreed_sd"}
 RATES = ("game/agreement", "game/pareto", "game/pareto_agreed", "errors/aborted")  # of games

@@ -1,13 +1,24 @@
 """A person plays a game in the terminal against any agent: `python -m experiments.play env=among_us opponent=careful`.
 
 The person holds one seat, drawn by the game's seed, and the opponent all others; a run is played in its own game. The
-person gets the same observations and corrections as a model, and the game is recorded, also an unfinished one.
+person gets the same observations and corrections as a model. A finished game is recorded as a transcript in
+`episodes-NNN.jsonl`, with `about`: against whom, under which settings, and how many seconds each of the person's
+replies took. Of a game that ends in any other way (Ctrl-C, Ctrl-D, a closed window, an error) what was shown and typed
+is kept in `unfinished-NNN.txt`, below a line of JSON with the same.
 """
 
 from __future__ import annotations
 
+import io
+import json
 import re
-from collections.abc import Mapping, Sequence
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +29,14 @@ from experiments.cli import command
 from experiments.evaluate import as_in_runs, find_player, memory_of, pick_device, planner_config
 from experiments.players import check_plans
 from experiments.terminal import say
-from marl.agents import Agent, TextAgent
-from marl.config import build
-from marl.errors import UserError
+from marl.agents import Agent, ModelAgent, TextAgent
+from marl.config import OF_CHAT, Parts, build, plain
+from marl.errors import check_writable
 from marl.files import write_text
 from marl.games import env_maker
+from marl.planner import SUFFIX
 from marl.rollout import Game, draw_games, rollout
-from marl.transcripts import episode_to_json, render_text, write_episodes
-from marl.types import Episode
+from marl.transcripts import Transcript, episode_to_json, render_text, write_transcripts
 
 HINTS = {  # what the rules in compact style leave unsaid, by game
     "dond": (
@@ -43,7 +54,12 @@ class Person:
     """Reads from the terminal. A reply without its end marker gets one; an option may be given by its number."""
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Forgets what was shown and typed (`log`), and the seconds that each reply took."""
         self.log: list[str] = []
+        self.seconds: list[float] = []
 
     def observe(self, text: str) -> None:
         if text:
@@ -54,7 +70,9 @@ class Person:
         self.observe(text)
         for number, option in enumerate(options, start=1):
             say(f"  {number}) {option}")
+        asked = time.monotonic()
         said = input("you> ").strip()
+        self.seconds.append(round(time.monotonic() - asked, 1))
         if options and said.isdecimal() and 1 <= int(said) <= len(options):
             said = options[int(said) - 1]
         elif not options and END not in said:
@@ -67,9 +85,15 @@ class Person:
 def main(cfg: DictConfig) -> None:
     """Plays `games` games and records them."""
     cfg = as_in_runs(cfg, [cfg.opponent])
+    out = Path(cfg.out)
+    earlier = [*out.glob("episodes-*.jsonl"), *out.glob("unfinished-*.txt")]
+    number = 1 + max((int(found[1]) for path in earlier if (found := re.search(r"-(\d+)$", path.stem))), default=0)
+    if cfg.seed is None:
+        cfg.seed = number
     parts = build(cfg, [cfg.opponent])
     check_plans(cfg.opponent, parts.env["game"])
     planner_config(cfg)
+    check_writable(out, "out")
     make_env = env_maker(parts.env)
     person = Person()
     human = TextAgent("human", lambda seed, role: person)
@@ -78,36 +102,87 @@ def main(cfg: DictConfig) -> None:
     if caches:
         say(caches)
     opponent = find_player(cfg.opponent, cfg, parts, device, cfg.opponent)
-    out = Path(cfg.out)
-    earlier = [*out.glob("episodes-*.jsonl"), *out.glob("unfinished-*.txt")]
-    number = 1 + max((int(found[1]) for path in earlier if (found := re.search(r"-(\d+)$", path.stem))), default=0)
     record, unfinished = out / f"episodes-{number:03d}.jsonl", out / f"unfinished-{number:03d}.txt"
+    settings = settings_of(opponent, cfg, parts)
 
     def cast(game: Game, env: Any) -> Mapping[str, Agent]:
         seats: dict[str, Agent] = dict.fromkeys(env.possible_agents, opponent)
         return {**seats, env.possible_agents[game.seed % len(seats)]: human}
 
-    episodes: list[Episode] = []
+    played: list[Transcript] = []
+    about: dict[str, Any] = {}
     say(HINTS.get(parts.env["game"], "Choose by the number of an option; where there are none, write."))
     if parts.env["style"] == "compact" and isinstance(opponent, TextAgent):  # scripts read both styles, models one
         say(COMPACT)
-    try:
-        for game in draw_games(cfg.seed, count=cfg.games):
-            say(f"\n── a new game ({len(episodes) + 1} of {cfg.games}) " + "─" * 40)
-            person.log.clear()
-            episodes += rollout([game], cast, make_env, 1)
-            say(render_text(episode_to_json(episodes[-1])))
-            write_episodes(record, episodes)
-    except (EOFError, KeyboardInterrupt, UserError) as error:
-        out.mkdir(parents=True, exist_ok=True)
-        write_text(unfinished, "\n".join(person.log) + "\n")
-        say(f"\nstopped; the unfinished game is in {unfinished}")
-        if isinstance(error, UserError):
-            raise
-        return
+    say(f"seed={cfg.seed} deals the same again.")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # a key that types no UTF-8 is no reason to end a game
+
+    def keep() -> None:
+        if person.log:
+            head = {"unfinished": True, **about, "reply_seconds": person.seconds}
+            write_text(unfinished, "\n".join([json.dumps(head, ensure_ascii=False), *person.log]) + "\n")
+            with suppress(OSError):  # the terminal may be gone
+                say(f"\nstopped; the unfinished game is in {unfinished}")
+
+    with stoppable():
+        try:
+            try:
+                for game in draw_games(cfg.seed, count=cfg.games):
+                    say(f"\n── a new game ({len(played) + 1} of {cfg.games}) " + "─" * 40)
+                    person.begin()
+                    began = datetime.now(UTC).isoformat(timespec="seconds")
+                    about = {**settings, "game_seed": game.seed, "began": began}
+                    (episode,) = rollout([game], cast, make_env, 1)
+                    played.append({**episode_to_json(episode), "about": {**about, "reply_seconds": person.seconds}})
+                    write_transcripts(record, played)
+                    person.begin()
+                    say(render_text(played[-1]))
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                keep()
+                if not isinstance(error, EOFError):
+                    raise
+                return
+        except KeyboardInterrupt:  # maybe in the midst of keeping: a window that closes ends the input, and signals
+            keep()
+            return
     say(f"recorded: {record}")
     if parts.chat:
         say(parts.chat.summary())
+
+
+def settings_of(opponent: Agent, cfg: DictConfig, parts: Parts) -> dict[str, Any]:
+    """Who the opponent is and by what it plays, in which game, from which seed."""
+    return {
+        "opponent": cfg.opponent,
+        **({"temperature": cfg.temperature} if isinstance(opponent, ModelAgent) else {}),
+        **({"planner": asdict(planner_config(cfg))} if cfg.opponent.endswith(SUFFIX) else {}),
+        **({"chat": {name: plain(cfg.chat)[name] for name in OF_CHAT}} if parts.chat else {}),
+        "env": dict(parts.env),
+        "seed": cfg.seed,
+    }
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Within, a closed window and a polite kill interrupt as Ctrl-C does. Only the first one does: then all is kept."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    stops = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {each: signal.getsignal(each) for each in stops}
+    try:
+        for each in stops:
+            signal.signal(each, interrupt)
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 if __name__ == "__main__":

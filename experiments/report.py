@@ -83,8 +83,8 @@ CURVES = (
     "game/score", "game/score_agreed", "game/points", "game/agreement", "game/pareto", "game/pareto_agreed",
     "game/win_rate/crewmates", "vote/imposter", "talk/names_imposter", "belief/accuracy", "belief/log_loss",
     "belief/brier", "reward/game", "reward/speaking", "loss/listening", "loss/plan", "loss/entropy", "loss/kl",
-    "filter/kept", "talk/turns", "talk/tokens_per_turn", "talk/vocabulary", "talk/inverted", "errors/per_turn",
-    "errors/aborted",
+    "filter/kept", "talk/turns", "talk/tokens_per_turn", "talk/vocabulary", "talk/inverted", "talk/inverted_explicit",
+    "errors/per_turn", "errors/aborted",
 )  # fmt: skip
 
 

@@ -111,6 +111,8 @@ PLANNED = 8  # of an iteration's games with a planner, which note every action t
 @command("train", implies={"data.dond": "base=human"}, after=report_sweep, folder_of=run_folder)
 def main(cfg: DictConfig) -> Path:
     """One run, from its configuration to its report. Returns its folder."""
+    # An endpoint that fails costs its game. But one that refuses the key, or whose budget is spent, would be silent in
+    # every game to come: the run stops before it learns from such games, and goes on when it is started again.
     parts = build(cfg, cast_names(plain(cfg)), stops=True)
     if parts.chat and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError(

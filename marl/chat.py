@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import math
 import os
 import queue
@@ -124,6 +125,7 @@ class Lost(StrEnum):
 
 
 FOR_GOOD = (Lost.KEY, Lost.BUDGET, Lost.ABSENT)  # so would every further seat be lost
+CHANGED = "another chat.key, a larger chat.calls or chat.tokens, or chat.replay=false"  # what helps then
 
 
 @dataclass(frozen=True)
@@ -235,6 +237,8 @@ class Endpoint:
             raise UserError(
                 "chat: the package openai is missing; install it with pip install -e '.[chat]' -c constraints.txt"
             ) from error
+        for client in ("httpx", "httpx2"):  # either is openai's, by its version, and logs a line for each request
+            logging.getLogger(client).setLevel(logging.WARNING)
         self.config, self.spent = config, Spent()
         self._openai = openai
         self._key = os.environ.get(config.key, "").strip() if config.key else ""
@@ -293,8 +297,10 @@ class Endpoint:
             return Lost.TIMEOUT, 0.0
         except self._openai.APIStatusError as error:
             status = error.status_code
-            if status in (401, 403):
+            if status == 401:
                 return Lost.KEY, None
+            if status == 403:  # a moderator's word on these messages, as a rule; a key that may nothing is counted so
+                return Lost.DECLINED, None
             again = status in TRY_AGAIN or status >= 500
             return Lost.BUSY if status == 429 else Lost.STATUS, _seconds(error.response.headers) if again else None
         except self._openai.OpenAIError:
@@ -350,7 +356,7 @@ class ChatAgent:
         stops: bool = False,
     ) -> None:
         """`read(text, opening)`: what is shown of an observation, given the seat's first one. `stops`: with a UserError
-        where all further seats would be lost as well, which is no partner to learn from.
+        where all further seats would be lost as well (FOR_GOOD), which is no partner to learn from; no other failure.
 
         Raises UserError where there is no client, no key, or the file of answers is not one.
         """
@@ -383,6 +389,10 @@ class ChatAgent:
         for key in keys:
             self._seats.pop(key, None)
         return {}
+
+    def lost_for_good(self, since: int = 0) -> list[Lost]:
+        """Why seats were lost, where every further one would be too; of the losses from number `since` on."""
+        return [reason for _, reason in self.lost[since:] if reason in FOR_GOOD]
 
     def figures(self) -> dict[str, Any]:
         """Calls, tokens, replies from the file, and lost seats by reason."""
@@ -444,7 +454,7 @@ class ChatAgent:
             if self.stops and found in FOR_GOOD:
                 raise UserError(
                     f"chat: {found.value}, so that every further game would be lost; start the same command again with "
-                    "another chat.key or a larger chat.calls or chat.tokens, and it goes on from its last checkpoint"
+                    f"{CHANGED}, and it goes on from its last checkpoint"
                 )
             return Reply(key, "")
         seat.messages.append({"role": "assistant", "content": found.text})

@@ -85,10 +85,22 @@ class HumanView:
 
 @dataclass(frozen=True)
 class HumanSplit:
-    """All rows of a split in the order of `data.txt`; `skipped` counts those that are not `usable`, by their ending."""
+    """All whole rows of a split in the order of `data.txt`.
+
+    `skipped` counts those that are not `usable`, by their ending, and as `broken pair` the rows that are not whole (see
+    `read_split`). Of the whole ones, `alone` have no row of their partner, and `deserted` were ended by a partner who
+    chose no agreement, while YOU chose items; neither is a reason to leave a row out.
+    """
 
     views: tuple[HumanView, ...]
     skipped: Counter[str]
+    alone: int
+    deserted: int
+
+    @property
+    def note(self) -> str:
+        """Those that are odd and count all the same, in a few words."""
+        return f"in all {self.alone} rows without a partner's row, {self.deserted} beside a partner who walked away"
 
     @property
     def usable(self) -> tuple[HumanView, ...]:
@@ -148,20 +160,35 @@ def read_split(directory: str | Path, split: Split) -> HumanSplit:
     `data.txt` holds every row ("all"), `val.txt` and `test.txt` list which of them were held out, and "train" is the
     rest. All rows are returned as they stand in `data.txt`, which tells more of how a dialogue ended.
 
-    Raises ValueError for another split, and for a malformed line, with file name, line number and what was expected
-    there; FileNotFoundError where a file is missing.
+    A row is not whole where its two contexts have different counts, the choice is of more than the pool holds, or the
+    reward is not what it is worth: such rows are counted and left out. Raises ValueError for another split, for a line
+    that is no row at all, with file name, line number and what was expected there, and for a file without a whole row;
+    FileNotFoundError where a file is missing.
     """
     if split not in ("all", "train", "val", "test"):
         raise ValueError(f"split must be all, train, val or test, got {split!r}.")
     directory = Path(directory)
-    views, keys = _read_rows(directory / "data.txt")
-    held_out = {name: _read_held_out(directory / f"{name}.txt", keys) for name in ("val", "test")}
+    rows = _read_rows(directory / "data.txt")
+    known = {key for _, key in rows}
+    held_out = {name: _read_held_out(directory / f"{name}.txt", known) for name in ("val", "test")}
+    whole = {key: view for view, key in rows if view is not None}
     if split in ("val", "test"):
-        views = [view for view, key in zip(views, keys, strict=True) if key in held_out[split]]
+        rows = [(view, key) for view, key in rows if key in held_out[split]]
     elif split == "train":
         held = held_out["val"] | held_out["test"]
-        views = [view for view, key in zip(views, keys, strict=True) if key not in held]
-    return HumanSplit(tuple(views), Counter(view.ending.value for view in views if not view.usable))
+        rows = [(view, key) for view, key in rows if key not in held]
+    views, skipped, alone, deserted = [], Counter[str](), 0, 0
+    for view, key in rows:
+        if view is None:
+            skipped["broken pair"] += 1
+            continue
+        partner = whole.get(_swapped(key))
+        views.append(view)
+        if not view.usable:
+            skipped[view.ending.value] += 1
+        alone += partner is None
+        deserted += view.usable and partner is not None and partner.ending is HumanEnding.NO_AGREEMENT
+    return HumanSplit(tuple(views), skipped, alone, deserted)
 
 
 def _lines(path: Path) -> list[str]:
@@ -175,7 +202,8 @@ def _lines(path: Path) -> list[str]:
     return text.rstrip("\n").split("\n")
 
 
-def _read_rows(path: Path) -> tuple[list[HumanView], list[Dialogue]]:
+def _read_rows(path: Path) -> list[tuple[HumanView | None, Dialogue]]:
+    """Every row in order; None for those that are not whole."""
     rows = []
     for number, line in enumerate(_lines(path), start=1):
         try:
@@ -183,23 +211,24 @@ def _read_rows(path: Path) -> tuple[list[HumanView], list[Dialogue]]:
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: expected {error}, got {line!r}.") from error
     # Each dialogue's claim by who made it, to look up what the partner of a failed deal chose.
-    claims = {key: view.claim for view, key in rows}
-    views = []
+    claims = {key: view.claim for view, key in rows if view is not None}
+    if not claims:
+        raise ValueError(
+            f"{path}: expected human dialogues, but in each of its {len(rows)} rows the players' counts differ, or the "
+            "choice or reward does not fit them."
+        )
+    found: list[tuple[HumanView | None, Dialogue]] = []
     for view, key in rows:
-        partner_claim = claims.get(_swapped(key))
-        if view.agree and view.claim is not None:
-            partner_claim = rest(view.claim, view.counts)
-        views.append(
-            HumanView(
-                view.index, view.counts, view.values, view.partner_values, view.turns, view.claim, partner_claim,
-                view.ending,
-            )
-        )  # fmt: skip
-    return views, [key for _, key in rows]
+        if view is not None:
+            theirs = claims.get(_swapped(key))
+            if view.agree and view.claim is not None:
+                theirs = rest(view.claim, view.counts)
+            view = replace(view, partner_claim=theirs)
+        found.append((view, key))
+    return found
 
 
-def _read_held_out(path: Path, known: list[Dialogue]) -> set[Dialogue]:
-    rows = set(known)
+def _read_held_out(path: Path, known: set[Dialogue]) -> set[Dialogue]:
     held_out = set()
     for number, line in enumerate(_lines(path), start=1):
         match = _HELD_OUT.fullmatch(" ".join(line.split()))
@@ -207,14 +236,15 @@ def _read_held_out(path: Path, known: list[Dialogue]) -> set[Dialogue]:
             form = "<input> … </input> <dialogue> … <selection> </dialogue> <output> … </output> <partner_input> …"
             raise ValueError(f"{path}, line {number}: expected {form}, got {line!r}.")
         key = (match[1], match[2], match[3], match[4])
-        if key not in rows:
+        if key not in known:
             raise ValueError(f"{path}, line {number}: expected a dialogue that data.txt holds too, got {line!r}.")
         held_out.add(key)
     return held_out
 
 
-def _parse_row(line: str, index: int) -> tuple[HumanView, Dialogue]:
-    """A row of `data.txt` without its partner's claim. The ValueError says what was expected."""
+def _parse_row(line: str, index: int) -> tuple[HumanView | None, Dialogue]:
+    """A row of `data.txt` without its partner's claim, None where it is not whole. The ValueError says what was
+    expected."""
     match = _ROW.fullmatch(line)
     if not match:
         raise ValueError(
@@ -224,26 +254,25 @@ def _parse_row(line: str, index: int) -> tuple[HumanView, Dialogue]:
     own, talk, ended_by, choice, reward, verdict, other = match.groups()
     counts, values = _context(own)
     partner_counts, partner_values = _context(other)
-    if partner_counts != counts:
-        raise ValueError(f"the same counts for both players (they are {counts} and {partner_counts})")
-    claim, ending = _parse_choice(choice, verdict, counts)
-    expected_reward = str(points(claim, values)) if claim is not None else choice
-    if reward != expected_reward:
-        raise ValueError(f"reward={expected_reward} for that choice")
+    claim, ending = _parse_choice(choice, verdict)
     turns = (*_parse_talk(talk, ended_by), (_speaker(ended_by), None))
-    return HumanView(index, counts, values, partner_values, turns, claim, None, ending), (own, talk, ended_by, other)
+    view = HumanView(index, counts, values, partner_values, turns, claim, None, ending)
+    whole = partner_counts == counts and reward == (choice if claim is None else str(points(claim, values)))
+    whole = whole and (claim is None or all(n <= held for n, held in zip(claim, counts, strict=True)))
+    return view if whole else None, (own, talk, ended_by, other)
 
 
-def _parse_choice(choice: str, verdict: str, counts: Triple) -> tuple[Triple | None, HumanEnding]:
+def _parse_choice(choice: str, verdict: str) -> tuple[Triple | None, HumanEnding]:
     if choice in ("no agreement", "disconnect"):
         return None, HumanEnding(choice)
     match = _CHOICE.fullmatch(choice)
     if not match:
         raise ValueError("a choice 'item0=N item1=N item2=N', 'no agreement' or 'disconnect'")
-    claim = (int(match[1]), int(match[2]), int(match[3]))
-    if any(n > held for n, held in zip(claim, counts, strict=True)):
-        raise ValueError(f"a choice of no more than the pool holds, {counts}")
-    return claim, HumanEnding.DEAL if verdict == "agree" else HumanEnding.DISAGREE
+    return (
+        int(match[1]),
+        int(match[2]),
+        int(match[3]),
+    ), HumanEnding.DEAL if verdict == "agree" else HumanEnding.DISAGREE
 
 
 def _parse_talk(talk: str, ended_by: str) -> list[tuple[Speaker, str]]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from envs.core import TurnKind
-from marl.negotiation import inverted_share
+from marl.negotiation import inverted_figures
 from marl.speech import INSIDERS, read_game
 from marl.types import Episode
 
@@ -45,9 +45,8 @@ def episode_metrics(episodes: Sequence[Episode], players: Collection[str]) -> di
             metrics["game/score_agreed"] = _mean(of_agreed)
             metrics["game/score_agreed_sd"] = float(np.std(of_agreed))
             metrics["game/pareto_agreed"] = _mean([e.outcome["pareto"] for e in agreed])
-        inverted = inverted_share(episodes, players) if "counts" in episodes[0].facts else None
-        if inverted is not None:
-            metrics["talk/inverted"] = inverted
+        if "counts" in episodes[0].facts:
+            metrics |= inverted_figures(episodes, players)
     if "winner" in first:
         metrics["game/win_rate/crewmates"] = _mean([e.outcome["winner"] == "crewmates" for e in episodes])
         metrics |= _crew_metrics(episodes, players)

@@ -3,7 +3,9 @@
 Messages are read by the grammar of the scripted players (`understand` in scripted/dond.py), which knows some of what
 people and trained models say and guesses where something is left out: items that a message doesn't mention go to the
 other side. So every share here comes with how much it rests on (`coverage`), and with a stricter variant, `explicit`,
-in which the message itself says of all three items, or of "the rest", who gets them. Left out: intervals (drift.py).
+in which the message itself says of all three items, or of "the rest", who gets them. What it says of values is read
+here (`told_values`), since the grammar takes words about the partner's values, and questions, for claims about one's
+own. Left out: intervals (drift.py).
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ from typing import Any
 
 from envs.dond_v0 import AGENTS, Proposal, Triple, allocations, parse_reply, points, rest, value_vectors
 from marl.human_dond import HumanView
-from marl.scripted.dond import ITEM_OF, NEGATIONS, REST_WORDS, understand
+from marl.scripted.dond import ITEM_OF, NEGATIONS, NUMBER_OF, REST_WORDS, understand
 from marl.types import Episode
+
+READING = 2  # counts up when messages come to be read otherwise: figures that were kept are then measured again
 
 
 @dataclass(frozen=True)
@@ -161,10 +165,10 @@ def read_talk(talk: Talk) -> Reading:
         if not measured:
             continue
         messages.append(line.message)
-        told = [(item, value) for item, value in enumerate(heard.values) if value is not None]
+        told = told_values(line.message)
         understood += bool(heard.share is not None or told or heard.accepts or heard.rejects or heard.asks)
         possible = value_vectors(counts)
-        for item, value in told:
+        for item, value in told.items():
             chance = sum(vector[item] == value for vector in possible) / len(possible)
             values.append(Valued(seat, item, value, talk.values[seat][item] == value, chance))
     return Reading(tuple(messages), understood, tuple(values), tuple(claims))
@@ -175,6 +179,59 @@ def _side(share: Triple, seat: int, counts: Triple) -> Triple:
     return share if seat == 0 else rest(share, counts)
 
 
+_ITEM = r"(?P<item>books?|hats?|(?:basket)?balls?)"
+_NUMBER = r"(?P<value>\d{1,2}|no|zero|nothing|one|two|three|four|five|six|seven|eight|nine|ten)"
+_ANY = r"(?:an? |any |each |every |the |my |those |these )?"
+_MUCH = r"(?:(?:only|just|about|literally|also|still|absolutely|completely|really) )*"
+_POINTS = r"(?:points?|pts|value|worth|use)"
+_CLAIMS = tuple(
+    re.compile(pattern)  # without a number it is worth nothing
+    for pattern in (
+        rf"(?:\bi (?:value|have)|,|\band) {_ANY}{_ITEM} at {_NUMBER}\b",
+        rf"\b{_ITEM} (?:(?:to|for) me )?(?:(?:is|are) )?{_MUCH}worth {_MUCH}(?:a )?{_NUMBER}\b(?! (?:much|more|less))",
+        rf"\b{_ITEM} (?:is|are|has|have|holds?|gives? me) {_MUCH}(?:of )?(?:a )?{_NUMBER} {_POINTS}\b",
+        rf"\b{_ITEM} (?:is|are|has|have|holds?) {_MUCH}(?:of )?(?:a )?value of {_NUMBER}\b",
+        rf"\b{_ITEM} (?:is|are|means?) {_MUCH}(?:useless|worthless|nothing)\b",
+        rf"\b{_ITEM} (?:is not|are not|isn't|aren't|isnt|arent) {_MUCH}(?:worth anything|of any value)\b",
+        rf"\b{_ITEM} (?:do not|does not|don't|doesn't|dont|doesnt) {_MUCH}(?:have|hold) any {_POINTS}\b",
+        rf"\b{_NUMBER} (?:points?|pts) (?:for|per|from) (?:each|an?|every) (?:of the )?{_ITEM}\b",
+        rf"\b(?:no|zero|0) {_POINTS} (?:for|in|from|with) {_ANY}{_ITEM}\b",
+        rf"\bno need (?:for|of) {_ANY}{_ITEM}\b",
+        rf"\bi (?:do not|don't|dont) need {_ANY}{_ITEM}\b",
+    )
+)
+_BREAK = re.compile(r"[.;:!?,]|\b(?:so|but|because|since)\b")  # between clauses
+_NOT_OWN = re.compile(r"\b(?:you|your|yours|you'll|you'd|you're|u|ur|if|whether|unless)\b")
+_OWN = re.compile(r"(?: points?| pts)?(?: each| apiece)? (?:to|for|on|over|in) (?:me|mine|my|this|here)\b")
+_ASKED_OR_MANY = re.compile(  # right before the item
+    r"\b(?:are|is|do|does|did|all|both|two|three|four|\d)(?: of)?(?: the| those| these| any| my)? $"
+)
+_IN_ALL = re.compile(r"\b(?:total|together|altogether|combined)\b")
+
+
+def told_values(message: str) -> dict[int, int]:
+    """What a message says that each item is worth to its speaker: one of it, in points, by item.
+
+    A clause that speaks of "you" or of an "if", or that asks, says nothing of it, nor does one about several items
+    together.
+    """
+    text = " ".join(message.lower().replace("’", "'").split())
+    found = {}
+    for pattern in _CLAIMS:
+        for match in pattern.finditer(text):
+            before, after = _BREAK.split(text[: match.start()])[-1], text[match.end() :]
+            end = _BREAK.search(after)
+            if end:
+                after = after[: end.start()]
+            other = _NOT_OWN.search(before) or (_NOT_OWN.search(after) and not _OWN.match(after))
+            asked = (end and end[0] == "?") or _ASKED_OR_MANY.search(text[: match.start("item")])
+            if other or asked or _IN_ALL.search(after):
+                continue
+            word = match.groupdict().get("value") or "no"
+            found[ITEM_OF[match["item"]]] = int(word) if word.isdigit() else NUMBER_OF.get(word, 0)
+    return found
+
+
 def explicit(message: str) -> bool:
     """Whether a message speaks of all three items, or of some and the rest, and refuses none of them."""
     words = set(re.findall(r"[a-z][a-z']*", message.lower().replace("’", "'")))
@@ -182,8 +239,17 @@ def explicit(message: str) -> bool:
     return not words & NEGATIONS and (len(items) == 3 or bool(words & REST_WORDS))
 
 
-def inverted_share(games: Sequence[Episode], players: Iterable[str]) -> float | None:
-    """The share of inverted proposals among those that could show one; None where there is none. For monitoring."""
+def inverted_figures(games: Sequence[Episode], players: Iterable[str]) -> dict[str, float]:
+    """For monitoring, as `talk_drift` has them (drift.py), without intervals: the share of inverted proposals among
+    those that could show one, the same where the split was named in full, and what uniform claims would give.
+
+    A figure that nothing was observed for is absent.
+    """
     wanted = set(players)
-    telling = [c.inverted for game in games for c in read_talk(talk_of(game, wanted)).claims if c.telling]
-    return sum(telling) / len(telling) if telling else None
+    telling = [c for game in games for c in read_talk(talk_of(game, wanted)).claims if c.telling]
+    named = {
+        "talk/inverted": [float(c.inverted) for c in telling],
+        "talk/inverted_explicit": [float(c.inverted) for c in telling if c.table_explicit],
+        "talk/inverted_chance": [c.chance for c in telling],
+    }
+    return {name: sum(found) / len(found) for name, found in named.items() if found}

@@ -306,7 +306,7 @@ def _train(
         for split, found in human.items():
             left_out = ", ".join(f"{count} {why}" for why, count in found.left_out.items())
             counts = f"{len(found.steps)} views of {found.dialogues} dialogues"
-            report(f"human dialogues, {split}: {counts}; left out: {left_out or 'none'}")
+            report(f"human dialogues, {split}: {counts}; left out: {left_out or 'none'}; {found.note}")
     if model.kind == "tiny":
         if human_data and human:  # of all dialogues, so that bases of few and of many share their tokens
             whole = replace(base, keep="all", human_games=0)
@@ -378,12 +378,13 @@ def variants(env: Mapping[str, Any], vary: Mapping[str, Sequence[Any]]) -> list[
 
 @dataclass(frozen=True)
 class Recorded:
-    """Human dialogues replayed in the game: what each view reads and replies, of how many `dialogues`; and how many
-    views were left out, and why."""
+    """Human dialogues replayed in the game: what each view reads and replies, of how many `dialogues`; how many views
+    were left out, and why; and a `note` on those of the split."""
 
     steps: list[list[Step]]
     left_out: Counter[str]
     dialogues: int = 0
+    note: str = ""
 
     @property
     def texts(self) -> list[str]:
@@ -447,7 +448,7 @@ def recorded(
         replayed, refused = replay_all([view], environments[variant])
         steps += replayed
         left_out += refused
-    return Recorded(steps, left_out, len(dialogues))
+    return Recorded(steps, left_out, len(dialogues), found.note)
 
 
 def _read(folder: str, split: Split) -> HumanSplit:

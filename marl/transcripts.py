@@ -99,11 +99,16 @@ def _plain(value: Any) -> Any:
 
 def write_episodes(path: Path, episodes: Iterable[Episode]) -> None:
     """Writes one transcript a line. The file appears whole or not at all; its folder is made."""
+    write_transcripts(path, map(episode_to_json, episodes))
+
+
+def write_transcripts(path: Path, transcripts: Iterable[Transcript]) -> None:
+    """The same of transcripts, which may hold more than an episode tells."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as file:
-        for episode in episodes:
-            file.write(json.dumps(episode_to_json(episode), ensure_ascii=False, allow_nan=False) + "\n")
+        for transcript in transcripts:
+            file.write(json.dumps(transcript, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def read_episodes(path: Path) -> list[Transcript]:

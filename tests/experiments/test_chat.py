@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from experiments import drift, evaluate, play, train
+from experiments import crossplay, drift, evaluate, play, train
 from marl.errors import UserError
 from marl.runs import told
 from tests.composing import configure
@@ -68,6 +71,48 @@ def test_lost_games_are_named_and_the_command_ends(server: Server, tmp_path: Pat
         s["game"] for s in found["about"]["chat"]["lost_seats"]
     ] == [0, 1, 2]
     assert found["conditions"]["chat v random"]["errors/aborted"]["mean"] == 1.0 and nowhere(tmp_path)
+
+
+def test_cross_play_goes_on_past_failures_and_keeps_no_pair_that_met_a_spent_budget(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def go(calls: int) -> None:
+        crossplay.main(
+            configure(
+                "crossplay", "players=[chat,careful]", "games=4", "concurrency=4", f"runs={tmp_path}", "chat.model=m",
+                "env.style=natural", f"chat.url={server.url}", f"chat.calls={calls}", "threads=1", "progress=false",
+            )
+        )  # fmt: skip
+
+    def answering(server: Server, body: dict[str, Any], handler: Any) -> None:
+        if len(server.asked) == 5:
+            handler.send("{}", 403)
+        else:
+            sensible(server, body, handler)
+
+    server.answering = answering
+    out = tmp_path / "crossplay"
+    with pytest.raises(UserError, match=r"chat: budget spent, so that 2 pairs are not kept.*chat\.calls"):
+        go(1)
+    assert [path.name.partition("-")[0] for path in out.glob("*.json")] == ["careful"]
+    assert capsys.readouterr().out.count("not kept: budget spent") == 2 and not (out / "crossplay.csv").exists()
+    go(1000)
+    rows = [line.split(",") for line in (out / "crossplay.csv").read_text().splitlines()]
+    assert rows[0][-2:] == ["games", "lost_seats"]
+    assert sum({frozenset(row[:2]): int(row[-1]) for row in rows[1:]}.values()) == 1
+    card = json.loads((out / "run_cards" / "crossplay.json").read_text())
+    assert list(card["lost_seats"].values()) == [1] and "1 declined to answer" in capsys.readouterr().out
+
+
+def test_the_client_tells_nothing_of_its_requests(server: Server, tmp_path: Path) -> None:
+    """Through the real command line, whose logging shows what is logged."""
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "experiments.evaluate", "players=[chat,random]", "games=1", f"runs={tmp_path}",
+            "chat.model=m", f"chat.url={server.url}", "threads=1", "progress=false",
+        ], capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert server.asked and "HTTP" not in done.stdout + done.stderr
 
 
 def test_a_person_plays_against_it(

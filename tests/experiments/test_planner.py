@@ -109,6 +109,7 @@ def test_a_person_plays_against_a_planner(run: str, tmp_path: Path, monkeypatch:
     (game,) = map(json.loads, (tmp_path / "episodes-001.jsonl").read_text().splitlines())
     assert sorted(game["players"].values()) == ["human", "small+plan"]
     assert any("planned" in turn for turn in game["turns"])
+    assert game["about"]["temperature"] == 1.0 and game["about"]["planner"]["choose"] == "sample"
 
 
 def test_one_player_plans_in_all_its_seats(run: str, tmp_path: Path) -> None:

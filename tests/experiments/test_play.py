@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import pty
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +17,8 @@ from omegaconf import DictConfig
 
 from experiments import play
 from experiments.play import Person
+from marl.agents import TextAgent
+from marl.errors import UserError
 
 
 def configure(*overrides: str) -> DictConfig:
@@ -91,5 +98,97 @@ def test_a_deal_is_negotiated(
 def test_an_unfinished_game_is_kept(typing: Callable[[Iterator[str]], None], tmp_path: Path) -> None:
     typing(iter(["1", "1"]))
     play.main(configure("env=among_us", "opponent=random", f"out={tmp_path}"))
-    assert (tmp_path / "unfinished-001.txt").read_text().count("you> ") == 2
-    assert not (tmp_path / "episodes-001.jsonl").exists()
+    text = (tmp_path / "unfinished-001.txt").read_text()
+    assert text.count("you> ") == 2 and not (tmp_path / "episodes-001.jsonl").exists()
+    head = json.loads(text.partition("\n")[0])
+    assert head["unfinished"] is True and len(head["reply_seconds"]) == 2
+    assert (head["opponent"], head["seed"], head["env"]["game"]) == ("random", 1, "among_us")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_whoever_is_told_to_stop_keeps_the_game(
+    number: int, typing: Callable[[Iterator[str]], None], tmp_path: Path
+) -> None:
+    def replies() -> Iterator[str]:
+        yield "1"
+        os.kill(os.getpid(), number)
+        yield "2"
+
+    before = signal.getsignal(number)
+    typing(replies())
+    if number != signal.SIGINT:  # by itself it would end the tests
+        assert before == signal.SIG_DFL
+    play.main(configure("env=among_us", "opponent=random", f"out={tmp_path}"))
+    assert (tmp_path / "unfinished-001.txt").read_text().count("you> ") == 1 and signal.getsignal(number) == before
+
+
+def test_a_window_that_closes_keeps_the_game(tmp_path: Path) -> None:
+    """The end of its input comes first and the signal while the game is being kept."""
+    command, typed = [sys.executable, "-m", "experiments.play", "opponent=careful", f"out={tmp_path}"], False
+    process, terminal = pty.fork()
+    if process == 0:
+        os.execv(sys.executable, command)
+    shown = b""
+    while not typed or shown.count(b"you> ") < 2:
+        shown += os.read(terminal, 1000)
+        if not typed and b"you> " in shown:
+            typed = bool(os.write(terminal, b"[message] hello\n"))
+    os.close(terminal)
+    os.waitpid(process, 0)
+    assert "you> [message] hello" in (tmp_path / "unfinished-001.txt").read_text()
+
+
+def test_an_opponent_that_breaks_costs_no_game(
+    typing: Callable[[Iterator[str]], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken:
+        def observe(self, text: str) -> None:
+            pass
+
+        def reply(self, text: str, options: object = ()) -> str:
+            if "hello" in text:
+                raise ZeroDivisionError
+            return "[message] what do you want ? [END]"
+
+    monkeypatch.setattr(play, "find_player", lambda *_: TextAgent("broken", lambda seed, role: Broken()))
+    typing(iter(["[message] hello"] * 9))
+    with pytest.raises(ZeroDivisionError):
+        play.main(configure(f"out={tmp_path}"))
+    assert "you> [message] hello" in (tmp_path / "unfinished-001.txt").read_text()
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_a_byte_that_is_no_text_costs_no_game(errors: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = io.TextIOWrapper(io.BytesIO(b"[message] caf\xe9\n[message] hi\n"), encoding="utf-8", errors=errors)
+    monkeypatch.setattr("sys.stdin", typed)
+    play.main(configure("opponent=careful", f"out={tmp_path}"))
+    assert "you> [message] caf\ufffd" in (tmp_path / "unfinished-001.txt").read_text(encoding="utf-8")
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_game(
+    typing: Callable[[Iterator[str]], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").write_text("a file")
+    typing(iter([]))
+    with pytest.raises(UserError, match=r"out=.*cannot be written"):
+        play.main(configure("opponent=random", f"out={tmp_path / 'out'}"))
+    assert "a new game" not in capsys.readouterr().out
+
+
+def test_each_start_deals_other_games_and_a_seed_deals_them_again(
+    typing: Callable[[Iterator[str]], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for settings in ([], [], ["seed=1"]):
+        typing(iter(["[propose] (0 books, 0 hats, 0 balls)", "[message] hi"] * 20))
+        play.main(configure("opponent=careful", "games=2", f"out={tmp_path}", *settings))
+    dealt = []
+    for number in (1, 2, 3):
+        games = [json.loads(line) for line in (tmp_path / f"episodes-00{number}.jsonl").read_text().splitlines()]
+        dealt.append([game["facts"] for game in games])
+        for game in games:
+            own = [turn for turn in game["turns"] if game["players"][turn["agent"]] == "human"]
+            about = game["about"]
+            assert len(about["reply_seconds"]) == len(own) and about["game_seed"] == game["seed"]
+            assert (about["opponent"], about["seed"]) == ("careful", 2 if number == 2 else 1)
+            assert "temperature" not in about and "planner" not in about  # a script has none
+    assert dealt[0] == dealt[2] != dealt[1] and "seed=2 deals the same again" in capsys.readouterr().out

@@ -215,6 +215,7 @@ HOSTILE: dict[str, tuple[Answering, Lost]] = {
     "no such model": (lambda s, b, h: h.send("{}", 404), Lost.STATUS),
     "busy": (lambda s, b, h: h.send("{}", 429), Lost.BUSY),
     "key": (lambda s, b, h: h.send(json.dumps({"error": {"message": s.keys[0]}}), 401), Lost.KEY),
+    "forbidden": (lambda s, b, h: h.send("{}", 403), Lost.DECLINED),
     "hangs up": (lambda s, b, h: h.connection.shutdown(socket.SHUT_RDWR), Lost.UNREACHABLE),
 }
 
@@ -287,6 +288,28 @@ def test_a_refused_key_is_not_tried_again(serve: Callable[[Answering], Server]) 
     agent = agent_of(server.url, retries=5)
     play(agent, games=3)
     assert len(server.asked) == 3 and agent.figures()["lost"] == {"key refused": 3}
+
+
+@pytest.mark.parametrize(("status", "stops"), [(401, True), (403, False), (404, False), (500, False)])
+def test_beside_a_learner_a_refused_key_alone_stops(
+    status: int, stops: bool, serve: Callable[[Answering], Server]
+) -> None:
+    """403 is what a moderator says of one request."""
+
+    def answering(server: Server, body: dict[str, Any], handler: Any) -> None:
+        if len(server.asked) == 2:
+            handler.send("{}", status)
+        else:
+            sensible(server, body, handler)
+
+    agent = agent_of(serve(answering).url, parallel=1)
+    agent.stops = True
+    if stops:
+        with pytest.raises(UserError, match="chat: key refused"):
+            play(agent)
+    else:
+        assert sorted(e.outcome["how"] for e in play(agent)) == ["abort"] + ["mismatch"] * 3
+    assert len(agent.lost) == 1 and len(agent.lost_for_good()) == stops
 
 
 def test_the_budget_in_calls(serve: Callable[[Answering], Server]) -> None:

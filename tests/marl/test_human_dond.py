@@ -136,9 +136,6 @@ def test_figures_of_a_few_rows_by_hand(tmp_path: Path) -> None:
         ("1 0 4 2 1 2 YOU: hi", "six numbers a context"),
         ("", "six numbers a context"),
         (DEAL.replace("item2=0", "item2=x"), "a choice 'item0=N"),
-        (DEAL.replace("item1=4", "item1=5"), "no more than the pool holds"),
-        (DEAL.replace("reward=8", "reward=7"), "reward=8"),
-        (DEAL.replace("agree 1 4 4", "agree 2 4 4"), "same counts"),
         (DEAL.replace("THEM: deal", "YOU: deal"), "take turns"),
         (DEAL.replace("THEM: deal", "BOB: deal"), "YOU or THEM"),
         (DEAL.replace("THEM: deal", "THEM:"), "'YOU: words'"),
@@ -150,6 +147,45 @@ def test_a_malformed_row_says_where_and_what(tmp_path: Path, row: str, expected:
     with pytest.raises(ValueError, match=expected) as error:
         read_split(folder, "train")
     assert "data.txt, line 2: expected" in str(error.value)
+
+
+BROKEN = (
+    DEAL.replace("item1=4", "item1=5").replace("reward=8", "reward=10"),  # of four hats
+    DEAL.replace("reward=8", "reward=7"),
+    DEAL.replace("agree 1 4 4", "agree 2 4 4"),  # one book or two
+)
+
+
+@pytest.mark.parametrize("row", BROKEN)
+def test_a_broken_pair_is_counted_and_left_out(tmp_path: Path, row: str) -> None:
+    folder = write(tmp_path, (DEAL_AS_PARTNER, row, *ROWS[2:]))
+    train = read_split(folder, "train")
+    assert [view.index for view in train.views] == [0, 3, 4, 5]
+    assert train.skipped == Counter({"broken pair": 1, "no agreement": 1})
+    assert train.views[0].partner_claim == (0, 4, 0)  # its own row tells
+
+
+def test_a_broken_pair_may_be_held_out(tmp_path: Path) -> None:
+    rows = (*ROWS[:2], CLASH.replace("reward=10", "reward=9"), *ROWS[3:])
+    split = read_split(write(tmp_path, rows), "val")
+    assert split.views == () and split.skipped == Counter({"broken pair": 1})
+
+
+@pytest.mark.parametrize(("rows", "said"), [(BROKEN, "each of its 3 rows"), (("a", "b"), "line 1: expected 'CONTEXT")])
+def test_a_file_of_something_else_is_refused_in_one_line(tmp_path: Path, rows: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ValueError, match=said) as error:
+        read_split(write(tmp_path, rows), "train")
+    assert "data.txt" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_rows_without_their_partners_and_beside_one_who_left_are_told(tmp_path: Path) -> None:
+    walked = (
+        "1 2 3 2 2 1 THEM: me the book and balls ? <eos> YOU: <selection> "
+        "no agreement <eos> reward=no agreement disagree 1 6 3 0 2 2"
+    )
+    found = read_split(write(tmp_path, (*ROWS[:3], walked, *ROWS[4:])), "all")
+    assert (found.alone, found.deserted, len(found.views)) == (3, 1, 7)  # of the last three dialogues one row each
+    assert found.note == "in all 3 rows without a partner's row, 1 beside a partner who walked away"
 
 
 def test_malformed_or_foreign_held_out_lines_and_missing_files(tmp_path: Path) -> None:
@@ -294,6 +330,8 @@ def test_published_splits() -> None:
     seen = [view.index for split in ("train", "val", "test") for view in read_split(DATA, split).views]
     assert sorted(seen) == list(range(12_234))
     assert read_split(DATA, "train").skipped == Counter({"no agreement": 1_084, "disconnect": 61})
+    everything = read_split(DATA, "all")
+    assert (everything.alone, everything.deserted) == (402, 113)
 
 
 @needs_data

@@ -73,6 +73,7 @@ def test_figures_of_negotiations_are_the_evaluations() -> None:
         "talk/turns", "talk/vocabulary", "errors/aborted",
     )  # fmt: skip
     assert 0 < found["game/agreement"] < 1 and found["talk/vocabulary"] > 20
+    assert found["talk/inverted_explicit"] <= found["talk/inverted"] < found["talk/inverted_chance"] < 0.1
     assert {name: found[name] for name in names} == pytest.approx({name: table[name].mean for name in names})
     points = np.array([[game.outcome["points"][agent] for agent in game.players] for game in games])
     scores, deal = points + 0.5 * points[:, ::-1], np.array([game.outcome["deal"] for game in games])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from envs.core import END
 from envs.dond_v0 import Triple, proposal_text, rest
 from marl.games import scripted
 from marl.human_dond import HumanEnding, HumanView, read_split
-from marl.negotiation import Line, Talk, explicit, human_talk, inverted_share, read_talk, talk_of
+from marl.negotiation import Line, Talk, explicit, human_talk, inverted_figures, read_talk, talk_of, told_values
 from marl.rollout import draw_games, everyone, rollout
+from marl.scripted.dond import understand
 from marl.transcripts import episode_to_json
 from marl.types import Episode
 
@@ -73,6 +75,52 @@ def test_claims_about_own_values() -> None:
 
 
 @pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("the hats are worth 3 points to you", {}),
+        ("you get 3 points for each hat", {}),
+        ("you have no use for balls", {}),
+        ("balls have no value for you", {}),
+        ("are the hats worth 2 points ?", {}),
+        ("so books are of no value to you ?", {}),
+        ("if the hats are worth nothing , take them", {}),
+        ("your hats are worth 3 points", {}),
+        ("i have little use for the balls", {}),
+        ("both balls are worth 4 to me", {}),
+        ("the balls are worth 4 points in total", {}),
+        ("i don't want the hat", {}),  # a wish
+        ("i don't really need the hat", {}),
+        ("the hat isn't worth 10 points", {}),
+        ("hats have a value of 0", {1: 0}),
+        ("books are of no value to me so you can have them all", {0: 0}),
+        ("books are only 1 point for me . i can do a hat", {0: 1}),
+        ("balls have zero value on my end", {2: 0}),
+        ("the ball to me is worth nothing", {2: 0}),
+        ("hats aren't worth anything to me", {1: 0}),
+        ("basketballs are worth 4 to me , what about you ?", {2: 4}),
+        ("i get 3 points for each hat", {1: 3}),
+        ("i have ball at four and books at two", {2: 4, 0: 2}),
+        ("i don’t need the book", {0: 0}),
+        ("9 points", {}),
+    ],
+)
+def test_what_is_told_of_own_values(message: str, told: dict[int, int]) -> None:
+    assert told_values(message) == told
+
+
+def test_scripts_are_read_as_they_understand_each_other() -> None:
+    """And what they understand stays as it is: it decides what they say, and so what bases are made of."""
+    games = rollout(draw_games(5, count=150), everyone(scripted("dond", "mixture")), dond_v0.parallel_env, 150)
+    messages = [(turn.message, game.facts["counts"]) for game in games for turn in game.turns if turn.message]
+    read = [told_values(message) for message, _ in messages]
+    heard = [understand(*message).values for message in messages]
+    assert read == [{item: value for item, value in enumerate(values) if value is not None} for values in heard]
+    assert sum(map(bool, read)) > 100
+    digest = hashlib.sha256(repr([(message, understand(message, counts)) for message, counts in messages]).encode())
+    assert digest.hexdigest()[:16] == "eb584c9db74547df"
+
+
+@pytest.mark.parametrize(
     ("message", "full"),
     [
         ("i want the hats", False),
@@ -119,11 +167,13 @@ def test_careful_scripts_are_honest_and_never_inverted_until_they_are_turned() -
     values = [v for r in readings for v in r.values]
     claims = [c for r in readings for c in r.claims if c.telling]
     assert len(values) >= 6 * 35 and all(v.true for v in values)  # all three of both, in nearly every game
-    assert len(claims) > 60 and inverted_share(games, {"careful"}) == 0.0
+    found = inverted_figures(games, {"careful"})
+    assert len(claims) > 60 and found["talk/inverted"] == found["talk/inverted_explicit"] == 0.0
+    assert found["talk/inverted_chance"] == pytest.approx(sum(c.chance for c in claims) / len(claims))
     kept = [c.claim == c.table for c in claims]
     turned = [c for game in games for c in read_talk(talk_of(with_claims_turned(game))).claims if c.telling]
     assert [c.inverted for c in turned] == kept and sum(kept) > 0.9 * len(kept)
-    assert inverted_share(games, {"nobody"}) is None
+    assert inverted_figures(games, {"nobody"}) == {}
 
 
 def test_a_transcript_reads_like_its_episode() -> None:
@@ -152,5 +202,7 @@ def test_people_hardly_ever_invert() -> None:
     claims = [c for r in readings for c in r.claims]
     telling = [c for c in claims if c.telling]
     assert len(telling) > 0.7 * len(claims)
+    told = [value for r in readings for value in r.values]
+    assert len(told) > 20 and sum(v.true for v in told) > 0.75 * len(told) > 1.5 * sum(v.chance for v in told)
     assert sum(c.inverted for c in telling) / len(telling) < 0.06
     assert sum(c.claim == c.table for c in telling) / len(telling) > 0.5
