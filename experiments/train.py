@@ -62,7 +62,7 @@ from marl.config import (
     run_folder,
 )
 from marl.engine import size_of
-from marl.errors import UserError
+from marl.errors import UserError, check_writable
 from marl.evaluate import (
     Metrics,
     belief_by_message,
@@ -497,7 +497,7 @@ def final_evaluation(
         **({"chat": identity(cfg)["chat"]} if parts.chat else {}),
         **played_as(make(EvalConfig, plain(cfg.eval), "eval").seating(parts.cast), parts.algo),
     }
-    beside = base_folder / "evaluations" / digest(settings) if base_folder else folder / "base"
+    beside = games_of_base(base_folder, digest(settings)) or folder / "base"
     # The base standing in for the learner has a name of its own, so that both conditions measure the same seats.
     as_base = {n: ("untrained" if i == 0 else n, base) for i, n in enumerate(policies)}
     as_trained = {n: ("trained" if i == 0 else n, policy) for i, (n, policy) in enumerate(policies.items())}
@@ -517,6 +517,21 @@ def final_evaluation(
     write_text(folder / "episodes" / "base.jsonl", (beside / "episodes" / "base.jsonl").read_text(encoding="utf-8"))
     examples = {name: read_episodes(folder / "episodes" / f"{name}.jsonl")[0] for name in ("base", "trained")}
     return conditions_from_json(evaluation), examples
+
+
+def games_of_base(base_folder: Path | None, name: str) -> Path | None:
+    """Where the base's games are, or can be, kept for all its runs; None where it is in no folder, or in one that
+    cannot be written, as a cache that others share."""
+    if base_folder is None:
+        return None
+    folder = base_folder / "evaluations" / name
+    if not (folder / "evaluation.json").exists():
+        try:
+            check_writable(folder, "cache")
+        except UserError:
+            say(f"the base's games are kept in the run's folder, since {folder} cannot be written")
+            return None
+    return folder
 
 
 def measure(

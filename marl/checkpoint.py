@@ -93,13 +93,14 @@ def make_once(path: Path, make: Callable[[], object], report: Callable[[str], No
     """
     if path.exists():
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path.with_name(f".{path.name}.lock"))  # the system frees it when its holder dies
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        report(f"waiting for another process, which is making {path}")
-        lock.acquire(poll_interval=0.5)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path.with_name(f".{path.name}.lock"))  # the system frees it when its holder dies
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            report(f"waiting for another process, which is making {path}")
+            lock.acquire(poll_interval=0.5)
     try:
         if not path.exists():
             make()

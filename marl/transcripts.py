@@ -19,7 +19,7 @@ import numpy as np
 from envs import among_us_v0, dond_v0
 from envs.among_us_v0 import Act, Action
 from marl.errors import UserError
-from marl.files import whole_file
+from marl.files import whole_file, writing
 from marl.types import Episode, Planned, Turn
 
 Transcript = dict[str, Any]
@@ -100,7 +100,8 @@ def _plain(value: Any) -> Any:
 def write_episodes(path: Path, episodes: Iterable[Episode]) -> None:
     """Writes one transcript a line. The file appears whole or not at all; its folder is made."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as file:
         for episode in episodes:
             file.write(json.dumps(episode_to_json(episode), ensure_ascii=False, allow_nan=False) + "\n")

@@ -139,6 +139,23 @@ def test_damaged_games_of_the_base_are_named_and_then_played_again(
     assert kept.read_bytes() == whole
 
 
+def test_games_of_a_base_that_cannot_be_written_are_kept_with_the_run(
+    stopped: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As beside a base that others made, in a cache that they alone may write."""
+    folder = stopped()
+    (base,) = (tmp_path / "bases").glob("dond-*")
+    (base / "evaluations").touch()  # no folder can be made here, by nobody
+    go_on(tmp_path)
+    assert f"the base's games are kept in the run's folder, since {base / 'evaluations'}" in capsys.readouterr().out
+    mine = (folder / "base" / "evaluation.json").read_bytes()
+    (base / "evaluations").unlink()
+    (folder / "run.json").unlink()
+    go_on(tmp_path)
+    (shared,) = base.glob("evaluations/*/evaluation.json")
+    assert shared.read_bytes() == mine
+
+
 def test_the_best_is_kept_where_it_was_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also between two checkpoints that are due."""
     scores = iter([0.0, 3.0, 9.0, 1.0, 2.0])  # of the base, and after each iteration
