@@ -37,7 +37,7 @@ from marl.config import EvalConfig, cast_of, digest, make, plain
 from marl.errors import UserError, check_writable
 from marl.evaluate import Metrics, metrics
 from marl.files import read_json, write_json, writing
-from marl.games import env_maker
+from marl.games import env_maker, file_digests
 from marl.planner import GAMES as PLANNED
 from marl.planner import SUFFIX, PlannerConfig, planning_agent
 from marl.policy import Policy
@@ -252,6 +252,7 @@ def cell_of(entrant: Entrant, name: str, condition: Condition, cfg: DictConfig) 
     temperature = own.temperature if condition.temperature is None else condition.temperature
     settings = {
         "env": env,
+        **file_digests(env),
         "cast": {role: dataclasses.asdict(held) for role, held in seating.items()},
         "voices": voices,
         "players": {who: identity_of(who, entrant) for who in (*players_of(seating), *voices.values())},

@@ -39,7 +39,7 @@ from marl.config import OF_CHAT, Parts, build, digest, plain
 from marl.engine import size_of
 from marl.errors import UserError, check_writable
 from marl.files import read_json, write_json, writing
-from marl.games import env_maker, scripted
+from marl.games import env_maker, file_digests, scripted
 from marl.planner import SUFFIX
 from marl.policy import load_tokenizer
 from marl.pretrain import base_policy
@@ -239,6 +239,7 @@ def cell_of(one: Player, other: Player, cfg: DictConfig, parts: Parts) -> Cell:
     settings = {
         "players": [first.made_of, second.made_of],
         "env": parts.env,
+        **file_digests(parts.env),
         "temperature": cfg.temperature,
         "max_new_tokens": parts.algo.max_new_tokens,
         "context": parts.algo.context,

@@ -39,7 +39,7 @@ from marl.batch import collate
 from marl.config import Parts, build, config_hash, digest, make, plain
 from marl.errors import UserError, check_writable
 from marl.files import read_json, write_json, writing
-from marl.games import env_maker, scripted
+from marl.games import env_maker, file_digests, scripted
 from marl.human_dond import HumanView, NotReplayable, read_split, replay
 from marl.losses import Outputs
 from marl.pikl import Floats
@@ -118,8 +118,8 @@ def main(cfg: DictConfig) -> None:
             for opponent in cfg.opponents:
                 found[f"v_{opponent}"] = kept(
                     cfg, cells,
-                    {"env": env, "opponent": opponent, "games": cfg.games, "seed": cfg.seed, "base": folder.name,
-                     "max_new_tokens": parts.algo.max_new_tokens},
+                    {"env": env, **file_digests(env), "opponent": opponent, "games": cfg.games, "seed": cfg.seed,
+                     "base": folder.name, "max_new_tokens": parts.algo.max_new_tokens},
                     entrant, bar,
                     partial(against, cfg, parts, env, entrant, opponent, base, bar),
                 )  # fmt: skip

@@ -29,6 +29,7 @@ from experiments.players import (
     played_as,
     player_config,
     player_slots,
+    policy_folder,
     run_policy,
     seat_players,
 )
@@ -73,7 +74,7 @@ from marl.evaluate import (
 )
 from marl.files import write_json, write_text
 from marl.filtered_bc import FilteredBCConfig, train_filtered_bc
-from marl.games import env_maker, exchangeable
+from marl.games import env_maker, exchangeable, file_digests
 from marl.memory import Slots, check_memory
 from marl.monitor import episode_metrics
 from marl.planner import SLOTS
@@ -212,6 +213,13 @@ def lead(work: Work, ranks: Ranks) -> None:
     before, began = read_state(newest) if newest else {}, time.monotonic()  # no clock that can be set back
     if before.get("run", folder.name) != folder.name:
         raise UserError(f"{newest} is of the run {before['run']}: put it back there, or {WAY_ON}")
+    inputs = inputs_of(cfg, parts)
+    for name, found in before.get("inputs", {}).items():
+        if inputs.get(name) != found:
+            raise UserError(
+                f"{name} is not what this run began with: it was made again, or edited; put the old one back, or "
+                f"remove {folder} to begin anew"
+            )
     commits = list(dict.fromkeys([*before.get("commits", []), git_commit()]))
     on = hardware()
     made_with = {
@@ -233,7 +241,7 @@ def lead(work: Work, ranks: Ranks) -> None:
         lines = lines_of(folder / METRICS_FILE) + lost
         return {
             "run": folder.name, "base": of_base, "wall_time": seconds, "commits": commits, "metrics_lines": lines,
-            "made_with": made_with,
+            "made_with": made_with, "inputs": inputs,
         }  # fmt: skip
 
     with open_tracker(cfg, folder, newest) as tracker:
@@ -286,6 +294,22 @@ def lead(work: Work, ranks: Ranks) -> None:
     verdict = work.expected.verdict(read_metrics(folder / METRICS_FILE)) if work.expected else ""
     if verdict:
         say(verdict)
+
+
+def inputs_of(cfg: DictConfig, parts: Parts) -> dict[str, str]:
+    """What a run reads beside its base, by name, as digests of the contents: the game's files, and other runs' policies
+    that play or that learning starts from."""
+    evaluation = make(EvalConfig, plain(cfg.eval), "eval")
+    seatings = (parts.cast, evaluation.seating(parts.cast))
+    return {
+        **file_digests(parts.env, {**parts.env, **evaluation.env}).get("files", {}),
+        **{name: found for each in seatings for name, found in played_as(each, parts.algo).get("policies", {}).items()},
+        **{
+            f"init.{name}={run}": folder_digest(policy_folder(start_of(cfg, name)))
+            for name, run in cfg.init.items()
+            if run is not None
+        },
+    }
 
 
 def base_of(work: Work, bar: Bar, ranks: Ranks) -> tuple[Policy, Path | None]:
@@ -485,6 +509,7 @@ def final_evaluation(
 
     The base's games are kept beside it: of a sweep's runs one plays them, and those that come to it meanwhile wait.
     """
+    evaluation = make(EvalConfig, plain(cfg.eval), "eval")
     settings = {
         "eval": plain(cfg.eval),
         "env": dict(parts.env),
@@ -495,7 +520,8 @@ def final_evaluation(
         },
         "max_new_tokens": parts.algo.max_new_tokens,
         **({"chat": identity(cfg)["chat"]} if parts.chat else {}),
-        **played_as(make(EvalConfig, plain(cfg.eval), "eval").seating(parts.cast), parts.algo),
+        **file_digests({**parts.env, **evaluation.env}),
+        **played_as(evaluation.seating(parts.cast), parts.algo),
     }
     beside = games_of_base(base_folder, digest(settings)) or folder / "base"
     # The base standing in for the learner has a name of its own, so that both conditions measure the same seats.
@@ -508,15 +534,15 @@ def final_evaluation(
     )
     measure(cfg, parts, folder, "trained", base, as_trained, make_env, bar)
     try:
-        of_base, evaluation = (read_evaluation(part / "evaluation.json") for part in (beside, folder))
+        of_base, of_both = (read_evaluation(part / "evaluation.json") for part in (beside, folder))
     except UserError as error:
         raise UserError(f"{error}: remove this file, and the same command plays its games again") from error
     for part in ("conditions", "belief_by_message", "by_game"):
-        evaluation[part] = {**of_base.get(part, {}), **evaluation[part]}
-    write_json(folder / "evaluation.json", evaluation)
+        of_both[part] = {**of_base.get(part, {}), **of_both[part]}
+    write_json(folder / "evaluation.json", of_both)
     write_text(folder / "episodes" / "base.jsonl", (beside / "episodes" / "base.jsonl").read_text(encoding="utf-8"))
     examples = {name: read_episodes(folder / "episodes" / f"{name}.jsonl")[0] for name in ("base", "trained")}
-    return conditions_from_json(evaluation), examples
+    return conditions_from_json(of_both), examples
 
 
 def games_of_base(base_folder: Path | None, name: str) -> Path | None:

@@ -1,5 +1,6 @@
 """What a run refuses to go on with, what it tells of, and what it keeps."""
 
+import hashlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,9 @@ from experiments import evaluate, train
 from marl.checkpoint import load_policy, read_card, save_policy
 from marl.config import run_folder
 from marl.errors import UserError
+from marl.files import read_json, write_json
 from marl.runs import hardware
+from marl.transcripts import read_episodes
 from tests.composing import configure
 from tests.marl.models import hf_tokenizer, random_lm, save
 
@@ -86,6 +89,65 @@ def test_another_version_of_an_untouched_model_is_refused(stopped: Callable[...,
     lm.save_pretrained(name)
     with pytest.raises(UserError, match=r"model is not the base that this run began with: .*another version"):
         go_on(tmp_path, *untouched)
+
+
+CONTEXTS = "1 4 4 1 1 2\n1 0 4 2 1 2\n"
+OTHERS = "3 1 1 5 2 1\n3 2 1 2 2 1\n"
+
+
+def test_an_edited_file_of_contexts_is_refused(stopped: Callable[..., Path], tmp_path: Path) -> None:
+    file = tmp_path / "contexts.txt"
+    file.write_text(CONTEXTS)
+    own = (f"env.contexts={file}", "env.split=all", "eval.env.split=all")
+    stopped(*own)
+    file.write_text(OTHERS)
+    with pytest.raises(UserError, match=r"contexts\.txt is not what this run began with: .* put the old one back, or"):
+        go_on(tmp_path, *own)
+
+
+def test_games_of_the_base_are_of_the_same_contexts(tmp_path: Path) -> None:
+    file, facts = tmp_path / "contexts.txt", []
+    for seed, text in enumerate((CONTEXTS, OTHERS)):
+        file.write_text(text)
+        cfg = configure(
+            "train", *SMALL, "algo.iterations=1", f"seed={seed}", f"+eval.env.contexts={file}", "eval.env.split=all",
+            f"runs={tmp_path}",
+        )  # fmt: skip
+        train.main(cfg)
+        games = [read_episodes(run_folder(cfg) / "episodes" / f"{name}.jsonl") for name in ("base", "trained")]
+        facts.append([[game["facts"]["counts"] for game in each] for each in games])
+    (first, trained), (second, again) = facts
+    assert first == trained and second == again and first[0] == [1, 4, 1] and second[0] == [3, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "cast.negotiator={{partner:{0},partners:1}}",
+        "+eval.cast.negotiator={{partner:{0},partners:1}}",
+        "init.learner={0}",
+    ],
+)
+def test_another_run_that_was_replaced_is_refused(stopped: Callable[..., Path], tmp_path: Path, place: str) -> None:
+    stopped()
+    (base,) = (tmp_path / "bases").glob("dond-*")
+    policy, other = load_policy(base), tmp_path / "other"
+    save_policy(other / "policy", policy, {"game": "dond"})
+    own = (place.format(other), "seed=1")
+    folder = stopped(*own)
+    with torch.no_grad():
+        next(policy.lm.parameters()).add_(0.01)
+    save_policy(other / "policy", policy, {"game": "dond"})
+    with pytest.raises(UserError, match=rf"{other} is not what this run began with: it was made again"):
+        go_on(tmp_path, *own)
+    for checkpoint in (folder / "checkpoints").iterdir():  # as an earlier version left it
+        state = read_json(checkpoint / "state.json")
+        del state["inputs"]
+        write_json(checkpoint / "state.json", state)
+        sums = read_json(checkpoint / "checksums.json")
+        sums["state.json"] = hashlib.sha256((checkpoint / "state.json").read_bytes()).hexdigest()
+        write_json(checkpoint / "checksums.json", sums)
+    go_on(tmp_path, *own)
 
 
 def test_other_software_or_hardware_is_told(
