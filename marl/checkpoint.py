@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -192,14 +193,19 @@ def save_training(
     write_folder(folder / _name(iteration), write)
     regular = [number for number in range(every, iteration + 1, every) if (folder / _name(number)).is_dir()]
     stay = {_name(number) for number in (*regular[-keep:], iteration, *([] if best is None else [best]))}
-    for other in _checkpoints(folder):
+    for other in checkpoints_in(folder):
         if other.name not in stay:
             shutil.rmtree(other)
 
 
+def checkpoints_in(folder: Path) -> list[Path]:
+    """A run's checkpoints, the oldest first. Other names, as those of somebody's copies, are left alone."""
+    return sorted(p for p in folder.glob("iteration-*") if re.fullmatch(r"iteration-\d{6}", p.name) and p.is_dir())
+
+
 def newest_checkpoint(folder: Path, report: Callable[[str], None] = print) -> Path | None:
     """The newest whole checkpoint of a run; damaged ones are reported and passed over."""
-    for path in reversed(_checkpoints(folder)):
+    for path in reversed(checkpoints_in(folder)):
         problem = verify_folder(path)
         if not problem:
             return path
@@ -270,10 +276,6 @@ def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
 
 def _name(iteration: int) -> str:
     return f"iteration-{iteration:06d}"
-
-
-def _checkpoints(folder: Path) -> list[Path]:
-    return sorted(folder.glob("iteration-*"))
 
 
 def _distinct(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -272,6 +272,21 @@ def test_damaged_ones_that_were_passed_over_do_not_push_out_good_ones(tmp_path: 
     assert load_training(tmp_path, by_name(policy)) == {"iteration": 4} and same(policy, hint_policy(9))
 
 
+def test_what_is_no_checkpoint_of_ours_is_left_alone(tmp_path: Path) -> None:
+    policies = saved(tmp_path, 2)
+    for copy_ in ("iteration-000002.bak", "iteration-000001-keep", "iteration-0000021"):
+        shutil.copytree(tmp_path / "iteration-000001", tmp_path / copy_)
+    (tmp_path / "iteration-notes.txt").write_text("mine")
+    (tmp_path / "iteration-000009").write_text("a file")
+    policy = hint_policy(0)
+    assert load_training(tmp_path, by_name(policy)) == {"iteration": 2} and same(policy, policies[1])
+    save_training(tmp_path, 3, by_name(policy), {}, keep=1)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "iteration-000001-keep", "iteration-000002.bak", "iteration-0000021", "iteration-000003", "iteration-000009",
+        "iteration-notes.txt",
+    ]  # fmt: skip
+
+
 def test_where_there_is_nothing_nothing_is_loaded(tmp_path: Path) -> None:
     policy = hint_policy(0)
     for folder in (tmp_path, tmp_path / "nowhere"):
