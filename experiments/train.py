@@ -419,6 +419,7 @@ def learn(
         if better:
             best = {"iteration": iteration, "score": score}
         if better or iteration % cfg.checkpoint.every == 0 or last:
+            tracker.sync()
             noted, kept = {**note(), "best": best}, best["iteration"] if best else None
             save_training(
                 checkpoints, iteration, trained, noted, cfg.checkpoint.keep, ranks, kept, cfg.checkpoint.every
