@@ -44,7 +44,7 @@ class Tracker(ABC):
 
     @abstractmethod
     def sync(self) -> None:
-        """Sees that what was written is on the disk, before a checkpoint counts on it: a loss of power takes the rest."""
+        """Sees that what was written stays, should power be lost: a checkpoint counts on it."""
 
     @abstractmethod
     def close(self, failed: bool = False) -> None:
