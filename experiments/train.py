@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.cli import command
@@ -222,18 +223,23 @@ def lead(work: Work, ranks: Ranks) -> None:
             )
     commits = list(dict.fromkeys([*before.get("commits", []), git_commit()]))
     on = hardware()
-    made_with = {
-        "torch": torch.__version__, "device": work.device.type, "processes": ranks.size,
+    now = {
+        "torch": torch.__version__, "transformers": transformers.__version__, "device": work.device.type,
+        "processes": ranks.size, "deterministic": bool(cfg.deterministic),
         **{name: on[name] for name in ("instructions", "threads", "gpu")},
     }  # fmt: skip
+    noted = before.get("made_with", [])
+    earlier = [noted] if isinstance(noted, dict) else noted  # earlier versions noted the last one alone
+    made_with = earlier if now in earlier else [*earlier, now]
     bar = Bar(enabled=cfg.progress)
     say(f"run {folder}" + (f", {ranks.size} processes" if ranks.size > 1 else ""))
     if newest is None and (differs := nearest_run(folder)):
         say(differs)
     if len(commits) > 1:
         say(f"this run was begun by other code ({', '.join(commits[:-1])}) than now goes on ({commits[-1]})")
-    if changed := differences(before.get("made_with", made_with), made_with):
-        say(f"this run was begun with {'; '.join(changed)}: its last digits will be those of neither")
+    changed = (each for there in earlier for each in differences(there, {name: now.get(name) for name in there}))
+    if told := "; ".join(dict.fromkeys(changed)):
+        say(f"this run was begun with {told}: its last digits will be those of neither")
 
     def note() -> dict[str, Any]:
         """What a checkpoint notes of the run so far."""
@@ -277,6 +283,7 @@ def lead(work: Work, ranks: Ranks) -> None:
         shard=bool(cfg.shard) and ranks.size > 1,
         deterministic=cfg.deterministic,
         git_commit=", ".join(commits),
+        made_with=made_with,
         wall_time=round(note()["wall_time"], 1),
         tokens=total(folder / METRICS_FILE, "rollout/tokens"),
         games=total(folder / METRICS_FILE, "rollout/games"),

@@ -240,10 +240,35 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     state = read_json(checkpoint / "state.json")
     if not isinstance(state.get("iteration"), int):
         raise UserError(f"{checkpoint}: state.json does not say after which iteration it was saved: {WAY_ON}")
-    for name, kind in (("metrics_lines", int), ("best", dict)):
-        if not isinstance(state.get(name), kind | None):
-            raise UserError(f"{checkpoint}: in state.json {name} is {state[name]!r}: {WAY_ON}")
+    if _name(state["iteration"]) != checkpoint.name:
+        raise UserError(f"{checkpoint}: in state.json iteration is {state['iteration']}: {WAY_ON}")
+    for name, value in state.items():
+        if not _fits(name, value):
+            raise UserError(f"{checkpoint}: in state.json {name} is {value!r}: {WAY_ON}")
     return state
+
+
+def _fits(name: str, value: Any) -> bool:
+    """Whether a note is of the kind that a run which goes on reads."""
+    match name:
+        case "run":
+            return isinstance(value, str)
+        case "base":
+            return isinstance(value, str | None)
+        case "wall_time":
+            return isinstance(value, int | float)
+        case "metrics_lines":
+            return isinstance(value, int)
+        case "inputs":
+            return isinstance(value, dict)
+        case "commits":
+            return isinstance(value, list) and all(isinstance(each, str) for each in value)
+        case "made_with":  # earlier versions noted one alone
+            return isinstance(value, dict) or (isinstance(value, list) and all(isinstance(e, dict) for e in value))
+        case "best":
+            known = isinstance(value, dict) and {"iteration", "score"} <= value.keys()
+            return value is None or (known and all(isinstance(value[n], int | float) for n in ("iteration", "score")))
+    return True
 
 
 def optimizer_tensors(optimizer: Optimizer, keep: bool = True) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ from marl.config import run_folder
 from marl.errors import UserError
 from marl.files import read_json, write_json
 from marl.runs import hardware
+from marl.tracking import JsonlTracker
 from marl.transcripts import read_episodes
 from tests.composing import configure
 from tests.marl.models import hf_tokenizer, random_lm, save
@@ -153,11 +154,14 @@ def test_another_run_that_was_replaced_is_refused(stopped: Callable[..., Path], 
 def test_other_software_or_hardware_is_told(
     stopped: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stopped()
+    folder = stopped()
     monkeypatch.setattr(train, "hardware", lambda: {**hardware(), "instructions": "AVX9"})
     go_on(tmp_path)
     told = f"this run was begun with instructions={hardware()['instructions']}, here AVX9: its last digits"
     assert told in capsys.readouterr().out
+    made_with = read_json(folder / "run.json")["made_with"]
+    assert [each["instructions"] for each in made_with] == [hardware()["instructions"], "AVX9"]
+    assert {"torch", "transformers", "device", "deterministic", "processes", "threads"} <= made_with[0].keys()
 
 
 def test_a_folder_that_is_moved_away_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,6 +233,17 @@ def test_the_best_is_kept_where_it_was_evaluated(tmp_path: Path, monkeypatch: py
     train.main(cfg)
     kept = sorted(path.name for path in (run_folder(cfg) / "checkpoints").iterdir())
     assert kept == ["iteration-000002", "iteration-000004"]
+
+
+def test_metrics_are_on_the_disk_before_a_checkpoint_counts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    sync, save = JsonlTracker.sync, train.save_training
+    monkeypatch.setattr(JsonlTracker, "sync", lambda tracker: done.append("sync") or sync(tracker))
+    monkeypatch.setattr(train, "save_training", lambda *given: done.append("save") or save(*given))
+    train.main(configure("train", *SMALL, "algo.iterations=2", f"runs={tmp_path}"))
+    assert done == ["sync", "save"] * 2
 
 
 def test_threads_of_one_job_are_not_those_of_the_next() -> None:

@@ -90,10 +90,12 @@ def test_a_damaged_card_is_told_with_a_way_on(tmp_path: Path) -> None:
 def test_a_process_that_is_killed_frees_its_run(tmp_path: Path) -> None:
     holder = os.fork()
     if holder == 0:
-        with claim(tmp_path / "run", "a: 1"):
-            (tmp_path / "held").touch()
-            time.sleep(60)
-        os._exit(0)
+        try:  # the child never returns to the test's code
+            with claim(tmp_path / "run", "a: 1"):
+                (tmp_path / "held").touch()
+                time.sleep(60)
+        finally:
+            os._exit(1)
     try:
         deadline = time.monotonic() + 30
         while not (tmp_path / "held").exists():
