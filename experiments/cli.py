@@ -19,6 +19,7 @@ import difflib
 import functools
 import os
 import re
+import shutil
 import signal
 import sys
 import tempfile
@@ -444,6 +445,11 @@ def check_command_line(config_name: str, package: str, flags: list[str], overrid
                     f"hydra.launcher.{name}={cfg.hydra.launcher[name]}: a job of a sweep is one process, so it must "
                     "be 1; several processes make one run with torchrun (experiments/CLUSTER.md)."
                 )
+        if str(cfg.hydra.launcher.get("_target_")).endswith(".SlurmLauncher") and shutil.which("srun") is None:
+            raise UsageError(
+                "hydra/launcher=submitit_slurm: this machine has no Slurm (srun is not found); start the sweep on a "
+                "cluster's node, or take hydra/launcher=joblib."
+            )
         return Plan(True, swept, where)
 
 

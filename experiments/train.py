@@ -139,9 +139,11 @@ def main(cfg: DictConfig) -> Path:
     done = read_run_card(folder)
     if done is not None:
         check_unedited(folder, settings)
-        if not (folder / "report.html").exists():
-            build_report([folder], folder / "report.html", title=cfg.name)
-        say(f"{folder} is done: its report is {folder / 'report.html'}; change the configuration or remove the folder")
+        report = folder / "report.html"
+        if int(os.environ.get("RANK", "0")) == 0:  # of torchrun's processes the first
+            if not report.exists():
+                build_report([folder], report, title=cfg.name)
+            say(f"{folder} is done: its report is {report}; change the configuration or remove the folder")
         return folder
     expected = expected_of(cfg.name, cfg.arm, parts.env)
     caches = memory_of(cfg, parts, make_env, make_test_env, device)
