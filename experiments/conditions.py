@@ -127,11 +127,11 @@ def main(cfg: DictConfig) -> None:
     found = entrants(Path(cfg.runs), cfg.select, list(cfg.arms))
     table = [cell_of(entrant, name, each, cfg) for entrant in found for name, each in conditions.items()]
     published = read_published(Path(cfg.published)) if cfg.published else {}
+    device = pick_device(cfg.device)
+    set_threads(cfg.threads)
     folder, out = Path(cfg.cells), Path(cfg.publish)
     check_writable(folder, "cells")
     check_writable(out, "publish")
-    device = pick_device(cfg.device)
-    set_threads(cfg.threads)
 
     cells = list({cell.file: cell for cell in table}.values())  # conditions that change nothing share one
     left = [cell for cell in cells if not (folder / cell.file).exists()]

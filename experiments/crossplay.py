@@ -101,11 +101,11 @@ def main(cfg: DictConfig) -> None:
     if cfg.env.game != "dond":
         raise UserError(f"env.game={cfg.env.game}: only players of Deal or No Deal change seats; must be dond")
     parts = build(cfg, names, stops=True)
-    cells, out = Path(cfg.cells), Path(cfg.publish)
-    check_writable(cells, "cells")
-    check_writable(out, "publish")
     device = pick_device(cfg.device)
     set_threads(cfg.threads)
+    cells, out = Path(cfg.cells), Path(cfg.publish)
+    check_writable(cells, "cells")
+    check_writable(out / "run_cards", "publish")
     players = entrants(names, cfg, parts, device)
     table = [cell_of(a, b, cfg, parts) for a, b in combinations_with_replacement(players, 2)]
     models = [player.name for player in players if is_run(player.name)]
@@ -133,7 +133,6 @@ def main(cfg: DictConfig) -> None:
     about = {player.label: {"player": player.called, "made_of": player.made_of} for player in players}
     run_card(cells, digest({"pairs": [cell.file for cell in table]}), cfg.seed, arm=cfg.name, players=about,
              env=parts.env, games=cfg.games, temperature=cfg.temperature)  # fmt: skip
-    (out / "run_cards").mkdir(parents=True, exist_ok=True)
     write_json(out / "run_cards" / f"{cfg.name}.json", public(read_json(cells / CARD)))
     say(f"\ntables and figure: {out}")
 

@@ -40,7 +40,7 @@ from omegaconf import DictConfig
 from experiments.cli import command
 from experiments.report import selected
 from experiments.terminal import say
-from marl.errors import UserError, check_writable
+from marl.errors import UserError, check_text, check_writable
 from marl.files import writing
 from marl.report import PAPER, TRAINED, Run, read_run
 from marl.stats import Interval, format_table, seed_mean, wilson, write_csv
@@ -96,6 +96,7 @@ def main(cfg: DictConfig) -> None:
     """Collects, if runs are given; tabulates and draws."""
     if cfg.over not in (None, *AXES):
         raise UserError(f"over={cfg.over}: must be {', '.join(AXES)}, or null")
+    check_text(cfg.data, "data")
     if (cfg.select is None) == (cfg.data is None):
         raise UserError("select and data: give one of them, the names of finished runs or a file written from such")
     published = read_published(Path(cfg.published)) if cfg.published else []
@@ -192,7 +193,7 @@ def read_lines(path: Path) -> list[Line]:
     """What `NAME.csv` holds. UserError where it is no such file."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            return [
+            lines = [
                 Line(
                     float(row["objective"]), row["arm"], int(row["seed"]), int(row["iteration"]), int(row["trained"]),
                     int(row["passes"]), int(row["games"]), row["metric"], float(row["value"]),
@@ -203,6 +204,9 @@ def read_lines(path: Path) -> list[Line]:
         raise UserError(f"data={path}: the file cannot be read ({error.strerror})") from error
     except (KeyError, TypeError, ValueError, csv.Error) as error:
         raise UserError(f"data={path}: expected the columns {', '.join(Line.__annotations__)} ({error})") from error
+    if not lines or not all(line.games > 0 and math.isfinite(line.value) for line in lines):
+        raise UserError(f"data={path}: expected lines of at least one game each, with finite values")
+    return lines
 
 
 def read_published(path: Path) -> list[Published]:

@@ -55,7 +55,6 @@ from marl.config import (
     Parts,
     build,
     cast_names,
-    check_text,
     config_hash,
     digest,
     identity,
@@ -64,7 +63,7 @@ from marl.config import (
     run_folder,
 )
 from marl.engine import size_of
-from marl.errors import UserError, check_writable
+from marl.errors import UserError, check_text, check_writable
 from marl.evaluate import (
     Metrics,
     belief_by_message,
