@@ -31,6 +31,7 @@ from envs.core import END, Question, TurnKind, action_space, clean, observation_
 ITEMS = ("books", "hats", "balls")
 MIN_COUNT, MAX_COUNT = 1, 4  # of one item
 MIN_POOL, MAX_POOL = 5, 7  # items in all
+FILES = ("contexts",)  # settings that name files
 MAX_POINTS = 10  # the whole pool is worth exactly this to each player
 
 Triple = tuple[int, int, int]  # one number per item, in the order of ITEMS

@@ -53,7 +53,7 @@ from marl.advantages import Credit, add_advantages
 from marl.agents import Agent
 from marl.batch import collate, seats_of
 from marl.config import make, plain
-from marl.errors import UserError
+from marl.errors import UserError, check_writable
 from marl.files import write_json
 from marl.games import env_maker, game_module, seats
 from marl.losses import Loss
@@ -421,12 +421,12 @@ def main(cfg: DictConfig) -> None:
     if game not in given["games"]:
         raise UserError(f"env.game={game}: games has no entry that says how its games are ended early")
     env = {**given["env"], **given["games"][game]["env"]}
-    out = Path(given["out"])
-    out.mkdir(parents=True, exist_ok=True)
+    device, out = pick_device(cfg.device), Path(given["out"])
     points = points_of(settings, None if "players" in env else seats(env))
+    check_writable(out, "out")
     texts = scripted_texts(game, [env_maker(given["env"])], settings.seed, games=100)
     tokens = Tokens(train_tokenizer(texts, game_module(game).COMPACT_TOKENS, settings.vocab_size))
-    bench = Bench(env, given["games"][game]["cut"], settings, pick_device(cfg.device), tokens, out)
+    bench = Bench(env, given["games"][game]["cut"], settings, device, tokens, out)
     limit = f"at most about {settings.minutes:g} minutes" if settings.minutes is not None else "no limit of time"
     say(f"{len(points)} points of this engine, baselines at the first; {settings.repeats} repeats each; {limit}")
     bench.measure_alone(env_maker(given["env"]))

@@ -19,6 +19,7 @@ import difflib
 import functools
 import os
 import re
+import shutil
 import signal
 import sys
 import tempfile
@@ -28,7 +29,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import hydra
 from hydra import initialize_config_module
@@ -46,7 +47,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.terminal import STDERR, STDOUT, labelled, unheard
-from marl.errors import UserError
+from marl.errors import UserError, check_places
 from marl.runs import told
 
 VERSION_BASE = "1.3"
@@ -87,6 +88,7 @@ IDLE = 300  # seconds until a worker without a job ends, should the command itse
 
 
 # What ~KEY may leave out: terms, players, and choices that only bring other settings. The rest always has a value.
+MAY_BE_NULL = ("compare",)  # of a command's own settings those whose default is something, and null is a choice too
 REMOVABLE = ("loss.", "reward.", "cast.", "variants.", "tuned", "experiment", "ablation", "sweep", "hydra")
 
 
@@ -116,16 +118,21 @@ def command(
 
     def decorate(task: Task) -> Callable[..., Any]:
         @functools.wraps(task)
+        def checked(cfg: DictConfig) -> Any:
+            check_places(cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True)))
+            return task(cfg)
+
+        @functools.wraps(task)
         def main(cfg: DictConfig | None = None) -> Any:
             if cfg is not None:
-                return task(cfg)
+                return checked(cfg)
             try:
                 flags, overrides = split_arguments(sys.argv[1:])
                 overrides += implied(overrides, implies or {})
                 plan = check_command_line(config_name, package, flags, overrides)
             except UsageError as error:
                 leave(error, status=2)
-            run(task, config_name, package, [*flags, *overrides], plan, after, folder_of)
+            run(checked, config_name, package, [*flags, *overrides], plan, after, folder_of)
 
         return main
 
@@ -444,6 +451,11 @@ def check_command_line(config_name: str, package: str, flags: list[str], overrid
                     f"hydra.launcher.{name}={cfg.hydra.launcher[name]}: a job of a sweep is one process, so it must "
                     "be 1; several processes make one run with torchrun (experiments/CLUSTER.md)."
                 )
+        if str(cfg.hydra.launcher.get("_target_")).endswith(".SlurmLauncher") and shutil.which("srun") is None:
+            raise UsageError(
+                "hydra/launcher=submitit_slurm: this machine has no Slurm (srun is not found); start the sweep on a "
+                "cluster's node, or take hydra/launcher=joblib."
+            )
         return Plan(True, swept, where)
 
 
@@ -508,6 +520,8 @@ class Checker:
             key = override.key_or_group
             default = OmegaConf.select(before, key, throw_on_missing=False, throw_on_resolution_failure=False)
             wanted = wrong_kind(default, override.value())
+            if override.value() is None and "." not in key and key not in MAY_BE_NULL:
+                wanted = wanted or ("never null" if default is not None or OmegaConf.is_missing(before, key) else "")
             if wanted:
                 raise UsageError(f"{override.input_line} does not fit: {key} is {wanted}.")
         own = copy.deepcopy(cfg)

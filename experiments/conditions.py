@@ -40,7 +40,7 @@ from marl.config import EvalConfig, cast_of, digest, make, plain
 from marl.errors import UserError, check_writable
 from marl.evaluate import Metrics, metrics
 from marl.files import read_json, write_json, writing
-from marl.games import env_maker
+from marl.games import env_maker, file_digests
 from marl.planner import GAMES as PLANNED
 from marl.planner import SUFFIX, PlannerConfig, planning_agent
 from marl.policy import Policy
@@ -146,11 +146,11 @@ def main(cfg: DictConfig) -> None:
     found = entrants(Path(cfg.runs), cfg.select, list(cfg.arms), cfg.where)
     table = [cell_of(entrant, name, each, cfg) for entrant in found for name, each in conditions.items()]
     published = read_published(Path(cfg.published)) if cfg.published else {}
+    device = pick_device(cfg.device)
+    set_threads(cfg.threads)
     folder, out = Path(cfg.cells), Path(cfg.publish or cfg.cells)
     check_writable(folder, "cells")
     check_writable(out, "publish")
-    device = pick_device(cfg.device)
-    set_threads(cfg.threads)
 
     cells = list({cell.file: cell for cell in table}.values())  # conditions that change nothing share one
     left = [cell for cell in cells if not (folder / cell.file).exists()]
@@ -273,6 +273,7 @@ def cell_of(entrant: Entrant, name: str, condition: Condition, cfg: DictConfig) 
     temperature = own.temperature if condition.temperature is None else condition.temperature
     settings = {
         "env": env,
+        **file_digests(env),
         "cast": {role: dataclasses.asdict(held) for role, held in seating.items()},
         "voices": voices,
         "players": {who: identity_of(who, entrant) for who in (*players_of(seating), *voices.values())},

@@ -42,7 +42,7 @@ from marl.config import OF_CHAT, Parts, build, digest, plain
 from marl.engine import size_of
 from marl.errors import UserError, check_writable
 from marl.files import read_json, write_json, writing
-from marl.games import env_maker, scripted
+from marl.games import env_maker, file_digests, scripted
 from marl.planner import SUFFIX
 from marl.policy import load_tokenizer
 from marl.pretrain import base_policy
@@ -128,11 +128,11 @@ def main(cfg: DictConfig) -> None:
     if cfg.env.game != "dond":
         raise UserError(f"env.game={cfg.env.game}: only players of Deal or No Deal change seats; must be dond")
     parts = build(cfg, names)
-    cells, out = Path(cfg.cells), Path(cfg.publish or cfg.cells)
-    check_writable(cells, "cells")
-    check_writable(out, "publish")
     device = pick_device(cfg.device)
     set_threads(cfg.threads)
+    cells, out = Path(cfg.cells), Path(cfg.publish or cfg.cells)
+    check_writable(cells, "cells")
+    check_writable(out / "run_cards", "publish")
     players = entrants(names, cfg, parts, device)
     table = [cell_of(a, b, cfg, parts) for a, b in combinations_with_replacement(players, 2)]
     models = [player.name for player in players if is_run(player.name)]
@@ -171,7 +171,6 @@ def main(cfg: DictConfig) -> None:
     run_card(cells, digest({"pairs": [cell.file for cell in table]}), cfg.seed, arm=cfg.name, players=about,
              env=parts.env, games=cfg.games, temperature=cfg.temperature,
              lost_seats={cell.label: lost for cell, lost in lost_seats.items() if lost})  # fmt: skip
-    (out / "run_cards").mkdir(parents=True, exist_ok=True)
     write_json(out / "run_cards" / f"{cfg.name}.json", public(read_json(cells / CARD)))
     say(f"\ntables and figure: {out}")
 
@@ -287,6 +286,7 @@ def cell_of(one: Player, other: Player, cfg: DictConfig, parts: Parts) -> Cell:
     settings = {
         "players": [first.made_of, second.made_of],
         "env": parts.env,
+        **file_digests(parts.env),
         "temperature": cfg.temperature,
         "max_new_tokens": parts.algo.max_new_tokens,
         "context": parts.algo.context,

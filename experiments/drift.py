@@ -35,7 +35,7 @@ from experiments.report import selected
 from experiments.terminal import Bar, say
 from marl.agents import PlayConfig, model_agent
 from marl.cast import learners_of
-from marl.checkpoint import folder_digest, load_policy, read_card, read_state, verify_folder
+from marl.checkpoint import checkpoints_in, folder_digest, load_policy, read_card, read_state, verify_folder
 from marl.config import EvalConfig, cast_of, digest, make
 from marl.drift import likelihood, retold, talk_drift
 from marl.errors import UserError, check_writable
@@ -162,7 +162,7 @@ def stages_of(run: Path) -> list[Stage]:
         beside = run.parent / began
         began = policy_folder(str(beside if beside.is_dir() else began))
     stages = [Stage(run, arm, seed, 0, config, Path(began) if began else base_folder(run))]
-    for checkpoint in sorted((run / "checkpoints").glob("iteration-*")):
+    for checkpoint in checkpoints_in(run / "checkpoints"):
         iteration, weights = read_state(checkpoint)["iteration"], checkpoint / f"{name}.safetensors"
         if iteration < last and weights.is_file() and not verify_folder(checkpoint):
             stages.append(Stage(run, arm, seed, iteration, config, run / "policy", weights))

@@ -39,7 +39,7 @@ from marl.batch import collate
 from marl.config import Parts, build, config_hash, digest, make, plain
 from marl.errors import UserError, check_writable
 from marl.files import read_json, write_json, writing
-from marl.games import env_maker, scripted
+from marl.games import env_maker, file_digests, scripted
 from marl.human_dond import HumanView, NotReplayable, read_split, replay
 from marl.losses import Outputs
 from marl.pikl import Floats
@@ -95,11 +95,11 @@ def main(cfg: DictConfig) -> None:
     """Plays, plans and tabulates what is not there yet."""
     check(cfg)
     parts, planners = build(cfg), planners_of(cfg)
-    cells, out = Path(cfg.cells), Path(cfg.publish)
-    check_writable(cells, "cells")
-    check_writable(out, "publish")
     device = pick_device(cfg.device)
     set_threads(cfg.threads)
+    cells, out = Path(cfg.cells), Path(cfg.publish)
+    check_writable(cells, "cells")
+    check_writable(out / "run_cards", "publish")
     base, folder = base_policy(
         parts.model, parts.base, parts.env, cache=Path(cfg.cache), human_data=cfg.data.dond, device=device, report=say
     )
@@ -118,8 +118,8 @@ def main(cfg: DictConfig) -> None:
             for opponent in cfg.opponents:
                 found[f"v_{opponent}"] = kept(
                     cfg, cells,
-                    {"env": env, "opponent": opponent, "games": cfg.games, "seed": cfg.seed, "base": folder.name,
-                     "max_new_tokens": parts.algo.max_new_tokens},
+                    {"env": env, **file_digests(env), "opponent": opponent, "games": cfg.games, "seed": cfg.seed,
+                     "base": folder.name, "max_new_tokens": parts.algo.max_new_tokens},
                     entrant, bar,
                     partial(against, cfg, parts, env, entrant, opponent, base, bar),
                 )  # fmt: skip
@@ -154,7 +154,6 @@ def main(cfg: DictConfig) -> None:
         say(format_table({arm: {r.metric: r.interval for r in rows if r.arm == arm} for arm in arms_of(rows)}))
     run_card(cells, config_hash(cfg), cfg.seed, arm="frontier", base=folder.name,
              compared=[e.made_of for e in entrants[1:]])  # fmt: skip
-    (out / "run_cards").mkdir(parents=True, exist_ok=True)
     cards = {cfg.name: cells / CARD, **{e.made_of: Path(cfg.runs) / e.made_of / CARD for e in entrants[1:]}}
     for name, card in cards.items():
         write_json(out / "run_cards" / f"{name}.json", public(read_json(card)))

@@ -38,7 +38,10 @@ def is_run(name: str) -> bool:
 
 def one_run(runs: str | Path, pattern: str, setting: str) -> Path:
     """The one finished run in `runs` whose name matches. UserError, naming the setting, where it is not one."""
-    found = sorted(card.parent for card in Path(runs).glob(f"{pattern}/{CARD}"))
+    try:
+        found = sorted(card.parent for card in Path(runs).glob(f"{pattern}/{CARD}"))
+    except (ValueError, NotImplementedError):  # what is no pattern of a name, as one that begins with a slash
+        found = []
     if len(found) != 1:
         names = ", ".join(run.name for run in found)
         matching = f"{len(found)} finished runs match: {names}" if found else "no finished run matches"

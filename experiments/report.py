@@ -193,11 +193,10 @@ def publish(runs: Sequence[Run], folder: Path, part: str = "") -> None:
         raise UserError(
             f"publish={folder}: the runs play {' and '.join(games)}; select runs of one game, {' or '.join(TABLE)}"
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    cards = folder / "run_cards"
+    check_writable(cards, "publish")
     for suffix, group in variants(runs).items():
         publish_variant(games[0], group, folder, part + suffix)
-    cards = folder / "run_cards"
-    cards.mkdir(exist_ok=True)
     for run in runs:
         write_json(cards / f"{run.folder.name}.json", public(run.card))
 

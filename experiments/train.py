@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.cli import command
@@ -29,6 +30,7 @@ from experiments.players import (
     played_as,
     player_config,
     player_slots,
+    policy_folder,
     run_policy,
     seat_players,
 )
@@ -53,7 +55,6 @@ from marl.config import (
     Parts,
     build,
     cast_names,
-    check_text,
     config_hash,
     digest,
     identity,
@@ -62,7 +63,7 @@ from marl.config import (
     run_folder,
 )
 from marl.engine import size_of
-from marl.errors import UserError
+from marl.errors import UserError, check_text, check_writable
 from marl.evaluate import (
     Metrics,
     belief_by_message,
@@ -73,7 +74,7 @@ from marl.evaluate import (
 )
 from marl.files import write_json, write_text
 from marl.filtered_bc import FilteredBCConfig, train_filtered_bc
-from marl.games import env_maker, exchangeable
+from marl.games import env_maker, exchangeable, file_digests
 from marl.memory import Slots, check_memory
 from marl.monitor import episode_metrics
 from marl.planner import SLOTS
@@ -139,9 +140,11 @@ def main(cfg: DictConfig) -> Path:
     done = read_run_card(folder)
     if done is not None:
         check_unedited(folder, settings)
-        if not (folder / "report.html").exists():
-            build_report([folder], folder / "report.html", title=cfg.name)
-        say(f"{folder} is done: its report is {folder / 'report.html'}; change the configuration or remove the folder")
+        report = folder / "report.html"
+        if int(os.environ.get("RANK", "0")) == 0:  # of torchrun's processes the first
+            if not report.exists():
+                build_report([folder], report, title=cfg.name)
+            say(f"{folder} is done: its report is {report}; change the configuration or remove the folder")
         return folder
     expected = expected_of(cfg.name, cfg.arm, parts.env)
     caches = memory_of(cfg, parts, make_env, make_test_env, device)
@@ -214,20 +217,32 @@ def lead(work: Work, ranks: Ranks) -> None:
     before, began = read_state(newest) if newest else {}, time.monotonic()  # no clock that can be set back
     if before.get("run", folder.name) != folder.name:
         raise UserError(f"{newest} is of the run {before['run']}: put it back there, or {WAY_ON}")
+    inputs = inputs_of(cfg, parts)
+    for name, found in before.get("inputs", {}).items():
+        if inputs.get(name) != found:
+            raise UserError(
+                f"{name} is not what this run began with: it was made again, or edited; put the old one back, or "
+                f"remove {folder} to begin anew"
+            )
     commits = list(dict.fromkeys([*before.get("commits", []), git_commit()]))
     on = hardware()
-    made_with = {
-        "torch": torch.__version__, "device": work.device.type, "processes": ranks.size,
+    now = {
+        "torch": torch.__version__, "transformers": transformers.__version__, "device": work.device.type,
+        "processes": ranks.size, "deterministic": bool(cfg.deterministic),
         **{name: on[name] for name in ("instructions", "threads", "gpu")},
     }  # fmt: skip
+    noted = before.get("made_with", [])
+    earlier = [noted] if isinstance(noted, dict) else noted  # earlier versions noted the last one alone
+    made_with = earlier if now in earlier else [*earlier, now]
     bar = Bar(enabled=cfg.progress)
     say(f"run {folder}" + (f", {ranks.size} processes" if ranks.size > 1 else ""))
     if newest is None and (differs := nearest_run(folder)):
         say(differs)
     if len(commits) > 1:
         say(f"this run was begun by other code ({', '.join(commits[:-1])}) than now goes on ({commits[-1]})")
-    if changed := differences(before.get("made_with", made_with), made_with):
-        say(f"this run was begun with {'; '.join(changed)}: its last digits will be those of neither")
+    changed = (each for there in earlier for each in differences(there, {name: now.get(name) for name in there}))
+    if told := "; ".join(dict.fromkeys(changed)):
+        say(f"this run was begun with {told}: its last digits will be those of neither")
 
     def note() -> dict[str, Any]:
         """What a checkpoint notes of the run so far."""
@@ -235,7 +250,7 @@ def lead(work: Work, ranks: Ranks) -> None:
         lines = lines_of(folder / METRICS_FILE) + lost
         return {
             "run": folder.name, "base": of_base, "wall_time": seconds, "commits": commits, "metrics_lines": lines,
-            "made_with": made_with,
+            "made_with": made_with, "inputs": inputs,
         }  # fmt: skip
 
     with open_tracker(cfg, folder, newest) as tracker:
@@ -271,6 +286,7 @@ def lead(work: Work, ranks: Ranks) -> None:
         shard=bool(cfg.shard) and ranks.size > 1,
         deterministic=cfg.deterministic,
         git_commit=", ".join(commits),
+        made_with=made_with,
         wall_time=round(note()["wall_time"], 1),
         tokens=total(folder / METRICS_FILE, "rollout/tokens"),
         games=total(folder / METRICS_FILE, "rollout/games"),
@@ -288,6 +304,22 @@ def lead(work: Work, ranks: Ranks) -> None:
     verdict = work.expected.verdict(read_metrics(folder / METRICS_FILE)) if work.expected else ""
     if verdict:
         say(verdict)
+
+
+def inputs_of(cfg: DictConfig, parts: Parts) -> dict[str, str]:
+    """What a run reads beside its base, by name, as digests of the contents: the game's files, and other runs' policies
+    that play or that learning starts from."""
+    evaluation = make(EvalConfig, plain(cfg.eval), "eval")
+    seatings = (parts.cast, evaluation.seating(parts.cast))
+    return {
+        **file_digests(parts.env, {**parts.env, **evaluation.env}).get("files", {}),
+        **{name: found for each in seatings for name, found in played_as(each, parts.algo).get("policies", {}).items()},
+        **{
+            f"init.{name}={run}": folder_digest(policy_folder(start_of(cfg, name)))
+            for name, run in cfg.init.items()
+            if run is not None
+        },
+    }
 
 
 def base_of(work: Work, bar: Bar, ranks: Ranks) -> tuple[Policy, Path | None]:
@@ -397,6 +429,7 @@ def learn(
         if better:
             best = {"iteration": iteration, "score": score}
         if better or iteration % cfg.checkpoint.every == 0 or last:
+            tracker.sync()
             noted, kept = {**note(), "best": best}, best["iteration"] if best else None
             save_training(
                 checkpoints, iteration, trained, noted, cfg.checkpoint.keep, ranks, kept, cfg.checkpoint.every
@@ -487,6 +520,7 @@ def final_evaluation(
 
     The base's games are kept beside it: of a sweep's runs one plays them, and those that come to it meanwhile wait.
     """
+    evaluation = make(EvalConfig, plain(cfg.eval), "eval")
     settings = {
         "eval": plain(cfg.eval),
         "env": dict(parts.env),
@@ -497,9 +531,10 @@ def final_evaluation(
         },
         "max_new_tokens": parts.algo.max_new_tokens,
         **({"chat": identity(cfg)["chat"]} if parts.chat else {}),
-        **played_as(make(EvalConfig, plain(cfg.eval), "eval").seating(parts.cast), parts.algo),
+        **file_digests({**parts.env, **evaluation.env}),
+        **played_as(evaluation.seating(parts.cast), parts.algo),
     }
-    beside = base_folder / "evaluations" / digest(settings) if base_folder else folder / "base"
+    beside = games_of_base(base_folder, digest(settings)) or folder / "base"
     # The base standing in for the learner has a name of its own, so that both conditions measure the same seats.
     as_base = {n: ("untrained" if i == 0 else n, base) for i, n in enumerate(policies)}
     as_trained = {n: ("trained" if i == 0 else n, policy) for i, (n, policy) in enumerate(policies.items())}
@@ -510,15 +545,30 @@ def final_evaluation(
     )
     measure(cfg, parts, folder, "trained", base, as_trained, make_env, bar)
     try:
-        of_base, evaluation = (read_evaluation(part / "evaluation.json") for part in (beside, folder))
+        of_base, of_both = (read_evaluation(part / "evaluation.json") for part in (beside, folder))
     except UserError as error:
         raise UserError(f"{error}: remove this file, and the same command plays its games again") from error
     for part in ("conditions", "belief_by_message", "by_game"):
-        evaluation[part] = {**of_base.get(part, {}), **evaluation[part]}
-    write_json(folder / "evaluation.json", evaluation)
+        of_both[part] = {**of_base.get(part, {}), **of_both[part]}
+    write_json(folder / "evaluation.json", of_both)
     write_text(folder / "episodes" / "base.jsonl", (beside / "episodes" / "base.jsonl").read_text(encoding="utf-8"))
     examples = {name: read_episodes(folder / "episodes" / f"{name}.jsonl")[0] for name in ("base", "trained")}
-    return conditions_from_json(evaluation), examples
+    return conditions_from_json(of_both), examples
+
+
+def games_of_base(base_folder: Path | None, name: str) -> Path | None:
+    """Where the base's games are, or can be, kept for all its runs; None where it is in no folder, or in one that
+    cannot be written, as a cache that others share."""
+    if base_folder is None:
+        return None
+    folder = base_folder / "evaluations" / name
+    if not (folder / "evaluation.json").exists():
+        try:
+            check_writable(folder, "cache")
+        except UserError:
+            say(f"the base's games are kept in the run's folder, since {folder} cannot be written")
+            return None
+    return folder
 
 
 def measure(

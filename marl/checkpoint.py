@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -93,13 +94,14 @@ def make_once(path: Path, make: Callable[[], object], report: Callable[[str], No
     """
     if path.exists():
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path.with_name(f".{path.name}.lock"))  # the system frees it when its holder dies
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        report(f"waiting for another process, which is making {path}")
-        lock.acquire(poll_interval=0.5)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path.with_name(f".{path.name}.lock"))  # the system frees it when its holder dies
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            report(f"waiting for another process, which is making {path}")
+            lock.acquire(poll_interval=0.5)
     try:
         if not path.exists():
             make()
@@ -191,14 +193,19 @@ def save_training(
     write_folder(folder / _name(iteration), write)
     regular = [number for number in range(every, iteration + 1, every) if (folder / _name(number)).is_dir()]
     stay = {_name(number) for number in (*regular[-keep:], iteration, *([] if best is None else [best]))}
-    for other in _checkpoints(folder):
+    for other in checkpoints_in(folder):
         if other.name not in stay:
             shutil.rmtree(other)
 
 
+def checkpoints_in(folder: Path) -> list[Path]:
+    """A run's checkpoints, the oldest first. Other names, as those of somebody's copies, are left alone."""
+    return sorted(p for p in folder.glob("iteration-*") if re.fullmatch(r"iteration-\d{6}", p.name) and p.is_dir())
+
+
 def newest_checkpoint(folder: Path, report: Callable[[str], None] = print) -> Path | None:
     """The newest whole checkpoint of a run; damaged ones are reported and passed over."""
-    for path in reversed(_checkpoints(folder)):
+    for path in reversed(checkpoints_in(folder)):
         problem = verify_folder(path)
         if not problem:
             return path
@@ -233,10 +240,35 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     state = read_json(checkpoint / "state.json")
     if not isinstance(state.get("iteration"), int):
         raise UserError(f"{checkpoint}: state.json does not say after which iteration it was saved: {WAY_ON}")
-    for name, kind in (("metrics_lines", int), ("best", dict)):
-        if not isinstance(state.get(name), kind | None):
-            raise UserError(f"{checkpoint}: in state.json {name} is {state[name]!r}: {WAY_ON}")
+    if _name(state["iteration"]) != checkpoint.name:
+        raise UserError(f"{checkpoint}: in state.json iteration is {state['iteration']}: {WAY_ON}")
+    for name, value in state.items():
+        if not _fits(name, value):
+            raise UserError(f"{checkpoint}: in state.json {name} is {value!r}: {WAY_ON}")
     return state
+
+
+def _fits(name: str, value: Any) -> bool:
+    """Whether a note is of the kind that a run which goes on reads."""
+    match name:
+        case "run":
+            return isinstance(value, str)
+        case "base":
+            return isinstance(value, str | None)
+        case "wall_time":
+            return isinstance(value, int | float)
+        case "metrics_lines":
+            return isinstance(value, int)
+        case "inputs":
+            return isinstance(value, dict)
+        case "commits":
+            return isinstance(value, list) and all(isinstance(each, str) for each in value)
+        case "made_with":  # earlier versions noted one alone
+            return isinstance(value, dict) or (isinstance(value, list) and all(isinstance(e, dict) for e in value))
+        case "best":
+            known = isinstance(value, dict) and {"iteration", "score"} <= value.keys()
+            return value is None or (known and all(isinstance(value[n], int | float) for n in ("iteration", "score")))
+    return True
 
 
 def optimizer_tensors(optimizer: Optimizer, keep: bool = True) -> dict[str, Tensor]:
@@ -269,10 +301,6 @@ def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
 
 def _name(iteration: int) -> str:
     return f"iteration-{iteration:06d}"
-
-
-def _checkpoints(folder: Path) -> list[Path]:
-    return sorted(folder.glob("iteration-*"))
 
 
 def _distinct(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

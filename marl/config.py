@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import importlib
 import json
-import re
 import sys
 import types
 import typing
@@ -19,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from marl.cast import Seats, players_of
 from marl.chat import CHAT, ChatAgent, ChatConfig, check_nothing_secret
-from marl.errors import UserError
+from marl.errors import UserError, check_text
 from marl.filtered_bc import FilteredBCConfig
 from marl.games import env_maker, exchangeable, natural_reader, scripted
 from marl.losses import Loss
@@ -129,7 +128,6 @@ def build(cfg: DictConfig, players: Sequence[str] = (), stops: bool = False) -> 
         raise UserError(f"loss.plan: env.game={settings['env']['game']} has nothing to plan; leave it out (~loss.plan)")
     if not any(loss.weight for loss in losses.values()):
         raise UserError(f"loss: with algo={kind} every weight is 0, so there is nothing to learn; raise one")
-    check_places(settings)
     if "chat" in settings:
         check_nothing_secret(settings["chat"]["url"], settings["chat"]["key"])
     check_text(settings["data"]["dond"], "data.dond")
@@ -188,27 +186,6 @@ def build(cfg: DictConfig, players: Sequence[str] = (), stops: bool = False) -> 
 def chat_agent(settings: Mapping[str, Any], env: Mapping[str, Any], stops: bool) -> ChatAgent:
     """The player behind the endpoint of the settings `chat.*`."""
     return ChatAgent(make(ChatConfig, settings, "chat"), natural_reader(env), stops)
-
-
-def check_places(settings: Mapping[str, Any]) -> None:
-    """Refuses settings that cannot say where a run is kept; commands that keep none lack some of them."""
-    for name in {"runs", "cache"} & settings.keys():
-        if not isinstance(settings[name], str) or not settings[name] or "\0" in settings[name]:
-            raise UserError(f"{name}={settings[name]!r}: must be the name of a folder")
-    for name in {"name", "arm"} & settings.keys():  # parts of the folder's own name
-        value = settings[name]
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, str | int | float)
-            or not re.fullmatch(r"[^/\0]+", f"{value}")
-        ):
-            raise UserError(f"{name}={value!r}: must be a name that can be part of a folder's, without slashes")
-
-
-def check_text(value: Any, name: str) -> None:
-    """Refuses what is neither text nor null."""
-    if value is not None and (not isinstance(value, str) or "\0" in value):
-        raise UserError(f"{name}={value!r}: must be text, or null")
 
 
 def _scripted(game: str, players: str, where: str) -> None:

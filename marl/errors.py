@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+PLACES = {  # settings of commands, and what they name
+    **dict.fromkeys(("runs", "cache", "cells", "publish", "human"), "folder"),
+    **dict.fromkeys(("published", "curves"), "file"),
+    "out": "folder or file",
+}
 
 
 class UserError(ValueError):
@@ -21,3 +30,26 @@ def check_writable(folder: Path, setting: str) -> None:
             pass
     except OSError as error:
         raise UserError(f"{setting}={folder}: the folder cannot be written ({error.strerror}); name another") from error
+
+
+def check_places(settings: Mapping[str, Any]) -> None:
+    """Refuses settings that cannot say where something is, or is to be kept. Each command has some of them; whether
+    others than `runs`, `cache` and `cells` may be null is for its defaults to say (experiments/cli.py)."""
+    for name in (name for name in PLACES if name in settings):
+        value, may_be_null = settings[name], name not in ("runs", "cache", "cells")
+        if not (value is None and may_be_null) and (not isinstance(value, str) or not value or "\0" in value):
+            raise UserError(f"{name}={value!r}: must be the name of a {PLACES[name]}")
+    for name in {"name", "arm"} & settings.keys():  # parts of the folder's own name
+        value = settings[name]
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, str | int | float)
+            or not re.fullmatch(r"[^/\0]+", f"{value}")
+        ):
+            raise UserError(f"{name}={value!r}: must be a name that can be part of a folder's, without slashes")
+
+
+def check_text(value: Any, name: str) -> None:
+    """Refuses what is neither text nor null."""
+    if value is not None and (not isinstance(value, str) or "\0" in value):
+        raise UserError(f"{name}={value!r}: must be text, or null")

@@ -2,17 +2,19 @@
 
 The environment's module has `parallel_env` and `COMPACT_TOKENS` (strings that a small tokenizer keeps whole); the
 environment has `facts` and `privileged(agent)`. Where the module has them: `PAYMENT` names settings that no player
-reads of, so that they make no other base; `EXCHANGEABLE` has, by style, words that can stand for one another;
-`in_natural` puts an observation of any style into natural words. The scripts' module has `make_player(name, seed,
-role)` and `DEFAULT`, the name of the players that a base corpus is made of; where these changed, a `VERSION` that a
-base is known by.
+reads of, so that they make no other base; `FILES` those that name files; `EXCHANGEABLE` has, by style, words that can
+stand for one another; `in_natural` puts an observation of any style into natural words. The scripts' module has
+`make_player(name, seed, role)` and `DEFAULT`, the name of the players that a base corpus is made of; where these
+changed, a `VERSION` that a base is known by.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -51,6 +53,14 @@ def env_maker(env: Mapping[str, Any]) -> Callable[[], Any]:
     except (ValueError, TypeError) as error:
         raise UserError(f"env.{error}" if str(error).split()[0] in settings else f"env: {error}") from error
     return make
+
+
+def file_digests(*envs: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """`files`: twelve hexadecimal digits that stand for what is in each file that these settings name. Empty where they
+    name none; of an edited file a cache would not know otherwise. The files must be there, as `env_maker` checks."""
+    named = {str(env[name]) for env in envs for name in getattr(game_module(env["game"]), "FILES", ()) if env.get(name)}
+    found = {name: hashlib.sha256(Path(name).read_bytes()).hexdigest()[:12] for name in sorted(named)}
+    return {"files": found} if found else {}
 
 
 def exchangeable(env: Mapping[str, Any]) -> tuple[str, ...]:

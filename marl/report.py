@@ -194,7 +194,8 @@ def write_report(runs: Sequence[Run], out_path: Path, title: str, games_shown: i
         cards=[run_card(run) for run in runs],
     )
     out_path = Path(out_path)
-    out_path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(out_path):
+        out_path.parent.mkdir(parents=True, exist_ok=True)
     write_text(out_path, page)
 
 

@@ -118,9 +118,14 @@ def claim(folder: Path, config_yaml: str) -> Iterator[None]:
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             raise UserError(
                 f"{folder} is being written by another process: wait for it, or change the configuration"
+            ) from error
+        except OSError as error:
+            raise UserError(
+                f"runs={folder.parent}: its file system has no locks ({error.strerror}), which keep two processes from "
+                "writing into one run; name a folder on another one"
             ) from error
         check_unedited(folder, config_yaml)
         write_text(folder / CONFIG, config_yaml)

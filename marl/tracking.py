@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
@@ -42,6 +43,10 @@ class Tracker(ABC):
         """Logs a table of transcripts, one row an episode or a turn."""
 
     @abstractmethod
+    def sync(self) -> None:
+        """Sees that what was written stays, should power be lost: a checkpoint counts on it."""
+
+    @abstractmethod
     def close(self, failed: bool = False) -> None:
         """Finishes the record; `failed` says that the run broke off."""
 
@@ -58,6 +63,8 @@ class Unlogged(Tracker):
     def log(self, iteration: int, metrics: Mapping[str, Any], phase: str = "train") -> None: ...
 
     def transcripts(self, iteration: int, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None: ...
+
+    def sync(self) -> None: ...
 
     def close(self, failed: bool = False) -> None: ...
 
@@ -83,6 +90,11 @@ class JsonlTracker(Tracker):
 
     def transcripts(self, iteration: int, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Nothing: transcripts are in the run's `episodes/`."""
+
+    def sync(self) -> None:
+        for file in (self._metrics, self._timing):
+            with writing(Path(file.name)):
+                os.fsync(file.fileno())
 
     def close(self, failed: bool = False) -> None:
         for file in (self._metrics, self._timing):
@@ -145,6 +157,9 @@ class WandbTracker(Tracker):
         """Logs the table under the one key `transcripts`, so that W&B's step slider walks through training."""
         _write(self._tables, iteration, "train", {"columns": list(columns), "rows": [list(row) for row in rows]})
         self._add(iteration, _table(columns, rows))
+
+    def sync(self) -> None:
+        self._files.sync()
 
     def close(self, failed: bool = False) -> None:
         import wandb
@@ -284,7 +299,7 @@ def _kept(path: Path, last_iteration: int | None) -> str:
                 break  # the attempt before was cut off while writing it
             raise UserError(f"{path}, line {number} is not a line of metrics: {line.strip()[:80]!r}.") from error
         if iteration <= last_iteration:
-            kept += line
+            kept += line.rstrip("\n") + "\n"  # the last line's end may have been lost
     return kept
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from envs import among_us_v0, dond_v0
 from envs.among_us_v0 import Act, Action
 from marl.errors import UserError
-from marl.files import whole_file
+from marl.files import whole_file, writing
 from marl.types import Episode, Planned, Turn
 
 Transcript = dict[str, Any]
@@ -105,7 +105,8 @@ def write_episodes(path: Path, episodes: Iterable[Episode]) -> None:
 def write_transcripts(path: Path, transcripts: Iterable[Transcript]) -> None:
     """The same of transcripts, which may hold more than an episode tells."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as file:
         for transcript in transcripts:
             file.write(json.dumps(transcript, ensure_ascii=False, allow_nan=False) + "\n")

@@ -38,7 +38,20 @@ from omegaconf.errors import OmegaConfBaseException
 
 from envs import among_us_v0, dond_v0
 from envs.core import END, TurnKind
-from experiments import conditions, drift, evaluate, expected, frontier, plan, play, report, train
+from experiments import (
+    benchmark,
+    conditions,
+    crossplay,
+    drift,
+    evaluate,
+    expected,
+    frontier,
+    iterations,
+    plan,
+    play,
+    report,
+    train,
+)
 from experiments.cli import one_line, wrong_kind
 from experiments.expected import expected_of
 from experiments.players import run_policy
@@ -145,15 +158,18 @@ VALUES: tuple[Any, ...] = (
     "\ud800", "é", [], [1], [-1], ["a"], [[2, 2]], [{}], [None], {}, {"a": 1}, {"game": "chess"},
 )  # fmt: skip
 WORDS = (  # as they are typed
-    "", "abc", "-1", "0", "1.5", "1e999", "nan", "null", "true", "[]", "[1,", "{}", "{a:1}", "'", "${x}", "${seed}",
-    "1,2", "range(3)", "choice()", "interval(0,1)", "é", "\0", "a b", "=", "../..", "???", "0x1g", "--", "\ud800",
+    "", "abc", "-1", "0", "5", "1e999", "nan", "null", "true", "[]", "[1,", "{}", "{a:1}", "'", "${x}", "${seed}",
+    "1,2", "range(3)", "choice()", "interval(0,1)", "é", "\0", "a b", "=", "../..", "/*", "???", "0x1g", "--",
+    "\ud800",
 )  # fmt: skip
 GAMES = {"dond": ("experiment=dond_quickstart",), "among_us": ("experiment=among_us_quickstart",)}
 
 
 BEGINNINGS = (
     (train, "torchrun_ranks"), (evaluate, "base_policy"), (evaluate, "rollout"), (play, "rollout"),
-    (frontier, "base_policy"), (conditions, "rollout"), (drift, "rollout"),
+    (frontier, "check_writable"), (conditions, "check_writable"), (drift, "check_writable"),
+    (crossplay, "check_writable"), (benchmark, "check_writable"), (iterations, "check_writable"),
+    (expected, "check_writable"), (report, "write_report"),
 )  # fmt: skip
 
 
@@ -176,8 +192,12 @@ def no_work() -> Iterator[None]:
 
 
 def configure(folder: Path, *overrides: str) -> DictConfig:
+    return composed("train", *overrides, f"runs={folder / 'runs'}", "progress=false")
+
+
+def composed(command: str, *overrides: str) -> DictConfig:
     with initialize_config_module("conf", version_base="1.3"):
-        return compose("train", overrides=[*overrides, f"runs={folder / 'runs'}", "progress=false"])
+        return compose(command, overrides=list(overrides))
 
 
 def paths(node: Any, parent: str = "") -> Iterator[str]:
@@ -216,16 +236,22 @@ def set_up(bases: Mapping[str, DictConfig], change: tuple[str, dict[str, Any]]) 
 COMMANDS: dict[str, Callable[[], Any]] = {
     "train": train.main, "plan": plan.main, "report": report.main, "evaluate": evaluate.main, "play": play.main,
     "conditions": conditions.main, "drift": drift.main, "frontier": frontier.main, "expected": expected.main,
+    "crossplay": crossplay.main, "iterations": iterations.main, "benchmark": benchmark.main,
 }  # fmt: skip
+NEEDED = {  # what a command asks for; of what is given twice the later counts
+    "conditions": ("study=dond_pikl",), "frontier": ("data.dond=nowhere",), "expected": ("name=a", "select=run"),
+    "crossplay": ("players=[random,scripted]",), "iterations": ("select=run",), "report": ("select=run",),
+}  # fmt: skip
+OF_RUNS = ("expected", "iterations", "report", "conditions", "drift")  # commands that read finished runs
 
 
-def type_in(folder: Path, typed: tuple[str, list[str]]) -> str:
-    """A command line. What is refused is one line, with status 2 where the mistake is on the line itself; what fails is
-    one line too, with status 1; nothing is written."""
+def type_in(folder: Path, needed: Mapping[str, list[str]], typed: tuple[str, list[str]]) -> str:
+    """A command line, behind what its command needs. What is refused is one line, with status 2 where the mistake is on
+    the line itself; what fails is one line too, with status 1; nothing is written."""
     command, words = typed
     out, err, status = io.StringIO(), io.StringIO(), 0
     argv, here = sys.argv, Path.cwd()
-    sys.argv = [f"{command}.py", *words]
+    sys.argv = [f"{command}.py", *needed[command], *words]
     os.chdir(folder)
     try:
         with no_work(), redirect_stdout(out), redirect_stderr(err):
@@ -254,8 +280,15 @@ def typo(name: str, seed: int) -> str:
     return name[:place] + rng.choice(["", name[place] * 2, "x"]) + name[place + 1 :]
 
 
-def command_lines(names: list[str]) -> st.SearchStrategy[tuple[str, list[str]]]:
-    name = st.sampled_from(names) | st.builds(typo, st.sampled_from(names), st.integers(0, 999))
+def command_lines(command: str, needed: list[str]) -> st.SearchStrategy[tuple[str, list[str]]]:
+    """Words of a command's own settings and groups."""
+    known = OmegaConf.to_container(composed(command, *(word for word in needed if word.startswith("study="))))
+    names = [
+        *paths(known),
+        *(["env", "model", "algo", "ablation", "sweep", "base", "tracker"] if "env" in known else []),
+    ]
+    own = st.sampled_from([*known]) | st.sampled_from(names)  # commands beside train have few, and are known by these
+    name = own | st.builds(typo, own, st.integers(0, 999))
     word = st.one_of(
         st.builds("{}={}".format, name, st.sampled_from(WORDS) | TEXT),
         st.builds("{}{}".format, st.sampled_from(["~", "+", "++", "-", "--", "@"]), name),
@@ -264,7 +297,7 @@ def command_lines(names: list[str]) -> st.SearchStrategy[tuple[str, list[str]]]:
     )
     # A flag that is only begun is another one to argparse, and those that show things are no hostile input.
     harmless = word.filter(lambda text: not text.startswith(("-h", "--h", "-p", "--p", "-s", "--s", "-e", "--e", "-i")))
-    return st.tuples(st.sampled_from(["train"] * 6 + list(COMMANDS)), st.lists(harmless, min_size=1, max_size=3))
+    return st.tuples(st.just(command), st.lists(harmless, min_size=1, max_size=3))
 
 
 # --- Files ------------------------------------------------------------------------------------------------------------
@@ -411,7 +444,7 @@ def read_player(folder: Path) -> str:
 
 
 METRICS = "".join(
-    json.dumps({"iteration": i, "phase": phase, "game/score": float(i), "rollout/tokens": 9}) + "\n"
+    json.dumps({"iteration": i, "phase": phase, "game/score": float(i), "rollout/games": 4, "rollout/tokens": 9}) + "\n"
     for i in range(1, 4)
     for phase in ("train", "eval")
 )
@@ -496,9 +529,9 @@ class Writers:
         self.made: dict[str, tuple[Path, dict[str, bytes]]] = {}  # by writer: what iteration 1 leaves; all of it
         for name in self.NAMES:
             before, after = folder / name / "before", folder / name / "after"
-            for here, iterations in ((before, (1,)), (after, (1, 2))):
+            for here, numbers in ((before, (1,)), (after, (1, 2))):
                 here.mkdir(parents=True)
-                for iteration in iterations:
+                for iteration in numbers:
                     self.write(name, here, iteration)
             self.made[name] = before, contents(after)
 
@@ -577,17 +610,22 @@ def kinds(folder: Path) -> dict[str, Kind]:
             st.dictionaries(st.sampled_from(names[game]), st.sampled_from(VALUES), min_size=1, max_size=3),
         )
     )
-    typed = [*names["dond"], "env", "model", "algo", "ablation", "sweep", "base", "tracker", "a", "between", "select"]
+    needed = {c: [*NEEDED.get(c, ()), *([f"runs={folder}"] if c in OF_RUNS else [])] for c in COMMANDS}
+    typed = {command: command_lines(command, needed[command]) for command in COMMANDS}
 
     def files(of: Path, read: Callable[[Path], str]) -> Callable[[Any], str]:
         return partial(try_files, of, scratch, read)
 
     scratch.mkdir()
     return {
-        "replies to Deal or No Deal": Kind(0.22, NEGOTIATIONS, negotiate),
-        "replies to Among Us": Kind(0.18, DECEPTIONS, deceive),
+        "replies to Deal or No Deal": Kind(0.20, NEGOTIATIONS, negotiate),
+        "replies to Among Us": Kind(0.17, DECEPTIONS, deceive),
         "settings": Kind(0.16, changes, partial(set_up, bases)),
-        "command lines": Kind(0.02, command_lines(typed), partial(type_in, empty)),
+        "command lines": Kind(
+            0.05,
+            st.sampled_from(["train"] * 6 + list(COMMANDS)).flatmap(typed.__getitem__),
+            partial(type_in, empty, needed),
+        ),
         "human dialogues": Kind(0.14, damages(["data.txt", "val.txt", "test.txt"]), files(human, read_dialogues)),
         "contexts": Kind(0.06, damages(["contexts.txt"]), files(context_file, read_context_file)),
         "checkpoints": Kind(

@@ -1,5 +1,6 @@
 """The command line on a toy configuration: what runs, what is refused and how, and what is left on disk."""
 
+import importlib
 import os
 import signal
 import subprocess
@@ -437,3 +438,36 @@ def test_the_real_thing_in_a_process_of_its_own(toy: Path, tmp_path: Path) -> No
     ]
     assert (bad.returncode, bad.stdout, bad.stderr) == (2, "", "sedd is not a setting; the nearest is seed.\n")
     assert [p.name for p in tmp_path.iterdir()] == ["app.py"]
+
+
+# ---- the project's own commands --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("report runs=null", "runs=null does not fit: runs is never null."),
+        ("report runs=[a]", "runs=['a']: must be the name of a folder"),
+        ("report select=a out=5", "out=5: must be the name of a folder or file"),
+        ("evaluate out=5", "out=5: must be the name of a folder or file"),
+        ("evaluate players=null", "players=null does not fit: players is never null."),
+        ("conditions study=dond_pikl arms=null metrics=null", "arms=null does not fit: arms is never null."),
+        ("crossplay players=[random,scripted] cells=null", "cells=null does not fit: cells is never null."),
+        ("crossplay players=null", "players=null does not fit: players is never null."),
+        ("crossplay players=[/*,random]", "players=/*: must be one run's name; in runs no finished run matches"),
+        ("drift publish=null", "publish=null does not fit: publish is never null."),
+        ("iterations select=a published=5", "published=5: must be the name of a file"),
+        ("iterations data=5", "data=5: must be text, or null"),
+        ("benchmark out='' seed=1", "out='': must be the name of a folder or file"),
+        ("benchmark device=abc", "device=abc: must be auto, cpu, cuda or a GPU's number, as in cuda:1"),
+    ],
+)
+def test_bad_settings_of_commands_are_one_line(
+    given: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module, *words = given.split()
+    monkeypatch.setattr(sys, "argv", [module, *words])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        importlib.import_module(f"experiments.{module}").main()
+    assert capsys.readouterr().err.strip() == said and list(tmp_path.iterdir()) == []

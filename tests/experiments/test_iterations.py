@@ -248,6 +248,13 @@ def test_what_cannot_be_told_is_refused(overrides: list[str], said: str, tmp_pat
     assert not (tmp_path / "iterations").exists() or not list((tmp_path / "iterations").iterdir())
 
 
+@pytest.mark.parametrize("figures", ["", "1,a,0,0,0,0,0,game/score,1\n", "1,a,0,0,0,0,9,game/score,nan\n"])
+def test_a_file_that_no_run_could_have_left_is_refused(figures: str, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text(",".join(iterations.Line.__annotations__) + "\n" + figures)
+    with pytest.raises(UserError, match=r"data=.*x\.csv: expected lines of at least one game each, with finite values"):
+        iterations.read_lines(tmp_path / "x.csv")
+
+
 SMALL = [
     "progress=false", "threads=1", "base.epochs=1", "model.hidden_size=32", "model.layers=1", "model.max_new_tokens=8",
     "model.intermediate_size=64", "algo.games=4", "algo.concurrency=4", "algo.update.minibatches=1", "eval.every=1",

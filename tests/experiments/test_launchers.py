@@ -174,6 +174,16 @@ def test_a_job_of_submitit_is_one_process(setting: str) -> None:
         check_command_line("train", "conf", ["-m"], ["hydra/launcher=submitit_slurm", f"hydra.launcher.{setting}=2"])
 
 
+def test_a_machine_without_slurm_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    given = ["hydra/launcher=submitit_slurm", "seed=0,1"]
+    with pytest.raises(UsageError, match=r"submitit_slurm: this machine has no Slurm \(srun is not found\)"):
+        check_command_line("train", "conf", ["-m"], given)
+    (tmp_path / "srun").touch(0o755)
+    assert check_command_line("train", "conf", ["-m"], given).where is Where.SUBMITTED
+
+
 def test_a_time_limit_that_nobody_keeps_is_refused() -> None:
     with pytest.raises(UsageError, match=r"hydra\.launcher\.timeout=5\.0: .* leave it null"):
         check_command_line("train", "conf", ["-m"], ["hydra/launcher=joblib", "hydra.launcher.timeout=5"])

@@ -60,3 +60,47 @@ def test_what_is_only_measured_changes_nothing_that_is_learned(kind: str, tmp_pa
     assert all(row.pop("loss/world_model") for row in trained[1])
     assert trained[0] == trained[1] and len(trained[0]) == 2
     assert all(torch.equal(policies[0][name], tensor) for name, tensor in policies[1].items())
+
+
+TINY = (
+    *SHORT, "base.games=20", "model.hidden_size=16", "model.layers=1", "model.heads=2", "model.intermediate_size=32",
+)  # fmt: skip
+
+
+def test_a_run_leaves_nothing_in_its_process(tmp_path: Path) -> None:
+    """As jobs of a sweep, one after another: the same run before and after one of other settings, from its base on."""
+    for name, kind, *own in (
+        ("before", "ppo"),
+        ("between", "pikl", "seed=3", "deterministic=true", "algo.update.bf16=true"),
+        ("after", "ppo"),
+    ):
+        train.main(configure(kind, tmp_path / name, *TINY, *own))
+    before, after = contents(tmp_path / "before"), contents(tmp_path / "after")
+    assert before and sorted(name for name in {*before, *after} if before.get(name) != after.get(name)) == []
+
+
+@pytest.fixture(scope="module")
+def unmeasured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("unmeasured")
+    train.main(configure("ppo", folder, *TINY, "reward.speaking=null"))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [
+        ("reward.speaking=null", "tracker=wandb"),
+        ("reward.speaking.weight=0",),
+        ("reward.speaking=null", "loss=plan", "loss.plan.weight=0", "algo.planner.iterations=5"),
+    ],
+)
+def test_what_is_only_noted_changes_nothing_that_is_learned(
+    measured: tuple[str, ...], unmeasured: Path, tmp_path: Path
+) -> None:
+    train.main(configure("ppo", tmp_path, *TINY, *measured, f"cache={unmeasured / 'bases'}"))
+    (one,), (other,) = (list(folder.glob("runs/*/metrics.jsonl")) for folder in (unmeasured, tmp_path))
+    rows = [[json.loads(line) for line in path.read_text().splitlines()] for path in (one, other)]
+    for ours, theirs in zip(*rows, strict=True):
+        assert ours == {name: value for name, value in theirs.items() if name in ours}
+    tensors = [load_file(path.parent / "policy" / "model.safetensors") for path in (one, other)]
+    assert all(torch.equal(tensors[0][name], tensor) for name, tensor in tensors[1].items())

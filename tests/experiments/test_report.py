@@ -223,6 +223,13 @@ def test_runs_of_different_games_make_no_table(root: Path, tmp_path: Path) -> No
     assert not (tmp_path / "table").exists()
 
 
+def test_places_that_cannot_be_written_are_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    run = Run(tmp_path, "full", 0, {"env": {"game": "dond"}}, {}, [], {})
+    with pytest.raises(UserError, match=r"publish=.*file/run_cards: the folder cannot be written \(Not a directory\)"):
+        publish([run], tmp_path / "file")
+
+
 def test_variants_put_the_headline_first() -> None:
     def run(**env: object) -> Run:
         return Run(Path("x"), "full", 0, {"env": {"game": "dond", **env}}, {}, [], {})

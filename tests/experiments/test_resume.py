@@ -1,5 +1,6 @@
 """What a run refuses to go on with, what it tells of, and what it keeps."""
 
+import hashlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,10 @@ from experiments import evaluate, train
 from marl.checkpoint import load_policy, read_card, save_policy
 from marl.config import run_folder
 from marl.errors import UserError
+from marl.files import read_json, write_json
 from marl.runs import hardware
+from marl.tracking import JsonlTracker
+from marl.transcripts import read_episodes
 from tests.composing import configure
 from tests.marl.models import hf_tokenizer, random_lm, save
 
@@ -88,14 +92,76 @@ def test_another_version_of_an_untouched_model_is_refused(stopped: Callable[...,
         go_on(tmp_path, *untouched)
 
 
+CONTEXTS = "1 4 4 1 1 2\n1 0 4 2 1 2\n"
+OTHERS = "3 1 1 5 2 1\n3 2 1 2 2 1\n"
+
+
+def test_an_edited_file_of_contexts_is_refused(stopped: Callable[..., Path], tmp_path: Path) -> None:
+    file = tmp_path / "contexts.txt"
+    file.write_text(CONTEXTS)
+    own = (f"env.contexts={file}", "env.split=all", "eval.env.split=all")
+    stopped(*own)
+    file.write_text(OTHERS)
+    with pytest.raises(UserError, match=r"contexts\.txt is not what this run began with: .* put the old one back, or"):
+        go_on(tmp_path, *own)
+
+
+def test_games_of_the_base_are_of_the_same_contexts(tmp_path: Path) -> None:
+    file, facts = tmp_path / "contexts.txt", []
+    for seed, text in enumerate((CONTEXTS, OTHERS)):
+        file.write_text(text)
+        cfg = configure(
+            "train", *SMALL, "algo.iterations=1", f"seed={seed}", f"+eval.env.contexts={file}", "eval.env.split=all",
+            f"runs={tmp_path}",
+        )  # fmt: skip
+        train.main(cfg)
+        games = [read_episodes(run_folder(cfg) / "episodes" / f"{name}.jsonl") for name in ("base", "trained")]
+        facts.append([[game["facts"]["counts"] for game in each] for each in games])
+    (first, trained), (second, again) = facts
+    assert first == trained and second == again and first[0] == [1, 4, 1] and second[0] == [3, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "cast.negotiator={{partner:{0},partners:1}}",
+        "+eval.cast.negotiator={{partner:{0},partners:1}}",
+        "init.learner={0}",
+    ],
+)
+def test_another_run_that_was_replaced_is_refused(stopped: Callable[..., Path], tmp_path: Path, place: str) -> None:
+    stopped()
+    (base,) = (tmp_path / "bases").glob("dond-*")
+    policy, other = load_policy(base), tmp_path / "other"
+    save_policy(other / "policy", policy, {"game": "dond"})
+    own = (place.format(other), "seed=1")
+    folder = stopped(*own)
+    with torch.no_grad():
+        next(policy.lm.parameters()).add_(0.01)
+    save_policy(other / "policy", policy, {"game": "dond"})
+    with pytest.raises(UserError, match=rf"{other} is not what this run began with: it was made again"):
+        go_on(tmp_path, *own)
+    for checkpoint in (folder / "checkpoints").iterdir():  # as an earlier version left it
+        state = read_json(checkpoint / "state.json")
+        del state["inputs"]
+        write_json(checkpoint / "state.json", state)
+        sums = read_json(checkpoint / "checksums.json")
+        sums["state.json"] = hashlib.sha256((checkpoint / "state.json").read_bytes()).hexdigest()
+        write_json(checkpoint / "checksums.json", sums)
+    go_on(tmp_path, *own)
+
+
 def test_other_software_or_hardware_is_told(
     stopped: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stopped()
+    folder = stopped()
     monkeypatch.setattr(train, "hardware", lambda: {**hardware(), "instructions": "AVX9"})
     go_on(tmp_path)
     told = f"this run was begun with instructions={hardware()['instructions']}, here AVX9: its last digits"
     assert told in capsys.readouterr().out
+    made_with = read_json(folder / "run.json")["made_with"]
+    assert [each["instructions"] for each in made_with] == [hardware()["instructions"], "AVX9"]
+    assert {"torch", "transformers", "device", "deterministic", "processes", "threads"} <= made_with[0].keys()
 
 
 def test_a_folder_that_is_moved_away_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,6 +205,23 @@ def test_damaged_games_of_the_base_are_named_and_then_played_again(
     assert kept.read_bytes() == whole
 
 
+def test_games_of_a_base_that_cannot_be_written_are_kept_with_the_run(
+    stopped: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As beside a base that others made, in a cache that they alone may write."""
+    folder = stopped()
+    (base,) = (tmp_path / "bases").glob("dond-*")
+    (base / "evaluations").touch()  # no folder can be made here, by nobody
+    go_on(tmp_path)
+    assert f"the base's games are kept in the run's folder, since {base / 'evaluations'}" in capsys.readouterr().out
+    mine = (folder / "base" / "evaluation.json").read_bytes()
+    (base / "evaluations").unlink()
+    (folder / "run.json").unlink()
+    go_on(tmp_path)
+    (shared,) = base.glob("evaluations/*/evaluation.json")
+    assert shared.read_bytes() == mine
+
+
 def test_the_best_is_kept_where_it_was_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also between two checkpoints that are due."""
     scores = iter([0.0, 3.0, 9.0, 1.0, 2.0])  # of the base, and after each iteration
@@ -150,6 +233,17 @@ def test_the_best_is_kept_where_it_was_evaluated(tmp_path: Path, monkeypatch: py
     train.main(cfg)
     kept = sorted(path.name for path in (run_folder(cfg) / "checkpoints").iterdir())
     assert kept == ["iteration-000002", "iteration-000004"]
+
+
+def test_metrics_are_on_the_disk_before_a_checkpoint_counts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    sync, save = JsonlTracker.sync, train.save_training
+    monkeypatch.setattr(JsonlTracker, "sync", lambda tracker: done.append("sync") or sync(tracker))
+    monkeypatch.setattr(train, "save_training", lambda *given: done.append("save") or save(*given))
+    train.main(configure("train", *SMALL, "algo.iterations=2", f"runs={tmp_path}"))
+    assert done == ["sync", "save"] * 2
 
 
 def test_threads_of_one_job_are_not_those_of_the_next() -> None:

@@ -79,10 +79,16 @@ def test_a_run_leaves_what_the_readme_says(finished: Path) -> None:
     assert "<svg" in page and not re.search(r"""(src|href)=["']?(https?:)?//""", page)
 
 
-def test_a_finished_run_is_not_run_again(finished: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_is_not_run_again(
+    finished: Path, cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = (finished / "run.json").stat().st_mtime_ns
-    train.main(configure(*SMALL, f"runs={finished.parent}", f"cache={cache}"))
+    cfg = configure(*SMALL, f"runs={finished.parent}", f"cache={cache}")
+    train.main(cfg)
     assert "is done" in capsys.readouterr().out
+    monkeypatch.setenv("RANK", "1")  # of torchrun's processes the first has said so
+    train.main(cfg)
+    assert capsys.readouterr().out == ""
     assert (finished / "run.json").stat().st_mtime_ns == before
 
 

@@ -13,6 +13,7 @@ import torch
 
 from marl import pretrain
 from marl.checkpoint import make_once, verify_folder
+from marl.errors import UserError
 from marl.pretrain import BaseConfig, ModelConfig, base_policy
 from marl.rollout import Game, draw_games
 
@@ -118,3 +119,12 @@ def test_who_waited_for_one_that_failed_makes_it(tmp_path: Path) -> None:
         make_once(path, fail)
     make_once(path, path.touch, report=pytest.fail)
     make_once(path, fail)  # it is there
+
+
+def test_where_it_cannot_be_made_one_line_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"file/new/thing cannot be written \(Not a directory\)"):
+        make_once(tmp_path / "file" / "new" / "thing", pytest.fail)
+    (tmp_path / ".thing.lock").mkdir()
+    with pytest.raises(UserError, match=r"thing cannot be written \(Is a directory\)"):
+        make_once(tmp_path / "thing", pytest.fail)

@@ -272,6 +272,21 @@ def test_damaged_ones_that_were_passed_over_do_not_push_out_good_ones(tmp_path: 
     assert load_training(tmp_path, by_name(policy)) == {"iteration": 4} and same(policy, hint_policy(9))
 
 
+def test_what_is_no_checkpoint_of_ours_is_left_alone(tmp_path: Path) -> None:
+    policies = saved(tmp_path, 2)
+    for copy_ in ("iteration-000002.bak", "iteration-000001-keep", "iteration-0000021"):
+        shutil.copytree(tmp_path / "iteration-000001", tmp_path / copy_)
+    (tmp_path / "iteration-notes.txt").write_text("mine")
+    (tmp_path / "iteration-000009").write_text("a file")
+    policy = hint_policy(0)
+    assert load_training(tmp_path, by_name(policy)) == {"iteration": 2} and same(policy, policies[1])
+    save_training(tmp_path, 3, by_name(policy), {}, keep=1)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "iteration-000001-keep", "iteration-000002.bak", "iteration-0000021", "iteration-000003", "iteration-000009",
+        "iteration-notes.txt",
+    ]  # fmt: skip
+
+
 def test_where_there_is_nothing_nothing_is_loaded(tmp_path: Path) -> None:
     policy = hint_policy(0)
     for folder in (tmp_path, tmp_path / "nowhere"):
@@ -304,6 +319,16 @@ def without_iteration(folder: Path) -> None:
     (folder / "state.json").write_text('{"step": 3}')
 
 
+def noting(**notes: Any) -> Callable[[Path], None]:
+    """Puts other notes into a checkpoint's state."""
+
+    def change(folder: Path) -> None:
+        state = json.loads((folder / "state.json").read_text())
+        (folder / "state.json").write_text(json.dumps({**state, **notes}))
+
+    return change
+
+
 def of_another_model(folder: Path) -> None:
     policy = tiny_policy()
     save_training(folder.parent / "other", 3, by_name(policy), {}, keep=9)
@@ -319,6 +344,19 @@ def with_another_optimiser(folder: Path) -> None:
     ("change", "said"),
     [
         (without_iteration, "state.json does not say after which iteration it was saved"),
+        (noting(iteration=-1), "in state.json iteration is -1"),
+        (noting(iteration=9), "in state.json iteration is 9"),
+        (noting(run=5), "in state.json run is 5"),
+        (noting(base=[]), r"in state.json base is \[\]"),
+        (noting(wall_time="abc"), "in state.json wall_time is 'abc'"),
+        (noting(wall_time=None), "in state.json wall_time is None"),
+        (noting(metrics_lines=1.5), "in state.json metrics_lines is 1.5"),
+        (noting(inputs=[]), r"in state.json inputs is \[\]"),
+        (noting(commits=5), "in state.json commits is 5"),
+        (noting(commits=[5]), r"in state.json commits is \[5\]"),
+        (noting(made_with=[5]), r"in state.json made_with is \[5\]"),
+        (noting(best={}), r"in state.json best is \{\}"),
+        (noting(best={"iteration": 1, "score": "a"}), "in state.json best is"),
         (lambda folder: (folder / "state.json").write_text("[1]"), "state.json: expected one JSON object"),
         (lambda folder: (folder / "state.json").unlink(), "state.json: expected one JSON object"),
         (lambda folder: (folder / "learner.safetensors").unlink(), "does not fit learner as it is now"),

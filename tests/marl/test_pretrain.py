@@ -160,3 +160,21 @@ def test_how_many_games_a_tokenizer_is_made_of() -> None:
     assert "tokenizer_games" not in BaseConfig(data="human", tokenizer_games=200).made_of()
     with pytest.raises(UserError, match=r"base\.tokenizer_games=0: must be at least 1"):
         BaseConfig(tokenizer_games=0)
+
+
+def test_an_edited_file_of_contexts_makes_another_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the few games whose texts name a base are none of those that changed."""
+    file, named = tmp_path / "contexts.txt", []
+
+    def stop(folder: Path, *_: Any) -> None:
+        named.append(folder.name)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pretrain, "make_once", stop)
+    monkeypatch.setattr(pretrain, "scripted_texts", lambda *_: [])
+    for text in ("1 4 4 1 1 2\n1 0 4 2 1 2\n", "3 1 1 5 2 1\n3 2 1 2 2 1\n") * 2:
+        file.write_text(text)
+        with pytest.raises(KeyboardInterrupt):
+            base_policy(MODEL, small(), {"game": "dond", "contexts": str(file)}, cache=tmp_path)
+    first, second, *again = named
+    assert first != second and [first, second] == again

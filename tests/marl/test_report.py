@@ -114,6 +114,12 @@ def page_of(folders: list[Path], out: Path) -> Page:
     return page
 
 
+def test_a_page_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"file/report\.html cannot be written \(File exists\)"):
+        build_report([make_run(tmp_path / "run")], tmp_path / "file" / "report.html", "A title")
+
+
 def test_one_run(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", git_commit="abc123")
     page = page_of([run], tmp_path / "out" / "report.html")

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import re
+import signal
+import time
 from functools import reduce
 from pathlib import Path
 
@@ -10,7 +15,7 @@ import pytest
 import yaml
 
 from marl.errors import UserError
-from marl.runs import CARD, CONFIG, read_run_card, run_settings
+from marl.runs import CARD, CONFIG, claim, read_run_card, run_settings
 
 WHOLE = """env: {game: dond}
 cast: {a: {player: base}}
@@ -80,3 +85,41 @@ def test_a_damaged_card_is_told_with_a_way_on(tmp_path: Path) -> None:
     (tmp_path / CARD).write_text("")
     with pytest.raises(UserError, match=r"run\.json: expected one JSON .*: remove it, and the run's own command"):
         read_run_card(tmp_path)
+
+
+def test_a_process_that_is_killed_frees_its_run(tmp_path: Path) -> None:
+    holder = os.fork()
+    if holder == 0:
+        try:  # the child never returns to the test's code
+            with claim(tmp_path / "run", "a: 1"):
+                (tmp_path / "held").touch()
+                time.sleep(60)
+        finally:
+            os._exit(1)
+    try:
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "held").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        with (
+            pytest.raises(UserError, match="run is being written by another process: wait"),
+            claim(tmp_path / "run", "a: 1"),
+        ):
+            pass
+    finally:
+        os.kill(holder, signal.SIGKILL)
+        os.waitpid(holder, 0)
+    with claim(tmp_path / "run", "a: 1"):
+        pass
+
+
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with (
+        pytest.raises(UserError, match=rf"runs={tmp_path}: its file system has no locks \(No locks available\)"),
+        claim(tmp_path / "run", "a: 1"),
+    ):
+        pass

@@ -51,6 +51,19 @@ def test_every_line_is_on_disk_as_soon_as_it_is_logged(tmp_path: Path) -> None:
     tracker.close()
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "wandb"])
+def test_both_files_are_on_the_disk_once_synced(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = []
+    with make_tracker(kind, tmp_path, name="n", run_id="id", config={}) as tracker:
+        tracker.log(1, {"x": 1.0, "time/x": 1.0})
+        monkeypatch.setattr(
+            os, "fsync", lambda number: synced.append(Path(os.readlink(f"/proc/self/fd/{number}")).name)
+        )
+        tracker.sync()
+        monkeypatch.undo()
+    assert synced == ["metrics.jsonl", "timing.jsonl"]
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, np.float64("nan"), torch.tensor(-math.inf), "1.0", None])
 def test_what_is_not_a_finite_number_is_named_and_leaves_no_line(tmp_path: Path, value: object) -> None:
     with JsonlTracker(tmp_path) as tracker, pytest.raises(ValueError, match="loss/policy"):
@@ -81,6 +94,10 @@ def test_a_line_cut_off_by_a_crash_is_dropped_but_a_foreign_file_is_refused(tmp_
     path.write_text('{"iteration": 1, "phase": "train", "x": 1}\n{"iteration": 2, "pha')
     JsonlTracker(tmp_path, resume_from_iteration=5).close()
     assert [line["iteration"] for line in lines(path)] == [1]
+    path.write_text(path.read_text().rstrip("\n"))  # whole, but for its end
+    with JsonlTracker(tmp_path, resume_from_iteration=1) as tracker:
+        tracker.log(2, {"x": 2})
+    assert [line["iteration"] for line in lines(path)] == [1, 2]
     path.write_text('{"iteration": 1}\nhello\n{"iteration": 2}\n')
     with pytest.raises(UserError, match=r"metrics\.jsonl, line 2 .*'hello'"):
         JsonlTracker(tmp_path, resume_from_iteration=5)

@@ -76,6 +76,12 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     assert read_episodes(path) == [episode_to_json(deal_game())]
 
 
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "episodes").touch()
+    with pytest.raises(UserError, match=r"episodes/0\.jsonl cannot be written \(File exists\)"):
+        write_episodes(tmp_path / "episodes" / "0.jsonl", [deal_game()])
+
+
 @pytest.mark.parametrize("line", ["{not json", "[]", '{"turns": []}'])
 def test_a_malformed_line_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "games.jsonl"
