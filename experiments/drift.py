@@ -41,7 +41,7 @@ from marl.drift import likelihood, retold, talk_drift
 from marl.errors import UserError, check_writable
 from marl.evaluate import Metrics, dond_metrics, talk_metrics
 from marl.files import read_json, write_json, writing
-from marl.games import env_maker
+from marl.games import env_maker, file_digests
 from marl.human_dond import read_split
 from marl.negotiation import READING, human_talk, read_talk, talk_of
 from marl.policy import Policy
@@ -190,6 +190,7 @@ def settings_of(stage: Stage, people: Path, cfg: DictConfig) -> dict[str, Any]:
         "policy": stage.digest,
         "people": folder_digest(people),
         "env": stage.game,
+        **file_digests(stage.game),
         "temperature": stage.config["eval"]["temperature"],
         "max_new_tokens": stage.config["algo"]["max_new_tokens"],
         "context": stage.config["algo"]["context"],

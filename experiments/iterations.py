@@ -46,7 +46,7 @@ from envs.dond_v0 import MAX_POINTS
 from experiments.cli import command
 from experiments.report import selected
 from experiments.terminal import say
-from marl.errors import UserError, check_text, check_writable
+from marl.errors import UserError, check_writable
 from marl.evaluate import Metrics
 from marl.files import writing
 from marl.report import PAPER, TRAINED, Run, read_run
@@ -106,7 +106,6 @@ def main(cfg: DictConfig) -> None:
     """Collects, if runs are given; tabulates and draws."""
     if cfg.over not in (None, *AXES):
         raise UserError(f"over={cfg.over}: must be {', '.join(AXES)}, or null")
-    check_text(cfg.data, "data")
     if (cfg.select is None) == (cfg.data is None):
         raise UserError("select and data: give one of them, the names of finished runs or a file written from such")
     published = read_published(Path(cfg.published)) if cfg.published else []

@@ -10,8 +10,9 @@ from typing import Any
 
 PLACES = {  # settings of commands, and what they name
     **dict.fromkeys(("runs", "cache", "cells", "publish", "human"), "folder"),
-    **dict.fromkeys(("published", "curves"), "file"),
-    "out": "folder or file",
+    **dict.fromkeys(("published", "curves", "data.table"), "file"),
+    **dict.fromkeys(("out", "data"), "folder or file"),
+    "data.dond": "folder",
 }
 
 
@@ -35,6 +36,9 @@ def check_writable(folder: Path, setting: str) -> None:
 def check_places(settings: Mapping[str, Any]) -> None:
     """Refuses settings that cannot say where something is, or is to be kept. Each command has some of them; whether
     others than `runs`, `cache` and `cells` may be null is for its defaults to say (experiments/cli.py)."""
+    data = settings.get("data")
+    if isinstance(data, Mapping):  # a group in some commands
+        settings = {**settings, **{f"data.{name}": value for name, value in data.items()}, "data": None}
     for name in (name for name in PLACES if name in settings):
         value, may_be_null = settings[name], name not in ("runs", "cache", "cells")
         if not (value is None and may_be_null) and (not isinstance(value, str) or not value or "\0" in value):
