@@ -99,7 +99,7 @@ def test_cross_play_goes_on_past_failures_and_keeps_no_pair_that_met_a_spent_bud
     go(1000)
     rows = [line.split(",") for line in (out / "crossplay.csv").read_text().splitlines()]
     assert rows[0][-2:] == ["games", "lost_seats"]
-    assert sum({frozenset(row[:2]): int(row[-1]) for row in rows[1:]}.values()) == 1
+    assert sum({frozenset(row[1:3]): int(row[-1]) for row in rows[1:]}.values()) == 1
     card = json.loads((out / "run_cards" / "crossplay.json").read_text())
     assert list(card["lost_seats"].values()) == [1] and "1 declined to answer" in capsys.readouterr().out
 
@@ -208,10 +208,10 @@ def test_it_sits_beside_a_learner_and_the_runs_drift_is_measured(server: Server,
     config.human = str(base)
     drift.main(config)
     lines = (runs / "drift" / "drift.csv").read_text().splitlines()
-    assert lines[0] == "run,arm,seed,iteration,metric,mean,low,high,games"
+    assert lines[0] == "objective,run,arm,seed,iteration,metric,mean,low,high,games"
     rows = [line.split(",") for line in lines[1:]]
-    assert {row[3] for row in rows} == {"0", "1", "2"} and all(len(row) == 9 and all(row) for row in rows)
-    assert {"game/score", "talk/turns"} <= {row[4] for row in rows}
+    assert {row[4] for row in rows} == {"0", "1", "2"} and all(len(row) == 10 and all(row) for row in rows)
+    assert {"game/score", "talk/turns"} <= {row[5] for row in rows}
     assert (runs / "drift" / "drift.svg").is_file() and (runs / "drift" / "kept.csv").is_file()
     before = {path: path.stat().st_mtime_ns for path in (runs / "drift").glob("*.json")}
     assert len(before) == 3

@@ -453,7 +453,7 @@ def test_the_real_thing_in_a_process_of_its_own(toy: Path, tmp_path: Path) -> No
         ("evaluate players=null", "players=null does not fit: players is never null."),
         ("conditions study=dond_pikl arms=null metrics=null", "arms=null does not fit: arms is never null."),
         ("crossplay players=[random,scripted] cells=null", "cells=null does not fit: cells is never null."),
-        ("crossplay players=null", "players=null does not fit: players is never null."),
+        ("crossplay players=null", "players=None: must be a list of two to 8"),
         ("crossplay players=[/*,random]", "players=/*: must be one run's name; in runs no finished run matches"),
         ("iterations select=a published=5", "published=5: must be the name of a file"),
         ("report data=5", "data=5: must be the name of a folder or file"),

@@ -248,7 +248,7 @@ def test_recording_from_finished_runs(tmp_path: Path, capsys: pytest.CaptureFixt
         (["select=none-*"], "no finished run"),
         (["select=a-*", "settings={objective: 1}"], "settings: only curves need them"),
         (["curves=a.csv", "margin=0"], "margin=0: must be a number above 0"),
-        (["curves=a.csv", "name=../a"], r"name=\.\./a: must be the name of an experiment"),
+        (["curves=a.csv", "name=../a"], r"name='\.\./a': must be a name"),
     ],
 )
 def test_what_cannot_be_recorded(overrides: list[str], said: str, tmp_path: Path) -> None:

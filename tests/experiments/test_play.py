@@ -116,8 +116,6 @@ def test_whoever_is_told_to_stop_keeps_the_game(
 
     before = signal.getsignal(number)
     typing(replies())
-    if number != signal.SIGINT:  # by itself it would end the tests
-        assert before == signal.SIG_DFL
     play.main(configure("env=among_us", "opponent=random", f"out={tmp_path}"))
     assert (tmp_path / "unfinished-001.txt").read_text().count("you> ") == 1 and signal.getsignal(number) == before
 

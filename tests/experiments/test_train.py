@@ -439,7 +439,7 @@ def test_names_follow_from_the_configuration() -> None:
         (["name=a/b"], "name='a/b': must be a name that can be part of a folder's"),
         (["arm=null"], "arm=None: must be a name"),
         (["init.learner=true"], "init.learner=True: must be text, or null"),
-        (["base=human", "data.dond=5"], "data.dond=5: must be text, or null"),
+        (["base=human", "data.dond=5"], "data.dond=5: must be the name of a folder"),
         (["algo.kind=[]"], r"algo.kind=\[\]: must be one of ppo, filtered_bc"),
         (["env.game=null"], "env.game=None: there is no game of this name"),
         (["cast.negotiator.partners=inf"], "cast.negotiator.partners=inf: must be a finite number"),
