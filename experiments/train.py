@@ -11,12 +11,12 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.cli import command
@@ -227,7 +227,7 @@ def lead(work: Work, ranks: Ranks) -> None:
     commits = list(dict.fromkeys([*before.get("commits", []), git_commit()]))
     on = hardware()
     now = {
-        "torch": torch.__version__, "transformers": transformers.__version__, "device": work.device.type,
+        "torch": torch.__version__, "transformers": version("transformers"), "device": work.device.type,
         "processes": ranks.size, "deterministic": bool(cfg.deterministic),
         **{name: on[name] for name in ("instructions", "threads", "gpu")},
     }  # fmt: skip

@@ -40,7 +40,8 @@ AMONG_US = (
 )  # fmt: skip
 KINDS = {
     "ppo": ("env=dond", "base.games=24", "algo=ppo", "loss.imitation.weight=0.1"),
-    "filtered_bc": ("env=dond", "base.games=24", "algo=filtered_bc"),
+    # So small a base scores nothing: above the mean there would be nothing to learn from.
+    "filtered_bc": ("env=dond", "base.games=24", "algo=filtered_bc", "algo.keep=all"),
     "ppo_among_us": (*AMONG_US, "algo=ppo"),  # Muon, renamed rows, separate credit
     "ppo_two_learners": (*AMONG_US, "algo=ppo", "cast.imposter.player=rival", "algo.alternate=2"),
     "filtered_bc_among_us": (*AMONG_US, "algo=filtered_bc"),
