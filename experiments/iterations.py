@@ -165,15 +165,8 @@ def collected(runs: Sequence[Run]) -> list[Line]:
         passes = token_passes(run)
         for row in evaluations:
             trained, games = row["iteration"] * run.games, int(row["rollout/games"])
-            at = (
-                float(run.config["env"]["objective"]),
-                run.arm,
-                run.seed,
-                row["iteration"],
-                trained,
-                passes[row["iteration"]],
-                games,
-            )
+            objective, iteration = float(run.config["env"]["objective"]), row["iteration"]
+            at = (objective, run.arm, run.seed, iteration, trained, passes[iteration], games)
             lines += [Line(*at, metric, row[metric]) for metric in METRICS if metric in row]
         ceiling = run.conditions.get(TRAINED, {}).get("game/score_ceiling")
         if ceiling is not None:  # of the final evaluation, whose games begin with these
@@ -362,9 +355,8 @@ def summary(seeds: Mapping[int, Curve], measure: str) -> Metrics:
         name: seed_mean(values).within(-1, 1) for name, values in whole.items() if name.startswith("correlation/")
     }
     if "plateau/seeds" in whole:
-        figures["plateau/seeds"] = seed_mean(whole["plateau/seeds"]).within(
-            0, max(max(curve) for curve in seeds.values())
-        )
+        last = max(max(curve) for curve in seeds.values())
+        figures["plateau/seeds"] = seed_mean(whole["plateau/seeds"]).within(0, last)
         shared = sorted(set.intersection(*(set(curve) for curve in seeds.values())))
         at = [[curve[i] for curve in seeds.values()] for i in shared]
         means = [float(np.mean([own[measure] for own in each])) for each in at]

@@ -268,11 +268,8 @@ def _parse_choice(choice: str, verdict: str) -> tuple[Triple | None, HumanEnding
     match = _CHOICE.fullmatch(choice)
     if not match:
         raise ValueError("a choice 'item0=N item1=N item2=N', 'no agreement' or 'disconnect'")
-    return (
-        int(match[1]),
-        int(match[2]),
-        int(match[3]),
-    ), HumanEnding.DEAL if verdict == "agree" else HumanEnding.DISAGREE
+    claim = (int(match[1]), int(match[2]), int(match[3]))
+    return claim, HumanEnding.DEAL if verdict == "agree" else HumanEnding.DISAGREE
 
 
 def _parse_talk(talk: str, ended_by: str) -> list[tuple[Speaker, str]]:
