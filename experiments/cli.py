@@ -87,8 +87,9 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 IDLE = 300  # seconds until a worker without a job ends, should the command itself have been killed
 
 
+# Of settings whose default is something those of which null is a choice too.
+MAY_BE_NULL = ("compare", "minutes", "baseline_cut")
 # What ~KEY may leave out: terms, players, and choices that only bring other settings. The rest always has a value.
-MAY_BE_NULL = ("compare",)  # of a command's own settings those whose default is something, and null is a choice too
 REMOVABLE = ("loss.", "reward.", "cast.", "variants.", "tuned", "experiment", "ablation", "sweep", "hydra")
 
 
@@ -500,6 +501,9 @@ class Checker:
         return parsed
 
     def compose(self, overrides: list[str]) -> DictConfig:
+        for o in self.parse(overrides):
+            if not o.is_delete() and o.value() is None and (options := self._options(o.key_or_group)):
+                raise UsageError(f"{o.input_line} does not fit: choose one of {', '.join(sorted(options))}.")
         try:
             return self._load(tuple(overrides))
         except (CompactHydraException, OmegaConfBaseException) as error:

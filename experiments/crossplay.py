@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, product
 from pathlib import Path
 from typing import Any
 
@@ -452,6 +452,9 @@ def show(table: Path, figure: Path) -> Sequence[str]:
         found.setdefault(pair, {})[metric] = own
     labels = list(dict.fromkeys(row for row, _ in found))
     shown = OF.get(lines[0][0], OF_OTHERS)
+    for row, column in product(labels, repeat=2):
+        if lacking := set(shown) - found.get((row, column), {}).keys():
+            raise UserError(f"data.table={table}: has no {min(lacking)} of {row} with {column}")
     draw(labels, found, shown, figure)
     for name in shown:
         say(f"\n{SHOWN[name]}; a line for each row player")

@@ -114,7 +114,7 @@ def main(cfg: DictConfig) -> None:
         raise UserError(f"split={cfg.split}: must be one of {', '.join(SPLITS)}; bases learn from the others")
     runs = selected(Path(cfg.runs), cfg.select, cfg.where)
     stages = [stage for run in runs for stage in stages_of(run)]
-    refuse_doubles((stage.run.name, stage.objective, stage.arm, stage.seed) for stage in stages)
+    refuse_doubles((stage.run, stage.objective, stage.arm, stage.seed) for stage in stages)
     stages.sort(key=lambda stage: (-stage.objective, stage.arm, stage.seed, stage.iteration))
     people = {run: people_folder(run, cfg.human) for run in runs}
     human = people_metrics(cfg.data.dond, cfg.split) if cfg.data.dond else {}
@@ -276,6 +276,10 @@ def read_policies(path: Path) -> Policies:
         ),
     ):  # fmt: skip
         found.setdefault(key, {}).setdefault(iteration, {})[metric] = own
+    for (objective, *_, run), of_run in found.items():
+        for iteration, metrics in of_run.items():
+            if measure_of(objective) not in metrics:
+                raise UserError(f"data.table={path}: has no {measure_of(objective)} of {run} at iteration {iteration}")
     return found
 
 
@@ -319,10 +323,8 @@ def draw(policies: Policies, path: Path) -> None:
                 there = {i: metrics for i, metrics in of_run.items() if metric in metrics}
                 if own == objective and there:
                     x = [metrics[measure].mean if against else i for i, metrics in there.items()]
-                    y, colour = (
-                        [metrics[metric].mean for metrics in there.values()],
-                        PAPER[arms.index(arm) % len(PAPER)],
-                    )
+                    y = [metrics[metric].mean for metrics in there.values()]
+                    colour = PAPER[arms.index(arm) % len(PAPER)]
                     (handles[arm],) = axes.plot(x, y, marker="o", markersize=3, linewidth=1, color=colour)
                     axes.plot(x[:1], y[:1], marker="o", markersize=5, color=colour, markerfacecolor="white")
             axes.set_title(f"{title}, λ = {objective:g}", fontsize=9, loc="left")

@@ -290,7 +290,7 @@ def as_in_runs(cfg: DictConfig, names: Sequence[str]) -> DictConfig:
     if differ:
         raise UserError(
             f"players: the runs {' and '.join(settings)} differ in env.{', env.'.join(differ)}: choose for all, as in "
-            f"env.{differ[0]}={games[0].get(differ[0])}"
+            f"env.{differ[0]}={'null' if (first := games[0].get(differ[0])) is None else first}"
         )
     merged = OmegaConf.create({**cfg, **next(iter(settings.values()))})
     assert isinstance(merged, DictConfig)

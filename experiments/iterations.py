@@ -157,7 +157,7 @@ def collected(runs: Sequence[Run]) -> list[Line]:
     for run in runs:
         if run.game != "dond":
             raise UserError(f"select: {run.folder.name} is a run of {run.game}; name runs of Deal or No Deal")
-    refuse_doubles((run.folder.name, float(run.config["env"]["objective"]), run.arm, run.seed) for run in runs)
+    refuse_doubles((run.folder, float(run.config["env"]["objective"]), run.arm, run.seed) for run in runs)
     for run in runs:
         evaluations = [row for row in run.curves if row["phase"] == "eval"]
         if not evaluations:
@@ -167,21 +167,29 @@ def collected(runs: Sequence[Run]) -> list[Line]:
             trained, games = row["iteration"] * run.games, int(row["rollout/games"])
             objective, iteration = float(run.config["env"]["objective"]), row["iteration"]
             at = (objective, run.arm, run.seed, iteration, trained, passes[iteration], games)
-            lines += [Line(*at, metric, row[metric]) for metric in METRICS if metric in row]
+            told = [metric for metric in METRICS if metric in row and not nothing(metric, objective)]
+            lines += [Line(*at, metric, row[metric]) for metric in told]
         ceiling = run.conditions.get(TRAINED, {}).get("game/score_ceiling")
-        if ceiling is not None:  # of the final evaluation, whose games begin with these
+        if ceiling is not None and not nothing(
+            "game/score_ceiling", objective
+        ):  # of the final evaluation, whose games begin with these
             lines.append(Line(*at[:-1], ceiling.n, "game/score_ceiling", ceiling.mean))
     return sorted(lines, key=lambda line: (-line.objective, line.arm, line.seed, line.iteration))
 
 
-def refuse_doubles(runs: Iterable[tuple[str, float, str, int]]) -> None:
-    """UserError where two of these runs (name, objective, arm, seed) are of one objective, arm and seed."""
-    known: dict[tuple[float, str, int], str] = {}
-    for name, objective, arm, seed in runs:
-        other = known.setdefault((objective, arm, seed), name)
-        if other != name:
+def nothing(metric: str, objective: float) -> bool:
+    """Whether the metric is 0 whatever is played: scores that add up to nothing."""
+    return objective == COMPETITIVE and metric.startswith("game/score")
+
+
+def refuse_doubles(runs: Iterable[tuple[Path, float, str, int]]) -> None:
+    """UserError where two of these runs (folder, objective, arm, seed) are of one objective, arm and seed."""
+    known: dict[tuple[float, str, int], Path] = {}
+    for folder, objective, arm, seed in runs:
+        other = known.setdefault((objective, arm, seed), folder)
+        if other != folder:
             raise UserError(
-                f"select: {other} and {name} are both of objective {objective:g}, arm {arm} and seed {seed}; choose "
+                f"select: {other} and {folder} are both of objective {objective:g}, arm {arm} and seed {seed}; choose "
                 "names of which there is one for each, or settings in `where`, or give arms names of their own"
             )
 
@@ -219,6 +227,12 @@ def read_lines(path: Path) -> list[Line]:
     )  # fmt: skip
     if not all(line.games > 0 and math.isfinite(line.value) for line in lines):
         raise UserError(f"data={path}: expected lines of at least one game each, with finite values")
+    for (objective, arm), seeds in curves_of(lines).items():
+        for seed, curve in seeds.items():
+            for iteration, at in curve.items():
+                if lacking := {measure_of(objective), "game/agreement"} - at.keys():
+                    where = f"λ={objective:g}, arm {arm}, seed {seed}, iteration {iteration}"
+                    raise UserError(f"data={path}: has no {min(lacking)} of {where}")
     return lines
 
 

@@ -102,7 +102,8 @@ def main(cfg: DictConfig) -> None:
     if caches:
         say(caches)
     opponent = find_player(cfg.opponent, cfg, parts, device, cfg.opponent)
-    record, unfinished = out / f"episodes-{number:03d}.jsonl", out / f"unfinished-{number:03d}.txt"
+    record: Path | None = None
+    unfinished: Path | None = None
     settings = settings_of(opponent, cfg, parts)
 
     def cast(game: Game, env: Any) -> Mapping[str, Agent]:
@@ -119,14 +120,16 @@ def main(cfg: DictConfig) -> None:
         sys.stdin.reconfigure(errors="replace")  # a key that types no UTF-8 is no reason to end a game
 
     def keep() -> None:
+        nonlocal unfinished
         if person.log:
             head = {"unfinished": True, **about, "reply_seconds": person.seconds}
+            unfinished = unfinished or claim(out, "unfinished-{:03d}.txt", number)
             write_text(unfinished, "\n".join([json.dumps(head, ensure_ascii=False), *person.log]) + "\n")
             with suppress(OSError):  # the terminal may be gone
                 say(f"\nstopped; the unfinished game is in {unfinished}")
 
     with stoppable():
-        try:
+        try:  # the outer one: an interrupt may come in the midst of keeping, as a window that closes ends the input, too
             try:
                 for game in draw_games(cfg.seed, count=cfg.games):
                     say(f"\n── a new game ({len(played) + 1} of {cfg.games}) " + "─" * 40)
@@ -135,6 +138,7 @@ def main(cfg: DictConfig) -> None:
                     about = {**settings, "game_seed": game.seed, "began": began}
                     (episode,) = rollout([game], cast, make_env, 1)
                     played.append({**episode_to_json(episode), "about": {**about, "reply_seconds": person.seconds}})
+                    record = record or claim(out, "episodes-{:03d}.jsonl", number)
                     write_transcripts(record, played)
                     person.begin()
                     say(render_text(played[-1]))
@@ -144,13 +148,25 @@ def main(cfg: DictConfig) -> None:
                 keep()
                 if not isinstance(error, EOFError):
                     raise
-                return
-        except KeyboardInterrupt:  # maybe in the midst of keeping: a window that closes ends the input, and signals
+        except KeyboardInterrupt:
             keep()
-            return
-    say(f"recorded: {record}")
-    if parts.chat:
-        say(parts.chat.summary())
+    with suppress(OSError):
+        if record:
+            say(f"recorded: {record}")
+        if parts.chat:
+            say(parts.chat.summary())
+
+
+def claim(folder: Path, name: str, number: int) -> Path:
+    """Makes the file of this number, or of the next that nobody else has made since, as in a second terminal."""
+    while True:
+        path = folder / name.format(number)
+        try:
+            path.open("x").close()
+        except FileExistsError:
+            number += 1
+        else:
+            return path
 
 
 def settings_of(opponent: Agent, cfg: DictConfig, parts: Parts) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from marl.report import (
     variant_of,
     write_report,
 )
-from marl.runs import CARD, flat, read_settings
+from marl.runs import CARD, CONFIG, flat, read_settings
 from marl.stats import (
     ArmRun,
     ablation_table,
@@ -148,7 +148,8 @@ def selected(runs: Path, select: Any, where: Any = None) -> list[Path]:
     found: set[Path] = set()
     for pattern in patterns:
         try:
-            matching = {path.parent for path in runs.glob(f"{pattern}/{CARD}")}
+            cards = runs.glob(f"{pattern}/{CARD}")  # cross-play and others have one, too
+            matching = {path.parent for path in cards if (path.parent / CONFIG).is_file()}
         except ValueError as error:
             raise UserError(f"select={pattern}: {error}") from error
         if not matching:
@@ -170,6 +171,8 @@ def narrowed(folders: Sequence[Path], where: Any) -> list[Path]:
         if not there:
             known = dict.fromkeys(key for own in settings.values() for key in own)
             raise UserError(f"where.{name}={value}: no selected run has such a setting; {nearest(name, known)}")
+        if len(there) < len(settings):
+            say(f"where.{name}: {len(settings) - len(there)} runs without such a setting are left out")
         settings = {folder: own for folder, own in settings.items() if name in own and own[name] == value}
         if not settings:
             others = ", ".join(dict.fromkeys(map(str, there)))

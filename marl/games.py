@@ -48,8 +48,7 @@ def env_maker(env: Mapping[str, Any]) -> Callable[[], Any]:
     try:
         make()
     except OSError as error:
-        name = next((name for name, value in settings.items() if value == error.filename), "?")
-        raise UserError(f"env.{name}={error.filename}: the file cannot be read ({error.strerror})") from error
+        raise _unreadable(settings, error) from error
     except (ValueError, TypeError) as error:
         raise UserError(f"env.{error}" if str(error).split()[0] in settings else f"env: {error}") from error
     return make
@@ -57,10 +56,20 @@ def env_maker(env: Mapping[str, Any]) -> Callable[[], Any]:
 
 def file_digests(*envs: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """`files`: twelve hexadecimal digits that stand for what is in each file that these settings name. Empty where they
-    name none; of an edited file a cache would not know otherwise. The files must be there, as `env_maker` checks."""
-    named = {str(env[name]) for env in envs for name in getattr(game_module(env["game"]), "FILES", ()) if env.get(name)}
-    found = {name: hashlib.sha256(Path(name).read_bytes()).hexdigest()[:12] for name in sorted(named)}
-    return {"files": found} if found else {}
+    none; of an edited file a cache would not know otherwise. UserError where one cannot be read."""
+    found: dict[str, str] = {}
+    for env in envs:
+        for path in (str(env[name]) for name in getattr(game_module(env["game"]), "FILES", ()) if env.get(name)):
+            try:
+                found[path] = hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]
+            except OSError as error:
+                raise _unreadable(env, error) from error
+    return {"files": dict(sorted(found.items()))} if found else {}
+
+
+def _unreadable(env: Mapping[str, Any], error: OSError) -> UserError:
+    name = next((name for name, value in env.items() if str(value) == str(error.filename)), "?")
+    return UserError(f"env.{name}={error.filename}: the file cannot be read ({error.strerror})")
 
 
 def exchangeable(env: Mapping[str, Any]) -> tuple[str, ...]:

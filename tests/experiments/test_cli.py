@@ -462,6 +462,13 @@ def test_the_real_thing_in_a_process_of_its_own(toy: Path, tmp_path: Path) -> No
         ("iterations data=5", "data=5: must be the name of a folder or file"),
         ("benchmark out='' seed=1", "out='': must be the name of a folder or file"),
         ("benchmark device=abc", "device=abc: must be auto, cpu, cuda or a GPU's number, as in cuda:1"),
+        (
+            "benchmark minutes=null baseline_cut=null device=abc",  # neither is refused
+            "device=abc: must be auto, cpu, cuda or a GPU's number, as in cuda:1",
+        ),
+        ("train env=null", "env=null does not fit: choose one of among_us, dond."),
+        ("evaluate base=null", "base=null does not fit: choose one of human, human_all, none, scripted."),
+        ("train -m tracker=jsonl,null", "tracker=null does not fit: choose one of jsonl, wandb."),
     ],
 )
 def test_bad_settings_of_commands_are_one_line(

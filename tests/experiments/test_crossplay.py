@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import csv
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -104,6 +105,10 @@ def test_the_table_of_players_whose_games_are_known(tmp_path: Path, monkeypatch:
     assert float(both["low"]) <= float(both["difference"]) <= float(both["high"]) < 0
     assert float(gaps["all", "others", "game/agreement"]["difference"]) == -1 and both["game_seeds"] == "5"
     assert (tmp_path / "crossplay" / "crossplay.svg").read_text().count("<svg") == 1
+    whole = (tmp_path / "crossplay" / "crossplay.csv").read_text()
+    (tmp_path / "cut.csv").write_text(re.sub(".*generous,stubborn.*\n", "", whole))
+    with pytest.raises(UserError, match=r"cut\.csv: has no game/\w+(/row)? of generous with stubborn"):
+        crossplay.main(configure("crossplay", f"data.table={tmp_path / 'cut.csv'}"))
     assert found[*pair, "game/points/row"] == found[*pair[::-1], "game/points/column"] == pytest.approx(np.mean(books))
     assert found[*pair, "game/points/column"] == pytest.approx(np.mean(rest)) and rows[0]["objective"] == "0.5"
 

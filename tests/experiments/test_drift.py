@@ -99,7 +99,7 @@ def test_runs_that_no_column_tells_apart_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"a and b are both of objective 0, arm full and seed 1; choose names .*`where`"
     ):
-        refuse_doubles([("a", 0.0, "full", 1), ("c", 1.0, "full", 1), ("a", 0.0, "full", 1), ("b", 0.0, "full", 1)])
+        refuse_doubles((Path(name), where, "full", 1) for name, where in (("a", 0), ("c", 1), ("a", 0), ("b", 0)))
     (tmp_path / "drift.csv").write_text("run,arm\nx,full\n")
     for name, said in (("drift.csv", "expected the columns objective, run, arm"), ("none.csv", "cannot be read")):
         with pytest.raises(UserError, match=rf"data.table={tmp_path / name}: .*{said}"):

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pty
+import select
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -105,6 +106,25 @@ def test_an_unfinished_game_is_kept(typing: Callable[[Iterator[str]], None], tmp
     assert (head["opponent"], head["seed"], head["env"]["game"]) == ("random", 1, "among_us")
 
 
+def test_two_games_at_once_are_both_kept(typing: Callable[[Iterator[str]], None], tmp_path: Path) -> None:
+    """The second terminal's game begins and ends during the first one's, under the number that was free for both."""
+
+    def replies() -> Iterator[str]:
+        yield "1"
+        (tmp_path / "unfinished-001.txt").write_text("the other's")
+        (tmp_path / "episodes-001.jsonl").write_text("the other's")
+        yield from ["1"] * ending
+
+    for ending, kept in ((1, "unfinished-002.txt"), (500, "episodes-002.jsonl")):
+        typing(replies())
+        play.main(configure("env=among_us", "opponent=random", "env.max_steps=20", f"out={tmp_path}"))
+        assert (tmp_path / kept).read_text()
+        for path in tmp_path.glob("*-001.*"):
+            assert path.read_text() == "the other's"
+            path.unlink()
+        (tmp_path / kept).unlink()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_whoever_is_told_to_stop_keeps_the_game(
     number: int, typing: Callable[[Iterator[str]], None], tmp_path: Path
@@ -128,6 +148,7 @@ def test_a_window_that_closes_keeps_the_game(tmp_path: Path) -> None:
         os.execv(sys.executable, command)
     shown = b""
     while not typed or shown.count(b"you> ") < 2:
+        assert select.select([terminal], [], [], 120)[0], f"nothing came after {shown!r}"
         shown += os.read(terminal, 1000)
         if not typed and b"you> " in shown:
             typed = bool(os.write(terminal, b"[message] hello\n"))
