@@ -170,9 +170,8 @@ def collected(runs: Sequence[Run]) -> list[Line]:
             told = [metric for metric in METRICS if metric in row and not nothing(metric, objective)]
             lines += [Line(*at, metric, row[metric]) for metric in told]
         ceiling = run.conditions.get(TRAINED, {}).get("game/score_ceiling")
-        if ceiling is not None and not nothing(
-            "game/score_ceiling", objective
-        ):  # of the final evaluation, whose games begin with these
+        # Of the final evaluation, whose games begin with these.
+        if ceiling is not None and not nothing("game/score_ceiling", objective):
             lines.append(Line(*at[:-1], ceiling.n, "game/score_ceiling", ceiling.mean))
     return sorted(lines, key=lambda line: (-line.objective, line.arm, line.seed, line.iteration))
 

@@ -129,7 +129,7 @@ def main(cfg: DictConfig) -> None:
                 say(f"\nstopped; the unfinished game is in {unfinished}")
 
     with stoppable():
-        try:  # the outer one: an interrupt may come in the midst of keeping, as a window that closes ends the input, too
+        try:  # an interrupt may come in the midst of keeping: a window that closes ends the input, and signals
             try:
                 for game in draw_games(cfg.seed, count=cfg.games):
                     say(f"\n── a new game ({len(played) + 1} of {cfg.games}) " + "─" * 40)

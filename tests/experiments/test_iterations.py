@@ -93,6 +93,8 @@ def test_tables_of_hand_made_runs(tmp_path: Path, capsys: pytest.CaptureFixture[
         (r["objective"], r["arm"], r["figure"]): Interval(float(r["mean"]), float(r["low"]), float(r["high"]), 0)
         for r in rows_of(out / "iterations_summary.csv")
     }
+    told = {row["metric"] for row in rows_of(out / "iterations.csv") if row["objective"] == "-1"}
+    assert "game/points" in told and not any(name.startswith("game/score") for name in told)
     each = [
         correlation(range(4), scores, [2] * 4, [100] * 4) for scores in ([1, 3, 5, 5.1], [2, 4, 6, 8])
     ]  # fmt: skip
@@ -162,8 +164,8 @@ def test_intervals_of_one_policy_are_over_its_games_and_of_shares_within_0_and_1
 
 
 def test_arms_are_compared_at_equal_games_and_at_equal_compute(tmp_path: Path) -> None:
-    """filtered_bc: 4 rounds of 500 games, a million tokens a round, each played once and learned from in 3 passes (4,000
-    thousand passes a round); full: 10 rounds of 100 games, half a million tokens."""
+    """filtered_bc: 4 rounds of 500 games, a million tokens a round, each played once and learned from in 3 passes
+    (4,000 thousand passes a round); full: 10 rounds of 100 games, half a million tokens."""
     cloned = ([1, 3, 5, 6, 8], [2, 4, 6, 8, 9])
     for seed, scores in enumerate(cloned):
         run(tmp_path, f"x-{seed}", "filtered_bc", seed, scores, tokens=1_000_000)
@@ -264,7 +266,7 @@ def test_two_folders_of_one_name_are_two_runs(tmp_path: Path) -> None:
     for place in ("one", "two"):
         (tmp_path / place).mkdir()
         run(tmp_path / place, "x-0", "a", 0, [1, 2])
-    with pytest.raises(UserError, match="one/x-0 and .*two/x-0 are both of objective 1, arm a and seed 0"):
+    with pytest.raises(UserError, match=r"one/x-0 and .*two/x-0 are both of objective 1, arm a and seed 0"):
         iterations.main(configure("iterations", f"runs={tmp_path}", "select='*/x-*'"))
 
 

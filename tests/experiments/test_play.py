@@ -109,14 +109,14 @@ def test_an_unfinished_game_is_kept(typing: Callable[[Iterator[str]], None], tmp
 def test_two_games_at_once_are_both_kept(typing: Callable[[Iterator[str]], None], tmp_path: Path) -> None:
     """The second terminal's game begins and ends during the first one's, under the number that was free for both."""
 
-    def replies() -> Iterator[str]:
+    def replies(ending: int) -> Iterator[str]:
         yield "1"
         (tmp_path / "unfinished-001.txt").write_text("the other's")
         (tmp_path / "episodes-001.jsonl").write_text("the other's")
         yield from ["1"] * ending
 
     for ending, kept in ((1, "unfinished-002.txt"), (500, "episodes-002.jsonl")):
-        typing(replies())
+        typing(replies(ending))
         play.main(configure("env=among_us", "opponent=random", "env.max_steps=20", f"out={tmp_path}"))
         assert (tmp_path / kept).read_text()
         for path in tmp_path.glob("*-001.*"):
