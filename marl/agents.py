@@ -163,16 +163,19 @@ class ModelSeat:
     kind: Kind | None = None  # of the reply that is owed; None where none is
     options: tuple[str, ...] = ()
     legal: tuple[int, ...] = ()
+    limit: int = 0  # how many tokens it may have
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     value: float = 0.0
+    lost: bool = False  # the next observation did not fit: nothing more is read, and replies are empty
 
 
 class ModelAgent:
     """A language model in any number of seats: one cache slot a seat, one ragged step for all that are ready.
 
     A message ends at `END`, at the model's end of sequence, or after `max_new_tokens`. Observations are read when a
-    reply is due or the game ends, and belief questions are answered in passing.
+    reply is due or the game ends, and belief questions are answered in passing. A seat whose stream outgrows `context`
+    hears and says nothing more, as a player who left; the game's own rules for empty replies do the rest.
     """
 
     def __init__(
@@ -199,13 +202,15 @@ class ModelAgent:
         self._seats: dict[Key, ModelSeat] = {}
 
     def act(self, requests: Sequence[Request]) -> list[Reply]:
+        replies: list[Reply] = []
         for r in requests:
             seat = self._observe(r)
-            if r.turn != TurnKind.WAIT:
+            if r.turn != TurnKind.WAIT and seat.lost:
+                replies.append(Reply(r.key, "", start=len(seat.view.stream), value=seat.value))
+            elif r.turn != TurnKind.WAIT:
                 seat.kind = Kind.CHOICE if r.turn == TurnKind.CHOOSE else Kind.SPEECH
-                seat.options, seat.legal = r.options, seat.view.cue(r.options)
+                seat.options, seat.limit = r.options, min(self.max_new_tokens, self._free(seat))
         owed = {key: seat for key, seat in self._seats.items() if seat.kind is not None}
-        replies: list[Reply] = []
         while owed and not replies:
             reading = [key for key, seat in owed.items() if not seat.ids]
             writing = [key for key, seat in owed.items() if seat.ids]
@@ -226,9 +231,10 @@ class ModelAgent:
 
         Returns where they stand in the seat's stream. They are read, and questions answered, when a reply is due.
         """
-        view = self._observe(request).view
-        view.cue(request.options)
-        return view.reply(ids, Kind.CHOICE if request.turn == TurnKind.CHOOSE else Kind.SPEECH)
+        seat = self._observe(request)
+        if seat.lost:
+            return len(seat.view.stream)
+        return seat.view.reply(ids, Kind.CHOICE if request.turn == TurnKind.CHOOSE else Kind.SPEECH)
 
     def finish(self, keys: Sequence[Key]) -> dict[Key, tuple[Stream, list[Belief]]]:
         """Answers what was still asked, and frees the slots."""
@@ -248,8 +254,21 @@ class ModelAgent:
         if r.key not in self._seats:
             self._seats[r.key] = ModelSeat(View(self.tokens), self.engine.allocate(), r.seed, r.role, r.privileged)
         seat = self._seats[r.key]
+        if seat.lost:
+            return seat
+        length, asked = len(seat.view.stream), len(seat.view.asked)
         seat.view.observe(r.text, r.questions, r.step)
+        if r.turn != TurnKind.WAIT:
+            seat.legal = seat.view.cue(r.options)
+        needed = int(r.turn != TurnKind.WAIT)  # at least a token of a reply
+        if length and self._free(seat) < needed:  # a prompt that is too long is the engine's to refuse
+            seat.view.cut(length, asked)
+            seat.lost = True
         return seat
+
+    def _free(self, seat: ModelSeat) -> int:
+        """How many more tokens the seat's slot could hold."""
+        return self.engine.context - len(seat.view.stream)
 
     def _unread(self, seat: ModelSeat) -> list[int]:
         return seat.view.stream.tokens[seat.read :] + seat.ids[-1:]
@@ -298,7 +317,7 @@ class ModelAgent:
     def _write(self, keys: Sequence[Key]) -> None:
         """Several more tokens of speech that has begun. All that its seats have not read is their last token."""
         seats = sorted((self._seats[key] for key in keys), key=lambda s: s.slot)
-        left = [self.max_new_tokens - len(seat.ids) for seat in seats]
+        left = [seat.limit - len(seat.ids) for seat in seats]
         steps = min(self.decode_steps, max(left))
         ids, logprobs = self.engine.write(
             [seat.slot for seat in seats], [seat.ids[-1] for seat in seats], left, self._uniform(seats, steps),
@@ -329,7 +348,7 @@ class ModelAgent:
     def _complete(self, seat: ModelSeat) -> bool:
         if not seat.ids:
             return False
-        return seat.kind == Kind.CHOICE or len(seat.ids) >= self.max_new_tokens or self.tokens.ends(seat.ids)
+        return seat.kind == Kind.CHOICE or len(seat.ids) >= seat.limit or self.tokens.ends(seat.ids)
 
     def _reply(self, key: Key, seat: ModelSeat) -> Reply:
         assert seat.kind is not None

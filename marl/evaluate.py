@@ -409,6 +409,7 @@ def error_metrics(
     """`errors/per_turn`: refused replies per turn, where tries at one turn end with an accepted reply or with the game.
 
     `errors/aborted`: games ended for too many refused replies in a row, over all games, whoever made them.
+    `errors/outgrown`: games with a turn for which a model's stream had no room; absent where there is none.
     """
     refused, turns = [], []
     for episode in episodes:
@@ -418,6 +419,8 @@ def error_metrics(
         unfinished = bool(mine) and mine[-1] is episode.turns[-1] and bool(mine[-1].error)
         turns.append(sum(not turn.error for turn in mine) + unfinished)
     found = {"errors/aborted": rate([episode.outcome.get("how") == "abort" for episode in episodes])}
+    if any(outgrown := [episode.outgrown for episode in episodes]):
+        found["errors/outgrown"] = rate(outgrown)
     if sum(turns):
         found["errors/per_turn"] = bootstrap_ratio(refused, turns, rng=rng)
     return found

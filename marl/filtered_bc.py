@@ -88,7 +88,7 @@ def without_errors(seat: Seat) -> Seat:
     kept = np.ones(len(stream), dtype=bool)
     for cut in cuts:
         kept[cut.start : cut.end] = False
-    shift = np.cumsum(~kept)
+    shift = np.concatenate([[0], np.cumsum(~kept)])  # how many are cut before each place, the stream's end included
     short = Stream([t for t, k in zip(stream.tokens, kept, strict=True) if k],
                    [Kind(x) for x, k in zip(stream.kinds, kept, strict=True) if k])  # fmt: skip
     turns = tuple(

@@ -58,6 +58,8 @@ def episode_metrics(episodes: Sequence[Episode], players: Collection[str]) -> di
     counted = [t for e in episodes[:VOCABULARY_GAMES] for t in e.turns if e.players[t.agent] in players and not t.error]
     metrics["talk/vocabulary"] = len({word for t in counted for word in t.message.split()})
     metrics["errors/per_turn"] = (len(turns) - len(taken)) / max(len(taken), 1)
+    if any(outgrown := [e.outgrown for e in episodes]):
+        metrics["errors/outgrown"] = _mean(outgrown)
     metrics["rollout/games"] = len(episodes)
     metrics["rollout/tokens"] = sum(len(s) for e in episodes for s in e.streams.values())
     plans = [t.planned for t in turns if t.planned]

@@ -366,7 +366,8 @@ class PlanningAgent(ModelAgent):
 
     def _observe(self, r: Request) -> ModelSeat:
         self._openings.setdefault(r.key, r.text)
-        if self.game == "dond":
+        lost = r.key in self._seats and self._seats[r.key].lost
+        if self.game == "dond" and not lost:
             talk = self._talk.setdefault(r.key, [])
             for kind, words in dond_v0.parse_heard(r.text):
                 if kind == "error":
@@ -401,6 +402,8 @@ class PlanningAgent(ModelAgent):
 
     def _reply(self, key: Key, seat: ModelSeat) -> Reply:
         decision = self._decision(key, seat)
+        if decision is not None and max(map(len, decision.ids)) > self._free(seat):
+            decision = None  # no room to weigh them
         own = self.config.choose == "own"
         planned = None
         if decision is not None and not (own and tuple(seat.ids) not in decision.ids):

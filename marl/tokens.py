@@ -256,6 +256,10 @@ class View:
             if form.ask_in_turn:
                 self.stream.append(form.after_reply, Kind.OBSERVATION)
 
+    def cut(self, length: int, asked: int) -> None:
+        """Takes back all but the first `length` tokens and the first `asked` questions."""
+        del self.stream.tokens[length:], self.stream.kinds[length:], self.asked[asked:]
+
     def cue(self, options: Sequence[str] = ()) -> tuple[int, ...]:
         """Appends the cue to reply; for a choice, the options' listing before it. Returns the options' token ids."""
         if options:

@@ -60,10 +60,11 @@ class Planned:
 class Turn:
     """One reply of one agent, at the `step`-th call of the environment's `step` (from 0).
 
-    `reply_ids` stand in the agent's stream at `start : start + len(reply_ids)`. Players without a model have no stream:
-    `reply_ids` is empty and `start` is -1. `logprobs` are those of the distribution that was sampled from (temperature,
-    legal mask). `body` is the range within `reply_ids` that others got to hear: empty for choices, proposals and
-    refused replies. `legal` are the token ids that a CHOOSE reply was sampled from, empty for SPEAK.
+    `reply_ids` stand in the agent's stream at `start : start + len(reply_ids)`. Players without a model have no
+    stream: `reply_ids` is empty and `start` is -1. It is empty, too, where a model's stream had no room for more.
+    `logprobs` are those of the distribution that was sampled from (temperature, legal mask). `body` is the range
+    within `reply_ids` that others got to hear: empty for choices, proposals and refused replies. `legal` are the
+    token ids that a CHOOSE reply was sampled from, empty for SPEAK.
     """
 
     agent: str
@@ -81,6 +82,11 @@ class Turn:
     error: str = ""  # why the game refused the reply; empty where it did not
     planned: Planned | None = None  # None: the reply is the policy's own sample
     rewards: dict[str, float] = field(default_factory=dict)  # by term, unweighted
+
+    @property
+    def outgrown(self) -> bool:
+        """Whether a model's stream had no room for it."""
+        return self.start >= 0 and not self.reply_ids
 
 
 @dataclass(frozen=True)
@@ -135,6 +141,11 @@ class Episode:
     steps: int
     facts: dict[str, Any] = field(default_factory=dict)
     privileged: dict[str, tuple[float, ...]] = field(default_factory=dict)
+
+    @property
+    def outgrown(self) -> bool:
+        """Whether it has a turn for which a model's stream had no room."""
+        return any(turn.outgrown for turn in self.turns)
 
 
 @dataclass

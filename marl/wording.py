@@ -128,6 +128,7 @@ WORDING = {
     "plan/floored": Wording("Anchor at its floor", "share of a plan's actions that it all but ruled out", percent=True),
     "errors/per_turn": Wording("Refused replies", "per turn"),
     "errors/aborted": Wording("Aborted games", "too many refused replies in a row", percent=True),
+    "errors/outgrown": Wording("Outgrown games", "a player's stream outgrew the model's context", percent=True),
 }
 
 

@@ -23,7 +23,9 @@ class GameReward:
         amounts = np.zeros(len(episode.turns))
         for payment in episode.payments:
             own = [
-                u for u, turn in enumerate(episode.turns) if turn.agent == payment.agent and turn.step <= payment.step
+                u
+                for u, turn in enumerate(episode.turns)
+                if turn.agent == payment.agent and turn.step <= payment.step and not turn.outgrown
             ]
             if own:
                 amounts[own[-1]] += payment.amount * self.scale

@@ -240,6 +240,20 @@ def test_every_setting_trains(overrides: list[str], cache: Path, tmp_path: Path)
     assert ("loss/plan" in trained) == any(o in overrides for o in ("algo=pikl", "loss=plan"))
 
 
+@pytest.mark.parametrize("algo", ["ppo", "filtered_bc", "pikl"])
+def test_games_that_outgrow_the_context_are_given_up_and_counted(algo: str, cache: Path, tmp_path: Path) -> None:
+    # A model that has learned next to nothing is refused again and again.
+    own = [f"algo={algo}", "model.context=200", "env.max_errors=30", "algo.iterations=2", "algo.games=4"]
+    cfg = configure(*SMALL, *own, f"runs={tmp_path}", f"cache={cache}")
+    train.main(cfg)
+    rows = lines(run_folder(cfg) / "metrics.jsonl")
+    assert [row["iteration"] for row in rows if row["phase"] == "train"] == [1, 2]
+    for row in rows:
+        assert 0 < row["errors/outgrown"] <= row["errors/aborted"] <= 1, row
+    played = json.loads((run_folder(cfg) / "evaluation.json").read_text())["conditions"]
+    assert all(found["errors/outgrown"]["mean"] > 0 for found in played.values())
+
+
 SPEAKING, LISTENING = {"reward.speaking.weight": 0.0}, {"loss.listening.weight": 0.0}
 WITHOUT_RL = {"reward.game.weight": 0.0} | {
     f"loss.{n}.weight": 0.0 for n in ("policy", "value", "entropy", "imitation")

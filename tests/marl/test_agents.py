@@ -203,6 +203,43 @@ def test_every_token_is_read_once(policies: dict[str, Policy]) -> None:
     assert agent.engine.tokens_read == len(kept[1][0])
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("decode_steps", [1, 3])
+def test_a_seat_that_outgrows_its_slot_falls_silent_and_the_others_go_on(
+    name: str, decode_steps: int, policies: dict[str, Policy]
+) -> None:
+    """Two seats with room for 150 tokens, of which one reads more and more."""
+    policy = policies[name]
+    agent = model(policy, context=150, max_new_tokens=60, decode_steps=decode_steps)
+    seen, lengths = 0, []
+    for step in range(12):
+        texts = ("books 1 2 " * 6, "")
+        asked = [request(g, SPEAK, text, step, questions=(QUESTION,)) for g, text in enumerate(texts)]
+        if step > 1:
+            asked = asked[:1]  # the other waits
+        replies = serve(agent, asked)
+        (stream, lost) = (agent._seats[0, "player_0"].view.stream, agent._seats[0, "player_0"].lost)
+        reply = replies[0]
+        if lost:
+            assert (reply.text, reply.ids, reply.start, reply.logprobs) == ("", (), len(stream), ())
+            lengths.append(len(stream))
+        else:
+            assert reply.ids and reply.start + len(reply.ids) <= 150  # cut short, perhaps, by the slot's end
+            seen = len(agent._seats[0, "player_0"].view.asked)
+    assert len(lengths) > 2 and len(set(lengths)) == 1  # it reads nothing more
+    kept = agent.finish([(0, "player_0"), (1, "player_0")])
+    assert len(kept[0, "player_0"][1]) == seen > 0 and len(kept[0, "player_0"][0]) == lengths[0]
+    alone = model(policy, context=150, max_new_tokens=60)
+    for step in range(2):
+        serve(alone, [request(1, SPEAK, "", step, questions=(QUESTION,))])
+    assert alone.finish([(1, "player_0")])[1, "player_0"][0] == kept[1, "player_0"][0]
+
+
+def test_a_prompt_that_no_slot_holds_is_refused(policies: dict[str, Policy]) -> None:
+    with pytest.raises(UserError, match=r"a prompt is too long: .* raise model\.context"):
+        model(policies["tiny"], context=20).act([request(0, SPEAK, "books 1 2 " * 20)])
+
+
 def test_slots_go_back_when_games_end(policies: dict[str, Policy]) -> None:
     agent = model(policies["tiny"], slots=2)
     first = play(agent, [0, 1])
@@ -213,13 +250,6 @@ def test_slots_go_back_when_games_end(policies: dict[str, Policy]) -> None:
                 same_replies(one[game], other[game])
     with pytest.raises(RuntimeError, match="2 slots"):
         agent.act([request(g, WAIT, "x") for g in range(3)])
-
-
-def test_an_episode_that_outgrows_its_slot_says_what_to_change(policies: dict[str, Policy]) -> None:
-    agent = model(policies["tiny"], context=30)
-    with pytest.raises(UserError, match=r"model\.context=30.*message and turn limits"):
-        for step in range(30):
-            serve(agent, [request(0, SPEAK, "books 1\n", step)])
 
 
 def test_different_seeds_say_different_things(policies: dict[str, Policy]) -> None:
