@@ -138,7 +138,8 @@ def told_apart(runs: Sequence[Run]) -> list[Run]:
 
 def selected(runs: Path, select: Any, where: Any = None) -> list[Path]:
     """The folders of finished runs whose names match a pattern, or one of several, and whose settings are those of
-    `where`, as in {env.objective: 0}. UserError where a pattern matches none, no run has a setting, or none is left."""
+    `where`, as in {env.objective: 0} or {seed: [0, 1]}. UserError where a pattern matches none, no run has a setting,
+    or none is left."""
     patterns = [select] if isinstance(select, str) else select
     names = isinstance(patterns, Sequence) and all(
         isinstance(p, str) and p and not Path(p).is_absolute() for p in patterns
@@ -159,7 +160,7 @@ def selected(runs: Path, select: Any, where: Any = None) -> list[Path]:
 
 
 def narrowed(folders: Sequence[Path], where: Any) -> list[Path]:
-    """Those of these runs whose settings are so."""
+    """Those of these runs whose settings are so; a list has several values that a setting may have."""
     if where is None:
         return list(folders)
     if not isinstance(where, DictConfig):
@@ -173,7 +174,8 @@ def narrowed(folders: Sequence[Path], where: Any) -> list[Path]:
             raise UserError(f"where.{name}={value}: no selected run has such a setting; {nearest(name, known)}")
         if len(there) < len(settings):
             say(f"where.{name}: {len(settings) - len(there)} runs without such a setting are left out")
-        settings = {folder: own for folder, own in settings.items() if name in own and own[name] == value}
+        wanted_values = [value, *value] if isinstance(value, list) else [value]
+        settings = {folder: own for folder, own in settings.items() if name in own and own[name] in wanted_values}
         if not settings:
             others = ", ".join(dict.fromkeys(map(str, there)))
             raise UserError(f"where.{name}={value}: none of the selected runs has it; theirs: {others}")

@@ -133,11 +133,11 @@ WORDING = {
 
 
 def bounds(metric: str) -> tuple[float, float]:
-    """Between what a mean of this metric lies: of a share 0 and 1, of refused replies and what is counted in talk 0 and
-    above."""
+    """Between what a mean of this metric lies: of a share 0 and 1, of refused replies and what is counted in talk or
+    training 0 and above."""
     if metric.startswith("game/how/") or (metric in WORDING and WORDING[metric].percent):
         return 0.0, 1.0
-    return (0.0 if metric.startswith(("errors/", "talk/")) else -math.inf), math.inf
+    return (0.0 if metric.startswith(("errors/", "talk/", "trained", "passes")) else -math.inf), math.inf
 
 
 # The first table's rows by game, in this order; the others follow in the full one.

@@ -203,6 +203,10 @@ def test_settings_tell_runs_of_one_arm_apart(tmp_path: Path) -> None:
     run(tmp_path, "x-1", "a", 0, [1, 2], games=250)
     found = rows_of(collect(tmp_path, "where={algo.games:250}") / "iterations.csv")
     assert {row["trained"] for row in found} == {"0", "250"}
+    for seed, objective in ((1, -0.5), (2, 0.0)):
+        run(tmp_path, f"x-further-{seed}", "a", seed, [1, 2], objective, games=250)
+    found = rows_of(collect(tmp_path, "where={algo.games: 250, env.objective: [0, 1]}") / "iterations.csv")
+    assert {(row["objective"], row["seed"]) for row in found} == {("0", "2"), ("1", "0")}
 
 
 @pytest.mark.parametrize(

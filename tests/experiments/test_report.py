@@ -163,7 +163,7 @@ def test_published_figures_are_those_of_the_published_data(table: str, tmp_path:
         (["select='a**'"], r"select=a\*\*: "),
         (["where=full"], r"where=full: must be settings of runs by name, as in \{env.objective: 0\}"),
         (["where={env.objectiv:0}"], "where.env.objectiv=0: no selected run has such a setting"),
-        (["where={arm:[full]}"], r"where.arm=\['full'\]: none of the selected runs has it; theirs: full, game_only"),
+        (["where={arm:[ful]}"], r"where.arm=\['ful'\]: none of the selected runs has it; theirs: full, game_only"),
     ],
 )
 def test_what_selects_no_run_is_refused_in_one_line(overrides: list[str], said: str, root: Path) -> None:
