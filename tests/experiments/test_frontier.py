@@ -119,6 +119,7 @@ def test_runs_of_another_base_are_no_comparison(tmp_path: Path) -> None:
     for name, arm, base in (("x-full-s1", "full", "here"), ("x-ppo-s2", "ppo", "there")):
         save_policy(tmp_path / name / "policy", policy, {"game": "dond"})
         (tmp_path / name / "run.json").write_text(json.dumps({"arm": arm, "seeds": [int(name[-1])], "base": base}))
+        (tmp_path / name / "config.yaml").touch()
     said = r"compare=x-\*: x-ppo-s2 started from there, and the anchor is here; name runs that started from it"
     with pytest.raises(UserError, match=said):
         compared(cfg, policy, "here", torch.device("cpu"))
