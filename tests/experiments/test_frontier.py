@@ -152,6 +152,7 @@ def test_a_whole_frontier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     shutil.copytree(base, run / "policy")
     card = {"arm": "ppo_0.1", "seeds": [1], "base": base.name, "command": "train.py"}
     (run / "run.json").write_text(json.dumps(card))
+    (run / "config.yaml").touch()
     frontier.main(cfg)  # nothing is played again
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     table, differences = (
