@@ -123,7 +123,7 @@ def main(cfg: DictConfig) -> None:
         nonlocal unfinished
         if person.log:
             head = {"unfinished": True, **about, "reply_seconds": person.seconds}
-            unfinished = unfinished or claim(out, "unfinished-{:03d}.txt", number)
+            unfinished = unfinished or new_file(out, "unfinished-{:03d}.txt", number)
             write_text(unfinished, "\n".join([json.dumps(head, ensure_ascii=False), *person.log]) + "\n")
             with suppress(OSError):  # the terminal may be gone
                 say(f"\nstopped; the unfinished game is in {unfinished}")
@@ -138,7 +138,7 @@ def main(cfg: DictConfig) -> None:
                     about = {**settings, "game_seed": game.seed, "began": began}
                     (episode,) = rollout([game], cast, make_env, 1)
                     played.append({**episode_to_json(episode), "about": {**about, "reply_seconds": person.seconds}})
-                    record = record or claim(out, "episodes-{:03d}.jsonl", number)
+                    record = record or new_file(out, "episodes-{:03d}.jsonl", number)
                     write_transcripts(record, played)
                     person.begin()
                     say(render_text(played[-1]))
@@ -157,7 +157,7 @@ def main(cfg: DictConfig) -> None:
             say(parts.chat.summary())
 
 
-def claim(folder: Path, name: str, number: int) -> Path:
+def new_file(folder: Path, name: str, number: int) -> Path:
     """Makes the file of this number, or of the next that nobody else has made since, as in a second terminal."""
     while True:
         path = folder / name.format(number)

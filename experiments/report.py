@@ -174,8 +174,8 @@ def narrowed(folders: Sequence[Path], where: Any) -> list[Path]:
             raise UserError(f"where.{name}={value}: no selected run has such a setting; {nearest(name, known)}")
         if len(there) < len(settings):
             say(f"where.{name}: {len(settings) - len(there)} runs without such a setting are left out")
-        wanted_values = [value, *value] if isinstance(value, list) else [value]
-        settings = {folder: own for folder, own in settings.items() if name in own and own[name] in wanted_values}
+        values = [value, *value] if isinstance(value, list) else [value]  # a setting may be a list itself
+        settings = {folder: own for folder, own in settings.items() if name in own and own[name] in values}
         if not settings:
             others = ", ".join(dict.fromkeys(map(str, there)))
             raise UserError(f"where.{name}={value}: none of the selected runs has it; theirs: {others}")

@@ -267,8 +267,8 @@ class ModelAgent:
         return seat
 
     def _free(self, seat: ModelSeat) -> int:
-        """How many more tokens the seat's slot could hold."""
-        return self.engine.context - len(seat.view.stream)
+        """How many tokens a reply may have so that it and what stands after it fit into the slot."""
+        return self.engine.context - len(seat.view.stream) - len(self.tokens.format.after_reply)
 
     def _unread(self, seat: ModelSeat) -> list[int]:
         return seat.view.stream.tokens[seat.read :] + seat.ids[-1:]

@@ -56,15 +56,15 @@ def env_maker(env: Mapping[str, Any]) -> Callable[[], Any]:
 
 def file_digests(*envs: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """`files`: twelve hexadecimal digits that stand for what is in each file that these settings name. Empty where they
-    none; of an edited file a cache would not know otherwise. UserError where one cannot be read."""
+    name none; of an edited file a cache would not know otherwise. UserError where one cannot be read."""
+    named = ((e, str(e[name])) for e in envs for name in getattr(game_module(e["game"]), "FILES", ()) if e.get(name))
     found: dict[str, str] = {}
-    for env in envs:
-        for path in (str(env[name]) for name in getattr(game_module(env["game"]), "FILES", ()) if env.get(name)):
-            try:
-                found[path] = hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]
-            except OSError as error:
-                raise _unreadable(env, error) from error
-    return {"files": dict(sorted(found.items()))} if found else {}
+    for path, env in sorted({path: env for env, path in named}.items(), key=lambda item: item[0]):
+        try:
+            found[path] = hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]
+        except OSError as error:
+            raise _unreadable(env, error) from error
+    return {"files": found} if found else {}
 
 
 def _unreadable(env: Mapping[str, Any], error: OSError) -> UserError:

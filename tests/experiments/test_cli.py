@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.cli import UsageError, check_command_line, command, nearest, wrong_kind
+from experiments.cli import MAY_BE_NULL, UsageError, check_command_line, command, nearest, wrong_kind
 from marl.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -441,6 +442,14 @@ def test_the_real_thing_in_a_process_of_its_own(toy: Path, tmp_path: Path) -> No
 
 
 # ---- the project's own commands --------------------------------------------------------------------------------------
+
+
+def test_null_is_taken_wherever_a_comment_says_what_it_means() -> None:
+    """`name: VALUE  # ...; null: ...`: settings of a command's own whose default is something else."""
+    conf = Path(__file__).resolve().parents[2] / "conf"
+    texts = "\n".join(path.read_text() for path in [*conf.glob("*.yaml"), *conf.glob("bench/*.yaml")])
+    said = set(re.findall(r"^(\w+): (?!null\b|\?).*#.*\bnull:", texts, flags=re.M))
+    assert said <= set(MAY_BE_NULL) and "minutes" in said
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from marl.agents import TextAgent
 from marl.checkpoint import save_policy
 from marl.config import plain
 from marl.errors import UserError
-from marl.games import env_maker
+from marl.games import env_maker, file_digests
 from marl.policy import Policy
 from marl.rollout import EVALUATION, draw_games
 from marl.scripted.dond import parse_heard, parse_prompt
@@ -265,6 +265,11 @@ def test_a_stopped_command_goes_on_where_it_was(runs: Path, tmp_path: Path, monk
     damaged.write_text("{}")
     with pytest.raises(UserError, match=rf"{damaged.name} does not hold a pair's games: remove it"):
         crossplay.main(cfg)
+
+
+def test_a_file_of_contexts_that_is_gone_is_named() -> None:
+    with pytest.raises(UserError, match=r"env.contexts=gone\.txt: the file cannot be read"):
+        file_digests({"game": "among_us"}, {"game": "dond", "contexts": "gone.txt"})
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,10 @@ def test_runs_that_no_column_tells_apart_are_refused(tmp_path: Path) -> None:
     for name, said in (("drift.csv", "expected the columns objective, run, arm"), ("none.csv", "cannot be read")):
         with pytest.raises(UserError, match=rf"data.table={tmp_path / name}: .*{said}"):
             drift.main(configure("drift", f"data.table={tmp_path / name}"))
+    line = "0,x,full,1,3,game/agreement,.5,.4,.6,9\n"
+    (tmp_path / "drift.csv").write_text("objective,run,arm,seed,iteration,metric,mean,low,high,games\n" + line)
+    with pytest.raises(UserError, match="has no game/score of x at iteration 3"):
+        drift.main(configure("drift", f"data.table={tmp_path / 'drift.csv'}"))
     with pytest.raises(UserError, match="select=: must be names of runs' folders"):
         drift.main(configure("drift", "select=''", f"runs={tmp_path}"))
 

@@ -172,6 +172,19 @@ def test_what_selects_no_run_is_refused_in_one_line(overrides: list[str], said: 
     assert "\n" not in str(error.value)
 
 
+def test_what_is_no_run_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What cross-play keeps, and runs from before there was a setting."""
+    for name, config in (("new", "env: {split: train}"), ("old", "env: {}"), ("crossplay", None)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text("{}")
+        if config:
+            (tmp_path / name / "config.yaml").write_text(config)
+    assert [path.name for path in report.selected(tmp_path, "*")] == ["new", "old"]
+    where = OmegaConf.create({"where": {"env.split": "train"}}).where
+    assert [path.name for path in report.selected(tmp_path, "*", where)] == ["new"]
+    assert "where.env.split: 1 runs without such a setting are left out" in capsys.readouterr().out
+
+
 def test_settings_narrow_the_selection(root: Path) -> None:
     def names(settings: dict[str, object]) -> list[str]:
         where = OmegaConf.create({"where": settings}).where

@@ -438,6 +438,7 @@ def test_names_follow_from_the_configuration() -> None:
         (["base.players=nobody"], "base.players: There is no scripted negotiator 'nobody'"),
         (["base=human", "base.lessons=[{players:random,steps:5}]"], "only scripted players answer; must be"),
         (["base.rows=0"], "base.rows=0: must be at least 1"),
+        (["base.final=2"], "base.final=2.0: must lie in"),
         (["base.dropout=1.0"], "base.dropout=1.0: must lie in"),
         (["model.kind=small"], "model.kind=small: must be one of tiny, hf"),
         (["model.layers=0"], "model.layers=0: must be at least 1"),

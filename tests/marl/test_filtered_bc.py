@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs import dond_v0
+from envs.core import TurnKind
 from marl.agents import TextAgent
 from marl.batch import collate, seats_of
 from marl.cast import Seats
@@ -25,7 +26,7 @@ from marl.policy import Policy
 from marl.rewards.game import GameReward
 from marl.rollout import Game, everyone, rollout
 from marl.tokens import Tokens
-from marl.types import Episode, Kind, Payment
+from marl.types import Episode, Kind, Payment, Turn
 from marl.update import Learner, UpdateConfig, forward
 from tests.marl.episodes import episode
 from tests.marl.hint import Hint, hint_policy
@@ -198,6 +199,15 @@ def test_an_aborted_game_ends_at_its_last_cue() -> None:
     assert not [t for t in cut.turns if t.agent == agent]
     batch = collate([(cut, agent), without_errors((aborted, "player_0"))], {})
     assert not batch.imitate[0].any() and batch.imitate[1].any()
+
+
+def test_a_turn_at_the_streams_end_stays_there() -> None:
+    """One that the game took, and for which the stream had no room."""
+    tokens, style = tokens_of("small")
+    dirty = record(with_errors([BAD, (), (), ()]), tokens, style)
+    last = Turn("player_0", "negotiator", 99, TurnKind.SPEAK, "", start=len(dirty.streams["player_0"]))
+    cut, agent = without_errors((replace(dirty, turns=(*dirty.turns, last)), "player_0"))
+    assert cut.turns[-1].start == len(cut.streams[agent]) < last.start
 
 
 def test_every_reply_that_is_left_is_imitated() -> None:

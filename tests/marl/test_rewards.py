@@ -57,6 +57,15 @@ def test_payments_go_to_the_latest_turn() -> None:
     assert GameReward(scale=0.5)(game).tolist() == [1.5, 0.0, 4.0, 50.0, 8.0]
 
 
+def test_a_turn_for_which_a_stream_had_no_room_is_paid_nothing() -> None:
+    """No token of it could learn from the payment, so the last turn that has tokens gets it; scripts have none."""
+    spoken = replace(turn("a", 0), start=3, reply_ids=(7, 8))
+    outgrown = replace(turn("a", 1), start=9)
+    assert outgrown.outgrown and not spoken.outgrown and not turn("a", 1).outgrown
+    game = episode([spoken, outgrown, turn("b", 1)], payments=[Payment("a", 2, 1.0), Payment("b", 2, 2.0)])
+    assert GameReward()(game).tolist() == [1.0, 0.0, 2.0] and game.outgrown
+
+
 def test_turns_in_the_same_step_are_paid_apart() -> None:
     turns = [turn("a", 0), turn("b", 0), turn("a", 1), turn("b", 1)]
     assert GameReward()(episode(turns, payments=[Payment("b", 1, 1.0), Payment("a", 0, 3.0)])).tolist() == [3, 0, 0, 1]
