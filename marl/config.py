@@ -279,18 +279,15 @@ def cast_names(settings: Mapping[str, Any]) -> list[str]:
 
 def identity(cfg: DictConfig) -> dict[str, Any]:
     """The settings that make a run what it is, resolved. A term that is null is as good as not there, and so are a
-    GPU's number, settings of later versions where all is as it was before, and, where nobody plays through one, an
-    endpoint's settings."""
+    GPU's number, what is for speed or memory where it is off, and, where nobody plays through one, an endpoint's
+    settings."""
     settings = {name: value for name, value in plain(cfg).items() if name not in ELSEWHERE}
     settings["device"] = str(settings["device"]).partition(":")[0]
     for part in ("reward", "loss"):
         settings[part] = {name: term for name, term in settings[part].items() if term is not None}
     algo = settings["algo"]
-    later = (
-        (algo, "decode_steps", 1), (algo["update"], "gradient_checkpointing", False), (settings["base"], "final", 0.1),
-    )  # fmt: skip
-    for part, name, before in later:
-        if part.get(name) == before:
+    for part, name, off in ((algo, "decode_steps", 1), (algo["update"], "gradient_checkpointing", False)):
+        if part[name] == off:
             del part[name]
     chat = settings.pop("chat", None)
     if chat is not None and CHAT in cast_names(settings):

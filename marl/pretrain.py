@@ -153,7 +153,6 @@ class BaseConfig:
     rows: int = 16  # in one step
     learning_rate: float = 4e-3
     warmup: float = 0.05
-    final: float = 0.1  # of the learning rate, at the last step
     weight_decay: float = 0.01
     bf16: bool = False
     seed: int = 0
@@ -173,8 +172,6 @@ class BaseConfig:
             raise UserError(f"base.keep={self.keep}: must be one of {', '.join(KEEPS)}")
         if self.human_games < 0:
             raise UserError(f"base.human_games={self.human_games}: must be at least 1, or 0 for all of them")
-        if not 0 <= self.final <= 1:
-            raise UserError(f"base.final={self.final}: must lie in [0, 1]")
         if not 0 <= self.dropout < 1:
             raise UserError(f"base.dropout={self.dropout}: must lie in [0, 1)")
 
@@ -191,7 +188,7 @@ class BaseConfig:
     def made_of(self) -> dict[str, Any]:
         """The settings that the trained base depends on: what concerns human data only where they are used."""
         default = BaseConfig()
-        later = ("players", "hold_out", "dropout", "keep", "human_games", "tokenizer_games", "final")
+        later = ("players", "hold_out", "dropout", "keep", "human_games", "tokenizer_games")
         unused = {name for name in later if getattr(self, name) == getattr(default, name)}
         of_people = {"permute_items", "deals_only", "claim", "hold_out", "keep", "human_games"}
         unused |= {"tokenizer_games"} if self.data == "human" else of_people
@@ -506,7 +503,7 @@ def fit(
     reference: Policy | None = None,
     until: float = 0.0,
 ) -> None:
-    """Supervised steps with a warm-up and a cosine to `base.final` of the optimiser's learning rate.
+    """Supervised steps with a warm-up and a cosine to a tenth of the optimiser's learning rate.
 
     With `until` above 0 the rate stays, and the steps end early, once the listening loss of the last ten is below it.
     """
@@ -516,7 +513,7 @@ def fit(
     for step in range(steps):
         part = step / max(steps, 1)
         scale = min(1.0, (step + 1) / max(base.warmup * steps, 1))
-        scale *= 1.0 if until else 0.5 + base.final / 2 + (0.5 - base.final / 2) * math.cos(math.pi * part)
+        scale *= 1.0 if until else 0.55 + 0.45 * math.cos(math.pi * part)
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * scale
         shuffle = torch.Generator().manual_seed(step)
