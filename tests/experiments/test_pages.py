@@ -1,0 +1,88 @@
+"""What the pages say can be typed: every command that stands in them is one, with settings that there are."""
+
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from experiments import cli
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "experiments").rglob("*.md"))]
+
+
+def code(text: str) -> list[str]:
+    """The code spans of a page, and the lines of its code blocks."""
+    spans = re.findall(r"(`+)(.+?)\1", text.replace("\\\n", " "), re.S)
+    lines = [line for tick, body in spans for line in ([body] if tick == "`" else body.splitlines())]
+    return [re.sub(r"\s+#.*", "", " ".join(line.split())) for line in lines]
+
+
+def commands(text: str) -> list[str]:
+    found = [line[line.index("-m experiments.") + 3 :] for line in code(text) if "-m experiments." in line]
+    return [command for command in dict.fromkeys(found) if not command.startswith("experiments.NAME")]
+
+
+def settings(text: str) -> list[str]:
+    """What tables list in their first column as overrides; of `KEY=ONE`, `TWO` the second is KEY=TWO."""
+    found: list[str] = []
+    for row in (line.split(" | ")[0] for line in text.splitlines() if line.startswith("| `")):
+        key = ""
+        for span in code(row):
+            if "=" in span or span.startswith("~"):
+                found.append(span)
+                key = span.partition("=")[0]
+            elif key:
+                found.append(f"{key}={span}")
+    return [setting for setting in found if "-m experiments." not in setting]
+
+
+@pytest.fixture
+def accepted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], bool]:
+    """Says whether a command line would have been run."""
+    ran: list[str] = []
+    monkeypatch.setattr(cli, "run", lambda *arguments: ran.append(arguments[1]))
+    (tmp_path / "srun").touch(mode=0o755)  # this machine may have no Slurm
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+    def typed(command: str) -> bool:
+        ran.clear()
+        module, *arguments = shlex.split(command)
+        monkeypatch.setattr(sys, "argv", [module, *(a for a in arguments if a != "...")])
+        import_module(module).main()
+        return len(ran) == 1
+
+    return typed
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_of_a_page_is_one(page: Path, accepted: Callable[[str], bool]) -> None:
+    for command in commands(page.read_text()):
+        assert accepted(command), command
+
+
+def test_every_listed_setting_is_one(accepted: Callable[[str], bool]) -> None:
+    listed = [setting for page in (PAGES[0], ROOT / "experiments/README.md") for setting in settings(page.read_text())]
+    assert len(listed) > 40
+    together: list[dict[str, str]] = []  # settings of different parts, to be tried at once
+    for setting in dict.fromkeys(listed):
+        setting = f"env=among_us {setting}" if "imposter" in setting and "env=" not in setting else setting
+        parts = set(re.findall(r"(?:^|\s)~?(\w+)", setting))
+        room = next((line for line in together if not parts & line.keys()), None)
+        if room is None:
+            together.append(room := {})
+        room |= dict.fromkeys(parts, setting)
+    for line in together:
+        flag = "-m" if "hydra" in line else ""
+        typed = f"experiments.train {flag} {' '.join(dict.fromkeys(line.values()))}"
+        assert accepted(typed), typed
+
+
+def test_links_lead_to_files() -> None:
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.relative_to(ROOT)}: {link}"
