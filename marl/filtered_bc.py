@@ -148,6 +148,7 @@ def train_filtered_bc(
     agent = model_agent(learner.name, learner.policy, config, places(cast, env)[learner.name], config.temperature)
     seated = by_role(cast, {**frozen, learner.name: agent})
     rivals = competitive(env)
+    scored = replace(config.update, temperature=config.temperature)  # what was sampled is what is scored
     for iteration in range(start, config.iterations):
         began = time.perf_counter()
         games = ranks.share(draw_games(seed, GAMES, iteration, count=config.games))
@@ -168,7 +169,7 @@ def train_filtered_bc(
                 rename.generator.manual_seed(shuffle_seed(seed, iteration, RENAME))
             with learner.training() as policy:
                 metrics |= update(
-                    policy, learner.reference, batch, losses, learner.optimizer, config.update, generator,
+                    policy, learner.reference, batch, losses, learner.optimizer, scored, generator,
                     progress.advance, rename, ranks,
                 )  # fmt: skip
             learned = int((batch.kind != Kind.PAD).sum())
