@@ -3,7 +3,8 @@
 For each finished run of Deal or No Deal: its base, the checkpoints that it kept, and the policy that it ended with.
 Each plays games with itself, and reads held-out human dialogues; a frozen model of people reads what it said. Also read
 are the transcripts that the run kept of each of its evaluations: fewer games, at more iterations. What is measured of
-one policy is written at once, so that a stopped command goes on where it was. Figures are defined in marl/drift.py.
+one policy is written at once, so that a stopped command goes on where it was, and what several runs started from is
+measured once. Figures are defined in marl/drift.py.
 
 Written: `drift.csv` (a line for each policy and metric), `kept.csv` (the same of kept transcripts), `people.csv` (of
 the human dialogues themselves); made of the first, `drift_by_arm.csv` (means over seeds at the iterations that all runs
@@ -17,7 +18,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import matplotlib
 import numpy as np
@@ -29,23 +30,23 @@ from safetensors.torch import load_file
 from experiments.cli import command
 from experiments.conditions import base_folder
 from experiments.evaluate import pick_device, set_threads
-from experiments.iterations import by_iteration, measure_of, refuse_doubles, write_by_arm
+from experiments.iterations import by_iteration, evaluated_game, measure_of, objective_of, refuse_doubles, write_by_arm
 from experiments.players import policy_folder
 from experiments.report import selected
 from experiments.terminal import Bar, say
 from marl.agents import PlayConfig, model_agent
 from marl.cast import learners_of
 from marl.checkpoint import checkpoints_in, folder_digest, load_policy, read_card, read_state, verify_folder
-from marl.config import EvalConfig, cast_of, digest, make
+from marl.config import cast_of, digest
 from marl.drift import likelihood, retold, talk_drift
 from marl.errors import UserError, check_writable
 from marl.evaluate import Metrics, dond_metrics, talk_metrics
 from marl.files import read_json, write_json, writing
 from marl.games import env_maker, file_digests
 from marl.human_dond import read_split
-from marl.negotiation import READING, human_talk, read_talk, talk_of
+from marl.negotiation import READING, Reading, human_talk, read_talk, talk_of
 from marl.policy import Policy
-from marl.pretrain import recorded
+from marl.pretrain import data_files, recorded
 from marl.report import PAPER
 from marl.rollout import EVALUATION, draw_games, everyone, rollout
 from marl.runs import finished_run
@@ -63,6 +64,7 @@ SHOWN = (
     "talk/understood", "talk/turns", "talk/vocabulary",
 )  # fmt: skip
 
+V = TypeVar("V")  # of a human view: what it is read as
 Policies = dict[tuple[float, str, int, str], dict[int, Metrics]]  # (objective, arm, seed, run) -> iteration
 
 
@@ -81,11 +83,11 @@ class Stage:
     @property
     def game(self) -> dict[str, Any]:
         """The game's settings in the run's own evaluation."""
-        return {**self.config["env"], **make(EvalConfig, self.config["eval"], "eval").env}
+        return evaluated_game(self.config)
 
     @property
     def objective(self) -> float:
-        return float(self.game["objective"])
+        return objective_of(self.config)
 
     @property
     def digest(self) -> str:
@@ -112,6 +114,7 @@ def main(cfg: DictConfig) -> None:
             raise UserError(f"{name}={cfg[name]}: must be a whole number, at least 1")
     if cfg.split not in SPLITS:
         raise UserError(f"split={cfg.split}: must be one of {', '.join(SPLITS)}; bases learn from the others")
+    dialogues = {"split": cfg.split, "files": data_files(Path(cfg.data.dond))} if cfg.data.dond else None
     runs = selected(Path(cfg.runs), cfg.select, cfg.where)
     stages = [stage for run in runs for stage in stages_of(run)]
     refuse_doubles((stage.run, stage.objective, stage.arm, stage.seed) for stage in stages)
@@ -128,8 +131,8 @@ def main(cfg: DictConfig) -> None:
 
     bar, found = Bar(enabled=cfg.progress), {}
     for number, stage in enumerate(stages, start=1):
-        settings = settings_of(stage, people[stage.run], cfg)
-        path = cells / f"{stage.run.name}-{stage.iteration:06d}-{digest(settings)}.json"
+        settings = {**settings_of(stage, people[stage.run], cfg), "dialogues": dialogues}
+        path = cells / f"{digest(settings)}.json"
         if not path.exists():
             label = f"{number}/{len(stages)}  {stage.run.name}, iteration {stage.iteration}"
             bar.stage(label, cfg.games)
@@ -142,8 +145,9 @@ def main(cfg: DictConfig) -> None:
         found[stage] = {name: Interval.from_json(figure) for name, figure in kept.items()}
     write_lines(out / "drift.csv", found.items())
     write_lines(out / "kept.csv", ((stage, metrics) for run in runs for stage, metrics in kept_transcripts(run)))
-    lines = [(name, i.mean, i.low, i.high, i.n) for name, i in sorted(human.items())]
-    write_csv(out / "people.csv", COLUMNS[5:], lines)
+    if human:
+        lines = [(name, i.mean, i.low, i.high, i.n) for name, i in sorted(human.items())]
+        write_csv(out / "people.csv", COLUMNS[5:], lines)
     tabulate(out / "drift.csv", out, human)
 
 
@@ -185,7 +189,7 @@ def people_folder(run: Path, human: str | None) -> Path:
 
 
 def settings_of(stage: Stage, people: Path, cfg: DictConfig) -> dict[str, Any]:
-    """All that the figures depend on."""
+    """All that the figures depend on, but for the human dialogues."""
     return {
         "policy": stage.digest,
         "people": folder_digest(people),
@@ -196,7 +200,6 @@ def settings_of(stage: Stage, people: Path, cfg: DictConfig) -> dict[str, Any]:
         "context": stage.config["algo"]["context"],
         "games": cfg.games,
         "seed": cfg.seed,
-        "dialogues": cfg.split if cfg.data.dond else None,
         "reading": READING,
     }
 
@@ -216,7 +219,7 @@ def measure(stage: Stage, people: Path, cfg: DictConfig, device: torch.device, b
     found |= talk_drift([read_talk(talk_of(episode)) for episode in episodes], rng)
     if cfg.data.dond:
         views = recorded(cfg.data.dond, cfg.split, [env_maker({**env, "contexts": None, "split": "all"})])
-        likely = likelihood(policy, [[seat] for seat in views.seats(policy.tokens)], rng)
+        likely = likelihood(policy, by_dialogue(views.dialogues, views.seats(policy.tokens)), rng)
         if likely is not None:
             found["drift/human_dialogues"] = likely
     judge = load_policy(people, device)
@@ -236,7 +239,16 @@ def people_metrics(folder: str, split: Any) -> Metrics:
         raise UserError(f"data.dond={folder}: {error}") from error
     left_out = ", ".join(f"{count} {reason}" for reason, count in found.skipped.items())
     say(f"{split}: {len(found.usable)} views of human dialogues; left out: {left_out or 'none'}; {found.note}")
-    return talk_drift([read_talk(human_talk(view)) for view in found.usable], np.random.default_rng(0))
+    readings = by_dialogue([view.dialogue for view in found.usable], [read_talk(human_talk(v)) for v in found.usable])
+    return talk_drift([Reading.of(both) for both in readings], np.random.default_rng(0))
+
+
+def by_dialogue(dialogues: Iterable[str], views: Iterable[V]) -> list[list[V]]:
+    """Both players' views of a dialogue together: what is drawn again for an interval is the dialogue."""
+    found: dict[str, list[V]] = {}
+    for dialogue, view in zip(dialogues, views, strict=True):
+        found.setdefault(dialogue, []).append(view)
+    return [*found.values()]
 
 
 def kept_transcripts(run: Path) -> list[tuple[Stage, Metrics]]:
@@ -286,6 +298,7 @@ def read_policies(path: Path) -> Policies:
 def tabulate(table: Path, out: Path, human: Metrics | None = None) -> None:
     """Writes `drift_by_arm.csv` and `drift.svg` from `drift.csv`, and prints all policies beside people."""
     policies = read_policies(table)
+    refuse_doubles(((Path(run), objective, arm, seed) for objective, arm, seed, run in policies), "data.table")
     arms: dict[tuple[float, str], dict[int, dict[int, Metrics]]] = {}
     for (objective, arm, seed, _), of_run in policies.items():
         arms.setdefault((objective, arm), {})[seed] = of_run

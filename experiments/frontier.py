@@ -119,7 +119,7 @@ def main(cfg: DictConfig) -> None:
                 found[f"v_{opponent}"] = kept(
                     cfg, cells,
                     {"env": env, **file_digests(env), "opponent": opponent, "games": cfg.games, "seed": cfg.seed,
-                     "base": folder.name, "max_new_tokens": parts.algo.max_new_tokens},
+                     "base": folder.name, "max_new_tokens": parts.algo.max_new_tokens, "context": parts.algo.context},
                     entrant, bar,
                     partial(against, cfg, parts, env, entrant, opponent, base, bar),
                 )  # fmt: skip

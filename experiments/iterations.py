@@ -6,9 +6,10 @@
 The first form reads the evaluations that finished runs of Deal or No Deal made while they trained, the second what the
 first has written: the same tables and figure, in seconds, without the runs.
 
-Written: `NAME.csv`, a line for each run, iteration and metric; `NAME_by_arm.csv`, means over seeds with 95 % intervals
-(Student's t over seeds, cut to what a metric can be; of a single seed, and where all seeds are one policy, as before
-training, over its games, where their spread is known); `NAME.svg`; and `NAME_summary.csv`:
+Written: `NAME.csv`, a line for each run, iteration and metric, and with `publish` the runs' cards; `NAME_by_arm.csv`,
+means over seeds with 95 % intervals (Student's t over seeds, cut to what a metric can be; of a single seed, and where
+all seeds are one policy, as before training, over its games, where their spread is known); `NAME.svg`; and
+`NAME_summary.csv`:
 
 - `correlation/games`: Pearson's r between the iteration and a player's score, over all players of all evaluation games
   of a run, iteration 0 (before training) included; `correlation/agreed_games`: over games with a deal. Liao, Tomlin &
@@ -44,13 +45,14 @@ from omegaconf import DictConfig
 
 from envs.dond_v0 import MAX_POINTS
 from experiments.cli import command
-from experiments.report import selected
+from experiments.report import selected, write_cards
 from experiments.terminal import say
 from marl.errors import UserError, check_writable
 from marl.evaluate import Metrics
 from marl.files import writing
 from marl.report import PAPER, TRAINED, Run, read_run
 from marl.stats import Interval, format_table, read_csv, seed_mean, wilson, write_csv
+from marl.tracking import TIMING_FILE, read_metrics
 from marl.wording import WORDING, bounds
 
 METRICS = (
@@ -110,20 +112,24 @@ def main(cfg: DictConfig) -> None:
         raise UserError("select and data: give one of them, the names of finished runs or a file written from such")
     published = read_published(Path(cfg.published)) if cfg.published else []
     folder = Path(cfg.data).parent if cfg.data else Path(cfg.runs) / "iterations"
+    called = cfg.name or (Path(cfg.data).stem if cfg.data else "iterations")
     out = Path(cfg.publish) if cfg.publish else folder
     if cfg.data:
         lines = read_lines(Path(cfg.data))
         check_writable(out, "publish")
     else:
-        lines = collected([read_run(folder) for folder in selected(Path(cfg.runs), cfg.select, cfg.where)])
-        check_writable(out, "publish")
-        write_csv(out / f"{cfg.name}.csv", tuple(Line.__annotations__), [tuple(vars(line).values()) for line in lines])
-        lines = read_lines(out / f"{cfg.name}.csv")  # as anybody else will
+        runs = [read_run(folder) for folder in selected(Path(cfg.runs), cfg.select, cfg.where)]
+        lines = collected(runs)
+        check_writable(out / "run_cards" if cfg.publish else out, "publish")
+        write_csv(out / f"{called}.csv", tuple(Line.__annotations__), [tuple(vars(line).values()) for line in lines])
+        if cfg.publish:
+            write_cards(runs, out)
+        lines = read_lines(out / f"{called}.csv")  # as anybody else will
     curves = curves_of(lines)
     means = {
         key: by_iteration({seed: of_games(curve) for seed, curve in seeds.items()}) for key, seeds in curves.items()
     }
-    write_by_arm(out / f"{cfg.name}_by_arm.csv", means, curves)
+    write_by_arm(out / f"{called}_by_arm.csv", means, curves)
     figures: dict[float, dict[str, Metrics]] = {}
     for objective in dict.fromkeys(objective for objective, _ in curves):
         arms = {arm: seeds for (own, arm), seeds in curves.items() if own == objective}
@@ -134,7 +140,7 @@ def main(cfg: DictConfig) -> None:
         for columns in (whole, minus) if minus else (whole,):
             say(format_table(columns))
     write_csv(
-        out / f"{cfg.name}_summary.csv",
+        out / f"{called}_summary.csv",
         ("objective", "arm", "figure", "mean", "low", "high", "seeds"),
         [
             (objective, arm, name, i.mean, i.low, i.high, i.n)
@@ -143,7 +149,7 @@ def main(cfg: DictConfig) -> None:
             for name, i in found.items()
         ],
     )
-    draw(curves, means, published, out / f"{cfg.name}.svg", cfg.over)
+    draw(curves, means, published, out / f"{called}.svg", cfg.over)
     say(f"\ntables and figure: {out}")
 
 
@@ -157,15 +163,15 @@ def collected(runs: Sequence[Run]) -> list[Line]:
     for run in runs:
         if run.game != "dond":
             raise UserError(f"select: {run.folder.name} is a run of {run.game}; name runs of Deal or No Deal")
-    refuse_doubles((run.folder, float(run.config["env"]["objective"]), run.arm, run.seed) for run in runs)
+    refuse_doubles((run.folder, objective_of(run.config), run.arm, run.seed) for run in runs)
     for run in runs:
         evaluations = [row for row in run.curves if row["phase"] == "eval"]
         if not evaluations:
             raise UserError(f"select: {run.folder.name} was not evaluated while it trained (eval.every, eval.games)")
-        passes = token_passes(run)
+        passes = token_passes(run, learned_tokens(run.folder))
         for row in evaluations:
             trained, games = row["iteration"] * run.games, int(row["rollout/games"])
-            objective, iteration = float(run.config["env"]["objective"]), row["iteration"]
+            objective, iteration = objective_of(run.config), row["iteration"]
             at = (objective, run.arm, run.seed, iteration, trained, passes[iteration], games)
             told = [metric for metric in METRICS if metric in row and not nothing(metric, objective)]
             lines += [Line(*at, metric, row[metric]) for metric in told]
@@ -176,41 +182,59 @@ def collected(runs: Sequence[Run]) -> list[Line]:
     return sorted(lines, key=lambda line: (-line.objective, line.arm, line.seed, line.iteration))
 
 
+def evaluated_game(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The game's settings in a run's own evaluation."""
+    return {**config["env"], **((config.get("eval") or {}).get("env") or {})}
+
+
+def objective_of(config: Mapping[str, Any]) -> float:
+    """Of the game of Deal or No Deal that a run is evaluated in."""
+    return float(evaluated_game(config)["objective"])
+
+
 def nothing(metric: str, objective: float) -> bool:
     """Whether the metric is 0 whatever is played: scores that add up to nothing."""
     return objective == COMPETITIVE and metric.startswith("game/score")
 
 
-def refuse_doubles(runs: Iterable[tuple[Path, float, str, int]]) -> None:
-    """UserError where two of these runs (folder, objective, arm, seed) are of one objective, arm and seed."""
+def refuse_doubles(runs: Iterable[tuple[Path, float, str, int]], setting: str = "select") -> None:
+    """UserError, naming the setting, where two runs (folder, objective, arm, seed) differ in nothing but the folder."""
     known: dict[tuple[float, str, int], Path] = {}
     for folder, objective, arm, seed in runs:
         other = known.setdefault((objective, arm, seed), folder)
         if other != folder:
             raise UserError(
-                f"select: {other} and {folder} are both of objective {objective:g}, arm {arm} and seed {seed}; choose "
-                "names of which there is one for each, or settings in `where`, or give arms names of their own"
+                f"{setting}: {other} and {folder} are both of objective {objective:g}, arm {arm} and seed {seed}; "
+                "choose names of which there is one for each, or settings in `where`, or give arms names of their own"
             )
 
 
-def token_passes(run: Run) -> dict[int, int]:
+def learned_tokens(folder: Path) -> dict[int, int]:
+    """By iteration, how many tokens the rows had that a run learned from: the speed of its updates times their time."""
+    rows = read_metrics(folder / TIMING_FILE)
+    return {row["iteration"]: round(row["speed/update_tokens_per_second"] * row["time/update"]) for row in rows}
+
+
+def token_passes(run: Run, learned: Mapping[int, int]) -> dict[int, int]:
     """What training has cost by each iteration, in thousands of tokens times forward passes, so that learners can be
     compared at equal compute whatever the machine. A token is put through the model once to play it, three times each
     time that it is learned from (a backward pass is worth two), as often for beliefs of renamed rows, and once for a
-    reference. Of filtered games it is the kept rows that are learned from. Plans are not counted."""
+    reference. `learned`: tokens that were learned from, by iteration; of filtered games those of the kept rows. Plans
+    are not counted. Where nothing is known of what was learned from, nothing is said: {iteration: 0}."""
     losses = {name: term for name, term in (run.config.get("loss") or {}).items() if term is not None}
     update = (run.config.get("algo") or {}).get("update") or {}
     each, once = 3, 0  # passes of learning: in each epoch, and once for all
-    if (losses.get("listening") or {}).get("renamed"):
-        each += 3
+    listening = losses.get("listening") or {}
+    if listening.get("renamed"):
+        each += 3 if listening.get("weight", 1.0) else 1  # weight 0 is measured without a gradient
     if "kl" in losses:
         exact = losses["kl"].get("estimator") == "exact"
         each, once = each + exact, once + (not exact)
     spent, found = 0.0, {0: 0}
     for row in run.curves:
         if row["phase"] == "train":
-            learned = row.get("filter/kept", 1.0) * (each * update.get("epochs", 1) + once)
-            spent += row.get("rollout/tokens", 0) * (1 + learned)
+            again = learned.get(row["iteration"], 0) * (each * update.get("epochs", 1) + once)
+            spent += row.get("rollout/tokens", 0) + again if learned else 0
             found[row["iteration"]] = round(spent / 1000)
     return found
 
@@ -373,9 +397,17 @@ def summary(seeds: Mapping[int, Curve], measure: str) -> Metrics:
         shared = sorted(set.intersection(*(set(curve) for curve in seeds.values())))
         at = [[curve[i] for curve in seeds.values()] for i in shared]
         means = [float(np.mean([own[measure] for own in each])) for each in at]
-        errors = [math.hypot(*(standard_error(measure, own) for own in each)) / len(seeds) for each in at]
+        errors = [error_of_mean(measure, each) for each in at]
         figures["plateau/mean"] = Interval(plateau(shared, means, errors), math.nan, math.nan, len(seeds))
     return figures
+
+
+def error_of_mean(measure: str, seeds: Sequence[Mapping[str, float]]) -> float:
+    """Standard error of the seeds' mean. Seeds with the very same figures are one policy, as before training."""
+    first, *others = seeds
+    if all(own == first for own in others):
+        return standard_error(measure, first)
+    return math.hypot(*(standard_error(measure, own) for own in seeds)) / len(seeds)
 
 
 def at_equal(arms: Mapping[str, Mapping[int, Curve]], measure: str) -> tuple[dict[str, Metrics], dict[str, Metrics]]:

@@ -198,12 +198,16 @@ def publish(runs: Sequence[Run], folder: Path, part: str = "") -> None:
         raise UserError(
             f"publish={folder}: the runs play {' and '.join(games)}; select runs of one game, {' or '.join(TABLE)}"
         )
-    cards = folder / "run_cards"
-    check_writable(cards, "publish")
+    check_writable(folder / "run_cards", "publish")
     for suffix, group in variants(runs).items():
         publish_variant(games[0], group, folder, part + suffix)
+    write_cards(runs, folder)
+
+
+def write_cards(runs: Sequence[Run], folder: Path) -> None:
+    """`run_cards/` of a published table: what made each of its runs, on what."""
     for run in runs:
-        write_json(cards / f"{run.folder.name}.json", public(run.card))
+        write_json(folder / "run_cards" / f"{run.folder.name}.json", public(run.card))
 
 
 def variants(runs: Sequence[Run]) -> dict[str, list[Run]]:

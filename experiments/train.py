@@ -530,6 +530,7 @@ def final_evaluation(
             name: {k: v for k, v in term.items() if k != "weight"} for name, term in identity(cfg)["reward"].items()
         },
         "max_new_tokens": parts.algo.max_new_tokens,
+        "context": parts.algo.context,
         **({"chat": identity(cfg)["chat"]} if parts.chat else {}),
         **file_digests({**parts.env, **evaluation.env}),
         **played_as(evaluation.seating(parts.cast), parts.algo),

@@ -261,7 +261,9 @@ class ModelAgent:
         if r.turn != TurnKind.WAIT:
             seat.legal = seat.view.cue(r.options)
         needed = int(r.turn != TurnKind.WAIT)  # at least a token of a reply
-        if length and self._free(seat) < needed:  # a prompt that is too long is the engine's to refuse
+        if self._free(seat) < needed:
+            if not length:
+                raise self.engine.outgrown(self.engine.context + needed - self._free(seat), begun=False)
             seat.view.cut(length, asked)
             seat.lost = True
         return seat

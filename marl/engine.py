@@ -460,12 +460,15 @@ class Engine:
     def _check_room(self, start: np.ndarray, sizes: np.ndarray) -> None:
         """That so many more tokens fit into slots that hold `start`."""
         if int((start + sizes).max()) > self.context:
-            what = "an episode outgrew its slot" if int(start[(start + sizes).argmax()]) else "a prompt is too long"
-            raise UserError(
-                f"{what}: a stream of {int((start + sizes).max())} tokens does not fit "
-                f"model.context={self.context}; raise model.context (the model reads up to {self.policy.context}) or "
-                "lower the game's message and turn limits"
-            )
+            raise self.outgrown(int((start + sizes).max()), begun=bool(start[(start + sizes).argmax()]))
+
+    def outgrown(self, tokens: int, begun: bool) -> UserError:
+        """What to say of a stream that no slot holds: of a game that has begun, or of the first that a player reads."""
+        what = "an episode outgrew its slot" if begun else "a prompt is too long"
+        return UserError(
+            f"{what}: a stream of {tokens} tokens does not fit model.context={self.context}; raise model.context (the "
+            f"model reads up to {self.policy.context}) or lower the game's message and turn limits"
+        )
 
     def _piece(self, start: np.ndarray, left: np.ndarray) -> tuple[np.ndarray, int]:
         """Which rows are to be read next, and how many tokens of each, where `left` (R,) are unread after `start`."""

@@ -35,7 +35,7 @@ def check_writable(folder: Path, setting: str) -> None:
 
 def check_places(settings: Mapping[str, Any]) -> None:
     """Refuses settings that cannot say where something is, or is to be kept. Each command has some of them; whether
-    others than `runs`, `cache` and `cells` may be null is for its defaults to say (experiments/cli.py)."""
+    others than `runs`, `cache` and `cells`, or a name, may be null is for its defaults to say (experiments/cli.py)."""
     data = settings.get("data")
     if isinstance(data, Mapping):  # a group in some commands
         settings = {**settings, **{f"data.{name}": value for name, value in data.items()}, "data": None}
@@ -45,7 +45,7 @@ def check_places(settings: Mapping[str, Any]) -> None:
             raise UserError(f"{name}={value!r}: must be the name of a {PLACES[name]}")
     for name in {"name", "arm"} & settings.keys():  # parts of the folder's own name
         value = settings[name]
-        if (
+        if value is not None and (
             isinstance(value, bool)
             or not isinstance(value, str | int | float)
             or not re.fullmatch(r"[^/\0]+", f"{value}")

@@ -135,6 +135,14 @@ class Reading:
     values: tuple[Valued, ...]
     claims: tuple[Claimed, ...]
 
+    @classmethod
+    def of(cls, views: Sequence[Reading]) -> Reading:
+        """Of one game, of which each of these measured one player."""
+        return cls(
+            sum((view.messages for view in views), ()), sum(view.understood for view in views),
+            sum((view.values for view in views), ()), sum((view.claims for view in views), ()),
+        )  # fmt: skip
+
 
 def read_talk(talk: Talk) -> Reading:
     """Reads a game from its first line to its last."""

@@ -307,7 +307,7 @@ def _train(
         human = {split: recorded(human_data, split, games, base) for split in splits}
         for split, found in human.items():
             left_out = ", ".join(f"{count} {why}" for why, count in found.left_out.items())
-            counts = f"{len(found.steps)} views of {found.dialogues} dialogues"
+            counts = f"{len(found.steps)} views of {len(set(found.dialogues))} dialogues"
             report(f"human dialogues, {split}: {counts}; left out: {left_out or 'none'}; {found.note}")
     if model.kind == "tiny":
         if human_data and human:  # of all dialogues, so that bases of few and of many share their tokens
@@ -380,12 +380,12 @@ def variants(env: Mapping[str, Any], vary: Mapping[str, Sequence[Any]]) -> list[
 
 @dataclass(frozen=True)
 class Recorded:
-    """Human dialogues replayed in the game: what each view reads and replies, of how many `dialogues`; how many views
-    were left out, and why; and a `note` on those of the split."""
+    """Human dialogues replayed in the game: what each view reads and replies, and which of the `dialogues` it is of;
+    how many views were left out, and why; and a `note` on those of the split."""
 
     steps: list[list[Step]]
     left_out: Counter[str]
-    dialogues: int = 0
+    dialogues: list[str] = field(default_factory=list)  # one for each view, twice where both its views are here
     note: str = ""
 
     @property
@@ -428,29 +428,30 @@ def recorded(
     reasons = {view.index: unwanted(view) for view in found.usable}
     wanted = [view for view in found.usable if not reasons[view.index]]
     left_out += Counter(filter(None, reasons.values()))
-    dialogues = list(dict.fromkeys(view.dialogue for view in wanted))
     if split == "train" and base.human_games:
+        dialogues = list(dict.fromkeys(view.dialogue for view in wanted))
         if base.human_games > len(dialogues):
             raise UserError(
                 f"base.human_games={base.human_games}: data.dond={folder} has {len(dialogues)} dialogues to learn from "
                 "under these settings; 0 takes them all"
             )
         rng = np.random.default_rng([base.seed, CHOICE])
-        dialogues = [dialogues[i] for i in sorted(rng.permutation(len(dialogues))[: base.human_games])]
-        chosen, before = set(dialogues), len(wanted)
+        chosen = {dialogues[i] for i in rng.permutation(len(dialogues))[: base.human_games]}
+        before = len(wanted)
         wanted = [view for view in wanted if view.dialogue in chosen]
         left_out["not drawn"] = before - len(wanted)
     place = {view.index: i for i, view in enumerate(found.usable)}
-    steps = []
+    steps, known = [], []
     for view in wanted:
-        variant = place[view.index] % len(environments)
+        dialogue, variant = view.dialogue, place[view.index] % len(environments)
         if permute is not None:
             renamed = [new for new in (permuted(view, order) for order in ORDERS) if not held_out(new)]
             view = renamed[permute.integers(len(renamed))]
         replayed, refused = replay_all([view], environments[variant])
         steps += replayed
+        known += [dialogue] * len(replayed)
         left_out += refused
-    return Recorded(steps, left_out, len(dialogues), found.note)
+    return Recorded(steps, left_out, known, found.note)
 
 
 def _read(folder: str, split: Split) -> HumanSplit:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -32,11 +34,25 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def spoken(game: dict[str, Any]) -> dict[str, Any]:
+    """The game as it would stand there had its players said this."""
+    books, hats, balls = game["facts"]["counts"]
+    said = (
+        ("player_0", "i take all the books , you take the rest"),
+        ("player_0", f"[propose] ({books} books, 0 hats, 0 balls) [END]"),
+        ("player_1", f"[propose] (0 books, {hats} hats, {balls} balls) [END]"),
+    )
+    turns = [{"agent": who, "text": text, "message": "" if "[" in text else text, "error": ""} for who, text in said]
+    return {**game, "turns": turns}
+
+
 def test_a_runs_drift_from_its_base_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "data").mkdir()
     data = write(tmp_path / "data", test=TEST)
     train.main(configure("train", *SMALL, f"data.dond={data}", f"runs={tmp_path}"))
     capsys.readouterr()
+    (kept_games,) = tmp_path.glob("tiny-*/episodes/iteration-000001.jsonl")
+    kept_games.write_text(json.dumps(spoken(json.loads(kept_games.read_text().splitlines()[0]))) + "\n")
     cfg = configure("drift", *QUIET, f"runs={tmp_path}", "select=tiny-*", f"data.dond={data}", "games=4")
     drift.main(cfg)
     assert "test: 2 views of human dialogues; left out: none" in capsys.readouterr().out
@@ -45,7 +61,8 @@ def test_a_runs_drift_from_its_base_to_its_end(tmp_path: Path, capsys: pytest.Ca
     assert {iteration for iteration, _ in found} == {"0", "1", "2"}  # base, checkpoint, end
     likely = [float(found[iteration, "drift/human_dialogues"]["mean"]) for iteration in "012"]
     assert all(nats < 0 for nats in likely) and len(set(likely)) == 3
-    assert {row["iteration"] for row in rows(out / "kept.csv")} <= {"0", "1", "2"}
+    kept = {(row["iteration"], row["metric"]): row["mean"] for row in rows(out / "kept.csv")}
+    assert kept["1", "talk/table_kept"] == kept["1", "talk/understood"] == "1"
     assert float(next(row for row in rows(out / "people.csv") if row["metric"] == "talk/understood")["mean"]) > 0
     assert (out / "drift.svg").read_text().count("<svg") == 1
 
@@ -58,6 +75,14 @@ def test_a_runs_drift_from_its_base_to_its_end(tmp_path: Path, capsys: pytest.Ca
     assert len(cells) == 3
     drift.main(cfg)  # nothing is measured again
     assert {path: path.stat().st_mtime_ns for path in cells} == cells
+
+    (data / "val.txt").write_text((data / "test.txt").read_text())  # other dialogues are other figures
+    drift.main(configure("drift", *QUIET, f"runs={tmp_path}", "select=tiny-*", f"data.dond={data}", "games=4"))
+    assert len([*out.glob("*.json")]) == 6
+
+    people = (out / "people.csv").read_bytes()
+    drift.main(configure("drift", *QUIET, f"runs={tmp_path}", "select=tiny-*", "games=4"))
+    assert (out / "people.csv").read_bytes() == people and "drift/human" not in (out / "drift.csv").read_text()
 
     (run,) = tmp_path.glob("tiny-*")
     assert drift.stages_of(run)[0].folder.parent == tmp_path / "bases"
@@ -108,6 +133,10 @@ def test_runs_that_no_column_tells_apart_are_refused(tmp_path: Path) -> None:
     (tmp_path / "drift.csv").write_text("objective,run,arm,seed,iteration,metric,mean,low,high,games\n" + line)
     with pytest.raises(UserError, match="has no game/score of x at iteration 3"):
         drift.main(configure("drift", f"data.table={tmp_path / 'drift.csv'}"))
+    twice = "".join(f"0,{run},full,1,3,game/score,5,4,6,9\n" for run in "xy")
+    (tmp_path / "drift.csv").write_text("objective,run,arm,seed,iteration,metric,mean,low,high,games\n" + twice)
+    with pytest.raises(UserError, match=r"data\.table: x and y are both of objective 0, arm full and seed 1"):
+        drift.main(configure("drift", f"data.table={tmp_path / 'drift.csv'}"))
     with pytest.raises(UserError, match="select=: must be names of runs' folders"):
         drift.main(configure("drift", "select=''", f"runs={tmp_path}"))
 
@@ -117,4 +146,4 @@ def test_people_who_did_not_end_in_claims_are_counted_and_left_out(
 ) -> None:
     found = drift.people_metrics(str(write(tmp_path)), "train")
     assert "4 views of human dialogues; left out: 1 no agreement; in all 2 rows without" in capsys.readouterr().out
-    assert found["talk/understood"].n == 4 and found["talk/worse_share"].n == 4
+    assert found["talk/understood"].n == 3 and found["talk/worse_share"].n == 3  # dialogues

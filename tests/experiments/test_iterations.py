@@ -63,7 +63,7 @@ def run(
     folder.mkdir()
     config = {"env": {"game": "dond", "objective": objective}, "algo": {"games": games}, "arm": arm, "seed": seed}
     OmegaConf.save(OmegaConf.create(config), folder / "config.yaml")
-    (folder / "run.json").write_text(json.dumps({"arm": arm, "seeds": [seed]}))
+    (folder / "run.json").write_text(json.dumps({"arm": arm, "seeds": [seed], "command": f"train.py runs={runs}"}))
     lines = [
         {"iteration": i, "phase": phase, "game/score": score, "game/score_sd": 2.0, "game/agreement": 0.5,
          "game/score_agreed": 2 * score, "game/score_agreed_sd": 1.0, "rollout/games": 100, "talk/turns": 6 - i,
@@ -72,6 +72,12 @@ def run(
         for phase in ("train", "eval")[i == 0 :]
     ]  # fmt: skip
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    clock = {
+        "speed/update_tokens_per_second": 1.5 * tokens,
+        "time/update": 2 / 3,
+    }  # all that was played is learned from
+    rows = [{"iteration": i, "phase": "train", **clock} for i in range(1, len(scores)) if tokens]
+    (folder / "timing.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     ceiling = {"game/score_ceiling": Interval(15.2, 15.0, 15.4, 1000).to_json()}
     (folder / "evaluation.json").write_text(json.dumps({"conditions": {"trained": ceiling}}))
 
@@ -212,18 +218,25 @@ def test_settings_tell_runs_of_one_arm_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [  # of 1,000 tokens a round, and 2,000 in the second: played, and then learned from
-        ({"loss": {"imitation": {}}, "algo": {"update": {"epochs": 3}}, "kept": 0.5}, [0, 5.5, 16.5]),  # 1 + .5 * 3 * 3
+        (
+            {"loss": {"imitation": {}}, "algo": {"update": {"epochs": 3}}, "share": 0.5},
+            [0, 5.5, 16.5],
+        ),  # 1 + .5 * 3 * 3
         ({"loss": {"kl": {"estimator": "exact"}}, "algo": {"update": {"epochs": 2}}}, [0, 9, 27]),  # 1 + 2 * (3 + 1)
         ({"loss": {"kl": {"estimator": "k2"}}, "algo": {"update": {"epochs": 2}}}, [0, 8, 24]),  # 1 + 2 * 3 + 1
         ({"loss": {"kl": None, "listening": {"renamed": True}}, "algo": {"update": {"epochs": 1}}}, [0, 7, 21]),
+        ({"loss": {"listening": {"renamed": True, "weight": 0}}, "algo": {"update": {"epochs": 1}}}, [0, 5, 15]),
+        ({"loss": {}, "share": 0}, [0, 1, 3]),  # nothing was kept
     ],
 )
 def test_compute_is_counted_in_passes(settings: dict[str, Any], expected: list[float]) -> None:
-    kept = {"filter/kept": settings.pop("kept")} if "kept" in settings else {}
-    rows = [{"iteration": i, "phase": "train", "rollout/tokens": 1_000_000 * i, **kept} for i in (1, 2)]
+    share = settings.pop("share", 1)
+    rows = [{"iteration": i, "phase": "train", "rollout/tokens": 1_000_000 * i} for i in (1, 2)]
     evaluations = [{"iteration": i, "phase": "eval", "rollout/tokens": 5_000} for i in (0, 1, 2)]
-    found = token_passes(Run(Path(), "a", 0, settings, {}, [*evaluations, *rows], {}))
+    made = Run(Path(), "a", 0, settings, {}, [*evaluations, *rows], {})
+    found = token_passes(made, {i: round(1_000_000 * i * share) for i in (1, 2)})
     assert found == {i: 1000 * expected[i] for i in (0, 1, 2)}
+    assert token_passes(made, {}) == {0: 0, 1: 0, 2: 0}  # nobody noted it
 
 
 @pytest.mark.parametrize(
@@ -264,6 +277,38 @@ def test_a_file_that_lacks_a_line_is_refused(part: str, said: str, tmp_path: Pat
     (tmp_path / "x.csv").write_text(",".join(iterations.Line.__annotations__) + "\n" + part)
     with pytest.raises(UserError, match=said):
         iterations.main(configure("iterations", f"data={tmp_path / 'x.csv'}"))
+
+
+def test_what_is_published_says_what_made_it_and_keeps_its_name(tmp_path: Path) -> None:
+    run(tmp_path, "x-0", "a", 0, [1, 2])
+    out = collect(tmp_path, "name=starts", f"publish={tmp_path / 'page'}")
+    assert json.loads((out / "run_cards/x-0.json").read_text())["command"] == "train.py"  # no places of this machine
+    made = {path.name for path in out.glob("starts*")}
+    assert made == {"starts.csv", "starts_by_arm.csv", "starts_summary.csv", "starts.svg"}
+    for path in (*out.glob("starts_*"), out / "starts.svg"):
+        path.unlink()
+    iterations.main(configure("iterations", f"data={out / 'starts.csv'}"))  # made again, and no other table's
+    assert {path.name for path in out.iterdir()} == made | {"run_cards"}
+
+
+def test_a_runs_objective_is_that_of_its_evaluation(tmp_path: Path) -> None:
+    run(tmp_path, "x-0", "a", 0, [1, 2], objective=-1.0)
+    config = OmegaConf.load(tmp_path / "x-0/config.yaml")
+    OmegaConf.save(OmegaConf.merge(config, {"eval": {"env": {"objective": 0.5}}}), tmp_path / "x-0/config.yaml")
+    found = rows_of(collect(tmp_path) / "iterations.csv")
+    assert {row["objective"] for row in found} == {"0.5"} and "game/score" in {row["metric"] for row in found}
+
+
+def test_one_policy_before_training_is_no_surer_for_being_many_seeds(tmp_path: Path) -> None:
+    """Standard errors are .2: of a rise by .45 from one policy to three seeds' mean, sqrt(.04 + .04 / 3) = .23."""
+    at = {"games": 100, "game/score": 3.0, "game/score_sd": 2.0}
+    assert iterations.error_of_mean("game/score", [at] * 3) == pytest.approx(0.2)
+    others = [{**at, "game/score": score} for score in (3.0, 3.1, 3.2)]
+    assert iterations.error_of_mean("game/score", others) == pytest.approx(0.2 / math.sqrt(3))
+    for seed in range(3):
+        run(tmp_path, f"x-{seed}", "a", seed, [3, 3.4 + seed / 1000])
+    found = by_name(collect(tmp_path) / "iterations_summary.csv", "figure")
+    assert float(found["plateau/mean",]["mean"]) == 0  # .4 is 1.73 of them; with .2 / sqrt(3) twice it were 2.45
 
 
 def test_two_folders_of_one_name_are_two_runs(tmp_path: Path) -> None:

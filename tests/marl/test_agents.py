@@ -240,6 +240,18 @@ def test_a_prompt_that_no_slot_holds_is_refused(policies: dict[str, Policy]) -> 
         model(policies["tiny"], context=20).act([request(0, SPEAK, "books 1 2 " * 20)])
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_prompt_leaves_room_for_a_token_and_what_stands_after_it(name: str, policies: dict[str, Policy]) -> None:
+    policy = policies[name]
+    prompt = serve(model(policy), [request(0, SPEAK, "books 1 2")])[0].start
+    least = prompt + 1 + len(policy.tokens.format.after_reply)
+    agent = model(policy, context=least)
+    assert len(serve(agent, [request(0, SPEAK, "books 1 2")])[0].ids) == 1
+    assert len(agent._seats[0, "player_0"].view.stream) == least
+    with pytest.raises(UserError, match=rf"a prompt is too long: a stream of {least} tokens does not fit"):
+        model(policy, context=least - 1).act([request(0, SPEAK, "books 1 2")])
+
+
 def test_slots_go_back_when_games_end(policies: dict[str, Policy]) -> None:
     agent = model(policies["tiny"], slots=2)
     first = play(agent, [0, 1])

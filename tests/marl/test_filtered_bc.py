@@ -255,6 +255,14 @@ def test_what_was_won_becomes_likelier() -> None:
     assert gained[True] > 0.02 and gained[True] > gained[False] + 0.01, gained
 
 
+def test_games_are_scored_at_the_temperature_they_were_sampled_at() -> None:
+    """Scored at another, a policy that clones all its games would not stay what it is."""
+    once = replace(CONFIG, keep="all", temperature=0.5, update=replace(CONFIG.update, epochs=1, minibatches=1))
+    metrics, episodes = clone(hint_policy(0), Hint, once)
+    said = np.concatenate([turn.logprobs for episode in episodes for turn in episode.turns])
+    assert metrics["loss/imitation"] == pytest.approx(-said.mean(), abs=1e-4)
+
+
 class Unpaid(Hint):
     """Nobody is ever paid."""
 
