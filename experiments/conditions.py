@@ -6,7 +6,8 @@ it is played: a stopped command goes on where it was, several share the work, an
 table. Intervals are those of experiments.report: over training seeds, of a single one over its games.
 
 Written: `NAME_per_seed.csv`, each run's own figures; made of it, `NAME.csv` (means over seeds), `NAME_differences.csv`
-and `NAME.svg`. `study=NAME data=FOLDER/NAME_per_seed.csv` makes them again, without the runs.
+(each condition minus the `reference`, and arms minus arms under each condition, paired by seed) and `NAME.svg`; with
+`publish` the runs' cards as well. `study=NAME data=FOLDER/NAME_per_seed.csv` makes them again, without the runs.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from omegaconf import DictConfig
 from experiments.cli import command
 from experiments.evaluate import pick_device, set_threads
 from experiments.players import bare, check_players, is_run, run_policy, seat_players
-from experiments.report import selected
+from experiments.report import selected, write_cards
 from experiments.terminal import Bar, say
 from marl.agents import SILENCE, Dubbed, ModelAgent, PlayConfig, model_agent
 from marl.cast import LEARNERS, Seats, by_role, learners_of, places, players_of
@@ -46,7 +47,7 @@ from marl.planner import SUFFIX, PlannerConfig, planning_agent
 from marl.policy import Policy
 from marl.report import PAPER
 from marl.rollout import EVALUATION, draw_games, rollout
-from marl.runs import finished_run
+from marl.runs import finished_run, git_commit
 from marl.stats import (
     ArmRun,
     Interval,
@@ -58,7 +59,7 @@ from marl.stats import (
     read_csv,
     write_csv,
 )
-from marl.wording import ARM_ORDER, ARMS, WORDING
+from marl.wording import ARM_ORDER, ARMS, COMPARISONS, WORDING
 
 BASE = "base"  # the arm of those who were not trained
 TRAINED = "trained"  # what the policy under test is called in episodes, a base in its place too
@@ -137,6 +138,10 @@ def main(cfg: DictConfig) -> None:
     unknown = [name for name in cfg.metrics if name not in WORDING]
     if unknown or not cfg.metrics:
         raise UserError(f"metrics={list(cfg.metrics)}: {unknown[0] if unknown else 'nothing'} is no metric")
+    if cfg.reference is not None and cfg.conditions and cfg.reference not in cfg.conditions:
+        raise UserError(
+            f"reference={cfg.reference}: must be one of the conditions, {', '.join(cfg.conditions)}, or null"
+        )
     if cfg.data:
         out = Path(cfg.publish or Path(cfg.data).parent)
         check_writable(out, "publish")
@@ -150,11 +155,17 @@ def main(cfg: DictConfig) -> None:
     set_threads(cfg.threads)
     folder, out = Path(cfg.cells), Path(cfg.publish or cfg.cells)
     check_writable(folder, "cells")
-    check_writable(out, "publish")
+    check_writable(out / "run_cards" if cfg.publish else out, "publish")
+    if cfg.publish:
+        write_cards(dict.fromkeys(entrant.run for entrant in found), out)
 
     cells = list({cell.file: cell for cell in table}.values())  # conditions that change nothing share one
     left = [cell for cell in cells if not (folder / cell.file).exists()]
     seeds = len({entrant.seed for entrant in found})
+    trained = {e.arm: {o.seed for o in found if o.arm == e.arm} for e in found if e.arm != BASE}
+    if any(own != max(trained.values(), key=len) for own in trained.values()):
+        told = "; ".join(f"{arm} {', '.join(map(str, sorted(own)))}" for arm, own in trained.items())
+        say(f"the arms' means are not over the same seeds: {told}")
     say(
         f"{len(found)} policies of {seeds} seeds under {len(conditions)} conditions, {cfg.games} games each: "
         f"{len(left)} of {len(cells)} cells are still to be played"
@@ -167,7 +178,7 @@ def main(cfg: DictConfig) -> None:
                 bar.stage(label, cfg.games)
                 of_cell = play(cell, cfg.games, cfg.seed, cfg.concurrency, policies, bar)
                 bar.close()
-                about = {"arm": cell.entrant.arm, "seed": cell.entrant.seed, **cell.settings}
+                about = {"arm": cell.entrant.arm, "seed": cell.entrant.seed, "commit": git_commit(), **cell.settings}
                 figures = {name: interval.to_json() for name, interval in of_cell.items()}
                 write_json(folder / cell.file, {"about": about, "metrics": figures})
                 say(f"{label}: {cfg.metrics[0]} {of_cell[cfg.metrics[0]]}" if cfg.metrics[0] in of_cell else label)
@@ -412,7 +423,7 @@ def tabulate(
     wanted = list(cfg.metrics)
     rows = {condition: ablation_table(runs) for condition, runs in played.items()}
     write_rows(out / f"{cfg.name}.csv", rows)
-    write_rows(out / f"{cfg.name}_differences.csv", differences(played, wanted))
+    write_rows(out / f"{cfg.name}_differences.csv", differences(played, wanted, cfg.reference))
     draw(rows, wanted[0], out / f"{cfg.name}.svg", published)
     for metric in reversed(wanted):  # the first one last, where the eye is
         columns: dict[str, Metrics] = {}
@@ -426,17 +437,20 @@ def tabulate(
     say(f"\ntables and figure: {out}")
 
 
-def differences(played: Mapping[str, Sequence[ArmRun]], wanted: Sequence[str]) -> dict[str, list[TableRow]]:
-    """Each condition minus the first one, of the same arm and paired by seed; none where an arm has one seed."""
-    first, *others = played
+def differences(
+    played: Mapping[str, Sequence[ArmRun]], wanted: Sequence[str], reference: str | None = None
+) -> dict[str, list[TableRow]]:
+    """Each condition minus the `reference`, the first where none is named, of the same arm; and arm minus arm under
+    each condition. All paired by seed; none where an arm has one seed."""
+    first = reference or next(iter(played))
     found: dict[str, list[TableRow]] = {}
-    for condition in others:
+    for condition in (name for name in played if name != first):
         for arm in dict.fromkeys(run.arm for run in played[first]):
             runs = [(name, run) for name in (condition, first) for run in played[name] if run.arm == arm]
             both = [dataclasses.replace(run, arm=name) for name, run in runs]
             for row in arm_differences(both, [(condition, first)], wanted):
                 found.setdefault(row.arm, []).append(dataclasses.replace(row, arm=arm))
-    return found
+    return found | {name: rows for name, runs in played.items() if (rows := arm_differences(runs, COMPARISONS, wanted))}
 
 
 def write_rows(path: Path, rows: Mapping[str, Sequence[TableRow]]) -> None:

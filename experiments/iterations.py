@@ -123,7 +123,7 @@ def main(cfg: DictConfig) -> None:
         check_writable(out / "run_cards" if cfg.publish else out, "publish")
         write_csv(out / f"{called}.csv", tuple(Line.__annotations__), [tuple(vars(line).values()) for line in lines])
         if cfg.publish:
-            write_cards(runs, out)
+            write_cards((run.folder for run in runs), out)
         lines = read_lines(out / f"{called}.csv")  # as anybody else will
     curves = curves_of(lines)
     means = {

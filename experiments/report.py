@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from experiments.cli import command, nearest
 from experiments.terminal import say
 from marl.config import plain
 from marl.errors import UserError, check_writable
-from marl.files import write_json
+from marl.files import read_json, write_json
 from marl.report import (
     TRAINED,
     Published,
@@ -201,13 +201,13 @@ def publish(runs: Sequence[Run], folder: Path, part: str = "") -> None:
     check_writable(folder / "run_cards", "publish")
     for suffix, group in variants(runs).items():
         publish_variant(games[0], group, folder, part + suffix)
-    write_cards(runs, folder)
+    write_cards((run.folder for run in runs), folder)
 
 
-def write_cards(runs: Sequence[Run], folder: Path) -> None:
+def write_cards(runs: Iterable[Path], folder: Path) -> None:
     """`run_cards/` of a published table: what made each of its runs, on what."""
     for run in runs:
-        write_json(folder / "run_cards" / f"{run.folder.name}.json", public(run.card))
+        write_json(folder / "run_cards" / f"{run.name}.json", public(read_json(run / CARD)))
 
 
 def variants(runs: Sequence[Run]) -> dict[str, list[Run]]:

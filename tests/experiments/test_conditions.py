@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from experiments import conditions, evaluate, train
 from marl.errors import UserError
 from marl.planner import PlannerConfig
-from marl.stats import Interval, seed_mean
+from marl.stats import ArmRun, Interval, seed_mean
 from tests.composing import configure
 
 SMALL = [
@@ -163,12 +163,36 @@ def test_the_table(runs: Path, played: Path) -> None:
     assert "<svg" in (played / "small.svg").read_text()
 
 
+def test_differences_are_to_the_reference_and_between_arms() -> None:
+    def runs(*wins: float) -> list[ArmRun]:
+        arms = [(arm, seed) for arm in ("RL", "RL+L+S") for seed in (0, 1)]
+        return [
+            ArmRun(arm, seed, {"vote/imposter": Interval(mean, 0, 1, 10)})
+            for (arm, seed), mean in zip(arms, wins, strict=True)
+        ]
+
+    played = {"small": runs(0.1, 0.2, 0.3, 0.4), "usual": runs(0.5, 0.6, 0.9, 0.8), "large": runs(0.2, 0.2, 0.2, 0.2)}
+    found = {
+        (name, row.arm): round(row.mean, 6)
+        for name, rows in conditions.differences(played, ["vote/imposter"], "usual").items()
+        for row in rows
+    }
+    assert found == {
+        ("small - usual", "RL"): -0.4, ("small - usual", "RL+L+S"): -0.5, ("large - usual", "RL"): -0.35,
+        ("large - usual", "RL+L+S"): -0.65, ("small", "RL+L+S - RL"): 0.2, ("usual", "RL+L+S - RL"): 0.3,
+        ("large", "RL+L+S - RL"): 0.0,
+    }  # fmt: skip
+    assert "usual - small" in conditions.differences(played, ["vote/imposter"])  # the first, where none is named
+
+
 def test_a_finished_study_only_tabulates(runs: Path, played: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {path: path.stat().st_mtime_ns for path in played.glob("*.json")}
     table = (played / "small.csv").read_text()
     (played / "small.csv").unlink()
     conditions.main(study(runs))
-    assert "0 of 26 cells are still to be played" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "0 of 26 cells are still to be played" in said
+    assert "the arms' means are not over the same seeds: RL 0; RL+L+S 0, 1" in said
     assert {path: path.stat().st_mtime_ns for path in played.glob("*.json")} == before
     assert (played / "small.csv").read_text() == table
 
@@ -260,6 +284,7 @@ def test_published_figures_stand_beside_ours(runs: Path, played: Path, tmp_path:
     path.write_text("arm,setting,value,mean\nRL,players,4,0.25\n")
     assert conditions.read_published(path) == {("RL", "players_4"): 0.25}
     conditions.main(study(runs, f"published={path}", f"publish={tmp_path}"))
+    assert {card.stem for card in (tmp_path / "run_cards").iterdir()} == {run.name for run in runs.glob("tiny-*")}
     assert "(open: published)" in (tmp_path / "small.svg").read_text()  # text is drawn, and stands in a comment
     path.write_text("arm,mean\nRL,0.25\n")
     with pytest.raises(UserError, match=r"published\.csv: expected the columns arm,setting,value,mean"):
@@ -268,7 +293,7 @@ def test_published_figures_stand_beside_ours(runs: Path, played: Path, tmp_path:
 
 @pytest.fixture(scope="module")
 def shipped() -> Iterator[dict[str, DictConfig]]:
-    names = ("among_us_generalisation", "among_us_speech")
+    names = ("among_us_generalisation", "among_us_speech", "among_us_iterated")
     yield {name: configure("conditions", f"study={name}") for name in names}
 
 
@@ -302,6 +327,7 @@ def test_points_of_a_setting_share_a_panel() -> None:
         (["where={env.shape:0}"], None, "where.env.shape=0: no selected run has such a setting; the nearest"),
         (["where={seed:5}"], None, "where.seed=5: none of the selected runs has it; theirs: 0, 1"),
         (["arms=[fulll]"], None, "is of arm fulll; there are full, game_only"),
+        (["reference=usual"], None, "reference=usual: must be one of the conditions, as_trained, "),
         (["games=0"], None, "games=0: must be a whole number, at least 1"),
         (["metrics=[game/wins]"], None, "game/wins is no metric"),
         (["published=missing.csv"], None, "published=missing.csv: the file cannot be read"),
