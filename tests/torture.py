@@ -28,25 +28,33 @@ from omegaconf import DictConfig
 
 from experiments import train
 from marl.config import run_folder
+from marl.tracking import METRICS_FILE, read_metrics
 
 SMALL = (
-    "progress=false", "threads=1", "device=cpu", "base.rows=16", "model.hidden_size=32", "model.layers=2",
+    "progress=false", "threads=1", "device=cpu", "model.hidden_size=32", "model.layers=2",
     "model.intermediate_size=64", "algo.iterations=4", "algo.games=8", "algo.concurrency=8", "algo.max_new_tokens=12",
     "eval.games=4", "eval.every=1", "eval.final_games=8", "checkpoint.every=1",
 )  # fmt: skip
+# With fewer steps nobody says a word that the game accepts, every game is aborted, and nothing is learned from any.
+TALKING = ("env=dond", "base.games=200", "base.rows=2", "base.learning_rate=1e-2")
 AMONG_US = (
-    "env=among_us", "env.max_steps=60", "env.tasks=2", "env.cooldown=3", "base.games=20",
+    "env=among_us", "env.max_steps=60", "env.tasks=2", "env.cooldown=3", "base.games=20", "base.rows=16",
     "base.lessons=[{players:random,steps:2}]", "algo.update.rows=8",
 )  # fmt: skip
 KINDS = {
-    "ppo": ("env=dond", "base.games=24", "algo=ppo", "loss.imitation.weight=0.1"),
-    # So small a base scores nothing: above the mean there would be nothing to learn from.
-    "filtered_bc": ("env=dond", "base.games=24", "algo=filtered_bc", "algo.keep=all"),
+    "ppo": (*TALKING, "algo=ppo", "loss.imitation.weight=0.1"),
+    "filtered_bc": (*TALKING, "algo=filtered_bc", "algo.keep=all"),  # so small a base hardly ever agrees
     "ppo_among_us": (*AMONG_US, "algo=ppo"),  # Muon, renamed rows, separate credit
     "ppo_two_learners": (*AMONG_US, "algo=ppo", "cast.imposter.player=rival", "algo.alternate=2"),
     "filtered_bc_among_us": (*AMONG_US, "algo=filtered_bc"),
-    "pikl": ("env=dond", "base.games=24", "algo=pikl", "algo.planner.iterations=5"),
+    "pikl": (*TALKING, "algo=pikl", "algo.planner.iterations=5"),
     "pikl_among_us": (*AMONG_US, "algo=pikl", "algo.planner.iterations=5"),  # votes are planned, not claims
+}
+# What a run of each learner must have had in every iteration, lest its end be that of a run that learned nothing.
+LEARNED = {
+    "ppo": ("loss/policy", "reward/speaking", "grad_norm"),
+    "filtered_bc": ("loss/imitation", "grad_norm"),
+    "pikl": ("loss/plan", "loss/listening", "grad_norm"),
 }
 TIMES = ("timing.jsonl", "report.html", ".lock", "train.log")  # files that tell the time, and whose it is
 OF_THE_CLOCK = ("wall_time", "speed", "tokens_per_second")  # of the run card
@@ -142,6 +150,8 @@ def torture(kind: str, folder: Path, kills: int, seed: int, *overrides: str) -> 
     begun = time.time()
     finish(whole, folder / "whole" / "train.log")
     ended = time.time()
+    if idle := [name for name in LEARNED[kind.partition("_among")[0].partition("_two")[0]] if not always(whole, name)]:
+        raise RuntimeError(f"{kind}: the run that was left alone had no {' and no '.join(idle)}")
     based = max(path.stat().st_mtime for path in (folder / "whole" / "bases").glob("*/model.safetensors"))
     seconds = {False: ended - begun, True: ended - based}  # of a run without a base at hand, and of one with it
     expected = contents(folder / "whole")
@@ -167,6 +177,12 @@ def torture(kind: str, folder: Path, kills: int, seed: int, *overrides: str) -> 
         yield Outcome(tuple(killed), different)
         if not different:
             shutil.rmtree(here)
+
+
+def always(cfg: DictConfig, metric: str) -> bool:
+    """Whether a metric of training, of any learner, was something other than 0 in every iteration."""
+    rows = [row for row in read_metrics(run_folder(cfg) / METRICS_FILE) if row["phase"] == "train"]
+    return all(any(row[name] for name in row if name.endswith(metric)) for row in rows)
 
 
 def finish(cfg: DictConfig, log: Path) -> None:

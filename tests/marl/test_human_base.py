@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from dataclasses import replace
@@ -16,7 +17,7 @@ from marl.batch import collate
 from marl.errors import UserError
 from marl.losses import Outputs
 from marl.losses.claim import ClaimLoss
-from marl.pretrain import BaseConfig, Recorded, dropout, recorded, variants
+from marl.pretrain import BaseConfig, Recorded, dropout, held_out_figures, recorded, variants
 from marl.tokens import PAD, Tokens, train_tokenizer
 from tests.marl.models import COMPACT_TEXTS, tiny_policy
 from tests.marl.test_human_dond import CLASH, CLASH_AS_PARTNER, LOST, write
@@ -156,3 +157,21 @@ def test_a_base_of_few_dialogues_is_another_one() -> None:
                            ({"human_games": -1}, "base.human_games=-1: must be at least 1, or 0")):  # fmt: skip
         with pytest.raises(UserError, match=said):
             BaseConfig(**settings)
+
+
+def test_figures_of_a_model_that_knows_nothing(tmp_path: Path) -> None:
+    """Every token is as likely as any other that may be said, and every answer as any other."""
+    blank = tiny_policy()
+    with torch.no_grad():
+        for parameter in blank.lm.parameters():
+            parameter.zero_()
+    found = recorded(str(write(tmp_path)), "train", GAMES)
+    replies = [step[1] for steps in found.steps for step in steps if step[0] == "reply"]
+    figures = held_out_figures(blank, found.seats(blank.tokens))
+    may_be_said = blank.tokens.size - len(blank.tokens.unspeakable)
+    tokens = sum(len(blank.tokens.encode(reply)) for reply in replies)
+    words = sum(len(reply.split()) for reply in replies)
+    assert words < tokens
+    assert figures["perplexity_per_token"] == pytest.approx(may_be_said, rel=1e-4)
+    assert figures["perplexity_per_word"] == pytest.approx(may_be_said ** (tokens / words), rel=1e-3)
+    assert figures["belief_log_loss_first"] == figures["belief_log_loss_last"] == pytest.approx(math.log(11))
