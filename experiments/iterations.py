@@ -23,7 +23,8 @@ all seeds are one policy, as before training, over its games, where their spread
 - `score/at_equal_games`, `agreement/at_equal_games`: at the most training games that all runs of the objective have
   had, linear between two evaluations; `.../at_equal_compute`: at the most token passes (see `token_passes`). A run that
   ended early holds all others there: leave it out by its name. `trained/...` and `passes/...` say where that is, in
-  games and in thousand passes. The arm `ARM - filtered_bc` is the difference to filtered cloning, paired by seed.
+  games and in thousand passes. The arm `ARM - filtered_bc` is the difference to filtered cloning, or to the arm that
+  `reference` names, paired by seed.
 
 Under objective -1 both scores add up to nothing, so all of this is of points. How far these spread among games is not
 recorded: correlations are of means alone, and standard errors are the largest that points with this mean can have.
@@ -66,7 +67,6 @@ OF_AGREED = ("game/score_agreed", "game/pareto_agreed")
 PANELS = ("game/score", "game/agreement", "talk/turns", "talk/vocabulary")
 BY_ARM = ("objective", "arm", "iteration", "metric", "mean", "low", "high", "seeds")
 EQUAL = {"trained": "at_equal_games", "passes": "at_equal_compute"}  # at the same of what runs are compared
-REFERENCE = "filtered_bc"  # the arm that others are compared with
 AXES = {"iteration": "iteration", "trained": "training games", "passes": "thousand token passes"}
 COMPETITIVE = -1  # both scores add up to 0, so that self-play is measured in points
 Z = 1.959964  # of a 95 % interval
@@ -130,10 +130,12 @@ def main(cfg: DictConfig) -> None:
         key: by_iteration({seed: of_games(curve) for seed, curve in seeds.items()}) for key, seeds in curves.items()
     }
     write_by_arm(out / f"{called}_by_arm.csv", means, curves)
+    if cfg.reference not in {arm for _, arm in curves}:
+        say(f"reference={cfg.reference}: there is no such arm, so nothing is subtracted")
     figures: dict[float, dict[str, Metrics]] = {}
     for objective in dict.fromkeys(objective for objective, _ in curves):
         arms = {arm: seeds for (own, arm), seeds in curves.items() if own == objective}
-        equal, minus = at_equal(arms, measure_of(objective))
+        equal, minus = at_equal(arms, measure_of(objective), cfg.reference)
         whole = {arm: {**summary(seeds, measure_of(objective)), **equal[arm]} for arm, seeds in arms.items()}
         figures[objective] = {**whole, **minus}
         say(f"\nobjective {objective:g}")
@@ -410,9 +412,11 @@ def error_of_mean(measure: str, seeds: Sequence[Mapping[str, float]]) -> float:
     return math.hypot(*(standard_error(measure, own) for own in seeds)) / len(seeds)
 
 
-def at_equal(arms: Mapping[str, Mapping[int, Curve]], measure: str) -> tuple[dict[str, Metrics], dict[str, Metrics]]:
+def at_equal(
+    arms: Mapping[str, Mapping[int, Curve]], measure: str, reference: str
+) -> tuple[dict[str, Metrics], dict[str, Metrics]]:
     """At the most games, and at the most token passes, that all runs of one objective have had: `measure`, agreement,
-    games and passes by arm, means over seeds; and by `ARM - filtered_bc` the differences of the first two, of the seeds
+    games and passes by arm, means over seeds; and by `ARM - REFERENCE` the differences of the first two, of the seeds
     that both have. Where passes are not known, only the first."""
     found: dict[str, Metrics] = {arm: {} for arm in arms}
     minus: dict[str, Metrics] = {}
@@ -426,9 +430,9 @@ def at_equal(arms: Mapping[str, Mapping[int, Curve]], measure: str) -> tuple[dic
             }
             for arm, own in values.items():
                 found[arm][name] = seed_mean([*own.values()]).within(*bounds(metric))
-                pairs = [(own[seed], other) for seed, other in values.get(REFERENCE, {}).items() if seed in own]
-                if arm != REFERENCE and pairs and metric not in EQUAL:
-                    minus.setdefault(f"{arm} - {REFERENCE}", {})[name] = seed_mean([a - b for a, b in pairs])
+                pairs = [(own[seed], other) for seed, other in values.get(reference, {}).items() if seed in own]
+                if arm != reference and pairs and metric not in EQUAL:
+                    minus.setdefault(f"{arm} - {reference}", {})[name] = seed_mean([a - b for a, b in pairs])
     return found, minus
 
 

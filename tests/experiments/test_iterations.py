@@ -201,6 +201,8 @@ def test_arms_are_compared_at_equal_games_and_at_equal_compute(tmp_path: Path) -
     assert [float(difference[end]) for end in ("mean", "low")] == pytest.approx([paired.mean, paired.low], rel=1e-4)
     assert difference["seeds"] == "2" and ("1", "full - filtered_bc", "agreement/at_equal_games") in found
     assert ("0", "alone", "score/at_equal_games") in found and ("0", "alone", "score/at_equal_compute") not in found
+    again = by_name(collect(tmp_path, "reference=full") / "iterations_summary.csv", "objective", "arm", "figure")
+    assert float(again["1", "filtered_bc - full", "score/at_equal_compute"]["mean"]) == -float(difference["mean"])
     assert iterations.along({0: {"trained": 0, "m": 1}, 1: {"trained": 200, "m": 2}}, "trained", "m", 50) == 1.25
 
 
