@@ -45,7 +45,7 @@ def check_places(settings: Mapping[str, Any]) -> None:
             raise UserError(f"{name}={value!r}: must be the name of a {PLACES[name]}")
     for name in {"name", "arm"} & settings.keys():  # parts of the folder's own name
         value = settings[name]
-        if value is not None and (
+        if not (value is None and name == "name") and (
             isinstance(value, bool)
             or not isinstance(value, str | int | float)
             or not re.fullmatch(r"[^/\0]+", f"{value}")

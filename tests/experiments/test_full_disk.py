@@ -21,7 +21,7 @@ from marl.errors import UserError
 from tests.torture import configure, contents
 
 ROOT = Path(__file__).resolve().parents[2]
-TINY = ("algo.iterations=2", "algo.games=4", "eval.games=2", "eval.final_games=4")
+TINY = ("base.games=24", "base.rows=16", "algo.iterations=2", "algo.games=4", "eval.games=2", "eval.final_games=4")
 
 
 def attempt(cfg: DictConfig, room: int | None = None) -> tuple[int, str]:

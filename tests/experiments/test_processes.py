@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from experiments import train
 from tests.composing import configure
+from tests.torture import TALKING
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = (
@@ -33,14 +34,14 @@ AMONG_US = (
 EVERY_TERM = (*AMONG_US, "loss.imitation.weight=0.1")
 OTHERS = {
     "two learners": (*AMONG_US, "cast.imposter.player=rival", "algo.alternate=1"),
-    "filtered_bc": ("env=dond", "algo=filtered_bc", "algo.keep=all"),
-    "pikl": ("env=dond", "algo=pikl", "algo.planner.iterations=5"),
+    "filtered_bc": (*TALKING, "algo=filtered_bc", "algo.keep=all"),
+    "pikl": (*TALKING, "algo=pikl", "algo.planner.iterations=5"),
 }
 TWO = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
 def settings(folder: Path, *overrides: str, bases: Path | None = None) -> list[str]:
-    return [*overrides, *SMALL, f"runs={folder / 'runs'}", f"cache={bases or folder.parent / 'bases'}"]
+    return [*SMALL, *overrides, f"runs={folder / 'runs'}", f"cache={bases or folder.parent / 'bases'}"]
 
 
 def train_alone(folder: Path, *overrides: str) -> None:

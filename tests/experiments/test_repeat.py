@@ -63,7 +63,7 @@ def test_what_is_only_measured_changes_nothing_that_is_learned(kind: str, tmp_pa
 
 
 TINY = (
-    *SHORT, "base.games=20", "model.hidden_size=16", "model.layers=1", "model.heads=2", "model.intermediate_size=32",
+    *SHORT, "base.games=100", "model.hidden_size=16", "model.layers=1", "model.heads=2", "model.intermediate_size=32",
 )  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def test_a_run_leaves_nothing_in_its_process(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def unmeasured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("unmeasured")
-    train.main(configure("ppo", folder, *TINY, "reward.speaking=null"))
+    train.main(configure("ppo", folder, *SHORT, "reward.speaking=null"))
     return folder
 
 
@@ -97,10 +97,12 @@ def unmeasured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_is_only_noted_changes_nothing_that_is_learned(
     measured: tuple[str, ...], unmeasured: Path, tmp_path: Path
 ) -> None:
-    train.main(configure("ppo", tmp_path, *TINY, *measured, f"cache={unmeasured / 'bases'}"))
+    train.main(configure("ppo", tmp_path, *SHORT, *measured, f"cache={unmeasured / 'bases'}"))
     (one,), (other,) = (list(folder.glob("runs/*/metrics.jsonl")) for folder in (unmeasured, tmp_path))
     rows = [[json.loads(line) for line in path.read_text().splitlines()] for path in (one, other)]
     for ours, theirs in zip(*rows, strict=True):
         assert ours == {name: value for name, value in theirs.items() if name in ours}
+    noted = {"reward/speaking", "loss/plan"} & rows[1][1].keys()
+    assert all(any(row[name] for row in rows[1] if row["phase"] == "train") for name in noted), noted
     tensors = [load_file(path.parent / "policy" / "model.safetensors") for path in (one, other)]
     assert all(torch.equal(tensors[0][name], tensor) for name, tensor in tensors[1].items())

@@ -21,9 +21,10 @@ from marl.errors import UserError
 from marl.games import env_maker
 from marl.runs import claim, nearest_run
 from tests.marl.models import CHATML, hf_tokenizer, random_lm, save
+from tests.torture import LEARNED, TALKING, always
 
 SMALL = [
-    "experiment=dond_quickstart", "progress=false", "threads=1", "base.games=24", "base.rows=16",
+    *TALKING, "experiment=dond_quickstart", "progress=false", "threads=1",
     "model.hidden_size=32", "model.layers=2", "model.intermediate_size=64", "algo.iterations=2", "algo.games=6",
     "algo.concurrency=4", "algo.max_new_tokens=12", "eval.games=4", "eval.every=1", "eval.final_games=6",
     "checkpoint.every=1",
@@ -49,6 +50,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     """The folder of a finished run."""
     cfg = configure(*SMALL, f"runs={tmp_path_factory.mktemp('runs')}", f"cache={cache}")
     train.main(cfg)
+    for name in LEARNED["ppo"]:  # a run that learned nothing would be like any other
+        assert always(cfg, name), name
     return run_folder(cfg)
 
 
@@ -243,7 +246,15 @@ def test_every_setting_trains(overrides: list[str], cache: Path, tmp_path: Path)
 @pytest.mark.parametrize("algo", ["ppo", "filtered_bc", "pikl"])
 def test_games_that_outgrow_the_context_are_given_up_and_counted(algo: str, cache: Path, tmp_path: Path) -> None:
     # A model that has learned next to nothing is refused again and again.
-    own = [f"algo={algo}", "model.context=200", "env.max_errors=30", "algo.iterations=2", "algo.games=4"]
+    own = [
+        f"algo={algo}",
+        "base.games=24",
+        "base.rows=16",
+        "model.context=200",
+        "env.max_errors=30",
+        "algo.iterations=2",
+        "algo.games=4",
+    ]
     cfg = configure(*SMALL, *own, f"runs={tmp_path}", f"cache={cache}")
     train.main(cfg)
     rows = lines(run_folder(cfg) / "metrics.jsonl")
