@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from experiments import train
-from marl.config import run_folder
+from marl.config import config_hash, run_folder
 from tests.torture import KINDS, configure, contents
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,11 +97,14 @@ def unmeasured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_is_only_noted_changes_nothing_that_is_learned(
     measured: tuple[str, ...], unmeasured: Path, tmp_path: Path
 ) -> None:
-    train.main(configure("ppo", tmp_path, *SHORT, *measured, f"cache={unmeasured / 'bases'}"))
+    cfg = configure("ppo", tmp_path, *SHORT, *measured, f"cache={unmeasured / 'bases'}")
+    train.main(cfg)
     (one,), (other,) = (list(folder.glob("runs/*/metrics.jsonl")) for folder in (unmeasured, tmp_path))
     rows = [[json.loads(line) for line in path.read_text().splitlines()] for path in (one, other)]
     for ours, theirs in zip(*rows, strict=True):
         assert ours == {name: value for name, value in theirs.items() if name in ours}
+    tracked = [folder.name.rpartition("-")[2] for folder in run_folder(cfg).glob("wandb/offline-run-*")]
+    assert tracked == ([config_hash(cfg)] if "tracker=wandb" in measured else [])
     noted = {"reward/speaking", "loss/plan"} & rows[1][1].keys()
     assert all(any(row[name] for row in rows[1] if row["phase"] == "train") for name in noted), noted
     tensors = [load_file(path.parent / "policy" / "model.safetensors") for path in (one, other)]
