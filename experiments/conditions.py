@@ -16,7 +16,7 @@ import csv
 import dataclasses
 import fcntl
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -138,16 +138,14 @@ def main(cfg: DictConfig) -> None:
     unknown = [name for name in cfg.metrics if name not in WORDING]
     if unknown or not cfg.metrics:
         raise UserError(f"metrics={list(cfg.metrics)}: {unknown[0] if unknown else 'nothing'} is no metric")
-    if cfg.reference is not None and cfg.conditions and cfg.reference not in cfg.conditions:
-        raise UserError(
-            f"reference={cfg.reference}: must be one of the conditions, {', '.join(cfg.conditions)}, or null"
-        )
     if cfg.data:
         out = Path(cfg.publish or Path(cfg.data).parent)
         check_writable(out, "publish")
         played = read_per_seed(Path(cfg.data))
+        check_reference(cfg.reference, played)
         return tabulate(cfg, played, out, read_published(Path(cfg.published)) if cfg.published else {})
     conditions = read_conditions(cfg)
+    check_reference(cfg.reference, conditions)
     found = entrants(Path(cfg.runs), cfg.select, list(cfg.arms), cfg.where)
     table = [cell_of(entrant, name, each, cfg) for entrant in found for name, each in conditions.items()]
     published = read_published(Path(cfg.published)) if cfg.published else {}
@@ -208,6 +206,11 @@ def read_conditions(cfg: DictConfig) -> dict[str, Condition]:
         except UserError as error:
             raise UserError(f"conditions.{name}: {error}") from error
     return found
+
+
+def check_reference(name: str | None, conditions: Iterable[str]) -> None:
+    if name is not None and name not in conditions:
+        raise UserError(f"reference={name}: must be one of the conditions, {', '.join(conditions)}, or null")
 
 
 def entrants(runs: Path, select: Any, arms: Sequence[str], where: Any = None) -> list[Entrant]:

@@ -131,7 +131,7 @@ def main(cfg: DictConfig) -> None:
 
     bar, found = Bar(enabled=cfg.progress), {}
     for number, stage in enumerate(stages, start=1):
-        settings = {**settings_of(stage, people[stage.run], cfg), "dialogues": dialogues}
+        settings = settings_of(stage, people[stage.run], dialogues, cfg)
         path = cells / f"{digest(settings)}.json"
         if not path.exists():
             label = f"{number}/{len(stages)}  {stage.run.name}, iteration {stage.iteration}"
@@ -188,8 +188,8 @@ def people_folder(run: Path, human: str | None) -> Path:
     return folder
 
 
-def settings_of(stage: Stage, people: Path, cfg: DictConfig) -> dict[str, Any]:
-    """All that the figures depend on, but for the human dialogues."""
+def settings_of(stage: Stage, people: Path, dialogues: Mapping[str, Any] | None, cfg: DictConfig) -> dict[str, Any]:
+    """All that the figures depend on. `dialogues`: which human ones are read, if any."""
     return {
         "policy": stage.digest,
         "people": folder_digest(people),
@@ -200,6 +200,7 @@ def settings_of(stage: Stage, people: Path, cfg: DictConfig) -> dict[str, Any]:
         "context": stage.config["algo"]["context"],
         "games": cfg.games,
         "seed": cfg.seed,
+        "dialogues": dialogues,
         "reading": READING,
     }
 

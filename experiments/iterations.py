@@ -214,7 +214,11 @@ def refuse_doubles(runs: Iterable[tuple[Path, float, str, int]], setting: str = 
 def learned_tokens(folder: Path) -> dict[int, int]:
     """By iteration, how many tokens the rows had that a run learned from: the speed of its updates times their time."""
     rows = read_metrics(folder / TIMING_FILE)
-    return {row["iteration"]: round(row["speed/update_tokens_per_second"] * row["time/update"]) for row in rows}
+    speed, seconds = (
+        "speed/update_tokens_per_second",
+        "time/update",
+    )  # missing where a round of games had nothing to keep
+    return {row["iteration"]: round(row[speed] * row[seconds]) for row in rows if speed in row}
 
 
 def token_passes(run: Run, learned: Mapping[int, int]) -> dict[int, int]:

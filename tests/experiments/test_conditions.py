@@ -206,6 +206,8 @@ def test_tables_and_figure_are_made_again_from_the_figures_of_each_run(
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
         name: (played / name).read_bytes() for name in names
     }
+    with pytest.raises(UserError, match="reference=usual: must be one of the conditions, as_trained, "):
+        conditions.main(study(Path("none"), f"data={played / 'small_per_seed.csv'}", "reference=usual"))
     for data, said in (("none.csv", "cannot be read"), (played / "small.csv", "expected the columns arm, seed")):
         with pytest.raises(UserError, match=rf"data={data}: .*{said}"):
             conditions.main(study(Path("none"), f"data={data}", f"publish={tmp_path}"))

@@ -241,6 +241,13 @@ def test_compute_is_counted_in_passes(settings: dict[str, Any], expected: list[f
     assert token_passes(made, {}) == {0: 0, 1: 0, 2: 0}  # nobody noted it
 
 
+def test_a_round_in_which_nothing_was_kept_has_no_learned_tokens(tmp_path: Path) -> None:
+    kept = {"iteration": 2, "phase": "train", "speed/update_tokens_per_second": 40.0, "time/update": 2.5}
+    rows = [{"iteration": 1, "phase": "train"}, kept]
+    (tmp_path / "timing.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert iterations.learned_tokens(tmp_path) == {2: 100}
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
