@@ -32,11 +32,12 @@ from experiments.cli import command
 from experiments.evaluate import pick_device, set_threads
 from experiments.players import bare, check_players, is_run, run_policy, seat_players
 from experiments.report import selected, write_cards
+from experiments.stages import Stage, base_folder, end_of, stages_of
 from experiments.terminal import Bar, say
 from marl.agents import SILENCE, Dubbed, ModelAgent, PlayConfig, model_agent
 from marl.cast import LEARNERS, Seats, by_role, learners_of, places, players_of
 from marl.chat import CHAT
-from marl.checkpoint import folder_digest, load_policy, started_from
+from marl.checkpoint import folder_digest
 from marl.config import EvalConfig, cast_of, digest, make, plain
 from marl.errors import UserError, check_writable
 from marl.evaluate import Metrics, metrics
@@ -72,13 +73,15 @@ Point = tuple[str, str]  # arm, condition
 @dataclass(frozen=True)
 class Condition:
     """What differs from a run's own evaluation. `voices`: by role, whose messages its `player` sends; a role's
-    partners speak for themselves. `planner`: how learners plan claims or votes near what their own policy would do."""
+    partners speak for themselves. `planner`: how learners plan claims or votes near what their own policy would do.
+    `iteration`: the learners as they were after so many, from a checkpoint that the run kept (0: as they began)."""
 
     env: Mapping[str, Any] = field(default_factory=dict)
     cast: Mapping[str, Any] = field(default_factory=dict)
     voices: Mapping[str, Any] = field(default_factory=dict)
     temperature: float | None = None
     planner: PlannerConfig | None = None
+    iteration: int | None = None
 
     def __post_init__(self) -> None:
         if self.planner and self.planner.choose == "own":
@@ -93,6 +96,8 @@ class Condition:
                 raise UserError(f"cast.{role}={changes}: must be a group of settings, as in {{player: {changes}}}")
         if self.temperature is not None and self.temperature < 0:
             raise UserError(f"temperature={self.temperature}: must be at least 0")
+        if self.iteration is not None and self.iteration < 0:
+            raise UserError(f"iteration={self.iteration}: must be at least 0")
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,7 @@ class Entrant:
     run: Path
     config: Mapping[str, Any]
     base: Path
-    learners: Mapping[str, Path]  # folders of the policies, by name in the cast
+    learners: Mapping[str, Stage]  # by name in the cast
 
     @property
     def name(self) -> str:
@@ -228,12 +233,12 @@ def entrants(runs: Path, select: Any, arms: Sequence[str], where: Any = None) ->
         if arms and card["arm"] not in arms:
             continue
         learners = learners_of(cast_of(config["cast"]))
-        trained = {name: folder / (name if i else "policy") for i, name in enumerate(learners)}
+        trained = {name: end_of(folder, name) for name in learners}
         base = base_folder(folder)
         seed = card["seeds"][0]
         arm = ARMS.get(card["arm"], card["arm"]) if config["env"]["game"] == "among_us" else card["arm"]
         for entrant in (
-            Entrant(BASE, seed, folder, config, base, dict.fromkeys(learners, base)),
+            Entrant(BASE, seed, folder, config, base, dict.fromkeys(learners, Stage(0, base))),
             Entrant(arm, seed, folder, config, base, trained),
         ):
             key = (entrant.arm, seed)
@@ -250,15 +255,20 @@ def entrants(runs: Path, select: Any, arms: Sequence[str], where: Any = None) ->
     return sorted(found.values(), key=lambda e: (e.seed, order.get(e.arm, len(order))))
 
 
-def base_folder(run: Path) -> Path:
-    """Where the base of a run is kept: where it was, or beside the run."""
-    name = started_from(run / "policy")
-    if name is None:
-        raise UserError(f"{run} started from an untouched model; only runs with a base of their own can be compared")
-    for folder in (Path(name), run.parent / "bases" / Path(name).name):
-        if (folder / "policy.json").is_file():
-            return folder
-    raise UserError(f"{run}: its base is not there ({name}); put it into {run.parent / 'bases'}")
+def after(entrant: Entrant, iteration: int | None) -> Entrant:
+    """The entrant with its learners as they were after so many iterations; a base is what it is."""
+    if iteration is None or entrant.arm == BASE:
+        return entrant
+    learners = {}
+    for name in entrant.learners:
+        kept = {stage.iteration: stage for stage in stages_of(entrant.run, name)}
+        if iteration not in kept:
+            raise UserError(
+                f"iteration={iteration}: {entrant.run.name} has its {name} after {', '.join(map(str, kept))}; "
+                "checkpoint.every and checkpoint.keep say in training which stay"
+            )
+        learners[name] = kept[iteration]
+    return dataclasses.replace(entrant, learners=learners)
 
 
 def cell_of(entrant: Entrant, name: str, condition: Condition, cfg: DictConfig) -> Cell:
@@ -267,6 +277,7 @@ def cell_of(entrant: Entrant, name: str, condition: Condition, cfg: DictConfig) 
     own = make(EvalConfig, config["eval"], "eval")
     env = {**config["env"], **own.env, **condition.env}
     try:
+        entrant = after(entrant, condition.iteration)
         changed = dataclasses.replace(own, cast=merged(own.cast, condition.cast))
         seating = changed.seating(cast_of(config["cast"]))
         for who in players_of(seating):
@@ -314,14 +325,12 @@ def check_voices(voices: Mapping[str, str], seating: Mapping[str, Seats], entran
         if voice not in (*entrant.learners, BASE, SILENT) and not is_run(voice):
             known = ", ".join((*entrant.learners, BASE, SILENT))
             raise UserError(f"voices.{role}={voice}: must be {known}, null or the folder of a finished run")
-        if policy_folder(seating[role].player, entrant) is None:
+        if identity_of(seating[role].player, entrant) == seating[role].player:
             raise UserError(f"voices.{role}={voice}: {seating[role].player} is no language model and keeps its voice")
 
 
 def policy_folder(name: str, entrant: Entrant) -> Path | None:
-    """Where the policy of a player lies; None of those that have none."""
-    if name in entrant.learners:
-        return entrant.learners[name]
+    """Where the policy of a player who doesn't learn lies; None of those that have none."""
     if bare(name) == BASE:
         return entrant.base
     return Path(bare(name)) / "policy" if name != SILENT and is_run(name) else None
@@ -329,6 +338,8 @@ def policy_folder(name: str, entrant: Entrant) -> Path | None:
 
 def identity_of(name: str, entrant: Entrant) -> str:
     """What stands for a player: the digest of its policy's files; of others the name."""
+    if name in entrant.learners:
+        return entrant.learners[name].digest
     folder = policy_folder(name, entrant)
     if folder is None:
         return name
@@ -340,20 +351,21 @@ def identity_of(name: str, entrant: Entrant) -> str:
 
 
 class Policies:
-    """Loaded policies; those of one entrant at a time."""
+    """Loaded policies; those of one run at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._entrant = ""
-        self._loaded: dict[Path, Policy] = {}
+        self._run = Path()
+        self._loaded: dict[Stage, Policy] = {}
 
     def of(self, entrant: Entrant) -> tuple[Policy, dict[str, Policy]]:
         """Its base, and its learners by name. Their critics see no hidden facts: nobody asks them here."""
-        if entrant.name != self._entrant:
-            self._entrant = entrant.name
-            folders = {entrant.base, *entrant.learners.values()}
-            self._loaded = {folder: load_policy(folder, self.device, 0) for folder in folders}
-        return self._loaded[entrant.base], {name: self._loaded[folder] for name, folder in entrant.learners.items()}
+        if entrant.run != self._run:
+            self._run, self._loaded = entrant.run, {}
+        for stage in (base := Stage(0, entrant.base), *entrant.learners.values()):
+            if stage not in self._loaded:
+                self._loaded[stage] = stage.load(self.device, 0)
+        return self._loaded[base], {name: self._loaded[stage] for name, stage in entrant.learners.items()}
 
 
 def play(cell: Cell, games: int, seed: int, concurrency: int, policies: Policies, bar: Bar) -> Metrics:

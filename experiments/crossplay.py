@@ -30,10 +30,11 @@ from omegaconf import DictConfig, ListConfig
 
 from envs import dond_v0
 from experiments.cli import command
-from experiments.conditions import base_folder, claimed
+from experiments.conditions import claimed
 from experiments.evaluate import as_in_runs, find_player, memory_of, pick_device, planner_config, set_threads
 from experiments.players import bare, check_plans, is_run, one_run, player_config, policy_folder
 from experiments.report import public
+from experiments.stages import base_folder
 from experiments.terminal import Bar, say
 from marl.agents import Agent
 from marl.chat import CHANGED, CHAT

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,18 +25,16 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from omegaconf import DictConfig
-from safetensors.torch import load_file
 
 from experiments.cli import command
-from experiments.conditions import base_folder
 from experiments.evaluate import pick_device, set_threads
 from experiments.iterations import by_iteration, evaluated_game, measure_of, objective_of, refuse_doubles, write_by_arm
-from experiments.players import policy_folder
 from experiments.report import selected
+from experiments.stages import Stage, base_folder, stages_of
 from experiments.terminal import Bar, say
 from marl.agents import PlayConfig, model_agent
 from marl.cast import learners_of
-from marl.checkpoint import checkpoints_in, folder_digest, load_policy, read_card, read_state, verify_folder
+from marl.checkpoint import folder_digest, load_policy, read_card
 from marl.config import cast_of, digest
 from marl.drift import likelihood, retold, talk_drift
 from marl.errors import UserError, check_writable
@@ -45,7 +43,6 @@ from marl.files import read_json, write_json, writing
 from marl.games import env_maker, file_digests
 from marl.human_dond import read_split
 from marl.negotiation import READING, Reading, human_talk, read_talk, talk_of
-from marl.policy import Policy
 from marl.pretrain import data_files, recorded
 from marl.report import PAPER
 from marl.rollout import EVALUATION, draw_games, everyone, rollout
@@ -69,16 +66,18 @@ Policies = dict[tuple[float, str, int, str], dict[int, Metrics]]  # (objective, 
 
 
 @dataclass(frozen=True)
-class Stage:
-    """One policy of a run: what it started from (iteration 0), a checkpoint, or its end."""
+class Subject:
+    """One policy of a run of Deal or No Deal."""
 
     run: Path
     arm: str
     seed: int
-    iteration: int
     config: Mapping[str, Any] = field(hash=False)
-    folder: Path  # a saved policy
-    weights: Path | None = None  # of a checkpoint, which stand in for those of the folder
+    stage: Stage
+
+    @property
+    def iteration(self) -> int:
+        return self.stage.iteration
 
     @property
     def game(self) -> dict[str, Any]:
@@ -88,17 +87,6 @@ class Stage:
     @property
     def objective(self) -> float:
         return objective_of(self.config)
-
-    @property
-    def digest(self) -> str:
-        """Stands for the policy's files."""
-        return folder_digest(self.folder) + (folder_digest(self.weights.parent) if self.weights else "")
-
-    def load(self, device: torch.device) -> Policy:
-        policy = load_policy(self.folder, device)
-        if self.weights is not None:
-            policy.load_state_dict(load_file(self.weights), strict=False)  # tied weights stand there once
-        return policy
 
 
 @command("drift")
@@ -116,9 +104,9 @@ def main(cfg: DictConfig) -> None:
         raise UserError(f"split={cfg.split}: must be one of {', '.join(SPLITS)}; bases learn from the others")
     dialogues = {"split": cfg.split, "files": data_files(Path(cfg.data.dond))} if cfg.data.dond else None
     runs = selected(Path(cfg.runs), cfg.select, cfg.where)
-    stages = [stage for run in runs for stage in stages_of(run)]
-    refuse_doubles((stage.run, stage.objective, stage.arm, stage.seed) for stage in stages)
-    stages.sort(key=lambda stage: (-stage.objective, stage.arm, stage.seed, stage.iteration))
+    subjects = [subject for run in runs for subject in subjects_of(run)]
+    refuse_doubles((each.run, each.objective, each.arm, each.seed) for each in subjects)
+    subjects.sort(key=lambda each: (-each.objective, each.arm, each.seed, each.iteration))
     people = {run: people_folder(run, cfg.human) for run in runs}
     human = people_metrics(cfg.data.dond, cfg.split) if cfg.data.dond else {}
     cells, out = Path(cfg.cells), Path(cfg.publish or cfg.cells)
@@ -130,21 +118,21 @@ def main(cfg: DictConfig) -> None:
         say("data.dond=null: the likelihood of human dialogues is left out")
 
     bar, found = Bar(enabled=cfg.progress), {}
-    for number, stage in enumerate(stages, start=1):
-        settings = settings_of(stage, people[stage.run], dialogues, cfg)
+    for number, subject in enumerate(subjects, start=1):
+        settings = settings_of(subject, people[subject.run], dialogues, cfg)
         path = cells / f"{digest(settings)}.json"
         if not path.exists():
-            label = f"{number}/{len(stages)}  {stage.run.name}, iteration {stage.iteration}"
+            label = f"{number}/{len(subjects)}  {subject.run.name}, iteration {subject.iteration}"
             bar.stage(label, cfg.games)
-            measured = measure(stage, people[stage.run], cfg, device, bar)
+            measured = measure(subject, people[subject.run], cfg, device, bar)
             bar.close()
             figures = {name: interval.to_json() for name, interval in measured.items()}
             write_json(path, {"about": settings, "metrics": figures})
             say(label)
         kept = read_json(path)["metrics"]
-        found[stage] = {name: Interval.from_json(figure) for name, figure in kept.items()}
+        found[subject] = {name: Interval.from_json(figure) for name, figure in kept.items()}
     write_lines(out / "drift.csv", found.items())
-    write_lines(out / "kept.csv", ((stage, metrics) for run in runs for stage, metrics in kept_transcripts(run)))
+    write_lines(out / "kept.csv", (each for run in runs for each in kept_transcripts(run)))
     if human:
         lines = [(name, i.mean, i.low, i.high, i.n) for name, i in sorted(human.items())]
         write_csv(out / "people.csv", COLUMNS[5:], lines)
@@ -154,23 +142,13 @@ def main(cfg: DictConfig) -> None:
 # --- What there is to measure -----------------------------------------------------------------------------------------
 
 
-def stages_of(run: Path) -> list[Stage]:
+def subjects_of(run: Path) -> list[Subject]:
     """A run's policies by iteration. UserError where it is a run of another game."""
     config, card = finished_run(run)
     if config["env"]["game"] != "dond":
         raise UserError(f"select: {run.name} is a run of {config['env']['game']}; name runs of Deal or No Deal")
-    name = learners_of(cast_of(config["cast"]))[0]
-    arm, seed, last = card["arm"], card["seeds"][0], int(config["algo"]["iterations"])
-    began = (config.get("init") or {}).get(name)  # another run, by name beside this one or by its folder
-    if began:
-        beside = run.parent / began
-        began = policy_folder(str(beside if beside.is_dir() else began))
-    stages = [Stage(run, arm, seed, 0, config, Path(began) if began else base_folder(run))]
-    for checkpoint in checkpoints_in(run / "checkpoints"):
-        iteration, weights = read_state(checkpoint)["iteration"], checkpoint / f"{name}.safetensors"
-        if iteration < last and weights.is_file() and not verify_folder(checkpoint):
-            stages.append(Stage(run, arm, seed, iteration, config, run / "policy", weights))
-    return [*stages, Stage(run, arm, seed, last, config, run / "policy")]
+    learner = learners_of(cast_of(config["cast"]))[0]
+    return [Subject(run, card["arm"], card["seeds"][0], config, stage) for stage in stages_of(run, learner)]
 
 
 def people_folder(run: Path, human: str | None) -> Path:
@@ -188,16 +166,16 @@ def people_folder(run: Path, human: str | None) -> Path:
     return folder
 
 
-def settings_of(stage: Stage, people: Path, dialogues: Mapping[str, Any] | None, cfg: DictConfig) -> dict[str, Any]:
+def settings_of(subject: Subject, people: Path, dialogues: Mapping[str, Any] | None, cfg: DictConfig) -> dict[str, Any]:
     """All that the figures depend on. `dialogues`: which human ones are read, if any."""
     return {
-        "policy": stage.digest,
+        "policy": subject.stage.digest,
         "people": folder_digest(people),
-        "env": stage.game,
-        **file_digests(stage.game),
-        "temperature": stage.config["eval"]["temperature"],
-        "max_new_tokens": stage.config["algo"]["max_new_tokens"],
-        "context": stage.config["algo"]["context"],
+        "env": subject.game,
+        **file_digests(subject.game),
+        "temperature": subject.config["eval"]["temperature"],
+        "max_new_tokens": subject.config["algo"]["max_new_tokens"],
+        "context": subject.config["algo"]["context"],
         "games": cfg.games,
         "seed": cfg.seed,
         "dialogues": dialogues,
@@ -208,10 +186,10 @@ def settings_of(stage: Stage, people: Path, dialogues: Mapping[str, Any] | None,
 # --- Measuring --------------------------------------------------------------------------------------------------------
 
 
-def measure(stage: Stage, people: Path, cfg: DictConfig, device: torch.device, bar: Bar) -> Metrics:
+def measure(subject: Subject, people: Path, cfg: DictConfig, device: torch.device, bar: Bar) -> Metrics:
     """What the policy plays and says with itself, and the two likelihoods."""
-    env, policy, rng = stage.game, stage.load(device), np.random.default_rng(0)
-    settings, algo = stage.config["eval"], stage.config["algo"]
+    env, policy, rng = subject.game, subject.stage.load(device), np.random.default_rng(0)
+    settings, algo = subject.config["eval"], subject.config["algo"]
     limits = PlayConfig(concurrency=cfg.concurrency, max_new_tokens=algo["max_new_tokens"], context=algo["context"])
     agent = model_agent(SPEAKER, policy, limits, 2, settings["temperature"])
     drawn = draw_games(cfg.seed, EVALUATION, count=cfg.games)
@@ -252,24 +230,24 @@ def by_dialogue(dialogues: Iterable[str], views: Iterable[V]) -> list[list[V]]:
     return [*found.values()]
 
 
-def kept_transcripts(run: Path) -> list[tuple[Stage, Metrics]]:
+def kept_transcripts(run: Path) -> list[tuple[Subject, Metrics]]:
     """What the transcripts say that a run kept of its evaluations, by iteration."""
-    first, *_ = stages_of(run)
+    first, *_ = subjects_of(run)
     name = learners_of(cast_of(first.config["cast"]))[0]
     found = []
     for path in sorted((run / "episodes").glob("iteration-*.jsonl")):
         number = re.fullmatch(r"iteration-(\d+)", path.stem)
         readings = [read_talk(talk_of(game, {name})) for game in read_episodes(path)]
         if number and readings:
-            stage = Stage(run, first.arm, first.seed, int(number[1]), first.config, first.folder)
-            found.append((stage, talk_drift(readings, np.random.default_rng(0))))
+            subject = replace(first, stage=Stage(int(number[1]), first.stage.folder))
+            found.append((subject, talk_drift(readings, np.random.default_rng(0))))
     return found
 
 
 # --- Tables and figure ------------------------------------------------------------------------------------------------
 
 
-def write_lines(path: Path, found: Iterable[tuple[Stage, Metrics]]) -> None:
+def write_lines(path: Path, found: Iterable[tuple[Subject, Metrics]]) -> None:
     lines = [
         (s.objective, s.run.name, s.arm, s.seed, s.iteration, name, i.mean, i.low, i.high, i.n)
         for s, metrics in found

@@ -55,6 +55,7 @@ from experiments import (
 from experiments.cli import one_line, wrong_kind
 from experiments.expected import expected_of
 from experiments.players import run_policy
+from experiments.stages import stages_of
 from marl.checkpoint import load_training, save_policy, save_training
 from marl.config import identity
 from marl.errors import UserError
@@ -433,7 +434,7 @@ def read_player(folder: Path) -> str:
         lambda: run_policy(str(folder), "dond", torch.device("cpu")),
         lambda: evaluate.as_in_runs(OmegaConf.create(), [str(folder)]),
         lambda: conditions.entrants(folder.parent, folder.name, []),
-        lambda: [stage.digest for stage in drift.stages_of(folder)],
+        lambda: [stage.digest for stage in stages_of(folder, "learner")],
     ):
         try:
             read()

@@ -10,9 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import torch
 from omegaconf import DictConfig, OmegaConf
 
 from experiments import conditions, evaluate, train
+from experiments.stages import Stage, base_folder, stages_of
 from marl.errors import UserError
 from marl.planner import PlannerConfig
 from marl.stats import ArmRun, Interval, seed_mean
@@ -262,6 +264,32 @@ def test_what_another_process_plays_is_left_to_it(
     assert len(cells_of(tmp_path)) == 2 and (tmp_path / "small.csv").exists()
 
 
+def test_learners_are_played_as_they_were_after_an_iteration(tmp_path: Path) -> None:
+    rounds = ["algo.iterations=2", "algo.alternate=1", "checkpoint.every=1", "cast.imposter.player=rival"]
+    train.main(configure("train", *TRAIN, *rounds, "ablation=full", "arm=turns", "seed=0", f"runs={tmp_path}"))
+    run = run_of(tmp_path, "turns", 0)
+    begun, turned, ended = stages_of(run, "learner")
+    of_rival = stages_of(run, "rival")
+    assert [stage.iteration for stage in of_rival] == [0, 1, 2] and ended.folder == run / "policy"
+
+    def weights(stage: Stage) -> bytes:
+        return b"".join(each.numpy().tobytes() for each in stage.load(torch.device("cpu"), 0).lm.state_dict().values())
+
+    moved = {name: [weights(stage) for stage in stages_of(run, name)] for name in ("learner", "rival")}
+    assert moved["learner"][0] != moved["learner"][1] == moved["learner"][2]  # the learner's turn, then the rival's
+    assert moved["rival"][0] == moved["rival"][1] != moved["rival"][2]
+
+    named = {"at_first": {"iteration": 0}, "between": {"iteration": 1}, "at_last": {"iteration": 2}, "as_is": {}}
+    conditions.main(study(tmp_path, named=named))
+    cells = cells_of(Path(study(tmp_path).cells))
+    of_run = [cell for name, cell in cells.items() if name.startswith(run.name)]
+    assert len(of_run) == 3 and len(cells) == 4  # its end and its own evaluation are one, and so is all of the base
+    (of_base,) = (cell for cell in cells.values() if cell["about"]["arm"] == "base")
+    by_player = {cell["about"]["players"]["learner"]: cell["metrics"] for cell in of_run}
+    assert by_player[begun.digest] == of_base["metrics"]
+    assert set(by_player) == {begun.digest, turned.digest, ended.digest}
+
+
 def test_a_base_of_several_seeds_counts_once(runs: Path) -> None:
     """One model is not many seeds, whoever started from it."""
     found = conditions.entrants(runs, "tiny-*", [])
@@ -272,7 +300,7 @@ def test_a_base_of_several_seeds_counts_once(runs: Path) -> None:
 def test_each_seeds_own_base_is_an_entrant(runs: Path, tmp_path: Path) -> None:
     for run in (run_of(runs, "full", 0), run_of(runs, "full", 1)):
         shutil.copytree(run, tmp_path / run.name)
-    base = conditions.base_folder(run_of(runs, "full", 0))
+    base = base_folder(run_of(runs, "full", 0))
     for name in (base.name, "another"):
         shutil.copytree(base, tmp_path / "bases" / name)
     card = run_of(tmp_path, "full", 1) / "policy" / "policy.json"
@@ -334,7 +362,11 @@ def test_points_of_a_setting_share_a_panel() -> None:
         (["metrics=[game/wins]"], None, "game/wins is no metric"),
         (["published=missing.csv"], None, "published=missing.csv: the file cannot be read"),
         ([], {"a": 3}, "conditions.a=3: must be a group of settings"),
-        ([], {"a": {"envv": {}}}, "conditions.a: .*envv is no setting.*known: cast, env, planner, temperature, voices"),
+        (
+            [],
+            {"a": {"envv": {}}},
+            "conditions.a: .*envv is no setting.*known: cast, env, iteration, planner, temperature, voices",
+        ),
         ([], {"a": {"env": 3}}, "conditions.a: env=3: must be a group of settings"),
         ([], {"a": {"env": {"player": 4}}}, "conditions.a: env.*player"),
         ([], {"a": {"env": {"players": 9}}}, "conditions.a: env.players must be a whole number from 4 to 7"),
@@ -344,6 +376,12 @@ def test_points_of_a_setting_share_a_panel() -> None:
             [],
             {"a": {"planner": {}, "voices": {"crewmate": "base"}}},
             "conditions.a: planner, voices=.*who plans speaks for itself",
+        ),
+        ([], {"a": {"iteration": -1}}, "conditions.a: iteration=-1: must be at least 0"),
+        (
+            [],
+            {"a": {"iteration": 7}},
+            "conditions.a: iteration=7: tiny-.* has its learner after 0, 1; checkpoint.every",
         ),
         ([], {"a": {"temperature": -1}}, "conditions.a: temperature=-1.0"),
         ([], {"a": {"cast": {"imposter": "careful"}}}, "conditions.a: cast.imposter=careful: must be a group"),

@@ -11,8 +11,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from experiments import drift, train
-from experiments.drift import Stage
+from experiments.drift import Subject
 from experiments.iterations import refuse_doubles
+from experiments.stages import Stage, stages_of
 from marl.errors import UserError
 from marl.evaluate import Metrics
 from marl.stats import Interval, seed_mean
@@ -85,17 +86,20 @@ def test_a_runs_drift_from_its_base_to_its_end(tmp_path: Path, capsys: pytest.Ca
     assert (out / "people.csv").read_bytes() == people and "drift/human" not in (out / "drift.csv").read_text()
 
     (run,) = tmp_path.glob("tiny-*")
-    assert drift.stages_of(run)[0].folder.parent == tmp_path / "bases"
+    assert stages_of(run, "learner")[0].folder.parent == tmp_path / "bases"
     config = OmegaConf.load(run / "config.yaml")
     config.init.learner = run.name  # as if it had started from where it ended
     OmegaConf.save(config, run / "config.yaml")
-    assert drift.stages_of(run)[0].folder == run / "policy"
+    assert stages_of(run, "learner")[0].folder == run / "policy"
 
 
-def policy(run: str, objective: float, arm: str, seed: int, iteration: int, **figures: float) -> tuple[Stage, Metrics]:
-    stage = Stage(Path(run), arm, seed, iteration, {"env": {"objective": objective}, "eval": {}}, Path(run))
-    return stage, {f"{kind}/{name}": Interval(value, value - 0.1, value + 0.1, 100)
-                   for key, value in figures.items() for kind, _, name in [key.partition("_")]}  # fmt: skip
+def policy(
+    run: str, objective: float, arm: str, seed: int, iteration: int, **figures: float
+) -> tuple[Subject, Metrics]:
+    config = {"env": {"objective": objective}, "eval": {}}
+    subject = Subject(Path(run), arm, seed, config, Stage(iteration, Path(run)))
+    return subject, {f"{kind}/{name}": Interval(value, value - 0.1, value + 0.1, 100)
+                     for key, value in figures.items() for kind, _, name in [key.partition("_")]}  # fmt: skip
 
 
 def test_objectives_have_rows_of_their_own_and_arms_means_over_seeds(

@@ -1,0 +1,86 @@
+"""The policies that a run went through: where it began, the checkpoints that it kept, and its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from experiments.players import policy_folder
+from marl.cast import learners_of
+from marl.checkpoint import (
+    checkpoints_in,
+    folder_digest,
+    load_policy,
+    read_card,
+    read_state,
+    started_from,
+    verify_folder,
+)
+from marl.config import cast_of
+from marl.errors import UserError
+from marl.policy import Policy
+from marl.runs import finished_run
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A learner after so many of its run's iterations; after none it is what it began from."""
+
+    iteration: int
+    folder: Path  # a saved policy
+    weights: Path | None = None  # of a checkpoint, which stand in for those of the folder
+
+    @property
+    def digest(self) -> str:
+        """Stands for the policy's files."""
+        return folder_digest(self.folder) + (folder_digest(self.weights.parent) if self.weights else "")
+
+    def load(self, device: torch.device, privileged_size: int | None = None) -> Policy:
+        """As `load_policy` does; of another `privileged_size` the value head starts afresh."""
+        policy = load_policy(self.folder, device, privileged_size)
+        if self.weights is not None:
+            tensors = load_file(self.weights)
+            if policy.privileged_size != read_card(self.folder)["privileged_size"]:
+                tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("value_head.")}
+            policy.load_state_dict(tensors, strict=False)  # tied weights stand there once
+        return policy
+
+
+def stages_of(run: Path, learner: str) -> list[Stage]:
+    """What the run's learner of this name went through, the oldest first. Of its checkpoints those count that are
+    whole."""
+    config, _ = finished_run(run)
+    end = end_of(run, learner)
+    began = (config.get("init") or {}).get(learner)  # another run, by name beside this one or by its folder
+    if began:
+        beside = run.parent / began
+        began = policy_folder(str(beside if beside.is_dir() else began))
+    stages = [Stage(0, Path(began) if began else base_folder(run))]
+    for checkpoint in checkpoints_in(run / "checkpoints"):
+        weights = checkpoint / f"{learner}.safetensors"
+        if weights.is_file() and not verify_folder(checkpoint):
+            iteration = read_state(checkpoint)["iteration"]
+            if iteration < end.iteration:
+                stages.append(Stage(iteration, end.folder, weights))
+    return [*stages, end]
+
+
+def end_of(run: Path, learner: str) -> Stage:
+    """What the run's learner of this name ended as."""
+    config, _ = finished_run(run)
+    first = learner == learners_of(cast_of(config["cast"]))[0]
+    return Stage(int(config["algo"]["iterations"]), run / ("policy" if first else learner))
+
+
+def base_folder(run: Path) -> Path:
+    """Where the base of a run is kept: where it was, or beside the run."""
+    name = started_from(run / "policy")
+    if name is None:
+        raise UserError(f"{run} started from an untouched model; only runs with a base of their own can be compared")
+    for folder in (Path(name), run.parent / "bases" / Path(name).name):
+        if (folder / "policy.json").is_file():
+            return folder
+    raise UserError(f"{run}: its base is not there ({name}); put it into {run.parent / 'bases'}")
