@@ -14,7 +14,7 @@ from torch import Tensor
 from marl.errors import UserError
 from marl.types import TokenBatch
 
-CREDITS = ("common", "separate", "separate_only")
+CREDITS = ("common", "separate", "separate_raw", "separate_only")
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class Credit:
 
     `speech`: where the speaking reward goes. `common`: into the GAE with the game's reward, as published. `separate`:
     each message's body gets the game's advantage plus the speaking reward, normalised over the batch's messages
-    (mean 0, standard deviation = weight). `separate_only`: the body gets that without the game's advantage, so
+    (mean 0, standard deviation = weight). `separate_raw`: that without normalising, the weighted reward as it is.
+    `separate_only`: the body gets that without the game's advantage, so
     that against an arm without the speaking reward, whose messages keep the game's advantage, two things differ. Tags,
     proposals and choices always keep the game's advantage.
     """
@@ -71,10 +72,11 @@ def add_advantages(batch: TokenBatch, credit: Credit, speaking_weight: float) ->
     # The first tokens of messages whose listeners were asked; where nobody was, the speaking reward is exactly 0.
     said = batch.decision & (spread(batch, batch.body, any_token=True) > 0) & (batch.speaking != 0)
     if credit.separate and speaking_weight and int(said.sum()) > 1:
-        # `speaking` is weighted already: its sign counts, its size is set here.
+        # `speaking` is weighted already: where it is normalised its sign counts, and its size is set here.
         earned = spread(batch, said, any_token=False) > 0
-        speech = spread(batch, abs(speaking_weight) * standardise(batch.speaking, said))
-        if credit.speech == "separate":
+        raw = credit.speech == "separate_raw"
+        speech = spread(batch, batch.speaking if raw else abs(speaking_weight) * standardise(batch.speaking, said))
+        if credit.speech != "separate_only":
             speech = speech + advantages
         advantages = torch.where(batch.body & earned, speech, advantages)
     return replace(batch, advantages=advantages, returns=returns)

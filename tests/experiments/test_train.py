@@ -304,7 +304,9 @@ def test_arms_differ_in_the_weights_of_their_terms_and_in_nothing_else(preset: s
 @pytest.mark.parametrize(
     ("preset", "changes"),
     [
-        ("common_credit", {"algo.credit.speech": "common", "reward.speaking.weight": 1.0}),
+        ("common_credit", {"algo.credit.speech": "common"}),
+        ("published_credit", {"algo.credit.speech": "common", "reward.speaking.weight": 1.0}),
+        ("raw_credit", {"algo.credit.speech": "separate_raw"}),
         ("speaking_alone", {"algo.credit.speech": "separate_only"}),
         ("frozen_listeners", {"reward.speaking.players": ["base"]}),
         ("learning_listeners", {"reward.speaking.players": ["learner"]}),
@@ -320,12 +322,21 @@ def test_variants_of_the_credit_change_one_thing_of_the_full_arm(preset: str, ch
     build(cfg)
 
 
-@pytest.mark.parametrize("sweep", ["among_us_shaping", "among_us_credit"])
-def test_further_sweeps_differ_from_the_headlines_only_in_what_they_are_about(sweep: str) -> None:
+@pytest.mark.parametrize(
+    ("sweep", "about"),
+    [
+        ("among_us_shaping", {"env.shaping": 0.2}),
+        ("among_us_reports", {"env.imposters_report": True}),
+        ("among_us_credit", {}),
+    ],
+)
+def test_further_sweeps_differ_from_the_headlines_only_in_what_they_are_about(
+    sweep: str, about: dict[str, Any]
+) -> None:
     headline, cfg = (flat(plain(configure(f"sweep={name}"))) for name in ("among_us_ablation", sweep))
     changed = {name: value for name, value in cfg.items() if value != headline[name]}
     assert changed.pop("name") == sweep
-    assert changed == ({"env.shaping": 0.2} if sweep == "among_us_shaping" else {})
+    assert changed == about
 
 
 def test_sweeps_of_filtered_cloning_play_as_many_games_as_the_one_of_ppo() -> None:

@@ -91,6 +91,14 @@ def test_separate_only_leaves_the_game_out_of_the_body() -> None:
     torch.testing.assert_close(batch.advantages, rows([1.0, SPEAKING, 1.0], [0.5, -SPEAKING, 1.0]))
 
 
+def test_raw_separate_credit_adds_the_weighted_reward_itself() -> None:
+    credit = Credit(gamma=1.0, gae_lambda=0.5, normalize=False, speech="separate_raw")
+    batch = credited(TALK, credit, {"game": 1.0, "speaking": 2.0})
+    earned = [2.0 * own[0].rewards["speaking"] for own in TALK]  # of each one's message
+    assert earned[0] != 0 != earned[1] != earned[0]
+    torch.testing.assert_close(batch.advantages, rows([1.0, 1.0 + earned[0], 1.0], [0.5, 0.5 + earned[1], 1.0]))
+
+
 def test_normalising_is_over_decisions_and_leaves_speech_alone() -> None:
     credit = Credit(gamma=1.0, gae_lambda=0.5, normalize=True, speech="separate")
     batch = credited(TALK, credit, {"game": 1.0, "speaking": 2.0})
@@ -115,7 +123,7 @@ def test_speech_is_normalised_over_heard_messages() -> None:
     assert bodies[:, 0].equal(bodies[:, 1])  # the same for every token of a message
 
 
-@pytest.mark.parametrize("speech", ["common", "separate", "separate_only"])
+@pytest.mark.parametrize("speech", ["common", "separate", "separate_raw", "separate_only"])
 @pytest.mark.parametrize("normalize", [False, True])
 def test_weight_zero_is_the_games_advantage_exactly(speech: str, normalize: bool) -> None:
     credit = Credit(gae_lambda=0.7, normalize=normalize, speech=speech)
