@@ -47,7 +47,9 @@ from marl.transcripts import Transcript, episode_to_json, render_text, write_epi
 
 HEADLINE = (
     "game/score", "game/score_agreed", "game/score_ceiling", "game/points", "game/joint", "game/agreement",
-    "game/pareto", "game/pareto_agreed", "game/win_rate/crewmates", "talk/turns", "talk/words_per_message",
+    "game/pareto", "game/pareto_agreed", "game/win_rate/crewmates", "game/how/ejection", "game/how/tasks",
+    "game/how/time", "game/how/parity", "game/steps", "game/decisions", "game/meetings", "game/ejected_imposter",
+    "game/ejected_crewmate", "vote/imposter", "vote/chance", "talk/turns", "talk/words_per_message",
     "talk/vocabulary", "errors/per_turn", "errors/aborted", "belief/accuracy", "belief/log_loss", "belief/brier",
     "belief/prior_log_loss", "belief/gain_over_prior", "belief/gain_over_start", "speech/belief_change",
 )  # fmt: skip

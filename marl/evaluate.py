@@ -131,7 +131,8 @@ def among_us_metrics(
     """Who won Among Us and how, and what `players` (names in `Episode.players`; None: all) voted and said.
 
     Of everybody: `game/win_rate/crewmates`, `game/win_rate/imposters` and `game/how/ENDING` are shares of all games;
-    `game/meetings` and `game/reports` (choices to report; of several in one step one counts) are per game;
+    `game/meetings`, `game/reports` (choices to report; of several in one step one counts), `game/steps` of the
+    clock and `game/decisions` (all players' moves, messages and votes) are per game;
     `game/ejected_imposter`, `game/ejected_crewmate`: the share of discussions that ended so; `game/tasks_done`: of the
     crewmates' tasks, the share that was done. Votes and messages: see `vote_metrics`, `naming_metrics`.
     """
@@ -161,6 +162,10 @@ def among_us_metrics(
         **naming_metrics(episodes, records, rng, players),
         **naming_effects(episodes, records, rng, players),
         **form_metrics(episodes, players),
+        **{
+            f"game/{name}": bootstrap_mean([e.outcome[name] for e in episodes], rng=rng)
+            for name in ("steps", "decisions")
+        },
     }
 
 

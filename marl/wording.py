@@ -34,6 +34,8 @@ WORDING = {
     "game/win_rate/crewmates": Wording("Crewmates win", "share of all games", percent=True),
     "game/win_rate/imposters": Wording("Imposters win", "share of all games", percent=True),
     "game/meetings": Wording("Discussions a game", ""),
+    "game/steps": Wording("Steps a game", "of the clock: a move, a message or a vote of all"),
+    "game/decisions": Wording("Decisions a game", "moves, messages and votes of all players"),
     "game/reports": Wording("Reports a game", "choices to report a body"),
     "game/tasks_done": Wording("Tasks done", "share of the crewmates' tasks", percent=True),
     "game/ejected_imposter": Wording("Imposter voted out", "share of discussions", percent=True),

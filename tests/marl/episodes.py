@@ -181,7 +181,9 @@ def ejection_game(winner: str | None = "crewmates") -> Episode:
         "imposters": ("Red",),
         "tasks": {"Red": (), "Blue": ((0, 0), (0, 0)), "Lime": ((0, 0), (0, 0))},
     }
-    return replace(game, facts=facts, outcome={**game.outcome, "discussions": 2, "tasks": 1})
+    return replace(
+        game, facts=facts, outcome={**game.outcome, "discussions": 2, "tasks": 1, "steps": 9, "decisions": 21}
+    )
 
 
 CREW = ("Red", "Blue", "Green", "Yellow", "Orange", "Pink")
@@ -238,7 +240,7 @@ def meeting_game(seed: int = 0, winner: str | None = "imposters") -> Episode:
             *answers("Pink", {6: 0.25, 7: 0.35, 9: 0.15, 11: 0.2}), *answers("Red", {6: 1.0, 7: 1.0, 11: 1.0}),
         ),
         payments=(),
-        outcome={"winner": winner, "how": "time", "discussions": 1, "tasks": 3},
+        outcome={"winner": winner, "how": "time", "discussions": 1, "tasks": 3, "steps": 13, "decisions": 30},
         steps=13,
         facts={
             "width": 2,

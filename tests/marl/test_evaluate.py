@@ -316,7 +316,7 @@ def test_a_discussion_by_hand() -> None:
         {
             "game/win_rate/crewmates": 0, "game/win_rate/imposters": 1, "game/how/time": 1,
             "game/how/ejection": 0, "game/how/tasks": 0, "game/how/parity": 0,  # known, and nobody's
-            "game/meetings": 1, "game/reports": 1, "game/tasks_done": 0.3,
+            "game/meetings": 1, "game/reports": 1, "game/tasks_done": 0.3, "game/steps": 13, "game/decisions": 30,
             "game/ejected_imposter": 0, "game/ejected_crewmate": 0,
             # Of Blue, Green, Yellow and Pink. Red is one of five alive.
             "vote/imposter": 2 / 4, "vote/skip": 1 / 4, "vote/chance": 1 / 5,
