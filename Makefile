@@ -18,16 +18,16 @@ TEST_ENV := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 WANDB_MODE=offline WANDB_SIL
 # A file's tests stay together, so that what they share is made once; long files come before the short ones of marl.
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help quickstart among-us test test-slow torture hostile lint format bench clean
+.PHONY: help quickstart negotiation test test-slow torture hostile lint format bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-quickstart: $(STAMP) ## train and measure a small negotiator, about 5 minutes on two cores
-	@$(BIN)/python -m experiments.train experiment=dond_quickstart
-
-among-us: $(STAMP) ## train Among Us crews without and with the two terms, side by side; 8 to 10 minutes on two cores
+quickstart: $(STAMP) ## train and compare Among Us crews without and with the two terms, about 8 minutes on two cores
 	@$(BIN)/python -m experiments.train experiment=among_us_quickstart
+
+negotiation: $(STAMP) ## train and measure a small negotiator, about 5 minutes on two cores
+	@$(BIN)/python -m experiments.train experiment=dond_quickstart
 
 test: $(STAMP) ## every test but the slow ones
 	@$(TEST_ENV) $(BIN)/python -m pytest -q -rs $(TWO) -m "not slow"
