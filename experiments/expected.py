@@ -79,6 +79,9 @@ def main(cfg: DictConfig) -> None:
     write_csv(path, HEADER, [(b.arm, b.metric, b.iteration, b.low, b.high) for b in [*kept, *bands]])
     seeds = sorted({len(of_seed) for of_seed in curves.values()})
     say(f"{path}: {', '.join(arms)}, from {' or '.join(map(str, seeds))} seeds each")
+    blind = [arm for arm in arms if Expected(path, arm, bands_of(arm, bands)).blind]
+    if blind:
+        say(f"a run that learns nothing would be inside the bands of {', '.join(blind)}")
 
 
 # --- Recording --------------------------------------------------------------------------------------------------------
@@ -185,6 +188,17 @@ class Expected:
         said = self.outside(iteration, found)
         return f"iteration {iteration} is not as expected: {', '.join(said.values())}" if said else ""
 
+    @property
+    def blind(self) -> bool:
+        """Whether a run that stays where healthy ones begin would be inside everywhere."""
+        for metric in dict.fromkeys(metric for metric, _ in self.bands):
+            own = {at: band for (name, at), band in self.bands.items() if name == metric}
+            half = max(high - low for low, high in own.values()) / 2  # some begin at 0, where nothing is below
+            start = own[min(own)][1] - half
+            if not all(_within(low, start, high) for low, high in own.values()):
+                return False
+        return True
+
     def verdict(self, rows: Iterable[Mapping[str, Any]]) -> str:
         """One line on a whole run, from the lines of its `metrics.jsonl`; empty where there is nothing to compare."""
         known = {iteration for _, iteration in self.bands}
@@ -194,7 +208,8 @@ class Expected:
         if not trained:
             return ""
         if not left:
-            return f"as expected: inside {where} at all of {len(trained)} iterations"
+            so_is = "; so would a run be that learns nothing" if self.blind else ""
+            return f"as expected: inside {where} at all of {len(trained)} iterations{so_is}"
         each = {
             metric: ", ".join(str(at) for at, name in left if name == metric)
             for metric in dict.fromkeys(metric for _, metric in left)
@@ -228,9 +243,12 @@ def expected_of(name: str, arm: str, env: Mapping[str, Any], folder: Path | None
     for recorded in dict.fromkeys(band.arm for band in bands):
         settings = re.findall(r" (\w+)=\S+", recorded)
         if all(key in env for key in settings) and recorded == label(arm, {key: env[key] for key in settings}):
-            own = {(b.metric, b.iteration): (b.low, b.high) for b in bands if b.arm == recorded}
-            return Expected(path, recorded, own)
+            return Expected(path, recorded, bands_of(recorded, bands))
     return None
+
+
+def bands_of(arm: str, bands: Iterable[Band]) -> dict[tuple[str, int], tuple[float, float]]:
+    return {(band.metric, band.iteration): (band.low, band.high) for band in bands if band.arm == arm}
 
 
 if __name__ == "__main__":

@@ -184,6 +184,27 @@ def test_a_verdict_names_metrics_and_iterations(tmp_path: Path) -> None:
     assert found.warning(4, rows[3]) == "" and found.warning(1, {"game/score": 0.5}) == ""
 
 
+@pytest.mark.parametrize(
+    ("ends", "blind"),
+    [
+        ([(0, 4), (1, 5), (1.5, 5.5)], True),  # it begins at 2, which is inside to the last
+        ([(0, 4), (1, 5), (2.5, 6.5)], False),
+        ([(0, 2.5), (0, 3), (0.4, 4.4)], True),  # cut at 0: all are 4 wide, so the first begins at .5
+        ([(0, 2.5), (0, 3), (0.6, 4.6)], False),
+    ],
+)
+def test_bands_know_whether_they_tell_a_run_that_learns_nothing(
+    ends: list[tuple[float, float]], blind: bool, tmp_path: Path
+) -> None:
+    flat = [("full", "errors/per_turn", at, 0, 1) for at in (1, 2, 3)]
+    lines = [("full", "belief/log_loss", at, *pair) for at, pair in enumerate(ends, start=1)]
+    write_csv(tmp_path / "NAME.csv", expected.HEADER, [*flat, *lines])
+    found = expected_of("NAME", "full", {"game": "dond"}, tmp_path)
+    assert found is not None and found.blind == blind
+    inside = found.verdict([{"phase": "train", "iteration": 1, "errors/per_turn": 0.5}])
+    assert inside.endswith("so would a run be that learns nothing") == blind
+
+
 def test_a_damaged_file_is_told_of_and_stops_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "NAME.csv").write_text("arm,metric,iteration,low,high\nfull,game/score,one,2,3\n")
     assert expected_of("NAME", "full", {"game": "dond"}, tmp_path) is None
