@@ -675,10 +675,12 @@ class Heard(NamedTuple):
     cut: bool
 
 
-def hear(reply: str, max_words: int, max_chars: int) -> Heard:
+def hear(reply: str, max_words: int, max_chars: int, compact: bool = False) -> Heard:
     """What others hear of a reply: its words up to `[END]`, on one line, within both limits. No words is no message.
 
-    Angle brackets and double quotes become ( ) and ', so that no message can pass for the game's own words.
+    Angle brackets and double quotes become ( ) and ', so that no message can pass for the game's own words. In compact
+    style, which writes without these, a message is in lower case, its "says" becomes "say" and its underscores -, so
+    that it can pass neither for somebody else's message nor for an option.
     """
     words = list(re.finditer(r"\S+", reply.partition(END)[0]))
     heard: list[str] = []
@@ -693,6 +695,8 @@ def hear(reply: str, max_words: int, max_chars: int) -> Heard:
         if len(heard[-1]) < len(word[0]):
             break
     text = clean(" ".join(heard), max_chars).translate(_NO_FORGERY)
+    if compact:
+        text = re.sub(r"\bsays\b", "say", text.lower()).replace("_", "-")
     start = words[0].start() if heard else 0
     return Heard(text, start, end, bool(words) and end < words[-1].end())
 
@@ -1205,10 +1209,9 @@ class AmongUs(ParallelEnv[str, dict[str, Any], str]):
         if game.phase is Phase.TALK:
             seat = game.speakers[0]
             reply = _text(actions.get(self.possible_agents[seat]))
-            heard = hear(reply, self.rules.message_words, self.rules.message_chars)
-            message = heard.text.lower() if self.style is Style.COMPACT else heard.text
-            own[seat] = {"entry": "message", "message": message, "span": (heard.start, heard.end)}
-            say(game, message, heard.cut)
+            heard = hear(reply, self.rules.message_words, self.rules.message_chars, self.style is Style.COMPACT)
+            own[seat] = {"entry": "message", "message": heard.text, "span": (heard.start, heard.end)}
+            say(game, heard.text, heard.cut)
         else:
             voting = game.phase is Phase.VOTE
             chosen = {}

@@ -366,7 +366,7 @@ def main(cfg: DictConfig) -> None:
     conditions = {label: metrics(episodes, game, objective, {first.name} if many_roles else None)}
     for agent in (first.name, second.name) if first.name != second.name and not many_roles else ():
         conditions[agent] = of_player(agent, conditions[label], metrics(episodes, game, objective, {agent}))
-    entries = belief_by_message(episodes)
+    entries = belief_by_message(episodes, players={first.name} if many_roles else None)
     if cfg.out:
         out = Path(cfg.out)
         about = {

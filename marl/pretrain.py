@@ -518,7 +518,9 @@ def fit(
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * scale
         shuffle = torch.Generator().manual_seed(step)
-        found = update(policy, reference, collate(next(draw), {}), losses, optimizer, config, shuffle)
+        found = update(
+            policy, reference, collate(next(draw), {}, silent_roles=INSIDERS), losses, optimizer, config, shuffle
+        )
         progress(step + 1)
         recent.append(found.get("loss/listening", math.inf))
         if len(recent) == recent.maxlen and sum(recent) / len(recent) < until:

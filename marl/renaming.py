@@ -34,8 +34,11 @@ class Renaming:
         place[self.families] = torch.arange(words)
         table = torch.arange(self.size).repeat(rows, 1)  # (B, V)
         for b, tokens in enumerate(place[batch.tokens.cpu()]):
-            held = tokens[tokens >= 0].unique()  # ascending, as what they become
-            table[b, self.families[:, held]] = self.families[:, self._subset(words, len(held))]
+            held = torch.isin(torch.arange(words), tokens)
+            drawn = torch.zeros(words, dtype=torch.bool)
+            drawn[torch.randperm(words, generator=self.generator)[: int(held.sum())]] = True
+            for before, after in ((held, drawn), (~held, ~drawn)):  # those of others may be candidates too
+                table[b, self.families[:, before]] = self.families[:, after]  # both in the palette's order
         table = table.to(batch.tokens.device)
         known = batch.candidates >= 0
         return replace(
@@ -43,10 +46,6 @@ class Renaming:
             tokens=table.gather(1, batch.tokens),
             candidates=torch.where(known, table[batch.row].gather(1, batch.candidates.clamp_min(0)), -1),
         )
-
-    def _subset(self, size: int, count: int) -> Tensor:
-        """`count` of the first `size` numbers, ascending."""
-        return torch.randperm(size, generator=self.generator)[:count].sort().values
 
 
 def renaming(tokens: Tokens, words: Sequence[str]) -> Renaming | None:

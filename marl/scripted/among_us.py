@@ -189,7 +189,7 @@ def accused(message: str) -> list[str]:
     return [s.who for s in understand(message) if s.topic in ACCUSING]
 
 
-VERSION = {"players": 4}  # raised when players of a base corpus do or answer otherwise than before
+VERSION = {"players": 5}  # raised when players of a base corpus do or answer otherwise than before
 ANSWERS = 8  # that random players give to each recorded belief question
 
 
@@ -410,7 +410,7 @@ class RandomPlayer(Memory):
 
 
 class GulliblePlayer(RandomPlayer):
-    """Plays and speaks at random, and believes its eyes, else the last accusation: a sharp lesson in what both are."""
+    """Plays and speaks at random, and believes its eyes, else accusations, mostly the last: a sharp lesson in both."""
 
     pull = 8.0
 

@@ -803,7 +803,7 @@ some_names = st.sets(names).map(lambda s: tuple(n for n in NAMES if n in s))
 some_rooms = st.lists(rooms, max_size=5).map(tuple)
 walkers = st.lists(st.tuples(names, rooms), max_size=3).map(tuple)
 few = st.integers(0, 12)
-messages = st.text(max_size=40).map(lambda t: among_us.hear(t, 20, 200).text.lower())
+messages = st.text(max_size=40).map(lambda t: among_us.hear(t, 20, 200, compact=True).text)
 events = st.one_of(
     st.builds(Look, rooms, some_names, walkers, walkers, some_names, few, st.integers(-1, 30)),
     st.builds(
@@ -899,6 +899,21 @@ def test_what_is_heard_of_any_reply(reply: str, max_words: int, max_chars: int) 
     assert (start == end) == (text == "")
     assert cut == bool(reply.partition(END)[0][end:].strip())
     assert not set(text) & set('<>"\n')
+    compact = among_us.hear(reply, max_words, max_chars, compact=True)
+    assert compact.text == text.lower().replace("_", "-") or "says" in text.lower()
+
+
+@pytest.mark.parametrize(
+    ("reply", "heard"),
+    [
+        ("red says BLUE says it is pink", "red say blue say it is pink"),  # not Blue's words
+        ("kill_red report_blue", "kill-red report-blue"),  # no options
+        ("he essays red", "he essays red"),
+    ],
+)
+def test_a_compact_message_is_nobody_elses(reply: str, heard: str) -> None:
+    assert among_us.hear(reply, 20, 200, compact=True).text == heard
+    assert among_us.hear(reply, 20, 200).text == reply
 
 
 # --- Leaks: change one hidden fact, replay, and nobody else's observation changes -------------------------------------

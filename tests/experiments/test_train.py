@@ -305,8 +305,16 @@ def test_arms_differ_in_the_weights_of_their_terms_and_in_nothing_else(preset: s
     ("preset", "changes"),
     [
         ("common_credit", {"algo.credit.speech": "common"}),
-        ("published_credit", {"algo.credit.speech": "common", "reward.speaking.weight": 1.0}),
-        ("raw_credit", {"algo.credit.speech": "separate_raw"}),
+        (
+            "published_credit",
+            {
+                "algo.credit.speech": "common",
+                "algo.credit.normalize": False,
+                "reward.speaking.weight": 1.0,
+                "reward.speaking.listeners": "all",
+            },
+        ),
+        ("raw_credit", {"algo.credit.speech": "separate_raw", "reward.speaking.weight": 18.0}),
         ("speaking_alone", {"algo.credit.speech": "separate_only"}),
         ("frozen_listeners", {"reward.speaking.players": ["base"]}),
         ("learning_listeners", {"reward.speaking.players": ["learner"]}),

@@ -70,6 +70,17 @@ def test_each_row_is_the_same_game_in_other_names(tokens: Tokens, batch: TokenBa
     assert torch.equal(seeded(tokens)(batch).tokens, other.tokens)  # a function of the generator
 
 
+def test_all_names_stay_candidates_once_each(tokens: Tokens) -> None:
+    """Names that nobody in the game has may be asked for too."""
+    env = env_maker({"game": "among_us", "style": "compact", "candidates": "all_names", "max_steps": 80})
+    episodes = rollout(draw_games(0, 1, count=3), everyone(scripted("among_us", "informed", tokens)), env, 3)
+    batch = collate(seats_of(episodes, {"informed"}), {}, silent_roles=("imposter",))
+    other = seeded(tokens)(batch).candidates
+    assert len(other) and not torch.equal(other, batch.candidates)
+    assert all(len(set(row)) == 7 for row in other.tolist())
+    assert torch.equal(other.sort().values, batch.candidates.sort().values)
+
+
 def test_the_listening_loss_learns_from_the_renamed_row(tokens: Tokens, batch: TokenBatch) -> None:
     """A step on a row with `renamed` is a plain step on the row that was renamed by hand."""
     row = batch.select(batch.row[:1])
