@@ -86,7 +86,7 @@ from marl.renaming import renaming
 from marl.report import build_report, read_evaluation
 from marl.rewards import add_rewards
 from marl.rl_pikl import RLPiklConfig, train_rl_pikl
-from marl.rollout import EVALUATION, draw_games, rollout
+from marl.rollout import EVALUATION, WARM_START, draw_games, rollout
 from marl.runs import (
     CARD,
     check_there,
@@ -382,6 +382,14 @@ def check_starts(cfg: DictConfig, learners: Sequence[str]) -> None:
             check_game(start_of(cfg, name), cfg.env.game)
 
 
+def seed_of(cfg: DictConfig) -> int:
+    """Of the training games and of all that is drawn in them: a run that starts where another one ended plays others
+    than that did."""
+    if any(run is not None for run in cfg.init.values()):
+        return int(np.random.SeedSequence([cfg.seed, WARM_START]).generate_state(1)[0])
+    return int(cfg.seed)
+
+
 def learn(
     work: Work, base: Policy, tracker: Tracker, note: Callable[[], dict[str, Any]], bar: Bar, ranks: Ranks
 ) -> dict[str, Policy]:
@@ -443,7 +451,7 @@ def learn(
         if rename is None:
             say("names are no single tokens of this model, so listening learns from rows as they are, not renamed")
     common: dict[str, Any] = {
-        "cast": parts.cast, "frozen": frozen, "seed": cfg.seed, "start": start, "after": after, "progress": bar,
+        "cast": parts.cast, "frozen": frozen, "seed": seed_of(cfg), "start": start, "after": after, "progress": bar,
         "rename": rename, "ranks": ranks,
     }  # fmt: skip
     if isinstance(config, FilteredBCConfig):

@@ -16,7 +16,7 @@ from envs.core import TurnKind
 from marl.agents import Agent, Reply, Request
 from marl.types import Belief, Episode, Payment, Stream, Turn
 
-GAMES, SHUFFLE, EVALUATION, RENAME = 1, 2, 3, 4  # named places of a run's seed
+GAMES, SHUFFLE, EVALUATION, RENAME, WARM_START = 1, 2, 3, 4, 5  # named places of a run's seed
 
 Cast = Callable[["Game", Any], Mapping[str, Agent]]  # (game, environment after reset) -> who plays each seat
 

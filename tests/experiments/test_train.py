@@ -522,6 +522,12 @@ def test_any_causal_model_goes_through_the_same_loop(architecture: str, tmp_path
     assert lines(run_folder(cfg) / "metrics.jsonl")[0]["errors/per_turn"] > 0  # random weights say nothing right
 
 
+def test_a_run_that_starts_from_another_plays_other_games() -> None:
+    first, then = configure("seed=3"), configure("seed=3", "init.learner=first-full-s3-*")
+    assert train.seed_of(first) == 3 != train.seed_of(then) == train.seed_of(configure("seed=3", "init.rival=other"))
+    assert train.seed_of(then) != train.seed_of(configure("seed=4", "init.learner=first-full-s3-*"))
+
+
 def test_a_model_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     random_lm("llama", 64, context=64).save_pretrained(tmp_path / "model")
     with pytest.raises(UserError, match="the folder has no tokenizer"):
