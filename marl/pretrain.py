@@ -134,6 +134,7 @@ class BaseConfig:
     nonzero, views whose player scored 0 are not learned from; `human_games`, how many dialogues are learned from, drawn
     by `seed` from those that are left (0: all of them).
     `dropout`: of the embeddings and of what each block adds to them, while the base learns (Llama-family models).
+    `after_questions`: whether world modelling foretells what follows a belief question, from where its answer is read.
     `vary`: game settings that change from game to game, so that one base serves them all (the objective, which neither
     scripts nor the human data know). `lessons`: further stages, one after another.
     """
@@ -159,6 +160,7 @@ class BaseConfig:
     vary: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     imitation: float = 1.0
     world_model: float = 0.1
+    after_questions: bool = True
     listening: float = 0.5
     lessons: tuple[Lesson, ...] = ()
 
@@ -178,7 +180,7 @@ class BaseConfig:
     def losses(self) -> dict[str, Loss]:
         terms: dict[str, Loss] = {
             "imitation": ImitationLoss(self.imitation),
-            "world_model": WorldModelLoss(self.world_model),
+            "world_model": WorldModelLoss(self.world_model, self.after_questions),
             "listening": ListeningLoss(self.listening),
         }
         if self.claim:
@@ -188,7 +190,7 @@ class BaseConfig:
     def made_of(self) -> dict[str, Any]:
         """The settings that the trained base depends on: what concerns human data only where they are used."""
         default = BaseConfig()
-        later = ("players", "hold_out", "dropout", "keep", "human_games", "tokenizer_games")
+        later = ("players", "hold_out", "dropout", "keep", "human_games", "tokenizer_games", "after_questions")
         unused = {name for name in later if getattr(self, name) == getattr(default, name)}
         of_people = {"permute_items", "deals_only", "claim", "hold_out", "keep", "human_games"}
         unused |= {"tokenizer_games"} if self.data == "human" else of_people

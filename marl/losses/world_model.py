@@ -12,12 +12,19 @@ from marl.types import Kind, TokenBatch
 
 @dataclass(frozen=True)
 class WorldModelLoss:
-    """-log p(token) at every observation token but a row's first."""
+    """-log p(token) at every observation token but a row's first.
+
+    `after_questions`: also at those right after a belief question. They are foretold where the answer is read: what
+    speaks for a name as the next word speaks for it as the answer, too.
+    """
 
     weight: float = 0.1
+    after_questions: bool = True
     reads: str = "observed"
 
     def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
         mask = batch.kind == Kind.OBSERVATION
         mask[:, 0] = False
+        if not self.after_questions:
+            mask[:, 1:] &= batch.kind[:, :-1] != Kind.QUESTION
         return -outputs.observed, mask

@@ -26,7 +26,8 @@ from tests.marl.batches import three_turns
 
 EVERY: list[Loss] = [
     PolicyLoss(), ValueLoss(), EntropyLoss(), EntropyLoss(over="choice"), EntropyLoss(over="speech"),
-    *(KLLoss(weight=0.0, estimator=e) for e in ESTIMATORS), ListeningLoss(), WorldModelLoss(), ImitationLoss(),
+    *(KLLoss(weight=0.0, estimator=e) for e in ESTIMATORS), ListeningLoss(), WorldModelLoss(),
+    WorldModelLoss(after_questions=False), ImitationLoss(),
     PlanLoss(), PlanLoss(form="cross_entropy"),
 ]  # fmt: skip
 
@@ -93,7 +94,9 @@ def naive(loss: Loss, batch: TokenBatch, o: Outputs) -> list[float]:
             out.append({"k1": d, "k2": d * d / 2, "k3": math.exp(-d) - 1 + d, "squared": d * d,
                         "exact": whole}[loss.estimator])  # fmt: skip
         if isinstance(loss, WorldModelLoss) and kind == Kind.OBSERVATION and t > 0:
-            out.append(-float(o.observed[b, t]))
+            answer_is_read_there = batch.kind[b, t - 1] == Kind.QUESTION
+            if loss.after_questions or not answer_is_read_there:
+                out.append(-float(o.observed[b, t]))
         if isinstance(loss, ImitationLoss) and bool(batch.imitate[b, t]):
             out.append(-new)
         if isinstance(loss, PlanLoss) and int(batch.plan_ids[b, t].max()) >= 0:
@@ -128,10 +131,12 @@ def test_masks_do_not_depend_on_what_the_model_says(loss: Loss, batch: TokenBatc
 def test_which_tokens_each_loss_counts(batch: TokenBatch, outputs: Outputs) -> None:
     counts = {repr(loss): int(loss(batch, outputs)[1].sum()) for loss in EVERY}
     # a: bos, 1 more read, cue; four said. b: bos, 2 heard, 1 correction, 2 cues; two refused; one chosen.
+    # Of what is read three tokens come right after a question.
     assert counts == {
         repr(PolicyLoss()): 7, repr(ValueLoss()): 3, repr(EntropyLoss()): 7, repr(EntropyLoss(over="choice")): 1,
         repr(EntropyLoss(over="speech")): 6, **{repr(KLLoss(weight=0.0, estimator=e)): 6 for e in ESTIMATORS},
-        repr(ListeningLoss()): 4, repr(WorldModelLoss()): 2 + 5, repr(ImitationLoss()): 5,
+        repr(ListeningLoss()): 4, repr(WorldModelLoss()): 2 + 5,
+        repr(WorldModelLoss(after_questions=False)): 2 + 5 - 3, repr(ImitationLoss()): 5,
         repr(PlanLoss()): 1, repr(PlanLoss(form="cross_entropy")): 1,
     }  # fmt: skip
 
