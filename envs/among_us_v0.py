@@ -742,7 +742,7 @@ COMPACT_TOKENS = (
     *_ROOM_OF,
     *(text for action, text in OPTION[Style.COMPACT].items() if action.act is not Act.VOTE),
     *("grid", "imposters", "players", "you", "crewmate", "imposter", "with", "tasks"),
-    *("at", "in", "out", "body", "task", "cooldown", "ready", "done", "killed"),
+    *("at", "in", "out", "body", "task", "cooldown", "ready", "done", "killer", "victim"),
     *("meeting", "found", "living", "recall", "speak", "says", "cut", "vote", "votes", "ejected", "nobody"),
     *("refused", "crewmates", "win", "time", "ejection", "parity"),
     QUESTION[Style.COMPACT],
@@ -780,11 +780,12 @@ def _write_compact(event: Event) -> str:
         case Done():
             return " done"
         case Killed(killer, victim):
-            return f" {_LOWER[killer]} killed {_LOWER.get(victim, 'you')}"
+            # Names come after what they are: small models find a killer thrice as soon so as in "red killed blue".
+            return f" killer {_LOWER[killer]} victim {_LOWER.get(victim, 'you')}"
         case Meeting(finder, victim, (x, y), living):
             return f" meeting {_LOWER[finder]} found {_LOWER[victim]} at {ROOMS[y][x]} living{_spaced(living)}"
         case Recall(killings, sightings):
-            seen = "".join(f" {_LOWER[killer]} killed {_LOWER[victim]}" for killer, victim in killings)
+            seen = "".join(f" killer {_LOWER[killer]} victim {_LOWER[victim]}" for killer, victim in killings)
             return " recall" + seen + "".join(f" {_LOWER[name]} {ROOMS[y][x]}" for name, (x, y) in sightings)
         case SpeakNow():
             return " speak"
@@ -911,7 +912,7 @@ _PATTERNS: dict[Style, tuple[tuple[type, re.Pattern[str]], ...]] = {
         (kind, re.compile(pattern))
         for kind, pattern in (
             (Said, rf" ({_n}) says (?:(.*?) )?{re.escape(END)}"),
-            (Killed, rf" ({_n}) killed ({_n}|you)"),
+            (Killed, rf" killer ({_n}) victim ({_n}|you)"),
             (
                 Look,
                 rf" at ({_r})((?: {_n})*)((?: in {_n} {_r})*)((?: out {_n} {_r})*)((?: body {_n})*)((?: task)*)"
@@ -924,7 +925,7 @@ _PATTERNS: dict[Style, tuple[tuple[type, re.Pattern[str]], ...]] = {
             (Refused, " refused (wait|skip)"),
             (Tally, rf" votes((?: (?:{_n}|skip) \d+)+) ejected ({_n}|nobody)"),
             (Meeting, rf" meeting ({_n}) found ({_n}) at ({_r}) living((?: {_n})+)"),
-            (Recall, rf" recall((?: {_n} killed {_n})*)((?: {_n} {_r})*)"),
+            (Recall, rf" recall((?: killer {_n} victim {_n})*)((?: {_n} {_r})*)"),
             (
                 Intro,
                 rf" grid (\d) (\d) imposters (\d) players((?: {_n})+) you ({_n}) (crewmate|imposter)"

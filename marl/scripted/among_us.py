@@ -189,7 +189,7 @@ def accused(message: str) -> list[str]:
     return [s.who for s in understand(message) if s.topic in ACCUSING]
 
 
-VERSION = {"players": 5}  # raised when players of a base corpus do or answer otherwise than before
+VERSION = {"players": 6}  # raised when players of a base corpus do or answer otherwise than before
 ANSWERS = 8  # that random players give to each recorded belief question
 
 

@@ -328,10 +328,10 @@ def test_a_kill_is_noticed_by_who_is_there_and_not_busy_with_a_task() -> None:
     table = Table({"tasks": here}, cooldown=3)
     table(yellow="go_south").wait(2)
     table(red="do_task", yellow="go_north", green="go_east", orange="kill_blue")
-    assert " orange killed blue" not in table.text("red")  # busy
-    assert table.text("yellow") == " orange killed blue"  # on its way in: in the doorway
+    assert " killer orange victim blue" not in table.text("red")  # busy
+    assert table.text("yellow") == " killer orange victim blue"  # on its way in: in the doorway
     assert table.text("green") == ""  # on its way out: gone
-    assert table.text("blue") == " orange killed you"
+    assert table.text("blue") == " killer orange victim you"
     assert table.text("orange") == " at bridge red in yellow lab out green galley body blue cooldown 3"
     table.wait(2)
     assert table.text("red") == " done at bridge yellow orange body blue"
@@ -343,14 +343,14 @@ def test_a_waiting_player_notices_and_is_asked() -> None:
     table = scattered()
     table(yellow="go_north").wait(2)
     table(orange="kill_red")
-    assert table.text("yellow") == " orange killed red at bridge orange body red"
+    assert table.text("yellow") == " killer orange victim red at bridge orange body red"
     assert "killed" not in table.text("blue") + table.text("green")
 
 
 def test_the_dead_wait_and_their_actions_are_ignored() -> None:
     table = scattered()
     table(orange="kill_red")
-    assert table.text("red") == " orange killed you"
+    assert table.text("red") == " killer orange victim you"
     before = table.env.state()[0].copy()
     for reply in ("go_south", "wait", "kill_orange", "report_red"):
         table(red=reply)
@@ -372,7 +372,7 @@ def test_actions_of_waiting_players_are_ignored() -> None:
 def test_a_victim_that_walks_off_in_the_same_step_dies_in_its_killers_room() -> None:
     table = scattered()
     table(orange="kill_red", red="go_south")
-    assert table.text("red") == " orange killed you"
+    assert table.text("red") == " killer orange victim you"
     assert table.text("orange") == " at bridge body red cooldown 6"
     assert tuple(table.env.state()[0, 3:5]) == (0, 0)
     assert "red" not in table.wait(1).text("yellow")
@@ -387,7 +387,7 @@ def test_a_walker_can_be_killed_from_the_room_it_leaves_and_from_the_one_it_ente
     table(red="go_south").wait(1)
     assert "kill_red" in table.options("orange")  # entering
     table(orange="kill_red")
-    assert table.text("red") == " orange killed you"
+    assert table.text("red") == " killer orange victim you"
     assert table.text("orange").startswith(" at lab body red")
 
 
@@ -395,7 +395,7 @@ def test_a_victims_task_that_ends_in_the_same_step_still_counts() -> None:
     table = Table({"tasks": (((0, 0), (1, 1)), *FAR[1:])}, cooldown=1, shaping=0.5)
     table(red="do_task").wait(1)
     table(orange="kill_red")
-    assert table.text("red") == " done orange killed you"
+    assert table.text("red") == " done killer orange victim you"
     assert (table.reward("red"), table.reward("orange")) == (0.5, 0.5)
 
 
@@ -404,7 +404,7 @@ def test_a_victims_report_in_the_same_step_still_counts() -> None:
     table(orange="kill_red", yellow="go_north").wait(2)
     table.wait(4)  # the cooldown runs down; yellow waits by the body
     table(orange="kill_yellow", yellow="report_red", blue="go_west")
-    assert table.text("yellow") == " orange killed you"
+    assert table.text("yellow") == " killer orange victim you"
     assert table.text("green").startswith(" meeting yellow found red at bridge living blue green orange")
     assert table.env.facts["names"]["player_3"] == "Yellow"
     table.talk()
@@ -430,7 +430,7 @@ def test_with_recall_a_discussion_begins_with_what_each_has_seen() -> None:
     expected = {
         "blue": " recall green garden yellow bridge orange bridge",  # the three left at once
         "green": " recall blue garden yellow lab orange bridge",
-        "yellow": " recall orange killed red blue bridge green garden orange bridge",  # it came in at that moment
+        "yellow": " recall killer orange victim red blue bridge green garden orange bridge",  # it came in just then
         "orange": " recall blue galley green lab yellow bridge",
     }
     for name, recall in expected.items():
@@ -443,7 +443,7 @@ def test_recall_names_a_killer_until_it_is_dead_and_forgets_sightings_after_a_di
     table.wait(6)
     table(orange="kill_red")
     table(blue="report_red")
-    assert " recall orange killed red green bridge yellow bridge orange bridge" in table.text("blue")
+    assert " recall killer orange victim red green bridge yellow bridge orange bridge" in table.text("blue")
     assert " killed" not in table.text("orange")
     table.talk()
     table(blue="skip", green="skip", yellow="skip", orange="skip")
@@ -453,7 +453,7 @@ def test_recall_names_a_killer_until_it_is_dead_and_forgets_sightings_after_a_di
     table(blue="report_yellow")
     assert "meeting blue found yellow" in table.text("blue")
     recall = table.text("blue").partition(" recall ")[2].removesuffix(" speak")
-    assert recall == "orange killed red green bridge orange bridge"  # Yellow is dead; Green left with Blue
+    assert recall == "killer orange victim red green bridge orange bridge"  # Yellow is dead; Green left with Blue
 
 
 def test_imposters_report_only_where_the_rules_let_them() -> None:
@@ -707,8 +707,8 @@ def test_imposters_know_and_spare_each_other() -> None:
 def test_two_kills_of_one_victim_are_one() -> None:
     table = Table(SEVEN, players=7, imposters=2, cooldown=0, shaping=1.0)
     table(green="kill_red", purple="kill_red", blue="go_south")
-    assert table.text("yellow").count("killed") == 1
-    assert table.text("red") == " green killed you"
+    assert table.text("yellow").count("killer") == 1
+    assert table.text("red") == " killer green victim you"
     assert (table.reward("green"), table.reward("purple")) == (1.0, 0.0)
 
 

@@ -253,7 +253,7 @@ def test_players_believe_their_eyes_before_their_ears(name: str) -> None:
     assert isinstance(player, among_us.RandomPlayer)
     before, meeting = MEETING.split(" meeting")
     player.observe(before)
-    player.observe(f" green killed orange meeting{meeting}")
+    player.observe(f" killer green victim orange meeting{meeting}")
     player.observe(f" green says vote for blue {END} blue says it was pink {END} green says vote for blue {END}")
     assert set(player.answers(Question(OTHERS.text, OTHERS.candidates, "blue"))) == {"green"}
     heard = Counter(
@@ -301,7 +301,7 @@ def test_recorded_answers_are_what_a_base_learns_to_believe() -> None:
     surplus: Counter[int] = Counter()
     talk = re.compile(rf"(?:says|speak.*?{re.escape(CUE)}).*?{re.escape(END)}")
     read = [talk.sub("", tokens.decode(e.streams[b.listener].tokens[: b.position])) for e, b in recorded]
-    saw = [" killed" in text for text in read]
+    saw = [" killer" in text for text in read]
     assert all(hit for hit, eye in zip(right, saw, strict=True) if eye)
     questions = sum(saw) + saw.count(False) / among_us.ANSWERS  # who saw the killer answers once
     assert 0.1 < sum(saw) / questions < 0.5
@@ -317,7 +317,7 @@ def test_recorded_answers_are_what_a_base_learns_to_believe() -> None:
 
 KILL_SEEN = (
     " grid 2 2 imposters 1 players red blue green pink orange you red crewmate tasks lab at bridge blue green",
-    " green killed orange at bridge blue green body orange",
+    " killer green victim orange at bridge blue green body orange",
     " meeting blue found orange at bridge living red blue green pink",
 )
 
@@ -372,7 +372,9 @@ def test_what_random_players_say_depends_neither_on_role_nor_on_what_they_saw() 
             tasks = " tasks lab" if role == "crewmate" else ""
             player.observe(f" grid 2 2 imposters 1 players red blue green pink you red {role}{tasks} at {room} blue")
             player.observe(
-                " pink killed green" if room == "lab" else " meeting blue found green at lab living red blue pink"
+                " killer pink victim green"
+                if room == "lab"
+                else " meeting blue found green at lab living red blue pink"
             )
             player.observe(" meeting blue found green at lab living red blue pink")
             texts.append([player.reply(" speak") for _ in range(20)])
