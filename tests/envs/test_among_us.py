@@ -344,7 +344,7 @@ def test_a_waiting_player_notices_and_is_asked() -> None:
     table(yellow="go_north").wait(2)
     table(orange="kill_red")
     assert table.text("yellow") == " killer orange victim red at bridge orange body red"
-    assert "killed" not in table.text("blue") + table.text("green")
+    assert "killer" not in table.text("blue") + table.text("green")
 
 
 def test_the_dead_wait_and_their_actions_are_ignored() -> None:
@@ -444,7 +444,7 @@ def test_recall_names_a_killer_until_it_is_dead_and_forgets_sightings_after_a_di
     table(orange="kill_red")
     table(blue="report_red")
     assert " recall killer orange victim red green bridge yellow bridge orange bridge" in table.text("blue")
-    assert " killed" not in table.text("orange")
+    assert " killer" not in table.text("orange")
     table.talk()
     table(blue="skip", green="skip", yellow="skip", orange="skip")
     table(blue="go_east", green="go_south").wait(5)
