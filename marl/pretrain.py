@@ -635,7 +635,7 @@ def held_out_figures(policy: Policy, seats: Sequence[Seat]) -> dict[str, float]:
     nats = tokens = words = 0.0
     first: list[float] = []
     last: list[float] = []
-    batch = collate(seats, {})
+    batch = collate(seats, {}, silent_roles=INSIDERS)
     for rows in micro_batches(batch, torch.arange(batch.shape[0]), 16384):
         part = batch.select(rows).to(policy.device)
         out = forward(policy, part, 1.0, {"reply": False, "beliefs": False})

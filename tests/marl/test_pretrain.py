@@ -52,9 +52,10 @@ def test_lessons_train_listening_alone(tmp_path: Path, monkeypatch: pytest.Monke
 
     seats: list[list[Seat]] = []
 
-    def note(batch: list[Seat], rewards: dict[str, float]) -> TokenBatch:
+    def note(batch: list[Seat], rewards: dict[str, float], silent_roles: tuple[str, ...]) -> TokenBatch:
+        assert silent_roles == ("imposter",)  # they know the answer
         seats.append(batch)
-        return collate(batch, rewards)
+        return collate(batch, rewards, silent_roles=silent_roles)
 
     monkeypatch.setattr(pretrain, "collate", note)
     monkeypatch.setattr(pretrain, "update", spy)
@@ -121,7 +122,7 @@ def test_the_pace_warms_up_and_falls_to_a_tenth(monkeypatch: pytest.MonkeyPatch)
         return {}
 
     monkeypatch.setattr(pretrain, "update", note)
-    monkeypatch.setattr(pretrain, "collate", lambda seats, weights: None)
+    monkeypatch.setattr(pretrain, "collate", lambda seats, weights, **_: None)
 
     def nothing() -> Iterator[list[Seat]]:
         while True:
@@ -146,7 +147,7 @@ def test_a_lesson_ends_once_it_is_learned(monkeypatch: pytest.MonkeyPatch) -> No
         return {"loss/listening": 1.5 - 0.1 * (len(rates) - 1)}
 
     monkeypatch.setattr(pretrain, "update", note)
-    monkeypatch.setattr(pretrain, "collate", lambda seats, weights: None)
+    monkeypatch.setattr(pretrain, "collate", lambda seats, weights, **_: None)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     fit(None, iter([[]] * 50), 40, BaseConfig(warmup=0.1), {}, optimizer, lambda done: None, until=0.95)  # type: ignore[arg-type]
     assert rates == [0.25, 0.5, 0.75] + [1.0] * (len(rates) - 3) and len(rates) == 12
