@@ -45,6 +45,7 @@ from marl.checkpoint import (
     make_once,
     newest_checkpoint,
     policy_digest,
+    prune,
     read_state,
     save_policy,
     save_training,
@@ -229,6 +230,8 @@ def lead(work: Work, ranks: Ranks) -> None:
     now = {
         "torch": torch.__version__, "transformers": version("transformers"), "device": work.device.type,
         "processes": ranks.size, "deterministic": bool(cfg.deterministic),
+        "shard": bool(cfg.shard) and ranks.size > 1, "algo.concurrency": parts.algo.concurrency,
+        "algo.update.token_budget": parts.algo.update.token_budget,
         **{name: on[name] for name in ("instructions", "threads", "gpu")},
     }  # fmt: skip
     noted = before.get("made_with", [])
@@ -251,6 +254,7 @@ def lead(work: Work, ranks: Ranks) -> None:
         return {
             "run": folder.name, "base": of_base, "wall_time": seconds, "commits": commits, "metrics_lines": lines,
             "made_with": made_with, "inputs": inputs,
+            **({"chat": parts.chat.figures(before.get("chat"))} if parts.chat else {}),
         }  # fmt: skip
 
     with open_tracker(cfg, folder, newest) as tracker:
@@ -295,7 +299,7 @@ def lead(work: Work, ranks: Ranks) -> None:
         **({"metrics_lines_lost": lost} if lost else {}),
         figures={name: {m: i.to_json() for m, i in found.items()} for name, found in conditions.items()},
         speed=mean_speed(folder),
-        **({"chat": parts.chat.figures()} if parts.chat else {}),
+        **({"chat": note()["chat"]} if parts.chat else {}),
     )
     build_report([folder], folder / "report.html", title=cfg.name)
     show(conditions, examples, folder / "report.html")
@@ -460,6 +464,9 @@ def learn(
         train_rl_pikl(learners[0], make_env, parts.rewards, parts.losses, config, game=game, **common)
     else:
         train_ppo(learners, make_env, parts.rewards, parts.losses, config, game=game, **common)
+    if ranks.first:  # a run that was stopped while it removed the last ones saves no more
+        kept = best["iteration"] if best else None
+        prune(checkpoints, config.iterations, cfg.checkpoint.keep, kept, cfg.checkpoint.every)
     return policies
 
 

@@ -24,9 +24,8 @@ class Credit:
     `speech`: where the speaking reward goes. `common`: into the GAE with the game's reward, as published. `separate`:
     each message's body gets the game's advantage plus the speaking reward, normalised over the batch's messages
     (mean 0, standard deviation = weight). `separate_raw`: that without normalising, the weighted reward as it is.
-    `separate_only`: the body gets that without the game's advantage, so
-    that against an arm without the speaking reward, whose messages keep the game's advantage, two things differ. Tags,
-    proposals and choices always keep the game's advantage.
+    `separate_only`: the normalised reward instead of the game's advantage, so that two things differ from an arm
+    without the speaking reward, whose messages keep the game's advantage. Tags, proposals and choices always keep it.
     """
 
     gamma: float = 1.0

@@ -394,14 +394,16 @@ class ChatAgent:
         """Why seats were lost, where every further one would be too; of the losses from number `since` on."""
         return [reason for _, reason in self.lost[since:] if reason in FOR_GOOD]
 
-    def figures(self) -> dict[str, Any]:
-        """Calls, tokens, replies from the file, and lost seats by reason."""
+    def figures(self, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Calls, tokens, replies from the file, and lost seats by reason; on top of those that a run noted `before` it
+        was stopped."""
+        before = before or {"calls": 0, "tokens": 0, "replayed": 0, "lost": {}}
         spent = self.endpoint.spent if self.endpoint else Spent()
-        counted = Counter(reason.value for _, reason in self.lost)
+        counted = Counter(before["lost"]) + Counter(reason.value for _, reason in self.lost)
         return {
-            "calls": spent.calls,
-            "tokens": spent.tokens,
-            "replayed": self.kept,
+            "calls": before["calls"] + spent.calls,
+            "tokens": before["tokens"] + spent.tokens,
+            "replayed": before["replayed"] + self.kept,
             "lost": dict(sorted(counted.items())),
         }
 

@@ -69,7 +69,11 @@ def verify_folder(folder: Path) -> str:
     if not sums:
         return f"{folder}: checksums.json lists no file"
     wrong = [name for name, digest in sums.items() if not (folder / name).is_file() or _sha256(folder / name) != digest]
-    return f"{folder}: damaged file {', '.join(wrong)}" if wrong else ""
+    if wrong:
+        return f"{folder}: damaged file {', '.join(wrong)}"
+    read = {path.name for path in folder.glob("[!.]*") if path.suffix in (".json", ".safetensors")}
+    unlisted = read - {*sums, "checksums.json"}
+    return f"{folder}: checksums.json does not list {', '.join(sorted(unlisted))}" if unlisted else ""
 
 
 def folder_digest(folder: Path) -> str:
@@ -127,13 +131,6 @@ def load_policy(folder: Path, device: torch.device | str = "cpu", privileged_siz
     problem = verify_folder(folder)
     if problem:
         raise UserError(f"{problem}: remove the folder and make it again")
-    listed = {*read_json(folder / "checksums.json"), "checksums.json"}
-    read = {path.name for path in folder.glob("[!.]*") if path.suffix in (".json", ".safetensors")}
-    if read - listed:
-        raise UserError(
-            f"{folder}: checksums.json does not list {', '.join(sorted(read - listed))}: "
-            "remove it if it was put there, else make the folder again"
-        )
     card = read_card(folder)
     size = card["privileged_size"] if privileged_size is None else privileged_size
     lm, tokens = load_lm(str(folder)), Tokens(load_tokenizer(str(folder)))
@@ -191,6 +188,11 @@ def save_training(
         (to / "state.json").write_text(json.dumps({**state, "iteration": iteration}, sort_keys=True))
 
     write_folder(folder / _name(iteration), write)
+    prune(folder, iteration, keep, best, every)
+
+
+def prune(folder: Path, iteration: int, keep: int, best: int | None = None, every: int = 1) -> None:
+    """Removes the checkpoints that `save_training` lets go, and what is left of one whose removal was cut off."""
     regular = [number for number in range(every, iteration + 1, every) if (folder / _name(number)).is_dir()]
     stay = {_name(number) for number in (*regular[-keep:], iteration, *([] if best is None else [best]))}
     for other in checkpoints_in(folder):
@@ -261,6 +263,12 @@ def _fits(name: str, value: Any) -> bool:
             return isinstance(value, int)
         case "inputs":
             return isinstance(value, dict)
+        case "chat":
+            counts = (
+                {**value, **value["lost"]} if isinstance(value, dict) and isinstance(value.get("lost"), dict) else {}
+            )
+            named = {"calls", "tokens", "replayed", "lost"} <= counts.keys()
+            return named and all(isinstance(count, int) for name, count in counts.items() if name != "lost")
         case "commits":
             return isinstance(value, list) and all(isinstance(each, str) for each in value)
         case "made_with":  # earlier versions noted one alone

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib
-import json
 import sys
 import types
 import typing
@@ -19,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from marl.cast import Seats, players_of
 from marl.chat import CHAT, ChatAgent, ChatConfig, check_nothing_secret
 from marl.errors import UserError, check_text
+from marl.files import canonical
 from marl.filtered_bc import FilteredBCConfig
 from marl.games import env_maker, exchangeable, natural_reader, scripted
 from marl.losses import Loss
@@ -29,8 +29,10 @@ from marl.rewards import Reward
 from marl.rl_pikl import RLPiklConfig
 
 T = TypeVar("T")
-# settings that don't make it another run, but for the order in which numbers are added
-ELSEWHERE = ("runs", "tracker", "progress", "threads", "cache", "shard", "deterministic")
+# Settings that don't make it another run: where things are, what is kept, and what changes a run's last digits alone
+# (in which order numbers are added), of which a checkpoint notes what it was made with. Human dialogues count by their
+# contents, which make the base another one.
+ELSEWHERE = ("runs", "tracker", "progress", "threads", "cache", "shard", "deterministic", "data", "checkpoint")
 OF_CHAT = ("model", "temperature", "max_tokens", "extra")  # what of a chat's settings makes it another player
 
 
@@ -279,13 +281,15 @@ def cast_names(settings: Mapping[str, Any]) -> list[str]:
 
 def identity(cfg: DictConfig) -> dict[str, Any]:
     """The settings that make a run what it is, resolved. A term that is null is as good as not there, and so are a
-    GPU's number, what is for speed or memory where it is off, and, where nobody plays through one, an endpoint's
-    settings."""
+    GPU's number, how much is computed at a time, what is for speed or memory where it is off, and, where nobody plays
+    through one, an endpoint's settings."""
     settings = {name: value for name, value in plain(cfg).items() if name not in ELSEWHERE}
     settings["device"] = str(settings["device"]).partition(":")[0]
     for part in ("reward", "loss"):
         settings[part] = {name: term for name, term in settings[part].items() if term is not None}
     algo = settings["algo"]
+    algo.pop("concurrency", None)
+    algo["update"].pop("token_budget", None)
     for part, name, off in ((algo, "decode_steps", 1), (algo["update"], "gradient_checkpointing", False)):
         if part[name] == off:
             del part[name]
@@ -297,7 +301,7 @@ def identity(cfg: DictConfig) -> dict[str, Any]:
 
 def digest(settings: Mapping[str, Any]) -> str:
     """Twelve hexadecimal digits that stand for these settings."""
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+    return hashlib.sha256(canonical(settings).encode()).hexdigest()[:12]
 
 
 def config_hash(cfg: DictConfig) -> str:

@@ -74,11 +74,24 @@ def write_json(path: Path, data: Any) -> None:
     write_text(path, json.dumps(data, indent=1, sort_keys=True) + "\n")
 
 
+def canonical(data: Any) -> str:
+    """JSON of plain data, the same however whole numbers were typed: `1` or `1.0`."""
+
+    def typed(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: typed(each) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [typed(each) for each in value]
+        return int(value) if isinstance(value, float) and value.is_integer() else value
+
+    return json.dumps(typed(data), sort_keys=True)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A file that holds one JSON object. UserError, with its name, where it cannot be read or is something else."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: expected one JSON object ({error})") from error
     if not isinstance(data, dict):
         raise UserError(f"{path}: expected one JSON object, got {str(data)[:60]!r}")

@@ -148,7 +148,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     if folder.is_dir() and not any((folder / f).exists() for f in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         raise UserError(f"model.name={name}: the folder has no tokenizer (tokenizer.json); save one beside the weights")
     try:
-        return AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UserError(f"model.name={name}: no tokenizer can be loaded from it: {_first_line(error)}") from error
 
@@ -156,8 +156,10 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 def load_config(name: str) -> PreTrainedConfig:
     """The configuration of a model in a local folder or of a hub name."""
     try:
-        return AutoConfig.from_pretrained(name)
+        return AutoConfig.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
+        if "trust_remote_code" in str(error):
+            raise UserError(f"model.name={name}: it comes with code of its own, which is never run here") from error
         raise UserError(f"model.name={name}: no causal language model can be loaded: {_first_line(error)}") from error
 
 
@@ -165,7 +167,9 @@ def load_lm(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """Any causal language model of `transformers`, from a local folder or hub name; weights as safetensors only."""
     config = load_config(name)
     try:
-        lm = AutoModelForCausalLM.from_pretrained(name, config=config, dtype=dtype, use_safetensors=True)
+        lm = AutoModelForCausalLM.from_pretrained(
+            name, config=config, dtype=dtype, use_safetensors=True, trust_remote_code=False
+        )
     except (OSError, ValueError) as error:
         raise UserError(f"model.name={name}: no causal language model can be loaded: {_first_line(error)}") from error
     _check_head(lm, name)

@@ -28,6 +28,7 @@ from marl.agents import Player, TextAgent, beliefs_of
 from marl.batch import Seat, collate, seats_of
 from marl.checkpoint import load_policy, make_once, read_card, save_policy
 from marl.errors import UserError, check_writable
+from marl.files import canonical
 from marl.games import env_maker, file_digests, game_module, scripted, scripts_module
 from marl.human_dond import HumanSplit, HumanView, Split, Step, permuted, read_split, replay_all
 from marl.losses import Loss
@@ -260,7 +261,7 @@ def base_policy(
         made_of |= getattr(scripts_module(env["game"]), "VERSION", {})
         varied = ({**env, name: value} for name, values in base.vary.items() for value in values)
         made_of |= file_digests(env, *varied, *({**env, **lesson.env} for lesson in base.lessons))
-    digest = _digest(json.dumps(made_of, sort_keys=True))
+    digest = _digest(canonical(made_of))
     folder = cache / f"{env['game']}-{base.data}-{digest}"
 
     def make() -> None:

@@ -60,13 +60,18 @@ class Ranks:
         return values
 
     def add_gradients(self, model: nn.Module) -> None:
-        """Sums the gradients over ranks; a parameter without one on this rank counts as 0."""
+        """Sums the gradients over ranks; a parameter without one on this rank counts as 0. One that has none on any
+        keeps none, so that optimisers leave it alone, as in one process."""
         if self.size == 1:
             return
         parameters = [p for p in model.parameters() if p.requires_grad]
-        flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters])
+        has = self.add(torch.tensor([float(p.grad is not None) for p in parameters], device=parameters[0].device))
+        with_gradient = [p for p, count in zip(parameters, has.tolist(), strict=True) if count]
+        if not with_gradient:
+            return
+        flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in with_gradient])
         self.add(flat)
-        for p, summed in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+        for p, summed in zip(with_gradient, flat.split([p.numel() for p in with_gradient]), strict=True):
             p.grad = summed.view_as(p).clone()
 
     def wait(self) -> None:

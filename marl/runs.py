@@ -23,7 +23,7 @@ import torch
 import yaml
 
 from marl.errors import UserError
-from marl.files import read_json, write_json, write_text
+from marl.files import canonical, read_json, write_json, write_text
 
 CARD = "run.json"
 CONFIG = "config.yaml"
@@ -56,7 +56,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
         raise UserError(
             f"{folder} is not a run's folder: it has no {CONFIG}; name folders that experiments.train wrote"
         ) from None
-    except (OSError, yaml.YAMLError, ValueError) as error:
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: expected YAML ({str(error).splitlines()[0]})") from error
     parts = [settings, *(settings.get(p) or {} for p in ("env", "algo"))] if isinstance(settings, dict) else [settings]
     if not all(isinstance(part, dict) for part in parts):
@@ -135,10 +135,13 @@ def claim(folder: Path, config_yaml: str) -> Iterator[None]:
 def check_unedited(folder: Path, config_yaml: str) -> None:
     """UserError where a run's folder holds another configuration than the one that its name follows from."""
     path = folder / CONFIG
-    if path.exists() and path.read_text(encoding="utf-8", errors="replace") != config_yaml:
+    if not path.exists() or path.read_text(encoding="utf-8", errors="replace") == config_yaml:
+        return
+    there, here = _settings(path), yaml.safe_load(config_yaml)
+    if not isinstance(there, dict) or canonical(there) != canonical(here):
         raise UserError(
-            f"{path} was edited{_told(differences(_settings(path), yaml.safe_load(config_yaml)))}: the folder's "
-            "name says which configuration made it; restore or remove it"
+            f"{path} was edited{_told(differences(there, here))}: the folder's name says which configuration made it; "
+            "restore or remove it"
         )
 
 
@@ -189,7 +192,7 @@ def _settings(path: Path) -> Any:
     """A configuration that may have been edited into anything; {} where it is no YAML, or gone."""
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8", errors="replace"))
-    except (OSError, yaml.YAMLError):
+    except (OSError, yaml.YAMLError, RecursionError):
         return {}
 
 

@@ -246,7 +246,7 @@ def ablation_table(runs: Sequence[ArmRun], metrics: Sequence[str] | None = None)
     """One row for each arm and metric, arms and metrics in the order in which they first appear.
 
     Across seeds the interval is `seed_mean`'s, cut to what the metric can be (a share to 0 and 1, refused replies to 0;
-    see `marl.wording.bounds`); an arm with a single seed keeps its run's interval over games. `games`
+    see `marl.wording.bounds`), and of a share that all seeds agree on (as on 0) Wilson's over all games; an arm with a single seed keeps its run's interval over games. `games`
     counts those that the figure rests on, over all seeds. Raises ValueError if an arm has the same seed twice, or if a
     wanted metric is missing from a run: a table has no blank cell.
     """
@@ -266,8 +266,10 @@ def ablation_table(runs: Sequence[ArmRun], metrics: Sequence[str] | None = None)
                     f"metric {metric!r} is missing from arm {arm!r}, seeds {missing}; leave it out or evaluate again"
                 )
             found = [run.metrics[metric] for run in mine]
-            interval = seed_mean([v.mean for v in found]).within(*bounds(metric)) if len(found) > 1 else found[0]
             games = sum(value.n for value in found)
+            interval = seed_mean([v.mean for v in found]).within(*bounds(metric)) if len(found) > 1 else found[0]
+            if interval.low == interval.high and bounds(metric) == (0.0, 1.0):  # never seen is not impossible
+                interval = wilson(round(interval.mean * games), games)
             rows.append(TableRow(arm, metric, interval.mean, interval.low, interval.high, len(found), games))
     return rows
 
@@ -441,16 +443,17 @@ def power(a: float, b: float, seeds: int, games: int, between: float = 0.0, leve
     """How probable it is that an experiment tells arms that win `a` and `b` of their games apart.
 
     Each arm has `seeds` runs of `games` evaluation games, and the rates of its runs spread around its own with standard
-    deviation `between`. Of several seeds the runs' rates are compared (two-sided t-test of equal variances, power from
-    the noncentral t distribution: Cohen 1988, chapter 2); a single seed has only its games (two-sided test of two
-    proportions: Fleiss, Levin & Paik 2003, chapter 4), which says nothing of other seeds.
+    deviation `between`. Of several seeds the runs' differences are tested as `arm_differences` does (two-sided t-test of
+    pairs, power from the noncentral t distribution: Cohen 1988, chapter 2), as if the runs of a pair shared nothing
+    but their number; a single seed has only its games (two-sided test of two proportions: Fleiss, Levin & Paik 2003,
+    chapter 4), which says nothing of other seeds.
     """
     spread = math.sqrt((between**2 * 2 + (a * (1 - a) + b * (1 - b)) / games) / seeds)  # of the difference
     effect = abs(a - b) / spread
     if seeds == 1:
         critical = float(norm.ppf((1 + level) / 2))
         return float(norm.sf(critical - effect) + norm.cdf(-critical - effect))
-    freedom = 2 * (seeds - 1)
+    freedom = seeds - 1
     critical = float(t.ppf((1 + level) / 2, freedom))
     # The square of a noncentral t is a noncentral F, which scipy computes without gaps; far out it is 1.
     return float(ncf.sf(critical**2, 1, freedom, effect**2)) if effect < 10 * critical else 1.0

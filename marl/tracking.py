@@ -246,7 +246,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             continue
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         if isinstance(row, dict) and isinstance(row.get("iteration"), int) and "phase" in row:
             rows.append(row)
@@ -294,7 +294,7 @@ def _kept(path: Path, last_iteration: int | None) -> str:
     for number, line in enumerate(lines, start=1):
         try:
             iteration = int(json.loads(line)["iteration"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             if number == len(lines) and not line.endswith("\n"):
                 break  # the attempt before was cut off while writing it
             raise UserError(f"{path}, line {number} is not a line of metrics: {line.strip()[:80]!r}.") from error

@@ -57,7 +57,7 @@ LEARNED = {
     "pikl": ("loss/plan", "loss/listening", "grad_norm"),
 }
 TIMES = ("timing.jsonl", "report.html", ".lock", "train.log")  # files that tell the time, and whose it is
-OF_THE_CLOCK = ("wall_time", "speed", "tokens_per_second")  # of the run card
+OF_THE_CLOCK = ("wall_time", "speed", "tokens_per_second")  # of run cards and checkpoints' notes
 
 
 def configure(kind: str, folder: Path, *overrides: str) -> DictConfig:
@@ -111,9 +111,11 @@ def contents(folder: Path) -> dict[str, str]:
         if path.name == "policy.json":
             card = json.loads(data)
             data = json.dumps({**card, "base": Path(card["base"]).name if card.get("base") else None}).encode()
-        notes = path.parent.parent.name == "checkpoints" and path.suffix == ".json"
-        if notes or path.name == "checksums.json":
-            continue  # of the wall time and of where the base is; the tensors beside them are compared
+        if path.name == "state.json":
+            state = json.loads(data)
+            data = json.dumps({k: v for k, v in state.items() if k not in OF_THE_CLOCK}, sort_keys=True).encode()
+        if path.name == "checksums.json":
+            continue  # also of files that tell the time, or where the base is
         found[name] = hashlib.sha256(data).hexdigest()
     return found
 
@@ -166,10 +168,12 @@ def torture(kind: str, folder: Path, kills: int, seed: int, *overrides: str) -> 
                 shutil.copytree(folder / "whole" / "bases", here / "bases")
             for moment in moments:
                 child = start(cfg, here / "train.log")
-                if wait(child, moment) is None:
+                if (status := wait(child, moment)) is None:
                     os.killpg(child, signal.SIGKILL)
                     os.waitpid(child, 0)
                     killed.append(stage(cfg))
+                elif status:
+                    raise RuntimeError(failure(status, here / "train.log"))
             moments = [moment / 2 for moment in moments]  # for a run that was faster than the one in peace
         finish(cfg, here / "train.log")
         found = contents(here)
@@ -188,8 +192,12 @@ def always(cfg: DictConfig, metric: str) -> bool:
 def finish(cfg: DictConfig, log: Path) -> None:
     status = wait(start(cfg, log), 600)
     if status != 0:
-        tail = "\n".join(log.read_text().splitlines()[-15:])
-        raise RuntimeError(f"a run ended with status {status}; {log} ends with:\n{tail}")
+        raise RuntimeError(failure(status, log))
+
+
+def failure(status: int | None, log: Path) -> str:
+    tail = "\n".join(log.read_text().splitlines()[-15:])
+    return f"a run ended with status {status}; {log} ends with:\n{tail}"
 
 
 def main() -> int:

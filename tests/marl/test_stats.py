@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binomtest, norm, ttest_ind
+from scipy.stats import binomtest, norm, ttest_rel
 
 from marl.stats import (
     ArmRun,
@@ -375,7 +375,7 @@ def test_power_is_how_often_the_test_finds_it() -> None:
     a, b, seeds, games, between = 0.4, 0.5, 4, 300, 0.04
     arms = [np.clip(rng.normal(rate, between, (20_000, seeds)), 0, 1) for rate in (a, b)]
     won = [rng.binomial(games, rates) / games for rates in arms]
-    found = (ttest_ind(*won, axis=1).pvalue < 0.05).mean()
+    found = (ttest_rel(*won, axis=1).pvalue < 0.05).mean()
     assert power(a, b, seeds, games, between) == pytest.approx(found, abs=0.02)
     assert power(a, b, 1, 200) == pytest.approx(
         (np.abs(rng.binomial(200, a, 50_000) - rng.binomial(200, b, 50_000)) / 200
