@@ -1262,6 +1262,11 @@ class AmongUs(ParallelEnv[str, dict[str, Any], str]):
         self._started()
         return self._facts
 
+    @property
+    def living(self) -> list[str]:
+        """The agents who are alive now, for analysts: the dead stay in `agents`."""
+        return [a for a, p in zip(self.possible_agents, self._started().players, strict=True) if p.alive]
+
     def privileged(self, agent: str) -> tuple[float, ...]:
         """What a privileged critic may know: for each of the seven names in order, 1 if it is an imposter's, else 0."""
         game = self._started()

@@ -31,6 +31,7 @@ from omegaconf import DictConfig
 from experiments.cli import command
 from experiments.evaluate import pick_device, set_threads
 from experiments.players import bare, check_players, is_run, run_policy, seat_players
+from experiments.players import policy_folder as run_policy_folder
 from experiments.report import selected, write_cards
 from experiments.stages import Stage, base_folder, end_of, stages_of
 from experiments.terminal import Bar, say
@@ -41,7 +42,7 @@ from marl.checkpoint import folder_digest
 from marl.config import EvalConfig, cast_of, digest, make, plain
 from marl.errors import UserError, check_writable
 from marl.evaluate import Metrics, metrics
-from marl.files import read_json, write_json, writing
+from marl.files import write_json, writing
 from marl.games import env_maker, file_digests
 from marl.planner import GAMES as PLANNED
 from marl.planner import SUFFIX, PlannerConfig, planning_agent
@@ -51,17 +52,18 @@ from marl.rollout import EVALUATION, draw_games, rollout
 from marl.runs import finished_run, git_commit
 from marl.stats import (
     ArmRun,
-    Interval,
     TableRow,
     ablation_table,
     arm_differences,
     format_table,
     interval_of,
     read_csv,
+    read_figures,
     write_csv,
 )
 from marl.wording import ARM_ORDER, ARMS, COMPARISONS, WORDING
 
+FORMAT = 2  # of cells; raised when the same settings would be played, or measured, otherwise
 BASE = "base"  # the arm of those who were not trained
 TRAINED = "trained"  # what the policy under test is called in episodes, a base in its place too
 SILENT = "silence"  # the voice of those who say nothing
@@ -297,6 +299,7 @@ def cell_of(entrant: Entrant, name: str, condition: Condition, cfg: DictConfig) 
     voices = {role: voice for role, voice in voices.items() if identity_of(voice, entrant) != own_voice[role]}
     temperature = own.temperature if condition.temperature is None else condition.temperature
     settings = {
+        "format": FORMAT,
         "env": env,
         **file_digests(env),
         "cast": {role: dataclasses.asdict(held) for role, held in seating.items()},
@@ -333,7 +336,7 @@ def policy_folder(name: str, entrant: Entrant) -> Path | None:
     """Where the policy of a player who doesn't learn lies; None of those that have none."""
     if bare(name) == BASE:
         return entrant.base
-    return Path(bare(name)) / "policy" if name != SILENT and is_run(name) else None
+    return run_policy_folder(name) if name != SILENT and is_run(name) else None
 
 
 def identity_of(name: str, entrant: Entrant) -> str:
@@ -422,8 +425,8 @@ def results(table: Sequence[Cell], folder: Path, wanted: Sequence[str]) -> dict[
     """What was played under each condition, arms in the order of tables."""
     played: dict[str, list[ArmRun]] = {}
     for cell in table:
-        found = read_json(folder / cell.file)["metrics"]
-        kept = {name: Interval.from_json(found[name]) for name in wanted if name in found}
+        found = read_figures(folder / cell.file)
+        kept = {name: found[name] for name in wanted if name in found}
         played.setdefault(cell.condition, []).append(ArmRun(cell.entrant.arm, cell.entrant.seed, kept))
     order = {arm: i for i, arm in enumerate(dict.fromkeys([*ARM_ORDER, *(cell.entrant.arm for cell in table)]))}
     for runs in played.values():

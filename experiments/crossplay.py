@@ -73,6 +73,7 @@ RATES = ("game/agreement", "game/pareto")
 # Of these, by objective: where both score alike the score is the joint one, where scores add up to nothing points tell.
 OF = {1.0: ("game/score/row", "game/agreement"), -1.0: ("game/points/row", "game/score/row", "game/agreement")}
 OF_OTHERS = ("game/score/row", "game/joint", "game/agreement")
+RECORDED = {"seed", "turned", "points", "deal", "pareto", "how", "turns"}  # what a pair's file has of each game
 COLUMNS = ("objective", "row", "column", "metric", "mean", "low", "high", "games", "lost_seats")
 OTHERS, ALL = "others", "all"  # stand for all other players; for everybody
 
@@ -338,7 +339,7 @@ def play(cell: Cell, cfg: DictConfig, parts: Parts, agents: Agents, bar: Bar, la
 def games_of(path: Path) -> Games:
     """The games of a cell's file. UserError where it does not hold them."""
     games = read_json(path).get("games")
-    if not isinstance(games, list) or not all(isinstance(g, dict) and "points" in g for g in games):
+    if not isinstance(games, list) or not all(isinstance(g, dict) and g.keys() >= RECORDED for g in games):
         raise UserError(f"{path} does not hold a pair's games: remove it, and the same command plays them again")
     return games
 

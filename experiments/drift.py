@@ -39,7 +39,7 @@ from marl.config import cast_of, digest
 from marl.drift import likelihood, retold, talk_drift
 from marl.errors import UserError, check_writable
 from marl.evaluate import Metrics, dond_metrics, talk_metrics
-from marl.files import read_json, write_json, writing
+from marl.files import write_json, writing
 from marl.games import env_maker, file_digests
 from marl.human_dond import read_split
 from marl.negotiation import READING, Reading, human_talk, read_talk, talk_of
@@ -47,7 +47,7 @@ from marl.pretrain import data_files, recorded
 from marl.report import PAPER
 from marl.rollout import EVALUATION, draw_games, everyone, rollout
 from marl.runs import finished_run
-from marl.stats import Interval, format_table, interval_of, read_csv, write_csv
+from marl.stats import format_table, interval_of, read_csv, read_figures, write_csv
 from marl.transcripts import read_episodes
 from marl.wording import WORDING
 
@@ -129,8 +129,7 @@ def main(cfg: DictConfig) -> None:
             figures = {name: interval.to_json() for name, interval in measured.items()}
             write_json(path, {"about": settings, "metrics": figures})
             say(label)
-        kept = read_json(path)["metrics"]
-        found[subject] = {name: Interval.from_json(figure) for name, figure in kept.items()}
+        found[subject] = read_figures(path)
     write_lines(out / "drift.csv", found.items())
     write_lines(out / "kept.csv", (each for run in runs for each in kept_transcripts(run)))
     if human:

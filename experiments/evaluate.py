@@ -24,9 +24,18 @@ from omegaconf import DictConfig, OmegaConf
 
 from envs.dond_v0 import pool
 from experiments.cli import command
-from experiments.players import bare, check_plans, is_run, player_config, run_policy
+from experiments.players import (
+    bare,
+    called_in_games,
+    check_plans,
+    is_run,
+    player_config,
+    policy_folder,
+    run_of,
+    run_policy,
+)
 from experiments.terminal import Bar, say
-from marl.agents import SILENCE, Agent, Dubbed, ModelAgent, model_agent
+from marl.agents import SILENCE, Agent, Alias, Dubbed, ModelAgent, model_agent
 from marl.cast import Seats, by_role
 from marl.chat import CHAT, ChatAgent
 from marl.checkpoint import load_policy, started_from
@@ -164,7 +173,7 @@ def find_player(
     limits = replace(parts.algo, concurrency=cfg.concurrency)
     game, places = parts.env["game"], seats(parts.env)
     if bare(name) == "base" or is_run(name):
-        called = Path(name).name
+        called = name if bare(name) == "base" else called_in_games(name)
         policy = find_base(cfg, parts, device, beside) if bare(name) == "base" else run_policy(name, game, device)
         if name.endswith(SUFFIX):
             return planning_agent(called, policy, limits, places, cfg.temperature, planner_config(cfg), game)
@@ -190,10 +199,9 @@ def find_base(cfg: DictConfig, parts: Parts, device: torch.device, beside: str) 
 
 def base_folder(beside: str) -> Path | None:
     """Where the base of the run that `beside` names is kept; None where it names no run."""
-    folder = Path(bare(beside)) / "policy"
-    if not folder.is_dir():
+    if not is_run(beside):
         return None
-    base = started_from(folder)
+    base = started_from(policy_folder(beside))
     if base is None:
         raise UserError(
             f"players: {beside} started from an untouched model; evaluate that with model=hf players=[base]"
@@ -276,7 +284,7 @@ def as_in_runs(cfg: DictConfig, names: Sequence[str]) -> DictConfig:
     own = OmegaConf.from_dotlist([o for o in given if o.startswith(("env.", "cast.", "algo."))])
     settings = {}
     for name in names:
-        path = Path(bare(name)) / CONFIG
+        path = run_of(name) / CONFIG
         if path.is_file():
             run = OmegaConf.create(run_settings(path.parent))
             env, cast = OmegaConf.merge(run.env, run.eval.env), OmegaConf.merge(run.cast, run.eval.cast)
@@ -354,6 +362,8 @@ def main(cfg: DictConfig) -> None:
     partner = None
     if many_roles and role_seats.partners and isinstance(first, ModelAgent):
         partner = find_player(role_seats.partner, cfg, parts, device, run)
+    if many_roles and first.name in (second.name, getattr(partner, "name", None)):
+        agents[0] = first = Alias(agents[0], "measured")
     seated = role_against_role(agents[0], agents[1], parts.cast, partner) if many_roles else turn_about(*agents)
     bar = Bar(enabled=cfg.progress)
     drawn = each_context(parts.env, cfg.seed) if cfg.each_context else draw_games(cfg.seed, EVALUATION, count=cfg.games)

@@ -32,7 +32,7 @@ def game_alone(make_env: Callable[[], Any], games: int, seed: int) -> dict[str, 
     for game in drawn:
         observations, _ = env.reset(seed=game.seed)
         while env.agents:
-            agent_steps += len(env.agents)
+            agent_steps += len(getattr(env, "living", env.agents))  # where players die, they stay in `agents`
             observations, *_ = env.step({agent: _any(seen, rng) for agent, seen in observations.items()})
     seconds = time.process_time() - began
     return {

@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig
 from marl.agents import Agent, PlayConfig, model_agent
 from marl.cast import LEARNERS, Seats, places, players_of
 from marl.chat import CHAT
-from marl.checkpoint import folder_digest, load_policy, read_card
+from marl.checkpoint import folder_digest, load_policy, read_card, started_from
 from marl.engine import size_of
 from marl.errors import UserError
 from marl.games import scripted
@@ -26,6 +26,8 @@ from marl.planner import SLOTS, SUFFIX, PlannerConfig, planning_agent
 from marl.policy import Policy, load_config
 from marl.runs import CARD
 
+OWN_NAMES = (*LEARNERS, "base", "trained", "untrained", CHAT)  # in episodes, of players who are no other run
+
 
 def is_run(name: str) -> bool:
     """Whether this names a finished run's folder, or a second learner's in it. UserError for a path that is neither."""
@@ -34,6 +36,19 @@ def is_run(name: str) -> bool:
     if "/" in name:
         raise UserError(f"{name} is not the folder of a finished run (it has no policy/)")
     return False
+
+
+def run_of(name: str) -> Path:
+    """The folder of the run that a player comes from: RUN for RUN and for RUN/rival."""
+    folder = policy_folder(name)
+    return folder.parent
+
+
+def called_in_games(name: str) -> str:
+    """What a run's player is called in episodes: by its folder; a second learner with its run's name before it, so that
+    it is never taken for somebody who learns now."""
+    path = Path(name)
+    return f"{path.parent.name}/{path.name}" if policy_folder(name) == Path(bare(name)) else path.name
 
 
 def one_run(runs: str | Path, pattern: str, setting: str) -> Path:
@@ -105,7 +120,8 @@ def run_policy(name: str, game: str, device: torch.device, like: Policy | None =
     policy = load_policy(policy_folder(name), device, None if like is None else like.privileged_size)
     if like is not None and policy.tokens.tokenizer.get_vocab() != like.tokens.tokenizer.get_vocab():
         raise UserError(
-            f"{name} has another tokenizer ({policy.tokens.size} tokens) than the base of this run "
+            f"{name}, which started from {started_from(policy_folder(name)) or 'an untouched model'}, has another "
+            f"tokenizer ({policy.tokens.size} tokens) than the base of this run, {like.lm.name_or_path} "
             f"({like.tokens.size} tokens): let both start from the same base, or the same model.name"
         )
     return policy
@@ -123,7 +139,10 @@ def check_players(cast: Mapping[str, Seats], game: str, env: Any) -> None:
                     continue
                 if is_run(name):
                     check_game(name, game)
-                    other = runs.setdefault(Path(name).name, name)
+                    own = called_in_games(name)
+                    if bare(own) in OWN_NAMES:
+                        raise UserError(f"{name}: in games it would pass for another player of that name; rename it")
+                    other = runs.setdefault(own, name)
                     if other != name:
                         raise UserError(f"{name} and {other} would be called the same in transcripts; rename a folder")
                 else:
@@ -184,7 +203,7 @@ def seat_players(
         elif name == CHAT and chat is not None:
             found[name] = chat
         elif is_run(name):
-            called[name] = Path(name).name
+            called[name] = called_in_games(name)
             policies[called[name]] = run_policy(name, game, base.device, base)
         else:
             found[name] = scripted(game, "" if name == "scripted" else name)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,7 @@ from marl.report import (
 from marl.runs import CARD, CONFIG, flat, read_settings
 from marl.stats import (
     ArmRun,
+    Interval,
     ablation_table,
     arm_differences,
     bootstrap_table,
@@ -63,7 +65,7 @@ TABLE = {
     ),
     "among_us": (
         "game/win_rate/crewmates", "game/win_rate/imposters", "game/how/ejection", "game/how/tasks",
-        "game/how/parity", "game/meetings", "game/reports", "game/tasks_done", "game/ejected_imposter",
+        "game/how/time", "game/how/parity", "game/meetings", "game/reports", "game/tasks_done", "game/ejected_imposter",
         "game/ejected_crewmate", "vote/imposter", "vote/chance", "vote/skip", "belief/accuracy", "belief/log_loss",
         "belief/brier", "belief/chance_accuracy", "belief/chance_log_loss", "belief/chance_brier",
         "belief/first_accuracy", "belief/first_log_loss", "belief/first_brier", "belief/last_accuracy",
@@ -267,6 +269,7 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -
     differences = arm_differences(arms, pairs, names)
     if differences:
         write_table(folder / f"differences{suffix}.csv", differences)
+        write_curve_differences(folder / f"curve_differences{suffix}.csv", runs, pairs)
     draw(folder, suffix, folder)
     if suffix:
         say("\n" + in_words(suffix))
@@ -408,6 +411,20 @@ def write_curves(path: Path, runs: Sequence[Run]) -> None:
         if metric in line
     ]
     write_csv(path, ("arm", "seed", "phase", "iteration", "games", "metric", "value"), lines)
+
+
+def write_curve_differences(path: Path, runs: Sequence[Run], pairs: Sequence[tuple[str, str]]) -> None:
+    """The same of evaluation games along training: arm minus arm, paired by seed, after equally many training games."""
+    after: dict[int, list[ArmRun]] = {}
+    for run in runs:
+        played = int(run.config["eval"]["games"])
+        for line in run.curves:
+            if line["phase"] == "eval":
+                kept = {m: Interval(line[m], math.nan, math.nan, played) for m in CURVES if m in line}
+                after.setdefault(line["iteration"] * run.games, []).append(ArmRun(run.arm, run.seed, kept))
+    header = ("arm", "training_games", "metric", "mean", "low", "high", "seeds", "games")
+    rows = [(games, row) for games in sorted(after) for row in arm_differences(after[games], pairs, CURVES)]
+    write_csv(path, header, [(r.arm, n, r.metric, r.mean, r.low, r.high, r.seeds, r.games) for n, r in rows])
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from experiments.cli import command
 from experiments.evaluate import pick_device, set_threads, show
 from experiments.expected import Expected, expected_of
 from experiments.players import (
+    called_in_games,
     check_game,
     check_players,
     is_run,
@@ -132,6 +133,7 @@ def main(cfg: DictConfig) -> Path:
     if isinstance(parts.algo, FilteredBCConfig | RLPiklConfig) and len(learners) > 1:
         kind = cfg.algo.kind
         raise UserError(f"algo={kind} trains one learner, and the cast has {', '.join(learners)}; use algo=ppo")
+    check_listeners(parts)
     find_starts(cfg)
     check_starts(cfg, learners)
     device = pick_device(cfg.device)
@@ -358,6 +360,19 @@ def open_tracker(cfg: DictConfig, folder: Path, newest: Path | None) -> Tracker:
         resume_from_iteration=read_state(newest)["iteration"] if newest else None,
         **{k: v for k, v in cfg.tracker.items() if k != "kind"},
     )
+
+
+def check_listeners(parts: Parts) -> None:
+    """Refuses a speaking reward that counts the beliefs of somebody who never listens: it might be 0 throughout."""
+    for term, reward in parts.rewards.items():
+        deaf = getattr(reward, "adversaries", ())
+        hearing = players_of({role: seats for role, seats in parts.cast.items() if role not in deaf})
+        for name in getattr(reward, "players", ()):
+            if name not in (*hearing, *(called_in_games(each) for each in hearing if "/" in each)):
+                raise UserError(
+                    f"reward.{term}.players: {name} is none of those who listen, {', '.join(hearing)}; name one of "
+                    "them, or seat it (cast.ROLE.partner and partners)"
+                )
 
 
 def find_starts(cfg: DictConfig) -> None:

@@ -419,6 +419,21 @@ class Dubbed:
         return self.mover.finish(keys)
 
 
+class Alias:
+    """An agent under another name, so that in episodes its seats are told from those that a namesake holds."""
+
+    def __init__(self, agent: Agent, name: str) -> None:
+        self.agent, self.name = agent, name
+        self.tokens: Tokens | None = getattr(agent, "tokens", None)
+
+    def act(self, requests: Sequence[Request]) -> list[Reply]:
+        """Replies may also be to requests that the agent got under its own name."""
+        return self.agent.act(requests)
+
+    def finish(self, keys: Sequence[Key]) -> dict[Key, tuple[Stream, list[Belief]]]:
+        return self.agent.finish(keys)
+
+
 @dataclass(frozen=True)
 class PlayConfig:
     """How models play while they learn: `games` an iteration, `concurrency` of them at a time; lengths in tokens.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import itertools
-import json
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import ncf, norm, t, trim_mean
 
 from marl.errors import UserError
-from marl.files import whole_file
+from marl.files import read_json, whole_file
 from marl.wording import bounds, number
 
 Floats = NDArray[np.float64]
@@ -246,9 +246,10 @@ def ablation_table(runs: Sequence[ArmRun], metrics: Sequence[str] | None = None)
     """One row for each arm and metric, arms and metrics in the order in which they first appear.
 
     Across seeds the interval is `seed_mean`'s, cut to what the metric can be (a share to 0 and 1, refused replies to 0;
-    see `marl.wording.bounds`), and of a share that all seeds agree on (as on 0) Wilson's over all games; an arm with a single seed keeps its run's interval over games. `games`
-    counts those that the figure rests on, over all seeds. Raises ValueError if an arm has the same seed twice, or if a
-    wanted metric is missing from a run: a table has no blank cell.
+    see `marl.wording.bounds`), and of a share that all seeds agree on (as on 0) Wilson's over all games; an arm with a
+    single seed keeps its run's interval over games. `games` counts those that the figure rests on, over all seeds.
+    Raises ValueError if an arm has the same seed twice, or if a wanted metric is missing from a run: a table has no
+    blank cell.
     """
     rows: list[TableRow] = []
     for arm in dict.fromkeys(run.arm for run in runs):
@@ -397,6 +398,16 @@ def read_csv(path: Path, setting: str, columns: Iterable[str], make: Callable[[d
     return found
 
 
+def read_figures(path: Path) -> dict[str, Interval]:
+    """The `metrics` of a file in which a command keeps what it measured. UserError where it does not hold them."""
+    try:
+        return {str(name): Interval.from_json(figure) for name, figure in read_json(path)["metrics"].items()}
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise UserError(
+            f"{path} does not hold its figures: remove it, and the same command finds them again"
+        ) from error
+
+
 def interval_of(row: Mapping[str, str], n: str = "games") -> Interval:
     """Of a line with the columns mean, low, high, and the one named `n`."""
     return Interval(float(row["mean"]), float(row["low"]), float(row["high"]), int(row[n]))
@@ -443,8 +454,8 @@ def power(a: float, b: float, seeds: int, games: int, between: float = 0.0, leve
     """How probable it is that an experiment tells arms that win `a` and `b` of their games apart.
 
     Each arm has `seeds` runs of `games` evaluation games, and the rates of its runs spread around its own with standard
-    deviation `between`. Of several seeds the runs' differences are tested as `arm_differences` does (two-sided t-test of
-    pairs, power from the noncentral t distribution: Cohen 1988, chapter 2), as if the runs of a pair shared nothing
+    deviation `between`. Of several seeds the runs' differences are tested, as `arm_differences` does (two-sided t-test
+    of pairs, power from the noncentral t distribution: Cohen 1988, chapter 2), as if the runs of a pair shared nothing
     but their number; a single seed has only its games (two-sided test of two proportions: Fleiss, Levin & Paik 2003,
     chapter 4), which says nothing of other seeds.
     """

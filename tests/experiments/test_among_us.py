@@ -210,6 +210,14 @@ def test_a_finished_run_may_be_the_opponent(run: Train) -> None:
     assert texts(made / "episodes" / "base.jsonl") == texts(opponent / "episodes" / "trained.jsonl")
 
 
+def test_a_second_learners_policy_may_be_the_opponent_of_another_pair(run: Train) -> None:
+    """It is called by its run's name too: a learner called `rival` would train on its tokens."""
+    old = run(*TWO)
+    made = run("cast.imposter.player=rival", f"cast.imposter.partner={old / 'rival'}", "cast.imposter.partners=0.5")
+    held = [name for game in seating(made / "episodes" / "iteration-000002.jsonl") for name in game["imposter"]]
+    assert set(held) == {"rival", f"{old.name}/rival"}
+
+
 def test_scripts_may_hold_a_role(run: Train) -> None:
     made = run("cast.imposter.player=careful", "cast.crewmate.partner=random", "algo.iterations=1")
     assert seating(made / "episodes" / "trained.jsonl")[0] == {
@@ -227,9 +235,9 @@ def test_evaluation_with_a_cast_of_its_own(run: Train) -> None:
 
 @pytest.fixture(scope="module")
 def strangers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders of runs: `other_game`, and `other_tokenizer` of this game."""
+    """Folders of runs: `other_game`, and `other_tokenizer` and `rival` of this game."""
     made = tmp_path_factory.mktemp("strangers")
-    for name, game in (("other_game", "dond"), ("other_tokenizer", "among_us")):
+    for name, game in (("other_game", "dond"), ("other_tokenizer", "among_us"), ("rival", "among_us")):
         save_policy(made / name / "policy", tiny_policy(), {"game": game, "base": None, "run": name})
     return made
 
@@ -252,6 +260,10 @@ def strangers(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["cast.crewmate.player=base"], "nobody learns; let one of them be learner or rival"),
         (["base=human", "data.dond=/nonexistent"], "base=human: people played Deal or No Deal, not env.game=among_us"),
         (["+cast.negotiator.player=learner"], "the game's are crewmate, imposter"),
+        (["cast.imposter.player={runs}/rival"], "rival: in games it would pass for another player of that name"),
+        (["reward.speaking.players=[me]"], "reward.speaking.players: me is none of those who listen, learner, base"),
+        (["reward.speaking.players=[base]", "cast.crewmate.partners=0"],
+         "reward.speaking.players: base is none of those who listen, learner"),
     ],
 )  # fmt: skip
 def test_casts_are_refused_before_any_model_is_trained(
@@ -264,12 +276,13 @@ def test_casts_are_refused_before_any_model_is_trained(
 
 @pytest.mark.parametrize("override", ["cast.imposter.player={}", "cast.crewmate.partner={}", "init.learner={}"])
 def test_another_tokenizer_is_refused(override: str, run: Train, strangers: Path) -> None:
-    run()  # so that there is a base
+    base = read_card(run() / "policy")["base"]
     other = strangers / "other_tokenizer"
     with pytest.raises(UserError) as error:
         run(override.format(other))
     said = str(error.value)
-    assert f"{other} has another tokenizer" in said and "than the base of this run" in said
+    assert f"{other}, which started from an untouched model, has another tokenizer" in said
+    assert f"than the base of this run, {base} (" in said
     assert f"({tiny_policy().tokens.size} tokens)" in said and "\n" not in said
 
 
@@ -313,8 +326,20 @@ def test_the_base_against_itself_is_the_runs_base(run: Train, tmp_path: Path) ->
     made = run()
     same_base = [o for o in SMALL if o.startswith(("env", "model.", "base.", "algo.max_new_tokens"))]
     common = [*same_base, f"cache={Path(read_card(made / 'policy')['base']).parent}"]
-    _, games = evaluated(tmp_path, *common, "players=[base,base]")
+    found, games = evaluated(tmp_path, *common, "players=[base,base]")
     assert texts(games) == texts(made / "episodes" / "base.jsonl")
+    own = json.loads((made / "evaluation.json").read_text())["conditions"]["base"]
+    assert close(found, own)  # of the seats that learn in training: not of the imposter's, or the partner's
+    assert seating(games)[0] == {"crewmate": sorted(["base", *["measured"] * 3]), "imposter": ["base"]}
+
+
+def test_a_learned_imposter_is_evaluated_in_its_runs_game(run: Train, tmp_path: Path) -> None:
+    """RUN/rival brings its run's base and settings along, as RUN does."""
+    made = run(*TWO)
+    found, games = evaluated(tmp_path, f"players=[base,{made / 'rival'}]")
+    own = json.loads((made / "evaluation.json").read_text())["conditions"]["base"]
+    assert texts(games) == texts(made / "episodes" / "base.jsonl") and close(found, own)
+    assert seating(games)[0]["imposter"] == [f"{made.name}/rival"]
 
 
 def test_anothers_voice(run: Train, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hydra import compose, initialize_config_module
 
+from envs.among_us_v0 import AmongUs
 from experiments import benchmark
 from experiments.baselines import GenerateAgent, trl_version
 from experiments.benchmark_figures import along, line, parts
@@ -71,6 +72,23 @@ def test_agent_steps_are_living_players_times_calls_of_step() -> None:
     """Nobody can be killed or voted out, so that all five live through all twelve steps."""
     env = {"game": "among_us", "max_steps": 12, "cooldown": 100, "tasks": 9}
     assert game_alone(env_maker(env), games=2, seed=0)["agent_steps"] == 2 * 12 * 5
+
+
+def test_the_dead_make_no_agent_steps() -> None:
+    """Each death takes one living player from all later steps: what is counted is what the living lived through."""
+    settings = {"game": "among_us", "cooldown": 3, "max_steps": 60}
+    lived, alive = 0, []
+
+    class Watched(AmongUs):
+        def step(self, actions: dict[str, str]) -> Any:
+            nonlocal lived
+            alive.append(int(self.state()[:, 2].sum()))
+            lived += alive[-1]
+            return super().step(actions)
+
+    rules = {name: value for name, value in settings.items() if name != "game"}
+    assert game_alone(lambda: Watched(**rules), games=5, seed=0)["agent_steps"] == lived
+    assert min(alive) < 5
 
 
 def test_all_engines_play_the_same_games(found: dict[str, Any]) -> None:

@@ -118,6 +118,24 @@ def test_another_variant_of_the_game_has_files_of_its_own(published: Path) -> No
     assert {row.arm for row in read_table(published / "table_shaping_0.2.csv")} == {"base", "RL"}
 
 
+def test_arms_are_compared_along_training(published: Path) -> None:
+    """Of two seeds: the mean of their differences in the evaluation games after equally many training games."""
+    with (published / "curves.csv").open(newline="") as file:
+        value = {
+            (r["arm"], r["seed"], int(r["games"])): float(r["value"])
+            for r in csv.DictReader(file)
+            if (r["phase"], r["metric"]) == ("eval", "game/win_rate/crewmates")
+        }
+    with (published / "curve_differences.csv").open(newline="") as file:
+        rows = [r for r in csv.DictReader(file) if r["metric"] == "game/win_rate/crewmates"]
+    seeds = sorted({seed for _, seed, _ in value})
+    assert len(seeds) == 2 and {int(r["training_games"]) for r in rows} == {games for *_, games in value}
+    for row in (r for r in rows if r["arm"] == "RL+L+S - RL"):
+        games = int(row["training_games"])
+        apart = [value["RL+L+S", seed, games] - value["RL", seed, games] for seed in seeds]
+        assert float(row["mean"]) == pytest.approx(sum(apart) / 2, abs=1e-4) and row["seeds"] == "2"
+
+
 def test_curves_and_figure(published: Path) -> None:
     with (published / "curves.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))

@@ -20,6 +20,7 @@ from marl.tracking import JsonlTracker
 from marl.transcripts import read_episodes
 from tests.composing import configure
 from tests.marl.models import hf_tokenizer, random_lm, save
+from tests.torture import contents
 
 SMALL = (
     "experiment=dond_quickstart", "progress=false", "threads=1", "base.games=24", "base.rows=16",
@@ -66,6 +67,24 @@ def test_a_checkpoint_of_another_run_is_refused(stopped: Callable[..., Path], tm
     with pytest.raises(UserError, match=rf"iteration-000002 is of the run {first.name}: put it back there, or remove"):
         go_on(tmp_path, "seed=5")
     assert len(list((second / "checkpoints").iterdir())) == 2 and not (second / "run.json").exists()
+
+
+def test_a_run_goes_on_from_before_a_damaged_checkpoint(
+    stopped: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And ends as the one that was never stopped."""
+    folder = stopped()
+    weights = folder / "checkpoints" / "iteration-000002" / "learner.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-5] ^= 1
+    weights.write_bytes(data)
+    go_on(tmp_path)
+    said = capsys.readouterr().out
+    assert said.count("iteration-000002: damaged file learner.safetensors; going back") == 1
+    assert "continuing after iteration 1" in said
+    shutil.copytree(tmp_path / "bases", tmp_path / "whole" / "bases")
+    go_on(tmp_path / "whole")
+    assert contents(folder) == contents(tmp_path / "whole" / folder.name)
 
 
 def test_a_base_that_was_made_again_otherwise_is_refused(stopped: Callable[..., Path], tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from tests.torture import KINDS, torture
 
 SLOW = ("filtered_bc", "ppo_among_us", "ppo_two_learners", "filtered_bc_among_us", "pikl", "pikl_among_us")
-SHORT = ("algo.iterations=3", "eval.every=3")  # most of these runs are games of evaluation
+SHORT = ("algo.iterations=3", "eval.games=2", "eval.final_games=4")  # most of these runs are games of evaluation
 
 
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.slow) if k in SLOW else k for k in KINDS])

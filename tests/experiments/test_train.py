@@ -315,12 +315,14 @@ def test_arms_differ_in_the_weights_of_their_terms_and_in_nothing_else(preset: s
             },
         ),
         ("raw_credit", {"algo.credit.speech": "separate_raw", "reward.speaking.weight": 18.0}),
+        ("common_raw_credit", {"algo.credit.speech": "common", "reward.speaking.weight": 18.0}),
+        ("strong_kl", {"loss.kl.weight": 0.1}),
         ("speaking_alone", {"algo.credit.speech": "separate_only"}),
         ("frozen_listeners", {"reward.speaking.players": ["base"]}),
         ("learning_listeners", {"reward.speaking.players": ["learner"]}),
     ],
 )
-def test_variants_of_the_credit_change_one_thing_of_the_full_arm(preset: str, changes: dict[str, Any]) -> None:
+def test_variants_of_the_credit_change_what_they_say_of_the_full_arm(preset: str, changes: dict[str, Any]) -> None:
     usual, cfg = (
         configure("sweep=among_us_credit", "ablation=full"),
         configure("sweep=among_us_credit", f"ablation={preset}"),
@@ -389,6 +391,12 @@ def test_names_follow_from_the_configuration() -> None:
     cfg = configure("env=dond", "ablation=full", "seed=3")
     assert run_folder(cfg).name == f"dond-full-s3-{config_hash(cfg)[:8]}"
     assert config_hash(configure("runs=elsewhere", "threads=1", "progress=false")) == config_hash(configure())
+    smaller = ("algo.concurrency=8", "algo.update.token_budget=512", "checkpoint.every=1", "checkpoint.keep=9")
+    assert config_hash(configure(*smaller)) == config_hash(configure())
+    typed = [configure(f"env.objective={one}", f"loss.listening.weight={none}") for one, none in ((1, 0), (1.0, 0.0))]
+    assert config_hash(typed[0]) == config_hash(typed[1]) != config_hash(configure("env.objective=0"))
+    human = [configure(f"data.dond={folder}", "base=human") for folder in ("here", "there")]
+    assert config_hash(human[0]) == config_hash(human[1]) != config_hash(configure())
     assert config_hash(configure("reward.speaking.weight=0.4")) != config_hash(configure())
     faster = identity(configure("algo.decode_steps=2", "algo.update.gradient_checkpointing=true"))
     assert (faster["algo"].pop("decode_steps"), faster["algo"]["update"].pop("gradient_checkpointing")) == (2, True)

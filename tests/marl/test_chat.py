@@ -237,6 +237,10 @@ def test_a_failure_costs_its_game_and_the_others_go_on(serve: Callable[[Answerin
     assert len(server.asked) == len(bad) + 3 * 4  # a lost seat's endpoint is not asked again
     lost = agent.figures()["lost"]
     assert sum(lost.values()) == len(bad) and lost["key refused"] == 1 and "1 key refused" in agent.summary()
+    before = {"calls": 5, "tokens": 100, "replayed": 2, "lost": {"key refused": 2, "budget spent": 1}}
+    now, whole = agent.figures(), agent.figures(before)  # of a run that was stopped and goes on
+    assert [whole[name] - now[name] for name in ("calls", "tokens", "replayed")] == [5, 100, 2]
+    assert whole["lost"] == {**now["lost"], "key refused": 3, "budget spent": 1}
 
 
 @pytest.mark.parametrize("drips", [False, True])

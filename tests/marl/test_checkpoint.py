@@ -19,9 +19,11 @@ from safetensors.torch import save_file
 from marl.advantages import Credit
 from marl.cast import Seats
 from marl.checkpoint import (
+    checkpoints_in,
     load_policy,
     load_training,
     optimizer_tensors,
+    prune,
     read_card,
     save_policy,
     save_training,
@@ -307,6 +309,25 @@ def test_a_damaged_newest_is_reported_and_the_one_before_it_used(name: str, dama
     assert load_training(tmp_path, by_name(policy), told.append) == {"iteration": 2} and same(policy, policies[1])
     assert len(told) == 1 and "iteration-000003" in told[0] and "going back" in told[0]
     assert name in told[0] or name == "checksums.json"  # a wrong sum speaks against the file that it is of
+
+
+def test_sums_that_lost_a_line_are_damage(tmp_path: Path) -> None:
+    """Else a flipped bit in the file that they no longer list would be loaded without a word."""
+    policies = saved(tmp_path, 2)
+    newest = tmp_path / "iteration-000002"
+    sums = json.loads((newest / "checksums.json").read_text())
+    write_json(newest / "checksums.json", {k: v for k, v in sums.items() if k != "learner.safetensors"})
+    told: list[str] = []
+    policy = hint_policy(0)
+    assert load_training(tmp_path, by_name(policy), told.append) == {"iteration": 1} and same(policy, policies[0])
+    assert len(told) == 1 and "does not list learner.safetensors" in told[0]
+
+
+def test_what_a_kill_left_of_a_checkpoint_that_was_to_go_goes(tmp_path: Path) -> None:
+    saved(tmp_path, 3)
+    (tmp_path / "iteration-000001" / "state.json").unlink()
+    prune(tmp_path, 3, keep=2)
+    assert [path.name for path in checkpoints_in(tmp_path)] == ["iteration-000002", "iteration-000003"]
 
 
 def seal(folder: Path) -> None:

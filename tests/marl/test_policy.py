@@ -1,5 +1,6 @@
 """Loading models of several kinds, refusing those that would be misread, and the two heads."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,18 @@ def test_names_that_hold_no_model_are_refused(tmp_path: Path) -> None:
     hf_tokenizer().save_pretrained(tokenizer_only)
     with pytest.raises(UserError, match="no causal language model can be loaded"):
         load_lm(str(tokenizer_only))
+
+
+def test_code_that_comes_with_a_model_is_never_run(tmp_path: Path) -> None:
+    """Nor is anybody asked whether it may."""
+    folder = tmp_path / "own"
+    hf_tokenizer().save_pretrained(folder)
+    kinds = {"AutoConfig": "code.Own", "AutoModelForCausalLM": "code.OwnLM"}
+    (folder / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": kinds}))
+    (folder / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    with pytest.raises(UserError, match=r"model\.name=.*own: it comes with code of its own, which is never run here"):
+        load_lm(str(folder))
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("spread", [0.02, 0.5])

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from marl.checkpoint import load_training, save_training
@@ -85,9 +86,21 @@ def _rank(rank: int, folder: str) -> None:
             assert apart(one.policy, who.policy) < 2e-6, (case, apart(one.policy, who.policy))
             assert alone.keys() == shared.keys()
             assert all(abs(alone[name] - shared[name]) < 1e-4 for name in alone), (case, alone, shared)
+    _without_gradient(ranks)
     _muon(ranks, start)
     _checkpoints(Path(folder), ranks, start, batch)
     dist.destroy_process_group()
+
+
+def _without_gradient(ranks: Ranks) -> None:
+    """What has a gradient on one rank alone counts as 0 on the other; what has none on any keeps none, or optimisers
+    would decay it, or move it by an old moment."""
+    model = nn.ParameterList([nn.Parameter(torch.zeros(2)) for _ in range(3)])
+    model[0].grad = torch.tensor([1.0, 2.0]) * (ranks.rank + 1)
+    model[1].grad = torch.tensor([5.0, 6.0]) if ranks.first else None
+    ranks.add_gradients(model)
+    assert model[0].grad.tolist() == [3.0, 6.0] and model[1].grad is not None and model[1].grad.tolist() == [5.0, 6.0]
+    assert model[2].grad is None
 
 
 def _muon(ranks: Ranks, start: Policy) -> None:

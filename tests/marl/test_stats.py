@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest, norm, ttest_rel
 
+from marl.errors import UserError
 from marl.stats import (
     ArmRun,
     Interval,
@@ -28,6 +29,7 @@ from marl.stats import (
     performance_profile,
     power,
     profile_table,
+    read_figures,
     read_table,
     seed_mean,
     seeds_and_games,
@@ -389,3 +391,25 @@ def test_games_needed_is_the_first_number_that_is_enough(a: float, apart: float,
     if games is not None:
         assert power(a, a + apart, seeds, games, between) >= 0.8
         assert games == 1 or power(a, a + apart, seeds, games - 1, between) < 0.8
+
+
+def test_a_share_that_all_seeds_agree_on_is_not_certain() -> None:
+    """Never seen in 3,000 games: Wilson's interval, up to z^2 / (n + z^2). A mean that is no share stays as it is."""
+    runs = [
+        ArmRun("full", seed, {"errors/aborted": Interval(0, 0, 0.004, 1000), "talk/turns": Interval(3, 3, 3, 1000)})
+        for seed in range(3)
+    ]
+    aborted, turns = ablation_table(runs)
+    z = float(norm.ppf(0.975))
+    assert (aborted.mean, aborted.low) == (0.0, 0.0) and aborted.high == pytest.approx(z**2 / (3000 + z**2))
+    assert (turns.low, turns.high) == (3.0, 3.0)
+
+
+NO_FIGURES = ("{}", '{"metrics": {"a": {}}}', '{"metrics": {"a": 3}}', '{"metrics": []}', "[" * 100_000)
+
+
+@pytest.mark.parametrize("text", NO_FIGURES, ids=["nothing", "no mean", "a number", "a list", "deep"])
+def test_figures_that_are_none(text: str, tmp_path: Path) -> None:
+    (tmp_path / "cell.json").write_text(text)
+    with pytest.raises(UserError, match=r"cell\.json"):
+        read_figures(tmp_path / "cell.json")
