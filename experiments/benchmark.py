@@ -407,6 +407,9 @@ def figures(repeat: Mapping[str, Any], played: Mapping[str, int]) -> dict[str, f
     if "limit" in repeat:
         made["limit_seconds"] = sum(phase["limit"] for phase in repeat["limit"].values())
         made["times_limit"] = total / made["limit_seconds"]
+        for phase, found in repeat["limit"].items():
+            if s[phase]:
+                made[f"{phase}_of_limit"] = found["limit"] / s[phase]
     return made
 
 

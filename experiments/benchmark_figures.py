@@ -34,6 +34,9 @@ SPEEDS = {
     "cache_bytes_per_slot": "cache, MB a slot",
     "peak_bytes": "memory's rise, MB",
     "times_limit": "times its limit",
+    "prefill_of_limit": "prefill: share of its limit",
+    "decode_of_limit": "decode: share of its limit",
+    "update_of_limit": "update: share of its limit",
     "on_processor": "processor s in a s",
 }
 
@@ -132,9 +135,9 @@ def block(row: Data) -> list[str]:
         if name in found["figures"]:
             scale = 1e-6 if "MB" in label else 1.0
             low, middle, high = (number(scale * found["figures"][name][k]) for k in ("low", "median", "high"))
-            lines.append(f"  {label:22} {middle:>10}  ({low} to {high})")
+            lines.append(f"  {label:28} {middle:>10}  ({low} to {high})")
     shares = [f"{phase} {share:.1%}" for phase, share in found["shares"].items() if share]
-    return [*lines, f"  {'shares of time':22} {', '.join(shares)}"]
+    return [*lines, f"  {'shares of time':28} {', '.join(shares)}"]
 
 
 def place(row: Data) -> str:

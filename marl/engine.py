@@ -56,7 +56,11 @@ class SlotLayer(CacheLayerMixin):
         c = self.cache
         self.keys[c.rows[:, None], c.positions] = key_states.transpose(1, 2)
         self.values[c.rows[:, None], c.positions] = value_states.transpose(1, 2)
-        return self.keys[c.chosen, : c.end].transpose(1, 2), self.values[c.chosen, : c.end].transpose(1, 2)
+        if isinstance(c.chosen, slice):
+            keys, values = self.keys[c.chosen, : c.end], self.values[c.chosen, : c.end]
+        else:  # three times as fast as indexing, and the same
+            keys, values = (each[:, : c.end].index_select(0, c.chosen) for each in (self.keys, self.values))
+        return keys.transpose(1, 2), values.transpose(1, 2)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.cache.end, 0
@@ -534,13 +538,16 @@ class Engine:
         """
         logits = self.policy.logits(hidden)
         greedy, temperature = temperature == 0, temperature or 1.0
-        speech = torch.tensor([not ids for ids in legal], device=logits.device)
-        shaped = self.policy.speech_logits(logits, temperature)
-        if not bool(speech.all()):
-            width = max(len(ids) for ids in legal)
+        width, least = max(map(len, legal)), min(map(len, legal))
+        if width:
             padded = torch.tensor([[*ids, *[-1] * (width - len(ids))] for ids in legal], device=logits.device)
-            chosen = ~speech
-            shaped[chosen] = choice_logits(logits[chosen], padded[chosen], temperature)
+        if least:  # nobody speaks
+            shaped = choice_logits(logits, padded, temperature)
+        else:
+            shaped = self.policy.speech_logits(logits, temperature)
+            if width:
+                chosen = torch.tensor([bool(ids) for ids in legal], device=logits.device)
+                shaped[chosen] = choice_logits(logits[chosen], padded[chosen], temperature)
         ids, found = draw(shaped.log_softmax(-1), None if greedy else torch.from_numpy(uniform).to(logits.device))
         return ids.cpu().numpy(), found.cpu().numpy()
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+
+import numpy as np
 
 
 def cheapest_groups(widths: Sequence[int], budget: float, overhead: float) -> list[range]:
@@ -12,20 +13,20 @@ def cheapest_groups(widths: Sequence[int], budget: float, overhead: float) -> li
     Of all ways to do so the cheapest, where a range costs its padded size and `overhead`. No range of several items has
     a padded size above `budget`.
     """
-    costs, starts = [0.0], [0]  # of the best split of the first so many items, and where its last range starts
-    for end in range(1, len(widths) + 1):
-        cost, start = math.inf, end - 1
-        for first in range(end - 1, -1, -1):
-            size = (end - first) * widths[first]
-            if size > budget and end - first > 1:
-                break
-            if costs[first] + size + overhead < cost:
-                cost, start = costs[first] + size + overhead, first
-        costs.append(cost)
-        starts.append(start)
+    wide = np.asarray(widths, dtype=np.float64)
+    costs = np.zeros(len(wide) + 1)  # of the best split of the first so many items
+    starts = np.zeros(len(wide) + 1, dtype=np.int64)  # where its last range starts
+    first = 0
+    for end in range(1, len(wide) + 1):
+        while first < end - 1 and (end - first) * wide[first] > budget:  # nor does it fit later, with more items
+            first += 1
+        sizes = np.arange(end - first, 0, -1) * wide[first:end]
+        found = costs[first:end] + sizes + overhead
+        starts[end] = end - 1 - int(found[::-1].argmin())  # of equals the shortest range
+        costs[end] = found[starts[end] - first]
     ranges: list[range] = []
-    end = len(widths)
+    end = len(wide)
     while end:
-        ranges.append(range(starts[end], end))
-        end = starts[end]
+        ranges.append(range(int(starts[end]), end))
+        end = int(starts[end])
     return ranges[::-1]

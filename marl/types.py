@@ -194,9 +194,15 @@ class TokenBatch:
         """(B, T) bool: tokens for which there is a plan."""
         return (self.plan_ids >= 0).any(-1)
 
-    def select(self, rows: Tensor) -> TokenBatch:
-        """The given rows (int64 indices), cut to their longest, with their belief questions."""
-        length = int((self.kind[rows] != Kind.PAD).sum(1).max())
+    @property
+    def lengths(self) -> Tensor:
+        """(B,) int64: how many tokens each row has."""
+        return (self.kind != Kind.PAD).sum(1)
+
+    def select(self, rows: Tensor, length: int | None = None) -> TokenBatch:
+        """The given rows (int64 indices), cut to their longest, with their belief questions; or to `length`, behind the
+        last of these."""
+        length = int(self.lengths[rows].max()) if length is None else length
         new_row = torch.full((self.tokens.shape[0],), -1, dtype=torch.int64)
         new_row[rows] = torch.arange(len(rows))
         asked = new_row[self.row] >= 0

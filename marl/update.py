@@ -6,7 +6,7 @@ terms don't dilute one another. A term of weight 0 is measured on detached outpu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from marl.errors import UserError
 from marl.grouping import cheapest_groups
-from marl.losses import Loss, Outputs
+from marl.losses import Loss, Outputs, replies
 from marl.optim import OPTIMIZERS, Optimizer
 from marl.policy import Policy, choice_logits, recomputing
 from marl.ranks import ONE, Ranks
@@ -160,33 +160,64 @@ def scatter(zeros: Tensor, mask: Tensor, values: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def add_reference(batch: TokenBatch, reference: Policy, config: UpdateConfig, ranks: Ranks = ONE) -> TokenBatch:
-    """Fills `reference_logprobs` from the frozen reference, under the same temperature and legal sets."""
+def add_reference(
+    batch: TokenBatch, reference: Policy, config: UpdateConfig, ranks: Ranks = ONE, where: Tensor | None = None
+) -> TokenBatch:
+    """Fills `reference_logprobs` from the frozen reference, under the same temperature and legal sets. `where` (B, T):
+    the places that matter; what comes behind a row's last one is not read, and stays 0."""
     result = torch.zeros_like(batch.logprobs)
-    for rows in micro_batches(batch, torch.arange(batch.shape[0]), config.token_budget, ranks):
+    lengths = batch.lengths if where is None else ends(where)
+    for rows in micro_batches(batch, lengths.nonzero()[:, 0], config.token_budget, ranks, lengths):
         if not len(rows):
             continue
-        part = batch.select(rows)
+        part = batch.select(rows, int(lengths[rows].max()))
         with autocast(config, reference.device):
             logprobs = forward(reference, part.to(reference.device), config.temperature, {"reply": False}).logprobs
         result[rows, : part.shape[1]] = logprobs.cpu()
     return replace(batch, reference_logprobs=ranks.add(result.to(reference.device)).cpu())
 
 
-def micro_batches(batch: TokenBatch, rows: Tensor, token_budget: int, ranks: Ranks = ONE) -> list[Tensor]:
+def ends(where: Tensor) -> Tensor:
+    """(B,) int64: how many tokens of each row there are up to the last marked one of (B, T) bool; 0 without any."""
+    places = torch.arange(1, where.shape[1] + 1, device=where.device)
+    return (where * places).amax(1) if where.shape[1] else where.sum(1)
+
+
+def last_questions(batch: TokenBatch) -> Tensor:
+    """(B,) int64: how many tokens of each row there are up to its last belief question; 0 where it is asked nothing."""
+    asked = torch.zeros(batch.shape, dtype=torch.bool)
+    asked[batch.row, batch.position] = True
+    return ends(asked)
+
+
+def micro_batches(
+    batch: TokenBatch, rows: Tensor, token_budget: int, ranks: Ranks = ONE, lengths: Tensor | None = None
+) -> list[Tensor]:
     """Splits rows, or this rank's share, into groups of similar length whose padded size stays within the budget.
+    `lengths` (B,) int64: how many tokens of each row are read; all.
 
     Of the ways to do so the cheapest, where a pass costs as much as a sixteenth of the budget beside its tokens
     (measured on a CPU at 2,048; an eighth to a thirty-second did as well). All ranks get the same number of groups;
     where the rows don't go round, the last ones are empty on some.
     """
-    lengths = (batch.kind[rows] != Kind.PAD).sum(1)
+    lengths = (batch.lengths if lengths is None else lengths)[rows]
     order = torch.argsort(lengths, descending=True, stable=True).tolist()
     # Rows of similar length, one for each rank; the longest is what the others are padded to.
     sets = [order[place : place + ranks.size] for place in range(0, len(order), ranks.size)]
     groups = cheapest_groups([int(lengths[each[0]]) for each in sets], token_budget, token_budget / 16)
     own = [[int(rows[i]) for place in group for i in ranks.share(sets[place])] for group in groups]
     return [torch.tensor(group, dtype=torch.int64) for group in own]
+
+
+def passes(
+    policy: Policy, batch: TokenBatch, rows: Tensor, lengths: Tensor, config: UpdateConfig, ranks: Ranks
+) -> Iterator[tuple[TokenBatch, int]]:
+    """What this rank reads of these rows, pass after pass, on the policy's device, and how many of them it is."""
+    for micro in micro_batches(batch, rows, config.token_budget, ranks, lengths):
+        if len(micro):
+            yield batch.select(micro, int(lengths[micro].max())).to(policy.device), len(micro)
+        elif is_split(policy):
+            yield blank(batch).to(policy.device), 0
 
 
 def blank(batch: TokenBatch) -> TokenBatch:
@@ -224,7 +255,7 @@ def update(
     its share of every minibatch; all of them get the whole batch.
     """
     if "kl" in losses and losses["kl"].reads == "reply" and reference is not None:
-        batch = add_reference(batch, reference, config, ranks)
+        batch = add_reference(batch, reference, config, ranks, replies(batch, losses["kl"].over))
     policy.eval()  # no dropout: what was sampled from is what is scored
     reads: dict[str, bool] = {}
     for loss in losses.values():
@@ -236,35 +267,32 @@ def update(
         stop = False
         for rows in order.split(config.rows) if config.rows else order.chunk(min(config.minibatches, size)):
             whole = batch.select(rows)
-            renamed = rename(whole) if rename is not None and "renamed" in reads else whole
             counts = count_tokens(whole, losses)
             optimizer.zero_grad(set_to_none=True)
             own = _Means()  # of this minibatch
-            for micro in micro_batches(whole, torch.arange(len(rows)), config.token_budget, ranks):
-                if not len(micro) and not is_split(policy):
-                    continue
-                part = (whole.select(micro) if len(micro) else blank(whole)).to(policy.device)
-                with autocast(config, policy.device), recomputation(config, policy):
-                    outputs = forward(policy, part, config.temperature, reads, reference)
-                    if "renamed" in reads and (len(part.row) or is_split(policy)):
-                        asked = renamed.select(micro) if len(part.row) else blank(renamed)
-                        if len(part.row):
-                            asked = asked.select(asked.row.unique())  # questions keep their order
-                        asked = asked.to(policy.device)
-                        beliefs = {"beliefs": reads["renamed"]}
-                        outputs.beliefs = forward(policy, asked, config.temperature, beliefs).beliefs
-                total = torch.zeros((), device=policy.device)
-                for name, loss in losses.items():
-                    values, mask = loss(part, outputs)
-                    summed = values[mask].sum() / max(counts[name], 1)
-                    if loss.weight:
-                        total = total + loss.weight * summed
-                    totals.add(f"loss/{name}", float(summed.detach()) * counts[name], 0)
-                if total.requires_grad:
-                    total.backward()
-                if "policy" in losses:
-                    _diagnose(own, part, outputs)
-                progress(len(micro))
+            # Terms that read renamed rows have passes of their own, up to each row's last question.
+            other = {name: loss for name, loss in losses.items() if loss.reads == "renamed"}
+            sides = [(whole, {n: x for n, x in losses.items() if n not in other}, reads, whole.lengths)]
+            if other:
+                renamed = rename(whole) if rename is not None else whole
+                sides.append((renamed, other, {"beliefs": reads["renamed"]}, last_questions(renamed)))
+            for side, terms, wanted, lengths in sides:
+                asked = lengths.nonzero()[:, 0] if terms else lengths[:0]
+                for part, read in passes(policy, side, asked, lengths, config, ranks):
+                    with autocast(config, policy.device), recomputation(config, policy):
+                        outputs = forward(policy, part, config.temperature, wanted, reference)
+                    total = torch.zeros((), device=policy.device)
+                    for name, loss in terms.items():
+                        values, mask = loss(part, outputs)
+                        summed = values[mask].sum() / max(counts[name], 1)
+                        if loss.weight:
+                            total = total + loss.weight * summed
+                        totals.add(f"loss/{name}", float(summed.detach()) * counts[name], 0)
+                    if total.requires_grad:
+                        total.backward()
+                    if "policy" in terms:
+                        _diagnose(own, part, outputs)
+                    progress(read if side is whole else 0)
             if not is_split(policy):  # whose parts have been summed in the passes
                 ranks.add_gradients(policy)
             for name, count in counts.items():

@@ -82,7 +82,8 @@ def test_all_names_stay_candidates_once_each(tokens: Tokens) -> None:
 
 
 def test_the_listening_loss_learns_from_the_renamed_row(tokens: Tokens, batch: TokenBatch) -> None:
-    """A step on a row with `renamed` is a plain step on the row that was renamed by hand."""
+    """A step on a row with `renamed` is a plain step on the row that was renamed by hand, up to rounding: what comes
+    behind its last question is not read."""
     row = batch.select(batch.row[:1])
     lm = tiny_lm(tokens.size, hidden_size=16, layers=1, heads=2, intermediate_size=32, context=512)
     start = Policy(lm, tokens)
@@ -98,8 +99,9 @@ def test_the_listening_loss_learns_from_the_renamed_row(tokens: Tokens, batch: T
     renamed = step(row, ListeningLoss(renamed=True))
     by_hand = step(seeded(tokens)(row), ListeningLoss())
     as_it_is = step(row, ListeningLoss())
-    assert renamed[0] == by_hand[0] != as_it_is[0]
-    assert torch.equal(renamed[1], by_hand[1]) and not torch.allclose(renamed[1], as_it_is[1])
+    assert renamed[0] == pytest.approx(by_hand[0], abs=1e-6) and abs(renamed[0] - as_it_is[0]) > 1e-4
+    torch.testing.assert_close(renamed[1], by_hand[1], atol=1e-6, rtol=1e-5)
+    assert not torch.allclose(renamed[1], as_it_is[1], atol=1e-4)
 
 
 def test_a_weight_of_zero_reads_rows_as_they_are() -> None:
