@@ -25,9 +25,9 @@ from marl.types import Kind, TokenBatch
 from tests.marl.batches import three_turns
 
 EVERY: list[Loss] = [
-    PolicyLoss(), ValueLoss(), EntropyLoss(), EntropyLoss(over="choice"), EntropyLoss(over="speech"),
-    *(KLLoss(weight=0.0, estimator=e) for e in ESTIMATORS), ListeningLoss(), WorldModelLoss(),
-    WorldModelLoss(after_questions=False), ImitationLoss(),
+    PolicyLoss(), PolicyLoss(speech=0.2), ValueLoss(), EntropyLoss(), EntropyLoss(over="choice"),
+    EntropyLoss(over="speech"), *(KLLoss(weight=0.0, estimator=e) for e in ESTIMATORS), ListeningLoss(),
+    WorldModelLoss(), WorldModelLoss(after_questions=False), ImitationLoss(),
     PlanLoss(), PlanLoss(form="cross_entropy"),
 ]  # fmt: skip
 
@@ -83,7 +83,8 @@ def naive(loss: Loss, batch: TokenBatch, o: Outputs) -> list[float]:
         if isinstance(loss, PolicyLoss) and sampled:
             ratio, advantage = math.exp(new - old), float(batch.advantages[b, t])
             clipped = min(max(ratio, 1 - loss.clip_coef), 1 + loss.clip_coef)
-            out.append(-min(ratio * advantage, clipped * advantage))
+            part = loss.speech if kind is Kind.SPEECH else 1.0
+            out.append(-min(ratio * advantage, clipped * advantage) * part)
         if isinstance(loss, ValueLoss) and bool(batch.decision[b, t]):
             out.append((float(o.values[b, t]) - float(batch.returns[b, t])) ** 2 / 2)
         if isinstance(loss, EntropyLoss) and sampled and loss.over in ("both", kind.name.lower()):
@@ -133,7 +134,8 @@ def test_which_tokens_each_loss_counts(batch: TokenBatch, outputs: Outputs) -> N
     # a: bos, 1 more read, cue; four said. b: bos, 2 heard, 1 correction, 2 cues; two refused; one chosen.
     # Of what is read three tokens come right after a question.
     assert counts == {
-        repr(PolicyLoss()): 7, repr(ValueLoss()): 3, repr(EntropyLoss()): 7, repr(EntropyLoss(over="choice")): 1,
+        repr(PolicyLoss()): 7, repr(PolicyLoss(speech=0.2)): 7, repr(ValueLoss()): 3,
+        repr(EntropyLoss()): 7, repr(EntropyLoss(over="choice")): 1,
         repr(EntropyLoss(over="speech")): 6, **{repr(KLLoss(weight=0.0, estimator=e)): 6 for e in ESTIMATORS},
         repr(ListeningLoss()): 4, repr(WorldModelLoss()): 2 + 5,
         repr(WorldModelLoss(after_questions=False)): 2 + 5 - 3, repr(ImitationLoss()): 5,
@@ -214,6 +216,14 @@ def test_policy_loss_clips_on_both_sides(ratio: float, advantage: float, loss: f
     values[mask].sum().backward()
     # the gradient of -ratio A in the log-probability is itself
     assert float(new.grad) == pytest.approx(loss if felt else 0.0, rel=1e-5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("kind", "loss"), [(Kind.SPEECH, -0.6), (Kind.CHOICE, -3.0)])
+def test_speech_may_count_for_less_than_choices(kind: Kind, loss: float) -> None:
+    batch = one_token(kind, logprob=-1.0, advantage=3.0)
+    assert only(PolicyLoss(speech=0.2)(batch, say(logprob=-1.0))) == pytest.approx(loss)
+    with pytest.raises(UserError, match=r"loss\.policy\.speech=-1: must not be negative"):
+        PolicyLoss(speech=-1)
 
 
 def test_value_entropy_listening_world_model_and_imitation_by_hand() -> None:
