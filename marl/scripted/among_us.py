@@ -189,7 +189,7 @@ def accused(message: str) -> list[str]:
     return [s.who for s in understand(message) if s.topic in ACCUSING]
 
 
-VERSION = {"players": 6}  # raised when players of a base corpus do or answer otherwise than before
+VERSION = {"players": 7}  # raised when players of a base corpus do or answer otherwise than before
 ANSWERS = 8  # that random players give to each recorded belief question
 
 
@@ -398,15 +398,18 @@ class RandomPlayer(Memory):
         return self.rng.choice(options)
 
     def answers(self, question: Question) -> list[str]:
-        """To a belief question, several: the killer it saw, else what somebody credulous believes of what it heard.
+        """To a belief question, several: the killer it saw, else what somebody credulous believes of what it heard, who
+        never suspects the one that found the body (imposters don't report, unless env.imposters_report lets them).
 
         A model that is taught such answers learns to believe its eyes, and else accusations, true or not. Of what can
         be inferred beyond that it learns nothing. Several answers make the lesson less noisy; a witness gives one.
         """
         if seen := [name for name in question.candidates if name.capitalize() in self.kills]:
             return seen
-        belief = credulous([said.message for said in self.said], question.candidates, self.pull)
-        return self.rng.choices(question.candidates, belief, k=ANSWERS)
+        finder = self.meeting.finder.lower() if self.meeting else ""
+        suspects = [name for name in question.candidates if name.lower() != finder] or list(question.candidates)
+        belief = credulous([said.message for said in self.said], suspects, self.pull)
+        return self.rng.choices(suspects, belief, k=ANSWERS)
 
 
 class GulliblePlayer(RandomPlayer):
