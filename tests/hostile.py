@@ -56,11 +56,12 @@ from experiments.cli import one_line, wrong_kind
 from experiments.expected import expected_of
 from experiments.players import run_policy
 from experiments.stages import stages_of
-from marl.checkpoint import load_training, save_policy, save_training
+from marl.checkpoint import load_training, optimizer_tensors, save_policy, save_training
 from marl.config import identity
 from marl.errors import UserError
 from marl.files import write_json, write_text
 from marl.games import env_maker
+from marl.policy import Policy
 from marl.pretrain import data_files, recorded
 from marl.report import read_run
 from marl.runs import read_run_card
@@ -376,11 +377,18 @@ def read_context_file(folder: Path) -> str:
     return "taken"
 
 
+def tensors_of(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Copies of all that a checkpoint holds of a learner."""
+    moments = {f"optimizer.{name}": tensor.clone() for name, tensor in optimizer_tensors(optimizer).items()}
+    return {**{name: tensor.clone() for name, tensor in policy.state_dict().items()}, **moments}
+
+
 class Checkpoints:
     """Two checkpoints of a small policy. Damage with checksums that fit is what another version or game would leave."""
 
     def __init__(self, folder: Path) -> None:
         self.good = folder / "checkpoints"
+        self.saved: dict[int, dict[str, torch.Tensor]] = {}  # by iteration: what must be loaded, bit for bit
         for iteration in (1, 2):
             policy = hint_policy(iteration)
             optimizer = torch.optim.AdamW(policy.parameters())
@@ -388,6 +396,7 @@ class Checkpoints:
             optimizer.step()
             state = {"run": "a-run", "wall_time": 1.0, "commits": ["abc"]}
             save_training(self.good, iteration, {"learner": (policy, optimizer)}, state, keep=5)
+            self.saved[iteration] = tensors_of(policy, optimizer)
         self.files = sorted(contents(self.good))
         self.policy = hint_policy(0)
 
@@ -408,6 +417,11 @@ class Checkpoints:
             assert len(told) == len(list(folder.iterdir()))
             return "from the start"
         assert isinstance(state["iteration"], int) and len(told) <= 1
+        if not sealed:
+            expected, found = self.saved[state["iteration"]], tensors_of(self.policy, optimizer)
+            assert expected.keys() == found.keys() and all(
+                torch.equal(expected[name], found[name]) for name in expected
+            )
         return "the one before" if told else "taken"
 
 

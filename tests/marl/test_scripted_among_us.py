@@ -208,7 +208,7 @@ def test_random_players_name_the_imposter_as_often_as_anybody_else() -> None:
 
 MEETING = (
     " grid 2 2 imposters 1 players red blue green pink orange you red crewmate tasks lab at bridge blue"
-    " meeting blue found orange at lab living red blue green pink"
+    " meeting red found orange at lab living red blue green pink"
 )
 OTHERS = Question("who is the imposter", ("blue", "green", "pink"), "pink")
 
@@ -247,6 +247,18 @@ def test_gullible_players_believe_the_last_accusation() -> None:
 
 
 @pytest.mark.parametrize("name", ["random", "gullible"])
+def test_who_found_the_body_is_not_suspected(name: str) -> None:
+    """Whatever is said; imposters don't report. Where nobody else can be suspected, the finder is."""
+    player = make_player(name, 0, "crewmate")
+    assert isinstance(player, among_us.RandomPlayer)
+    player.observe(MEETING.replace("meeting red", "meeting blue"))
+    player.observe(f" green says vote for blue {END} pink says vote for blue {END}")
+    found = Counter(answer for _ in range(200) for answer in player.answers(OTHERS))
+    assert found["blue"] == 0 and found["green"] > 0 and found["pink"] > 0
+    assert set(player.answers(Question(OTHERS.text, ("blue",), "blue"))) == {"blue"}
+
+
+@pytest.mark.parametrize("name", ["random", "gullible"])
 def test_players_believe_their_eyes_before_their_ears(name: str) -> None:
     """Who saw the kill answers with the killer, whatever is said; where that is no candidate, as the others do."""
     player = make_player(name, 0, "crewmate")
@@ -282,7 +294,7 @@ def test_a_new_discussion_starts_without_opinions() -> None:
         assert isinstance(player, among_us.RandomPlayer)
         player.observe(MEETING)
         player.observe(f" blue says vote for pink {END} green says vote for pink {END}")
-        player.observe(" meeting blue found green at lab living red blue pink")
+        player.observe(" meeting red found green at lab living red blue pink")
         counts[player.answers(Question(OTHERS.text, ("blue", "pink"), "blue"))[-1]] += 1
     assert abs(counts["pink"] / 3000 - 0.5) < 4 * math.sqrt(0.25 / 3000)
 
@@ -296,12 +308,14 @@ def test_recorded_answers_are_what_a_base_learns_to_believe() -> None:
     recorded = [(e, b) for e in episodes for b in e.beliefs if b.role == "crewmate"]
     truths = [{e.facts["names"][a].lower() for a in e.facts["imposters"]} for e, _ in recorded]
     right = [b.question.answer in truth for (_, b), truth in zip(recorded, truths, strict=True)]
-    chance = [1 / len(b.question.candidates) for _, b in recorded]
     # Beliefs of one discussion hang together, so games are counted, not answers.
     surplus: Counter[int] = Counter()
     talk = re.compile(rf"(?:says|speak.*?{re.escape(CUE)}).*?{re.escape(END)}")
     read = [talk.sub("", tokens.decode(e.streams[b.listener].tokens[: b.position])) for e, b in recorded]
     saw = [" killer" in text for text in read]
+    finders = [re.findall(r" meeting (\w+)", text)[-1] for text in read]
+    suspects = [set(b.question.candidates) - {name} for (_, b), name in zip(recorded, finders, strict=True)]
+    chance = [1 / len(names) if names else 1.0 for names in suspects]
     assert all(hit for hit, eye in zip(right, saw, strict=True) if eye)
     questions = sum(saw) + saw.count(False) / among_us.ANSWERS  # who saw the killer answers once
     assert 0.1 < sum(saw) / questions < 0.5
