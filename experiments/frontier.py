@@ -48,7 +48,7 @@ from marl.policy import Policy
 from marl.pretrain import base_policy, human_seat
 from marl.report import PAPER
 from marl.rollout import EVALUATION, draw_games, rollout
-from marl.runs import CARD, finished_run, run_card
+from marl.runs import CARD, run_card
 from marl.stats import ArmRun, TableRow, ablation_table, bootstrap_mean, format_table, paired_difference, write_table
 from marl.types import Episode, TokenBatch
 from marl.update import UpdateConfig, forward, micro_batches
@@ -208,7 +208,7 @@ def compared(cfg: DictConfig, base: Policy, anchor: str, device: torch.device) -
     except UserError as error:
         say(f"nothing to compare with: {error}")
         return []
-    cards = {folder: finished_run(folder)[1] for folder in folders}
+    cards = {folder: read_json(folder / CARD) for folder in folders}
     for folder, card in cards.items():
         started = Path(str(card.get("base") or "an untouched model")).name
         if started != anchor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from marl.errors import UserError
 from marl.grouping import cheapest_groups
-from marl.losses import Loss, Outputs, replies
+from marl.losses import Loss, Outputs
 from marl.optim import OPTIMIZERS, Optimizer
 from marl.policy import Policy, choice_logits, recomputing
 from marl.ranks import ONE, Ranks
@@ -255,7 +255,7 @@ def update(
     its share of every minibatch; all of them get the whole batch.
     """
     if "kl" in losses and losses["kl"].reads == "reply" and reference is not None:
-        batch = add_reference(batch, reference, config, ranks, replies(batch, losses["kl"].over))
+        batch = add_reference(batch, reference, config, ranks, places(batch, losses["kl"]))
     policy.eval()  # no dropout: what was sampled from is what is scored
     reads: dict[str, bool] = {}
     for loss in losses.values():
@@ -315,11 +315,15 @@ def update(
 
 
 def count_tokens(batch: TokenBatch, losses: Mapping[str, Loss]) -> dict[str, int]:
-    """How many places each loss averages over in a whole minibatch, from its mask alone."""
+    """How many places each loss averages over in a whole minibatch."""
+    return {name: int(places(batch, loss).sum()) for name, loss in losses.items()}
+
+
+def places(batch: TokenBatch, loss: Loss) -> Tensor:
+    """The loss's mask, which no output changes."""
     zeros = torch.zeros(batch.tokens.shape)
     width = max(batch.candidates.shape[1], 1)
-    blank = Outputs(zeros, zeros, zeros, torch.zeros(len(batch.row), width), zeros)
-    return {name: int(loss(batch, blank)[1].sum()) for name, loss in losses.items()}
+    return loss(batch, Outputs(zeros, zeros, zeros, torch.zeros(len(batch.row), width), zeros))[1]
 
 
 def explained_variance(batch: TokenBatch) -> float:

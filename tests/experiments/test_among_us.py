@@ -319,7 +319,7 @@ def test_evaluating_an_imposter_is_its_own_evaluation(run: Train, tmp_path: Path
     made = run(*IMPOSTER)
     _, games = evaluated(tmp_path, f"players=[base,{made}]")
     assert texts(games) == texts(made / "episodes" / "trained.jsonl")
-    assert seating(games)[0] == {"crewmate": ["base"] * 4, "imposter": [made.name]}
+    assert seating(games)[0] == {"crewmate": ["base", *["measured"] * 3], "imposter": [made.name]}
 
 
 def test_the_base_against_itself_is_the_runs_base(run: Train, tmp_path: Path) -> None:
@@ -336,10 +336,14 @@ def test_the_base_against_itself_is_the_runs_base(run: Train, tmp_path: Path) ->
 def test_a_learned_imposter_is_evaluated_in_its_runs_game(run: Train, tmp_path: Path) -> None:
     """RUN/rival brings its run's base and settings along, as RUN does."""
     made = run(*TWO)
-    found, games = evaluated(tmp_path, f"players=[base,{made / 'rival'}]")
-    own = json.loads((made / "evaluation.json").read_text())["conditions"]["base"]
-    assert texts(games) == texts(made / "episodes" / "base.jsonl") and close(found, own)
+    found, games = evaluated(tmp_path / "both", f"players=[{made},{made / 'rival'}]")
+    own = json.loads((made / "evaluation.json").read_text())["conditions"]["trained"]
+    assert texts(games) == texts(made / "episodes" / "trained.jsonl") and close(found, own)
     assert seating(games)[0]["imposter"] == [f"{made.name}/rival"]
+    _, games = evaluated(tmp_path / "base", f"players=[base,{made / 'rival'}]")  # the base is that run's
+    assert seating(games)[0] == {"crewmate": ["base", *["measured"] * 3], "imposter": [f"{made.name}/rival"]}
+    first, again = (lines(made / "episodes" / "trained.jsonl")[0], lines(games)[0])
+    assert first["facts"] == again["facts"]
 
 
 def test_anothers_voice(run: Train, tmp_path: Path) -> None:
