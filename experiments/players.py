@@ -40,8 +40,7 @@ def is_run(name: str) -> bool:
 
 def run_of(name: str) -> Path:
     """The folder of the run that a player comes from: RUN for RUN and for RUN/rival."""
-    folder = policy_folder(name)
-    return folder.parent
+    return policy_folder(name).parent
 
 
 def called_in_games(name: str) -> str:

@@ -269,7 +269,8 @@ def ablation_table(runs: Sequence[ArmRun], metrics: Sequence[str] | None = None)
             found = [run.metrics[metric] for run in mine]
             games = sum(value.n for value in found)
             interval = seed_mean([v.mean for v in found]).within(*bounds(metric)) if len(found) > 1 else found[0]
-            if interval.low == interval.high in (0.0, 1.0) == bounds(metric):  # never seen is not impossible
+            agree = len(found) > 1 and interval.low == interval.high
+            if agree and interval.mean in (0.0, 1.0) and bounds(metric) == (0.0, 1.0):  # never seen is not impossible
                 interval = wilson(round(interval.mean * games), games)
             rows.append(TableRow(arm, metric, interval.mean, interval.low, interval.high, len(found), games))
     return rows

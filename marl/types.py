@@ -200,12 +200,11 @@ class TokenBatch:
         return (self.kind != Kind.PAD).sum(1)
 
     def select(self, rows: Tensor, length: int | None = None) -> TokenBatch:
-        """The given rows (int64 indices), cut to their longest, with their belief questions; or to `length`, behind the
-        last of these."""
+        """The given rows (int64 indices), cut to their longest or to `length`, with the belief questions before that."""
         length = int(self.lengths[rows].max()) if length is None else length
         new_row = torch.full((self.tokens.shape[0],), -1, dtype=torch.int64)
         new_row[rows] = torch.arange(len(rows))
-        asked = new_row[self.row] >= 0
+        asked = (new_row[self.row] >= 0) & (self.position < length)
         by_token = {name: getattr(self, name)[rows, :length] for name in BY_TOKEN}
         return TokenBatch(
             **by_token,

@@ -399,7 +399,7 @@ class RandomPlayer(Memory):
 
     def answers(self, question: Question) -> list[str]:
         """To a belief question, several: the killer it saw, else what somebody credulous believes of what it heard, who
-        never suspects the one that found the body (imposters don't report, unless env.imposters_report lets them).
+        never suspects the one that found the body. With env.imposters_report that is a prejudice, for training to undo.
 
         A model that is taught such answers learns to believe its eyes, and else accusations, true or not. Of what can
         be inferred beyond that it learns nothing. Several answers make the lesson less noisy; a witness gives one.
