@@ -6,6 +6,7 @@ that need no reply (WAIT) are only read. What this module leaves out: the games'
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 
 from envs.core import END, Question, TurnKind
-from marl.engine import Engine, uniforms
+from marl.engine import Engine, slowness, uniforms
 from marl.errors import UserError
 from marl.grouping import cheapest_groups
 from marl.policy import Policy
@@ -193,12 +194,20 @@ class ModelAgent:
     ) -> None:
         """`read_budget`: padded tokens in one reading step. `patience`: the share of seats that must be waiting to read
         before the seats that are writing are made to wait for them. `decode_steps`: tokens that a writing seat samples
-        before it is looked at again; always 1 for models with recurrent layers."""
+        before it is looked at again; always 1 where `Engine.can_write` is not."""
         self.name, self.policy, self.tokens = name, policy, policy.tokens
         self.engine = Engine(policy, slots, context)
+        if self.engine.unheld:
+            times = slowness(policy.lm, context)
+            warnings.warn(
+                f"{name}: {self.engine.unheld}, so every pass reads whole streams again: a token behind {context // 2} "
+                f"others took {times:.0f} times as long as one alone. Models whose layers are attention, or recurrent "
+                "ones that use the caches of transformers (Mamba's, say), are faster",
+                stacklevel=2,
+            )
         self.max_new_tokens, self.temperature = max_new_tokens, temperature
         self.read_budget, self.patience = read_budget, patience
-        self.decode_steps = 1 if self.engine.cache.states else decode_steps
+        self.decode_steps = decode_steps if self.engine.can_write else 1
         self._seats: dict[Key, ModelSeat] = {}
 
     def act(self, requests: Sequence[Request]) -> list[Reply]:

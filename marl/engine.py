@@ -1,14 +1,15 @@
 """Batched incremental decoding: every agent's view lives in one slot of a preallocated cache.
 
 A slot holds keys and values (attention), a state (recurrent layers), or both. Each call reads only new tokens, for rows
-of any length at once. What it leaves out: text, games, when to read what (agents.py). Models whose layers forget
-(windows) or keep something else are refused by name.
+of any length at once. Of models that keep something else, whole streams are read again at each call, which is slow
+(`WholeStreams`). What it leaves out: text, games, when to read what (agents.py).
 """
 
 from __future__ import annotations
 
 import heapq
 import inspect
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,9 +21,10 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLayer
 
 from marl.errors import UserError
+from marl.grouping import cheapest_groups
 from marl.policy import Policy, choice_logits
 
-ATTENTION = ("full_attention", "sliding_attention")  # kinds of layers, as configurations name them
+FULL, SLIDING = ATTENTION = ("full_attention", "sliding_attention")  # kinds of layers, as configurations name them
 RECURRENT = ("linear_attention", "conv")
 BOTH = "hybrid"
 NOTHING = ("moe", "mlp")
@@ -121,10 +123,13 @@ class StateAndSlotLayer(StateLayer, SlotLayer):  # type: ignore[override]  # as 
 class SlotCache(Cache):
     """A preallocated cache, read and written at the rows and positions that `at` sets for the next forward pass."""
 
-    def __init__(self, kinds: Sequence[str], slots: int, context: int, number_of_states: int, masked: bool) -> None:
+    def __init__(
+        self, kinds: Sequence[str], slots: int, context: int, number_of_states: int, masked: bool, window: int = 0
+    ) -> None:
         """`kinds`: of layers (see `layer_kinds`); `number_of_states`: in one recurrent layer; `masked`: whether the
-        model takes masks and positions beside its cache."""
-        self.slots, self.context, self.masked = slots, context, masked
+        model takes masks and positions beside its cache; `window`: how many tokens, itself among them, one sees in
+        sliding layers."""
+        self.slots, self.context, self.masked, self.window = slots, context, masked, window
         self.rows = self.positions = torch.empty(0, dtype=torch.int64)
         self.span: slice | None = None
         self.end = 0
@@ -176,50 +181,91 @@ class SlotCache(Cache):
         return sum(t.nbytes for t in held if t is not None)
 
 
-def layer_kinds(lm: PreTrainedModel, context: int) -> list[str]:
-    """The kind of each layer. Raises UserError, by the model's name, where a slot cannot hold what a layer keeps."""
+class Unheld(Exception):
+    """A slot cannot hold what a model's layers keep; the message says why, beginning with the model's name."""
+
+
+class WholeStreams:
+    """In place of a cache, for models that no slot can hold: each slot's tokens, all read again at each pass."""
+
+    BUDGET = 8192  # padded tokens in one forward pass
+
+    def __init__(self, slots: int) -> None:
+        self.held: list[list[int]] = [[] for _ in range(slots)]
+        self.states: list[StateLayer] = []
+        self.nbytes = 0
+
+    def clear(self, slot: int) -> None:
+        self.held[slot] = []
+
+    def copy(self, slot: int, to: Sequence[int], length: int) -> None:
+        for other in to:
+            self.held[other] = self.held[slot][:length]
+
+    def read(self, lm: PreTrainedModel, rows: np.ndarray, start: np.ndarray, chunks: Sequence[Sequence[int]]) -> Tensor:
+        """What `one_pass` returns: hidden states (R, n, D) of new tokens behind the first `start` (R,) of each row."""
+        for row, known, chunk in zip(rows, start, chunks, strict=True):
+            self.held[row] = [*self.held[row][:known], *chunk]
+        order = sorted(range(len(rows)), key=lambda i: len(self.held[rows[i]]), reverse=True)
+        found: list[Tensor] = [torch.empty(0)] * len(rows)
+        for group in cheapest_groups([len(self.held[rows[i]]) for i in order], self.BUDGET, self.BUDGET / 32):
+            streams = [torch.tensor(self.held[rows[order[g]]], device=lm.device) for g in group]
+            ids = torch.nn.utils.rnn.pad_sequence(
+                streams, batch_first=True
+            )  # nothing looks at what stands to its right
+            hidden = lm.base_model(input_ids=ids, use_cache=False).last_hidden_state
+            for g, row, stream in zip(group, hidden, streams, strict=True):
+                found[order[g]] = row[start[order[g]] : len(stream)]
+        return torch.nn.utils.rnn.pad_sequence(found, batch_first=True)
+
+
+def layer_kinds(lm: PreTrainedModel) -> list[str]:
+    """The kind of each layer. Raises Unheld where a slot cannot hold what a layer keeps."""
     config = lm.config.get_text_config()
-    window = getattr(config, "sliding_window", None) or 0
     listed = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
     # a configuration that does not list its layers has one kind of them
-    kinds = list(listed or ["sliding_attention" if window else "full_attention"] * config.num_hidden_layers)
-    slides = "sliding_attention" in kinds and window < context
+    kinds = list(listed or [SLIDING if window_of(config) else FULL] * config.num_hidden_layers)
     own = not listed and (getattr(lm, "_is_stateful", False) or not getattr(config, "num_attention_heads", 0))
-    if slides or own or set(kinds) - {*ATTENTION, *RECURRENT, BOTH, *NOTHING}:
+    if own or set(kinds) - {*ATTENTION, *RECURRENT, BOTH, *NOTHING}:
         what = "a state of its own make" if own else ", ".join(sorted(set(kinds)))
-        raise UserError(
-            f"{type(lm).__name__} keeps what a slot cannot hold (layers: {what}): choose a model whose layers are full "
-            "attention, or recurrent ones that use the caches of transformers (Mamba's, say)"
-        )
+        raise Unheld(f"{type(lm).__name__} keeps what a slot cannot hold (layers: {what})")
     return kinds
+
+
+def window_of(config: PreTrainedConfig) -> int:
+    """How many tokens one sees in sliding layers, itself among them; 0 where there are none."""
+    return getattr(config, "sliding_window", None) or 0
 
 
 @dataclass(frozen=True)
 class Size:
-    """Bytes of one slot, of the given context, and of a model's weights."""
+    """Bytes of one slot, of the given context, and of a model's weights; `unheld` says why it has no slots, if so."""
 
     slot: int
     weights: int
+    unheld: str = ""
 
 
 def size_of(config: PreTrainedConfig, context: int) -> Size:
-    """What a model of this configuration takes in float32, found without allocating it: one token is read on `meta`.
-
-    Raises UserError as `layer_kinds` does.
-    """
+    """What a model of this configuration takes in float32, found without allocating it: one token is read on `meta`."""
     with torch.device("meta"), torch.no_grad():
         # the default implementation of experts looks at the tokens' numbers, which are not there
         lm = AutoModelForCausalLM.from_config(config, dtype=torch.float32, experts_implementation="batched_mm").eval()
-        cache = slot_cache(lm, 1, context)
-        one_pass(lm, cache, np.array([0]), np.array([0]), [[0]])
-    return Size(cache.nbytes, sum(p.nbytes for p in lm.parameters()))
+        weights = sum(p.nbytes for p in lm.parameters())
+        try:
+            cache = slot_cache(lm, 1, context)
+            one_pass(lm, cache, np.array([0]), np.array([0]), [[0]])
+        except Unheld as reason:
+            return Size(0, weights, str(reason))
+    return Size(cache.nbytes, weights)
 
 
 def slot_cache(lm: PreTrainedModel, slots: int, context: int) -> SlotCache:
-    """An empty cache for the model. Raises UserError as `layer_kinds` does."""
-    states = getattr(lm.config.get_text_config(), "number_of_conv_states", 1)
+    """An empty cache for the model. Raises Unheld as `layer_kinds` does."""
+    config = lm.config.get_text_config()
+    states = getattr(config, "number_of_conv_states", 1)
     masked = "past_key_values" in inspect.signature(lm.base_model.forward).parameters
-    return SlotCache(layer_kinds(lm, context), slots, context, states, masked)
+    return SlotCache(layer_kinds(lm), slots, context, states, masked, window_of(config))
 
 
 def one_pass(
@@ -253,8 +299,13 @@ def at_device(lm: PreTrainedModel, cache: SlotCache, ids: Tensor, query: Tensor)
     """The forward pass itself: tokens (R, n) at places (R, n), in the rows of the cache: hidden states (R, n, D)."""
     if cache.masked:
         # (R, 1, n, end): a token sees itself and what stands before it in its own slot
-        blocked = torch.arange(cache.end, device=ids.device) > query[:, None, :, None]
-        mask = torch.zeros(blocked.shape, dtype=lm.dtype, device=ids.device).masked_fill_(blocked, -torch.inf)
+        keys, queries = torch.arange(cache.end, device=ids.device), query[:, None, :, None]
+        blocked = keys > queries
+        mask: Any = torch.zeros(blocked.shape, dtype=lm.dtype, device=ids.device).masked_fill_(blocked, -torch.inf)
+        if cache.window and cache.window < cache.end:
+            sliding = mask.masked_fill(keys <= queries - cache.window, -torch.inf)
+            kinds = getattr(lm.config.get_text_config(), "layer_types", None)  # who lists its layers takes both masks
+            mask = {FULL: mask, SLIDING: sliding} if kinds else sliding
         output = lm.base_model(
             input_ids=ids, attention_mask=mask, position_ids=query, past_key_values=cache, use_cache=True
         )
@@ -262,7 +313,7 @@ def at_device(lm: PreTrainedModel, cache: SlotCache, ids: Tensor, query: Tensor)
         output = lm.base_model(input_ids=ids, cache_params=cache, use_cache=True)
     cache.save()
     if not all(list(layer.stored()) for layer in cache.states):
-        raise UserError(f"{type(lm).__name__} keeps its states in itself, not in a cache: choose another model")
+        raise Unheld(f"{type(lm).__name__} keeps its states in itself, not in a cache")
     return output.last_hidden_state
 
 
@@ -370,7 +421,7 @@ def draw(logprobs: Tensor, uniform: Tensor | None) -> tuple[Tensor, Tensor]:
 def goes_on(lm: PreTrainedModel) -> bool:
     """Whether a pass over several tokens goes on from the states of its slots; where not, one over a single token does.
 
-    Mamba's in transformers 5.23 starts over. Raises UserError for a model whose pieces don't make the whole either way.
+    Mamba's in transformers 5.23 starts over. Raises Unheld for a model whose pieces don't make the whole either way.
     """
     zero, before, after = np.array([0]), [0, 1], [2, 3, 4, 5]
 
@@ -394,8 +445,24 @@ def goes_on(lm: PreTrainedModel) -> bool:
     whole = lm.base_model(input_ids=ids, use_cache=False).last_hidden_state[0, len(before) :]
     several = same(read([after], 1000.0), read(single, 1000.0))
     if not same(read([after] if several else single, 1.0), whole):
-        raise UserError(f"{type(lm).__name__} does not read in pieces what it reads as a whole: choose another model")
+        raise Unheld(f"{type(lm).__name__} does not read in pieces what it reads as a whole")
     return several
+
+
+@torch.no_grad()
+def slowness(lm: PreTrainedModel, context: int) -> float:
+    """How much longer a token takes behind half a context that is read again than alone, as from a cache: measured."""
+
+    def seconds(length: int) -> float:
+        ids = torch.zeros(1, length, dtype=torch.int64, device=lm.device)
+        spent = []
+        for _ in range(3):
+            began = time.perf_counter()
+            lm.base_model(input_ids=ids, use_cache=False).last_hidden_state.sum().item()
+            spent.append(time.perf_counter() - began)
+        return min(spent)
+
+    return seconds(max(context // 2, 1)) / seconds(1)
 
 
 class Engine:
@@ -407,17 +474,27 @@ class Engine:
                 f"model.context={context} is more than the model can read ({policy.context} tokens): lower it"
             )
         self.policy, self.slots, self.context = policy, slots, context
-        self.cache = slot_cache(policy.lm, slots, context)
+        self.cache: SlotCache | WholeStreams
+        self.unheld = ""  # why there is no cache, if so
+        try:
+            self.cache = slot_cache(policy.lm, slots, context)
+            self._goes_on = not self.cache.states or goes_on(policy.lm)
+        except Unheld as reason:
+            self.cache, self._goes_on, self.unheld = WholeStreams(slots), True, str(reason)
         self.lengths = np.zeros(slots, dtype=np.int64)
         self._free = list(range(slots))  # a heap: the lowest free slot is taken, whatever was freed before
         self.tokens_read = 0
-        self._goes_on = not self.cache.states or goes_on(policy.lm)
         self.few_shapes = policy.device.type == "cuda"  # of `write`'s steps, since each is captured; tests set it, too
         self._may_end: Tensor | None = None
         self._writers: dict[tuple[int, int, float], Writer] = {}  # by shape
         self._captured_at: tuple[int, ...] = ()
         self._pool: Any = None  # of the graphs' memory
         self._stream: torch.cuda.Stream | None = None
+
+    @property
+    def can_write(self) -> bool:
+        """Whether `write` is for this model: a recurrent layer's states would move on in rows that have ended."""
+        return isinstance(self.cache, SlotCache) and not self.cache.states
 
     def allocate(self) -> int:
         """An empty slot."""
@@ -486,7 +563,10 @@ class Engine:
         return np.flatnonzero(left > 0), 1
 
     def _pass(self, rows: np.ndarray, chunks: Sequence[Sequence[int]]) -> Tensor:
-        hidden = one_pass(self.policy.lm, self.cache, rows, self.lengths[rows], chunks)
+        if isinstance(self.cache, WholeStreams):
+            hidden = self.cache.read(self.policy.lm, rows, self.lengths[rows], chunks)
+        else:
+            hidden = one_pass(self.policy.lm, self.cache, rows, self.lengths[rows], chunks)
         sizes = [len(chunk) for chunk in chunks]
         self.lengths[rows] += sizes
         self.tokens_read += sum(sizes)
@@ -558,10 +638,10 @@ class Engine:
         """Goes on with speech in slots (R,) whose last ids (R,) are unread: up to K tokens each, as `uniform` (R, K)
         says, at most `left` (R,), and none after one that may be an end. Returns ids and log-probabilities.
 
-        The same as `read` and `sample` K times (up to rounding), without a word to the host between. For models without
-        recurrent layers, whose states would move on in rows that have ended.
+        The same as `read` and `sample` K times (up to rounding), without a word to the host between. For engines that
+        `can_write`.
         """
-        assert not self.cache.states, "a state goes on where its row has ended"
+        assert isinstance(self.cache, SlotCache) and self.can_write
         rows, steps = np.asarray(slots, dtype=np.int64), uniform.shape[1]
         start = self.lengths[rows]
         self._check_room(start, np.ones_like(start))
@@ -591,6 +671,7 @@ class Engine:
         if self._captured_at != there:
             self._writers, self._captured_at, self._pool = {}, there, None
         key = (size, end, temperature)
+        assert isinstance(self.cache, SlotCache)
         if key not in self._writers:
             self._writers[key] = Writer(self.policy, self.cache, *key, self._pauses())
             if self.policy.device.type == "cuda":

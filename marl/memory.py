@@ -19,7 +19,8 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 @dataclass(frozen=True)
 class Slots:
-    """One player's cache slots: `seats` for each game that is played at a time, and `more`; a slot's size in bytes."""
+    """One player's cache slots: `seats` for each game that is played at a time, and `more`; a slot's size in bytes, 0
+    for a model that has none (engine.py)."""
 
     seats: int
     size: int
@@ -37,14 +38,15 @@ def check_memory(
     `setting` is what `concurrency` is called on the command line.
     """
     counts: dict[int, int] = {}
+    caches = [each for each in caches if each.size]
     for each in caches:
         counts[each.size] = counts.get(each.size, 0) + each.count(concurrency)
     taken = sum(size * count for size, count in counts.items())
-    what = " and ".join(f"{count} slots of {readable(size)}" for size, count in counts.items())
+    what = " and ".join(f"{count} slots of {readable(size)}" for size, count in counts.items()) or "no slots"
     free = free_memory(device)
     if taken + models > free:
         game = sum(each.seats * each.size for each in caches)  # bytes that a further game takes
-        fitting = (free - models - sum(each.more * each.size for each in caches)) // game
+        fitting = (free - models - sum(each.more * each.size for each in caches)) // max(game, 1)
         fits = sum(each.count(fitting) for each in caches)
         way = f"{setting}={fitting} would fit ({fits} slots)" if fitting > 0 else f"not even {setting}=1 fits"
         raise UserError(

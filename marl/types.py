@@ -200,7 +200,7 @@ class TokenBatch:
         return (self.kind != Kind.PAD).sum(1)
 
     def select(self, rows: Tensor, length: int | None = None) -> TokenBatch:
-        """The given rows (int64 indices), cut to their longest or to `length`, with the belief questions before that."""
+        """The given rows (int64 indices), cut to their longest or to `length`, with the questions before that."""
         length = int(self.lengths[rows].max()) if length is None else length
         new_row = torch.full((self.tokens.shape[0],), -1, dtype=torch.int64)
         new_row[rows] = torch.arange(len(rows))

@@ -513,13 +513,14 @@ def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
         train.main(configure("model=hf", "model.name=/nonexistent/model", f"runs={tmp_path}", "progress=false"))
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "mamba2"])
+@pytest.mark.filterwarnings("ignore:.* reads whole streams again")
+@pytest.mark.parametrize("architecture", ["qwen3", "mistral", "mamba2", "gpt_neo"])
 def test_any_causal_model_goes_through_the_same_loop(architecture: str, tmp_path: Path) -> None:
     """A saved model with a chat template: natural prompts, its own base, the same files at the end."""
     tokenizer = hf_tokenizer(CHATML, single_digits=True)
     save(tmp_path / "model", random_lm(architecture, len(tokenizer), context=4096), tokenizer)
     cfg = configure(
-        "model=hf", f"model.name={tmp_path / 'model'}", "model.context=4096", "model.max_new_tokens=6",
+        "model=hf", f"model.name={tmp_path / 'model'}", "model.context=4096", "model.max_new_tokens=6", "env.max_errors=1",
         "progress=false", "threads=1",
         "algo.iterations=1", "algo.games=2", "algo.concurrency=2", "eval.games=0", "eval.final_games=2",
         f"runs={tmp_path / 'runs'}",

@@ -18,6 +18,8 @@ from transformers import (
     FalconH1ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
     JambaConfig,
     JambaForCausalLM,
     Lfm2Config,
@@ -28,6 +30,8 @@ from transformers import (
     Mamba2ForCausalLM,
     MambaConfig,
     MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
@@ -115,6 +119,12 @@ def _build(architecture: str, vocab_size: int, context: int) -> PreTrainedModel:
             GPT2Config(vocab_size=vocab_size, n_positions=context, n_embd=32, n_layer=2, n_head=4,
                        initializer_range=0.2, bos_token_id=0, eos_token_id=0)
         )  # fmt: skip
+    if architecture == "gpt_neo":  # half its layers see a window, which no slot holds
+        return GPTNeoForCausalLM(
+            GPTNeoConfig(vocab_size=vocab_size, hidden_size=32, num_layers=2, num_heads=4, window_size=64,
+                         attention_types=[[["global", "local"], 1]], max_position_embeddings=context,
+                         initializer_range=0.2, bos_token_id=0, eos_token_id=0)
+        )  # fmt: skip
     shape = {
         "vocab_size": vocab_size, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
         "num_attention_heads": 4, "max_position_embeddings": context, "initializer_range": 0.2,
@@ -122,6 +132,8 @@ def _build(architecture: str, vocab_size: int, context: int) -> PreTrainedModel:
     }  # fmt: skip
     if architecture == "llama":  # every head has its own keys and values, untied weights
         return LlamaForCausalLM(LlamaConfig(**shape, num_key_value_heads=4, tie_word_embeddings=False))
+    if architecture == "mistral":  # every layer sees a window
+        return MistralForCausalLM(MistralConfig(**shape, num_key_value_heads=2, sliding_window=64))
     assert architecture == "qwen3", architecture  # shared keys and values, normed; heads wider than hidden / heads
     return Qwen3ForCausalLM(Qwen3Config(**shape, num_key_value_heads=2, head_dim=16, tie_word_embeddings=True))
 
