@@ -66,7 +66,8 @@ TABLE = {
     "among_us": (
         "game/win_rate/crewmates", "game/win_rate/imposters", "game/how/ejection", "game/how/tasks",
         "game/how/time", "game/how/parity", "game/meetings", "game/reports", "game/tasks_done", "game/ejected_imposter",
-        "game/ejected_crewmate", "vote/imposter", "vote/chance", "vote/skip", "belief/accuracy", "belief/log_loss",
+        "game/ejected_crewmate", "vote/imposter", "vote/chance", "vote/witness", "vote/witness_imposter",
+        "vote/other_imposter", "vote/skip", "belief/accuracy", "belief/log_loss",
         "belief/brier", "belief/chance_accuracy", "belief/chance_log_loss", "belief/chance_brier",
         "belief/first_accuracy", "belief/first_log_loss", "belief/first_brier", "belief/last_accuracy",
         "belief/last_log_loss", "belief/last_brier", "belief/gain_over_start", "speech/belief_change",
@@ -83,10 +84,10 @@ FIGURE = {
 }
 CURVES = (
     "game/score", "game/score_agreed", "game/points", "game/agreement", "game/pareto", "game/pareto_agreed",
-    "game/win_rate/crewmates", "vote/imposter", "talk/names_imposter", "belief/accuracy", "belief/log_loss",
-    "belief/brier", "reward/game", "reward/speaking", "loss/listening", "loss/plan", "loss/entropy", "loss/kl",
-    "filter/kept", "talk/turns", "talk/tokens_per_turn", "talk/vocabulary", "talk/inverted", "talk/inverted_explicit",
-    "errors/per_turn", "errors/aborted",
+    "game/win_rate/crewmates", "vote/imposter", "vote/witness", "talk/names_imposter", "belief/accuracy",
+    "belief/log_loss", "belief/brier", "reward/game", "reward/speaking", "loss/listening", "loss/plan", "loss/entropy",
+    "loss/kl", "filter/kept", "talk/turns", "talk/tokens_per_turn", "talk/vocabulary", "talk/inverted",
+    "talk/inverted_explicit", "errors/per_turn", "errors/aborted",
 )  # fmt: skip
 
 

@@ -176,7 +176,9 @@ def vote_metrics(
     episodes: Sequence[Episode], records: Sequence[Record], rng: np.random.Generator, players: Collection[str] | None
 ) -> Metrics:
     """Crewmates' votes: `vote/imposter` and `vote/skip` are shares of all, `vote/chance` is what `vote/imposter` would
-    be if everybody voted for a living player at random (for oneself, too: the game allows it)."""
+    be if everybody voted for a living player at random (for oneself, too: the game allows it). `vote/witness`: the
+    share of votes whose voter noticed a killer that still lives; `vote/witness_imposter` and `vote/other_imposter` are
+    what `vote/imposter` is among those and among the others."""
     votes = [
         (game, vote)
         for game, record in enumerate(records)
@@ -188,6 +190,9 @@ def vote_metrics(
             "vote/imposter": [(game, vote.right) for game, vote in votes],
             "vote/skip": [(game, not vote.target) for game, vote in votes],
             "vote/chance": [(game, vote.chance) for game, vote in votes],
+            "vote/witness": [(game, bool(vote.seen)) for game, vote in votes],
+            "vote/witness_imposter": [(game, vote.right) for game, vote in votes if vote.seen],
+            "vote/other_imposter": [(game, vote.right) for game, vote in votes if not vote.seen],
         },
         rng,
     )

@@ -79,14 +79,15 @@ def episode_metrics(episodes: Sequence[Episode], players: Collection[str]) -> di
 
 
 def _crew_metrics(episodes: Sequence[Episode], players: Collection[str]) -> dict[str, float]:
-    """Of the crewmates among these players of Among Us: votes for an imposter, messages that name one."""
-    votes, messages = [], []
+    """Of the crewmates among these players of Among Us: votes for an imposter and of who saw it, messages naming it."""
+    votes, witnesses, messages = [], [], []
     for episode in episodes:
         record = read_game(episode)
         crew = {a for a, role in episode.roles.items() if role not in INSIDERS and episode.players[a] in players}
         votes += [vote.right for vote in record.votes if vote.turn.agent in crew]
+        witnesses += [bool(vote.seen) for vote in record.votes if vote.turn.agent in crew]
         messages += [message.meets(message.named) for message in record.messages if message.turn.agent in crew]
-    found = {"vote/imposter": votes, "talk/names_imposter": messages}
+    found = {"vote/imposter": votes, "vote/witness": witnesses, "talk/names_imposter": messages}
     return {name: _mean(flags) for name, flags in found.items() if flags}
 
 

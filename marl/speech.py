@@ -33,6 +33,7 @@ class Vote:
     target: str  # a name; empty: skip
     living: tuple[str, ...]  # names of all who vote
     imposters: tuple[str, ...]  # those of them who are imposters
+    seen: tuple[str, ...] = ()  # and those whom the voter noticed killing
 
     @property
     def right(self) -> bool:
@@ -106,7 +107,9 @@ def read_game(episode: Episode) -> Record:
         acts = {names[turn.agent]: _action(turn) for turn in turns}
         if any(action.act in (Act.VOTE, Act.SKIP) for action in acts.values()):
             imposters = tuple(name for name in living if name in guilty)
-            votes += [Vote(turn, acts[names[turn.agent]].target, tuple(living), imposters) for turn in turns]
+            for turn in turns:
+                noticed = tuple(name for name in imposters if name in seen[names[turn.agent]])
+                votes.append(Vote(turn, acts[names[turn.agent]].target, tuple(living), imposters, noticed))
             ejected.append(_plurality(acts.values()))
             living.pop(ejected[-1], None)
             living = dict.fromkeys(living, start)

@@ -47,6 +47,13 @@ WORDING = {
     "vote/imposter": Wording("Votes for the imposter", "share of crewmates' votes", percent=True),
     "vote/chance": Wording("The same by chance", "votes for a living player drawn at random", percent=True),
     "vote/skip": Wording("Votes to skip", "share of crewmates' votes", percent=True),
+    "vote/witness": Wording(
+        "Votes of witnesses", "share of crewmates' votes: the voter noticed the killer", percent=True
+    ),
+    "vote/witness_imposter": Wording("Witnesses' votes for the imposter", "share of theirs", percent=True),
+    "vote/other_imposter": Wording(
+        "Others' votes for the imposter", "share of those who noticed no killer", percent=True
+    ),
     "game/score": Wording("Score", "R_i + λ R_j, mean over players and all games"),
     "game/score_ceiling": Wording("Best possible score", "what the best deal of each of these games would give"),
     "game/score_agreed": Wording("Score, agreed games", "the same over games with a deal"),
@@ -150,9 +157,9 @@ HEADLINE = {
         "speech/belief_change", "talk/turns", "talk/vocabulary", "errors/per_turn",
     ),
     "among_us": (
-        "game/win_rate/crewmates", "vote/imposter", "vote/chance", "vote/skip", "belief/accuracy",
-        "belief/last_accuracy", "belief/chance_accuracy", "belief/last_log_loss", "belief/gain_over_start",
-        "speech/pull", "speech/belief_change",
+        "game/win_rate/crewmates", "vote/imposter", "vote/chance", "vote/witness", "vote/other_imposter", "vote/skip",
+        "belief/accuracy", "belief/last_accuracy", "belief/chance_accuracy", "belief/last_log_loss",
+        "belief/gain_over_start", "speech/pull", "speech/belief_change",
         "speech/belief_change/names_imposter", "speech/belief_change/names_other",
         "talk/names", "talk/names_imposter", "talk/naming_true", "talk/naming_chance", "talk/forms", "game/meetings",
     ),

@@ -520,8 +520,8 @@ def test_any_causal_model_goes_through_the_same_loop(architecture: str, tmp_path
     tokenizer = hf_tokenizer(CHATML, single_digits=True)
     save(tmp_path / "model", random_lm(architecture, len(tokenizer), context=4096), tokenizer)
     cfg = configure(
-        "model=hf", f"model.name={tmp_path / 'model'}", "model.context=4096", "model.max_new_tokens=6", "env.max_errors=1",
-        "progress=false", "threads=1",
+        "model=hf", f"model.name={tmp_path / 'model'}", "model.context=4096", "model.max_new_tokens=6",
+        "env.max_errors=1", "progress=false", "threads=1",
         "algo.iterations=1", "algo.games=2", "algo.concurrency=2", "eval.games=0", "eval.final_games=2",
         f"runs={tmp_path / 'runs'}",
     )  # fmt: skip

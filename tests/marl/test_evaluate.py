@@ -320,6 +320,7 @@ def test_a_discussion_by_hand() -> None:
             "game/ejected_imposter": 0, "game/ejected_crewmate": 0,
             # Of Blue, Green, Yellow and Pink. Red is one of five alive.
             "vote/imposter": 2 / 4, "vote/skip": 1 / 4, "vote/chance": 1 / 5,
+            "vote/witness": 1 / 4, "vote/witness_imposter": 1, "vote/other_imposter": 1 / 3,  # Green saw it
             # Green names Red (and the victim, who does not count), Blue names Green, Pink names both.
             "talk/names": 3 / 5, "talk/names_imposter": 2 / 5, "talk/naming_true": 2 / 3,
             "talk/naming_chance": (1 / 4 + 1 / 4 + 1 / 2) / 3,

@@ -18,6 +18,7 @@ def test_crewmates_that_learn() -> None:
     found = episode_metrics([meeting_game(), meeting_game(1, "crewmates")], {"learner"})
     assert found["game/win_rate/crewmates"] == 0.5
     assert found["vote/imposter"] == pytest.approx(1 / 3)  # Green, not Blue, and Yellow voted for nobody
+    assert found["vote/witness"] == pytest.approx(1 / 3)  # Green
     assert found["talk/names_imposter"] == 1 / 4  # Pink's does not count
     answers = [0.9, 0.25, 0.55, 0.45]  # Green's and Blue's
     assert found["belief/log_loss"] == pytest.approx(-np.log(answers).mean())
@@ -60,7 +61,7 @@ def test_figures_are_the_evaluations() -> None:
     games = [meeting_game(), ejection_game()]
     found, table = episode_metrics(games, {"learner"}), metrics(games, "among_us", players={"learner"})
     shared = [name for name in table if name in found and name != "belief/accuracy"]  # there, ties count in part
-    assert len(shared) == 8
+    assert len(shared) == 9
     assert {name: found[name] for name in shared} == pytest.approx({name: table[name].mean for name in shared})
 
 
