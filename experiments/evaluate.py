@@ -4,9 +4,10 @@
 beside it, or of the configuration), `scripted`, a scripted temperament, `random`, or `chat`, a model behind any
 OpenAI-compatible endpoint (settings `chat.*`, marl/chat.py). One name plays itself. In a game with several roles the
 first player holds the first of them, and its partner `cast.crewmate.partners` of the seats where the player is a
-language model; the second player holds the others. `voices=[base]`: the first player's messages are the base's;
-`voices=[silence]`: it says nothing. A player called `NAME+plan` plans its proposals or votes near what it would do
-itself (marl/planner.py), as `planner.*` says; `planner=pikl` alone means the first player.
+language model or the partner is none (`cast.crewmate.partner=random`); the second player holds the others.
+`voices=[base]`: the first player's messages are the base's; `voices=[silence]`: it says nothing. A player called
+`NAME+plan` plans its proposals or votes near what it would do itself (marl/planner.py), as `planner.*` says;
+`planner=pikl` alone means the first player.
 """
 
 from __future__ import annotations
@@ -58,9 +59,10 @@ HEADLINE = (
     "game/score", "game/score_agreed", "game/score_ceiling", "game/points", "game/joint", "game/agreement",
     "game/pareto", "game/pareto_agreed", "game/win_rate/crewmates", "game/how/ejection", "game/how/tasks",
     "game/how/time", "game/how/parity", "game/steps", "game/decisions", "game/meetings", "game/ejected_imposter",
-    "game/ejected_crewmate", "vote/imposter", "vote/chance", "talk/turns", "talk/words_per_message",
-    "talk/vocabulary", "errors/per_turn", "errors/aborted", "belief/accuracy", "belief/log_loss", "belief/brier",
-    "belief/prior_log_loss", "belief/gain_over_prior", "belief/gain_over_start", "speech/belief_change",
+    "game/ejected_crewmate", "vote/imposter", "vote/chance", "vote/witness", "vote/other_imposter", "talk/turns",
+    "talk/words_per_message", "talk/vocabulary", "errors/per_turn", "errors/aborted", "belief/accuracy",
+    "belief/log_loss", "belief/brier", "belief/prior_log_loss", "belief/gain_over_prior", "belief/gain_over_start",
+    "speech/belief_change",
 )  # fmt: skip
 
 
@@ -360,7 +362,8 @@ def main(cfg: DictConfig) -> None:
     agents = [voiced(first, voices[0], cfg, parts, device, run)]
     agents.append(agents[0] if itself else voiced(second, voices[1], cfg, parts, device, run))
     partner = None
-    if many_roles and role_seats.partners and isinstance(first, ModelAgent):
+    is_model = is_run(role_seats.partner) or bare(role_seats.partner) == "base"
+    if many_roles and role_seats.partners and (isinstance(first, ModelAgent) or not is_model):
         partner = find_player(role_seats.partner, cfg, parts, device, run)
     if many_roles and first.name in (second.name, getattr(partner, "name", None)):
         agents[0] = first = Alias(agents[0], "measured")

@@ -333,6 +333,18 @@ def test_the_base_against_itself_is_the_runs_base(run: Train, tmp_path: Path) ->
     assert seating(games)[0] == {"crewmate": sorted(["base", *["measured"] * 3]), "imposter": ["base"]}
 
 
+def test_a_scripted_crew_has_the_partner_that_is_no_model(tmp_path: Path) -> None:
+    """So that the scripts' ladder can stand beside learners, of whose crew one is frozen."""
+    game = [o for o in SMALL if o.startswith("env")]
+    crew = {"crewmate": ["confidant"] * 4, "imposter": ["random"]}
+    for name, more, expected in (
+        ("alone", (), crew),
+        ("with", ("cast.crewmate.partner=random",), {**crew, "crewmate": ["confidant"] * 3 + ["random"]}),
+    ):
+        _, games = evaluated(tmp_path / name, *game, "players=[confidant,random]", *more)
+        assert seating(games) == [expected] * 6
+
+
 def test_a_learned_imposter_is_evaluated_in_its_runs_game(run: Train, tmp_path: Path) -> None:
     """RUN/rival brings its run's base and settings along, as RUN does."""
     made = run(*TWO)
