@@ -278,9 +278,11 @@ class View:
         return tuple(ids) if options else ()
 
     def _just_asked(self, options: Sequence[int]) -> bool:
+        """Whether the stream ends with a question of one token, whose answers are all among these."""
         if not self.tokens.small or not self.asked or self.asked[-1].position != len(self.stream) - 1:
             return False
-        return set(self.asked[-1].candidate_ids) <= set(options)
+        last = self.asked[-1]
+        return len(self.tokens.encode(last.question.text)) == 1 and set(last.candidate_ids) <= set(options)
 
     def reply(self, ids: Sequence[int], kind: Kind) -> int:
         """Appends a reply and what stands after it. Returns the position of the reply's first token."""

@@ -318,9 +318,9 @@ def test_options_are_listed_before_the_cue_where_letters_stand_for_them() -> Non
 
 def test_a_small_models_choice_among_a_questions_answers_is_cued_by_the_question() -> None:
     """As a vote is, right after beliefs were asked for: nowhere else, and nobody else's."""
-    question = Question("<ball?>", ("3", "4", "5"), "3")
+    question = Question("<balls?>", ("3", "4", "5"), "3")
     tokens = small_tokens()
-    asked = tokens.encode("<ball?>")[0]
+    asked = tokens.encode("<balls?>")[0]
 
     def cued(of: Tokens, options: list[str], *, questions: tuple[Question, ...] = (question,)) -> list[int]:
         view = View(of)
@@ -334,6 +334,8 @@ def test_a_small_models_choice_among_a_questions_answers_is_cued_by_the_question
     cue = tokens.format.cue
     assert cued(tokens, ["3", "4", "6"]) == cue  # not every answer can be chosen
     assert cued(tokens, []) == cue  # speech
+    long = Question("how many of them?", ("3", "4"), "3")
+    assert cued(tokens, ["3", "4"], questions=(long,)) == cue  # no single token asks for it
     assert cued(tokens, ["3", "4", "5", "6"], questions=()) == cue
     view = View(tokens)
     view.observe("cut", (question,), 0)
