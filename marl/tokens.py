@@ -79,8 +79,7 @@ class Tokens:
         self.pad_id = _first(tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
         self.eos_ids = frozenset(i for i in (tokenizer.eos_token_id,) if i is not None)
         cue = tokenizer.get_vocab().get(CUE)
-        self.small = cue is not None
-        self.format = self._text_format() if cue is None else self._small_format(cue)
+        self.format = self._small_format(cue) if cue is not None else self._text_format()
         # Tokens that may complete a reply: the model's own end, and those after which the text is looked at for `END`.
         pieces = tokenizer.convert_ids_to_tokens(list(range(self.size)))
         self.may_end = self.eos_ids | {i for i, piece in enumerate(pieces) if piece and END[-1] in piece}
@@ -262,27 +261,12 @@ class View:
         del self.stream.tokens[length:], self.stream.kinds[length:], self.asked[asked:]
 
     def cue(self, options: Sequence[str] = ()) -> tuple[int, ...]:
-        """Appends the cue to reply; for a choice, the options' listing before it. Returns the options' token ids.
-
-        In the small format, who chooses among the answers of the question just asked is asked once more in its words,
-        so that a vote is cued as a belief is. A pretrained model knows that the two are about the same; a small one
-        that is cued otherwise learns them apart.
-        """
-        cue = self.tokens.format.cue
+        """Appends the cue to reply; for a choice, the options' listing before it. Returns the options' token ids."""
         if options:
             ids, listing = self.tokens.label(options)
-            if self._just_asked(ids):
-                cue = self.stream.tokens[-1:]
             self.stream.append(self.tokens.encode(listing), Kind.OBSERVATION)
-        self.stream.append(cue, Kind.OBSERVATION)
+        self.stream.append(self.tokens.format.cue, Kind.OBSERVATION)
         return tuple(ids) if options else ()
-
-    def _just_asked(self, options: Sequence[int]) -> bool:
-        """Whether the stream ends with a question of one token, whose answers are all among these."""
-        if not self.tokens.small or not self.asked or self.asked[-1].position != len(self.stream) - 1:
-            return False
-        last = self.asked[-1]
-        return len(self.tokens.encode(last.question.text)) == 1 and set(last.candidate_ids) <= set(options)
 
     def reply(self, ids: Sequence[int], kind: Kind) -> int:
         """Appends a reply and what stands after it. Returns the position of the reply's first token."""

@@ -189,7 +189,7 @@ def accused(message: str) -> list[str]:
     return [s.who for s in understand(message) if s.topic in ACCUSING]
 
 
-VERSION = {"players": 8}  # raised when players of a base corpus do or answer otherwise than before, or streams change
+VERSION = {"players": 7}  # raised when players of a base corpus do or answer otherwise than before
 ANSWERS = 8  # that random players give to each recorded belief question
 
 

@@ -314,33 +314,3 @@ def test_options_are_listed_before_the_cue_where_letters_stand_for_them() -> Non
     assert tokens.decode(view.stream.tokens).endswith(f"\nA) run away\nB) wait{CUE}")
     assert [tokens.decode([i]).strip() for i in legal] == ["A", "B"]
     assert view.cue() == ()
-
-
-def test_a_small_models_choice_among_a_questions_answers_is_cued_by_the_question() -> None:
-    """As a vote is, right after beliefs were asked for: nowhere else, and nobody else's."""
-    question = Question("<balls?>", ("3", "4", "5"), "3")
-    tokens = small_tokens()
-    asked = tokens.encode("<balls?>")[0]
-
-    def cued(of: Tokens, options: list[str], *, questions: tuple[Question, ...] = (question,)) -> list[int]:
-        view = View(of)
-        view.observe("cut", questions, 0)
-        before = len(view.stream)
-        view.cue(options)
-        assert view.stream.kinds[before:] == [Kind.OBSERVATION] * (len(view.stream) - before)
-        return view.stream.tokens[before:]
-
-    assert cued(tokens, ["3", "4", "5", "6"]) == [asked]
-    cue = tokens.format.cue
-    assert cued(tokens, ["3", "4", "6"]) == cue  # not every answer can be chosen
-    assert cued(tokens, []) == cue  # speech
-    long = Question("how many of them?", ("3", "4"), "3")
-    assert cued(tokens, ["3", "4"], questions=(long,)) == cue  # no single token asks for it
-    assert cued(tokens, ["3", "4", "5", "6"], questions=()) == cue
-    view = View(tokens)
-    view.observe("cut", (question,), 0)
-    view.observe("cut", (), 1)  # something was heard since
-    view.cue(["3", "4", "5"])
-    assert view.stream.tokens[-1:] == cue
-    for other in (PLAIN, CHAT):
-        assert cued(other, ["3", "4", "5", "6"])[-len(other.format.cue) :] == other.format.cue
