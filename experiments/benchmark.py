@@ -26,7 +26,7 @@ chart cost.svg after every point; so whatever was measured is kept when it is ki
 - on_processor: processor seconds that the process got in a second. Below 1 on a CPU somebody else had the machine, and
   the times mean little; the line says so.
 - memory: how far the process's resident set (a GPU: torch's memory) rose in all that an engine did; and this engine's
-  cache in bytes a slot.
+  cache in bytes a slot, and the rise that was predicted before it played (marl/memory.py).
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ from experiments.pieces import game_alone, solver_alone
 from experiments.terminal import say
 from experiments.workload import ReplayAgent, Script, record
 from marl.advantages import Credit, add_advantages
-from marl.agents import Agent
+from marl.agents import READ_BUDGET, Agent
 from marl.batch import collate, seats_of
 from marl.config import make, plain
+from marl.engine import size_of
 from marl.errors import UserError, check_writable
 from marl.files import write_json
 from marl.games import env_maker, game_module, seats
@@ -60,7 +61,7 @@ from marl.losses import Loss
 from marl.losses.listening import ListeningLoss
 from marl.losses.policy import PolicyLoss
 from marl.losses.value import ValueLoss
-from marl.memory import free_memory
+from marl.memory import free_memory, learning_bytes, playing_bytes
 from marl.policy import Policy, tiny_lm
 from marl.pretrain import scripted_texts
 from marl.rewards import add_rewards
@@ -68,7 +69,7 @@ from marl.rewards.game import GameReward
 from marl.rollout import everyone, rollout
 from marl.runs import git_commit, hardware
 from marl.tokens import Tokens, train_tokenizer
-from marl.types import Episode, Kind, TokenBatch
+from marl.types import BY_TOKEN, Episode, Kind, TokenBatch
 from marl.update import UpdateConfig, update
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -186,6 +187,7 @@ class Bench:
         self.around: list[Row] = []
         self.baselines: list[Row] = []
         self.alone: dict[str, Any] = {}
+        self.cell = 0.0  # bytes of a token in a batch; known from the first
         self._script: tuple[tuple[int, ...], Script] | None = None
         self._began = time.monotonic()
         self._commit = git_commit()
@@ -218,6 +220,21 @@ class Bench:
 
     # -- Measurements --------------------------------------------------------------------------------------------------
 
+    def predicted_bytes(self, point: Point) -> int:
+        """How far memory will rise in this engine, known before it plays: the cache, then either the widest pass or the
+        batch and what the update keeps."""
+        config, dtype = self.policy(point).lm.config, DTYPES[point.dtype]
+        slots, update = point.games * point.players, UpdateConfig(bf16=point.dtype == "bfloat16")
+        size = size_of(config, point.context)
+        cache = slots * size.slot * dtype.itemsize // torch.float32.itemsize
+        playing = playing_bytes(config, dtype, self.device, slots=slots, context=point.context, tokens=READ_BUDGET)
+        learning = learning_bytes(
+            config, self.device, rows=max(update.token_budget // point.context, 1), length=point.context,
+            replies=point.context // 2, bf16=update.bf16,
+        )  # fmt: skip
+        batch = round(self.cell * point.context * (slots + min(slots, self.settings.update_rows)))  # and its copy
+        return cache + max(playing, batch + learning + 3 * size.weights)  # gradients and two moments
+
     def warm_up(self, point: Point) -> None:
         """Every engine once on a single game: what is imported and chosen at first use is no engine's cost."""
         single = replace(point, games=1)
@@ -238,12 +255,9 @@ class Bench:
     def measure_around(self, points: Sequence[Point]) -> None:
         """This engine on every point."""
         for point in points:
-            shape = Shape.of(self.policy(point))
-            row = Row("ours", point, shape.parameters)
+            row = Row("ours", point, Shape.of(self.policy(point)).parameters)
             self.around.append(row)
-            slots = 1.3 * point.games * point.players  # a pass may copy one layer's part of it, and there is the batch
-            needed = slots * point.context * shape.cache * DTYPES[point.dtype].itemsize
-            free = free_memory(self.device)
+            needed, free = self.predicted_bytes(point), free_memory(self.device)
             if needed > free:
                 row.skipped = f"needs about {needed / 1e9:.0f} GB of memory, and {free / 1e9:.0f} GB are free"
                 say(f"{point}: {row.skipped}")
@@ -292,12 +306,16 @@ class Bench:
         with watch.phase("collation"):
             filled = add_rewards(episodes, {"game": GameReward()})
             batch = add_advantages(collate(seats_of(filled, {"ours"}), {"game": 1.0}), Credit(), 0.0)
+        self.cell = sum(getattr(batch, name).nbytes for name in BY_TOKEN) / batch.tokens.numel()
         work = self.learn(learner, batch, dtype, watch)
         peak, cache = memory.rise(), agent.engine.cache.nbytes
         rates = measure_rates(shape, cache, dtype, self.device)
         limit = limits(shape, rates, dtype.itemsize, agent.engine.counts, script.sampled, script.answers, work)
         read = {phase: c.tokens for phase, c in agent.engine.counts.items()}
-        extra = {"rates": asdict(rates), "limit": limit, "peak_bytes": peak, "cache_bytes": cache}
+        extra = {
+            "rates": asdict(rates), "limit": limit, "peak_bytes": peak, "cache_bytes": cache,
+            "predicted_bytes": self.predicted_bytes(point),
+        }  # fmt: skip
         return {"seconds": watch.seconds, "read": read, **extra}
 
     def learn(self, policy: Policy, batch: TokenBatch, dtype: torch.dtype, watch: Stopwatch) -> UpdateCounts:
@@ -403,6 +421,7 @@ def figures(repeat: Mapping[str, Any], played: Mapping[str, int]) -> dict[str, f
         made["peak_bytes"] = repeat["peak_bytes"]
         made["peak_bytes_per_slot"] = repeat["peak_bytes"] / played["slots"]
     if "cache_bytes" in repeat:
+        made["predicted_bytes"] = repeat["predicted_bytes"]
         made["cache_bytes_per_slot"] = repeat["cache_bytes"] / played["slots"]
     if "limit" in repeat:
         made["limit_seconds"] = sum(phase["limit"] for phase in repeat["limit"].values())

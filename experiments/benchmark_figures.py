@@ -33,6 +33,7 @@ SPEEDS = {
     "update_tokens_per_second": "tokens/s, update",
     "cache_bytes_per_slot": "cache, MB a slot",
     "peak_bytes": "memory's rise, MB",
+    "predicted_bytes": "as predicted, MB",
     "times_limit": "times its limit",
     "prefill_of_limit": "prefill: share of its limit",
     "decode_of_limit": "decode: share of its limit",

@@ -23,6 +23,7 @@ from marl.tokens import Asked, Tokens, View
 from marl.types import Belief, Kind, Planned, Stream
 
 Key = tuple[int, str]  # (game's index in its rollout, agent)
+READ_BUDGET = 8192  # padded tokens in one reading step
 
 
 @dataclass(frozen=True)
@@ -188,11 +189,11 @@ class ModelAgent:
         context: int,
         max_new_tokens: int = 40,
         temperature: float = 1.0,
-        read_budget: int = 8192,
+        read_budget: int = READ_BUDGET,
         patience: float = 0.25,
         decode_steps: int = 1,
     ) -> None:
-        """`read_budget`: padded tokens in one reading step. `patience`: the share of seats that must be waiting to read
+        """`read_budget`: see READ_BUDGET. `patience`: the share of seats that must be waiting to read
         before the seats that are writing are made to wait for them. `decode_steps`: tokens that a writing seat samples
         before it is looked at again; always 1 where `Engine.can_write` is not."""
         self.name, self.policy, self.tokens = name, policy, policy.tokens

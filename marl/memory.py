@@ -1,20 +1,33 @@
-"""Whether models and their caches fit into memory: asked before anything expensive.
+"""Whether models, their caches and what a pass computes fit into memory: asked before anything expensive.
 
-What it leaves out: what a pass computes meanwhile, which is small where an update's `token_budget` is.
+Passes are not computed for it, but gone through with tensors that have shapes and no numbers (torch's fake tensors),
+counting what is alive at a time. What it leaves out: games, episodes and the batch, which are of some KiB a seat.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from marl.engine import one_pass, slot_cache
 from marl.errors import UserError
+from marl.policy import recomputing
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+LARGE = 100 * MIB  # weights of models whose passes are worth a second of asking
+WASTE = 1.25  # what a process takes for what an update has alive: measured on a CPU, 1.13 to 1.26 in float32
 
 
 @dataclass(frozen=True)
@@ -31,9 +44,17 @@ class Slots:
 
 
 def check_memory(
-    caches: Sequence[Slots], models: int, *, concurrency: int, setting: str, context: int, device: torch.device
+    caches: Sequence[Slots],
+    models: int,
+    *,
+    concurrency: int,
+    setting: str,
+    context: int,
+    device: torch.device,
+    passes: int = 0,
 ) -> str:
-    """One line that says what the caches take. UserError where they and the models (in bytes) are more than is free.
+    """One line that says what the caches take. UserError where they, the models and what passes compute (in bytes) are
+    more than is free.
 
     `setting` is what `concurrency` is called on the command line.
     """
@@ -44,17 +65,115 @@ def check_memory(
     taken = sum(size * count for size, count in counts.items())
     what = " and ".join(f"{count} slots of {readable(size)}" for size, count in counts.items()) or "no slots"
     free = free_memory(device)
-    if taken + models > free:
+    if taken + models + passes > free:
         game = sum(each.seats * each.size for each in caches)  # bytes that a further game takes
-        fitting = (free - models - sum(each.more * each.size for each in caches)) // max(game, 1)
+        fitting = (free - models - passes - sum(each.more * each.size for each in caches)) // max(game, 1)
         fits = sum(each.count(fitting) for each in caches)
         way = f"{setting}={fitting} would fit ({fits} slots)" if fitting > 0 else f"not even {setting}=1 fits"
         raise UserError(
-            f"{setting}={concurrency} and model.context={context}: the cache takes {what}, {readable(taken)}, and "
-            f"models take {readable(models)}, but {readable(free)} of memory are free ({device.type}): {way}; or lower "
-            "model.context, or take a smaller model"
+            f"{setting}={concurrency} and model.context={context}: the cache takes {what}, {readable(taken)}, "
+            + (f"a pass {readable(passes)}, " if passes else "")
+            + f"and models take {readable(models)}, but {readable(free)} of memory are free ({device.type}): {way}; or "
+            "lower model.context" + (" or algo.update.token_budget" if passes else "") + ", or take a smaller model"
         )
     return f"cache: {what}, {readable(taken)}"
+
+
+class Alive(TorchDispatchMode):
+    """Within, counts the bytes of all tensors that are made: those alive now, and the `most` at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self._known: dict[int, int] = {}  # bytes of each storage, by its address
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for each in tree_leaves(made):
+            if isinstance(each, torch.Tensor) and (storage := each.untyped_storage())._cdata not in self._known:
+                self._known[storage._cdata] = storage.nbytes()
+                self.now += storage.nbytes()
+                self.most = max(self.most, self.now)
+                weakref.finalize(storage, self._forget, storage._cdata)
+        return made
+
+    def _forget(self, storage: int) -> None:
+        self.now -= self._known.pop(storage)
+
+
+def peak_bytes(
+    config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, work: Callable[[PreTrainedModel], object]
+) -> int:
+    """What `work` with a model of this configuration takes at most, beside the model's weights and their gradients.
+
+    Found without computing. 0 where the model cannot be gone through so.
+    """
+    try:
+        with FakeTensorMode(), torch.device(device):
+            lm = AutoModelForCausalLM.from_config(config, dtype=dtype, experts_implementation="batched_mm").eval()
+            for parameter in lm.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+            with Alive() as alive:
+                work(lm)
+    except RuntimeError:
+        return 0
+    return alive.most
+
+
+def playing_bytes(
+    config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, *, slots: int, context: int, tokens: int
+) -> int:
+    """The most that an engine takes beside its cache, in the widest pass over full slots: a token for each of them, or
+    `tokens` new ones in all."""
+    caches: list[int] = []
+
+    def play(lm: PreTrainedModel) -> None:
+        rows = np.delete(np.arange(slots), [1] if slots > 2 else [])  # not side by side: what they hold is copied
+        with torch.no_grad():
+            for size in sorted({1, min(max(tokens // slots, 1), context)}):
+                cache = slot_cache(lm, slots, context)
+                start = np.full(len(rows), context - size)
+                hidden = one_pass(lm, cache, rows, start, [[0] * size] * len(rows))
+                head(lm, hidden[:, -1]).log_softmax(-1).double().exp().cumsum(-1)
+                caches.append(cache.nbytes)
+
+    return max(peak_bytes(config, dtype, device, play) - max(caches, default=0), 0)
+
+
+def learning_bytes(
+    config: PreTrainedConfig,
+    device: torch.device,
+    *,
+    rows: int,
+    length: int,
+    replies: int,
+    bf16: bool = False,
+    gradient_checkpointing: bool = False,
+) -> int:
+    """The most that a pass of an update takes over rows of this length, of which `replies` tokens each are scored."""
+
+    def learn(lm: PreTrainedModel) -> None:
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            if gradient_checkpointing:
+                with recomputing(lm):
+                    score(lm)
+            else:
+                score(lm)
+
+    def score(lm: PreTrainedModel) -> None:
+        ids = torch.zeros(rows, length, dtype=torch.int64)
+        hidden = lm.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        logprobs = (head(lm, hidden[:, :replies]) + torch.zeros(config.vocab_size)).log_softmax(-1)
+        entropy = (logprobs.exp() * logprobs.masked_fill(logprobs == -torch.inf, 0.0)).sum(-1)
+        (logprobs.gather(-1, ids[:, :replies, None])[..., 0] + entropy).sum().backward()
+
+    most = peak_bytes(config, torch.float32, device, learn)
+    return round(most * WASTE) if device.type == "cpu" else most
+
+
+def head(lm: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
+    output: nn.Module = lm.get_output_embeddings()
+    return output(hidden).float()
 
 
 def readable(size: int) -> str:
