@@ -50,7 +50,7 @@ from experiments.pieces import game_alone, solver_alone
 from experiments.terminal import say
 from experiments.workload import ReplayAgent, Script, record
 from marl.advantages import Credit, add_advantages
-from marl.agents import READ_BUDGET, Agent
+from marl.agents import Agent
 from marl.batch import collate, seats_of
 from marl.config import make, plain
 from marl.engine import size_of
@@ -227,7 +227,7 @@ class Bench:
         slots, update = point.games * point.players, UpdateConfig(bf16=point.dtype == "bfloat16")
         size = size_of(config, point.context)
         cache = slots * size.slot * dtype.itemsize // torch.float32.itemsize
-        playing = playing_bytes(config, dtype, self.device, slots=slots, context=point.context, tokens=READ_BUDGET)
+        playing = playing_bytes(config, self.device, slots=slots, context=point.context, dtype=dtype)
         learning = learning_bytes(
             config, self.device, rows=max(update.token_budget // point.context, 1), length=point.context,
             replies=point.context // 2, bf16=update.bf16,
@@ -300,13 +300,14 @@ class Bench:
         """This engine once: a rollout and an update, and the limit of both."""
         dtype, shape = DTYPES[point.dtype], Shape.of(self.policy(point))
         player, learner = self.policy(point, dtype), self.policy(point)
+        predicted = self.predicted_bytes(point)
         watch, memory = Stopwatch(self.device), PeakMemory(self.device)
         agent = ReplayAgent(player, script, point.context, watch)
         episodes = self.play(agent, script, watch)
         with watch.phase("collation"):
             filled = add_rewards(episodes, {"game": GameReward()})
             batch = add_advantages(collate(seats_of(filled, {"ours"}), {"game": 1.0}), Credit(), 0.0)
-        self.cell = sum(getattr(batch, name).nbytes for name in BY_TOKEN) / batch.tokens.numel()
+        self.cell = self.cell or sum(getattr(batch, name).nbytes for name in BY_TOKEN) / batch.tokens.numel()
         work = self.learn(learner, batch, dtype, watch)
         peak, cache = memory.rise(), agent.engine.cache.nbytes
         rates = measure_rates(shape, cache, dtype, self.device)
@@ -314,7 +315,7 @@ class Bench:
         read = {phase: c.tokens for phase, c in agent.engine.counts.items()}
         extra = {
             "rates": asdict(rates), "limit": limit, "peak_bytes": peak, "cache_bytes": cache,
-            "predicted_bytes": self.predicted_bytes(point),
+            "predicted_bytes": predicted,
         }  # fmt: skip
         return {"seconds": watch.seconds, "read": read, **extra}
 

@@ -226,9 +226,9 @@ def memory_of(cfg: DictConfig, parts: Parts, players: Sequence[tuple[str, str]],
             config = player_config(name)
         else:
             continue
-        size = size_of(config, parts.algo.context)
-        caches.append(Slots(seats(parts.env), size.slot, SLOTS if name.endswith(SUFFIX) else 0))
-        models += size.weights
+        context = parts.algo.context
+        caches.append(Slots.of(config, context, seats(parts.env), SLOTS if name.endswith(SUFFIX) else 0))
+        models += size_of(config, context).weights
     if not caches:
         return ""
     return check_memory(

@@ -170,9 +170,9 @@ def player_slots(
     for name, seats in places(cast, env).items():
         run = bare(name) not in configs and is_run(name)
         if run or bare(name) in configs:
-            size = size_of(player_config(name) if run else configs[bare(name)], context)
-            caches.append(Slots(seats, size.slot, SLOTS if name.endswith(SUFFIX) else 0))
-            loaded += size.weights * run
+            config = player_config(name) if run else configs[bare(name)]
+            caches.append(Slots.of(config, context, seats, SLOTS if name.endswith(SUFFIX) else 0))
+            loaded += size_of(config, context).weights * run
     return caches, loaded
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
-from transformers import PreTrainedConfig
 
 from experiments.cli import command
 from experiments.evaluate import pick_device, set_threads, show
@@ -38,7 +37,6 @@ from experiments.players import (
 )
 from experiments.report import report_sweep
 from experiments.terminal import Bar, quiet, say
-from marl.agents import READ_BUDGET
 from marl.cast import by_role, learners_of, players_of
 from marl.chat import CHAT
 from marl.checkpoint import (
@@ -78,8 +76,8 @@ from marl.evaluate import (
 )
 from marl.files import write_json, write_text
 from marl.filtered_bc import FilteredBCConfig, train_filtered_bc
-from marl.games import env_maker, exchangeable, file_digests, seats
-from marl.memory import LARGE, Slots, check_memory, learning_bytes, playing_bytes
+from marl.games import env_maker, exchangeable, file_digests
+from marl.memory import LARGE, Slots, check_memory, learning_bytes
 from marl.monitor import episode_metrics
 from marl.planner import SLOTS
 from marl.policy import Policy
@@ -183,37 +181,29 @@ def memory_of(
     playing, runs = player_slots(parts.cast, make_env(), context, configs)
     tested, more_runs = player_slots(evaluation.seating(parts.cast), make_test_env(), context, configs)
     # weights, gradients and two moments of each learner; the base beside them
-    models = size_of(base, context).weights
+    models, learning = size_of(base, context).weights, 0
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     for config in learners.values():
         weights = size_of(config, context).weights
         # Split, a learner is whole while games are played, beside its part of everything.
         models += weights + 4 * weights // processes if cfg.shard and processes > 1 else 4 * weights
+        if weights >= LARGE:
+            update = parts.algo.update
+            one_pass = learning_bytes(
+                config, device, rows=max(update.token_budget // context, 1), length=context, replies=context // 2,
+                bf16=update.bf16, gradient_checkpointing=update.gradient_checkpointing,
+            )  # fmt: skip
+            learning = max(learning, one_pass)
     if evaluation.games:  # played in the midst of training, whose caches stay
         caches = [*playing, *tested]
     else:
         caches = max(playing, tested, key=lambda each: sum(slots.seats * slots.size for slots in each))
     if "plan" in parts.losses:  # plans are weighed with slots of their own
-        caches = [*caches, *(Slots(0, size_of(config, context).slot, SLOTS) for config in learners.values())]
+        caches = [*caches, *(Slots.of(config, context, 0, SLOTS) for config in learners.values())]
     return check_memory(
         caches, models + runs + more_runs, concurrency=parts.algo.concurrency, setting="algo.concurrency",
-        context=context, device=device, passes=passes_of(parts, configs.values(), device),
+        context=context, device=device, learning=learning,
     )  # fmt: skip
-
-
-def passes_of(parts: Parts, configs: Iterable[PreTrainedConfig], device: torch.device) -> int:
-    """Bytes that the widest pass of a large model takes, of rollouts or updates; small ones are not asked."""
-    context, update = parts.algo.context, parts.algo.update
-    slots, most = parts.algo.concurrency * seats(parts.env), 0
-    for config in configs:
-        if size_of(config, context).weights >= LARGE:
-            playing = playing_bytes(config, torch.float32, device, slots=slots, context=context, tokens=READ_BUDGET)
-            learning = learning_bytes(
-                config, device, rows=max(update.token_budget // context, 1), length=context, replies=context // 2,
-                bf16=update.bf16, gradient_checkpointing=update.gradient_checkpointing,
-            )  # fmt: skip
-            most = max(most, playing, learning)
-    return most
 
 
 @dataclass(frozen=True)

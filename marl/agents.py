@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from envs.core import END, Question, TurnKind
-from marl.engine import Engine, slowness, uniforms
+from marl.engine import READ_BUDGET, Engine, slowness, uniforms
 from marl.errors import UserError
 from marl.grouping import cheapest_groups
 from marl.policy import Policy
@@ -23,7 +23,6 @@ from marl.tokens import Asked, Tokens, View
 from marl.types import Belief, Kind, Planned, Stream
 
 Key = tuple[int, str]  # (game's index in its rollout, agent)
-READ_BUDGET = 8192  # padded tokens in one reading step
 
 
 @dataclass(frozen=True)
@@ -199,10 +198,10 @@ class ModelAgent:
         self.name, self.policy, self.tokens = name, policy, policy.tokens
         self.engine = Engine(policy, slots, context)
         if self.engine.unheld:
-            times = slowness(policy.lm, context)
+            times = slowness(policy.lm, slots, context)
             warnings.warn(
-                f"{name}: {self.engine.unheld}, so every pass reads whole streams again: a token behind {context // 2} "
-                f"others took {times:.0f} times as long as one alone. Models whose layers are attention, or recurrent "
+                f"{name}: {self.engine.unheld}, so every pass reads whole streams again: {context // 2} tokens of each "
+                f"took {times:.0f} times as long as one token. Models whose layers are attention, or recurrent "
                 "ones that use the caches of transformers (Mamba's, say), are faster",
                 stacklevel=2,
             )

@@ -29,6 +29,7 @@ RECURRENT = ("linear_attention", "conv")
 BOTH = "hybrid"
 NOTHING = ("moe", "mlp")
 
+READ_BUDGET = 8192  # padded tokens in one pass that reads
 STRETCH = 128  # captured steps reach into slots by multiples of this
 
 
@@ -188,8 +189,6 @@ class Unheld(Exception):
 class WholeStreams:
     """In place of a cache, for models that no slot can hold: each slot's tokens, all read again at each pass."""
 
-    BUDGET = 8192  # padded tokens in one forward pass
-
     def __init__(self, slots: int) -> None:
         self.held: list[list[int]] = [[] for _ in range(slots)]
         self.states: list[StateLayer] = []
@@ -208,14 +207,14 @@ class WholeStreams:
             self.held[row] = [*self.held[row][:known], *chunk]
         order = sorted(range(len(rows)), key=lambda i: len(self.held[rows[i]]), reverse=True)
         found: list[Tensor] = [torch.empty(0)] * len(rows)
-        for group in cheapest_groups([len(self.held[rows[i]]) for i in order], self.BUDGET, self.BUDGET / 32):
+        for group in cheapest_groups([len(self.held[rows[i]]) for i in order], READ_BUDGET, READ_BUDGET / 32):
             streams = [torch.tensor(self.held[rows[order[g]]], device=lm.device) for g in group]
             ids = torch.nn.utils.rnn.pad_sequence(
                 streams, batch_first=True
             )  # nothing looks at what stands to its right
             hidden = lm.base_model(input_ids=ids, use_cache=False).last_hidden_state
             for g, row, stream in zip(group, hidden, streams, strict=True):
-                found[order[g]] = row[start[order[g]] : len(stream)]
+                found[order[g]] = row[start[order[g]] : len(stream)].clone()  # the whole pass need not stay
         return torch.nn.utils.rnn.pad_sequence(found, batch_first=True)
 
 
@@ -239,11 +238,10 @@ def window_of(config: PreTrainedConfig) -> int:
 
 @dataclass(frozen=True)
 class Size:
-    """Bytes of one slot, of the given context, and of a model's weights; `unheld` says why it has no slots, if so."""
+    """Bytes of one slot, of the given context, 0 for a model that no slot can hold, and of a model's weights."""
 
     slot: int
     weights: int
-    unheld: str = ""
 
 
 def size_of(config: PreTrainedConfig, context: int) -> Size:
@@ -255,8 +253,8 @@ def size_of(config: PreTrainedConfig, context: int) -> Size:
         try:
             cache = slot_cache(lm, 1, context)
             one_pass(lm, cache, np.array([0]), np.array([0]), [[0]])
-        except Unheld as reason:
-            return Size(0, weights, str(reason))
+        except Unheld:
+            return Size(0, weights)
     return Size(cache.nbytes, weights)
 
 
@@ -450,13 +448,15 @@ def goes_on(lm: PreTrainedModel) -> bool:
 
 
 @torch.no_grad()
-def slowness(lm: PreTrainedModel, context: int) -> float:
-    """How much longer a token takes behind half a context that is read again than alone, as from a cache: measured."""
+def slowness(lm: PreTrainedModel, slots: int, context: int) -> float:
+    """How much longer half a context takes, which is read again, than a token alone, as from a cache: measured, in as
+    many rows as are read at a time."""
+    rows = max(min(slots, READ_BUDGET // max(context // 2, 1)), 1)
 
     def seconds(length: int) -> float:
-        ids = torch.zeros(1, length, dtype=torch.int64, device=lm.device)
+        ids = torch.zeros(rows, length, dtype=torch.int64, device=lm.device)
         spent = []
-        for _ in range(3):
+        for _ in range(2):
             began = time.perf_counter()
             lm.base_model(input_ids=ids, use_cache=False).last_hidden_state.sum().item()
             spent.append(time.perf_counter() - began)

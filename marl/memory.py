@@ -1,15 +1,19 @@
 """Whether models, their caches and what a pass computes fit into memory: asked before anything expensive.
 
 Passes are not computed for it, but gone through with tensors that have shapes and no numbers (torch's fake tensors),
-counting what is alive at a time. What it leaves out: games, episodes and the batch, which are of some KiB a seat.
+counting what is alive at a time. What it leaves out: games, episodes, and the batch, about 100 bytes a token.
 """
 
 from __future__ import annotations
 
+import copy
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +25,30 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from marl.engine import one_pass, slot_cache
+from marl.engine import ATTENTION, READ_BUDGET, Unheld, layer_kinds, one_pass, size_of, slot_cache
 from marl.errors import UserError
 from marl.policy import recomputing
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 LARGE = 100 * MIB  # weights of models whose passes are worth a second of asking
-WASTE = 1.25  # what a process takes for what an update has alive: measured on a CPU, 1.13 to 1.26 in float32
+WASTE = 1.25  # what a process takes for what an update has alive, on a CPU; measured, see tests/marl/test_memory.py
 
 
 @dataclass(frozen=True)
 class Slots:
     """One player's cache slots: `seats` for each game that is played at a time, and `more`; a slot's size in bytes, 0
-    for a model that has none (engine.py)."""
+    for a model that has none (engine.py). `config`: of a model whose passes count, too."""
 
     seats: int
     size: int
     more: int = 0
+    config: PreTrainedConfig | None = None
+
+    @classmethod
+    def of(cls, config: PreTrainedConfig, context: int, seats: int, more: int = 0) -> Slots:
+        """A model's; its passes count where it is large."""
+        size = size_of(config, context)
+        return cls(seats, size.slot, more, config if size.weights >= LARGE else None)
 
     def count(self, concurrency: int) -> int:
         return self.seats * concurrency + self.more
@@ -51,32 +62,43 @@ def check_memory(
     setting: str,
     context: int,
     device: torch.device,
-    passes: int = 0,
+    learning: int = 0,
 ) -> str:
-    """One line that says what the caches take. UserError where they, the models and what passes compute (in bytes) are
-    more than is free.
+    """One line that says what the caches take. UserError where they, the models, and what a pass computes (in bytes)
+    are more than is free.
 
-    `setting` is what `concurrency` is called on the command line.
+    `setting` is what `concurrency` is called on the command line; `learning`: of a pass of an update.
     """
-    counts: dict[int, int] = {}
     caches = [each for each in caches if each.size]
+    free = free_memory(device)
+
+    def taken(games: int) -> int:
+        return sum(each.size * each.count(games) for each in caches)
+
+    def playing(games: int) -> int:
+        slots = [(each.config, each.count(games)) for each in caches if each.config is not None]
+        return max((playing_bytes(config, device, slots=n, context=context) for config, n in slots), default=0)
+
+    def fits(games: int) -> bool:
+        return taken(games) + models + learning <= free and taken(games) + models + playing(games) <= free
+
+    counts: dict[int, int] = {}
     for each in caches:
         counts[each.size] = counts.get(each.size, 0) + each.count(concurrency)
-    taken = sum(size * count for size, count in counts.items())
     what = " and ".join(f"{count} slots of {readable(size)}" for size, count in counts.items()) or "no slots"
-    free = free_memory(device)
-    if taken + models + passes > free:
-        game = sum(each.seats * each.size for each in caches)  # bytes that a further game takes
-        fitting = (free - models - passes - sum(each.more * each.size for each in caches)) // max(game, 1)
-        fits = sum(each.count(fitting) for each in caches)
-        way = f"{setting}={fitting} would fit ({fits} slots)" if fitting > 0 else f"not even {setting}=1 fits"
+    if not fits(concurrency):
+        fitting = bisect_left(range(1, concurrency), True, key=lambda games: not fits(games))  # the last that fits
+        slots = sum(each.count(fitting) for each in caches)
+        way = f"{setting}={fitting} would fit ({slots} slots)" if fitting else f"not even {setting}=1 fits"
+        widest = max(playing(concurrency), learning)
         raise UserError(
-            f"{setting}={concurrency} and model.context={context}: the cache takes {what}, {readable(taken)}, "
-            + (f"a pass {readable(passes)}, " if passes else "")
+            f"{setting}={concurrency} and model.context={context}: the cache takes {what}, "
+            f"{readable(taken(concurrency))}, "
+            + (f"a pass up to {readable(widest)}, " if widest else "")
             + f"and models take {readable(models)}, but {readable(free)} of memory are free ({device.type}): {way}; or "
-            "lower model.context" + (" or algo.update.token_budget" if passes else "") + ", or take a smaller model"
+            "lower model.context" + (" or algo.update.token_budget" if learning else "") + ", or take a smaller model"
         )
-    return f"cache: {what}, {readable(taken)}"
+    return f"cache: {what}, {readable(taken(concurrency))}"
 
 
 class Alive(TorchDispatchMode):
@@ -89,8 +111,9 @@ class Alive(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        for each in tree_leaves(made):
-            if isinstance(each, torch.Tensor) and (storage := each.untyped_storage())._cdata not in self._known:
+        given = {storage._cdata for storage in storages((args, kwargs))}  # views, and what is written in place
+        for storage in storages(made):
+            if storage._cdata not in self._known and storage._cdata not in given:
                 self._known[storage._cdata] = storage.nbytes()
                 self.now += storage.nbytes()
                 self.most = max(self.most, self.now)
@@ -101,43 +124,57 @@ class Alive(TorchDispatchMode):
         self.now -= self._known.pop(storage)
 
 
+def storages(values: Any) -> Iterator[torch.UntypedStorage]:
+    return (each.untyped_storage() for each in tree_leaves(values) if isinstance(each, torch.Tensor))
+
+
 def peak_bytes(
     config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, work: Callable[[PreTrainedModel], object]
 ) -> int:
     """What `work` with a model of this configuration takes at most, beside the model's weights and their gradients.
 
-    Found without computing. 0 where the model cannot be gone through so.
+    Found without computing. 0 for what cannot be foretold so: models with recurrent layers, or with experts.
     """
-    try:
-        with FakeTensorMode(), torch.device(device):
-            lm = AutoModelForCausalLM.from_config(config, dtype=dtype, experts_implementation="batched_mm").eval()
-            for parameter in lm.parameters():
-                parameter.grad = torch.zeros_like(parameter)
-            with Alive() as alive:
-                work(lm)
-    except RuntimeError:
-        return 0
+    with FakeTensorMode(), torch.device(device):
+        lm = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype).eval()
+        if not attends(lm):
+            return 0
+        for parameter in lm.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        with Alive() as alive:
+            work(lm)
     return alive.most
 
 
+def attends(lm: PreTrainedModel) -> bool:
+    """Whether the model has nothing but attention and dense layers, and slots can hold it."""
+    try:
+        kinds = layer_kinds(lm)
+    except Unheld:
+        return False
+    return set(kinds) <= set(ATTENTION) and not any("experts" in name for name, _ in lm.named_modules())
+
+
 def playing_bytes(
-    config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, *, slots: int, context: int, tokens: int
+    config: PreTrainedConfig, device: torch.device, *, slots: int, context: int, dtype: torch.dtype = torch.float32
 ) -> int:
     """The most that an engine takes beside its cache, in the widest pass over full slots: a token for each of them, or
-    `tokens` new ones in all."""
+    `READ_BUDGET` new ones in all."""
     caches: list[int] = []
 
-    def play(lm: PreTrainedModel) -> None:
+    def play(lm: PreTrainedModel, size: int) -> None:
         rows = np.delete(np.arange(slots), [1] if slots > 2 else [])  # not side by side: what they hold is copied
         with torch.no_grad():
-            for size in sorted({1, min(max(tokens // slots, 1), context)}):
-                cache = slot_cache(lm, slots, context)
-                start = np.full(len(rows), context - size)
-                hidden = one_pass(lm, cache, rows, start, [[0] * size] * len(rows))
-                head(lm, hidden[:, -1]).log_softmax(-1).double().exp().cumsum(-1)
-                caches.append(cache.nbytes)
+            cache = slot_cache(lm, slots, context)
+            hidden = one_pass(lm, cache, rows, np.full(len(rows), context - size), [[0] * size] * len(rows))
+            head(lm, hidden[:, -1]).log_softmax(-1).double().exp().cumsum(-1)
+            caches.append(cache.nbytes)
 
-    return max(peak_bytes(config, dtype, device, play) - max(caches, default=0), 0)
+    most = 0
+    for size in {1, min(max(READ_BUDGET // max(slots, 1), 1), context)}:
+        peak = peak_bytes(config, dtype, device, partial(play, size=size))
+        most = max(most, peak - sum(caches[-1:]))
+    return most
 
 
 def learning_bytes(
@@ -153,19 +190,15 @@ def learning_bytes(
     """The most that a pass of an update takes over rows of this length, of which `replies` tokens each are scored."""
 
     def learn(lm: PreTrainedModel) -> None:
-        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            if gradient_checkpointing:
-                with recomputing(lm):
-                    score(lm)
-            else:
-                score(lm)
-
-    def score(lm: PreTrainedModel) -> None:
-        ids = torch.zeros(rows, length, dtype=torch.int64)
-        hidden = lm.base_model(input_ids=ids, use_cache=False).last_hidden_state
-        logprobs = (head(lm, hidden[:, :replies]) + torch.zeros(config.vocab_size)).log_softmax(-1)
-        entropy = (logprobs.exp() * logprobs.masked_fill(logprobs == -torch.inf, 0.0)).sum(-1)
-        (logprobs.gather(-1, ids[:, :replies, None])[..., 0] + entropy).sum().backward()
+        with (
+            torch.autocast(device.type, torch.bfloat16, enabled=bf16),
+            recomputing(lm) if gradient_checkpointing else nullcontext(),
+        ):
+            ids = torch.zeros(rows, length, dtype=torch.int64)
+            hidden = lm.base_model(input_ids=ids, use_cache=False).last_hidden_state
+            logprobs = (head(lm, hidden[:, :replies]) + torch.zeros(config.vocab_size)).log_softmax(-1)
+            entropy = (logprobs.exp() * logprobs.masked_fill(logprobs == -torch.inf, 0.0)).sum(-1)
+            (logprobs.gather(-1, ids[:, :replies, None])[..., 0] + entropy).sum().backward()
 
     most = peak_bytes(config, torch.float32, device, learn)
     return round(most * WASTE) if device.type == "cpu" else most

@@ -614,7 +614,9 @@ def test_what_does_not_fit_into_memory_is_refused_before_the_base_is_trained(
     assert ": algo.concurrency=3 would fit (12 slots); or lower model.context" in said
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr(train, "LARGE", 0)  # of a large model what a pass takes counts as well
-    with pytest.raises(UserError, match=r"a pass \d+\.\d MiB, .* or lower model\.context or algo\.update\.token_budget"):
+    with pytest.raises(
+        UserError, match=r"a pass \d+\.\d MiB, .* or lower model\.context or algo\.update\.token_budget"
+    ):
         train.main(cfg)
 
 

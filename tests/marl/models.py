@@ -133,7 +133,7 @@ def _build(architecture: str, vocab_size: int, context: int) -> PreTrainedModel:
     if architecture == "llama":  # every head has its own keys and values, untied weights
         return LlamaForCausalLM(LlamaConfig(**shape, num_key_value_heads=4, tie_word_embeddings=False))
     if architecture == "mistral":  # every layer sees a window
-        return MistralForCausalLM(MistralConfig(**shape, num_key_value_heads=2, sliding_window=64))
+        return MistralForCausalLM(MistralConfig(**shape, num_key_value_heads=2, sliding_window=16))
     assert architecture == "qwen3", architecture  # shared keys and values, normed; heads wider than hidden / heads
     return Qwen3ForCausalLM(Qwen3Config(**shape, num_key_value_heads=2, head_dim=16, tie_word_embeddings=True))
 
