@@ -615,7 +615,7 @@ def test_what_does_not_fit_into_memory_is_refused_before_the_base_is_trained(
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr(train, "LARGE", 0)  # of a large model what a pass takes counts as well
     with pytest.raises(
-        UserError, match=r"a pass \d+\.\d MiB, .* or lower model\.context or algo\.update\.token_budget"
+        UserError, match=r"a pass up to \d+\.\d MiB, .* or lower model\.context or algo\.update\.token_budget"
     ):
         train.main(cfg)
 
