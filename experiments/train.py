@@ -225,11 +225,12 @@ def lead(work: Work, ranks: Ranks) -> None:
     learners = learners_of(parts.cast)
     newest = newest_checkpoint(folder / "checkpoints", say)
     before, began = read_state(newest) if newest else {}, time.monotonic()  # no clock that can be set back
-    if before.get("run", folder.name) != folder.name:
-        raise UserError(f"{newest} is of the run {before['run']}: put it back there, or {WAY_ON}")
+    if newest and before.get("run") != folder.name:
+        raise UserError(f"{newest} is of the run {before.get('run')}: put it back there, or {WAY_ON}")
     inputs = inputs_of(cfg, parts)
-    for name, found in before.get("inputs", {}).items():
-        if inputs.get(name) != found:
+    began_with = before.get("inputs", {}) if newest else inputs
+    for name in {**inputs, **began_with}:
+        if inputs.get(name) != began_with.get(name):
             raise UserError(
                 f"{name} is not what this run began with: it was made again, or edited; put the old one back, or "
                 f"remove {folder} to begin anew"
@@ -277,7 +278,7 @@ def lead(work: Work, ranks: Ranks) -> None:
             )
         base, base_folder = base_of(work, bar, ranks)
         of_base = folder_digest(base_folder) if base_folder else policy_digest(base)
-        if (before.get("base") or of_base) != of_base:
+        if newest and before.get("base") != of_base:
             raise UserError(
                 f"{base_folder or cfg.model.name} is not the base that this run began with: it was made again, by "
                 f"other code or on other hardware, or is another version; put the old one back, or remove {folder} to "

@@ -20,13 +20,14 @@ from torch import Tensor
 
 from marl.errors import UserError
 from marl.files import read_json, sync_folder, writing
-from marl.optim import Optimizer
+from marl.optim import Optimizer, slots_of
 from marl.policy import Policy, load_lm, load_tokenizer
 from marl.ranks import ONE, Ranks
 from marl.sharding import like, whole
 from marl.tokens import Tokens
 
 WAY_ON = "remove that folder to go on from the checkpoint before it"
+FORMAT = 1  # of a checkpoint's files; raised when what they hold, or how, changes
 Trained = Mapping[str, tuple[Policy, Optimizer]]  # what learns, by its name in the cast
 
 
@@ -185,7 +186,8 @@ def save_training(
         for name, (policy, _) in trained.items():
             save_file(_distinct(policy.state_dict()), to / f"{name}.safetensors")
             save_file(moments[name], to / f"{name}-optimizer.safetensors")
-        (to / "state.json").write_text(json.dumps({**state, "iteration": iteration}, sort_keys=True))
+        notes = {**state, "iteration": iteration, "format": FORMAT}
+        (to / "state.json").write_text(json.dumps(notes, sort_keys=True))
 
     write_folder(folder / _name(iteration), write)
     prune(folder, iteration, keep, best, every)
@@ -242,6 +244,11 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     state = read_json(checkpoint / "state.json")
     if not isinstance(state.get("iteration"), int):
         raise UserError(f"{checkpoint}: state.json does not say after which iteration it was saved: {WAY_ON}")
+    if (made := state.pop("format", 0)) != FORMAT:
+        raise UserError(
+            f"{checkpoint} was saved by another version of this project (format {made}, here {FORMAT}): go on with "
+            "that version (state.json lists its commits), or remove the run's folder to begin anew"
+        )
     if _name(state["iteration"]) != checkpoint.name:
         raise UserError(f"{checkpoint}: in state.json iteration is {state['iteration']}: {WAY_ON}")
     for name, value in state.items():
@@ -279,31 +286,42 @@ def _fits(name: str, value: Any) -> bool:
     return True
 
 
+STEPPED = "stepped"
+
+
 def optimizer_tensors(optimizer: Optimizer, keep: bool = True) -> dict[str, Tensor]:
-    """The optimizer's state as named tensors: `INDEX.NAME`, in the order of its parameters.
+    """The optimizer's state as named tensors: `INDEX.NAME`, in the order of its parameters; `stepped`: which have one.
 
     What it holds in parts is put together, by all ranks; one that does not `keep` it only helps.
     """
     found = {}
-    for index, slots in optimizer.state_dict()["state"].items():
+    stepped = optimizer.state_dict()["state"]
+    for index, slots in stepped.items():
         for name, value in slots.items():
             tensor = whole(value)
             if keep:
                 found[f"{index}.{name}"] = tensor.cpu().contiguous()
-    return found or {"empty": torch.zeros(1)}
+    return {**found, STEPPED: torch.tensor(sorted(stepped), dtype=torch.int64)}
 
 
 def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """The reverse of `optimizer_tensors`. ValueError for a tensor that is of none of its parameters."""
-    state: dict[int, dict[str, Tensor]] = {}
+    """The reverse of `optimizer_tensors`. ValueError for tensors that this optimiser would not have left so."""
+    if STEPPED not in tensors:
+        raise ValueError(f"it does not say which parameters were {STEPPED}")
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    state: dict[int, dict[str, Tensor]] = {index: {} for index in tensors[STEPPED].tolist()}
     for name, tensor in tensors.items():
-        if name != "empty":
-            index, slot = name.split(".", 1)
-            if int(index) >= len(parameters) or tensor.shape not in (parameters[int(index)].shape, torch.Size([])):
+        if name != STEPPED:
+            index, _, slot = name.partition(".")
+            at = int(index)
+            if at not in state or at >= len(parameters) or tensor.shape not in (parameters[at].shape, torch.Size([])):
                 raise ValueError(f"{name} of shape {tuple(tensor.shape)} is of no parameter of the optimiser")
-            moment = like(parameters[int(index)], tensor) if tensor.dim() else tensor
-            state.setdefault(int(index), {})[slot] = moment
+            if not tensor.isfinite().all():
+                raise ValueError(f"{name} is not finite")
+            state[at][slot] = like(parameters[at], tensor) if tensor.dim() else tensor
+    for at, expected in enumerate(slots_of(optimizer)):
+        if at in state and state[at].keys() != expected:
+            raise ValueError(f"of parameter {at} it has {sorted(state[at])}, the optimiser keeps {sorted(expected)}")
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 

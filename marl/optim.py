@@ -83,3 +83,17 @@ OPTIMIZERS: dict[str, Callable[[Policy, float, float], Optimizer]] = {
     "sgd": _of_torch(torch.optim.SGD),
     "muon": MuonAndAdamW,
 }
+
+
+def slots_of(optimizer: Optimizer) -> list[set[str]]:
+    """By parameter, in the order of `param_groups`: the names of what the optimiser keeps of it once it has stepped."""
+    parts: tuple[Any, ...] = getattr(optimizer, "parts", (optimizer,))
+    names = []
+    for part in parts:
+        some = torch.nn.Parameter(torch.zeros(2, 2))
+        some.grad = torch.zeros(2, 2)
+        probe = type(part)([some])
+        probe.step()
+        kept = {name for name, value in probe.state[some].items() if value is not None}
+        names += [kept for group in part.param_groups for _ in group["params"]]
+    return names

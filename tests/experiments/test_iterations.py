@@ -340,6 +340,7 @@ def evaluated(folder: Path) -> list[dict[str, float]]:
     return [row for row in rows if row["phase"] == "eval"]
 
 
+@pytest.mark.slow
 def test_filtered_cloning_from_a_stronger_player_and_from_few_human_games(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

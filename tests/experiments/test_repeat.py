@@ -90,8 +90,11 @@ def unmeasured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "measured",
     [
         ("reward.speaking=null", "tracker=wandb"),
-        ("reward.speaking.weight=0",),
-        ("reward.speaking=null", "loss=plan", "loss.plan.weight=0", "algo.planner.iterations=5"),
+        pytest.param(("reward.speaking.weight=0",), marks=pytest.mark.slow),
+        pytest.param(
+            ("reward.speaking=null", "loss=plan", "loss.plan.weight=0", "algo.planner.iterations=5"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_what_is_only_noted_changes_nothing_that_is_learned(

@@ -515,7 +515,9 @@ def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.* reads whole streams again")
-@pytest.mark.parametrize("architecture", ["qwen3", "mistral", "mamba2", "gpt_neo"])
+@pytest.mark.parametrize(
+    "architecture", ["qwen3", "mistral", "mamba2", pytest.param("gpt_neo", marks=pytest.mark.slow)]
+)
 def test_any_causal_model_goes_through_the_same_loop(architecture: str, tmp_path: Path) -> None:
     """A saved model with a chat template: natural prompts, its own base, the same files at the end."""
     tokenizer = hf_tokenizer(CHATML, single_digits=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from marl.advantages import Credit
 from marl.cast import Seats
@@ -236,7 +236,11 @@ def saved(folder: Path, count: int, keep: int = 10) -> list[Policy]:
     policies = []
     for i in range(1, count + 1):
         policy = hint_policy(i)
-        save_training(folder, i, by_name(policy), {}, keep)
+        trained = by_name(policy)
+        for parameter in policy.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        trained["learner"][1].step()
+        save_training(folder, i, trained, {}, keep)
         policies.append(policy)
     return policies
 
@@ -350,6 +354,11 @@ def noting(**notes: Any) -> Callable[[Path], None]:
     return change
 
 
+def drop_format(folder: Path) -> None:
+    state = json.loads((folder / "state.json").read_text())
+    (folder / "state.json").write_text(json.dumps({k: v for k, v in state.items() if k != "format"}))
+
+
 def of_another_model(folder: Path) -> None:
     policy = tiny_policy()
     save_training(folder.parent / "other", 3, by_name(policy), {}, keep=9)
@@ -357,8 +366,15 @@ def of_another_model(folder: Path) -> None:
         shutil.copy(path, folder)
 
 
-def with_another_optimiser(folder: Path) -> None:
-    save_file({"0.exp_avg": torch.zeros(2, 3)}, folder / "learner-optimizer.safetensors")
+def moments(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
+    """Changes what the optimiser of a checkpoint kept."""
+
+    def apply(folder: Path) -> None:
+        found = load_file(folder / "learner-optimizer.safetensors")
+        change(found)
+        save_file(found, folder / "learner-optimizer.safetensors")
+
+    return apply
 
 
 @pytest.mark.parametrize(
@@ -383,7 +399,22 @@ def with_another_optimiser(folder: Path) -> None:
         (lambda folder: (folder / "learner.safetensors").unlink(), "does not fit learner as it is now"),
         (lambda folder: (folder / "learner.safetensors").write_bytes(b"old"), "does not fit learner as it is now"),
         (of_another_model, "does not fit learner as it is now"),
-        (with_another_optimiser, r"0\.exp_avg of shape \(2, 3\) is of no parameter"),
+        (noting(format=2), r"saved by another version of this project \(format 2, here 1\)"),
+        (drop_format, r"saved by another version of this project \(format 0, here 1\)"),
+        (
+            moments(lambda t: t.update({"0.exp_avg": torch.zeros(2, 3)})),
+            r"0\.exp_avg of shape \(2, 3\) is of no parameter",
+        ),
+        (
+            moments(lambda t: t.update({"-1.exp_avg": torch.zeros(1)})),
+            r"-1\.exp_avg of shape \(1,\) is of no parameter",
+        ),
+        (moments(lambda t: t.update({"what": torch.zeros(1)})), r"does not fit learner as it is now"),
+        (moments(lambda t: t.pop("stepped")), r"does not say which parameters were stepped"),
+        (moments(lambda t: t.pop("0.step")), r"of parameter 0 it has \['exp_avg', 'exp_avg_sq'\], the optimiser keeps"),
+        (moments(lambda t: [t.pop(n) for n in list(t) if n.startswith("1.")]), r"of parameter 1 it has \[\]"),
+        (moments(lambda t: t.update({"0.momentum_buffer": t.pop("0.exp_avg")})), r"of parameter 0 it has"),
+        (moments(lambda t: t["0.exp_avg"].fill_(torch.nan)), r"0\.exp_avg is not finite"),
     ],
 )
 def test_a_whole_checkpoint_of_something_else_is_refused_in_one_line(change: Any, said: str, tmp_path: Path) -> None:

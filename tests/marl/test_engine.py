@@ -201,9 +201,7 @@ def test_a_model_that_no_slot_holds_reads_whole_streams_again(name: str) -> None
 
 def test_an_agent_says_how_much_slower_a_model_without_a_cache_is() -> None:
     lm, _ = other_models()["gpt_neo"]
-    with pytest.warns(
-        UserWarning, match=r"^base: GPTNeoForCausalLM keeps .* 24 tokens of each took \d+ times as"
-    ):
+    with pytest.warns(UserWarning, match=r"^base: GPTNeoForCausalLM keeps .* 24 tokens of each took \d+ times as"):
         agent = ModelAgent("base", Policy(lm.eval(), small_tokens()), slots=2, context=CONTEXT, decode_steps=4)
     assert agent.decode_steps == 1
 
