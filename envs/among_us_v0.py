@@ -13,7 +13,8 @@ Where the published rules leave a choice, this is what holds here:
 - Within a step: everybody acts, walks and tasks end, kills take effect, then the game may be won, then a report opens
   the discussion. So a victim's last action counts, also if it is a report, and its body lies in its killer's room.
 - Who wins is asked in this order: no imposter lives (crewmates), imposters are at least as many as living crewmates
-  (imposters), living crewmates have no tasks left (crewmates).
+  (imposters), living crewmates have no tasks left (crewmates). Nobody wins where `max_steps` steps are over then, and
+  nothing new begins.
 - Imposters know each other and can't kill each other. Several reports in one step: one is drawn, the others are void.
 - Speakers take turns in one drawn order. A discussion ends all walks and tasks; other bodies stay where they are.
 - The belief question goes to living crewmates, with all living others as candidates; or (`candidates="all_names"`, as
@@ -23,6 +24,7 @@ Where the published rules leave a choice, this is what holds here:
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -399,7 +401,8 @@ def _read_start(options: dict[str, Any], rules: Rules) -> dict[str, Any]:
     seats = range(rules.players)
     if "imposters" in options:
         imposters = start["imposters"] = tuple(options["imposters"])
-        if len(set(imposters)) != rules.imposters or any(seat not in seats for seat in imposters):
+        known = all(isinstance(seat, int) and seat in seats for seat in imposters)
+        if not known or not len(imposters) == len(set(imposters)) == rules.imposters:
             raise ValueError(
                 f"The reset option 'imposters' must be {rules.imposters} of seats 0 to {seats[-1]}, got {imposters}."
             )
@@ -507,7 +510,7 @@ def play_moves(game: Game, actions: dict[int, Action]) -> None:
     for seat, action in kills:
         _kill(game, seat, game.seat[action.target], doing_a_task)
 
-    if _won(game):
+    if _ended(game):
         return
     if reports:
         seat, action = reports[int(game.rng.random() * len(reports))]
@@ -555,6 +558,14 @@ def _earn(game: Game, seat: int, deed: str) -> None:
     game.counts[deed] += 1
 
 
+def _ended(game: Game) -> bool:
+    """Ends the game if somebody has won, or else time has run out: before anything new begins."""
+    if not _won(game) and game.step >= game.rules.max_steps:
+        game.ending = Ending.TIME
+        _close(game)
+    return game.phase is Phase.OVER
+
+
 def _won(game: Game) -> bool:
     """Ends the game if somebody has won."""
     living = [p for p in game.players if p.alive]
@@ -576,12 +587,6 @@ def _close(game: Game) -> None:
     game.phase, game.due, game.asks = Phase.OVER, {}, False
     for events in game.told:
         events.append(Over(game.winner, game.ending))
-
-
-def run_out_of_time(game: Game) -> None:
-    """Ends the game with no winner."""
-    game.ending = Ending.TIME
-    _close(game)
 
 
 # --- Talking and voting -----------------------------------------------------------------------------------------------
@@ -634,7 +639,8 @@ def say(game: Game, message: str, cut: bool) -> None:
         game.told[seat].append(Cut())
     game.tell_living(Said(game.players[seat].name, message), but=seat)
     game.asks = True
-    _next_speaker(game)
+    if not _ended(game):
+        _next_speaker(game)
 
 
 def count_votes(game: Game, votes: dict[int, Action]) -> None:
@@ -654,7 +660,7 @@ def count_votes(game: Game, votes: dict[int, Action]) -> None:
     if ejected:
         game.players[game.seat[ejected]].alive = False
         game.counts["ejections"] += 1
-    if _won(game):
+    if _ended(game):
         return
     for player in game.players:
         if player.alive:
@@ -1173,7 +1179,7 @@ class AmongUs(ParallelEnv[str, dict[str, Any], str]):
     ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
         """Starts a game, drawn on from where the generator stands if no seed is given. ValueError for bad options."""
         if seed is not None or self._seeds is None:
-            self._seeds = Random(seed)
+            self._seeds = Random(None if seed is None else operator.index(seed))
         game = self._game = new_game(self.rules, self._seeds.getrandbits(63), options)
         self.agents = list(self.possible_agents)
         self._facts = {
@@ -1223,9 +1229,6 @@ class AmongUs(ParallelEnv[str, dict[str, Any], str]):
                 if error:
                     game.told[seat].append(Refused(chosen[seat].act))
             (count_votes if voting else play_moves)(game, chosen)
-        if game.phase is not Phase.OVER and game.step >= self.rules.max_steps:
-            run_out_of_time(game)
-
         over = game.phase is Phase.OVER
         rewards = [self.rules.shaping * n for n in game.earned]
         if over:

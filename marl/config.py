@@ -154,6 +154,7 @@ def build(cfg: DictConfig, players: Sequence[str] = (), stops: bool = False) -> 
         raise UserError(f"base=human: people played Deal or No Deal, not env.game={env['game']}; choose base=scripted")
     if base.lessons and base.data == "human":
         raise UserError(f"base.lessons={list(base.lessons)}: only scripted players answer; must be [] with base=human")
+    env_maker(env)  # its own mistakes first, under their own names
     if base.players:
         _scripted(env["game"], base.players, "base.players")
     for number, lesson in enumerate(base.lessons):

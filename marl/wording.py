@@ -179,6 +179,8 @@ ARM_ORDER = ("base", *ARMS.values())  # arms of other names follow
 COMPARISONS = (
     ("RL+L+S", "RL"), ("RL+L+S", "RL+L"), ("RL+L+S", "RL+S"), ("RL+L", "RL"), ("RL+S", "RL"), ("RL+L+S", "L"),
     ("RL+L+S", "base"), ("RL+L", "base"), ("RL+S", "base"), ("RL", "base"), ("L", "base"),
+    # the speaking reward alone makes the difference, with and without the game's advantage in messages
+    ("game_beside", "RL+L"), ("RL+L+S", "listening_unsaid"),
 )  # fmt: skip
 REFERENCES = ("game_only", "ppo", "filtered_bc")  # what Deal or No Deal's arms are compared with, where they are there
 

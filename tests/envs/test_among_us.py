@@ -202,6 +202,7 @@ def test_reset_options_fix_what_they_name_and_leave_the_rest_as_drawn() -> None:
 @pytest.mark.parametrize(
     "options",
     [
+        {"imposters": (1, 1)}, {"imposters": (2.0,)}, {"imposters": ([1],)},
         {"imposters": (5,)}, {"imposters": (1, 2)}, {"imposters": 2}, {"imposters": ()}, {"names": ("Red",)},
         {"names": ("Red", "Red", "Blue", "Green", "Pink")}, {"names": ("Red", "Black", "Blue", "Green", "Pink")},
         {"layout": (1, 1)}, {"layout": (9, 1)}, {"tasks": ((),) * 5}, {"tasks": (((0, 0),),)},
@@ -639,6 +640,26 @@ def test_the_tasks_of_the_dead_do_not_count() -> None:
     assert not table.ended
     table.wait(2)(orange="kill_red")
     assert outcome(table) == ("crewmates", "tasks")
+
+
+def test_nothing_begins_when_time_is_over() -> None:
+    """A report in the last step opens no discussion, the last message calls nobody, the last vote asks for no move."""
+    steps = body_found().env._game.step  # type: ignore[union-attr]
+    for limit in (steps, steps + 8):
+        table = body_found(max_steps=limit)
+        while table.env.agents:
+            table()
+        last = table.text("red")
+        assert outcome(table) == (None, "time") and not table.info("red").get("options")
+        assert "meeting" not in last and "speak" not in last and not last.endswith("vote")
+        assert table.info("red")["outcome"]["discussions"] == int(limit > steps)
+
+
+def test_seeds_of_numpy_are_seeds() -> None:
+    one, other = among_us.parallel_env(), among_us.parallel_env()
+    assert str(one.reset(seed=np.int64(3))) == str(other.reset(seed=3))
+    with pytest.raises(TypeError):
+        one.reset(seed=3.5)  # type: ignore[arg-type]
 
 
 def test_parity_comes_before_tasks() -> None:
