@@ -23,6 +23,8 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -287,6 +289,7 @@ def run_apart(
     count = joblib.effective_n_jobs(n_jobs)
     share = str(max(joblib.cpu_count() // count, 1))
     threads = {name: os.environ.get(name, share) for name in THREADS}
+    kept = {"timeout": IDLE, "env": threads, "initializer": end_with, "initargs": (os.getpid(),)}
     jobs = {number: (function, number, overrides, *rest) for function, (number, overrides, *rest), _ in calls}
     unstarted.update({number: own_settings(filter_overrides(job[2]), swept) for number, job in jobs.items()})
     results: list[JobReturn] = []
@@ -296,7 +299,7 @@ def run_apart(
         while unstarted or running:
             while unstarted and len(running) < count:
                 number = next(iter(unstarted))
-                pool = idle.pop() if idle else ProcessPoolExecutor(1, timeout=IDLE, env=threads)
+                pool = idle.pop() if idle else ProcessPoolExecutor(1, **kept)
                 running[pool.submit(*jobs[number])] = number, unstarted.pop(number), pool
             for future in wait(running, return_when="FIRST_COMPLETED").done:
                 number, settings, pool = running.pop(future)
@@ -319,6 +322,17 @@ def run_apart(
             pool.shutdown(kill_workers=True)
         for pool in idle:
             pool.shutdown()
+
+
+def end_with(sweep: int) -> None:
+    """In a worker: dies with the sweep's process, or its run would be kept from whoever starts the sweep again."""
+
+    def watch() -> None:
+        while os.getppid() == sweep:
+            time.sleep(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def cause(error: BaseException) -> str:

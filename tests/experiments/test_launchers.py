@@ -38,7 +38,7 @@ from marl.errors import UserError
 def main(cfg):
     if cfg.seed == 1:  # two jobs: each waits for the other, so they end only if both run at the same time
         meeting = Path(cfg.meeting)
-        (meeting / cfg.arm).touch()
+        (meeting / cfg.arm).write_text(str(os.getpid()))
         while len(list(meeting.iterdir())) < 2:
             time.sleep(0.05)
     elif cfg.seed == 3:
@@ -131,14 +131,34 @@ def test_a_job_whose_process_is_killed_is_named_and_the_others_go_on(toy: Path) 
     assert done.stdout.splitlines()[-1] == "made full-1"
 
 
-@pytest.mark.slow
-def test_jobs_that_did_not_start_are_named_where_the_sweep_is_stopped(toy: Path) -> None:
+def test_jobs_die_with_a_sweep_that_is_killed(toy: Path) -> None:
+    """Or they would hold their runs' folders against the same sweep, started again."""
+    process = started(toy, "seed=1")
+    note, deadline = toy / "meeting" / "custom", time.monotonic() + 120
+    while not (note.exists() and note.read_text()):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    process.kill()
+    process.communicate(timeout=60)  # its stream ends when the job, which writes to it too, is gone
+    job = Path("/proc") / note.read_text() / "stat"
+    while job.exists() and job.read_text().rpartition(") ")[2][0] != "Z":
+        assert time.monotonic() < deadline, "the job goes on"
+        time.sleep(0.1)
+
+
+def started(toy: Path, *arguments: str) -> subprocess.Popen[str]:
+    """The toy command with one job at a time, left running."""
     command_line = [
         sys.executable, str(toy / "app.py"), "-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=1",
-        f"meeting={toy / 'meeting'}", "seed=1,2",
+        f"meeting={toy / 'meeting'}", *arguments,
     ]  # fmt: skip
     environment = {"PYTHONPATH": f"{ROOT}:{toy}", "PYTHONDONTWRITEBYTECODE": "1", "PATH": os.environ["PATH"]}
-    process = subprocess.Popen(command_line, cwd=toy / "work", env=environment, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command_line, cwd=toy / "work", env=environment, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+def test_jobs_that_did_not_start_are_named_where_the_sweep_is_stopped(toy: Path) -> None:
+    process = started(toy, "seed=1,2")
     deadline = time.monotonic() + 120
     while not (toy / "meeting" / "custom").exists():  # the first waits there for somebody
         assert process.poll() is None and time.monotonic() < deadline
