@@ -145,6 +145,18 @@ def device_of(name: str, gpus: int, job: int = 0, rank: int | None = None) -> to
     return torch.device("cuda", int(known[1]))
 
 
+def check_bf16(device: torch.device, setting: str) -> None:
+    """For a setting that asks for bfloat16: UserError where a GPU has none. A CPU without instructions for it computes
+    with bfloat16 all the same, and slowly: a line says so."""
+    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        name = torch.cuda.get_device_name(device)
+        raise UserError(f"{setting}=true: {name} has no bfloat16, which would only be imitated; set it to false")
+    if device.type == "cpu":
+        able: Any = getattr(torch.cpu, "get_capabilities", dict)()  # older versions of torch cannot tell
+        if able and not any(able.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16")):  # the last is ARM's
+            say(f"{setting}=true: this processor has no instructions for bfloat16, so false would be faster")
+
+
 _threads_before: int | None = None
 
 

@@ -20,7 +20,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.cli import command
-from experiments.evaluate import pick_device, set_threads, show
+from experiments.evaluate import check_bf16, pick_device, set_threads, show
 from experiments.expected import Expected, expected_of
 from experiments.players import (
     called_in_games,
@@ -137,6 +137,9 @@ def main(cfg: DictConfig) -> Path:
     find_starts(cfg)
     check_starts(cfg, learners)
     device = pick_device(cfg.device)
+    for setting, used in (("algo.update.bf16", parts.algo.update.bf16), ("base.bf16", parts.base.bf16)):
+        if used:
+            check_bf16(device, setting)
     set_threads(cfg.threads)
     set_deterministic(cfg.deterministic)
     folder, settings = run_folder(cfg), OmegaConf.to_yaml(OmegaConf.create(identity(cfg)))

@@ -78,9 +78,10 @@ class Policy(nn.Module):
         return logits / temperature + self.speech_mask
 
     def value(self, hidden: Tensor, privileged: Tensor) -> Tensor:
-        """State values (...) of hidden states (..., D) and hidden facts (..., F)."""
+        """State values (...) of hidden states (..., D) and hidden facts (..., F), in float32."""
         features = torch.cat([hidden.float(), privileged], -1) if self.privileged_size else hidden.float()
-        return self.value_head(features).squeeze(-1)
+        with torch.autocast(features.device.type, enabled=False):
+            return self.value_head(features).squeeze(-1)
 
 
 @contextmanager

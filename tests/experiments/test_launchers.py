@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import joblib
@@ -20,7 +21,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from experiments.cli import UsageError, Where, check_command_line
-from experiments.evaluate import device_of, pick_device
+from experiments.evaluate import check_bf16, device_of, pick_device
 from experiments.terminal import Bar, Labelled, labelled
 from marl.config import build, run_folder
 from marl.errors import UserError
@@ -260,6 +261,25 @@ def test_a_jobs_number_says_which_gpu_is_its_own(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert pick_device("auto") == torch.device("cuda:3")
     assert [device.index for device in current] == [0, 2, 2, 0, 3]
+
+
+@pytest.mark.parametrize("able", [False, True])
+def test_bfloat16_is_refused_where_a_gpu_has_none(able: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: able or including_emulation)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    said = r"^algo\.update\.bf16=true: Tesla T4 has no bfloat16, which would only be imitated; set it to false$"
+    with nullcontext() if able else pytest.raises(UserError, match=said):
+        check_bf16(torch.device("cuda:0"), "algo.update.bf16")
+
+
+@pytest.mark.parametrize("instructions", ["avx512_bf16", "avx512_f"])
+def test_a_processor_without_bfloat16_is_told(
+    instructions: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {instructions: True}, raising=False)
+    check_bf16(torch.device("cpu"), "base.bf16")
+    told = "base.bf16=true: this processor has no instructions for bfloat16, so false would be faster\n"
+    assert capsys.readouterr().out == ("" if instructions == "avx512_bf16" else told)
 
 
 def test_which_gpu_is_no_part_of_a_runs_name() -> None:

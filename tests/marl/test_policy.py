@@ -137,3 +137,13 @@ def test_a_choice_is_sampled_out_of_its_legal_set() -> None:
     shaped = choice_logits(logits, torch.tensor([[0, 2, -1], [3, -1, -1]]), 0.5)
     inf = torch.inf
     assert shaped.tolist() == [[2.0, -inf, 6.0, -inf], [-inf, -inf, -inf, 8.0]]
+
+
+def test_values_are_in_float32_whatever_the_layers_compute_in() -> None:
+    policy = tiny_policy()
+    hidden = torch.randn(3, 5, 32, generator=torch.Generator().manual_seed(0))
+    plain = policy.value(hidden, torch.zeros(3, 5, 0))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(policy.value(hidden, torch.zeros(3, 5, 0)), plain)
+        logits = policy.logits(policy.hidden(torch.ones(1, 4, dtype=torch.long)))
+    assert plain.dtype == logits.dtype == torch.float32
