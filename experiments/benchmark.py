@@ -42,7 +42,7 @@ import torch
 from omegaconf import DictConfig
 
 from experiments.baselines import INSTALL_TRL, GenerateAgent, trl_iteration, trl_version
-from experiments.benchmark_figures import draw, line, ratios, summary, table
+from experiments.benchmark_figures import draw, line, ratios, summary, table, targets
 from experiments.cli import command
 from experiments.evaluate import pick_device, set_threads
 from experiments.measure import PeakMemory, Shape, Stopwatch, UpdateCounts, limits, measure_rates
@@ -188,6 +188,8 @@ class Bench:
         self.baselines: list[Row] = []
         self.alone: dict[str, Any] = {}
         self.cell = 0.0  # bytes of a token in a batch; known from the first
+        self.most: dict[tuple[int, int], int] = {}  # by players and context: the most games of any point
+        self._cuts: dict[tuple[int, int], int] = {}
         self._script: tuple[tuple[int, ...], Script] | None = None
         self._began = time.monotonic()
         self._commit = git_commit()
@@ -195,17 +197,25 @@ class Bench:
     # -- What is played, and by which model ----------------------------------------------------------------------------
 
     def script(self, point: Point, cut: int | None = None) -> Script:
-        """The games of a point, ended after `cut` at the latest. The last one's are kept: points share them."""
-        key = (point.games, point.players, point.context, cut or 0)
+        """The games of a point, ended after `cut` at the latest. The last one's are kept: points share them.
+
+        Points with other numbers of games end theirs at the same step: where the longest of the most games fits.
+        """
+        shape = (point.players, point.context)
+        if shape not in self._cuts and self.most.get(shape, 0) > point.games:
+            self._cuts[shape] = self._record(replace(point, games=self.most[shape]), self.env[self.cut]).cut
+        limit = min(self._cuts.get(shape, self.env[self.cut]), cut or self.env[self.cut])
+        key = (point.games, point.players, point.context, limit)
         if self._script is None or self._script[0] != key:
-            env = {**self.env, self.cut: min(self.env[self.cut], cut or self.env[self.cut])}
-            if "players" in env:
-                env["players"] = point.players
-            s = self.settings
-            say(f"recording {point.games} games of {point.players} that fit {point.context} tokens")
-            made = record(env, self.cut, point.context, point.games, self.tokens, s.reply_tokens, s.seed)
-            self._script = (key, made)
+            self._script = (key, self._record(point, limit))
         return self._script[1]
+
+    def _record(self, point: Point, limit: int) -> Script:
+        env, s = {**self.env, self.cut: limit}, self.settings
+        if "players" in env:
+            env["players"] = point.players
+        say(f"recording {point.games} games of {point.players} that fit {point.context} tokens")
+        return record(env, self.cut, point.context, point.games, self.tokens, s.reply_tokens, s.seed)
 
     def policy(self, point: Point, dtype: torch.dtype = torch.float32) -> Policy:
         """Random weights, the same every time; the value head stays in float32."""
@@ -310,7 +320,7 @@ class Bench:
         self.cell = self.cell or sum(getattr(batch, name).nbytes for name in BY_TOKEN) / batch.tokens.numel()
         work = self.learn(learner, batch, dtype, watch)
         peak, cache = memory.rise(), agent.engine.cache.nbytes
-        rates = measure_rates(shape, cache, dtype, self.device)
+        rates = measure_rates(shape, script.seats, UpdateConfig().token_budget, cache, dtype, self.device)
         limit = limits(shape, rates, dtype.itemsize, agent.engine.counts, script.sampled, script.answers, work)
         read = {phase: c.tokens for phase, c in agent.engine.counts.items()}
         extra = {
@@ -382,6 +392,7 @@ class Bench:
             "baselines": baselines,
             "alone": self.alone,
             "ratios": ratios(around, baselines),
+            "targets": targets(around, baselines),
             "hardware": hardware(),
             "versions": {name: version(name) for name in ("torch", "transformers")} | {"trl": trl_version()},
             "git_commit": self._commit,
@@ -450,6 +461,9 @@ def main(cfg: DictConfig) -> None:
     texts = scripted_texts(game, [env_maker(given["env"])], settings.seed, games=100)
     tokens = Tokens(train_tokenizer(texts, game_module(game).COMPACT_TOKENS, settings.vocab_size))
     bench = Bench(env, given["games"][game]["cut"], settings, device, tokens, out)
+    for point in points:
+        shape = (point.players, point.context)
+        bench.most[shape] = max(point.games, bench.most.get(shape, 0))
     limit = f"at most about {settings.minutes:g} minutes" if settings.minutes is not None else "no limit of time"
     say(f"{len(points)} points of this engine, baselines at the first; {settings.repeats} repeats each; {limit}")
     bench.measure_alone(env_maker(given["env"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -82,6 +83,81 @@ def ratios(around: Sequence[Data], baselines: Sequence[Data]) -> dict[str, dict[
     return found
 
 
+def targets(around: Sequence[Data], baselines: Sequence[Data]) -> list[dict[str, Any]]:
+    """What this engine is meant to reach on two cores at the full size, and what was found: `name`, `value` (None where
+    nothing was measured), the bounds `least` and `most` (None: no bound), and whether it is `met`."""
+    if not around:
+        return []
+    compared = ratios(around, baselines)
+
+    def figure(row: Data | None, name: str) -> float | None:
+        found = row["summary"].get("figures", {}).get(name) if row else None
+        return found["median"] if found else None
+
+    def slower(engine: str, part: str) -> float | None:
+        found = compared.get(engine, {}).get(part)
+        return found["median"] if found else None
+
+    centre, half = around[0], next((row for row in around[1:] if row["point"]["dtype"] == "bfloat16"), None)
+    written = None
+    if centre["repeats"]:
+        shares = centre["summary"]["shares"]
+        written = sum(shares[phase] for phase in ("game", "text", "tokenising"))
+        written /= sum(share for phase, share in shares.items() if phase not in LEARNING)
+    many = [row for place, row in along("games", around) if place >= 64]
+    costs = [median(parts(r)["rollout"] for r in row["repeats"]) / row["point"]["games"] for row in many]
+    steepest = max((cost / costs[0] for cost in costs[1:]), key=lambda ratio: abs(math.log(ratio)), default=None)
+    long = along("context", around)
+    growth = None
+    if len(long) > 1:
+        (_, short), (_, longest) = long[0], long[-1]
+        growth = _cost_of_a_token(longest) / _cost_of_a_token(short)
+        growth /= _work_of_a_token(longest) / _work_of_a_token(short)
+    rows: list[tuple[str, float | None, float | None, float | None]] = [
+        ("generate: times as long, rollout", slower("generate", "rollout"), 10.0, None),
+        ("TRL: times as long, rollout and update", slower("TRL", "rollout and update"), 5.0, None),
+        ("decode: share of its limit", figure(centre, "decode_of_limit"), 0.5, None),
+        ("update, float32: share of its limit", figure(centre, "update_of_limit"), 0.6, None),
+        ("update, bfloat16: share of its limit", figure(half, "update_of_limit"), 0.4, None),
+        ("game, text and tokenising: share of a rollout", written, None, 0.1),
+        ("a game among more at once, beside one among 64", steepest, 0.9, 1.1),
+        ("a token at the longest context: growth of time by that of work", growth, None, 1.0),
+        *(
+            (f"memory as predicted, {row['point']['dtype']}: of what it took", _predicted(row), 0.9, 1.1)
+            for row in (centre, half)
+            if row
+        ),
+    ]
+    return [
+        {
+            "name": name,
+            "value": value,
+            "least": least,
+            "most": most,
+            "met": None if value is None else (least or 0.0) <= value <= (most or math.inf),
+        }
+        for name, value, least, most in rows
+    ]
+
+
+def _predicted(row: Data) -> float | None:
+    found = row["summary"].get("figures", {})
+    if "peak_bytes" not in found or "predicted_bytes" not in found:
+        return None
+    return float(found["predicted_bytes"]["median"] / found["peak_bytes"]["median"])
+
+
+def _cost_of_a_token(row: Data) -> float:
+    """Seconds of a rollout by the tokens of its streams."""
+    return median(parts(r)["rollout"] for r in row["repeats"]) / row["played"]["tokens"]
+
+
+def _work_of_a_token(row: Data) -> float:
+    """Seconds that the products of a rollout take by themselves, by the tokens of its streams."""
+    phases = ("prefill", "decode", "sampling", "beliefs")
+    return median(sum(r["limit"][p]["arithmetic"] for p in phases) for r in row["repeats"]) / row["played"]["tokens"]
+
+
 # --- For the terminal -------------------------------------------------------------------------------------------------
 
 
@@ -116,6 +192,12 @@ def table(around: Sequence[Data], baselines: Sequence[Data], alone: Data) -> str
         for part, r in each.items():
             text = f"{number(r['median']):>8}  ({number(r['low'])} to {number(r['high'])})"
             lines.append(f"  {name:22} {part:20} {text}")
+    lines += ["", "meant to be reached (256 slots, context 1,024, 4 million parameters, two cores)"]
+    for t in targets(around, baselines):
+        both = " to ".join(number(t[k]) for k in ("least", "most") if t[k] is not None)
+        bounds = f"at least {both}" if t["most"] is None else f"at most {both}" if t["least"] is None else both
+        found = "not measured" if t["met"] is None else f"{number(t['value'])}, {'met' if t['met'] else 'missed'}"
+        lines.append(f"  {t['name']:64} {bounds:>16}: {found}")
     lines += ["", "alone, on one core"]
     for name, label in (("agent_steps_per_second", "agent-steps/s"), ("games_per_second", "games/s")):
         r = spread([repeat[name] for repeat in alone["game"]])

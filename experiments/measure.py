@@ -1,7 +1,8 @@
 """What the benchmark measures with: a stopwatch of phases, peak memory, counted work, and the rates of this machine.
 
-The limit of a phase is the larger of two times: its multiply-adds at the rate of large matrix products, and the bytes
-that it must touch at the rate of copying, both measured here and now. What is counted is named in `limits`.
+The limit of a phase is the larger of two times: its multiply-adds at the rate of matrix products of the model's own
+shapes, and the bytes that it must touch at the rate of copying, both measured here and now. What is counted is named in
+`limits`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import functools
 import gc
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from marl.engine import READ_BUDGET
 from marl.policy import Policy
 from marl.tokens import Tokens
 
@@ -176,8 +179,8 @@ class Shape:
     parameters: int
     attention: int  # multiply-adds of one attended pair, all layers
     cache: int  # numbers that one token keeps, all layers
-    width: int
-    inner: int
+    matrices: tuple[tuple[int, int], ...]  # (in, out) of each matrix between embedding and output
+    output: tuple[int, int]  # that of the output layer
 
     @classmethod
     def of(cls, policy: Policy) -> Shape:
@@ -190,8 +193,8 @@ class Shape:
             parameters=sum(p.numel() for p in policy.lm.parameters()),
             attention=2 * config.num_attention_heads * head_dim * config.num_hidden_layers,
             cache=2 * config.num_key_value_heads * head_dim * config.num_hidden_layers,
-            width=config.hidden_size,
-            inner=config.intermediate_size,
+            matrices=tuple((m.in_features, m.out_features) for m in matrices),
+            output=(config.hidden_size, policy.lm.get_output_embeddings().weight.shape[0]),
         )
 
 
@@ -199,23 +202,46 @@ class Shape:
 class Rates:
     """Of this machine at this moment: multiply-adds a second, and bytes a second of copying (read + written)."""
 
-    macs: float
+    read: float  # through all of the model's matrices one after the other, as many rows as a pass that reads may have
+    decode: float  # the same with one row for each slot
+    output: float  # through the output layer, one row for each slot
+    update: float  # forward and backward, as many rows as a pass of the update has; in float32 or under autocast
     weights: float  # copying as much as the model's weights, which a processor's own cache may hold
     cache: float  # copying as much as all slots
 
 
-def measure_rates(shape: Shape, cache_bytes: int, dtype: torch.dtype, device: torch.device) -> Rates:
-    """The best of a few: products of this model's widest matrix, copies of buffers of these sizes (256 MB at most)."""
-    best = 0.0
-    for rows in (256, 2048, 8192):
-        a = torch.randn(rows, shape.width, device=device).to(dtype)
-        b = torch.randn(shape.width, shape.inner, device=device).to(dtype)
-        best = max(best, rows * shape.width * shape.inner / _seconds(functools.partial(torch.matmul, a, b), device))
+def measure_rates(
+    shape: Shape, slots: int, budget: int, cache_bytes: int, dtype: torch.dtype, device: torch.device
+) -> Rates:
+    """Matrix products at the model's own shapes, and copies of buffers of its sizes (256 MB at most).
+
+    `slots`: rows of a pass that decodes; `budget`: those of an update's pass.
+    """
     return Rates(
-        best,
-        _copy_rate(shape.parameters * dtype.itemsize, device),
-        _copy_rate(min(cache_bytes, 1 << 28), device),
+        read=_product_rate(shape.matrices, READ_BUDGET, dtype, device),
+        decode=_product_rate(shape.matrices, slots, dtype, device),
+        output=_product_rate((shape.output,), slots, dtype, device),
+        update=_product_rate((*shape.matrices, shape.output), budget, dtype, device, backward=True),
+        weights=_copy_rate(shape.parameters * dtype.itemsize, device),
+        cache=_copy_rate(min(cache_bytes, 1 << 28), device),
     )
+
+
+def _product_rate(
+    matrices: Sequence[tuple[int, int]], rows: int, dtype: torch.dtype, device: torch.device, backward: bool = False
+) -> float:
+    """Multiply-adds a second of rows through these matrices, (in, out) each; backward: of both gradients as well."""
+    macs = seconds = 0.0
+    for (inside, outside), count in Counter(matrices).items():
+        x = torch.randn(rows, inside, device=device).to(dtype)
+        weight = torch.randn(outside, inside, device=device).to(dtype)
+        y = torch.randn(rows, outside, device=device).to(dtype)
+        products = [functools.partial(torch.nn.functional.linear, x, weight)]
+        if backward:
+            products += [functools.partial(torch.matmul, y, weight), functools.partial(torch.matmul, y.T, x)]
+        macs += count * len(products) * rows * inside * outside
+        seconds += count * sum(_seconds(product, device) for product in products)
+    return macs / seconds
 
 
 def _copy_rate(size: int, device: torch.device) -> float:
@@ -273,12 +299,12 @@ def limits(
     for phase, c in counts.items():
         macs = c.tokens * shape.body + c.attended * shape.attention
         memory = c.passes * shape.body * size / rates.weights + (c.cached + c.tokens) * shape.cache * size / rates.cache
-        found[phase] = _larger(macs / rates.macs, memory)
+        found[phase] = _larger(macs / (rates.decode if phase == "decode" else rates.read), memory)
     for phase, outputs in (("sampling", sampled), ("beliefs", answers)):
-        found[phase] = _larger(outputs * shape.head / rates.macs, 0.0)
+        found[phase] = _larger(outputs * shape.head / rates.output, 0.0)
     macs = 3 * (update.tokens * shape.body + update.attended * shape.attention + update.outputs * shape.head)
     numbers = (4 * update.passes + 7 * update.steps) * shape.parameters
-    found["update"] = _larger(macs / rates.macs, 4 * numbers / rates.weights)
+    found["update"] = _larger(macs / rates.update, 4 * numbers / rates.weights)
     return found
 
 

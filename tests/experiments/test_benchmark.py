@@ -14,7 +14,7 @@ from hydra import compose, initialize_config_module
 from envs.among_us_v0 import AmongUs
 from experiments import benchmark
 from experiments.baselines import GenerateAgent, trl_version
-from experiments.benchmark_figures import along, line, parts
+from experiments.benchmark_figures import along, line, parts, targets
 from experiments.measure import PHASES, Counts, Shape, Stopwatch
 from experiments.pieces import STAGE_GAMES, game_alone
 from experiments.workload import ReplayAgent, Script, record
@@ -150,6 +150,47 @@ def test_one_thing_changes_along_an_axis(found: dict[str, Any]) -> None:
     assert len(along("width", found["around"])) == 2
 
 
+def test_what_is_meant_to_be_reached_is_told(found: dict[str, Any]) -> None:
+    told = {t["name"]: t for t in found["targets"]}
+    assert len(told) == 10 and told["a game among more at once, beside one among 64"]["value"] is None
+    for t in told.values():
+        assert (t["met"] is None) == (t["value"] is None)
+    decode = told["decode: share of its limit"]
+    assert decode["value"] == found["around"][0]["summary"]["figures"]["decode_of_limit"]["median"]
+
+
+def test_targets_of_made_up_figures() -> None:
+    """Ours takes 1 s a game at 64 games and 1.2 at 256, half of it in the rules; `generate` takes twelve times that."""
+
+    def row(engine: str, games: int, seconds: float, **figures: float) -> dict[str, Any]:
+        took = dict.fromkeys(PHASES, 0.0) | {"game": seconds / 2, "decode": seconds / 2}
+        shares = {phase: each / seconds for phase, each in took.items()}
+        summary = {"figures": {name: {"median": value} for name, value in figures.items()}, "shares": shares}
+        point = {"games": games, "players": 5, "context": 1024, "width": 256, "dtype": "float32"}
+        return {"engine": engine, "point": point, "repeats": [{"seconds": took}], "summary": summary}
+
+    centre = row("ours", 64, 64.0, decode_of_limit=0.5, update_of_limit=0.59, peak_bytes=100.0, predicted_bytes=85.0)
+    around = [centre, row("ours", 256, 1.2 * 256)]
+    baselines = [row("ours", 64, 1.0), row("generate", 64, 12.0)]
+    found = {t["name"]: (t["value"], t["met"]) for t in targets(around, baselines)}
+    assert found == {
+        "generate: times as long, rollout": (12.0, True),
+        "TRL: times as long, rollout and update": (None, None),
+        "decode: share of its limit": (0.5, True),
+        "update, float32: share of its limit": (0.59, False),
+        "update, bfloat16: share of its limit": (None, None),
+        "game, text and tokenising: share of a rollout": (0.5, False),
+        "a game among more at once, beside one among 64": (pytest.approx(1.2), False),
+        "a token at the longest context: growth of time by that of work": (None, None),
+        "memory as predicted, float32: of what it took": (0.85, False),
+    }
+
+
+def test_points_of_other_numbers_of_games_end_at_the_same_step(found: dict[str, Any]) -> None:
+    games = {row["point"]["games"]: row["played"] for _, row in along("games", found["around"])}
+    assert games[1]["steps"] <= games[2]["steps"] and games[1]["longest_stream"] <= games[2]["longest_stream"]
+
+
 def test_no_time_is_left(tmp_path: Path) -> None:
     found = run("minutes=0", f"out={tmp_path}")
     assert not measured(found)
@@ -254,4 +295,5 @@ def test_a_models_shape(workload: tuple[Policy, Script]) -> None:
     # tiny_lm: 2 layers of width 32, inside 384; queries and outputs 32 x 32, one key head and one value head of 8
     assert shape.body == 2 * (2 * 32 * 32 + 2 * 32 * 8 + 3 * 32 * 384)
     assert shape.attention == 2 * 2 * 32 and shape.cache == 2 * 2 * 8
-    assert shape.head == 32 * policy.tokens.size
+    assert shape.head == 32 * policy.tokens.size and shape.output == (32, policy.tokens.size)
+    assert sum(a * b for a, b in shape.matrices) == shape.body
