@@ -51,6 +51,7 @@ format: $(STAMP) ## put the code into the style that lint asks for
 	@$(BIN)/ruff format .
 
 bench: $(STAMP) ## speed of rollouts and updates beside other engines and the limit; up to two hours
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev,bench]' --constraint constraints.txt
 	@$(BIN)/python -m experiments.benchmark
 
 clean: ## remove the virtual environment and all caches, but no run

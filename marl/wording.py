@@ -166,7 +166,10 @@ HEADLINE = {
 }  # fmt: skip
 
 # Names that Among Us' arms are published under (Sarkar et al. 2025: RL, Listening, Speaking), by preset of `ablation`.
-ARMS = {"listening_only": "L", "game_only": "RL", "no_listening": "RL+S", "no_speaking": "RL+L", "full": "RL+L+S"}
+ARMS = {
+    "listening_only": "L", "speaking_only": "S", "listening_speaking": "L+S", "game_only": "RL", "no_listening": "RL+S",
+    "no_speaking": "RL+L", "full": "RL+L+S",
+}  # fmt: skip
 
 
 def arm_name(arm: str, game: str) -> str:

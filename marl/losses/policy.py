@@ -14,22 +14,24 @@ from marl.types import Kind, TokenBatch
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """-min(ratio A, clip(ratio, 1 - clip_coef, 1 + clip_coef) A) at every token of a reply, at tokens of speech times
-    `speech`. A message has many tokens, out of the whole vocabulary: unscaled, their gradient may drown that of votes
-    and moves (the release of Sarkar et al. 2025 has .2).
+    """-min(ratio A, clip(ratio, 1 - clip_coef, 1 + clip_coef) A) at every token of a reply, times `speech` at tokens of
+    speech, `choice` at others. A message has many tokens, out of the whole vocabulary: unscaled, their gradient may
+    drown that of votes and moves (the release of Sarkar et al. 2025 has .2).
     """
 
     weight: float = 1.0
     clip_coef: float = 0.2
     speech: float = 1.0
+    choice: float = 1.0
     reads: str = "reply"
 
     def __post_init__(self) -> None:
-        if self.speech < 0:
-            raise UserError(f"loss.policy.speech={self.speech}: must not be negative")
+        for name in ("speech", "choice"):
+            if getattr(self, name) < 0:
+                raise UserError(f"loss.policy.{name}={getattr(self, name)}: must not be negative")
 
     def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
         ratio = (outputs.logprobs - batch.logprobs).exp()  # (B, T)
         clipped = ratio.clamp(1 - self.clip_coef, 1 + self.clip_coef)
         values = -torch.minimum(ratio * batch.advantages, clipped * batch.advantages)
-        return torch.where(batch.kind == Kind.SPEECH, self.speech * values, values), batch.reply
+        return torch.where(batch.kind == Kind.SPEECH, self.speech, self.choice) * values, batch.reply

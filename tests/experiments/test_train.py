@@ -269,7 +269,12 @@ SPEAKING, LISTENING = {"reward.speaking.weight": 0.0}, {"loss.listening.weight":
 WITHOUT_RL = {"reward.game.weight": 0.0} | {
     f"loss.{n}.weight": 0.0 for n in ("policy", "value", "entropy", "imitation")
 }
-PRESETS: dict[str, dict[str, float]] = {
+NO_GAME = {
+    **{name: value for name, value in WITHOUT_RL.items() if name != "loss.policy.weight"},
+    "loss.policy.choice": 0.0,
+    "algo.credit.speech": "separate_only",
+}
+PRESETS: dict[str, dict[str, Any]] = {
     "full": {},
     "none": {},
     "no_speaking": SPEAKING,
@@ -278,6 +283,8 @@ PRESETS: dict[str, dict[str, float]] = {
     "no_imitation": {"loss.imitation.weight": 0.0},
     "reward_only": {"reward.speaking.weight": 0.0, "loss.listening.weight": 0.0, "loss.imitation.weight": 0.0},
     "listening_only": {**SPEAKING, **WITHOUT_RL},
+    "speaking_only": {**LISTENING, **NO_GAME},
+    "listening_speaking": NO_GAME,
 }
 
 
@@ -296,7 +303,7 @@ def test_arms_differ_in_the_weights_of_their_terms_and_in_nothing_else(preset: s
     before, after = flat(plain(usual)), flat(plain(cfg))
     assert before.keys() == after.keys()
     changed = {name: value for name, value in after.items() if value != before[name] and name != "arm"}
-    assert changed == {name: value for name, value in PRESETS[preset].items() if before[name] != 0}
+    assert changed == {name: value for name, value in PRESETS[preset].items() if before[name] not in (0, value)}
     assert cfg.arm == (preset if preset != "none" else "custom")
     build(cfg)
 

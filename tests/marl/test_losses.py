@@ -222,8 +222,11 @@ def test_policy_loss_clips_on_both_sides(ratio: float, advantage: float, loss: f
 def test_speech_may_count_for_less_than_choices(kind: Kind, loss: float) -> None:
     batch = one_token(kind, logprob=-1.0, advantage=3.0)
     assert only(PolicyLoss(speech=0.2)(batch, say(logprob=-1.0))) == pytest.approx(loss)
-    with pytest.raises(UserError, match=r"loss\.policy\.speech=-1: must not be negative"):
-        PolicyLoss(speech=-1)
+    other = {Kind.SPEECH: -3.0, Kind.CHOICE: 0.0}[kind]
+    assert only(PolicyLoss(choice=0.0)(batch, say(logprob=-1.0))) == pytest.approx(other)
+    for name in ("speech", "choice"):
+        with pytest.raises(UserError, match=rf"loss\.policy\.{name}=-1: must not be negative"):
+            PolicyLoss(**{name: -1})
 
 
 def test_value_entropy_listening_world_model_and_imitation_by_hand() -> None:
