@@ -970,45 +970,59 @@ def test_others_roles_do_not_show(style: str, seed: int) -> None:
     assert first == second
 
 
+@pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("seed", range(6))
-def test_others_tasks_do_not_show_nor_whether_one_does_them(seed: int) -> None:
+def test_others_tasks_do_not_show_nor_whether_one_does_them(style: str, seed: int) -> None:
     plan = walk_about(seed, 40)
     others = ("red", "green", "yellow", "orange")
     few_tasks, many = (((1, 1),),), (((0, 0), (0, 1), (1, 0)),)
-    assert views({"tasks": FAR[:1] + few_tasks + FAR[2:]}, plan, others, seed) == views(
-        {"tasks": FAR[:1] + many + FAR[2:]}, plan, others, seed
+    assert views({"tasks": FAR[:1] + few_tasks + FAR[2:]}, plan, others, seed, style=style) == views(
+        {"tasks": FAR[:1] + many + FAR[2:]}, plan, others, seed, style=style
     )
     works, rests = ([{"blue": first}, {}, {}] for first in ("do_task", "wait"))
     start = {"tasks": FAR[:1] + many + FAR[2:]}
-    assert views(start, works, others, seed) == views(start, rests, others, seed)
+    assert views(start, works, others, seed, style=style) == views(start, rests, others, seed, style=style)
+    assert views(start, works, ("blue",), seed, style=style) != views(start, rests, ("blue",), seed, style=style)
 
 
+@pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("seed", range(6))
-def test_what_happens_elsewhere_does_not_show(seed: int) -> None:
+def test_what_happens_elsewhere_does_not_show(style: str, seed: int) -> None:
     approach = [{"red": "go_south", "orange": "go_south"}, {}, {}, {}, {}, {}, {}]
     others = ("blue", "green", "yellow")
     kill, spare = ([*approach, {"orange": first}, {}, {}, {}] for first in ("kill_red", "wait"))
-    assert views({}, kill, others, seed) == views({}, spare, others, seed)
+    assert views({}, kill, others, seed, style=style) == views({}, spare, others, seed, style=style)
+    assert views({}, kill, ("red",), seed, style=style) != views({}, spare, ("red",), seed, style=style)
 
 
+@pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("recall", [False, True])
 @pytest.mark.parametrize("seed", range(10))
-def test_who_killed_does_not_show_in_the_whole_discussion_after_it(seed: int, recall: bool) -> None:
+def test_who_killed_does_not_show_in_the_whole_discussion_after_it(seed: int, recall: bool, style: str) -> None:
     away = [{"red": "go_south", "yellow": "go_south", "orange": "go_south"}, {}, {}, {}, {}, {}, {}, {}]
     found = [{"blue": "go_south"}, {}, {}, {"blue": "report_red"}, *[{}] * 8, {"blue": "skip"}, {}, {}, {}]
     first, second = (
-        views({"imposters": (seat,)}, [*away, {killer: "kill_red"}, *found], ("blue", "green"), seed, recall=recall)
+        views(
+            {"imposters": (seat,)},
+            [*away, {killer: "kill_red"}, *found],
+            ("blue", "green"),
+            seed,
+            recall=recall,
+            style=style,
+        )
         for seat, killer in ((3, "yellow"), (4, "orange"))
     )
     assert first == second
-    assert any("meeting" in seen["text"] for step in first for seen in step)
-    assert any("votes" in seen["text"] for step in first for seen in step)
+    meeting, votes = ("meeting", "votes") if style == "compact" else ("A discussion begins", "votes")
+    assert any(meeting in seen["text"] for step in first for seen in step)
+    assert any(votes in seen["text"].lower() for step in first for seen in step)
 
 
-def test_who_voted_for_whom_does_not_show() -> None:
+@pytest.mark.parametrize("style", STYLES)
+def test_who_voted_for_whom_does_not_show(style: str) -> None:
     told = []
     for green, yellow in (("orange", "skip"), ("skip", "orange")):
-        table = body_found().talk()
+        table = body_found(style=style).talk()
         table(green=green, yellow=yellow, orange="green")
         told.append([table.observations[table.agent(name)] for name in ("blue", "green", "yellow", "orange")])
     assert told[0] == told[1]
