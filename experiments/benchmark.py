@@ -392,7 +392,7 @@ class Bench:
             "baselines": baselines,
             "alone": self.alone,
             "ratios": ratios(around, baselines),
-            "targets": targets(around, baselines),
+            "targets": targets(around, baselines, self.alone),
             "hardware": hardware(),
             "versions": {name: version(name) for name in ("torch", "transformers")} | {"trl": trl_version()},
             "git_commit": self._commit,

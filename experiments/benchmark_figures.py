@@ -83,7 +83,7 @@ def ratios(around: Sequence[Data], baselines: Sequence[Data]) -> dict[str, dict[
     return found
 
 
-def targets(around: Sequence[Data], baselines: Sequence[Data]) -> list[dict[str, Any]]:
+def targets(around: Sequence[Data], baselines: Sequence[Data], alone: Data) -> list[dict[str, Any]]:
     """What this engine is meant to reach on two cores at the full size, and what was found: `name`, `value` (None where
     nothing was measured), the bounds `least` and `most` (None: no bound), and whether it is `met`."""
     if not around:
@@ -122,6 +122,12 @@ def targets(around: Sequence[Data], baselines: Sequence[Data]) -> list[dict[str,
         ("game, text and tokenising: share of a rollout", written, None, 0.1),
         ("a game among more at once, beside one among 64", steepest, 0.9, 1.1),
         ("a token at the longest context: growth of time by that of work", growth, None, 1.0),
+        (
+            "the game with random players, one core: agent-steps/s",
+            median(repeat["agent_steps_per_second"] for repeat in alone["game"]) if alone else None,
+            20_000.0,
+            None,
+        ),
         *(
             (f"memory as predicted, {row['point']['dtype']}: of what it took", _predicted(row), 0.9, 1.1)
             for row in (centre, half)
@@ -193,7 +199,7 @@ def table(around: Sequence[Data], baselines: Sequence[Data], alone: Data) -> str
             text = f"{number(r['median']):>8}  ({number(r['low'])} to {number(r['high'])})"
             lines.append(f"  {name:22} {part:20} {text}")
     lines += ["", "meant to be reached (256 slots, context 1,024, 4 million parameters, two cores)"]
-    for t in targets(around, baselines):
+    for t in targets(around, baselines, alone):
         both = " to ".join(number(t[k]) for k in ("least", "most") if t[k] is not None)
         bounds = f"at least {both}" if t["most"] is None else f"at most {both}" if t["least"] is None else both
         found = "not measured" if t["met"] is None else f"{number(t['value'])}, {'met' if t['met'] else 'missed'}"

@@ -152,7 +152,7 @@ def test_one_thing_changes_along_an_axis(found: dict[str, Any]) -> None:
 
 def test_what_is_meant_to_be_reached_is_told(found: dict[str, Any]) -> None:
     told = {t["name"]: t for t in found["targets"]}
-    assert len(told) == 10 and told["a game among more at once, beside one among 64"]["value"] is None
+    assert len(told) == 11 and told["a game among more at once, beside one among 64"]["value"] is None
     for t in told.values():
         assert (t["met"] is None) == (t["value"] is None)
     decode = told["decode: share of its limit"]
@@ -172,7 +172,10 @@ def test_targets_of_made_up_figures() -> None:
     centre = row("ours", 64, 64.0, decode_of_limit=0.5, update_of_limit=0.59, peak_bytes=100.0, predicted_bytes=85.0)
     around = [centre, row("ours", 256, 1.2 * 256)]
     baselines = [row("ours", 64, 1.0), row("generate", 64, 12.0)]
-    found = {t["name"]: (t["value"], t["met"]) for t in targets(around, baselines)}
+    found = {
+        t["name"]: (t["value"], t["met"])
+        for t in targets(around, baselines, {"game": [{"agent_steps_per_second": 19e3}]})
+    }
     assert found == {
         "generate: times as long, rollout": (12.0, True),
         "TRL: times as long, rollout and update": (None, None),
@@ -182,6 +185,7 @@ def test_targets_of_made_up_figures() -> None:
         "game, text and tokenising: share of a rollout": (0.5, False),
         "a game among more at once, beside one among 64": (pytest.approx(1.2), False),
         "a token at the longest context: growth of time by that of work": (None, None),
+        "the game with random players, one core: agent-steps/s": (19e3, False),
         "memory as predicted, float32: of what it took": (0.85, False),
     }
 
