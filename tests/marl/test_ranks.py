@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -9,7 +10,8 @@ import torch.distributed as dist
 from torch import nn
 
 from marl.ranks import ONE, Ranks
-from tests.marl.test_toy_game import BOTH, play, train
+from tests.marl.hint import hint_policy
+from tests.marl.test_toy_game import BOTH, STEPS, play, train
 from tests.together import together
 
 
@@ -37,6 +39,31 @@ def _collectives(rank: int, size: int, folder: str) -> None:
 
 def test_three_processes_share_and_sum(tmp_path: Path) -> None:
     together(_collectives, 3, 3, str(tmp_path))
+
+
+def _first_update(rank: int, size: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    if size > 1:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/first", rank=rank, world_size=size)
+    steps = replace(
+        STEPS, optimizer="sgd", learning_rate=0.3
+    )  # AdamW's first step makes as much of rounding as of signal
+    policy = train(0, *BOTH, iterations=1, ranks=Ranks(rank, size), steps=steps)
+    torch.save([p.detach() for p in policy.parameters()], f"{folder}/{rank}-of-{size}.pt")
+    if size > 1:
+        dist.destroy_process_group()
+
+
+def test_the_first_update_of_two_with_half_the_games_each_is_that_of_one(tmp_path: Path) -> None:
+    _first_update(0, 1, str(tmp_path))
+    together(_first_update, 2, 2, str(tmp_path))
+    alone, first, second = (
+        torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("0-of-1", "0-of-2", "1-of-2")
+    )
+    moved = max(float((a - b.detach()).abs().max()) for a, b in zip(alone, hint_policy(0).parameters(), strict=True))
+    apart = max(float((a - b).abs().max()) for a, b in zip(alone, first, strict=True))
+    assert moved > 1e-2 and apart < 2e-6, (moved, apart)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def _toy(rank: int, folder: str) -> None:

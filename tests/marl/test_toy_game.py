@@ -51,7 +51,12 @@ class Played:
     words: frozenset[tuple[str, str]]  # (fact, message) pairs that make up a twentieth of the games or more
 
 
-def train(seed: int, speaking: float, listening: float, iterations: int = 40, ranks: Ranks = ONE) -> Policy:
+STEPS = UpdateConfig(learning_rate=1e-3, minibatches=4, max_grad_norm=0.5, token_budget=8192)
+
+
+def train(
+    seed: int, speaking: float, listening: float, iterations: int = 40, ranks: Ranks = ONE, steps: UpdateConfig = STEPS
+) -> Policy:
     policy = hint_policy(seed)
     rewards: dict[str, Reward] = {"game": GameReward(weight=0.0), "speaking": SpeakingReward(weight=speaking)}
     losses: dict[str, Loss] = {
@@ -67,7 +72,7 @@ def train(seed: int, speaking: float, listening: float, iterations: int = 40, ra
         max_new_tokens=1,
         context=32,
         credit=Credit(speech="separate"),
-        update=UpdateConfig(learning_rate=1e-3, minibatches=4, max_grad_norm=0.5, token_budget=8192),
+        update=steps,
     )
     learner = Learner("learner", policy, policy, make_optimizer(policy, config.update))
     train_ppo(
