@@ -180,15 +180,25 @@ class Bench:
     """What measurements share, and what they found so far."""
 
     def __init__(
-        self, env: Mapping[str, Any], cut: str, settings: Settings, device: torch.device, tokens: Tokens, out: Path
+        self,
+        env: Mapping[str, Any],
+        cut: str,
+        settings: Settings,
+        device: torch.device,
+        tokens: Tokens,
+        out: Path,
+        points: Sequence[Point],
     ) -> None:
-        """`cut`: the game's setting that ends it early."""
+        """`cut`: the game's setting that ends it early; `points`: all that will be measured."""
         self.env, self.cut, self.settings, self.device, self.tokens, self.out = env, cut, settings, device, tokens, out
         self.around: list[Row] = []
         self.baselines: list[Row] = []
         self.alone: dict[str, Any] = {}
         self.cell = 0.0  # bytes of a token in a batch; known from the first
-        self.most: dict[tuple[int, int], int] = {}  # by players and context: the most games of any point
+        self._most: dict[tuple[int, int], int] = {}  # by players and context: the most games of any point
+        for point in points:
+            shape = (point.players, point.context)
+            self._most[shape] = max(point.games, self._most.get(shape, 0))
         self._cuts: dict[tuple[int, int], int] = {}
         self._script: tuple[tuple[int, ...], Script] | None = None
         self._began = time.monotonic()
@@ -202,8 +212,8 @@ class Bench:
         Points with other numbers of games end theirs at the same step: where the longest of the most games fits.
         """
         shape = (point.players, point.context)
-        if shape not in self._cuts and self.most.get(shape, 0) > point.games:
-            self._cuts[shape] = self._record(replace(point, games=self.most[shape]), self.env[self.cut]).cut
+        if shape not in self._cuts and self._most.get(shape, 0) > point.games:
+            self._cuts[shape] = self._record(replace(point, games=self._most[shape]), self.env[self.cut]).cut
         limit = min(self._cuts.get(shape, self.env[self.cut]), cut or self.env[self.cut])
         key = (point.games, point.players, point.context, limit)
         if self._script is None or self._script[0] != key:
@@ -460,10 +470,7 @@ def main(cfg: DictConfig) -> None:
     check_writable(out, "out")
     texts = scripted_texts(game, [env_maker(given["env"])], settings.seed, games=100)
     tokens = Tokens(train_tokenizer(texts, game_module(game).COMPACT_TOKENS, settings.vocab_size))
-    bench = Bench(env, given["games"][game]["cut"], settings, device, tokens, out)
-    for point in points:
-        shape = (point.players, point.context)
-        bench.most[shape] = max(point.games, bench.most.get(shape, 0))
+    bench = Bench(env, given["games"][game]["cut"], settings, device, tokens, out, points)
     limit = f"at most about {settings.minutes:g} minutes" if settings.minutes is not None else "no limit of time"
     say(f"{len(points)} points of this engine, baselines at the first; {settings.repeats} repeats each; {limit}")
     bench.measure_alone(env_maker(given["env"]))

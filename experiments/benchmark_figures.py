@@ -120,7 +120,7 @@ def targets(around: Sequence[Data], baselines: Sequence[Data], alone: Data) -> l
         ("update, float32: share of its limit", figure(centre, "update_of_limit"), 0.6, None),
         ("update, bfloat16: share of its limit", figure(half, "update_of_limit"), 0.4, None),
         ("game, text and tokenising: share of a rollout", written, None, 0.1),
-        ("a game among more at once, beside one among 64", steepest, 0.9, 1.1),
+        ("rollout of a game among more at once, beside one among 64", steepest, 0.9, 1.1),
         ("a token at the longest context: growth of time by that of work", growth, None, 1.0),
         (
             "the game with random players, one core: agent-steps/s",

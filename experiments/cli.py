@@ -172,7 +172,7 @@ def run(
         with labelled(label(plan.swept) if plan.where is Where.SIDE_BY_SIDE else ""):
             try:
                 result = task(cfg)
-            except Exception as error:
+            except Exception as error:  # whatever it was is told, fails this job alone, and makes the exit status 1
                 if wants_traceback() and plan.where is not Where.SIDE_BY_SIDE:
                     raise
                 if isinstance(error, UserError | OmegaConfBaseException) and not wants_traceback():

@@ -13,7 +13,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -209,18 +208,9 @@ def publish(runs: Sequence[Run], folder: Path, part: str = "") -> None:
 
 
 def write_cards(runs: Iterable[Path], folder: Path) -> None:
-    """`run_cards/` of a published table: what made each of its runs, on what. Those of its arms' earlier runs go."""
-    names = {run.name: run for run in runs}
-    for card in (folder / "run_cards").glob("*.json"):
-        if card.stem not in names and _arm_of(card.stem) in {_arm_of(name) for name in names}:
-            card.unlink()
-    for name, run in names.items():
-        write_json(folder / "run_cards" / f"{name}.json", public(read_json(run / CARD)))
-
-
-def _arm_of(run: str) -> str:
-    """A run's name without its seed and hash."""
-    return re.sub(r"-s\d+-[0-9a-f]+$", "", run)
+    """`run_cards/` of a published table: what made each of its runs, on what."""
+    for run in runs:
+        write_json(folder / "run_cards" / f"{run.name}.json", public(read_json(run / CARD)))
 
 
 def variants(runs: Sequence[Run]) -> dict[str, list[Run]]:

@@ -28,6 +28,7 @@ from marl.tokens import Tokens
 
 WAY_ON = "remove that folder to go on from the checkpoint before it"
 FORMAT = 1  # of a checkpoint's files; raised when what they hold, or how, changes
+STEPPED = "stepped"  # of an optimiser's tensors, the one that says which parameters have any
 Trained = Mapping[str, tuple[Policy, Optimizer]]  # what learns, by its name in the cast
 
 
@@ -286,9 +287,6 @@ def _fits(name: str, value: Any) -> bool:
     return True
 
 
-STEPPED = "stepped"
-
-
 def optimizer_tensors(optimizer: Optimizer, keep: bool = True) -> dict[str, Tensor]:
     """The optimizer's state as named tensors: `INDEX.NAME`, in the order of its parameters; `stepped`: which have one.
 
@@ -309,19 +307,23 @@ def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
     if STEPPED not in tensors:
         raise ValueError(f"it does not say which parameters were {STEPPED}")
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    kept = slots_of(optimizer)
     state: dict[int, dict[str, Tensor]] = {index: {} for index in tensors[STEPPED].tolist()}
+    if not state.keys() <= set(range(len(parameters))):
+        raise ValueError(f"it has moments of {len(state)} parameters, the optimiser {len(parameters)} parameters")
     for name, tensor in tensors.items():
         if name != STEPPED:
             index, _, slot = name.partition(".")
             at = int(index)
-            if at not in state or at >= len(parameters) or tensor.shape not in (parameters[at].shape, torch.Size([])):
+            scalar = kept[at].get(slot) if at in state else None
+            if scalar is None or tensor.shape != (torch.Size([]) if scalar else parameters[at].shape):
                 raise ValueError(f"{name} of shape {tuple(tensor.shape)} is of no parameter of the optimiser")
             if not tensor.isfinite().all():
                 raise ValueError(f"{name} is not finite")
-            state[at][slot] = like(parameters[at], tensor) if tensor.dim() else tensor
-    for at, expected in enumerate(slots_of(optimizer)):
-        if at in state and state[at].keys() != expected:
-            raise ValueError(f"of parameter {at} it has {sorted(state[at])}, the optimiser keeps {sorted(expected)}")
+            state[at][slot] = tensor if scalar else like(parameters[at], tensor)
+    for at, slots in state.items():
+        if slots.keys() != kept[at].keys():
+            raise ValueError(f"of parameter {at} it has {sorted(slots)}, the optimiser keeps {sorted(kept[at])}")
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 

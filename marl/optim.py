@@ -85,15 +85,16 @@ OPTIMIZERS: dict[str, Callable[[Policy, float, float], Optimizer]] = {
 }
 
 
-def slots_of(optimizer: Optimizer) -> list[set[str]]:
-    """By parameter, in the order of `param_groups`: the names of what the optimiser keeps of it once it has stepped."""
+def slots_of(optimizer: Optimizer) -> list[dict[str, bool]]:
+    """By parameter, in the order of `param_groups`: what the optimiser keeps of it once it has stepped, by name, and
+    whether that is one number in place of one for each weight."""
     parts: tuple[Any, ...] = getattr(optimizer, "parts", (optimizer,))
-    names = []
+    kept = []
     for part in parts:
         some = torch.nn.Parameter(torch.zeros(2, 2))
         some.grad = torch.zeros(2, 2)
         probe = type(part)([some])
         probe.step()
-        kept = {name for name, value in probe.state[some].items() if value is not None}
-        names += [kept for group in part.param_groups for _ in group["params"]]
-    return names
+        slots = {name: value.dim() == 0 for name, value in probe.state[some].items() if value is not None}
+        kept += [slots for group in part.param_groups for _ in group["params"]]
+    return kept

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hydra import compose, initialize_config_module
 
-from envs.among_us_v0 import AmongUs
+from envs.among_us_v0 import COMPACT_TOKENS, AmongUs
 from experiments import benchmark
 from experiments.baselines import GenerateAgent, trl_version
 from experiments.benchmark_figures import along, line, parts, targets
@@ -152,7 +152,7 @@ def test_one_thing_changes_along_an_axis(found: dict[str, Any]) -> None:
 
 def test_what_is_meant_to_be_reached_is_told(found: dict[str, Any]) -> None:
     told = {t["name"]: t for t in found["targets"]}
-    assert len(told) == 11 and told["a game among more at once, beside one among 64"]["value"] is None
+    assert len(told) == 11 and told["rollout of a game among more at once, beside one among 64"]["value"] is None
     for t in told.values():
         assert (t["met"] is None) == (t["value"] is None)
     decode = told["decode: share of its limit"]
@@ -183,16 +183,27 @@ def test_targets_of_made_up_figures() -> None:
         "update, float32: share of its limit": (0.59, False),
         "update, bfloat16: share of its limit": (None, None),
         "game, text and tokenising: share of a rollout": (0.5, False),
-        "a game among more at once, beside one among 64": (pytest.approx(1.2), False),
+        "rollout of a game among more at once, beside one among 64": (pytest.approx(1.2), False),
         "a token at the longest context: growth of time by that of work": (None, None),
         "the game with random players, one core: agent-steps/s": (19e3, False),
         "memory as predicted, float32: of what it took": (0.85, False),
     }
 
 
-def test_points_of_other_numbers_of_games_end_at_the_same_step(found: dict[str, Any]) -> None:
-    games = {row["point"]["games"]: row["played"] for _, row in along("games", found["around"])}
-    assert games[1]["steps"] <= games[2]["steps"] and games[1]["longest_stream"] <= games[2]["longest_stream"]
+def test_points_of_other_numbers_of_games_end_at_the_same_step(tmp_path: Path) -> None:
+    """Else more games would be shorter ones: the more there are, the sooner one of them fills the context."""
+    with initialize_config_module("conf", version_base="1.3"):
+        given = plain(compose("benchmark", overrides=["bench=quick"]))
+    known = benchmark.Settings.__dataclass_fields__
+    settings = make(benchmark.Settings, {k: v for k, v in given.items() if k in known}, "benchmark")
+    env = {**given["env"], **given["games"]["among_us"]["env"]}
+    tokens = Tokens(train_tokenizer(scripted_texts("among_us", [env_maker(env)], 0, games=20), COMPACT_TOKENS, 1024))
+    few, many = (benchmark.Point(games, 5, 384, 32) for games in (1, 24))
+    alone, together = (
+        benchmark.Bench(env, "max_steps", settings, CPU, tokens, tmp_path, points) for points in ([few], [few, many])
+    )
+    assert together.script(few).cut == together.script(many).cut < alone.script(few).cut
+    assert together.script(few, cut=3).cut == 3
 
 
 def test_no_time_is_left(tmp_path: Path) -> None:

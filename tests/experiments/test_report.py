@@ -218,15 +218,6 @@ def test_run_cards_say_nothing_of_the_machine(root: Path, published: Path) -> No
     assert len(cards) == 5 and not any(str(root) in card.read_text() for card in cards)
 
 
-def test_cards_of_an_arms_earlier_runs_go(root: Path, tmp_path: Path) -> None:
-    run, cards = next(root.glob("tiny-full-s0-*")), tmp_path / "run_cards"
-    cards.mkdir()
-    for name in ("tiny-full-s7-0123abcd", "tiny-game_only-s7-0123abcd", "crossplay"):
-        (cards / f"{name}.json").write_text("{}")
-    report.write_cards([run], tmp_path)
-    assert {card.stem for card in cards.iterdir()} == {run.name, "tiny-game_only-s7-0123abcd", "crossplay"}
-
-
 def test_a_sweep_ends_with_one_table_of_its_runs(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folders = [next(root.glob(f"tiny-{arm}-s{seed}-????????")) for arm in ("full", "game_only") for seed in (0, 1)]
     report.report_sweep([*folders, folders[0]])  # two of its jobs may have been one run

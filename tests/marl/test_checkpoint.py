@@ -413,7 +413,12 @@ def moments(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Pa
         (moments(lambda t: t.pop("stepped")), r"does not say which parameters were stepped"),
         (moments(lambda t: t.pop("0.step")), r"of parameter 0 it has \['exp_avg', 'exp_avg_sq'\], the optimiser keeps"),
         (moments(lambda t: [t.pop(n) for n in list(t) if n.startswith("1.")]), r"of parameter 1 it has \[\]"),
-        (moments(lambda t: t.update({"0.momentum_buffer": t.pop("0.exp_avg")})), r"of parameter 0 it has"),
+        (
+            moments(lambda t: t.update({"0.momentum_buffer": t.pop("0.exp_avg")})),
+            r"0\.momentum_buffer of shape .* is of no parameter",
+        ),
+        (moments(lambda t: t.update({"0.exp_avg": torch.zeros(())})), r"0\.exp_avg of shape \(\) is of no parameter"),
+        (moments(lambda t: t.update(stepped=torch.tensor([0, 999]))), r"it has moments of 2 parameters"),
         (moments(lambda t: t["0.exp_avg"].fill_(torch.nan)), r"0\.exp_avg is not finite"),
     ],
 )
