@@ -15,7 +15,8 @@ In one process, on the same games token for token (workload.py; random weights, 
 - what needs no model, alone: the game with random players, as `env` sets it, and the planners' solver (pieces.py).
 
 Printed, and written to `out`: benchmark.json after every repeat (each repeat; medians with lowest and highest), and the
-chart cost.svg after every point; so whatever was measured is kept when it is killed. What a figure is:
+chart cost.svg after every point. Started again with the same settings, on the same machine and commit, it goes on from
+there (`minutes` is of each start); else what `out` holds is put aside as benchmark-1.json. What a figure is:
 
 - phases: exclusive, so that shares sum to 1 over collecting and learning. `game` is the rules and the writing of what
   players read, which cannot be told apart; `text` the decoding of replies; `prefill` reads what is new, `decode` a
@@ -31,10 +32,12 @@ chart cost.svg after every point; so whatever was measured is kept when it is ki
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +58,7 @@ from marl.batch import collate, seats_of
 from marl.config import make, plain
 from marl.engine import size_of
 from marl.errors import UserError, check_writable
-from marl.files import write_json
+from marl.files import read_json, write_json
 from marl.games import env_maker, game_module, seats
 from marl.losses import Loss
 from marl.losses.listening import ListeningLoss
@@ -73,6 +76,7 @@ from marl.types import BY_TOKEN, Episode, Kind, TokenBatch
 from marl.update import UpdateConfig, update
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+FIGURES = "benchmark.json"
 INNER = 3  # a layer's inside is so many times as wide as the hidden states
 
 
@@ -175,6 +179,11 @@ class Row:
     def data(self) -> dict[str, Any]:
         return asdict(self) | {"summary": summary(self.repeats)}
 
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Row:
+        """The row that `data` was made of."""
+        return cls(**{name: data[name] for name in cls.__dataclass_fields__} | {"point": Point(**data["point"])})
+
 
 class Bench:
     """What measurements share, and what they found so far."""
@@ -202,7 +211,24 @@ class Bench:
         self._cuts: dict[tuple[int, int], int] = {}
         self._script: tuple[tuple[int, ...], Script] | None = None
         self._began = time.monotonic()
-        self._commit = git_commit()
+        self._made_by = made_by(env, settings, device)
+
+    def go_on(self) -> None:
+        """Takes what an earlier start with the same settings measured, or puts another's figures aside."""
+        path = self.out / FIGURES
+        if not path.exists():
+            return
+        found = read_json(path)
+        if any(found.get(name) != value for name, value in self._made_by.items()):
+            aside = next(p for n in count(1) if not (p := self.out / f"{path.stem}-{n}.json").exists())
+            path.rename(aside)
+            say(f"{path} was of other settings, another machine or another commit: it is now {aside}")
+            return
+        self.around, self.baselines = (
+            [Row.of(row) for row in found[part] if row["repeats"]] for part in ("around", "baselines")
+        )
+        self.alone = found["alone"]
+        say(f"going on: {sum(len(row.repeats) for row in self.around + self.baselines)} repeats were measured before")
 
     # -- What is played, and by which model ----------------------------------------------------------------------------
 
@@ -268,6 +294,8 @@ class Bench:
 
     def measure_alone(self, make_env: Callable[[], Any]) -> None:
         """What needs no model."""
+        if self.alone:
+            return
         s = self.settings
         games = [game_alone(make_env, s.random_games, s.seed) for _ in range(s.repeats)]
         self.alone = {"game": games, "solver": solver_alone(s.solver_iterations, s.seed)}
@@ -275,16 +303,11 @@ class Bench:
     def measure_around(self, points: Sequence[Point]) -> None:
         """This engine on every point."""
         for point in points:
-            row = Row("ours", point, Shape.of(self.policy(point)).parameters)
-            self.around.append(row)
-            needed, free = self.predicted_bytes(point), free_memory(self.device)
-            if needed > free:
-                row.skipped = f"needs about {needed / 1e9:.0f} GB of memory, and {free / 1e9:.0f} GB are free"
-                say(f"{point}: {row.skipped}")
+            row = self.row(self.around, "ours", point)
+            if not self.has_room(row):
                 continue
-            for repeat in range(self.settings.repeats):
-                if self.spent():
-                    row.skipped = "" if row.repeats else "the time set as `minutes` was spent"
+            for repeat in range(len(row.repeats), self.settings.repeats):
+                if self.spent(row):
                     break
                 script = self.script(point)
                 row.played = script.facts()
@@ -294,7 +317,6 @@ class Bench:
 
     def measure_baselines(self, point: Point) -> None:
         """All engines on the centre's games, cut; they take turns, so that a slow minute strikes them all."""
-        parameters = Shape.of(self.policy(point)).parameters
         engines: dict[str, Callable[[Script], dict[str, Any]]] = {
             "ours": lambda script: self.ours(script, point),
             "generate": lambda script: self.generate(script, point, keep_cache=False),
@@ -303,18 +325,33 @@ class Bench:
         trl = trl_version()
         if trl is not None:
             engines["TRL"] = lambda script: self.trl(script, point)
-        self.baselines = [Row(name, point, parameters) for name in engines]
+        rows = [row for name in engines if self.has_room(row := self.row(self.baselines, name, point))]
         for repeat in range(self.settings.repeats):
-            for row in self.baselines:
-                if self.spent():
-                    row.skipped = "" if row.repeats else "the time set as `minutes` was spent"
+            for row in rows:
+                if len(row.repeats) > repeat or self.spent(row):
                     continue
                 script = self.script(point, self.settings.baseline_cut)
                 row.played = script.facts()
                 row.repeats.append(watched(engines[row.engine], script))
                 self.tell("baselines' games", row, repeat)
         if trl is None:
-            self.baselines.append(Row("TRL", point, parameters, skipped=f"not installed: {INSTALL_TRL}"))
+            self.row(self.baselines, "TRL", point).skipped = f"not installed: {INSTALL_TRL}"
+
+    def row(self, rows: list[Row], engine: str, point: Point) -> Row:
+        """The engine's among these, which gets one where it has none."""
+        known = [row for row in rows if (row.engine, row.point) == (engine, point)]
+        if not known:
+            known = [Row(engine, point, Shape.of(self.policy(point)).parameters)]
+            rows += known
+        return known[0]
+
+    def has_room(self, row: Row) -> bool:
+        """Whether this engine's memory at the point is free: others take more, and are not asked where it is not."""
+        needed, free = self.predicted_bytes(row.point), free_memory(self.device)
+        if needed > free:
+            row.skipped = f"needs about {needed / 1e9:.0f} GB of memory, and {free / 1e9:.0f} GB are free"
+            say(f"{row.engine}, {row.point}: {row.skipped}")
+        return needed <= free
 
     def ours(self, script: Script, point: Point) -> dict[str, Any]:
         """This engine once: a rollout and an update, and the limit of both."""
@@ -381,9 +418,13 @@ class Bench:
 
     # -- What is told --------------------------------------------------------------------------------------------------
 
-    def spent(self) -> bool:
+    def spent(self, row: Row) -> bool:
+        """Whether no time is left for another repeat of the row, which then says so if it has none."""
         minutes = self.settings.minutes
-        return minutes is not None and time.monotonic() - self._began > 60 * minutes
+        over = minutes is not None and time.monotonic() - self._began > 60 * minutes
+        if over and not row.repeats:
+            row.skipped = "the time set as `minutes` was spent"
+        return over
 
     def tell(self, label: str, row: Row, repeat: int) -> None:
         """Completes the repeat that was just measured, says a line and writes all that is known."""
@@ -396,18 +437,30 @@ class Bench:
     def write(self) -> None:
         around, baselines = [row.data() for row in self.around], [row.data() for row in self.baselines]
         found = {
-            "game": self.env["game"],
-            "settings": asdict(self.settings),
+            **self._made_by,
+            "minutes": self.settings.minutes,
             "around": around,
             "baselines": baselines,
             "alone": self.alone,
             "ratios": ratios(around, baselines),
             "targets": targets(around, baselines, self.alone),
-            "hardware": hardware(),
-            "versions": {name: version(name) for name in ("torch", "transformers")} | {"trl": trl_version()},
-            "git_commit": self._commit,
         }
-        write_json(self.out / "benchmark.json", found)
+        write_json(self.out / FIGURES, found)
+
+
+def made_by(env: Mapping[str, Any], settings: Settings, device: torch.device) -> dict[str, Any]:
+    """What figures must have in common to stand in one file."""
+    versions = {name: version(name) for name in ("torch", "transformers")} | {"trl": trl_version()}
+    known: dict[str, Any] = {
+        "game": env["game"],
+        "env": dict(env),
+        "device": str(device),
+        "settings": {name: value for name, value in asdict(settings).items() if name != "minutes"},
+        "hardware": hardware(),
+        "versions": versions,
+        "git_commit": git_commit(),
+    }
+    return json.loads(json.dumps(known))  # as a file has them
 
 
 def watched(measure: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
@@ -473,6 +526,7 @@ def main(cfg: DictConfig) -> None:
     bench = Bench(env, given["games"][game]["cut"], settings, device, tokens, out, points)
     limit = f"at most about {settings.minutes:g} minutes" if settings.minutes is not None else "no limit of time"
     say(f"{len(points)} points of this engine, baselines at the first; {settings.repeats} repeats each; {limit}")
+    bench.go_on()
     bench.measure_alone(env_maker(given["env"]))
     bench.warm_up(points[0])
     bench.measure_around(points[:2])  # the centre in both precisions
@@ -480,7 +534,7 @@ def main(cfg: DictConfig) -> None:
     bench.measure_around(points[2:])
     bench.write()
     say(table([row.data() for row in bench.around], [row.data() for row in bench.baselines], bench.alone))
-    say(f"written: {out / 'benchmark.json'}, {out / 'cost.svg'}")
+    say(f"written: {out / FIGURES}, {out / 'cost.svg'}")
 
 
 if __name__ == "__main__":

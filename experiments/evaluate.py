@@ -46,7 +46,7 @@ from marl.errors import UserError, check_writable
 from marl.evaluate import Metrics, belief_by_message, evaluation_to_json, metrics
 from marl.files import write_json
 from marl.games import env_maker, scripted, seats
-from marl.memory import Slots, check_memory
+from marl.memory import Slots, check_memory, has_bf16_instructions
 from marl.planner import SLOTS, SUFFIX, PlannerConfig, planning_agent
 from marl.policy import Policy, load_config
 from marl.pretrain import base_policy
@@ -151,10 +151,8 @@ def check_bf16(device: torch.device, setting: str) -> None:
     if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         name = torch.cuda.get_device_name(device)
         raise UserError(f"{setting}=true: {name} has no bfloat16, which would only be imitated; set it to false")
-    if device.type == "cpu":
-        able: Any = getattr(torch.cpu, "get_capabilities", dict)()  # older versions of torch cannot tell
-        if able and not any(able.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16")):  # the last is ARM's
-            say(f"{setting}=true: this processor has no instructions for bfloat16, so false would be faster")
+    if device.type == "cpu" and not has_bf16_instructions():
+        say(f"{setting}=true: this processor has no instructions for bfloat16, so false would be faster")
 
 
 _threads_before: int | None = None

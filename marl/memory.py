@@ -101,13 +101,20 @@ def check_memory(
     return f"cache: {what}, {readable(taken(concurrency))}"
 
 
+PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default)
+
+
 class Alive(TorchDispatchMode):
-    """Within, counts the bytes of all tensors that are made: those alive now, and the `most` at a time."""
+    """Within, counts the bytes of all tensors that are made: those alive now, and the `most` at a time.
+
+    A processor without instructions for bfloat16 makes a product of such matrices in float32 first.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.now = self.most = 0
         self._known: dict[int, int] = {}  # bytes of each storage, by its address
+        self._twice = not has_bf16_instructions()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
@@ -118,10 +125,18 @@ class Alive(TorchDispatchMode):
                 self.now += storage.nbytes()
                 self.most = max(self.most, self.now)
                 weakref.finalize(storage, self._forget, storage._cdata)
+        if self._twice and func in PRODUCTS and made.dtype == torch.bfloat16 and made.device.type == "cpu":
+            self.most = max(self.most, self.now + 4 * made.numel())
         return made
 
     def _forget(self, storage: int) -> None:
         self.now -= self._known.pop(storage)
+
+
+def has_bf16_instructions() -> bool:
+    """Of this machine's processor; True where torch cannot tell."""
+    able: Any = getattr(torch.cpu, "get_capabilities", dict)()  # older versions have none
+    return not able or any(able.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16"))  # the last is ARM's
 
 
 def storages(values: Any) -> Iterator[torch.UntypedStorage]:

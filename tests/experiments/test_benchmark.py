@@ -45,6 +45,31 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return run(f"out={out}") | {"out": out}
 
 
+def test_it_goes_on_from_what_was_measured(found: dict[str, Any], tmp_path: Path) -> None:
+    """Nothing is measured twice, and nothing is lost to other settings."""
+    path, before = tmp_path / "benchmark.json", json.loads((found["out"] / "benchmark.json").read_text())
+    lost = before["around"].pop()
+    before["around"][0]["repeats"].pop()
+    path.write_text(json.dumps(before))
+    after = run(f"out={tmp_path}", "minutes=60")
+    assert after["around"][-1]["point"] == lost["point"] and len(after["around"][-1]["repeats"]) == 2
+    assert after["around"][0]["repeats"][:1] == before["around"][0]["repeats"]
+    assert len(after["around"][0]["repeats"]) == 2
+    assert after["around"][1:-1] == before["around"][1:] and after["baselines"] == before["baselines"]
+    assert after["alone"] == before["alone"]
+    fresh = run(f"out={tmp_path}", "seed=1", "minutes=0")
+    assert json.loads((tmp_path / "benchmark-1.json").read_text()) == after
+    assert not any(row["repeats"] for row in fresh["around"] + fresh["baselines"])
+    assert fresh["around"][0]["skipped"] == "the time set as `minutes` was spent"
+
+
+def test_what_has_no_room_is_not_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmark, "free_memory", lambda device: 1_000)
+    found = run(f"out={tmp_path}", "minutes=0")
+    for row in found["around"] + found["baselines"][:3]:
+        assert row["skipped"].startswith("needs about") and not row["repeats"]
+
+
 def measured(found: dict[str, Any]) -> list[dict[str, Any]]:
     return [row for row in found["around"] + found["baselines"] if row["repeats"]]
 

@@ -125,6 +125,20 @@ def test_what_was_there_before_is_not_counted() -> None:
     assert (alive.now, alive.most) == (0, 0)
 
 
+@pytest.mark.parametrize(("able", "more"), [(False, 4 * 30 * 50), (True, 0)])
+def test_products_of_bfloat16_are_made_in_float32_without_instructions(
+    able: bool, more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "has_bf16_instructions", lambda: able)
+    half, whole = torch.ones(30, 50, dtype=torch.bfloat16), torch.ones(30, 50)
+    with Alive() as alive:
+        kept = half @ torch.ones(50, 50, dtype=torch.bfloat16)
+    assert alive.most == 2 * 50 * 50 + 2 * kept.numel() + more
+    with Alive() as alive:
+        _ = whole @ torch.ones(50, 50)
+    assert alive.most == 4 * 50 * 50 + 4 * kept.numel()
+
+
 def test_a_pass_is_measured_without_making_it() -> None:
     huge = tiny_config(1000, hidden_size=4096, intermediate_size=8192, layers=64, context=1 << 20)
 
