@@ -80,7 +80,8 @@ class TextAgent:
     """Seats played without a model; `make` builds one player a seat from the seat's seed and its role.
 
     A recorded player that has `answers(question)` is asked: what it says stands for the truth in its recorded beliefs,
-    one for each answer, so that a base learns to answer as it does.
+    one for each answer, so that a base learns to answer as it does. A player that has `know(privileged)` is told at
+    its start what a privileged critic may know, which no other player ever learns: an oracle, to compare with.
     """
 
     def __init__(self, name: str, make: Callable[[int, str], Player], tokens: Tokens | None = None) -> None:
@@ -95,10 +96,12 @@ class TextAgent:
         replies = []
         for r in requests:
             if r.key not in self._players:
-                self._players[r.key] = self.make(r.seed, r.role)
+                made = self._players[r.key] = self.make(r.seed, r.role)
                 self._roles[r.key] = r.role
                 if self.tokens is not None:
                     self._views[r.key] = View(self.tokens)
+                if hasattr(made, "know"):
+                    made.know(r.privileged)
             player = self._players[r.key]
             if self.tokens is not None:
                 self._views[r.key].observe(r.text, r.questions, r.step)

@@ -205,6 +205,10 @@ class _Sink:
     player: Player
     texts: list[str] = field(default_factory=list)
 
+    def know(self, privileged: Sequence[float]) -> None:
+        if hasattr(self.player, "know"):
+            self.player.know(privileged)
+
     def observe(self, text: str) -> None:
         self.texts.append(text)
         self.player.observe(text)

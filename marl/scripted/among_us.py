@@ -2,9 +2,10 @@
 
 Read downward: what can be said and how it reads (`say`, `understand`), what a player keeps in mind (`Memory`), and the
 players: `RandomPlayer` does anything legal and says anything, true or not; `CarefulCrewmate` does its tasks, reports,
-tells what it saw and votes on the evidence; `CarefulImposter` kills unseen, invents an alibi and joins the accusers. A
-base corpus is made of random players, so that its speech carries no information about the imposter. Left out: planning,
-lies of crewmates, memory across games.
+tells what it saw and votes on the evidence; `CarefulImposter` kills unseen, invents an alibi and joins the accusers. In
+between stands a ladder of players that each use a little more, above it oracles, which are told the answer. A base
+corpus is made of random players, so that its speech carries no information about the imposter. Left out: planning, lies
+of crewmates, memory across games.
 """
 
 from __future__ import annotations
@@ -589,6 +590,42 @@ class Confidant(Detective):
 LADDER = {"reporter": Reporter, "witness": Witness, "detective": Detective, "confidant": Confidant}
 
 
+# Above the ladder: what no player can know, for an upper reference.
+
+
+class Oracle(Reporter):
+    """Moves at random and reports every body; is told who the imposters are, says so, and votes for one that lives.
+
+    All oracles vote for the same one. It is what a crew wins by votes alone if it is never wrong.
+    """
+
+    guilty: tuple[str, ...] = ()
+
+    def know(self, privileged: Sequence[float]) -> None:
+        """What a privileged critic may know of the game: for each of the seven names, whether it is an imposter's."""
+        self.guilty = tuple(name for name, guilty in zip(NAMES, privileged, strict=True) if guilty)
+
+    def culprit(self) -> str:
+        assert self.guilty, "an oracle must be told who the imposters are before it speaks or votes"
+        return next(name for name in self.guilty if name in self.living)
+
+    def speak(self) -> list[Statement]:
+        return [Statement(Topic.ACCUSE, self.culprit())]
+
+    def vote(self, options: list[Action]) -> Action:
+        return VOTE[self.culprit()]
+
+
+class CarefulOracle(Oracle):
+    """An oracle that moves as careful crewmates do: it does its tasks, too."""
+
+    def move(self, options: list[Action]) -> Action:
+        return CarefulCrewmate.move(self, options)
+
+
+ORACLES = {"oracle": Oracle, "careful_oracle": CarefulOracle}
+
+
 class CarefulImposter(Memory):
     """Kills when nobody can notice, or when that wins; then goes away. Has an alibi and helps to accuse others."""
 
@@ -658,7 +695,8 @@ def make_player(name: str, seed: int, role: str) -> Memory:
         return GulliblePlayer(seed)
     if name == CAREFUL:
         return CarefulImposter(seed) if role == "imposter" else CarefulCrewmate(seed)
-    if name in LADDER:
-        return RandomPlayer(seed) if role == "imposter" else LADDER[name](seed)
-    known = ", ".join((DEFAULT, GULLIBLE, INFORMED, *LADDER, CAREFUL))
+    crews = LADDER | ORACLES
+    if name in crews:
+        return RandomPlayer(seed) if role == "imposter" else crews[name](seed)
+    known = ", ".join((DEFAULT, GULLIBLE, INFORMED, *crews, CAREFUL))
     raise ValueError(f"There is no scripted player {name!r} of Among Us: choose one of {known}.")

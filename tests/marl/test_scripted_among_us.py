@@ -14,10 +14,11 @@ import pytest
 
 from envs.among_us_v0 import COMPACT_TOKENS, NAMES, Killed, Look, Room, Said, Style, parallel_env, read
 from envs.core import END, Question, TurnKind
-from marl.agents import Request, TextAgent
+from marl.agents import Agent, Request, TextAgent
 from marl.batch import collate, seats_of
 from marl.games import env_maker, scripted
-from marl.rollout import GAMES, draw_games, everyone, rollout
+from marl.pretrain import scripted_texts
+from marl.rollout import GAMES, Game, draw_games, everyone, rollout
 from marl.scripted import among_us
 from marl.scripted.among_us import (
     ACCUSING,
@@ -376,6 +377,61 @@ def test_on_the_ladder_bodies_are_reported_and_only_the_confidant_tells_the_trut
         else:
             assert len(said) > 30
         assert isinstance(make_player(name, 0, "imposter"), among_us.RandomPlayer)
+
+
+TOLD = tuple(float(name in ("Pink", "Blue")) for name in NAMES)
+
+
+@pytest.mark.parametrize("name", list(among_us.ORACLES))
+def test_an_oracle_knows_whatever_it_sees_and_hears(name: str) -> None:
+    player = make_player(name, 0, "crewmate")
+    assert isinstance(player, among_us.Oracle)
+    player.know(TOLD)
+    for text in (*KILL_SEEN, f" green says i saw green kill orange {END}"):
+        player.observe(text)
+    assert player.reply("", ["go_south", "wait", "report_orange", "go_east"]) == "report_orange"
+    assert {tuple(accused(player.reply(" speak"))) for _ in range(20)} == {("Blue",)}  # of two, the palette's first
+    assert player.reply(" vote", ("skip", "green", "red", "pink", "blue")) == "blue"
+    player.observe(" votes blue 4 ejected blue meeting red found green at lab living red pink")
+    assert player.reply(" vote", ("skip", "red", "pink")) == "pink"  # the one that lives
+    assert isinstance(make_player(name, 0, "imposter"), among_us.RandomPlayer)
+
+
+def test_an_oracle_that_was_told_nothing_is_no_oracle() -> None:
+    player = make_player("oracle", 0, "crewmate")
+    player.observe("".join(KILL_SEEN))
+    with pytest.raises(AssertionError, match="must be told"):
+        player.reply(" vote", ("skip", "green", "red", "pink", "blue"))
+
+
+@pytest.mark.parametrize(("imposters", "players"), [(1, 5), (2, 7)])
+def test_a_crew_of_oracles_ejects_an_imposter_in_each_discussion(imposters: int, players: int) -> None:
+    """The crew is the majority until it has lost, so no vote of an imposter's can save it."""
+    make_env = env_maker({"game": "among_us", "style": "compact", "imposters": imposters, "players": players})
+    cast = {"crewmate": scripted("among_us", "oracle"), "imposter": scripted("among_us", "random")}
+
+    def seated(game: Game, env: Any) -> dict[str, Agent]:
+        return {a: cast["imposter" if a in env.facts["imposters"] else "crewmate"] for a in env.possible_agents}
+
+    outcomes = [e.outcome for e in rollout(draw_games(0, GAMES, count=60), seated, make_env, 20)]
+    assert sum(o["discussions"] for o in outcomes) > 40
+    for outcome in outcomes:
+        assert outcome["votes"] == outcome["votes_for_imposter"]
+        assert outcome["ejections"] == outcome["discussions"] <= imposters
+        assert (outcome["how"] == "ejection") == (outcome["ejections"] == imposters)
+
+
+def test_a_careful_oracle_does_its_tasks() -> None:
+    player = make_player("careful_oracle", 0, "crewmate")
+    intro = " grid 2 2 imposters 1 players red blue green pink you red crewmate tasks lab lab at bridge blue"
+    assert player.reply(intro, ("go_east", "wait", "go_south")) == "go_south"
+    assert player.reply(" at lab task task", ("go_east", "go_north", "wait", "do_task")) == "do_task"
+
+
+def test_oracles_can_be_recorded() -> None:
+    """Whoever plays for a tokenizer's texts is told as much as in any other game."""
+    texts = scripted_texts("among_us", [env_maker({"game": "among_us", "style": "compact"})], 0, 8, "oracle")
+    assert any(accused(text) for text in texts)
 
 
 def test_what_random_players_say_depends_neither_on_role_nor_on_what_they_saw() -> None:
