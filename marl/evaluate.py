@@ -60,6 +60,7 @@ def metrics(
         **belief_metrics(episodes, rng, players=players),
         **speech_metrics(episodes, rng, players=players),
         **plan_metrics(episodes, rng, players),
+        **cut_metrics(episodes, rng, players),  # last: the other intervals' draws stay as they were
     }
 
 
@@ -395,6 +396,14 @@ def talk_metrics(
         found["talk/words_per_message"] = bootstrap_ratio(words, [len(of_game) for of_game in messages], rng=rng)
         found["talk/vocabulary"] = vocabulary(messages[:VOCABULARY_GAMES])
     return found
+
+
+def cut_metrics(
+    episodes: Sequence[Episode], rng: np.random.Generator, players: Collection[str] | None = None
+) -> Metrics:
+    """`talk/cut`: of the spoken replies that the game accepted, the share that is unfinished (see `Turn.cut`)."""
+    replies = [(g, bool(t.cut)) for g, e in enumerate(episodes) for t in spoken(e, players) if not t.error]
+    return _shares({"talk/cut": replies}, rng)
 
 
 def vocabulary(games: Sequence[Sequence[str]], level: float = 0.95) -> Interval:

@@ -55,6 +55,7 @@ def episode_metrics(episodes: Sequence[Episode], players: Collection[str]) -> di
     spoken = [t for t in taken if t.kind == TurnKind.SPEAK]
     metrics["talk/turns"] = len(spoken) / len(episodes)
     metrics["talk/tokens_per_turn"] = _mean([len(t.reply_ids) for t in spoken])
+    metrics["talk/cut"] = _mean([t.cut for t in spoken])
     counted = [t for e in episodes[:VOCABULARY_GAMES] for t in e.turns if e.players[t.agent] in players and not t.error]
     metrics["talk/vocabulary"] = len({word for t in counted for word in t.message.split()})
     metrics["errors/per_turn"] = (len(turns) - len(taken)) / max(len(taken), 1)

@@ -39,6 +39,7 @@ from marl.stats import (
 )
 from marl.tracking import METRICS_FILE, read_metrics
 from marl.transcripts import (
+    CUT,
     Meeting,
     Moves,
     Transcript,
@@ -862,6 +863,7 @@ def game_view(transcript: Transcript, condition: str) -> dict[str, Any]:
                 "text": printable(said(turn)),
                 "kind": "refused" if turn["error"] else "message" if turn["message"] else "act",
                 "error": printable(turn["error"]),
+                "cut": CUT if turn.get("cut") else "",
                 "moved": [
                     {"listener": listener, "bars": bars, "total": sum(b["after"] - b["before"] for b in bars)}
                     for listener, bars in moved.items()
@@ -961,6 +963,7 @@ def _meeting_view(meeting: Meeting, transcript: Transcript, imposters: set[str])
                 "player": transcript["players"][turn["agent"]],
                 "pieces": [{"text": text, "marked": name in imposters} for text, name in pieces],
                 "error": printable(turn["error"]),
+                "cut": CUT if turn.get("cut") else "",
                 "bars": bars,
                 "total": sum(bar["after"] - bar["before"] for bar in bars),
                 "rewards": {name: value for name, value in turn["rewards"].items() if value},

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from envs.core import TurnKind
+from envs.core import END, TurnKind
 from marl.agents import Agent, Reply, Request
+from marl.tokens import Tokens
 from marl.types import Belief, Episode, Payment, Stream, Turn
 
 GAMES, SHUFFLE, EVALUATION, RENAME, WARM_START = 1, 2, 3, 4, 5  # named places of a run's seed
@@ -187,8 +188,17 @@ def _turn(table: _Table, agent: str, reply: Reply, kind: TurnKind) -> Turn:
         body=tokens.within(reply.ids, info["span"]) if reply.ids and tokens is not None else (0, 0),
         message=info["message"],
         error=info["error"],
+        cut=kind == TurnKind.SPEAK and _cut(reply, info, tokens),
         planned=reply.planned,
     )
+
+
+def _cut(reply: Reply, info: Mapping[str, Any], tokens: Tokens | None) -> bool:
+    """Whether a spoken reply is unfinished. A model that comes to the end of its tokens has not ended it itself; the
+    game tells a speaker of whom the others heard only the beginning, and leaves the rest after the message's span."""
+    unfinished = bool(reply.ids) and tokens is not None and not tokens.ends(reply.ids)
+    unheard = reply.text[info["span"][1] :].partition(END)[0] if info["message"] else ""
+    return unfinished or bool(unheard.strip())
 
 
 def _close(tables: Sequence[_Table]) -> list[tuple[dict[str, Stream], list[Belief]]]:

@@ -23,12 +23,14 @@ from marl.files import whole_file, writing
 from marl.types import Episode, Planned, Turn
 
 Transcript = dict[str, Any]
+CUT = "cut at its limit"  # what is said of a turn that is unfinished
 
 
 def episode_to_json(episode: Episode) -> Transcript:
     """What a reader wants of an episode, as JSON's own types.
 
     `turns`: agent, role, step, kind, text, message, error, rewards, `tokens` sampled and the sum of their `logprob`;
+    `cut` where it is unfinished (see `Turn.cut`);
     where a planner chose the reply, `planned`: all `actions` with `anchor`, `values` and `plan`, the `chosen` one, and
     the share of anchor probabilities that were raised to the least one (`floored`).
     `questions`: each different question once, with candidates and answer. `beliefs`: listener, step, `question` (an
@@ -67,6 +69,7 @@ def _turn(turn: Turn) -> dict[str, Any]:
         "text": turn.text,
         "message": turn.message,
         "error": turn.error,
+        **({"cut": True} if turn.cut else {}),
         "rewards": {name: round(float(value), 4) for name, value in turn.rewards.items()},
         "tokens": len(turn.reply_ids),
         "logprob": round(float(sum(turn.logprobs)), 4),
@@ -249,7 +252,8 @@ def render_text(transcript: Transcript) -> str:
     width = max((len(turn["agent"]) for turn in transcript["turns"]), default=0)
     for turn in transcript["turns"]:
         refused = f"   (refused: {turn['error']})" if turn["error"] else ""
-        lines.append(f"{turn['agent']:<{width}}  {printable(said(turn))}{printable(refused)}")
+        cut = f"   ({CUT})" if turn.get("cut") else ""
+        lines.append(f"{turn['agent']:<{width}}  {printable(said(turn))}{cut}{printable(refused)}")
         by_listener: dict[str, list[Shift]] = {}
         for shift in shifts(transcript, turn):
             by_listener.setdefault(shift.listener, []).append(shift)
@@ -487,7 +491,8 @@ def _among_us_lines(transcript: Transcript) -> list[str]:
         lines += ["", f"{opening(chapter)}. Belief in {truth}: {_each(chapter.before) or 'nobody was asked'}"]
         for turn in chapter.messages:
             speaker = names[turn["agent"]]
-            lines.append(f"  {speaker + '*' * (speaker in imposters) + ':':<9}{printable(said(turn))}")
+            cut = f"   ({CUT})" if turn.get("cut") else ""
+            lines.append(f"  {speaker + '*' * (speaker in imposters) + ':':<9}{printable(said(turn))}{cut}")
             moved = [(names[s.listener], s.before, s.after) for s in crew_shifts(transcript, turn)]
             if moved:
                 each = ", ".join(f"{name} {before:.2f} -> {after:.2f}" for name, before, after in moved)

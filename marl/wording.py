@@ -114,6 +114,7 @@ WORDING = {
     "talk/turns": Wording("Turns a game", "messages and proposals"),
     "talk/messages": Wording("Messages a game", ""),
     "talk/tokens_per_turn": Wording("Tokens a turn", "sampled by the model, end marker included"),
+    "talk/cut": Wording("Turns cut", "at the limit of tokens, or of what the game passes on", percent=True),
     "talk/words_per_message": Wording("Words a message", "white-space words"),
     "talk/vocabulary": Wording("Vocabulary", "different white-space words in up to 500 games", decimals=0),
     "talk/understood": Wording("Messages understood", "in which the grammar finds anything", percent=True),

@@ -146,6 +146,18 @@ def test_talk_of_one_player_only() -> None:
     assert (found["talk/turns"], found["talk/words_per_message"], found["talk/tokens_per_turn"]) == (2, 6, 3)
 
 
+def test_messages_that_were_cut() -> None:
+    """One of three accepted replies; a refused one does not count, cut or not."""
+    games = [
+        episode([message("player_0", 0, "a", cut=True), message("player_1", 1, "b")]),
+        episode([refused("player_0", 0, "c", cut=True), message("player_0", 1, "d")], players=("learner", "scripted")),
+    ]
+    found = metrics(games, "dond")["talk/cut"]
+    assert (found.mean, found.n) == (pytest.approx(1 / 3), 2) and 0 <= found.low < found.high <= 1
+    assert metrics(games, "dond", players={"scripted"}).keys().isdisjoint({"talk/cut"})  # it said nothing
+    assert metrics([deal_game(seed) for seed in range(9)], "dond")["talk/cut"] == wilson(0, 9)
+
+
 def test_vocabulary_interval_is_the_jackknife() -> None:
     # Words of one game only: 2 (c d), 0, 1 (e). Mean 1, sum of squares 2, variance 2/3 * 2 = 4/3.
     found = vocabulary([["a b c d"], ["a", "b"], ["b e", "a"]])

@@ -32,6 +32,15 @@ def test_imposters_that_learn_have_no_beliefs_and_no_votes_worth_counting() -> N
     assert found["talk/turns"] == 1
 
 
+def test_messages_that_were_cut() -> None:
+    """Red, whom nobody learns, said one of the six messages."""
+    game = meeting_game()
+    turns = tuple(replace(t, cut=t.message in ("vote for green", "i was with green in lab")) for t in game.turns)
+    cut = replace(game, turns=turns, players=dict.fromkeys(game.players, "learner") | {"player_0": "base"})
+    assert episode_metrics([cut], {"learner"})["talk/cut"] == 1 / 5
+    assert episode_metrics([game], {"learner"})["talk/cut"] == 0
+
+
 def test_entropy_of_choices() -> None:
     game = ejection_game()
     chances = iter((0.5, 0.25, 1.0, 0.125))  # of the four choices; what was said has none to do with it
@@ -61,7 +70,7 @@ def test_figures_are_the_evaluations() -> None:
     games = [meeting_game(), ejection_game()]
     found, table = episode_metrics(games, {"learner"}), metrics(games, "among_us", players={"learner"})
     shared = [name for name in table if name in found and name != "belief/accuracy"]  # there, ties count in part
-    assert len(shared) == 9
+    assert len(shared) == 10
     assert {name: found[name] for name in shared} == pytest.approx({name: table[name].mean for name in shared})
 
 
@@ -71,7 +80,7 @@ def test_figures_of_negotiations_are_the_evaluations() -> None:
     found, table = episode_metrics(games, {"mixture"}), metrics(games, "dond", 0.5)
     names = (
         "game/score", "game/score_agreed", "game/points", "game/agreement", "game/pareto", "game/pareto_agreed",
-        "talk/turns", "talk/vocabulary", "errors/aborted",
+        "talk/turns", "talk/vocabulary", "talk/cut", "errors/aborted",
     )  # fmt: skip
     assert 0 < found["game/agreement"] < 1 and found["talk/vocabulary"] > 20
     assert found["talk/inverted_explicit"] <= found["talk/inverted"] < found["talk/inverted_chance"] < 0.1

@@ -288,6 +288,40 @@ def test_turns_and_payments_are_those_of_the_game(policies: dict[str, Policy]) -
     assert min(kinds[entry] for entry in ("message", "error")) > 10  # both were played
 
 
+@pytest.mark.parametrize("decode_steps", [1, 4])
+def test_replies_that_meet_the_limit_of_their_tokens_are_marked(decode_steps: int, policies: dict[str, Policy]) -> None:
+    games = play("tiny", policies, draw_games(7, GAMES, count=20), max_new_tokens=9, decode_steps=decode_steps)
+    said = [t for e in games for t in e.turns if t.reply_ids]
+    assert all(t.cut == (END not in t.text) for t in said)  # this tokenizer's models have no other end
+    assert all(len(t.reply_ids) == 9 for t in said if t.cut) and 10 < sum(t.cut for t in said) < len(said) - 10
+    assert not any(t.cut for e in games for t in e.turns if not t.reply_ids)  # the script's
+
+
+class Wordy:
+    """Says so many words, and takes the last option."""
+
+    def __init__(self, words: int) -> None:
+        self.words = words
+
+    def observe(self, text: str) -> None:
+        return
+
+    def reply(self, text: str, options: Sequence[str] = ()) -> str:
+        reports = [option for option in options if option.startswith("report")]
+        return (reports or options)[-1] if options else " red" * self.words + f" {END} and more that nobody hears"
+
+
+@pytest.mark.parametrize("words", [0, 20, 21])
+def test_messages_that_the_game_cuts_are_marked(words: int) -> None:
+    """Of twenty words all others hear is all of it; what follows the end marker was never said."""
+    make_env = env_maker({"game": "among_us", "style": "compact", "tasks": 10})
+    games = rollout(draw_games(7, GAMES, count=10), everyone(TextAgent("wordy", lambda *_: Wordy(words))), make_env, 10)
+    said = [t for e in games for t in e.turns if t.kind == TurnKind.SPEAK]
+    assert said and all(t.cut == (words > 20) for t in said)
+    assert {len(t.message.split()) for t in said} == {min(words, 20)}
+    assert not any(t.cut for e in games for t in e.turns if t.kind == TurnKind.CHOOSE)
+
+
 def test_a_body_is_what_was_heard(policies: dict[str, Policy]) -> None:
     episodes = play("tiny", policies, draw_games(7, GAMES, count=20))
     tokens, heard = policies["tiny"].tokens, 0

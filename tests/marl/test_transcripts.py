@@ -131,6 +131,16 @@ Deal: player_0 9, player_1 4; together 13 of at most 13"""
     )
 
 
+def test_a_message_that_was_cut_is_said_to_be_cut() -> None:
+    found = episode_to_json(episode([message("player_0", 0, "i want", cut=True), message("player_1", 1, "no")]))
+    assert [turn.get("cut") for turn in found["turns"]] == [True, None]
+    assert "player_0  i want   (cut at its limit)\nplayer_1  no\n" in render_text(found)
+    game = meeting_game()
+    turns = tuple(replace(t, cut=t.message == "vote for green") for t in game.turns)
+    meeting = render_text(episode_to_json(replace(game, turns=turns)))
+    assert "  Blue:    vote for green   (cut at its limit)\n" in meeting and meeting.count("(cut") == 1
+
+
 def test_render_text_of_other_endings() -> None:
     assert "player_1  give me all   (refused: no tag)" in render_text(episode_to_json(failed_game()))
     assert render_text(episode_to_json(failed_game())).endswith("No deal: the two claims do not add up to the pool")
