@@ -3,9 +3,9 @@
 `python -m experiments.report select='dond_ablation-*'` writes `runs/report.html`; with `publish=experiments/NAME` it
 also writes the table, the per-seed and per-iteration data, the differences between arms, the figure and the run cards
 there, and `data=experiments/NAME` draws the figure again from these files, without any run. Intervals: over training
-seeds where an arm has several (Student's t), else over the run's evaluation games. `iqm.csv`, `profiles.csv` and
-`bootstrap.csv` have interquartile means, performance profiles and intervals by the bootstrap over seeds and games, of
-the arms with several seeds.
+seeds where an arm has several (Student's t), else over the run's evaluation games. `ratios.csv` says of Among Us how
+many times as often one arm wins as another. `iqm.csv`, `profiles.csv` and `bootstrap.csv` have interquartile means,
+performance profiles and intervals by the bootstrap over seeds and games, of the arms with several seeds.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from marl.report import (
     ablation_figure,
     arm_runs,
     columns_of,
+    mean_entries,
     read_run,
     variant_of,
     write_report,
@@ -42,6 +43,7 @@ from marl.stats import (
     Interval,
     ablation_table,
     arm_differences,
+    arm_ratios,
     bootstrap_table,
     format_table,
     iqm_table,
@@ -82,6 +84,7 @@ FIGURE = {
     "dond": ("game/score", "game/agreement", "belief/gain_over_prior", "speech/belief_change"),
     "among_us": ("game/win_rate/crewmates", "vote/imposter", "belief/last_accuracy"),
 }
+RATIOS = ("game/win_rate/crewmates",)  # metrics of which arms are also compared as so many times each other's
 CURVES = (
     "game/score", "game/score_agreed", "game/points", "game/agreement", "game/pareto", "game/pareto_agreed",
     "game/win_rate/crewmates", "vote/imposter", "vote/witness", "talk/names_imposter", "belief/accuracy",
@@ -261,6 +264,7 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -
     write_over_seeds(folder, suffix, arms, names, [name for name in FIGURE[game] if name in names])
     write_curves(folder / f"curves{suffix}.csv", runs)
     write_beliefs(folder / f"belief_by_message{suffix}.csv", runs)
+    write_mean_beliefs(folder / f"belief_by_message_mean{suffix}.csv", runs)
     if game == "among_us":
         others = [arm for arm in dict.fromkeys(arm.arm for arm in arms) if arm not in ARM_ORDER]
         pairs = list(dict.fromkeys([*COMPARISONS, *((arm, ARMS["full"]) for arm in others)]))
@@ -271,6 +275,9 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -
     if differences:
         write_table(folder / f"differences{suffix}.csv", differences)
         write_curve_differences(folder / f"curve_differences{suffix}.csv", runs, pairs)
+    ratios = arm_ratios(arms, pairs, [name for name in RATIOS if name in names])
+    if ratios:
+        write_table(folder / f"ratios{suffix}.csv", ratios)
     draw(folder, suffix, folder)
     if suffix:
         say("\n" + in_words(suffix))
@@ -279,6 +286,8 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -
     if differences:
         shown = [row for row in differences if row.metric == FIGURE[game][0]]
         say("\n" + format_table({row.arm: {row.metric: row.interval} for row in shown}))
+    if ratios:
+        say("\n" + format_table({row.arm: {row.metric: row.interval} for row in ratios}))
 
 
 def redraw(folder: Path, out: Path) -> None:
@@ -392,6 +401,17 @@ def write_beliefs(path: Path, runs: Sequence[Run]) -> None:
     ]
     once = dict.fromkeys(lines)  # arms of one seed share their base
     write_csv(path, ("arm", "seed", "message", "metric", "mean", "low", "high", "games"), once)
+
+
+def write_mean_beliefs(path: Path, runs: Sequence[Run]) -> None:
+    """The same of each arm: means over its seeds (`mean_entries`)."""
+    lines = [
+        (runs[0].arm if arm == TRAINED else arm, message, name, r.mean, r.low, r.high, r.seeds, r.games)
+        for arm, entries in mean_entries(runs).items()
+        for message, found in enumerate(entries)
+        for name, r in found.items()
+    ]
+    write_csv(path, ("arm", "message", "metric", "mean", "low", "high", "seeds", "games"), lines)
 
 
 def write_curves(path: Path, runs: Sequence[Run]) -> None:

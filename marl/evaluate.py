@@ -402,7 +402,7 @@ def cut_metrics(
     episodes: Sequence[Episode], rng: np.random.Generator, players: Collection[str] | None = None
 ) -> Metrics:
     """`talk/cut`: of the spoken replies that the game accepted, the share that is unfinished (see `Turn.cut`)."""
-    replies = [(g, bool(t.cut)) for g, e in enumerate(episodes) for t in spoken(e, players) if not t.error]
+    replies: Valued = [(g, t.cut) for g, e in enumerate(episodes) for t in spoken(e, players) if not t.error]
     return _shares({"talk/cut": replies}, rng)
 
 

@@ -713,10 +713,10 @@ def _by_message(run: Run) -> list[list[dict[str, Any]]]:
     return list(run.evaluation.get("belief_by_message", {}).values())
 
 
-def mean_entries(runs: Sequence[Run]) -> dict[str, list[dict[str, Interval]]]:
-    """Belief by message of each arm: over its seeds, where it has several, each counting the same.
+def mean_entries(runs: Sequence[Run]) -> dict[str, list[dict[str, TableRow]]]:
+    """Belief by message of each arm: over its seeds, where it has several, each counting the same (`ablation_table`).
 
-    Answers of fewer than ten games say nothing and are left out. A base of one folder counts once.
+    What a seed lacks, or has of fewer than ten games, which say nothing, is left out. A base of one folder counts once.
     """
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}  # name -> model -> entries
     for run in runs:
@@ -725,18 +725,22 @@ def mean_entries(runs: Sequence[Run]) -> dict[str, list[dict[str, Interval]]]:
             name = arm_label(run, runs) if trained else condition + _suffix(run, runs)
             model = str(run.folder) if trained else str(run.card.get("base") or json.dumps(entries, sort_keys=True))
             found.setdefault(name, {})[model] = entries
-    means: dict[str, list[dict[str, Interval]]] = {}
+    means: dict[str, list[dict[str, TableRow]]] = {}
     for name, models in found.items():
         means[name] = []
         for number_heard in range(max(map(len, models.values()))):
             here = [entries[number_heard] if number_heard < len(entries) else {} for entries in models.values()]
-            by_metric: dict[str, Interval] = {}
-            for metric in dict.fromkeys(metric for entry in here for metric in entry):
-                values = [Interval.from_json(entry[metric]) for entry in here if metric in entry]
-                if len(values) == len(here) and all(value.n >= 10 for value in values):
-                    by_metric[metric] = seed_mean([v.mean for v in values]) if len(values) > 1 else values[0]
-            means[name].append(by_metric)
+            each = [
+                ArmRun(name, number, {f"belief/{metric}": Interval.from_json(own) for metric, own in entry.items()})
+                for number, entry in enumerate(here)
+            ]
+            told = [metric for metric in each[0].metrics if all(_tells(one.metrics.get(metric)) for one in each)]
+            means[name].append({row.metric.removeprefix("belief/"): row for row in ablation_table(each, told)})
     return means
+
+
+def _tells(value: Interval | None) -> bool:
+    return value is not None and value.n >= 10
 
 
 @dataclass(frozen=True)

@@ -369,6 +369,37 @@ def arm_differences(runs: Sequence[ArmRun], pairs: Iterable[tuple[str, str]], me
     return rows
 
 
+def arm_ratios(runs: Sequence[ArmRun], pairs: Iterable[tuple[str, str]], metrics: Sequence[str]) -> list[TableRow]:
+    """How many times the second arm's figure the first arm's is, paired by training seed; `arm`: `FIRST / SECOND`.
+
+    Ratios are means on a logarithmic scale: `mean` is the geometric mean of the seeds' ratios, and the interval that of
+    the mean logarithm (`seed_mean`), so that the ratio the other way round is its inverse throughout. Arms of a single
+    seed each are paired by game, where games are known: the ratio of their means, with a bootstrap over games. For
+    figures above 0: of a pair with another figure, as what cannot be paired, no line is made.
+    """
+    by_arm: dict[str, dict[int, ArmRun]] = {}
+    for run in runs:
+        by_arm.setdefault(run.arm, {})[run.seed] = run
+    rows: list[TableRow] = []
+    for arm, reference in pairs:
+        mine, theirs = by_arm.get(arm, {}), by_arm.get(reference, {})
+        both = [(mine[seed].metrics, theirs[seed].metrics) for seed in sorted(mine.keys() & theirs.keys())]
+        for metric in metrics:
+            found = [(a[metric], b[metric]) for a, b in both if metric in a and metric in b]
+            if len(found) == len(both) > 1 and all(a.mean > 0 and b.mean > 0 for a, b in found):
+                log = seed_mean([math.log(a.mean / b.mean) for a, b in found])
+                games = sum(a.n + b.n for a, b in found)
+                ends = (math.exp(log.mean), math.exp(log.low), math.exp(log.high))
+                rows.append(TableRow(f"{arm} / {reference}", metric, *ends, len(found), games))
+            if len(mine) == len(theirs) == 1:
+                one, other = (next(iter(arm_of.values())).by_game.get(metric, ()) for arm_of in (mine, theirs))
+                if len(one) == len(other) and sum(one) > 0 and sum(other) > 0:
+                    ratio = bootstrap_ratio(one, other, rng=np.random.default_rng(0))
+                    name, games = f"{arm} / {reference}", 2 * len(one)
+                    rows.append(TableRow(name, metric, ratio.mean, ratio.low, ratio.high, 1, games))
+    return rows
+
+
 def write_table(path: Path, rows: Iterable[TableRow]) -> None:
     """Writes `arm,metric,mean,low,high,seeds,games`, six significant figures. Replaces the file in one step."""
     header = ("arm", "metric", "mean", "low", "high", "seeds", "games")

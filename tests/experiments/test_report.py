@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -89,6 +90,44 @@ def test_tables_are_those_of_the_evaluations(root: Path, published: Path) -> Non
     other = by_name(read_table(published / "table.csv"))["RL", "game/win_rate/crewmates"]
     assert both["RL+L+S - RL"].mean == pytest.approx(found.mean - other.mean, abs=1e-5)
     assert both["RL+L+S - RL"].seeds == 2 and "RL+L - RL" not in both
+
+
+def test_how_many_times_as_often_an_arm_wins_is_published(root: Path, tmp_path: Path) -> None:
+    """Twice as often on one seed and eight times on the other: four times in the middle."""
+    wins = {("full", 0): 0.5, ("full", 1): 0.8, ("game_only", 0): 0.25, ("game_only", 1): 0.1}
+    for (arm, seed), rate in wins.items():
+        folder = shutil.copytree(next(root.glob(f"tiny-{arm}-s{seed}-????????")), tmp_path / f"{arm}-{seed}")
+        found = json.loads((folder / "evaluation.json").read_text())
+        found["conditions"]["trained"]["game/win_rate/crewmates"]["mean"] = rate
+        (folder / "evaluation.json").write_text(json.dumps(found))
+    publish([read_run(tmp_path / f"{arm}-{seed}") for arm, seed in wins], tmp_path / "table")
+    rows = by_name(read_table(tmp_path / "table" / "ratios.csv"))
+    row = rows["RL+L+S / RL", "game/win_rate/crewmates"]
+    assert (row.mean, row.seeds, row.games) == (4, 2, 32) and row.low * row.high == pytest.approx(16, rel=1e-4)
+    assert row.high == pytest.approx(4 * math.exp(12.706205 * math.log(2)), rel=1e-4)
+    assert {arm for arm, _ in rows} == {"RL+L+S / RL"}  # of their base, one model, no seeds can be paired
+
+
+def test_beliefs_by_message_are_also_means_over_seeds(published: Path, tmp_path: Path) -> None:
+    """Of .5 and .7 the mean is .6, and Student's t of two seeds 12.7 times the standard error of .1; a share stays
+    below 1. The third message came up in one seed alone."""
+
+    def run(seed: int, *accuracies: float) -> Run:
+        entries = [{"accuracy": {"mean": mean, "low": 0.0, "high": 1.0, "n": 50}} for mean in accuracies]
+        evaluation = {"belief_by_message": {"trained": entries, "base": entries[:1]}}
+        return Run(tmp_path / str(seed), "full", seed, {"env": {"game": "among_us"}}, {"base": "one"}, [], evaluation)
+
+    path = tmp_path / "means.csv"
+    report.write_mean_beliefs(path, [run(0, 0.5, 0.53, 0.9), run(1, 0.7, 0.51)])
+    half = 12.706205 * 0.01
+    assert path.read_text().splitlines() == [
+        "arm,message,metric,mean,low,high,seeds,games",
+        "full,0,accuracy,0.6,0,1,2,100",
+        f"full,1,accuracy,0.52,{0.52 - half:.6g},{0.52 + half:.6g},2,100",
+        "base,0,accuracy,0.7,0,1,1,50",  # one base, which counts once
+    ]
+    header, *_ = (published / "belief_by_message_mean.csv").read_text().splitlines()
+    assert header == "arm,message,metric,mean,low,high,seeds,games"
 
 
 def test_statistics_over_seeds_have_files_of_their_own(published: Path) -> None:

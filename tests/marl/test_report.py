@@ -425,7 +425,7 @@ def test_belief_by_message_is_of_all_seeds(tmp_path: Path) -> None:
     assert set(found) == {"base", "RL+L+S", "RL", "L"} and len(found["base"]) == 6
     # Before any message: Green .9 right, Blue and Pink .25 each of four, which ties.
     assert found["RL"][0]["accuracy"].mean == pytest.approx((1 + 1 / 4 + 1 / 4) / 3)
-    assert found["RL"][0]["accuracy"].n == 2 and found["RL"][0]["chance_accuracy"].mean == pytest.approx(1 / 4)
+    assert found["RL"][0]["accuracy"].seeds == 2 and found["RL"][0]["chance_accuracy"].mean == pytest.approx(1 / 4)
     few = read_run(tmp_path / "full-0")
     few.evaluation["belief_by_message"]["trained"][0]["accuracy"]["n"] = 9
     assert {"accuracy"} == mean_entries(runs[1:2])["trained"][0].keys() - mean_entries([few])["trained"][0].keys()

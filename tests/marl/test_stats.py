@@ -18,6 +18,7 @@ from marl.stats import (
     TableRow,
     ablation_table,
     arm_differences,
+    arm_ratios,
     bootstrap_mean,
     bootstrap_ratio,
     bootstrap_table,
@@ -353,6 +354,34 @@ def test_arms_of_one_seed_are_paired_by_game() -> None:
     assert (row.arm, row.mean, row.seeds, row.games) == ("full - none", 1.5, 1, 100)
     assert 1.3 < row.low < 1.5 < row.high < 1.7
     assert arm_differences([*arms, replace(arms[0], seed=5)], [("full", "none")], ["game/score"]) == []
+
+
+def test_arm_ratios_pair_by_seed() -> None:
+    """Twice and four times: the geometric mean is 2 ** 1.5. In logarithms the seeds' standard error is ln 2 / 2."""
+
+    def wins(arm: str, *rates: float) -> list[ArmRun]:
+        return [ArmRun(arm, seed, {"wins": Interval(rate, 0, 1, 100)}) for seed, rate in enumerate(rates)]
+
+    arms = [*wins("RL", 0.6, 0.8), *wins("base", 0.3, 0.2, 0.9), *wins("never", 0.0, 0.5)]
+    (row,) = arm_ratios(arms, [("RL", "base"), ("RL", "never"), ("never", "RL"), ("RL", "absent")], ["wins", "points"])
+    middle, half = 1.5 * math.log(2), 12.706205 * math.log(2) / 2
+    ends = pytest.approx(math.exp(middle - half)), pytest.approx(math.exp(middle + half))
+    assert row == TableRow("RL / base", "wins", pytest.approx(2**1.5), *ends, 2, 400)
+    (back,) = arm_ratios(arms, [("base", "RL")], ["wins"])
+    assert (back.mean, back.low, back.high) == (
+        pytest.approx(1 / row.mean), pytest.approx(1 / row.high), pytest.approx(1 / row.low)
+    )  # fmt: skip
+
+
+def test_ratios_of_arms_of_one_seed_are_of_their_games() -> None:
+    """Wins of 3 and 2 in 4 games; a bootstrap over games knows no more than these four."""
+    arms = [ArmRun("a", 0, {}, {"wins": [1.0, 1.0, 1.0, 0.0]}), ArmRun("b", 7, {}, {"wins": [1.0, 1.0, 0.0, 0.0]})]
+    (row,) = arm_ratios(arms, [("a", "b")], ["wins"])
+    expected = bootstrap_ratio([1, 1, 1, 0], [1, 1, 0, 0], rng=generator())
+    assert (row.mean, row.low, row.high) == (1.5, expected.low, expected.high)
+    assert (row.arm, row.seeds, row.games) == ("a / b", 1, 8)
+    never = ArmRun("b", 7, {}, {"wins": [0.0] * 4})
+    assert arm_ratios([arms[0], never], [("a", "b"), ("b", "a")], ["wins"]) == []
 
 
 def test_table_file(tmp_path: Path) -> None:
