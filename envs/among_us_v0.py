@@ -19,7 +19,8 @@ Where the published rules leave a choice, this is what holds here:
 - Speakers take turns in one drawn order. A discussion ends all walks and tasks; other bodies stay where they are.
 - The belief question goes to living crewmates, with all living others as candidates; or (`candidates="all_names"`, as
   published) to every living player, with all seven names. Its answer is an imposter, of several the first drawn that
-  lives: which of them that is, nobody can know, so the best answer is spread over all. Candidates are in fixed order.
+  lives; the others alive are as true (`Question.also`): to know one of them is to know the answer. Candidates are in
+  fixed order.
 """
 
 from __future__ import annotations
@@ -1352,8 +1353,9 @@ class AmongUs(ParallelEnv[str, dict[str, Any], str]):
         """The belief question that is due now, by the name of who is asked."""
         game = self._started()
         text = QUESTION[self.style]
+        written = _LOWER if self.style is Style.COMPACT else {name: name for name in NAMES}
         living = game.living()
-        answer = next(game.players[seat].name for seat in game.imposters if game.players[seat].alive)
+        answer, *also = (written[game.players[seat].name] for seat in game.imposters if game.players[seat].alive)
         asked = {}
         for name in living:
             candidates: tuple[str, ...] = NAMES
@@ -1361,10 +1363,7 @@ class AmongUs(ParallelEnv[str, dict[str, Any], str]):
                 if game.players[game.seat[name]].role is Role.IMPOSTER:
                     continue
                 candidates = tuple(other for other in living if other != name)
-            if self.style is Style.COMPACT:
-                asked[name] = (Question(text, tuple(_LOWER[c] for c in candidates), _LOWER[answer]),)
-            else:
-                asked[name] = (Question(text, candidates, answer),)
+            asked[name] = (Question(text, tuple(written[c] for c in candidates), answer, tuple(also)),)
         return asked
 
 

@@ -24,19 +24,28 @@ class Question:
     """A belief question: its text, the possible answers, and the true one (a member of `candidates`).
 
     Questions go to trainers through `infos`. The answer is hidden from the agent and never enters an observation.
+    `also` are further candidates that are as true: belief in any of the true ones is belief in the truth.
     """
 
     text: str
     candidates: tuple[str, ...]
     answer: str
+    also: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.answer not in self.candidates:
-            raise ValueError(f"answer {self.answer!r} is not one of the candidates {self.candidates}")
+        for answer in (self.answer, *self.also):
+            if answer not in self.candidates:
+                raise ValueError(f"answer {answer!r} is not one of the candidates {self.candidates}")
+        if len({self.answer, *self.also}) <= len(self.also):
+            raise ValueError(f"answers {(self.answer, *self.also)} must be different ones")
 
     @property
     def answer_index(self) -> int:
         return self.candidates.index(self.answer)
+
+    @property
+    def also_indices(self) -> tuple[int, ...]:
+        return tuple(map(self.candidates.index, self.also))
 
 
 # Printable ASCII, line breaks, Latin-1 letters and signs, typographic quotes and dashes, and the replacement character.

@@ -136,7 +136,7 @@ class TextAgent:
                 asked = view.asked
                 if answers is not None:
                     asked = [
-                        replace(a, question=replace(a.question, answer=answer))
+                        replace(a, question=replace(a.question, answer=answer, also=()))
                         for a, given in zip(asked, answers, strict=True)
                         for answer in given
                     ]

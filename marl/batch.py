@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from marl.planner import next_tokens
-from marl.types import Episode, TokenBatch
+from marl.types import Belief, Episode, TokenBatch
 
 Seat = tuple[Episode, str]
 
@@ -57,7 +57,7 @@ def collate(
     a: dict[str, np.ndarray] = {name: np.zeros((size, length, *tail), dtype) for name, (dtype, tail) in shapes.items()}
     a["legal"] -= 1
     a["plan_ids"] -= 1
-    asked: list[tuple[int, int, tuple[int, ...], int]] = []
+    asked: list[tuple[int, Belief]] = []
     for b, (episode, agent) in enumerate(seats):
         stream = episode.streams[agent]
         a["tokens"][b, : len(stream)] = stream.tokens
@@ -88,19 +88,23 @@ def collate(
                 if weights.get(name, 0.0):
                     a[into][b, start] += weights[name] * amount
         asked.extend(
-            (b, belief.position, belief.candidate_ids, belief.question.answer_index)
-            for belief in episode.beliefs
-            if belief.listener == agent and belief.role not in silent_roles
+            (b, belief) for belief in episode.beliefs if belief.listener == agent and belief.role not in silent_roles
         )
-    width = max((len(c) for _, _, c, _ in asked), default=0)
+    candidates = _padded([belief.candidate_ids for _, belief in asked])
+    also = _padded([belief.question.also_indices for _, belief in asked])
     hidden = np.array([privileged(episode, agent) for episode, agent in seats], dtype=real)
     return TokenBatch(
         **{name: torch.from_numpy(array) for name, array in a.items()},
         privileged=torch.from_numpy(hidden.reshape(size, -1)),
-        row=torch.tensor([b for b, _, _, _ in asked], dtype=torch.int64),
-        position=torch.tensor([p for _, p, _, _ in asked], dtype=torch.int64),
-        candidates=torch.tensor([[*c, *[-1] * (width - len(c))] for _, _, c, _ in asked], dtype=torch.int64).view(
-            len(asked), width
-        ),
-        answer=torch.tensor([x for _, _, _, x in asked], dtype=torch.int64),
+        row=torch.tensor([b for b, _ in asked], dtype=torch.int64),
+        position=torch.tensor([belief.position for _, belief in asked], dtype=torch.int64),
+        candidates=candidates,
+        answer=torch.tensor([belief.question.answer_index for _, belief in asked], dtype=torch.int64),
+        also=also,
     )
+
+
+def _padded(rows: Sequence[Sequence[int]]) -> torch.Tensor:
+    """As one tensor, (rows, longest), with -1 after the shorter ones."""
+    width = max(map(len, rows), default=0)
+    return torch.tensor([[*row, *[-1] * (width - len(row))] for row in rows], dtype=torch.int64).view(len(rows), width)

@@ -23,7 +23,7 @@ from marl.monitor import VOCABULARY_GAMES
 from marl.rewards.speaking import SpeakingReward
 from marl.speech import INSIDERS, Message, Record, read_game, template
 from marl.stats import Floats, Interval, bootstrap_mean, bootstrap_ratio, wilson
-from marl.types import Belief, Episode, Turn
+from marl.types import Belief, Episode, Turn, pooled
 
 PROB_FLOOR = 1e-12  # a true answer given less than this costs -log of this: 27.6 nats
 
@@ -472,7 +472,8 @@ class Graded:
     """What a distribution over candidates is worth once the answer is known.
 
     `accuracy`: 1 if the truth is the most probable candidate; of k that tie, 1/k. `log_loss`: -log p(truth) in nats.
-    `brier`: sum over candidates of (p - [candidate is true])², from 0 to 2 (Brier 1950).
+    `brier`: sum over candidates of (p - [candidate is true])², from 0 to 2 (Brier 1950). Of several true candidates any
+    is right, and for the last two they count as one.
     """
 
     accuracy: float
@@ -483,11 +484,13 @@ class Graded:
 GRADES = ("accuracy", "log_loss", "brier")
 
 
-def grade(probs: np.ndarray, answer: int) -> Graded:
-    """Grades `probs`, shape (K,), by the index of the true candidate."""
+def grade(probs: np.ndarray, answer: int, also: Sequence[int] = ()) -> Graded:
+    """Grades `probs`, shape (K,), by the index of the true candidate, and of others that are as true."""
     best = probs >= probs.max() - 1e-9
+    right = best[[answer, *also]].sum()
+    probs = pooled(probs, answer, also)
     return Graded(
-        accuracy=float(best[answer] / best.sum()),
+        accuracy=float(right / best.sum()),
         log_loss=-math.log(max(float(probs[answer]), PROB_FLOOR)),
         brier=float(np.square(probs).sum() - 2 * probs[answer] + 1),
     )
@@ -560,8 +563,9 @@ def belief_table(
             start = before = math.nan
             for i, belief in enumerate(series):
                 number = bisect_right(message_steps, belief.step - 1) - said_before
-                graded = grade(belief.probs, belief.question.answer_index)
-                chance = grade(np.full(len(belief.probs), 1 / len(belief.probs)), belief.question.answer_index)
+                right = (belief.question.answer_index, belief.question.also_indices)
+                graded = grade(belief.probs, *right)
+                chance = grade(np.full(len(belief.probs), 1 / len(belief.probs)), *right)
                 if i == 0 and number == 0:
                     start = graded.log_loss
                 rows.append(

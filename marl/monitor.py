@@ -71,10 +71,12 @@ def episode_metrics(episodes: Sequence[Episode], players: Collection[str]) -> di
         metrics["choices/entropy"] = -_mean(chosen)  # nats; of what was sampled, so its mean is the entropy
     beliefs = [b for e in episodes for b in e.beliefs if e.players[b.listener] in players and b.role not in INSIDERS]
     if beliefs:
-        metrics["belief/accuracy"] = _mean([int(b.probs.argmax()) == b.question.answer_index for b in beliefs])
+        metrics["belief/accuracy"] = _mean(
+            [int(b.probs.argmax()) in (b.question.answer_index, *b.question.also_indices) for b in beliefs]
+        )
         metrics["belief/log_loss"] = _mean([-np.log(max(b.truth, 1e-12)) for b in beliefs])
         metrics["belief/brier"] = _mean(
-            [float(((b.probs - np.eye(len(b.probs))[b.question.answer_index]) ** 2).sum()) for b in beliefs]
+            [float(((b.pooled - np.eye(len(b.probs))[b.question.answer_index]) ** 2).sum()) for b in beliefs]
         )
     return metrics
 

@@ -34,7 +34,7 @@ from marl.losses import Loss
 from marl.losses.claim import ClaimLoss
 from marl.losses.imitation import ImitationLoss
 from marl.losses.kl import KLLoss
-from marl.losses.listening import ListeningLoss
+from marl.losses.listening import ListeningLoss, log_truth
 from marl.losses.world_model import WorldModelLoss
 from marl.optim import OPTIMIZERS, MuonAndAdamW, Optimizer
 from marl.policy import Policy, load_config, load_lm, load_tokenizer, tiny_config, tiny_lm
@@ -646,7 +646,7 @@ def held_out_figures(policy: Policy, seats: Sequence[Seat]) -> dict[str, float]:
         mask = part.reply & part.imitate
         nats -= float(out.logprobs[mask].sum())
         tokens += int(mask.sum())
-        truth = -out.beliefs.gather(1, part.answer[:, None])[:, 0]
+        truth = -log_truth(part, out.beliefs)
         for row in range(len(rows)):
             asked = truth[part.row == row]
             if len(asked):

@@ -33,8 +33,8 @@ def episode_to_json(episode: Episode) -> Transcript:
     `cut` where it is unfinished (see `Turn.cut`);
     where a planner chose the reply, `planned`: all `actions` with `anchor`, `values` and `plan`, the `chosen` one, and
     the share of anchor probabilities that were raised to the least one (`floored`).
-    `questions`: each different question once, with candidates and answer. `beliefs`: listener, step, `question` (an
-    index into `questions`), `probs` with four decimals.
+    `questions`: each different question once, with candidates and answer (`also`: further answers that are as true).
+    `beliefs`: listener, step, `question` (an index into `questions`), `probs` with four decimals.
     """
     questions = list(dict.fromkeys(belief.question for belief in episode.beliefs))
     number = {question: i for i, question in enumerate(questions)}
@@ -46,7 +46,15 @@ def episode_to_json(episode: Episode) -> Transcript:
         "outcome": _plain(episode.outcome),
         "steps": episode.steps,
         "turns": [_turn(turn) for turn in episode.turns],
-        "questions": [{"text": q.text, "candidates": list(q.candidates), "answer": q.answer} for q in questions],
+        "questions": [
+            {
+                "text": q.text,
+                "candidates": list(q.candidates),
+                "answer": q.answer,
+                **({"also": list(q.also)} if q.also else {}),
+            }
+            for q in questions
+        ],
         "beliefs": [
             {
                 "listener": belief.listener,
@@ -168,17 +176,22 @@ def shifts(transcript: Transcript, turn: dict[str, Any]) -> list[Shift]:
         if earlier:
             before = max(earlier, key=lambda belief: belief["step"])
             question = transcript["questions"][after["question"]]
-            truth = question["candidates"].index(question["answer"])
             found.append(
                 Shift(
                     after["listener"],
                     topic(question["text"]),
                     question["answer"],
-                    before["probs"][truth],
-                    after["probs"][truth],
+                    truth_of(before, question),
+                    truth_of(after, question),
                 )
             )
     return found
+
+
+def truth_of(belief: dict[str, Any], question: dict[str, Any]) -> float:
+    """What a belief gives the true answer; of several, any of them."""
+    right = (question["answer"], *question.get("also", ()))
+    return float(sum(belief["probs"][question["candidates"].index(answer)] for answer in right))
 
 
 def topic(question: str) -> str:
@@ -428,7 +441,7 @@ def _beliefs(transcript: Transcript, step: int) -> dict[str, float]:
     for belief in transcript["beliefs"]:
         if belief["step"] == step and transcript["roles"][belief["listener"]] != "imposter":
             question = transcript["questions"][belief["question"]]
-            found[names[belief["listener"]]] = belief["probs"][question["candidates"].index(question["answer"])]
+            found[names[belief["listener"]]] = truth_of(belief, question)
     return found
 
 

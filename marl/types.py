@@ -6,6 +6,7 @@ Index `t` always describes token `t`: its kind, its log-probability given what s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import Any
@@ -109,8 +110,23 @@ class Belief:
 
     @property
     def truth(self) -> float:
-        """Probability of the true answer."""
-        return float(self.probs[self.question.answer_index])
+        """Probability of the true answer; of several, of any of them."""
+        return float(self.pooled[self.question.answer_index])
+
+    @property
+    def pooled(self) -> np.ndarray:
+        """`probs` (K,) with the probability of all true answers in the place of the first, and 0 for the others."""
+        return pooled(self.probs, self.question.answer_index, self.question.also_indices)
+
+
+def pooled(probs: np.ndarray, answer: int, also: Sequence[int]) -> np.ndarray:
+    """`probs` (K,) with the probability of all these candidates in the place of `answer`."""
+    if not also:
+        return probs
+    together = probs.copy()
+    together[answer] += probs[list(also)].sum()
+    together[list(also)] = 0.0
+    return together
 
 
 @dataclass(frozen=True)
@@ -180,6 +196,7 @@ class TokenBatch:
     position: Tensor  # (N,) int64: index of the question's last token
     candidates: Tensor  # (N, K) int64, padded with -1
     answer: Tensor  # (N,) int64: index into the candidates
+    also: Tensor  # (N, A) int64: indices of further candidates that are as true, padded with -1; A may be 0
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -214,6 +231,7 @@ class TokenBatch:
             position=self.position[asked],
             candidates=self.candidates[asked],
             answer=self.answer[asked],
+            also=self.also[asked],
         )
 
     def to(self, device: torch.device) -> TokenBatch:

@@ -13,7 +13,7 @@ from marl.types import TokenBatch
 
 @dataclass(frozen=True)
 class ListeningLoss:
-    """-log belief(true answer), (N,): Sarkar et al. 2025, the listening loss.
+    """-log belief(true answer), (N,): Sarkar et al. 2025, the listening loss. Of several true answers, of any of them.
 
     `renamed`: learned from rows in which other names stand for the game's (renaming.py), in a pass of its own. Where
     the weight is 0 the rows are read as they are.
@@ -27,5 +27,11 @@ class ListeningLoss:
         return "renamed" if self.renamed and self.weight else "beliefs"
 
     def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
-        values = -outputs.beliefs.gather(1, batch.answer[:, None])[:, 0]  # (N,)
+        values = -log_truth(batch, outputs.beliefs)
         return values, torch.ones_like(values, dtype=torch.bool)
+
+
+def log_truth(batch: TokenBatch, beliefs: Tensor) -> Tensor:
+    """Log-probability of what is true, (N,), from those of the candidates, (N, K)."""
+    right = torch.cat([batch.answer[:, None], batch.also], dim=1)  # (N, 1 + A)
+    return beliefs.gather(1, right.clamp_min(0)).masked_fill(right < 0, -torch.inf).logsumexp(1)

@@ -39,7 +39,7 @@ from envs.among_us_v0 import (
     Tally,
     VoteNow,
 )
-from envs.core import CHARSET, END, TurnKind
+from envs.core import CHARSET, END, Question, TurnKind
 
 GOLDEN = Path(__file__).parent / "golden_among_us"
 STYLES = ("natural", "compact")
@@ -733,17 +733,41 @@ def test_two_kills_of_one_victim_are_one() -> None:
     assert (table.reward("green"), table.reward("purple")) == (1.0, 0.0)
 
 
-def test_the_answer_is_the_first_drawn_imposter_that_lives() -> None:
+def test_any_imposter_that_lives_is_an_answer() -> None:
+    """The first drawn comes first; what is told of it is as true of the others."""
     table = Table(SEVEN, players=7, imposters=2, cooldown=0)
     table(green="kill_red")
     table(blue="report_red")
     assert table.info("blue")["questions"][0].answer == "purple"
+    assert table.info("blue")["questions"][0].also == ("green",)
     assert table.info("blue")["questions"][0].candidates == ("green", "yellow", "orange", "purple", "pink")
     table.talk()(blue="purple", yellow="purple", orange="purple", pink="purple")
     assert not table.ended
     table(green="kill_orange")
     table(blue="report_orange")
     assert table.info("blue")["questions"][0].answer == "green"
+    assert table.info("blue")["questions"][0].also == ()
+
+
+def test_each_style_names_all_imposters_in_its_own_words() -> None:
+    for style, first, other in (("compact", "purple", "green"), ("natural", "Purple", "Green")):
+        table = Table(SEVEN, players=7, imposters=2, cooldown=0, style=style, candidates="all_names")
+        table(green="kill_red")
+        table(blue="report_red")
+        for name in ("blue", "green"):
+            (question,) = table.info(name)["questions"]
+            assert (question.answer, question.also) == (first, (other,))
+            assert (question.answer_index, question.also_indices) == (5, (2,))
+
+
+def test_questions_are_only_of_what_can_be_answered() -> None:
+    for answer, also, said in (
+        ("x", (), "'x' is not one of"), ("a", ("x",), "'x' is not one of"), ("a", ("a",), "must be different"),
+        ("a", ("b", "b"), "must be different"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=said):
+            Question("who?", ("a", "b"), answer, also)
+    assert Question("who?", ("a", "b"), "a", ("b",)).also_indices == (1,)
 
 
 # --- Replies that the rules refuse ------------------------------------------------------------------------------------

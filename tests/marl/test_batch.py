@@ -115,6 +115,20 @@ def test_belief_questions_keep_row_position_candidates_and_answer(batch: TokenBa
     assert all(batch.kind[r, p] == Kind.QUESTION for r, p in zip(batch.row, batch.position, strict=True))
 
 
+def test_several_true_answers_stand_beside_the_first(batch: TokenBatch) -> None:
+    assert batch.also.shape == (4, 0)
+    episode = three_turns()
+    beliefs = tuple(
+        replace(b, question=replace(b.question, answer=b.question.candidates[1], also=b.question.candidates[::2]))
+        if len(b.candidate_ids) == 3
+        else b
+        for b in episode.beliefs
+    )
+    several = collate([(replace(episode, beliefs=beliefs), "a"), (replace(episode, beliefs=beliefs), "b")], WEIGHTS)
+    assert several.answer.tolist() == [1, 1, 1, 1] and several.also.tolist() == [[-1, -1], [-1, -1], [0, 2], [-1, -1]]
+    assert several.select(torch.tensor([0])).also.tolist() == [[-1, -1]]
+
+
 def test_the_speaking_reward_stands_apart_on_request() -> None:
     episode = three_turns()
     batch = collate([(episode, "a"), (episode, "b")], WEIGHTS, separate_speech=True)

@@ -198,6 +198,16 @@ def test_grade_by_hand() -> None:
     assert grade(np.array([1.0, 0.0]), 1).brier == 2
 
 
+def test_grade_of_several_true_answers_by_hand() -> None:
+    """Of the first and the last: .7 is right, .3 is wrong."""
+    graded = grade(np.array([0.2, 0.3, 0.5]), 2, (0,))
+    assert graded.accuracy == 1
+    assert graded.log_loss == pytest.approx(-math.log(0.7)) and graded.brier == pytest.approx(0.09 + 0.09)
+    assert grade(np.array([0.1, 0.6, 0.3]), 2, (0,)).accuracy == 0
+    chance = grade(np.full(5, 0.2), 1, (4,))
+    assert (chance.accuracy, chance.log_loss, chance.brier) == pytest.approx((0.4, math.log(2.5), 0.36 + 0.12))
+
+
 @given(st.integers(0, 10))
 def test_uniform_beliefs_have_the_grades_of_chance(answer: int) -> None:
     graded = grade(np.full(11, 1 / 11), answer)

@@ -173,6 +173,7 @@ def one_token(
         position=torch.tensor([0]),
         candidates=torch.tensor([[5, 6]]),
         answer=torch.tensor([1]),
+        also=torch.zeros(1, 0, dtype=torch.int64),
     )
 
 
@@ -189,6 +190,24 @@ def only(result: tuple[Tensor, Tensor]) -> float:
     values, mask = result
     assert int(mask.sum()) == 1
     return float(values[mask])
+
+
+@pytest.mark.parametrize(("also", "truth"), [((), 0.5), ((0,), 0.7), ((0, 2), 1.0), ((2, -1), 0.8)])
+def test_belief_in_any_true_answer_is_learned(also: tuple[int, ...], truth: float) -> None:
+    """-log of the probability of all true ones; of a single one the very numbers of a plain cross-entropy."""
+    probs = torch.tensor([[0.2, 0.5, 0.3]])
+    beliefs = probs.log().requires_grad_()
+    batch = replace(
+        one_token(Kind.CHOICE), candidates=torch.tensor([[5, 6, 7]]), also=torch.tensor([also], dtype=torch.int64)
+    )
+    values, mask = ListeningLoss()(batch, say(beliefs=beliefs))
+    assert mask.tolist() == [True] and values.item() == pytest.approx(-math.log(truth), abs=1e-6)
+    (slope,) = torch.autograd.grad(values.sum(), beliefs)
+    right = {1, *(i for i in also if i >= 0)}
+    expected = [-float(probs[0, i]) / truth if i in right else 0.0 for i in range(3)]
+    assert slope[0].tolist() == pytest.approx(expected)
+    if not also:
+        assert values.item() == -beliefs[0, 1].item() and slope[0].tolist() == [0, -1, 0]
 
 
 LN2 = math.log(2)

@@ -71,6 +71,23 @@ def test_turns_in_the_same_step_are_paid_apart() -> None:
     assert GameReward()(episode(turns, payments=[Payment("b", 1, 1.0), Payment("a", 0, 3.0)])).tolist() == [3, 0, 0, 1]
 
 
+# -- speaking of several imposters ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("answer", "also"), [("red", "pink"), ("pink", "red")])
+def test_whoever_names_the_other_imposter_is_paid_as_much(answer: str, also: str) -> None:
+    """Belief that moves from an innocent one to an imposter is worth the same whichever that is, from the one imposter
+    to the other nothing."""
+    who = Question("who?", ("red", "blue", "pink"), answer, (also,))
+    believed = ([0.2, 0.6, 0.2], [0.2, 0.4, 0.4], [0.4, 0.2, 0.4], [0.1, 0.2, 0.7])
+    heard = [Belief("b", "crewmate", step, 0, who, np.array(probs)) for step, probs in enumerate(believed)]
+    assert [b.truth for b in heard] == pytest.approx([0.4, 0.6, 0.8, 0.8])
+    said = [turn("a", 0, "it is pink"), turn("a", 1, "it is red"), turn("a", 2, "no, pink")]
+    assert SpeakingReward()(episode(said, heard)).tolist() == pytest.approx([0.2, 0.2, 0.0])
+    logs = SpeakingReward(of="log_probability")(episode(said, heard))
+    assert logs.tolist() == pytest.approx([math.log(0.6 / 0.4), math.log(0.8 / 0.6), 0.0])
+
+
 # -- speaking --------------------------------------------------------------------------------------------------------
 
 # Three seats, two messages. Truths:        at the start   after a's   after b's

@@ -330,6 +330,16 @@ def test_recorded_answers_are_what_a_base_learns_to_believe() -> None:
     assert batch.answer.tolist() == expected and len(set(expected)) > 1
 
 
+def test_a_recorded_answer_is_the_only_true_one() -> None:
+    """Of two imposters a player may name one, or nobody guilty: that alone is what a base learns to answer."""
+    make_env = env_maker({"game": "among_us", "style": "compact", "players": 7, "imposters": 2, "max_steps": 80})
+    texts = scripted_texts("among_us", [make_env], 0, 20)
+    tokens = Tokens(train_tokenizer(texts, COMPACT_TOKENS, 1024))
+    episodes = rollout(draw_games(0, GAMES, count=20), everyone(scripted("among_us", tokens=tokens)), make_env, 20)
+    recorded = [b for e in episodes for b in e.beliefs]
+    assert len(recorded) > 20 and not any(b.question.also for b in recorded)
+
+
 KILL_SEEN = (
     " grid 2 2 imposters 1 players red blue green pink orange you red crewmate tasks lab at bridge blue green",
     " killer green victim orange at bridge blue green body orange",

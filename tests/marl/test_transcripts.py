@@ -103,6 +103,24 @@ def test_shifts_are_of_the_other_listeners_around_the_message() -> None:
     assert shifts(transcript, propose) == []
 
 
+def test_belief_in_any_of_several_true_answers_counts() -> None:
+    """Were Green an imposter, too, Blue would believe the truth as much as it believes in Red and in Green."""
+    game = meeting_game()
+    first = next(b for b in game.beliefs if b.listener == "player_1")
+    beliefs = tuple(
+        replace(b, question=replace(b.question, also=("green",))) if b.listener == "player_1" else b
+        for b in game.beliefs
+    )
+    transcript = episode_to_json(replace(game, beliefs=beliefs))
+    assert {tuple(q.get("also", ())) for q in transcript["questions"]} == {("green",), ()}
+    meeting = next(chapter for chapter in story(transcript) if isinstance(chapter, Meeting))
+    red, green = (first.probs[first.question.candidates.index(name)] for name in ("red", "green"))
+    assert meeting.before["Blue"] == pytest.approx(red + green) and red == 0.25 and green > 0
+    turn = next(turn for turn in transcript["turns"] if turn["message"])
+    shift = next(s for s in shifts(transcript, turn) if s.listener == "player_1")
+    assert shift.before == meeting.before["Blue"]
+
+
 def test_a_listener_that_was_never_asked_before_has_no_shift() -> None:
     transcript = episode_to_json(imposter_game())
     lime, red = transcript["turns"][2], transcript["turns"][5]
