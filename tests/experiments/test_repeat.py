@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from experiments import train
 from marl.config import config_hash, run_folder
+from tests.experiments.test_full_disk import attempt
 from tests.torture import KINDS, configure, contents
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,6 +78,22 @@ def test_a_run_leaves_nothing_in_its_process(tmp_path: Path) -> None:
         train.main(configure(kind, tmp_path / name, *TINY, *own))
     before, after = contents(tmp_path / "before"), contents(tmp_path / "after")
     assert before and sorted(name for name in {*before, *after} if before.get(name) != after.get(name)) == []
+
+
+@pytest.mark.slow
+def test_two_threads_give_the_same_run_each_time(tmp_path: Path) -> None:
+    """Each with its own base, in a process of its own. The matrices of updates are large enough to be shared out."""
+    few = ("base.games=24", "base.rows=16", "env.max_entries=6", "env.max_errors=1", "algo.max_new_tokens=8")
+    few += ("eval.games=1", "eval.every=2", "eval.final_games=2", "model.layers=1")
+    both = []
+    for number in ("1", "2"):
+        cfg = configure("ppo", tmp_path / number, *SHORT, *few, "threads=2")
+        status, said = attempt(cfg)
+        assert status == 0 and torch.get_num_threads() == 1, said
+        assert json.loads((run_folder(cfg) / "run.json").read_text())["hardware"]["threads"] == 2
+        both.append(contents(tmp_path / number))
+    assert sorted(name for name in {*both[0], *both[1]} if both[0].get(name) != both[1].get(name)) == []
+    assert any(name.endswith("metrics.jsonl") for name in both[0])
 
 
 @pytest.fixture(scope="module")
