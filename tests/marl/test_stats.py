@@ -193,6 +193,8 @@ def test_interquartile_mean_leaves_out_a_quarter_at_either_end() -> None:
     found = interquartile_mean([-1000, 2, 3, 4, 5, 6, 7, 99], rng=generator())
     assert (found.mean, found.n) == (4.5, 8)
     assert interquartile_mean([1, 2, 9], rng=generator()).mean == 4.0  # of three none can go
+    # A quarter of seven, rounded down, is one: (2 + 3 + 4 + 5 + 9) / 5, in whatever order they come.
+    assert interquartile_mean([9, 3, 100, 1, 5, 2, 4], rng=generator()).mean == pytest.approx(4.6)
     single = interquartile_mean([7.0], rng=generator())
     assert single.mean == 7.0 and math.isnan(single.low)
     with pytest.raises(ValueError, match="one mean for each seed"):
