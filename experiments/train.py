@@ -165,7 +165,7 @@ def main(cfg: DictConfig) -> Path:
             with quiet():
                 ranks.wait()
                 bar = Bar(enabled=False)
-                learn(work, base_of(work, bar, ranks)[0], Unlogged(), dict, bar, ranks)
+                learn(work, base_of(work, bar, ranks)[0], None, Unlogged(), dict, bar, ranks)
     return folder
 
 
@@ -287,7 +287,7 @@ def lead(work: Work, ranks: Ranks) -> None:
                 f"other code or on other hardware, or is another version; put the old one back, or remove {folder} to "
                 "begin anew"
             )
-        policies = learn(work, base, tracker, note, bar, ranks)
+        policies = learn(work, base, newest, tracker, note, bar, ranks)
     kept_base = str(base_folder) if base_folder else None
     for name, policy in policies.items():
         card = {"game": parts.env["game"], "base": kept_base, "run": folder.name, "learner": name}
@@ -421,9 +421,16 @@ def seed_of(cfg: DictConfig) -> int:
 
 
 def learn(
-    work: Work, base: Policy, tracker: Tracker, note: Callable[[], dict[str, Any]], bar: Bar, ranks: Ranks
+    work: Work,
+    base: Policy,
+    newest: Path | None,
+    tracker: Tracker,
+    note: Callable[[], dict[str, Any]],
+    bar: Bar,
+    ranks: Ranks,
 ) -> dict[str, Policy]:
-    """Trains copies of the base (or of where `init` says to start), from the newest checkpoint if there is one."""
+    """Trains copies of the base (or of where `init` says to start), from the newest checkpoint if there is one: of
+    several ranks the first one knows which it is."""
     cfg, parts, folder, make_env = work.cfg, work.parts, work.folder, work.make_env
     config, game = parts.algo, parts.env["game"]
     policies = {
@@ -439,7 +446,7 @@ def learn(
     frozen = seat_players(parts.cast, make_env(), game, base, config, config.temperature, chat=parts.chat)
     trained = {each.name: (each.policy, each.optimizer) for each in learners}
     checkpoints = folder / "checkpoints"
-    state = load_training(checkpoints, trained, report=lambda line: None)
+    state = load_training(newest, trained, ranks)
     for split in shards.values():
         split.take()
     start = state["iteration"] if state else 0

@@ -70,7 +70,10 @@ def verify_folder(folder: Path) -> str:
         return f"{folder}: checksums.json cannot be read ({error})"
     if not sums:
         return f"{folder}: checksums.json lists no file"
-    wrong = [name for name, digest in sums.items() if not (folder / name).is_file() or _sha256(folder / name) != digest]
+    try:
+        wrong = [n for n, digest in sums.items() if not (folder / n).is_file() or _sha256(folder / n) != digest]
+    except OSError as error:
+        return f"{error.filename or folder} cannot be read ({error.strerror})"
     if wrong:
         return f"{folder}: damaged file {', '.join(wrong)}"
     read = {path.name for path in folder.glob("[!.]*") if path.suffix in (".json", ".safetensors")}
@@ -218,14 +221,18 @@ def newest_checkpoint(folder: Path, report: Callable[[str], None] = print) -> Pa
     return None
 
 
-def load_training(folder: Path, trained: Trained, report: Callable[[str], None] = print) -> dict[str, Any] | None:
-    """Restores the newest whole checkpoint and returns its state; None where there is none.
+def load_training(newest: Path | None, trained: Trained, ranks: Ranks = ONE) -> dict[str, Any] | None:
+    """Restores a run's newest whole checkpoint, as `newest_checkpoint` found it, and returns its state; None for none.
 
-    UserError where it is whole and yet not of these learners: another model's, or another version's of this project.
+    Of several ranks all go on from the one that the first found. UserError, on all of them, where one of them reads
+    it otherwise; and where it is whole and yet not of these learners: another model's, or another version's of this
+    project.
     """
-    path = newest_checkpoint(folder, report)
+    path = ranks.objects(newest)[0]
     if path is None:
         return None
+    if ranks.size > 1:
+        check_same(path, ranks)
     state = read_state(path)
     for name, (policy, optimizer) in trained.items():
         try:
@@ -238,6 +245,18 @@ def load_training(folder: Path, trained: Trained, report: Callable[[str], None] 
             reason = " ".join(str(error).split())[:200]
             raise UserError(f"{path} does not fit {name} as it is now ({reason}): {WAY_ON}") from error
     return state
+
+
+def check_same(checkpoint: Path, ranks: Ranks) -> None:
+    """UserError, on all ranks, where one of them does not find the checkpoint as the first one does."""
+    problems = ranks.objects(verify_folder(checkpoint))  # "" for none
+    digests = ranks.objects("" if any(problems) else folder_digest(checkpoint))
+    for rank, (problem, digest) in enumerate(zip(problems, digests, strict=True)):
+        if problem or digest != digests[0]:
+            raise UserError(
+                f"{problem or f'{checkpoint} is another one'}, as process {rank} of {ranks.size} reads it: let all "
+                f"processes read the same folder, or {WAY_ON}"
+            )
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:

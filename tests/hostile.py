@@ -56,7 +56,7 @@ from experiments.cli import one_line, wrong_kind
 from experiments.expected import expected_of
 from experiments.players import run_policy
 from experiments.stages import stages_of
-from marl.checkpoint import load_training, optimizer_tensors, save_policy, save_training
+from marl.checkpoint import load_training, newest_checkpoint, optimizer_tensors, save_policy, save_training
 from marl.config import identity
 from marl.errors import UserError
 from marl.files import write_json, write_text
@@ -412,7 +412,7 @@ class Checkpoints:
                 (checkpoint / "checksums.json").write_text(json.dumps(sums))
         told: list[str] = []
         optimizer = torch.optim.AdamW(self.policy.parameters())
-        state = load_training(folder, {"learner": (self.policy, optimizer)}, told.append)
+        state = load_training(newest_checkpoint(folder, told.append), {"learner": (self.policy, optimizer)})
         if state is None:
             assert len(told) == len(list(folder.iterdir()))
             return "from the start"

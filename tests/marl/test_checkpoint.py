@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import errno
 import hashlib
 import json
 import os
@@ -22,6 +23,7 @@ from marl.checkpoint import (
     checkpoints_in,
     load_policy,
     load_training,
+    newest_checkpoint,
     optimizer_tensors,
     prune,
     read_card,
@@ -179,7 +181,7 @@ def test_a_continued_run_is_the_run_that_was_never_stopped(train: Any, tmp_path:
 
     continued = hint_policy(1)  # other weights: everything has to come from the checkpoint
     resumed = adamw(continued)
-    state = load_training(tmp_path, {"learner": (continued, resumed)})
+    state = load_training(newest_checkpoint(tmp_path), {"learner": (continued, resumed)})
     assert state == {"note": "half", "iteration": 2}
     again: dict[int, dict[str, float]] = {}
 
@@ -213,13 +215,13 @@ def test_the_optimiser_comes_back_to_the_bit(kind: str, tmp_path: Path) -> None:
     save_training(tmp_path, 1, {"learner": (policy, optimizer)}, {}, keep=1)
     other = tiny_policy()
     restored = optimiser(other)
-    load_training(tmp_path, {"learner": (other, restored)})
+    load_training(newest_checkpoint(tmp_path), {"learner": (other, restored)})
     steps(policy, optimizer, 2)
     steps(other, restored, 2)
     assert same(policy, other)
     if kind != "sgd":  # which has nothing to remember
         fresh = tiny_policy()
-        load_training(tmp_path, {"learner": (fresh, optimiser(tiny_policy()))})
+        load_training(newest_checkpoint(tmp_path), {"learner": (fresh, optimiser(tiny_policy()))})
         steps(fresh, optimiser(fresh), 2)  # the same weights with an optimiser that remembers nothing go elsewhere
         assert not same(policy, fresh)
 
@@ -228,7 +230,7 @@ def test_an_optimiser_that_has_not_stepped_is_saved_too(tmp_path: Path) -> None:
     policy = hint_policy(0)
     save_training(tmp_path, 0, by_name(policy), {}, keep=1)
     other = hint_policy(1)
-    assert load_training(tmp_path, by_name(other)) == {"iteration": 0} and same(policy, other)
+    assert load_training(newest_checkpoint(tmp_path), by_name(other)) == {"iteration": 0} and same(policy, other)
 
 
 def saved(folder: Path, count: int, keep: int = 10) -> list[Policy]:
@@ -249,7 +251,9 @@ def test_the_newest_is_loaded_and_the_last_ones_stay(tmp_path: Path) -> None:
     policies = saved(tmp_path, 4, keep=2)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["iteration-000003", "iteration-000004"]
     policy = hint_policy(0)
-    assert load_training(tmp_path, by_name(policy)) == {"iteration": 4} and same(policy, policies[-1])
+    assert load_training(newest_checkpoint(tmp_path), by_name(policy)) == {"iteration": 4} and same(
+        policy, policies[-1]
+    )
 
 
 def test_the_best_stays_too(tmp_path: Path) -> None:
@@ -272,10 +276,12 @@ def test_damaged_ones_that_were_passed_over_do_not_push_out_good_ones(tmp_path: 
     for number in (4, 5):
         flip(tmp_path / f"iteration-{number:06d}" / "learner.safetensors")
     policy = hint_policy(0)
-    assert load_training(tmp_path, by_name(policy), lambda line: None) == {"iteration": 3}
+    assert load_training(newest_checkpoint(tmp_path, lambda line: None), by_name(policy)) == {"iteration": 3}
     save_training(tmp_path, 4, by_name(hint_policy(9)), {}, keep=2)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["iteration-000003", "iteration-000004"]
-    assert load_training(tmp_path, by_name(policy)) == {"iteration": 4} and same(policy, hint_policy(9))
+    assert load_training(newest_checkpoint(tmp_path), by_name(policy)) == {"iteration": 4} and same(
+        policy, hint_policy(9)
+    )
 
 
 def test_what_is_no_checkpoint_of_ours_is_left_alone(tmp_path: Path) -> None:
@@ -285,7 +291,7 @@ def test_what_is_no_checkpoint_of_ours_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "iteration-notes.txt").write_text("mine")
     (tmp_path / "iteration-000009").write_text("a file")
     policy = hint_policy(0)
-    assert load_training(tmp_path, by_name(policy)) == {"iteration": 2} and same(policy, policies[1])
+    assert load_training(newest_checkpoint(tmp_path), by_name(policy)) == {"iteration": 2} and same(policy, policies[1])
     save_training(tmp_path, 3, by_name(policy), {}, keep=1)
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "iteration-000001-keep", "iteration-000002.bak", "iteration-0000021", "iteration-000003", "iteration-000009",
@@ -296,7 +302,7 @@ def test_what_is_no_checkpoint_of_ours_is_left_alone(tmp_path: Path) -> None:
 def test_where_there_is_nothing_nothing_is_loaded(tmp_path: Path) -> None:
     policy = hint_policy(0)
     for folder in (tmp_path, tmp_path / "nowhere"):
-        assert load_training(folder, by_name(policy)) is None
+        assert load_training(newest_checkpoint(folder), by_name(policy)) is None
     assert same(policy, hint_policy(0))
 
 
@@ -310,9 +316,28 @@ def test_a_damaged_newest_is_reported_and_the_one_before_it_used(name: str, dama
     damage(tmp_path / "iteration-000003" / name)
     told: list[str] = []
     policy = hint_policy(0)
-    assert load_training(tmp_path, by_name(policy), told.append) == {"iteration": 2} and same(policy, policies[1])
+    assert load_training(newest_checkpoint(tmp_path, told.append), by_name(policy)) == {"iteration": 2} and same(
+        policy, policies[1]
+    )
     assert len(told) == 1 and "iteration-000003" in told[0] and "going back" in told[0]
     assert name in told[0] or name == "checksums.json"  # a wrong sum speaks against the file that it is of
+
+
+def test_one_that_cannot_be_read_is_reported_and_the_one_before_it_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path, 2)
+    opened = Path.open
+
+    def failing(path: Path, *rest: Any, **named: Any) -> Any:
+        if path == tmp_path / "iteration-000002" / "learner.safetensors":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return opened(path, *rest, **named)
+
+    monkeypatch.setattr(Path, "open", failing)
+    told: list[str] = []
+    assert newest_checkpoint(tmp_path, told.append) == tmp_path / "iteration-000001"
+    assert len(told) == 1 and "learner.safetensors cannot be read (Input/output error); going back" in told[0]
 
 
 def test_sums_that_lost_a_line_are_damage(tmp_path: Path) -> None:
@@ -323,7 +348,9 @@ def test_sums_that_lost_a_line_are_damage(tmp_path: Path) -> None:
     write_json(newest / "checksums.json", {k: v for k, v in sums.items() if k != "learner.safetensors"})
     told: list[str] = []
     policy = hint_policy(0)
-    assert load_training(tmp_path, by_name(policy), told.append) == {"iteration": 1} and same(policy, policies[0])
+    assert load_training(newest_checkpoint(tmp_path, told.append), by_name(policy)) == {"iteration": 1} and same(
+        policy, policies[0]
+    )
     assert len(told) == 1 and "does not list learner.safetensors" in told[0]
 
 
@@ -427,7 +454,7 @@ def test_a_whole_checkpoint_of_something_else_is_refused_in_one_line(change: Any
     change(tmp_path / "run" / "iteration-000003")
     seal(tmp_path / "run" / "iteration-000003")
     with pytest.raises(UserError, match=said) as error:
-        load_training(tmp_path / "run", by_name(hint_policy(0)))
+        load_training(newest_checkpoint(tmp_path / "run"), by_name(hint_policy(0)))
     assert "\n" not in str(error.value) and "iteration-000003" in str(error.value)
 
 
@@ -436,7 +463,9 @@ def test_checksums_of_nothing_vouch_for_nothing(sums: str, tmp_path: Path) -> No
     policies = saved(tmp_path, 2)
     (tmp_path / "iteration-000002" / "checksums.json").write_text(sums)
     policy, told = hint_policy(0), []
-    assert load_training(tmp_path, by_name(policy), told.append) == {"iteration": 1} and same(policy, policies[0])
+    assert load_training(newest_checkpoint(tmp_path, told.append), by_name(policy)) == {"iteration": 1} and same(
+        policy, policies[0]
+    )
     assert len(told) == 1 and "checksums.json" in told[0]
 
 
@@ -446,7 +475,7 @@ def test_if_all_are_damaged_all_are_reported(tmp_path: Path) -> None:
         flip(path / "learner.safetensors")
     told: list[str] = []
     policy = hint_policy(0)
-    assert load_training(tmp_path, by_name(policy), told.append) is None
+    assert load_training(newest_checkpoint(tmp_path, told.append), by_name(policy)) is None
     assert len(told) == 2 and same(policy, hint_policy(0))
 
 
@@ -492,7 +521,7 @@ def test_a_process_killed_while_writing_leaves_the_old_checkpoint(tmp_path: Path
     assert not (tmp_path / "iteration-000002").exists()
     policy = hint_policy(0)
     told: list[str] = []
-    assert load_training(tmp_path, by_name(policy), told.append) == {"iteration": 1}
+    assert load_training(newest_checkpoint(tmp_path, told.append), by_name(policy)) == {"iteration": 1}
     assert same(policy, old) and not told
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from marl.checkpoint import load_training, newest_checkpoint, save_training
+from marl.errors import UserError
+from marl.policy import Policy
 from marl.ranks import ONE, Ranks
 from tests.marl.hint import hint_policy
 from tests.marl.test_toy_game import BOTH, STEPS, play, train
@@ -81,3 +87,52 @@ def test_two_processes_learn_the_toy_game(tmp_path: Path) -> None:
     assert float((tmp_path / "accuracy").read_text()) >= 0.9
     ours, others = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
     assert all(torch.equal(a, b) for a, b in zip(ours, others, strict=True))  # they never part
+
+
+NEWEST = Path("checkpoints/iteration-000002")
+SEEN = {  # what a rank's own disk has done to it: which rank, and what
+    "alike": (1, lambda: None),
+    "the first passes one over": (0, lambda: (NEWEST / "learner.safetensors").write_bytes(b"x")),
+    "damaged": (1, lambda: (NEWEST / "learner.safetensors").write_bytes(b"x")),
+    "gone": (1, lambda: shutil.rmtree(NEWEST)),
+    "another": (1, lambda: save_training(Path("checkpoints"), 2, *_trained(5), {}, 9)),
+}
+SAID = {
+    "damaged": "damaged file learner.safetensors, as process 1 of 2 reads it: let all processes read the same",
+    "gone": "checksums.json cannot be read .* as process 1 of 2 reads it",
+    "another": "iteration-000002 is another one, as process 1 of 2 reads it",
+}
+
+
+def _trained(seed: int) -> list[dict[str, tuple[Policy, torch.optim.Optimizer]]]:
+    policy = hint_policy(seed)
+    return [{"learner": (policy, torch.optim.AdamW(policy.parameters()))}]
+
+
+def _go_on(rank: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    ranks = Ranks(rank, 2)
+    for case, (who, change) in SEEN.items():
+        here = Path(folder, case, str(rank))
+        here.mkdir(parents=True)
+        os.chdir(here)  # the same names, and a disk of one's own
+        for iteration in (1, 2):
+            save_training(Path("checkpoints"), iteration, *_trained(iteration), {}, 9)
+        if rank == who:
+            change()
+        newest, (trained,) = newest_checkpoint(Path("checkpoints"), lambda line: None), _trained(0)
+        if case in SAID:
+            with pytest.raises(UserError, match=SAID[case]):
+                load_training(newest, trained, ranks)
+        else:
+            state = load_training(newest if ranks.first else None, trained, ranks)
+            expected = 1 if case == "the first passes one over" else 2
+            assert state == {"iteration": expected}
+            pairs = zip(trained["learner"][0].parameters(), hint_policy(expected).parameters(), strict=True)
+            assert all(torch.equal(a, b) for a, b in pairs)
+    assert load_training(None if ranks.first else NEWEST, _trained(0)[0], ranks) is None
+    dist.destroy_process_group()
+
+
+def test_all_ranks_go_on_from_what_the_first_found_or_none_does(tmp_path: Path) -> None:
+    together(_go_on, 2, str(tmp_path))

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from marl.checkpoint import load_training, save_training
+from marl.checkpoint import load_training, newest_checkpoint, save_training
 from marl.losses import Loss
 from marl.losses.listening import ListeningLoss
 from marl.policy import Policy
@@ -129,7 +129,7 @@ def _checkpoints(folder: Path, ranks: Ranks, start: Policy, batch: TokenBatch) -
         for number, split in enumerate(order):
             who = learner(copy.deepcopy(start), config, ranks if split else None)
             trained = {"learner": (who.policy, who.optimizer)}
-            state = load_training(folder / name, trained)
+            state = load_training(newest_checkpoint(folder / name), trained)
             assert (state is None) if number == 0 else (state is not None and state["iteration"] == number)
             ranks.wait()  # before one of them writes the next
             if who.shards is not None:
