@@ -41,6 +41,7 @@ from marl.cast import by_role, learners_of, players_of
 from marl.chat import CHAT
 from marl.checkpoint import (
     WAY_ON,
+    check_alike,
     folder_digest,
     load_training,
     make_once,
@@ -437,6 +438,7 @@ def learn(
         name: run_policy(run, game, base.device, base) if (run := start_of(cfg, name)) else copy.deepcopy(base)
         for name in learners_of(parts.cast)
     }
+    check_alike({"base": base, **policies}, ranks)
     shards = {name: Shards(policy, ranks) for name, policy in policies.items()} if cfg.shard and ranks.size > 1 else {}
     learners = []
     for name, policy in policies.items():

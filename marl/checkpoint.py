@@ -259,6 +259,19 @@ def check_same(checkpoint: Path, ranks: Ranks) -> None:
             )
 
 
+def check_alike(policies: Mapping[str, Policy], ranks: Ranks) -> None:
+    """UserError, on all ranks, where they do not begin with the same parameters: what they learn would be nobody's."""
+    if ranks.size == 1:
+        return
+    digests = ranks.objects({name: policy_digest(policy) for name, policy in policies.items()})
+    for rank, found in enumerate(digests):
+        if differ := [name for name in found if found[name] != digests[0][name]]:
+            raise UserError(
+                f"{', '.join(differ)}: process {rank} of {ranks.size} begins with other parameters than the first one; "
+                "let all processes read the same cache and the same runs"
+            )
+
+
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """What a checkpoint notes beside its tensors; `iteration` is the number of iterations done. UserError if none."""
     state = read_json(checkpoint / "state.json")

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from marl.checkpoint import load_training, newest_checkpoint, save_training
+from marl.checkpoint import check_alike, load_training, newest_checkpoint, save_training
 from marl.errors import UserError
 from marl.policy import Policy
 from marl.ranks import ONE, Ranks
@@ -131,8 +131,11 @@ def _go_on(rank: int, folder: str) -> None:
             pairs = zip(trained["learner"][0].parameters(), hint_policy(expected).parameters(), strict=True)
             assert all(torch.equal(a, b) for a, b in pairs)
     assert load_training(None if ranks.first else NEWEST, _trained(0)[0], ranks) is None
+    check_alike({"base": hint_policy(3)}, ranks)
+    with pytest.raises(UserError, match=r"^learner: process 1 of 2 begins with other parameters than the first one"):
+        check_alike({"base": hint_policy(3), "learner": hint_policy(rank)}, ranks)
     dist.destroy_process_group()
 
 
-def test_all_ranks_go_on_from_what_the_first_found_or_none_does(tmp_path: Path) -> None:
+def test_all_ranks_go_on_from_what_the_first_has_or_none_does(tmp_path: Path) -> None:
     together(_go_on, 2, str(tmp_path))
