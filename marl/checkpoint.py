@@ -47,9 +47,14 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
         sync_folder(temporary)
         old = folder.with_name(f".{folder.name}.old")
         shutil.rmtree(old, ignore_errors=True)
-        if folder.exists():  # moved aside, so that at every moment one of the two is whole
+        if folder.is_dir():  # moved aside, so that at every moment one of the two is whole; a file is not ours to move
             os.replace(folder, old)
-        os.replace(temporary, folder)
+        try:
+            os.replace(temporary, folder)
+        except OSError:
+            if old.exists():
+                os.replace(old, folder)
+            raise
         sync_folder(folder.parent)
         shutil.rmtree(old, ignore_errors=True)
 
@@ -136,13 +141,18 @@ def load_policy(folder: Path, device: torch.device | str = "cpu", privileged_siz
     problem = verify_folder(folder)
     if problem:
         raise UserError(f"{problem}: remove the folder and make it again")
-    card = read_card(folder)
-    size = card["privileged_size"] if privileged_size is None else privileged_size
+    own_size = read_card(folder).get("privileged_size")
+    if not isinstance(own_size, int):
+        raise UserError(
+            f"{folder / 'policy.json'} does not say what its critic reads: it is of another version of this project, "
+            "or damaged; make it again"
+        )
+    size = own_size if privileged_size is None else privileged_size
     lm, tokens = load_lm(str(folder)), Tokens(load_tokenizer(str(folder)))
     with torch.random.fork_rng(devices=[]):  # a head that starts afresh is the same one every time
         torch.manual_seed(0)
         policy = Policy(lm, tokens, size)
-    if size == card["privileged_size"]:
+    if size == own_size:
         policy.value_head.load_state_dict(load_file(folder / "value_head.safetensors"))
     return policy.to(device).eval()
 
@@ -198,12 +208,17 @@ def save_training(
 
 
 def prune(folder: Path, iteration: int, keep: int, best: int | None = None, every: int = 1) -> None:
-    """Removes the checkpoints that `save_training` lets go, and what is left of one whose removal was cut off."""
+    """Removes the checkpoints that `save_training` lets go, and what is left of one whose writing or removal was cut
+    off."""
     regular = [number for number in range(every, iteration + 1, every) if (folder / _name(number)).is_dir()]
     stay = {_name(number) for number in (*regular[-keep:], iteration, *([] if best is None else [best]))}
     for other in checkpoints_in(folder):
         if other.name not in stay:
-            shutil.rmtree(other)
+            with writing(other):
+                shutil.rmtree(other)
+    for left in folder.glob(".iteration-*"):
+        if re.fullmatch(r"\.iteration-\d{6}\.(new|old)", left.name):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def checkpoints_in(folder: Path) -> list[Path]:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,9 @@ ROOT = Path(__file__).resolve().parents[2]
 TINY = ("base.games=24", "base.rows=16", "algo.iterations=2", "algo.games=4", "eval.games=2", "eval.final_games=4")
 
 
-def attempt(cfg: DictConfig, room: int | None = None) -> tuple[int, str]:
-    """Trains in a process of its own, in which no file may become longer than `room` bytes; its status and words."""
+def attempt(cfg: DictConfig, room: int | None = None, prepare: Callable[[], object] = lambda: None) -> tuple[int, str]:
+    """Trains in a process of its own, in which no file may become longer than `room` bytes; its status and words.
+    `prepare` is called there before it begins."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -35,6 +37,7 @@ def attempt(cfg: DictConfig, room: int | None = None) -> tuple[int, str]:
             sys.stdout = os.fdopen(1, "w", buffering=1)
             if room is not None:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+            prepare()
             train.main(cfg)
             status = 0
         except UserError as error:

@@ -357,7 +357,10 @@ def test_sums_that_lost_a_line_are_damage(tmp_path: Path) -> None:
 def test_what_a_kill_left_of_a_checkpoint_that_was_to_go_goes(tmp_path: Path) -> None:
     saved(tmp_path, 3)
     (tmp_path / "iteration-000001" / "state.json").unlink()
+    shutil.copytree(tmp_path / "iteration-000002", tmp_path / ".iteration-000002.old")
+    (tmp_path / ".iteration-000004.new").mkdir()
     prune(tmp_path, 3, keep=2)
+    assert len(list(tmp_path.iterdir())) == 2
     assert [path.name for path in checkpoints_in(tmp_path)] == ["iteration-000002", "iteration-000003"]
 
 
@@ -611,3 +614,49 @@ def test_a_file_that_the_checksums_do_not_list_is_told(tmp_path: Path) -> None:
     write_json(tmp_path / "policy" / "checksums.json", {k: v for k, v in sums.items() if k != "model.safetensors"})
     with pytest.raises(UserError, match=r"does not list model\.safetensors"):
         load_policy(tmp_path / "policy")
+
+
+@pytest.mark.parametrize("size", [{}, {"privileged_size": None}, {"privileged_size": "3"}])
+def test_a_policy_that_does_not_say_what_its_critic_reads(tmp_path: Path, size: dict[str, Any]) -> None:
+    save_policy(tmp_path / "policy", hint_policy(0), {})
+    (tmp_path / "policy" / "policy.json").write_text(json.dumps(size))
+    seal(tmp_path / "policy")
+    with pytest.raises(UserError, match=r"policy\.json does not say what its critic reads"):
+        load_policy(tmp_path / "policy")
+
+
+def test_a_file_in_the_place_of_a_folder_is_nobodys_to_move(tmp_path: Path) -> None:
+    (tmp_path / "policy").write_text("somebody's")
+    with pytest.raises(UserError, match=r"policy cannot be written \(Not a directory\)"):
+        save_policy(tmp_path / "policy", hint_policy(0), {})
+    assert (tmp_path / "policy").read_text() == "somebody's" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_checkpoint_that_cannot_be_removed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(tmp_path, 2)
+
+    def refusing(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "unlink", refusing)
+    with pytest.raises(UserError, match=r"iteration-000001 cannot be written \(Read-only file system\)"):
+        prune(tmp_path, 2, keep=1)
+
+
+def test_the_old_folder_comes_back_where_the_new_one_cannot_take_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policies = saved(tmp_path, 1)
+    replace = os.replace
+
+    def refusing(old: Path, new: Path) -> None:
+        if str(old).endswith(".new") and new.name == "iteration-000001":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(old, new)
+
+    monkeypatch.setattr(os, "replace", refusing)
+    with pytest.raises(UserError, match="make room there"):
+        save_training(tmp_path, 1, by_name(hint_policy(9)), {}, keep=1)
+    policy = hint_policy(0)
+    assert load_training(newest_checkpoint(tmp_path), by_name(policy)) and same(policy, policies[0])
+    assert [path.name for path in tmp_path.iterdir()] == ["iteration-000001"]

@@ -1,0 +1,172 @@
+"""A run is killed at each of its file operations, or the disk refuses that one: started again, it ends the same.
+
+The operations are those by which files take their names, go, or are seen onto the disk. Some of them are tried among
+the fast tests, and all of them among the slow ones.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import train
+from marl.config import run_folder
+from marl.files import write_text
+from tests.experiments.test_full_disk import attempt
+from tests.torture import always, configure, contents
+
+TINY = (
+    "model.hidden_size=16", "model.layers=1", "model.heads=2", "model.intermediate_size=32", "env.max_entries=6",
+    "env.max_errors=1", "algo.iterations=3", "algo.games=4", "algo.max_new_tokens=8", "eval.games=1", "eval.every=3",
+    "eval.final_games=2", "checkpoint.keep=2",
+)  # fmt: skip
+OPERATIONS = ("replace", "rename", "fsync", "unlink", "rmdir")
+HOWS = ("killed before", "killed after", "refused")
+
+
+def place_of(file: Any, beside: int | None) -> str:
+    """Where a file is that was given as a number, or as a name in a folder that was."""
+    if isinstance(file, int):
+        return os.readlink(f"/proc/self/fd/{file}")
+    return os.path.join(os.readlink(f"/proc/self/fd/{beside}"), file) if beside is not None else os.fspath(file)
+
+
+def meddle(folder: Path, at: int = -1, how: str = "") -> None:
+    """From here on all operations on files in the folder are noted beside it, one a line, and at the one of number `at`
+    this process is killed, or no room is left on the disk, once; what was there then is kept beside the folder too."""
+    count = itertools.count()
+
+    def meddled(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def operation(file: Any, *rest: Any, **named: Any) -> Any:
+            place = place_of(file, named.get("dir_fd"))
+            if not place.startswith(f"{folder}/"):
+                return real(file, *rest, **named)
+            number = next(count)
+            with folder.with_name("operations").open("a") as notes:
+                notes.write(f"{name} {Path(place).relative_to(folder)}\n")
+            if number != at:
+                return real(file, *rest, **named)
+            if how == "refused":
+                shutil.copytree(folder, folder.with_name("as it was"))
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), place)
+            if how == "killed after":
+                real(file, *rest, **named)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        return operation
+
+    for name in OPERATIONS:
+        setattr(os, name, meddled(name, getattr(os, name)))
+    without_figures()
+
+
+def without_figures() -> None:
+    """The page tells the time, and is not compared: drawing it is the longest part of so small a run."""
+    train.build_report = lambda folders, path, title: write_text(path, "a page")  # type: ignore[assignment,misc,return-value]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A run in peace: what it left, and the operations of a run that begins in either way."""
+
+    folder: Path
+    left: dict[str, str]
+    operations: dict[str, list[str]]
+
+
+def from_its_base(whole: Path, to: Path) -> None:
+    """Nothing is there but the base."""
+    shutil.copytree(whole / "bases", to / "bases", ignore=shutil.ignore_patterns("evaluations"))
+
+
+def from_its_end(whole: Path, to: Path) -> None:
+    """All is there but the card, and the last checkpoint is damaged: what there is, is written once more."""
+    shutil.copytree(whole, to)
+    folder = run_folder(configure("ppo", to, *TINY))
+    (folder / "run.json").unlink()
+    with (folder / "checkpoints" / "iteration-000003" / "learner.safetensors").open("ab") as weights:
+        weights.write(b"more")
+
+
+BEGINNINGS = {"from its base": from_its_base, "from its end": from_its_end}
+
+
+@pytest.fixture(scope="module")
+def tried(tmp_path_factory: pytest.TempPathFactory) -> Tried:
+    whole = tmp_path_factory.mktemp("faults") / "whole"
+    cfg = configure("ppo", whole, *TINY)
+    status, said = attempt(cfg, prepare=without_figures)
+    assert status == 0, said
+    assert always(cfg, "loss/policy") and always(cfg, "reward/speaking")
+    operations = {}
+    for begun, begin in BEGINNINGS.items():
+        folder = tmp_path_factory.mktemp("peace") / "run"
+        begin(whole, folder)
+        status, said = attempt(configure("ppo", folder, *TINY), prepare=partial(meddle, folder))
+        assert status == 0 and contents(folder) == contents(whole), said
+        operations[begun] = folder.with_name("operations").read_text().splitlines()
+    return Tried(whole, contents(whole), operations)
+
+
+def whole_files(folder: Path) -> dict[str, bytes]:
+    """All that has its name."""
+    names = {p: p.relative_to(folder) for p in sorted(folder.rglob("*")) if p.is_file()}
+    return {str(n): p.read_bytes() for p, n in names.items() if not any(part.startswith(".") for part in n.parts)}
+
+
+def fail_and_go_on(tried: Tried, begun: str, number: int, how: str, folder: Path) -> None:
+    """One run that meets its fault at the operation of this number, and then goes on without."""
+    BEGINNINGS[begun](tried.folder, folder)
+    at_first = whole_files(folder)
+    cfg = configure("ppo", folder, *TINY)
+    status, said = attempt(cfg, prepare=partial(meddle, folder, number, how))
+    ended = status == 0  # what was only tidied away may stay, and the run goes on
+    if how != "refused":
+        assert status == -signal.SIGKILL, said
+    elif not ended:
+        assert status == 1 and "Traceback" not in said, said
+        assert "cannot be written (No space left on device): make room there" in said.splitlines()[-1], said
+        then, found = whole_files(folder.with_name("as it was")), whole_files(folder)
+        assert {name: found.get(name) for name in then} == then
+        assert all(name in found for name in at_first if "checkpoints" not in name), at_first.keys() - found.keys()
+    status, said = attempt(cfg, prepare=without_figures)
+    assert status == 0, said
+    left = contents(folder)
+    assert {name: digest for name, digest in left.items() if not (ended and ".old/" in name)} == tried.left
+
+
+FEW = [(begun, how, part) for part, how in enumerate(HOWS * 2) for begun in BEGINNINGS]
+
+
+@pytest.mark.parametrize(("begun", "how", "part"), FEW)
+def test_a_run_ends_the_same_whatever_operation_fails(
+    begun: str, how: str, part: int, tried: Tried, tmp_path: Path
+) -> None:
+    number = (2 * part + 1) * len(tried.operations[begun]) // (2 * len(FEW) // len(BEGINNINGS))
+    fail_and_go_on(tried, begun, number, how, tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("begun", BEGINNINGS)
+def test_a_run_ends_the_same_whichever_operation_fails(begun: str, how: str, tried: Tried, tmp_path: Path) -> None:
+    failed = []
+    for number, operation in enumerate(tried.operations[begun]):
+        if how == "killed after" and operation.startswith("fsync"):
+            continue  # nothing has changed since before it
+        try:
+            fail_and_go_on(tried, begun, number, how, tmp_path / str(number) / "run")
+        except AssertionError as error:
+            failed.append(f"{number}, {operation}: {error}")
+        shutil.rmtree(tmp_path / str(number))
+    assert not failed, "\n".join(failed)
