@@ -248,13 +248,21 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             row = json.loads(line)
         except (ValueError, RecursionError):
             row = None
-        if isinstance(row, dict) and isinstance(row.get("iteration"), int) and "phase" in row:
+        if _is_line(row):
             rows.append(row)
         elif i < len(lines) - 1:
             raise UserError(
-                f"{path}, line {i + 1}: expected one JSON object with iteration and phase, got {line[:60]!r}"
+                f"{path}, line {i + 1}: expected one JSON object with iteration and phase and else numbers, got "
+                f"{line[:60]!r}"
             )
     return rows
+
+
+def _is_line(row: Any) -> bool:
+    """Whether this is a line of metrics, or of tables."""
+    if not isinstance(row, dict) or not isinstance(row.get("iteration"), int) or not isinstance(row.get("phase"), str):
+        return False
+    return "rows" in row or all(isinstance(value, int | float) for name, value in row.items() if name != "phase")
 
 
 def as_number(name: str, value: Any) -> int | float:

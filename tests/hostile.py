@@ -1,17 +1,20 @@
 """Gives every entry point generated bad input, and counts what became of it.
 
 `make hostile` (`python -m tests.hostile --inputs 10000`): replies to both games, command lines, settings, the files of
-human dialogues and of contexts, checkpoints, policies, the files of a run's folder, and disks that are full. Each input
-must be taken, put right as the rules say, or refused with one clear line (UserError, or a command's exit), and what it
-found on disk must be as before. Anything else is shown with the input that hypothesis shrank it to. A short form is
-among the tests.
+human dialogues and of contexts, checkpoints, policies, the files of a run's folder, files of another game and of older
+versions, disks that are full, folders that may not be written, and clocks that were set back. Each input must be taken,
+put right as the rules say, or refused with one clear line (UserError, or a command's exit), and what it found on disk
+must be as before. Anything else is shown with the input that hypothesis shrank it to. A short form is among the tests.
 """
 
 from __future__ import annotations
 
 import argparse
+import builtins
+import errno
 import hashlib
 import io
+import itertools
 import json
 import os
 import random
@@ -19,10 +22,11 @@ import resource
 import shutil
 import sys
 import tempfile
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -57,7 +61,7 @@ from experiments.expected import expected_of
 from experiments.players import run_policy
 from experiments.stages import stages_of
 from marl.checkpoint import load_training, newest_checkpoint, optimizer_tensors, save_policy, save_training
-from marl.config import identity
+from marl.config import identity, run_folder
 from marl.errors import UserError
 from marl.files import write_json, write_text
 from marl.games import env_maker
@@ -404,12 +408,7 @@ class Checkpoints:
         """As a run that goes on: nothing, or a checkpoint that is whole."""
         if sealed:
             for checkpoint in folder.iterdir():
-                sums = {
-                    p.name: hashlib.sha256(p.read_bytes()).hexdigest()
-                    for p in checkpoint.iterdir()
-                    if p.name != "checksums.json"
-                }
-                (checkpoint / "checksums.json").write_text(json.dumps(sums))
+                seal(checkpoint)
         told: list[str] = []
         optimizer = torch.optim.AdamW(self.policy.parameters())
         state = load_training(newest_checkpoint(folder, told.append), {"learner": (self.policy, optimizer)})
@@ -441,11 +440,11 @@ def try_checkpoints(of: Checkpoints, scratch: Path, change: tuple[bool, Damage])
         return "refused (sealed)"
 
 
-def read_player(folder: Path) -> str:
+def read_player(folder: Path, game: str = "dond") -> str:
     """A finished run as a player, and as one of those that are measured. Each reader by itself may refuse it."""
     refused = False
     for read in (
-        lambda: run_policy(str(folder), "dond", torch.device("cpu")),
+        lambda: run_policy(str(folder), game, torch.device("cpu")),
         lambda: evaluate.as_in_runs(OmegaConf.create(), [str(folder)]),
         lambda: conditions.entrants(folder.parent, folder.name, []),
         lambda: [stage.digest for stage in stages_of(folder, "learner")],
@@ -515,6 +514,168 @@ def expectation(folder: Path) -> None:
     found = expected_of("expected", "full", {"game": "dond"}, folder)
     if found is not None:
         found.verdict(read_run(folder).curves)
+
+
+# --- Files of another game, and of older versions ---------------------------------------------------------------------
+
+
+def seal(folder: Path) -> None:
+    """Makes the checksums fit the files as they are, as another version or game would leave them."""
+    sums = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.iterdir() if p.name != "checksums.json"}
+    (folder / "checksums.json").write_text(json.dumps(sums))
+
+
+def seal_all(folder: Path) -> None:
+    for sums in folder.rglob("checksums.json"):
+        seal(sums.parent)
+
+
+class Runs:
+    """A finished run of each game, with all that a run's folder has; and each game's unfinished one, which goes on."""
+
+    def __init__(self, folder: Path, bases: Mapping[str, DictConfig]) -> None:
+        self.folder, self.bases = folder, bases
+        self.files: list[str] = []
+        for number, (game, cfg) in enumerate(bases.items()):
+            run = folder / game
+            policy = hint_policy(2 * number)
+            save_policy(folder / f"base-{game}", hint_policy(2 * number + 1), {"game": game})
+            save_policy(run / "policy", policy, {"game": game, "base": str(folder / f"base-{game}")})
+            name = run_folder(cfg).name
+            for iteration in (1, 2):
+                state = {"run": name, "base": "abc", "wall_time": 1.0, "commits": ["abc"], "inputs": {}}
+                state |= {"metrics_lines": 6, "made_with": [{"device": "cpu"}], "best": {"iteration": 1, "score": 0.5}}
+                trained = {"learner": (policy, torch.optim.AdamW(policy.parameters()))}
+                save_training(run / "checkpoints", iteration, trained, state, keep=5)
+            for file, text in {**RUN, "config.yaml": OmegaConf.to_yaml(OmegaConf.create(identity(cfg)))}.items():
+                (run / file).parent.mkdir(exist_ok=True)
+                (run / file).write_text(text.replace('"game/score"', '"game/win_rate/crewmates"') if number else text)
+            write_json(run / "run.json", {"run": name, "arm": "full", "seeds": [0], "hardware": {"cores": 2}})
+            self.files = sorted(contents(run))
+
+    def read(self, folder: Path, game: str, there: str | None) -> str:
+        """All who read a run's folder, and the run itself that goes on from it. `there`: of which game its policy is,
+        as far as that can be known."""
+        refused = "refused" in (read_player(folder, game), read_folder(folder), self.go_on(folder, game))
+        try:
+            run_policy(str(folder), game, torch.device("cpu"))
+            assert there in (None, game), "a policy of another game was taken"
+        except UserError as error:
+            assert one_line(error)
+            refused = True
+        return "refused" if refused else "taken"
+
+    def go_on(self, folder: Path, game: str) -> str:
+        """The game's own command, whose run was not finished, up to where its metrics are cut."""
+        cfg = self.bases[game].copy()
+        cfg.runs = str(folder.with_name("going on"))
+        shutil.rmtree(cfg.runs, ignore_errors=True)
+        copy = run_folder(cfg)
+        shutil.copytree(folder, copy)
+        (copy / "run.json").unlink(missing_ok=True)
+        before = contents(copy)
+
+        def begin(*_: Any) -> None:
+            raise Accepted
+
+        kept, train.open_tracker = train.open_tracker, begin  # type: ignore[assignment]
+        try:
+            with redirect_stdout(io.StringIO()):
+                train.main(cfg)
+        except Accepted:
+            return "taken"
+        except UserError as error:
+            assert one_line(error)
+        finally:
+            train.open_tracker = kept
+        left = contents(copy)
+        left.pop(".lock", None)
+        assert left == before, "the run was refused, and yet changed"
+        return "refused"
+
+
+def exchange(of: Runs, scratch: Path, tried: tuple[str, list[str], bool]) -> str:
+    """A run's folder in which some parts, or all, are those of a run of the other game."""
+    game, parts, sealed = tried
+    here, other = scratch / "mixed" / game, next(name for name in GAMES if name != game)
+    shutil.rmtree(here, ignore_errors=True)
+    shutil.copytree(of.folder / game, here)
+    for part in parts:
+        if (of.folder / other / part).is_dir():
+            shutil.rmtree(here / part, ignore_errors=True)
+            shutil.copytree(of.folder / other / part, here / part)
+        else:
+            shutil.copy(of.folder / other / part, here / part)
+    if sealed:
+        seal_all(here)
+    before = contents(here)
+    result = of.read(here, game, other if {"policy", "policy/policy.json"} & set(parts) else game)
+    assert contents(here) == before, "the files were changed"
+    assert result == "refused" or not TELLING & set(parts), "nobody noticed that they are of another game"
+    return result
+
+
+TELLING = {"config.yaml", "policy", "policy/policy.json", "checkpoints", "checkpoints/iteration-000002"}
+
+
+def seat_another(bases: Mapping[str, DictConfig], of: Runs, tried: tuple[str, list[str]]) -> str:
+    """A finished run of the other game is to play, or to be learned from."""
+    game, places = tried
+    other = next(name for name in GAMES if name != game)
+    result = set_up(bases, (game, dict.fromkeys(places, str(of.folder / other))))
+    assert result == "refused", places
+    return result
+
+
+SEATS = {
+    "dond": ["cast.negotiator.player", "eval.cast.negotiator.player"],
+    "among_us": ["cast.crewmate.player", "cast.crewmate.partner", "cast.imposter.player", "eval.cast.imposter.player"],
+}
+
+
+Older = list[tuple[str, int, str]]  # file, which of its keys, what is done to it
+AGES = ("drop", "null", "list", "text", "number", "rename")
+
+
+def keys_of(node: Any) -> Iterator[tuple[str, ...]]:
+    """The ways to all values and groups of them."""
+    for key, value in node.items():
+        yield (key,)
+        if isinstance(value, dict):
+            yield from ((key, *rest) for rest in keys_of(value))
+
+
+def make_older(folder: Path, done: Older) -> None:
+    """Takes names out of JSON and YAML files, or gives them values of other kinds, and seals what is sealed."""
+    for name, which, how in done:
+        path, lined, yaml = folder / name, name.endswith("jsonl"), name.endswith("yaml")
+        lines = path.read_text().splitlines() if lined else [path.read_text()]
+        line = which % len(lines)
+        data: Any = OmegaConf.to_container(OmegaConf.create(lines[line])) if yaml else json.loads(lines[line])
+        named = list(keys_of(data)) or [("format",)]
+        *parents, key = named[which % len(named)]
+        node = data
+        for parent in parents:
+            node = node[parent]
+        value = node.pop(key, None)
+        if how != "drop":
+            new = {"null": None, "list": [value], "text": f"{value}", "number": 7, "rename": value}[how]
+            node[f"old_{key}" if how == "rename" else key] = new
+        lines[line] = OmegaConf.to_yaml(OmegaConf.create(data)) if yaml else json.dumps(data)
+        path.write_text("\n".join(lines) + "\n" * lined)
+    seal_all(folder)
+
+
+def read_older(of: Runs, scratch: Path, tried: tuple[str, Older]) -> str:
+    game, done = tried
+    here = scratch / "older" / game
+    shutil.rmtree(here, ignore_errors=True)
+    shutil.copytree(of.folder / game, here)
+    make_older(here, done)
+    before = contents(here)
+    result = of.read(here, game, None)
+    assert contents(here) == before, "the files were changed"
+    return result
 
 
 # --- Full disks -------------------------------------------------------------------------------------------------------
@@ -596,6 +757,142 @@ def fill_up(of: Writers, scratch: Path, tried: tuple[str, int]) -> str:
     return result
 
 
+# --- Folders that may not be written ----------------------------------------------------------------------------------
+
+REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EDQUOT)
+CHANGING = ("mkdir", "rmdir", "unlink", "replace", "rename", "truncate", "utime", "chmod")
+TARGETS = {  # of each writer, what it makes
+    "checkpoint": "iteration-000002", "policy": "policy", "metrics": "metrics.jsonl",
+    "episodes": "episodes/trained.jsonl", "page": "report.html", "card": "run.json",
+}  # fmt: skip
+
+
+@contextmanager
+def read_only(folder: Path, number: int) -> Iterator[None]:
+    """Within, every change in the folder is refused with this error. Modes of folders would not stop an administrator,
+    who may run this, and mounting is not everybody's."""
+
+    def inside(path: Any) -> bool:
+        return isinstance(path, str | Path) and Path(path).is_relative_to(folder)
+
+    def refuse(path: Any) -> None:
+        raise OSError(number, os.strerror(number), str(path))
+
+    def unless_inside(real: Callable[..., Any], changes: Callable[..., bool]) -> Callable[..., Any]:
+        def operation(path: Any, *rest: Any, **named: Any) -> Any:
+            if inside(path) and changes(*rest, **named):
+                refuse(path)
+            return real(path, *rest, **named)
+
+        return operation
+
+    def writes(mode: str = "r", *_: Any, **__: Any) -> bool:
+        return bool(set(mode) & set("wax+"))
+
+    places = [(os, name, lambda *_, **__: True) for name in CHANGING]
+    places += [(os, "open", lambda flags, *_, **__: bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)))]
+    places += [(io, "open", writes), (builtins, "open", writes)]
+    kept = [getattr(module, name) for module, name, _ in places]
+    for (module, name, changes), real in zip(places, kept, strict=True):
+        setattr(module, name, unless_inside(real, changes))
+    try:
+        yield
+    finally:
+        for (module, name, _), real in zip(places, kept, strict=True):
+            setattr(module, name, real)
+
+
+IN_THE_WAY = ("a file for the folder", "a link for the folder", "a file for a folder in it, or a folder for a file")
+
+
+def put_in_the_way(here: Path, name: str, what: str) -> None:
+    """Something else is where a writer has its folder, or makes its file or folder."""
+    target = here / TARGETS[name]
+    if what == "a link for the folder":  # to itself
+        shutil.rmtree(here)
+        here.symlink_to(here)
+    elif what == "a file for the folder":
+        shutil.rmtree(here)
+        here.write_text("somebody's")
+    elif name in ("checkpoint", "policy"):
+        shutil.rmtree(target, ignore_errors=True)
+        target.write_text("somebody's")
+    else:
+        target.unlink()
+        (target / "somebody's").mkdir(parents=True)
+
+
+def shut_out(of: Writers, scratch: Path, tried: tuple[str, int | str]) -> str:
+    """Writes where it may not, or where something is in the way. All that was there stays; once the folder may be
+    written the same call makes it whole."""
+    name, what = tried
+    here = scratch / "shut"
+    if here.is_dir():
+        shutil.rmtree(here)
+    else:
+        here.unlink(missing_ok=True)
+    before, whole = of.made[name]
+    shutil.copytree(before, here)
+    if isinstance(what, str):
+        put_in_the_way(here, name, what)
+    there = look(here)
+    try:
+        with read_only(here, what) if isinstance(what, int) else nullcontext():
+            of.write(name, here, 2)
+        raise AssertionError("it was written all the same")
+    except UserError as error:
+        said = one_line(error)
+        assert str(here) in said and "cannot be written" in said, said
+    assert look(here) == there, "what was there was changed"
+    if isinstance(what, int):
+        of.write(name, here, 2)
+        assert contents(here) == whole
+    return "refused"
+
+
+def look(folder: Path) -> dict[str, Any]:
+    """Everything there: bytes of files, where links lead, and folders."""
+    return {
+        str(p): os.readlink(p) if p.is_symlink() else p.read_bytes() if p.is_file() else None
+        for p in (folder, *(sorted(folder.rglob("*")) if not folder.is_symlink() else ()))
+    }
+
+
+# --- Clocks -----------------------------------------------------------------------------------------------------------
+
+MOMENTS = st.sampled_from([0.0, 1.0, 2.0**31, 4e9, 1e10]) | st.floats(0, 4e9)
+
+
+@contextmanager
+def clock_at(moment: float) -> Iterator[None]:
+    """Within, it is so many seconds after 1970."""
+    kept = time.time, time.time_ns
+    time.time, time.time_ns = lambda: moment, lambda: int(moment * 1e9)
+    try:
+        yield
+    finally:
+        time.time, time.time_ns = kept
+
+
+def set_back(
+    of: Writers, read: Mapping[str, tuple[Path, Callable[[Path], str]]], scratch: Path,
+    tried: tuple[str, float, list[float]],
+) -> str:  # fmt: skip
+    """Writes, or reads, as if all files had been made at these moments and it were now another one: no difference."""
+    name, now, made = tried
+    here = scratch / "clock"
+    shutil.rmtree(here, ignore_errors=True)
+    shutil.copytree(of.made[name][0] if name in of.made else read[name][0], here)
+    for path, moment in zip((here, *sorted(here.rglob("*"))), itertools.cycle(made)):
+        os.utime(path, (moment, moment))
+    with clock_at(now):
+        if name in of.made:
+            of.write(name, here, 2)
+            assert contents(here) == of.made[name][1]
+            return "taken"
+        return read[name][1](here)
+
+
 # --- All of it --------------------------------------------------------------------------------------------------------
 
 
@@ -631,17 +928,26 @@ def kinds(folder: Path) -> dict[str, Kind]:
     def files(of: Path, read: Callable[[Path], str]) -> Callable[[Any], str]:
         return partial(try_files, of, scratch, read)
 
+    writers, both = Writers(folder / "written"), Runs(folder / "both", bases)
+    parts = [*both.files, "policy", "checkpoints", "checkpoints/iteration-000002"]
+    written = [name for name in both.files if name.endswith((".json", ".yaml", ".jsonl")) and "checksums" not in name]
+    own = [name for name in written if "tokenizer" not in name and "config.json" not in name]
+    timed = {
+        "checkpoints": (checkpoints.good, partial(checkpoints.read, sealed=False)),
+        "player": (player, read_player),
+        "run": (run, read_folder),
+    }
     scratch.mkdir()
     return {
-        "replies to Deal or No Deal": Kind(0.20, NEGOTIATIONS, negotiate),
-        "replies to Among Us": Kind(0.17, DECEPTIONS, deceive),
-        "settings": Kind(0.16, changes, partial(set_up, bases)),
+        "replies to Deal or No Deal": Kind(0.18, NEGOTIATIONS, negotiate),
+        "replies to Among Us": Kind(0.15, DECEPTIONS, deceive),
+        "settings": Kind(0.15, changes, partial(set_up, bases)),
         "command lines": Kind(
             0.05,
             st.sampled_from(["train"] * 6 + list(COMMANDS)).flatmap(typed.__getitem__),
             partial(type_in, empty, needed),
         ),
-        "human dialogues": Kind(0.14, damages(["data.txt", "val.txt", "test.txt"]), files(human, read_dialogues)),
+        "human dialogues": Kind(0.12, damages(["data.txt", "val.txt", "test.txt"]), files(human, read_dialogues)),
         "contexts": Kind(0.06, damages(["contexts.txt"]), files(context_file, read_context_file)),
         "checkpoints": Kind(
             0.12,
@@ -652,7 +958,41 @@ def kinds(folder: Path) -> dict[str, Kind]:
         "full disks": Kind(
             0.02,
             st.tuples(st.sampled_from(Writers.NAMES), st.integers(0, 400) | st.integers(0, 200_000)),
-            partial(fill_up, Writers(folder / "written"), scratch),
+            partial(fill_up, writers, scratch),
+        ),
+        "folders that may not be written": Kind(
+            0.02,
+            st.tuples(st.sampled_from(Writers.NAMES), st.sampled_from([*REFUSED, *IN_THE_WAY])),
+            partial(shut_out, writers, scratch),
+        ),
+        "clocks": Kind(
+            0.01,
+            st.tuples(st.sampled_from([*Writers.NAMES, *timed]), MOMENTS, st.lists(MOMENTS, min_size=1, max_size=4)),
+            partial(set_back, writers, timed, scratch),
+        ),
+        "runs of another game": Kind(
+            0.01,
+            st.tuples(st.sampled_from(list(GAMES)), st.lists(st.sampled_from(parts), max_size=4), st.booleans()),
+            partial(exchange, both, scratch),
+        ),
+        "players of another game": Kind(
+            0.01,
+            st.sampled_from(list(GAMES)).flatmap(
+                lambda game: st.tuples(
+                    st.just(game), st.lists(st.sampled_from([*SEATS[game], "init.learner"]), min_size=1, max_size=3)
+                )
+            ),
+            partial(seat_another, bases, both),
+        ),
+        "older versions": Kind(
+            0.02,
+            st.tuples(
+                st.sampled_from(list(GAMES)),
+                st.lists(
+                    st.tuples(st.sampled_from(own), st.integers(0, 999), st.sampled_from(AGES)), min_size=1, max_size=2
+                ),
+            ),
+            partial(read_older, both, scratch),
         ),
         "a run's folder": Kind(0.06, damages(list(RUN)), files(run, read_folder)),
     }

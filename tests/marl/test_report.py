@@ -286,6 +286,7 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
         ("run.json", b'{"seed": "one"}', "expected a whole number for its seed"),
         ("metrics.jsonl", b'[]\n{"iteration": 1, "phase": "train"}\n', "line 1: expected one JSON object"),
         ("metrics.jsonl", b'{"phase": "train"}\n\n', "line 1: expected one JSON object with iteration and phase"),
+        ("metrics.jsonl", b'{"iteration": 1, "phase": "train", "game/score": null}\n\n', "and else numbers"),
         ("metrics.jsonl", b"\xff\n\n", "line 1: expected one JSON object"),
         ("evaluation.json", b'{"conditions": {"base": {"game/score": {"mean": 1}}}}', "expected figures with mean"),
         ("evaluation.json", b'{"conditions": {}, "belief_by_message": {"base": [[1]]}}', "expected figures with mean"),
