@@ -236,8 +236,8 @@ def memory_of(cfg: DictConfig, parts: Parts, players: Sequence[tuple[str, str]],
             config = player_config(name)
         else:
             continue
-        context = parts.algo.context
-        caches.append(Slots.of(config, context, seats(parts.env), SLOTS if name.endswith(SUFFIX) else 0))
+        context, more = parts.algo.context, SLOTS if name.endswith(SUFFIX) else 0
+        caches.append(Slots.of(config, context, seats(parts.env), more, parts.algo.play_bf16))
         models += size_of(config, context).weights
     if not caches:
         return ""

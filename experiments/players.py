@@ -160,7 +160,7 @@ def player_config(name: str) -> PreTrainedConfig:
 
 
 def player_slots(
-    cast: Mapping[str, Seats], env: Any, context: int, configs: Mapping[str, PreTrainedConfig]
+    cast: Mapping[str, Seats], env: Any, limits: PlayConfig, configs: Mapping[str, PreTrainedConfig]
 ) -> tuple[list[Slots], int]:
     """The cache slots of all models that `seat_players` seats, and the bytes of the runs' that it loads.
 
@@ -171,8 +171,9 @@ def player_slots(
         run = bare(name) not in configs and is_run(name)
         if run or bare(name) in configs:
             config = player_config(name) if run else configs[bare(name)]
-            caches.append(Slots.of(config, context, seats, SLOTS if name.endswith(SUFFIX) else 0))
-            loaded += size_of(config, context).weights * run
+            more = SLOTS if name.endswith(SUFFIX) else 0
+            caches.append(Slots.of(config, limits.context, seats, more, limits.play_bf16))
+            loaded += size_of(config, limits.context).weights * run
     return caches, loaded
 
 

@@ -138,7 +138,10 @@ def main(cfg: DictConfig) -> Path:
     find_starts(cfg)
     check_starts(cfg, learners)
     device = pick_device(cfg.device)
-    for setting, used in (("algo.update.bf16", parts.algo.update.bf16), ("base.bf16", parts.base.bf16)):
+    algo = parts.algo
+    for setting, used in (
+        ("algo.update.bf16", algo.update.bf16), ("algo.play_bf16", algo.play_bf16), ("base.bf16", parts.base.bf16)
+    ):  # fmt: skip
         if used:
             check_bf16(device, setting)
     set_threads(cfg.threads)
@@ -182,8 +185,8 @@ def memory_of(
     learners = {n: player_config(run) if (run := start_of(cfg, n)) else base for n in learners_of(parts.cast)}
     configs = {"base": base, **learners}
     evaluation = make(EvalConfig, plain(cfg.eval), "eval")
-    playing, runs = player_slots(parts.cast, make_env(), context, configs)
-    tested, more_runs = player_slots(evaluation.seating(parts.cast), make_test_env(), context, configs)
+    playing, runs = player_slots(parts.cast, make_env(), parts.algo, configs)
+    tested, more_runs = player_slots(evaluation.seating(parts.cast), make_test_env(), parts.algo, configs)
     # weights, gradients and two moments of each learner; the base beside them
     models, learning = size_of(base, context).weights, 0
     processes = int(os.environ.get("WORLD_SIZE", "1"))
@@ -581,6 +584,7 @@ def final_evaluation(
         },
         "max_new_tokens": parts.algo.max_new_tokens,
         "context": parts.algo.context,
+        **({"play_bf16": True} if parts.algo.play_bf16 else {}),
         **({"chat": identity(cfg)["chat"]} if parts.chat else {}),
         **file_digests({**parts.env, **evaluation.env}),
         **played_as(evaluation.seating(parts.cast), parts.algo),

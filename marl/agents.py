@@ -18,7 +18,7 @@ from envs.core import END, Question, TurnKind
 from marl.engine import READ_BUDGET, Engine, slowness, uniforms
 from marl.errors import UserError
 from marl.grouping import cheapest_groups
-from marl.policy import Policy
+from marl.policy import Policy, half, take_weights
 from marl.tokens import Asked, Tokens, View
 from marl.types import Belief, Kind, Planned, Stream
 
@@ -194,12 +194,16 @@ class ModelAgent:
         read_budget: int = READ_BUDGET,
         patience: float = 0.25,
         decode_steps: int = 1,
+        bf16: bool = False,
     ) -> None:
         """`read_budget`: see READ_BUDGET. `patience`: the share of seats that must be waiting to read
         before the seats that are writing are made to wait for them. `decode_steps`: tokens that a writing seat samples
-        before it is looked at again; always 1 where `Engine.can_write` is not."""
-        self.name, self.policy, self.tokens = name, policy, policy.tokens
-        self.engine = Engine(policy, slots, context)
+        before it is looked at again; always 1 where `Engine.can_write` is not. `bf16`: a copy in bfloat16 plays, which
+        takes over the policy's weights whenever nobody is seated."""
+        self.name, self.tokens = name, policy.tokens
+        self.original = policy if bf16 else None
+        self.policy = half(policy) if bf16 else policy
+        self.engine = Engine(self.policy, slots, context)
         if self.engine.unheld:
             times = slowness(policy.lm, slots, context)
             warnings.warn(
@@ -215,6 +219,8 @@ class ModelAgent:
 
     def act(self, requests: Sequence[Request]) -> list[Reply]:
         replies: list[Reply] = []
+        if self.original is not None and not self._seats:
+            take_weights(self.policy, self.original)
         for r in requests:
             seat = self._observe(r)
             if r.turn != TurnKind.WAIT and seat.lost:
@@ -451,7 +457,8 @@ class PlayConfig:
     """How models play while they learn: `games` an iteration, `concurrency` of them at a time; lengths in tokens.
 
     `decode_steps`: of speech, the tokens that are sampled without asking the host in between, from a captured graph
-    (speed only, for GPUs).
+    (speed only, for GPUs). `play_bf16`: models play as copies in bfloat16, whose caches take half the memory; what they
+    sample from, and its log-probabilities, are in float32 all the same, and the update scores with the trained weights.
     """
 
     iterations: int = 20
@@ -461,6 +468,7 @@ class PlayConfig:
     max_new_tokens: int = 32
     context: int = 1024
     decode_steps: int = 1
+    play_bf16: bool = False
 
     def __post_init__(self) -> None:
         for name in ("iterations", "games", "concurrency", "max_new_tokens", "context", "decode_steps"):
@@ -478,6 +486,7 @@ def room(limits: PlayConfig, seats: int, temperature: float) -> dict[str, Any]:
         "max_new_tokens": limits.max_new_tokens,
         "temperature": temperature,
         "decode_steps": limits.decode_steps,
+        "bf16": limits.play_bf16,
     }
 
 

@@ -291,7 +291,8 @@ def identity(cfg: DictConfig) -> dict[str, Any]:
     algo = settings["algo"]
     algo.pop("concurrency", None)
     algo["update"].pop("token_budget", None)
-    for part, name, off in ((algo, "decode_steps", 1), (algo["update"], "gradient_checkpointing", False)):
+    faster = ((algo, "decode_steps", 1), (algo, "play_bf16", False), (algo["update"], "gradient_checkpointing", False))
+    for part, name, off in faster:
         if part[name] == off:
             del part[name]
     chat = settings.pop("chat", None)

@@ -244,11 +244,11 @@ class Size:
     weights: int
 
 
-def size_of(config: PreTrainedConfig, context: int) -> Size:
-    """What a model of this configuration takes in float32, found without allocating it: one token is read on `meta`."""
+def size_of(config: PreTrainedConfig, context: int, dtype: torch.dtype = torch.float32) -> Size:
+    """What a model of this configuration takes, found without allocating it: one token is read on `meta`."""
     with torch.device("meta"), torch.no_grad():
         # the default implementation of experts looks at the tokens' numbers, which are not there
-        lm = AutoModelForCausalLM.from_config(config, dtype=torch.float32, experts_implementation="batched_mm").eval()
+        lm = AutoModelForCausalLM.from_config(config, dtype=dtype, experts_implementation="batched_mm").eval()
         weights = sum(p.nbytes for p in lm.parameters())
         try:
             cache = slot_cache(lm, 1, context)

@@ -37,18 +37,23 @@ WASTE = 1.25  # what a process takes for what an update has alive, on a CPU; mea
 @dataclass(frozen=True)
 class Slots:
     """One player's cache slots: `seats` for each game that is played at a time, and `more`; a slot's size in bytes, 0
-    for a model that has none (engine.py). `config`: of a model whose passes count, too."""
+    for a model that has none (engine.py). `config`: of a model whose passes count, too; `copy`: bytes of a model that
+    plays in another's place, in `dtype`."""
 
     seats: int
     size: int
     more: int = 0
     config: PreTrainedConfig | None = None
+    copy: int = 0
+    dtype: torch.dtype = torch.float32
 
     @classmethod
-    def of(cls, config: PreTrainedConfig, context: int, seats: int, more: int = 0) -> Slots:
-        """A model's; its passes count where it is large."""
-        size = size_of(config, context)
-        return cls(seats, size.slot, more, config if size.weights >= LARGE else None)
+    def of(cls, config: PreTrainedConfig, context: int, seats: int, more: int = 0, bf16: bool = False) -> Slots:
+        """A model's; its passes count where it is large. `bf16`: a copy plays, see `PlayConfig.play_bf16`."""
+        dtype = torch.bfloat16 if bf16 else torch.float32
+        whole, played = size_of(config, context), size_of(config, context, dtype)
+        counted = config if whole.weights >= LARGE else None
+        return cls(seats, played.slot, more, counted, played.weights if bf16 else 0, dtype)
 
     def count(self, concurrency: int) -> int:
         return self.seats * concurrency + self.more
@@ -69,6 +74,7 @@ def check_memory(
 
     `setting` is what `concurrency` is called on the command line; `learning`: of a pass of an update.
     """
+    models += sum(each.copy for each in caches)
     caches = [each for each in caches if each.size]
     free = free_memory(device)
 
@@ -76,8 +82,14 @@ def check_memory(
         return sum(each.size * each.count(games) for each in caches)
 
     def playing(games: int) -> int:
-        slots = [(each.config, each.count(games)) for each in caches if each.config is not None]
-        return max((playing_bytes(config, device, slots=n, context=context) for config, n in slots), default=0)
+        return max(
+            (
+                playing_bytes(each.config, device, slots=each.count(games), context=context, dtype=each.dtype)
+                for each in caches
+                if each.config is not None
+            ),
+            default=0,
+        )
 
     def fits(games: int) -> bool:
         return taken(games) + models + learning <= free and taken(games) + models + playing(games) <= free

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -82,6 +83,21 @@ class Policy(nn.Module):
         features = torch.cat([hidden.float(), privileged], -1) if self.privileged_size else hidden.float()
         with torch.autocast(features.device.type, enabled=False):
             return self.value_head(features).squeeze(-1)
+
+
+def half(policy: Policy) -> Policy:
+    """A copy of the policy whose language model computes in bfloat16; logits and the value head stay in float32."""
+    copied = copy.deepcopy(policy).eval().requires_grad_(False)
+    for parameter in copied.lm.parameters():  # no buffers: positions are turned by angles that bfloat16 cannot hold
+        parameter.data = parameter.data.to(torch.bfloat16)
+    return copied
+
+
+@torch.no_grad()
+def take_weights(policy: Policy, trained: Policy) -> None:
+    """Gives the policy the numbers of a trained one of the same shape, in its own precision, where they are."""
+    for own, theirs in zip(policy.parameters(), trained.parameters(), strict=True):
+        own.copy_(theirs)
 
 
 @contextmanager

@@ -84,7 +84,7 @@ def test_a_partner_in_a_cast_plans() -> None:
     make_env = env_maker({"game": "dond", "style": "compact", "objective": 1.0, "max_entries": 12})
     limits = PPOConfig(concurrency=4, max_new_tokens=24, planner=PlannerConfig(lambdas=(0.3,), choose="own"))
     check_players(cast, "dond", make_env())
-    slots, _ = player_slots(cast, make_env(), 1024, dict.fromkeys(("learner", "base"), negotiator().lm.config))
+    slots, _ = player_slots(cast, make_env(), limits, dict.fromkeys(("learner", "base"), negotiator().lm.config))
     assert [s.more for s in slots] == [0, SLOTS]
     stand_ins = {"learner": ("learner", negotiator())}
     agents = seat_players(cast, make_env(), "dond", negotiator(), limits, 1.0, stand_ins)

@@ -1,5 +1,6 @@
 """Agents on requests made by hand: what they read, what they answer, what they keep."""
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 from envs.core import END, Question, TurnKind
 from marl.agents import ModelAgent, Player, Reply, Request, TextAgent
+from marl.engine import size_of
 from marl.errors import UserError
 from marl.policy import Policy
 from marl.types import Kind, Stream
@@ -139,6 +141,35 @@ def test_what_is_on_record_is_what_one_full_pass_says(
             np.testing.assert_allclose(belief.probs, probs, atol=1e-4)
             assert belief.probs.shape == (11,) and belief.probs.sum() == pytest.approx(1)
             assert (belief.listener, belief.role, belief.truth) == ("player_0", "negotiator", belief.probs[3])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_copy_in_bfloat16_plays_for_the_policy(name: str, policies: dict[str, Policy]) -> None:
+    """What is on record is what the copy says in one pass, normalised in float32, and about what the policy says."""
+    policy = copy.deepcopy(policies[name])
+    whole, agent = model(policy), model(policy, bf16=True)
+    play(whole, [0])
+    rounds, kept = play(agent, range(3))
+    assert agent.policy.lm.dtype == torch.bfloat16 and policy.lm.dtype == torch.float32
+    assert 2 * agent.engine.cache.nbytes == whole.engine.cache.nbytes
+    assert 2 * size_of(policy.lm.config, 512, torch.bfloat16).slot == size_of(policy.lm.config, 512).slot
+    for game in range(3):
+        ids = torch.tensor([kept[game][0].tokens])
+        for by, within in ((agent.policy, 0.05), (policy, 0.1)):
+            with torch.no_grad():
+                logits = by.logits(by.hidden(ids)[0])
+            for reply in (r[game] for r in rounds if game in r and not r[game].legal):
+                shaped = by.speech_logits(logits[reply.start - 1 : reply.start - 1 + len(reply.ids)], 1.0)
+                own = shaped.double().log_softmax(-1).gather(1, torch.tensor([reply.ids]).T)[:, 0]
+                np.testing.assert_allclose(reply.logprobs, own, atol=within)
+    with torch.no_grad():
+        policy.value_head[-1].bias += 1.0
+    later, _ = play(agent, range(3))  # new games are played with what was learned meanwhile
+    assert [later[0][game].value for game in range(3)] == pytest.approx([rounds[0][g].value + 1.0 for g in range(3)])
+    with torch.no_grad():
+        next(policy.lm.parameters()).mul_(0.5)
+    play(agent, [0])
+    assert torch.equal(next(agent.policy.lm.parameters()), next(policy.lm.parameters()).bfloat16())
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,6 +100,17 @@ def test_what_passes_take_leaves_less_for_slots(learning: int, fits: str, monkey
     assert ("algo.update.token_budget" in str(error.value)) == bool(learning)
     if "not" not in fits:
         check_memory(caches, 0, concurrency=int(fits[2]), setting="n", context=1024, device=CPU, learning=learning)
+
+
+def test_a_copy_in_half_precision_counts_and_its_slots_are_half_as_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny_config(300, hidden_size=64, intermediate_size=128, layers=3, context=256)
+    whole, half = Slots.of(config, 256, 1), Slots.of(config, 256, 1, bf16=True)
+    assert (half.size, half.copy, whole.copy) == (whole.size / 2, size_of(config, 256).weights / 2, 0)
+    monkeypatch.setattr(memory, "free_memory", lambda device: half.size + half.copy)
+    asked: dict[str, Any] = {"concurrency": 1, "setting": "n", "context": 256, "device": CPU}
+    assert check_memory([half], 0, **asked).startswith("cache: 1 slots of")
+    with pytest.raises(UserError, match="not even n=1 fits"):
+        check_memory([half], 1, **asked)
 
 
 # --- What passes take ---
