@@ -224,7 +224,7 @@ def blank(batch: TokenBatch) -> TokenBatch:
     """A row of padding, of which no loss reads anything: a pass that a rank makes because the others do."""
     row = batch.select(torch.tensor([0]))
     nothing = {name: torch.zeros_like(getattr(row, name)) for name in ("decision", "body", "imitate")}
-    no_question = {name: getattr(row, name)[:0] for name in ("row", "position", "candidates", "answer")}
+    no_question = {name: getattr(row, name)[:0] for name in ("row", "position", "candidates", "answer", "also")}
     nothing["plan_ids"] = torch.full_like(row.plan_ids, -1)
     return replace(row, kind=torch.full_like(row.kind, int(Kind.PAD)), **nothing, **no_question)
 

@@ -92,7 +92,7 @@ def test_the_number_that_would_fit_fits_and_the_next_does_not(monkeypatch: pytes
 def test_what_passes_take_leaves_less_for_slots(learning: int, fits: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 1,024 MiB, slots of 50 MiB, two for each game, and a pass that takes 20 MiB for each of them."""
     monkeypatch.setattr(memory, "free_memory", lambda device: 1024 * MIB)
-    monkeypatch.setattr(memory, "playing_bytes", lambda config, device, *, slots, context: 20 * MIB * slots)
+    monkeypatch.setattr(memory, "playing_bytes", lambda config, device, *, slots, **_: 20 * MIB * slots)
     caches = [Slots(2, 50 * MIB, config=tiny_config(300)), Slots(0, 0, more=3)]
     with pytest.raises(UserError, match=r"a pass up to 0\.\d GiB, and models") as error:
         check_memory(caches, 0, concurrency=9, setting="n", context=1024, device=CPU, learning=learning)
