@@ -59,7 +59,8 @@ def run(folder: Path) -> Train:
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    with path.open(encoding="utf-8") as file:  # by line feeds alone: messages may hold other ends of lines
+        return [json.loads(line) for line in file]
 
 
 def seating(path: Path) -> list[dict[str, list[str]]]:
