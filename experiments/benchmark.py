@@ -65,7 +65,7 @@ from marl.losses.listening import ListeningLoss
 from marl.losses.policy import PolicyLoss
 from marl.losses.value import ValueLoss
 from marl.memory import free_memory, learning_bytes, playing_bytes
-from marl.policy import Policy, tiny_lm
+from marl.policy import Policy, half, tiny_lm
 from marl.pretrain import scripted_texts
 from marl.rewards import add_rewards
 from marl.rewards.game import GameReward
@@ -255,14 +255,15 @@ class Bench:
 
     def policy(self, point: Point, dtype: torch.dtype = torch.float32) -> Policy:
         """Random weights, the same every time; the value head stays in float32."""
-        lm: Any = tiny_lm(
+        lm = tiny_lm(
             self.tokens.size,
             hidden_size=point.width,
             intermediate_size=INNER * point.width,
             layers=self.settings.layers,
             context=point.context,
         )
-        return Policy(lm.to(dtype), self.tokens).to(self.device).eval()
+        policy = Policy(lm, self.tokens).to(self.device).eval()
+        return half(policy) if dtype == torch.bfloat16 else policy
 
     # -- Measurements --------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -339,6 +339,17 @@ def _several_seeds(runs: Sequence[ArmRun]) -> dict[str, list[ArmRun]]:
     return {arm: mine for arm, mine in arms.items() if len(mine) > 1}
 
 
+def arm_pairs(
+    runs: Sequence[ArmRun], pairs: Iterable[tuple[str, str]]
+) -> Iterator[tuple[str, str, dict[int, ArmRun], dict[int, ArmRun]]]:
+    """Each pair of arms, with the runs of both by training seed."""
+    by_arm: dict[str, dict[int, ArmRun]] = {}
+    for run in runs:
+        by_arm.setdefault(run.arm, {})[run.seed] = run
+    for arm, reference in pairs:
+        yield arm, reference, by_arm.get(arm, {}), by_arm.get(reference, {})
+
+
 def arm_differences(runs: Sequence[ArmRun], pairs: Iterable[tuple[str, str]], metrics: Sequence[str]) -> list[TableRow]:
     """First minus second arm of each pair, paired by training seed; `arm` of a row reads `FIRST - SECOND`.
 
@@ -346,12 +357,8 @@ def arm_differences(runs: Sequence[ArmRun], pairs: Iterable[tuple[str, str]], me
     games are known; that interval says nothing of how training seeds differ. What cannot be paired is left out, and so
     is a metric that a run lacks.
     """
-    by_arm: dict[str, dict[int, ArmRun]] = {}
-    for run in runs:
-        by_arm.setdefault(run.arm, {})[run.seed] = run
     rows: list[TableRow] = []
-    for arm, reference in pairs:
-        mine, theirs = by_arm.get(arm, {}), by_arm.get(reference, {})
+    for arm, reference, mine, theirs in arm_pairs(runs, pairs):
         both = [(mine[seed].metrics, theirs[seed].metrics) for seed in sorted(mine.keys() & theirs.keys())]
         for metric in metrics if len(both) > 1 else ():
             if all(metric in a and metric in b for a, b in both):
@@ -377,12 +384,8 @@ def arm_ratios(runs: Sequence[ArmRun], pairs: Iterable[tuple[str, str]], metrics
     seed each are paired by game, where games are known: the ratio of their means, with a bootstrap over games. For
     figures above 0: of a pair with another figure, as what cannot be paired, no line is made.
     """
-    by_arm: dict[str, dict[int, ArmRun]] = {}
-    for run in runs:
-        by_arm.setdefault(run.arm, {})[run.seed] = run
     rows: list[TableRow] = []
-    for arm, reference in pairs:
-        mine, theirs = by_arm.get(arm, {}), by_arm.get(reference, {})
+    for arm, reference, mine, theirs in arm_pairs(runs, pairs):
         both = [(mine[seed].metrics, theirs[seed].metrics) for seed in sorted(mine.keys() & theirs.keys())]
         for metric in metrics:
             found = [(a[metric], b[metric]) for a, b in both if metric in a and metric in b]
