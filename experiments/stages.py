@@ -50,9 +50,9 @@ class Stage:
 
 
 def stages_of(run: Path, learner: str) -> list[Stage]:
-    """What the run's learner of this name went through, the oldest first. Of its checkpoints those count that are
-    whole."""
-    config, _ = finished_run(run)
+    """What the run's learner of this name went through, the oldest first. Of the checkpoints there those count that
+    are whole and its own."""
+    config, card = finished_run(run)
     end = end_of(run, learner)
     began = (config.get("init") or {}).get(learner)  # another run, by name beside this one or by its folder
     if began:
@@ -62,9 +62,9 @@ def stages_of(run: Path, learner: str) -> list[Stage]:
     for checkpoint in checkpoints_in(run / "checkpoints"):
         weights = checkpoint / f"{learner}.safetensors"
         if weights.is_file() and not verify_folder(checkpoint):
-            iteration = read_state(checkpoint)["iteration"]
-            if iteration < end.iteration:
-                stages.append(Stage(iteration, end.folder, weights))
+            state = read_state(checkpoint)
+            if state.get("run") == card.get("run") and state["iteration"] < end.iteration:
+                stages.append(Stage(state["iteration"], end.folder, weights))
     return [*stages, end]
 
 

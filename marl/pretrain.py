@@ -285,7 +285,10 @@ def base_policy(
         check_writable(cache, "cache")
         make_once(folder, teach if base.lessons else make, report)
     policy = load_policy(folder, device, privileged_size)  # checks all that is in the folder
-    figures = read_card(folder)["figures"]
+    card = read_card(folder)
+    if canonical(card.get("made_of")) != canonical(made_of):
+        raise UserError(f"{folder} holds a base made of other settings, as its policy.json says: remove it, to make it")
+    figures = card["figures"]
     report("base model: " + ", ".join(f"{name} {value:.3g}" for name, value in figures.items()))
     return policy, folder
 

@@ -16,7 +16,9 @@ from omegaconf import DictConfig, OmegaConf
 from experiments import conditions, evaluate, train
 from experiments.stages import Stage, base_folder, stages_of
 from marl.errors import UserError
+from marl.files import read_json, write_json
 from marl.planner import PlannerConfig
+from marl.runs import CARD
 from marl.stats import ArmRun, Interval, seed_mean
 from tests.composing import configure
 
@@ -288,6 +290,11 @@ def test_learners_are_played_as_they_were_after_an_iteration(tmp_path: Path) -> 
     by_player = {cell["about"]["players"]["learner"]: cell["metrics"] for cell in of_run}
     assert by_player[begun.digest] == of_base["metrics"]
     assert set(by_player) == {begun.digest, turned.digest, ended.digest}
+
+    foreign = run.with_name("another-s0-00000000")  # its settings are those of this run, its checkpoints were copied
+    shutil.copytree(run, foreign)
+    write_json(foreign / CARD, {**read_json(run / CARD), "run": foreign.name})
+    assert [stage.iteration for stage in stages_of(foreign, "learner")] == [0, 2]
 
 
 def test_a_base_of_several_seeds_counts_once(runs: Path) -> None:

@@ -1,5 +1,6 @@
 """The base of scripted games: what it is cached by, its lessons, and the pace of its learning."""
 
+import shutil
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -91,6 +92,11 @@ def test_lessons_train_listening_alone(tmp_path: Path, monkeypatch: pytest.Monke
     again, folder = base_policy(MODEL, small(lessons=LESSONS, vary=VARY), paid, cache=tmp_path, report=said.append)
     assert len(steps) == count and folder == second
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), both.parameters(), strict=True))
+    assert first is not None and second is not None
+    shutil.rmtree(second)
+    shutil.copytree(first, second)
+    with pytest.raises(UserError, match=f"{second.name} holds a base made of other settings"):
+        base_policy(MODEL, small(lessons=LESSONS, vary=VARY), ENV, cache=tmp_path, report=said.append)
 
 
 def test_settings_that_are_not_used_do_not_rename_a_base() -> None:
