@@ -24,8 +24,9 @@ class Credit:
     `speech`: where the speaking reward goes. `common`: into the GAE with the game's reward, as published. `separate`:
     each message's body gets the game's advantage plus the speaking reward, normalised over the batch's messages
     (mean 0, standard deviation = weight). `separate_raw`: that without normalising, the weighted reward as it is.
-    `separate_only`: the normalised reward instead of the game's advantage, so that two things differ from an arm
-    without the speaking reward, whose messages keep the game's advantage. Tags, proposals and choices always keep it.
+    `separate_only`: the normalised reward instead of the game's advantage, nothing where nobody counts who heard it;
+    so two things differ from an arm without the speaking reward, whose messages keep the game's advantage. Tags, the
+    end of a message, proposals and choices always keep it.
     """
 
     gamma: float = 1.0
@@ -70,14 +71,15 @@ def add_advantages(batch: TokenBatch, credit: Credit, speaking_weight: float) ->
     advantages = spread(batch, advantages)
     # The first tokens of messages whose listeners were asked; where nobody was, the speaking reward is exactly 0.
     said = batch.decision & (spread(batch, batch.body, any_token=True) > 0) & (batch.speaking != 0)
-    if credit.separate and speaking_weight and int(said.sum()) > 1:
-        # `speaking` is weighted already: where it is normalised its sign counts, and its size is set here.
-        earned = spread(batch, said, any_token=False) > 0
-        raw = credit.speech == "separate_raw"
-        speech = spread(batch, batch.speaking if raw else abs(speaking_weight) * standardise(batch.speaking, said))
-        if credit.speech != "separate_only":
-            speech = speech + advantages
-        advantages = torch.where(batch.body & earned, speech, advantages)
+    if credit.separate and speaking_weight:
+        earned = torch.zeros_like(advantages)
+        if int(said.sum()) > 1:
+            # `speaking` is weighted already: where it is normalised its sign counts, and its size is set here.
+            raw = credit.speech == "separate_raw"
+            each = batch.speaking if raw else abs(speaking_weight) * standardise(batch.speaking, said)
+            earned = spread(batch, torch.where(said, each, 0.0))
+        game = 0.0 if credit.speech == "separate_only" else advantages
+        advantages = torch.where(batch.body, game + earned, advantages)
     return replace(batch, advantages=advantages, returns=returns)
 
 

@@ -185,6 +185,10 @@ COMPARISONS = (
     ("RL+L+S", "base"), ("RL+L", "base"), ("RL+S", "base"), ("RL", "base"), ("L", "base"),
     # the speaking reward alone makes the difference, with and without the game's advantage in messages
     ("game_beside", "RL+L"), ("RL+L+S", "listening_unsaid"),
+    # what the game's advantage does to messages, without the speaking reward
+    ("RL+L", "listening_unsaid"), ("RL", "game_unsaid"),
+    # normalising the speaking reward, and where it goes
+    ("game_beside", "raw_credit"), ("raw_credit", "common_raw_credit"),
 )  # fmt: skip
 REFERENCES = ("game_only", "ppo", "filtered_bc")  # what Deal or No Deal's arms are compared with, where they are there
 

@@ -91,6 +91,21 @@ def test_separate_only_leaves_the_game_out_of_the_body() -> None:
     torch.testing.assert_close(batch.advantages, rows([1.0, SPEAKING, 1.0], [0.5, -SPEAKING, 1.0]))
 
 
+@pytest.mark.parametrize("heard", [1, 2])
+def test_separate_only_gives_messages_that_nobody_heard_nothing(heard: int) -> None:
+    """Of two who are heard they are left out; one alone is like none, for nothing is better than another."""
+    talks = [
+        [said(0, value=0.5, game=0.0, speaking=0.25), proposed(2, value=1.0, game=2.0)],
+        [said(1, value=0.0, game=0.0, speaking=-0.25 * (heard - 1)), said(3, game=1.0, speaking=0.0)],
+    ]
+    credit = Credit(gamma=1.0, gae_lambda=0.5, normalize=False, speech="separate_only")
+    batch = credited(talks, credit, {"game": 1.0, "speaking": 2.0})
+    first, *others = batch.advantages[batch.body].view(3, 2).tolist()
+    assert first == pytest.approx([SPEAKING * (heard - 1)] * 2) and others[1] == [0.0, 0.0]
+    assert others[0] == pytest.approx([-SPEAKING * (heard - 1)] * 2)
+    assert batch.advantages[0, 6:8].tolist() == [1.0, 1.0], "the proposal keeps the game's advantage"
+
+
 def test_raw_separate_credit_adds_the_weighted_reward_itself() -> None:
     credit = Credit(gamma=1.0, gae_lambda=0.5, normalize=False, speech="separate_raw")
     batch = credited(TALK, credit, {"game": 1.0, "speaking": 2.0})
