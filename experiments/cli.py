@@ -86,6 +86,7 @@ LAUNCHERS = {
 
 # What numerical libraries read at their start; the cores are shared out among jobs side by side.
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+PLACE = "MARL_PLACE"  # of a job among those that run side by side, from 0: set for its process, read by `pick_device`
 IDLE = 300  # seconds until a worker without a job ends, should the command itself have been killed
 
 
@@ -289,17 +290,23 @@ def run_apart(
     count = joblib.effective_n_jobs(n_jobs)
     share = str(max(joblib.cpu_count() // count, 1))
     threads = {name: os.environ.get(name, share) for name in THREADS}
-    kept = {"timeout": IDLE, "env": threads, "initializer": end_with, "initargs": (os.getpid(),)}
+    kept = {"timeout": IDLE, "initializer": end_with, "initargs": (os.getpid(),)}
     jobs = {number: (function, number, overrides, *rest) for function, (number, overrides, *rest), _ in calls}
     unstarted.update({number: own_settings(filter_overrides(job[2]), swept) for number, job in jobs.items()})
     results: list[JobReturn] = []
     running: dict[Any, tuple[int, str, Any]] = {}
     idle: list[Any] = []
+    places: dict[Any, int] = {}  # of the pools: which of `count`, and so which GPU
     try:
         while unstarted or running:
             while unstarted and len(running) < count:
                 number = next(iter(unstarted))
-                pool = idle.pop() if idle else ProcessPoolExecutor(1, **kept)
+                if idle:
+                    pool = idle.pop()
+                else:
+                    place = min({*range(count)} - {*places.values()})
+                    pool = ProcessPoolExecutor(1, env={**threads, PLACE: str(place)}, **kept)
+                    places[pool] = place
                 running[pool.submit(*jobs[number])] = number, unstarted.pop(number), pool
             for future in wait(running, return_when="FIRST_COMPLETED").done:
                 number, settings, pool = running.pop(future)
@@ -316,6 +323,7 @@ def run_apart(
                     idle.append(pool)
                 else:  # what its process holds, memory above all, is free for the others
                     pool.shutdown(wait=False)
+                    del places[pool]
         return results
     finally:
         for _, _, pool in running.values():

@@ -24,7 +24,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from envs.dond_v0 import pool
-from experiments.cli import command
+from experiments.cli import PLACE, command
 from experiments.players import (
     bare,
     called_in_games,
@@ -113,7 +113,8 @@ def pick_device(name: str) -> torch.device:
     rank = os.environ.get("LOCAL_RANK")  # set by torchrun
     hydra: Any = HydraConfig.instance().cfg
     job = 0 if hydra is None else OmegaConf.select(hydra, "hydra.job.num", default=0)  # missing outside a sweep
-    device = device_of(name, torch.cuda.device_count(), job, None if rank is None else int(rank))
+    place = int(os.environ.get(PLACE, job))  # of jobs side by side, whose numbers may fall on a GPU that is taken
+    device = device_of(name, torch.cuda.device_count(), place, None if rank is None else int(rank))
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device

@@ -14,6 +14,7 @@ from marl.checkpoint import (
     checkpoints_in,
     folder_digest,
     load_policy,
+    load_weights,
     read_card,
     read_state,
     started_from,
@@ -44,8 +45,12 @@ class Stage:
         if self.weights is not None:
             tensors = load_file(self.weights)
             if policy.privileged_size != read_card(self.folder)["privileged_size"]:
-                tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("value_head.")}
-            policy.load_state_dict(tensors, strict=False)  # tied weights stand there once
+                tensors |= {name: t for name, t in policy.state_dict().items() if name.startswith("value_head.")}
+            try:
+                load_weights(policy, tensors)
+            except (RuntimeError, ValueError) as error:
+                reason = " ".join(str(error).split())[:200]
+                raise UserError(f"{self.weights} does not fit the policy in {self.folder} ({reason})") from error
         return policy
 
 

@@ -7,9 +7,11 @@ report of its finished runs.
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -42,6 +44,7 @@ from marl.chat import CHAT
 from marl.checkpoint import (
     WAY_ON,
     check_alike,
+    copy_policy,
     folder_digest,
     load_training,
     make_once,
@@ -78,7 +81,7 @@ from marl.evaluate import (
 from marl.files import write_json, write_text
 from marl.filtered_bc import FilteredBCConfig, train_filtered_bc
 from marl.games import env_maker, exchangeable, file_digests
-from marl.memory import LARGE, Slots, check_memory, learning_bytes
+from marl.memory import Slots, check_memory, learning_bytes
 from marl.monitor import episode_metrics
 from marl.planner import SLOTS
 from marl.policy import Policy
@@ -109,6 +112,7 @@ from marl.types import Episode
 from marl.update import Learner, make_optimizer
 
 SHOWN = 40  # episodes kept of an iteration or an evaluation
+REFERENCE = "reference"  # in a run's folder, the base that it began with
 PLANNED = 8  # of an iteration's games with a planner, which note every action that it weighed
 
 
@@ -159,7 +163,7 @@ def main(cfg: DictConfig) -> Path:
     expected = expected_of(cfg.name, cfg.arm, parts.env)
     caches = memory_of(cfg, parts, make_env, make_test_env, device)
     work = Work(cfg, parts, folder, make_env, make_test_env, device, expected)
-    with torchrun_ranks(device) as ranks:
+    with torchrun_ranks(device) as ranks, leaving_the_device(device):
         if ranks.first:
             say(caches)
             with claim(folder, settings):
@@ -171,6 +175,17 @@ def main(cfg: DictConfig) -> Path:
                 bar = Bar(enabled=False)
                 learn(work, base_of(work, bar, ranks)[0], None, Unlogged(), dict, bar, ranks)
     return folder
+
+
+@contextmanager
+def leaving_the_device(device: torch.device) -> Iterator[None]:
+    """Gives back at the end what torch keeps of a GPU's memory: a sweep's idle worker would hold it against others."""
+    try:
+        yield
+    finally:
+        if device.type == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()
 
 
 def memory_of(
@@ -189,12 +204,13 @@ def memory_of(
     tested, more_runs = player_slots(evaluation.seating(parts.cast), make_test_env(), parts.algo, configs)
     # weights, gradients and two moments of each learner; the base beside them
     models, learning = size_of(base, context).weights, 0
+    large = any(slots.large(parts.algo.concurrency) for slots in (*playing, *tested))
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     for config in learners.values():
         weights = size_of(config, context).weights
         # Split, a learner is whole while games are played, beside its part of everything.
         models += weights + 4 * weights // processes if cfg.shard and processes > 1 else 4 * weights
-        if weights >= LARGE:
+        if large:
             update = parts.algo.update
             one_pass = learning_bytes(
                 config, device, rows=max(update.token_budget // context, 1), length=context, replies=context // 2,
@@ -288,9 +304,12 @@ def lead(work: Work, ranks: Ranks) -> None:
         if newest and before.get("base") != of_base:
             raise UserError(
                 f"{base_folder or cfg.model.name} is not the base that this run began with: it was made again, by "
-                f"other code or on other hardware, or is another version; put the old one back, or remove {folder} to "
-                "begin anew"
+                f"other code or on other hardware, or is another version; put the old one back"
+                + (f" (without the new one {folder / REFERENCE} is put there)" if base_folder else "")
+                + f", or remove {folder} to begin anew"
             )
+        if base_folder and not (folder / REFERENCE).exists():
+            copy_policy(base_folder, folder / REFERENCE)
         policies = learn(work, base, newest, tracker, note, bar, ranks)
     kept_base = str(base_folder) if base_folder else None
     for name, policy in policies.items():
@@ -356,6 +375,7 @@ def base_of(work: Work, bar: Bar, ranks: Ranks) -> tuple[Policy, Path | None]:
         human_data=cfg.data.dond,
         privileged_size=privileged_size(work.make_env) if parts.privileged else 0,
         device=work.device,
+        kept=work.folder / REFERENCE,
         progress=bar.count,
         report=say,
     )
@@ -479,6 +499,7 @@ def learn(
         if better:
             best = {"iteration": iteration, "score": score}
         if better or iteration % cfg.checkpoint.every == 0 or last:
+            check_alike(policies, ranks)
             tracker.sync()
             noted, kept = {**note(), "best": best}, best["iteration"] if best else None
             save_training(
@@ -518,7 +539,7 @@ def watch(
     ranks: Ranks,
 ) -> float | None:
     """Evaluation games while training: the same games each time, logged with some of their transcripts. Returns the
-    mean score, None where no games are to be played."""
+    mean score, None where no games are to be played, or the learner sits in none of them."""
     cfg, folder = work.cfg, work.folder
     if not cfg.eval.games:
         return None
@@ -527,7 +548,7 @@ def watch(
     episodes = evaluation_games(cfg, work.parts, base, stand_ins, work.make_test_env, cfg.eval.games, bar, ranks)
     found = episode_metrics(episodes, {next(iter(policies))})
     if not ranks.first:
-        return found["game/score"]
+        return found.get("game/score")
     tracker.log(iteration, found, phase="eval")
     write_episodes(folder / "episodes" / f"iteration-{iteration:06d}.jsonl", episodes[:SHOWN])
     columns = ("game", "outcome", "transcript")
@@ -535,7 +556,7 @@ def watch(
         (e.seed, str(e.outcome.get("how")), "\n".join(f"{t.agent}: {t.text}" for t in e.turns)) for e in episodes[:8]
     ]
     tracker.transcripts(iteration, columns, rows)
-    return found["game/score"]
+    return found.get("game/score")
 
 
 def evaluation_games(
@@ -685,8 +706,8 @@ def set_deterministic(wanted: bool) -> None:
 
     Where an operation has none, torch raises a RuntimeError that names it. On a CPU runs repeat without this.
     """
-    if wanted:  # read when cuBLAS starts: https://docs.nvidia.com/cuda/cublas/#results-reproducibility
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # Read when cuBLAS starts, which an earlier job may have it do: https://docs.nvidia.com/cuda/cublas/#results-reproducibility
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(wanted)  # set back too: jobs of a sweep may share a process
 
 

@@ -136,6 +136,22 @@ def save_policy(folder: Path, policy: Policy, card: Mapping[str, Any]) -> None:
     write_folder(folder, write)
 
 
+def copy_policy(source: Path, to: Path) -> None:
+    """A saved policy once more: links to the same files, which nobody writes into, where the file system has them.
+    UserError where it is damaged."""
+    if problem := verify_folder(source):
+        raise UserError(f"{problem}: remove the folder")
+
+    def write(new: Path) -> None:
+        for name in read_json(source / "checksums.json"):
+            try:
+                os.link(source / name, new / name)
+            except OSError:
+                shutil.copyfile(source / name, new / name)
+
+    write_folder(to, write)
+
+
 def load_policy(folder: Path, device: torch.device | str = "cpu", privileged_size: int | None = None) -> Policy:
     """Loads what `save_policy` wrote. With another `privileged_size` the value head starts afresh."""
     problem = verify_folder(folder)
@@ -251,15 +267,22 @@ def load_training(newest: Path | None, trained: Trained, ranks: Ranks = ONE) -> 
     state = read_state(path)
     for name, (policy, optimizer) in trained.items():
         try:
-            missing, unexpected = policy.load_state_dict(load_file(path / f"{name}.safetensors"), strict=False)
-            tied = set(policy.state_dict()) - set(_distinct(policy.state_dict()))
-            if not set(missing) <= tied or unexpected:
-                raise ValueError(f"missing {sorted(set(missing) - tied)}, unexpected {unexpected}")
+            load_weights(policy, load_file(path / f"{name}.safetensors"))
             load_optimizer(optimizer, load_file(path / f"{name}-optimizer.safetensors"))
         except (OSError, SafetensorError, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())[:200]
             raise UserError(f"{path} does not fit {name} as it is now ({reason}): {WAY_ON}") from error
     return state
+
+
+def load_weights(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
+    """Gives the policy its weights of a checkpoint, where tied ones stand once. ValueError where some are missing, or
+    others are there; RuntimeError where they have other shapes."""
+    missing, unexpected = policy.load_state_dict(tensors, strict=False)
+    own = policy.state_dict()
+    lacking = {*missing} - ({*own} - {*_distinct(own)})
+    if lacking or unexpected:
+        raise ValueError(f"missing {sorted(lacking)}, unexpected {unexpected}")
 
 
 def check_same(checkpoint: Path, ranks: Ranks) -> None:
@@ -275,15 +298,15 @@ def check_same(checkpoint: Path, ranks: Ranks) -> None:
 
 
 def check_alike(policies: Mapping[str, Policy], ranks: Ranks) -> None:
-    """UserError, on all ranks, where they do not begin with the same parameters: what they learn would be nobody's."""
+    """UserError, on all ranks, where they do not have the same parameters: what they learn would be nobody's."""
     if ranks.size == 1:
         return
     digests = ranks.objects({name: policy_digest(policy) for name, policy in policies.items()})
     for rank, found in enumerate(digests):
         if differ := [name for name in found if found[name] != digests[0][name]]:
             raise UserError(
-                f"{', '.join(differ)}: process {rank} of {ranks.size} begins with other parameters than the first one; "
-                "let all processes read the same cache and the same runs"
+                f"{', '.join(differ)}: process {rank} of {ranks.size} has other parameters than the first one; let all "
+                "processes read the same cache and the same runs, on hardware of one kind"
             )
 
 

@@ -25,7 +25,7 @@ from envs.core import END, TurnKind
 from envs.dond_v0 import MESSAGE, Context, in_test
 from marl.agents import Player, TextAgent, beliefs_of
 from marl.batch import Seat, collate, seats_of
-from marl.checkpoint import load_policy, make_once, read_card, save_policy
+from marl.checkpoint import copy_policy, load_policy, make_once, read_card, save_policy
 from marl.errors import UserError, check_writable
 from marl.files import canonical
 from marl.games import env_maker, file_digests, game_module, scripted, scripts_module
@@ -228,10 +228,12 @@ def base_policy(
     human_data: str | None = None,
     privileged_size: int = 0,
     device: torch.device | str = "cpu",
+    kept: Path | None = None,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
     report: Callable[[str], None] = print,
 ) -> tuple[Policy, Path | None]:
-    """The base, from the cache where it is there, and its folder (None for an untouched `transformers` model)."""
+    """The base, from the cache where it is there, and its folder (None for an untouched `transformers` model). `kept`:
+    where a copy of it may be, to be put into the cache before another one is made."""
     if model.kind == "hf" and base.data == "none":
         lm, tokenizer = load_lm(model.name), load_tokenizer(model.name)
         with torch.random.fork_rng(devices=[]):
@@ -281,14 +283,22 @@ def base_policy(
         figures = _teach(policy, base, env, progress)
         save_policy(folder, policy, {"made_of": made_of, "figures": figures, "game": env["game"]})
 
+    def put_back() -> None:
+        assert kept is not None
+        report(f"the base model is not in the cache any more: {kept} is put there")
+        copy_policy(kept, folder)
+
+    def is_it(there: Path) -> bool:
+        return canonical(read_card(there).get("made_of")) == canonical(made_of)
+
     if not folder.exists():
         check_writable(cache, "cache")
-        make_once(folder, teach if base.lessons else make, report)
+        there = kept is not None and kept.is_dir() and is_it(kept)
+        make_once(folder, put_back if there else teach if base.lessons else make, report)
     policy = load_policy(folder, device, privileged_size)  # checks all that is in the folder
-    card = read_card(folder)
-    if canonical(card.get("made_of")) != canonical(made_of):
+    if not is_it(folder):
         raise UserError(f"{folder} holds a base made of other settings, as its policy.json says: remove it, to make it")
-    figures = card["figures"]
+    figures = read_card(folder)["figures"]
     report("base model: " + ", ".join(f"{name} {value:.3g}" for name, value in figures.items()))
     return policy, folder
 

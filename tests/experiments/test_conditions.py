@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
+from safetensors.torch import load_file, save_file
 
 from experiments import conditions, evaluate, train
 from experiments.stages import Stage, base_folder, stages_of
@@ -290,6 +291,14 @@ def test_learners_are_played_as_they_were_after_an_iteration(tmp_path: Path) -> 
     by_player = {cell["about"]["players"]["learner"]: cell["metrics"] for cell in of_run}
     assert by_player[begun.digest] == of_base["metrics"]
     assert set(by_player) == {begun.digest, turned.digest, ended.digest}
+
+    halfway = run / "checkpoints" / "iteration-000001" / "learner.safetensors"
+    weights_then = load_file(halfway)
+    name = next(name for name in weights_then if "mlp" in name)
+    save_file({key: value for key, value in weights_then.items() if key != name}, halfway)
+    with pytest.raises(UserError, match=f"learner.safetensors does not fit the policy in .*missing .*{name}"):
+        turned.load(torch.device("cpu"))
+    save_file(weights_then, halfway)
 
     foreign = run.with_name("another-s0-00000000")  # its settings are those of this run, its checkpoints were copied
     shutil.copytree(run, foreign)

@@ -20,7 +20,7 @@ from hydra import compose, initialize_config_module
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from experiments.cli import UsageError, Where, check_command_line
+from experiments.cli import PLACE, UsageError, Where, check_command_line
 from experiments.evaluate import check_bf16, device_of, pick_device
 from experiments.terminal import Bar, Labelled, labelled
 from marl.config import build, run_folder
@@ -48,7 +48,7 @@ def main(cfg):
         raise RuntimeError("boom")
     else:
         raise UserError("seed 2 is unlucky:\\n   choose another one.")
-    print("process", os.getpid(), "threads", os.environ["OMP_NUM_THREADS"])
+    print("process", os.getpid(), "threads", os.environ["OMP_NUM_THREADS"], "place", os.environ.get("MARL_PLACE"))
     bar = Bar()
     bar.stage("a stage", 2)
     bar.advance()
@@ -108,12 +108,15 @@ def test_two_jobs_run_at_the_same_time_and_failed_ones_are_named(toy: Path) -> N
     *out, last = done.stdout.splitlines()
     err = done.stderr.splitlines()
     assert done.returncode == 1 and last == "made custom-1 full-1"
+    taken = []
     for job in ("none seed=1", "full seed=1"):
         own = [line.removeprefix(f"{job} | ") for line in out if line.startswith(f"{job} | ")]
         assert own[1:] == ["two", "lines"], own
-        _, process, _, threads = own[0].split()
+        _, process, _, threads, _, place = own[0].split()
+        taken.append(place)
         assert process != str(os.getpid()) and int(threads) == max(joblib.cpu_count() // 2, 1)
         assert f"{job} | to the other stream" in err
+    assert sorted(taken) == ["0", "1"], "each of two side by side has a place, and so a GPU, of its own"
     assert all(" seed=1 | " in line for line in out) and "a stage" not in done.stdout + done.stderr
     first, second = (f"meeting={toy / 'meeting'} ablation={arm} seed=2" for arm in ("none", "full"))
     assert f"none seed=2 | {first}: seed 2 is unlucky: choose another one." in err
@@ -256,11 +259,14 @@ def test_a_jobs_number_says_which_gpu_is_its_own(monkeypatch: pytest.MonkeyPatch
         one = compose("train", return_hydra_config=True)
     monkeypatch.setattr(HydraConfig.instance(), "cfg", cfg)
     assert pick_device("auto") == pick_device("cuda") == torch.device("cuda:2") and pick_device("cpu").type == "cpu"
+    monkeypatch.setenv(PLACE, "1")  # beside others: the seventh job may begin where the second one ended
+    assert pick_device("auto") == torch.device("cuda:1")
+    monkeypatch.delenv(PLACE)
     monkeypatch.setattr(HydraConfig.instance(), "cfg", one)  # no sweep: there is no number
     assert pick_device("auto") == torch.device("cuda:0")
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert pick_device("auto") == torch.device("cuda:3")
-    assert [device.index for device in current] == [0, 2, 2, 0, 3]
+    assert [device.index for device in current] == [0, 2, 2, 1, 0, 3]
 
 
 @pytest.mark.parametrize("able", [False, True])

@@ -86,15 +86,25 @@ def test_a_run_goes_on_from_before_a_damaged_checkpoint(
     assert contents(folder) == contents(tmp_path / "whole" / folder.name)
 
 
-def test_a_base_that_was_made_again_otherwise_is_refused(stopped: Callable[..., Path], tmp_path: Path) -> None:
-    stopped()
+def test_a_base_that_was_made_again_otherwise_is_refused(
+    stopped: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without it the run puts its own into the cache again, and ends as if nothing had been."""
+    folder = stopped()
     (base,) = (tmp_path / "bases").glob("dond-*")
+    shutil.copytree(base, tmp_path / "whole" / "bases" / base.name)
     policy, card = load_policy(base), read_card(base)
     with torch.no_grad():
         next(policy.lm.parameters()).add_(0.01)
     save_policy(base, policy, {name: value for name, value in card.items() if name != "privileged_size"})
     with pytest.raises(UserError, match="is not the base that this run began with: it was made again"):
         go_on(tmp_path)
+    shutil.rmtree(base)
+    go_on(tmp_path)
+    said = capsys.readouterr().out
+    assert f"{folder / 'reference'} is put there" in said and "training the base" not in said.split("is put there")[1]
+    go_on(tmp_path / "whole")
+    assert contents(folder) == contents(tmp_path / "whole" / folder.name)
 
 
 def test_another_version_of_an_untouched_model_is_refused(stopped: Callable[..., Path], tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def _go_on(rank: int, folder: str) -> None:
             assert all(torch.equal(a, b) for a, b in pairs)
     assert load_training(None if ranks.first else NEWEST, _trained(0)[0], ranks) is None
     check_alike({"base": hint_policy(3)}, ranks)
-    with pytest.raises(UserError, match=r"^learner: process 1 of 2 begins with other parameters than the first one"):
+    with pytest.raises(UserError, match=r"^learner: process 1 of 2 has other parameters than the first one"):
         check_alike({"base": hint_policy(3), "learner": hint_policy(rank)}, ranks)
     dist.destroy_process_group()
 
