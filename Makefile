@@ -38,7 +38,7 @@ test-slow: $(STAMP) ## the slow tests
 torture: $(STAMP) ## kill small runs of every kind at random moments, and compare their ends; about an hour
 	@$(TEST_ENV) $(BIN)/python -m tests.torture
 
-hostile: $(STAMP) ## give every entry point 10,000 generated bad inputs; some minutes
+hostile: $(STAMP) ## give all entry points 10,000 generated bad inputs; some minutes
 	@$(TEST_ENV) $(BIN)/python -m tests.hostile
 
 lint: $(STAMP) ## style and types

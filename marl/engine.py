@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import inspect
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +39,7 @@ class SlotLayer(CacheLayerMixin):
 
     def __init__(self, cache: SlotCache) -> None:
         super().__init__()
-        self.cache = cache
+        self.cache: SlotCache = weakref.proxy(cache)  # or its memory would stay until the next garbage collection
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         _, heads, _, width = key_states.shape
@@ -85,7 +86,7 @@ class StateLayer(LinearAttentionLayer):
 
     def __init__(self, cache: SlotCache, number_of_states: int) -> None:
         super().__init__(number_of_states)
-        self.cache = cache
+        self.cache: SlotCache = weakref.proxy(cache)
         self.all_conv_states: dict[int, Tensor] = {}
         self.all_recurrent_states: dict[int, Tensor] = {}
 
@@ -409,10 +410,27 @@ def draw(logprobs: Tensor, uniform: Tensor | None) -> tuple[Tensor, Tensor]:
     (R,) in [0, 1), in double precision. Without `uniform` the likeliest, whose log-probability is 0."""
     if uniform is None:
         return logprobs.argmax(-1), torch.zeros(len(logprobs), device=logprobs.device)
-    cumulative = logprobs.double().exp().cumsum(-1)
+    cumulative = running_sums(logprobs.double().exp())
     ids = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
     ids = ids.clamp_max(logprobs.shape[1] - 1)
     return ids[:, 0], logprobs.gather(1, ids)[:, 0]
+
+
+def running_sums(values: Tensor) -> Tensor:
+    """Cumulative sums of (R, V) along V. On a GPU torch's own differ from call to call, and are refused where it may
+    take deterministic algorithms only: there in log2(V) steps, each of which adds what stands twice as far back."""
+    if not (values.is_cuda and torch.are_deterministic_algorithms_enabled()):
+        return values.cumsum(-1)
+    return doubling_sums(values)
+
+
+def doubling_sums(values: Tensor) -> Tensor:
+    """Cumulative sums along the last dimension by doubling (Hillis and Steele 1986)."""
+    back = 1
+    while back < values.shape[-1]:
+        values = torch.cat([values[..., :back], values[..., back:] + values[..., :-back]], -1)
+        back *= 2
+    return values
 
 
 @torch.no_grad()

@@ -30,33 +30,37 @@ from marl.errors import UserError
 from marl.policy import recomputing
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-LARGE = 100 * MIB  # weights of models whose passes are worth a second of asking
+LARGE = 100 * MIB  # weights, or a cache, whose passes are worth a second of asking
 WASTE = 1.25  # what a process takes for what an update has alive, on a CPU; measured, see tests/marl/test_memory.py
 
 
 @dataclass(frozen=True)
 class Slots:
     """One player's cache slots: `seats` for each game that is played at a time, and `more`; a slot's size in bytes, 0
-    for a model that has none (engine.py). `config`: of a model whose passes count, too; `copy`: bytes of a model that
-    plays in another's place, in `dtype`."""
+    for a model that has none (engine.py). `config`: of a model whose passes count, too, where its `weights` (in bytes)
+    or its slots are large; `copy`: bytes of a model that plays in another's place, in `dtype`."""
 
     seats: int
     size: int
     more: int = 0
     config: PreTrainedConfig | None = None
+    weights: int = 0
     copy: int = 0
     dtype: torch.dtype = torch.float32
 
     @classmethod
     def of(cls, config: PreTrainedConfig, context: int, seats: int, more: int = 0, bf16: bool = False) -> Slots:
-        """A model's; its passes count where it is large. `bf16`: a copy plays, see `PlayConfig.play_bf16`."""
+        """A model's. `bf16`: a copy plays, see `PlayConfig.play_bf16`."""
         dtype = torch.bfloat16 if bf16 else torch.float32
-        whole, played = size_of(config, context), size_of(config, context, dtype)
-        counted = config if whole.weights >= LARGE else None
-        return cls(seats, played.slot, more, counted, played.weights if bf16 else 0, dtype)
+        played = size_of(config, context, dtype)
+        return cls(seats, played.slot, more, config, played.weights, played.weights if bf16 else 0, dtype)
 
     def count(self, concurrency: int) -> int:
         return self.seats * concurrency + self.more
+
+    def large(self, concurrency: int) -> bool:
+        """Whether what its passes take matters."""
+        return max(self.weights, self.size * self.count(concurrency)) >= LARGE
 
 
 def check_memory(
@@ -86,7 +90,7 @@ def check_memory(
             (
                 playing_bytes(each.config, device, slots=each.count(games), context=context, dtype=each.dtype)
                 for each in caches
-                if each.config is not None
+                if each.config is not None and each.large(concurrency)
             ),
             default=0,
         )
@@ -186,11 +190,12 @@ def playing_bytes(
     config: PreTrainedConfig, device: torch.device, *, slots: int, context: int, dtype: torch.dtype = torch.float32
 ) -> int:
     """The most that an engine takes beside its cache, in the widest pass over full slots: a token for each of them, or
-    `READ_BUDGET` new ones in all."""
+    `READ_BUDGET` new ones in all, of as many slots as that goes round."""
     caches: list[int] = []
 
     def play(lm: PreTrainedModel, size: int) -> None:
-        rows = np.delete(np.arange(slots), [1] if slots > 2 else [])  # not side by side: what they hold is copied
+        rows = np.arange(min(slots, max(READ_BUDGET // size, 1)) if size > 1 else slots)
+        rows = np.delete(rows, [1] if len(rows) > 2 else [])  # not side by side: what they hold is copied
         with torch.no_grad():
             cache = slot_cache(lm, slots, context)
             hidden = one_pass(lm, cache, rows, np.full(len(rows), context - size), [[0] * size] * len(rows))
@@ -198,7 +203,7 @@ def playing_bytes(
             caches.append(cache.nbytes)
 
     most = 0
-    for size in {1, min(max(READ_BUDGET // max(slots, 1), 1), context)}:
+    for size in {1, min(max(-(-READ_BUDGET // max(slots, 1)), 2), context)}:
         peak = peak_bytes(config, dtype, device, partial(play, size=size))
         most = max(most, peak - sum(caches[-1:]))
     return most
@@ -244,7 +249,8 @@ def readable(size: int) -> str:
 def free_memory(device: torch.device) -> int:
     """Bytes that this process can still take on the device; of main memory, its share among torchrun's processes."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, for what comes
+        return torch.cuda.mem_get_info(device)[0] + kept
     known = [system_memory(), *cgroup_memory()]
     return max(min(known), 0) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 

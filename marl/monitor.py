@@ -31,19 +31,22 @@ def episode_metrics(episodes: Sequence[Episode], players: Collection[str]) -> di
         heard = [t for t in turns if name != "speaking" or t.message]  # of a message, or of a turn
         metrics[f"reward/{name}"] = _mean([t.rewards[name] for t in heard])
     scores = [sum(p.amount for p in e.payments if p.agent == a) for e, a in own]
-    metrics["game/score"] = _mean(scores)
+    if own:  # a rare partner may sit in none of these games
+        metrics["game/score"] = _mean(scores)
     first = episodes[0].outcome
     if "deal" in first:
-        metrics["game/score_sd"] = float(np.std(scores))  # of a player's score, over games and players
-        metrics["game/points"] = _mean([e.outcome["points"][a] for e, a in own])
+        if own:
+            metrics["game/score_sd"] = float(np.std(scores))  # of a player's score, over games and players
+            metrics["game/points"] = _mean([e.outcome["points"][a] for e, a in own])
         metrics["game/agreement"] = _mean([e.outcome["deal"] for e in episodes])
         metrics["game/pareto"] = _mean([e.outcome["pareto"] for e in episodes])
         metrics["errors/aborted"] = _mean([e.outcome.get("how") == "abort" for e in episodes])
         agreed = [e for e in episodes if e.outcome["deal"]]
         if agreed:
             of_agreed = [score for score, (e, _) in zip(scores, own, strict=True) if e.outcome["deal"]]
-            metrics["game/score_agreed"] = _mean(of_agreed)
-            metrics["game/score_agreed_sd"] = float(np.std(of_agreed))
+            if of_agreed:
+                metrics["game/score_agreed"] = _mean(of_agreed)
+                metrics["game/score_agreed_sd"] = float(np.std(of_agreed))
             metrics["game/pareto_agreed"] = _mean([e.outcome["pareto"] for e in agreed])
         if "counts" in episodes[0].facts:
             metrics |= inverted_figures(episodes, players)

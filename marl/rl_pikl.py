@@ -151,6 +151,9 @@ def train_rl_pikl(
         if config.value == "plan" and game == "dond":
             valued = add_rewards([as_expected(episode) for episode in episodes], paid)
         seats = seats_of(valued, {learner.name})
+        if not seats:  # a rare partner may have sat down in none of these games
+            after(iteration + 1, episode_metrics(episodes, {learner.name}), episodes)
+            continue
         batch = collate(
             seats,
             weights,

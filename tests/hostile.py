@@ -961,7 +961,7 @@ def kinds(folder: Path) -> dict[str, Kind]:
             partial(fill_up, writers, scratch),
         ),
         "folders that may not be written": Kind(
-            0.02,
+            0.004,  # there are 42 ways
             st.tuples(st.sampled_from(Writers.NAMES), st.sampled_from([*REFUSED, *IN_THE_WAY])),
             partial(shut_out, writers, scratch),
         ),
@@ -994,7 +994,7 @@ def kinds(folder: Path) -> dict[str, Kind]:
             ),
             partial(read_older, both, scratch),
         ),
-        "a run's folder": Kind(0.06, damages(list(RUN)), files(run, read_folder)),
+        "a run's folder": Kind(0.076, damages(list(RUN)), files(run, read_folder)),
     }
 
 

@@ -190,7 +190,11 @@ def always(cfg: DictConfig, metric: str) -> bool:
 
 
 def finish(cfg: DictConfig, log: Path) -> None:
-    status = wait(start(cfg, log), 600)
+    """Lets a run go to its end. RuntimeError where it has none, within the hour."""
+    child = start(cfg, log)
+    if (status := wait(child, 3600)) is None:
+        os.killpg(child, signal.SIGKILL)
+        os.waitpid(child, 0)
     if status != 0:
         raise RuntimeError(failure(status, log))
 

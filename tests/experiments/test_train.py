@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 from safetensors.torch import load_file
 
 from experiments import evaluate, play, report, train
+from experiments.stages import base_folder
 from marl import memory
 from marl.config import Parts, build, config_hash, identity, plain, run_folder
 from marl.engine import size_of
@@ -241,6 +242,23 @@ def test_every_setting_trains(overrides: list[str], cache: Path, tmp_path: Path)
     assert trained["phase"] == "train" and trained["update/grad_norm"] > 0
     assert ("loss/kl" in trained) == ("~loss.kl" not in overrides)
     assert ("loss/plan" in trained) == any(o in overrides for o in ("algo=pikl", "loss=plan"))
+
+
+@pytest.mark.parametrize("algo", ["ppo", "filtered_bc", "pikl"])
+def test_an_iteration_without_the_learner_teaches_nothing(algo: str, cache: Path, tmp_path: Path) -> None:
+    own = [
+        "cast.negotiator={player: base, partner: learner, partners: 0.001}",
+        "+eval.cast.negotiator.player=learner",
+        "+eval.cast.negotiator.partner=base",
+        *(["algo.planner.iterations=5"] if algo == "pikl" else []),
+    ]
+    cfg = configure(*SMALL, f"algo={algo}", *own, "algo.iterations=2", f"runs={tmp_path}", f"cache={cache}")
+    train.main(cfg)
+    run = run_folder(cfg)
+    rows = [row for row in lines(run / "metrics.jsonl") if row["phase"] == "train"]
+    assert [row["iteration"] for row in rows] == [1, 2] and "update/grad_norm" not in rows[0]
+    base, trained = (load_file(path / "model.safetensors") for path in (base_folder(run), run / "policy"))
+    assert all(torch.equal(base[name], tensor) for name, tensor in trained.items())
 
 
 @pytest.mark.parametrize("algo", ["ppo", "filtered_bc", "pikl"])
@@ -625,7 +643,7 @@ def test_what_does_not_fit_into_memory_is_refused_before_the_base_is_trained(
     assert f"algo.concurrency=4 and model.context=1024: the cache takes 16 slots of {SLOT_MIB}, 2.0 MiB, and" in said
     assert ": algo.concurrency=3 would fit (12 slots); or lower model.context" in said
     assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr(train, "LARGE", 0)  # of a large model what a pass takes counts as well
+    monkeypatch.setattr(memory, "LARGE", 0)  # of a large model what a pass takes counts as well
     with pytest.raises(
         UserError, match=r"a pass up to \d+\.\d MiB, .* or lower model\.context or algo\.update\.token_budget"
     ):

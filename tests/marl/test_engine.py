@@ -1,6 +1,8 @@
 """Incremental decoding against one full forward pass, and sampling against known probabilities."""
 
+import gc
 import re
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +25,7 @@ from transformers import (
 )
 
 from marl.agents import ModelAgent
-from marl.engine import Engine, StateLayer, goes_on, size_of, uniforms
+from marl.engine import Engine, StateLayer, doubling_sums, goes_on, size_of, uniforms
 from marl.errors import UserError
 from marl.policy import Policy
 from tests.marl.models import ARCHITECTURES, RECURRENT, hf_policy, precise, random_lm, small_tokens, tiny_policy
@@ -521,3 +523,23 @@ def test_texts_are_scored_as_one_full_pass_says_and_the_slot_stays_as_it_is(
     assert engine.lengths[slot] == len(prefix)
     hidden = engine.read([slot], [[7]])
     torch.testing.assert_close(policy.logits(hidden)[0, 0], whole(policy, [*prefix, 7])[-1], atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 8, 1000])
+def test_sums_by_doubling_are_the_running_sums(width: int) -> None:
+    values = torch.rand(3, width, generator=torch.Generator().manual_seed(width), dtype=torch.float64)
+    torch.testing.assert_close(doubling_sums(values), values.cumsum(-1), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("name", ["tiny", *RECURRENT])
+def test_the_cache_goes_with_its_engine(policies: dict[str, Policy], name: str) -> None:
+    """At once, not at some garbage collection: the next one may need the memory."""
+    engine = Engine(policies[name], 2, CONTEXT)
+    engine.read([engine.allocate()], [[3, 4, 5]])
+    cache = weakref.ref(engine.cache)
+    gc.disable()
+    try:
+        del engine
+        assert cache() is None
+    finally:
+        gc.enable()

@@ -32,6 +32,16 @@ def test_imposters_that_learn_have_no_beliefs_and_no_votes_worth_counting() -> N
     assert found["talk/turns"] == 1
 
 
+def test_who_sits_in_no_game_has_no_score() -> None:
+    found = episode_metrics([meeting_game(), ejection_game()], {"rare"})
+    assert "game/score" not in found and found["game/win_rate/crewmates"] == 0.5 and found["talk/turns"] == 0
+    agent = scripted("dond", "mixture")
+    games = rollout(draw_games(3, count=8), everyone(agent), env_maker({"game": "dond"}), 8)
+    assert any(game.outcome["deal"] for game in games)
+    found = episode_metrics(games, {"rare"})
+    assert not [name for name in found if "score" in name or "points" in name] and all(map(np.isfinite, found.values()))
+
+
 def test_messages_that_were_cut() -> None:
     """Red, whom nobody learns, said one of the six messages."""
     game = meeting_game()
