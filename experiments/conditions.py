@@ -30,7 +30,7 @@ from omegaconf import DictConfig
 
 from experiments.cli import command
 from experiments.evaluate import pick_device, set_threads
-from experiments.players import bare, check_players, is_run, run_policy, seat_players
+from experiments.players import bare, check_players, is_run, player_slots, run_policy, seat_players
 from experiments.players import policy_folder as run_policy_folder
 from experiments.report import selected, write_cards
 from experiments.stages import Stage, base_folder, end_of, stages_of
@@ -44,6 +44,7 @@ from marl.errors import UserError, check_writable
 from marl.evaluate import Metrics, metrics
 from marl.files import write_json, writing
 from marl.games import env_maker, file_digests
+from marl.memory import check_memory
 from marl.planner import GAMES as PLANNED
 from marl.planner import SUFFIX, PlannerConfig, planning_agent
 from marl.policy import Policy
@@ -380,6 +381,11 @@ def play(cell: Cell, games: int, seed: int, concurrency: int, policies: Policies
     )
     stand_ins = {name: (name if i else TRAINED, policy) for i, (name, policy) in enumerate(learners.items())}
     seating = dict(cell.seating)
+    seated = {BASE: base, **learners}
+    caches, _ = player_slots(seating, make_env(), limits, {name: policy.lm.config for name, policy in seated.items()})
+    check_memory(
+        caches, 0, concurrency=concurrency, setting="concurrency", context=limits.context, device=policies.device
+    )
     agents = seat_players(seating, make_env(), game, base, limits, cell.temperature, stand_ins)
     room = places(seating, make_env())
     if cell.planner:
@@ -388,7 +394,7 @@ def play(cell: Cell, games: int, seed: int, concurrency: int, policies: Policies
             agents[name] = planning_agent(called, policy, limits, room[name], cell.temperature, cell.planner, game)
 
     def model(name: str, called: str, seats: int) -> ModelAgent:
-        policy = {BASE: base, **learners}.get(name) or run_policy(name, game, policies.device, base)
+        policy = seated.get(name) or run_policy(name, game, policies.device, base)
         return model_agent(called, policy, limits, seats, cell.temperature)
 
     for role, voice in cell.voices.items():  # with agents of their own, since others may play with the same policies

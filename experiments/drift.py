@@ -42,6 +42,7 @@ from marl.evaluate import Metrics, dond_metrics, talk_metrics
 from marl.files import write_json, writing
 from marl.games import env_maker, file_digests
 from marl.human_dond import read_split
+from marl.memory import Slots, check_memory
 from marl.negotiation import READING, Reading, human_talk, read_talk, talk_of
 from marl.pretrain import data_files, recorded
 from marl.report import PAPER
@@ -190,6 +191,8 @@ def measure(subject: Subject, people: Path, cfg: DictConfig, device: torch.devic
     env, policy, rng = subject.game, subject.stage.load(device), np.random.default_rng(0)
     settings, algo = subject.config["eval"], subject.config["algo"]
     limits = PlayConfig(concurrency=cfg.concurrency, max_new_tokens=algo["max_new_tokens"], context=algo["context"])
+    slots = Slots.of(policy.lm.config, limits.context, 2)
+    check_memory([slots], 0, concurrency=cfg.concurrency, setting="concurrency", context=limits.context, device=device)
     agent = model_agent(SPEAKER, policy, limits, 2, settings["temperature"])
     drawn = draw_games(cfg.seed, EVALUATION, count=cfg.games)
     episodes = rollout(drawn, everyone(agent), env_maker(env), cfg.concurrency, bar.advance)

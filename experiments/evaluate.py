@@ -242,6 +242,8 @@ def memory_of(cfg: DictConfig, parts: Parts, players: Sequence[tuple[str, str]],
         models += size_of(config, context).weights
     if not caches:
         return ""
+    if parts.algo.play_bf16:
+        check_bf16(device, "algo.play_bf16")
     return check_memory(
         caches, models, concurrency=cfg.concurrency, setting="concurrency", context=parts.algo.context, device=device
     )

@@ -42,6 +42,7 @@ from marl.files import read_json, write_json, writing
 from marl.games import env_maker, file_digests, scripted
 from marl.human_dond import HumanView, NotReplayable, read_split, replay
 from marl.losses import Outputs
+from marl.memory import Slots, check_memory
 from marl.pikl import Floats
 from marl.planner import Decision, PlannerConfig, Reader, planning_agent, proposal, respond, weigh
 from marl.policy import Policy
@@ -104,6 +105,10 @@ def main(cfg: DictConfig) -> None:
         parts.model, parts.base, parts.env, cache=Path(cfg.cache), human_data=cfg.data.dond, device=device, report=say
     )
     assert folder is not None
+    slots = Slots.of(base.lm.config, parts.algo.context, 2)  # somebody of its size against another
+    check_memory(
+        [slots], 0, concurrency=cfg.concurrency, setting="concurrency", context=parts.algo.context, device=device
+    )
     entrants = [Entrant(ANCHOR, 0, base, folder.name, planners)]
     entrants += compared(cfg, base, folder.name, device)
     single = {arm: count == 1 for arm, count in Counter(entrant.arm for entrant in entrants).items()}

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from experiments import conditions, evaluate, train
 from experiments.stages import Stage, base_folder, stages_of
+from marl import memory
 from marl.errors import UserError
 from marl.files import read_json, write_json
 from marl.planner import PlannerConfig
@@ -304,6 +305,12 @@ def test_learners_are_played_as_they_were_after_an_iteration(tmp_path: Path) -> 
     shutil.copytree(run, foreign)
     write_json(foreign / CARD, {**read_json(run / CARD), "run": foreign.name})
     assert [stage.iteration for stage in stages_of(foreign, "learner")] == [0, 2]
+
+
+def test_what_does_not_fit_is_refused_before_it_is_played(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda device: 100_000)
+    with pytest.raises(UserError, match=r"^concurrency=6 and .* slots of .*: not even concurrency=1 fits"):
+        conditions.main(study(runs, "name=too_large", f"cells={runs / 'too_large'}"))
 
 
 def test_a_base_of_several_seeds_counts_once(runs: Path) -> None:
