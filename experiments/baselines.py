@@ -156,12 +156,20 @@ class GenerateAgent:
                 use_cache=self.keep_cache,
             )
         with self.watch.phase("beliefs"):
+            rows, places, candidates, answers = [], [], [], []
             for row, key in enumerate(keys):
-                view, answers = self._views[key], self._answers.setdefault(key, [])
-                for asked in view.asked[len(answers) :]:
-                    at = new - (len(view.stream) - asked.position)
-                    logits = self.policy.logits(made.last_hidden_state[row, at])
-                    answers.append(logits[list(asked.candidate_ids)].double().softmax(-1).cpu().numpy())
+                view, known = self._views[key], self._answers.setdefault(key, [])
+                for asked in view.asked[len(known) :]:
+                    rows.append(row)
+                    places.append(new - (len(view.stream) - asked.position))
+                    candidates.append(asked.candidate_ids)
+                    answers.append(known)
+            logits = self.policy.logits(made.last_hidden_state[rows, places])  # (N, V)
+            width = max(map(len, candidates))
+            padded = torch.tensor([[*own, *[-1] * (width - len(own))] for own in candidates], device=logits.device)
+            scores = logits.gather(1, padded.clamp_min(0)).masked_fill(padded < 0, -torch.inf)  # (N, K)
+            for known, own, probs in zip(answers, candidates, scores.double().softmax(-1).cpu().numpy(), strict=True):
+                known.append(probs[: len(own)])
         if self.keep_cache:
             self._keep(keys, made.past_key_values, mask.bool())
 

@@ -2,30 +2,37 @@
 
     make bench                                        # or: python -m experiments.benchmark
     python -m experiments.benchmark bench=quick       # seconds: that it runs
+    python -m experiments.benchmark bench=gpu         # 1 to 500 million parameters, several tokens of speech at a time
     python -m experiments.benchmark env=dond minutes=30 'axes={games: [16, 64]}'
 
 In one process, on the same games token for token (workload.py; random weights, nothing is trained):
 
 - this engine: a rollout of all games at once and one PPO pass with listening loss, at a centre in float32 and in
-  bfloat16 (log-probabilities in float32), then around it in float32, one thing changed at a time: games, context,
-  players, width of the model;
-- at the centre, on games cut after `baseline_cut` steps, beside this engine on the same: `generate` for every turn over
-  the whole history; the same with each seat's cache kept; TRL's GRPOTrainer around the first (baselines.py);
+  bfloat16 (log-probabilities in float32), then around it in float32, one thing changed at a time: width of the model,
+  games, context, players;
+- on `baseline_games` games cut after `baseline_cut` steps, beside this engine on the same: `generate` for every turn
+  over the whole history; the same with each seat's cache kept; TRL's GRPOTrainer around the first (baselines.py);
 - the limit: counted products and bytes at the rates of this machine, measured on the spot (measure.py);
-- what needs no model, alone: the game with random players, as `env` sets it, and the planners' solver (pieces.py).
+- alone: decode steps of `step_rows` full slots at the axis's contexts; and what needs no model: the game with random
+  players, as `env` sets it, and the planners' solver (pieces.py).
 
-Printed, and written to `out`: benchmark.json after every repeat (each repeat; medians with lowest and highest), and the
-chart cost.svg after every point. Started again with the same settings, on the same machine and commit, it goes on from
-there (`minutes` is of each start); else what `out` holds is put aside as benchmark-1.json. What a figure is:
+All of it is measured once, then again: a slow quarter of an hour is no single point's. Printed, and written to `out`:
+benchmark.json after every repeat (each repeat; medians with lowest and highest), and the chart cost.svg after every
+point. Started again with the same settings, on the same machine and commit, it goes on from there (`minutes` is of each
+start); else what `out` holds is put aside as benchmark-1.json. What a figure is:
 
 - phases: exclusive, so that shares sum to 1 over collecting and learning. `game` is the rules and the writing of what
   players read, which cannot be told apart; `text` the decoding of replies; `prefill` reads what is new, `decode` a
-  reply's tokens after its first, both through the layers; `sampling` the output layer and the draw; `beliefs` the
-  output layer at questions (reading them is prefill); in `generate` the output layer belongs to prefill and decode, and
-  `sampling` is whatever else the call does. On a GPU each phase is waited for, which costs a little.
+  reply's tokens after its first, both through the layers; `sampling` the output layer and the draw, which are decode's
+  where several tokens are written at a time (`decode_steps`); `beliefs` the output layer at questions (reading them is
+  prefill); in `generate` the output layer belongs to prefill and decode, and `sampling` is whatever else the call does.
+  On a GPU each phase is waited for, which costs a little.
+- rows: in one game one player at a time speaks, so that a pass that decodes has at most a row for each game. Its limit
+  is that of products with as many rows as passes had on average; beside it stands what a row for every game would take.
 - update: measured over at most `update_rows` rows and scaled to all by their tokens.
-- on_processor: processor seconds that the process got in a second. Below 1 on a CPU somebody else had the machine, and
-  the times mean little; the line says so.
+- on_processor: processor seconds that the process got in a second; others: the share of all processors that everybody
+  else had meanwhile (Linux). Where the first is below 1 on a CPU or the second is not small, the times mean little; the
+  line says so.
 - memory: how far the process's resident set (a GPU: torch's memory) rose in all that an engine did; and this engine's
   cache in bytes a slot, and the rise that was predicted before it played (marl/memory.py).
 """
@@ -36,6 +43,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
 from itertools import count
 from pathlib import Path
@@ -43,12 +51,22 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig
+from transformers import LlamaConfig
 
 from experiments.baselines import INSTALL_TRL, GenerateAgent, trl_iteration, trl_version
 from experiments.benchmark_figures import draw, line, ratios, summary, table, targets
 from experiments.cli import command
 from experiments.evaluate import pick_device, set_threads
-from experiments.measure import PeakMemory, Shape, Stopwatch, UpdateCounts, limits, measure_rates
+from experiments.measure import (
+    Load,
+    PeakMemory,
+    Shape,
+    Stopwatch,
+    UpdateCounts,
+    limits,
+    measure_rates,
+    step_alone,
+)
 from experiments.pieces import game_alone, solver_alone
 from experiments.terminal import say
 from experiments.workload import ReplayAgent, Script, record
@@ -65,7 +83,7 @@ from marl.losses.listening import ListeningLoss
 from marl.losses.policy import PolicyLoss
 from marl.losses.value import ValueLoss
 from marl.memory import free_memory, learning_bytes, playing_bytes
-from marl.policy import Policy, half, tiny_lm
+from marl.policy import Policy, half, tiny_config, tiny_lm
 from marl.pretrain import scripted_texts
 from marl.rewards import add_rewards
 from marl.rewards.game import GameReward
@@ -77,6 +95,8 @@ from marl.update import UpdateConfig, update
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 FIGURES = "benchmark.json"
+Measure = Callable[[Script], dict[str, Any]]  # one repeat
+ENGINES = ("ours", "generate", "generate, cache kept", "TRL")  # on the baselines' games
 INNER = 3  # a layer's inside is so many times as wide as the hidden states
 
 
@@ -101,19 +121,49 @@ class Axes:
 
 
 @dataclass(frozen=True)
+class ModelShape:
+    """A model of this width: how many layers, heads that attend, and heads that keep keys and values."""
+
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+
+    def __post_init__(self) -> None:
+        if min(self.width, self.layers, self.heads, self.kv_heads) < 1:
+            raise UserError(f"{self}: each must be at least 1")
+        if self.width % (2 * self.heads):  # positions turn pairs of numbers
+            raise UserError(f"{self}: a head's share of the width must be an even number")
+        if self.heads % self.kv_heads:
+            raise UserError(f"{self}: kv_heads must divide heads")
+
+    def __str__(self) -> str:
+        return f"width={self.width}, layers={self.layers}, heads={self.heads}, kv_heads={self.kv_heads}"
+
+
+@dataclass(frozen=True)
 class Settings:
     """What `conf/benchmark.yaml` and `conf/bench/` set beside the game."""
 
     centre: Centre
     axes: Axes
     layers: int
+    heads: int
+    kv_heads: int
     vocab_size: int
     reply_tokens: int
+    decode_steps: int
     repeats: int
     update_rows: int
-    baseline_rows: int
+    baseline_games: int
+    baseline_rows: tuple[int, ...]
+    rows_cut: int
+    step_rows: int
     random_games: int
     solver_iterations: int
+    shapes: tuple[ModelShape, ...] = ()
+    precisions: tuple[str, ...] = ("float32",)
+    baseline_widths: tuple[int, ...] = ()
     baseline_cut: int | None = None
     minutes: float | None = None
     seed: int = 0
@@ -124,17 +174,33 @@ class Settings:
         for name in (
             "layers",
             "reply_tokens",
+            "decode_steps",
             "repeats",
             "update_rows",
-            "baseline_rows",
+            "baseline_games",
+            "rows_cut",
+            "step_rows",
             "baseline_cut",
             "random_games",
             "solver_iterations",
         ):
             numbers[name] = getattr(self, name)
-        for name, n in numbers.items():
+        lists = {"baseline_rows": self.baseline_rows, "baseline_widths": self.baseline_widths}
+        each = [(name, n) for name, values in lists.items() for n in values]
+        for name, n in [*numbers.items(), *each]:
             if n is not None and n < 1:
                 raise UserError(f"{name}={n}: must be at least 1")
+        if not self.baseline_rows:
+            raise UserError("baseline_rows=[]: must name at least one number of rows")
+        if not set(self.precisions) <= set(DTYPES):
+            raise UserError(f"precisions={list(self.precisions)}: must be of {', '.join(DTYPES)}")
+        for width in (self.centre.width, *self.axes.width, *self.baseline_widths):
+            self.shape(width)
+
+    def shape(self, width: int) -> ModelShape:
+        """Of the model of this width. Raises UserError where there is no such model."""
+        own = [shape for shape in self.shapes if shape.width == width]
+        return own[0] if own else ModelShape(width, self.layers, self.heads, self.kv_heads)
 
 
 @dataclass(frozen=True)
@@ -152,17 +218,25 @@ class Point:
 
 
 def points_of(settings: Settings, players: int | None) -> list[Point]:
-    """The centre, then what lies around it. `players`: how many play where the game allows no other number."""
+    """The centre in both precisions, then what lies around it. `players`: how many play where the game allows no other
+    number."""
     c = settings.centre
     seated = players or c.players
     centre = Point(max(c.slots // seated, 1), seated, c.context, c.width)
     points = [centre, replace(centre, dtype="bfloat16")]
+    points += [replace(centre, width=n, dtype=dtype) for dtype in settings.precisions for n in settings.axes.width]
     points += [replace(centre, games=n) for n in settings.axes.games]
     points += [replace(centre, context=n) for n in settings.axes.context]
     if players is None:
         points += [replace(centre, players=n, games=max(c.slots // n, 1)) for n in settings.axes.players]
-    points += [replace(centre, width=n) for n in settings.axes.width]
     return list(dict.fromkeys(points))
+
+
+def baseline_points(settings: Settings, players: int | None) -> list[Point]:
+    """Where all engines are measured: on games of the centre's kind, by each model."""
+    centre, *_ = points_of(settings, players)
+    widths = settings.baseline_widths or (centre.width,)
+    return [replace(centre, games=settings.baseline_games, width=n) for n in dict.fromkeys(widths)]
 
 
 @dataclass
@@ -175,6 +249,7 @@ class Row:
     played: dict[str, int] = field(default_factory=dict)  # Script.facts
     repeats: list[dict[str, Any]] = field(default_factory=list)
     skipped: str = ""
+    tried: dict[str, float] = field(default_factory=dict)  # `generate`: seconds by rows of a call, on shorter games
 
     def data(self) -> dict[str, Any]:
         return asdict(self) | {"summary": summary(self.repeats)}
@@ -197,18 +272,20 @@ class Bench:
         tokens: Tokens,
         out: Path,
         points: Sequence[Point],
+        beside: Sequence[Point] = (),
     ) -> None:
-        """`cut`: the game's setting that ends it early; `points`: all that will be measured."""
+        """`cut`: the game's setting that ends it early; `points`: all that will be measured, the centre first, in both
+        precisions; `beside`: those of the baselines."""
         self.env, self.cut, self.settings, self.device, self.tokens, self.out = env, cut, settings, device, tokens, out
-        self.around: list[Row] = []
-        self.baselines: list[Row] = []
+        sizes = {p.width: size_of(self.config(p), p.context).weights // 4 for p in (*points, *beside)}  # in float32
+        self.around = [Row("ours", point, sizes[point.width]) for point in points]
+        self.baselines = [Row(engine, point, sizes[point.width]) for point in beside for engine in ENGINES]
         self.alone: dict[str, Any] = {}
         self.cell = 0.0  # bytes of a token in a batch; known from the first
-        self._most: dict[tuple[int, int], int] = {}  # by players and context: the most games of any point
-        for point in points:
-            shape = (point.players, point.context)
-            self._most[shape] = max(point.games, self._most.get(shape, 0))
-        self._cuts: dict[tuple[int, int], int] = {}
+        self._most: dict[int, int] = {}  # by players: the most games of any point
+        for point in (*points, *beside):
+            self._most[point.players] = max(point.games, self._most.get(point.players, 0))
+        self._cuts: dict[tuple[int, int], int] = {}  # by players and context
         self._script: tuple[tuple[int, ...], Script] | None = None
         self._began = time.monotonic()
         self._made_by = made_by(env, settings, device)
@@ -219,14 +296,18 @@ class Bench:
         if not path.exists():
             return
         found = read_json(path)
-        if any(found.get(name) != value for name, value in self._made_by.items()):
+        other = [name for name, value in self._made_by.items() if found.get(name) != value]
+        if other:
             aside = next(p for n in count(1) if not (p := self.out / f"{path.stem}-{n}.json").exists())
             path.rename(aside)
-            say(f"{path} was of other settings, another machine or another commit: it is now {aside}")
+            what = f"other settings, another machine or another commit ({', '.join(other)})"
+            say(f"{path} was of {what}: it is now {aside}")
+            if "git_commit" in other:
+                say(how_to_go_on(str(found.get("git_commit")), aside))
             return
-        self.around, self.baselines = (
-            [Row.of(row) for row in found[part] if row["repeats"]] for part in ("around", "baselines")
-        )
+        for rows, part in ((self.around, "around"), (self.baselines, "baselines")):
+            known = {(row.engine, row.point): row for row in map(Row.of, found[part])}
+            rows[:] = [known.get((row.engine, row.point), row) for row in rows]
         self.alone = found["alone"]
         say(f"going on: {sum(len(row.repeats) for row in self.around + self.baselines)} repeats were measured before")
 
@@ -235,11 +316,12 @@ class Bench:
     def script(self, point: Point, cut: int | None = None) -> Script:
         """The games of a point, ended after `cut` at the latest. The last one's are kept: points share them.
 
-        Points with other numbers of games end theirs at the same step: where the longest of the most games fits.
+        One number of games, the most of any point, says where those of a context end: where the longest of them fits.
+        So more games are no shorter ones, and games of other contexts are cut alike.
         """
-        shape = (point.players, point.context)
-        if shape not in self._cuts and self._most.get(shape, 0) > point.games:
-            self._cuts[shape] = self._record(replace(point, games=self._most[shape]), self.env[self.cut]).cut
+        shape, most = (point.players, point.context), self._most.get(point.players, 0)
+        if shape not in self._cuts and most > point.games:
+            self._cuts[shape] = self._record(replace(point, games=most), self.env[self.cut]).cut
         limit = min(self._cuts.get(shape, self.env[self.cut]), cut or self.env[self.cut])
         key = (point.games, point.players, point.context, limit)
         if self._script is None or self._script[0] != key:
@@ -253,16 +335,20 @@ class Bench:
         say(f"recording {point.games} games of {point.players} that fit {point.context} tokens")
         return record(env, self.cut, point.context, point.games, self.tokens, s.reply_tokens, s.seed)
 
+    def shape(self, point: Point) -> dict[str, int]:
+        """Of the point's model, as `tiny_config` has it."""
+        shape = self.settings.shape(point.width)
+        return {
+            "hidden_size": shape.width, "intermediate_size": INNER * shape.width, "layers": shape.layers,
+            "heads": shape.heads, "kv_heads": shape.kv_heads, "context": point.context,
+        }  # fmt: skip
+
+    def config(self, point: Point) -> LlamaConfig:
+        return tiny_config(self.tokens.size, **self.shape(point))
+
     def policy(self, point: Point, dtype: torch.dtype = torch.float32) -> Policy:
         """Random weights, the same every time; the value head stays in float32."""
-        lm = tiny_lm(
-            self.tokens.size,
-            hidden_size=point.width,
-            intermediate_size=INNER * point.width,
-            layers=self.settings.layers,
-            context=point.context,
-        )
-        policy = Policy(lm, self.tokens).to(self.device).eval()
+        policy = Policy(tiny_lm(self.tokens.size, **self.shape(point)), self.tokens).to(self.device).eval()
         return half(policy) if dtype == torch.bfloat16 else policy
 
     # -- Measurements --------------------------------------------------------------------------------------------------
@@ -270,7 +356,7 @@ class Bench:
     def predicted_bytes(self, point: Point) -> int:
         """How far memory will rise in this engine, known before it plays: the cache, then either the widest pass or the
         batch and what the update keeps."""
-        config, dtype = self.policy(point).lm.config, DTYPES[point.dtype]
+        config, dtype = self.config(point), DTYPES[point.dtype]
         slots, update = point.games * point.players, UpdateConfig(bf16=point.dtype == "bfloat16")
         size = size_of(config, point.context)
         cache = slots * size.slot * dtype.itemsize // torch.float32.itemsize
@@ -279,7 +365,8 @@ class Bench:
             config, self.device, rows=max(update.token_budget // point.context, 1), length=point.context,
             replies=point.context // 2, bf16=update.bf16,
         )  # fmt: skip
-        batch = round(self.cell * point.context * (slots + min(slots, self.settings.update_rows)))  # and its copy
+        cell = self.cell if self.device.type == "cpu" else 0.0  # the batch stays in main memory
+        batch = round(cell * point.context * (slots + min(slots, self.settings.update_rows)))  # and its copy
         return cache + max(playing, batch + learning + 3 * size.weights)  # gradients and two moments
 
     def warm_up(self, point: Point) -> None:
@@ -289,9 +376,9 @@ class Bench:
         for dtype in DTYPES:
             self.ours(script, replace(single, dtype=dtype))
         for keep_cache in (False, True):
-            self.generate(script, single, keep_cache)
+            self.generate(script, single, keep_cache, self.settings.baseline_rows[0])
         if trl_version() is not None:
-            self.trl(script, single)
+            self.trl(script, single, self.settings.baseline_rows[0])
 
     def measure_alone(self, make_env: Callable[[], Any]) -> None:
         """What needs no model."""
@@ -299,83 +386,110 @@ class Bench:
             return
         s = self.settings
         games = [game_alone(make_env, s.random_games, s.seed) for _ in range(s.repeats)]
-        self.alone = {"game": games, "solver": solver_alone(s.solver_iterations, s.seed)}
+        self.alone = {"game": games, "solver": solver_alone(s.solver_iterations, s.seed), "steps": []}
 
-    def measure_around(self, points: Sequence[Point]) -> None:
-        """This engine on every point."""
-        for point in points:
-            row = self.row(self.around, "ours", point)
-            if not self.has_room(row):
-                continue
-            for repeat in range(len(row.repeats), self.settings.repeats):
-                if self.spent(row):
-                    break
-                script = self.script(point)
-                row.played = script.facts()
-                row.repeats.append(watched(self.ours, script, point))
-                self.tell(str(point), row, repeat)
-            draw([row.data() for row in self.around], self.out / "cost.svg")
-
-    def measure_baselines(self, point: Point) -> None:
-        """All engines on the centre's games, cut; they take turns, so that a slow minute strikes them all."""
-        engines: dict[str, Callable[[Script], dict[str, Any]]] = {
-            "ours": lambda script: self.ours(script, point),
-            "generate": lambda script: self.generate(script, point, keep_cache=False),
-            "generate, cache kept": lambda script: self.generate(script, point, keep_cache=True),
-        }
-        trl = trl_version()
-        if trl is not None:
-            engines["TRL"] = lambda script: self.trl(script, point)
-        rows = [row for name in engines if self.has_room(row := self.row(self.baselines, name, point))]
+    def measure(self) -> None:
+        """Everything once, then again, as often as it is to be repeated."""
         for repeat in range(self.settings.repeats):
-            for row in rows:
-                if len(row.repeats) > repeat or self.spent(row):
-                    continue
-                script = self.script(point, self.settings.baseline_cut)
-                row.played = script.facts()
-                row.repeats.append(watched(engines[row.engine], script))
-                self.tell("baselines' games", row, repeat)
-        if trl is None:
-            self.row(self.baselines, "TRL", point).skipped = f"not installed: {INSTALL_TRL}"
+            self.measure_steps(repeat)
+            self.measure_around(self.around[:2], repeat)
+            self.measure_baselines(repeat)
+            self.measure_around(self.around[2:], repeat)
 
-    def row(self, rows: list[Row], engine: str, point: Point) -> Row:
-        """The engine's among these, which gets one where it has none."""
-        known = [row for row in rows if (row.engine, row.point) == (engine, point)]
-        if not known:
-            known = [Row(engine, point, Shape.of(self.policy(point)).parameters)]
-            rows += known
-        return known[0]
+    def measure_steps(self, repeat: int) -> None:
+        """A repeat of decode steps alone, over the contexts, by the centre's model."""
+        if len(self.alone["steps"]) > repeat or self.over():
+            return
+        s, centre, made = self.settings, self.around[0].point, []
+        for context in sorted({centre.context, *s.axes.context}):
+            point = replace(centre, context=context)
+            if (s.step_rows + 1) * size_of(self.config(point), context).slot < free_memory(self.device):
+                made.append(step_alone(self.policy(point), s.step_rows, context, s.decode_steps, self.device))
+        self.alone["steps"].append(made)
+        told = ", ".join(f"{step['context']}: {1000 * step['seconds']:.1f} ms" for step in made)
+        say(f"a decode step of {s.step_rows} rows, by context: {told}")
+
+    def measure_around(self, rows: Sequence[Row], repeat: int) -> None:
+        """A repeat of this engine on each of these."""
+        for row in rows:
+            if self.is_due(row, repeat):
+                self.take(row, self.script(row.point), repeat, partial(self.ours, point=row.point))
+                draw([row.data() for row in self.around], self.out / "cost.svg")
+
+    def measure_baselines(self, repeat: int) -> None:
+        """A repeat of all engines on the same games, cut."""
+        for row in self.baselines:
+            if row.engine == "TRL" and trl_version() is None:
+                row.skipped = f"not installed: {INSTALL_TRL}"
+            elif self.is_due(row, repeat):
+                if row.engine == "ours":
+                    measure: Measure = partial(self.ours, point=row.point)
+                elif row.engine == "TRL":
+                    measure = partial(self.trl, point=row.point, rows=self.best_rows(row))
+                else:
+                    kept, rows = row.engine != "generate", self.best_rows(row)
+                    measure = partial(self.generate, point=row.point, keep_cache=kept, rows=rows)
+                self.take(row, self.script(row.point, self.settings.baseline_cut), repeat, measure)
+
+    def is_due(self, row: Row, repeat: int) -> bool:
+        """Whether this repeat is to be measured now; a row without any that is not says why."""
+        return len(row.repeats) <= repeat and self.has_room(row) and not self.spent(row)
+
+    def take(self, row: Row, script: Script, repeat: int, measure: Measure) -> None:
+        """Measures a repeat of the row."""
+        row.played, row.skipped = script.facts(), ""
+        row.repeats.append(watched(measure, script))
+        self.tell(row, repeat)
+
+    def best_rows(self, row: Row) -> int:
+        """How many rows in one call of `generate` were fastest, tried on games that are cut sooner. TRL plays with the
+        first baseline's."""
+        if row.engine == "TRL":
+            row = next(each for each in self.baselines if (each.engine, each.point) == ("generate", row.point))
+        rows = self.settings.baseline_rows
+        if len(rows) == 1:
+            return rows[0]
+        if not row.tried:
+            script = self.script(row.point, self.settings.rows_cut)
+            for n in rows:
+                tried = self.generate(script, row.point, row.engine != "generate", n)
+                row.tried[str(n)] = sum(tried["seconds"].values())
+            told = ", ".join(f"{n}: {seconds:.1f} s" for n, seconds in row.tried.items())
+            say(f"{row.engine}, rows of a call, over {script.steps} steps: {told}")
+        return int(min(row.tried, key=row.tried.__getitem__))
 
     def has_room(self, row: Row) -> bool:
         """Whether this engine's memory at the point is free: others take more, and are not asked where it is not."""
         needed, free = self.predicted_bytes(row.point), free_memory(self.device)
-        if needed > free:
+        if needed > free and not row.repeats:
             row.skipped = f"needs about {needed / 1e9:.0f} GB of memory, and {free / 1e9:.0f} GB are free"
             say(f"{row.engine}, {row.point}: {row.skipped}")
         return needed <= free
 
     def ours(self, script: Script, point: Point) -> dict[str, Any]:
         """This engine once: a rollout and an update, and the limit of both."""
-        dtype, shape = DTYPES[point.dtype], Shape.of(self.policy(point))
+        dtype = DTYPES[point.dtype]
         player, learner = self.policy(point, dtype), self.policy(point)
-        predicted = self.predicted_bytes(point)
+        shape, predicted = Shape.of(learner), self.predicted_bytes(point)
         watch, memory = Stopwatch(self.device), PeakMemory(self.device)
-        agent = ReplayAgent(player, script, point.context, watch)
+        agent = ReplayAgent(player, script, point.context, watch, self.settings.decode_steps)
         episodes = self.play(agent, script, watch)
         with watch.phase("collation"):
             filled = add_rewards(episodes, {"game": GameReward()})
             batch = add_advantages(collate(seats_of(filled, {"ours"}), {"game": 1.0}), Credit(), 0.0)
         self.cell = self.cell or sum(getattr(batch, name).nbytes for name in BY_TOKEN) / batch.tokens.numel()
         work = self.learn(learner, batch, dtype, watch)
-        peak, cache = memory.rise(), agent.engine.cache.nbytes
-        rates = measure_rates(shape, script.seats, UpdateConfig().token_budget, cache, dtype, self.device)
-        limit = limits(shape, rates, dtype.itemsize, agent.engine.counts, script.sampled, script.answers, work)
-        read = {phase: c.tokens for phase, c in agent.engine.counts.items()}
-        extra = {
-            "rates": asdict(rates), "limit": limit, "peak_bytes": peak, "cache_bytes": cache,
-            "predicted_bytes": predicted,
+        peak, cache, counts = memory.rise(), agent.engine.cache.nbytes, agent.engine.counts
+        rates = measure_rates(
+            shape, counts["decode"].rows, point.games, script.seats, UpdateConfig().token_budget, cache, dtype,
+            self.device,
+        )  # fmt: skip
+        limit = limits(shape, rates, dtype.itemsize, counts, point.games, script.sampled, script.answers, work)
+        return {
+            "seconds": watch.seconds, "read": {phase: c.tokens for phase, c in counts.items()},
+            "counts": {phase: asdict(c) for phase, c in counts.items()}, "rates": asdict(rates), "limit": limit,
+            "peak_bytes": peak, "cache_bytes": cache, "predicted_bytes": predicted,
         }  # fmt: skip
-        return {"seconds": watch.seconds, "read": read, **extra}
 
     def learn(self, policy: Policy, batch: TokenBatch, dtype: torch.dtype, watch: Stopwatch) -> UpdateCounts:
         """One PPO pass over the batch: measured on `update_rows` rows, and scaled to all."""
@@ -397,17 +511,17 @@ class Bench:
             steps=config.minibatches,
         )
 
-    def generate(self, script: Script, point: Point, keep_cache: bool) -> dict[str, Any]:
-        """`generate` of transformers once: a rollout."""
+    def generate(self, script: Script, point: Point, keep_cache: bool, rows: int) -> dict[str, Any]:
+        """`generate` of transformers once, `rows` at a time: a rollout."""
         watch, memory = Stopwatch(self.device), PeakMemory(self.device)
-        agent = GenerateAgent(self.policy(point), script, watch, self.settings.baseline_rows, keep_cache)
+        agent = GenerateAgent(self.policy(point), script, watch, rows, keep_cache)
         self.play(agent, script, watch)
         return {"seconds": watch.seconds, "read": {}, "peak_bytes": memory.rise()}
 
-    def trl(self, script: Script, point: Point) -> dict[str, Any]:
+    def trl(self, script: Script, point: Point, rows: int) -> dict[str, Any]:
         """TRL once: a rollout and an update."""
         watch, memory = Stopwatch(self.device), PeakMemory(self.device)
-        script.check(trl_iteration(self.policy(point), script, watch, self.settings.baseline_rows))
+        script.check(trl_iteration(self.policy(point), script, watch, rows))
         return {"seconds": watch.seconds, "read": {}, "peak_bytes": memory.rise()}
 
     def play(self, agent: Agent, script: Script, watch: Stopwatch) -> list[Episode]:
@@ -421,17 +535,22 @@ class Bench:
 
     def spent(self, row: Row) -> bool:
         """Whether no time is left for another repeat of the row, which then says so if it has none."""
-        minutes = self.settings.minutes
-        over = minutes is not None and time.monotonic() - self._began > 60 * minutes
-        if over and not row.repeats:
+        if self.over() and not row.repeats:
             row.skipped = "the time set as `minutes` was spent"
-        return over
+        return self.over()
 
-    def tell(self, label: str, row: Row, repeat: int) -> None:
+    def over(self) -> bool:
+        minutes = self.settings.minutes
+        return minutes is not None and time.monotonic() - self._began > 60 * minutes
+
+    def tell(self, row: Row, repeat: int) -> None:
         """Completes the repeat that was just measured, says a line and writes all that is known."""
         row.repeats[-1]["figures"] = figures(row.repeats[-1], row.played)
         clock = (time.monotonic() - self._began) / 60
-        said = f"{row.engine}, {label}, repeat {repeat + 1} of {self.settings.repeats}: {line(row.repeats[-1])}"
+        cut = "" if any(row is each for each in self.around) else f", {row.played['steps']} steps"
+        said = (
+            f"{row.engine}, {row.point}{cut}, repeat {repeat + 1} of {self.settings.repeats}: {line(row.repeats[-1])}"
+        )
         say(f"[{clock:5.1f} min] {said}")
         self.write()
 
@@ -464,11 +583,21 @@ def made_by(env: Mapping[str, Any], settings: Settings, device: torch.device) ->
     return json.loads(json.dumps(known))  # as a file has them
 
 
-def watched(measure: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
-    """One repeat, with the processor seconds that the process got in a second of it."""
-    wall, processor = time.perf_counter(), time.process_time()
-    repeat = measure(*args)
-    return {**repeat, "on_processor": (time.process_time() - processor) / (time.perf_counter() - wall)}
+def how_to_go_on(commit: str, aside: Path) -> str:
+    """What to do about figures of another commit: figures of different code do not mix."""
+    if commit.endswith("+") or not commit.isalnum():
+        return f"it cannot be gone on with: its code ({commit}) is no commit"
+    return (
+        f"to go on with it, take the code that it was measured with: git worktree add ../{commit} {commit}; and there "
+        f"the same command with out= a folder that holds {aside.name} as {FIGURES}"
+    )
+
+
+def watched(measure: Measure, script: Script) -> dict[str, Any]:
+    """One repeat, with what it and all others got of the processors meanwhile."""
+    load = Load()
+    repeat = measure(script)
+    return {**repeat, "on_processor": load.own(), "others": load.others()}
 
 
 def figures(repeat: Mapping[str, Any], played: Mapping[str, int]) -> dict[str, float]:
@@ -481,8 +610,12 @@ def figures(repeat: Mapping[str, Any], played: Mapping[str, int]) -> dict[str, f
         "rollout_seconds": collected,
         "games_per_second": played["games"] / collected,
         "tokens_per_second": played["tokens"] / collected,
+        "seconds_per_game": collected / played["games"],
+        "seconds_per_1000_tokens": 1000 * collected / played["tokens"],
         "on_processor": repeat["on_processor"],
     }
+    if repeat["others"] is not None:
+        made["others"] = repeat["others"]
     for name, phase, n in (
         ("prefill_tokens", "prefill", read.get("prefill", 0)),
         ("decode_tokens", "decode", read.get("decode", 0)),
@@ -505,6 +638,10 @@ def figures(repeat: Mapping[str, Any], played: Mapping[str, int]) -> dict[str, f
         for phase, found in repeat["limit"].items():
             if s[phase]:
                 made[f"{phase}_of_limit"] = found["limit"] / s[phase]
+        decode = repeat["counts"]["decode"]
+        if decode["passes"]:
+            made["decode_rows"] = decode["tokens"] / decode["passes"]
+            made["decode_of_full"] = repeat["limit"]["decode"]["full"] / s["decode"]
     return made
 
 
@@ -520,19 +657,20 @@ def main(cfg: DictConfig) -> None:
         raise UserError(f"env.game={game}: games has no entry that says how its games are ended early")
     env = {**given["env"], **given["games"][game]["env"]}
     device, out = pick_device(cfg.device), Path(given["out"])
-    points = points_of(settings, None if "players" in env else seats(env))
+    players = None if "players" in env else seats(env)
+    points, beside = points_of(settings, players), baseline_points(settings, players)
     check_writable(out, "out")
     texts = scripted_texts(game, [env_maker(given["env"])], settings.seed, games=100)
     tokens = Tokens(train_tokenizer(texts, game_module(game).COMPACT_TOKENS, settings.vocab_size))
-    bench = Bench(env, given["games"][game]["cut"], settings, device, tokens, out, points)
+    bench = Bench(env, given["games"][game]["cut"], settings, device, tokens, out, points, beside)
     limit = f"at most about {settings.minutes:g} minutes" if settings.minutes is not None else "no limit of time"
-    say(f"{len(points)} points of this engine, baselines at the first; {settings.repeats} repeats each; {limit}")
+    say(
+        f"{len(points)} points of this engine, {len(beside)} beside baselines; {settings.repeats} repeats each; {limit}"
+    )
     bench.go_on()
     bench.measure_alone(env_maker(given["env"]))
     bench.warm_up(points[0])
-    bench.measure_around(points[:2])  # the centre in both precisions
-    bench.measure_baselines(points[0])
-    bench.measure_around(points[2:])
+    bench.measure()
     bench.write()
     say(table([row.data() for row in bench.around], [row.data() for row in bench.baselines], bench.alone))
     say(f"written: {out / FIGURES}, {out / 'cost.svg'}")

@@ -17,6 +17,9 @@ from marl.report import PAPER, style_axes
 from marl.wording import number
 
 BUSY = 0.9  # processor seconds in a second; whoever has the machine gets at least 1, one for each thread at work
+OTHERS = 0.1  # of all processors' time: more than that, and somebody else is at work
+# What the targets name: how many games, how long a context, and the ends of what is to be flat or to grow slowly.
+GAMES, CONTEXT, FLAT, LONG = 256, 1024, (64, 1024), (256, 2048)
 LEARNING = ("collation", "update")  # the phases that are no rollout
 AXES = {
     "games": "games at once",
@@ -32,15 +35,24 @@ SPEEDS = {
     "decode_tokens_per_second": "tokens/s, decode",
     "answers_per_second": "belief answers/s",
     "update_tokens_per_second": "tokens/s, update",
+    "seconds_per_game": "s a game, rollout",
+    "seconds_per_1000_tokens": "s a 1,000 tokens, rollout",
     "cache_bytes_per_slot": "cache, MB a slot",
     "peak_bytes": "memory's rise, MB",
     "predicted_bytes": "as predicted, MB",
     "times_limit": "times its limit",
     "prefill_of_limit": "prefill: share of its limit",
     "decode_of_limit": "decode: share of its limit",
+    "decode_of_full": "  of passes with every game",
+    "decode_rows": "decode: rows a pass, mean",
     "update_of_limit": "update: share of its limit",
     "on_processor": "processor s in a s",
+    "others": "others' share of processors",
 }
+AROUND = (  # columns of the points around the centre
+    "games_per_second", "tokens_per_second", "seconds_per_game", "seconds_per_1000_tokens", "update_tokens_per_second",
+    "times_limit", "decode_rows", "peak_bytes", "predicted_bytes",
+)  # fmt: skip
 
 Data = Mapping[str, Any]  # a row of benchmark.json
 
@@ -71,10 +83,18 @@ def parts(repeat: Data) -> dict[str, float]:
 
 
 def ratios(around: Sequence[Data], baselines: Sequence[Data]) -> dict[str, dict[str, dict[str, float]]]:
-    """How many times as long as this engine each baseline takes, repeat by repeat; and bfloat16 as float32."""
-    pairs = [(row["engine"], row, baselines[0]) for row in baselines[1:]]
-    if len(around) > 1:
-        pairs.append((around[1]["point"]["dtype"], around[1], around[0]))
+    """How many times as long as this engine each baseline takes, repeat by repeat; and bfloat16 as float32, at the
+    centre. Models of other widths than the first have theirs in the name."""
+    pairs = []
+    for row in baselines:
+        if row["engine"] != "ours":
+            own = next(each for each in baselines if each["engine"] == "ours" and each["point"] == row["point"])
+            width = row["point"]["width"]
+            first = width == baselines[0]["point"]["width"]
+            pairs.append((row["engine"] if first else f"{row['engine']}, width {width}", row, own))
+    half = in_half(around)
+    if half is not None:
+        pairs.append((half["point"]["dtype"], half, around[0]))
     found: dict[str, dict[str, dict[str, float]]] = {}
     for name, row, ours in pairs:
         both = [(parts(a), parts(b)) for a, b in zip(row["repeats"], ours["repeats"], strict=False)]
@@ -83,45 +103,60 @@ def ratios(around: Sequence[Data], baselines: Sequence[Data]) -> dict[str, dict[
     return found
 
 
+def in_half(around: Sequence[Data]) -> Data | None:
+    """The centre in bfloat16."""
+    wanted = {**around[0]["point"], "dtype": "bfloat16"} if around else None
+    return next((row for row in around[1:] if row["point"] == wanted), None)
+
+
 def targets(around: Sequence[Data], baselines: Sequence[Data], alone: Data) -> list[dict[str, Any]]:
     """What this engine is meant to reach on two cores at the full size, and what was found: `name`, `value` (None where
-    nothing was measured), the bounds `least` and `most` (None: no bound), and whether it is `met`."""
+    nothing was measured, or not at the size that is named), the bounds `least` and `most` (None: no bound), and whether
+    it is `met` (None without a bound, too: said beside the one above it)."""
     if not around:
         return []
     compared = ratios(around, baselines)
-
-    def figure(row: Data | None, name: str) -> float | None:
-        found = row["summary"].get("figures", {}).get(name) if row else None
-        return found["median"] if found else None
+    at_size = bool(baselines) and (baselines[0]["point"]["games"], baselines[0]["point"]["context"]) == (GAMES, CONTEXT)
 
     def slower(engine: str, part: str) -> float | None:
-        found = compared.get(engine, {}).get(part)
+        found = compared.get(engine, {}).get(part) if at_size else None
         return found["median"] if found else None
 
-    centre, half = around[0], next((row for row in around[1:] if row["point"]["dtype"] == "bfloat16"), None)
-    written = None
+    centre, half = around[0], in_half(around)
+    many = dict(along("games", around)).get(GAMES) if centre["point"]["context"] == CONTEXT else None
+    written = kept = None
     if centre["repeats"]:
         shares = centre["summary"]["shares"]
-        written = sum(shares[phase] for phase in ("game", "text", "tokenising"))
-        written /= sum(share for phase, share in shares.items() if phase not in LEARNING)
-    many = [row for place, row in along("games", around) if place >= 64]
-    costs = [median(parts(r)["rollout"] for r in row["repeats"]) / row["point"]["games"] for row in many]
-    steepest = max((cost / costs[0] for cost in costs[1:]), key=lambda ratio: abs(math.log(ratio)), default=None)
-    long = along("context", around)
-    growth = None
-    if len(long) > 1:
-        (_, short), (_, longest) = long[0], long[-1]
-        growth = _cost_of_a_token(longest) / _cost_of_a_token(short)
-        growth /= _work_of_a_token(longest) / _work_of_a_token(short)
+        rollout = sum(share for phase, share in shares.items() if phase not in LEARNING)
+        written = sum(shares[phase] for phase in ("game", "text", "tokenising")) / rollout
+        kept = shares["bookkeeping"] / rollout
+    predicted = [share for row in around if (share := _predicted(row)) is not None]
+    size = f"{GAMES} games, context {CONTEXT:,}"
+    flat, long = (f"from {low:,} to {high:,}" for low, high in (FLAT, LONG))
+    steps = _steps(alone)
+    share = steps[CONTEXT]["of_limit"] if CONTEXT in steps else None
     rows: list[tuple[str, float | None, float | None, float | None]] = [
-        ("generate: times as long, rollout", slower("generate", "rollout"), 10.0, None),
-        ("TRL: times as long, rollout and update", slower("TRL", "rollout and update"), 5.0, None),
-        ("decode: share of its limit", figure(centre, "decode_of_limit"), 0.5, None),
-        ("update, float32: share of its limit", figure(centre, "update_of_limit"), 0.6, None),
-        ("update, bfloat16: share of its limit", figure(half, "update_of_limit"), 0.4, None),
+        (f"generate at {size}: times as long, rollout", slower("generate", "rollout"), 10.0, None),
+        (f"TRL at {size}: times as long, with update", slower("TRL", "rollout and update"), 5.0, None),
+        (f"a step of {GAMES} rows, {CONTEXT:,} tokens each: share of its limit", share, 0.5, None),
+        (f"decode at {size}: share of its limit", _figure(many, "decode_of_limit"), 0.5, None),
+        (f"  the same, had every pass {GAMES} rows", _figure(many, "decode_of_full"), 0.5, None),
+        ("  rows that a pass had, on average", _figure(many, "decode_rows"), None, None),
+        ("update, float32: share of its limit", _figure(centre, "update_of_limit"), 0.6, None),
+        ("update, bfloat16: share of its limit", _figure(half, "update_of_limit"), 0.4, None),
         ("game, text and tokenising: share of a rollout", written, None, 0.1),
-        ("rollout of a game among more at once, beside one among 64", steepest, 0.9, 1.1),
-        ("a token at the longest context: growth of time by that of work", growth, None, 1.0),
+        ("  bookkeeping, which is not in that sum", kept, None, None),
+        (f"rollout of a token {flat} games: most unlike the first's", _steepest(around, "tokens"), 0.9, 1.1),
+        ("  rollout of a game, whatever its length", _steepest(around, "games"), None, None),
+        (f"prefill of a token {long} of context: growth by its products'", _growth(around, "prefill"), None, 1.0),
+        (
+            f"a step of {GAMES} rows, {long} tokens each: the same",
+            steps[LONG[1]]["per_mac"] / steps[LONG[0]]["per_mac"] if set(LONG) <= set(steps) else None,
+            None,
+            1.0,
+        ),
+        ("  decode in games: the same", _growth(around, "decode"), None, None),
+        ("  growth of its passes' rows, which share what a pass costs", _widened(around), None, None),
         (
             "the game with random players, one core: agent-steps/s",
             median(repeat["agent_steps_per_second"] for repeat in alone["game"]) if alone else None,
@@ -133,6 +168,7 @@ def targets(around: Sequence[Data], baselines: Sequence[Data], alone: Data) -> l
             for row in (centre, half)
             if row
         ),
+        ("memory as predicted, of all points the worst", _furthest(predicted), 0.9, 1.1),
     ]
     return [
         {
@@ -140,28 +176,69 @@ def targets(around: Sequence[Data], baselines: Sequence[Data], alone: Data) -> l
             "value": value,
             "least": least,
             "most": most,
-            "met": None if value is None else (least or 0.0) <= value <= (most or math.inf),
+            "met": None if value is None or least is most is None else (least or 0.0) <= value <= (most or math.inf),
         }
         for name, value, least, most in rows
     ]
 
 
+def _steps(alone: Data) -> dict[int, dict[str, float]]:
+    """Of decode steps of GAMES rows by context: medians of the share of the limit, and of seconds a multiply-add."""
+    found: dict[int, list[Data]] = {}
+    for step in (step for repeat in alone.get("steps", ()) for step in repeat):
+        if step["rows"] == GAMES:
+            found.setdefault(step["context"], []).append(step)
+    return {
+        context: {
+            "of_limit": median(step["limit"] / step["seconds"] for step in each),
+            "per_mac": median(step["seconds"] / step["macs"] for step in each),
+        }
+        for context, each in found.items()
+    }
+
+
+def _figure(row: Data | None, name: str) -> float | None:
+    found = row["summary"].get("figures", {}).get(name) if row else None
+    return found["median"] if found else None
+
+
+def _furthest(ratios: Sequence[float]) -> float | None:
+    """The one that is furthest from 1."""
+    return max(ratios, key=lambda ratio: abs(math.log(ratio)), default=None)
+
+
 def _predicted(row: Data) -> float | None:
-    found = row["summary"].get("figures", {})
-    if "peak_bytes" not in found or "predicted_bytes" not in found:
+    predicted, peak = _figure(row, "predicted_bytes"), _figure(row, "peak_bytes")
+    return predicted / peak if predicted is not None and peak else None
+
+
+def _steepest(around: Sequence[Data], what: str) -> float | None:
+    """Seconds of a rollout by what was played (`games`, `tokens`), among more games, beside those among the fewest of
+    FLAT: the most unlike. None where either end was not measured."""
+    rows = {place: row for place, row in along("games", around) if FLAT[0] <= place <= FLAT[1]}
+    if not set(FLAT) <= set(rows):
         return None
-    return float(found["predicted_bytes"]["median"] / found["peak_bytes"]["median"])
+    first, *others = (
+        median(parts(r)["rollout"] for r in row["repeats"]) / row["played"][what] for row in rows.values()
+    )
+    return _furthest([cost / first for cost in others])
 
 
-def _cost_of_a_token(row: Data) -> float:
-    """Seconds of a rollout by the tokens of its streams."""
-    return median(parts(r)["rollout"] for r in row["repeats"]) / row["played"]["tokens"]
+def _growth(around: Sequence[Data], phase: str) -> float | None:
+    """How a phase's time for a multiply-add grows from one end of LONG to the other: its time for a token, by what its
+    products for a token do. None where either end was not measured, or had nothing of the phase."""
+    rows = dict(along("context", around))
+    if not set(LONG) <= set(rows) or not all(r["read"].get(phase) for n in LONG for r in rows[n]["repeats"]):
+        return None
+    short, long = (median(r["seconds"][phase] / r["limit"][phase]["macs"] for r in rows[n]["repeats"]) for n in LONG)
+    return long / short
 
 
-def _work_of_a_token(row: Data) -> float:
-    """Seconds that the products of a rollout take by themselves, by the tokens of its streams."""
-    phases = ("prefill", "decode", "sampling", "beliefs")
-    return median(sum(r["limit"][p]["arithmetic"] for p in phases) for r in row["repeats"]) / row["played"]["tokens"]
+def _widened(around: Sequence[Data]) -> float | None:
+    """How many times as many rows passes that decode have at the longer end of LONG. None as `_growth` is."""
+    rows = dict(along("context", around))
+    short, long = (_figure(rows.get(n), "decode_rows") for n in LONG)
+    return long / short if short and long else None
 
 
 # --- For the terminal -------------------------------------------------------------------------------------------------
@@ -175,22 +252,34 @@ def line(repeat: Data) -> str:
         text += f", update {f['update_tokens_per_second']:.0f} tokens/s"
     if f["on_processor"] < BUSY:
         text += f" (on a processor only {f['on_processor']:.0%} of the time: the machine is busy)"
+    elif f.get("others", 0.0) > OTHERS:
+        text += f" (others had {f['others']:.0%} of all processors: the machine is busy)"
     return text
+
+
+def busy(repeat: Data) -> bool:
+    """Whether others took part of the machine from this repeat."""
+    return repeat["figures"]["on_processor"] < BUSY or repeat["figures"].get("others", 0.0) > OTHERS
 
 
 def table(around: Sequence[Data], baselines: Sequence[Data], alone: Data) -> str:
     """What was measured: a block for the centre, its other precision and each baseline, a line for the rest; ratios;
     and what needs no model."""
     lines: list[str] = []
-    for row in [*around[:2], *baselines]:
+    half = in_half(around)
+    blocks = [row for row in (*around[:1], half, *baselines) if row is not None]
+    for row in blocks:
         lines += ["", f"{row['engine']}: {place(row)}", *block(row)]
-    if len(around) > 2:
-        columns = ("games_per_second", "tokens_per_second", "update_tokens_per_second", "times_limit")
-        lines += ["", "ours, around the centre: " + ", ".join(SPEEDS[name] for name in columns)]
-        for row in around[2:]:
-            medians = [row["summary"]["figures"][name]["median"] for name in columns if row["repeats"]]
-            said = "  ".join(f"{number(m):>8}" for m in medians) or f"not measured: {row['skipped']}"
-            lines.append(f"  {place(row):72} {said}")
+    rest = [row for row in around if not any(row is told for told in blocks)]
+    if rest:
+        lines += ["", "ours, around the centre: " + ", ".join(SPEEDS[name] for name in AROUND)]
+    for row in rest:
+        said = "  ".join(f"{shown(name, _figure(row, name)):>8}" for name in AROUND)
+        lines.append(f"  {place(row):72} {said if row['repeats'] else missing(row)}")
+    repeats = [r for row in (*around, *baselines) for r in row["repeats"]]
+    taken = sum(map(busy, repeats))
+    if taken:
+        lines += ["", f"others were at work during {taken} of {len(repeats)} measurements: these times are too long"]
     compared = ratios(around, baselines)
     if compared:
         lines += ["", "times as long as ours (bfloat16: as float32), medians and spread over repeats"]
@@ -198,12 +287,19 @@ def table(around: Sequence[Data], baselines: Sequence[Data], alone: Data) -> str
         for part, r in each.items():
             text = f"{number(r['median']):>8}  ({number(r['low'])} to {number(r['high'])})"
             lines.append(f"  {name:22} {part:20} {text}")
-    lines += ["", "meant to be reached (256 slots, context 1,024, 4 million parameters, two cores)"]
+    lines += ["", "meant to be reached on two cores by 4 million parameters; where no size is named, at the centre"]
     for t in targets(around, baselines, alone):
         both = " to ".join(number(t[k]) for k in ("least", "most") if t[k] is not None)
-        bounds = f"at least {both}" if t["most"] is None else f"at most {both}" if t["least"] is None else both
-        found = "not measured" if t["met"] is None else f"{number(t['value'])}, {'met' if t['met'] else 'missed'}"
-        lines.append(f"  {t['name']:64} {bounds:>16}: {found}")
+        kind = "" if not both else "at least " if t["most"] is None else "at most " if t["least"] is None else ""
+        bounds = kind + both
+        verdict = "" if t["met"] is None else ", met" if t["met"] else ", missed"
+        found = "not measured" if t["value"] is None else f"{number(t['value'])}{verdict}"
+        lines.append(f"  {t['name']:72} {bounds:>16}: {found}")
+    lines += ["", "alone, a decode step: ms, and share of its limit"]
+    for step in (step for repeat in alone["steps"] for step in repeat):
+        share = step["limit"] / step["seconds"]
+        said = f"{step['rows']} rows of {step['context']} tokens"
+        lines.append(f"  {said:32} {number(1e3 * step['seconds']):>8}  {number(share):>8}")
     lines += ["", "alone, on one core"]
     for name, label in (("agent_steps_per_second", "agent-steps/s"), ("games_per_second", "games/s")):
         r = spread([repeat[name] for repeat in alone["game"]])
@@ -218,15 +314,26 @@ def table(around: Sequence[Data], baselines: Sequence[Data], alone: Data) -> str
 def block(row: Data) -> list[str]:
     """One row's figures, a line each, and its shares of time."""
     if not row["repeats"]:
-        return [f"  not measured: {row['skipped']}"]
+        return [f"  {missing(row)}"]
     lines, found = [], row["summary"]
     for name, label in SPEEDS.items():
         if name in found["figures"]:
-            scale = 1e-6 if "MB" in label else 1.0
-            low, middle, high = (number(scale * found["figures"][name][k]) for k in ("low", "median", "high"))
+            low, middle, high = (shown(name, found["figures"][name][k]) for k in ("low", "median", "high"))
             lines.append(f"  {label:28} {middle:>10}  ({low} to {high})")
+    if row["tried"]:
+        tried = ", ".join(f"{rows}: {number(seconds)} s" for rows, seconds in row["tried"].items())
+        lines.append(f"  {'rows of a call, tried':28} {tried}")
     shares = [f"{phase} {share:.1%}" for phase, share in found["shares"].items() if share]
     return [*lines, f"  {'shares of time':28} {', '.join(shares)}"]
+
+
+def shown(name: str, value: float | None) -> str:
+    """A figure as its label has it; a dash where there is none."""
+    return "–" if value is None else number(value * (1e-6 if "MB" in SPEEDS[name] else 1.0))
+
+
+def missing(row: Data) -> str:
+    return f"not measured: {row['skipped'] or 'not yet'}"
 
 
 def place(row: Data) -> str:
@@ -254,7 +361,8 @@ def along(axis: str, around: Sequence[Data]) -> list[tuple[float, Data]]:
 
 
 def draw(around: Sequence[Data], path: Path) -> None:
-    """Seconds a game over each axis that was measured, as a figure in a file: medians, with lowest and highest."""
+    """Seconds of 1,000 tokens of games over each axis that was measured (games differ in length), as a figure in a
+    file: medians, with lowest and highest."""
     panels = {axis: along(axis, around) for axis in AXES}
     panels = {axis: rows for axis, rows in panels.items() if len(rows) > 1}
     if not panels:
@@ -264,10 +372,14 @@ def draw(around: Sequence[Data], path: Path) -> None:
         style_axes(axes, ink="#222222", muted="#555555", grid="#dddddd")
         places = [place for place, _ in rows]
         for part, colour in (("rollout", PAPER[0]), ("update", PAPER[1])):
-            costs = [spread([parts(r)[part] / row["point"]["games"] for r in row["repeats"]]) for _, row in rows]
+            costs = [
+                spread([1000 * parts(r)[part] / row["played"]["tokens"] for r in row["repeats"]]) for _, row in rows
+            ]
             axes.plot(places, [c["median"] for c in costs], color=colour, marker="o", markersize=4, label=part)
             axes.vlines(places, [c["low"] for c in costs], [c["high"] for c in costs], color=colour, linewidth=2.5)
-        limit = [row["summary"]["figures"]["limit_seconds"]["median"] / row["point"]["games"] for _, row in rows]
+        limit = [
+            1000 * row["summary"]["figures"]["limit_seconds"]["median"] / row["played"]["tokens"] for _, row in rows
+        ]
         axes.plot(places, limit, color="#777777", linestyle="--", linewidth=1, label="limit of both")
         axes.set_xscale("log")
         axes.set_yscale("log")
@@ -275,7 +387,7 @@ def draw(around: Sequence[Data], path: Path) -> None:
         axes.minorticks_off()
         axes.set_xlabel(AXES[axis], fontsize=9)
     first = figure.axes[0]
-    first.set_ylabel("seconds a game", fontsize=9)
+    first.set_ylabel("seconds of 1,000 tokens", fontsize=9)
     first.legend(fontsize=8, frameon=False)
     with writing(path), matplotlib.rc_context({"svg.hashsalt": path.name}):
         figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)

@@ -1,4 +1,5 @@
-"""What the benchmark measures with: a stopwatch of phases, peak memory, counted work, and the rates of this machine.
+"""What the benchmark measures with: a stopwatch of phases, peak memory, who else had the processors, counted work, and
+the rates of this machine.
 
 The limit of a phase is the larger of two times: its multiply-adds at the rate of matrix products of the model's own
 shapes, and the bytes that it must touch at the rate of copying, both measured here and now. What is counted is named in
@@ -10,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import os
 import re
 import time
 from collections import Counter
@@ -17,22 +19,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
 
-from marl.engine import READ_BUDGET
+from marl.engine import READ_BUDGET, Engine
 from marl.policy import Policy
 from marl.tokens import Tokens
 
-# In the order in which tables list them. `cache` is the copying of caches between turns (baselines only); `bookkeeping`
-# is the rest of a rollout: who is asked what, groups of seats, streams, turns.
+# In the order in which tables list them. `capture` is the making of captured steps, once for each shape (GPUs only);
+# `cache` the copying of caches between turns (baselines only); `bookkeeping` the rest of a rollout: who is asked what,
+# groups of seats, streams, turns.
 PHASES = (
-    "game", "text", "tokenising", "prefill", "decode", "sampling", "beliefs", "cache", "bookkeeping", "collation",
-    "update",
+    "game", "text", "tokenising", "prefill", "decode", "sampling", "beliefs", "capture", "cache", "bookkeeping",
+    "collation", "update",
 )  # fmt: skip
-ON_DEVICE = {"prefill", "decode", "sampling", "beliefs", "cache", "update"}
+STEPS = 9  # of decoding, alone
+ON_DEVICE = {"prefill", "decode", "sampling", "beliefs", "capture", "cache", "update"}
 
 
 class Stopwatch:
@@ -153,6 +158,39 @@ def _status(field: str) -> int | None:
     return int(found[1]) * 1024 if found else None
 
 
+class Load:
+    """What this process and all others got of the processors since it was made."""
+
+    def __init__(self, stat: Path = Path("/proc/stat")) -> None:
+        self.stat = stat
+        self._wall, self._own, self._all = time.perf_counter(), time.process_time(), busy_seconds(stat)
+
+    def own(self) -> float:
+        """Processor seconds that this process got in a second."""
+        return (time.process_time() - self._own) / (time.perf_counter() - self._wall)
+
+    def others(self) -> float | None:
+        """Of the time of all processors, the share that others had; None where the system does not tell."""
+        now = busy_seconds(self.stat)
+        if now is None or self._all is None:
+            return None
+        (spent, processors), (before, _) = now, self._all
+        taken = spent - before - (time.process_time() - self._own)  # the system counts in ticks: it may fall below 0
+        return max(taken, 0.0) / processors / (time.perf_counter() - self._wall)
+
+
+def busy_seconds(stat: Path) -> tuple[float, int] | None:
+    """Seconds that all processors have worked since the system started, and how many they are; None where it does not
+    tell (it is Linux that does). What a hypervisor gave to others counts."""
+    try:
+        lines = stat.read_text().splitlines()
+    except OSError:
+        return None
+    user, nice, system, _idle, _waiting, irq, softirq, stolen = map(int, lines[0].split()[1:9])
+    processors = sum(line.startswith("cpu") for line in lines) - 1
+    return (user + nice + system + irq + softirq + stolen) / os.sysconf("SC_CLK_TCK"), processors
+
+
 @dataclass
 class Counts:
     """Work of forward passes over cached rows."""
@@ -161,6 +199,7 @@ class Counts:
     tokens: int = 0  # read
     attended: int = 0  # pairs of a token and one that it sees
     cached: int = 0  # tokens of rows' caches, once a pass: what attention must load
+    outputs: int = 0  # tokens that went through the output layer within these passes: captured steps sample there, too
 
     def add(self, start: np.ndarray, sizes: np.ndarray) -> None:
         """One pass over rows (R,) that hold `start` tokens and read `sizes` more."""
@@ -168,6 +207,11 @@ class Counts:
         self.tokens += int(sizes.sum())
         self.attended += int((sizes * start + sizes * (sizes + 1) // 2).sum())
         self.cached += int((start + sizes).sum())
+
+    @property
+    def rows(self) -> int:
+        """Tokens of a pass, on average: one for each row where each reads one."""
+        return max(round(self.tokens / max(self.passes, 1)), 1)
 
 
 @dataclass(frozen=True)
@@ -203,7 +247,8 @@ class Rates:
     """Of this machine at this moment: multiply-adds a second, and bytes a second of copying (read + written)."""
 
     read: float  # through all of the model's matrices one after the other, as many rows as a pass that reads may have
-    decode: float  # the same with one row for each slot
+    decode: float  # the same with as many rows as passes that decode had
+    full: float  # the same with a row for each game: in these games one player at a time speaks
     output: float  # through the output layer, one row for each slot
     update: float  # forward and backward, as many rows as a pass of the update has; in float32 or under autocast
     weights: float  # copying as much as the model's weights, which a processor's own cache may hold
@@ -211,15 +256,23 @@ class Rates:
 
 
 def measure_rates(
-    shape: Shape, slots: int, budget: int, cache_bytes: int, dtype: torch.dtype, device: torch.device
+    shape: Shape,
+    rows: int,
+    games: int,
+    slots: int,
+    budget: int,
+    cache_bytes: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Rates:
     """Matrix products at the model's own shapes, and copies of buffers of its sizes (256 MB at most).
 
-    `slots`: rows of a pass that decodes; `budget`: those of an update's pass.
+    `rows`: of passes that decoded; `budget`: those of an update's pass.
     """
     return Rates(
         read=_product_rate(shape.matrices, READ_BUDGET, dtype, device),
-        decode=_product_rate(shape.matrices, slots, dtype, device),
+        decode=_product_rate(shape.matrices, rows, dtype, device),
+        full=_product_rate(shape.matrices, games, dtype, device),
         output=_product_rate((shape.output,), slots, dtype, device),
         update=_product_rate((*shape.matrices, shape.output), budget, dtype, device, backward=True),
         weights=_copy_rate(shape.parameters * dtype.itemsize, device),
@@ -283,30 +336,77 @@ def limits(
     rates: Rates,
     size: int,
     counts: dict[str, Counts],
+    games: int,
     sampled: int,
     answers: int,
     update: UpdateCounts,
 ) -> dict[str, dict[str, float]]:
-    """By phase, seconds of `arithmetic`, of `memory`, and the larger as `limit`. `size`: bytes of one number.
+    """By phase its multiply-adds (`macs`), seconds of `arithmetic`, of `memory`, and the larger as `limit`. `size`:
+    bytes of one number.
 
     Prefill and decode: every token once through the layers, each pair of attention once; the weights once a pass, each
-    row's keys and values once a pass, new ones written. The passes are those that this engine made. Sampling and belief
-    answers: one output row each. The update, in float32: three times the forward pass's products (once forward, twice
+    row's keys and values once a pass, new ones written. The passes are those that this engine made; `full` is decode's
+    limit had each of them had a row for every game. Sampling and belief answers: one output row each, in decode where
+    that is where it was sampled. The update, in float32: three times the forward pass's products (once forward, twice
     backward); weights and gradients once forward and once backward a pass, and AdamW's reading and writing (7 numbers a
     weight a step). Activations are not counted, nor is anything that is no product.
     """
-    found: dict[str, dict[str, float]] = {}
-    for phase, c in counts.items():
-        macs = c.tokens * shape.body + c.attended * shape.attention
-        memory = c.passes * shape.body * size / rates.weights + (c.cached + c.tokens) * shape.cache * size / rates.cache
-        found[phase] = _larger(macs / (rates.decode if phase == "decode" else rates.read), memory)
-    for phase, outputs in (("sampling", sampled), ("beliefs", answers)):
-        found[phase] = _larger(outputs * shape.head / rates.output, 0.0)
+    prefill, decode = counts["prefill"], counts["decode"]
+    full = _of_passes(shape, rates, size, decode, rates.full, decode.tokens / games)
+    found = {
+        "prefill": _of_passes(shape, rates, size, prefill, rates.read, prefill.passes),
+        "decode": _of_passes(shape, rates, size, decode, rates.decode, decode.passes) | {"full": full["limit"]},
+    }
+    for phase, outputs in (("sampling", sampled - decode.outputs), ("beliefs", answers)):
+        found[phase] = _larger(outputs * shape.head, outputs * shape.head / rates.output, 0.0)
     macs = 3 * (update.tokens * shape.body + update.attended * shape.attention + update.outputs * shape.head)
     numbers = (4 * update.passes + 7 * update.steps) * shape.parameters
-    found["update"] = _larger(macs / rates.update, 4 * numbers / rates.weights)
+    found["update"] = _larger(macs, macs / rates.update, 4 * numbers / rates.weights)
     return found
 
 
-def _larger(arithmetic: float, memory: float) -> dict[str, float]:
-    return {"arithmetic": arithmetic, "memory": memory, "limit": max(arithmetic, memory)}
+def _of_passes(shape: Shape, rates: Rates, size: int, c: Counts, rate: float, passes: float) -> dict[str, float]:
+    """Of the work of so many passes, whose products run at this rate."""
+    body, head = c.tokens * shape.body + c.attended * shape.attention, c.outputs * shape.head
+    memory = passes * shape.body * size / rates.weights + (c.cached + c.tokens) * shape.cache * size / rates.cache
+    return _larger(body + head, body / rate + head / rates.output, memory)
+
+
+def _larger(macs: float, arithmetic: float, memory: float) -> dict[str, float]:
+    return {"macs": macs, "arithmetic": arithmetic, "memory": memory, "limit": max(arithmetic, memory)}
+
+
+def step_alone(policy: Policy, rows: int, context: int, decode_steps: int, device: torch.device) -> dict[str, float]:
+    """A decode step with every row at work: seconds, multiply-adds and limit of one token in each of so many slots that
+    the context is full of. `decode_steps`: so many at a time, with their sampling, where that is more than one.
+
+    In games passes have as many rows as players happen to speak, and fewer where contexts are short: that their tokens
+    cost less in longer contexts says nothing of attention. The median of STEPS, after one that is not counted.
+    """
+    engine, shape = Engine(policy, rows + 1, context), Shape.of(policy)
+    slots = [slot for slot in range(rows + 1) if slot != 1]  # not side by side, as in games: what they hold is copied
+    several = decode_steps if engine.can_write else 1
+    start = max(context - several, 0)
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    spent = []
+    for _ in range(STEPS + 1):
+        engine.lengths[:] = start
+        wait()
+        began = time.perf_counter()
+        if several > 1:
+            engine.write(slots, [0] * rows, [several] * rows, np.full((rows, several), 0.5), 1.0)
+        else:
+            engine.read(slots, [[0]] * rows)
+        wait()
+        spent.append((time.perf_counter() - began) / several)
+    counts = Counts()
+    for step in range(several):
+        counts.add(np.full(rows, start + step), np.ones(rows, dtype=np.int64))
+    counts.outputs = counts.tokens * (several > 1)
+    size = next(policy.lm.parameters()).dtype
+    rates = measure_rates(shape, rows, rows, rows, rows, engine.cache.nbytes, size, device)
+    limit = _of_passes(shape, rates, size.itemsize, counts, rates.decode, counts.passes)
+    return {
+        "rows": rows, "context": context, "seconds": median(spent[1:]), "macs": limit["macs"] / several,
+        "limit": limit["limit"] / several,
+    }  # fmt: skip

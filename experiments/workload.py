@@ -8,6 +8,7 @@ left out: clocks (measure.py), the engines that are compared (baselines.py).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 from envs.core import END
 from experiments.measure import Counts, Stopwatch
 from marl.agents import Key, ModelAgent, ModelSeat, Player, Reply, Request, TextAgent, uniforms
-from marl.engine import Engine
+from marl.engine import Engine, Writer
 from marl.errors import UserError
 from marl.games import env_maker, scripts_module
 from marl.policy import Policy
@@ -117,18 +118,27 @@ def record(
     `cut` names the setting of the game that ends it early (`max_steps`, `max_entries`); its value in `env` is the most.
     Raises UserError where not even its smallest value fits.
     """
-    some = min(games, 64)
-    _, recorder = _play(env, draw_games(seed, count=some), tokens, reply_tokens)
-    fitting = [step for step, longest in recorder.longest.items() if longest <= context]
-    limit = min(int(env[cut]), max(fitting, default=0) + 1)
+    limit, some = int(env[cut]), min(games, 64)
+    episodes, recorder = _play(env, draw_games(seed, count=some), tokens, reply_tokens)
+    if _longest(episodes) > context:
+        limit = min(limit, _fitting(recorder, context))
     while limit >= 1:
         made = {**env, cut: limit}
         episodes, recorder = _play(made, draw_games(seed, count=games), tokens, reply_tokens)
-        script = _script(made, draw_games(seed, count=games), episodes, recorder, limit)
-        if script.longest <= context:
-            return script
-        limit -= max(1, limit // 20)
+        if _longest(episodes) <= context:
+            return _script(made, draw_games(seed, count=games), episodes, recorder, limit)
+        limit = min(limit - max(1, limit // 20), _fitting(recorder, context))
     raise UserError(f"context={context}: not even the shortest game fits; raise it")
+
+
+def _longest(episodes: Sequence[Episode]) -> int:
+    """Tokens of the longest stream."""
+    return max(len(stream) for episode in episodes for stream in episode.streams.values())
+
+
+def _fitting(recorder: Recorder, context: int) -> int:
+    """About how many steps fit: a game that is cut there may still end with more."""
+    return max((step for step, longest in recorder.longest.items() if longest <= context), default=0) + 1
 
 
 def _play(
@@ -176,6 +186,8 @@ class ReplayEngine(Engine):
         super().__init__(policy, slots, context)
         self.script, self.watch = script, watch
         self.counts = {"prefill": Counts(), "decode": Counts()}
+        spoken = (policy.speech_mask == 0).cpu().numpy()  # (V,)
+        self._place, self._spoken = spoken.cumsum() - 1, int(spoken.sum())  # (V,): a token's among those
 
     def read(self, slots: Sequence[int], chunks: Sequence[Sequence[int]]) -> torch.Tensor:
         # A reply's tokens come one at a time; whatever is read before a reply has a cue behind it, so at least two.
@@ -193,15 +205,39 @@ class ReplayEngine(Engine):
             _, logprobs = super().sample(hidden, legal, temperature, uniform)
             return np.array([self.script.drawn[u] for u in uniform.tolist()]), logprobs
 
+    def write(
+        self, slots: Sequence[int], ids: Sequence[int], left: Sequence[int], uniform: np.ndarray, temperature: float
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """As it is, at an infinite temperature: all that can be said is then as likely, so that a number in the middle
+        of the recorded token's share draws it, within a captured step, too. Sampling is part of decoding here.
+        """
+        recorded = [[self.script.drawn.get(u, -1) for u in row] for row in uniform.tolist()]  # -1: the reply is over
+        forcing = (self._place[recorded] + 0.5) / self._spoken
+        start = self.lengths[list(slots)]
+        with self.watch.phase("decode"):
+            written = super().write(slots, ids, left, forcing, math.inf)
+        sizes = np.array([len(own) for own in written[0]])
+        for step in range(uniform.shape[1]):
+            going = sizes > step
+            self.counts["decode"].add(start[going] + step, np.ones(int(going.sum()), dtype=np.int64))
+        self.counts["decode"].outputs += int(sizes.sum())
+        return written
+
+    def _kept(self, size: int, end: int, temperature: float) -> Writer:
+        with self.watch.phase("capture"):
+            return super()._kept(size, end, temperature)
+
 
 class ReplayAgent(ModelAgent):
     """This project's player, clocked, on recorded games."""
 
     engine: ReplayEngine
 
-    def __init__(self, policy: Policy, script: Script, context: int, watch: Stopwatch) -> None:
+    def __init__(self, policy: Policy, script: Script, context: int, watch: Stopwatch, decode_steps: int = 1) -> None:
         longest = max(len(ids) for own in script.replies.values() for ids in own)
-        super().__init__("ours", policy, slots=script.seats, context=context, max_new_tokens=longest)
+        super().__init__(
+            "ours", policy, slots=script.seats, context=context, max_new_tokens=longest, decode_steps=decode_steps
+        )
         self.engine = ReplayEngine(policy, script.seats, context, script, watch)
         self.watch = watch
 

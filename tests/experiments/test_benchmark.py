@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -12,17 +17,18 @@ import torch
 from hydra import compose, initialize_config_module
 
 from envs.among_us_v0 import COMPACT_TOKENS, AmongUs
-from experiments import benchmark
+from experiments import benchmark, measure
 from experiments.baselines import GenerateAgent, trl_version
-from experiments.benchmark_figures import along, line, parts, targets
-from experiments.measure import PHASES, Counts, Shape, Stopwatch
+from experiments.benchmark_figures import along, line, parts, ratios, table, targets
+from experiments.measure import PHASES, Counts, Load, Rates, Shape, Stopwatch, UpdateCounts, limits, step_alone
 from experiments.pieces import STAGE_GAMES, game_alone
 from experiments.workload import ReplayAgent, Script, record
-from marl.agents import Agent
+from marl.agents import Agent, Key
 from marl.config import make, plain
+from marl.engine import size_of
 from marl.errors import UserError
 from marl.games import env_maker, game_module
-from marl.policy import Policy, tiny_lm
+from marl.policy import Policy, tiny_config, tiny_lm
 from marl.pretrain import scripted_texts
 from marl.rollout import everyone, rollout
 from marl.tokens import Tokens, train_tokenizer
@@ -34,9 +40,18 @@ CPU = torch.device("cpu")
 def run(*overrides: str) -> dict[str, Any]:
     with initialize_config_module("conf", version_base="1.3"):
         cfg = compose("benchmark", overrides=["bench=quick", "device=cpu", *overrides])
-    benchmark.main(cfg)
+    with patch.object(benchmark, "git_commit", lambda: "0123456789ab"):  # whoever commits meanwhile
+        benchmark.main(cfg)
     found: dict[str, Any] = json.loads((Path(cfg.out) / "benchmark.json").read_text())
     return found
+
+
+def settings_of(*overrides: str) -> tuple[benchmark.Settings, dict[str, Any]]:
+    """The benchmark's settings, and all that was composed."""
+    with initialize_config_module("conf", version_base="1.3"):
+        given = plain(compose("benchmark", overrides=list(overrides)))
+    known = benchmark.Settings.__dataclass_fields__
+    return make(benchmark.Settings, {k: v for k, v in given.items() if k in known}, "benchmark"), given
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +116,7 @@ def test_agent_steps_are_living_players_times_calls_of_step() -> None:
 
 def test_the_dead_make_no_agent_steps() -> None:
     """Each death takes one living player from all later steps: what is counted is what the living lived through."""
-    settings = {"game": "among_us", "cooldown": 3, "max_steps": 60}
+    settings: dict[str, Any] = {"game": "among_us", "cooldown": 3, "max_steps": 60}
     lived, alive = 0, []
 
     class Watched(AmongUs):
@@ -164,8 +179,33 @@ def test_nothing_is_faster_than_its_limit(found: dict[str, Any]) -> None:
 def test_a_starved_measurement_says_so(found: dict[str, Any]) -> None:
     repeat = found["around"][0]["repeats"][0]
     assert repeat["figures"]["on_processor"] == repeat["on_processor"] > 0
-    for share, told in ((0.2, True), (1.6, False)):
-        assert ("the machine is busy" in line({"figures": {**repeat["figures"], "on_processor": share}})) == told
+    for share, others, told in ((0.2, 0.0, True), (1.6, 0.05, False), (1.0, 0.5, True)):
+        figures = {**repeat["figures"], "on_processor": share, "others": others}
+        assert ("the machine is busy" in line({"figures": figures})) == told
+    starved = {**repeat, "figures": {**repeat["figures"], "on_processor": 1.0, "others": 0.5}}
+    calm = {**repeat, "figures": {**repeat["figures"], "on_processor": 1.9, "others": 0.0}}
+    row = {**found["around"][0], "repeats": [starved, calm]}
+    assert "others were at work during 1 of 2 measurements" in table([row], [], found["alone"])
+
+
+def test_what_others_take_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processors for ten seconds: eight of the twenty are this process's, nine belong to others, three to nobody;
+    what is counted twice, for guests, or waited for is no work."""
+    stat, ticks = tmp_path / "stat", os.sysconf("SC_CLK_TCK")
+
+    def write(user: int, idle: int, waiting: int, stolen: int) -> None:
+        fields = [user, 100, 100, idle, waiting, 100, 100, stolen, user, 0]
+        rows = [f"{name} {' '.join(str(n * ticks) for n in fields)}" for name in ("cpu ", "cpu0", "cpu1")]
+        stat.write_text("\n".join([*rows, "intr 5 0", ""]))
+
+    clock = SimpleNamespace(perf_counter=lambda: 50.0, process_time=lambda: 7.0)
+    monkeypatch.setattr(measure, "time", clock)
+    write(1000, 500, 60, 40)
+    load = Load(stat)
+    clock.perf_counter, clock.process_time = lambda: 60.0, lambda: 15.0
+    write(1015, 502, 61, 42)
+    assert load.own() == pytest.approx(0.8) and load.others() == pytest.approx(9 / 20)
+    assert Load(tmp_path / "nowhere").others() is None
 
 
 def test_one_thing_changes_along_an_axis(found: dict[str, Any]) -> None:
@@ -176,59 +216,300 @@ def test_one_thing_changes_along_an_axis(found: dict[str, Any]) -> None:
 
 
 def test_what_is_meant_to_be_reached_is_told(found: dict[str, Any]) -> None:
+    """What is asked of 256 games, or of the ends of an axis, was not measured by a few games."""
     told = {t["name"]: t for t in found["targets"]}
-    assert len(told) == 11 and told["rollout of a game among more at once, beside one among 64"]["value"] is None
+    unmeasured = [name for name, t in told.items() if t["value"] is None]
+    assert len(told) == 20 and [name.split()[0] for name in unmeasured] == [
+        "generate", "TRL", "a", "decode", "the", "rows", "rollout", "rollout", "prefill", "a", "decode", "growth"
+    ]  # fmt: skip
     for t in told.values():
-        assert (t["met"] is None) == (t["value"] is None)
-    decode = told["decode: share of its limit"]
-    assert decode["value"] == found["around"][0]["summary"]["figures"]["decode_of_limit"]["median"]
+        bounded = t["least"] is not None or t["most"] is not None
+        assert (t["met"] is None) == (t["value"] is None or not bounded)
+    update = told["update, float32: share of its limit"]
+    assert update["value"] == found["around"][0]["summary"]["figures"]["update_of_limit"]["median"]
+    printed = table(found["around"], found["baselines"], found["alone"])
+    assert "bookkeeping, which is not in that sum" in printed
+
+
+def test_memory_is_told_of_every_point(found: dict[str, Any]) -> None:
+    printed = table(found["around"], found["baselines"], found["alone"]).splitlines()
+    columns = next(text for text in printed if text.startswith("ours, around"))
+    assert columns.endswith("decode: rows a pass, mean, memory's rise, MB, as predicted, MB")
+    listed = [text for text in printed if text.startswith("  ") and " games of " in text]
+    assert len(listed) == len(found["around"]) - 2
+    for row in found["around"]:
+        assert all({"peak_bytes", "predicted_bytes"} <= set(repeat["figures"]) for repeat in row["repeats"])
+
+
+def made_up(engine: str, games: int, seconds: float, context: int = 1024, **more: Any) -> dict[str, Any]:
+    """A row of one repeat that took so long, half of it in the rules and half in decode. `tokens`: of all streams;
+    `macs`: of decode; anything else is a figure."""
+    took = dict.fromkeys(PHASES, 0.0) | {"game": seconds / 2, "decode": seconds / 2}
+    shares = {phase: each / seconds for phase, each in took.items()}
+    tokens, macs = more.pop("tokens", 100 * games), more.pop("macs", 1.0)
+    point = {"games": games, "players": 5, "context": context, "width": 256, "dtype": more.pop("dtype", "float32")}
+    repeat = {"seconds": took, "read": {"decode": tokens, "prefill": 0}, "limit": {"decode": {"macs": macs}}}
+    return {
+        "engine": engine, "point": point, "parameters": 4, "repeats": [repeat], "skipped": "", "tried": {},
+        "played": {"games": games, "tokens": tokens},
+        "summary": {"figures": {name: {"median": value} for name, value in more.items()}, "shares": shares},
+    }  # fmt: skip
+
+
+def told(
+    around: Sequence[dict[str, Any]], baselines: Sequence[dict[str, Any]] = (), steps: Sequence[Any] = ()
+) -> dict[str, Any]:
+    """By its name, a target's value and whether it is met."""
+    found = targets(around, baselines, {"game": [{"agent_steps_per_second": 19e3}], "steps": [steps]})
+    return {t["name"].strip(): (t["value"], t["met"]) for t in found}
 
 
 def test_targets_of_made_up_figures() -> None:
-    """Ours takes 1 s a game at 64 games and 1.2 at 256, half of it in the rules; `generate` takes twelve times that."""
-
-    def row(engine: str, games: int, seconds: float, **figures: float) -> dict[str, Any]:
-        took = dict.fromkeys(PHASES, 0.0) | {"game": seconds / 2, "decode": seconds / 2}
-        shares = {phase: each / seconds for phase, each in took.items()}
-        summary = {"figures": {name: {"median": value} for name, value in figures.items()}, "shares": shares}
-        point = {"games": games, "players": 5, "context": 1024, "width": 256, "dtype": "float32"}
-        return {"engine": engine, "point": point, "repeats": [{"seconds": took}], "summary": summary}
-
-    centre = row("ours", 64, 64.0, decode_of_limit=0.5, update_of_limit=0.59, peak_bytes=100.0, predicted_bytes=85.0)
-    around = [centre, row("ours", 256, 1.2 * 256)]
-    baselines = [row("ours", 64, 1.0), row("generate", 64, 12.0)]
-    found = {
-        t["name"]: (t["value"], t["met"])
-        for t in targets(around, baselines, {"game": [{"agent_steps_per_second": 19e3}]})
-    }
-    assert found == {
-        "generate: times as long, rollout": (12.0, True),
-        "TRL: times as long, rollout and update": (None, None),
-        "decode: share of its limit": (0.5, True),
+    """1 s a game at 64 games and 1.2 at 256 and at 1,024, where games are longer by as much; half of it in the rules;
+    `generate` takes twelve times as long."""
+    memory: dict[str, Any] = {"peak_bytes": 100.0, "predicted_bytes": 85.0}
+    around = [
+        made_up("ours", 64, 64.0, tokens=6400, update_of_limit=0.59, **memory),
+        made_up("ours", 256, 307.2, tokens=25600, decode_of_limit=0.5, decode_of_full=0.4, decode_rows=140.0),
+        made_up("ours", 1024, 1228.8, tokens=122880, peak_bytes=100.0, predicted_bytes=125.0),
+    ]
+    baselines = [made_up("ours", 256, 1.0), made_up("generate", 256, 12.0)]
+    assert told(around, baselines) == {
+        "generate at 256 games, context 1,024: times as long, rollout": (12.0, True),
+        "TRL at 256 games, context 1,024: times as long, with update": (None, None),
+        "a step of 256 rows, 1,024 tokens each: share of its limit": (None, None),
+        "decode at 256 games, context 1,024: share of its limit": (0.5, True),
+        "the same, had every pass 256 rows": (0.4, False),
+        "rows that a pass had, on average": (140.0, None),
         "update, float32: share of its limit": (0.59, False),
         "update, bfloat16: share of its limit": (None, None),
         "game, text and tokenising: share of a rollout": (0.5, False),
-        "rollout of a game among more at once, beside one among 64": (pytest.approx(1.2), False),
-        "a token at the longest context: growth of time by that of work": (None, None),
+        "bookkeeping, which is not in that sum": (0.0, None),
+        "rollout of a token from 64 to 1,024 games: most unlike the first's": (pytest.approx(1.2), False),
+        "rollout of a game, whatever its length": (pytest.approx(1.2), None),
+        "prefill of a token from 256 to 2,048 of context: growth by its products'": (None, None),
+        "a step of 256 rows, from 256 to 2,048 tokens each: the same": (None, None),
+        "decode in games: the same": (None, None),
+        "growth of its passes' rows, which share what a pass costs": (None, None),
         "the game with random players, one core: agent-steps/s": (19e3, False),
         "memory as predicted, float32: of what it took": (0.85, False),
+        "memory as predicted, of all points the worst": (1.25, False),
     }
 
 
-def test_points_of_other_numbers_of_games_end_at_the_same_step(tmp_path: Path) -> None:
-    """Else more games would be shorter ones: the more there are, the sooner one of them fills the context."""
-    with initialize_config_module("conf", version_base="1.3"):
-        given = plain(compose("benchmark", overrides=["bench=quick"]))
-    known = benchmark.Settings.__dataclass_fields__
-    settings = make(benchmark.Settings, {k: v for k, v in given.items() if k in known}, "benchmark")
+def test_longer_games_are_no_dearer_ones() -> None:
+    flat = "rollout of a token from 64 to 1,024 games: most unlike the first's"
+    around = [made_up("ours", 64, 64.0, tokens=6400), made_up("ours", 1024, 1536.0, tokens=153600)]
+    assert told(around)[flat] == (pytest.approx(1.0), True)
+    assert told(around)["rollout of a game, whatever its length"] == (pytest.approx(1.5), None)
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_an_axis_without_its_ends_was_not_measured(missing: int) -> None:
+    """Skipped for want of room or time, the end stands in the list without repeats."""
+    games = [made_up("ours", 64, 64.0), made_up("ours", 256, 256.0), made_up("ours", 1024, 1024.0)]
+    long = [made_up("ours", 51, 1.0), made_up("ours", 51, 1.0, 256), made_up("ours", 51, 1.0, 2048)]
+    flat = "rollout of a token from 64 to 1,024 games: most unlike the first's"
+    growth = "decode in games: the same"
+    assert told(games)[flat][0] is not None and told(long)[growth][0] is not None
+    games[2 * missing]["repeats"], long[1 + missing]["repeats"] = [], []
+    assert told([games[1], *games])[flat] == told(long)[growth] == (None, None)
+
+
+def test_targets_of_256_games_are_asked_of_256_games() -> None:
+    slower = "generate at 256 games, context 1,024: times as long, rollout"
+    for games, context in ((51, 1024), (256, 512)):
+        baselines = [made_up("ours", games, 1.0, context), made_up("generate", games, 12.0, context)]
+        assert told([made_up("ours", 51, 1.0)], baselines)[slower] == (None, None)
+    wide = [made_up("ours", 51, 1.0, 512), made_up("ours", 256, 1.0, 512, decode_of_limit=0.9)]
+    assert told(wide)["decode at 256 games, context 1,024: share of its limit"] == (None, None)
+
+
+def test_a_phase_may_grow_as_its_products_do() -> None:
+    """Both phases take 6 times as long over 3 times the products: twice what they explain. In games decode has no
+    bound, since passes of four times as many rows share what a pass costs; steps of equal rows have one."""
+    ends = [
+        made_up("ours", 51, 1.0, 256, macs=1e9, decode_rows=10.0),
+        made_up("ours", 51, 6.0, 2048, macs=3e9, decode_rows=40.0),
+    ]
+    for row, seconds, macs in zip(ends, (1.0, 6.0), (1.0, 3.0), strict=True):
+        repeat = row["repeats"][0]
+        repeat["seconds"]["prefill"], repeat["read"]["prefill"] = seconds, 10
+        repeat["limit"]["prefill"] = {"macs": macs}
+    steps = [
+        {"rows": 256, "context": context, "seconds": seconds, "macs": macs, "limit": 0.5}
+        for context, seconds, macs in ((256, 1.0, 1.0), (1024, 2.0, 2.0), (2048, 2.5, 3.0))
+    ]
+    found = told([made_up("ours", 51, 2.0), *ends], steps=steps)
+    assert found["prefill of a token from 256 to 2,048 of context: growth by its products'"] == (2.0, False)
+    assert found["a step of 256 rows, from 256 to 2,048 tokens each: the same"] == (pytest.approx(2.5 / 3), True)
+    assert found["a step of 256 rows, 1,024 tokens each: share of its limit"] == (0.25, False)
+    assert found["decode in games: the same"] == (pytest.approx(2.0), None)
+    assert found["growth of its passes' rows, which share what a pass costs"] == (4.0, None)
+    fewer = told(ends, steps=[{**step, "rows": 255} for step in steps])
+    assert fewer["a step of 256 rows, 1,024 tokens each: share of its limit"] == (None, None)
+
+
+def test_bfloat16_is_known_by_its_numbers() -> None:
+    """Wherever it stands: a centre that was not measured is still the centre, and its neighbour is no bfloat16."""
+    centre, half = made_up("ours", 51, 8.0), made_up("ours", 51, 4.0, dtype="bfloat16", update_of_limit=0.45)
+    other = made_up("ours", 64, 9.0)
+    for around in ([centre, half, other], [centre, other, half]):
+        assert ratios(around, [])["bfloat16"]["rollout"]["median"] == pytest.approx(0.5)
+        assert told(around)["update, bfloat16: share of its limit"] == (0.45, True)
+    assert "float32" not in ratios([centre, other], []) and "bfloat16" not in ratios([centre, other], [])
+
+
+def test_ratios_are_of_one_model() -> None:
+    """Baselines of a second width stand beside this engine at that width."""
+    rows = []
+    for width, ours, theirs in ((256, 1.0, 10.0), (512, 2.0, 6.0)):
+        for engine, seconds in (("ours", ours), ("generate", theirs)):
+            row = made_up(engine, 256, seconds)
+            rows.append({**row, "point": {**row["point"], "width": width}})
+    found = {name: each["rollout"]["median"] for name, each in ratios([], rows).items()}
+    assert found == {"generate": pytest.approx(10.0), "generate, width 512": pytest.approx(3.0)}
+
+
+# -- In which order, and on which games --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small() -> tuple[benchmark.Settings, dict[str, Any], Tokens]:
+    settings, given = settings_of("bench=quick")
     env = {**given["env"], **given["games"]["among_us"]["env"]}
     tokens = Tokens(train_tokenizer(scripted_texts("among_us", [env_maker(env)], 0, games=20), COMPACT_TOKENS, 1024))
-    few, many = (benchmark.Point(games, 5, 384, 32) for games in (1, 24))
+    return settings, env, tokens
+
+
+class Told(benchmark.Bench):
+    """Measures nothing: says what would be measured, and how long `generate` takes with so many rows."""
+
+    takes: dict[int, float] = {4: 3.0, 8: 2.0, 1: 1.0}  # noqa: RUF012
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.asked: list[tuple[Any, ...]] = []
+
+    def made(self, script: Script, seconds: float) -> dict[str, Any]:
+        took = dict.fromkeys(PHASES, 0.0) | {"prefill": seconds / 2, "beliefs": seconds / 2}
+        return {"seconds": took, "read": {}, "peak_bytes": None}
+
+    def ours(self, script: Script, point: benchmark.Point) -> dict[str, Any]:
+        self.asked.append(("ours", point, script.cut))
+        return self.made(script, 1.0)
+
+    def generate(self, script: Script, point: benchmark.Point, keep_cache: bool, rows: int) -> dict[str, Any]:
+        self.asked.append(("generate, cache kept" if keep_cache else "generate", point, script.cut, rows))
+        return self.made(script, self.takes[rows] + (rows == 8) * keep_cache * 5)
+
+    def trl(self, script: Script, point: benchmark.Point, rows: int) -> dict[str, Any]:
+        self.asked.append(("TRL", point, script.cut, rows))
+        return self.made(script, 1.0)
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Nothing is drawn, everything has room, TRL is there; what is said is kept."""
+    said: list[str] = []
+    for name, instead in (
+        ("draw", lambda rows, path: None), ("free_memory", lambda device: 1 << 60), ("trl_version", lambda: "1"),
+        ("say", said.append), ("playing_bytes", lambda *_, **__: 1000), ("learning_bytes", lambda *_, **__: 5000),
+    ):  # fmt: skip
+        monkeypatch.setattr(benchmark, name, instead)
+    yield said
+
+
+def test_a_slow_quarter_of_an_hour_is_no_points_own(
+    small: tuple[benchmark.Settings, dict[str, Any], Tokens], tmp_path: Path, quiet: list[str]
+) -> None:
+    """Everything once, then everything again; the fewest rows of a call were not the fastest, and that is found once.
+    What is measured is kept: a second start asks for what is missing alone."""
+    settings, env, tokens = small
+    settings = replace(settings, axes=benchmark.Axes(games=(1,)))
+    points, beside = benchmark.points_of(settings, None), benchmark.baseline_points(settings, None)
+    begin = Told(env, "max_steps", settings, CPU, tokens, tmp_path, points, beside)
+    begin.alone = {"game": [{"agent_steps_per_second": 1.0}], "solver": [], "steps": []}
+    begin.measure()
+    assert [p.games for p in points] == [2, 2, 1] and beside == [points[0]]
+    whole, once = begin.script(points[0]).cut, [("ours", points[0]), ("ours", points[1])]
+    tries = (
+        [("generate", beside[0], 4, rows) for rows in (4, 8)],
+        [("generate, cache kept", beside[0], 4, rows) for rows in (4, 8)],
+    )
+    assert begin.asked == [
+        *((*each, whole) for each in once), ("ours", beside[0], whole), *tries[0], ("generate", beside[0], whole, 8),
+        *tries[1], ("generate, cache kept", beside[0], whole, 4), ("TRL", beside[0], whole, 8),
+        ("ours", points[2], whole),
+        *((*each, whole) for each in once), ("ours", beside[0], whole), ("generate", beside[0], whole, 8),
+        ("generate, cache kept", beside[0], whole, 4), ("TRL", beside[0], whole, 8), ("ours", points[2], whole),
+    ]  # fmt: skip
+    kept = json.loads((tmp_path / "benchmark.json").read_text())
+    assert [[(step["rows"], step["context"]) for step in repeat] for repeat in kept["alone"]["steps"]] == [
+        [(4, 256)]
+    ] * 2
+    assert kept["baselines"][1]["tried"] == {"4": 3.0, "8": 2.0}
+
+    kept["around"][0].update(repeats=[], skipped="there was no room")  # the centre itself
+    kept["baselines"][1]["repeats"].pop()
+    (tmp_path / "benchmark.json").write_text(json.dumps(kept))
+    again = Told(env, "max_steps", settings, CPU, tokens, tmp_path, points, beside)
+    again.go_on()
+    assert [row.point for row in again.around] == points
+    again.measure()
+    assert again.asked == [("ours", points[0], whole), ("ours", points[0], whole), ("generate", beside[0], whole, 8)]
+    assert not again.around[0].skipped
+
+
+def test_figures_of_another_commit_say_how_to_go_on(
+    small: tuple[benchmark.Settings, dict[str, Any], Tokens], tmp_path: Path, quiet: list[str]
+) -> None:
+    settings, env, tokens = small
+    bench = Told(env, "max_steps", settings, CPU, tokens, tmp_path, benchmark.points_of(settings, None))
+    bench.write()
+    path = tmp_path / "benchmark.json"
+    kept = json.loads(path.read_text())
+    for commit, how in (("0123456789ab", "git worktree add ../0123456789ab 0123456789ab"), ("0123+", "is no commit")):
+        path.write_text(json.dumps({**kept, "git_commit": commit}))
+        quiet.clear()
+        bench.go_on()
+        assert "another commit (git_commit)" in quiet[0] and how in quiet[1] and not path.exists()
+    path.write_text(json.dumps({**kept, "device": "cuda"}))
+    quiet.clear()
+    bench.go_on()
+    assert len(quiet) == 1 and "(device)" in quiet[0]
+
+
+def test_a_batch_is_memory_of_the_processor(
+    small: tuple[benchmark.Settings, dict[str, Any], Tokens], tmp_path: Path, quiet: list[str]
+) -> None:
+    """100 bytes a token of 10 slots and of the 8 rows that are learned from, each 256 long; on a GPU none of them."""
+    settings, env, tokens = small
+    point = benchmark.points_of(settings, None)[0]
+    predicted = []
+    for name in ("cpu", "cuda"):
+        bench = Told(env, "max_steps", settings, torch.device(name), tokens, tmp_path, [point])
+        bench.cell = 100.0
+        predicted.append(bench.predicted_bytes(point))
+    assert predicted[0] - predicted[1] == 100 * 256 * (10 + 8)
+    size = size_of(tiny_config(tokens.size, **bench.shape(point)), 256)
+    assert predicted[1] == 10 * size.slot + 5000 + 3 * size.weights
+
+
+def test_points_of_other_numbers_of_games_end_at_the_same_step(
+    small: tuple[benchmark.Settings, dict[str, Any], Tokens], tmp_path: Path
+) -> None:
+    """Else more games would be shorter ones: the more there are, the sooner one of them fills the context. The same
+    games say where those of other contexts end."""
+    settings, env, tokens = small
+    few, many, short = (benchmark.Point(games, 5, context, 32) for games, context in ((1, 384), (24, 384), (1, 256)))
     alone, together = (
-        benchmark.Bench(env, "max_steps", settings, CPU, tokens, tmp_path, points) for points in ([few], [few, many])
+        benchmark.Bench(env, "max_steps", settings, CPU, tokens, tmp_path, points)
+        for points in ([few], [few, many, short])
     )
     assert together.script(few).cut == together.script(many).cut < alone.script(few).cut
     assert together.script(few, cut=3).cut == 3
+    assert together.script(short).cut == together.script(replace(short, games=24)).cut < alone.script(short).cut
 
 
 def test_no_time_is_left(tmp_path: Path) -> None:
@@ -238,20 +519,39 @@ def test_no_time_is_left(tmp_path: Path) -> None:
 
 
 def test_the_full_size_spans_what_it_says() -> None:
-    with initialize_config_module("conf", version_base="1.3"):
-        given = plain(compose("benchmark"))
-    known = benchmark.Settings.__dataclass_fields__
-    settings = make(benchmark.Settings, {k: v for k, v in given.items() if k in known}, "benchmark")
+    settings, _ = settings_of()
     points = benchmark.points_of(settings, None)
     centre = points[0]
     assert (centre.games * centre.players, centre.context, centre.players) == (255, 1024, 5)
+    assert points[1] == replace(centre, dtype="bfloat16") and {p.dtype for p in points[2:]} == {"float32"}
     assert {p.games for p in points} >= {16, 1024} and {p.context for p in points} == {256, 512, 1024, 2048}
     assert {p.players for p in points} == {4, 5, 6, 7} and len(set(points)) == len(points)
-    sizes = []
-    for width in settings.axes.width:
-        lm = tiny_lm(1024, hidden_size=width, intermediate_size=benchmark.INNER * width, layers=settings.layers)
-        sizes.append(round(sum(p.numel() for p in lm.parameters()) / 1e6))
-    assert sizes == [1, 4, 9, 16] and settings.centre.width == settings.axes.width[1]
+    assert benchmark.baseline_points(settings, None) == [replace(centre, games=256)]
+    assert [round(parameters(settings, width) / 1e6) for width in settings.axes.width] == [1, 4, 9, 16]
+    assert settings.centre.width == settings.axes.width[1]
+
+
+def parameters(settings: benchmark.Settings, width: int) -> int:
+    shape = settings.shape(width)
+    config = tiny_config(
+        settings.vocab_size, hidden_size=width, intermediate_size=benchmark.INNER * width, layers=shape.layers,
+        heads=shape.heads, kv_heads=shape.kv_heads,
+    )  # fmt: skip
+    return size_of(config, 8).weights // 4
+
+
+def test_the_size_for_a_gpu_spans_what_it_says() -> None:
+    settings, given = settings_of("bench=gpu")
+    assert given["device"] == "cuda" and settings.decode_steps > 1
+    points, beside = benchmark.points_of(settings, None), benchmark.baseline_points(settings, None)
+    sizes = {width: parameters(settings, width) for width in settings.axes.width}
+    for found, wanted in zip(sizes.values(), (1e6, 15e6, 150e6, 500e6), strict=True):
+        assert found == pytest.approx(wanted, rel=0.08)
+    for dtype in benchmark.DTYPES:
+        assert {p.width for p in points if p.dtype == dtype and p.games == 256} == set(sizes)
+    assert {(p.games, p.width) for p in beside} == {(256, width) for width in sizes} and beside[0] == points[0]
+    for width in sizes:
+        assert width // settings.shape(width).heads <= 128
 
 
 @pytest.mark.parametrize(
@@ -261,6 +561,12 @@ def test_the_full_size_spans_what_it_says() -> None:
         ("axes.games=[0]", "axes.games=0: must be at least 1"),
         ("repeats=often", "benchmark.repeats=often: must be a whole number"),
         ("centre.context=8", "context=8: not even the shortest game fits"),
+        ("baseline_rows=[]", r"baseline_rows=\[\]: must name at least one"),
+        ("baseline_rows=[4,0]", "baseline_rows=0: must be at least 1"),
+        ("heads=3", "heads=3, kv_heads=1: a head's share of the width must be an even number"),
+        ("kv_heads=3", "kv_heads=3: kv_heads must divide heads"),
+        ("precisions=[float16]", "precisions=.*: must be of float32, bfloat16"),
+        ("shapes=[{width: 32, layers: 0, heads: 1, kv_heads: 1}]", "layers=0.*: each must be at least 1"),
     ],
 )
 def test_what_cannot_be_measured(override: str, said: str, tmp_path: Path) -> None:
@@ -305,6 +611,52 @@ def test_engines_believe_the_same(workload: tuple[Policy, Script]) -> None:
                     np.testing.assert_allclose(other.probs, mine.probs, atol=1e-5)
 
 
+def test_questions_of_a_call_are_answered_in_one_product(
+    workload: tuple[Policy, Script], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As this engine answers those of a pass."""
+    policy, script = workload
+    agent = GenerateAgent(policy, script, Stopwatch(CPU), 64, False)
+    products: list[int] = []
+    calls: list[int] = []
+    logits, answer = policy.logits, agent._answer
+
+    def multiply(hidden: torch.Tensor) -> torch.Tensor:
+        products.append(len(hidden))
+        return logits(hidden)
+
+    def call(keys: Sequence[Key]) -> None:
+        calls.append(len(keys))
+        answer(keys)
+
+    monkeypatch.setattr(policy, "logits", multiply)
+    monkeypatch.setattr(agent, "_answer", call)
+    played(agent, script)
+    assert len(products) == len(calls) < sum(products) == script.answers
+
+
+@pytest.mark.parametrize("few_shapes", [False, True], ids=["as many rows as there are", "shapes of a captured graph"])
+@pytest.mark.parametrize("steps", [1, 4])
+def test_speech_in_several_steps_is_the_recorded_one(
+    steps: int, few_shapes: bool, workload: tuple[Policy, Script]
+) -> None:
+    """Token for token (`played` compares), with the same work counted: each token of a reply but its last is read in
+    decoding, which has at most a row for each game, as one player at a time speaks."""
+    policy, script = workload
+    agent = ReplayAgent(policy, script, 256, Stopwatch(CPU), steps)
+    agent.engine.few_shapes = few_shapes
+    one = ReplayAgent(policy, script, 256, Stopwatch(CPU))
+    for mine, other in zip(played(agent, script), played(one, script), strict=True):
+        for a, b in zip(mine.beliefs, other.beliefs, strict=True):
+            np.testing.assert_allclose(a.probs, b.probs, atol=1e-5)
+    decode, singly = agent.engine.counts["decode"], one.engine.counts["decode"]
+    assert decode.tokens == singly.tokens == sum(len(ids) - 1 for own in script.replies.values() for ids in own)
+    assert (decode.attended, decode.cached) == (singly.attended, singly.cached)
+    assert (decode.outputs, singly.outputs) == (decode.tokens * (steps > 1), 0)
+    assert 1 <= singly.rows <= len(script.games) and decode.passes >= singly.passes
+    assert bool(agent.engine._writers) == (few_shapes and steps > 1)
+
+
 def test_recorded_games_fit_their_context(workload: tuple[Policy, Script]) -> None:
     _, script = workload
     assert script.longest <= 256
@@ -337,3 +689,40 @@ def test_a_models_shape(workload: tuple[Policy, Script]) -> None:
     assert shape.attention == 2 * 2 * 32 and shape.cache == 2 * 2 * 8
     assert shape.head == 32 * policy.tokens.size and shape.output == (32, policy.tokens.size)
     assert sum(a * b for a, b in shape.matrices) == shape.body
+
+
+def test_limits_by_hand() -> None:
+    """Layers of 10 multiply-adds a token and 2 a pair, an output layer of 4, 3 numbers kept of a token, of 2 bytes."""
+    shape = Shape(body=10, head=4, parameters=20, attention=2, cache=3, matrices=((2, 5),), output=(2, 2))
+    rates = Rates(read=100.0, decode=20.0, full=50.0, output=8.0, update=30.0, weights=400.0, cache=600.0)
+    counts = {
+        "prefill": Counts(passes=1, tokens=40, attended=100, cached=40),
+        "decode": Counts(passes=10, tokens=20, attended=60, cached=80, outputs=6),
+    }
+    work = UpdateCounts(tokens=60, attended=160, outputs=20, passes=2, steps=1)
+    found = limits(shape, rates, 2, counts, games=4, sampled=26, answers=8, update=work)
+    assert found["prefill"] == {"macs": 600, "arithmetic": 6.0, "memory": pytest.approx(0.85), "limit": 6.0}
+    # (200 + 120) / 20 + 24 / 8 and 10 passes over 20 bytes of weights; 200 numbers of caches; with 4 rows 5 passes
+    assert found["decode"] == {
+        "macs": 344, "arithmetic": 19.0, "memory": pytest.approx(1.5), "limit": 19.0, "full": pytest.approx(9.4)
+    }  # fmt: skip
+    assert found["sampling"]["limit"] == 20 * 4 / 8 and found["beliefs"]["macs"] == 32
+    assert found["update"]["arithmetic"] == 3 * (600 + 320 + 80) / 30
+    memory_bound = limits(shape, replace(rates, weights=1.0), 2, counts, games=4, sampled=26, answers=8, update=work)
+    assert memory_bound["decode"]["limit"] == pytest.approx(201.0)
+    assert memory_bound["decode"]["full"] == pytest.approx(101.0)
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_a_step_alone(workload: tuple[Policy, Script], steps: int) -> None:
+    """Five rows of a context of 60: the token in the last place sees all 60; of the last four, from 57 to 60; several
+    at a time go through the output layer, too."""
+    policy, _ = workload
+    shape, found = Shape.of(policy), step_alone(policy, 5, 60, steps, CPU)
+    seen = {1: 60.0, 4: 58.5}[steps]
+    assert found["macs"] == 5 * (shape.body + seen * shape.attention + (steps > 1) * shape.head)
+    assert 0 < found["limit"] < found["seconds"] and (found["rows"], found["context"]) == (5, 60)
+
+
+def test_rows_of_a_pass() -> None:
+    assert Counts(passes=4, tokens=10).rows == 2 and Counts().rows == 1
