@@ -33,7 +33,10 @@ TRAIN = [
     *SMALL, "name=tiny", "algo.iterations=1", "algo.games=4", "algo.concurrency=6",
     "algo.update.minibatches=1", "eval.games=0", "eval.every=0", "eval.final_games=6",
 ]  # fmt: skip
-STUDY = ["study=among_us_speech", "name=small", "select=tiny-*", "arms=[]", "games=6", "concurrency=6", "threads=1"]
+STUDY = [
+    "study=among_us_speech", "name=small", "select=tiny-*", "arms=[]", "games=6", "seed=7", "concurrency=6",
+    "threads=1",
+]  # fmt: skip
 CONDITIONS = {
     "as_trained": {},
     "crew_as_base": {"voices": {"crewmate": "base"}},
