@@ -35,7 +35,7 @@ from experiments.players import policy_folder as run_policy_folder
 from experiments.report import selected, write_cards
 from experiments.stages import Stage, base_folder, end_of, stages_of
 from experiments.terminal import Bar, say
-from marl.agents import SILENCE, Dubbed, ModelAgent, PlayConfig, model_agent
+from marl.agents import SILENCE, Dubbed, PlayConfig, model_agent
 from marl.cast import LEARNERS, Seats, by_role, learners_of, places, players_of
 from marl.chat import CHAT
 from marl.checkpoint import folder_digest
@@ -44,9 +44,9 @@ from marl.errors import UserError, check_writable
 from marl.evaluate import Metrics, metrics
 from marl.files import write_json, writing
 from marl.games import env_maker, file_digests
-from marl.memory import check_memory
+from marl.memory import Slots, check_memory
 from marl.planner import GAMES as PLANNED
-from marl.planner import SUFFIX, PlannerConfig, planning_agent
+from marl.planner import SLOTS, SUFFIX, PlannerConfig, planning_agent
 from marl.policy import Policy
 from marl.report import PAPER
 from marl.rollout import EVALUATION, draw_games, rollout
@@ -382,25 +382,30 @@ def play(cell: Cell, games: int, seed: int, concurrency: int, policies: Policies
     stand_ins = {name: (name if i else TRAINED, policy) for i, (name, policy) in enumerate(learners.items())}
     seating = dict(cell.seating)
     seated = {BASE: base, **learners}
+    room = places(seating, make_env())
+    dubbed = {name for role, voice in cell.voices.items() for name in (seating[role].player, voice)} - {SILENT}
+    dubbing = {name: seated.get(name) or run_policy(name, game, policies.device, base) for name in dubbed}
     caches, _ = player_slots(seating, make_env(), limits, {name: policy.lm.config for name, policy in seated.items()})
+    for role, voice in cell.voices.items():
+        if voice != SILENT:
+            caches.append(Slots.of(dubbing[voice].lm.config, limits.context, room[seating[role].player]))
+    if cell.planner:  # plans are weighed with slots of their own
+        caches += [Slots.of(policy.lm.config, limits.context, 0, SLOTS) for policy in learners.values()]
     check_memory(
         caches, 0, concurrency=concurrency, setting="concurrency", context=limits.context, device=policies.device
     )
     agents = seat_players(seating, make_env(), game, base, limits, cell.temperature, stand_ins)
-    room = places(seating, make_env())
     if cell.planner:
         for name in agents.keys() & stand_ins.keys():
             called, policy = stand_ins[name]
             agents[name] = planning_agent(called, policy, limits, room[name], cell.temperature, cell.planner, game)
 
-    def model(name: str, called: str, seats: int) -> ModelAgent:
-        policy = seated.get(name) or run_policy(name, game, policies.device, base)
-        return model_agent(called, policy, limits, seats, cell.temperature)
-
     for role, voice in cell.voices.items():  # with agents of their own, since others may play with the same policies
         player, called = seating[role].player, f"{role} in another's voice"
-        mover = model(player, agents[player].name, room[player])
-        speaker = SILENCE if voice == SILENT else model(voice, voice, room[player])
+        mover = model_agent(agents[player].name, dubbing[player], limits, room[player], cell.temperature)
+        speaker = (
+            SILENCE if voice == SILENT else model_agent(voice, dubbing[voice], limits, room[player], cell.temperature)
+        )
         agents[called] = Dubbed(mover, speaker, mover.name)
         seating[role] = dataclasses.replace(seating[role], player=called)
     drawn = draw_games(seed, EVALUATION, count=games)

@@ -44,7 +44,7 @@ from marl.human_dond import HumanView, NotReplayable, read_split, replay
 from marl.losses import Outputs
 from marl.memory import Slots, check_memory
 from marl.pikl import Floats
-from marl.planner import Decision, PlannerConfig, Reader, planning_agent, proposal, respond, weigh
+from marl.planner import SLOTS, Decision, PlannerConfig, Reader, planning_agent, proposal, respond, weigh
 from marl.policy import Policy
 from marl.pretrain import base_policy, human_seat
 from marl.report import PAPER
@@ -105,7 +105,7 @@ def main(cfg: DictConfig) -> None:
         parts.model, parts.base, parts.env, cache=Path(cfg.cache), human_data=cfg.data.dond, device=device, report=say
     )
     assert folder is not None
-    slots = Slots.of(base.lm.config, parts.algo.context, 2)  # somebody of its size against another
+    slots = Slots.of(base.lm.config, parts.algo.context, 2, SLOTS)  # one who plans against another of its size
     check_memory(
         [slots], 0, concurrency=cfg.concurrency, setting="concurrency", context=parts.algo.context, device=device
     )

@@ -297,7 +297,7 @@ def base_policy(
         make_once(folder, put_back if there else teach if base.lessons else make, report)
     policy = load_policy(folder, device, privileged_size)  # checks all that is in the folder
     if not is_it(folder):
-        raise UserError(f"{folder} holds a base made of other settings, as its policy.json says: remove it, to make it")
+        raise UserError(f"{folder} holds a base made of other settings (policy.json says of which): remove it")
     figures = read_card(folder)["figures"]
     report("base model: " + ", ".join(f"{name} {value:.3g}" for name, value in figures.items()))
     return policy, folder

@@ -41,6 +41,12 @@ def shuffle_seed(seed: int, iteration: int, place: int = SHUFFLE) -> int:
     return int(np.random.SeedSequence([seed, place, iteration]).generate_state(1)[0])
 
 
+def sampling_seed(game: Game, seat: int) -> int:
+    """Seeds all that one seat draws in one game, choices and words: of its game and its number alone, so that a game is
+    the same whatever is played beside it."""
+    return (game.seed * 16 + seat) % (1 << 63)
+
+
 def everyone(agent: Agent) -> Cast:
     """One agent in all seats."""
     return lambda game, env: dict.fromkeys(env.possible_agents, agent)
@@ -144,10 +150,9 @@ def _request(table: _Table, agent: str) -> Request | None:
     seen, info = table.observations[agent], table.infos[agent]
     if seen["turn"] == TurnKind.WAIT and not seen["text"] and not info["questions"]:
         return None
-    number = table.env.possible_agents.index(agent)
     return Request(
         key=(table.index, agent),
-        seed=(table.game.seed * 16 + number) % (1 << 63),
+        seed=sampling_seed(table.game, table.env.possible_agents.index(agent)),
         role=table.roles[agent],
         step=table.step,
         turn=TurnKind(seen["turn"]),

@@ -1058,7 +1058,10 @@ def main() -> int:
                 broken += 1
                 print(f"{name} BROKE\n{result.broken}", flush=True)
     print(f"{tried} inputs tried, {broken} kinds broke")
-    return int(broken > 0)
+    few = not given.kinds and tried < given.inputs  # a kind had no more of them
+    if few:
+        print(f"that is fewer than {given.inputs}")
+    return int(broken > 0 or few)
 
 
 if __name__ == "__main__":
