@@ -44,7 +44,7 @@ from marl.chat import CHAT
 from marl.checkpoint import (
     WAY_ON,
     check_alike,
-    copy_policy,
+    copy_folder,
     folder_digest,
     load_training,
     make_once,
@@ -81,6 +81,7 @@ from marl.evaluate import (
 from marl.files import write_json, write_text
 from marl.filtered_bc import FilteredBCConfig, train_filtered_bc
 from marl.games import env_maker, exchangeable, file_digests
+from marl.longer import BEGUN_AS, shorter_run, take_up
 from marl.memory import Slots, check_memory, learning_bytes
 from marl.monitor import episode_metrics
 from marl.planner import SLOTS
@@ -95,6 +96,7 @@ from marl.rl_pikl import RLPiklConfig, train_rl_pikl
 from marl.rollout import EVALUATION, WARM_START, draw_games, rollout
 from marl.runs import (
     CARD,
+    REFERENCE,
     check_there,
     check_unedited,
     claim,
@@ -112,7 +114,6 @@ from marl.types import Episode
 from marl.update import Learner, make_optimizer
 
 SHOWN = 40  # episodes kept of an iteration or an evaluation
-REFERENCE = "reference"  # in a run's folder, the base that it began with
 PLANNED = 8  # of an iteration's games with a planner, which note every action that it weighed
 
 
@@ -246,17 +247,23 @@ def lead(work: Work, ranks: Ranks) -> None:
     """The run, and everything that is written of it."""
     cfg, parts, folder = work.cfg, work.parts, work.folder
     learners = learners_of(parts.cast)
+    inputs = inputs_of(cfg, parts)
     newest = newest_checkpoint(folder / "checkpoints", say)
+    if (
+        newest is None
+        and (short := shorter_run(folder))
+        and (newest := take_up(short, folder, inputs, Path(cfg.cache)))
+    ):
+        say(f"{short} has the same settings and fewer iterations: this run goes on from its {newest.name}")
     before, began = read_state(newest) if newest else {}, time.monotonic()  # no clock that can be set back
     if newest and before.get("run") != folder.name:
         raise UserError(f"{newest} is of the run {before.get('run')}: put it back there, or {WAY_ON}")
-    inputs = inputs_of(cfg, parts)
+    anew = f"remove {folder}{f' and {folder.with_name(before[BEGUN_AS])}' if BEGUN_AS in before else ''} to begin anew"
     began_with = before.get("inputs", {}) if newest else inputs
     for name in {**inputs, **began_with}:
         if inputs.get(name) != began_with.get(name):
             raise UserError(
-                f"{name} is not what this run began with: it was made again, or edited; put the old one back, or "
-                f"remove {folder} to begin anew"
+                f"{name} is not what this run began with: it was made again, or edited; put the old one back, or {anew}"
             )
     commits = list(dict.fromkeys([*before.get("commits", []), git_commit()]))
     on = hardware()
@@ -270,6 +277,7 @@ def lead(work: Work, ranks: Ranks) -> None:
     noted = before.get("made_with", [])
     earlier = [noted] if isinstance(noted, dict) else noted  # earlier versions noted the last one alone
     made_with = earlier if now in earlier else [*earlier, now]
+    begun_as = {BEGUN_AS: before[BEGUN_AS]} if BEGUN_AS in before else {}
     bar = Bar(enabled=cfg.progress)
     say(f"run {folder}" + (f", {ranks.size} processes" if ranks.size > 1 else ""))
     if newest is None and (differs := nearest_run(folder)):
@@ -286,7 +294,7 @@ def lead(work: Work, ranks: Ranks) -> None:
         lines = lines_of(folder / METRICS_FILE) + lost
         return {
             "run": folder.name, "base": of_base, "wall_time": seconds, "commits": commits, "metrics_lines": lines,
-            "made_with": made_with, "inputs": inputs,
+            "made_with": made_with, "inputs": inputs, **begun_as,
             **({"chat": parts.chat.figures(before.get("chat"))} if parts.chat else {}),
         }  # fmt: skip
 
@@ -306,10 +314,10 @@ def lead(work: Work, ranks: Ranks) -> None:
                 f"{base_folder or cfg.model.name} is not the base that this run began with: it was made again, by "
                 f"other code or on other hardware, or is another version; put the old one back"
                 + (f" (without the new one {folder / REFERENCE} is put there)" if base_folder else "")
-                + f", or remove {folder} to begin anew"
+                + f", or {anew}"
             )
         if base_folder and not (folder / REFERENCE).exists():
-            copy_policy(base_folder, folder / REFERENCE)
+            copy_folder(base_folder, folder / REFERENCE)
         policies = learn(work, base, newest, tracker, note, bar, ranks)
     kept_base = str(base_folder) if base_folder else None
     for name, policy in policies.items():
@@ -327,6 +335,7 @@ def lead(work: Work, ranks: Ranks) -> None:
         deterministic=cfg.deterministic,
         git_commit=", ".join(commits),
         made_with=made_with,
+        **begun_as,
         wall_time=round(note()["wall_time"], 1),
         tokens=total(folder / METRICS_FILE, "rollout/tokens"),
         games=total(folder / METRICS_FILE, "rollout/games"),

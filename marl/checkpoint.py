@@ -136,14 +136,17 @@ def save_policy(folder: Path, policy: Policy, card: Mapping[str, Any]) -> None:
     write_folder(folder, write)
 
 
-def copy_policy(source: Path, to: Path) -> None:
-    """A saved policy once more: links to the same files, which nobody writes into, where the file system has them.
-    UserError where it is damaged."""
+def copy_folder(source: Path, to: Path, texts: Mapping[str, str] | None = None) -> None:
+    """A folder that `write_folder` made once more, with other `texts` in some files: links to the others, which nobody
+    writes into, where the file system has them. UserError where it is damaged."""
     if problem := verify_folder(source):
         raise UserError(f"{problem}: remove the folder")
 
     def write(new: Path) -> None:
         for name in read_json(source / "checksums.json"):
+            if texts and name in texts:
+                (new / name).write_text(texts[name])
+                continue
             try:
                 os.link(source / name, new / name)
             except OSError:
@@ -331,7 +334,7 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 def _fits(name: str, value: Any) -> bool:
     """Whether a note is of the kind that a run which goes on reads."""
     match name:
-        case "run":
+        case "run" | "begun_as":
             return isinstance(value, str)
         case "base":
             return isinstance(value, str | None)

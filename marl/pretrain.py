@@ -25,7 +25,7 @@ from envs.core import END, TurnKind
 from envs.dond_v0 import MESSAGE, Context, in_test
 from marl.agents import Player, TextAgent, beliefs_of
 from marl.batch import Seat, collate, seats_of
-from marl.checkpoint import copy_policy, load_policy, make_once, read_card, save_policy
+from marl.checkpoint import copy_folder, load_policy, make_once, read_card, save_policy
 from marl.errors import UserError, check_writable
 from marl.files import canonical
 from marl.games import env_maker, file_digests, game_module, scripted, scripts_module
@@ -286,7 +286,7 @@ def base_policy(
     def put_back() -> None:
         assert kept is not None
         report(f"the base model is not in the cache any more: {kept} is put there")
-        copy_policy(kept, folder)
+        copy_folder(kept, folder)
 
     def is_it(there: Path) -> bool:
         return canonical(read_card(there).get("made_of")) == canonical(made_of)

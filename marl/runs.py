@@ -27,6 +27,7 @@ from marl.files import canonical, read_json, write_json, write_text
 
 CARD = "run.json"
 CONFIG = "config.yaml"
+REFERENCE = "reference"  # the base that the run began with
 GROUPS = ("env", "cast", "eval.env", "eval.cast", "algo", "loss", "model", "base")  # of settings, that every run has
 SETTINGS: dict[str, type | tuple[type, ...]] = {  # that those who measure runs read
     "env.game": str,

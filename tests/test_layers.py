@@ -17,7 +17,7 @@ LAYERS = [
     "policy renaming",
     "optim sharding",
     "checkpoint tracking",
-    "engine",
+    "engine longer",
     "agents memory",
     "scripted human_dond chat",
     "games speech planner negotiation",
