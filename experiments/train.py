@@ -81,13 +81,13 @@ from marl.evaluate import (
 from marl.files import write_json, write_text
 from marl.filtered_bc import FilteredBCConfig, train_filtered_bc
 from marl.games import env_maker, exchangeable, file_digests
-from marl.longer import BEGUN_AS, shorter_run, take_up
+from marl.longer import BEGUN_AS, Longer, Unfit, shorter_run, take_up
 from marl.memory import Slots, check_memory, learning_bytes
 from marl.monitor import episode_metrics
 from marl.planner import SLOTS
 from marl.policy import Policy
 from marl.ppo import train_ppo
-from marl.pretrain import base_policy
+from marl.pretrain import base_folder, base_policy, base_settings
 from marl.ranks import ONE, Ranks, torchrun_ranks
 from marl.renaming import renaming
 from marl.report import build_report, read_evaluation
@@ -249,23 +249,6 @@ def lead(work: Work, ranks: Ranks) -> None:
     learners = learners_of(parts.cast)
     inputs = inputs_of(cfg, parts)
     newest = newest_checkpoint(folder / "checkpoints", say)
-    if (
-        newest is None
-        and (short := shorter_run(folder))
-        and (newest := take_up(short, folder, inputs, Path(cfg.cache)))
-    ):
-        say(f"{short} has the same settings and fewer iterations: this run goes on from its {newest.name}")
-    before, began = read_state(newest) if newest else {}, time.monotonic()  # no clock that can be set back
-    if newest and before.get("run") != folder.name:
-        raise UserError(f"{newest} is of the run {before.get('run')}: put it back there, or {WAY_ON}")
-    anew = f"remove {folder}{f' and {folder.with_name(before[BEGUN_AS])}' if BEGUN_AS in before else ''} to begin anew"
-    began_with = before.get("inputs", {}) if newest else inputs
-    for name in {**inputs, **began_with}:
-        if inputs.get(name) != began_with.get(name):
-            raise UserError(
-                f"{name} is not what this run began with: it was made again, or edited; put the old one back, or {anew}"
-            )
-    commits = list(dict.fromkeys([*before.get("commits", []), git_commit()]))
     on = hardware()
     now = {
         "torch": torch.__version__, "transformers": version("transformers"), "device": work.device.type,
@@ -274,6 +257,19 @@ def lead(work: Work, ranks: Ranks) -> None:
         "algo.update.token_budget": parts.algo.update.token_budget,
         **{name: on[name] for name in ("instructions", "threads", "gpu")},
     }  # fmt: skip
+    if newest is None:
+        newest = begin_further(work, inputs, now)
+    before, began = read_state(newest) if newest else {}, time.monotonic()  # no clock that can be set back
+    if newest and before.get("run") != folder.name:
+        raise UserError(f"{newest} is of the run {before.get('run')}: put it back there, or {WAY_ON}")
+    began_with = before.get("inputs", {}) if newest else inputs
+    for name in {**inputs, **began_with}:
+        if inputs.get(name) != began_with.get(name):
+            raise UserError(
+                f"{name} is not what this run began with: it was made again, or edited; put the old one back, or "
+                f"remove {folder} to begin anew"
+            )
+    commits = list(dict.fromkeys([*before.get("commits", []), git_commit()]))
     noted = before.get("made_with", [])
     earlier = [noted] if isinstance(noted, dict) else noted  # earlier versions noted the last one alone
     made_with = earlier if now in earlier else [*earlier, now]
@@ -314,7 +310,7 @@ def lead(work: Work, ranks: Ranks) -> None:
                 f"{base_folder or cfg.model.name} is not the base that this run began with: it was made again, by "
                 f"other code or on other hardware, or is another version; put the old one back"
                 + (f" (without the new one {folder / REFERENCE} is put there)" if base_folder else "")
-                + f", or {anew}"
+                + f", or remove {folder} to begin anew"
             )
         if base_folder and not (folder / REFERENCE).exists():
             copy_folder(base_folder, folder / REFERENCE)
@@ -369,6 +365,31 @@ def inputs_of(cfg: DictConfig, parts: Parts) -> dict[str, str]:
             if run is not None
         },
     }
+
+
+def begin_further(work: Work, inputs: Mapping[str, str], now: Mapping[str, Any]) -> Path | None:
+    """Takes up a finished run that is this one but for fewer iterations. Returns the newest checkpoint that it left, now
+    in this run's folder; None where there is none to take up."""
+    cfg, parts = work.cfg, work.parts
+    short = None if getattr(parts.algo, "anneal_lr", False) else shorter_run(work.folder)
+    if short is None or parts.base.data == "none":
+        return None
+    made_of = base_settings(parts.model, parts.base, parts.env, cfg.data.dond)
+    longer = Longer(
+        work.folder,
+        {"commits": [git_commit()], "made_with": [now], "inputs": inputs},
+        base_folder(Path(cfg.cache), made_of),
+        make(CheckpointConfig, plain(cfg.checkpoint), "checkpoint"),
+        tables=cfg.tracker.kind == "wandb",
+    )
+    told = f"{short} has the same settings and fewer iterations"
+    try:
+        newest = take_up(short, longer)
+    except Unfit as reason:
+        say(f"{told}, but {reason}: this run begins anew")
+        return None
+    say(f"{told}: this run goes on from its {newest.name}")
+    return newest
 
 
 def base_of(work: Work, bar: Bar, ranks: Ranks) -> tuple[Policy, Path | None]:

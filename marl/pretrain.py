@@ -244,33 +244,12 @@ def base_policy(
             "base.data=human needs the human dialogues: give their folder as data.dond=DIR (files data.txt, val.txt, "
             "test.txt of facebookresearch/end-to-end-negotiator, src/data/negotiate)"
         )
-    games = variants(env, base.vary)
-    human = data_files(Path(human_data)) if base.data == "human" and human_data else None
-    unused = {*base.vary, *getattr(game_module(env["game"]), "PAYMENT", ())}
-    if human_data and human:
-        unused |= {"contexts", "split"}  # people played contexts of their own
-        texts = recorded(human_data, "val", games).texts
-    else:
-        texts = scripted_texts(env["game"], games, base.seed, 50, base.players)
-    made_of = {
-        "format": FORMAT,
-        "texts": _digest("".join(texts)),
-        "model": asdict(model),
-        "base": base.made_of(),
-        "env": {k: v for k, v in env.items() if k not in unused},
-        "human_data": human,
-    }
-    if not human and tokenizer_games(base) < base.tokenizer_games:
-        made_of["tokenizer_games"] = tokenizer_games(base)
-    if not human:
-        made_of |= getattr(scripts_module(env["game"]), "VERSION", {})
-        varied = ({**env, name: value} for name, values in base.vary.items() for value in values)
-        made_of |= file_digests(env, *varied, *({**env, **lesson.env} for lesson in base.lessons))
-    digest = _digest(canonical(made_of))
-    folder = cache / f"{env['game']}-{base.data}-{digest}"
+    made_of = base_settings(model, base, env, human_data)
+    folder = base_folder(cache, made_of)
 
     def make() -> None:
         report(f"training the base model on {base.data} dialogues (once; kept in {folder})")
+        games = variants(env, base.vary)
         policy, figures = _train(model, base, env, games, human_data, device, progress, report)
         save_policy(folder, policy, {"made_of": made_of, "figures": figures, "game": env["game"]})
 
@@ -301,6 +280,40 @@ def base_policy(
     figures = read_card(folder)["figures"]
     report("base model: " + ", ".join(f"{name} {value:.3g}" for name, value in figures.items()))
     return policy, folder
+
+
+def base_settings(
+    model: ModelConfig, base: BaseConfig, env: Mapping[str, Any], human_data: str | None = None
+) -> dict[str, Any]:
+    """All that a trained base is made of: settings, and digests of the texts and files that it learns from."""
+    games = variants(env, base.vary)
+    human = data_files(Path(human_data)) if base.data == "human" and human_data else None
+    unused = {*base.vary, *getattr(game_module(env["game"]), "PAYMENT", ())}
+    if human_data and human:
+        unused |= {"contexts", "split"}  # people played contexts of their own
+        texts = recorded(human_data, "val", games).texts
+    else:
+        texts = scripted_texts(env["game"], games, base.seed, 50, base.players)
+    made_of = {
+        "format": FORMAT,
+        "texts": _digest("".join(texts)),
+        "model": asdict(model),
+        "base": base.made_of(),
+        "env": {k: v for k, v in env.items() if k not in unused},
+        "human_data": human,
+    }
+    if not human and tokenizer_games(base) < base.tokenizer_games:
+        made_of["tokenizer_games"] = tokenizer_games(base)
+    if not human:
+        made_of |= getattr(scripts_module(env["game"]), "VERSION", {})
+        varied = ({**env, name: value} for name, values in base.vary.items() for value in values)
+        made_of |= file_digests(env, *varied, *({**env, **lesson.env} for lesson in base.lessons))
+    return made_of
+
+
+def base_folder(cache: Path, made_of: Mapping[str, Any]) -> Path:
+    """Where in the cache the base of these `base_settings` is, or will be."""
+    return cache / f"{made_of['env']['game']}-{made_of['base']['data']}-{_digest(canonical(made_of))}"
 
 
 def tokenizer_games(base: BaseConfig) -> int:

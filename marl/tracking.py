@@ -334,7 +334,7 @@ def _start_wandb(
     import wandb  # takes a second, and only this tracker needs it
 
     with _writable(folder), tempfile.TemporaryFile(dir=folder):  # W&B would take another folder without a word
-        begun_here = (folder / METRICS_FILE).exists()
+        begun_here = any((folder / "wandb").glob(f"*run-*-{run_id}"))  # metrics may come from a shorter run
     settings = wandb.Settings(
         silent=True, console="off", init_timeout=30, disable_git=True, save_code=False, x_disable_stats=True
     )
@@ -356,6 +356,7 @@ def _start_wandb(
         raise UserError(f"W&B cannot be used with tracker.mode={mode} ({reason}); {WAYS_OUT}.") from error
     if run.starting_step and not begun_here:
         run.finish()
+        shutil.rmtree(Path(run.dir).parent, ignore_errors=True)  # or the next attempt would seem to go on from this one
         raise UserError(
             f"W&B has a run {run_id} of this configuration in the project {project} already, made from another folder: "
             f"delete it there, name another tracker.project, or {WAYS_OUT}."

@@ -17,7 +17,7 @@ LAYERS = [
     "policy renaming",
     "optim sharding",
     "checkpoint tracking",
-    "engine longer",
+    "engine",
     "agents memory",
     "scripted human_dond chat",
     "games speech planner negotiation",
@@ -33,6 +33,7 @@ LAYERS = [
     "evaluate transcripts",
     "report drift",
     "config",
+    "longer",
 ]
 LAYER = {name: depth for depth, line in enumerate(LAYERS) for name in line.split()}
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from experiments import train
 from marl.checkpoint import copy_folder, load_policy, read_card, save_policy
-from marl.config import identity, run_folder
+from marl.config import CheckpointConfig, identity, make, plain, run_folder
 from marl.files import read_json
-from marl.longer import BEGUN_AS, shorter_run, take_up
+from marl.longer import BEGUN_AS, Longer, Unfit, shorter_run, take_up
+from marl.pretrain import BaseConfig, ModelConfig, base_folder, base_settings
 from tests.composing import configure
 from tests.experiments.test_resume import SMALL
 from tests.torture import contents
@@ -73,7 +74,7 @@ def test_a_longer_run_goes_on_from_a_shorter_one(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("marl.longer._copy_record", stop)
+        patch.setattr("marl.longer.write_text", stop)
         run(place, 4, *STEADY)
     check(place, STEADY, 2, short.parents[1] / "bases", capsys)
 
@@ -85,7 +86,6 @@ def test_a_longer_run_goes_on_from_a_shorter_one(
         pytest.param(FILTERED, 2, id="filtered_bc"),
         # Its end was evaluated because it was the end: a longer run has no such line.
         pytest.param((*STEADY, "eval.every=3"), 1, id="evaluated at the end"),
-        pytest.param((*STEADY, "eval.every=0", "eval.games=0"), 2, id="never evaluated"),
     ],
 )
 def test_so_do_others(
@@ -95,28 +95,46 @@ def test_so_do_others(
     check(tmp_path, settings, begins_at, tmp_path / "bases", capsys)
 
 
-def longer(at: Path, *overrides: str) -> Path:
-    """The folder of a run that is about to begin."""
+def begun(at: Path, *overrides: str) -> Longer:
+    """A run that is to begin, and would note of itself what the first run noted."""
     cfg = configure("train", *STEADY, "algo.iterations=4", *overrides, f"runs={at}/runs", f"cache={at}/bases")
     folder = run_folder(cfg)
     folder.mkdir()
     OmegaConf.save(OmegaConf.create(identity(cfg)), folder / "config.yaml")
-    return folder
+    state = read_json(max(at.glob("runs/*/checkpoints/*")) / "state.json")
+    notes = {name: state[name] for name in ("commits", "made_with", "inputs")}
+    made_of = base_settings(
+        make(ModelConfig, *part(cfg, "model")), make(BaseConfig, *part(cfg, "base")), plain(cfg.env)
+    )
+    return Longer(folder, notes, base_folder(at / "bases", made_of), CheckpointConfig(1, 2), tables=False)
+
+
+def part(cfg: DictConfig, name: str) -> tuple[dict[str, Any], str]:
+    return {k: v for k, v in plain(cfg[name]).items() if k not in ("max_new_tokens", "critic")}, name
 
 
 def test_the_longest_of_the_same_settings_is_found(short: Path, place: Path) -> None:
-    found = shorter_run(longer(place))
+    found = shorter_run(begun(place).folder)
     assert found is not None and found.name == short.name
-    assert shorter_run(longer(place, "name=twice")) == found
-    assert shorter_run(longer(place, "seed=5")) is None
-    assert shorter_run(longer(place, "algo.update.learning_rate=2e-3")) is None
-    assert shorter_run(longer(place, "algo.anneal_lr=true")) is None  # even if the other one fell as well
-    assert shorter_run(longer(place, "algo.iterations=1")) is None
+    assert shorter_run(begun(place, "name=twice").folder) == found
+    for other in ("seed=5", "algo.update.learning_rate=2e-3", "algo.anneal_lr=true", "algo.iterations=1"):
+        assert shorter_run(begun(place, other).folder) is None
+    assert shorter_run(begun(place, "~algo.iterations").folder) is None
     (found / "run.json").unlink()
-    assert shorter_run(longer(place, "algo.iterations=5")) is None  # it has not ended
+    assert shorter_run(begun(place, "algo.iterations=5").folder) is None  # it has not ended
 
 
-def remakes_the_base(at: Path) -> None:
+@pytest.mark.parametrize("falls", ["algo.anneal_lr=true", "~algo.anneal_lr"])
+def test_a_run_whose_learning_rate_falls_begins_anew(
+    falls: str, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "shorter_run", lambda folder: pytest.fail("looked for"))
+    monkeypatch.setattr(train, "open_tracker", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        run(place, 4, *STEADY, falls)
+
+
+def remake(at: Path) -> None:
     (base,) = (at / "bases").glob("dond-*")
     policy, card = load_policy(base), read_card(base)
     with torch.no_grad():
@@ -124,36 +142,64 @@ def remakes_the_base(at: Path) -> None:
     save_policy(base, policy, {name: value for name, value in card.items() if name != "privileged_size"})
 
 
-def loses_the_base(at: Path) -> None:
+def lose_base(at: Path) -> None:
     shutil.rmtree(at / "bases")
     shutil.rmtree(next((at / "runs").glob("*/reference")))
 
 
-def damages_checkpoints(at: Path) -> None:
-    for weights in at.glob("runs/*/checkpoints/*/learner.safetensors"):
-        weights.write_bytes(weights.read_bytes()[:-1])
+def damage_reference(at: Path) -> None:
+    shutil.rmtree(at / "bases")
+    (next((at / "runs").glob("*/reference")) / "checksums.json").unlink()
 
 
-def loses_the_best(at: Path) -> None:
-    """It may be the longer run's best as well, and would be looked for there."""
+def rewrite(at: Path, **noted: Any) -> None:
+    """Gives the newest checkpoint other notes."""
     newest = max(at.glob("runs/*/checkpoints/iteration-*"))
-    best = {"best": {"iteration": 0, "score": 1.0}}
-    copy_folder(newest, newest, {"state.json": json.dumps({**read_json(newest / "state.json"), **best})})
+    copy_folder(newest, newest, {"state.json": json.dumps(read_json(newest / "state.json") | noted)})
     for other in newest.parent.iterdir():
         if other != newest:
             shutil.rmtree(other)
 
 
-@pytest.mark.parametrize("happens", [remakes_the_base, loses_the_base, loses_the_best, damages_checkpoints])
-def test_nothing_is_taken_that_would_not_be_the_same(happens: Callable[[Path], None], place: Path) -> None:
+def damage(at: Path, pattern: str, data: bytes) -> None:
+    for path in at.glob(f"runs/*/{pattern}"):
+        path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("happens", "told"),
+    [
+        (remake, "had another base"),
+        (lose_base, "had another base"),
+        (damage_reference, "had another base"),
+        (lambda at: damage(at, "checkpoints/*/learner.safetensors", b"0"), "has no whole checkpoint"),
+        (lambda at: damage(at, "metrics.jsonl", b""), "has lost some of its metrics"),
+        (lambda at: damage(at, "metrics.jsonl", b"\xff\n1\n"), "has lost some of its metrics"),
+        (lambda at: damage(at, "episodes/iteration-*.jsonl", b"\xff"), "has a file that cannot be read"),
+        (lambda at: damage(at, "run.json", b'{"arm": "x", "seeds": [1]}'), "was edited"),
+        (lambda at: rewrite(at, commits=["another"]), "was made with other code"),
+        (lambda at: rewrite(at, inputs={"contexts": "others"}), "was made with other files"),
+        (lambda at: rewrite(at, made_with=[]), "was made with other libraries, hardware or settings of speed"),
+        (lambda at: rewrite(at, run="another"), "has not all the checkpoints"),
+        (lambda at: rewrite(at, best={"iteration": 0, "score": 1.0}), "has not all the checkpoints"),
+        (rewrite, "has not all the checkpoints"),  # which lose the one before
+    ],
+)
+def test_nothing_is_taken_that_would_not_be_the_same(happens: Callable[[Path], None], told: str, place: Path) -> None:
+    longer = begun(place)
     happens(place)
-    folder = longer(place)
-    found = shorter_run(folder)
-    assert found is not None and take_up(found, folder, {}, place / "bases") is None
-    assert [path.name for path in folder.iterdir()] == ["config.yaml"]
+    found = shorter_run(longer.folder)
+    assert found is not None
+    with pytest.raises(Unfit, match=told):
+        take_up(found, longer)
+    assert [path.name for path in longer.folder.iterdir()] == ["config.yaml"]
 
 
-def test_nor_with_other_files(place: Path) -> None:
-    folder = longer(place)
-    found = shorter_run(folder)
-    assert found is not None and take_up(found, folder, {"contexts": "of others"}, place / "bases") is None
+def test_why_a_run_begins_anew_is_said(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "git_commit", lambda: "another")
+    monkeypatch.setattr(train, "open_tracker", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        run(place, 4, *STEADY)
+    assert "fewer iterations, but was made with other code: this run begins anew" in capsys.readouterr().out

@@ -406,6 +406,9 @@ def test_online_iterations_lost_and_made_again_are_there_once(tmp_path: Path, se
     with pytest.raises(UserError, match=r"run same .* project .* from another folder: delete it there"):
         online(tmp_path / "b")
     assert not (tmp_path / "b/metrics.jsonl").exists()
+    (tmp_path / "b/metrics.jsonl").write_text((tmp_path / "a/metrics.jsonl").read_text())  # as taken from another run
+    with pytest.raises(UserError, match="made from another folder"):
+        online(tmp_path / "b", resume=1)
     assert rows_of(service, "x") == whole
 
 
