@@ -368,8 +368,8 @@ def inputs_of(cfg: DictConfig, parts: Parts) -> dict[str, str]:
 
 
 def begin_further(work: Work, inputs: Mapping[str, str], now: Mapping[str, Any]) -> Path | None:
-    """Takes up a finished run that is this one but for fewer iterations. Returns the newest checkpoint that it left, now
-    in this run's folder; None where there is none to take up."""
+    """Takes up a finished run that is this one but for fewer iterations. Returns the newest checkpoint that it left,
+    now in this run's folder; None where there is none to take up."""
     cfg, parts = work.cfg, work.parts
     short = None if getattr(parts.algo, "anneal_lr", False) else shorter_run(work.folder)
     if short is None or parts.base.data == "none":
