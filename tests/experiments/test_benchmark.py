@@ -60,6 +60,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return run(f"out={out}") | {"out": out}
 
 
+@pytest.mark.slow
 def test_it_goes_on_from_what_was_measured(found: dict[str, Any], tmp_path: Path) -> None:
     """Nothing is measured twice, and nothing is lost to other settings."""
     path, before = tmp_path / "benchmark.json", json.loads((found["out"] / "benchmark.json").read_text())
@@ -78,6 +79,7 @@ def test_it_goes_on_from_what_was_measured(found: dict[str, Any], tmp_path: Path
     assert fresh["around"][0]["skipped"] == "the time set as `minutes` was spent"
 
 
+@pytest.mark.slow
 def test_what_has_no_room_is_not_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark, "free_memory", lambda device: 1_000)
     found = run(f"out={tmp_path}", "minutes=0")
@@ -512,6 +514,7 @@ def test_points_of_other_numbers_of_games_end_at_the_same_step(
     assert together.script(short).cut == together.script(replace(short, games=24)).cut < alone.script(short).cut
 
 
+@pytest.mark.slow
 def test_no_time_is_left(tmp_path: Path) -> None:
     found = run("minutes=0", f"out={tmp_path}")
     assert not measured(found)

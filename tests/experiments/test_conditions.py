@@ -271,6 +271,7 @@ def test_what_another_process_plays_is_left_to_it(
     assert len(cells_of(tmp_path)) == 2 and (tmp_path / "small.csv").exists()
 
 
+@pytest.mark.slow
 def test_learners_are_played_as_they_were_after_an_iteration(tmp_path: Path) -> None:
     rounds = ["algo.iterations=2", "algo.alternate=1", "checkpoint.every=1", "cast.imposter.player=rival"]
     train.main(configure("train", *TRAIN, *rounds, "ablation=full", "arm=turns", "seed=0", f"runs={tmp_path}"))

@@ -190,6 +190,7 @@ def test_no_two_players_are_called_the_same(runs: Path, tmp_path: Path) -> None:
     assert whole == [f"{tmp_path}/{name}/r-s0-11/policy" for name in "xy"]
 
 
+@pytest.mark.slow
 def test_runs_of_two_objectives_play_the_one_that_is_given(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

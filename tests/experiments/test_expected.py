@@ -212,6 +212,7 @@ def test_a_damaged_file_is_told_of_and_stops_nothing(tmp_path: Path, capsys: pyt
     assert told.count("\n") == 1 and "NAME.csv: expected the columns arm,metric,iteration,low,high" in told
 
 
+@pytest.mark.slow
 def test_training_says_where_it_leaves_the_band(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
