@@ -1024,7 +1024,9 @@ def try_kind(kind: Kind, count: int, seed: int) -> Result:
 
     try:
         one()
-    except Exception as error:
+    except (
+        Exception
+    ) as error:  # whatever an input raises is what is looked for: it is kept, told, and fails the command
         each = error.exceptions if isinstance(error, BaseExceptionGroup) else [error]
         return Result(outcomes, "\n".join(map(explained, each)))
     return Result(outcomes)

@@ -125,9 +125,7 @@ def test_the_longest_of_the_same_settings_is_found(short: Path, place: Path) -> 
 
 
 @pytest.mark.parametrize("falls", ["algo.anneal_lr=true", "~algo.anneal_lr"])
-def test_a_run_whose_learning_rate_falls_begins_anew(
-    falls: str, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_whose_learning_rate_falls_begins_anew(falls: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train, "shorter_run", lambda folder: pytest.fail("looked for"))
     monkeypatch.setattr(train, "open_tracker", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
