@@ -233,15 +233,15 @@ def trl_version() -> str | None:
     return version("trl") if importlib.util.find_spec("trl") else None
 
 
-def trl_iteration(policy: Policy, script: Script, watch: Stopwatch, rows: int) -> list[Episode]:
+def trl_iteration(policy: Policy, script: Script, watch: Stopwatch, rows: int, update_tokens: int) -> list[Episode]:
     """One iteration of TRL's GRPOTrainer: a rollout of many turns, and one optimiser step over all its rows.
 
     The rollout is a `rollout_func`, TRL's own way for many turns: it plays the games as `GenerateAgent` does without a
     cache (TRL keeps none between turns either) and hands back one completion a seat, all tokens but the first, with
     `env_mask` on those that were sampled. Everything else that `train()` does counts as update: padding, its forward
-    passes, GRPO's loss, one AdamW step at learning rate 0. A game's seats are one group, and one forward pass. No
-    reference model, no gradient checkpointing, float32. It learns from no belief question and has no value head: less
-    work than ours.
+    passes, GRPO's loss, one AdamW step at learning rate 0. A game's seats are one group, and a forward pass reads as
+    many games as `update_tokens` padded tokens hold, at least one. No reference model, no gradient checkpointing,
+    float32. It learns from no belief question and has no value head: less work than ours.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that rollout_func is experimental; a fast tokenizer's own hints
@@ -249,6 +249,8 @@ def trl_iteration(policy: Policy, script: Script, watch: Stopwatch, rows: int) -
         from trl import GRPOConfig, GRPOTrainer
     seats = [(number, agent) for number, streams in enumerate(script.streams) for agent in streams]
     players = len(script.streams[0])
+    fitting = max(update_tokens // (players * script.longest), 1)
+    games = max(n for n in range(1, len(script.games) + 1) if len(script.games) % n == 0 and n <= fitting)
     lm = copy.deepcopy(policy.lm)  # the trainer puts a forward pass of its own into it
     actor = Policy(lm, policy.tokens).to(policy.device)
     episodes: list[Episode] = []
@@ -276,8 +278,8 @@ def trl_iteration(policy: Policy, script: Script, watch: Stopwatch, rows: int) -
             args=GRPOConfig(
                 output_dir=folder,
                 max_steps=1,
-                per_device_train_batch_size=players,
-                gradient_accumulation_steps=len(script.games),
+                per_device_train_batch_size=games * players,
+                gradient_accumulation_steps=len(script.games) // games,
                 num_generations=players,
                 learning_rate=0.0,
                 beta=0.0,

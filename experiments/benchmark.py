@@ -29,7 +29,8 @@ start); else what `out` holds is put aside as benchmark-1.json. What a figure is
   On a GPU each phase is waited for, which costs a little.
 - rows: in one game one player at a time speaks, so that a pass that decodes has at most a row for each game. Its limit
   is that of products with as many rows as passes had on average; beside it stands what a row for every game would take.
-- update: measured over at most `update_rows` rows and scaled to all by their tokens.
+- update: measured over at most `update_rows` rows, in passes of at most `update_tokens` tokens (TRL's too, and of one
+  game at least), and scaled to all by their tokens.
 - on_processor: processor seconds that the process got in a second; others: the share of all processors that everybody
   else had meanwhile (Linux). Where the first is below 1 on a CPU or the second is not small, the times mean little; the
   line says so.
@@ -155,6 +156,7 @@ class Settings:
     decode_steps: int
     repeats: int
     update_rows: int
+    update_tokens: int
     baseline_games: int
     baseline_rows: tuple[int, ...]
     rows_cut: int
@@ -177,6 +179,7 @@ class Settings:
             "decode_steps",
             "repeats",
             "update_rows",
+            "update_tokens",
             "baseline_games",
             "rows_cut",
             "step_rows",
@@ -357,7 +360,7 @@ class Bench:
         """How far memory will rise in this engine, known before it plays: the cache, then either the widest pass or the
         batch and what the update keeps."""
         config, dtype = self.config(point), DTYPES[point.dtype]
-        slots, update = point.games * point.players, UpdateConfig(bf16=point.dtype == "bfloat16")
+        slots, update = point.games * point.players, self.update_config(DTYPES[point.dtype])
         size = size_of(config, point.context)
         cache = slots * size.slot * dtype.itemsize // torch.float32.itemsize
         playing = playing_bytes(config, self.device, slots=slots, context=point.context, dtype=dtype)
@@ -481,7 +484,7 @@ class Bench:
         work = self.learn(learner, batch, dtype, watch)
         peak, cache, counts = memory.rise(), agent.engine.cache.nbytes, agent.engine.counts
         rates = measure_rates(
-            shape, counts["decode"].rows, point.games, script.seats, UpdateConfig().token_budget, cache, dtype,
+            shape, counts["decode"].rows, point.games, script.seats, self.settings.update_tokens, cache, dtype,
             self.device,
         )  # fmt: skip
         limit = limits(shape, rates, dtype.itemsize, counts, point.games, script.sampled, script.answers, work)
@@ -491,11 +494,18 @@ class Bench:
             "peak_bytes": peak, "cache_bytes": cache, "predicted_bytes": predicted,
         }  # fmt: skip
 
+    def update_config(self, dtype: torch.dtype) -> UpdateConfig:
+        """On a GPU, where there is a kernel for it, without padding."""
+        bf16 = dtype == torch.bfloat16
+        return UpdateConfig(
+            bf16=bf16, token_budget=self.settings.update_tokens, padding_free=bf16 and self.device.type == "cuda"
+        )
+
     def learn(self, policy: Policy, batch: TokenBatch, dtype: torch.dtype, watch: Stopwatch) -> UpdateCounts:
         """One PPO pass over the batch: measured on `update_rows` rows, and scaled to all."""
         some = batch.select(torch.arange(min(self.settings.update_rows, batch.shape[0])))
         losses: dict[str, Loss] = {"policy": PolicyLoss(), "value": ValueLoss(), "listening": ListeningLoss()}
-        config = UpdateConfig(bf16=dtype == torch.bfloat16)
+        config = self.update_config(dtype)
         optimizer = torch.optim.AdamW(policy.parameters(), lr=0.0)
         passes: list[int] = []
         with watch.phase("update"):
@@ -521,7 +531,7 @@ class Bench:
     def trl(self, script: Script, point: Point, rows: int) -> dict[str, Any]:
         """TRL once: a rollout and an update."""
         watch, memory = Stopwatch(self.device), PeakMemory(self.device)
-        script.check(trl_iteration(self.policy(point), script, watch, rows))
+        script.check(trl_iteration(self.policy(point), script, watch, rows, self.settings.update_tokens))
         return {"seconds": watch.seconds, "read": {}, "peak_bytes": memory.rise()}
 
     def play(self, agent: Agent, script: Script, watch: Stopwatch) -> list[Episode]:

@@ -291,7 +291,9 @@ def identity(cfg: DictConfig) -> dict[str, Any]:
     algo = settings["algo"]
     algo.pop("concurrency", None)
     algo["update"].pop("token_budget", None)
-    faster = ((algo, "decode_steps", 1), (algo, "play_bf16", False), (algo["update"], "gradient_checkpointing", False))
+    steps = algo["update"]
+    faster = ((algo, "decode_steps", 1), (algo, "play_bf16", False), (steps, "gradient_checkpointing", False),
+              (steps, "padding_free", False))  # fmt: skip
     for part, name, off in faster:
         if part[name] == off:
             del part[name]

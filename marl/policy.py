@@ -26,6 +26,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from marl.errors import UserError
 from marl.tokens import Tokens
+from marl.varlen import read_rows
 
 disable_progress_bar()  # of loading and saving a handful of tensors
 
@@ -66,8 +67,11 @@ class Policy(nn.Module):
         longest = getattr(config, "max_position_embeddings", None)
         return 1 << 30 if longest is None else int(longest)
 
-    def hidden(self, tokens: Tensor) -> Tensor:
-        """Last hidden states (B, T, D) of tokens (B, T). Rows are padded on the right, so causality is mask enough."""
+    def hidden(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Last hidden states (B, T, D) of tokens (B, T). Rows are padded on the right, so causality is mask enough.
+        With `lengths` (B,), within `varlen(lm)`, padding is not read."""
+        if lengths is not None:
+            return read_rows(self.lm, tokens, lengths)
         return self.lm.base_model(input_ids=tokens, use_cache=False).last_hidden_state
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ terms don't dilute one another. A term of weight 0 is measured on detached outpu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,6 +23,7 @@ from marl.renaming import Renaming
 from marl.sharding import Shards, is_split
 from marl.sharding import whole as whole_tensor
 from marl.types import Kind, TokenBatch
+from marl.varlen import check_varlen, varlen
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class UpdateConfig:
     temperature: float = 1.0  # set by the loops to the rollout's: the distribution that was sampled is the one scored
     bf16: bool = False  # autocast the forward pass; log-probabilities stay in float32
     gradient_checkpointing: bool = False  # compute activations again in the backward pass: memory and speed only
+    padding_free: bool = False  # rows one behind the other, by attention that knows where each begins: speed only
 
     def __post_init__(self) -> None:
         for name in ("epochs", "minibatches", "token_budget"):
@@ -59,6 +61,8 @@ def make_optimizer(policy: Policy, config: UpdateConfig) -> Optimizer:
     updated as configured."""
     with recomputation(config, policy):
         pass
+    if config.padding_free:
+        check_varlen(policy.lm, config.bf16)
     return OPTIMIZERS[config.optimizer](policy, config.learning_rate, config.weight_decay)
 
 
@@ -84,14 +88,16 @@ def forward(
     temperature: float,
     reads: Mapping[str, bool],
     reference: Policy | None = None,
+    padding_free: bool = False,
 ) -> Outputs:
     """One pass over a batch. `reads` maps each needed part of the outputs to whether it is trained; `divergence` is
-    that from `reference`.
+    that from `reference`. `padding_free`: within `reading_rows`, so that padding is not read.
 
     Parts are computed apart from one another, and those that are not trained without gradient, so that measuring a part
     changes no bit of the others.
     """
-    hidden = policy.hidden(batch.tokens)  # (B, T, D)
+    lengths = batch.lengths if padding_free else None
+    hidden = policy.hidden(batch.tokens, lengths)  # (B, T, D)
     before = hidden[:, :-1]  # the state that predicts token t stands at t - 1
     zeros = torch.zeros(batch.tokens.shape, device=hidden.device)
     outputs = Outputs(zeros, zeros, zeros, torch.zeros(0, 1, device=hidden.device), zeros)
@@ -107,7 +113,8 @@ def forward(
         assert reference is not None, "a divergence is from a reference"
         there = batch.to(reference.device)
         with torch.no_grad():
-            theirs = reply_logprobs(reference, reference.hidden(there.tokens), there, temperature).to(hidden.device)
+            states = reference.hidden(there.tokens, there.lengths if padding_free else None)
+            theirs = reply_logprobs(reference, states, there, temperature).to(hidden.device)
         with torch.set_grad_enabled(torch.is_grad_enabled() and reads["divergence"]):
             ours = reply_logprobs(policy, hidden, batch, temperature)  # (M, V)
             gaps = (ours - theirs).masked_fill(ours == -torch.inf, 0.0)  # what is never sampled is so for both
@@ -171,8 +178,11 @@ def add_reference(
         if not len(rows):
             continue
         part = batch.select(rows, int(lengths[rows].max()))
-        with autocast(config, reference.device):
-            logprobs = forward(reference, part.to(reference.device), config.temperature, {"reply": False}).logprobs
+        with autocast(config, reference.device), reading_rows(config, reference):
+            logprobs = forward(
+                reference, part.to(reference.device), config.temperature, {"reply": False},
+                padding_free=config.padding_free,
+            ).logprobs  # fmt: skip
         result[rows, : part.shape[1]] = logprobs.cpu()
     return replace(batch, reference_logprobs=ranks.add(result.to(reference.device)).cpu())
 
@@ -237,6 +247,16 @@ def recomputation(config: UpdateConfig, policy: Policy) -> AbstractContextManage
     return recomputing(policy.lm) if config.gradient_checkpointing else nullcontext()
 
 
+@contextmanager
+def reading_rows(config: UpdateConfig, *policies: Policy | None) -> Iterator[None]:
+    """Within, forward and backward passes of these policies are without padding, where the settings say so."""
+    with ExitStack() as stack:
+        for policy in policies if config.padding_free else ():
+            if policy is not None:
+                stack.enter_context(varlen(policy.lm))
+        yield
+
+
 def update(
     policy: Policy,
     reference: Policy | None,
@@ -279,17 +299,18 @@ def update(
             for side, terms, wanted, lengths in sides:
                 asked = lengths.nonzero()[:, 0] if terms else lengths[:0]
                 for part, read in passes(policy, side, asked, lengths, config, ranks):
-                    with autocast(config, policy.device), recomputation(config, policy):
-                        outputs = forward(policy, part, config.temperature, wanted, reference)
-                    total = torch.zeros((), device=policy.device)
-                    for name, loss in terms.items():
-                        values, mask = loss(part, outputs)
-                        summed = values[mask].sum() / max(counts[name], 1)
-                        if loss.weight:
-                            total = total + loss.weight * summed
-                        totals.add(f"loss/{name}", float(summed.detach()) * counts[name], 0)
-                    if total.requires_grad:
-                        total.backward()
+                    with reading_rows(config, policy, reference):
+                        with autocast(config, policy.device), recomputation(config, policy):
+                            outputs = forward(policy, part, config.temperature, wanted, reference, config.padding_free)
+                        total = torch.zeros((), device=policy.device)
+                        for name, loss in terms.items():
+                            values, mask = loss(part, outputs)
+                            summed = values[mask].sum() / max(counts[name], 1)
+                            if loss.weight:
+                                total = total + loss.weight * summed
+                            totals.add(f"loss/{name}", float(summed.detach()) * counts[name], 0)
+                        if total.requires_grad:
+                            total.backward()
                     if "policy" in terms:
                         _diagnose(own, part, outputs)
                     progress(read if side is whole else 0)

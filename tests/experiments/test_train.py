@@ -424,10 +424,11 @@ def test_names_follow_from_the_configuration() -> None:
     human = [configure(f"data.dond={folder}", "base=human") for folder in ("here", "there")]
     assert config_hash(human[0]) == config_hash(human[1]) != config_hash(configure())
     assert config_hash(configure("reward.speaking.weight=0.4")) != config_hash(configure())
-    quick = ("algo.decode_steps=2", "algo.play_bf16=true", "algo.update.gradient_checkpointing=true")
+    quick = ("algo.decode_steps=2", "algo.play_bf16=true", "algo.update.gradient_checkpointing=true",
+             "algo.update.padding_free=true")  # fmt: skip
     faster = identity(configure(*quick))
     assert (faster["algo"].pop("decode_steps"), faster["algo"].pop("play_bf16")) == (2, True)
-    assert faster["algo"]["update"].pop("gradient_checkpointing")
+    assert faster["algo"]["update"].pop("gradient_checkpointing") and faster["algo"]["update"].pop("padding_free")
     assert faster == identity(configure())  # where they are off, a run is what it was before they were there
 
 

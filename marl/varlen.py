@@ -1,0 +1,122 @@
+"""Rows of different lengths one behind the other in a single pass, without padding.
+
+All layers but attention work token by token, so attention alone has to know where a row begins. It is told by the
+rows' lengths: on a GPU in half precision a kernel of torch reads them all at once, elsewhere they are read one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, PreTrainedModel
+
+from marl.errors import UserError
+
+VARLEN = "rows_of_their_own_lengths"
+UNKNOWN = ("sliding_window", "softcap", "s_aux", "position_bias")  # what some models ask of attention beside causality
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    *,
+    row_lengths: Sequence[int],
+    row_ends: Tensor,
+    **asked: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention of each token to its own row, as `transformers` calls it.
+
+    query: (1, H, N, D), key and value: (1, G, N, D), G heads shared by H. `row_lengths` sum to N; `row_ends`
+    (rows + 1,) int32 are their cumulative sums from 0 on. Returns (1, N, H, D). Raises UserError where a layer asks for
+    attention of another kind.
+    """
+    other = [name for name in UNKNOWN if asked.get(name) is not None]
+    if other or attention_mask is not None or dropout:
+        raise UserError(f"its attention has a {other[0] if other else 'mask' if dropout == 0 else 'dropout'}")
+    shared = query.shape[1] // key.shape[1]
+    device = query.device.type
+    # as scaled_dot_product_attention is: autocast does not know of the kernel
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
+    if has_kernel(query, dtype):
+        key, value = (each.repeat_interleave(shared, 1) for each in (key, value))
+        q, k, v = (each[0].transpose(0, 1).to(dtype) for each in (query, key, value))
+        longest = max(row_lengths)
+        found = varlen_attn(q, k, v, row_ends, row_ends, longest, longest, scale=scaling, window_size=(-1, 0))
+        assert isinstance(found, Tensor), "asked for nothing beside it"
+        return found[None], None
+    rows = zip(*(each.split(list(row_lengths), 2) for each in (query, key, value)), strict=True)
+    results = [
+        scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=shared > 1) for q, k, v in rows
+    ]
+    return torch.cat(results, 2).transpose(1, 2).contiguous(), None
+
+
+def has_kernel(query: Tensor, dtype: torch.dtype) -> bool:
+    return query.is_cuda and dtype in (torch.bfloat16, torch.float16)
+
+
+AttentionInterface.register(VARLEN, attention)
+
+
+@contextmanager
+def varlen(lm: PreTrainedModel) -> Iterator[None]:
+    """Within, the model's attention is that of `read_rows`, also where a backward pass computes a layer again."""
+    before = lm.config._attn_implementation
+    lm.set_attn_implementation(VARLEN)
+    try:
+        yield
+    finally:
+        lm.set_attn_implementation(before)
+
+
+def read_rows(lm: PreTrainedModel, tokens: Tensor, lengths: Tensor) -> Tensor:
+    """Last hidden states (B, T, D) of tokens (B, T), of which each row's first `lengths` (B,) are read; 0 behind them.
+    To be called within `varlen(lm)`."""
+    inside = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
+    inside[0, 0] = True  # a batch of padding has a token too
+    places = inside.nonzero()
+    rows = inside.sum(1)
+    read = lm.base_model(
+        input_ids=tokens[inside][None],
+        position_ids=places[None, :, 1],
+        use_cache=False,
+        row_lengths=[length for length in rows.tolist() if length],
+        row_ends=nn.functional.pad(rows[rows > 0].cumsum(0), (1, 0)).to(torch.int32),
+    ).last_hidden_state
+    hidden = read.new_zeros(*tokens.shape, read.shape[-1])
+    hidden[inside] = read[0]
+    return hidden
+
+
+@torch.no_grad()
+def check_varlen(lm: PreTrainedModel, bf16: bool = False) -> None:
+    """Raises UserError for a model that does not read a row behind another as it reads it alone: one with recurrent
+    layers, with windows, or with attention in code of its own. `bf16`: it is read under autocast too."""
+    size = min(16, lm.config.get_text_config().vocab_size)
+    tokens = torch.stack([torch.arange(size), torch.arange(size).flip(0)]).to(lm.device)
+    lengths = torch.tensor([size, size], device=lm.device)
+    try:
+        alone = lm.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+        with varlen(lm):
+            together = read_rows(lm, tokens, lengths)
+            with torch.autocast(lm.device.type, torch.bfloat16, enabled=bf16):
+                read_rows(lm, tokens, lengths)
+        if torch.allclose(together, alone, atol=1e-4, rtol=1e-3):
+            return
+        why = "it reads a row behind another otherwise than alone"
+    except UserError as error:
+        why = str(error)
+    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+    raise UserError(f"algo.update.padding_free=true: not with {type(lm).__name__} ({why}); leave it out")
