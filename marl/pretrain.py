@@ -362,6 +362,12 @@ def _train(
         draw = _epochs(human_data, games, tokens, base)
     else:
         held_out = _held_out(env, tokens, base)
+        longest = max(len(episode.streams[agent]) for episode, agent in held_out)
+        if longest > model.context:
+            raise UserError(
+                f"model.context={model.context}: one seat's view of a scripted game has up to {longest} tokens; raise "
+                "model.context or lower the game's message and turn limits"
+            )
         steps = math.ceil(len(games[0]().possible_agents) * base.games / base.rows)
         draw = _batches(_chunks(game, games, tokens, base, base.players, (CORPUS,), steps * base.rows), base, (CORPUS,))
     with dropout(policy, base.dropout, torch.Generator().manual_seed(base.seed)):

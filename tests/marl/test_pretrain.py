@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,16 @@ def test_how_many_games_a_tokenizer_is_made_of() -> None:
     assert "tokenizer_games" not in BaseConfig(data="human", tokenizer_games=200).made_of()
     with pytest.raises(UserError, match=r"base\.tokenizer_games=0: must be at least 1"):
         BaseConfig(tokenizer_games=0)
+
+
+def test_a_context_that_holds_no_scripted_game_is_refused_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pretrain, "fit", lambda *_: pytest.fail("it began to train"))
+    short = replace(MODEL, context=64)
+    with pytest.raises(UserError, match=r"^model.context=64: one seat's view .* has up to (\d{3,}) tokens; raise"):
+        base_policy(short, small(), ENV, cache=tmp_path, report=lambda _: None)
+    assert not list(tmp_path.glob("*/policy.json"))
 
 
 def test_an_edited_file_of_contexts_makes_another_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
