@@ -363,7 +363,9 @@ class Bench:
         slots, update = point.games * point.players, self.update_config(DTYPES[point.dtype])
         size = size_of(config, point.context)
         cache = slots * size.slot * dtype.itemsize // torch.float32.itemsize
-        playing = playing_bytes(config, self.device, slots=slots, context=point.context, dtype=dtype)
+        playing = playing_bytes(
+            config, self.device, slots=slots, speaking=point.games, context=point.context, dtype=dtype
+        )
         learning = learning_bytes(
             config, self.device, rows=max(update.token_budget // point.context, 1), length=point.context,
             replies=point.context // 2, bf16=update.bf16,

@@ -384,7 +384,7 @@ def step_alone(policy: Policy, rows: int, context: int, decode_steps: int, devic
     cost less in longer contexts says nothing of attention. The median of STEPS, after one that is not counted.
     """
     engine, shape = Engine(policy, rows + 1, context), Shape.of(policy)
-    slots = [slot for slot in range(rows + 1) if slot != 1]  # not side by side, as in games: what they hold is copied
+    slots = [slot for slot in range(rows + 1) if slot != 1]  # not side by side, as in games: copied, once
     several = decode_steps if engine.can_write else 1
     start = max(context - several, 0)
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None

@@ -34,12 +34,69 @@ READ_BUDGET = 8192  # padded tokens in one pass that reads
 STRETCH = 128  # captured steps reach into slots by multiples of this
 
 
+class Desk:
+    """Which slots have a second copy of their keys and values, side by side at places 0, 1, ..., and how much of each.
+
+    Attention wants a pass's rows side by side. Those that speak seldom are: one seat in each game. Copied for each of
+    their tokens, they would cost several times what attention itself does; here a slot is copied once, when it begins
+    to speak, and then only grows.
+    """
+
+    def __init__(self) -> None:
+        self.slots: list[int] = []  # by place; -1 where nobody's
+        self.held: dict[int, tuple[int, int]] = {}  # by slot: its place, and how many of its tokens are there
+
+    def clear(self) -> None:
+        self.slots, self.held = [], {}
+
+    def spill(self) -> None:
+        """Everybody keeps the place, and nothing is there: so that games don't depend on how many spoke before."""
+        self.held = {slot: (place, 0) for slot, (place, _) in self.held.items()}
+
+    def cut(self, slot: int, length: int) -> None:
+        """What stands in the slot behind its first `length` tokens is not what it was."""
+        if slot in self.held:
+            place, known = self.held[slot]
+            self.held[slot] = place, min(known, length)
+
+    def seat(self, slots: Sequence[int], lengths: Sequence[int]) -> tuple[list[int], list[tuple[int, int, int, int]]]:
+        """Gives R slots, of which each holds so many tokens and reads one more, the first R places.
+
+        Returns which of them stands at each place, (R,), and what is missing there: place, slot, from where, up to
+        where.
+        """
+        size = len(slots)
+        self.slots += [-1] * (size - len(self.slots))
+        which = [-1] * size
+        coming = []
+        for i, slot in enumerate(slots):
+            place, _ = self.held.get(slot, (size, 0))
+            if place < size:
+                which[place] = i
+            else:
+                coming.append(i)
+        for place, i in zip([place for place in range(size) if which[place] < 0], coming, strict=True):
+            if slots[i] in self.held:  # further back: copied again rather than moved
+                self.slots[self.held[slots[i]][0]] = -1
+            self.held.pop(self.slots[place], None)
+            self.slots[place], which[place] = slots[i], i
+            self.held[slots[i]] = place, 0
+        missing = []
+        for place, i in enumerate(which):
+            known = self.held[slots[i]][1]
+            if known < lengths[i]:
+                missing.append((place, slots[i], known, lengths[i]))
+            self.held[slots[i]] = place, lengths[i] + 1
+        return which, missing
+
+
 class SlotLayer(CacheLayerMixin):
     """One layer's keys and values for all slots, (S, L + 1, H, D); the last position takes the writes of padding."""
 
     def __init__(self, cache: SlotCache) -> None:
         super().__init__()
         self.cache: SlotCache = weakref.proxy(cache)  # or its memory would stay until the next garbage collection
+        self.desk: list[Tensor] = []  # keys and values (P, L + 1, H, D) of the slots at the desk's places
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         _, heads, _, width = key_states.shape
@@ -60,11 +117,35 @@ class SlotLayer(CacheLayerMixin):
         c = self.cache
         self.keys[c.rows[:, None], c.positions] = key_states.transpose(1, 2)
         self.values[c.rows[:, None], c.positions] = value_states.transpose(1, 2)
-        if isinstance(c.chosen, slice):
+        if c.missing is not None:
+            keys, values = self._at_desk(c.missing, key_states, value_states)
+        elif isinstance(c.chosen, slice):
             keys, values = self.keys[c.chosen, : c.end], self.values[c.chosen, : c.end]
         else:  # three times as fast as indexing, and the same
             keys, values = (each[:, : c.end].index_select(0, c.chosen) for each in (self.keys, self.values))
         return keys.transpose(1, 2), values.transpose(1, 2)
+
+    def _at_desk(
+        self, missing: Sequence[tuple[int, int, int, int]], key_states: Tensor, value_states: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The rows' keys and values (R, end, H, D) up to their new tokens (R, H, 1, D); row r is at place r."""
+        c, size = self.cache, len(key_states)
+        assert self.keys is not None and self.values is not None
+        pairs = ((self.keys, key_states), (self.values, value_states))
+        self.make_room()
+        rows = torch.arange(size, device=key_states.device)
+        for copied, (each, states) in zip(self.desk, pairs, strict=True):
+            for place, slot, start, end in missing:
+                copied[place, start:end] = each[slot, start:end]
+            copied[rows, c.positions[:, 0]] = states[:, :, 0]
+        keys, values = (copied[:size, : c.end] for copied in self.desk)
+        return keys, values
+
+    def make_room(self) -> None:
+        """Gives the desk as many places as it is to have."""
+        if self.keys is not None and self.values is not None and len(next(iter(self.desk), ())) < self.cache.places:
+            shape = (self.cache.places, *self.keys.shape[1:3])  # zeros, for what is masked counts 0 times what is there
+            self.desk = [each.new_zeros(*shape, each.shape[3]) for each in (self.keys, self.values)]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.cache.end, 0
@@ -135,6 +216,8 @@ class SlotCache(Cache):
         self.rows = self.positions = torch.empty(0, dtype=torch.int64)
         self.span: slice | None = None
         self.end = 0
+        self.desk, self.places = Desk(), 0  # and how many it has room for
+        self.missing: list[tuple[int, int, int, int]] | None = None  # of a pass at the desk
         layers: list[Any] = []
         for kind in kinds:
             if kind in RECURRENT:
@@ -144,10 +227,38 @@ class SlotCache(Cache):
         super().__init__(layers=layers)
         self.states = [layer for layer in layers if isinstance(layer, StateLayer)]
 
-    def at(self, rows: Tensor, positions: Tensor, end: int, span: slice | None) -> None:
-        self.rows, self.positions, self.end, self.span = rows, positions, end, span
+    def at(
+        self,
+        rows: Tensor,
+        positions: Tensor,
+        end: int,
+        span: slice | None,
+        missing: list[tuple[int, int, int, int]] | None = None,
+    ) -> None:
+        self.rows, self.positions, self.end, self.span, self.missing = rows, positions, end, span, missing
         for layer in self.states:
             layer.load()
+
+    def seat(self, rows: np.ndarray, start: np.ndarray) -> tuple[list[int], list[tuple[int, int, int, int]]]:
+        """See `Desk.seat`."""
+        self.make_room(len(rows))
+        return self.desk.seat(rows.tolist(), start.tolist())
+
+    def make_room(self, rows: int) -> None:
+        """For so many at the desk. Where it grows all is copied again, which should not come often."""
+        if rows > self.places:
+            self.places = 1 << (rows - 1).bit_length()
+            self.desk.spill()
+
+    def fill(self, rows: Tensor, end: int) -> None:
+        """Puts the first `end` tokens of all these slots (R,) to the desk, whatever is there: for fixed shapes."""
+        self.make_room(len(rows))
+        self.desk.clear()
+        for layer in self.layers:
+            if isinstance(layer, SlotLayer) and layer.keys is not None and layer.values is not None:
+                layer.make_room()
+                for copied, each in zip(layer.desk, (layer.keys, layer.values), strict=True):
+                    copied[: len(rows), :end] = each[:, :end].index_select(0, rows)
 
     @property
     def chosen(self) -> Tensor | slice:
@@ -167,6 +278,8 @@ class SlotCache(Cache):
 
     def copy(self, slot: int, to: Sequence[int], length: int) -> None:
         """Copies what a slot holds, the keys and values of its first `length` tokens, to other slots."""
+        for other in to:
+            self.desk.cut(other, 0)
         for layer in self.layers:
             if isinstance(layer, SlotLayer) and layer.keys is not None and layer.values is not None:
                 layer.keys[to, :length] = layer.keys[slot, :length]
@@ -274,8 +387,14 @@ def one_pass(
 
     Chunks of different lengths are padded on the right, which is only right where no layer is recurrent.
     """
+    for row, length in zip(rows.tolist(), start.tolist(), strict=True):
+        cache.desk.cut(row, length)
     sizes = np.array([len(c) for c in chunks])
     width = int(sizes.max())
+    span, missing, order = span_of(rows), None, None
+    if width == 1 and span is None and lm.device.type == "cpu":
+        order, missing = cache.seat(rows, start)
+        rows, start, chunks = rows[order], start[order], [chunks[i] for i in order]
     tokens = np.zeros((len(chunks), width), dtype=np.int64)
     for i, chunk in enumerate(chunks):
         tokens[i, : len(chunk)] = chunk
@@ -289,9 +408,11 @@ def one_pass(
         torch.from_numpy(rows).to(device),
         torch.from_numpy(np.where(real, positions, cache.context)).to(device),
         end,
-        span_of(rows),
+        span,
+        missing,
     )
-    return at_device(lm, cache, torch.from_numpy(tokens).to(device), query)
+    hidden = at_device(lm, cache, torch.from_numpy(tokens).to(device), query)
+    return hidden if order is None else hidden[np.argsort(order)]
 
 
 def at_device(lm: PreTrainedModel, cache: SlotCache, ids: Tensor, query: Tensor) -> Tensor:
@@ -349,7 +470,8 @@ class Writer:
         """Reads `ids` at `places` of `slots`, samples those that follow; `left` is 0 after what may be an end."""
         alive = self.left > 0
         nowhere = torch.full_like(self.places, self.cache.context)
-        self.cache.at(self.slots, torch.where(alive, self.places, nowhere)[:, None], self.end, self.span)
+        missing: list[tuple[int, int, int, int]] | None = [] if self.span is None else None
+        self.cache.at(self.slots, torch.where(alive, self.places, nowhere)[:, None], self.end, self.span, missing)
         query = torch.where(alive, self.places, 0)[:, None]
         hidden = at_device(self.policy.lm, self.cache, self.ids[:, None], query)[:, 0]  # (R, D)
         shaped = self.policy.speech_logits(self.policy.logits(hidden), self.temperature or 1.0)
@@ -392,6 +514,8 @@ class Writer:
         chances = torch.zeros(steps, len(self.uniform), dtype=torch.float64)
         chances[:, :rows] = torch.from_numpy(uniform.T)
         chances = chances.to(self.uniform.device)
+        if self.span is None:
+            self.cache.fill(self.slots, self.end)
         told: list[Tensor] = []
         for step in range(steps):
             self.uniform.copy_(chances[step])
@@ -524,6 +648,8 @@ class Engine:
 
     def free(self, slot: int) -> None:
         heapq.heappush(self._free, slot)
+        if len(self._free) == self.slots and isinstance(self.cache, SlotCache):
+            self.cache.desk.clear()  # so that the next games don't depend on those before
 
     def _empty(self, slot: int) -> None:
         self.lengths[slot] = 0
@@ -663,6 +789,8 @@ class Engine:
         rows, steps = np.asarray(slots, dtype=np.int64), uniform.shape[1]
         start = self.lengths[rows]
         self._check_room(start, np.ones_like(start))
+        for row, length in zip(rows.tolist(), start.tolist(), strict=True):
+            self.cache.desk.cut(row, length)
         allowed = np.minimum(np.minimum(left, steps), self.context - start)
         size, end = len(rows), int((start + allowed).max())
         if self.few_shapes:
@@ -684,12 +812,18 @@ class Engine:
         return self._may_end
 
     def _kept(self, size: int, end: int, temperature: float) -> Writer:
-        """The writer of this shape: a new one where there is none yet, or the model has moved in memory since."""
-        there = tuple(tensor.data_ptr() for tensor in (*self.policy.parameters(), *self.policy.buffers()))
+        """The writer of this shape: a new one where there is none yet, or the model or the desk has moved since."""
+        assert isinstance(self.cache, SlotCache)
+        self.cache.make_room(size)
+        moving = [*self.policy.parameters(), *self.policy.buffers()]
+        for layer in self.cache.layers:
+            if isinstance(layer, SlotLayer):
+                layer.make_room()
+                moving += layer.desk
+        there = tuple(tensor.data_ptr() for tensor in moving)
         if self._captured_at != there:
             self._writers, self._captured_at, self._pool = {}, there, None
         key = (size, end, temperature)
-        assert isinstance(self.cache, SlotCache)
         if key not in self._writers:
             self._writers[key] = Writer(self.policy, self.cache, *key, self._pauses())
             if self.policy.device.type == "cuda":

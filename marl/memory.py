@@ -13,7 +13,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +87,14 @@ def check_memory(
     def playing(games: int) -> int:
         return max(
             (
-                playing_bytes(each.config, device, slots=each.count(games), context=context, dtype=each.dtype)
+                playing_bytes(
+                    each.config,
+                    device,
+                    slots=each.count(games),
+                    speaking=max(games, each.more),
+                    context=context,
+                    dtype=each.dtype,
+                )
                 for each in caches
                 if each.config is not None and each.large(concurrency)
             ),
@@ -187,26 +193,32 @@ def attends(lm: PreTrainedModel) -> bool:
 
 
 def playing_bytes(
-    config: PreTrainedConfig, device: torch.device, *, slots: int, context: int, dtype: torch.dtype = torch.float32
+    config: PreTrainedConfig,
+    device: torch.device,
+    *,
+    slots: int,
+    speaking: int,
+    context: int,
+    dtype: torch.dtype = torch.float32,
 ) -> int:
-    """The most that an engine takes beside its cache, in the widest pass over full slots: a token for each of them, or
-    `READ_BUDGET` new ones in all, of as many slots as that goes round."""
+    """The most that an engine takes beside its cache: second copies of the slots that speak at a time (`Desk`), and
+    the widest pass over full slots, a token for each that speaks, or `READ_BUDGET` new ones in all, of as many slots as
+    that goes round."""
     caches: list[int] = []
 
-    def play(lm: PreTrainedModel, size: int) -> None:
-        rows = np.arange(min(slots, max(READ_BUDGET // size, 1)) if size > 1 else slots)
-        rows = np.delete(rows, [1] if len(rows) > 2 else [])  # not side by side: what they hold is copied
-        with torch.no_grad():
-            cache = slot_cache(lm, slots, context)
-            hidden = one_pass(lm, cache, rows, np.full(len(rows), context - size), [[0] * size] * len(rows))
-            head(lm, hidden[:, -1]).log_softmax(-1).double().exp().cumsum(-1)
-            caches.append(cache.nbytes)
+    def play(lm: PreTrainedModel) -> None:
+        cache = slot_cache(lm, slots, context)
+        several = min(max(-(-READ_BUDGET // max(slots, 1)), 2), context)
+        for size, most in ((1, min(speaking, slots)), (several, max(READ_BUDGET // several, 1))):
+            rows = np.delete(np.arange(min(most + 1, slots)), [1] if slots > 2 and most > 1 else [])  # not side by side
+            with torch.no_grad():
+                hidden = one_pass(lm, cache, rows, np.full(len(rows), context - size), [[0] * size] * len(rows))
+                head(lm, hidden[:, -1]).log_softmax(-1).double().exp().cumsum(-1)
+                if size == 1 and device.type != "cpu":  # there `Engine.write` does it
+                    cache.fill(torch.from_numpy(rows).to(device), context)
+        caches.append(cache.nbytes)
 
-    most = 0
-    for size in {1, min(max(-(-READ_BUDGET // max(slots, 1)), 2), context)}:
-        peak = peak_bytes(config, dtype, device, partial(play, size=size))
-        most = max(most, peak - sum(caches[-1:]))
-    return most
+    return peak_bytes(config, dtype, device, play) - sum(caches)
 
 
 def learning_bytes(

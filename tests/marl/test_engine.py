@@ -3,6 +3,7 @@
 import gc
 import re
 import weakref
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ from transformers import (
 )
 
 from marl.agents import ModelAgent
-from marl.engine import Engine, StateLayer, doubling_sums, goes_on, size_of, uniforms
+from marl.engine import Desk, Engine, StateLayer, doubling_sums, goes_on, size_of, uniforms
 from marl.errors import UserError
 from marl.policy import Policy
 from tests.marl.models import ARCHITECTURES, RECURRENT, hf_policy, precise, random_lm, small_tokens, tiny_policy
@@ -107,6 +108,125 @@ def test_a_range_of_slots_reads_like_any_other_set(name: str, policies: dict[str
     for other in hidden[1:]:
         for i, piece in enumerate(pieces):
             torch.testing.assert_close(hidden[0][i, : len(piece)], other[i, : len(piece)], atol=1e-5, rtol=0)
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(max_examples=200, deadline=None)
+def test_the_desk_holds_what_the_slots_hold(seed: int) -> None:
+    """Random passes over random sets of slots, which meanwhile are cut, filled and read elsewhere."""
+    rng = np.random.default_rng(seed)
+    desk, fresh = Desk(), count()
+    slots: list[list[int]] = [[] for _ in range(8)]
+    places: list[list[int]] = [[] for _ in range(8)]
+    for _ in range(40):
+        other = int(rng.integers(8))
+        if rng.random() < 0.2:  # rewound or emptied, and perhaps filled with something else
+            slots[other] = slots[other][: int(rng.integers(len(slots[other]) + 1))]
+            desk.cut(other, len(slots[other]))
+        if rng.random() < 0.4:
+            desk.cut(other, len(slots[other]))
+            slots[other] += [next(fresh) for _ in range(int(rng.integers(1, 5)))]
+        chosen = rng.permutation(8)[: int(rng.integers(1, 9))].tolist()
+        for slot in chosen:
+            desk.cut(slot, len(slots[slot]))
+        which, missing = desk.seat(chosen, [len(slots[slot]) for slot in chosen])
+        assert sorted(which) == list(range(len(chosen)))
+        for place, slot, start, end in missing:
+            places[place][start:] = slots[slot][start:end]
+        for place, i in enumerate(which):
+            token = next(fresh)
+            held = len(slots[chosen[i]])
+            slots[chosen[i]].append(token)
+            places[place][held:] = [token]
+            assert places[place] == slots[chosen[i]]
+
+
+def test_what_speaks_on_is_not_copied_again() -> None:
+    desk = Desk()
+    assert desk.seat([4, 7, 9], [10, 20, 30]) == ([0, 1, 2], [(0, 4, 0, 10), (1, 7, 0, 20), (2, 9, 0, 30)])
+    assert desk.seat([4, 7, 9], [11, 21, 31]) == ([0, 1, 2], [])
+    assert desk.seat([7, 9], [22, 32]) == ([1, 0], [(0, 9, 0, 32)])  # one has ended, and the last takes its place
+    assert desk.seat([2, 7, 9], [5, 23, 33]) == ([2, 1, 0], [(2, 2, 0, 5)])
+    assert desk.seat([2, 7, 9], [9, 24, 34]) == ([2, 1, 0], [(2, 2, 6, 9)])  # it has read something meanwhile
+
+
+@pytest.mark.parametrize("name", ["tiny", "mistral", "falcon_h1"])
+@pytest.mark.parametrize("seed", range(3))
+@torch.no_grad()
+def test_speech_at_the_desk_reads_like_one_whole(name: str, seed: int, policies: dict[str, Policy]) -> None:
+    """Single tokens of any slots, in turn with longer pieces, rewinding, texts that are scored, and new games."""
+    policy, rng = policies[name], np.random.default_rng(seed)
+    engine = Engine(policy, 16, CONTEXT)
+    held: dict[int, list[int]] = {}
+
+    def tokens(number: int) -> list[int]:
+        return rng.integers(0, policy.tokens.size, number).tolist()
+
+    for slot in [engine.allocate() for _ in range(16)]:
+        held[slot] = tokens(5)
+        engine.read([slot], [held[slot]])
+    for slot in list(held)[1::2]:  # so that free slots are not neighbours
+        engine.free(slot)
+        del held[slot]
+    for step in range(60):
+        if step % 9 == 0:
+            gone = int(rng.choice(list(held)))
+            del held[gone]
+            engine.free(gone)
+            slot = engine.allocate()
+            held[slot] = tokens(5)
+            engine.read([slot], [held[slot]])
+        some = rng.permutation(list(held))[: int(rng.integers(1, len(held) + 1))].tolist()
+        if step % 7 == 3:
+            held[some[0]] = held[some[0]][: int(rng.integers(1, len(held[some[0]]) + 1))]
+            engine.rewind(some[0], held[some[0]])
+        if step % 11 == 5:
+            for slot in some[:2]:
+                texts = [tokens(1), tokens(1)]
+                known = whole(policy, held[slot])[-1]
+                said = policy.speech_logits(known, 1.0).log_softmax(-1)[[text[0] for text in texts]]
+                found = torch.from_numpy(engine.score(slot, held[slot], texts, 1.0)).float()
+                torch.testing.assert_close(found, said, atol=2e-4, rtol=0)
+        size = int(rng.integers(2, 4)) if step % 5 == 4 else 1
+        pieces = [tokens(size) for _ in some]
+        if max(len(held[slot]) for slot in some) + size > CONTEXT:
+            break
+        found = engine.read(some, pieces)
+        for slot, piece, hidden in zip(some, pieces, found, strict=True):
+            held[slot] += piece
+            expected = whole(policy, held[slot])[-size:]
+            torch.testing.assert_close(policy.logits(hidden), expected, atol=2e-4, rtol=0)
+    assert step > 30 and engine.cache.places >= 8
+
+
+def test_games_do_not_depend_on_those_before(policies: dict[str, Policy]) -> None:
+    """Bit for bit: where rows stand in a pass may change how it rounds, so that a resumed run must find them alike."""
+
+    def play(engine: Engine) -> torch.Tensor:
+        slots = [engine.allocate() for _ in range(6)]
+        engine.read(slots, streams(engine.policy, [4, 9, 2, 7, 5, 6]))
+        found = []
+        for some in ([0, 2], [0, 2, 5], [2, 5], [1, 2, 4, 5], [1, 5], [0, 1, 3, 4, 5]):
+            found.append(engine.read(some, [[3]] * len(some)))
+            order.append(engine.cache.rows.tolist())
+        for slot in slots:
+            engine.free(slot)
+        return torch.cat(found)
+
+    fresh, used = (Engine(policies["tiny"], 6, CONTEXT) for _ in range(2))
+    order: list[list[int]] = []
+    expected = play(fresh)
+    other = used.allocate()
+    used.allocate(), used.allocate()
+    used.read([0, 2], [[1, 2], [3]])
+    used.read([2, 0], [[4], [5]])
+    used.cache.make_room(6)  # as games of more talk would have
+    for slot in (other, 1, 2):
+        assert used.cache.desk.slots
+        used.free(slot)
+    assert not used.cache.desk.slots
+    assert torch.equal(play(used), expected)
+    assert order[:6] == order[6:] and order[3] == [5, 2, 1, 4]  # not sorted: who speaks on stays where it is
 
 
 @pytest.mark.parametrize("name", NAMES)
