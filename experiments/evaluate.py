@@ -238,7 +238,7 @@ def memory_of(cfg: DictConfig, parts: Parts, players: Sequence[tuple[str, str]],
         else:
             continue
         context, more = parts.algo.context, SLOTS if name.endswith(SUFFIX) else 0
-        caches.append(Slots.of(config, context, seats(parts.env), more, parts.algo.play_bf16))
+        caches.append(Slots.of(config, context, seats(parts.env), more, parts.algo.play_bf16, parts.algo.decode_steps))
         models += size_of(config, context).weights
     if not caches:
         return ""

@@ -111,7 +111,7 @@ from marl.sharding import Shards
 from marl.tracking import METRICS_FILE, TIMING_FILE, Tracker, Unlogged, make_tracker, read_metrics
 from marl.transcripts import Transcript, read_episodes, write_episodes
 from marl.types import Episode
-from marl.update import Learner, make_optimizer
+from marl.update import Learner, check_model, make_optimizer
 
 SHOWN = 40  # episodes kept of an iteration or an evaluation
 PLANNED = 8  # of an iteration's games with a planner, which note every action that it weighed
@@ -492,6 +492,8 @@ def learn(
         for name in learners_of(parts.cast)
     }
     check_alike({"base": base, **policies}, ranks)
+    for policy in policies.values():
+        check_model(policy, config.update)
     shards = {name: Shards(policy, ranks) for name, policy in policies.items()} if cfg.shard and ranks.size > 1 else {}
     learners = []
     for name, policy in policies.items():

@@ -39,7 +39,7 @@ class Desk:
 
     Attention wants a pass's rows side by side. Those that speak seldom are: one seat in each game. Copied for each of
     their tokens, they would cost several times what attention itself does; here a slot is copied once, when it begins
-    to speak, and then only grows.
+    to speak, and then only grows. (`Writer`, for fixed shapes, copies all of them once for several tokens.)
     """
 
     def __init__(self) -> None:
@@ -88,6 +88,11 @@ class Desk:
                 missing.append((place, slots[i], known, lengths[i]))
             self.held[slots[i]] = place, lengths[i] + 1
         return which, missing
+
+
+def places_for(rows: int, slots: int) -> int:
+    """How many places a desk has for so many rows: the next power of two, but no more than there are slots."""
+    return min(1 << (rows - 1).bit_length(), max(rows, slots))
 
 
 class SlotLayer(CacheLayerMixin):
@@ -247,7 +252,7 @@ class SlotCache(Cache):
     def make_room(self, rows: int) -> None:
         """For so many at the desk. Where it grows all is copied again, which should not come often."""
         if rows > self.places:
-            self.places = 1 << (rows - 1).bit_length()
+            self.places = places_for(rows, self.slots)
             self.desk.spill()
 
     def fill(self, rows: Tensor, end: int) -> None:

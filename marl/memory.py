@@ -24,7 +24,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from marl.engine import ATTENTION, READ_BUDGET, Unheld, layer_kinds, one_pass, size_of, slot_cache
+from marl.engine import (
+    ATTENTION,
+    READ_BUDGET,
+    SlotLayer,
+    Unheld,
+    layer_kinds,
+    one_pass,
+    places_for,
+    size_of,
+    slot_cache,
+)
 from marl.errors import UserError
 from marl.policy import recomputing
 
@@ -37,7 +47,8 @@ WASTE = 1.25  # what a process takes for what an update has alive, on a CPU; mea
 class Slots:
     """One player's cache slots: `seats` for each game that is played at a time, and `more`; a slot's size in bytes, 0
     for a model that has none (engine.py). `config`: of a model whose passes count, too, where its `weights` (in bytes)
-    or its slots are large; `copy`: bytes of a model that plays in another's place, in `dtype`."""
+    or its slots are large; `copy`: bytes of a model that plays in another's place, in `dtype`; `decode_steps`: of
+    whoever speaks."""
 
     seats: int
     size: int
@@ -46,16 +57,33 @@ class Slots:
     weights: int = 0
     copy: int = 0
     dtype: torch.dtype = torch.float32
+    decode_steps: int = 1
 
     @classmethod
-    def of(cls, config: PreTrainedConfig, context: int, seats: int, more: int = 0, bf16: bool = False) -> Slots:
+    def of(
+        cls,
+        config: PreTrainedConfig,
+        context: int,
+        seats: int,
+        more: int = 0,
+        bf16: bool = False,
+        decode_steps: int = 1,
+    ) -> Slots:
         """A model's. `bf16`: a copy plays, see `PlayConfig.play_bf16`."""
         dtype = torch.bfloat16 if bf16 else torch.float32
         played = size_of(config, context, dtype)
-        return cls(seats, played.slot, more, config, played.weights, played.weights if bf16 else 0, dtype)
+        copied = played.weights if bf16 else 0
+        return cls(seats, played.slot, more, config, played.weights, copied, dtype, decode_steps)
 
     def count(self, concurrency: int) -> int:
         return self.seats * concurrency + self.more
+
+    def desk(self, concurrency: int, device: torch.device) -> int:
+        """Bytes of the second copies of slots that speak at a time, one in each game (`Desk`)."""
+        speaking = min(max(concurrency, self.more), self.count(concurrency))
+        if self.config is None or speaking < 2 or (device.type != "cpu" and self.decode_steps == 1):
+            return 0
+        return self.size * places_for(speaking, self.count(concurrency))
 
     def large(self, concurrency: int) -> bool:
         """Whether what its passes take matters."""
@@ -82,7 +110,7 @@ def check_memory(
     free = free_memory(device)
 
     def taken(games: int) -> int:
-        return sum(each.size * each.count(games) for each in caches)
+        return sum(each.size * each.count(games) + each.desk(games, device) for each in caches)
 
     def playing(games: int) -> int:
         return max(
@@ -107,6 +135,7 @@ def check_memory(
     counts: dict[int, int] = {}
     for each in caches:
         counts[each.size] = counts.get(each.size, 0) + each.count(concurrency)
+    desks = any(each.desk(concurrency, device) for each in caches)
     what = " and ".join(f"{count} slots of {readable(size)}" for size, count in counts.items()) or "no slots"
     if not fits(concurrency):
         fitting = bisect_left(range(1, concurrency), True, key=lambda games: not fits(games))  # the last that fits
@@ -115,12 +144,12 @@ def check_memory(
         widest = max(playing(concurrency), learning)
         raise UserError(
             f"{setting}={concurrency} and model.context={context}: the cache takes {what}, "
-            f"{readable(taken(concurrency))}, "
+            f"{readable(taken(concurrency))}{' with copies of those that speak' if desks else ''}, "
             + (f"a pass up to {readable(widest)}, " if widest else "")
             + f"and models take {readable(models)}, but {readable(free)} of memory are free ({device.type}): {way}; or "
             "lower model.context" + (" or algo.update.token_budget" if learning else "") + ", or take a smaller model"
         )
-    return f"cache: {what}, {readable(taken(concurrency))}"
+    return f"cache: {what}, {readable(taken(concurrency))}" + (" with copies of those that speak" if desks else "")
 
 
 PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default)
@@ -201,9 +230,8 @@ def playing_bytes(
     context: int,
     dtype: torch.dtype = torch.float32,
 ) -> int:
-    """The most that an engine takes beside its cache: second copies of the slots that speak at a time (`Desk`), and
-    the widest pass over full slots, a token for each that speaks, or `READ_BUDGET` new ones in all, of as many slots as
-    that goes round."""
+    """The most that an engine takes beside its cache and its desk, in the widest pass over full slots: a token for each
+    that speaks, or `READ_BUDGET` new ones in all, of as many slots as that goes round."""
     caches: list[int] = []
 
     def play(lm: PreTrainedModel) -> None:
@@ -214,9 +242,8 @@ def playing_bytes(
             with torch.no_grad():
                 hidden = one_pass(lm, cache, rows, np.full(len(rows), context - size), [[0] * size] * len(rows))
                 head(lm, hidden[:, -1]).log_softmax(-1).double().exp().cumsum(-1)
-                if size == 1 and device.type != "cpu":  # there `Engine.write` does it
-                    cache.fill(torch.from_numpy(rows).to(device), context)
-        caches.append(cache.nbytes)
+        desks = [each for layer in cache.layers if isinstance(layer, SlotLayer) for each in layer.desk]
+        caches.append(cache.nbytes + sum(each.nbytes for each in desks))
 
     return peak_bytes(config, dtype, device, play) - sum(caches)
 

@@ -362,11 +362,17 @@ def _train(
         draw = _epochs(human_data, games, tokens, base)
     else:
         held_out = _held_out(env, tokens, base)
-        longest = max(len(episode.streams[agent]) for episode, agent in held_out)
-        if longest > model.context:
+        lengths = sorted(len(episode.streams[agent]) for episode, agent in held_out)
+        longer = sum(length > model.context for length in lengths) / len(lengths)
+        if longer > 0.5:
             raise UserError(
-                f"model.context={model.context}: one seat's view of a scripted game has up to {longest} tokens; raise "
-                "model.context or lower the game's message and turn limits"
+                f"model.context={model.context}: one seat's view of a scripted game has {lengths[len(lengths) // 2]} "
+                f"tokens in the middle, up to {lengths[-1]}; raise model.context or lower the game's limits"
+            )
+        if longer:
+            report(
+                f"model.context={model.context} is shorter than {longer:.1%} of the views of scripted games (up to "
+                f"{lengths[-1]} tokens): players whose view outgrows it hear and say nothing more"
             )
         steps = math.ceil(len(games[0]().possible_agents) * base.games / base.rows)
         draw = _batches(_chunks(game, games, tokens, base, base.players, (CORPUS,), steps * base.rows), base, (CORPUS,))

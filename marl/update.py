@@ -58,12 +58,20 @@ class UpdateConfig:
 
 def make_optimizer(policy: Policy, config: UpdateConfig) -> Optimizer:
     """The optimiser that the configuration names, over all parameters. Raises UserError where the model cannot be
-    updated as configured."""
+    updated as configured; of one that is split among ranks `check_model` has to ask before."""
+    if not is_split(policy):
+        check_model(policy, config)
+    return OPTIMIZERS[config.optimizer](policy, config.learning_rate, config.weight_decay)
+
+
+def check_model(policy: Policy, config: UpdateConfig) -> None:
+    """Raises UserError where the model cannot be updated as configured."""
     with recomputation(config, policy):
         pass
     if config.padding_free:
+        if policy.device.type == "cuda" and not config.bf16:
+            raise UserError("algo.update.padding_free=true: on a GPU only with algo.update.bf16=true, or leave it out")
         check_varlen(policy.lm, config.bf16)
-    return OPTIMIZERS[config.optimizer](policy, config.learning_rate, config.weight_decay)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ LAYERS = [
     "types errors ranks grouping wording",
     "files",
     "stats runs",
-    "tokens pikl",
+    "tokens pikl varlen",
     "policy renaming",
     "optim sharding",
     "checkpoint tracking",

@@ -175,9 +175,32 @@ def test_a_context_that_holds_no_scripted_game_is_refused_before_training(
 ) -> None:
     monkeypatch.setattr(pretrain, "fit", lambda *_: pytest.fail("it began to train"))
     short = replace(MODEL, context=64)
-    with pytest.raises(UserError, match=r"^model.context=64: one seat's view .* has up to (\d{3,}) tokens; raise"):
+    with pytest.raises(UserError, match=r"^model.context=64: .* has \d{3,} tokens in the middle, up to \d{3,}; raise"):
         base_policy(short, small(), ENV, cache=tmp_path, report=lambda _: None)
     assert not list(tmp_path.glob("*/policy.json"))
+
+
+@pytest.mark.parametrize("context", [260, 1024])
+def test_a_context_that_some_views_outgrow_is_said(
+    context: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    views, lengths, said = pretrain._held_out, [], []
+
+    def noted(*given: Any) -> list[Seat]:
+        seats = views(*given)
+        lengths.extend(len(episode.streams[agent]) for episode, agent in seats)
+        return seats
+
+    monkeypatch.setattr(pretrain, "fit", lambda *_: None)
+    monkeypatch.setattr(pretrain, "_held_out", noted)
+    base_policy(replace(MODEL, context=context), small(), ENV, cache=tmp_path, report=said.append)
+    share = sum(length > context for length in lengths) / len(lengths)
+    assert (0 < share <= 0.5) == (context == 260)
+    told = [line for line in said if "is shorter than" in line]
+    expected = (
+        f"model.context=260 is shorter than {share:.1%} of the views of scripted games (up to {max(lengths)} tokens)"
+    )
+    assert [line.partition(":")[0] for line in told] == [expected] * (context == 260)
 
 
 def test_an_edited_file_of_contexts_makes_another_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

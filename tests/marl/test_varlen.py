@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import AutoModelForCausalLM, PhimoeConfig, PreTrainedConfig, Qwen2MoeConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from marl import varlen as module
@@ -22,6 +23,8 @@ from tests.marl.models import ARCHITECTURES, RECURRENT, hf_policy, random_lm
 from tests.marl.test_update import TERMS, noisy, play, to_batch, weights_of
 
 LENGTHS = (5, 1, 7, 0, 3)
+SHAPE = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+         "num_key_value_heads": 2}  # fmt: skip
 
 
 def one_by_one(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -104,6 +107,16 @@ def test_models_that_carry_more_than_attention_from_token_to_token_are_refused(n
     with pytest.raises(UserError, match=r"algo.update.padding_free=true: not with \w+ \(.+\); leave it out"):
         check_varlen(lm)
     assert lm.config._attn_implementation != module.VARLEN
+
+
+@pytest.mark.parametrize("config", [
+    PhimoeConfig(sliding_window=24, num_local_experts=2, **SHAPE),
+    Qwen2MoeConfig(use_sliding_window=True, sliding_window=24, max_window_layers=0, num_experts=2, **SHAPE),
+])  # fmt: skip
+def test_windows_that_are_in_a_mask_alone_are_refused(config: PreTrainedConfig) -> None:
+    """No mask is made for rows beside one another, and short rows read alike."""
+    with pytest.raises(UserError, match=r"not with \w+ \(.*sliding.*\); leave it out"):
+        check_varlen(AutoModelForCausalLM.from_config(config).eval())
 
 
 def test_settings_are_refused_before_any_work(tmp_path: Path) -> None:
