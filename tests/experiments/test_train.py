@@ -176,7 +176,9 @@ def test_evaluating_a_run_against_scripts(
     common = [*small, "games=6", "concurrency=3", "progress=false", f"cache={cache}", f"out={tmp_path}"]
     evaluate.main(configure(f"players=[{finished},scripted]", *common, command="evaluate"))
     out = capsys.readouterr().out
-    assert "game/agreement" in out and "scripted" in out and f"cache: 6 slots of {SLOT_MIB}, 0.8 MiB" in out
+    assert (
+        "game/agreement" in out and "scripted" in out and f"cache: 6 slots of {SLOT_MIB}, 1.3 MiB" in out
+    )  # 4 of it copies
     conditions = json.loads((tmp_path / "evaluation.json").read_text())["conditions"]
     assert len(conditions) == 3
     evaluate.main(configure("players=[random]", *common, command="evaluate"))
@@ -635,13 +637,17 @@ def test_what_does_not_fit_into_memory_is_refused_before_the_base_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cfg = configure(*SMALL, f"runs={tmp_path / 'runs'}", f"cache={tmp_path / 'bases'}")
-    # a base, a learner with its gradients and moments, caches of two seats in training and in evaluation
-    there = 5 * size_of(build(cfg).model.lm_config(), 1024).weights + 3 * 2 * 2 * SLOT
+    # a base, a learner with its gradients and moments, caches of two seats in training and in evaluation, with room for
+    # four copies of those that speak
+    there = 5 * size_of(build(cfg).model.lm_config(), 1024).weights + 2 * (3 * 2 + 4) * SLOT
     monkeypatch.setattr(memory, "free_memory", lambda device: there)
     with pytest.raises(UserError) as error:
         train.main(cfg)
     said = str(error.value)
-    assert f"algo.concurrency=4 and model.context=1024: the cache takes 16 slots of {SLOT_MIB}, 2.0 MiB, and" in said
+    assert (
+        f"algo.concurrency=4 and model.context=1024: the cache takes 16 slots of {SLOT_MIB}, 3.0 MiB with copies of "
+        in said
+    )
     assert ": algo.concurrency=3 would fit (12 slots); or lower model.context" in said
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr(memory, "LARGE", 0)  # of a large model what a pass takes counts as well
