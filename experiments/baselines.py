@@ -3,6 +3,9 @@
 All of them play the recorded games of workload.py: a logits processor forces each token, in place of the mask of legal
 choices that they would need, and the rest of the work is theirs. They leave out what this engine does besides: values,
 and log-probabilities of what was sampled (TRL computes those in its update).
+
+Whole games would take a model that reads everything again an hour, so that some of its calls may be passed over: see
+`GenerateAgent`.
 """
 
 from __future__ import annotations
@@ -10,8 +13,10 @@ from __future__ import annotations
 import copy
 import functools
 import importlib.util
+import sys
 import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -32,6 +37,7 @@ from marl.tokens import View
 from marl.types import Belief, Episode, Kind, Stream
 
 INSTALL_TRL = "pip install -e '.[bench]' -c constraints.txt"
+ALL_CALLS = range(sys.maxsize)
 
 
 class Forced(LogitsProcessor):
@@ -56,12 +62,27 @@ class GenerateAgent:
     attention mask has zeros in both places, and positions follow from it. Afterwards each seat's part is copied out
     again. That is what limits it: every call copies the whole of its rows' caches twice, because seats that reply
     together are other seats each time, with caches of other lengths.
+
+    `calls`: which calls of `act` that need the model, by number, are computed. In the others seats make their recorded
+    replies without it, and their belief answers are uniform: nothing depends on them. Without `keep_cache` a call's
+    work is the same whatever was computed before, and `scale` says what all calls together take; with it, a call that
+    follows a gap has more to read. Memory is that of the computed calls.
     """
 
-    def __init__(self, policy: Policy, script: Script, watch: Stopwatch, rows: int, keep_cache: bool) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        script: Script,
+        watch: Stopwatch,
+        rows: int,
+        keep_cache: bool,
+        calls: range = ALL_CALLS,
+    ) -> None:
         self.name = "generate, cache kept" if keep_cache else "generate"
         self.policy, self.tokens, self.script, self.watch = policy, policy.tokens, script, watch
-        self.rows, self.keep_cache = rows, keep_cache
+        self.rows, self.keep_cache, self.calls = rows, keep_cache, calls
+        self.work: Counter[str] = Counter()  # `calls`, and by phase what they ask of the model: see `scale`
+        self.computed: Counter[str] = Counter()  # the same of those that were computed
         self.ends = [i for text in (END, f" {END}") for i in self.tokens.encode(text)]
         self._views: dict[Key, View] = {}
         self._roles: dict[Key, str] = {}
@@ -77,17 +98,49 @@ class GenerateAgent:
             view = self._views.setdefault(r.key, View(self.tokens))
             self._roles[r.key] = r.role
             view.observe(r.text, r.questions, r.step)
-        for keys in self._batches([r.key for r in requests if r.questions]):
-            self._answer(keys)
+        asked = [r for r in requests if r.questions]
+        owing = [r for r in requests if r.turn != TurnKind.WAIT]
+        if not asked and not owing:
+            return []
+        computes = self.work["calls"] in self.calls
+        work = Counter(calls=1, prefill=self._held(asked), beliefs=sum(len(r.questions) for r in asked))
+        if computes:
+            for keys in self._batches([r.key for r in asked]):
+                self._answer(keys)
+        else:
+            for r in asked:
+                known = [np.full(len(q.candidates), 1 / len(q.candidates)) for q in r.questions]
+                self._answers.setdefault(r.key, []).extend(known)
+        for r in owing:
+            self._views[r.key].cue(r.options)
+        work["prefill"] += self._held(owing)
         replies = []
-        with self._clocked():
-            for kind in (TurnKind.CHOOSE, TurnKind.SPEAK):  # a choice is one token: it waits for no message
-                owed = {r.key: r for r in requests if r.turn == kind}
-                for r in owed.values():
-                    self._views[r.key].cue(r.options)
-                for keys in self._batches(list(owed)):
-                    replies += self._reply([owed[key] for key in keys])
+        if computes:
+            with self._clocked():
+                for kind in (TurnKind.CHOOSE, TurnKind.SPEAK):  # a choice is one token: it waits for no message
+                    owed = {r.key: r for r in owing if r.turn == kind}
+                    for keys in self._batches(list(owed)):
+                        replies += self._reply([owed[key] for key in keys])
+        else:
+            replies = [self._said(r, self._due(r.key)) for r in owing]
+        work["sampling"] = sum(len(reply.ids) for reply in replies)
+        work["decode"] = work["sampling"] - len(replies)
+        self.work += work
+        if computes:
+            self.computed += work
         return replies
+
+    def _held(self, requests: Sequence[Request]) -> int:
+        """Tokens of these seats' histories."""
+        return sum(len(self._views[r.key].stream) for r in requests)
+
+    def scale(self, seconds: dict[str, float]) -> None:
+        """From what the computed calls took to all calls, in place. Each phase by its own work in all calls over that
+        in the computed ones, as histories grow and calls differ: tokens of the histories to be read (prefill), tokens
+        to be written after a reply's first (decode), tokens to be sampled, questions to be answered (beliefs). What
+        else a turn takes, every call did."""
+        for phase in self.computed.keys() - {"calls"}:
+            seconds[phase] *= self.work[phase] / self.computed[phase]
 
     @contextmanager
     def _clocked(self) -> Iterator[None]:
@@ -109,7 +162,7 @@ class GenerateAgent:
 
     def _reply(self, requests: Sequence[Request]) -> list[Reply]:
         keys = [r.key for r in requests]
-        due = [self.script.replies[key][self._replied.get(key, 0)] for key in keys]
+        due = [self._due(key) for key in keys]
         self._forced = Forced(due)
         ids, mask, cache = self._inputs(keys)
         generate: Any = self.policy.lm.generate
@@ -135,13 +188,21 @@ class GenerateAgent:
         for r, row, recorded in zip(requests, written.tolist(), due, strict=True):
             reply = tuple(row[: len(recorded)])
             assert reply == recorded, (reply, recorded)
-            self._replied[r.key] = self._replied.get(r.key, 0) + 1
-            choice = r.turn == TurnKind.CHOOSE
-            legal = tuple(self.tokens.label(r.options)[0]) if choice else ()
-            text = r.options[legal.index(reply[0])] if choice else self.tokens.reply_text(reply)
-            start = self._views[r.key].reply(reply, Kind.CHOICE if choice else Kind.SPEECH)
-            replies.append(Reply(r.key, text, reply, start, (0.0,) * len(reply), legal=legal))
+            replies.append(self._said(r, reply))
         return replies
+
+    def _due(self, key: Key) -> tuple[int, ...]:
+        """The recorded reply that a seat makes next."""
+        return self.script.replies[key][self._replied.get(key, 0)]
+
+    def _said(self, r: Request, reply: tuple[int, ...]) -> Reply:
+        """A reply's ids as the reply."""
+        self._replied[r.key] = self._replied.get(r.key, 0) + 1
+        choice = r.turn == TurnKind.CHOOSE
+        legal = tuple(self.tokens.label(r.options)[0]) if choice else ()
+        text = r.options[legal.index(reply[0])] if choice else self.tokens.reply_text(reply)
+        start = self._views[r.key].reply(reply, Kind.CHOICE if choice else Kind.SPEECH)
+        return Reply(r.key, text, reply, start, (0.0,) * len(reply), legal=legal)
 
     def _answer(self, keys: Sequence[Key]) -> None:
         ids, mask, cache = self._inputs(keys)
@@ -233,36 +294,46 @@ def trl_version() -> str | None:
     return version("trl") if importlib.util.find_spec("trl") else None
 
 
-def trl_iteration(policy: Policy, script: Script, watch: Stopwatch, rows: int, update_tokens: int) -> list[Episode]:
-    """One iteration of TRL's GRPOTrainer: a rollout of many turns, and one optimiser step over all its rows.
+def trl_iteration(
+    policy: Policy,
+    script: Script,
+    watch: Stopwatch,
+    rows: int,
+    update_tokens: int,
+    update_rows: int,
+    calls: range = ALL_CALLS,
+) -> tuple[list[Episode], GenerateAgent]:
+    """One iteration of TRL's GRPOTrainer: a rollout of many turns, and one optimiser step over its rows.
 
     The rollout is a `rollout_func`, TRL's own way for many turns: it plays the games as `GenerateAgent` does without a
-    cache (TRL keeps none between turns either) and hands back one completion a seat, all tokens but the first, with
-    `env_mask` on those that were sampled. Everything else that `train()` does counts as update: padding, its forward
-    passes, GRPO's loss, one AdamW step at learning rate 0. A game's seats are one group, and a forward pass reads as
-    many games as `update_tokens` padded tokens hold, at least one. No reference model, no gradient checkpointing,
-    float32. It learns from no belief question and has no value head: less work than ours.
+    cache (TRL keeps none between turns either; `calls` are computed) and hands back one completion a seat, all tokens
+    but the first, with `env_mask` on those that were sampled. It hands back the first games alone, as many as make
+    `update_rows` rows, at least one. Everything else that `train()` does counts as update, and is scaled to all games
+    by their tokens: padding, its forward passes, GRPO's loss, one AdamW step at learning rate 0. A game's seats are one
+    group, and a forward pass reads as many games as `update_tokens` padded tokens hold, at least one. No reference
+    model, no gradient checkpointing, float32. It learns from no belief question and has no value head: less work than
+    ours. Returns the episodes, and the player that `GenerateAgent` was.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that rollout_func is experimental; a fast tokenizer's own hints
         from datasets import Dataset
         from trl import GRPOConfig, GRPOTrainer
-    seats = [(number, agent) for number, streams in enumerate(script.streams) for agent in streams]
     players = len(script.streams[0])
+    learned = min(max(update_rows // players, 1), len(script.games))  # games
+    streams = [stream for own in script.streams[:learned] for stream in own.values()]
     fitting = max(update_tokens // (players * script.longest), 1)
-    games = max(n for n in range(1, len(script.games) + 1) if len(script.games) % n == 0 and n <= fitting)
+    games = max(n for n in range(1, learned + 1) if learned % n == 0 and n <= fitting)  # of a pass
     lm = copy.deepcopy(policy.lm)  # the trainer puts a forward pass of its own into it
     actor = Policy(lm, policy.tokens).to(policy.device)
+    agent = GenerateAgent(actor, script, watch, rows, keep_cache=False, calls=calls)
     episodes: list[Episode] = []
 
     def play(prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
-        assert len(prompts) == len(seats), (len(prompts), len(seats))
+        assert len(prompts) == len(streams), (len(prompts), len(streams))
         lm.eval()
         with watch.phase("bookkeeping"):
-            agent = GenerateAgent(actor, script, watch, rows, keep_cache=False)
             episodes[:] = rollout(script.games, everyone(agent), watch.env(script.make_env), len(script.games))
         lm.train()
-        streams = [script.streams[number][agent] for number, agent in seats]
         return {
             "prompt_ids": [s.tokens[:1] for s in streams],
             "completion_ids": [s.tokens[1:] for s in streams],
@@ -279,7 +350,7 @@ def trl_iteration(policy: Policy, script: Script, watch: Stopwatch, rows: int, u
                 output_dir=folder,
                 max_steps=1,
                 per_device_train_batch_size=games * players,
-                gradient_accumulation_steps=len(script.games) // games,
+                gradient_accumulation_steps=learned // games,
                 num_generations=players,
                 learning_rate=0.0,
                 beta=0.0,
@@ -292,11 +363,13 @@ def trl_iteration(policy: Policy, script: Script, watch: Stopwatch, rows: int, u
                 disable_tqdm=True,
             ),
             reward_funcs=lambda completions, paid, **_: paid,
-            train_dataset=Dataset.from_dict({"prompt": [str(number) for number in range(len(script.games))]}),
+            train_dataset=Dataset.from_dict({"prompt": [str(number) for number in range(learned)]}),
             processing_class=copy.deepcopy(policy.tokens.tokenizer),
             rollout_func=play,
         )
         trainer.remove_callback(PrinterCallback)
         with watch.phase("update"):  # the rollout within is clocked apart
             trainer.train()
-    return episodes
+    agent.scale(watch.seconds)
+    watch.seconds["update"] *= script.tokens / sum(map(len, streams))
+    return episodes, agent

@@ -10,8 +10,8 @@ In one process, on the same games token for token (workload.py; random weights, 
 - this engine: a rollout of all games at once and one PPO pass with listening loss, at a centre in float32 and in
   bfloat16 (log-probabilities in float32), then around it in float32, one thing changed at a time: width of the model,
   games, context, players;
-- on `baseline_games` games cut after `baseline_cut` steps, beside this engine on the same: `generate` for every turn
-  over the whole history; the same with each seat's cache kept; TRL's GRPOTrainer around the first (baselines.py);
+- on `baseline_games` games, beside this engine on the same: `generate` for every turn over the whole history; the same
+  with each seat's cache kept; TRL's GRPOTrainer around the first (baselines.py);
 - the limit: counted products and bytes at the rates of this machine, measured on the spot (measure.py);
 - alone: decode steps of `step_rows` full slots at the axis's contexts; and what needs no model: the game with random
   players, as `env` sets it, and the planners' solver (pieces.py).
@@ -21,6 +21,11 @@ benchmark.json after every repeat (each repeat; medians with lowest and highest)
 point. Started again with the same settings, on the same machine and commit, it goes on from there (`minutes` is of each
 start); else what `out` holds is put aside as benchmark-1.json. What a figure is:
 
+- games: each ends where its longest stream has just filled the context; games that end long before by themselves are
+  left out. `mean_stream` is over all seats, also of those that were killed early.
+- calls: `generate` over whole histories, and TRL's rollout, compute every `baseline_every`-th call, others in each
+  repeat; the time of each phase that needs the model is scaled to all calls by its tokens (`GenerateAgent.scale`).
+  This engine, and `generate` with its cache, compute all.
 - phases: exclusive, so that shares sum to 1 over collecting and learning. `game` is the rules and the writing of what
   players read, which cannot be told apart; `text` the decoding of replies; `prefill` reads what is new, `decode` a
   reply's tokens after its first, both through the layers; `sampling` the output layer and the draw, which are decode's
@@ -29,8 +34,8 @@ start); else what `out` holds is put aside as benchmark-1.json. What a figure is
   On a GPU each phase is waited for, which costs a little.
 - rows: in one game one player at a time speaks, so that a pass that decodes has at most a row for each game. Its limit
   is that of products with as many rows as passes had on average; beside it stands what a row for every game would take.
-- update: measured over at most `update_rows` rows, in passes of at most `update_tokens` tokens (TRL's too, and of one
-  game at least), and scaled to all by their tokens.
+- update: measured over at most `update_rows` rows, in passes of at most `update_tokens` tokens, and scaled to all by
+  their tokens; TRL's too, with whole games, one at least in all and in a pass.
 - on_processor: processor seconds that the process got in a second; others: the share of all processors that everybody
   else had meanwhile (Linux). Where the first is below 1 on a CPU or the second is not small, the times mean little; the
   line says so.
@@ -41,6 +46,7 @@ start); else what `out` holds is put aside as benchmark-1.json. What a figure is
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -54,7 +60,7 @@ import torch
 from omegaconf import DictConfig
 from transformers import LlamaConfig
 
-from experiments.baselines import INSTALL_TRL, GenerateAgent, trl_iteration, trl_version
+from experiments.baselines import ALL_CALLS, INSTALL_TRL, GenerateAgent, trl_iteration, trl_version
 from experiments.benchmark_figures import draw, line, ratios, summary, table, targets
 from experiments.cli import command
 from experiments.evaluate import pick_device, set_threads
@@ -98,6 +104,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 FIGURES = "benchmark.json"
 Measure = Callable[[Script], dict[str, Any]]  # one repeat
 ENGINES = ("ours", "generate", "generate, cache kept", "TRL")  # on the baselines' games
+TRIED = 4  # on so many times fewer calls than a repeat's the rows of a call are tried
 INNER = 3  # a layer's inside is so many times as wide as the hidden states
 
 
@@ -159,14 +166,13 @@ class Settings:
     update_tokens: int
     baseline_games: int
     baseline_rows: tuple[int, ...]
-    rows_cut: int
+    baseline_every: int
     step_rows: int
     random_games: int
     solver_iterations: int
     shapes: tuple[ModelShape, ...] = ()
     precisions: tuple[str, ...] = ("float32",)
     baseline_widths: tuple[int, ...] = ()
-    baseline_cut: int | None = None
     minutes: float | None = None
     seed: int = 0
 
@@ -181,9 +187,8 @@ class Settings:
             "update_rows",
             "update_tokens",
             "baseline_games",
-            "rows_cut",
+            "baseline_every",
             "step_rows",
-            "baseline_cut",
             "random_games",
             "solver_iterations",
         ):
@@ -252,7 +257,7 @@ class Row:
     played: dict[str, int] = field(default_factory=dict)  # Script.facts
     repeats: list[dict[str, Any]] = field(default_factory=list)
     skipped: str = ""
-    tried: dict[str, float] = field(default_factory=dict)  # `generate`: seconds by rows of a call, on shorter games
+    tried: dict[str, float] = field(default_factory=dict)  # `generate`: seconds by rows of a call, tried on a few calls
 
     def data(self) -> dict[str, Any]:
         return asdict(self) | {"summary": summary(self.repeats)}
@@ -269,7 +274,6 @@ class Bench:
     def __init__(
         self,
         env: Mapping[str, Any],
-        cut: str,
         settings: Settings,
         device: torch.device,
         tokens: Tokens,
@@ -277,18 +281,14 @@ class Bench:
         points: Sequence[Point],
         beside: Sequence[Point] = (),
     ) -> None:
-        """`cut`: the game's setting that ends it early; `points`: all that will be measured, the centre first, in both
-        precisions; `beside`: those of the baselines."""
-        self.env, self.cut, self.settings, self.device, self.tokens, self.out = env, cut, settings, device, tokens, out
+        """`points`: all that will be measured, the centre first, in both precisions; `beside`: those of the
+        baselines."""
+        self.env, self.settings, self.device, self.tokens, self.out = env, settings, device, tokens, out
         sizes = {p.width: size_of(self.config(p), p.context).weights // 4 for p in (*points, *beside)}  # in float32
         self.around = [Row("ours", point, sizes[point.width]) for point in points]
         self.baselines = [Row(engine, point, sizes[point.width]) for point in beside for engine in ENGINES]
         self.alone: dict[str, Any] = {}
         self.cell = 0.0  # bytes of a token in a batch; known from the first
-        self._most: dict[int, int] = {}  # by players: the most games of any point
-        for point in (*points, *beside):
-            self._most[point.players] = max(point.games, self._most.get(point.players, 0))
-        self._cuts: dict[tuple[int, int], int] = {}  # by players and context
         self._script: tuple[tuple[int, ...], Script] | None = None
         self._began = time.monotonic()
         self._made_by = made_by(env, settings, device)
@@ -316,27 +316,16 @@ class Bench:
 
     # -- What is played, and by which model ----------------------------------------------------------------------------
 
-    def script(self, point: Point, cut: int | None = None) -> Script:
-        """The games of a point, ended after `cut` at the latest. The last one's are kept: points share them.
-
-        One number of games, the most of any point, says where those of a context end: where the longest of them fits.
-        So more games are no shorter ones, and games of other contexts are cut alike.
-        """
-        shape, most = (point.players, point.context), self._most.get(point.players, 0)
-        if shape not in self._cuts and most > point.games:
-            self._cuts[shape] = self._record(replace(point, games=most), self.env[self.cut]).cut
-        limit = min(self._cuts.get(shape, self.env[self.cut]), cut or self.env[self.cut])
-        key = (point.games, point.players, point.context, limit)
+    def script(self, point: Point) -> Script:
+        """The games of a point. The last one's are kept: points share them."""
+        key = (point.games, point.players, point.context)
         if self._script is None or self._script[0] != key:
-            self._script = (key, self._record(point, limit))
+            env, s = dict(self.env), self.settings
+            if "players" in env:
+                env["players"] = point.players
+            say(f"recording {point.games} games of {point.players} that fill {point.context} tokens")
+            self._script = (key, record(env, point.context, point.games, self.tokens, s.reply_tokens, s.seed))
         return self._script[1]
-
-    def _record(self, point: Point, limit: int) -> Script:
-        env, s = {**self.env, self.cut: limit}, self.settings
-        if "players" in env:
-            env["players"] = point.players
-        say(f"recording {point.games} games of {point.players} that fit {point.context} tokens")
-        return record(env, self.cut, point.context, point.games, self.tokens, s.reply_tokens, s.seed)
 
     def shape(self, point: Point) -> dict[str, int]:
         """Of the point's model, as `tiny_config` has it."""
@@ -383,10 +372,11 @@ class Bench:
         script = self.script(single)
         for dtype in DTYPES:
             self.ours(script, replace(single, dtype=dtype))
+        rows, calls = self.settings.baseline_rows[0], self.calls(0)
         for keep_cache in (False, True):
-            self.generate(script, single, keep_cache, self.settings.baseline_rows[0])
+            self.generate(script, single, keep_cache, rows, calls)
         if trl_version() is not None:
-            self.trl(script, single, self.settings.baseline_rows[0])
+            self.trl(script, single, rows, calls)
 
     def measure_alone(self, make_env: Callable[[], Any]) -> None:
         """What needs no model."""
@@ -425,7 +415,7 @@ class Bench:
                 draw([row.data() for row in self.around], self.out / "cost.svg")
 
     def measure_baselines(self, repeat: int) -> None:
-        """A repeat of all engines on the same games, cut."""
+        """A repeat of all engines on the same games."""
         for row in self.baselines:
             if row.engine == "TRL" and trl_version() is None:
                 row.skipped = f"not installed: {INSTALL_TRL}"
@@ -433,11 +423,19 @@ class Bench:
                 if row.engine == "ours":
                     measure: Measure = partial(self.ours, point=row.point)
                 elif row.engine == "TRL":
-                    measure = partial(self.trl, point=row.point, rows=self.best_rows(row))
+                    measure = partial(self.trl, point=row.point, rows=self.best_rows(row), calls=self.calls(repeat))
                 else:
-                    kept, rows = row.engine != "generate", self.best_rows(row)
-                    measure = partial(self.generate, point=row.point, keep_cache=kept, rows=rows)
-                self.take(row, self.script(row.point, self.settings.baseline_cut), repeat, measure)
+                    kept = row.engine != "generate"
+                    calls = ALL_CALLS if kept else self.calls(repeat)
+                    measure = partial(
+                        self.generate, point=row.point, keep_cache=kept, rows=self.best_rows(row), calls=calls
+                    )
+                self.take(row, self.script(row.point), repeat, measure)
+
+    def calls(self, repeat: int) -> range:
+        """Which calls are computed of those that read whole histories: other ones in each repeat."""
+        every = self.settings.baseline_every
+        return range(repeat * every // self.settings.repeats, sys.maxsize, every)
 
     def is_due(self, row: Row, repeat: int) -> bool:
         """Whether this repeat is to be measured now; a row without any that is not says why."""
@@ -450,20 +448,21 @@ class Bench:
         self.tell(row, repeat)
 
     def best_rows(self, row: Row) -> int:
-        """How many rows in one call of `generate` were fastest, tried on games that are cut sooner. TRL plays with the
-        first baseline's."""
+        """How many rows in one call of `generate` were fastest, tried on a few calls: spread over the games, or, where
+        caches are kept, the first ones. TRL plays with the first baseline's."""
         if row.engine == "TRL":
             row = next(each for each in self.baselines if (each.engine, each.point) == ("generate", row.point))
         rows = self.settings.baseline_rows
         if len(rows) == 1:
             return rows[0]
         if not row.tried:
-            script = self.script(row.point, self.settings.rows_cut)
+            script, kept, every = self.script(row.point), row.engine != "generate", self.settings.baseline_every
+            few = range(max(script.steps // TRIED, 1)) if kept else range(every // 2, sys.maxsize, TRIED * every)
             for n in rows:
-                tried = self.generate(script, row.point, row.engine != "generate", n)
+                tried = self.generate(script, row.point, kept, n, few)
                 row.tried[str(n)] = sum(tried["seconds"].values())
             told = ", ".join(f"{n}: {seconds:.1f} s" for n, seconds in row.tried.items())
-            say(f"{row.engine}, rows of a call, over {script.steps} steps: {told}")
+            say(f"{row.engine}, rows of a call, tried on a few calls: {told}")
         return int(min(row.tried, key=row.tried.__getitem__))
 
     def has_room(self, row: Row) -> bool:
@@ -526,18 +525,22 @@ class Bench:
             steps=config.minibatches,
         )
 
-    def generate(self, script: Script, point: Point, keep_cache: bool, rows: int) -> dict[str, Any]:
+    def generate(self, script: Script, point: Point, keep_cache: bool, rows: int, calls: range) -> dict[str, Any]:
         """`generate` of transformers once, `rows` at a time: a rollout."""
         watch, memory = Stopwatch(self.device), PeakMemory(self.device)
-        agent = GenerateAgent(self.policy(point), script, watch, rows, keep_cache)
+        agent = GenerateAgent(self.policy(point), script, watch, rows, keep_cache, calls)
         self.play(agent, script, watch)
-        return {"seconds": watch.seconds, "read": {}, "peak_bytes": memory.rise()}
+        if not keep_cache:
+            agent.scale(watch.seconds)
+        return {"seconds": watch.seconds, "read": {}, "peak_bytes": memory.rise(), "calls": calls_of(agent)}
 
-    def trl(self, script: Script, point: Point, rows: int) -> dict[str, Any]:
+    def trl(self, script: Script, point: Point, rows: int, calls: range) -> dict[str, Any]:
         """TRL once: a rollout and an update."""
-        watch, memory = Stopwatch(self.device), PeakMemory(self.device)
-        script.check(trl_iteration(self.policy(point), script, watch, rows, self.settings.update_tokens))
-        return {"seconds": watch.seconds, "read": {}, "peak_bytes": memory.rise()}
+        watch, memory, s = Stopwatch(self.device), PeakMemory(self.device), self.settings
+        policy = self.policy(point)
+        episodes, agent = trl_iteration(policy, script, watch, rows, s.update_tokens, s.update_rows, calls)
+        script.check(episodes)
+        return {"seconds": watch.seconds, "read": {}, "peak_bytes": memory.rise(), "calls": calls_of(agent)}
 
     def play(self, agent: Agent, script: Script, watch: Stopwatch) -> list[Episode]:
         """The recorded games in self-play, all at once."""
@@ -562,10 +565,7 @@ class Bench:
         """Completes the repeat that was just measured, says a line and writes all that is known."""
         row.repeats[-1]["figures"] = figures(row.repeats[-1], row.played)
         clock = (time.monotonic() - self._began) / 60
-        cut = "" if any(row is each for each in self.around) else f", {row.played['steps']} steps"
-        said = (
-            f"{row.engine}, {row.point}{cut}, repeat {repeat + 1} of {self.settings.repeats}: {line(row.repeats[-1])}"
-        )
+        said = f"{row.engine}, {row.point}, repeat {repeat + 1} of {self.settings.repeats}: {line(row.repeats[-1])}"
         say(f"[{clock:5.1f} min] {said}")
         self.write()
 
@@ -608,6 +608,11 @@ def how_to_go_on(commit: str, aside: Path) -> str:
     )
 
 
+def calls_of(agent: GenerateAgent) -> dict[str, int]:
+    """How many of its calls were computed."""
+    return {"all": agent.work["calls"], "computed": agent.computed["calls"]}
+
+
 def watched(measure: Measure, script: Script) -> dict[str, Any]:
     """One repeat, with what it and all others got of the processors meanwhile."""
     load = Load()
@@ -636,7 +641,7 @@ def figures(repeat: Mapping[str, Any], played: Mapping[str, int]) -> dict[str, f
         ("decode_tokens", "decode", read.get("decode", 0)),
         ("answers", "beliefs", played["answers"]),
     ):
-        if n:  # short games may ask nothing, and say nothing
+        if n and s[phase]:  # short games may ask nothing, and say nothing
             made[f"{name}_per_second"] = n / s[phase]
     if s["update"]:
         made["update_tokens_per_second"] = played["tokens"] / s["update"]
@@ -668,16 +673,14 @@ def main(cfg: DictConfig) -> None:
     known = Settings.__dataclass_fields__
     settings = make(Settings, {name: value for name, value in given.items() if name in known}, "benchmark")
     game = given["env"]["game"]
-    if game not in given["games"]:
-        raise UserError(f"env.game={game}: games has no entry that says how its games are ended early")
-    env = {**given["env"], **given["games"][game]["env"]}
+    env = {**given["env"], **given["games"].get(game, {})}
     device, out = pick_device(cfg.device), Path(given["out"])
     players = None if "players" in env else seats(env)
     points, beside = points_of(settings, players), baseline_points(settings, players)
     check_writable(out, "out")
     texts = scripted_texts(game, [env_maker(given["env"])], settings.seed, games=100)
     tokens = Tokens(train_tokenizer(texts, game_module(game).COMPACT_TOKENS, settings.vocab_size))
-    bench = Bench(env, given["games"][game]["cut"], settings, device, tokens, out, points, beside)
+    bench = Bench(env, settings, device, tokens, out, points, beside)
     limit = f"at most about {settings.minutes:g} minutes" if settings.minutes is not None else "no limit of time"
     say(
         f"{len(points)} points of this engine, {len(beside)} beside baselines; {settings.repeats} repeats each; {limit}"

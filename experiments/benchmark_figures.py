@@ -63,13 +63,18 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def summary(repeats: Sequence[Data]) -> dict[str, Any]:
-    """Of each figure median, lowest and highest; shares of time by phase, of all repeats together. Empty of none."""
+    """Of each figure that all repeats have median, lowest and highest; shares of time by phase, of all together. Empty
+    of none."""
     if not repeats:
         return {}
     totals = {phase: sum(r["seconds"][phase] for r in repeats) for phase in PHASES}
     whole = sum(totals.values())
     return {
-        "figures": {name: spread([r["figures"][name] for r in repeats]) for name in repeats[0]["figures"]},
+        "figures": {
+            name: spread([r["figures"][name] for r in repeats])
+            for name in repeats[0]["figures"]
+            if all(name in r["figures"] for r in repeats)
+        },
         "shares": {phase: seconds / whole for phase, seconds in totals.items()},
     }
 
@@ -250,6 +255,9 @@ def line(repeat: Data) -> str:
     text = f"{f['seconds']:.1f} s, {f['games_per_second']:.1f} games/s and {f['tokens_per_second']:.0f} tokens/s"
     if "update_tokens_per_second" in f:
         text += f", update {f['update_tokens_per_second']:.0f} tokens/s"
+    calls = repeat.get("calls", {"all": 0, "computed": 0})
+    if calls["computed"] < calls["all"]:
+        text += f", by {calls['computed']} of {calls['all']} calls"
     if f["on_processor"] < BUSY:
         text += f" (on a processor only {f['on_processor']:.0%} of the time: the machine is busy)"
     elif f.get("others", 0.0) > OTHERS:
@@ -320,6 +328,11 @@ def block(row: Data) -> list[str]:
         if name in found["figures"]:
             low, middle, high = (shown(name, found["figures"][name][k]) for k in ("low", "median", "high"))
             lines.append(f"  {label:28} {middle:>10}  ({low} to {high})")
+    played = row["played"]
+    lines.append(f"  {'tokens of a stream':28} {played['mean_stream']} on average, {played['longest_stream']} at most")
+    if "calls" in row["repeats"][0]:
+        calls = row["repeats"][0]["calls"]
+        lines.append(f"  {'calls of the model':28} {calls['computed']} of {calls['all']} computed in the first repeat")
     if row["tried"]:
         tried = ", ".join(f"{rows}: {number(seconds)} s" for rows, seconds in row["tried"].items())
         lines.append(f"  {'rows of a call, tried':28} {tried}")

@@ -23,16 +23,19 @@ from marl.engine import Engine, Writer
 from marl.errors import UserError
 from marl.games import env_maker, scripts_module
 from marl.policy import Policy
-from marl.rollout import Game, draw_games, everyone, rollout
+from marl.rollout import Game, draw_games, everyone, rollout, sampling_seed
 from marl.tokens import Tokens
 from marl.types import Episode, Stream
 
 FILLER = " i"  # one token of the small vocabularies; what it says does not matter
+FULL = 0.75  # of the context: a game whose longest stream is shorter ended by itself, and is left out
+DRAWN = 8  # times as many games as are wanted are tried at most, to find full ones
 
 
 @dataclass(frozen=True)
 class Script:
-    """Recorded games. `replies` by seat, in order; `drawn` maps a seat's uniform number at a position to its token."""
+    """Recorded games. `replies` by seat, in order; `drawn` maps a seat's uniform number at a position to its token.
+    `cuts`: by a game's seed, the steps after which it is cut; a game that ends by itself before is not there."""
 
     games: list[Game]
     make_env: Callable[[], Any]
@@ -41,7 +44,7 @@ class Script:
     drawn: dict[float, int]
     steps: int  # of the longest game
     answers: int  # belief questions
-    cut: int  # the setting that the games were cut at
+    cuts: dict[int, int]
 
     @property
     def seats(self) -> int:
@@ -66,6 +69,7 @@ class Script:
         return {
             "games": len(self.games), "slots": self.seats, "steps": self.steps, "turns": turns, "tokens": self.tokens,
             "sampled": self.sampled, "answers": self.answers, "longest_stream": self.longest,
+            "mean_stream": round(self.tokens / self.seats),
         }  # fmt: skip
 
     def check(self, episodes: Sequence[Episode]) -> None:
@@ -74,6 +78,38 @@ class Script:
             for agent, stream in streams.items():
                 played = episode.streams[agent].tokens
                 assert played == stream.tokens, (number, agent, len(played), len(stream))
+
+
+class Cut:
+    """A game's environment, which ends each game after its own number of steps: `cuts` by seed, looked up at each step.
+
+    The rules know nothing of it: what players read before is what they would have read in a longer game. Nobody reads
+    what the last step brought, and nobody is asked of it.
+    """
+
+    def __init__(self, env: Any, cuts: Mapping[int, int]) -> None:
+        self.env, self.cuts = env, cuts
+        self.seed, self.steps, self.over = 0, 0, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.env, name)
+
+    @property
+    def agents(self) -> list[str]:
+        return [] if self.over else self.env.agents
+
+    def reset(self, seed: int, options: dict[str, Any] | None = None) -> Any:
+        self.seed, self.steps, self.over = seed, 0, False
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        observations, rewards, terminated, truncated, infos = self.env.step(actions)
+        self.steps += 1
+        if self.steps >= self.cuts.get(self.seed, math.inf):
+            self.over = True
+            truncated = dict.fromkeys(truncated, True)
+            infos = {agent: {"outcome": {}, **info, "questions": ()} for agent, info in infos.items()}
+        return observations, rewards, terminated, truncated, infos
 
 
 class Wordy:
@@ -95,84 +131,105 @@ class Wordy:
 
 
 class Recorder(TextAgent):
-    """Scripted players, with what the replay needs: each seat's seed, and how long streams were at each step."""
+    """Scripted players that stop a game in which a stream outgrew the context: `cuts` is told the last step before it,
+    by the game's seed. Keeps how long streams were at each step."""
 
-    def __init__(self, make: Callable[[int, str], Player], tokens: Tokens) -> None:
+    def __init__(
+        self,
+        make: Callable[[int, str], Player],
+        tokens: Tokens,
+        games: Sequence[Game],
+        context: int,
+        cuts: dict[int, int],
+    ) -> None:
         super().__init__("recorded", make, tokens)
-        self.seeds: dict[Key, int] = {}
-        self.longest: dict[int, int] = {}  # by step, tokens of the longest stream so far
+        self.games, self.context, self.cuts = games, context, cuts
+        self.grown: list[dict[int, int]] = [{} for _ in games]  # by step, tokens of the game's longest stream
 
     def act(self, requests: Sequence[Request]) -> list[Reply]:
         replies = super().act(requests)
         for r in requests:
-            self.seeds[r.key] = r.seed
-            self.longest[r.step] = max(self.longest.get(r.step, 0), len(self._views[r.key].stream))
+            number, size = r.key[0], len(self._views[r.key].stream)
+            self.grown[number][r.step] = max(self.grown[number].get(r.step, 0), size)
+            if size > self.context:
+                self.cuts.setdefault(self.games[number].seed, r.step)
         return replies
 
+    def longest(self, number: int) -> int:
+        """Tokens of a game's longest stream when it is cut; 0 where not even the first step fits."""
+        cut = self.cuts.get(self.games[number].seed, math.inf)
+        return max((size for step, size in self.grown[number].items() if step < cut), default=0)
 
-def record(
-    env: Mapping[str, Any], cut: str, context: int, games: int, tokens: Tokens, reply_tokens: int, seed: int
-) -> Script:
-    """Games of scripted players, cut so that the longest stream just fits `context`.
 
-    `cut` names the setting of the game that ends it early (`max_steps`, `max_entries`); its value in `env` is the most.
-    Raises UserError where not even its smallest value fits.
+def record(env: Mapping[str, Any], context: int, games: int, tokens: Tokens, reply_tokens: int, seed: int) -> Script:
+    """Games of scripted players, each cut at a step of its own: the last at which its longest stream fits `context`.
+
+    Of the games drawn, the first whose longest stream has FULL of the context; where too few of DRAWN times as many
+    have, the longest of them. So the games of a smaller number are among those of a larger one, or like them. Raises
+    UserError where too few fit at all.
     """
-    limit, some = int(env[cut]), min(games, 64)
-    episodes, recorder = _play(env, draw_games(seed, count=some), tokens, reply_tokens)
-    if _longest(episodes) > context:
-        limit = min(limit, _fitting(recorder, context))
-    while limit >= 1:
-        made = {**env, cut: limit}
-        episodes, recorder = _play(made, draw_games(seed, count=games), tokens, reply_tokens)
-        if _longest(episodes) <= context:
-            return _script(made, draw_games(seed, count=games), episodes, recorder, limit)
-        limit = min(limit - max(1, limit // 20), _fitting(recorder, context))
-    raise UserError(f"context={context}: not even the shortest game fits; raise it")
+    drawn = draw_games(seed, count=DRAWN * games)
+    cuts: dict[int, int] = {}
+    sizes: list[int] = []  # of those tried: tokens of the longest stream
+    while (missing := games - sum(size >= FULL * context for size in sizes)) > 0 and len(sizes) < len(drawn):
+        some = drawn[len(sizes) : len(sizes) + missing]
+        _, recorder = play_recorded(env, some, tokens, reply_tokens, context, cuts)
+        sizes += [recorder.longest(number) for number in range(len(some))]
+    order = sorted(range(len(sizes)), key=lambda number: -min(sizes[number], FULL * context))  # stable: full ones first
+    chosen = [drawn[number] for number in sorted(order[:games]) if sizes[number]]
+    if len(chosen) < games:
+        raise UserError(f"context={context}: not even the shortest game fits; raise it")
+    cuts = {game.seed: cuts[game.seed] for game in chosen if game.seed in cuts}
+    episodes, _ = play_recorded(env, chosen, tokens, reply_tokens, context, cuts)
+    return _script(env, chosen, episodes, cuts)
 
 
-def _longest(episodes: Sequence[Episode]) -> int:
-    """Tokens of the longest stream."""
-    return max(len(stream) for episode in episodes for stream in episode.streams.values())
-
-
-def _fitting(recorder: Recorder, context: int) -> int:
-    """About how many steps fit: a game that is cut there may still end with more."""
-    return max((step for step, longest in recorder.longest.items() if longest <= context), default=0) + 1
-
-
-def _play(
-    env: Mapping[str, Any], games: Sequence[Game], tokens: Tokens, reply_tokens: int
+def play_recorded(
+    env: Mapping[str, Any],
+    games: Sequence[Game],
+    tokens: Tokens,
+    reply_tokens: int,
+    context: int,
+    cuts: dict[int, int],
 ) -> tuple[list[Episode], Recorder]:
+    """Scripted players' games, cut as `cuts` says and where they outgrow the context, which it is told."""
     scripts = scripts_module(env["game"])
     recorder = Recorder(
-        lambda seed, role: Wordy(scripts.make_player(scripts.DEFAULT, seed, role), tokens, reply_tokens), tokens
+        lambda seed, role: Wordy(scripts.make_player(scripts.DEFAULT, seed, role), tokens, reply_tokens),
+        tokens,
+        games,
+        context,
+        cuts,
     )
-    return rollout(games, everyone(recorder), env_maker(env), len(games)), recorder
+    return rollout(games, everyone(recorder), cut_maker(env, cuts), len(games)), recorder
 
 
-def _script(
-    env: Mapping[str, Any], games: list[Game], episodes: Sequence[Episode], recorder: Recorder, cut: int
-) -> Script:
+def cut_maker(env: Mapping[str, Any], cuts: Mapping[int, int]) -> Callable[[], Any]:
+    """Makes environments of these settings that cut each game."""
+    make_env = env_maker(env)
+    return lambda: Cut(make_env(), cuts)
+
+
+def _script(env: Mapping[str, Any], games: list[Game], episodes: Sequence[Episode], cuts: dict[int, int]) -> Script:
     replies: dict[Key, list[tuple[int, ...]]] = {}
     drawn: dict[float, int] = {}
-    for number, episode in enumerate(episodes):
+    for number, (game, episode) in enumerate(zip(games, episodes, strict=True)):
+        seeds = {agent: sampling_seed(game, seat) for seat, agent in enumerate(episode.streams)}
         for turn in episode.turns:
-            key = (number, turn.agent)
-            replies.setdefault(key, []).append(turn.reply_ids)
+            replies.setdefault((number, turn.agent), []).append(turn.reply_ids)
             places = np.arange(turn.start, turn.start + len(turn.reply_ids), dtype=np.uint64)
-            seeds = np.full(len(places), recorder.seeds[key], dtype=np.uint64)
-            drawn.update(zip(uniforms(seeds, places).tolist(), turn.reply_ids, strict=True))
+            own = np.full(len(places), seeds[turn.agent], dtype=np.uint64)
+            drawn.update(zip(uniforms(own, places).tolist(), turn.reply_ids, strict=True))
     assert len(drawn) == sum(len(ids) for own in replies.values() for ids in own), "two places drew the same number"
     return Script(
         games=games,
-        make_env=env_maker(env),
+        make_env=cut_maker(env, cuts),
         streams=[episode.streams for episode in episodes],
         replies=replies,
         drawn=drawn,
         steps=max(episode.steps for episode in episodes),
         answers=sum(len(episode.beliefs) for episode in episodes),
-        cut=cut,
+        cuts=cuts,
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +20,11 @@ from hydra import compose, initialize_config_module
 
 from envs.among_us_v0 import COMPACT_TOKENS, AmongUs
 from experiments import benchmark, measure
-from experiments.baselines import GenerateAgent, trl_version
+from experiments.baselines import ALL_CALLS, GenerateAgent, trl_iteration, trl_version
 from experiments.benchmark_figures import along, line, parts, ratios, table, targets
 from experiments.measure import PHASES, Counts, Load, Rates, Shape, Stopwatch, UpdateCounts, limits, step_alone
 from experiments.pieces import STAGE_GAMES, game_alone
-from experiments.workload import ReplayAgent, Script, record
+from experiments.workload import FULL, ReplayAgent, Script, play_recorded, record
 from marl.agents import Agent, Key
 from marl.config import make, plain
 from marl.engine import size_of
@@ -30,9 +32,9 @@ from marl.errors import UserError
 from marl.games import env_maker, game_module
 from marl.policy import Policy, tiny_config, tiny_lm
 from marl.pretrain import scripted_texts
-from marl.rollout import everyone, rollout
+from marl.rollout import draw_games, everyone, rollout
 from marl.tokens import Tokens, train_tokenizer
-from marl.types import Episode
+from marl.types import Episode, Stream
 
 CPU = torch.device("cpu")
 
@@ -379,7 +381,7 @@ def test_ratios_are_of_one_model() -> None:
 @pytest.fixture(scope="module")
 def small() -> tuple[benchmark.Settings, dict[str, Any], Tokens]:
     settings, given = settings_of("bench=quick")
-    env = {**given["env"], **given["games"]["among_us"]["env"]}
+    env = {**given["env"], **given["games"]["among_us"]}
     tokens = Tokens(train_tokenizer(scripted_texts("among_us", [env_maker(env)], 0, games=20), COMPACT_TOKENS, 1024))
     return settings, env, tokens
 
@@ -398,15 +400,17 @@ class Told(benchmark.Bench):
         return {"seconds": took, "read": {}, "peak_bytes": None}
 
     def ours(self, script: Script, point: benchmark.Point) -> dict[str, Any]:
-        self.asked.append(("ours", point, script.cut))
+        self.asked.append(("ours", point))
         return self.made(script, 1.0)
 
-    def generate(self, script: Script, point: benchmark.Point, keep_cache: bool, rows: int) -> dict[str, Any]:
-        self.asked.append(("generate, cache kept" if keep_cache else "generate", point, script.cut, rows))
+    def generate(
+        self, script: Script, point: benchmark.Point, keep_cache: bool, rows: int, calls: range
+    ) -> dict[str, Any]:
+        self.asked.append(("generate, cache kept" if keep_cache else "generate", point, rows, calls))
         return self.made(script, self.takes[rows] + (rows == 8) * keep_cache * 5)
 
-    def trl(self, script: Script, point: benchmark.Point, rows: int) -> dict[str, Any]:
-        self.asked.append(("TRL", point, script.cut, rows))
+    def trl(self, script: Script, point: benchmark.Point, rows: int, calls: range) -> dict[str, Any]:
+        self.asked.append(("TRL", point, rows, calls))
         return self.made(script, 1.0)
 
 
@@ -426,25 +430,27 @@ def test_a_slow_quarter_of_an_hour_is_no_points_own(
     small: tuple[benchmark.Settings, dict[str, Any], Tokens], tmp_path: Path, quiet: list[str]
 ) -> None:
     """Everything once, then everything again; the fewest rows of a call were not the fastest, and that is found once.
-    What is measured is kept: a second start asks for what is missing alone."""
+    One call in six is computed where histories are read again, other ones in the second repeat, and a quarter of them
+    to try rows. What is measured is kept: a second start asks for what is missing alone."""
     settings, env, tokens = small
-    settings = replace(settings, axes=benchmark.Axes(games=(1,)))
+    settings = replace(settings, axes=benchmark.Axes(games=(1,)), baseline_every=6)
     points, beside = benchmark.points_of(settings, None), benchmark.baseline_points(settings, None)
-    begin = Told(env, "max_steps", settings, CPU, tokens, tmp_path, points, beside)
+    begin = Told(env, settings, CPU, tokens, tmp_path, points, beside)
     begin.alone = {"game": [{"agent_steps_per_second": 1.0}], "solver": [], "steps": []}
     begin.measure()
     assert [p.games for p in points] == [2, 2, 1] and beside == [points[0]]
-    whole, once = begin.script(points[0]).cut, [("ours", points[0]), ("ours", points[1])]
-    tries = (
-        [("generate", beside[0], 4, rows) for rows in (4, 8)],
-        [("generate, cache kept", beside[0], 4, rows) for rows in (4, 8)],
-    )
+    end, every = sys.maxsize, ALL_CALLS
+    once, tried = [("ours", points[0]), ("ours", points[1])], range(begin.script(beside[0]).steps // 4)
+    calls = [range(0, end, 6), range(3, end, 6)]
+    rest = [
+        [("generate, cache kept", beside[0], 4, every), ("TRL", beside[0], 8, own), ("ours", points[2])]
+        for own in calls
+    ]
     assert begin.asked == [
-        *((*each, whole) for each in once), ("ours", beside[0], whole), *tries[0], ("generate", beside[0], whole, 8),
-        *tries[1], ("generate, cache kept", beside[0], whole, 4), ("TRL", beside[0], whole, 8),
-        ("ours", points[2], whole),
-        *((*each, whole) for each in once), ("ours", beside[0], whole), ("generate", beside[0], whole, 8),
-        ("generate, cache kept", beside[0], whole, 4), ("TRL", beside[0], whole, 8), ("ours", points[2], whole),
+        *once, ("ours", beside[0]), *(("generate", beside[0], rows, range(3, end, 24)) for rows in (4, 8)),
+        ("generate", beside[0], 8, calls[0]), *(("generate, cache kept", beside[0], rows, tried) for rows in (4, 8)),
+        *rest[0],
+        *once, ("ours", beside[0]), ("generate", beside[0], 8, calls[1]), *rest[1],
     ]  # fmt: skip
     kept = json.loads((tmp_path / "benchmark.json").read_text())
     assert [[(step["rows"], step["context"]) for step in repeat] for repeat in kept["alone"]["steps"]] == [
@@ -455,11 +461,11 @@ def test_a_slow_quarter_of_an_hour_is_no_points_own(
     kept["around"][0].update(repeats=[], skipped="there was no room")  # the centre itself
     kept["baselines"][1]["repeats"].pop()
     (tmp_path / "benchmark.json").write_text(json.dumps(kept))
-    again = Told(env, "max_steps", settings, CPU, tokens, tmp_path, points, beside)
+    again = Told(env, settings, CPU, tokens, tmp_path, points, beside)
     again.go_on()
     assert [row.point for row in again.around] == points
     again.measure()
-    assert again.asked == [("ours", points[0], whole), ("ours", points[0], whole), ("generate", beside[0], whole, 8)]
+    assert again.asked == [("ours", points[0]), ("ours", points[0]), ("generate", beside[0], 8, calls[1])]
     assert not again.around[0].skipped
 
 
@@ -467,7 +473,7 @@ def test_figures_of_another_commit_say_how_to_go_on(
     small: tuple[benchmark.Settings, dict[str, Any], Tokens], tmp_path: Path, quiet: list[str]
 ) -> None:
     settings, env, tokens = small
-    bench = Told(env, "max_steps", settings, CPU, tokens, tmp_path, benchmark.points_of(settings, None))
+    bench = Told(env, settings, CPU, tokens, tmp_path, benchmark.points_of(settings, None))
     bench.write()
     path = tmp_path / "benchmark.json"
     kept = json.loads(path.read_text())
@@ -491,7 +497,7 @@ def test_a_batch_is_memory_of_the_processor(
     point = benchmark.points_of(settings, None)[0]
     predicted = []
     for name in ("cpu", "cuda"):
-        bench = Told(env, "max_steps", settings, torch.device(name), tokens, tmp_path, [point])
+        bench = Told(env, settings, torch.device(name), tokens, tmp_path, [point])
         bench.cell = 100.0
         predicted.append(bench.predicted_bytes(point))
     size = size_of(tiny_config(tokens.size, **bench.shape(point)), 256)
@@ -499,20 +505,15 @@ def test_a_batch_is_memory_of_the_processor(
     assert predicted[1] == 10 * size.slot + 5000 + 3 * size.weights
 
 
-def test_points_of_other_numbers_of_games_end_at_the_same_step(
+def test_fewer_games_are_the_first_of_more(
     small: tuple[benchmark.Settings, dict[str, Any], Tokens], tmp_path: Path
 ) -> None:
-    """Else more games would be shorter ones: the more there are, the sooner one of them fills the context. The same
-    games say where those of other contexts end."""
+    """So that what a game costs can be compared along the axis of games."""
     settings, env, tokens = small
-    few, many, short = (benchmark.Point(games, 5, context, 32) for games, context in ((1, 384), (24, 384), (1, 256)))
-    alone, together = (
-        benchmark.Bench(env, "max_steps", settings, CPU, tokens, tmp_path, points)
-        for points in ([few], [few, many, short])
-    )
-    assert together.script(few).cut == together.script(many).cut < alone.script(few).cut
-    assert together.script(few, cut=3).cut == 3
-    assert together.script(short).cut == together.script(replace(short, games=24)).cut < alone.script(short).cut
+    few, many = (benchmark.Point(games, 5, 384, 32) for games in (4, 24))
+    bench = benchmark.Bench(env, settings, CPU, tokens, tmp_path, [few, many])
+    first, script = bench.script(few), bench.script(many)
+    assert first.games == script.games[:4] and first.streams == script.streams[:4]
 
 
 @pytest.mark.slow
@@ -567,6 +568,7 @@ def test_the_size_for_a_gpu_spans_what_it_says() -> None:
         ("centre.context=8", "context=8: not even the shortest game fits"),
         ("baseline_rows=[]", r"baseline_rows=\[\]: must name at least one"),
         ("baseline_rows=[4,0]", "baseline_rows=0: must be at least 1"),
+        ("baseline_every=0", "baseline_every=0: must be at least 1"),
         ("heads=3", "heads=3, kv_heads=1: a head's share of the width must be an even number"),
         ("kv_heads=3", "kv_heads=3: kv_heads must divide heads"),
         ("precisions=[float16]", "precisions=.*: must be of float32, bfloat16"),
@@ -581,16 +583,22 @@ def test_what_cannot_be_measured(override: str, said: str, tmp_path: Path) -> No
 # -- Its parts ---------------------------------------------------------------------------------------------------------
 
 
+ENVS: dict[str, dict[str, Any]] = {
+    "among_us": {"game": "among_us", "style": "compact", "players": 4, "max_steps": 40},
+    "dond": {"game": "dond", "style": "compact", "max_entries": 20},
+}
+
+
+def tokens_of(game: str) -> Tokens:
+    texts = scripted_texts(game, [env_maker(ENVS[game])], 0, games=20)
+    return Tokens(train_tokenizer(texts, game_module(game).COMPACT_TOKENS, 1024))
+
+
 @pytest.fixture(scope="module", params=["among_us", "dond"])
 def workload(request: pytest.FixtureRequest) -> tuple[Policy, Script]:
     game = request.param
-    env, cut = {
-        "among_us": ({"game": "among_us", "style": "compact", "players": 4, "max_steps": 40}, "max_steps"),
-        "dond": ({"game": "dond", "style": "compact", "max_entries": 20}, "max_entries"),
-    }[game]
-    texts = scripted_texts(game, [env_maker(env)], 0, games=20)
-    tokens = Tokens(train_tokenizer(texts, game_module(game).COMPACT_TOKENS, 1024))
-    script = record(env, cut, 256, 3, tokens, reply_tokens=12, seed=0)
+    env, tokens = ENVS[game], tokens_of(game)
+    script = record(env, 256, 3, tokens, reply_tokens=12, seed=0)
     policy = Policy(tiny_lm(tokens.size, hidden_size=32, layers=2, context=256), tokens).eval()
     return policy, script
 
@@ -661,12 +669,116 @@ def test_speech_in_several_steps_is_the_recorded_one(
     assert bool(agent.engine._writers) == (few_shapes and steps > 1)
 
 
-def test_recorded_games_fit_their_context(workload: tuple[Policy, Script]) -> None:
+def longest(streams: dict[str, Stream]) -> int:
+    return max(map(len, streams.values()))
+
+
+def test_recorded_games_have_what_was_asked_for(workload: tuple[Policy, Script]) -> None:
     _, script = workload
     assert script.longest <= 256
     assert script.sampled == sum(len(ids) for own in script.replies.values() for ids in own)
     said = [len(ids) for own in script.replies.values() for ids in own if len(ids) > 1]
     assert said and max(said) >= 12
+    facts = script.facts()
+    assert facts["mean_stream"] == round(facts["tokens"] / facts["slots"]) <= facts["longest_stream"]
+
+
+@pytest.mark.parametrize(("game", "context"), [("among_us", 150), ("among_us", 200), ("dond", 110)])
+def test_each_game_fills_its_context(game: str, context: int) -> None:
+    """Its longest stream fits, and one step later would not have; or the game was over by itself."""
+    tokens = tokens_of(game)
+    script = record(ENVS[game], context, 12, tokens, reply_tokens=12, seed=0)
+    assert len(script.games) == len(set(script.games)) == 12
+    assert len(script.cuts) > 4 and len(set(script.cuts.values())) > 1
+    later = {seed: cut + 1 for seed, cut in script.cuts.items()}
+    episodes, _ = play_recorded(ENVS[game], script.games, tokens, 12, 1 << 20, later)
+    for played_, streams, episode in zip(script.games, script.streams, episodes, strict=True):
+        assert FULL * context <= longest(streams) <= context
+        if played_.seed in script.cuts:
+            assert longest(episode.streams) > context
+            assert all(episode.streams[a].tokens[: len(s)] == s.tokens for a, s in streams.items())
+        else:
+            assert episode.outcome["how"] and episode.streams == streams
+
+
+def test_where_few_games_are_full_the_longest_are_played() -> None:
+    """No game of four steps comes near this context: of eight times as many the longest, in the order drawn."""
+    env, tokens = {**ENVS["among_us"], "max_steps": 4}, tokens_of("among_us")
+    drawn = draw_games(0, count=24)
+    script = record(env, 4096, 3, tokens, reply_tokens=12, seed=0)
+    episodes, _ = play_recorded(env, drawn, tokens, 12, 4096, {})
+    sizes = [longest(episode.streams) for episode in episodes]
+    assert not script.cuts and sorted(map(longest, script.streams)) == sorted(sizes)[-3:]
+    assert [drawn.index(game) for game in script.games] == sorted(drawn.index(game) for game in script.games)
+
+
+@pytest.mark.parametrize("calls", [ALL_CALLS, range(0, sys.maxsize, 3), range(2, sys.maxsize, 3), range(0)])
+def test_calls_that_are_passed_over_change_no_game(calls: range, workload: tuple[Policy, Script]) -> None:
+    """Token for token (`played` compares); as many calls are computed as were asked for, and questions of the others
+    are answered evenly."""
+    policy, script = workload
+    agent = GenerateAgent(policy, script, Stopwatch(CPU), 64, False, calls)
+    whole = GenerateAgent(policy, script, Stopwatch(CPU), 64, False)
+    episodes, full = played(agent, script), played(whole, script)
+    assert agent.work == whole.work == whole.computed
+    total = agent.work["calls"]
+    assert agent.computed["calls"] == len([n for n in range(total) if n in calls])
+    assert agent.work["sampling"] == script.sampled and agent.work["beliefs"] == script.answers
+    assert agent.work["decode"] == script.sampled - sum(map(len, script.replies.values()))
+    same = 0
+    for some, all_ in zip(episodes, full, strict=True):
+        for a, b in zip(some.beliefs, all_.beliefs, strict=True):
+            assert a.probs.sum() == pytest.approx(1) and a.probs.shape == b.probs.shape
+            same += np.allclose(a.probs, b.probs, atol=1e-6)
+    assert same >= agent.computed["beliefs"] and (same == script.answers) == (calls == ALL_CALLS)
+
+
+def test_each_call_is_computed_in_one_of_as_many_repeats(workload: tuple[Policy, Script]) -> None:
+    policy, script = workload
+    agents = [GenerateAgent(policy, script, Stopwatch(CPU), 64, False, range(n, sys.maxsize, 3)) for n in range(3)]
+    for agent in agents:
+        played(agent, script)
+    assert sum((agent.computed for agent in agents), Counter()) == agents[0].work
+
+
+def test_computed_calls_are_scaled_by_their_work(workload: tuple[Policy, Script]) -> None:
+    """By hand: a quarter of the tokens to be read, half of those to be written, a tenth of the questions, no sampling
+    at all. Where all calls are computed, nothing changes."""
+    policy, script = workload
+    agent = GenerateAgent(policy, script, Stopwatch(CPU), 64, False)
+    agent.work = Counter(calls=9, prefill=400, decode=60, sampling=5, beliefs=30)
+    agent.computed = Counter(calls=2, prefill=100, decode=30, beliefs=3)
+    seconds = dict.fromkeys(PHASES, 1.0)
+    agent.scale(seconds)
+    assert seconds == dict.fromkeys(PHASES, 1.0) | {"prefill": 4.0, "decode": 2.0, "beliefs": 10.0}
+    watch = Stopwatch(CPU)
+    whole = GenerateAgent(policy, script, watch, 64, False, range(0, sys.maxsize, 1))
+    played(whole, script)
+    before = dict(watch.seconds)
+    whole.scale(watch.seconds)
+    assert watch.seconds == before and before["decode"] > 0
+
+
+def test_computed_calls_are_told(found: dict[str, Any]) -> None:
+    """In the file and in the table; in a line where some were passed over."""
+    row = found["baselines"][1]
+    calls = row["repeats"][0]["calls"]
+    assert calls["computed"] == calls["all"] > 0 and "calls" not in found["baselines"][0]["repeats"][0]
+    printed = table(found["around"], found["baselines"], found["alone"])
+    assert f"{calls['all']} of {calls['all']} computed" in printed
+    assert f"{row['played']['mean_stream']} on average, {row['played']['longest_stream']} at most" in printed
+    some = {**row["repeats"][0], "calls": {"all": 110, "computed": 9}}
+    assert "by 9 of 110 calls" in line(some) and " calls" not in line(row["repeats"][0])
+
+
+@pytest.mark.skipif(trl_version() is None, reason="TRL is not installed")
+def test_trl_learns_from_the_first_games(workload: tuple[Policy, Script]) -> None:
+    """All games are played, one call in three computed; a game's seats are learned from, which is scaled to all."""
+    policy, script = workload
+    watch, players = Stopwatch(CPU), len(script.streams[0])
+    episodes, agent = trl_iteration(policy, script, watch, 8, 2048, players, range(0, sys.maxsize, 3))
+    script.check(episodes)
+    assert 0 < agent.computed["calls"] <= agent.work["calls"] // 3 + 1 and watch.seconds["update"] > 0
 
 
 def test_the_stopwatch_counts_nothing_twice() -> None:

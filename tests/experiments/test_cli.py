@@ -472,7 +472,7 @@ def test_null_is_taken_wherever_a_comment_says_what_it_means() -> None:
         ("benchmark out='' seed=1", "out='': must be the name of a folder or file"),
         ("benchmark device=abc", "device=abc: must be auto, cpu, cuda or a GPU's number, as in cuda:1"),
         (
-            "benchmark minutes=null baseline_cut=null device=abc",  # neither is refused
+            "benchmark minutes=null device=abc",  # the first is not refused
             "device=abc: must be auto, cpu, cuda or a GPU's number, as in cuda:1",
         ),
         ("train env=null", "env=null does not fit: choose one of among_us, dond."),

@@ -101,7 +101,7 @@ def test_lengths_and_outcomes_are_those_of_generate() -> None:
     ours = partial(ModelAgent, "ours", policy, slots=400, context=CONTEXT, max_new_tokens=LIMIT)
     engine = play(ours())
     torch.manual_seed(1)
-    plain = play(SamplingAgent(policy, Script([], env_maker(ENV), [], {}, {}, 0, 0, 0)))
+    plain = play(SamplingAgent(policy, Script([], env_maker(ENV), [], {}, {}, 0, 0, {})))
     same = p_values(engine, plain)
     other = p_values(engine, play(ours(temperature=0.6)))
     assert min(same.values()) > 0.01, same
