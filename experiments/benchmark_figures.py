@@ -303,11 +303,12 @@ def table(around: Sequence[Data], baselines: Sequence[Data], alone: Data) -> str
         verdict = "" if t["met"] is None else ", met" if t["met"] else ", missed"
         found = "not measured" if t["value"] is None else f"{number(t['value'])}{verdict}"
         lines.append(f"  {t['name']:72} {bounds:>16}: {found}")
-    lines += ["", "alone, a decode step: ms, and share of its limit"]
+    lines += ["", "alone, a decode step: ms, and share of its limit; torch's attention and the products alone: ms"]
     for step in (step for repeat in alone["steps"] for step in repeat):
         share = step["limit"] / step["seconds"]
         said = f"{step['rows']} rows of {step['context']} tokens"
-        lines.append(f"  {said:32} {number(1e3 * step['seconds']):>8}  {number(share):>8}")
+        apart = "  ".join(f"{number(1e3 * step[name]):>8}" for name in ("attention", "products"))
+        lines.append(f"  {said:32} {number(1e3 * step['seconds']):>8}  {number(share):>8}  {apart}")
     lines += ["", "alone, on one core"]
     for name, label in (("agent_steps_per_second", "agent-steps/s"), ("games_per_second", "games/s")):
         r = spread([repeat[name] for repeat in alone["game"]])

@@ -382,6 +382,10 @@ def step_alone(policy: Policy, rows: int, context: int, decode_steps: int, devic
 
     In games passes have as many rows as players happen to speak, and fewer where contexts are short: that their tokens
     cost less in longer contexts says nothing of attention. The median of STEPS, after one that is not counted.
+
+    Beside it what two of its parts take alone, for one token in each slot: torch's own `attention` over keys and values
+    of this size, side by side, and the `products` with the layers' matrices. No step is shorter than their sum, unless
+    another attention is.
     """
     engine, shape = Engine(policy, rows + 1, context), Shape.of(policy)
     slots = [slot for slot in range(rows + 1) if slot != 1]  # not side by side, as in games: copied, once
@@ -408,5 +412,21 @@ def step_alone(policy: Policy, rows: int, context: int, decode_steps: int, devic
     limit = _of_passes(shape, rates, size.itemsize, counts, rates.decode, counts.passes)
     return {
         "rows": rows, "context": context, "seconds": median(spent[1:]), "macs": limit["macs"] / several,
-        "limit": limit["limit"] / several,
+        "limit": limit["limit"] / several, "attention": _attention_alone(policy, rows, context, device),
+        "products": rows * shape.body / rates.decode,
     }  # fmt: skip
+
+
+def _attention_alone(policy: Policy, rows: int, context: int, device: torch.device) -> float:
+    """Seconds of attention of one token in each of so many rows to a whole context, in all layers."""
+    config = policy.lm.config.get_text_config()
+    heads, shared = config.num_attention_heads, config.num_key_value_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    dtype = next(policy.lm.parameters()).dtype
+    query = torch.randn(rows, heads, 1, width, device=device).to(dtype)
+    key, value = (torch.randn(rows, context, shared, width, device=device).to(dtype).transpose(1, 2) for _ in "kv")
+    seen = torch.ones(rows, 1, 1, context, dtype=torch.bool, device=device)
+    call = functools.partial(
+        torch.nn.functional.scaled_dot_product_attention, query, key, value, attn_mask=seen, enable_gqa=heads > shared
+    )
+    return config.num_hidden_layers * _seconds(call, device)

@@ -40,6 +40,7 @@ from marl.policy import recomputing
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 LARGE = 100 * MIB  # weights, or a cache, whose passes are worth a second of asking
+KEPT = 48 * MIB  # by torch on a CPU, of kernels for bfloat16, where `experiments.cli.FEW_KERNELS` holds; measured
 WASTE = 1.25  # what a process takes for what an update has alive, on a CPU; measured, see tests/marl/test_memory.py
 
 
@@ -245,7 +246,8 @@ def playing_bytes(
         desks = [each for layer in cache.layers if isinstance(layer, SlotLayer) for each in layer.desk]
         caches.append(cache.nbytes + sum(each.nbytes for each in desks))
 
-    return peak_bytes(config, dtype, device, play) - sum(caches)
+    kept = KEPT if dtype == torch.bfloat16 and device.type == "cpu" else 0
+    return peak_bytes(config, dtype, device, play) - sum(caches) + kept
 
 
 def learning_bytes(
@@ -272,7 +274,7 @@ def learning_bytes(
             (logprobs.gather(-1, ids[:, :replies, None])[..., 0] + entropy).sum().backward()
 
     most = peak_bytes(config, torch.float32, device, learn)
-    return round(most * WASTE) if device.type == "cpu" else most
+    return round(most * WASTE) + KEPT * bf16 if device.type == "cpu" else most
 
 
 def head(lm: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:

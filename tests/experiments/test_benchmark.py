@@ -341,7 +341,15 @@ def test_a_phase_may_grow_as_its_products_do() -> None:
         repeat["seconds"]["prefill"], repeat["read"]["prefill"] = seconds, 10
         repeat["limit"]["prefill"] = {"macs": macs}
     steps = [
-        {"rows": 256, "context": context, "seconds": seconds, "macs": macs, "limit": 0.5}
+        {
+            "rows": 256,
+            "context": context,
+            "seconds": seconds,
+            "macs": macs,
+            "limit": 0.5,
+            "attention": 0.2,
+            "products": 0.3,
+        }
         for context, seconds, macs in ((256, 1.0, 1.0), (1024, 2.0, 2.0), (2048, 2.5, 3.0))
     ]
     found = told([made_up("ours", 51, 2.0), *ends], steps=steps)
@@ -838,6 +846,7 @@ def test_a_step_alone(workload: tuple[Policy, Script], steps: int) -> None:
     seen = {1: 60.0, 4: 58.5}[steps]
     assert found["macs"] == 5 * (shape.body + seen * shape.attention + (steps > 1) * shape.head)
     assert 0 < found["limit"] < found["seconds"] and (found["rows"], found["context"]) == (5, 60)
+    assert 0 < found["attention"] < found["seconds"] and 0 < found["products"] < found["seconds"]
 
 
 def test_rows_of_a_pass() -> None:

@@ -14,8 +14,9 @@ import pytest
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.cli import MAY_BE_NULL, UsageError, check_command_line, command, nearest, wrong_kind
+from experiments.cli import FEW_KERNELS, MAY_BE_NULL, UsageError, check_command_line, command, nearest, wrong_kind
 from marl.errors import UserError
+from marl.memory import KEPT, has_bf16_instructions
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = {
@@ -489,3 +490,29 @@ def test_bad_settings_of_commands_are_one_line(
     with pytest.raises(SystemExit):
         importlib.import_module(f"experiments.{module}").main()
     assert capsys.readouterr().err.strip() == said and list(tmp_path.iterdir()) == []
+
+
+def test_a_command_keeps_few_kernels_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = FEW_KERNELS
+    monkeypatch.delenv(first, raising=False)
+    monkeypatch.setenv(second, "7")
+    command("train")(lambda cfg: None)(OmegaConf.create({}))
+    assert os.environ[first] == FEW_KERNELS[first] and os.environ[second] == "7"
+
+
+@pytest.mark.skipif(not has_bf16_instructions(), reason="products in bfloat16 have no kernels here")
+def test_few_kernels_are_less_memory() -> None:
+    """600 shapes in processes of their own: what stays is less by more than what few kernels take."""
+    work = (
+        "import torch\nfrom experiments.measure import _status\nw = torch.randn(64, 64).bfloat16()\n"
+        "w @ w\nbefore = _status('VmRSS')\n"
+        "for n in range(2, 602): torch.nn.functional.linear(w[:1].expand(n, 64).contiguous(), w)\n"
+        "print(_status('VmRSS') - before)"
+    )
+
+    def kept(extra: dict[str, str]) -> int:
+        env = {name: value for name, value in os.environ.items() if name not in FEW_KERNELS} | extra
+        return int(subprocess.run([sys.executable, "-c", work], env=env, check=True, capture_output=True).stdout)
+
+    few, many = kept(dict(FEW_KERNELS)), kept({})
+    assert few < KEPT < many, (few, many)

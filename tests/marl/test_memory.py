@@ -213,7 +213,7 @@ def test_less_is_kept_where_it_is_computed_again_or_in_half_precision() -> None:
         learning_bytes(config, CPU, rows=4, length=128, replies=10, **way)
         for way in ({}, {"gradient_checkpointing": True}, {"bf16": True})
     )
-    assert again < 0.5 * whole and half < 0.8 * whole
+    assert again < 0.5 * whole and half - memory.KEPT < 0.8 * whole
 
 
 def test_a_rollout_takes_at_most_what_is_predicted() -> None:
