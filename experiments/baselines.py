@@ -103,7 +103,7 @@ class GenerateAgent:
         if not asked and not owing:
             return []
         computes = self.work["calls"] in self.calls
-        work = Counter(calls=1, prefill=self._held(asked), beliefs=sum(len(r.questions) for r in asked))
+        work = Counter(calls=1, questions=self._held(asked), beliefs=sum(len(r.questions) for r in asked))
         if computes:
             for keys in self._batches([r.key for r in asked]):
                 self._answer(keys)
@@ -113,7 +113,7 @@ class GenerateAgent:
                 self._answers.setdefault(r.key, []).extend(known)
         for r in owing:
             self._views[r.key].cue(r.options)
-        work["prefill"] += self._held(owing)
+        work["prefill"] = self._held(owing)
         replies = []
         if computes:
             with self._clocked():
@@ -136,7 +136,8 @@ class GenerateAgent:
 
     def scale(self, seconds: dict[str, float]) -> None:
         """From what the computed calls took to all calls, in place. Each phase by its own work in all calls over that
-        in the computed ones, as histories grow and calls differ: tokens of the histories to be read (prefill), tokens
+        in the computed ones, as histories grow and calls differ: tokens of the histories to be read (prefill for
+        replies, `questions` for belief answers), tokens
         to be written after a reply's first (decode), tokens to be sampled, questions to be answered (beliefs). What
         else a turn takes, every call did."""
         for phase in self.computed.keys() - {"calls"}:
@@ -207,7 +208,8 @@ class GenerateAgent:
     def _answer(self, keys: Sequence[Key]) -> None:
         ids, mask, cache = self._inputs(keys)
         new = ids.shape[1] - (cache.get_seq_length() if cache is not None else 0)
-        with self.watch.phase("prefill"):
+        # With a cache what is read for an answer need not be read for the next reply.
+        with self.watch.phase("prefill" if self.keep_cache else "questions"):
             positions = (mask.cumsum(1) - 1).clamp_min(0)[:, -new:]
             made = self.policy.lm.base_model(
                 input_ids=ids[:, -new:],

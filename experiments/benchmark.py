@@ -30,7 +30,9 @@ start); else what `out` holds is put aside as benchmark-1.json. What a figure is
   players read, which cannot be told apart; `text` the decoding of replies; `prefill` reads what is new, `decode` a
   reply's tokens after its first, both through the layers; `sampling` the output layer and the draw, which are decode's
   where several tokens are written at a time (`decode_steps`); `beliefs` the output layer at questions (reading them is
-  prefill); in `generate` the output layer belongs to prefill and decode, and `sampling` is whatever else the call does.
+  prefill); in `generate` the output layer belongs to prefill and decode, and `sampling` is whatever else the call does;
+  where it keeps no cache, what it reads for belief answers alone is `questions`. A loop that answers them in one pass
+  over each finished game would read them once: between the two ratios that are printed.
   On a GPU each phase is waited for, which costs a little.
 - rows: in one game one player at a time speaks, so that a pass that decodes has at most a row for each game. Its limit
   is that of products with as many rows as passes had on average; beside it stands what a row for every game would take.

@@ -33,11 +33,11 @@ from marl.tokens import Tokens
 # `cache` the copying of caches between turns (baselines only); `bookkeeping` the rest of a rollout: who is asked what,
 # groups of seats, streams, turns.
 PHASES = (
-    "game", "text", "tokenising", "prefill", "decode", "sampling", "beliefs", "capture", "cache", "bookkeeping",
-    "collation", "update",
+    "game", "text", "tokenising", "prefill", "questions", "decode", "sampling", "beliefs", "capture", "cache",
+    "bookkeeping", "collation", "update",
 )  # fmt: skip
 STEPS = 9  # of decoding, alone
-ON_DEVICE = {"prefill", "decode", "sampling", "beliefs", "capture", "cache", "update"}
+ON_DEVICE = {"prefill", "questions", "decode", "sampling", "beliefs", "capture", "cache", "update"}
 
 
 class Stopwatch:
@@ -384,8 +384,7 @@ def step_alone(policy: Policy, rows: int, context: int, decode_steps: int, devic
     cost less in longer contexts says nothing of attention. The median of STEPS, after one that is not counted.
 
     Beside it what two of its parts take alone, for one token in each slot: torch's own `attention` over keys and values
-    of this size, side by side, and the `products` with the layers' matrices. No step is shorter than their sum, unless
-    another attention is.
+    of this size, side by side, called as transformers calls it, and the `products` with the layers' matrices.
     """
     engine, shape = Engine(policy, rows + 1, context), Shape.of(policy)
     slots = [slot for slot in range(rows + 1) if slot != 1]  # not side by side, as in games: copied, once
@@ -423,10 +422,8 @@ def _attention_alone(policy: Policy, rows: int, context: int, device: torch.devi
     heads, shared = config.num_attention_heads, config.num_key_value_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     dtype = next(policy.lm.parameters()).dtype
-    query = torch.randn(rows, heads, 1, width, device=device).to(dtype)
+    query = torch.randn(rows, shared, heads // shared, width, device=device).to(dtype)  # heads that share are queries
     key, value = (torch.randn(rows, context, shared, width, device=device).to(dtype).transpose(1, 2) for _ in "kv")
-    seen = torch.ones(rows, 1, 1, context, dtype=torch.bool, device=device)
-    call = functools.partial(
-        torch.nn.functional.scaled_dot_product_attention, query, key, value, attn_mask=seen, enable_gqa=heads > shared
-    )
+    mask = torch.zeros(rows, 1, 1, context, dtype=dtype, device=device)
+    call = functools.partial(torch.nn.functional.scaled_dot_product_attention, query, key, value, attn_mask=mask)
     return config.num_hidden_layers * _seconds(call, device)

@@ -12,10 +12,10 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import torch
@@ -167,9 +167,9 @@ def main(cfg: DictConfig) -> Path:
     with torchrun_ranks(device) as ranks, leaving_the_device(device):
         if ranks.first:
             say(caches)
-            with claim(folder, settings):
+            with claim(folder, settings) as lock:
                 ranks.wait()  # the others begin once the folder is ours
-                lead(work, ranks)
+                lead(replace(work, lock=lock), ranks)
         else:
             with quiet():
                 ranks.wait()
@@ -241,6 +241,7 @@ class Work:
     make_test_env: Callable[[], Any]
     device: torch.device
     expected: Expected | None  # what healthy runs of this experiment look like, where that is recorded
+    lock: TextIO | None = None  # of the folder; the first process holds it
 
 
 def lead(work: Work, ranks: Ranks) -> None:
@@ -514,8 +515,8 @@ def learn(
     def after(iteration: int, found: dict[str, float], episodes: Sequence[Episode]) -> None:
         nonlocal best
         last = iteration == config.iterations
-        if ranks.first:
-            check_there(folder)
+        if work.lock is not None:
+            check_there(folder, work.lock)
         tracker.log(iteration, found)
         say(f"{iteration:4d}/{config.iterations}  " + headline(found))
         warning = work.expected.warning(iteration, found) if work.expected else ""

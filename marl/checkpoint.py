@@ -247,11 +247,13 @@ def checkpoints_in(folder: Path) -> list[Path]:
 
 def newest_checkpoint(folder: Path, report: Callable[[str], None] = print) -> Path | None:
     """The newest whole checkpoint of a run; damaged ones are reported and passed over."""
-    for path in reversed(checkpoints_in(folder)):
+    found = checkpoints_in(folder)
+    for number, path in reversed([*enumerate(found)]):
         problem = verify_folder(path)
         if not problem:
             return path
-        report(f"{problem}; going back to the checkpoint before it")
+        way = "going back to the checkpoint before it" if number else "no checkpoint is left, and the run begins anew"
+        report(f"{problem}; {way}")
     return None
 
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from functools import reduce
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 import yaml
@@ -107,8 +107,9 @@ def finished_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 @contextmanager
-def claim(folder: Path, config_yaml: str) -> Iterator[None]:
-    """Makes the folder and holds its lock, so that no two processes write into it; the lock ends with the process."""
+def claim(folder: Path, config_yaml: str) -> Iterator[TextIO]:
+    """Makes the folder and holds its lock, so that no two processes write into it; the lock ends with the process.
+    Yields the lock's file, which `check_there` knows again."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")
@@ -130,7 +131,7 @@ def claim(folder: Path, config_yaml: str) -> Iterator[None]:
             ) from error
         check_unedited(folder, config_yaml)
         write_text(folder / CONFIG, config_yaml)
-        yield
+        yield lock
 
 
 def check_unedited(folder: Path, config_yaml: str) -> None:
@@ -146,11 +147,18 @@ def check_unedited(folder: Path, config_yaml: str) -> None:
         )
 
 
-def check_there(folder: Path) -> None:
-    """UserError where the folder that a run writes into is there no more."""
-    if not (folder / CONFIG).exists():
+def check_there(folder: Path, lock: TextIO) -> None:
+    """UserError where the folder that a run writes into is there no more, or is one that somebody made anew, in which
+    the `lock` that the run holds is not the one that others ask."""
+    there = folder / ".lock"
+    if not (folder / CONFIG).exists() or not there.exists():
         raise UserError(
             f"{folder} was moved or removed while its run was going on: put it back, and start the same command again"
+        )
+    if not os.path.samestat(os.fstat(lock.fileno()), there.stat()):
+        raise UserError(
+            f"{folder} was removed while its run was going on, and is there anew: this process stops, and leaves it to "
+            "whoever writes there now"
         )
 
 

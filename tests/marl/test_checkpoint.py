@@ -480,6 +480,8 @@ def test_if_all_are_damaged_all_are_reported(tmp_path: Path) -> None:
     policy = hint_policy(0)
     assert load_training(newest_checkpoint(tmp_path, told.append), by_name(policy)) is None
     assert len(told) == 2 and same(policy, hint_policy(0))
+    assert told[0].endswith("; going back to the checkpoint before it")
+    assert told[1].endswith("; no checkpoint is left, and the run begins anew")
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import re
+import shutil
 import signal
 import time
 from functools import reduce
@@ -15,7 +16,7 @@ import pytest
 import yaml
 
 from marl.errors import UserError
-from marl.runs import CARD, CONFIG, claim, read_run_card, run_settings
+from marl.runs import CARD, CONFIG, check_there, claim, read_run_card, run_settings
 
 WHOLE = """env: {game: dond}
 cast: {a: {player: base}}
@@ -111,6 +112,23 @@ def test_a_process_that_is_killed_frees_its_run(tmp_path: Path) -> None:
         os.waitpid(holder, 0)
     with claim(tmp_path / "run", "a: 1"):
         pass
+
+
+def test_a_folder_that_was_made_anew_is_not_the_locked_one(tmp_path: Path) -> None:
+    """Whoever holds the lock of a folder that was removed, or moved away, no longer keeps others out of its place."""
+    run = tmp_path / "run"
+    with claim(run, "a: 1") as lock:
+        check_there(run, lock)
+        run.rename(tmp_path / "moved")
+        with pytest.raises(UserError, match="was moved or removed while its run was going on: put it back"):
+            check_there(run, lock)
+        with claim(run, "a: 1") as other:
+            check_there(run, other)
+            with pytest.raises(UserError, match="is there anew: this process stops"):
+                check_there(run, lock)
+        shutil.rmtree(run)
+        (tmp_path / "moved").rename(run)
+        check_there(run, lock)
 
 
 def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
