@@ -3,7 +3,7 @@
     make bench                                        # or: python -m experiments.benchmark
     python -m experiments.benchmark bench=quick       # seconds: that it runs
     python -m experiments.benchmark bench=gpu         # 1 to 500 million parameters, several tokens of speech at a time
-    python -m experiments.benchmark env=dond minutes=30 'axes={games: [16, 64]}'
+    python -m experiments.benchmark env=dond minutes=30 axes.context=[] axes.width=[]
 
 In one process, on the same games token for token (workload.py; random weights, nothing is trained):
 
@@ -36,8 +36,9 @@ start); else what `out` holds is put aside as benchmark-1.json. What a figure is
   On a GPU each phase is waited for, which costs a little.
 - rows: in one game one player at a time speaks, so that a pass that decodes has at most a row for each game. Its limit
   is that of products with as many rows as passes had on average; beside it stands what a row for every game would take.
-- update: measured over at most `update_rows` rows, in passes of at most `update_tokens` tokens, and scaled to all by
-  their tokens; TRL's too, with whole games, one at least in all and in a pass.
+- update: policy, value and listening in one pass (no reference, and no rows with other names, which take passes of
+  their own where they are trained); measured over at most `update_rows` rows, in passes of at most `update_tokens`
+  tokens, and scaled to all by their tokens; TRL's too, with whole games, one at least in all and in a pass.
 - on_processor: processor seconds that the process got in a second; others: the share of all processors that everybody
   else had meanwhile (Linux). Where the first is below 1 on a CPU or the second is not small, the times mean little; the
   line says so.
@@ -65,7 +66,7 @@ from transformers import LlamaConfig
 from experiments.baselines import ALL_CALLS, INSTALL_TRL, GenerateAgent, trl_iteration, trl_version
 from experiments.benchmark_figures import draw, line, ratios, summary, table, targets
 from experiments.cli import command
-from experiments.evaluate import pick_device, set_threads
+from experiments.evaluate import pick_device, set_threads, without_bf16
 from experiments.measure import (
     Load,
     PeakMemory,
@@ -403,8 +404,13 @@ class Bench:
         s, centre, made = self.settings, self.around[0].point, []
         for context in sorted({centre.context, *s.axes.context}):
             point = replace(centre, context=context)
-            if (s.step_rows + 1) * size_of(self.config(point), context).slot < free_memory(self.device):
+            needed = 2 * (s.step_rows + 1) * size_of(self.config(point), context).slot  # slots, and copies of them
+            if needed < free_memory(self.device):
                 made.append(step_alone(self.policy(point), s.step_rows, context, s.decode_steps, self.device))
+            else:
+                say(
+                    f"a decode step of {s.step_rows} rows of {context}: needs {needed / 1e9:.0f} GB of memory, left out"
+                )
         self.alone["steps"].append(made)
         told = ", ".join(f"{step['context']}: {1000 * step['seconds']:.1f} ms" for step in made)
         say(f"a decode step of {s.step_rows} rows, by context: {told}")
@@ -441,13 +447,21 @@ class Bench:
 
     def is_due(self, row: Row, repeat: int) -> bool:
         """Whether this repeat is to be measured now; a row without any that is not says why."""
+        if row.point.dtype != "float32" and (lacking := without_bf16(self.device)):
+            row.skipped = lacking
+            return False
         return len(row.repeats) <= repeat and self.has_room(row) and not self.spent(row)
 
     def take(self, row: Row, script: Script, repeat: int, measure: Measure) -> None:
-        """Measures a repeat of the row."""
+        """Measures a repeat of the row; where a GPU's memory runs out, what needed it is left out."""
         row.played, row.skipped = script.facts(), ""
-        row.repeats.append(watched(measure, script))
-        self.tell(row, repeat)
+        try:
+            row.repeats.append(watched(measure, script))
+        except torch.OutOfMemoryError as error:
+            row.skipped = f"ran out of memory ({str(error).splitlines()[0]})"
+            say(f"{row.engine}, {row.point}: {row.skipped}")
+        else:
+            self.tell(row, repeat)
 
     def best_rows(self, row: Row) -> int:
         """How many rows in one call of `generate` were fastest, tried on a few calls: spread over the games, or, where
@@ -469,7 +483,8 @@ class Bench:
 
     def has_room(self, row: Row) -> bool:
         """Whether this engine's memory at the point is free: others take more, and are not asked where it is not."""
-        needed, free = self.predicted_bytes(row.point), free_memory(self.device)
+        models = 2 * size_of(self.config(row.point), row.point.context).weights  # who plays, and who learns
+        needed, free = self.predicted_bytes(row.point) + models, free_memory(self.device)
         if needed > free and not row.repeats:
             row.skipped = f"needs about {needed / 1e9:.0f} GB of memory, and {free / 1e9:.0f} GB are free"
             say(f"{row.engine}, {row.point}: {row.skipped}")

@@ -83,12 +83,13 @@ def summary(repeats: Sequence[Data]) -> dict[str, Any]:
 
 def parts(repeat: Data) -> dict[str, float]:
     """Seconds of the rollout, of the update (with collation), and of both; the last two where there was an update. And
-    `UNASKED`: without what was read again for belief answers alone."""
+    `UNASKED`, where histories were read again for belief answers alone: the same without."""
     update = sum(repeat["seconds"][phase] for phase in LEARNING)
     rollout = sum(repeat["seconds"].values()) - update
-    unasked = rollout - repeat["seconds"].get("questions", 0.0)
-    both = {"update": update, ALL: rollout + update, f"{ALL}{UNASKED}": unasked + update} if update else {}
-    return {"rollout": rollout, f"rollout{UNASKED}": unasked} | both
+    both = {"update": update, ALL: rollout + update} if update else {}
+    asked = repeat["seconds"].get("questions", 0.0)
+    unasked = {f"{part}{UNASKED}": both.get(part, rollout) - asked for part in ("rollout", *both) if part != "update"}
+    return {"rollout": rollout} | both | (unasked if asked else {})
 
 
 def ratios(around: Sequence[Data], baselines: Sequence[Data]) -> dict[str, dict[str, dict[str, float]]]:
@@ -108,7 +109,9 @@ def ratios(around: Sequence[Data], baselines: Sequence[Data]) -> dict[str, dict[
     for name, row, ours in pairs:
         both = [(parts(a), parts(b)) for a, b in zip(row["repeats"], ours["repeats"], strict=False)]
         if both:
-            found[name] = {part: spread([a[part] / b[part] for a, b in both]) for part in both[0][0]}
+            found[name] = {
+                part: spread([a[part] / b[part.removesuffix(UNASKED)] for a, b in both]) for part in both[0][0]
+            }
     return found
 
 

@@ -179,7 +179,7 @@ def run(
             try:
                 result = task(cfg)
             except Exception as error:  # whatever it was is told, fails this job alone, and makes the exit status 1
-                if wants_traceback() and plan.where is not Where.SIDE_BY_SIDE:
+                if wants_traceback() and not plan.sweep:
                     raise
                 if isinstance(error, UserError | OmegaConfBaseException) and not wants_traceback():
                     say(where + one_line(error))

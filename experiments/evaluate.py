@@ -149,11 +149,17 @@ def device_of(name: str, gpus: int, job: int = 0, rank: int | None = None) -> to
 def check_bf16(device: torch.device, setting: str) -> None:
     """For a setting that asks for bfloat16: UserError where a GPU has none. A CPU without instructions for it computes
     with bfloat16 all the same, and slowly: a line says so."""
-    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        name = torch.cuda.get_device_name(device)
-        raise UserError(f"{setting}=true: {name} has no bfloat16, which would only be imitated; set it to false")
+    if lacking := without_bf16(device):
+        raise UserError(f"{setting}=true: {lacking}; set it to false")
     if device.type == "cpu" and not has_bf16_instructions():
         say(f"{setting}=true: this processor has no instructions for bfloat16, so false would be faster")
+
+
+def without_bf16(device: torch.device) -> str:
+    """Why a GPU should not compute in bfloat16; empty where it may."""
+    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return f"{torch.cuda.get_device_name(device)} has no bfloat16, which would only be imitated"
+    return ""
 
 
 _threads_before: int | None = None

@@ -246,7 +246,7 @@ class Shape:
 class Rates:
     """Of this machine at this moment: multiply-adds a second, and bytes a second of copying (read + written)."""
 
-    read: float  # through all of the model's matrices one after the other, as many rows as a pass that reads may have
+    read: float  # through all of the model's matrices, each by itself, as many rows as a pass that reads may have
     decode: float  # the same with as many rows as passes that decode had
     full: float  # the same with a row for each game: in these games one player at a time speaks
     output: float  # through the output layer, one row for each slot

@@ -23,7 +23,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLaye
 
 from marl.errors import UserError
 from marl.grouping import cheapest_groups
-from marl.policy import Policy, choice_logits
+from marl.policy import Policy, check_context, choice_logits
 
 FULL, SLIDING = ATTENTION = ("full_attention", "sliding_attention")  # kinds of layers, as configurations name them
 RECURRENT = ("linear_attention", "conv")
@@ -616,10 +616,7 @@ class Engine:
     """Reads tokens into slots and samples from what comes out. `lengths` (S,) says how much each slot holds."""
 
     def __init__(self, policy: Policy, slots: int, context: int) -> None:
-        if context > policy.context:
-            raise UserError(
-                f"model.context={context} is more than the model can read ({policy.context} tokens): lower it"
-            )
+        check_context(policy.lm.config, context)
         self.policy, self.slots, self.context = policy, slots, context
         self.cache: SlotCache | WholeStreams
         self.unheld = ""  # why there is no cache, if so

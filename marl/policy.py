@@ -63,9 +63,7 @@ class Policy(nn.Module):
     @property
     def context(self) -> int:
         """The longest stream that the model can read, in tokens."""
-        config = self.lm.config.get_text_config()
-        longest = getattr(config, "max_position_embeddings", None)
-        return 1 << 30 if longest is None else int(longest)
+        return longest_stream(self.lm.config)
 
     def hidden(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Last hidden states (B, T, D) of tokens (B, T). Rows are padded on the right, so causality is mask enough.
@@ -89,8 +87,21 @@ class Policy(nn.Module):
             return self.value_head(features).squeeze(-1)
 
 
+def longest_stream(config: PreTrainedConfig) -> int:
+    """The longest stream that a model of this configuration can read, in tokens."""
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return 1 << 30 if longest is None else int(longest)
+
+
+def check_context(config: PreTrainedConfig, context: int) -> None:
+    """UserError where slots of so many tokens are more than the model can read."""
+    if context > (longest := longest_stream(config)):
+        raise UserError(f"model.context={context} is more than the model can read ({longest} tokens): lower it")
+
+
 def half(policy: Policy) -> Policy:
-    """A copy of the policy whose language model computes in bfloat16; logits and the value head stay in float32."""
+    """A copy of the policy whose language model computes in bfloat16, its output layer too; what is made of logits, and
+    the value head, stay in float32."""
     copied = copy.deepcopy(policy).eval().requires_grad_(False)
     for parameter in copied.lm.parameters():  # no buffers: positions are turned by angles that bfloat16 cannot hold
         parameter.data = parameter.data.to(torch.bfloat16)

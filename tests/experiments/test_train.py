@@ -657,6 +657,19 @@ def test_what_does_not_fit_into_memory_is_refused_before_the_base_is_trained(
         train.main(cfg)
 
 
+def test_a_context_that_no_model_holds_is_refused_before_the_base_is_trained(tmp_path: Path) -> None:
+    save(tmp_path / "model", random_lm("qwen3", 300, context=512), hf_tokenizer(CHATML, single_digits=True))
+    cfg = configure(
+        "model=hf", f"model.name={tmp_path / 'model'}", "base=scripted", "model.context=1024", "progress=false",
+        f"runs={tmp_path / 'runs'}", f"cache={tmp_path / 'bases'}",
+    )  # fmt: skip
+    with pytest.raises(
+        UserError, match=r"model\.context=1024 is more than the model can read \(512 tokens\): lower it"
+    ):
+        train.main(cfg)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
 def test_players_that_do_not_fit_are_refused_before_they_are_loaded(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
