@@ -169,7 +169,8 @@ def targets(around: Sequence[Data], baselines: Sequence[Data], alone: Data) -> l
             None,
             1.0,
         ),
-        ("  decode in games: the same", _growth(around, "decode"), None, None),
+        (f"what a step {long} tokens takes more, by what torch's attention does", _own_growth(steps), None, 1.1),
+        ("  decode in games: growth by its products'", _growth(around, "decode"), None, None),
         ("  growth of its passes' rows, which share what a pass costs", _widened(around), None, None),
         (
             "the game with random players, one core: agent-steps/s",
@@ -197,7 +198,8 @@ def targets(around: Sequence[Data], baselines: Sequence[Data], alone: Data) -> l
 
 
 def _steps(alone: Data) -> dict[int, dict[str, float]]:
-    """Of decode steps of GAMES rows by context: medians of the share of the limit, and of seconds a multiply-add."""
+    """Of decode steps of GAMES rows by context: medians of the share of the limit, of seconds a multiply-add, and of
+    the seconds of a step and of torch's attention alone."""
     found: dict[int, list[Data]] = {}
     for step in (step for repeat in alone.get("steps", ()) for step in repeat):
         if step["rows"] == GAMES:
@@ -206,6 +208,8 @@ def _steps(alone: Data) -> dict[int, dict[str, float]]:
         context: {
             "of_limit": median(step["limit"] / step["seconds"] for step in each),
             "per_mac": median(step["seconds"] / step["macs"] for step in each),
+            "seconds": median(step["seconds"] for step in each),
+            "attention": median(step["attention"] for step in each),
         }
         for context, each in found.items()
     }
@@ -236,6 +240,15 @@ def _steepest(around: Sequence[Data], what: str) -> float | None:
         median(parts(r)["rollout"] for r in row["repeats"]) / row["played"][what] for row in rows.values()
     )
     return _furthest([cost / first for cost in others])
+
+
+def _own_growth(steps: Mapping[int, Data]) -> float | None:
+    """How much longer a step takes at the long context than at the short one, as a multiple of how much longer torch's
+    attention alone does; None where one of them was not measured."""
+    if not set(LONG) <= set(steps):
+        return None
+    short, long = (steps[context] for context in LONG)
+    return (long["seconds"] - short["seconds"]) / (long["attention"] - short["attention"])
 
 
 def _growth(around: Sequence[Data], phase: str) -> float | None:
