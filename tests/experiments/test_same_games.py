@@ -29,7 +29,6 @@ from tests.marl.models import teach
 GAMES, CONTEXT, LIMIT = 200, 1024, 16
 ENVS: dict[str, dict[str, Any]] = {
     "dond": {"game": "dond", "style": "compact", "max_entries": 8},
-    "among_us": {"game": "among_us", "style": "compact", "players": 4, "cooldown": 2, "tasks": 1, "max_steps": 24},
 }
 
 
@@ -100,7 +99,7 @@ def p_values(some: list[Episode], others: list[Episode]) -> dict[str, float]:
     return found | {"outcome": float(chi2_contingency(table).pvalue)}
 
 
-@pytest.mark.parametrize("game", ENVS)
+@pytest.mark.parametrize("game", ["dond"])
 def test_lengths_and_outcomes_are_those_of_generate(game: str) -> None:
     """Neither sampler knows the other's random numbers. A third, at another temperature, shows what is found out."""
     policy = taught(game)
