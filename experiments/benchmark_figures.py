@@ -169,7 +169,7 @@ def targets(around: Sequence[Data], baselines: Sequence[Data], alone: Data) -> l
             None,
             1.0,
         ),
-        (f"what a step {long} tokens takes more, by what torch's attention does", _own_growth(steps), None, 1.1),
+        (f"  what it takes more {long} tokens, by what torch's attention does", _own_growth(steps), None, None),
         ("  decode in games: growth by its products'", _growth(around, "decode"), None, None),
         ("  growth of its passes' rows, which share what a pass costs", _widened(around), None, None),
         (
