@@ -36,7 +36,7 @@ from marl.engine import (
     slot_cache,
 )
 from marl.errors import UserError
-from marl.policy import check_context, recomputing
+from marl.policy import recomputing
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 LARGE = 100 * MIB  # weights, or a cache, whose passes are worth a second of asking
@@ -70,8 +70,7 @@ class Slots:
         bf16: bool = False,
         decode_steps: int = 1,
     ) -> Slots:
-        """A model's. `bf16`: a copy plays, see `PlayConfig.play_bf16`. UserError where it cannot read so much."""
-        check_context(config, context)
+        """A model's. `bf16`: a copy plays, see `PlayConfig.play_bf16`."""
         dtype = torch.bfloat16 if bf16 else torch.float32
         played = size_of(config, context, dtype)
         copied = played.weights if bf16 else 0

@@ -37,7 +37,7 @@ from marl.losses.kl import KLLoss
 from marl.losses.listening import ListeningLoss, log_truth
 from marl.losses.world_model import WorldModelLoss
 from marl.optim import OPTIMIZERS, MuonAndAdamW, Optimizer
-from marl.policy import Policy, load_config, load_lm, load_tokenizer, tiny_config, tiny_lm
+from marl.policy import Policy, check_context, load_config, load_lm, load_tokenizer, tiny_config, tiny_lm
 from marl.rollout import Game, draw_games, rollout
 from marl.speech import INSIDERS
 from marl.tokens import Tokens, View, train_tokenizer
@@ -271,6 +271,7 @@ def base_policy(
         return canonical(read_card(there).get("made_of")) == canonical(made_of)
 
     if not folder.exists():
+        check_context(model.lm_config(), model.context)
         check_writable(cache, "cache")
         there = kept is not None and kept.is_dir() and is_it(kept)
         make_once(folder, put_back if there else teach if base.lessons else make, report)
