@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +80,17 @@ def main(cfg: DictConfig) -> None:
     write_csv(path, HEADER, [(b.arm, b.metric, b.iteration, b.low, b.high) for b in [*kept, *bands]])
     seeds = sorted({len(of_seed) for of_seed in curves.values()})
     say(f"{path}: {', '.join(arms)}, from {' or '.join(map(str, seeds))} seeds each")
+    if trials := leave_one_out(curves, margin):
+        wide = [left for left in trials.values() if left]
+        outside = Counter(metric for left in wide for metric, _ in left)
+        say(
+            f"made of the other seeds, the bands hold {len(trials) - len(wide)} of {len(trials)} runs everywhere"
+            + (
+                f"; outside are {', '.join(f'{count} x {metric}' for metric, count in outside.most_common())}"
+                if wide
+                else ""
+            )
+        )
     blind = [arm for arm in arms if Expected(path, arm, bands_of(arm, bands)).blind]
     if blind:
         say(f"a run that learns nothing would be inside the bands of {', '.join(blind)}")
@@ -147,6 +159,25 @@ def make_bands(curves: Curves, margin: float) -> list[Band]:
     if not bands:
         raise UserError(f"there is nothing to record: no training curve of {', '.join(METRICS)}")
     return bands
+
+
+def leave_one_out(curves: Curves, margin: float) -> dict[tuple[str, int], list[tuple[str, int]]]:
+    """How bands do on healthy runs that did not make them: for each arm and seed, the metrics and iterations where it
+    is outside the bands of the arm's other seeds. Arms of two seeds have none to spare and are left out."""
+    found: dict[tuple[str, int], list[tuple[str, int]]] = {}
+    seeds: dict[str, set[int]] = {}
+    for (arm, _), of_seed in curves.items():
+        seeds.setdefault(arm, set()).update(of_seed)
+    for arm, seed in ((arm, seed) for arm, several in seeds.items() if len(several) > 2 for seed in sorted(several)):
+        of_arm = {key: of_seed for key, of_seed in curves.items() if key[0] == arm}
+        others = {key: {s: c for s, c in of_seed.items() if s != seed} for key, of_seed in of_arm.items()}
+        band = Expected(Path(), arm, bands_of(arm, make_bands(others, margin)))
+        own: dict[int, dict[str, float]] = {}
+        for (_, metric), of_seed in of_arm.items():
+            for iteration, value in of_seed.get(seed, {}).items():
+                own.setdefault(iteration, {})[metric] = value
+        found[arm, seed] = [(m, at) for at, values in sorted(own.items()) for m in band.outside(at, values)]
+    return found
 
 
 def read_bands(path: Path) -> list[Band]:

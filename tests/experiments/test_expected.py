@@ -11,7 +11,7 @@ from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
 
 from experiments import expected, train
-from experiments.expected import FOLDER, Band, expected_of, make_bands, read_bands, read_curves
+from experiments.expected import FOLDER, Band, expected_of, leave_one_out, make_bands, read_bands, read_curves
 from marl.config import run_folder
 from marl.errors import UserError
 from marl.stats import write_csv
@@ -64,6 +64,14 @@ def test_a_band_by_hand() -> None:
     assert (first.low, first.high) == (5.0, 7.0)
     [low] = make_bands({("full", "errors/per_turn"): {0: {1: 0.0}, 1: {1: 0.01}}}, margin=5)
     assert low.low == 0.0 < low.high
+
+
+def test_each_seed_is_compared_with_bands_of_the_others() -> None:
+    # Without seed 2 a band is 6 - 2.45 to 6 + 2.45; without 0 or 1, whose others are 13 apart and more, all is inside.
+    rows = {("full", "game/score"): {0: {1: 5.0}, 1: {1: 7.0}, 2: {1: 20.0}}}
+    pair = {("game_only", "game/score"): {0: {1: 0.0}, 1: {1: 9.0}}}
+    found = leave_one_out({**rows, **pair}, margin=2**0.5)
+    assert found == {("full", 0): [], ("full", 1): [], ("full", 2): [("game/score", 1)]}
 
 
 def test_who_wins_stands_for_what_is_paid() -> None:
