@@ -81,7 +81,7 @@ class Person:
         return said
 
 
-@command("play")
+@command("play", implies={"data.dond": "base=human"})
 def main(cfg: DictConfig) -> None:
     """Plays `games` games and records them."""
     cfg = as_in_runs(cfg, [cfg.opponent])
