@@ -27,6 +27,7 @@ PUBLISHED = {  # file of curves under experiments/ -> name of the experiment, se
 AMONG_US = {
     "among_us_ablation/curves.csv": ("among_us_ablation", {"game": "among_us"}),
     "among_us_ablation/curves_long.csv": ("among_us_long", {"game": "among_us"}),
+    "among_us_ablation/curves_shaping.csv": ("among_us_shaping", {"game": "among_us"}),
 }
 Row = dict[str, Any]
 
