@@ -81,16 +81,10 @@ def main(cfg: DictConfig) -> None:
     seeds = sorted({len(of_seed) for of_seed in curves.values()})
     say(f"{path}: {', '.join(arms)}, from {' or '.join(map(str, seeds))} seeds each")
     if trials := leave_one_out(curves, margin):
-        wide = [left for left in trials.values() if left]
-        outside = Counter(metric for left in wide for metric, _ in left)
-        say(
-            f"made of the other seeds, the bands hold {len(trials) - len(wide)} of {len(trials)} runs everywhere"
-            + (
-                f"; outside are {', '.join(f'{count} x {metric}' for metric, count in outside.most_common())}"
-                if wide
-                else ""
-            )
-        )
+        outside = Counter(metric for left in trials.values() for metric, _ in left)
+        inside = sum(not left for left in trials.values())
+        which = "".join(f", {count} x {metric} outside" for metric, count in outside.most_common())
+        say(f"made of the other seeds, the bands hold {inside} of {len(trials)} runs everywhere{which}")
     blind = [arm for arm in arms if Expected(path, arm, bands_of(arm, bands)).blind]
     if blind:
         say(f"a run that learns nothing would be inside the bands of {', '.join(blind)}")
@@ -163,20 +157,19 @@ def make_bands(curves: Curves, margin: float) -> list[Band]:
 
 def leave_one_out(curves: Curves, margin: float) -> dict[tuple[str, int], list[tuple[str, int]]]:
     """How bands do on healthy runs that did not make them: for each arm and seed, the metrics and iterations where it
-    is outside the bands of the arm's other seeds. Arms of two seeds have none to spare and are left out."""
+    is outside the bands of the arm's other seeds. What only two seeds have is left out: one of them makes no band."""
     found: dict[tuple[str, int], list[tuple[str, int]]] = {}
-    seeds: dict[str, set[int]] = {}
-    for (arm, _), of_seed in curves.items():
-        seeds.setdefault(arm, set()).update(of_seed)
-    for arm, seed in ((arm, seed) for arm, several in seeds.items() if len(several) > 2 for seed in sorted(several)):
-        of_arm = {key: of_seed for key, of_seed in curves.items() if key[0] == arm}
-        others = {key: {s: c for s, c in of_seed.items() if s != seed} for key, of_seed in of_arm.items()}
-        band = Expected(Path(), arm, bands_of(arm, make_bands(others, margin)))
-        own: dict[int, dict[str, float]] = {}
-        for (_, metric), of_seed in of_arm.items():
-            for iteration, value in of_seed.get(seed, {}).items():
-                own.setdefault(iteration, {})[metric] = value
-        found[arm, seed] = [(m, at) for at, values in sorted(own.items()) for m in band.outside(at, values)]
+    spare = {key: of_seed for key, of_seed in curves.items() if len(of_seed) > 2}
+    for arm in dict.fromkeys(arm for arm, _ in spare):
+        of_arm = {key: of_seed for key, of_seed in spare.items() if key[0] == arm}
+        for seed in sorted(set().union(*of_arm.values())):
+            others = {key: {s: c for s, c in of_seed.items() if s != seed} for key, of_seed in of_arm.items()}
+            bands = Expected(Path(), arm, bands_of(arm, make_bands(others, margin)))
+            own: dict[int, dict[str, float]] = {}
+            for (_, metric), of_seed in of_arm.items():
+                for iteration, value in of_seed.get(seed, {}).items():
+                    own.setdefault(iteration, {})[metric] = value
+            found[arm, seed] = [(m, at) for at, values in sorted(own.items()) for m in bands.outside(at, values)]
     return found
 
 

@@ -9,11 +9,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
+from experiments import crossplay, evaluate, play, train
 from experiments.cli import FEW_KERNELS, MAY_BE_NULL, UsageError, check_command_line, command, nearest, wrong_kind
 from marl.errors import UserError
 from marl.memory import KEPT, has_bf16_instructions
@@ -523,3 +525,17 @@ def test_few_kernels_are_less_memory() -> None:
 
     few, many = kept(dict(FEW_KERNELS)), kept({})
     assert few < KEPT < many, (few, many)
+
+
+# ---- the commands themselves ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [train, evaluate, crossplay, play], ids=lambda module: module.__name__)
+def test_human_data_bring_their_base(
+    command: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for given, base in (("data.dond=DIR", "human"), ("seed=1", "scripted")):
+        monkeypatch.setattr(sys, "argv", [command.__name__, given, "--cfg", "job", "-p", "base"])
+        command.main()
+        assert f"data: {base}\n" in capsys.readouterr().out

@@ -73,6 +73,9 @@ def test_each_seed_is_compared_with_bands_of_the_others() -> None:
     pair = {("game_only", "game/score"): {0: {1: 0.0}, 1: {1: 9.0}}}
     found = leave_one_out({**rows, **pair}, margin=2**0.5)
     assert found == {("full", 0): [], ("full", 1): [], ("full", 2): [("game/score", 1)]}
+    rare = {("full", "belief/log_loss"): {0: {1: 0.1}, 1: {1: 0.9}}}  # of two seeds only
+    assert leave_one_out({**rows, **rare}, margin=2**0.5) == found
+    assert leave_one_out(pair, margin=5) == {}
 
 
 def test_who_wins_stands_for_what_is_paid() -> None:
