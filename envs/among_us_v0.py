@@ -9,7 +9,8 @@ Where the published rules leave a choice, this is what holds here:
 
 - One call of `step` is one step of the clock: of moving, one message, or the vote. `max_steps` counts them all.
 - A walker belongs to the room that it walks to, from the start: seen there as entering, in the old room as leaving.
-  It can be killed from both, and notices kills in the new one.
+  It can be killed from both, and notices kills in the new one. Where it is killed on its way, the room at the other end
+  goes on seeing it on its way until it should have arrived.
 - Within a step: everybody acts, walks and tasks end, kills take effect, then the game may be won, then a report opens
   the discussion. So a victim's last action counts, also if it is a report, and its body lies in its killer's room.
 - Who wins is asked in this order: no imposter lives (crewmates), imposters are at least as many as living crewmates
@@ -196,6 +197,7 @@ class Player:
     activity: Activity = Activity.READY
     timer: int = 0  # steps until the activity ends
     origin: Room | None = None  # where a walker comes from
+    bound: Room | None = None  # where the walk of one who was killed on its way would have ended
     seen: Look | None = None  # what it saw when it was last asked, without the cooldown
     sightings: dict[str, Room] = field(default_factory=dict)  # where it last saw whom since the last discussion
     killings: dict[str, str] = field(default_factory=dict)  # victims by killer, as far as it noticed
@@ -430,15 +432,20 @@ def look(game: Game, player: Player) -> Look:
     room = player.room
     present, entering, leaving = [], [], []
     for other in game.by_name:
-        if other is player or not other.alive:
+        goal = other.room
+        if other is player:
             continue
-        if other.room == room:
+        if not other.alive:
+            if other.bound is None or goal == room:
+                continue
+            goal = other.bound  # at this end of its way nothing tells yet what happened at the other
+        if goal == room:
             if other.origin is None:
                 present.append(other.name)
             else:
                 entering.append((other.name, other.origin))
         elif other.origin == room:
-            leaving.append((other.name, other.room))
+            leaving.append((other.name, goal))
     bodies = tuple(body.name for body in game.bodies if body.room == room) if game.bodies else ()
     tasks = player.tasks.count(room)
     return Look(room, tuple(present), tuple(entering), tuple(leaving), bodies, tasks)
@@ -524,7 +531,7 @@ def _pass_time(game: Game, seat: int, player: Player) -> None:
     """Walks, tasks and waits go on for one step; those that end leave the player ready."""
     if player.cooldown:
         player.cooldown -= 1
-    if not player.timer or not player.alive:
+    if not player.timer:
         return
     player.timer -= 1
     if player.timer or player.activity is Activity.WAIT:
@@ -533,7 +540,7 @@ def _pass_time(game: Game, seat: int, player: Player) -> None:
         player.tasks.remove(player.room)
         game.told[seat].append(Done())
         _earn(game, seat, "tasks")
-    player.activity, player.origin = Activity.READY, None
+    player.activity, player.origin, player.bound = Activity.READY, None, None
 
 
 def _kill(game: Game, killer_seat: int, victim_seat: int, doing_a_task: set[int]) -> None:
@@ -543,7 +550,11 @@ def _kill(game: Game, killer_seat: int, victim_seat: int, doing_a_task: set[int]
     if not victim.alive:
         return  # another imposter was faster
     victim.alive = False
-    victim.activity, victim.timer, victim.origin, victim.room = Activity.READY, 0, None, killer.room
+    if victim.activity is Activity.WALK:
+        victim.bound = victim.room
+    else:
+        victim.activity, victim.timer = Activity.READY, 0
+    victim.room = killer.room
     game.bodies.append(Body(victim.name, killer.room))
     game.bodies.sort(key=lambda body: NAMES.index(body.name))
     game.told[victim_seat].append(Killed(killer.name, ""))
@@ -664,9 +675,9 @@ def count_votes(game: Game, votes: dict[int, Action]) -> None:
     if _ended(game):
         return
     for player in game.players:
+        player.activity, player.origin, player.bound, player.timer = Activity.READY, None, None, 0
         if player.alive:
-            player.room, player.origin, player.timer = game.start_room, None, 0
-            player.activity, player.seen = Activity.READY, None
+            player.room, player.seen = game.start_room, None
             player.sightings = {}
             player.cooldown = game.rules.cooldown if player.role is Role.IMPOSTER else 0
     game.phase = Phase.MOVE

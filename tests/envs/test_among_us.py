@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from collections import Counter
@@ -376,7 +377,8 @@ def test_a_victim_that_walks_off_in_the_same_step_dies_in_its_killers_room() -> 
     assert table.text("red") == " killer orange victim you"
     assert table.text("orange") == " at bridge body red cooldown 6"
     assert tuple(table.env.state()[0, 3:5]) == (0, 0)
-    assert "red" not in table.wait(1).text("yellow")
+    assert "in red bridge" in table.text("yellow")  # as if nobody had been killed elsewhere
+    assert "red" not in table.wait(3).text("yellow")
 
 
 def test_a_walker_can_be_killed_from_the_room_it_leaves_and_from_the_one_it_enters() -> None:
@@ -1017,6 +1019,70 @@ def test_what_happens_elsewhere_does_not_show(style: str, seed: int) -> None:
     kill, spare = ([*approach, {"orange": first}, {}, {}, {}] for first in ("kill_red", "wait"))
     assert views({}, kill, others, seed, style=style) == views({}, spare, others, seed, style=style)
     assert views({}, kill, ("red",), seed, style=style) != views({}, spare, ("red",), seed, style=style)
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_kill_half_way_does_not_show_at_the_other_end_before_the_walk_would_have_ended(
+    style: str, ahead: int, seed: int
+) -> None:
+    """Red walks from the bridge to the lab, and is killed by Orange in one of them, while others wait in the other."""
+    there = {"orange": "go_south"} if ahead else {"blue": "go_south", "green": "go_south", "yellow": "go_south"}
+    plan = [there, *[{}] * 7, {"red": "go_south"}]
+    kill, spare = ([*plan, {"orange": first}, {}, {}, {}, {}] for first in ("kill_red", "wait"))
+    watch = ("blue", "green", "yellow")
+    killed, spared = (views({}, each, watch, seed, style=style, walk_steps=3) for each in (kill, spare))
+    on_its_way = len(plan) + 2  # what was seen at the start, and up to the step before it would have arrived
+    assert killed[:on_its_way] == spared[:on_its_way]
+    assert (killed == spared) == bool(ahead)  # behind it nobody misses it, ahead it never comes
+    assert views({}, kill, ("red",), seed, style=style) != views({}, spare, ("red",), seed, style=style)
+
+
+@pytest.mark.parametrize("imposters_report", [False, True])
+def test_whatever_the_rules_a_kill_shows_at_once_in_its_own_room_alone(imposters_report: bool) -> None:
+    """In random games of all sizes possible kills are left out instead, and the next observations compared."""
+    compared = 0
+    for seed in range(30):
+        rng = Random(seed)
+        imposters = rng.randint(1, 2)
+        env = among_us.parallel_env(
+            players=rng.randint(5, 7), imposters=imposters, cooldown=rng.randint(1, 4), walk_steps=rng.randint(1, 5),
+            task_steps=rng.randint(1, 4), width=rng.randint(1, 3), height=2, imposters_report=imposters_report,
+            style=rng.choice(STYLES), recall=rng.random() < 0.5,
+        )  # fmt: skip
+        observations, _ = env.reset(seed=seed)
+        for _ in range(80):
+            if not env.agents:
+                break
+            actions = {
+                agent: rng.choice(seen["options"]) if seen["options"] else "i saw nothing"
+                for agent, seen in observations.items()
+            }
+            kills = [(a, o) for a, seen in observations.items() for o in seen["options"] if o.startswith("kill")]
+            if kills:
+                killer, kill = rng.choice(kills)
+                forks = [copy.deepcopy(env) for _ in range(2)]
+                killed, spared = (
+                    fork.step({**actions, killer: choice})[0]
+                    for fork, choice in zip(forks, (kill, "wait"), strict=True)
+                )
+                states = dict(zip(env.possible_agents, forks[0].state(), strict=True))
+                names = {name: agent for agent, name in env.facts["names"].items()}
+                victim = names[re.split(r"[ _]", kill)[-1].capitalize()]
+                lived = forks[1].state()[env.possible_agents.index(victim)]
+                near = {tuple(states[killer][3:5])}
+                if lived[7] != among_us.Activity.WALK.value:  # where it would have arrived just now it is missed
+                    near.add(tuple(lived[3:5]))
+                if all(seen["turn"] in (TurnKind.CHOOSE, TurnKind.WAIT) for seen in killed.values()) and not any(
+                    "discussion" in seen["text"] or "meeting" in seen["text"] for seen in killed.values()
+                ):
+                    for agent in forks[0].living:
+                        if forks[0].agents and tuple(states[agent][3:5]) not in near:
+                            compared += 1
+                            assert killed[agent] == spared[agent], (seed, agent)
+            observations, *_ = env.step(actions)
+    assert compared > 250, compared
 
 
 @pytest.mark.parametrize("style", STYLES)
