@@ -91,7 +91,7 @@ from marl.pretrain import base_folder, base_policy, base_settings
 from marl.ranks import ONE, Ranks, torchrun_ranks
 from marl.renaming import renaming
 from marl.report import build_report, read_evaluation
-from marl.rewards import add_rewards
+from marl.rewards import Reward, add_rewards
 from marl.rl_pikl import RLPiklConfig, train_rl_pikl
 from marl.rollout import EVALUATION, WARM_START, draw_games, rollout
 from marl.runs import (
@@ -609,7 +609,16 @@ def evaluation_games(
     )
     drawn = ranks.share(draw_games(cfg.eval.seed, EVALUATION, count=games))
     episodes = rollout(drawn, by_role(seating, agents), make_env, parts.algo.concurrency, bar.advance)
-    return add_rewards(ranks.collect(episodes), parts.rewards)
+    return paid_as_in_training(learners, ranks.collect(episodes), parts.rewards)
+
+
+def paid_as_in_training(
+    learners: Mapping[str, tuple[str, Policy]], episodes: Sequence[Episode], rewards: Mapping[str, Reward]
+) -> list[Episode]:
+    """Rewards as in training, also those that name the learner, whatever who sits in its seat is called here."""
+    learner = {stand_in: name for name, (stand_in, _) in learners.items()}
+    renamed = [replace(e, players={a: learner.get(p, p) for a, p in e.players.items()}) for e in episodes]
+    return [replace(p, players=e.players) for e, p in zip(episodes, add_rewards(renamed, rewards), strict=True)]
 
 
 def final_evaluation(

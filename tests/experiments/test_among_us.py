@@ -111,6 +111,20 @@ def test_crewmates_learn_beside_one_that_is_frozen(run: Train) -> None:
     assert not identical(made / "policy", Path(card["base"]))
 
 
+def test_a_reward_that_names_the_learner_pays_in_its_evaluation_too(run: Train) -> None:
+    made = run("ablation=learning_listeners")
+    for who in ("trained", "base", "iteration-000001"):
+        games = lines(made / "episodes" / f"{who}.jsonl")
+        assert any(turn["rewards"]["speaking"] for game in games for turn in game["turns"]), who
+        assert {"learner", "trained", "untrained"} & {p for game in games for p in game["players"].values()}
+
+
+def test_an_arm_with_world_modelling_foretells_what_its_base_foretold() -> None:
+    for game, foretold in (("among_us", False), ("dond", True)):
+        arm = configure(f"env={game}", "ablation=world_model")
+        assert arm.loss.world_model.after_questions is foretold and arm.loss.world_model.weight == 0.1
+
+
 def test_an_imposter_learns_against_frozen_crewmates(run: Train) -> None:
     made = run(*IMPOSTER)
     for games in ("trained", "iteration-000002"):
