@@ -617,7 +617,7 @@ def made_by(env: Mapping[str, Any], settings: Settings, device: torch.device) ->
 
 def how_to_go_on(commit: str, aside: Path) -> str:
     """What to do about figures of another commit: figures of different code do not mix."""
-    if commit.endswith("+") or not commit.isalnum():
+    if not commit.isalnum() or commit == "unknown":
         return f"it cannot be gone on with: its code ({commit}) is no commit"
     return (
         f"to go on with it, take the code that it was measured with: git worktree add ../{commit} {commit}; and there "

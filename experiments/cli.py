@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 import difflib
 import functools
+import hashlib
 import os
 import re
 import shutil
@@ -175,7 +176,14 @@ def run(
                 with suppress(Exception):  # settings that make no run have no folder; the task says what is wrong
                     folder = str(folder_of(cfg))
             # A file, because the job may run in another process, and may be killed there.
-            noted.write_text(f"{own_settings(HydraConfig.get().overrides.task, plan.swept)}\n{folder}")
+            settings = own_settings(HydraConfig.get().overrides.task, plan.swept)
+            noted.write_text(f"{settings}\n{folder}")
+            if other := taken_by(taken, folder, settings):
+                say(
+                    f"{where}this job and {other} of the same sweep are one run, {folder}: between them only settings "
+                    "differ that make no other run (where things are, and what is for speed or memory); drop one"
+                )
+                return None
         with labelled(label(plan.swept) if plan.where is Where.SIDE_BY_SIDE else ""):
             try:
                 result = task(cfg)
@@ -202,7 +210,8 @@ def run(
     at_interrupt = signal.getsignal(signal.SIGINT)
     with tempfile.TemporaryDirectory() as scratch:
         unfinished, finished = Path(scratch) / "unfinished", Path(scratch) / "finished"
-        for folder in (unfinished, finished):
+        taken = Path(scratch) / "taken"
+        for folder in (unfinished, finished, taken):
             folder.mkdir()
         placed = plan.where in (Where.ELSEWHERE, Where.SUBMITTED) or any(
             a.startswith("hydra.sweep.dir=") for a in arguments
@@ -260,6 +269,19 @@ def own_settings(overrides: Iterable[str], swept: Iterable[str]) -> str:
     return told([override for override in given if override.partition("=")[0] in swept] or given)
 
 
+def taken_by(taken: Path, folder: str, settings: str) -> str:
+    """Which earlier job of the sweep has this run's folder; empty where none does, and from now on this one has it."""
+    if not folder:
+        return ""
+    note = taken / hashlib.sha256(folder.encode()).hexdigest()
+    try:
+        with note.open("x") as file:
+            file.write(settings)
+    except FileExistsError:
+        return note.read_text()
+    return ""
+
+
 def settings_and_folder(note: Path) -> str:
     """A job as its note tells it: its own settings, and its folder if it came to make one."""
     settings, _, folder = note.read_text().partition("\n")
@@ -293,11 +315,11 @@ def run_apart(
     import joblib
     from joblib.externals.loky import ProcessPoolExecutor, wait
 
-    count = joblib.effective_n_jobs(n_jobs)
+    jobs = {number: (function, number, overrides, *rest) for function, (number, overrides, *rest), _ in calls}
+    count = min(joblib.effective_n_jobs(n_jobs), len(jobs))  # few jobs have more cores each
     share = str(max(joblib.cpu_count() // count, 1))
     threads = {name: os.environ.get(name, share) for name in THREADS}
     kept = {"timeout": IDLE, "initializer": end_with, "initargs": (os.getpid(),)}
-    jobs = {number: (function, number, overrides, *rest) for function, (number, overrides, *rest), _ in calls}
     unstarted.update({number: own_settings(filter_overrides(job[2]), swept) for number, job in jobs.items()})
     results: list[JobReturn] = []
     running: dict[Any, tuple[int, str, Any]] = {}
@@ -474,6 +496,8 @@ def check_command_line(config_name: str, package: str, flags: list[str], overrid
         if where is Where.SIDE_BY_SIDE and cfg.hydra.launcher.timeout is not None:
             limit = cfg.hydra.launcher.timeout
             raise UsageError(f"hydra.launcher.timeout={limit}: jobs side by side have no time limit; leave it null.")
+        if where is Where.SIDE_BY_SIDE and cfg.hydra.launcher.n_jobs == 0:
+            raise UsageError("hydra.launcher.n_jobs=0: must be how many jobs run at a time, or -1 for one a core.")
         for name in ("nodes", "tasks_per_node") if where is Where.SUBMITTED else ():
             if cfg.hydra.launcher[name] != 1:
                 raise UsageError(

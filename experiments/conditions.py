@@ -15,6 +15,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import fcntl
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -417,16 +418,25 @@ def play(cell: Cell, games: int, seed: int, concurrency: int, policies: Policies
 def claimed(path: Path) -> Iterator[bool]:
     """Whether this file is ours to write: nobody else has written it, or is about to. A claim ends with its process."""
     lock = path.with_name(f".{path.stem}.lock")
-    with lock.open("w") as held:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            yield False
+    while True:
+        with lock.open("w") as held:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            except OSError as error:
+                raise UserError(
+                    f"{path.parent}: its file system has no locks ({error.strerror}), by which several processes share "
+                    "the work; name a folder on another one"
+                ) from error
+            if not lock.exists() or not os.path.samestat(os.fstat(held.fileno()), lock.stat()):
+                continue  # removed in between by whoever had it: it keeps nobody out
+            try:
+                yield not path.exists()
+            finally:
+                lock.unlink(missing_ok=True)
             return
-        try:
-            yield not path.exists()
-        finally:
-            lock.unlink(missing_ok=True)
 
 
 # --- Tables and figure ------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import gc
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -54,6 +54,7 @@ from marl.checkpoint import (
     read_state,
     save_policy,
     save_training,
+    verify_folder,
 )
 from marl.config import (
     CheckpointConfig,
@@ -87,7 +88,7 @@ from marl.monitor import episode_metrics
 from marl.planner import SLOTS
 from marl.policy import Policy
 from marl.ppo import train_ppo
-from marl.pretrain import base_folder, base_policy, base_settings
+from marl.pretrain import base_folder, base_policy, base_settings, data_files
 from marl.ranks import ONE, Ranks, torchrun_ranks
 from marl.renaming import renaming
 from marl.report import build_report, read_evaluation
@@ -113,6 +114,7 @@ from marl.transcripts import Transcript, read_episodes, write_episodes
 from marl.types import Episode
 from marl.update import Learner, check_model, make_optimizer
 
+FORMAT_OF_GAMES = 2  # raised when the base's kept games would be played, or measured, otherwise
 SHOWN = 40  # episodes kept of an iteration or an evaluation
 PLANNED = 8  # of an iteration's games with a planner, which note every action that it weighed
 
@@ -122,6 +124,10 @@ def main(cfg: DictConfig) -> Path:
     """One run, from its configuration to its report. Returns its folder."""
     # An endpoint that fails costs its game. But one that refuses the key, or whose budget is spent, would be silent in
     # every game to come: the run stops before it learns from such games, and goes on when it is started again.
+    build(cfg)  # wrong settings are told first
+    find_starts(cfg)
+    if (folder := finished(cfg)) is not None:
+        return folder
     parts = build(cfg, cast_names(plain(cfg)), stops=True)
     if parts.chat and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError(
@@ -140,7 +146,6 @@ def main(cfg: DictConfig) -> Path:
         kind = cfg.algo.kind
         raise UserError(f"algo={kind} trains one learner, and the cast has {', '.join(learners)}; use algo=ppo")
     check_listeners(parts)
-    find_starts(cfg)
     check_starts(cfg, learners)
     device = pick_device(cfg.device)
     algo = parts.algo
@@ -151,23 +156,14 @@ def main(cfg: DictConfig) -> Path:
             check_bf16(device, setting)
     set_threads(cfg.threads)
     set_deterministic(cfg.deterministic)
-    folder, settings = run_folder(cfg), OmegaConf.to_yaml(OmegaConf.create(identity(cfg)))
-    done = read_run_card(folder)
-    if done is not None:
-        check_unedited(folder, settings)
-        report = folder / "report.html"
-        if int(os.environ.get("RANK", "0")) == 0:  # of torchrun's processes the first
-            if not report.exists():
-                build_report([folder], report, title=cfg.name)
-            say(f"{folder} is done: its report is {report}; change the configuration or remove the folder")
-        return folder
+    folder = run_folder(cfg)
     expected = expected_of(cfg.name, cfg.arm, parts.env)
     caches = memory_of(cfg, parts, make_env, make_test_env, device)
     work = Work(cfg, parts, folder, make_env, make_test_env, device, expected)
     with torchrun_ranks(device) as ranks, leaving_the_device(device):
         if ranks.first:
             say(caches)
-            with claim(folder, settings) as lock:
+            with claim(folder, written(cfg)) as lock:
                 ranks.wait()  # the others begin once the folder is ours
                 lead(replace(work, lock=lock), ranks)
         else:
@@ -176,6 +172,36 @@ def main(cfg: DictConfig) -> Path:
                 bar = Bar(enabled=False)
                 learn(work, base_of(work, bar, ranks)[0], None, Unlogged(), dict, bar, ranks)
     return folder
+
+
+def finished(cfg: DictConfig) -> Path | None:
+    """The run's folder, if the run is done, which needs nothing of what it was made with but what can be compared: no
+    GPU, no key, no other runs. UserError where it was made with other contents of what it read."""
+    folder = run_folder(cfg)
+    card = read_run_card(folder)
+    if card is None:
+        return None
+    check_unedited(folder, written(cfg))
+    began_with, now = card.get("inputs", {}), {}
+    with suppress(UserError, OSError):  # what is not there any more says nothing
+        now = inputs_of(cfg, build(cfg))
+    for name in now.keys() & began_with.keys():
+        if now[name] != began_with[name]:
+            raise UserError(
+                f"{folder} is done, but {name} is not what it was made with: put the old one back, remove the folder "
+                "to make the run anew, or give it another `name`"
+            )
+    report = folder / "report.html"
+    if int(os.environ.get("RANK", "0")) == 0:  # of torchrun's processes the first
+        if not report.exists():
+            build_report([folder], report, title=cfg.name)
+        say(f"{folder} is done: its report is {report}; change the configuration or remove the folder")
+    return folder
+
+
+def written(cfg: DictConfig) -> str:
+    """What makes the run what it is, as its folder keeps it."""
+    return OmegaConf.to_yaml(OmegaConf.create(identity(cfg)))
 
 
 @contextmanager
@@ -264,8 +290,8 @@ def lead(work: Work, ranks: Ranks) -> None:
     if newest and before.get("run") != folder.name:
         raise UserError(f"{newest} is of the run {before.get('run')}: put it back there, or {WAY_ON}")
     began_with = before.get("inputs", {}) if newest else inputs
-    for name in {**inputs, **began_with}:
-        if inputs.get(name) != began_with.get(name):
+    for name in inputs.keys() & began_with.keys():  # earlier versions noted fewer
+        if inputs[name] != began_with[name]:
             raise UserError(
                 f"{name} is not what this run began with: it was made again, or edited; put the old one back, or "
                 f"remove {folder} to begin anew"
@@ -313,8 +339,11 @@ def lead(work: Work, ranks: Ranks) -> None:
                 + (f" (without the new one {folder / REFERENCE} is put there)" if base_folder else "")
                 + f", or remove {folder} to begin anew"
             )
-        if base_folder and not (folder / REFERENCE).exists():
-            copy_folder(base_folder, folder / REFERENCE)
+        reference = folder / REFERENCE
+        # Without a checkpoint it is of an attempt of which nothing else is left, and whose base may have been another.
+        fits = newest is not None or (not verify_folder(reference) and folder_digest(reference) == of_base)
+        if base_folder and not (reference.exists() and fits):
+            copy_folder(base_folder, reference)
         policies = learn(work, base, newest, tracker, note, bar, ranks)
     kept_base = str(base_folder) if base_folder else None
     for name, policy in policies.items():
@@ -332,6 +361,7 @@ def lead(work: Work, ranks: Ranks) -> None:
         deterministic=cfg.deterministic,
         git_commit=", ".join(commits),
         made_with=made_with,
+        inputs=inputs,
         **begun_as,
         wall_time=round(note()["wall_time"], 1),
         tokens=total(folder / METRICS_FILE, "rollout/tokens"),
@@ -360,6 +390,7 @@ def inputs_of(cfg: DictConfig, parts: Parts) -> dict[str, str]:
     return {
         **file_digests(parts.env, {**parts.env, **evaluation.env}).get("files", {}),
         **{name: found for each in seatings for name, found in played_as(each, parts.algo).get("policies", {}).items()},
+        **({"data.dond": digest(data_files(Path(cfg.data.dond)))} if cfg.data.dond else {}),
         **{
             f"init.{name}={run}": folder_digest(policy_folder(start_of(cfg, name)))
             for name, run in cfg.init.items()
@@ -638,6 +669,7 @@ def final_evaluation(
     """
     evaluation = make(EvalConfig, plain(cfg.eval), "eval")
     settings = {
+        "format": FORMAT_OF_GAMES,
         "eval": plain(cfg.eval),
         "env": dict(parts.env),
         "cast": plain(cfg.cast),
@@ -666,11 +698,19 @@ def final_evaluation(
         of_base, of_both = (read_evaluation(part / "evaluation.json") for part in (beside, folder))
     except UserError as error:
         raise UserError(f"{error}: remove this file, and the same command plays its games again") from error
+    games = {"base": beside, "trained": folder}
+    try:
+        examples = {name: read_episodes(part / "episodes" / f"{name}.jsonl")[0] for name, part in games.items()}
+        texts = (beside / "episodes" / "base.jsonl").read_text(encoding="utf-8")
+    except (UserError, OSError, ValueError, IndexError) as error:
+        raise UserError(
+            f"{beside / 'episodes'}: its games cannot be read ({error}); remove {beside}, and the same command plays "
+            "them again"
+        ) from error
     for part in ("conditions", "belief_by_message", "by_game"):
         of_both[part] = {**of_base.get(part, {}), **of_both[part]}
     write_json(folder / "evaluation.json", of_both)
-    write_text(folder / "episodes" / "base.jsonl", (beside / "episodes" / "base.jsonl").read_text(encoding="utf-8"))
-    examples = {name: read_episodes(folder / "episodes" / f"{name}.jsonl")[0] for name in ("base", "trained")}
+    write_text(folder / "episodes" / "base.jsonl", texts)
     return conditions_from_json(of_both), examples
 
 

@@ -58,6 +58,8 @@ class EvalConfig:
         """Who plays in evaluation."""
         settings = {role: dataclasses.asdict(seats) for role, seats in cast.items()}
         for role, changes in self.cast.items():
+            if not isinstance(changes, Mapping):
+                raise UserError(f"eval.cast.{role}={changes}: must be settings, as in {{player: base}}")
             settings[role] = {**settings.get(role, {}), **changes}
         return cast_of(settings, "eval.cast")
 
@@ -257,6 +259,15 @@ def _value(hint: Any, value: Any, where: str) -> Any:
             raise UserError(f"{where}={value}: must be a list")
         kind = typing.get_args(hint)[0]
         return tuple(_value(kind, part, f"{where}[{i}]") for i, part in enumerate(value))
+    if origin is Mapping:
+        if not isinstance(value, Mapping):
+            raise UserError(f"{where}={value}: must be settings, as in {{KEY: VALUE}}")
+        of_each = typing.get_args(hint)[1]
+        return {key: _value(of_each, each, f"{where}.{key}") for key, each in value.items()}
+    if origin is Sequence:
+        if not isinstance(value, list | tuple):
+            raise UserError(f"{where}={value}: must be a list")
+        return value
     wanted = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}.get(hint)
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         if not abs(value) <= sys.float_info.max:

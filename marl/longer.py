@@ -21,7 +21,7 @@ from marl.checkpoint import FORMAT, checkpoints_in, copy_folder, folder_digest, 
 from marl.config import CheckpointConfig, digest
 from marl.errors import UserError
 from marl.files import write_text
-from marl.runs import CARD, REFERENCE, finished_run, flat, read_settings
+from marl.runs import CARD, REFERENCE, UNKNOWN, finished_run, flat, read_settings
 from marl.tracking import METRICS_FILE, TABLES_FILE, TIMING_FILE, read_metrics
 
 LENGTH, NAME = "algo.iterations", "name"  # in which the two may differ
@@ -104,6 +104,8 @@ def _problem(
     iteration, every = state["iteration"], settings["eval"]["every"]
     if other := [OTHER[name] for name, noted in run.notes.items() if state.get(name) != noted]:
         return f"was made with other {', other '.join(other)}"
+    if UNKNOWN in state.get("commits", []):
+        return "was made by code in no checkout, of which nobody can tell whether it is today's"
     kept = run.base if run.base.exists() else short / REFERENCE
     if base != run.base.name or verify_folder(kept) or folder_digest(kept) != state.get("base"):
         return "had another base"

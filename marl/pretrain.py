@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -309,7 +310,20 @@ def base_settings(
         made_of |= getattr(scripts_module(env["game"]), "VERSION", {})
         varied = ({**env, name: value} for name, values in base.vary.items() for value in values)
         made_of |= file_digests(env, *varied, *({**env, **lesson.env} for lesson in base.lessons))
+    if model.kind == "hf" and (folder := Path(model.name)).is_dir():
+        made_of["model_files"] = {p.name: _file_digest(p, *_stamp(p)) for p in sorted(folder.iterdir()) if p.is_file()}
     return made_of
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    return path.stat().st_size, path.stat().st_mtime_ns
+
+
+@cache
+def _file_digest(path: Path, size: int, modified: int) -> str:
+    """Of a file as it is since then: weights are gigabytes, which are read once in a process."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def base_folder(cache: Path, made_of: Mapping[str, Any]) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import glob
+import hashlib
 import os
 import platform
 import subprocess
@@ -235,23 +236,27 @@ def run_card(folder: Path, config_hash: str, seed: int, **facts: Any) -> dict[st
     return card
 
 
+UNKNOWN = "unknown"  # the commit of code that is in no checkout
+
+
 def git_commit() -> str:
-    """The commit of the code, with `+` where files differ from it; `unknown` outside a checkout."""
+    """The commit of the code, where files differ from it with `+` and a digest of how; `unknown` outside a checkout."""
     root = Path(__file__).resolve().parent.parent
     try:
         commit = subprocess.run(
             ["git", "rev-parse", "--short=12", "HEAD"], cwd=root, capture_output=True, text=True, check=True
         )
         changed = subprocess.run(
-            ["git", "--no-optional-locks", "status", "--porcelain", "-uno"],
+            ["git", "--no-optional-locks", "diff", "--no-ext-diff", "HEAD"],
             cwd=root,
             capture_output=True,
             text=True,
             check=True,
         )
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return commit.stdout.strip() + ("+" if changed.stdout.strip() else "")
+        return UNKNOWN
+    edits = changed.stdout
+    return commit.stdout.strip() + (f"+{hashlib.sha256(edits.encode()).hexdigest()[:6]}" if edits else "")
 
 
 def hardware() -> dict[str, Any]:

@@ -271,7 +271,10 @@ def as_number(name: str, value: Any) -> int | float:
     if not isinstance(number, int | float):
         raise ValueError(f"metric {name} is {value!r}, not a number")
     if not math.isfinite(number):
-        raise ValueError(f"metric {name} is {number}; training has diverged or a mean was taken over nothing")
+        raise UserError(
+            f"metric {name} is {number}: training has diverged, or what is measured is too large; lower the "
+            "learning rate, or the weights of rewards and losses"
+        )
     return number
 
 
@@ -305,7 +308,10 @@ def _kept(path: Path, last_iteration: int | None) -> str:
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             if number == len(lines) and not line.endswith("\n"):
                 break  # the attempt before was cut off while writing it
-            raise UserError(f"{path}, line {number} is not a line of metrics: {line.strip()[:80]!r}.") from error
+            raise UserError(
+                f"{path}, line {number} is not a line of metrics: {line.strip()[:80]!r}; remove that line to go on "
+                "(what it told is lost)"
+            ) from error
         if iteration <= last_iteration:
             kept += line.rstrip("\n") + "\n"  # the last line's end may have been lost
     return kept

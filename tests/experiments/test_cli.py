@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,8 +116,9 @@ class Cli:
                 raise UserError("there is no room:\n   make some.")
 
         def folder_of(cfg: DictConfig) -> Path:
-            """There for seed 8, not there yet for others, and unknown for seed 7."""
-            return {7: None, 8: ROOT / "conf"}.get(cfg.seed, Path("nowhere")) / "."
+            """There for seed 8, not there yet for others, and unknown for seed 7. A note makes no other run."""
+            own = Path("nowhere") / str(zlib.crc32(str({k: v for k, v in cfg.items() if k != "note"}).encode()))
+            return {7: None, 8: ROOT / "conf"}.get(cfg.seed, own) / "."
 
         self.monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
         self.capsys.readouterr()
@@ -346,6 +348,14 @@ def test_a_failed_job_of_a_sweep_surfaces_and_the_others_go_on(cli: Cli) -> None
     assert "seed=7: seed 7 is unlucky: choose another one.\n" in result.err
     assert "seed=8: Traceback" in result.err and "RuntimeError: boom" in result.err
     assert result.err.endswith(f"Failed jobs: 2 (seed=7; seed=8 in {ROOT / 'conf'}).\n")
+
+
+def test_a_job_that_would_be_another_ones_run_is_named_and_not_run(cli: Cli) -> None:
+    done = cli("-m", "seed=1,2", "note=a,b")
+    assert [(cfg.seed, cfg.note) for cfg in done.jobs] == [(1, "a"), (2, "a")] and done.status == 1
+    assert "seed=1 note=b ablation=full: this job and seed=1 note=a of the same sweep are one run, nowhere/" in done.err
+    assert done.err.splitlines()[-1] == "Failed jobs: 2 (seed=1 note=b; seed=2 note=b)."
+    assert cli("-m", "seed=3,3").jobs[1:] == []
 
 
 def test_failed_jobs_are_named_by_what_tells_them_apart(cli: Cli) -> None:

@@ -20,7 +20,7 @@ from hydra import compose, initialize_config_module
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from experiments.cli import PLACE, UsageError, Where, check_command_line
+from experiments.cli import PLACE, THREADS, UsageError, Where, check_command_line, run_apart
 from experiments.evaluate import check_bf16, device_of, pick_device
 from experiments.terminal import Bar, Labelled, labelled
 from marl.config import build, run_folder
@@ -206,6 +206,33 @@ def test_a_machine_without_slurm_is_told(monkeypatch: pytest.MonkeyPatch, tmp_pa
         check_command_line("train", "conf", ["-m"], given)
     (tmp_path / "srun").touch(0o755)
     assert check_command_line("train", "conf", ["-m"], given).where is Where.SUBMITTED
+
+
+def test_a_sweep_of_no_jobs_at_a_time_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"hydra\.launcher\.n_jobs=0: must be how many jobs run at a time"):
+        check_command_line("train", "conf", ["-m"], ["hydra/launcher=joblib", "hydra.launcher.n_jobs=0"])
+
+
+@pytest.mark.parametrize(("jobs", "n_jobs", "each"), [(3, -1, 5), (3, 2, 8), (40, -1, 1), (1, -1, 16)])
+def test_cores_are_shared_out_among_the_jobs_that_there_are(
+    jobs: int, n_jobs: int, each: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(joblib, "cpu_count", lambda: 16)
+    monkeypatch.setattr(joblib, "effective_n_jobs", lambda n: 16 if n == -1 else n)
+    for name in THREADS:
+        monkeypatch.delenv(name, raising=False)
+    made: list[dict[str, str]] = []
+
+    class Pool:
+        def __init__(self, workers: int, env: dict[str, str], **_: object) -> None:
+            made.append(env)
+            raise KeyboardInterrupt  # one has been seen
+
+    monkeypatch.setattr("joblib.externals.loky.ProcessPoolExecutor", Pool)
+    calls = [(lambda *_: None, (number, [], None), {}) for number in range(jobs)]
+    with pytest.raises(KeyboardInterrupt):
+        run_apart(n_jobs, calls, tmp_path, {}, ())
+    assert {made[0][name] for name in THREADS} == {str(each)}
 
 
 def test_a_time_limit_that_nobody_keeps_is_refused() -> None:

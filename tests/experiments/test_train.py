@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,18 +11,19 @@ from typing import Any
 import pytest
 import torch
 from hydra import compose, initialize_config_module
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 
 from experiments import evaluate, play, report, train
 from experiments.stages import base_folder
 from marl import memory
+from marl.checkpoint import folder_digest, newest_checkpoint, read_state, save_policy
 from marl.config import Parts, build, config_hash, identity, plain, run_folder
 from marl.engine import size_of
 from marl.errors import UserError
 from marl.games import env_maker
-from marl.runs import claim, nearest_run
-from tests.marl.models import CHATML, hf_tokenizer, random_lm, save
+from marl.runs import REFERENCE, claim, nearest_run
+from tests.marl.models import CHATML, hf_tokenizer, random_lm, save, tiny_policy
 from tests.torture import LEARNED, TALKING, always
 
 SMALL = [
@@ -94,6 +96,37 @@ def test_a_finished_run_is_not_run_again(
     train.main(cfg)
     assert capsys.readouterr().out == ""
     assert (finished / "run.json").stat().st_mtime_ns == before
+
+
+def test_a_finished_run_needs_nothing_but_its_folder(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No GPU, for which it may have been started elsewhere, and no room for a base."""
+    shutil.copytree(finished, tmp_path / "runs" / "a")
+    cfg = configure(*SMALL, f"runs={tmp_path / 'runs'}", "device=cuda", "cache=/proc/nowhere")
+    shutil.move(tmp_path / "runs" / "a", run_folder(cfg))
+    text = OmegaConf.to_yaml(OmegaConf.create(identity(cfg)))
+    (run_folder(cfg) / "config.yaml").write_text(text)
+    assert train.main(cfg) == run_folder(cfg) and "is done" in capsys.readouterr().out
+
+
+def test_a_finished_run_of_other_inputs_is_not_taken_for_this_one(cache: Path, tmp_path: Path) -> None:
+    contexts = tmp_path / "contexts.txt"
+    contexts.write_text("1 0 1 1 3 3\n1 1 1 0 3 3\n")
+    given = [*SMALL, f"runs={tmp_path}", f"cache={cache}", f"env.contexts={contexts}", "base.games=20", "eval.env.split=all"]
+    made = train.main(configure(*given, "algo.iterations=1", "eval.games=0"))
+    assert train.main(configure(*given, "algo.iterations=1", "eval.games=0")) == made
+    contexts.write_text("1 0 1 1 3 3\n1 4 1 3 3 1\n")
+    with pytest.raises(UserError, match=r"is done, but .*contexts.* is not what it was made with: put the old one"):
+        train.main(configure(*given, "algo.iterations=1", "eval.games=0"))
+
+
+def test_a_reference_that_an_attempt_left_does_not_stand_for_another_base(cache: Path, tmp_path: Path) -> None:
+    cfg = configure(*SMALL, f"runs={tmp_path}", f"cache={cache}", "algo.iterations=1", "eval.games=0")
+    other = tiny_policy()
+    save_policy(run_folder(cfg) / REFERENCE, other, {"game": "dond"})
+    made = train.main(cfg)
+    assert folder_digest(made / REFERENCE) == read_state(newest_checkpoint(made / "checkpoints"))["base"]
 
 
 def test_the_same_configuration_gives_the_same_run(finished: Path, cache: Path, tmp_path: Path) -> None:
@@ -516,6 +549,9 @@ def test_names_follow_from_the_configuration() -> None:
             ["cast.negotiator={player: scripted, partner: learner, partners: 1}"],
             "eval.cast: learner learns but does not play in evaluation",
         ),
+        (["eval.cast.negotiator=5"], r"eval\.cast\.negotiator=5: must be settings, as in"),
+        (["base.lessons=[{players:random,steps:1,env:5}]"], r"base.lessons\[0\].env=5: must be settings"),
+        (["base.vary.objective=5"], r"base.vary.objective=5: must be a list"),
         (["threads=-1"], "threads=-1: must be a whole number, at least 1"),
         (["threads=true"], "threads=True: must be a whole number"),
         (["runs=null"], "runs=None: must be the name of a folder"),
