@@ -164,6 +164,8 @@ def main(cfg: DictConfig) -> Path:
         if ranks.first:
             say(caches)
             with claim(folder, written(cfg)) as lock:
+                if ranks.size == 1 and finished(cfg) is not None:  # by another process, while this one began
+                    return folder
                 ranks.wait()  # the others begin once the folder is ours
                 lead(replace(work, lock=lock), ranks)
         else:

@@ -174,7 +174,7 @@ def write_report(runs: Sequence[Run], out_path: Path, title: str, games_shown: i
     )
     page = environment.get_template("report.html").render(
         title=title,
-        facts=what_was_run(runs),
+        facts=[*what_was_run(runs), *mixed(runs)],
         findings=[*findings(columns), *comparisons(arms)],
         columns=list(columns),
         colours=colours,
@@ -220,7 +220,8 @@ def arm_runs(runs: Sequence[Run]) -> list[ArmRun]:
             else:
                 name = condition + _suffix(run, runs)
                 figures = json.dumps(run.evaluation["conditions"][condition], sort_keys=True)
-                model = (name, str(run.card.get("base") or figures))
+                # A base that was made again under the same name is another model: its digest tells them apart.
+                model = (name, str(run.card.get("base_digest") or run.card.get("base") or figures))
                 if model in counted:
                     continue
                 counted.add(model)
@@ -370,6 +371,28 @@ def strip_svg(found: Mapping[str, Interval], colours: Mapping[str, int]) -> Mark
 
 
 # --- In plain words ---------------------------------------------------------------------------------------------------
+
+
+def mixed(runs: Sequence[Run]) -> list[str]:
+    """Where runs differ in what no arm is about, a sentence each: runs of one seed from bases that are not the same,
+    and runs of different commits. What pairs them by seed then compares that, too."""
+    told = []
+    bases: dict[int, dict[str, list[str]]] = {}
+    commits: dict[str, None] = {}
+    for run in runs:
+        if base := run.card.get("base_digest"):
+            bases.setdefault(run.seed, {}).setdefault(str(base), []).append(run.arm)
+        if commit := run.card.get("git_commit"):
+            commits[str(commit)] = None
+    for seed, found in sorted(bases.items()):
+        if len(found) > 1:
+            arms = "; ".join(f"{', '.join(dict.fromkeys(names))} from {base}" for base, names in found.items())
+            told.append(
+                f"Runs of seed {seed} start from different bases ({arms}), so that they differ in these as well."
+            )
+    if len(commits) > 1:
+        told.append(f"The runs are of {len(commits)} commits: {'; '.join(commits)}.")
+    return told
 
 
 def what_was_run(runs: Sequence[Run]) -> list[str]:

@@ -113,7 +113,14 @@ def test_a_finished_run_needs_nothing_but_its_folder(
 def test_a_finished_run_of_other_inputs_is_not_taken_for_this_one(cache: Path, tmp_path: Path) -> None:
     contexts = tmp_path / "contexts.txt"
     contexts.write_text("1 0 1 1 3 3\n1 1 1 0 3 3\n")
-    given = [*SMALL, f"runs={tmp_path}", f"cache={cache}", f"env.contexts={contexts}", "base.games=20", "eval.env.split=all"]
+    given = [
+        *SMALL,
+        f"runs={tmp_path}",
+        f"cache={cache}",
+        f"env.contexts={contexts}",
+        "base.games=20",
+        "eval.env.split=all",
+    ]
     made = train.main(configure(*given, "algo.iterations=1", "eval.games=0"))
     assert train.main(configure(*given, "algo.iterations=1", "eval.games=0")) == made
     contexts.write_text("1 0 1 1 3 3\n1 4 1 3 3 1\n")

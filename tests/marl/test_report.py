@@ -23,6 +23,7 @@ from marl.report import (
     findings,
     mean_curve,
     mean_entries,
+    mixed,
     read_run,
     strip_svg,
     training_panels,
@@ -214,6 +215,23 @@ def test_one_base_is_not_many_seeds(tmp_path: Path) -> None:
     assert [arm.arm for arm in arm_runs([read_run(f) for f in (folders[0], other)])].count("base") == 2
     clash = make_run(tmp_path / "clash", arm="big", seed=0, base=[*BASE, deal_game(12)])
     assert "base of big" in [arm.arm for arm in arm_runs([read_run(f) for f in (folders[0], clash)])]
+
+
+def test_runs_from_different_bases_or_commits_say_so(tmp_path: Path) -> None:
+    cards = {"full": ("b1", "c1"), "game_only": ("b2", "c1"), "listening_only": ("b1", "c1")}
+    folders = [
+        make_run(tmp_path / arm, arm=arm, base_digest=base, git_commit=commit)
+        for arm, (base, commit) in cards.items()
+    ]  # fmt: skip
+    runs = [read_run(folder) for folder in folders]
+    assert mixed(runs) == [
+        "Runs of seed 0 start from different bases (full, listening_only from b1; game_only from b2), so that they "
+        "differ in these as well."
+    ]
+    assert "start from different bases" in page_of(folders, tmp_path / "page.html").text
+    assert mixed([runs[0], runs[2]]) == []
+    later = make_run(tmp_path / "later", seed=1, base_digest="b3", git_commit="c2")
+    assert mixed([runs[0], read_run(later)]) == ["The runs are of 2 commits: c1; c2."]
 
 
 def test_the_same_seed_twice_is_refused(tmp_path: Path) -> None:
