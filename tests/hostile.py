@@ -61,12 +61,12 @@ from experiments.expected import expected_of
 from experiments.players import run_policy
 from experiments.stages import stages_of
 from marl.checkpoint import load_training, newest_checkpoint, optimizer_tensors, save_policy, save_training
-from marl.config import identity, run_folder
+from marl.config import build, identity, run_folder
 from marl.errors import UserError
 from marl.files import write_json, write_text
 from marl.games import env_maker
 from marl.policy import Policy
-from marl.pretrain import data_files, recorded
+from marl.pretrain import base_settings, data_files, recorded
 from marl.report import read_run
 from marl.runs import read_run_card
 from marl.tracking import JsonlTracker
@@ -168,6 +168,14 @@ WORDS = (  # as they are typed
     "1,2", "range(3)", "choice()", "interval(0,1)", "é", "\0", "a b", "=", "../..", "/*", "???", "0x1g", "--",
     "\ud800",
 )  # fmt: skip
+# What a plus sign adds, where a configuration takes names that it does not know; and the settings of a lesson, which
+# stands in a list.
+ADDED = ("+eval.cast.negotiator", "+eval.cast.crewmate", "+eval.env.players", "+eval.env.own", "+base.vary.players",
+         "+base.vary.own", "+cast.mediator", "+reward.own", "+loss.own", "+env.own")  # fmt: skip
+LESSON = "base.lessons[0]."
+OF_LESSON = tuple(
+    LESSON + each for each in ("players", "steps", "until", "env", "optimizer", "learning_rate", "anchor", "own")
+)
 GAMES = {"dond": ("experiment=dond_quickstart",), "among_us": ("experiment=among_us_quickstart",)}
 
 
@@ -220,19 +228,27 @@ def set_up(bases: Mapping[str, DictConfig], change: tuple[str, dict[str, Any]]) 
     game, changes = change
     cfg = bases[game].copy()
     for name, value in changes.items():
-        default = OmegaConf.select(cfg, name)
+        added = name.startswith("+")
+        default = None if added or name.startswith(LESSON) else OmegaConf.select(cfg, name)
         try:
             if wrong_kind(default, value):
                 return "refused"  # as the command line does
-            OmegaConf.update(cfg, name, value, merge=True)
+            if name.startswith(LESSON):
+                lesson = {"players": "random", "steps": 1, name.removeprefix(LESSON): value}
+                name, value = "base.lessons", [lesson]
+            OmegaConf.update(cfg, name.lstrip("+"), value, merge=True, force_add=added)
         except OmegaConfBaseException as error:
             assert one_line(error)
             return "refused"
     with no_work(), redirect_stdout(io.StringIO()):
         try:
-            train.main(cfg)
-        except Accepted:
-            return "taken"
+            try:
+                train.main(cfg)
+            except Accepted:
+                if any(name.lstrip("+").startswith("base.") for name in changes):  # what the base is made of comes next
+                    parts = build(cfg)
+                    base_settings(parts.model, parts.base, parts.env, cfg.data.dond)
+                return "taken"
         except (UserError, OmegaConfBaseException) as error:
             assert one_line(error)
             return "refused"
@@ -919,7 +935,12 @@ def kinds(folder: Path) -> dict[str, Kind]:
     changes = st.sampled_from(list(GAMES)).flatmap(
         lambda game: st.tuples(
             st.just(game),
-            st.dictionaries(st.sampled_from(names[game]), st.sampled_from(VALUES), min_size=1, max_size=3),
+            st.dictionaries(
+                st.sampled_from(names[game]) | st.sampled_from((*ADDED, *OF_LESSON)),
+                st.sampled_from(VALUES),
+                min_size=1,
+                max_size=3,
+            ),
         )
     )
     needed = {c: [*NEEDED.get(c, ()), *([f"runs={folder}"] if c in OF_RUNS else [])] for c in COMMANDS}
