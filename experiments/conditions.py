@@ -92,9 +92,6 @@ class Condition:
             raise UserError("planner.choose=own: only training notes plans without playing them; sample or best")
         if self.planner and self.voices:
             raise UserError(f"planner, voices={dict(self.voices)}: who plans speaks for itself; leave one of them out")
-        for name in ("env", "cast", "voices"):
-            if not isinstance(getattr(self, name), Mapping):
-                raise UserError(f"{name}={getattr(self, name)}: must be a group of settings")
         for role, changes in self.cast.items():
             if not isinstance(changes, Mapping):
                 raise UserError(f"cast.{role}={changes}: must be a group of settings, as in {{player: {changes}}}")

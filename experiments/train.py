@@ -126,6 +126,7 @@ def main(cfg: DictConfig) -> Path:
     # every game to come: the run stops before it learns from such games, and goes on when it is started again.
     build(cfg)  # wrong settings are told first
     find_starts(cfg)
+    set_deterministic(cfg.deterministic)
     if (folder := finished(cfg)) is not None:
         return folder
     parts = build(cfg, cast_names(plain(cfg)), stops=True)
@@ -155,7 +156,6 @@ def main(cfg: DictConfig) -> Path:
         if used:
             check_bf16(device, setting)
     set_threads(cfg.threads)
-    set_deterministic(cfg.deterministic)
     folder = run_folder(cfg)
     expected = expected_of(cfg.name, cfg.arm, parts.env)
     caches = memory_of(cfg, parts, make_env, make_test_env, device)

@@ -399,7 +399,7 @@ def test_points_of_a_setting_share_a_panel() -> None:
             {"a": {"envv": {}}},
             "conditions.a: .*envv is no setting.*known: cast, env, iteration, planner, temperature, voices",
         ),
-        ([], {"a": {"env": 3}}, "conditions.a: env=3: must be a group of settings"),
+        ([], {"a": {"env": 3}}, "conditions.a: condition.env=3: must be a group of settings"),
         ([], {"a": {"env": {"player": 4}}}, "conditions.a: env.*player"),
         ([], {"a": {"env": {"players": 9}}}, "conditions.a: env.players must be a whole number from 4 to 7"),
         ([], {"a": {"planner": {"lambdas": [-1]}}}, r"conditions.a: planner.lambdas=.*name at least one, each 0"),
