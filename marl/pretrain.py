@@ -260,7 +260,7 @@ def base_policy(
             model, untaught, env, cache=cache, human_data=human_data, device=device, progress=progress, report=report
         )
         report(f"teaching the base model to listen (once; kept in {folder})")
-        figures = _teach(policy, base, env, progress)
+        figures = _teach(policy, base, env, progress, report)
         save_policy(folder, policy, {"made_of": made_of, "figures": figures, "game": env["game"]})
 
     def put_back() -> None:
@@ -402,9 +402,13 @@ def _train(
 
 
 def _teach(
-    policy: Policy, base: BaseConfig, env: Mapping[str, Any], progress: Callable[[str, int, int], None]
+    policy: Policy,
+    base: BaseConfig,
+    env: Mapping[str, Any],
+    progress: Callable[[str, int, int], None],
+    report: Callable[[str], None],
 ) -> dict[str, float]:
-    """Gives the lessons, and returns the figures of the outcome."""
+    """Gives the lessons, says how those ended that end by what was learned, and returns the figures of the outcome."""
     game, tokens = env["game"], policy.tokens
     # Beside imitation listening is hardly learned: Adam scales a step by the size of the whole gradient, which random
     # play fills with noise. The gradient of KL to what was learned has none, and is 0 at first.
@@ -422,7 +426,13 @@ def _teach(
         def at(done: int, what: str = f"base, lesson {place + 1}", steps: int = lesson.steps) -> None:
             progress(what, done, steps)
 
-        fit(policy, draw, lesson.steps, base, terms, optimizer, at, first, lesson.until)
+        taken, loss = fit(policy, draw, lesson.steps, base, terms, optimizer, at, first, lesson.until)
+        if lesson.until:
+            learned = loss < lesson.until
+            report(
+                f"lesson {place + 1} of the base: listening loss {loss:.2f} after {taken} steps"
+                + ("" if learned else f", not below its until={lesson.until:g}: it listens less well than was meant")
+            )
     return held_out_figures(policy, _held_out(env, tokens, base))
 
 
@@ -562,14 +572,16 @@ def fit(
     progress: Callable[[int], None],
     reference: Policy | None = None,
     until: float = 0.0,
-) -> None:
-    """Supervised steps with a warm-up and a cosine to a tenth of the optimiser's learning rate.
+) -> tuple[int, float]:
+    """Supervised steps with a warm-up and a cosine to a tenth of the optimiser's learning rate. Returns how many were
+    taken, and the mean listening loss of the last ten.
 
     With `until` above 0 the rate stays, and the steps end early, once the listening loss of the last ten is below it.
     """
     config = UpdateConfig(minibatches=1, max_grad_norm=1.0, bf16=base.bf16)
     rates = [group["lr"] for group in optimizer.param_groups]
     recent: deque[float] = deque(maxlen=10)
+    taken = 0
     for step in range(steps):
         part = step / max(steps, 1)
         scale = min(1.0, (step + 1) / max(base.warmup * steps, 1))
@@ -580,10 +592,12 @@ def fit(
         found = update(
             policy, reference, collate(next(draw), {}, silent_roles=INSIDERS), losses, optimizer, config, shuffle
         )
-        progress(step + 1)
+        taken = step + 1
+        progress(taken)
         recent.append(found.get("loss/listening", math.inf))
         if len(recent) == recent.maxlen and sum(recent) / len(recent) < until:
             break
+    return taken, sum(recent) / max(len(recent), 1)
 
 
 @contextmanager

@@ -156,8 +156,18 @@ def test_a_lesson_ends_once_it_is_learned(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(pretrain, "update", note)
     monkeypatch.setattr(pretrain, "collate", lambda seats, weights, **_: None)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    fit(None, iter([[]] * 50), 40, BaseConfig(warmup=0.1), {}, optimizer, lambda done: None, until=0.95)  # type: ignore[arg-type]
+    told = fit(None, iter([[]] * 50), 40, BaseConfig(warmup=0.1), {}, optimizer, lambda done: None, until=0.95)  # type: ignore[arg-type]
+    assert told == (12, pytest.approx(0.85))
     assert rates == [0.25, 0.5, 0.75] + [1.0] * (len(rates) - 3) and len(rates) == 12
+
+
+def test_a_base_says_how_its_lessons_ended(tmp_path: Path) -> None:
+    said: list[str] = []
+    lessons = (Lesson("informed", 2, until=1e-3), Lesson("informed", 30, until=100.0), Lesson("random", 1))
+    base_policy(MODEL, small(lessons=lessons), ENV, cache=tmp_path, report=said.append)
+    first, second = [line for line in said if line.startswith("lesson")]
+    assert "after 2 steps, not below its until=0.001: it listens less well than was meant" in first
+    assert second.startswith("lesson 2 of the base: listening loss ") and second.endswith(" after 10 steps")
 
 
 def test_how_many_games_a_tokenizer_is_made_of() -> None:
