@@ -46,7 +46,7 @@ KINDS = {
     "filtered_bc": (*TALKING, "algo=filtered_bc", "algo.keep=all"),  # so small a base hardly ever agrees
     "ppo_among_us": (*AMONG_US, "algo=ppo"),  # Muon, renamed rows, separate credit
     "ppo_two_learners": (*AMONG_US, "algo=ppo", "cast.imposter.player=rival", "algo.alternate=2"),
-    "filtered_bc_among_us": (*AMONG_US, "algo=filtered_bc"),
+    "filtered_bc_among_us": (*AMONG_US, "algo=filtered_bc", "algo.keep=all"),  # eight games, of which it may win none
     "pikl": (*TALKING, "algo=pikl", "algo.planner.iterations=5"),
     "pikl_among_us": (*AMONG_US, "algo=pikl", "algo.planner.iterations=5"),  # votes are planned, not claims
 }
