@@ -155,7 +155,7 @@ def test_a_copy_in_bfloat16_plays_for_the_policy(name: str, policies: dict[str, 
     assert 2 * size_of(policy.lm.config, 512, torch.bfloat16).slot == size_of(policy.lm.config, 512).slot
     for game in range(3):
         ids = torch.tensor([kept[game][0].tokens])
-        for by, within in ((agent.policy, 0.05), (policy, 0.1)):
+        for by, within in ((agent.policy, 0.05), (policy, 0.2)):  # processors round sums of bfloat16 otherwise
             with torch.no_grad():
                 logits = by.logits(by.hidden(ids)[0])
             for reply in (r[game] for r in rounds if game in r and not r[game].legal):
