@@ -1294,7 +1294,7 @@ class AmongUs(ParallelEnv[str, dict[str, Any], str]):
         return np.array(
             [
                 [NAMES.index(p.name), p.role is Role.IMPOSTER, p.alive, *p.room, len(p.tasks), p.cooldown,
-                 p.activity.value, p.timer]
+                 p.activity.value * p.alive, p.timer * p.alive]
                 for p in self._started().players
             ],
             np.float32,

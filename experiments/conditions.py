@@ -65,7 +65,7 @@ from marl.stats import (
 )
 from marl.wording import ARM_ORDER, ARMS, COMPARISONS, WORDING
 
-FORMAT = 2  # of cells; raised when the same settings would be played, or measured, otherwise
+FORMAT = 3  # of cells; raised when the same settings would be played, or measured, otherwise
 BASE = "base"  # the arm of those who were not trained
 TRAINED = "trained"  # what the policy under test is called in episodes, a base in its place too
 SILENT = "silence"  # the voice of those who say nothing
@@ -427,7 +427,11 @@ def claimed(path: Path) -> Iterator[bool]:
                     f"{path.parent}: its file system has no locks ({error.strerror}), by which several processes share "
                     "the work; name a folder on another one"
                 ) from error
-            if not lock.exists() or not os.path.samestat(os.fstat(held.fileno()), lock.stat()):
+            try:
+                is_there = os.path.samestat(os.fstat(held.fileno()), lock.stat())
+            except FileNotFoundError:
+                is_there = False
+            if not is_there:
                 continue  # removed in between by whoever had it: it keeps nobody out
             try:
                 yield not path.exists()

@@ -103,7 +103,7 @@ def main(cfg: DictConfig) -> None:
     runs = [read_run(folder) for folder in selected(Path(cfg.runs), cfg.select, cfg.where)]
     if not cfg.publish:
         runs = told_apart(runs)
-    say(". ".join([f"{len(runs)} runs", *mixed(runs)]))
+    say(counted(runs))
     out = Path(cfg.out)
     first = cfg.select if isinstance(cfg.select, str) else cfg.select[0]
     write_report(runs, out, title=cfg.title or first.rstrip("-*"))
@@ -118,12 +118,18 @@ def main(cfg: DictConfig) -> None:
 def report_sweep(folders: Sequence[Path]) -> None:
     """What `experiments.train` ends a sweep with: one table over these finished runs, and `NAME.html` beside them."""
     runs = told_apart([read_run(folder) for folder in dict.fromkeys(folders)])
-    say(". ".join([f"{len(runs)} runs", *mixed(runs)]))
+    say(counted(runs))
     name = "+".join(dict.fromkeys(run.config["name"] for run in runs))
     out = folders[0].parent / f"{name}.html"
     write_report(runs, out, title=name)
     show(runs)
     say(f"report: {out}")
+
+
+def counted(runs: Sequence[Run]) -> str:
+    """How many runs there are, and what sets them apart beside their arms."""
+    told = mixed(runs)
+    return " ".join([f"{len(runs)} runs.", *told]) if told else f"{len(runs)} runs"
 
 
 def told_apart(runs: Sequence[Run]) -> list[Run]:

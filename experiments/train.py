@@ -177,8 +177,8 @@ def main(cfg: DictConfig) -> Path:
 
 
 def finished(cfg: DictConfig) -> Path | None:
-    """The run's folder, if the run is done, which needs nothing of what it was made with but what can be compared: no
-    GPU, no key, no other runs. UserError where it was made with other contents of what it read."""
+    """The run's folder, if the run is done, for which no GPU, no key and no opponents are needed. UserError where it
+    was made with other contents of what it read, as far as all of that is still there."""
     folder = run_folder(cfg)
     card = read_run_card(folder)
     if card is None:

@@ -261,7 +261,8 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return tuple(_value(kind, part, f"{where}[{i}]") for i, part in enumerate(value))
     if origin is Mapping:
         if not isinstance(value, Mapping):
-            raise UserError(f"{where}={value}: must be a group of settings, as in {{KEY: VALUE}}")
+            told = "" if where.startswith("chat.") else f"={value}"  # which may be somebody's secret
+            raise UserError(f"{where}{told}: must be a group of settings, as in {{KEY: VALUE}}")
         of_each = typing.get_args(hint)[1]
         return {key: _value(of_each, each, f"{where}.{key}") for key, each in value.items()}
     if origin is Sequence:

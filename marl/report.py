@@ -383,7 +383,7 @@ def mixed(runs: Sequence[Run]) -> list[str]:
         if base := run.card.get("base_digest"):
             bases.setdefault(run.seed, {}).setdefault(str(base), []).append(run.arm)
         if commit := run.card.get("git_commit"):
-            commits[str(commit)] = None
+            commits |= dict.fromkeys(str(commit).split(", "))
     for seed, found in sorted(bases.items()):
         if len(found) > 1:
             arms = "; ".join(f"{', '.join(dict.fromkeys(names))} from {base}" for base, names in found.items())
@@ -391,7 +391,7 @@ def mixed(runs: Sequence[Run]) -> list[str]:
                 f"Runs of seed {seed} start from different bases ({arms}), so that they differ in these as well."
             )
     if len(commits) > 1:
-        told.append(f"The runs are of {len(commits)} commits: {'; '.join(commits)}.")
+        told.append(f"The runs are of {len(commits)} commits: {', '.join(commits)}.")
     return told
 
 

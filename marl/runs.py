@@ -251,6 +251,7 @@ def git_commit() -> str:
             cwd=root,
             capture_output=True,
             text=True,
+            errors="replace",
             check=True,
         )
     except (OSError, subprocess.CalledProcessError):

@@ -641,7 +641,8 @@ class CarefulImposter(Memory):
         kills = [action for action in options if action.act is Act.KILL and (wins or witnesses <= {action.target})]
         if kills:
             kill = self.rng.choice(kills)
-            self.living.remove(kill.target)
+            if kill.target in self.living:  # else it is dead, and only seems to be on its way still
+                self.living.remove(kill.target)
             return kill
         if self.look.bodies or len(witnesses) != 1 or self.rng.random() < 0.3:
             return self.wander(options)

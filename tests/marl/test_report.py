@@ -231,7 +231,7 @@ def test_runs_from_different_bases_or_commits_say_so(tmp_path: Path) -> None:
     assert "start from different bases" in page_of(folders, tmp_path / "page.html").text
     assert mixed([runs[0], runs[2]]) == []
     later = make_run(tmp_path / "later", seed=1, base_digest="b3", git_commit="c2")
-    assert mixed([runs[0], read_run(later)]) == ["The runs are of 2 commits: c1; c2."]
+    assert mixed([runs[0], read_run(later)]) == ["The runs are of 2 commits: c1, c2."]
 
 
 def test_the_same_seed_twice_is_refused(tmp_path: Path) -> None:
