@@ -47,7 +47,7 @@ class EvalConfig:
     temperature: float = 1.0
     seed: int = 7
     env: Mapping[str, Any] = field(default_factory=dict)
-    cast: Mapping[str, Any] = field(default_factory=dict)
+    cast: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, least in (("every", 0), ("games", 0), ("final_games", 1), ("temperature", 0), ("seed", 0)):
@@ -58,8 +58,6 @@ class EvalConfig:
         """Who plays in evaluation."""
         settings = {role: dataclasses.asdict(seats) for role, seats in cast.items()}
         for role, changes in self.cast.items():
-            if not isinstance(changes, Mapping):
-                raise UserError(f"eval.cast.{role}={changes}: must be settings, as in {{player: base}}")
             settings[role] = {**settings.get(role, {}), **changes}
         return cast_of(settings, "eval.cast")
 

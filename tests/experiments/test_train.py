@@ -556,7 +556,7 @@ def test_names_follow_from_the_configuration() -> None:
             ["cast.negotiator={player: scripted, partner: learner, partners: 1}"],
             "eval.cast: learner learns but does not play in evaluation",
         ),
-        (["eval.cast.negotiator=5"], r"eval\.cast\.negotiator=5: must be settings, as in"),
+        (["eval.cast.negotiator=5"], r"eval\.cast\.negotiator=5: must be a group of settings"),
         (["base.lessons=[{players:random,steps:1,env:5}]"], r"base.lessons\[0\].env=5: must be a group of settings"),
         (["base.vary.objective=5"], r"base.vary.objective=5: must be a list"),
         (["threads=-1"], "threads=-1: must be a whole number, at least 1"),

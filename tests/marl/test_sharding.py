@@ -108,7 +108,7 @@ def _without_gradient(ranks: Ranks) -> None:
 
 
 def _muon(ranks: Ranks, start: Policy) -> None:
-    """A step by gradients of full rank: of others Muon, which takes directions in bfloat16, magnifies the rounding."""
+    """A step by gradients of full rank: of others Muon magnifies the rounding."""
     config = UpdateConfig(learning_rate=1e-3, optimizer="muon")
     one, both = learner(copy.deepcopy(start), config), learner(copy.deepcopy(start), config, ranks)
     generator = torch.Generator().manual_seed(0)
