@@ -292,8 +292,9 @@ def lead(work: Work, ranks: Ranks) -> None:
     if newest and before.get("run") != folder.name:
         raise UserError(f"{newest} is of the run {before.get('run')}: put it back there, or {WAY_ON}")
     began_with = before.get("inputs", {}) if newest else inputs
-    for name in inputs.keys() & began_with.keys():  # earlier versions noted fewer
-        if inputs[name] != began_with[name]:
+    for name in {**inputs, **began_with}:
+        newer = name == "data.dond" and name not in began_with  # earlier versions did not note it
+        if not newer and inputs.get(name) != began_with.get(name):
             raise UserError(
                 f"{name} is not what this run began with: it was made again, or edited; put the old one back, or "
                 f"remove {folder} to begin anew"
