@@ -5,7 +5,8 @@ also writes the table, the per-seed and per-iteration data, the differences betw
 there, and `data=experiments/NAME` draws the figure again from these files, without any run. Intervals: over training
 seeds where an arm has several (Student's t), else over the run's evaluation games. `ratios.csv` says of Among Us how
 many times as often one arm wins as another. `iqm.csv`, `profiles.csv` and `bootstrap.csv` have interquartile means,
-performance profiles and intervals by the bootstrap over seeds and games, of the arms with several seeds.
+performance profiles and intervals by the bootstrap over seeds and games, of the arms with several seeds. `forms.csv`
+has how each run's players put their messages most often.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from marl.report import (
     mean_entries,
     mixed,
     read_run,
+    speakers,
     variant_of,
     write_report,
 )
@@ -272,6 +274,7 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -
     write_curves(folder / f"curves{suffix}.csv", runs)
     write_beliefs(folder / f"belief_by_message{suffix}.csv", runs)
     write_mean_beliefs(folder / f"belief_by_message_mean{suffix}.csv", runs)
+    write_forms(folder / f"forms{suffix}.csv", runs)
     if game == "among_us":
         others = [arm for arm in dict.fromkeys(arm.arm for arm in arms) if arm not in ARM_ORDER]
         pairs = list(dict.fromkeys([*COMPARISONS, *((arm, ARMS["full"]) for arm in others)]))
@@ -408,6 +411,20 @@ def write_beliefs(path: Path, runs: Sequence[Run]) -> None:
     ]
     once = dict.fromkeys(lines)  # arms of one seed share their base
     write_csv(path, ("arm", "seed", "message", "metric", "mean", "low", "high", "games"), once)
+
+
+def write_forms(path: Path, runs: Sequence[Run]) -> None:
+    """How each run's players, and their base's, put their messages in the recorded games: the ten commonest forms."""
+    lines = [
+        (
+            runs[0].arm if speaker.arm == TRAINED else speaker.arm, speaker.seed, speaker.games, speaker.messages,
+            form.text, form.uses, form.naming, form.naming_imposter,
+        )
+        for speaker in speakers(runs)
+        for form in speaker.forms[:10]
+    ]  # fmt: skip
+    header = ("arm", "seed", "games", "messages", "form", "uses", "naming", "naming_imposter")
+    write_csv(path, header, lines)
 
 
 def write_mean_beliefs(path: Path, runs: Sequence[Run]) -> None:

@@ -40,11 +40,13 @@ from marl.stats import (
 from marl.tracking import METRICS_FILE, read_metrics
 from marl.transcripts import (
     CUT,
+    Form,
     Meeting,
     Moves,
     Transcript,
     crew_shifts,
     fates,
+    forms,
     is_among_us,
     is_dond,
     mentions,
@@ -70,6 +72,7 @@ VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--line", **{c: f"--c{i}" for
 PAPER = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#6a51a3", "#555555")
 
 TRAINED = "trained"  # the condition of `evaluation.json` that a run's arm stands for
+MEASURED = {"base": "untrained", TRAINED: TRAINED}  # whom a condition measures, by name in its transcripts
 
 
 @dataclass
@@ -161,7 +164,8 @@ def write_report(runs: Sequence[Run], out_path: Path, title: str, games_shown: i
     arms = arm_runs(runs)
     columns = columns_of(arms)
     # Colours stand for arms, everywhere in the page alike.
-    names = list(dict.fromkeys([*columns, *(arm_label(run, runs) for run in runs)]))
+    heard = [speaker for speaker in speakers(runs) if speaker.messages]
+    names = list(dict.fromkeys([*columns, *(arm_label(run, runs) for run in runs), *(each.arm for each in heard)]))
     colours = {name: i % len(SERIES) for i, name in enumerate(names)}
     games = list(dict.fromkeys(run.game for run in runs))
     first_rows = [name for game in games for name in HEADLINE.get(game, ())]
@@ -191,6 +195,8 @@ def write_report(runs: Sequence[Run], out_path: Path, title: str, games_shown: i
         panels=training_panels(runs, columns, colours),
         beliefs=belief_panels(runs, colours),
         prior=any("prior_log_loss" in entry for run in runs for entries in _by_message(run) for entry in entries),
+        speakers=heard,
+        naming="among_us" in games,
         games=shown_games(runs, games_shown),
         cards=[run_card(run) for run in runs],
     )
@@ -835,6 +841,36 @@ def ablation_figure(
         figure.suptitle(title, fontsize=11, x=0.01, ha="left")
     with writing(path), matplotlib.rc_context({"svg.hashsalt": path.name}):
         figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+# --- What is said most ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """How the players whom a condition measures put their messages in its recorded games, the commonest form first."""
+
+    arm: str
+    seed: int
+    games: int
+    forms: list[Form]
+
+    @property
+    def messages(self) -> int:
+        return sum(form.uses for form in self.forms)
+
+
+def speakers(runs: Sequence[Run]) -> list[Speaker]:
+    """Of each run and, once for each base, of what it began from. Runs without recorded games are left out."""
+    found: dict[tuple[str, int, str], Speaker] = {}
+    for run in runs:
+        for condition, player in MEASURED.items():
+            if games := run.transcripts.get(condition):
+                name = arm_label(run, runs) if condition == TRAINED else condition + _suffix(run, runs)
+                said = forms(games, player)
+                model = str(run.folder) if condition == TRAINED else repr(said)
+                found[name, run.seed, model] = Speaker(name, run.seed, len(games), said)
+    return sorted(found.values(), key=lambda speaker: not speaker.arm.startswith("base"))
 
 
 # --- Transcripts and run cards ----------------------------------------------------------------------------------------

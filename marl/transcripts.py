@@ -20,6 +20,7 @@ from envs import among_us_v0, dond_v0
 from envs.among_us_v0 import Act, Action
 from marl.errors import UserError
 from marl.files import whole_file, writing
+from marl.speech import template
 from marl.types import Episode, Planned, Turn
 
 Transcript = dict[str, Any]
@@ -143,6 +144,36 @@ def read_episodes(path: Path) -> list[Transcript]:
                 )
             transcripts.append(transcript)
     return transcripts
+
+
+# --- What is said most ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Form:
+    """A way to put a message, with {name} and {room} for any (`speech.template`): in how many messages it is used, how
+    many of these name a player of Among Us, and how many an imposter (dead or alive)."""
+
+    text: str
+    uses: int
+    naming: int
+    naming_imposter: int
+
+
+def forms(transcripts: Iterable[Transcript], player: str) -> list[Form]:
+    """How a player (by its name in `Transcript["players"]`) puts its messages, the commonest form first."""
+    found: dict[str, list[tuple[bool, bool]]] = {}
+    for transcript in transcripts:
+        names = transcript["facts"].get("names", {})
+        imposters = {names[agent] for agent in transcript["facts"].get("imposters", ())}
+        for turn in transcript["turns"]:
+            if turn["message"] and transcript["players"][turn["agent"]] == player:
+                named = {name for _, name in mentions(turn["message"]) if name in names.values()}
+                found.setdefault(template(turn["message"]), []).append((bool(named), bool(named & imposters)))
+    counted = [
+        Form(text, len(uses), *(sum(flags) for flags in zip(*uses, strict=True))) for text, uses in found.items()
+    ]
+    return sorted(counted, key=lambda form: -form.uses)
 
 
 # --- What messages did ------------------------------------------------------------------------------------------------

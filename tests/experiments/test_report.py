@@ -16,6 +16,7 @@ from experiments.report import publish, read_published, told_apart, variants
 from marl.errors import UserError
 from marl.report import Published, Run, read_run
 from marl.stats import TableRow, read_table
+from marl.transcripts import read_episodes
 
 SMALL = [
     "env=among_us", "name=tiny", "progress=false", "threads=1", "base.games=12", "base.rows=16",
@@ -128,6 +129,21 @@ def test_beliefs_by_message_are_also_means_over_seeds(published: Path, tmp_path:
     ]
     header, *_ = (published / "belief_by_message_mean.csv").read_text().splitlines()
     assert header == "arm,message,metric,mean,low,high,seeds,games"
+
+
+def test_what_is_said_most_is_published(root: Path, published: Path) -> None:
+    with (published / "forms.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["arm", "seed", "games", "messages", "form", "uses", "naming", "naming_imposter"]
+    assert {(row["arm"], row["seed"]) for row in rows} <= {(a, s) for a in ("base", "RL", "RL+L+S") for s in "01"}
+    (folder,) = root.glob("tiny-full-s1-*")
+    games = read_episodes(folder / "episodes" / "trained.jsonl")
+    said = [t for game in games for t in game["turns"] if t["message"] and game["players"][t["agent"]] == "trained"]
+    assert said
+    own = [row for row in rows if (row["arm"], row["seed"]) == ("RL+L+S", "1")]
+    assert own and all(row["messages"] == str(len(said)) and row["games"] == "8" for row in own)
+    uses = [int(row["uses"]) for row in own]
+    assert uses == sorted(uses, reverse=True) and (len(own) == 10 or sum(uses) == len(said))
 
 
 def test_statistics_over_seeds_have_files_of_their_own(published: Path) -> None:

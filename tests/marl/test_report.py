@@ -25,6 +25,7 @@ from marl.report import (
     mean_entries,
     mixed,
     read_run,
+    speakers,
     strip_svg,
     training_panels,
 )
@@ -413,6 +414,26 @@ def test_the_page_of_among_us(tmp_path: Path) -> None:
     marked = [page.words[i] for i, word in enumerate(page.words) if word.lower() == "red"]
     assert "RED" in marked  # a piece of its own, in bold
     assert text.count("Nobody wins: time ran out") == 16  # four of each condition, at the head and at the end
+
+
+def test_what_is_said_most_stands_beside_what_the_base_says(tmp_path: Path) -> None:
+    """Of two seeds from one base, in games as training names who plays them: one has learned a password."""
+    folders = [make_among_us_run(tmp_path / str(seed), "full", seed, 9) for seed in (0, 1)]
+    for folder in folders:
+        for condition, player in (("base", "untrained"), ("trained", "trained")):
+            path = folder / "episodes" / f"{condition}.jsonl"
+            text = path.read_text().replace('"learner"', f'"{player}"')
+            if (folder.name, condition) == ("1", "trained"):
+                text = text.replace("vote for green", "i came from lab").replace("i saw nothing", "i came from bridge")
+            path.write_text(text)
+    found = speakers([read_run(folder) for folder in folders])
+    assert [(s.arm, s.seed, s.games, s.messages) for s in found] == [
+        ("base", 0, 12, 48), ("base", 1, 12, 48), ("trained", 0, 12, 48), ("trained", 1, 12, 48),
+    ]  # fmt: skip
+    assert (found[3].forms[0].text, found[3].forms[0].uses, found[3].forms[0].naming) == ("i came from {room}", 24, 0)
+    text = page_of(folders, tmp_path / "report.html").text
+    assert "What is said most" in text and "trained 1 48 0.50 i came from {room} 0.00 0.00" in text
+    assert "0.25 {name} killed {name} i saw it 1.00 1.00" in text
 
 
 def test_among_us_arms_have_their_published_names_and_order(tmp_path: Path) -> None:

@@ -14,11 +14,13 @@ from marl.games import env_maker, scripted
 from marl.rollout import draw_games, everyone, rollout
 from marl.transcripts import (
     Deed,
+    Form,
     Meeting,
     Moves,
     Shift,
     episode_to_json,
     fates,
+    forms,
     mentions,
     outcome_text,
     read_episodes,
@@ -284,3 +286,21 @@ def test_bodies_lie_where_their_killer_stood() -> None:
 def test_mentions_are_whole_words_in_any_case() -> None:
     assert mentions("RED saw redder Blue") == [("RED", "Red"), (" saw redder ", ""), ("Blue", "Blue")]
     assert mentions("") == [] and mentions("nobody") == [("nobody", "")]
+
+
+def test_forms_are_counted_with_whom_they_name() -> None:
+    """Green, Blue and Yellow learn; Red, who is the imposter, and Pink do not."""
+    game = episode_to_json(meeting_game())
+    assert forms([game, game], "learner") == [
+        Form("{name} killed {name} i saw it", 2, 2, 2),
+        Form("vote for {name}", 2, 2, 0),
+        Form("i saw nothing", 2, 0, 0),
+        Form("who was in {room}", 2, 0, 0),
+    ]
+    for turn in game["turns"]:
+        turn["message"] = turn["message"].replace("vote for green", "Purple KILLED Purple i saw it")
+    # Purple does not play in this game: the same form, which names nobody.
+    assert forms([game], "learner")[0] == Form("{name} killed {name} i saw it", 2, 1, 1)
+    assert [form.text for form in forms([game], "base")] == ["i was with {name} in {room}", "{name}, or {name}?"]
+    assert forms([game], "nobody") == [] and forms([], "learner") == []
+    assert forms([episode_to_json(deal_game())], "learner")[0].naming == 0
