@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from scipy.stats import chi2_contingency, ks_2samp
-from transformers import LogitsProcessorList, SuppressTokensLogitsProcessor
+from transformers import LogitsProcessor, LogitsProcessorList, SuppressTokensLogitsProcessor
 
 from envs.core import TurnKind
 from experiments.baselines import GenerateAgent
@@ -25,8 +27,29 @@ from marl.tokens import Tokens, train_tokenizer
 from marl.types import Episode, Kind
 from tests.marl.models import teach
 
-GAMES, CONTEXT, LIMIT = 200, 1024, 16
-ENV: dict[str, Any] = {"game": "dond", "style": "compact", "max_entries": 8}
+CONTEXT, LIMIT, AT_ONCE = 1024, 16, 100
+ENVS: dict[str, dict[str, Any]] = {
+    "dond": {"game": "dond", "style": "compact", "max_entries": 8},
+    "among_us": {
+        "game": "among_us", "style": "compact", "players": 4, "tasks": 2, "walk_steps": 2, "task_steps": 2,
+        "cooldown": 3, "messages_each": 1, "max_steps": 24,
+    },
+}  # fmt: skip
+GAMES = {"dond": 200, "among_us": 100}
+TEACHERS = {"dond": "scripted", "among_us": "confidant"}
+
+
+class Legal(LogitsProcessor):
+    """Leaves each row's legal ids possible."""
+
+    def __init__(self, legal: Sequence[Sequence[int]]) -> None:
+        self.legal = legal
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        mask = torch.full_like(scores, -torch.inf)
+        for row, ids in enumerate(self.legal):
+            mask[row, list(ids)] = 0.0
+        return scores + mask
 
 
 class SamplingAgent(GenerateAgent):
@@ -36,45 +59,53 @@ class SamplingAgent(GenerateAgent):
         super().__init__(policy, script, Stopwatch(torch.device("cpu")), rows=100, keep_cache=False)
 
     def _reply(self, requests: Sequence[Request]) -> list[Reply]:
+        """To turns of one kind."""
         ids, mask, _ = self._inputs([r.key for r in requests])
+        chooses = requests[0].turn == TurnKind.CHOOSE
+        legal = [tuple(self.tokens.label(r.options)[0]) if chooses else () for r in requests]
         banned = self.policy.speech_mask.isinf().nonzero()[:, 0].tolist()
         generate: Any = self.policy.lm.generate
         written = generate(
-            input_ids=ids, attention_mask=mask, do_sample=True, top_k=0, max_new_tokens=LIMIT,
+            input_ids=ids, attention_mask=mask, do_sample=True, top_k=0, max_new_tokens=1 if chooses else LIMIT,
             eos_token_id=self.ends, pad_token_id=self.tokens.pad_id,
-            logits_processor=LogitsProcessorList([SuppressTokensLogitsProcessor(banned)]),
+            logits_processor=LogitsProcessorList([Legal(legal) if chooses else SuppressTokensLogitsProcessor(banned)]),
         )[:, ids.shape[1] :].tolist()  # fmt: skip
         replies = []
-        for r, row in zip(requests, written, strict=True):
+        for r, row, own in zip(requests, written, legal, strict=True):
             size = next((i + 1 for i in range(len(row)) if self.tokens.ends(row[: i + 1])), len(row))
             reply = tuple(row[:size])
-            start = self._views[r.key].reply(reply, Kind.SPEECH)
-            replies.append(Reply(r.key, self.tokens.reply_text(reply), reply, start, (0.0,) * len(reply)))
+            start = self._views[r.key].reply(reply, Kind.CHOICE if chooses else Kind.SPEECH)
+            text = r.options[own.index(reply[0])] if chooses else self.tokens.reply_text(reply)
+            replies.append(Reply(r.key, text, reply, start, (0.0,) * len(reply), legal=own))
         return replies
 
 
-def taught() -> Policy:
+def taught(game: str) -> Policy:
     """A small model that has seen a few games: its messages end at times of their own, its games in many ways."""
-    make_env = env_maker(ENV)
-    texts = scripted_texts("dond", [make_env], 0, games=20)
-    tokens = Tokens(train_tokenizer(texts, game_module("dond").COMPACT_TOKENS, 1024))
+    make_env = env_maker(ENVS[game])
+    texts = scripted_texts(game, [make_env], 0, games=20)
+    tokens = Tokens(train_tokenizer(texts, game_module(game).COMPACT_TOKENS, 1024))
     torch.manual_seed(0)
     policy = Policy(tiny_lm(tokens.size, hidden_size=32, layers=2, context=CONTEXT), tokens)
-    shown = rollout(draw_games(9, 9, count=8), everyone(scripted("dond", tokens=tokens)), make_env, 8)
-    batch = collate(seats_of(shown, {"scripted"}), {})
+    teachers = scripted(game, "" if TEACHERS[game] == "scripted" else TEACHERS[game], tokens)
+    shown = rollout(draw_games(9, 9, count=8 if game == "dond" else 6), everyone(teachers), make_env, 8)
+    batch = collate(seats_of(shown, {TEACHERS[game]}), {})
     return teach(policy, batch.tokens, batch.reply, 40)
 
 
-def play(agent: Agent) -> list[Episode]:
-    return rollout(draw_games(3, 1, count=GAMES), everyone(agent), env_maker(ENV), 100)
+def play(game: str, agent: Agent) -> list[Episode]:
+    return rollout(draw_games(3, 1, count=GAMES[game]), everyone(agent), env_maker(ENVS[game]), AT_ONCE)
 
 
 def facts(episode: Episode) -> dict[str, Any]:
     """A game in numbers, each independent of other games."""
     said = [len(t.reply_ids) for t in episode.turns if t.kind == TurnKind.SPEAK]
+    acts = Counter(t.text.strip().split("_")[0] for t in episode.turns if t.kind == TurnKind.CHOOSE)
     return {
         "words": float(np.mean(said)) if said else 0.0,
         "messages": float(len(said)),
+        "choices": float(acts.total()),
+        **{act: acts[act] / max(acts.total(), 1) for act in ("go", "wait", "do")},  # of Among Us, shares
         "tokens": float(sum(len(s) for s in episode.streams.values())),
         "steps": float(episode.steps),
         "outcome": str(episode.outcome["how"]),
@@ -86,7 +117,7 @@ def p_values(some: list[Episode], others: list[Episode]) -> dict[str, float]:
     one, two = [facts(e) for e in some], [facts(e) for e in others]
     found = {
         name: float(ks_2samp([f[name] for f in one], [f[name] for f in two]).pvalue)
-        for name in ("words", "messages", "tokens", "steps")
+        for name in one[0].keys() - {"outcome"}
     }
     ends = sorted({f["outcome"] for f in one + two})
     table = np.array([[sum(f["outcome"] == end for f in each) for end in ends] for each in (one, two)])
@@ -95,14 +126,16 @@ def p_values(some: list[Episode], others: list[Episode]) -> dict[str, float]:
     return found | {"outcome": float(chi2_contingency(table).pvalue)}
 
 
-def test_lengths_and_outcomes_are_those_of_generate() -> None:
+@pytest.mark.parametrize("game", ENVS)
+def test_lengths_and_outcomes_are_those_of_generate(game: str) -> None:
     """Neither sampler knows the other's random numbers. A third, at another temperature, shows what is found out."""
-    policy = taught()
-    ours = partial(ModelAgent, "ours", policy, slots=400, context=CONTEXT, max_new_tokens=LIMIT)
-    engine = play(ours())
+    policy = taught(game)
+    slots = AT_ONCE * len(env_maker(ENVS[game])().possible_agents)
+    ours = partial(ModelAgent, "ours", policy, slots=slots, context=CONTEXT, max_new_tokens=LIMIT)
+    engine = play(game, ours())
     torch.manual_seed(1)
-    plain = play(SamplingAgent(policy, Script([], env_maker(ENV), [], {}, {}, 0, 0, {})))
+    plain = play(game, SamplingAgent(policy, Script([], env_maker(ENVS[game]), [], {}, {}, 0, 0, {})))
     same = p_values(engine, plain)
-    other = p_values(engine, play(ours(temperature=0.6)))
-    assert min(same.values()) > 0.01, same
+    other = p_values(engine, play(game, ours(temperature=0.6)))
+    assert min(same.values()) > 1e-3, same
     assert min(other.values()) < 1e-4, other
