@@ -464,7 +464,7 @@ def tabulate(
     rows = {condition: ablation_table(runs) for condition, runs in played.items()}
     write_rows(out / f"{cfg.name}.csv", rows)
     write_rows(out / f"{cfg.name}_differences.csv", differences(played, wanted, cfg.reference))
-    draw(rows, wanted[0], out / f"{cfg.name}.svg", published)
+    draw(rows, played, wanted[0], out / f"{cfg.name}.svg", published)
     for metric in reversed(wanted):  # the first one last, where the eye is
         columns: dict[str, Metrics] = {}
         for condition, of_condition in rows.items():
@@ -552,8 +552,15 @@ def panels(conditions: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
-def draw(rows: Mapping[str, Sequence[TableRow]], metric: str, path: Path, published: Mapping[Point, float]) -> None:
-    """One metric of each arm under each condition, with intervals; open markers are the published figures."""
+def draw(
+    rows: Mapping[str, Sequence[TableRow]],
+    played: Mapping[str, Sequence[ArmRun]],
+    metric: str,
+    path: Path,
+    published: Mapping[Point, float],
+) -> None:
+    """One metric of each arm under each condition, with intervals, and a tick for each of several seeds, whose interval
+    says little where they are few; open markers are the published figures."""
     arms = list(dict.fromkeys(row.arm for of_condition in rows.values() for row in of_condition))
     groups = panels(list(rows))
     height = 0.9 + 0.13 * (len(arms) + 1) * max(map(len, groups.values()))
@@ -567,6 +574,11 @@ def draw(rows: Mapping[str, Sequence[TableRow]], metric: str, path: Path, publis
                     if (row.arm, row.metric) == (arm, metric):
                         axes.plot([row.low, row.high], [y, y], color=colour, linewidth=2, alpha=0.5)  # nan: no line
                         axes.plot([row.mean], [y], color=colour, marker="o", markersize=4.5)
+                each = [
+                    run.metrics[metric].mean for run in played[condition] if run.arm == arm and metric in run.metrics
+                ]
+                if len(each) > 1:
+                    axes.plot(each, [y] * len(each), color=colour, marker="|", markersize=7, linewidth=0)
                 if (arm, condition) in published:
                     axes.plot(
                         [published[arm, condition]], [y], color=colour, marker="o", markersize=6, fillstyle="none"
@@ -581,7 +593,8 @@ def draw(rows: Mapping[str, Sequence[TableRow]], metric: str, path: Path, publis
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.set_title(name, fontsize=10, loc="left")
     open_too = " (open: published)" if any((arm, condition) in published for arm in arms for condition in rows) else ""
-    figure.supxlabel(WORDING[metric].label + open_too, fontsize=9)
+    several = any(row.seeds > 1 for of_condition in rows.values() for row in of_condition)
+    figure.supxlabel(WORDING[metric].label + open_too + ("; ticks: each seed" if several else ""), fontsize=9)
     marks = [Line2D([], [], color=PAPER[i % len(PAPER)], marker="o", linewidth=0) for i in range(len(arms))]
     figure.legend(marks, arms, loc="outside right upper", frameon=False, fontsize=9)
     with writing(path), matplotlib.rc_context({"svg.hashsalt": path.name}):
