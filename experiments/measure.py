@@ -37,6 +37,7 @@ PHASES = (
     "bookkeeping", "collation", "update",
 )  # fmt: skip
 STEPS = 9  # of decoding, alone
+TIMINGS, MOMENT = 5, 0.005  # of a product or a copy, and the seconds that each lasts at least
 ON_DEVICE = {"prefill", "questions", "decode", "sampling", "beliefs", "capture", "cache", "update"}
 
 
@@ -304,11 +305,11 @@ def _copy_rate(size: int, device: torch.device) -> float:
 
 
 def _seconds(call: Callable[[], object], device: torch.device) -> float:
-    """The shortest of five timings of a call, each over as many calls as take about 5 ms."""
+    """The shortest of some timings of a call, each over as many calls as take a moment."""
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     call()
     repeats, best = 1, float("inf")
-    for _ in range(5):
+    for _ in range(TIMINGS):
         wait()
         began = time.perf_counter()
         for _ in range(repeats):
@@ -316,7 +317,7 @@ def _seconds(call: Callable[[], object], device: torch.device) -> float:
         wait()
         one = max((time.perf_counter() - began) / repeats, 1e-9)
         best = min(best, one)
-        repeats = max(1, min(1000, int(0.005 / one)))
+        repeats = max(1, min(1000, int(MOMENT / one)))
     return best
 
 

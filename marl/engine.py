@@ -364,7 +364,18 @@ class Size:
 
 
 def size_of(config: PreTrainedConfig, context: int, dtype: torch.dtype = torch.float32) -> Size:
-    """What a model of this configuration takes, found without allocating it: one token is read on `meta`."""
+    """What a model of this configuration takes, found without allocating it: one token is read on `meta`. It is found
+    once in a process."""
+    key = (type(config), config.to_json_string(use_diff=False), context, dtype)
+    if key not in _SIZES:
+        _SIZES[key] = _find_size(config, context, dtype)
+    return _SIZES[key]
+
+
+_SIZES: dict[tuple[type[PreTrainedConfig], str, int, torch.dtype], Size] = {}
+
+
+def _find_size(config: PreTrainedConfig, context: int, dtype: torch.dtype) -> Size:
     with torch.device("meta"), torch.no_grad():
         # the default implementation of experts looks at the tokens' numbers, which are not there
         lm = AutoModelForCausalLM.from_config(config, dtype=dtype, experts_implementation="batched_mm").eval()

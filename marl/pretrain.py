@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import itertools
+import json
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -288,17 +289,18 @@ def base_settings(
     model: ModelConfig, base: BaseConfig, env: Mapping[str, Any], human_data: str | None = None
 ) -> dict[str, Any]:
     """All that a trained base is made of: settings, and digests of the texts and files that it learns from."""
-    games = variants(env, base.vary)
     human = data_files(Path(human_data)) if base.data == "human" and human_data else None
     unused = {*base.vary, *getattr(game_module(env["game"]), "PAYMENT", ())}
+    varied = [{**env, name: value} for name, values in base.vary.items() for value in values]
     if human_data and human:
         unused |= {"contexts", "split"}  # people played contexts of their own
-        texts = recorded(human_data, "val", games).texts
+        texts = _digest("".join(recorded(human_data, "val", variants(env, base.vary)).texts))
     else:
-        texts = scripted_texts(env["game"], games, base.seed, 50, base.players)
+        files = file_digests(env, *varied)
+        texts = _scripted_digest(*map(json.dumps, (dict(env), dict(base.vary), files)), base.seed, base.players)
     made_of = {
         "format": FORMAT,
-        "texts": _digest("".join(texts)),
+        "texts": texts,
         "model": asdict(model),
         "base": base.made_of(),
         "env": {k: v for k, v in env.items() if k not in unused},
@@ -308,11 +310,19 @@ def base_settings(
         made_of["tokenizer_games"] = tokenizer_games(base)
     if not human:
         made_of |= getattr(scripts_module(env["game"]), "VERSION", {})
-        varied = ({**env, name: value} for name, values in base.vary.items() for value in values)
         made_of |= file_digests(env, *varied, *({**env, **lesson.env} for lesson in base.lessons))
     if model.kind == "hf" and (folder := Path(model.name)).is_dir():
         made_of["model_files"] = {p.name: _file_digest(p, *_stamp(p)) for p in sorted(folder.iterdir()) if p.is_file()}
     return made_of
+
+
+@cache
+def _scripted_digest(env: str, vary: str, files: str, seed: int, players: str) -> str:
+    """Of what is said in fifty scripted games of these settings (JSON): the runs of a process play them once. `files`:
+    of what these settings name, so that edited ones are read again."""
+    settings = json.loads(env)
+    games = variants(settings, json.loads(vary))
+    return _digest("".join(scripted_texts(settings["game"], games, seed, 50, players)))
 
 
 def _stamp(path: Path) -> tuple[int, int]:

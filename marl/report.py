@@ -594,13 +594,13 @@ def training_panels(
     for panel in PANELS:
         if panel.metric == "game/score" and any(run.game == "among_us" for run in runs):
             continue  # what the learners were paid: the wins once more
+        curves = (_curve(run, panel, phase, scale) for run in runs for phase in ("train", "eval"))
+        if not any(any(curve.values()) for curve in curves):
+            continue  # nobody logged it, or it never happened
         figure, axes = new_panel()
-        drawn = False
         for arm in dict.fromkeys(arm_label(run, runs) for run in runs):
             mine = [run for run in runs if arm_label(run, runs) == arm]
-            drawn |= _draw_arm(axes, mine, panel, SERIES[colours[arm]], scale)
-        if not drawn or not any(np.any(line.get_ydata()) for line in axes.lines):
-            continue  # nobody logged it, or it never happened
+            _draw_arm(axes, mine, panel, SERIES[colours[arm]], scale)
         _keep_lines_in_sight(axes)
         for ceiling in {round(m[panel.ceiling].mean, 3) for m in columns.values() if panel.ceiling in m}:
             _level(axes, ceiling, f"best possible {number(ceiling)}")
@@ -643,9 +643,9 @@ def _limits(axes: Axes, low: float, high: float) -> None:
     axes.set_ylim(max(bottom, low - margin), min(top, high + margin))
 
 
-def _draw_arm(axes: Axes, runs: Sequence[Run], panel: Panel, colour: str, scale: bool) -> bool:
+def _draw_arm(axes: Axes, runs: Sequence[Run], panel: Panel, colour: str, scale: bool) -> None:
     """An arm's seeds as thin lines and their mean as a bold one; evaluation games as dots, with a band where there are
-    several seeds. Says whether there was any."""
+    several seeds."""
     training = [curve for run in runs if (curve := _curve(run, panel, "train", scale))]
     for curve in training:
         axes.plot(list(curve), list(curve.values()), color=colour, linewidth=0.8, alpha=0.35)
@@ -655,7 +655,6 @@ def _draw_arm(axes: Axes, runs: Sequence[Run], panel: Panel, colour: str, scale:
     watched = [curve for run in runs if (curve := _curve(run, panel, "eval", scale))]
     if watched:
         _draw_mean(axes, watched, colour, share=panel.unit.startswith("share"), line=not training)
-    return bool(training or watched)
 
 
 def _draw_mean(
