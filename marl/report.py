@@ -11,13 +11,14 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
 import yaml
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -159,6 +160,19 @@ def build_report(run_folders: Sequence[Path], out_path: Path, title: str, games_
     write_report([read_run(folder) for folder in run_folders], out_path, title, games_shown)
 
 
+@cache
+def _template() -> Template:
+    """The page's frame, compiled once however many pages a process writes."""
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("report.html")
+
+
 def write_report(runs: Sequence[Run], out_path: Path, title: str, games_shown: int = 4) -> None:
     """The same of runs that have been read; there is at least one."""
     arms = arm_runs(runs)
@@ -169,14 +183,7 @@ def write_report(runs: Sequence[Run], out_path: Path, title: str, games_shown: i
     colours = {name: i % len(SERIES) for i, name in enumerate(names)}
     games = list(dict.fromkeys(run.game for run in runs))
     first_rows = [name for game in games for name in HEADLINE.get(game, ())]
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    page = environment.get_template("report.html").render(
+    page = _template().render(
         title=title,
         facts=[*what_was_run(runs), *mixed(runs)],
         findings=[*findings(columns), *comparisons(arms)],
@@ -542,7 +549,7 @@ def endings(columns: Mapping[str, Metrics]) -> list[dict[str, Any]]:
 def new_panel() -> tuple[Figure, Axes]:
     """A small plot in the page's colours."""
     figure = Figure(figsize=(4.0, 2.5))
-    axes = figure.add_subplot()
+    axes = figure.add_axes((0.13, 0.19, 0.85, 0.77))  # a place that fits all panels, so that each is laid out only once
     style_axes(axes)
     return figure, axes
 
@@ -563,9 +570,7 @@ def to_svg(figure: Figure, name: str, label: str) -> Markup:
     buffer = io.StringIO()
     # The salt makes ids of clip paths unique within the page and the same from one build to the next.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "font.family": "sans-serif"}):
-        figure.savefig(
-            buffer, format="svg", transparent=True, bbox_inches="tight", metadata={"Date": None, "Creator": None}
-        )
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
     head, body = svg.split(">", 1)

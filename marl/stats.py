@@ -10,6 +10,7 @@ import csv
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -127,11 +128,24 @@ def paired_difference(
     return bootstrap_mean(first - second, rng=rng, level=level, draws=draws)
 
 
+# Pages ask for the same two or three of these a thousand times.
+
+
+@cache
+def _normal_quantile(share: float) -> float:
+    return float(norm.ppf(share))
+
+
+@cache
+def _t_quantile(share: float, freedom: int) -> float:
+    return float(t.ppf(share, freedom))
+
+
 def wilson(successes: int, n: int, level: float = 0.95) -> Interval:
     """A rate with the Wilson score interval (Wilson 1927), which behaves at 0 and at 1, where games often end up."""
     if not 0 <= successes <= n or n == 0:
         raise ValueError(f"successes must lie between 0 and n, and n above 0, not {successes} of {n}")
-    z = float(norm.ppf((1 + level) / 2))
+    z = _normal_quantile((1 + level) / 2)
     rate = successes / n
     centre = (rate + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
@@ -156,7 +170,7 @@ def seed_mean(means: ArrayLike, level: float = 0.95) -> Interval:
     mean, seeds = float(values.mean()), len(values)
     if seeds == 1:
         return Interval(mean, math.nan, math.nan, 1)
-    half = float(t.ppf((1 + level) / 2, seeds - 1) * values.std(ddof=1) / math.sqrt(seeds))
+    half = _t_quantile((1 + level) / 2, seeds - 1) * float(values.std(ddof=1)) / math.sqrt(seeds)
     return Interval(mean, mean - half, mean + half, seeds)
 
 
