@@ -286,7 +286,7 @@ def test_every_setting_trains(overrides: list[str], cache: Path, tmp_path: Path)
     assert ("loss/plan" in trained) == any(o in overrides for o in ("algo=pikl", "loss=plan"))
 
 
-@pytest.mark.parametrize("algo", ["ppo", "filtered_bc", "pikl"])
+@pytest.mark.parametrize("algo", ["ppo", *(pytest.param(a, marks=pytest.mark.slow) for a in ("filtered_bc", "pikl"))])
 def test_an_iteration_without_the_learner_teaches_nothing(algo: str, cache: Path, tmp_path: Path) -> None:
     own = [
         "cast.negotiator={player: base, partner: learner, partners: 0.001}",
@@ -303,7 +303,7 @@ def test_an_iteration_without_the_learner_teaches_nothing(algo: str, cache: Path
     assert all(torch.equal(base[name], tensor) for name, tensor in trained.items())
 
 
-@pytest.mark.parametrize("algo", ["ppo", "filtered_bc", "pikl"])
+@pytest.mark.parametrize("algo", ["ppo", *(pytest.param(a, marks=pytest.mark.slow) for a in ("filtered_bc", "pikl"))])
 def test_games_that_outgrow_the_context_are_given_up_and_counted(algo: str, cache: Path, tmp_path: Path) -> None:
     # A model that has learned next to nothing is refused again and again.
     own = [
