@@ -240,8 +240,10 @@ def playing_bytes(
         several = min(max(-(-READ_BUDGET // max(slots, 1)), 2), context)
         for size, most in ((1, min(speaking, slots)), (several, max(READ_BUDGET // several, 1))):
             rows = np.delete(np.arange(min(most + 1, slots)), [1] if slots > 2 and most > 1 else [])  # not side by side
+            start = np.full(len(rows), context - size)
+            cache.seat(rows, start)  # as if copied already: copying takes no memory, and here seconds
             with torch.no_grad():
-                hidden = one_pass(lm, cache, rows, np.full(len(rows), context - size), [[0] * size] * len(rows))
+                hidden = one_pass(lm, cache, rows, start, [[0] * size] * len(rows))
                 head(lm, hidden[:, -1]).log_softmax(-1).double().exp().cumsum(-1)
         desks = [each for layer in cache.layers if isinstance(layer, SlotLayer) for each in layer.desk]
         caches.append(cache.nbytes + sum(each.nbytes for each in desks))
