@@ -86,7 +86,7 @@ from marl.longer import BEGUN_AS, Longer, Unfit, shorter_run, take_up
 from marl.memory import Slots, check_memory, learning_bytes
 from marl.monitor import episode_metrics
 from marl.planner import SLOTS
-from marl.policy import Policy
+from marl.policy import Policy, check_context
 from marl.ppo import train_ppo
 from marl.pretrain import base_folder, base_policy, base_settings, data_files
 from marl.ranks import ONE, Ranks, torchrun_ranks
@@ -228,6 +228,8 @@ def memory_of(
     context, base = parts.algo.context, parts.model.lm_config()
     learners = {n: player_config(run) if (run := start_of(cfg, n)) else base for n in learners_of(parts.cast)}
     configs = {"base": base, **learners}
+    for config in configs.values():
+        check_context(config, context, "model.context" if context == cfg.model.context else "algo.context")
     evaluation = make(EvalConfig, plain(cfg.eval), "eval")
     playing, runs = player_slots(parts.cast, make_env(), parts.algo, configs)
     tested, more_runs = player_slots(evaluation.seating(parts.cast), make_test_env(), parts.algo, configs)

@@ -52,12 +52,12 @@ def check_nothing_secret(url: Any, key: Any) -> None:
     Of a run that nobody plays in through an endpoint too: its card keeps the command.
     """
     try:
-        parts = urlsplit(url)
+        parts = urlsplit(url if isinstance(url, str) else "")
         fits = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
         fits = fits and parts.username is None and not parts.query
     except (ValueError, AttributeError):
         fits = False
-    if url and not fits:
+    if url not in ("", None) and not fits:
         raise UserError(f"chat.url {URL}")
     if not isinstance(key, str) or not re.fullmatch("([A-Z_][A-Z0-9_]*)?", key):
         raise UserError("chat.key must be the name of an environment variable, in capitals, never the key itself")

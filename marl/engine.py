@@ -365,7 +365,8 @@ class Size:
 
 def size_of(config: PreTrainedConfig, context: int, dtype: torch.dtype = torch.float32) -> Size:
     """What a model of this configuration takes, found without allocating it: one token is read on `meta`. It is found
-    once in a process."""
+    once in a process. UserError where the model cannot read so much."""
+    check_context(config, context)
     key = (type(config), config.to_json_string(use_diff=False), context, dtype)
     if key not in _SIZES:
         _SIZES[key] = _find_size(config, context, dtype)

@@ -90,13 +90,13 @@ class Policy(nn.Module):
 def longest_stream(config: PreTrainedConfig) -> int:
     """The longest stream that a model of this configuration can read, in tokens."""
     longest = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return 1 << 30 if longest is None else int(longest)
+    return 1 << 30 if longest is None else min(int(longest), 1 << 30)
 
 
-def check_context(config: PreTrainedConfig, context: int) -> None:
-    """UserError where slots of so many tokens are more than the model can read."""
+def check_context(config: PreTrainedConfig, context: int, setting: str = "model.context") -> None:
+    """UserError where slots of so many tokens are more than the model can read. `setting`: what the user calls them."""
     if context > (longest := longest_stream(config)):
-        raise UserError(f"model.context={context} is more than the model can read ({longest} tokens): lower it")
+        raise UserError(f"{setting}={context} is more than the model can read ({longest} tokens): lower it")
 
 
 def half(policy: Policy) -> Policy:

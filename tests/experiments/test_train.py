@@ -573,7 +573,10 @@ def test_names_follow_from_the_configuration() -> None:
         (["loss.kl._target_=os.system"], "is no class of a loss"),
         (["loss.kl._target_=marl.rewards.game.GameReward"], "is no class of a loss"),
         (["reward.game._target_=marl.losses.kl.KLLoss"], "is no class of a reward"),
-        (["algo.context=4096"], "model.context=4096 is more than the model can read"),
+        (["algo.context=4096"], "algo.context=4096 is more than the model can read"),
+        ([f"algo.context={10**30}"], f"algo.context={10**30} is more than the model can read"),
+        ([f"model.context={10**30}"], f"model.context={10**30} is more than the model can read"),
+        (["chat.url=[]"], "chat.url must be http"),
     ],
 )
 def test_bad_settings_are_refused_in_one_sentence(overrides: list[str], said: str, tmp_path: Path, cache: Path) -> None:
@@ -614,7 +617,7 @@ def test_a_run_that_starts_from_another_plays_other_games() -> None:
 
 
 def test_a_model_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    random_lm("llama", 64, context=64).save_pretrained(tmp_path / "model")
+    random_lm("llama", 64, context=2048).save_pretrained(tmp_path / "model")
     with pytest.raises(UserError, match="the folder has no tokenizer"):
         train.main(configure("model=hf", f"model.name={tmp_path / 'model'}", f"runs={tmp_path}", "progress=false"))
 
