@@ -131,7 +131,8 @@ def claim(folder: Path, config_yaml: str) -> Iterator[TextIO]:
                 "writing into one run; name a folder on another one"
             ) from error
         check_unedited(folder, config_yaml)
-        write_text(folder / CONFIG, config_yaml)
+        if not (folder / CONFIG).exists():
+            write_text(folder / CONFIG, config_yaml)
         yield lock
 
 

@@ -56,6 +56,19 @@ def test_a_damaged_configuration_is_refused(tmp_path: Path, edited: str, to: str
     assert str(tmp_path) in str(refused.value)
 
 
+def test_a_configuration_that_says_the_same_in_another_order_stays(tmp_path: Path) -> None:
+    other = "b: [1, 2]\na: 1\n"
+    (tmp_path / CONFIG).write_text(other)
+    with claim(tmp_path, "a: 1\nb:\n- 1\n- 2\n"):
+        pass
+    assert (tmp_path / CONFIG).read_text() == other
+    with pytest.raises(UserError, match="was edited"), claim(tmp_path, "a: 1\nb: [1]\n"):
+        pass
+    (tmp_path / CONFIG).unlink()
+    with claim(tmp_path, "a: 1\n"):
+        assert (tmp_path / CONFIG).read_text() == "a: 1\n"
+
+
 @pytest.mark.parametrize(
     "name",
     ["env.game", "cast", "eval.env", "eval.cast", "eval.temperature", "algo.iterations", "algo.context",
