@@ -253,7 +253,7 @@ def strangers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of runs: `other_game`, and `other_tokenizer` and `rival` of this game."""
     made = tmp_path_factory.mktemp("strangers")
     for name, game in (("other_game", "dond"), ("other_tokenizer", "among_us"), ("rival", "among_us")):
-        save_policy(made / name / "policy", tiny_policy(), {"game": game, "base": None, "run": name})
+        save_policy(made / name / "policy", tiny_policy(context=2048), {"game": game, "base": None, "run": name})
     return made
 
 
