@@ -24,9 +24,9 @@ SMALL = [
     "env=among_us", "progress=false", "threads=1", "base.games=20", "base.rows=16",
     "base.lessons=[{players:random,steps:1}]", "model.hidden_size=32", "model.layers=1",
     "model.intermediate_size=64", "algo.iterations=2", "algo.games=4", "algo.concurrency=4",
-    "algo.max_new_tokens=8", "algo.update={learning_rate: 1e-3, rows: null, epochs: 1, minibatches: 2}",
+    "algo.max_new_tokens=5", "algo.update={learning_rate: 1e-3, rows: null, epochs: 1, minibatches: 2}",
     "eval.games=4", "eval.every=1", "eval.final_games=6",
-    "checkpoint.every=1", "env.max_steps=40", "env.tasks=2", "env.cooldown=3",
+    "checkpoint.every=1", "env.max_steps=24", "env.messages_each=1", "env.tasks=2", "env.cooldown=2",
 ]  # fmt: skip
 IMPOSTER = ["cast.imposter.player=learner", "cast.crewmate.player=base"]
 TWO = ["cast.imposter.player=rival", "algo.alternate=1"]

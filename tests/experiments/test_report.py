@@ -23,7 +23,7 @@ SMALL = [
     "base.lessons=[{players:random,steps:1}]", "model.hidden_size=32", "model.layers=1",
     "model.intermediate_size=64", "algo.iterations=2", "algo.games=4",
     "algo.concurrency=8", "algo.max_new_tokens=6", "eval.games=4", "eval.every=2", "eval.final_games=8",
-    "env.max_steps=40",
+    "env.max_steps=24", "env.messages_each=1", "env.cooldown=2",
 ]  # fmt: skip
 
 
