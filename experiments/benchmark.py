@@ -292,6 +292,7 @@ class Bench:
         self.baselines = [Row(engine, point, sizes[point.width]) for point in beside for engine in ENGINES]
         self.alone: dict[str, Any] = {}
         self.cell = 0.0  # bytes of a token in a batch; known from the first
+        self._passes: dict[Point, tuple[int, int]] = {}  # what its passes take: playing, learning
         self._script: tuple[tuple[int, ...], Script] | None = None
         self._began = time.monotonic()
         self._made_by = made_by(env, settings, device)
@@ -358,13 +359,17 @@ class Bench:
         at_desk = self.device.type == "cpu" or self.settings.decode_steps > 1
         desk = size.slot * places_for(point.games, slots) if at_desk and point.games > 1 else 0
         cache += desk * dtype.itemsize // torch.float32.itemsize
-        playing = playing_bytes(
-            config, self.device, slots=slots, speaking=point.games, context=point.context, dtype=dtype
-        )
-        learning = learning_bytes(
-            config, self.device, rows=max(update.token_budget // point.context, 1), length=point.context,
-            replies=point.context // 2, bf16=update.bf16,
-        )  # fmt: skip
+        if point not in self._passes:
+            self._passes[point] = (
+                playing_bytes(
+                    config, self.device, slots=slots, speaking=point.games, context=point.context, dtype=dtype
+                ),
+                learning_bytes(
+                    config, self.device, rows=max(update.token_budget // point.context, 1), length=point.context,
+                    replies=point.context // 2, bf16=update.bf16,
+                ),
+            )  # fmt: skip
+        playing, learning = self._passes[point]
         cell = self.cell if self.device.type == "cpu" else 0.0  # the batch stays in main memory
         batch = round(cell * point.context * (slots + min(slots, self.settings.update_rows)))  # and its copy
         return cache + max(playing, batch + learning + 3 * size.weights)  # gradients and two moments
@@ -420,7 +425,7 @@ class Bench:
         for row in rows:
             if self.is_due(row, repeat):
                 self.take(row, self.script(row.point), repeat, partial(self.ours, point=row.point))
-                draw([row.data() for row in self.around], self.out / "cost.svg")
+        draw([row.data() for row in self.around], self.out / "cost.svg")
 
     def measure_baselines(self, repeat: int) -> None:
         """A repeat of all engines on the same games."""
