@@ -161,7 +161,7 @@ def load_policy(folder: Path, device: torch.device | str = "cpu", privileged_siz
     if problem:
         raise UserError(f"{problem}: remove the folder and make it again")
     own_size = read_card(folder).get("privileged_size")
-    if not isinstance(own_size, int):
+    if type(own_size) is not int or own_size < 0:
         raise UserError(
             f"{folder / 'policy.json'} does not say what its critic reads: it is of another version of this project, "
             "or damaged; make it again"
@@ -172,7 +172,13 @@ def load_policy(folder: Path, device: torch.device | str = "cpu", privileged_siz
         torch.manual_seed(0)
         policy = Policy(lm, tokens, size)
     if size == own_size:
-        policy.value_head.load_state_dict(load_file(folder / "value_head.safetensors"))
+        try:
+            policy.value_head.load_state_dict(load_file(folder / "value_head.safetensors"))
+        except RuntimeError as error:
+            raise UserError(
+                f"{folder / 'value_head.safetensors'} is not the critic that {folder / 'policy.json'} says, "
+                f"which reads {size} numbers beside the text: one of them is of another version of this project; make them again"
+            ) from error
     return policy.to(device).eval()
 
 

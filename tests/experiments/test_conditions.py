@@ -25,8 +25,8 @@ from marl.stats import ArmRun, Interval, seed_mean
 from tests.composing import configure
 
 SMALL = [
-    "env=among_us", "env.max_steps=24", "env.messages_each=1", "env.height=1", "env.walk_steps=1", "env.cooldown=2", "progress=false",
-    "threads=1", "base.games=12", "base.lessons=[{players:random,steps:1}]", "model.hidden_size=32", "model.layers=1",
+    "env=among_us", "env.max_steps=24", "env.messages_each=1", "env.height=1", "env.walk_steps=1", "env.cooldown=2",
+    "progress=false", "threads=1", "base.games=12", "base.lessons=[{players:random,steps:1}]", "model.hidden_size=32", "model.layers=1",
     "model.intermediate_size=64", "model.max_new_tokens=8",
 ]  # fmt: skip
 TRAIN = [

@@ -618,12 +618,23 @@ def test_a_file_that_the_checksums_do_not_list_is_told(tmp_path: Path) -> None:
         load_policy(tmp_path / "policy")
 
 
-@pytest.mark.parametrize("size", [{}, {"privileged_size": None}, {"privileged_size": "3"}])
+@pytest.mark.parametrize(
+    "size",
+    [{}, {"privileged_size": None}, {"privileged_size": "3"}, {"privileged_size": -1}, {"privileged_size": True}],
+)
 def test_a_policy_that_does_not_say_what_its_critic_reads(tmp_path: Path, size: dict[str, Any]) -> None:
     save_policy(tmp_path / "policy", hint_policy(0), {})
     (tmp_path / "policy" / "policy.json").write_text(json.dumps(size))
     seal(tmp_path / "policy")
     with pytest.raises(UserError, match=r"policy\.json does not say what its critic reads"):
+        load_policy(tmp_path / "policy")
+
+
+def test_a_critic_of_another_size_than_is_said(tmp_path: Path) -> None:
+    save_policy(tmp_path / "policy", hint_policy(0), {})
+    (tmp_path / "policy" / "policy.json").write_text(json.dumps({"privileged_size": 7}))
+    seal(tmp_path / "policy")
+    with pytest.raises(UserError, match=r"value_head\.safetensors is not the critic that .*policy\.json says"):
         load_policy(tmp_path / "policy")
 
 
