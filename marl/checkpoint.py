@@ -177,7 +177,7 @@ def load_policy(folder: Path, device: torch.device | str = "cpu", privileged_siz
         except RuntimeError as error:
             raise UserError(
                 f"{folder / 'value_head.safetensors'} is not the critic that {folder / 'policy.json'} says, "
-                f"which reads {size} numbers beside the text: one of them is of another version of this project; make them again"
+                f"which reads {size} numbers beside the text: one is of another version of the project; make both again"
             ) from error
     return policy.to(device).eval()
 

@@ -26,8 +26,8 @@ from tests.composing import configure
 
 SMALL = [
     "env=among_us", "env.max_steps=24", "env.messages_each=1", "env.height=1", "env.walk_steps=1", "env.cooldown=2",
-    "progress=false", "threads=1", "base.games=12", "base.lessons=[{players:random,steps:1}]", "model.hidden_size=32", "model.layers=1",
-    "model.intermediate_size=64", "model.max_new_tokens=8",
+    "progress=false", "threads=1", "base.games=12", "base.lessons=[{players:random,steps:1}]", "model.hidden_size=32",
+    "model.layers=1", "model.intermediate_size=64", "model.max_new_tokens=8",
 ]  # fmt: skip
 TRAIN = [
     *SMALL, "name=tiny", "algo.iterations=1", "algo.games=4", "algo.concurrency=6",
