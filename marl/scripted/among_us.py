@@ -389,6 +389,10 @@ class RandomPlayer(Memory):
 
     pull = 1.5  # of an accusation, on its answers to belief questions
 
+    def __init__(self, seed: int, wary: bool = False) -> None:
+        super().__init__(seed)
+        self.wary = wary
+
     def speak(self) -> list[Statement]:
         return random_statement(self)
 
@@ -400,14 +404,14 @@ class RandomPlayer(Memory):
 
     def answers(self, question: Question) -> list[str]:
         """To a belief question, several: the killer it saw, else what somebody credulous believes of what it heard, who
-        never suspects the one that found the body. With env.imposters_report that is a prejudice, for training to undo.
+        never suspects the one that found the body, unless `wary`, for games in which imposters report too.
 
         A model that is taught such answers learns to believe its eyes, and else accusations, true or not. Of what can
         be inferred beyond that it learns nothing. Several answers make the lesson less noisy; a witness gives one.
         """
         if seen := [name for name in question.candidates if name.capitalize() in self.kills]:
             return seen
-        finder = self.meeting.finder.lower() if self.meeting else ""
+        finder = self.meeting.finder.lower() if self.meeting and not self.wary else ""
         suspects = [name for name in question.candidates if name.lower() != finder] or list(question.candidates)
         belief = credulous([said.message for said in self.said], suspects, self.pull)
         return self.rng.choices(suspects, belief, k=ANSWERS)
@@ -684,20 +688,21 @@ DEFAULT = "random"  # what a base corpus is made of
 CAREFUL = "careful"
 INFORMED = "informed"
 GULLIBLE = "gullible"
+WARY = "_wary"  # after the names of those who else take a report for an alibi
 
 
 def make_player(name: str, seed: int, role: str) -> Memory:
     """A player for one seat of one game. ValueError for a name that no player has."""
-    if name == DEFAULT:
-        return RandomPlayer(seed)
+    if name in (DEFAULT, DEFAULT + WARY):
+        return RandomPlayer(seed, wary=name.endswith(WARY))
     if name == INFORMED:
         return InformedPlayer(seed)
-    if name == GULLIBLE:
-        return GulliblePlayer(seed)
+    if name in (GULLIBLE, GULLIBLE + WARY):
+        return GulliblePlayer(seed, wary=name.endswith(WARY))
     if name == CAREFUL:
         return CarefulImposter(seed) if role == "imposter" else CarefulCrewmate(seed)
     crews = LADDER | ORACLES
     if name in crews:
         return RandomPlayer(seed) if role == "imposter" else crews[name](seed)
-    known = ", ".join((DEFAULT, GULLIBLE, INFORMED, *crews, CAREFUL))
+    known = ", ".join((DEFAULT, DEFAULT + WARY, GULLIBLE, GULLIBLE + WARY, INFORMED, *crews, CAREFUL))
     raise ValueError(f"There is no scripted player {name!r} of Among Us: choose one of {known}.")

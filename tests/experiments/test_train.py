@@ -414,6 +414,10 @@ def test_further_sweeps_differ_from_the_headlines_only_in_what_they_are_about(
     headline, cfg = (flat(plain(configure(f"sweep={name}"))) for name in ("among_us_ablation", sweep))
     changed = {name: value for name, value in cfg.items() if value != headline[name]}
     assert changed.pop("name") == sweep
+    if lessons := changed.pop("base.lessons", None):  # where imposters report, a report is no alibi
+        assert sweep == "among_us_reports" and [each["players"] for each in lessons] == ["gullible_wary", "random_wary"]
+        usual = [{**each, "players": each["players"].removesuffix("_wary")} for each in lessons]
+        assert usual == headline["base.lessons"]
     assert changed == about
 
 

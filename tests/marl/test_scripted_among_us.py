@@ -260,6 +260,26 @@ def test_who_found_the_body_is_not_suspected(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["random", "gullible"])
+def test_where_imposters_report_the_finder_is_a_suspect_like_all_others(name: str) -> None:
+    player = make_player(f"{name}_wary", 0, "crewmate")
+    assert type(player) is type(make_player(name, 0, "crewmate")) and isinstance(player, among_us.RandomPlayer)
+    player.observe(MEETING.replace("meeting red", "meeting blue"))
+    told = player.speak()  # wary or not, it says the same
+    assert told == make_player_after(name).speak()
+    heard = Counter(answer for _ in range(500) for answer in player.answers(OTHERS))
+    share = heard["blue"] / heard.total()  # one of three
+    assert abs(share - 1 / 3) < 4 * math.sqrt(2 / 9 / heard.total())
+
+
+def make_player_after(name: str) -> among_us.RandomPlayer:
+    """A player of this name, in the discussion of a body that blue found."""
+    player = make_player(name, 0, "crewmate")
+    assert isinstance(player, among_us.RandomPlayer)
+    player.observe(MEETING.replace("meeting red", "meeting blue"))
+    return player
+
+
+@pytest.mark.parametrize("name", ["random", "gullible", "random_wary", "gullible_wary"])
 def test_players_believe_their_eyes_before_their_ears(name: str) -> None:
     """Who saw the kill answers with the killer, whatever is said; where that is no candidate, as the others do."""
     player = make_player(name, 0, "crewmate")
@@ -540,7 +560,7 @@ def test_compact_texts_are_one_token_a_word_and_recorded_choices_one_token() -> 
 
 
 def test_unknown_players_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"no scripted player 'clever'.*random, gullible, informed, .*, careful"):
+    with pytest.raises(ValueError, match=r"no scripted player 'clever'.*random, random_wary, gullible, gullible_wary, informed, .*, careful"):
         make_player("clever", 0, "crewmate")
 
 
