@@ -560,7 +560,8 @@ def test_compact_texts_are_one_token_a_word_and_recorded_choices_one_token() -> 
 
 
 def test_unknown_players_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"no scripted player 'clever'.*random, random_wary, gullible, gullible_wary, informed, .*, careful"):
+    known = "random, random_wary, gullible, gullible_wary, informed, .*, careful"
+    with pytest.raises(ValueError, match=rf"no scripted player 'clever'.*{known}"):
         make_player("clever", 0, "crewmate")
 
 
