@@ -425,7 +425,7 @@ class Bench:
         for row in rows:
             if self.is_due(row, repeat):
                 self.take(row, self.script(row.point), repeat, partial(self.ours, point=row.point))
-        draw([row.data() for row in self.around], self.out / "cost.svg")
+                draw([row.data() for row in self.around], self.out / "cost.svg")
 
     def measure_baselines(self, repeat: int) -> None:
         """A repeat of all engines on the same games."""

@@ -3,6 +3,9 @@
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
 
+# Games of Among Us that soon meet a killing, and speak once each of it: most of what a test's run takes is its games.
+BRIEF = ("env.max_steps=24", "env.messages_each=1", "env.cooldown=2")
+
 
 def configure(command: str, *overrides: str) -> DictConfig:
     """What `python -m experiments.COMMAND OVERRIDES` would run."""

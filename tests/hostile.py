@@ -1059,10 +1059,11 @@ def explained(error: BaseException) -> str:
 
 
 def hostile(inputs: int, seed: int, folder: Path, names: list[str] | None = None) -> Iterator[tuple[str, Result]]:
-    """Tries so many inputs of all kinds, each kind's share of them, and yields what became of each kind."""
+    """Tries so many inputs of all kinds, each kind's share of them, and yields what became of each kind. At least two
+    of each: the first one is always the simplest, which may do no harm."""
     for name, kind in kinds(folder).items():
         if not names or name in names:
-            yield name, try_kind(kind, max(1, round(inputs * kind.share)), seed)
+            yield name, try_kind(kind, max(2, round(inputs * kind.share)), seed)
 
 
 def main() -> int:

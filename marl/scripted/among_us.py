@@ -688,21 +688,20 @@ DEFAULT = "random"  # what a base corpus is made of
 CAREFUL = "careful"
 INFORMED = "informed"
 GULLIBLE = "gullible"
-WARY = "_wary"  # after the names of those who else take a report for an alibi
+LISTENERS = {DEFAULT: RandomPlayer, GULLIBLE: GulliblePlayer}
+WARY = "_wary"  # after a listener's name: one that takes no report for an alibi
 
 
 def make_player(name: str, seed: int, role: str) -> Memory:
     """A player for one seat of one game. ValueError for a name that no player has."""
-    if name in (DEFAULT, DEFAULT + WARY):
-        return RandomPlayer(seed, wary=name.endswith(WARY))
+    if (listener := name.removesuffix(WARY)) in LISTENERS:
+        return LISTENERS[listener](seed, wary=name.endswith(WARY))
     if name == INFORMED:
         return InformedPlayer(seed)
-    if name in (GULLIBLE, GULLIBLE + WARY):
-        return GulliblePlayer(seed, wary=name.endswith(WARY))
     if name == CAREFUL:
         return CarefulImposter(seed) if role == "imposter" else CarefulCrewmate(seed)
     crews = LADDER | ORACLES
     if name in crews:
         return RandomPlayer(seed) if role == "imposter" else crews[name](seed)
-    known = ", ".join((DEFAULT, DEFAULT + WARY, GULLIBLE, GULLIBLE + WARY, INFORMED, *crews, CAREFUL))
+    known = ", ".join((*LISTENERS, *(name + WARY for name in LISTENERS), INFORMED, *crews, CAREFUL))
     raise ValueError(f"There is no scripted player {name!r} of Among Us: choose one of {known}.")

@@ -18,6 +18,7 @@ from marl.checkpoint import read_card, save_policy
 from marl.config import build, plain, run_folder
 from marl.errors import UserError
 from marl.transcripts import read_episodes
+from tests.composing import BRIEF
 from tests.marl.models import tiny_policy
 
 SMALL = [
@@ -26,7 +27,7 @@ SMALL = [
     "model.intermediate_size=64", "algo.iterations=2", "algo.games=4", "algo.concurrency=4",
     "algo.max_new_tokens=5", "algo.update={learning_rate: 1e-3, rows: null, epochs: 1, minibatches: 2}",
     "eval.games=4", "eval.every=1", "eval.final_games=6",
-    "checkpoint.every=1", "env.max_steps=24", "env.messages_each=1", "env.tasks=2", "env.cooldown=2",
+    "checkpoint.every=1", "env.tasks=2", *BRIEF,
 ]  # fmt: skip
 IMPOSTER = ["cast.imposter.player=learner", "cast.crewmate.player=base"]
 TWO = ["cast.imposter.player=rival", "algo.alternate=1"]

@@ -22,12 +22,12 @@ from marl.files import read_json, write_json
 from marl.planner import PlannerConfig
 from marl.runs import CARD
 from marl.stats import ArmRun, Interval, seed_mean
-from tests.composing import configure
+from tests.composing import BRIEF, configure
 
 SMALL = [
-    "env=among_us", "env.max_steps=24", "env.messages_each=1", "env.height=1", "env.walk_steps=1", "env.cooldown=2",
-    "progress=false", "threads=1", "base.games=12", "base.lessons=[{players:random,steps:1}]", "model.hidden_size=32",
-    "model.layers=1", "model.intermediate_size=64", "model.max_new_tokens=8",
+    "env=among_us", *BRIEF, "env.height=1", "env.walk_steps=1", "progress=false", "threads=1", "base.games=12",
+    "base.lessons=[{players:random,steps:1}]", "model.hidden_size=32", "model.layers=1", "model.intermediate_size=64",
+    "model.max_new_tokens=8",
 ]  # fmt: skip
 TRAIN = [
     *SMALL, "name=tiny", "algo.iterations=1", "algo.games=4", "algo.concurrency=6",
@@ -142,6 +142,7 @@ def test_conditions_differ_in_what_they_change(runs: Path, played: Path) -> None
     cells, run = cells_of(played), run_of(runs, "full", 0)
     silent = of_run(cells, run, voices={"crewmate": "silence"})
     assert "vote/imposter" in silent and "talk/names" not in silent
+    assert "talk/names" in of_run(cells, run, **usual(run))
     # as trained = five players; a base in its own voice = as trained
     of_base = [name for name in cells if name.startswith("among_us-scripted")]
     assert len(cells) == 3 * 7 + len(of_base) and len(of_base) == 5

@@ -11,13 +11,13 @@ from tests.hostile import Kind, hostile, try_files, try_kind
 
 
 def test_no_input_breaks_anything(tmp_path: Path) -> None:
-    results = dict(hostile(inputs=128, seed=3, folder=tmp_path))
+    results = dict(hostile(inputs=128, seed=0, folder=tmp_path))
     assert {name: result.broken for name, result in results.items() if result.broken} == {}
-    assert len(results) == 15 and sum(result.outcomes.total() for result in results.values()) == 128
+    tried = sum(result.outcomes.total() for result in results.values())
+    assert len(results) == 15 and tried == 128 + 4  # four kinds have one as their share, and two at least
     assert results.pop("clocks").outcomes.keys() == {"taken"}  # nothing that is kept depends on them
     refusing = [name for name, result in results.items() if not name.startswith("replies")]
-    often = [name for name in refusing if results[name].outcomes.total() > 1]  # one input may be a fair one
-    assert len(often) > 8 and all(any("refused" in outcome for outcome in results[name].outcomes) for name in often)
+    assert all(any("refused" in outcome for outcome in results[name].outcomes) for name in refusing)
     assert all(results[name].outcomes["corrected"] for name in results.keys() - set(refusing))
 
 

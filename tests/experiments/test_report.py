@@ -17,13 +17,14 @@ from marl.errors import UserError
 from marl.report import Published, Run, read_run
 from marl.stats import TableRow, read_table
 from marl.transcripts import read_episodes
+from tests.composing import BRIEF
 
 SMALL = [
     "env=among_us", "name=tiny", "progress=false", "threads=1", "base.games=12", "base.rows=16",
     "base.lessons=[{players:random,steps:1}]", "model.hidden_size=32", "model.layers=1",
     "model.intermediate_size=64", "algo.iterations=2", "algo.games=4",
     "algo.concurrency=8", "algo.max_new_tokens=6", "eval.games=4", "eval.every=2", "eval.final_games=8",
-    "env.max_steps=24", "env.messages_each=1", "env.cooldown=2",
+    *BRIEF,
 ]  # fmt: skip
 
 

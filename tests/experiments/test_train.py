@@ -26,8 +26,9 @@ from marl.runs import REFERENCE, claim, nearest_run
 from tests.marl.models import CHATML, hf_tokenizer, random_lm, save, tiny_policy
 from tests.torture import LEARNED, TALKING, always
 
+FEW_ENTRIES = "env.max_entries=6"  # of a negotiation
 SMALL = [
-    *TALKING, "env.max_entries=6", "experiment=dond_quickstart", "progress=false", "threads=1",
+    *TALKING, FEW_ENTRIES, "experiment=dond_quickstart", "progress=false", "threads=1",
     "model.hidden_size=32", "model.layers=2", "model.intermediate_size=64", "algo.iterations=2", "algo.games=6",
     "algo.concurrency=4", "algo.max_new_tokens=12", "eval.games=4", "eval.every=1", "eval.final_games=6",
     "checkpoint.every=1",
@@ -584,7 +585,7 @@ def test_names_follow_from_the_configuration() -> None:
     ],
 )
 def test_bad_settings_are_refused_in_one_sentence(overrides: list[str], said: str, tmp_path: Path, cache: Path) -> None:
-    small = [o for o in SMALL if "env=among_us" not in overrides or o != "env.max_entries=6"]
+    small = [o for o in SMALL if "env=among_us" not in overrides or o != FEW_ENTRIES]
     with pytest.raises(UserError, match=said) as error:
         train.main(configure(*small, f"runs={tmp_path}", f"cache={cache}", *overrides))
     assert "\n" not in str(error.value)

@@ -247,12 +247,18 @@ def test_gullible_players_believe_the_last_accusation() -> None:
     assert abs(counts["green"] / counts.total() - 0.9985) < 4 * math.sqrt(0.9985 * 0.0015 / counts.total())
 
 
-@pytest.mark.parametrize("name", ["random", "gullible"])
-def test_who_found_the_body_is_not_suspected(name: str) -> None:
-    """Whatever is said; imposters don't report. Where nobody else can be suspected, the finder is."""
+def after_a_report_of_blue(name: str) -> among_us.RandomPlayer:
+    """A player of this name, in the discussion of a body that blue found."""
     player = make_player(name, 0, "crewmate")
     assert isinstance(player, among_us.RandomPlayer)
     player.observe(MEETING.replace("meeting red", "meeting blue"))
+    return player
+
+
+@pytest.mark.parametrize("name", ["random", "gullible"])
+def test_who_found_the_body_is_not_suspected(name: str) -> None:
+    """Whatever is said; imposters don't report. Where nobody else can be suspected, the finder is."""
+    player = after_a_report_of_blue(name)
     player.observe(f" green says vote for blue {END} pink says vote for blue {END}")
     found = Counter(answer for _ in range(200) for answer in player.answers(OTHERS))
     assert found["blue"] == 0 and found["green"] > 0 and found["pink"] > 0
@@ -261,22 +267,11 @@ def test_who_found_the_body_is_not_suspected(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["random", "gullible"])
 def test_where_imposters_report_the_finder_is_a_suspect_like_all_others(name: str) -> None:
-    player = make_player(f"{name}_wary", 0, "crewmate")
-    assert type(player) is type(make_player(name, 0, "crewmate")) and isinstance(player, among_us.RandomPlayer)
-    player.observe(MEETING.replace("meeting red", "meeting blue"))
-    told = player.speak()  # wary or not, it says the same
-    assert told == make_player_after(name).speak()
+    player, trusting = after_a_report_of_blue(f"{name}_wary"), after_a_report_of_blue(name)
+    assert type(player) is type(trusting) and player.speak() == trusting.speak()  # wary or not, it says the same
     heard = Counter(answer for _ in range(500) for answer in player.answers(OTHERS))
     share = heard["blue"] / heard.total()  # one of three
     assert abs(share - 1 / 3) < 4 * math.sqrt(2 / 9 / heard.total())
-
-
-def make_player_after(name: str) -> among_us.RandomPlayer:
-    """A player of this name, in the discussion of a body that blue found."""
-    player = make_player(name, 0, "crewmate")
-    assert isinstance(player, among_us.RandomPlayer)
-    player.observe(MEETING.replace("meeting red", "meeting blue"))
-    return player
 
 
 @pytest.mark.parametrize("name", ["random", "gullible", "random_wary", "gullible_wary"])
@@ -560,7 +555,7 @@ def test_compact_texts_are_one_token_a_word_and_recorded_choices_one_token() -> 
 
 
 def test_unknown_players_are_refused() -> None:
-    known = "random, random_wary, gullible, gullible_wary, informed, .*, careful"
+    known = "random, gullible, random_wary, gullible_wary, informed, .*, careful"
     with pytest.raises(ValueError, match=rf"no scripted player 'clever'.*{known}"):
         make_player("clever", 0, "crewmate")
 
