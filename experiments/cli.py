@@ -473,7 +473,11 @@ def check_command_line(config_name: str, package: str, flags: list[str], overrid
         given = check.parse(overrides)
         first = [choices(o)[0] for o in given]
         cfg = check.compose(first)
+        listed = [o for o in given if o.is_sweep_override()]
         if args.cfg:  # only shown, so it may be incomplete
+            if args.multirun or listed:
+                several = f"{listed[0].input_line} lists several values" if listed else "-m asks for a sweep"
+                raise UsageError(f"--cfg shows one configuration, and {several}: leave out -m and choose one.")
             return Plan()
         sweep = args.multirun or cfg.hydra.mode == RunMode.MULTIRUN
         if sweep and int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -482,7 +486,6 @@ def check_command_line(config_name: str, package: str, flags: list[str], overrid
                 "together: give each run a torchrun command of its own (with hydra.mode=RUN where a preset sweeps), or "
                 "sweep without torchrun, with hydra/launcher=joblib or submitit_slurm."
             )
-        listed = [o for o in given if o.is_sweep_override()]
         if listed and not sweep:
             raise UsageError(f"{listed[0].input_line} lists several values; add -m to run them all.")
         presets = check.parse([f"{key}={value}" for key, value in (cfg.hydra.sweeper.get("params") or {}).items()])

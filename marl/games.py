@@ -5,7 +5,8 @@ environment has `facts` and `privileged(agent)`. Where the module has them: `PAY
 reads of, so that they make no other base; `FILES` those that name files; `EXCHANGEABLE` has, by style, words that can
 stand for one another; `in_natural` puts an observation of any style into natural words. The scripts' module has
 `make_player(name, seed, role)` and `DEFAULT`, the name of the players that a base corpus is made of; where these
-changed, a `VERSION` that a base is known by.
+changed, a `VERSION` that a base is known by. The command line knows a game by `conf/env/NAME.yaml`, and where a learner
+needs other settings in it, by `conf/tuned/NAME_LEARNER.yaml`.
 """
 
 from __future__ import annotations

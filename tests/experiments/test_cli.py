@@ -215,6 +215,10 @@ def test_hydras_own_flags_still_work(cli: Cli) -> None:
     assert result.status == 0 and "seed: 3" in result.out and result.jobs == []
     assert "name: ???" in cli("--cfg", "job", "model=hf").out
     assert cli("--cfg", "job", "ablation=ful").err.startswith("ablation=ful is not an option")
+    one = "--cfg shows one configuration, and {}: leave out -m and choose one."
+    assert one.format("seed=1,2 lists several values") in cli("--cfg", "job", "-m", "seed=1,2").err
+    assert one.format("seed=1,2 lists several values") in cli("--cfg", "job", "seed=1,2").err
+    assert one.format("-m asks for a sweep") in cli("--cfg", "job", "-m").err
     assert cli("--help").status == 0
     assert cli("-cn", "typed", "weight=2").jobs[0].weight == 2.0
 
