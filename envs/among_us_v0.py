@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum, StrEnum
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 import gymnasium
 import numpy as np
@@ -403,12 +403,13 @@ def _read_start(options: dict[str, Any], rules: Rules) -> dict[str, Any]:
             raise ValueError(f"The reset option {key!r} must be a list or tuple, got {options[key]!r}.")
     seats = range(rules.players)
     if "imposters" in options:
-        imposters = start["imposters"] = tuple(options["imposters"])
-        known = all(isinstance(seat, int) and seat in seats for seat in imposters)
+        imposters = tuple(options["imposters"])
+        known = all(isinstance(seat, SupportsIndex) and seat in seats for seat in imposters)
         if not known or not len(imposters) == len(set(imposters)) == rules.imposters:
             raise ValueError(
                 f"The reset option 'imposters' must be {rules.imposters} of seats 0 to {seats[-1]}, got {imposters}."
             )
+        start["imposters"] = tuple(map(operator.index, imposters))
     if "names" in options:
         names = start["names"] = tuple(str(name).capitalize() for name in options["names"])
         if len(names) != rules.players or len(set(names)) != len(names) or not set(names) <= set(NAMES):
@@ -1379,11 +1380,8 @@ class AmongUs(ParallelEnv[str, dict[str, Any], str]):
 
 
 def _text(action: Any) -> str:
-    if action is None:
-        return ""
-    if not isinstance(action, str):
-        raise TypeError(f"An action is a text, got {action!r}.")
-    return action
+    """What is no text, nothing at all too, is an empty reply, which the rules refuse where one was asked for."""
+    return action if isinstance(action, str) else ""
 
 
 def parallel_env(**settings: Any) -> AmongUs:
