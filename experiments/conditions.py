@@ -6,8 +6,9 @@ it is played: a stopped command goes on where it was, several share the work, an
 table. Intervals are those of experiments.report: over training seeds, of a single one over its games.
 
 Written: `NAME_per_seed.csv`, each run's own figures; made of it, `NAME.csv` (means over seeds), `NAME_differences.csv`
-(each condition minus the `reference`, and arms minus arms under each condition, paired by seed) and `NAME.svg`; with
-`publish` the runs' cards as well. `study=NAME data=FOLDER/NAME_per_seed.csv` makes them again, without the runs.
+(each condition minus the `reference`, and arms minus arms under each condition, paired by seed), `NAME.svg`, and where
+a study has a `headline` condition, `table.csv`, which has that alone; with `publish` the runs' cards as well.
+`study=NAME data=FOLDER/NAME_per_seed.csv` makes them again, without the runs.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ from marl.stats import (
     read_csv,
     read_figures,
     write_csv,
+    write_table,
 )
 from marl.wording import ARM_ORDER, ARMS, COMPARISONS, WORDING
 
@@ -148,10 +150,12 @@ def main(cfg: DictConfig) -> None:
         out = Path(cfg.publish or Path(cfg.data).parent)
         check_writable(out, "publish")
         played = read_per_seed(Path(cfg.data))
-        check_reference(cfg.reference, played)
+        check_condition("reference", cfg.reference, played)
+        check_condition("headline", cfg.headline, played)
         return tabulate(cfg, played, out, read_published(Path(cfg.published)) if cfg.published else {})
     conditions = read_conditions(cfg)
-    check_reference(cfg.reference, conditions)
+    check_condition("reference", cfg.reference, conditions)
+    check_condition("headline", cfg.headline, conditions)
     found = entrants(Path(cfg.runs), cfg.select, list(cfg.arms), cfg.where)
     table = [cell_of(entrant, name, each, cfg) for entrant in found for name, each in conditions.items()]
     published = read_published(Path(cfg.published)) if cfg.published else {}
@@ -214,9 +218,9 @@ def read_conditions(cfg: DictConfig) -> dict[str, Condition]:
     return found
 
 
-def check_reference(name: str | None, conditions: Iterable[str]) -> None:
+def check_condition(setting: str, name: str | None, conditions: Iterable[str]) -> None:
     if name is not None and name not in conditions:
-        raise UserError(f"reference={name}: must be one of the conditions, {', '.join(conditions)}, or null")
+        raise UserError(f"{setting}={name}: must be one of the conditions, {', '.join(conditions)}, or null")
 
 
 def entrants(runs: Path, select: Any, arms: Sequence[str], where: Any = None) -> list[Entrant]:
@@ -463,6 +467,8 @@ def tabulate(
     wanted = list(cfg.metrics)
     rows = {condition: ablation_table(runs) for condition, runs in played.items()}
     write_rows(out / f"{cfg.name}.csv", rows)
+    if cfg.headline:
+        write_table(out / "table.csv", rows[cfg.headline])
     write_rows(out / f"{cfg.name}_differences.csv", differences(played, wanted, cfg.reference))
     draw(rows, played, wanted[0], out / f"{cfg.name}.svg", published)
     for metric in reversed(wanted):  # the first one last, where the eye is

@@ -216,6 +216,14 @@ def test_tables_and_figure_are_made_again_from_the_figures_of_each_run(
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
         name: (played / name).read_bytes() for name in names
     }
+    again = [f"data={played / 'small_per_seed.csv'}", f"publish={tmp_path}"]
+    conditions.main(study(Path("none"), *again, "headline=as_trained"))
+    header, *lines = (tmp_path / "small.csv").read_text().splitlines()
+    assert header.replace("condition,", "") == (tmp_path / "table.csv").read_text().splitlines()[0]
+    own = [line.replace(",as_trained,", ",") for line in lines if ",as_trained," in line]
+    assert own == (tmp_path / "table.csv").read_text().splitlines()[1:] and own
+    with pytest.raises(UserError, match="headline=usual: must be one of the conditions, as_trained, "):
+        conditions.main(study(Path("none"), *again, "headline=usual"))
     with pytest.raises(UserError, match="reference=usual: must be one of the conditions, as_trained, "):
         conditions.main(study(Path("none"), f"data={played / 'small_per_seed.csv'}", "reference=usual"))
     for data, said in (("none.csv", "cannot be read"), (played / "small.csv", "expected the columns arm, seed")):
