@@ -293,7 +293,7 @@ def update(
     for _ in range(config.epochs):
         order = torch.randperm(size, generator=generator)
         stop = False
-        for rows in order.split(config.rows) if config.rows else order.chunk(min(config.minibatches, size)):
+        for rows in order.split(config.rows) if config.rows else order.tensor_split(min(config.minibatches, size)):
             whole = batch.select(rows)
             counts = count_tokens(whole, losses)
             optimizer.zero_grad(set_to_none=True)

@@ -540,6 +540,8 @@ def test_epochs_and_minibatches_are_steps_and_rows_are_told() -> None:
     assert optimizer.steps == 12 and sum(told) == 3 * 24
     update(policy, None, batch, {"value": ValueLoss()}, optimizer, UpdateConfig(minibatches=100), torch.Generator())
     assert optimizer.steps == 12 + 24  # no more minibatches than rows
+    update(policy, None, batch, {"value": ValueLoss()}, optimizer, UpdateConfig(minibatches=10), torch.Generator())
+    assert optimizer.steps == 12 + 24 + 10  # also where they don't divide the rows
 
 
 def test_target_kl_stops_the_passes() -> None:
