@@ -25,6 +25,7 @@ from experiments.cli import command
 from experiments.evaluate import check_bf16, pick_device, set_threads, show
 from experiments.expected import Expected, expected_of
 from experiments.players import (
+    bare,
     called_in_games,
     check_game,
     check_players,
@@ -39,7 +40,7 @@ from experiments.players import (
 )
 from experiments.report import report_sweep
 from experiments.terminal import Bar, quiet, say
-from marl.cast import by_role, learners_of, players_of
+from marl.cast import LEARNERS, by_role, learners_of, players_of
 from marl.chat import CHAT
 from marl.checkpoint import (
     WAY_ON,
@@ -468,13 +469,19 @@ def check_listeners(parts: Parts) -> None:
     """Refuses a speaking reward that counts the beliefs of somebody who never listens: it might be 0 throughout."""
     for term, reward in parts.rewards.items():
         deaf = getattr(reward, "adversaries", ())
-        hearing = players_of({role: seats for role, seats in parts.cast.items() if role not in deaf})
+        seated = players_of({role: seats for role, seats in parts.cast.items() if role not in deaf})
+        hearing = [name for name in seated if believes(name)]
         for name in getattr(reward, "players", ()):
             if name not in (*hearing, *(called_in_games(each) for each in hearing if "/" in each)):
                 raise UserError(
                     f"reward.{term}.players: {name} is none of those who listen, {', '.join(hearing)}; name one of "
                     "them, or seat it (cast.ROLE.partner and partners)"
                 )
+
+
+def believes(player: str) -> bool:
+    """Whether a player of the cast answers belief questions: a language model does, a script or an endpoint doesn't."""
+    return player in LEARNERS or bare(player) == "base" or is_run(bare(player))
 
 
 def find_starts(cfg: DictConfig) -> None:
@@ -582,6 +589,9 @@ def learn(
         rename = renaming(base.tokens, exchangeable(parts.env))
         if rename is None:
             say("names are no single tokens of this model, so listening learns from rows as they are, not renamed")
+        elif len(make_env().possible_agents) >= rename.families.shape[1]:
+            rename = None  # their order is kept, so there is one way to name them
+            say("all names play in each game, so listening learns from rows as they are: there are no others")
     common: dict[str, Any] = {
         "cast": parts.cast, "frozen": frozen, "seed": seed_of(cfg), "start": start, "after": after, "progress": bar,
         "rename": rename, "ranks": ranks,

@@ -49,16 +49,20 @@ class Renaming:
 
 
 def renaming(tokens: Tokens, words: Sequence[str]) -> Renaming | None:
-    """Of these words; None where one of them, after a space or without, is no single token of this tokenizer."""
-    if not words or any(len(tokens.encode(before + word)) != 1 for word in words for before in ("", " ")):
+    """Of these words, however players write them. None where one of them, as it stands or in small letters, after a
+    space or without, is no single token of this tokenizer: what is said of it could not be renamed with the rest."""
+    small = [word.lower() for word in words]
+    if not words or any(len(tokens.encode(before + word)) != 1 for word in (*words, *small) for before in ("", " ")):
         return None
-    place = {word: i for i, word in enumerate(words)}
-    either = "|".join(re.escape(word) for word in words)
+    cases = (list(words), small, [word.upper() for word in words])
+    place = {word: i for case in cases for i, word in enumerate(case)}
+    of_case = {word: number for number, case in reversed(list(enumerate(cases))) for word in case}
+    either = "|".join(re.escape(word) for word in place)
     whole = re.compile(rf"(?<![^\W_])(?:{either})(?![^\W_])")
-    found: dict[str, dict[int, int]] = {}
+    found: dict[tuple[int, str], dict[int, int]] = {}
     for i in range(tokens.size):
         text = tokens.decode([i])
         if held := whole.findall(text):
-            found.setdefault(whole.sub("{}", text), {})[place[held[0]]] = i
+            found.setdefault((of_case[held[0]], whole.sub("{}", text)), {})[place[held[0]]] = i
     families = [[ids[i] for i in range(len(words))] for ids in found.values() if len(ids) == len(words)]
     return Renaming(torch.tensor(families), tokens.size)

@@ -280,6 +280,8 @@ def strangers(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["reward.speaking.players=[me]"], "reward.speaking.players: me is none of those who listen, learner, base"),
         (["reward.speaking.players=[base]", "cast.crewmate.partners=0"],
          "reward.speaking.players: base is none of those who listen, learner"),
+        (["reward.speaking.players=[careful]", "cast.crewmate.partner=careful"],  # scripts answer no question
+         "reward.speaking.players: careful is none of those who listen, learner"),
     ],
 )  # fmt: skip
 def test_casts_are_refused_before_any_model_is_trained(

@@ -114,6 +114,27 @@ def test_words_must_be_single_tokens(tokens: Tokens) -> None:
     assert renaming(tokens, ("red", "zzz")) is None and renaming(tokens, ()) is None
 
 
+def test_names_in_small_and_capital_letters_are_the_same_names() -> None:
+    said = "Red says: it is blue! BLUE, I saw blue and not Red. "
+    forms = [[w, w.lower(), w.upper()] for w in EXCHANGEABLE[Style.NATURAL]]
+    text = [said, " ".join(form for case in forms for form in case)] * 20
+    other = Tokens(train_tokenizer(text, [p + form for case in forms for form in case for p in ("", " ")], 1024))
+    rename = renaming(other, EXCHANGEABLE[Style.NATURAL])
+    assert rename is not None
+    ids = other.encode(said)
+    order = list(range(7))
+    table = torch.arange(other.size)
+    table[rename.families[:, order]] = rename.families[:, [order[(i + 1) % 7] for i in order]]  # each the next one
+    names = EXCHANGEABLE[Style.NATURAL]
+    red, blue = (names[(names.index(w) + 1) % 7] for w in ("Red", "Blue"))
+    assert other.decode(table[torch.tensor(ids)].tolist()) == (
+        said.replace("Red", red).replace("blue", blue.lower()).replace("BLUE", blue.upper())
+    )
+    plain = Tokens(train_tokenizer([said] * 20, [p + w for w in names for p in ("", " ")], 512))
+    assert len(plain.encode(" pink")) > 1  # so that who is accused in small letters would keep the old name
+    assert renaming(plain, names) is None
+
+
 def test_games_say_which_words_can_trade_places() -> None:
     assert exchangeable({"game": "among_us", "style": "compact"}) == WORDS
     assert exchangeable({"game": "dond", "style": "compact"}) == ()
