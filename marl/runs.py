@@ -241,24 +241,24 @@ UNKNOWN = "unknown"  # the commit of code that is in no checkout
 
 
 def git_commit() -> str:
-    """The commit of the code, where files differ from it with `+` and a digest of how; `unknown` outside a checkout."""
+    """The commit of the code, where files differ from it with `+` and a digest of how; `unknown` outside a checkout.
+
+    Code and settings that git does not know yet count as well: a new term is such a file."""
     root = Path(__file__).resolve().parent.parent
+
+    def git(*arguments: str) -> bytes:
+        return subprocess.run(
+            ["git", "--no-optional-locks", *arguments], cwd=root, capture_output=True, check=True
+        ).stdout
+
     try:
-        commit = subprocess.run(
-            ["git", "rev-parse", "--short=12", "HEAD"], cwd=root, capture_output=True, text=True, check=True
-        )
-        changed = subprocess.run(
-            ["git", "--no-optional-locks", "diff", "--no-ext-diff", "HEAD"],
-            cwd=root,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=True,
-        )
+        commit = git("rev-parse", "--short=12", "HEAD").decode().strip()
+        edits = git("diff", "--no-ext-diff", "HEAD")
+        for name in git("ls-files", "-z", "--others", "--exclude-standard", "--", "*.py", "*.yaml").split(b"\0")[:-1]:
+            edits += b"\0" + name + b"\0" + (root / os.fsdecode(name)).read_bytes()
     except (OSError, subprocess.CalledProcessError):
         return UNKNOWN
-    edits = changed.stdout
-    return commit.stdout.strip() + (f"+{hashlib.sha256(edits.encode()).hexdigest()[:6]}" if edits else "")
+    return commit + (f"+{hashlib.sha256(edits).hexdigest()[:6]}" if edits else "")
 
 
 def hardware() -> dict[str, Any]:

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import time
 from functools import reduce
 from pathlib import Path
@@ -15,8 +16,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from marl import runs
 from marl.errors import UserError
-from marl.runs import CARD, CONFIG, check_there, claim, read_run_card, run_settings
+from marl.runs import CARD, CONFIG, UNKNOWN, check_there, claim, git_commit, read_run_card, run_settings
 
 WHOLE = """env: {game: dond}
 cast: {a: {player: base}}
@@ -154,3 +156,24 @@ def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytes
         claim(tmp_path / "run", "a: 1"),
     ):
         pass
+
+
+def test_the_commit_tells_of_files_that_git_does_not_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "__file__", str(tmp_path / "marl" / "runs.py"))
+    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    assert git_commit() == UNKNOWN
+    (tmp_path / ".gitignore").write_text("runs/\n")
+    (tmp_path / "marl").mkdir()
+    for command in ("init -q", "add .", "-c user.name=a -c user.email=a@b commit -qm one"):
+        subprocess.run(["git", *command.split()], cwd=tmp_path, check=True)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "config.yaml").write_text("a: 1")  # ignored
+    (tmp_path / "notes.txt").write_text("no code")
+    clean = git_commit()
+    assert re.fullmatch("[0-9a-f]{12}", clean)
+    found = [clean]
+    for name, text in (("marl/term.py", "x = 1"), ("marl/term.py", "x = 2"), ("term.yaml", "x: 1")):
+        (tmp_path / name).write_text(text)
+        found.append(git_commit())
+    assert len(set(found)) == 4 and all(re.fullmatch(rf"{clean}\+[0-9a-f]{{6}}", each) for each in found[1:])
