@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from marl.policy import Policy
 
@@ -63,14 +64,17 @@ def orthogonal(matrix: Tensor, coefficients: tuple[float, float, float], steps: 
 
 
 class MuonAndAdamW:
-    """Muon (Jordan 2024) for the matrices between embedding and output, AdamW for everything else.
+    """Muon (Jordan 2024) for the matrices that multiply hidden states between embedding and output, AdamW for
+    everything else (tables of positions and rates of recurrent layers have two axes and are no such matrices).
 
     Both at the same learning rate: Muon's steps are scaled to the size of AdamW's.
     """
 
     def __init__(self, policy: Policy, learning_rate: float, weight_decay: float) -> None:
         ends = {id(e.weight) for e in (policy.lm.get_input_embeddings(), policy.lm.get_output_embeddings())}
-        inside = [p for p in policy.lm.parameters() if p.dim() == 2 and id(p) not in ends]
+        layers = [module for module in policy.lm.modules() if isinstance(module, nn.Linear | Conv1D)]
+        matrices = {id(layer.weight) for layer in layers} - ends
+        inside = [p for p in policy.lm.parameters() if id(p) in matrices]
         chosen = {id(p) for p in inside}
         others = [p for p in policy.parameters() if id(p) not in chosen]
         self.parts: tuple[torch.optim.Optimizer, ...] = (

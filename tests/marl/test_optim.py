@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
-from marl.optim import Muon, orthogonal
+from marl.optim import Muon, MuonAndAdamW, orthogonal
+from marl.policy import Policy
+from tests.marl.models import random_lm, small_tokens
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan 2024
 
@@ -38,3 +41,17 @@ def test_muon_steps_as_that_of_torch_does_but_for_its_rounding() -> None:
     assert torch.equal(ours[-1], start[-1])
     for mine, other in zip(ours[:-1], theirs[:-1], strict=True):
         assert torch.equal(steppers[0].state[mine]["momentum_buffer"], steppers[1].state[other]["momentum_buffer"])
+
+
+@pytest.mark.parametrize(
+    ("architecture", "not_for_muon"),
+    [("llama", {"embed_tokens.weight", "lm_head.weight"}), ("gpt2", {"wte.weight", "wpe.weight"}),
+     ("mamba", {"embeddings.weight", "A_log"})],
+)  # fmt: skip
+def test_muon_takes_matrices_that_multiply_states_and_nothing_else(architecture: str, not_for_muon: set[str]) -> None:
+    policy = Policy(random_lm(architecture, 64), small_tokens())
+    muon, _ = MuonAndAdamW(policy, 1e-3, 0.0).parts
+    taken = {id(p) for group in muon.param_groups for p in group["params"]}
+    left = [name for name, p in policy.lm.named_parameters() if p.dim() == 2 and id(p) not in taken]
+    assert taken and {name for end in not_for_muon for name in left if name.endswith(end)} == set(left)
+    assert all(any(name.endswith(end) for name in left) for end in not_for_muon)
