@@ -53,7 +53,7 @@ def episode_metrics(episodes: Sequence[Episode], players: Collection[str]) -> di
     if "winner" in first:
         metrics["game/win_rate/crewmates"] = _mean([e.outcome["winner"] == "crewmates" for e in episodes])
         metrics |= _crew_metrics(episodes, players)
-    # As in the evaluation's tables: turns are what the game accepted, and refused replies are counted against them.
+    # As in the evaluation's tables: turns are what the game accepted and refused choices, which are not tried again.
     taken = [t for t in turns if not t.error]
     spoken = [t for t in taken if t.kind == TurnKind.SPEAK]
     metrics["talk/turns"] = len(spoken) / len(episodes)
@@ -61,7 +61,8 @@ def episode_metrics(episodes: Sequence[Episode], players: Collection[str]) -> di
     metrics["talk/cut"] = _mean([t.cut for t in spoken])
     counted = [t for e in episodes[:VOCABULARY_GAMES] for t in e.turns if e.players[t.agent] in players and not t.error]
     metrics["talk/vocabulary"] = len({word for t in counted for word in t.message.split()})
-    metrics["errors/per_turn"] = (len(turns) - len(taken)) / max(len(taken), 1)
+    over = len(taken) + sum(bool(t.error) and t.kind == TurnKind.CHOOSE for t in turns)
+    metrics["errors/per_turn"] = (len(turns) - len(taken)) / max(over, 1)
     if any(outgrown := [e.outgrown for e in episodes]):
         metrics["errors/outgrown"] = _mean(outgrown)
     metrics["rollout/games"] = len(episodes)

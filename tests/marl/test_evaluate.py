@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envs import dond_v0
+from envs.core import TurnKind
 from marl.evaluate import (
     among_us_metrics,
     belief_by_message,
@@ -29,6 +30,7 @@ from marl.evaluate import (
     vocabulary,
 )
 from marl.stats import Interval, wilson
+from marl.types import Turn
 from tests.marl.episodes import (
     CONTEXT,
     aborted_game,
@@ -168,6 +170,12 @@ def test_vocabulary_interval_is_the_jackknife() -> None:
 def test_vocabulary_counts_the_first_500_games() -> None:
     games = [episode([message("player_0", 0, f"w{i}")]) for i in range(510)]
     assert talk_metrics(games, rng())["talk/vocabulary"].mean == 500
+
+
+def test_a_refused_choice_is_a_turn() -> None:
+    replies = [Turn("player_0", "crewmate", i, TurnKind.CHOOSE, "x", error="no" * (i < 3)) for i in range(4)]
+    found = error_metrics([episode(replies)], rng())
+    assert found["errors/per_turn"].mean == pytest.approx(3 / 4)  # nobody is asked again
 
 
 def test_errors() -> None:
