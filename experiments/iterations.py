@@ -8,8 +8,8 @@ first has written: the same tables and figure, in seconds, without the runs.
 
 Written: `NAME.csv`, a line for each run, iteration and metric, and with `publish` the runs' cards; `NAME_by_arm.csv`,
 means over seeds with 95 % intervals (Student's t over seeds, cut to what a metric can be; of a single seed, and where
-all seeds are one policy, as before training, over its games, where their spread is known); `NAME.svg`; and
-`NAME_summary.csv`:
+all seeds are one policy, as before training, over its games, where their spread is known); `NAME.svg`; with `headline`
+`table.csv`, the ends of the largest objective; and `NAME_summary.csv`:
 
 - `correlation/games`: Pearson's r between the iteration and a player's score, over all players of all evaluation games
   of a run, iteration 0 (before training) included; `correlation/agreed_games`: over games with a deal. Liao, Tomlin &
@@ -52,7 +52,7 @@ from marl.errors import UserError, check_writable
 from marl.evaluate import Metrics
 from marl.files import writing
 from marl.report import PAPER, TRAINED, Run, read_run
-from marl.stats import Interval, format_table, read_csv, seed_mean, wilson, write_csv
+from marl.stats import Interval, TableRow, format_table, read_csv, seed_mean, wilson, write_csv, write_table
 from marl.tracking import TIMING_FILE, read_metrics
 from marl.wording import WORDING, bounds
 
@@ -130,6 +130,8 @@ def main(cfg: DictConfig) -> None:
         key: by_iteration({seed: of_games(curve) for seed, curve in seeds.items()}) for key, seeds in curves.items()
     }
     write_by_arm(out / f"{called}_by_arm.csv", means, curves)
+    if cfg.headline:
+        write_table(out / "table.csv", ends_of(means, curves))
     if cfg.reference not in {arm for _, arm in curves}:
         say(f"reference={cfg.reference}: there is no such arm, so nothing is subtracted")
     figures: dict[float, dict[str, Metrics]] = {}
@@ -349,6 +351,19 @@ def write_by_arm(
         for name, i in found.items()
     ]
     write_csv(path, BY_ARM, lines)
+
+
+def ends_of(means: Mapping[tuple[float, str], Mapping[int, Metrics]], curves: Curves) -> list[TableRow]:
+    """The arms of the largest objective at their last iteration, without figures whose spread is not known."""
+    largest, rows = max(objective for objective, _ in means), []
+    for (objective, arm), of_arm in means.items():
+        last = max(of_arm)
+        at = [curve[last] for curve in curves[objective, arm].values() if last in curve]
+        for name, i in of_arm[last].items() if objective == largest else ():
+            if math.isfinite(i.low) and math.isfinite(i.high):
+                games = sum(int(weight(name, each)) for each in at)
+                rows.append(TableRow(arm, name, i.mean, i.low, i.high, len(at), games))
+    return rows
 
 
 def correlation(

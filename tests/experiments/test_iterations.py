@@ -94,7 +94,7 @@ def test_tables_of_hand_made_runs(tmp_path: Path, capsys: pytest.CaptureFixture[
     run(tmp_path, "x-2", "alone", 0, [3, 3, 3, 4], objective=0.0)
     for seed, points in enumerate(([4, 5, 9, 9], [4, 6, 8.5, 9])):  # scores never vary
         run(tmp_path, f"x-3-{seed}", "cloned", seed, [0] * 4, -1.0, points)
-    out = collect(tmp_path, "published=experiments/dond_selfplay/published.csv")
+    out = collect(tmp_path, "published=experiments/dond_selfplay/published.csv", "headline=true")
     found = {
         (r["objective"], r["arm"], r["figure"]): Interval(float(r["mean"]), float(r["low"]), float(r["high"]), 0)
         for r in rows_of(out / "iterations_summary.csv")
@@ -127,13 +127,15 @@ def test_tables_of_hand_made_runs(tmp_path: Path, capsys: pytest.CaptureFixture[
     alone = by_arm["0", "alone", "0", "game/score"]
     assert float(alone["high"]) - 3 == pytest.approx(1.96 * 0.2, rel=1e-3)  # over 100 games of deviation 2
     assert by_arm["0", "alone", "0", "game/agreement"]["low"] == f"{0.403832:.6g}"  # Wilson, 50 of 100
+    [end] = [r for r in rows_of(out / "table.csv") if r["metric"] == "game/score"]  # of the largest objective alone
+    assert (end["arm"], end["mean"], end["seeds"], end["games"]) == ("cloned", f"{(5.1 + 8) / 2:.6g}", "2", "200")
     first, drawn = {}, (out / "iterations.svg").read_text()
     for path in out.iterdir():
         first[path.name] = path.read_bytes()
     assert "GPT-3.5, published" in drawn and "from 300 human games, published" in drawn
     again = tmp_path / "again"  # from the data alone
     iterations.main(configure("iterations", f"data={out / 'iterations.csv'}", f"publish={again}",
-                              "published=experiments/dond_selfplay/published.csv"))  # fmt: skip
+                              "published=experiments/dond_selfplay/published.csv", "headline=true"))  # fmt: skip
     assert {path.name: path.read_bytes() for path in again.iterdir()} == {
         name: found for name, found in first.items() if name != "iterations.csv"
     }
