@@ -8,7 +8,7 @@ it was, other players may be added later, and several commands share the work. A
 pair that met a refused key or a spent budget is not kept, so that the next command plays it again.
 
 Written: `NAME.csv` (a line for each row player, column player and metric; `lost_seats` to an endpoint),
-`NAME_differences.csv` (self-play minus cross-play, paired by game seed), `NAME.svg`, `run_cards/NAME.json`. Intervals:
+`NAME_differences.csv` (self-play minus cross-play, paired by game seed), `NAME.svg`, `cards/NAME.json`. Intervals:
 95 %, over game seeds. They say nothing of other training seeds: these players are these players.
 `data.table=FOLDER/NAME.csv` draws the figure again, without any game. Runs of several objectives meet in one game,
 which `env.objective` then has to name.
@@ -134,7 +134,7 @@ def main(cfg: DictConfig) -> None:
     set_threads(cfg.threads)
     cells, out = Path(cfg.cells), Path(cfg.publish or cfg.cells)
     check_writable(cells, "cells")
-    check_writable(out / "run_cards", "publish")
+    check_writable(out / "cards", "publish")
     players = entrants(names, cfg, parts, device)
     table = [cell_of(a, b, cfg, parts) for a, b in combinations_with_replacement(players, 2)]
     models = [player.name for player in players if is_run(player.name)]
@@ -173,7 +173,7 @@ def main(cfg: DictConfig) -> None:
     run_card(cells, digest({"pairs": [cell.file for cell in table]}), cfg.seed, arm=cfg.name, players=about,
              env=parts.env, games=cfg.games, temperature=cfg.temperature,
              lost_seats={cell.label: lost for cell, lost in lost_seats.items() if lost})  # fmt: skip
-    write_json(out / "run_cards" / f"{cfg.name}.json", public(read_json(cells / CARD)))
+    write_json(out / "cards" / f"{cfg.name}.json", public(read_json(cells / CARD)))
     say(f"\ntables and figure: {out}")
 
 

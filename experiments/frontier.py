@@ -32,7 +32,7 @@ from envs.core import Question
 from experiments.cli import command
 from experiments.evaluate import pick_device, set_threads, turn_about
 from experiments.players import run_policy
-from experiments.report import public, selected
+from experiments.report import public, selected, write_cards
 from experiments.terminal import Bar, say
 from marl.agents import Agent, model_agent
 from marl.batch import collate
@@ -159,9 +159,8 @@ def main(cfg: DictConfig) -> None:
         say(format_table({arm: {r.metric: r.interval for r in rows if r.arm == arm} for arm in arms_of(rows)}))
     run_card(cells, config_hash(cfg), cfg.seed, arm="frontier", base=folder.name,
              compared=[e.made_of for e in entrants[1:]])  # fmt: skip
-    cards = {cfg.name: cells / CARD, **{e.made_of: Path(cfg.runs) / e.made_of / CARD for e in entrants[1:]}}
-    for name, card in cards.items():
-        write_json(out / "run_cards" / f"{name}.json", public(read_json(card)))
+    write_json(out / "cards" / f"{cfg.name}.json", public(read_json(cells / CARD)))
+    write_cards((Path(cfg.runs) / e.made_of for e in entrants[1:]), out)
     say(f"\ntables and figures: {out}")
 
 

@@ -100,7 +100,7 @@ def test_cross_play_goes_on_past_failures_and_keeps_no_pair_that_met_a_spent_bud
     rows = [line.split(",") for line in (out / "crossplay.csv").read_text().splitlines()]
     assert rows[0][-2:] == ["games", "lost_seats"]
     assert sum({frozenset(row[1:3]): int(row[-1]) for row in rows[1:]}.values()) == 1
-    card = json.loads((out / "run_cards" / "crossplay.json").read_text())
+    card = json.loads((out / "cards" / "crossplay.json").read_text())
     assert list(card["lost_seats"].values()) == [1] and "1 declined to answer" in capsys.readouterr().out
 
 
