@@ -47,6 +47,7 @@ from marl.types import Episode, Kind, Turn
 from marl.update import UpdateConfig, forward, micro_batches, update
 
 FORMAT = 2  # raised when the same settings would make another base
+HF_STREAMS = 2  # raised when models of `transformers` would read other streams
 CORPUS, TOKENIZER, HELD_OUT, LISTENING, CHOICE = 101, 102, 103, 104, 105  # named places of the seed
 DATA, KINDS, KEEPS = ("scripted", "human", "none"), ("tiny", "hf"), ("all", "nonzero")
 ORDERS = tuple(itertools.permutations(range(3), 3))
@@ -311,6 +312,8 @@ def base_settings(
     if not human:
         made_of |= getattr(scripts_module(env["game"]), "VERSION", {})
         made_of |= file_digests(env, *varied, *({**env, **lesson.env} for lesson in base.lessons))
+    if model.kind == "hf":
+        made_of["streams"] = HF_STREAMS
     if model.kind == "hf" and (folder := Path(model.name)).is_dir():
         made_of["model_files"] = {p.name: _file_digest(p, *_stamp(p)) for p in sorted(folder.iterdir()) if p.is_file()}
     return made_of

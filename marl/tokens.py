@@ -10,6 +10,7 @@ import string
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
+from itertools import chain
 
 from jinja2.exceptions import TemplateError
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -21,6 +22,9 @@ from marl.types import Kind, Stream
 
 PAD, BOS, CUE = "<|pad|>", "<|bos|>", "<|you|>"
 NUMBERS = tuple(str(n) for n in range(11))
+# Put before a chat template that asks for the date: a run that goes on tomorrow must read what it has read today. The
+# line break is the block's own, which the template's environment takes away.
+SAME_DAY = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}\n"
 
 
 def train_tokenizer(texts: Iterable[str], keep: Sequence[str], vocab_size: int) -> PreTrainedTokenizerFast:
@@ -59,7 +63,7 @@ class Format:
     first: tuple[list[int], list[int]]
     heard: tuple[list[int], list[int]]
     cue: list[int]  # before every reply
-    after_reply: list[int]  # after a reply that ended at `END`
+    after_reply: list[int]  # after a reply that ended at `END`, and after the place where a question is answered
     ask_in_turn: bool  # whether a belief question is asked as a turn of its own (chat models)
 
 
@@ -80,11 +84,13 @@ class Tokens:
         self.eos_ids = frozenset(i for i in (tokenizer.eos_token_id,) if i is not None)
         cue = tokenizer.get_vocab().get(CUE)
         self.format = self._small_format(cue) if cue is not None else self._text_format()
+        turn_ends, marks = self._turn_marks()
+        self.eos_ids |= turn_ends
         # Tokens that may complete a reply: the model's own end, and those after which the text is looked at for `END`.
         pieces = tokenizer.convert_ids_to_tokens(list(range(self.size)))
         self.may_end = self.eos_ids | {i for i, piece in enumerate(pieces) if piece and END[-1] in piece}
-        specials = {tokenizer.pad_token_id, tokenizer.bos_token_id, cue, tokenizer.unk_token_id} - self.eos_ids
-        self.unspeakable = sorted(i for i in specials if i is not None)  # never sampled in speech
+        specials = {tokenizer.pad_token_id, tokenizer.bos_token_id, cue, tokenizer.unk_token_id, *marks}
+        self.unspeakable = sorted(i for i in specials - self.eos_ids if i is not None)  # never sampled in speech
 
     # -- text and ids ------------------------------------------------------------------------------------------------
 
@@ -104,12 +110,12 @@ class Tokens:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def ends(self, ids: Sequence[int]) -> bool:
-        """Whether a reply is complete: it holds `END` or the model's own end of sequence."""
+        """Whether a reply is complete: it holds `END`, or ends with the model's own end of sequence or of a turn."""
         last = ids[-1]
         return last in self.eos_ids or (last in self.may_end and END in self.decode(ids))
 
     def reply_text(self, ids: Sequence[int]) -> str:
-        """What the game gets to read: the reply without the model's own end of sequence."""
+        """What the game gets to read: the reply without the model's own end of sequence or of a turn."""
         return self.decode(ids[:-1] if ids and ids[-1] in self.eos_ids else ids)
 
     def within(self, ids: Sequence[int], span: tuple[int, int]) -> tuple[int, int]:
@@ -133,7 +139,8 @@ class Tokens:
     def label(self, options: Sequence[str]) -> tuple[list[int], str]:
         """One token id for each option, and the text that lists them where letters have to stand for them.
 
-        Options that are single tokens (with or without a leading space) stand for themselves and are not listed.
+        Options that are single tokens (with or without a leading space) stand for themselves and are not listed. Where
+        replies begin a turn, letters come before options that are single tokens after a space alone.
         """
         key = tuple(options)
         if key not in self._labels:
@@ -141,16 +148,17 @@ class Tokens:
         return self._labels[key]
 
     def _label(self, options: Sequence[str]) -> tuple[list[int], str]:
-        for prefix in (" ", ""):
-            ids = [self.encode(prefix + option) for option in options]
-            if all(len(i) == 1 for i in ids) and len({i[0] for i in ids}) == len(ids):
-                return [i[0] for i in ids], ""
-        letters = string.ascii_uppercase[: len(options)]
+        letters = tuple(string.ascii_uppercase[: len(options)])
         listing = "".join(f"\n{letter}) {option}" for letter, option in zip(letters, options, strict=False))
-        for prefix in (" ", ""):
-            ids = [self.encode(prefix + letter) for letter in letters]
-            if len(letters) == len(options) and all(len(i) == 1 for i in ids):
-                return [i[0] for i in ids], listing
+        itself, by_letter = (options, ""), (letters, listing)
+        if self.format.ask_in_turn:  # chat models hardly ever put a space first
+            ways = [(itself, ""), (by_letter, ""), (itself, " "), (by_letter, " ")]
+        else:
+            ways = [(itself, " "), (itself, ""), (by_letter, " "), (by_letter, "")]
+        for (texts, listed), prefix in ways:
+            ids = [self.encode(prefix + text) for text in texts]
+            if len(texts) == len(options) and all(len(i) == 1 for i in ids) and len({i[0] for i in ids}) == len(ids):
+                return [i[0] for i in ids], listed
         raise UserError(
             f"{len(options)} options such as {options[0]!r} cannot be one token each, nor can letters for them, in the "
             f"tokenizer {self.tokenizer.name_or_path or type(self.tokenizer).__name__}: choose another model.name"
@@ -183,10 +191,13 @@ class Tokens:
         def render(*messages: tuple[str, str], cue: bool = False) -> str:
             chat = [{"role": role, "content": text} for role, text in messages]
             text = self.tokenizer.apply_chat_template(
-                chat, tokenize=False, add_generation_prompt=cue, enable_thinking=False
+                chat, chat_template=template, tokenize=False, add_generation_prompt=cue, enable_thinking=False
             )
             return str(text)
 
+        template = self.tokenizer.get_chat_template()
+        if "strftime_now" in template:
+            template = SAME_DAY + template
         try:
             talk = [("system", s), ("user", u), ("assistant", a), ("user", v)]
             opening = render(*talk[:1])
@@ -211,6 +222,19 @@ class Tokens:
     def _marks(self, text: str) -> list[int]:
         """Encodes the template's own text, in which special tokens are meant."""
         return list(self.tokenizer(text, add_special_tokens=False).input_ids) if text else []
+
+    def _turn_marks(self) -> tuple[frozenset[int], frozenset[int]]:
+        """The token with which a model ends its turn, if any, and all control tokens that stand between turns.
+
+        Where nothing closes a turn, models end theirs with the mark that opens the next.
+        """
+        if not self.format.ask_in_turn:
+            return frozenset(), frozenset()
+        form, added = self.format, self.tokenizer.added_tokens_decoder.items()
+        # Some tokenizers have line breaks as added tokens: these are text.
+        control = {i for i, token in added if not token.content.isspace()} - {self.tokenizer.bos_token_id}
+        ends = [i for i in (*form.after_reply, *form.heard[0]) if i in control | self.eos_ids]
+        return frozenset(ends[:1]), frozenset(control.intersection(chain(*form.first, *form.heard, form.cue, ends)))
 
 
 def _shared(a: str, b: str) -> int:
@@ -244,17 +268,27 @@ class View:
         """Appends an observation and the belief questions that are due with it."""
         form = self.tokens.format
         if text:
-            before, after = form.heard if self.stream.tokens else form.first
-            self.stream.append([*before, *self.tokens.encode(text), *after], Kind.OBSERVATION)
+            ids = self.tokens.encode(text)
+            ids = self._heard(ids) if self.stream.tokens else [*form.first[0], *ids, *form.first[1]]
+            self.stream.append(ids, Kind.OBSERVATION)
         for question in questions:
             ids, listing = self.tokens.label(question.candidates)
             text_ids = self.tokens.encode(question.text + listing)
             if form.ask_in_turn:
-                text_ids = [*form.heard[0], *text_ids, *form.heard[1], *form.cue]
+                text_ids = [*self._heard(text_ids), *form.cue]
+            elif form.after_reply and not self.tokens.decode(self.stream.tokens[-1:]).endswith("\n"):
+                text_ids = [*form.after_reply, *text_ids]  # a question begins a line
             self.stream.append(text_ids, Kind.QUESTION)
             self.asked.append(Asked(len(self.stream) - 1, step, question, tuple(ids)))
-            if form.ask_in_turn:
-                self.stream.append(form.after_reply, Kind.OBSERVATION)
+            self.stream.append(form.after_reply, Kind.OBSERVATION)
+
+    def _heard(self, text_ids: Sequence[int]) -> list[int]:
+        """What is heard with the marks around it, less the first one where a reply has ended with it."""
+        form, last = self.tokens.format, self.stream.tokens[-1:]
+        before, after = form.heard
+        if not form.after_reply and last == before[:1] and self.tokens.eos_ids.issuperset(last):
+            before = before[1:]
+        return [*before, *text_ids, *after]
 
     def cut(self, length: int, asked: int) -> None:
         """Takes back all but the first `length` tokens and the first `asked` questions."""
@@ -264,7 +298,10 @@ class View:
         """Appends the cue to reply; for a choice, the options' listing before it. Returns the options' token ids."""
         if options:
             ids, listing = self.tokens.label(options)
-            self.stream.append(self.tokens.encode(listing), Kind.OBSERVATION)
+            listed = self.tokens.encode(listing)
+            if listing and self.tokens.format.ask_in_turn:  # what was heard before has ended its turn
+                listed = self._heard(self.tokens.encode(listing.removeprefix("\n")))
+            self.stream.append(listed, Kind.OBSERVATION)
         self.stream.append(self.tokens.format.cue, Kind.OBSERVATION)
         return tuple(ids) if options else ()
 
@@ -273,7 +310,7 @@ class View:
         start = len(self.stream)
         self.stream.append(list(ids), kind)
         after = self.tokens.format.after_reply
-        if ids and after and ids[-1] in self.tokens.eos_ids and after[0] == ids[-1]:
-            after = after[1:]  # the model ended its turn itself
+        if ids and ids[-1] in self.tokens.eos_ids and ids[-1] in after:
+            after = after[after.index(ids[-1]) + 1 :]  # the model ended its turn itself
         self.stream.append(after, Kind.OBSERVATION)
         return start

@@ -1,8 +1,12 @@
 """Text <-> ids, one token per choice, and streams against what chat templates render."""
 
+from datetime import datetime
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken
+from transformers.utils import chat_template_utils
 
 from envs import dond_v0
 from envs.core import END, Question
@@ -13,6 +17,20 @@ from tests.marl.models import CHATML, COMPACT_TEXTS, NO_SYSTEM, hf_tokenizer, sm
 
 NUMBERS = tuple(str(n) for n in range(11))
 TEMPLATES = {"chatml": CHATML, "no_system": NO_SYSTEM}
+# Marks open turns, and nothing closes them.
+OPENED = (
+    "{% for message in messages %}<|{{ message['role'] | replace('system', 'im_start') }}|>\n{{ message['content'] }}"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+# Today's date stands in the opening, as in Llama 3.2's (which takes it as a variable too) and in others'.
+DATED = {
+    "llama": "{%- if not date_string is defined %}{%- if strftime_now is defined %}"
+    '{%- set date_string = strftime_now("%d %b %Y") %}{%- else %}{%- set date_string = "26 Jul 2024" %}{%- endif %}'
+    "{%- endif %}\n<|im_start|>Today Date: {{ date_string }}<|im_end|>\n" + CHATML,
+    "called": "\n<|im_start|>Today: {{ strftime_now(format='%Y-%m-%d')[:20] }}<|im_end|>\n" + CHATML,
+    "in a macro": "{% macro today() %}{{ strftime_now('%B %d, %Y') }}{% endmacro %}"
+    "  <|im_start|>Today: {{ today() }}<|im_end|>\n" + CHATML,
+}
 ANY_TEXT = st.text(max_size=60) | st.lists(
     st.sampled_from([*dond_v0.COMPACT_TOKENS, *NUMBERS, " ", "\n", PAD, BOS, CUE, "é", "數", "🙂", "<|im_end|>"])
 ).map("".join)
@@ -20,6 +38,14 @@ ANY_TEXT = st.text(max_size=60) | st.lists(
 
 def hf_tokens(chat_template: str | None = None, single_digits: bool = False) -> Tokens:
     return Tokens(hf_tokenizer(chat_template, single_digits))
+
+
+def other_end(chat_template: str) -> Tokens:
+    """A chat model whose turns end with another token than its `eos_token`."""
+    tokenizer = hf_tokenizer(chat_template, single_digits=True)
+    tokenizer.add_tokens([AddedToken(mark, special=True) for mark in ("<|user|>", "<|assistant|>")])
+    tokenizer.eos_token = "<|endoftext|>"
+    return Tokens(tokenizer)
 
 
 PLAIN, CHAT = hf_tokens(), hf_tokens(CHATML, single_digits=True)
@@ -127,6 +153,21 @@ def test_single_digit_tokenizers_need_letters_for_ten() -> None:
     assert CHAT.label(NUMBERS[:10])[1] == ""  # 0..9 are single tokens, without a space before them
 
 
+def test_a_chat_model_answers_without_a_space_before_it() -> None:
+    """Its reply begins a line of its own, while plain text goes on after a colon or a question mark."""
+    tokenizers = hf_tokenizer(CHATML), hf_tokenizer()
+    for tokenizer in tokenizers:
+        tokenizer.add_tokens([" A", " B"])
+    chat, plain = map(Tokens, tokenizers)
+    for options in (NUMBERS, ["go south", "do task"], ["1", "2", "10"]):  # "10" is one token after a space alone
+        letters = "ABCDEFGHIJK"[: len(options)]
+        assert [chat.decode([i]) for i in chat.label(options)[0]] == list(letters)
+        assert chat.label(options)[1] == "".join(f"\n{letter}) {o}" for letter, o in zip(letters, options, strict=True))
+    assert [chat.decode([i]) for i in chat.label(NUMBERS[:10])[0]] == list(NUMBERS[:10])
+    assert [plain.decode([i]) for i in plain.label(NUMBERS)[0]] == [f" {n}" for n in NUMBERS]
+    assert [plain.decode([i]) for i in plain.label(["go south", "do task"])[0]] == [" A", " B"]
+
+
 def test_equal_options_never_share_a_token() -> None:
     ids, listing = small_tokens().label(["5", "5"])
     assert len(set(ids)) == 2 and listing == "\nA) 5\nB) 5"
@@ -167,7 +208,50 @@ def test_control_tokens_are_not_for_saying_but_the_models_own_end_is() -> None:
     small = small_tokens()
     assert {small.decode([i]) for i in small.unspeakable} == {PAD, BOS, CUE}
     assert PLAIN.unspeakable == []  # its one control token is its end
-    assert {CHAT.decode([i]) for i in CHAT.unspeakable} == {"<|endoftext|>"}
+    assert {CHAT.decode([i]) for i in CHAT.unspeakable} == {"<|endoftext|>", "<|im_start|>"}
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_turns_end_ends_a_reply_whatever_the_tokenizer_calls_its_end(template: str) -> None:
+    tokens = other_end(TEMPLATES[template])
+    start, end, eos = tokens.tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>", "<|endoftext|>"])
+    for last in (end, eos):
+        said = [*tokens.encode("hello"), last]
+        assert tokens.ends(said) and tokens.reply_text(said) == "hello"
+    assert tokens.eos_ids == {end, eos} <= tokens.may_end
+    assert tokens.unspeakable == [start]  # and so no turn is forged
+    ours, its_own = (converse(tokens, "one", []) for _ in range(2))
+    for view, ids in ((ours, tokens.encode("hello")), (its_own, [*tokens.encode("hello"), end])):
+        view.cue()
+        view.reply(ids, Kind.SPEECH)
+    assert ours.stream.tokens == its_own.stream.tokens and ours.stream.kinds != its_own.stream.kinds
+
+
+def test_a_turns_end_may_stand_on_a_line_of_its_own() -> None:
+    tokens = other_end(CHATML.replace("<|im_end|>", "\n<|im_end|>"))
+    end = tokens.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    said = [*tokens.encode("hello\n"), end]
+    assert tokens.ends(said) and tokens.reply_text(said) == "hello\n"
+    view = converse(tokens, "one", [])
+    view.cue()
+    view.reply(said, Kind.SPEECH)
+    assert tokens.decode(view.stream.tokens).endswith("assistant\nhello\n<|im_end|>\n")
+
+
+def test_where_nothing_closes_a_turn_the_mark_that_opens_the_next_one_does() -> None:
+    tokens = other_end(OPENED)
+    user, assistant, eos = tokens.tokenizer.convert_tokens_to_ids(["<|user|>", "<|assistant|>", "<|endoftext|>"])
+    assert tokens.eos_ids == {user, eos} and assistant in tokens.unspeakable
+    view = converse(tokens, "one", [])
+    view.cue()
+    said = [*tokens.encode("two"), user]
+    assert tokens.ends(said) and tokens.reply_text(said) == "two"
+    view.reply(said, Kind.SPEECH)
+    view.observe("three", (Question("how many?", NUMBERS[:10], "3"),), 1)
+    view.cue()
+    assert tokens.decode(view.stream.tokens) == (
+        "<|im_start|>\none<|assistant|>\ntwo<|user|>\nthree<|user|>\nhow many?<|assistant|>\n<|assistant|>\n"
+    )
 
 
 def test_a_span_of_characters_is_a_range_of_tokens() -> None:
@@ -258,6 +342,27 @@ def test_turn_marks_are_the_templates_control_tokens(template: str) -> None:
     assert view.stream.tokens.count(tokens.tokenizer.bos_token_id) == (template == "no_system")
 
 
+@pytest.mark.parametrize("template", DATED)
+def test_a_template_that_asks_for_the_date_is_told_the_same_one_every_day(
+    template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    today = hf_tokens(DATED[template])
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz: object = None) -> "Later":
+            return cls(2031, 12, 30)
+
+    monkeypatch.setattr(chat_template_utils, "datetime", Later)
+    later = hf_tokens(DATED[template])
+    assert later.format == today.format
+    rendered = later.tokenizer.apply_chat_template([{"role": "system", "content": "one"}], tokenize=False)
+    dates = {"llama": "30 Dec 2031", "called": "2031-12-30", "in a macro": "December 30, 2031"}
+    assert dates[template] in rendered  # and all else is as the template has it
+    view = converse(later, "one", [])
+    assert later.decode(view.stream.tokens) == rendered.replace(dates[template], "26 Jul 2024")
+
+
 def test_a_model_that_ends_its_own_turn_is_not_ended_twice() -> None:
     for text in ("hello", ""):
         ours, its_own = (converse(CHAT, "one", []) for _ in range(2))
@@ -289,6 +394,42 @@ def test_a_small_models_stream_is_written_as_it_is_meant() -> None:
     assert all(a.question is question and len(a.candidate_ids) == 11 for a in view.asked)
 
 
+def test_a_small_model_reads_listings_as_they_are() -> None:
+    tokens = small_tokens()
+    view = View(tokens)
+    view.observe("deal", (Question("<books?>", ("1 2", "3 4"), "1 2"), Question("<hats?>", NUMBERS, "3")), 0)
+    legal = view.cue(("1 2", "3 4"))
+    view.reply(legal[:1], Kind.CHOICE)
+    listing = ["\n", "A", ")", " 1", " 2", "\n", "B", ")", " 3", " 4"]
+    assert [tokens.decode([i]) for i in view.stream.tokens] == [
+        BOS, "deal", "<books?>", *listing, "<hats?>", *listing, CUE, tokens.decode(legal[:1]),
+    ]  # fmt: skip
+    o, q = Kind.OBSERVATION, Kind.QUESTION
+    assert view.stream.kinds == [o, o, *[q] * 12, *[o] * 11, Kind.CHOICE]
+    assert [a.position for a in view.asked] == [12, 13]
+    assert [tokens.decode([i]).strip() for i in legal] == ["A", "B"] and view.asked[0].candidate_ids == legal
+
+
+def test_questions_to_a_model_without_turns_stand_on_lines_of_their_own() -> None:
+    question, other = Question("How many?", NUMBERS, "3"), Question("Which one?", ("the hat", "a book"), "a book")
+    view = View(PLAIN)
+    view.observe("one\n", (question, other), 0)
+    view.observe("Partner: no", (question,), 1)  # without a line break
+    view.cue()
+    view.reply(PLAIN.encode("yes [END]"), Kind.SPEECH)
+    view.observe("", (question,), 2)
+    view.observe("Partner: three\n", (), 3)
+    assert PLAIN.decode(view.stream.tokens) == (
+        "<|endoftext|>one\nHow many?\nWhich one?\nA) the hat\nB) a book\nPartner: no\nHow many?\n"
+        "\nyou:yes [END]\nHow many?\nPartner: three\n"
+    )
+    read = ["How many?", "Which one?\nA) the hat\nB) a book", "How many?", "How many?"]
+    for asked, text in zip(view.asked, read, strict=True):
+        assert PLAIN.decode(view.stream.tokens[: asked.position + 1]).endswith(f"\n{text}")
+        assert view.stream.kinds[asked.position : asked.position + 2] == [Kind.QUESTION, Kind.OBSERVATION]
+    assert [PLAIN.decode([i]) for i in view.asked[0].candidate_ids] == [f" {n}" for n in NUMBERS]
+
+
 def test_a_chat_model_is_asked_in_a_turn_of_its_own() -> None:
     view = View(CHAT)
     view.observe("one", (Question("how many?", NUMBERS, "3"),), 0)
@@ -300,6 +441,24 @@ def test_a_chat_model_is_asked_in_a_turn_of_its_own() -> None:
     at = view.asked[0].position
     assert CHAT.decode(view.stream.tokens[: at + 1]).endswith("<|im_start|>assistant\n")
     assert {view.stream.kinds[at], view.stream.kinds[at + 1]} == {Kind.QUESTION, Kind.OBSERVATION}
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_chat_model_reads_its_options_in_a_turn_of_its_own(template: str) -> None:
+    tokens = hf_tokens(TEMPLATES[template])
+    view = converse(tokens, "one", [("a", "two"), ("u", "three")])
+    before = tokens.decode(view.stream.tokens)
+    legal = view.cue(["go south", "do task"])
+    who = "assistant" if template == "chatml" else "model"
+    assert tokens.decode(view.stream.tokens) == (
+        f"{before}<|im_start|>user\nA) go south\nB) do task<|im_end|>\n<|im_start|>{who}\n"
+    )
+    assert set(view.stream.kinds[-len(tokens.format.cue) - 10 :]) == {Kind.OBSERVATION}
+    view.reply(legal[:1], Kind.CHOICE)
+    assert tokens.decode(view.stream.tokens).endswith(f"{who}\nA<|im_end|>\n")
+    before = tokens.decode(view.stream.tokens)
+    view.cue(["1", "2"])  # which stand for themselves
+    assert tokens.decode(view.stream.tokens) == f"{before}<|im_start|>{who}\n"
 
 
 def test_options_are_listed_before_the_cue_where_letters_stand_for_them() -> None:
