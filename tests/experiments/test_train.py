@@ -385,7 +385,8 @@ def test_arms_differ_in_the_weights_of_their_terms_and_in_nothing_else(preset: s
         ("raw_credit", {"algo.credit.speech": "separate_raw", "reward.speaking.weight": 18.0}),
         ("common_raw_credit", {"algo.credit.speech": "common", "reward.speaking.weight": 18.0}),
         ("strong_kl", {"loss.kl.weight": 0.1}),
-        ("game_beside", {"algo.credit.speech": "separate"}),
+        ("game_beside", {}),
+        ("speaking_alone", {"algo.credit.speech": "separate_only"}),
         ("listening_unsaid", {"reward.speaking.weight": 0.0, "loss.policy.speech": 0.0}),
         ("frozen_listeners", {"reward.speaking.players": ["base"]}),
         ("learning_listeners", {"reward.speaking.players": ["learner"]}),
@@ -405,8 +406,9 @@ def test_variants_of_the_credit_change_what_they_say_of_the_full_arm(preset: str
     ("sweep", "about"),
     [
         ("among_us_shaping", {"env.shaping": 0.2}),
-        ("among_us_reports", {"env.imposters_report": True}),
-        ("among_us_credit", {}),
+        ("among_us_reports", {"env.imposters_report": True, "algo.credit.speech": "separate"}),
+        ("among_us_credit", {"algo.credit.speech": "separate"}),
+        ("among_us_confirm", {"algo.credit.speech": "separate", "algo.iterations": 128}),
     ],
 )
 def test_further_sweeps_differ_from_the_headlines_only_in_what_they_are_about(
