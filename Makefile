@@ -35,10 +35,10 @@ test: $(STAMP) ## every test but the slow ones
 test-slow: $(STAMP) ## the slow tests
 	@$(TEST_ENV) $(BIN)/python -m pytest -q -rs $(TWO) -m slow
 
-torture: $(STAMP) ## kill small runs of every kind at random moments, and compare their ends; about an hour
+torture: $(STAMP) ## kill small runs of every kind at random moments, and compare their ends; hours
 	@$(TEST_ENV) $(BIN)/python -m tests.torture
 
-hostile: $(STAMP) ## give all entry points 10,000 generated bad inputs; some minutes
+hostile: $(STAMP) ## give all entry points 10,000 generated bad inputs; half an hour
 	@$(TEST_ENV) $(BIN)/python -m tests.hostile
 
 lint: $(STAMP) ## style and types
