@@ -193,18 +193,22 @@ class Tokens:
             text = self.tokenizer.apply_chat_template(
                 chat, chat_template=template, tokenize=False, add_generation_prompt=cue, enable_thinking=False
             )
-            return str(text)
+            return str(text) if cue else str(text).removesuffix(closing)
 
+        closing = ""
         template = self.tokenizer.get_chat_template()
         if "strftime_now" in template:
             template = SAME_DAY + template
         try:
             talk = [("system", s), ("user", u), ("assistant", a), ("user", v)]
-            opening = render(*talk[:1])
+            render(*talk[:1])
             render(*talk)
         except TemplateError:  # a template without a system role: the opening prompt is the first thing the user says
             talk = [("user", s), ("assistant", a), ("user", v)]
-            opening = render(*talk[:1])
+        whole, part, end = render(*talk), render(*talk[:-1]), self.tokenizer.eos_token or ""
+        if not whole.startswith(part) and whole.startswith(part.removesuffix(end)):
+            closing = end  # of a finished conversation, gone once it goes on
+        opening = render(*talk[:1])
         before_first, after_first = opening.split(s)
         after_reply = render(*talk[:-1]).split(a)[1]
         between = render(*talk).split(a)[1].split(v)[0]

@@ -22,6 +22,11 @@ OPENED = (
     "{% for message in messages %}<|{{ message['role'] | replace('system', 'im_start') }}|>\n{{ message['content'] }}"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
+# A finished conversation ends with the tokenizer's end, which is gone once it goes on, as in Phi-3's.
+FINISHED = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% else %}{{ eos_token }}{% endif %}"
+)
 # Today's date stands in the opening, as in Llama 3.2's (which takes it as a variable too) and in others'.
 DATED = {
     "llama": "{%- if not date_string is defined %}{%- if strftime_now is defined %}"
@@ -340,6 +345,16 @@ def test_turn_marks_are_the_templates_control_tokens(template: str) -> None:
     view = converse(tokens, "one", [("a", "two"), ("u", "three")])
     assert view.stream.tokens.count(start) == view.stream.tokens.count(end) == 3
     assert view.stream.tokens.count(tokens.tokenizer.bos_token_id) == (template == "no_system")
+
+
+def test_the_end_of_a_finished_conversation_is_no_mark_between_turns() -> None:
+    tokens = other_end(FINISHED)
+    view = converse(tokens, "one", [("a", "two"), ("u", "three")])
+    view.cue()
+    assert tokens.decode(view.stream.tokens) == (
+        "<|im_start|>system\none<|im_end|>\n<|im_start|>assistant\ntwo<|im_end|>\n"
+        "<|im_start|>user\nthree<|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 @pytest.mark.parametrize("template", DATED)
