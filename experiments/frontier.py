@@ -100,7 +100,8 @@ def main(cfg: DictConfig) -> None:
     set_threads(cfg.threads)
     cells, out = Path(cfg.cells), Path(cfg.publish)
     check_writable(cells, "cells")
-    check_writable(out / "run_cards", "publish")
+    for name in ("cards", "run_cards"):
+        check_writable(out / name, "publish")
     base, folder = base_policy(
         parts.model, parts.base, parts.env, cache=Path(cfg.cache), human_data=cfg.data.dond, device=device, report=say
     )

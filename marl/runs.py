@@ -14,7 +14,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import reduce
 from importlib.metadata import version
 from pathlib import Path
@@ -238,12 +238,13 @@ def run_card(folder: Path, config_hash: str, seed: int, **facts: Any) -> dict[st
 
 
 UNKNOWN = "unknown"  # the commit of code that is in no checkout
+SOURCES = ("envs/*.py", "marl/*.py", "experiments/*.py", "conf/*.yaml")  # git's `*` reaches into folders
 
 
 def git_commit() -> str:
     """The commit of the code, where files differ from it with `+` and a digest of how; `unknown` outside a checkout.
 
-    Code and settings that git does not know yet count as well: a new term is such a file."""
+    Code and settings of the project that git does not know yet count as well: a new term is such a file."""
     root = Path(__file__).resolve().parent.parent
 
     def git(*arguments: str) -> bytes:
@@ -254,11 +255,15 @@ def git_commit() -> str:
     try:
         commit = git("rev-parse", "--short=12", "HEAD").decode().strip()
         edits = git("diff", "--no-ext-diff", "HEAD")
-        for name in git("ls-files", "-z", "--others", "--exclude-standard", "--", "*.py", "*.yaml").split(b"\0")[:-1]:
-            edits += b"\0" + name + b"\0" + (root / os.fsdecode(name)).read_bytes()
+        new = git("ls-files", "-z", "--others", "--exclude-standard", "--", *SOURCES).split(b"\0")[:-1]
     except (OSError, subprocess.CalledProcessError):
         return UNKNOWN
-    return commit + (f"+{hashlib.sha256(edits).hexdigest()[:6]}" if edits else "")
+    found, edited = hashlib.sha256(edits), bool(edits)
+    for name in new:
+        with suppress(OSError):  # an editor's lock, or gone since
+            found.update(b"\0" + name + b"\0" + (root / os.fsdecode(name)).read_bytes())
+            edited = True
+    return commit + (f"+{found.hexdigest()[:6]}" if edited else "")
 
 
 def hardware() -> dict[str, Any]:

@@ -170,10 +170,14 @@ def test_the_commit_tells_of_files_that_git_does_not_know(tmp_path: Path, monkey
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "config.yaml").write_text("a: 1")  # ignored
     (tmp_path / "notes.txt").write_text("no code")
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "config.yaml").write_text("a: 1")  # a run's own
+    (tmp_path / "marl" / ".#ppo.py").symlink_to("nowhere")  # an editor's lock
+    (tmp_path / "conf" / "reward").mkdir(parents=True)
     clean = git_commit()
     assert re.fullmatch("[0-9a-f]{12}", clean)
     found = [clean]
-    for name, text in (("marl/term.py", "x = 1"), ("marl/term.py", "x = 2"), ("term.yaml", "x: 1")):
+    for name, text in (("marl/term.py", "x = 1"), ("marl/term.py", "x = 2"), ("conf/reward/term.yaml", "x: 1")):
         (tmp_path / name).write_text(text)
         found.append(git_commit())
     assert len(set(found)) == 4 and all(re.fullmatch(rf"{clean}\+[0-9a-f]{{6}}", each) for each in found[1:])
