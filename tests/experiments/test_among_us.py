@@ -120,6 +120,13 @@ def test_a_reward_that_names_the_learner_pays_in_its_evaluation_too(run: Train) 
         assert {"learner", "trained", "untrained"} & {p for game in games for p in game["players"].values()}
 
 
+def test_where_all_names_play_there_are_no_others(run: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    for players, all_play in ((7, True), (5, False)):
+        run(f"env.players={players}", "algo.iterations=1", "eval.every=0", "arm=named")
+        told = "".join(capsys.readouterr())
+        assert ("all names play in each game" in told) == all_play and "are no single tokens" not in told
+
+
 def test_an_arm_with_world_modelling_foretells_what_its_base_foretold() -> None:
     for game, foretold in (("among_us", False), ("dond", True)):
         arm = configure(f"env={game}", "ablation=world_model")
