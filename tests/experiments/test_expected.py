@@ -28,6 +28,7 @@ AMONG_US = {
     "among_us_ablation/curves.csv": ("among_us_ablation", {"game": "among_us"}),
     "among_us_ablation/curves_long.csv": ("among_us_long", {"game": "among_us"}),
     "among_us_ablation/curves_shaping.csv": ("among_us_shaping", {"game": "among_us"}),
+    "among_us_ablation/curves_confirm.csv": ("among_us_confirm", {"game": "among_us"}),
 }
 Row = dict[str, Any]
 
