@@ -98,7 +98,10 @@ IDLE = 300  # seconds until a worker without a job ends, should the command itse
 # Of settings whose default is something those of which null is a choice too.
 MAY_BE_NULL = ("compare", "minutes")
 # What ~KEY may leave out: terms, players, and choices that only bring other settings. The rest always has a value.
-REMOVABLE = ("loss.", "reward.", "cast.", "variants.", "conditions.", "tuned", "experiment", "ablation", "sweep", "hydra")
+REMOVABLE = (
+    *("loss.", "reward.", "cast.", "variants.", "conditions."),
+    *("tuned", "experiment", "ablation", "sweep", "hydra"),
+)
 
 
 @dataclass(frozen=True)
