@@ -21,7 +21,7 @@ all seeds are one policy, as before training, over its games, where their spread
   independent, although they are of the same games, and a player's score as if a game were one observation, which it is
   where both get the same; both err towards calling a rise noise. `plateau/mean` is the same of the seeds' mean curve.
 - `score/at_equal_games`, `agreement/at_equal_games`: at the most training games that all runs of the objective have
-  had, linear between two evaluations; `.../at_equal_compute`: at the most token passes (see `token_passes`). A run that
+  had, linear between two evaluations; `.../at_equal_compute`: at the most token passes (marl/compute.py). A run that
   ended early holds all others there: leave it out by its name. `trained/...` and `passes/...` say where that is, in
   games and in thousand passes. The arm `ARM - filtered_bc` is the difference to filtered cloning, or to the arm that
   `reference` names, paired by seed.
@@ -48,12 +48,12 @@ from envs.dond_v0 import MAX_POINTS
 from experiments.cli import command
 from experiments.report import selected, write_cards
 from experiments.terminal import say
+from marl.compute import PASSES
 from marl.errors import UserError, check_writable
 from marl.evaluate import Metrics
 from marl.files import writing
 from marl.report import PAPER, TRAINED, Run, read_run
 from marl.stats import Interval, TableRow, format_table, read_csv, seed_mean, wilson, write_csv, write_table
-from marl.tracking import TIMING_FILE, read_metrics
 from marl.wording import WORDING, bounds
 
 METRICS = (
@@ -75,7 +75,7 @@ Z = 1.959964  # of a 95 % interval
 @dataclass(frozen=True)
 class Line:
     """One line of NAME.csv. `trained`: games that the run had learned from; `passes`: thousands of tokens that training
-    had put through the model (see `token_passes`); `games`: of the evaluation."""
+    had put through the model (marl/compute.py); `games`: of the evaluation."""
 
     objective: float
     arm: str
@@ -172,11 +172,11 @@ def collected(runs: Sequence[Run]) -> list[Line]:
         evaluations = [row for row in run.curves if row["phase"] == "eval"]
         if not evaluations:
             raise UserError(f"select: {run.folder.name} was not evaluated while it trained (eval.every, eval.games)")
-        passes = token_passes(run, learned_tokens(run.folder))
         for row in evaluations:
             trained, games = row["iteration"] * run.games, int(row["rollout/games"])
             objective, iteration = objective_of(run.config), row["iteration"]
-            at = (objective, run.arm, run.seed, iteration, trained, passes[iteration], games)
+            passes = round(row.get(PASSES, 0) / 1000)
+            at = (objective, run.arm, run.seed, iteration, trained, passes, games)
             told = [metric for metric in METRICS if metric in row and not nothing(metric, objective)]
             lines += [Line(*at, metric, row[metric]) for metric in told]
         ceiling = run.conditions.get(TRAINED, {}).get("game/score_ceiling")
@@ -211,40 +211,6 @@ def refuse_doubles(runs: Iterable[tuple[Path, float, str, int]], setting: str = 
                 f"{setting}: {other} and {folder} are both of objective {objective:g}, arm {arm} and seed {seed}; "
                 "choose names of which there is one for each, or settings in `where`, or give arms names of their own"
             )
-
-
-def learned_tokens(folder: Path) -> dict[int, int]:
-    """By iteration, how many tokens the rows had that a run learned from: the speed of its updates times their time."""
-    rows = read_metrics(folder / TIMING_FILE)
-    speed, seconds = (
-        "speed/update_tokens_per_second",
-        "time/update",
-    )  # missing where a round of games had nothing to keep
-    return {row["iteration"]: round(row[speed] * row[seconds]) for row in rows if speed in row}
-
-
-def token_passes(run: Run, learned: Mapping[int, int]) -> dict[int, int]:
-    """What training has cost by each iteration, in thousands of tokens times forward passes, so that learners can be
-    compared at equal compute whatever the machine. A token is put through the model once to play it, three times each
-    time that it is learned from (a backward pass is worth two), as often for beliefs of renamed rows, and once for a
-    reference. `learned`: tokens that were learned from, by iteration; of filtered games those of the kept rows. Plans
-    are not counted. Where nothing is known of what was learned from, nothing is said: {iteration: 0}."""
-    losses = {name: term for name, term in (run.config.get("loss") or {}).items() if term is not None}
-    update = (run.config.get("algo") or {}).get("update") or {}
-    each, once = 3, 0  # passes of learning: in each epoch, and once for all
-    listening = losses.get("listening") or {}
-    if listening.get("renamed"):
-        each += 3 if listening.get("weight", 1.0) else 1  # weight 0 is measured without a gradient
-    if "kl" in losses:
-        exact = losses["kl"].get("estimator") == "exact"
-        each, once = each + exact, once + (not exact)
-    spent, found = 0.0, {0: 0}
-    for row in run.curves:
-        if row["phase"] == "train":
-            again = learned.get(row["iteration"], 0) * (each * update.get("epochs", 1) + once)
-            spent += row.get("rollout/tokens", 0) + again if learned else 0
-            found[row["iteration"]] = round(spent / 1000)
-    return found
 
 
 def read_lines(path: Path) -> list[Line]:

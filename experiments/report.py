@@ -6,7 +6,8 @@ there, and `data=experiments/NAME` draws the figure again from these files, with
 seeds where an arm has several (Student's t), else over the run's evaluation games. `ratios.csv` says of Among Us how
 many times as often one arm wins as another. `iqm.csv`, `profiles.csv` and `bootstrap.csv` have interquartile means,
 performance profiles and intervals by the bootstrap over seeds and games, of the arms with several seeds. `forms.csv`
-has how each run's players put their messages most often.
+has how each run's players put their messages most often. `equal_compute.csv` compares arms where they have cost as many
+token passes (marl/compute.py), by the evaluations on the way; `compute/training_games` says where that is.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from omegaconf import DictConfig
 
 from experiments.cli import command, nearest
 from experiments.terminal import say
+from marl.compute import GAMES, PASSES
 from marl.config import plain
 from marl.errors import UserError, check_writable
 from marl.files import read_json, write_json
@@ -33,6 +35,8 @@ from marl.report import (
     ablation_figure,
     arm_runs,
     columns_of,
+    costs,
+    equal_compute,
     mean_entries,
     mixed,
     read_run,
@@ -93,7 +97,7 @@ CURVES = (
     "game/win_rate/crewmates", "vote/imposter", "vote/witness", "talk/names_imposter", "belief/accuracy",
     "belief/log_loss", "belief/brier", "reward/game", "reward/speaking", "loss/listening", "loss/plan", "loss/entropy",
     "loss/kl", "filter/kept", "talk/turns", "talk/tokens_per_turn", "talk/vocabulary", "talk/inverted",
-    "talk/inverted_explicit", "errors/per_turn", "errors/aborted",
+    "talk/inverted_explicit", "errors/per_turn", "errors/aborted", PASSES,
 )  # fmt: skip
 
 
@@ -203,6 +207,8 @@ def show(runs: Sequence[Run]) -> None:
         columns = columns_of(arm_runs(group))
         names = [name for name in HEADLINE.get(group[0].game, ()) if any(name in found for found in columns.values())]
         say("\n" + (f"{in_words(suffix)}\n" if suffix else "") + format_table(columns, names) + "\n")
+        for sentence in costs(group):
+            say(sentence + "\n")
 
 
 def publish(runs: Sequence[Run], folder: Path, part: str = "") -> None:
@@ -285,6 +291,14 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -
     if differences:
         write_table(folder / f"differences{suffix}.csv", differences)
         write_curve_differences(folder / f"curve_differences{suffix}.csv", runs, pairs)
+    equal = equal_compute(runs)
+    if equal:
+        told = dict.fromkeys((GAMES, *TABLE[game], *CURVES))
+        kept = [name for name in told if all(name in arm.metrics for arm in equal)]
+        write_table(
+            folder / f"equal_compute{suffix}.csv",
+            [*ablation_table(equal, kept), *arm_differences(equal, pairs, kept)],
+        )
     ratios = arm_ratios(arms, pairs, [name for name in RATIOS if name in names])
     if ratios:
         write_table(folder / f"ratios{suffix}.csv", ratios)
@@ -298,6 +312,8 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -
         say("\n" + format_table({row.arm: {row.metric: row.interval} for row in shown}))
     if ratios:
         say("\n" + format_table({row.arm: {row.metric: row.interval} for row in ratios}))
+    for sentence in costs(runs):
+        say("\n" + sentence)
 
 
 def redraw(folder: Path, out: Path) -> None:

@@ -24,6 +24,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from marl.compute import GAMES, PASSES, at_equal_compute, learned_tokens, token_passes
 from marl.errors import UserError
 from marl.evaluate import Metrics, conditions_from_json
 from marl.files import read_json, write_text, writing
@@ -115,6 +116,10 @@ def read_run(folder: Path) -> Run:
     seed = card.get("seed", config.get("seed", 0))
     if not isinstance(seed, int):
         raise UserError(f"{folder}: expected a whole number for its seed, got {seed!r}")
+    curves = read_metrics(folder / METRICS_FILE)
+    if learned := learned_tokens(folder):
+        passes = token_passes(config, curves, learned)
+        curves = [{**row, PASSES: passes[row["iteration"]]} if row["iteration"] in passes else row for row in curves]
     arm = str(card.get("arm") or config.get("arm") or folder.name)
     return Run(
         folder=folder,
@@ -122,7 +127,7 @@ def read_run(folder: Path) -> Run:
         seed=seed,
         config=config,
         card=card,
-        curves=read_metrics(folder / METRICS_FILE),
+        curves=curves,
         evaluation=evaluation,
         transcripts={path.stem: read_episodes(path) for path in sorted((folder / "episodes").glob("*.jsonl"))},
     )
@@ -186,7 +191,7 @@ def write_report(runs: Sequence[Run], out_path: Path, title: str, games_shown: i
     page = _template().render(
         title=title,
         facts=[*what_was_run(runs), *mixed(runs)],
-        findings=[*findings(columns), *comparisons(arms)],
+        findings=[*findings(columns), *comparisons(arms), *costs(runs)],
         columns=list(columns),
         colours=colours,
         headline=table_rows(
@@ -531,6 +536,37 @@ def comparisons(arms: Sequence[ArmRun]) -> list[str]:
     each = [f"{row.arm}: {100 * row.mean:+.1f} ({100 * row.low:+.1f} to {100 * row.high:+.1f})" for row in shown]
     by = "seed" if max(row.seeds for row in shown) > 1 else "game; of one training seed"
     return [f"Crewmates' wins, differences in points, paired by {by}: {'; '.join(each)}."]
+
+
+def equal_compute(runs: Sequence[Run]) -> list[ArmRun]:
+    """What `at_equal_compute` finds of runs of several arms; nothing where any of them plans, which is not counted."""
+    keys = [(arm_label(run, runs), run.seed) for run in runs]
+    if len({arm for arm, _ in keys}) < 2 or any((run.config.get("loss") or {}).get("plan") for run in runs):
+        return []
+    played = [int((run.config.get("eval") or {}).get("games") or 0) for run in runs]
+    return at_equal_compute(
+        {key: run.curves for key, run in zip(keys, runs, strict=True)},
+        {key: (run.games, games) for key, run, games in zip(keys, runs, played, strict=True)},
+    )
+
+
+def costs(runs: Sequence[Run]) -> list[str]:
+    """How arms compare where they have cost the same, in a sentence; none where that is not known."""
+    arms = equal_compute(runs)
+    shared = set.intersection(*(set(arm.metrics) for arm in arms)) if arms else set()
+    headline = [name for game in dict.fromkeys(run.game for run in runs) for name in HEADLINE.get(game, ())]
+    metric = next((name for name in headline if name in shared), None)
+    if metric is None:
+        return []
+    parts = []
+    for arm, found in columns_of(arms).items():
+        cell = _cell(found[metric], WORDING[metric])
+        assert cell is not None
+        spread = f"{cell['range']}; " if cell["range"] else ""
+        parts.append(f"{arm} {cell['mean']} ({spread}{found[GAMES].mean:,.0f} training games)")
+    passes = np.mean([arm.metrics[PASSES].mean for arm in arms]) / 1e6
+    label = WORDING[metric].label
+    return [f"{label} at equal compute, {passes:.3g} million token passes of training: {', '.join(parts)}."]
 
 
 def endings(columns: Mapping[str, Metrics]) -> list[dict[str, Any]]:

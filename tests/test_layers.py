@@ -31,6 +31,7 @@ LAYERS = [
     "filtered_bc rl_pikl",
     "ppo",
     "evaluate transcripts",
+    "compute",
     "report drift",
     "config",
     "longer",

@@ -6,16 +6,14 @@ import csv
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
 from experiments import crossplay, iterations, train
-from experiments.iterations import correlation, plateau, token_passes
+from experiments.iterations import correlation, plateau
 from marl.errors import UserError
-from marl.report import Run
 from marl.stats import Interval, seed_mean, wilson
 from tests.composing import configure
 from tests.experiments.test_frontier import TEST
@@ -217,37 +215,6 @@ def test_settings_tell_runs_of_one_arm_apart(tmp_path: Path) -> None:
         run(tmp_path, f"x-further-{seed}", "a", seed, [1, 2], objective, games=250)
     found = rows_of(collect(tmp_path, "where={algo.games: 250, env.objective: [0, 1]}") / "iterations.csv")
     assert {(row["objective"], row["seed"]) for row in found} == {("0", "2"), ("1", "0")}
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [  # of 1,000 tokens a round, and 2,000 in the second: played, and then learned from
-        (
-            {"loss": {"imitation": {}}, "algo": {"update": {"epochs": 3}}, "share": 0.5},
-            [0, 5.5, 16.5],
-        ),  # 1 + .5 * 3 * 3
-        ({"loss": {"kl": {"estimator": "exact"}}, "algo": {"update": {"epochs": 2}}}, [0, 9, 27]),  # 1 + 2 * (3 + 1)
-        ({"loss": {"kl": {"estimator": "k2"}}, "algo": {"update": {"epochs": 2}}}, [0, 8, 24]),  # 1 + 2 * 3 + 1
-        ({"loss": {"kl": None, "listening": {"renamed": True}}, "algo": {"update": {"epochs": 1}}}, [0, 7, 21]),
-        ({"loss": {"listening": {"renamed": True, "weight": 0}}, "algo": {"update": {"epochs": 1}}}, [0, 5, 15]),
-        ({"loss": {}, "share": 0}, [0, 1, 3]),  # nothing was kept
-    ],
-)
-def test_compute_is_counted_in_passes(settings: dict[str, Any], expected: list[float]) -> None:
-    share = settings.pop("share", 1)
-    rows = [{"iteration": i, "phase": "train", "rollout/tokens": 1_000_000 * i} for i in (1, 2)]
-    evaluations = [{"iteration": i, "phase": "eval", "rollout/tokens": 5_000} for i in (0, 1, 2)]
-    made = Run(Path(), "a", 0, settings, {}, [*evaluations, *rows], {})
-    found = token_passes(made, {i: round(1_000_000 * i * share) for i in (1, 2)})
-    assert found == {i: 1000 * expected[i] for i in (0, 1, 2)}
-    assert token_passes(made, {}) == {0: 0, 1: 0, 2: 0}  # nobody noted it
-
-
-def test_a_round_in_which_nothing_was_kept_has_no_learned_tokens(tmp_path: Path) -> None:
-    kept = {"iteration": 2, "phase": "train", "speed/update_tokens_per_second": 40.0, "time/update": 2.5}
-    rows = [{"iteration": 1, "phase": "train"}, kept]
-    (tmp_path / "timing.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert iterations.learned_tokens(tmp_path) == {2: 100}
 
 
 @pytest.mark.parametrize(

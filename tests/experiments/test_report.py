@@ -192,6 +192,19 @@ def test_arms_are_compared_along_training(published: Path) -> None:
         assert float(row["mean"]) == pytest.approx(sum(apart) / 2, abs=1e-4) and row["seeds"] == "2"
 
 
+def test_arms_are_compared_at_equal_compute(root: Path, published: Path) -> None:
+    """Where the dearer arm has cost what the cheaper one has in all; the page says it too."""
+    rows = by_name(read_table(published / "equal_compute.csv"))
+    games = {arm: rows[arm, "compute/training_games"].mean for arm in ("RL", "RL+L+S")}
+    assert games["RL"] == 8 and 0 < games["RL+L+S"] < 8  # listening on renamed rows has passes of its own
+    cost = {arm: rows[arm, "compute/token_passes"].mean for arm in games}
+    assert cost["RL"] == pytest.approx(cost["RL+L+S"]) and cost["RL"] > 1000
+    apart = rows["RL+L+S - RL", "game/win_rate/crewmates"]
+    wins = {arm: rows[arm, "game/win_rate/crewmates"].mean for arm in games}
+    assert apart.seeds == 2 and apart.mean == pytest.approx(wins["RL+L+S"] - wins["RL"], abs=1e-4)
+    assert not (published / "equal_compute_shaping_0.2.csv").exists()  # one arm
+
+
 def test_curves_and_figure(published: Path) -> None:
     with (published / "curves.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
