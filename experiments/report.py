@@ -352,14 +352,17 @@ def draw(folder: Path, suffix: str, out: Path) -> None:
 def read_curves(path: Path) -> list[Run]:
     """The runs of a `curves.csv`, as far as their curves go."""
     found: dict[tuple[str, int], Run] = {}
+    lines: dict[tuple[str, int, str, int], dict[str, Any]] = {}
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            key = (row["arm"], int(row["seed"]))
+            key, phase, iteration = (row["arm"], int(row["seed"])), row["phase"], int(row["iteration"])
             run = found.setdefault(key, Run(path.parent, *key, {"algo": {}}, {}, [], {}))
-            iteration = int(row["iteration"])
             if iteration:
                 run.config["algo"]["games"] = int(row["games"]) // iteration
-            run.curves.append({"iteration": iteration, "phase": row["phase"], row["metric"]: float(row["value"])})
+            line = lines.setdefault((*key, phase, iteration), {"iteration": iteration, "phase": phase})
+            if len(line) == 2:
+                run.curves.append(line)
+            line[row["metric"]] = float(row["value"])
     return list(found.values())
 
 

@@ -722,6 +722,21 @@ def _curve(run: Run, panel: Panel, phase: str, scale: bool) -> dict[int, float]:
     }
 
 
+def over_compute(runs: Sequence[Run], metric: str, points: int = 17) -> list[dict[int, float]]:
+    """Token passes of training -> value in evaluation games, of each run at the same points, linear between two
+    evaluations, as far as all of them go. Empty where a run does not say what it cost."""
+    curves = []
+    for run in runs:
+        watched = [row for row in run.curves if row["phase"] == "eval" and metric in row and PASSES in row]
+        curves.append({int(row[PASSES]): float(row[metric]) for row in watched})
+    end = min((max(curve, default=0) for curve in curves), default=0)
+    if not end:
+        return []
+    grid = np.linspace(0, end, points).astype(int)
+    values = [np.interp(grid, [*curve], [*curve.values()]) for curve in curves]
+    return [dict(zip(grid.tolist(), found.tolist(), strict=True)) for found in values]
+
+
 def mean_curve(curves: Sequence[dict[int, float]]) -> tuple[list[int], list[Interval]]:
     """Mean over seeds with its interval, at the points that all of them reached."""
     shared = sorted(set.intersection(*(set(curve) for curve in curves)))
@@ -833,13 +848,16 @@ def ablation_figure(
     """Means and intervals of each arm, a panel for each metric, as a file of its own (`.svg`, `.png` or `.pdf`).
 
     `published` stands in the first panel as open markers, by arm. With `curve`, the learning curves of that metric in
-    evaluation games follow, means over the seeds of `runs` with 95 % bands.
+    evaluation games follow, means over the seeds of `runs` with 95 % bands: over training games, and where runs say
+    what they have cost, over that.
     """
     arms = list(dict.fromkeys(row.arm for row in rows))
-    count = len(metrics) + bool(curve)
+    costed = bool(curve) and len({run.arm for run in runs}) > 1 and bool(over_compute(runs, curve))
+    curves = bool(curve) + costed
+    count = len(metrics) + curves
     height = max(0.42 * len(arms) + 1.1, 3.1 if curve else 0)
-    figure = Figure(figsize=(3.1 * count + 0.8 + bool(curve), height), layout="constrained")
-    ratios = [1.0] * len(metrics) + [1.4] * bool(curve)
+    figure = Figure(figsize=(3.1 * count + 0.8 + curves, height), layout="constrained")
+    ratios = [1.0] * len(metrics) + [1.4] * curves
     panels = figure.subplots(1, count, squeeze=False, gridspec_kw={"width_ratios": ratios})[0]
     for i, (axes, metric) in enumerate(zip(panels, metrics, strict=False)):
         style_axes(axes, ink="#222222", muted="#555555", grid="#dddddd")
@@ -865,18 +883,25 @@ def ablation_figure(
         axes.set_yticks(range(len(arms)), arms if i == 0 else [""] * len(arms))
         axes.set_title(WORDING[metric].label if metric in WORDING else metric, fontsize=10, loc="left")
         axes.set_xlabel(f"{metric} (open: published)" if i == 0 and published else metric, fontsize=8)
-    if curve:
-        axes = panels[-1]
+    for axes, compute in zip(panels[len(metrics) :], (False, True), strict=False):
         style_axes(axes, ink="#222222", muted="#555555", grid="#dddddd")
+        axes.sharey(panels[len(metrics)])
         scale = by_games(runs)
         for y, arm in enumerate(arms):
-            of_arm = [_curve(run, Panel(curve, "", ""), "eval", scale) for run in runs if run.arm == arm]
-            mine = [found for found in of_arm if found]
-            if mine:
+            mine = [run for run in runs if run.arm == arm]
+            if compute:
+                drawn = over_compute(mine, curve)
+            else:
+                drawn = [found for run in mine if (found := _curve(run, Panel(curve, "", ""), "eval", scale))]
+            if drawn:
                 share = WORDING[curve].percent if curve in WORDING else False
-                _draw_mean(axes, mine, PAPER[y % len(PAPER)], share, line=True, label=arm)
-        axes.set_title(f"{WORDING[curve].label if curve in WORDING else curve}, over training", fontsize=10, loc="left")
-        axes.set_xlabel("training games" if scale else "iteration", fontsize=8)
+                _draw_mean(axes, drawn, PAPER[y % len(PAPER)], share, line=True, label=arm)
+        label = WORDING[curve].label if curve in WORDING else curve
+        axes.set_title(f"{label}, over {'compute' if compute else 'training'}", fontsize=10, loc="left")
+        unit = "million token passes" if compute else "training games" if scale else "iteration"
+        axes.set_xlabel(unit, fontsize=8)
+        if compute:
+            axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1e6:g}")
     if title:
         figure.suptitle(title, fontsize=11, x=0.01, ha="left")
     with writing(path), matplotlib.rc_context({"svg.hashsalt": path.name}):
