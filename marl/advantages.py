@@ -73,9 +73,9 @@ def add_advantages(batch: TokenBatch, credit: Credit, speaking_weight: float) ->
     said = batch.decision & (spread(batch, batch.body, any_token=True) > 0) & (batch.speaking != 0)
     if credit.separate and speaking_weight:
         earned = torch.zeros_like(advantages)
-        if int(said.sum()) > 1:
+        raw = credit.speech == "separate_raw"
+        if raw or int(said.sum()) > 1:
             # `speaking` is weighted already: where it is normalised its sign counts, and its size is set here.
-            raw = credit.speech == "separate_raw"
             each = batch.speaking if raw else abs(speaking_weight) * standardise(batch.speaking, said)
             earned = spread(batch, torch.where(said, each, 0.0))
         game = 0.0 if credit.speech == "separate_only" else advantages

@@ -43,9 +43,8 @@ def token_passes(config: Mapping[str, Any], rows: Sequence[Row], learned: Mappin
     listening = losses.get("listening") or {}
     if listening.get("renamed") and listening.get("weight", 1.0):  # of weight 0 it is read off the other terms' pass
         each += 3
-    if "kl" in losses:
-        exact = losses["kl"].get("estimator") == "exact"
-        each, once = each + exact, once + (not exact)
+    kinds = [term.get("estimator") == "exact" for name, term in losses.items() if name == "kl" or "estimator" in term]
+    each, once = each + (True in kinds), once + (False in kinds)
     spent, found = 0.0, {0: 0}
     for row in rows:
         if row["phase"] == "train":
@@ -60,12 +59,16 @@ def at_equal_compute(
 ) -> list[ArmRun]:
     """Runs by arm and seed, each where it has cost as many token passes as the cheapest run of its seed has in all:
     every metric of the evaluations on the way, linear between two of them, and at what cost (`PASSES`) and after how
-    many training games (`GAMES`) that is. `games`: training games of an iteration, and games of an evaluation. Empty
-    where a run was not evaluated on its way, or does not say what it cost.
+    many training games (`GAMES`) that is. Of the seeds that all arms have: another would stand at a cost of its own.
+    `games`: training games of an iteration, and games of an evaluation. Empty where arms share no seed, or a run was
+    not evaluated on its way, or does not say what it cost.
     """
+    arms = {arm: {seed for other, seed in curves if other == arm} for arm, _ in curves}
+    shared = set.intersection(*arms.values()) if arms else set()
+    curves = {(arm, seed): rows for (arm, seed), rows in curves.items() if seed in shared}
     watched = {key: [row for row in rows if row["phase"] == "eval" and PASSES in row] for key, rows in curves.items()}
     ends = {key: max((row[PASSES] for row in rows), default=0) for key, rows in watched.items()}
-    if not all(ends.values()):
+    if not ends or not all(ends.values()):
         return []
     found = []
     for (arm, seed), rows in watched.items():

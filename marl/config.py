@@ -21,11 +21,12 @@ from marl.errors import UserError, check_text
 from marl.files import canonical
 from marl.filtered_bc import FilteredBCConfig
 from marl.games import env_maker, exchangeable, natural_reader, scripted
-from marl.losses import Loss
+from marl.losses import Loss, needs_reference
 from marl.planner import GAMES as PLANNED
 from marl.ppo import PPOConfig
 from marl.pretrain import BaseConfig, ModelConfig
 from marl.rewards import Reward
+from marl.rewards.speaking import SpeakingReward
 from marl.rl_pikl import RLPiklConfig
 
 T = TypeVar("T")
@@ -121,11 +122,12 @@ def build(cfg: DictConfig, players: Sequence[str] = (), stops: bool = False) -> 
                 f"algo.value=plan: with env.imposters={of_game['imposters']} and algo.planner.mistake={mistake} a plan "
                 "does not say how probable a win by the vote is; take paid, or one imposter and mistake 0"
             )
-    if kind != "ppo" and "kl" in losses and losses["kl"].reads == "reply":
-        raise UserError(
-            f"loss.kl.estimator={losses['kl'].estimator}: algo={kind} does not learn from plain samples of the policy, "
-            "which it takes; must be exact"
-        )
+    for name, loss in losses.items():
+        if kind != "ppo" and needs_reference(loss):
+            raise UserError(
+                f"loss.{name}.estimator={getattr(loss, 'estimator', '')}: algo={kind} does not learn from plain "
+                "samples of the policy, which it takes; must be exact"
+            )
     if "plan" in losses and settings["env"]["game"] not in PLANNED:
         raise UserError(f"loss.plan: env.game={settings['env']['game']} has nothing to plan; leave it out (~loss.plan)")
     if not any(loss.weight for loss in losses.values()):
@@ -169,6 +171,13 @@ def build(cfg: DictConfig, players: Sequence[str] = (), stops: bool = False) -> 
                 f"loss.{name}.renamed=true: env.game={env['game']} has no names that can stand for one another; "
                 "set it to false"
             )
+    rewards = terms(settings["reward"], "reward")
+    for name, reward in rewards.items():
+        if isinstance(reward, SpeakingReward) and reward.weight and name != "speaking":
+            raise UserError(
+                f"reward.{name}.weight={reward.weight:g}: a speaking reward that pays is called reward.speaking, by "
+                f"which algo.credit.speech knows it; set that one (reward.{name}.weight=0 only measures)"
+            )
     try:
         learner = make(configs[kind], algo, "algo")
     except UserError as error:  # the planner's class is also used elsewhere, and does not know where it stands here
@@ -179,7 +188,7 @@ def build(cfg: DictConfig, players: Sequence[str] = (), stops: bool = False) -> 
         model=lm,
         base=base,
         algo=learner,
-        rewards=terms(settings["reward"], "reward"),
+        rewards=rewards,
         losses=losses,
         privileged=critic == "privileged",
         chat=chat_agent(settings["chat"], env, stops) if CHAT in players else None,

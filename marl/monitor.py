@@ -62,6 +62,8 @@ def episode_metrics(episodes: Sequence[Episode], players: Collection[str]) -> di
     counted = [t for e in episodes[:VOCABULARY_GAMES] for t in e.turns if e.players[t.agent] in players and not t.error]
     metrics["talk/vocabulary"] = len({word for t in counted for word in t.message.split()})
     over = len(taken) + sum(bool(t.error) and t.kind == TurnKind.CHOOSE for t in turns)
+    ends = [e.turns[-1] for e in episodes if e.turns and e.players[e.turns[-1].agent] in players]
+    over += sum(bool(t.error) and t.kind == TurnKind.SPEAK for t in ends)  # a turn that ended with the game
     metrics["errors/per_turn"] = (len(turns) - len(taken)) / max(over, 1)
     if any(outgrown := [e.outgrown for e in episodes]):
         metrics["errors/outgrown"] = _mean(outgrown)

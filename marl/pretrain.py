@@ -715,8 +715,9 @@ def batches(seats: Sequence[Seat], rows: int, rng: np.random.Generator) -> Itera
 
 @torch.no_grad()
 def held_out_figures(policy: Policy, seats: Sequence[Seat]) -> dict[str, float]:
-    """Perplexity per token and per word of replies, and the belief's log-loss before and after all messages."""
-    nats = tokens = words = 0.0
+    """Perplexity per token of replies and per word of what is said, and the belief's log-loss before and after all
+    messages."""
+    nats = spoken = tokens = words = 0.0
     first: list[float] = []
     last: list[float] = []
     batch = collate(seats, {}, silent_roles=INSIDERS)
@@ -726,6 +727,7 @@ def held_out_figures(policy: Policy, seats: Sequence[Seat]) -> dict[str, float]:
         mask = part.reply & part.imitate
         nats -= float(out.logprobs[mask].sum())
         tokens += int(mask.sum())
+        spoken -= float(out.logprobs[mask & (part.kind == Kind.SPEECH)].sum())
         truth = -log_truth(part, out.beliefs)
         for row in range(len(rows)):
             asked = truth[part.row == row]
@@ -739,7 +741,7 @@ def held_out_figures(policy: Policy, seats: Sequence[Seat]) -> dict[str, float]:
         words += sum(len(t.text.split()) for t in own)
     return {
         "perplexity_per_token": math.exp(nats / max(tokens, 1)),
-        "perplexity_per_word": math.exp(nats / max(words, 1)),
+        "perplexity_per_word": math.exp(spoken / max(words, 1)),
         "belief_log_loss_first": float(np.mean(first)) if first else 0.0,
         "belief_log_loss_last": float(np.mean(last)) if last else 0.0,
     }

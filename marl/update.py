@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from marl.errors import UserError
 from marl.grouping import cheapest_groups
-from marl.losses import Loss, Outputs
+from marl.losses import Loss, Outputs, needs_reference
 from marl.optim import OPTIMIZERS, Optimizer
 from marl.policy import Policy, choice_logits, recomputing
 from marl.ranks import ONE, Ranks
@@ -282,8 +282,9 @@ def update(
     `rename`: for a term that reads beliefs of renamed rows; without it they are read as they are. `ranks`: each reads
     its share of every minibatch; all of them get the whole batch.
     """
-    if "kl" in losses and losses["kl"].reads == "reply" and reference is not None:
-        batch = add_reference(batch, reference, config, ranks, places(batch, losses["kl"]))
+    compared = [places(batch, loss) for loss in losses.values() if needs_reference(loss)]
+    if compared and reference is not None:
+        batch = add_reference(batch, reference, config, ranks, torch.stack(compared).any(0))
     policy.eval()  # no dropout: what was sampled from is what is scored
     reads: dict[str, bool] = {}
     for loss in losses.values():

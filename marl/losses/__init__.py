@@ -38,7 +38,11 @@ class Outputs:
 
 
 class Loss(Protocol):
-    """A named loss term. A weight of 0 means: measured and logged, not trained on."""
+    """A named loss term. A weight of 0 means: measured and logged, not trained on.
+
+    One that reads `batch.reference_logprobs` has an attribute `needs_reference` that is true: they are computed for its
+    places alone, and are 0 elsewhere.
+    """
 
     @property
     def weight(self) -> float: ...
@@ -52,6 +56,11 @@ class Loss(Protocol):
     def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
         """Values and a bool mask of the same shape."""
         ...
+
+
+def needs_reference(loss: Loss) -> bool:
+    """Whether it compares the policy with the frozen reference at the tokens that were sampled."""
+    return bool(getattr(loss, "needs_reference", False))
 
 
 def replies(batch: TokenBatch, over: str) -> Tensor:

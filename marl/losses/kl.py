@@ -37,6 +37,10 @@ class KLLoss:
     def reads(self) -> str:
         return "reply" if self.estimator in SAMPLED else "divergence"
 
+    @property
+    def needs_reference(self) -> bool:
+        return self.estimator in SAMPLED
+
     def __post_init__(self) -> None:
         if self.estimator not in ESTIMATORS:
             raise UserError(f"loss.kl.estimator={self.estimator}: must be one of {', '.join(ESTIMATORS)}")

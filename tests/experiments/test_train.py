@@ -585,6 +585,10 @@ def test_names_follow_from_the_configuration() -> None:
         (["loss.kl._target_=os.system"], "is no class of a loss"),
         (["loss.kl._target_=marl.rewards.game.GameReward"], "is no class of a loss"),
         (["reward.game._target_=marl.losses.kl.KLLoss"], "is no class of a reward"),
+        (
+            ["+reward.mine={_target_: marl.rewards.speaking.SpeakingReward, weight: 2.0}"],
+            "reward.mine.weight=2: a speaking reward that pays is called reward.speaking",
+        ),
         (["algo.context=4096"], "algo.context=4096 is more than the model can read"),
         ([f"algo.context={10**30}"], f"algo.context={10**30} is more than the model can read"),
         ([f"model.context={10**30}"], f"model.context={10**30} is more than the model can read"),

@@ -114,6 +114,13 @@ def test_raw_separate_credit_adds_the_weighted_reward_itself() -> None:
     torch.testing.assert_close(batch.advantages, rows([1.0, 1.0 + earned[0], 1.0], [0.5, 0.5 + earned[1], 1.0]))
 
 
+def test_raw_credit_needs_no_second_message() -> None:
+    alone = [[said(0, value=0.5, game=0.0, speaking=0.25), proposed(2, value=1.0, game=2.0)]]
+    credit = Credit(gamma=1.0, gae_lambda=0.5, normalize=False, speech="separate_raw")
+    batch = credited(alone, credit, {"game": 1.0, "speaking": 2.0})
+    torch.testing.assert_close(batch.advantages[:1], rows([1.0, 1.0 + 2.0 * 0.25, 1.0]))
+
+
 def test_normalising_is_over_decisions_and_leaves_speech_alone() -> None:
     credit = Credit(gamma=1.0, gae_lambda=0.5, normalize=True, speech="separate")
     batch = credited(TALK, credit, {"game": 1.0, "speaking": 2.0})

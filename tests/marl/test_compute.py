@@ -111,14 +111,14 @@ def test_arms_where_they_have_cost_the_same() -> None:
         ("RL", 0): evaluations(10, [0.0, 0.5, 0.75]),  # 0, 20, 40
         ("full", 1): evaluations(30, [0.0, 0.5, 1.0]),  # 0, 60, 120
         ("RL", 1): evaluations(10, [0.0, 0.25, 0.5, 0.625]),  # 0, 20, 40, 60
-        ("RL", 2): evaluations(10, [0.0, 1.0]),  # alone: at its end
+        ("RL", 2): evaluations(10, [0.0, 1.0]),  # the other arm has no such seed
     }
     found = {(run.arm, run.seed): run.metrics for run in at_equal_compute(curves, dict.fromkeys(curves, (8, 100)))}
     assert {key: own["game/wins"].mean for key, own in found.items()} == {
-        ("full", 0): 0.25, ("RL", 0): 0.75, ("full", 1): 0.5, ("RL", 1): 0.625, ("RL", 2): 1.0,
+        ("full", 0): 0.25, ("RL", 0): 0.75, ("full", 1): 0.5, ("RL", 1): 0.625,
     }  # fmt: skip
     assert {key: own[GAMES].mean for key, own in found.items()} == {
-        ("full", 0): 16, ("RL", 0): 32, ("full", 1): 16, ("RL", 1): 48, ("RL", 2): 16,
+        ("full", 0): 16, ("RL", 0): 32, ("full", 1): 16, ("RL", 1): 48,
     }  # fmt: skip
     assert found["full", 1][PASSES].mean == found["RL", 1][PASSES].mean == 60
     assert found["RL", 0]["game/wins"].n == 100
@@ -129,6 +129,8 @@ def test_arms_where_they_have_cost_the_same() -> None:
     assert between[0].metrics["game/wins"].mean == pytest.approx(0.625)  # half way from 40 to 80
     unknown = {("full", 0): curves["full", 0], ("RL", 0): [{"iteration": 2, "phase": "eval", "game/wins": 1.0}]}
     assert at_equal_compute(unknown, dict.fromkeys(unknown, (8, 100))) == []
+    apart = {("full", 0): curves["full", 0], ("RL", 1): curves["RL", 1]}
+    assert at_equal_compute(apart, dict.fromkeys(apart, (8, 100))) == []
 
 
 def test_curves_over_compute_stand_at_the_same_points() -> None:

@@ -95,6 +95,12 @@ def test_figures_of_negotiations_are_the_evaluations() -> None:
     assert 0 < found["game/agreement"] < 1 and found["talk/vocabulary"] > 20
     assert found["talk/inverted_explicit"] <= found["talk/inverted"] < found["talk/inverted_chance"] < 0.1
     assert {name: found[name] for name in names} == pytest.approx({name: table[name].mean for name in names})
+    # Some games end with replies that were refused: of a turn that never came to anything.
+    broken = [replace(g, turns=(*g.turns[:-1], *2 * [replace(g.turns[-1], error="no tag")])) for g in games[:9]]
+    tried = [*broken, *games[9:]]
+    of_tables = metrics(tried, "dond", 0.5)["errors/per_turn"].mean
+    assert episode_metrics(tried, {"mixture"})["errors/per_turn"] == pytest.approx(of_tables)
+    assert of_tables > episode_metrics(games, {"mixture"})["errors/per_turn"]
     points = np.array([[game.outcome["points"][agent] for agent in game.players] for game in games])
     scores, deal = points + 0.5 * points[:, ::-1], np.array([game.outcome["deal"] for game in games])
     assert found["game/score_sd"] == pytest.approx(scores.std())

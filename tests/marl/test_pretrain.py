@@ -10,11 +10,25 @@ from typing import Any
 import pytest
 import torch
 
+from envs.among_us_v0 import COMPACT_TOKENS
+from envs.core import TurnKind
 from marl import pretrain
-from marl.batch import Seat, collate
+from marl.batch import Seat, collate, seats_of
 from marl.errors import UserError
-from marl.pretrain import BaseConfig, Lesson, ModelConfig, base_policy, fit, tokenizer_games
-from marl.rollout import draw_games
+from marl.games import env_maker, scripted
+from marl.policy import Policy, tiny_lm
+from marl.pretrain import (
+    BaseConfig,
+    Lesson,
+    ModelConfig,
+    base_policy,
+    fit,
+    held_out_figures,
+    scripted_texts,
+    tokenizer_games,
+)
+from marl.rollout import draw_games, everyone, rollout
+from marl.tokens import Tokens, train_tokenizer
 from marl.types import TokenBatch
 
 ENV = {"game": "among_us", "style": "compact", "tasks": 6, "max_steps": 60}
@@ -229,3 +243,21 @@ def test_an_edited_file_of_contexts_makes_another_base(tmp_path: Path, monkeypat
             base_policy(MODEL, small(), {"game": "dond", "contexts": str(file)}, cache=tmp_path)
     first, second, *again = named
     assert first != second and [first, second] == again
+
+
+def test_words_are_of_speech_alone() -> None:
+    """Moves and votes say nothing: in Among Us they are most of the replies, and no word of what is said."""
+    env = env_maker({"game": "among_us", "style": "compact", "players": 5, "max_steps": 80})
+    tokens = Tokens(train_tokenizer(scripted_texts("among_us", [env], 0, games=20), COMPACT_TOKENS, 1024))
+    blank = Policy(tiny_lm(tokens.size, hidden_size=16, layers=1, heads=2, intermediate_size=32), tokens)
+    with torch.no_grad():
+        for parameter in blank.lm.parameters():
+            parameter.zero_()
+    episodes = rollout(draw_games(0, 1, count=12), everyone(scripted("among_us", "random", tokens)), env, 12)
+    seats = seats_of(episodes, {"random"})
+    turns = [t for episode, agent in seats for t in episode.turns if t.agent == agent and t.kind == TurnKind.SPEAK]
+    spoken, words = sum(len(t.reply_ids) for t in turns), sum(len(t.text.split()) for t in turns)
+    assert spoken and len(turns) < sum(t.agent == agent for episode, agent in seats for t in episode.turns) / 2
+    figures = held_out_figures(blank, seats)
+    may_be_said = tokens.size - len(tokens.unspeakable)
+    assert figures["perplexity_per_word"] == pytest.approx(may_be_said ** (spoken / words), rel=1e-3)
