@@ -158,7 +158,7 @@ def main(cfg: DictConfig) -> Path:
             check_bf16(device, setting)
     set_threads(cfg.threads)
     folder = run_folder(cfg)
-    expected = expected_of(cfg.name, cfg.arm, parts.env)
+    expected = expected_of(str(cfg.name), str(cfg.arm), parts.env)
     caches = memory_of(cfg, parts, make_env, make_test_env, device)
     work = Work(cfg, parts, folder, make_env, make_test_env, device, expected)
     with torchrun_ranks(device) as ranks, leaving_the_device(device):
@@ -361,7 +361,7 @@ def lead(work: Work, ranks: Ranks) -> None:
         folder,
         config_hash(cfg),
         cfg.seed,
-        arm=cfg.arm,
+        arm=str(cfg.arm),  # `arm=0` is a number to the command line
         processes=ranks.size,
         shard=bool(cfg.shard) and ranks.size > 1,
         deterministic=cfg.deterministic,

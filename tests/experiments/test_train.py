@@ -22,6 +22,7 @@ from marl.config import Parts, build, config_hash, identity, plain, run_folder
 from marl.engine import size_of
 from marl.errors import UserError
 from marl.games import env_maker
+from marl.report import read_run
 from marl.runs import REFERENCE, claim, nearest_run
 from tests.marl.models import CHATML, hf_tokenizer, random_lm, save, tiny_policy
 from tests.torture import LEARNED, TALKING, always
@@ -135,6 +136,12 @@ def test_a_reference_that_an_attempt_left_does_not_stand_for_another_base(cache:
     save_policy(run_folder(cfg) / REFERENCE, other, {"game": "dond"})
     made = train.main(cfg)
     assert folder_digest(made / REFERENCE) == read_state(newest_checkpoint(made / "checkpoints"))["base"]
+
+
+def test_an_arm_may_be_a_number(cache: Path, tmp_path: Path) -> None:
+    """`arm=0` is one to the command line, and a name to all that reads the run."""
+    cfg = configure(*SMALL, "arm=0", "algo.iterations=1", "eval.games=0", f"runs={tmp_path}", f"cache={cache}")
+    assert cfg.arm == 0 and read_run(train.main(cfg)).arm == "0"
 
 
 def test_the_same_configuration_gives_the_same_run(finished: Path, cache: Path, tmp_path: Path) -> None:
