@@ -15,7 +15,7 @@ import numpy as np
 from marl.stats import ArmRun, Interval
 from marl.tracking import TIMING_FILE, read_metrics
 
-PASSES = "compute/token_passes"  # of a line of a run's curves: what training has cost so far
+PASSES = "compute/token_passes"  # of an evaluation on the way: what training has cost so far
 GAMES = "compute/training_games"
 
 Row = Mapping[str, Any]
@@ -35,9 +35,11 @@ def token_passes(config: Mapping[str, Any], rows: Sequence[Row], learned: Mappin
     A token is put through the model once to play it, three times each time that it is learned from (a backward pass is
     worth two), as often for beliefs of renamed rows, and once for a reference. `learned`: tokens that were learned
     from, by iteration; of filtered games those of the kept rows. Passes that stop before a row's end count to its end.
-    Plans are not counted. Where nothing is known of what was learned from, nothing is said: {0: 0, 1: 0, ...}.
+    Empty where nothing is known of what was learned from, and where players plan, whose passes are not counted.
     """
     losses = {name: term for name, term in (config.get("loss") or {}).items() if term is not None}
+    if not learned or "plan" in losses:
+        return {}
     update = (config.get("algo") or {}).get("update") or {}
     each, once = 3, 0  # passes of learning: in each epoch, and once for all
     listening = losses.get("listening") or {}
@@ -49,7 +51,7 @@ def token_passes(config: Mapping[str, Any], rows: Sequence[Row], learned: Mappin
     for row in rows:
         if row["phase"] == "train":
             again = learned.get(row["iteration"], 0) * (each * update.get("epochs", 1) + once)
-            spent += row.get("rollout/tokens", 0) + again if learned else 0
+            spent += row.get("rollout/tokens", 0) + again
             found[row["iteration"]] = round(spent)
     return found
 

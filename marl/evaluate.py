@@ -19,7 +19,7 @@ from scipy.stats import norm
 from envs import dond_v0
 from envs.among_us_v0 import Ending, Role
 from envs.core import Question, TurnKind
-from marl.monitor import VOCABULARY_GAMES
+from marl.monitor import VOCABULARY_GAMES, tries
 from marl.rewards.speaking import SpeakingReward
 from marl.speech import INSIDERS, Message, Record, read_game, template
 from marl.stats import Floats, Interval, bootstrap_mean, bootstrap_ratio, wilson
@@ -425,20 +425,13 @@ def vocabulary(games: Sequence[Sequence[str]], level: float = 0.95) -> Interval:
 def error_metrics(
     episodes: Sequence[Episode], rng: np.random.Generator, players: Collection[str] | None = None
 ) -> Metrics:
-    """`errors/per_turn`: refused replies per turn. Tries at a spoken turn end with an accepted reply or with the
-    game; a refused choice is not tried again (it counts as one that the rules name), so it is a turn.
+    """`errors/per_turn`: refused replies per turn (`monitor.tries`).
 
     `errors/aborted`: games ended for too many refused replies in a row, over all games, whoever made them.
     `errors/outgrown`: games with a turn for which a model's stream had no room; absent where there is none.
     """
-    refused, turns = [], []
-    for episode in episodes:
-        mine = [turn for turn in episode.turns if _counts(turn, episode, players)]
-        refused.append(sum(bool(turn.error) for turn in mine))
-        # A turn that was never accepted is the last thing that happened in an aborted game.
-        last = mine[-1] if mine and mine[-1] is episode.turns[-1] else None
-        unfinished = last is not None and last.kind == TurnKind.SPEAK and bool(last.error)
-        turns.append(sum(not turn.error or turn.kind == TurnKind.CHOOSE for turn in mine) + unfinished)
+    each = [tries(episode, players) for episode in episodes]
+    refused, turns = [wrong for wrong, _ in each], [had for _, had in each]
     found = {"errors/aborted": rate([episode.outcome.get("how") == "abort" for episode in episodes])}
     if any(outgrown := [episode.outgrown for episode in episodes]):
         found["errors/outgrown"] = rate(outgrown)

@@ -53,7 +53,6 @@ def episode_metrics(episodes: Sequence[Episode], players: Collection[str]) -> di
     if "winner" in first:
         metrics["game/win_rate/crewmates"] = _mean([e.outcome["winner"] == "crewmates" for e in episodes])
         metrics |= _crew_metrics(episodes, players)
-    # As in the evaluation's tables: turns are what the game accepted and refused choices, which are not tried again.
     taken = [t for t in turns if not t.error]
     spoken = [t for t in taken if t.kind == TurnKind.SPEAK]
     metrics["talk/turns"] = len(spoken) / len(episodes)
@@ -61,10 +60,8 @@ def episode_metrics(episodes: Sequence[Episode], players: Collection[str]) -> di
     metrics["talk/cut"] = _mean([t.cut for t in spoken])
     counted = [t for e in episodes[:VOCABULARY_GAMES] for t in e.turns if e.players[t.agent] in players and not t.error]
     metrics["talk/vocabulary"] = len({word for t in counted for word in t.message.split()})
-    over = len(taken) + sum(bool(t.error) and t.kind == TurnKind.CHOOSE for t in turns)
-    ends = [e.turns[-1] for e in episodes if e.turns and e.players[e.turns[-1].agent] in players]
-    over += sum(bool(t.error) and t.kind == TurnKind.SPEAK for t in ends)  # a turn that ended with the game
-    metrics["errors/per_turn"] = (len(turns) - len(taken)) / max(over, 1)
+    refused, over = np.array([tries(e, players) for e in episodes]).sum(0)
+    metrics["errors/per_turn"] = float(refused / max(over, 1))
     if any(outgrown := [e.outgrown for e in episodes]):
         metrics["errors/outgrown"] = _mean(outgrown)
     metrics["rollout/games"] = len(episodes)
@@ -98,6 +95,18 @@ def _crew_metrics(episodes: Sequence[Episode], players: Collection[str]) -> dict
         messages += [message.meets(message.named) for message in record.messages if message.turn.agent in crew]
     found = {"vote/imposter": votes, "vote/witness": witnesses, "talk/names_imposter": messages}
     return {name: _mean(flags) for name, flags in found.items() if flags}
+
+
+def tries(episode: Episode, players: Collection[str] | None = None) -> tuple[int, int]:
+    """How many replies of these players (all) were refused, and how many turns they had. Tries at a spoken turn end
+    with an accepted reply or with the game; a refused choice is not tried again (it counts as one that the rules name),
+    so it is a turn."""
+    mine = [turn for turn in episode.turns if players is None or episode.players[turn.agent] in players]
+    # A turn that was never accepted is the last thing that happened in an aborted game.
+    last = mine[-1] if mine and mine[-1] is episode.turns[-1] else None
+    unfinished = last is not None and last.kind == TurnKind.SPEAK and bool(last.error)
+    ended = sum(not turn.error or turn.kind == TurnKind.CHOOSE for turn in mine)
+    return sum(bool(turn.error) for turn in mine), ended + unfinished
 
 
 def speed_metrics(episodes: Sequence[Episode], learned: int, rollout_s: float, update_s: float) -> dict[str, float]:

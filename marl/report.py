@@ -117,9 +117,13 @@ def read_run(folder: Path) -> Run:
     if not isinstance(seed, int):
         raise UserError(f"{folder}: expected a whole number for its seed, got {seed!r}")
     curves = read_metrics(folder / METRICS_FILE)
-    if learned := learned_tokens(folder):
-        passes = token_passes(config, curves, learned)
-        curves = [{**row, PASSES: passes[row["iteration"]]} if row["iteration"] in passes else row for row in curves]
+    try:
+        passes = token_passes(config, curves, learned_tokens(folder))
+    except (AttributeError, OverflowError, TypeError, ValueError) as error:
+        raise UserError(f"{folder}: its settings and metrics don't say what training cost ({error!r})") from error
+    for row in curves:
+        if row["phase"] == "eval" and row["iteration"] in passes:
+            row[PASSES] = passes[row["iteration"]]
     arm = str(card.get("arm") or config.get("arm") or folder.name)
     return Run(
         folder=folder,
@@ -539,9 +543,9 @@ def comparisons(arms: Sequence[ArmRun]) -> list[str]:
 
 
 def equal_compute(runs: Sequence[Run]) -> list[ArmRun]:
-    """What `at_equal_compute` finds of runs of several arms; nothing where any of them plans, which is not counted."""
+    """What `at_equal_compute` finds of runs of several arms."""
     keys = [(arm_label(run, runs), run.seed) for run in runs]
-    if len({arm for arm, _ in keys}) < 2 or any((run.config.get("loss") or {}).get("plan") for run in runs):
+    if len({arm for arm, _ in keys}) < 2:
         return []
     played = [int((run.config.get("eval") or {}).get("games") or 0) for run in runs]
     return at_equal_compute(

@@ -46,7 +46,9 @@ def test_compute_is_counted_in_passes(settings: dict[str, Any], expected: list[f
     evaluations = [{"iteration": i, "phase": "eval", "rollout/tokens": 5_000} for i in (0, 1, 2)]
     found = token_passes(settings, [*evaluations, *rows], {i: round(1_000_000 * i * share) for i in (1, 2)})
     assert found == {i: 1_000_000 * expected[i] for i in (0, 1, 2)}
-    assert token_passes(settings, [*evaluations, *rows], {}) == {0: 0, 1: 0, 2: 0}  # nobody noted it
+    assert token_passes(settings, [*evaluations, *rows], {}) == {}  # nobody noted it
+    planned = {**settings, "loss": {**settings["loss"], "plan": {"weight": 0.3}}}
+    assert token_passes(planned, [*evaluations, *rows], {1: 5, 2: 5}) == {}  # nor what plans have cost
 
 
 def test_a_round_in_which_nothing_was_kept_has_no_learned_tokens(tmp_path: Path) -> None:

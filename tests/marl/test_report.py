@@ -301,6 +301,15 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
         ("config.yaml", b"text", "expected the settings of a run"),
         ("config.yaml", b"env: dond", "expected the settings of a run"),
         ("config.yaml", b"a: \xff", "expected YAML"),
+        ("config.yaml", b"loss: 5", "don't say what training cost"),
+        ("config.yaml", b"loss: {kl: 5}", "don't say what training cost"),
+        ("config.yaml", b"loss: {listening: [1]}", "don't say what training cost"),
+        ("config.yaml", b"algo: {update: {epochs: many}}", "don't say what training cost"),
+        (
+            "timing.jsonl",
+            b'{"iteration": 1, "phase": "train", "speed/update_tokens_per_second": Infinity, "time/update": 1}\n\n',
+            "don't say what training cost",
+        ),
         ("run.json", b"[]", "expected one JSON object"),
         ("run.json", b'{"seed": "one"}', "expected a whole number for its seed"),
         ("metrics.jsonl", b'[]\n{"iteration": 1, "phase": "train"}\n', "line 1: expected one JSON object"),
@@ -314,6 +323,9 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
 )
 def test_damaged_files_of_a_run_are_named(tmp_path: Path, name: str, data: bytes, said: str) -> None:
     run = make_run(tmp_path / "run")
+    timing = {"iteration": 1, "phase": "train", "speed/update_tokens_per_second": 40.0, "time/update": 2.5}
+    (run / "timing.jsonl").write_text(json.dumps(timing) + "\n")
+    read_run(run)
     (run / name).write_bytes(data)
     with pytest.raises(UserError, match=said):
         read_run(run)
