@@ -247,7 +247,9 @@ def entrants(runs: Path, select: Any, arms: Sequence[str], where: Any = None) ->
             Entrant(arm, seed, folder, config, base, trained),
         ):
             key = (entrant.arm, seed)
-            if entrant.arm == BASE and any(e.base == base for e in found.values() if e.arm == BASE):
+            if entrant.arm == BASE and any(
+                folder_digest(e.base) == folder_digest(base) for e in found.values() if e.arm == BASE
+            ):
                 continue  # one model counts once, also if it is the base of several seeds
             if key in found:
                 what = "started from different bases" if entrant.arm == BASE else f"are both arm {card['arm']}"

@@ -31,7 +31,15 @@ from omegaconf import DictConfig, ListConfig
 from envs import dond_v0
 from experiments.cli import command
 from experiments.conditions import claimed
-from experiments.evaluate import as_in_runs, find_player, memory_of, pick_device, planner_config, set_threads
+from experiments.evaluate import (
+    as_in_runs,
+    configured_base,
+    find_player,
+    memory_of,
+    pick_device,
+    planner_config,
+    set_threads,
+)
 from experiments.players import bare, check_plans, is_run, one_run, player_config, policy_folder
 from experiments.report import public
 from experiments.stages import base_folder
@@ -46,7 +54,6 @@ from marl.files import read_json, write_json, writing
 from marl.games import env_maker, file_digests, scripted
 from marl.planner import SUFFIX
 from marl.policy import load_tokenizer
-from marl.pretrain import base_policy
 from marl.rollout import EVALUATION, Cast, draw_games, rollout
 from marl.runs import CARD, CONFIG, run_card, run_settings
 from marl.stats import (
@@ -259,15 +266,15 @@ def forms_of(name: str) -> tuple[str, ...]:
 def the_base(names: Sequence[str], cfg: DictConfig, parts: Parts, device: torch.device) -> Path:
     """The folder of the one base from which the runs among these started; without any, of the configuration's."""
     runs = [Path(bare(name)) for name in names if (Path(bare(name)) / CONFIG).is_file()]
-    bases = {base_folder(run): run.name for run in runs}
+    bases = {folder_digest(folder): (run, folder) for run in runs for folder in [base_folder(run)]}
     if len(bases) > 1:
-        first, other, *_ = bases.values()
-        raise UserError(f"players: {first} and {other} started from different bases; name a base by its folder")
-    if bases:
-        return next(iter(bases))
-    _, folder = base_policy(
-        parts.model, parts.base, parts.env, cache=Path(cfg.cache), human_data=cfg.data.dond, device=device, report=say
-    )
+        (first, _), (other, _), *_ = bases.values()
+        raise UserError(
+            f"players: {first.name} and {other.name} started from different bases; name a base by its folder"
+        )
+    for _, folder in bases.values():
+        return folder
+    _, folder = configured_base(cfg, parts, device)
     if folder is None:
         raise UserError("players: base is an untouched model, which has no folder of a base; train a run from it")
     return folder

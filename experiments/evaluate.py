@@ -35,6 +35,7 @@ from experiments.players import (
     run_of,
     run_policy,
 )
+from experiments.stages import base_folder
 from experiments.terminal import Bar, say
 from marl.agents import SILENCE, Agent, Alias, Dubbed, ModelAgent, model_agent
 from marl.cast import Seats, by_role
@@ -207,25 +208,28 @@ def find_player(
 
 def find_base(cfg: DictConfig, parts: Parts, device: torch.device, beside: str) -> Policy:
     """The base of the run that `beside` names; of the configuration, where it names none."""
-    folder = base_folder(beside)
+    folder = base_beside(beside)
     if folder is not None:
         return load_policy(folder, device)
-    policy, _ = base_policy(
-        parts.model, parts.base, parts.env, cache=Path(cfg.cache), human_data=cfg.data.dond, device=device, report=say
-    )
+    policy, _ = configured_base(cfg, parts, device)
     return policy
 
 
-def base_folder(beside: str) -> Path | None:
-    """Where the base of the run that `beside` names is kept; None where it names no run."""
-    if not is_run(beside):
+def configured_base(cfg: DictConfig, parts: Parts, device: torch.device) -> tuple[Policy, Path | None]:
+    """The base of the configuration, and its folder. Which contexts are played decides nothing of how it is made."""
+    env = {**parts.env, **({"split": "train"} if "split" in parts.env else {})}
+    return base_policy(
+        parts.model, parts.base, env, cache=Path(cfg.cache), human_data=cfg.data.dond, device=device, report=say
+    )
+
+
+def base_beside(name: str) -> Path | None:
+    """Where the base is kept that the run of this name began with; None where it names no run."""
+    if not is_run(name):
         return None
-    base = started_from(policy_folder(beside))
-    if base is None:
-        raise UserError(
-            f"players: {beside} started from an untouched model; evaluate that with model=hf players=[base]"
-        )
-    return Path(base)
+    if started_from(policy_folder(name)) is None:
+        raise UserError(f"players: {name} started from an untouched model; evaluate that with model=hf players=[base]")
+    return base_folder(run_of(name), policy_folder(name))
 
 
 def memory_of(cfg: DictConfig, parts: Parts, players: Sequence[tuple[str, str]], device: torch.device) -> str:
@@ -237,7 +241,7 @@ def memory_of(cfg: DictConfig, parts: Parts, players: Sequence[tuple[str, str]],
     models = 0
     for name, beside in players:
         if bare(name) == "base":
-            folder = base_folder(beside)
+            folder = base_beside(beside)
             config = parts.model.lm_config() if folder is None else load_config(str(folder))
         elif is_run(name):
             config = player_config(name)
@@ -296,7 +300,8 @@ def voiced(player: Agent, voice: str | None, cfg: DictConfig, parts: Parts, devi
 
 
 def as_in_runs(cfg: DictConfig, names: Sequence[str]) -> DictConfig:
-    """The configuration with the game, cast and limits that the runs among the players were evaluated in.
+    """The configuration with the game, cast and limits that the runs among the players were evaluated in; without a run
+    a base plays contexts that it did not learn from.
 
     What the command line says of `env`, `cast` and `algo` wins. UserError if two runs play games that differ in a
     setting of which it says nothing.
@@ -314,6 +319,9 @@ def as_in_runs(cfg: DictConfig, names: Sequence[str]) -> DictConfig:
             }  # fmt: skip
             settings[name] = OmegaConf.merge(OmegaConf.create(found), own)
     if not settings:
+        env = cfg.get("env") or {}
+        if any(bare(name) == "base" for name in names) and "split" in env and "split" not in own.get("env", {}):
+            cfg = OmegaConf.create({**cfg, "env": {**env, "split": "test"}})
         return cfg
     games = [plain(each.env) for each in settings.values()]
     keys = dict.fromkeys(key for game in games for key in game)

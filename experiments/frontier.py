@@ -7,8 +7,8 @@ started from the same model stand beside them.
 
 Nobody reads what a claim was: it never changes how a game goes on, only what it pays. So every game is played once, and
 each lambda's score in it is exact, the mean over the claims that it may draw. Each part is written as soon as it is
-there, and a stopped command goes on where it was. Intervals: 95 %, over games or proposals by the bootstrap; of several
-training seeds, Student's t over seeds.
+there, and a stopped command goes on where it was. Intervals: 95 %, over games or dialogues (both players' proposals in
+one are no two draws) by the bootstrap; of several training seeds, Student's t over seeds.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,16 +32,17 @@ from envs import dond_v0
 from envs.core import Question
 from experiments.cli import command
 from experiments.evaluate import pick_device, set_threads, turn_about
-from experiments.players import run_policy
+from experiments.players import policy_folder, run_policy
 from experiments.report import public, selected, write_cards
 from experiments.terminal import Bar, say
 from marl.agents import Agent, model_agent
 from marl.batch import collate
+from marl.checkpoint import folder_digest
 from marl.config import Parts, build, config_hash, digest, make, plain
 from marl.errors import UserError, check_writable
 from marl.files import read_json, write_json, writing
 from marl.games import env_maker, file_digests, scripted
-from marl.human_dond import HumanView, NotReplayable, read_split, replay
+from marl.human_dond import HumanView, NotReplayable, Step, read_split, replay
 from marl.losses import Outputs
 from marl.memory import Slots, check_memory
 from marl.pikl import Floats
@@ -57,6 +59,7 @@ from marl.update import UpdateConfig, forward, micro_batches
 WHO = {"base": "the model of people", "scripted": "the scripted player"}  # opponents, in the figure
 ANCHOR = "anchor"  # the arm of the human-data model: lambda infinite
 PLAYER = "player"  # who is measured, in episodes
+FORMAT = 1  # of what is kept; raised where plans, or how they are measured, change
 FLOOR = 1e-6  # of a claim's probability in the log-loss, as Cicero floors its anchor (FAIR 2022)
 
 Arms = dict[str, dict[str, list[float]]]  # by arm and figure, one number for each game or proposal
@@ -83,6 +86,7 @@ class Entrant:
     arm: str
     seed: int
     policy: Policy
+    folder: Path  # of the saved policy, or of the run
     made_of: str  # stands for its weights
     planners: Mapping[str, PlannerConfig]  # by arm
 
@@ -110,13 +114,14 @@ def main(cfg: DictConfig) -> None:
     check_memory(
         [slots], 0, concurrency=cfg.concurrency, setting="concurrency", context=parts.algo.context, device=device
     )
-    entrants = [Entrant(ANCHOR, 0, base, folder.name, planners)]
-    entrants += compared(cfg, base, folder.name, device)
+    entrants = [Entrant(ANCHOR, 0, base, folder, folder_digest(folder), planners)]
+    entrants += compared(cfg, base, folder, device)
     single = {arm: count == 1 for arm, count in Counter(entrant.arm for entrant in entrants).items()}
     bar = Bar(enabled=cfg.progress)
     for number, objective in enumerate(cfg.objectives):
         env = {**parts.env, "objective": objective, "split": "test"}
         rng = np.random.default_rng(cfg.seed)  # of the bootstrap
+        dialogues = [view.dialogue for view, _ in human_proposals(cfg.data.dond, env, cfg.proposals)]
         runs: list[ArmRun] = []
         pairs: list[TableRow] = []
         for entrant in entrants:
@@ -125,7 +130,8 @@ def main(cfg: DictConfig) -> None:
                 found[f"v_{opponent}"] = kept(
                     cfg, cells,
                     {"env": env, **file_digests(env), "opponent": opponent, "games": cfg.games, "seed": cfg.seed,
-                     "base": folder.name, "max_new_tokens": parts.algo.max_new_tokens, "context": parts.algo.context},
+                     "base": entrants[0].made_of, "max_new_tokens": parts.algo.max_new_tokens,
+                     "context": parts.algo.context},
                     entrant, bar,
                     partial(against, cfg, parts, env, entrant, opponent, base, bar),
                 )  # fmt: skip
@@ -139,9 +145,12 @@ def main(cfg: DictConfig) -> None:
                 for arm in entrant.arms
             }  # fmt: skip
             runs += [
-                ArmRun(arm, entrant.seed, {name: bootstrap_mean(values, rng=rng) for name, values in own.items()})
+                ArmRun(
+                    arm, entrant.seed,
+                    {name: bootstrap_mean(values, drawn(name, dialogues), rng=rng) for name, values in own.items()},
+                )
                 for arm, own in figures.items()
-            ]
+            ]  # fmt: skip
             if entrant.arm == ANCHOR:
                 of_anchor = figures.pop(ANCHOR)
             pairs += [
@@ -149,7 +158,7 @@ def main(cfg: DictConfig) -> None:
                 for arm, own in figures.items()
                 if single[entrant.arm]  # of several seeds an interval over games would say too much
                 for name, values in own.items()
-                for d in [paired_difference(values, of_anchor[name], rng=rng)]
+                for d in [paired_difference(values, of_anchor[name], drawn(name, dialogues), rng=rng)]
             ]
         rows = ablation_table(runs)
         suffix = f"_objective_{objective:g}" if number else ""
@@ -158,10 +167,10 @@ def main(cfg: DictConfig) -> None:
         draw(rows, cfg, out / f"figure{suffix}.svg")
         say(f"\nobjective {objective:g}")
         say(format_table({arm: {r.metric: r.interval for r in rows if r.arm == arm} for arm in arms_of(rows)}))
-    run_card(cells, config_hash(cfg), cfg.seed, arm="frontier", base=folder.name,
-             compared=[e.made_of for e in entrants[1:]])  # fmt: skip
+    run_card(cells, config_hash(cfg), cfg.seed, arm="frontier", base=folder.name, base_digest=entrants[0].made_of,
+             compared=[e.folder.name for e in entrants[1:]])  # fmt: skip
     write_json(out / "cards" / f"{cfg.name}.json", public(read_json(cells / CARD)))
-    write_cards((Path(cfg.runs) / e.made_of for e in entrants[1:]), out)
+    write_cards((e.folder for e in entrants[1:]), out)
     say(f"\ntables and figures: {out}")
 
 
@@ -203,9 +212,14 @@ def planners_of(cfg: DictConfig) -> dict[str, PlannerConfig]:
     return found
 
 
-def compared(cfg: DictConfig, base: Policy, anchor: str, device: torch.device) -> list[Entrant]:
-    """The finished runs to stand beside the planners. UserError for one that did not start from the base `anchor`,
-    whose distance from people is another."""
+def drawn(figure: str, dialogues: Sequence[str]) -> Sequence[str] | None:
+    """What is drawn again for a figure's interval: games, which None stands for, or these dialogues of people."""
+    return dialogues if figure.startswith("human/") else None
+
+
+def compared(cfg: DictConfig, base: Policy, anchor: Path, device: torch.device) -> list[Entrant]:
+    """The finished runs to stand beside the planners. UserError for one that did not start from the base in the folder
+    `anchor`, whose distance from people is another."""
     if not cfg.compare:
         return []
     try:
@@ -216,16 +230,21 @@ def compared(cfg: DictConfig, base: Policy, anchor: str, device: torch.device) -
     cards = {folder: read_json(folder / CARD) for folder in folders}
     for folder, card in cards.items():
         started = Path(str(card.get("base") or "an untouched model")).name
-        if started != anchor:
-            raise UserError(
-                f"compare={cfg.compare}: {folder.name} started from {started}, and the anchor is {anchor}; "
-                "name runs that started from it, or compare=null"
-            )
+        if started != anchor.name:
+            other = f"{started}, and the anchor is {anchor.name}"
+        elif card.get("base_digest") not in (None, folder_digest(anchor)):
+            other = f"an earlier {started} than the anchor, which was made again"
+        else:
+            continue
+        raise UserError(
+            f"compare={cfg.compare}: {folder.name} started from {other}; name runs that started from it, "
+            "or compare=null"
+        )
     found = []
     for folder, card in cards.items():
         found.append(
             Entrant(f"run_{card['arm']}", int(card["seeds"][0]), run_policy(str(folder), "dond", device, base),
-                    folder.name, {})
+                    folder, folder_digest(policy_folder(str(folder))), {})
         )  # fmt: skip
     return found
 
@@ -235,7 +254,8 @@ def kept(
 ) -> Arms:
     """What `find` finds, from the file where it is kept."""
     settings = {
-        **about, "entrant": entrant.made_of, "arms": {arm: asdict(found) for arm, found in entrant.planners.items()}
+        **about, "format": FORMAT, "entrant": entrant.made_of,
+        "arms": {arm: asdict(found) for arm, found in entrant.planners.items()},
     }  # fmt: skip
     path = cells / f"{entrant.arm}-s{entrant.seed}-{digest(settings)}.json"
     if not path.exists():
@@ -343,21 +363,22 @@ def on_people(cfg: DictConfig, parts: Parts, env: Mapping[str, Any], entrant: En
     return arms
 
 
+def human_proposals(folder: str, env: Mapping[str, Any], most: int | None) -> list[tuple[HumanView, list[Step]]]:
+    """The test split's proposals, each with its dialogue played again, as `replay` returns it."""
+    game, found = env_maker(env)(), []
+    for view in read_split(folder, "test").usable:
+        with suppress(NotReplayable):
+            found.append((view, replay(view, game)))
+    if not found:
+        raise UserError(f"data.dond={folder}: its test split holds no proposal that can be played again")
+    return found[:most]
+
+
 def human_situations(
     folder: str, env: Mapping[str, Any], policy: Policy, most: int | None
 ) -> tuple[list[HumanView], list[Situation]]:
     """The test split's proposals, each as YOU were to make it, with the policy's beliefs."""
-    game = env_maker(env)()
-    views, replayed = [], []
-    for view in read_split(folder, "test").usable:
-        try:
-            replayed.append(replay(view, game))
-        except NotReplayable:
-            continue
-        views.append(view)
-    if not views:
-        raise UserError(f"data.dond={folder}: its test split holds no proposal that can be played again")
-    views, replayed = views[:most], replayed[:most]
+    views, replayed = zip(*human_proposals(folder, env, most), strict=True)
     seats = [human_seat(steps, policy.tokens, number) for number, steps in enumerate(replayed)]
     answered = believed(policy, collate(seats, {}))
     situations = []
@@ -372,7 +393,7 @@ def human_situations(
                 tuple(episode.streams[you].tokens[: episode.turns[-1].start]),
             )
         )
-    return views, situations
+    return list(views), situations
 
 
 @torch.no_grad()

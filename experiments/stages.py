@@ -22,8 +22,9 @@ from marl.checkpoint import (
 )
 from marl.config import cast_of
 from marl.errors import UserError
+from marl.files import read_json
 from marl.policy import Policy
-from marl.runs import finished_run
+from marl.runs import CARD, REFERENCE, finished_run
 
 
 @dataclass(frozen=True)
@@ -80,12 +81,22 @@ def end_of(run: Path, learner: str) -> Stage:
     return Stage(int(config["algo"]["iterations"]), run / ("policy" if first else learner))
 
 
-def base_folder(run: Path) -> Path:
-    """Where the base of a run is kept: where it was, or beside the run."""
-    name = started_from(run / "policy")
+def base_folder(run: Path, policy: Path | None = None) -> Path:
+    """Where the base is kept that a run (or its `policy`, in a folder) began with: where it was, beside the run, or in
+    the run itself. A base's name says how it was made, and the run's card which one it was; UserError where only
+    another of that name is there."""
+    name = started_from(policy or run / "policy")
     if name is None:
         raise UserError(f"{run} started from an untouched model; only runs with a base of their own can be compared")
-    for folder in (Path(name), run.parent / "bases" / Path(name).name):
-        if (folder / "policy.json").is_file():
-            return folder
-    raise UserError(f"{run}: its base is not there ({name}); put it into {run.parent / 'bases'}")
+    places = (Path(name), run.parent / "bases" / Path(name).name, run / REFERENCE)
+    there = [folder for folder in places if (folder / "policy.json").is_file()]
+    if not there:
+        raise UserError(f"{run}: its base is not there ({name}); put it into {run.parent / 'bases'}")
+    digest = read_json(run / CARD).get("base_digest") if (run / CARD).is_file() else None
+    own = [folder for folder in there if digest is None or folder_digest(folder) == digest]
+    if not own:
+        raise UserError(
+            f"{there[0]} is not the base that {run} began with: it was made again, by other code or on other hardware; "
+            f"put the old one back, or its copy, which was {run / REFERENCE}"
+        )
+    return own[0]

@@ -69,7 +69,8 @@ def add_advantages(batch: TokenBatch, credit: Credit, speaking_weight: float) ->
     if credit.normalize and int(batch.decision.sum()) > 1:
         advantages = torch.where(batch.decision, standardise(advantages, batch.decision), 0.0)
     advantages = spread(batch, advantages)
-    # The first tokens of messages whose listeners were asked; where nobody was, the speaking reward is exactly 0.
+    # The first tokens of messages whose listeners were asked; where nobody was, the speaking reward is exactly 0 (as
+    # it is where all who were asked stay below the floor of log-probabilities, which is seldom, and passed over).
     said = batch.decision & (spread(batch, batch.body, any_token=True) > 0) & (batch.speaking != 0)
     if credit.separate and speaking_weight:
         earned = torch.zeros_like(advantages)

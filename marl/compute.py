@@ -35,12 +35,13 @@ def token_passes(config: Mapping[str, Any], rows: Sequence[Row], learned: Mappin
     A token is put through the model once to play it, three times each time that it is learned from (a backward pass is
     worth two), as often for beliefs of renamed rows, and once for a reference. `learned`: tokens that were learned
     from, by iteration; of filtered games those of the kept rows. Passes that stop before a row's end count to its end.
-    Empty where nothing is known of what was learned from, and where players plan, whose passes are not counted.
+    Empty where nothing is known of what was learned from, where players plan, whose passes are not counted, and where
+    `target_kl` may have ended an update early.
     """
     losses = {name: term for name, term in (config.get("loss") or {}).items() if term is not None}
-    if not learned or "plan" in losses:
-        return {}
     update = (config.get("algo") or {}).get("update") or {}
+    if not learned or "plan" in losses or update.get("target_kl") is not None:
+        return {}
     each, once = 3, 0  # passes of learning: in each epoch, and once for all
     listening = losses.get("listening") or {}
     if listening.get("renamed") and listening.get("weight", 1.0):  # of weight 0 it is read off the other terms' pass

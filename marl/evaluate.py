@@ -655,13 +655,8 @@ def belief_changes(episode: Episode, of: str = "probability") -> Floats:
 
     Above 0 is toward the truth, whoever spoke. nan where nothing was said or nobody was asked afterwards.
     """
-    reward = SpeakingReward(of=of)
-    if not episode.beliefs:
-        return np.full(len(episode.turns), np.nan)
-    sign = np.array([-1.0 if turn.role in reward.adversaries else 1.0 for turn in episode.turns])
-    changes = sign * reward(episode)
-    changes[changes == 0] = np.nan  # the reward's way of saying that it is not known
-    return changes
+    changes = SpeakingReward(of=of).changes(episode)
+    return np.array([sum(each) if each else np.nan for each in changes], dtype=float)
 
 
 def speech_metrics(

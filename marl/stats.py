@@ -114,18 +114,24 @@ def bootstrap_mean(
 
 
 def paired_difference(
-    a: ArrayLike, b: ArrayLike, *, rng: np.random.Generator, level: float = 0.95, draws: int = 2000
+    a: ArrayLike,
+    b: ArrayLike,
+    clusters: ArrayLike | None = None,
+    *,
+    rng: np.random.Generator,
+    level: float = 0.95,
+    draws: int = 2000,
 ) -> Interval:
     """Mean of `a - b`, both of shape (n,), where `a[i]` and `b[i]` are the same game played twice.
 
-    Pairing removes the luck of the draw. Raises ValueError if the shapes differ.
+    Pairing removes the luck of the draw. `clusters` as in `bootstrap_mean`. Raises ValueError if the shapes differ.
     """
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if first.shape != second.shape:
         raise ValueError(
             f"a and b must hold the same games in the same order, not shapes {first.shape} and {second.shape}"
         )
-    return bootstrap_mean(first - second, rng=rng, level=level, draws=draws)
+    return bootstrap_mean(first - second, clusters, rng=rng, level=level, draws=draws)
 
 
 # Pages ask for the same two or three of these a thousand times.

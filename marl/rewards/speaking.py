@@ -40,29 +40,37 @@ class SpeakingReward:
             raise UserError(f"reward.speaking.of={self.of}: must be one of {', '.join(OF)}")
 
     def __call__(self, episode: Episode) -> np.ndarray:
-        amounts = np.zeros(len(episode.turns))
+        amounts = np.array([sum(changes) for changes in self.changes(episode)], dtype=float)
+        against = np.array([turn.role in self.adversaries for turn in episode.turns], dtype=bool)
+        return np.where(against, 0.0 - amounts, amounts)
+
+    def changes(self, episode: Episode) -> list[list[float]]:
+        """By turn, how far each answer after its message is from the one before: of every listener that counts and
+        question that it was asked. Empty where nothing was said, or nobody was asked."""
         by_listener: dict[str, list[Belief]] = {}
         for belief in episode.beliefs:
             if belief.role not in self.adversaries and (
                 not self.players or episode.players[belief.listener] in self.players
             ):
                 by_listener.setdefault(belief.listener, []).append(belief)
-        for u, turn in enumerate(episode.turns):
-            if turn.message:
-                change = sum(self._change(turn, listener, beliefs) for listener, beliefs in by_listener.items())
-                amounts[u] = -change if turn.role in self.adversaries else change
-        return amounts
+        return [
+            [
+                change
+                for listener, beliefs in by_listener.items()
+                if turn.message and (listener != turn.agent or self.listeners == "all")
+                for change in self._across(turn, beliefs)
+            ]
+            for turn in episode.turns
+        ]
 
-    def _change(self, turn: Turn, listener: str, beliefs: list[Belief]) -> float:
-        """Change of one listener's belief, summed over the questions that it was asked right after the message."""
-        if listener == turn.agent and self.listeners == "others":
-            return 0.0
-        change = 0.0
+    def _across(self, turn: Turn, beliefs: list[Belief]) -> list[float]:
+        """Of one listener, for each question that it was asked right after the message."""
+        found = []
         for after in (b for b in beliefs if b.step == turn.step + 1):
             before = [b for b in beliefs if b.step <= turn.step and b.question.text == after.question.text]
             if before:
-                change += self._amount(after) - self._amount(before[-1])
-        return change
+                found.append(self._amount(after) - self._amount(before[-1]))
+        return found
 
     def _amount(self, belief: Belief) -> float:
         return belief.truth if self.of == "probability" else float(np.log(max(belief.truth, FLOOR)))

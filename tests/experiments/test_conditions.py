@@ -17,10 +17,11 @@ from safetensors.torch import load_file, save_file
 from experiments import conditions, evaluate, train
 from experiments.stages import Stage, base_folder, stages_of
 from marl import memory
+from marl.checkpoint import folder_digest, load_policy, read_card, save_policy
 from marl.errors import UserError
 from marl.files import read_json, write_json
 from marl.planner import PlannerConfig
-from marl.runs import CARD
+from marl.runs import CARD, REFERENCE
 from marl.stats import ArmRun, Interval, seed_mean
 from tests.composing import BRIEF, configure
 
@@ -337,12 +338,46 @@ def test_each_seeds_own_base_is_an_entrant(runs: Path, tmp_path: Path) -> None:
     for run in (run_of(runs, "full", 0), run_of(runs, "full", 1)):
         shutil.copytree(run, tmp_path / run.name)
     base = base_folder(run_of(runs, "full", 0))
-    for name in (base.name, "another"):
-        shutil.copytree(base, tmp_path / "bases" / name)
-    card = run_of(tmp_path, "full", 1) / "policy" / "policy.json"
+    shutil.copytree(base, tmp_path / "bases" / base.name)
+    other = load_policy(base, torch.device("cpu"))
+    with torch.no_grad():
+        next(other.parameters()).mul_(0.5)
+    save_policy(tmp_path / "bases" / "another", other, {"game": "among_us"})
+    run = run_of(tmp_path, "full", 1)
+    card = run / "policy" / "policy.json"
     card.write_text(json.dumps({**json.loads(card.read_text()), "base": "moved/another"}))
+    digest = folder_digest(tmp_path / "bases" / "another")
+    (run / CARD).write_text(json.dumps({**read_json(run / CARD), "base_digest": digest}))
     found = [e for e in conditions.entrants(tmp_path, "tiny-*", []) if e.arm == "base"]
     assert [(e.seed, e.name) for e in found] == [(0, base.name), (1, "another")]
+
+
+def test_a_base_made_again_under_its_name_is_not_the_runs(runs: Path, tmp_path: Path) -> None:
+    """The one that a run began with is played, from the copy that the run keeps; without that nothing is."""
+    run = tmp_path / run_of(runs, "full", 0).name
+    shutil.copytree(run_of(runs, "full", 0), run)
+    trained = load_policy(run / "policy", torch.device("cpu"))
+    card = {**read_card(run / "policy"), "base": f"moved/{base_folder(run).name}"}
+    save_policy(run / "policy", trained, {key: card[key] for key in ("game", "base", "run", "learner")})
+    there = tmp_path / "bases" / base_folder(runs / run.name).name
+    other = load_policy(base_folder(runs / run.name), torch.device("cpu"))
+    with torch.no_grad():
+        next(other.parameters()).mul_(0.5)
+    save_policy(there, other, {"game": "among_us"})
+
+    assert base_folder(run) == run / REFERENCE
+    named = {"as_trained": {}}
+    conditions.main(study(tmp_path, named=named))
+    own = read_json(run / CARD)["figures"]["trained"]
+    assert_same(of_run(cells_of(Path(study(tmp_path).cells)), run, **usual(run)), own)
+
+    shutil.rmtree(run / REFERENCE)
+    with pytest.raises(
+        UserError, match=f"{there.name} is not the base that .*{run.name} began with: it was made again"
+    ):
+        base_folder(run)
+    with pytest.raises(UserError, match="is not the base that"):
+        evaluate.base_beside(str(run))
 
 
 def test_published_figures_stand_beside_ours(runs: Path, played: Path, tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_of(folder, "other_tokens", foreign, base, "env.objective=0.5")
     run_of(folder, "other_objective", negotiator(), base, "env.objective=0")
     run_of(folder, "other_base", negotiator(), folder / "bases" / "dond-human-2", "env.objective=0.5")
-    save_policy(folder / "bases" / "dond-human-2", negotiator(), {"game": "dond"})
+    save_policy(folder / "bases" / "dond-human-2", policy, {"game": "dond"})
     save_policy(folder / "other_game" / "policy", negotiator(), {"game": "among_us", "base": None})
     return folder
 

@@ -4,12 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from hydra import compose, initialize_config_module
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from envs.dond_v0 import contexts
 from experiments import evaluate
 from experiments.evaluate import each_context
+from marl.config import build, plain
 from marl.errors import UserError
 from marl.stats import read_table
 
@@ -44,6 +46,23 @@ def test_each_context_of_the_file_is_played_once_in_its_order(
     table = {row.metric: row for row in read_table(out / "table.csv")}
     assert table["game/score"].mean == pytest.approx(found["game/score"]["mean"], abs=1e-4)
     assert (table["game/agreement"].arm, table["game/agreement"].games) == ("scripted", len(expected))
+
+
+@pytest.mark.parametrize("given", [[], ["env.split=test"], ["env.split=train"]])
+def test_a_base_plays_contexts_that_it_did_not_learn_from(given: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is played, it is the base that training makes, from training's contexts."""
+    made: list[dict] = []
+    monkeypatch.setattr(evaluate, "base_policy", lambda model, base, env, **rest: made.append(env))
+    monkeypatch.setattr(evaluate.HydraConfig, "initialized", lambda: True)
+    overrides = OmegaConf.create({"overrides": {"task": given}})
+    monkeypatch.setattr(evaluate.HydraConfig, "get", lambda: overrides)
+    cfg = evaluate.as_in_runs(configure("players=[base]", *given), ["base"])
+    assert cfg.env.split == (given[0].partition("=")[2] if given else "test")
+    evaluate.configured_base(cfg, build(cfg, ["base"]), torch.device("cpu"))
+    (env,) = made
+    with initialize_config_module("conf", version_base="1.3"):
+        assert env == plain(compose("train").env)
+    assert evaluate.as_in_runs(configure(*given), ["scripted"]).env.split == configure(*given).env.split
 
 
 def test_without_a_file_they_are_all_that_the_rules_allow() -> None:

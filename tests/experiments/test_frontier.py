@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -16,12 +18,14 @@ from omegaconf import DictConfig
 from envs import dond_v0
 from experiments import frontier
 from experiments.evaluate import turn_about
-from experiments.frontier import Entrant, compared, human_situations, outcomes
-from marl.checkpoint import save_policy
+from experiments.frontier import Entrant, compared, drawn, human_proposals, human_situations, outcomes
+from marl.checkpoint import folder_digest, save_policy
 from marl.errors import UserError
 from marl.games import env_maker, scripted
 from marl.planner import PlannerConfig, PlanningAgent, Reader
+from marl.policy import Policy
 from marl.rollout import draw_games, rollout
+from marl.stats import bootstrap_mean, paired_difference
 from tests.marl.test_human_dond import write
 from tests.marl.test_planner import negotiator
 
@@ -55,7 +59,7 @@ def test_games_played_once_say_what_every_lambda_would_have_played() -> None:
         return rollout(drawn, turn_about(player, scripted("dond")), env_maker(ENV), 12)
 
     arms = {"plan_0.3": PlannerConfig(lambdas=(0.3,), iterations=10)}
-    entrant = Entrant("anchor", 0, policy, "", arms)
+    entrant = Entrant("anchor", 0, policy, Path(), "", arms)
     anchor, compared = Reader(policy, 1024, 1.0), 0
     for as_it_is, planned in zip(games(planner(np.inf, "anchor")), games(planner(0.3)), strict=True):
         found = outcomes(as_it_is, entrant, anchor)
@@ -116,16 +120,70 @@ def test_mistakes_are_refused_before_any_model(
 
 def test_runs_of_another_base_are_no_comparison(tmp_path: Path) -> None:
     policy, cfg = negotiator(), configure("data.dond=DIR", "compare=x-*", f"runs={tmp_path}")
+    here = tmp_path / "bases" / "here"
+    save_policy(here, policy, {"game": "dond"})
     for name, arm, base in (("x-full-s1", "full", "here"), ("x-ppo-s2", "ppo", "there")):
         save_policy(tmp_path / name / "policy", policy, {"game": "dond"})
         (tmp_path / name / "run.json").write_text(json.dumps({"arm": arm, "seeds": [int(name[-1])], "base": base}))
         (tmp_path / name / "config.yaml").touch()
     said = r"compare=x-\*: x-ppo-s2 started from there, and the anchor is here; name runs that started from it"
     with pytest.raises(UserError, match=said):
-        compared(cfg, policy, "here", torch.device("cpu"))
+        compared(cfg, policy, here, torch.device("cpu"))
     shutil.rmtree(tmp_path / "x-ppo-s2")
-    (found,) = compared(cfg, policy, "here", torch.device("cpu"))
-    assert (found.arm, found.seed, found.made_of, found.planners) == ("run_full", 1, "x-full-s1", {})
+    for digest in (None, folder_digest(here)):
+        card = {"arm": "full", "seeds": [1], "base": "here", "base_digest": digest}
+        (tmp_path / "x-full-s1" / "run.json").write_text(json.dumps(card))
+        (found,) = compared(cfg, policy, here, torch.device("cpu"))
+        assert (found.arm, found.seed, found.folder.name, found.planners) == ("run_full", 1, "x-full-s1", {})
+    save_policy(here, other_weights(policy), {"game": "dond"})  # made again, under the same name
+    with pytest.raises(UserError, match="x-full-s1 started from an earlier here than the anchor"):
+        compared(cfg, policy, here, torch.device("cpu"))
+
+
+def other_weights(policy: Policy) -> Policy:
+    """The same, but for one of its matrices."""
+    other = copy.deepcopy(policy)
+    with torch.no_grad():
+        next(weights for weights in other.lm.parameters() if weights.dim() == 2).mul_(0.5)
+    return other
+
+
+def test_a_run_made_again_under_its_name_is_measured_again(tmp_path: Path) -> None:
+    cfg, made = configure(f"runs={tmp_path}", "compare=x-*"), []
+    for name in ("x-full-s1", "cells"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "x-full-s1" / "config.yaml").touch()
+    (tmp_path / "x-full-s1" / "run.json").write_text(json.dumps({"arm": "full", "seeds": [1], "base": "here"}))
+    base = tmp_path / "bases" / "here"
+    save_policy(base, negotiator(), {"game": "dond"})
+    for policy in (negotiator(), negotiator(), other_weights(negotiator())):
+        shutil.rmtree(tmp_path / "x-full-s1" / "policy", ignore_errors=True)
+        save_policy(tmp_path / "x-full-s1" / "policy", policy, {"game": "dond"})
+        (entrant,) = compared(cfg, negotiator(), base, torch.device("cpu"))
+
+        def find() -> frontier.Arms:
+            made.append(len(made))
+            return {"run_full": {"human/accuracy": [float(len(made))]}}
+
+        found = frontier.kept(cfg, tmp_path / "cells", {"env": ENV}, entrant, frontier.Bar(enabled=False), find)
+        assert found["run_full"]["human/accuracy"] == [len(made)]
+    assert made == [0, 1]  # the second was the first again
+
+
+def test_both_views_of_a_dialogue_are_one_draw(tmp_path: Path) -> None:
+    """An interval of figures that are the same in both views is that of so many dialogues, not of twice as many."""
+    views = [view for view, _ in human_proposals(str(write(tmp_path, test=TEST)), ENV, None)]
+    assert len(views) == 2 and len({view.dialogue for view in views}) == 1
+    rng = np.random.default_rng(0)
+    values = rng.random(200)
+    single = bootstrap_mean(values, rng=np.random.default_rng(1))
+    names = [f"dialogue {n}" for n in range(200) for _ in "12"]
+    for name, expected in (("human/log_loss", single.high - single.low), ("game/score/v_base", None)):
+        both = bootstrap_mean(np.repeat(values, 2), drawn(name, names), rng=np.random.default_rng(1))
+        less = paired_difference(np.repeat(values, 2), np.zeros(400), drawn(name, names), rng=np.random.default_rng(1))
+        width = expected or (single.high - single.low) / math.sqrt(2)
+        assert both.high - both.low == pytest.approx(width, rel=0.1)
+        assert (less.low, less.high, less.n) == (both.low, both.high, both.n)
 
 
 @pytest.mark.slow

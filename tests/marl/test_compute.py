@@ -47,6 +47,9 @@ def test_compute_is_counted_in_passes(settings: dict[str, Any], expected: list[f
     found = token_passes(settings, [*evaluations, *rows], {i: round(1_000_000 * i * share) for i in (1, 2)})
     assert found == {i: 1_000_000 * expected[i] for i in (0, 1, 2)}
     assert token_passes(settings, [*evaluations, *rows], {}) == {}  # nobody noted it
+    update = settings.get("algo", {}).get("update", {})
+    stopping = {**settings, "algo": {"update": {**update, "target_kl": 0.1}}}
+    assert token_passes(stopping, [*evaluations, *rows], {1: 5, 2: 5}) == {}  # nor how early its updates ended
     planned = {**settings, "loss": {**settings["loss"], "plan": {"weight": 0.3}}}
     assert token_passes(planned, [*evaluations, *rows], {1: 5, 2: 5}) == {}  # nor what plans have cost
 

@@ -312,11 +312,11 @@ def test_discussions_count_their_own_messages() -> None:
 def test_speech_by_hand() -> None:
     found = speech_metrics([deal_game(), failed_game()], rng())
     # Message 1 moves player_1 from .1 .1 .1 to .3 .3 .9; message 2 moves player_0 from .2 to .5 thrice.
-    # Nobody was asked after the message of the failed game: what it did is not known, and it does not count.
-    assert found["speech/belief_change"].mean == pytest.approx((1.2 + 0.9) / 2)
-    log_changes = [2 * math.log(3) + math.log(9), 3 * math.log(2.5)]
+    # That of the failed game was heard and moves nothing.
+    assert found["speech/belief_change"].mean == pytest.approx((1.2 + 0.9 + 0) / 3)
+    log_changes = [2 * math.log(3) + math.log(9), 3 * math.log(2.5), 0]
     assert found["speech/log_belief_change"].mean == pytest.approx(np.mean(log_changes))
-    assert found["speech/belief_change"].n == 1
+    assert found["speech/belief_change"].n == 2
 
 
 def test_speech_of_an_imposter_counts_negative() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from envs.core import Question, TurnKind
 from marl.errors import UserError
+from marl.evaluate import belief_changes
 from marl.rewards import Reward, add_rewards
 from marl.rewards.game import GameReward
 from marl.rewards.speaking import FLOOR, SpeakingReward
@@ -139,6 +140,18 @@ def test_questions_add_up_and_are_compared_with_themselves() -> None:
     ]  # fmt: skip
     game = episode([turn("a", 0, "one"), turn("a", 2, "two")], beliefs, a="x", b="x")
     np.testing.assert_allclose(SpeakingReward()(game), [0.1 + 0.7, -0.1], atol=1e-12)
+
+
+def test_a_message_that_changes_nothing_was_heard_all_the_same() -> None:
+    """Both before and after the first one the listener is below the floor of log-probabilities."""
+    told = episode(
+        [turn("a", 1, "hello"), turn("a", 3, "it is c"), turn("a", 5, "bye")],
+        [belief("b", 1, 1e-6), belief("b", 2, 2e-6), belief("b", 4, 0.1)],
+    )
+    reward = SpeakingReward(of="log_probability")
+    assert [len(each) for each in reward.changes(told)] == [1, 1, 0]
+    np.testing.assert_allclose(reward(told), [0.0, np.log(0.1 / FLOOR), 0.0])
+    np.testing.assert_allclose(belief_changes(told, "log_probability"), [0.0, np.log(0.1 / FLOOR), np.nan])
 
 
 def test_a_message_that_nobody_was_asked_after_earns_nothing() -> None:
