@@ -272,12 +272,12 @@ def the_base(names: Sequence[str], cfg: DictConfig, parts: Parts, device: torch.
         raise UserError(
             f"players: {first.name} and {other.name} started from different bases; name a base by its folder"
         )
-    for _, folder in bases.values():
-        return folder
-    _, folder = configured_base(cfg, parts, device)
-    if folder is None:
+    if bases:
+        return next(folder for _, folder in bases.values())
+    _, made = configured_base(cfg, parts, device)
+    if made is None:
         raise UserError("players: base is an untouched model, which has no folder of a base; train a run from it")
-    return folder
+    return made
 
 
 def made_of(name: str, cfg: DictConfig) -> str:

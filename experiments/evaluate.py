@@ -319,10 +319,11 @@ def as_in_runs(cfg: DictConfig, names: Sequence[str]) -> DictConfig:
             }  # fmt: skip
             settings[name] = OmegaConf.merge(OmegaConf.create(found), own)
     if not settings:
-        env = cfg.get("env") or {}
-        if any(bare(name) == "base" for name in names) and "split" in env and "split" not in own.get("env", {}):
-            cfg = OmegaConf.create({**cfg, "env": {**env, "split": "test"}})
-        return cfg
+        game = cfg.get("env") or {}
+        if any(bare(name) == "base" for name in names) and "split" in game and "split" not in own.get("env", {}):
+            settings["base"] = OmegaConf.create({"env": {**game, "split": "test"}})
+        else:
+            return cfg
     games = [plain(each.env) for each in settings.values()]
     keys = dict.fromkeys(key for game in games for key in game)
     differ = sorted(key for key in keys if any(game.get(key) != games[0].get(key) for game in games))

@@ -25,7 +25,7 @@ def learned_tokens(folder: Path) -> dict[int, int]:
     """By iteration, how many tokens the rows had that a run learned from: the speed of its updates times their time."""
     speed, seconds = "speed/update_tokens_per_second", "time/update"
     rows = read_metrics(folder / TIMING_FILE)
-    # missing where a round of games had nothing to keep
+    # missing where an older run's round of games had nothing to keep
     return {row["iteration"]: round(row[speed] * row[seconds]) for row in rows if speed in row and seconds in row}
 
 

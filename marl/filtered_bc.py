@@ -161,6 +161,7 @@ def train_filtered_bc(
         kept = [without_errors(seat) for seat in select(seats, config.keep, rivals)]
         metrics: dict[str, float] = {"filter/kept": len(kept) / max(len(seats), 1)}
         metrics |= episode_metrics(episodes, {learner.name})
+        learned = 0
         if kept:
             progress.stage(f"round {iteration + 1}/{config.iterations}: imitation", config.update.epochs * len(kept))
             batch = collate(kept, {}, silent_roles=INSIDERS)
@@ -173,5 +174,5 @@ def train_filtered_bc(
                     progress.advance, rename, ranks,
                 )  # fmt: skip
             learned = int((batch.kind != Kind.PAD).sum())
-            metrics |= speed_metrics(episodes, learned, played - began, time.perf_counter() - played)
+        metrics |= speed_metrics(episodes, learned, played - began, time.perf_counter() - played)
         after(iteration + 1, metrics, episodes)

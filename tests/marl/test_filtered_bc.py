@@ -277,6 +277,7 @@ def test_a_round_in_which_nothing_is_kept_changes_nothing(keep: str, share: floa
     before = copy.deepcopy(policy)
     metrics, _ = clone(policy, Unpaid, replace(CONFIG, keep=keep))
     assert metrics["filter/kept"] == share
+    assert metrics["speed/tokens_per_second"] > 0 and (metrics["speed/update_tokens_per_second"] > 0) == bool(share)
     same = all(torch.equal(a, b) for a, b in zip(policy.parameters(), before.parameters(), strict=True))
     assert same == (share == 0.0)
 
