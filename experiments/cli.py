@@ -585,6 +585,7 @@ class Checker:
                 wanted = wanted or ("never null" if default is not None or OmegaConf.is_missing(before, key) else "")
             if wanted:
                 raise UsageError(f"{override.input_line} does not fit: {key} is {wanted}.")
+        self._keep_arm(cfg, before, [o for o in parsed if o not in values], values)
         own = copy.deepcopy(cfg)
         with open_dict(own):
             del own["hydra"]
@@ -598,6 +599,22 @@ class Checker:
             HydraConfig.instance().cfg = None
         if missing:
             raise UsageError(f"{missing[0]} has to be set: add {missing[0]}=VALUE.")
+
+    def _keep_arm(self, cfg: DictConfig, before: DictConfig, chosen: list[Override], values: list[Override]) -> None:
+        """Refuses a value that undoes what the preset of `ablation` sets: it would be another arm under that name.
+        `before`: what the choices make without the values."""
+        ablation = cfg.hydra.runtime.choices.get("ablation")
+        if not values or ablation in (None, "none") or any(o.key_or_group == "arm" for o in values):
+            return
+        plain = self.compose([*(str(o.input_line) for o in chosen if o.key_or_group != "ablation"), "ablation=none"])
+        for override in values:
+            key, value = override.key_or_group, override.value()
+            own, other = (OmegaConf.select(c, key, throw_on_missing=False) for c in (before, plain))
+            if own != other and value != own and not isinstance(value, dict):
+                raise UsageError(
+                    f"ablation={ablation} sets {key}={own}, and {override.input_line} would train something else under "
+                    f"its name: leave one of them out, or give it a name, as in arm=NAME."
+                )
 
     def _load(self, overrides: tuple[str, ...]) -> DictConfig:
         if overrides not in self.composed:
@@ -667,7 +684,12 @@ class Checker:
                 return f"{inner} is not a setting; {nearest(inner, others)}; a plus sign adds it: +{given}."
             if whole in names and not any(name.startswith(f"{whole}.") for name in names):
                 return f"{key} is not a setting: {whole} is null or a single value; give it whole, as in {whole}=VALUE."
-            return f"{key} is not a setting; {nearest(key, names)}."
+            if key.startswith(("hydra.launcher.", "tracker.")) and whole in names:
+                brings = "hydra/launcher=joblib or submitit_slurm" if key.startswith("hydra.") else "tracker=wandb"
+                return f"{key} is not a setting; {nearest(key, names)}; others come with {brings}."
+            term = key.startswith(("loss.", "reward.")) and key.count(".") == 1 and not deleted
+            adds = f"; a plus sign adds a term: +{key}={{_target_: MODULE.CLASS, weight: 1.0}}" if term else ""
+            return f"{key} is not a setting; {nearest(key, names)}{adds}."
         if "Could not append" in text and quoted:
             return f"{quoted.group(1)} is a setting already: write {quoted.group(1)}=VALUE, without a plus sign."
         if text.startswith("Multiple values for"):

@@ -231,7 +231,8 @@ def terms(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
         fits = isinstance(target, type) and dataclasses.is_dataclass(target)
         has = {f.name for f in dataclasses.fields(target)} | set(dir(target)) if fits else set()
         if "weight" not in has or ("reads" in has) != (where == "loss"):
-            raise UserError(f"{where}.{name}._target_={fields['_target_']}: is no class of a {where}")
+            needs = "a dataclass with weight and reads" if where == "loss" else "a dataclass with weight, and no reads"
+            raise UserError(f"{where}.{name}._target_={fields['_target_']}: is no class of a {where}, which is {needs}")
         built[name] = make(target, {k: v for k, v in fields.items() if k != "_target_"}, f"{where}.{name}")
     return built
 

@@ -39,7 +39,8 @@ def metrics(
 ) -> Metrics:
     """All metrics of these games, by name.
 
-    `game`: `dond` or `among_us`; any other game gets what is common to all. `objective` is Deal or No Deal's. `players`
+    `game`: `dond` or `among_us`; any other game gets what is common to all, and as `game/score` what the
+    environment paid a player in all. `objective` is Deal or No Deal's. `players`
     (names in `Episode.players`) limits talk, errors, beliefs and speech to those players; the game's own figures
     always count everybody. Intervals are resampled with `rng`, by default a fresh generator, so that the same episodes
     always give the same figures.
@@ -52,7 +53,9 @@ def metrics(
     elif game == "among_us":
         own = among_us_metrics(episodes, players, rng)
     else:
-        own = {}
+        games = [g for g, episode in enumerate(episodes) for _ in episode.players]
+        paid = [sum(p.amount for p in e.payments if p.agent == agent) for e in episodes for agent in e.players]
+        own = {"game/score": bootstrap_mean(paid, games, rng=rng)}
     return {
         **own,
         **talk_metrics(episodes, rng, players),

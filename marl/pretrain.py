@@ -79,6 +79,8 @@ class ModelConfig:
             raise UserError(f"model.layers={self.layers}: must be at most {MOST_LAYERS}")
         if self.kind != "tiny":  # has a shape of its own
             return
+        if self.name:
+            raise UserError(f"model.name={self.name}: the small model, which is trained here, has none; add model=hf")
         if self.heads % self.kv_heads:
             raise UserError(f"model.kv_heads={self.kv_heads}: must divide model.heads={self.heads}, which share them")
         if self.hidden_size % (2 * self.heads):

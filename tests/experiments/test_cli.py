@@ -235,6 +235,7 @@ REFUSED = {
     "note.size=1": "note.size is not a setting: note is null or a single value; give it whole, as in note=VALUE.",
     "reward={speeking:{weight:1}}": "reward.speeking is not a setting; the nearest is reward.speaking; a plus sign",
     "loss={new:{weight:1}}": "loss.new is not a setting; --cfg job lists them all; a plus sign adds it: +loss={new:{",
+    "loss.mine={weight:1}": "loss.mine is not a setting; the nearest are loss, loss.listening; a plus sign adds a term: +loss",
     "~seed": "~seed cannot be left out: give it a value, as in seed=VALUE.",
     "~model": "~model cannot be left out: give it a value, as in model=VALUE.",
     "qqqqqq=1": "qqqqqq is not a setting; --cfg job lists them all.",
@@ -279,6 +280,11 @@ def test_choices_that_exclude_each_other_are_named() -> None:
     [
         (["-m", "ablation=none,ful", "seed=0,1"], "ablation=ful is not an option of ablation; the nearest is full."),
         (["-m", "reward.speaking.weight=0,abc"], "reward.speaking.weight=abc does not fit"),
+        (
+            ["-m", "ablation=none,no_listening", "loss.listening.weight=0.5"],
+            "ablation=no_listening sets loss.listening.weight=0, and loss.listening.weight=0.5 would train something "
+            "else under its name: leave one of them out, or give it a name, as in arm=NAME.",
+        ),
         (["-m", "seed=0", "model=tiny,hf"], "model.name has to be set"),
         (["-m", "seed=interval(0,1)"], "seed=interval(0,1) names no values"),
         (["sweep=bad"], "ablation=fulll is not an option of ablation; the nearest is full."),
@@ -289,6 +295,28 @@ def test_every_choice_of_a_sweep_is_checked_before_the_first_job(cli: Cli, argum
     result = cli(*arguments)
     assert result.err.startswith(sentence), result.err
     assert (result.status, result.err.count("\n"), result.jobs) == (2, 1, [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "refused"),
+    [
+        (["ablation=game_only", "reward.speaking.weight=2"], "ablation=game_only sets reward.speaking.weight=0"),
+        (["-m", "ablation=full,no_speaking", "reward.speaking.weight=1,2"], "ablation=no_speaking sets"),
+        (["sweep=among_us_ablation", "loss.listening.weight=0.2"], "ablation=game_only sets loss.listening.weight=0"),
+        (["env=among_us", "ablation=published_credit", "algo.credit.speech=separate"], "sets algo.credit.speech="),
+        (["ablation=game_only", "reward.speaking.weight=2", "arm=mine"], ""),
+        (["ablation=game_only", "reward.speaking.weight=0", "loss.kl.weight=0.3"], ""),
+        (["-m", "ablation=full,no_listening", "reward.speaking.weight=1,2"], ""),
+    ],
+)
+def test_an_arm_is_what_its_name_says(arguments: list[str], refused: str) -> None:
+    flags = [a for a in arguments if a == "-m"]
+    overrides = [a for a in arguments if a != "-m"]
+    if not refused:
+        check_command_line("train", "conf", flags, overrides)
+        return
+    with pytest.raises(UsageError, match=re.escape(refused)):
+        check_command_line("train", "conf", flags, overrides)
 
 
 @pytest.mark.parametrize("arguments", [["-m", "seed=0,1"], ["-m", "seed=0"], ["sweep=arms"]])

@@ -589,7 +589,8 @@ def test_names_follow_from_the_configuration() -> None:
         (["env.game=null"], "env.game=None: there is no game of this name"),
         (["cast.negotiator.partners=inf"], "cast.negotiator.partners=inf: must be a finite number"),
         (["loss.kl._target_=null"], "loss.kl=.* has no _target_: give the whole term, as conf/loss/default.yaml"),
-        (["loss.kl._target_=os.system"], "is no class of a loss"),
+        (["model.name=/models/mine"], "model.name=/models/mine: the small model, .* has none; add model=hf"),
+        (["loss.kl._target_=os.system"], "is no class of a loss, which is a dataclass with weight and reads"),
         (["loss.kl._target_=marl.rewards.game.GameReward"], "is no class of a loss"),
         (["reward.game._target_=marl.losses.kl.KLLoss"], "is no class of a reward"),
         (

@@ -30,7 +30,7 @@ from marl.evaluate import (
     vocabulary,
 )
 from marl.stats import Interval, wilson
-from marl.types import Turn
+from marl.types import Payment, Turn
 from tests.marl.episodes import (
     CONTEXT,
     aborted_game,
@@ -454,7 +454,7 @@ def test_metrics_brings_all_together() -> None:
     assert {name.split("/")[0] for name in found} == {"game", "talk", "errors", "belief", "speech"}
     assert found == metrics(GAMES, "dond", objective=1.0)  # intervals too
     assert "game/win_rate/crewmates" in metrics([ejection_game()], "among_us")
-    assert not [name for name in metrics([imposter_game()], "toy") if name.startswith("game/")]
+    assert [name for name in metrics([imposter_game()], "toy") if name.startswith("game/")] == ["game/score"]
     with pytest.raises(ValueError, match="no episodes"):
         metrics([], "dond")
 
@@ -474,3 +474,14 @@ def test_evaluation_file() -> None:
 
 def test_hand_made_beliefs_are_distributions() -> None:
     assert spread(3, 0.9).sum() == pytest.approx(1) and spread(3, 0.9)[3] == 0.9
+
+
+def test_of_another_game_the_score_is_what_players_were_paid() -> None:
+    """In both games one player is paid, by two payments in the second: three points among four players."""
+    first, second = deal_game(0), deal_game(1)
+    paid = (
+        replace(first, payments=(Payment("player_0", 3, 1.0),)),
+        replace(second, payments=(Payment("player_1", 1, 0.5), Payment("player_1", 3, 1.5))),
+    )
+    found = metrics(paid, "hint")["game/score"]
+    assert found.mean == pytest.approx(3 / 4) and found.n == 2
