@@ -38,7 +38,7 @@ test-slow: $(STAMP) ## the slow tests
 torture: $(STAMP) ## kill small runs of every kind at random moments, and compare their ends; hours
 	@$(TEST_ENV) $(BIN)/python -m tests.torture
 
-hostile: $(STAMP) ## give all entry points 10,000 generated bad inputs; half an hour
+hostile: $(STAMP) ## give all entry points 10,000 generated bad inputs; 5 to 30 minutes
 	@$(TEST_ENV) $(BIN)/python -m tests.hostile
 
 lint: $(STAMP) ## style and types

@@ -704,9 +704,11 @@ class Engine:
     def outgrown(self, tokens: int, begun: bool) -> UserError:
         """What to say of a stream that no slot holds: of a game that has begun, or of the first that a player reads."""
         what = "an episode outgrew its slot" if begun else "a prompt is too long"
+        most = self.policy.context
+        way = f"raise model.context (the model reads up to {most}), " if most > self.context else ""
         return UserError(
-            f"{what}: a stream of {tokens} tokens does not fit model.context={self.context}; raise model.context (the "
-            f"model reads up to {self.policy.context}) or lower the game's message and turn limits"
+            f"{what}: a stream of {tokens} tokens does not fit model.context={self.context}; {way}lower the game's "
+            "message and turn limits, or say the same in fewer tokens, as with env.style=compact"
         )
 
     def _piece(self, start: np.ndarray, left: np.ndarray) -> tuple[np.ndarray, int]:

@@ -235,7 +235,7 @@ REFUSED = {
     "note.size=1": "note.size is not a setting: note is null or a single value; give it whole, as in note=VALUE.",
     "reward={speeking:{weight:1}}": "reward.speeking is not a setting; the nearest is reward.speaking; a plus sign",
     "loss={new:{weight:1}}": "loss.new is not a setting; --cfg job lists them all; a plus sign adds it: +loss={new:{",
-    "loss.mine={weight:1}": "loss.mine is not a setting; the nearest are loss, loss.listening; a plus sign adds a term: +loss",
+    "loss.mine={weight:1}": "loss.mine is not a setting; the nearest are loss, loss.listening; a plus sign adds a term",
     "~seed": "~seed cannot be left out: give it a value, as in seed=VALUE.",
     "~model": "~model cannot be left out: give it a value, as in model=VALUE.",
     "qqqqqq=1": "qqqqqq is not a setting; --cfg job lists them all.",
