@@ -88,7 +88,17 @@ def test_every_listed_setting_is_one(accepted: Callable[[str], bool]) -> None:
         assert accepted(typed), typed
 
 
-def test_links_lead_to_files() -> None:
+def test_links_lead_to_files_and_headings() -> None:
     for page in PAGES:
-        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-            assert (page.parent / link).exists(), f"{page.relative_to(ROOT)}: {link}"
+        for link, heading in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text()):
+            there = page.parent / link if link else page
+            assert there.exists(), f"{page.relative_to(ROOT)}: {link}"
+            if heading:
+                assert heading in headings(there), f"{page.relative_to(ROOT)}: {link}#{heading}"
+
+
+def headings(page: Path) -> set[str]:
+    """As links name them: small letters, words joined by hyphens, nothing else."""
+    page = page / "README.md" if page.is_dir() else page
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
