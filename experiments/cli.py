@@ -494,6 +494,8 @@ def check_command_line(config_name: str, package: str, flags: list[str], overrid
         lists = {o.get_key_element(): choices(o) for o in [*presets, *given]}  # what is given wins over presets
         for job in jobs(lists) if sweep else [first]:
             check.job(job)
+        own = lists if sweep else {o.get_key_element(): choices(o) for o in given}
+        check.keep_arms(own, cfg.hydra.runtime.choices.get("ablation"))
         if not sweep:
             return Plan()
         swept = tuple(key for key, options in lists.items() if len(options) > 1)
@@ -585,7 +587,6 @@ class Checker:
                 wanted = wanted or ("never null" if default is not None or OmegaConf.is_missing(before, key) else "")
             if wanted:
                 raise UsageError(f"{override.input_line} does not fit: {key} is {wanted}.")
-        self._keep_arm(cfg, before, [o for o in parsed if o not in values], values)
         own = copy.deepcopy(cfg)
         with open_dict(own):
             del own["hydra"]
@@ -600,21 +601,30 @@ class Checker:
         if missing:
             raise UsageError(f"{missing[0]} has to be set: add {missing[0]}=VALUE.")
 
-    def _keep_arm(self, cfg: DictConfig, before: DictConfig, chosen: list[Override], values: list[Override]) -> None:
-        """Refuses a value that undoes what the preset of `ablation` sets: it would be another arm under that name.
-        `before`: what the choices make without the values."""
-        ablation = cfg.hydra.runtime.choices.get("ablation")
-        if not values or ablation in (None, "none") or any(o.key_or_group == "arm" for o in values):
+    def keep_arms(self, lists: Mapping[str, list[str]], chosen: str | None) -> None:
+        """Refuses values that undo what a preset of `ablation` sets: another arm would be trained under its name.
+        `lists`: a setting's choices; `chosen`: the preset where the command line names none."""
+        options = {key: self.parse(each) for key, each in lists.items() if key != "ablation"}
+        every = [o for several in options.values() for o in several if not (o.is_delete() or o.is_add())]
+        given = [o for o in every if isinstance(o.value(), dict) or not self._is_group(o)]
+        firsts = {o.get_key_element(): str(o.input_line) for o in reversed(every) if o not in given}
+        groups = list(firsts.values())
+        values = [(o, key, value) for o in given for key, value in leaves(o.key_or_group, o.value())]
+        presets = lists.get("ablation") or [f"ablation={chosen}"]
+        if not values or "arm" in lists or presets in (["ablation=none"], ["ablation=None"]):
             return
-        plain = self.compose([*(str(o.input_line) for o in chosen if o.key_or_group != "ablation"), "ablation=none"])
-        for override in values:
-            key, value = override.key_or_group, override.value()
-            own, other = (OmegaConf.select(c, key, throw_on_missing=False) for c in (before, plain))
-            if own != other and value != own and not isinstance(value, dict):
-                raise UsageError(
-                    f"ablation={ablation} sets {key}={own}, and {override.input_line} would train something else under "
-                    f"its name: leave one of them out, or give it a name, as in arm=NAME."
-                )
+        plain = self.compose([*groups, "ablation=none"])
+        for preset in presets:
+            cfg = self.compose([*groups, preset])
+            if "arm" in cfg and cfg.arm == plain.arm:  # it is not what names the arm
+                continue
+            for override, key, value in values:
+                without, own = (OmegaConf.select(c, key, throw_on_resolution_failure=False) for c in (plain, cfg))
+                if without != own and value != own:
+                    raise UsageError(
+                        f"{preset} sets {key}={own}, and {override.key_or_group}={override.value()} would train "
+                        f"something else under its name: leave one of them out, or give it a name, as in arm=NAME."
+                    )
 
     def _load(self, overrides: tuple[str, ...]) -> DictConfig:
         if overrides not in self.composed:
@@ -717,6 +727,15 @@ def wrong_kind(default: Any, value: Any) -> str:
     if isinstance(default, int | float):
         return "" if isinstance(value, int | float) and not isinstance(value, bool) and value == value else "a number"
     return ""
+
+
+def leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The settings that a value gives, by their dotted names."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from leaves(f"{key}.{name}", inner)
+    else:
+        yield key, value
 
 
 def dotted_names(cfg: DictConfig, parent: str = "") -> list[str]:

@@ -40,7 +40,7 @@ from experiments.terminal import Bar, say
 from marl.agents import SILENCE, Dubbed, PlayConfig, model_agent
 from marl.cast import LEARNERS, Seats, by_role, learners_of, places, players_of
 from marl.chat import CHAT
-from marl.checkpoint import folder_digest
+from marl.checkpoint import folder_digest, started_from
 from marl.config import EvalConfig, cast_of, digest, make, plain
 from marl.errors import UserError, check_writable
 from marl.evaluate import Metrics, metrics
@@ -116,7 +116,8 @@ class Entrant:
 
     @property
     def name(self) -> str:
-        return self.base.name if self.arm == BASE else self.run.name
+        # a base's own name, also where it is played from the copy that a run keeps
+        return Path(str(started_from(self.run / "policy"))).name if self.arm == BASE else self.run.name
 
 
 @dataclass(frozen=True)

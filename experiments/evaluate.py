@@ -216,7 +216,7 @@ def find_base(cfg: DictConfig, parts: Parts, device: torch.device, beside: str) 
 
 
 def configured_base(cfg: DictConfig, parts: Parts, device: torch.device) -> tuple[Policy, Path | None]:
-    """The base of the configuration, and its folder. Which contexts are played decides nothing of how it is made."""
+    """The base of the configuration, and its folder: that of training's split of contexts, whichever is played."""
     env = {**parts.env, **({"split": "train"} if "split" in parts.env else {})}
     return base_policy(
         parts.model, parts.base, env, cache=Path(cfg.cache), human_data=cfg.data.dond, device=device, report=say
@@ -320,7 +320,8 @@ def as_in_runs(cfg: DictConfig, names: Sequence[str]) -> DictConfig:
             settings[name] = OmegaConf.merge(OmegaConf.create(found), own)
     if not settings:
         game = cfg.get("env") or {}
-        if any(bare(name) == "base" for name in names) and "split" in game and "split" not in own.get("env", {}):
+        of_base = any(bare(name) == "base" or is_run(name) for name in names)  # a base may be named by its folder
+        if of_base and "split" in game and "split" not in own.get("env", {}):
             settings["base"] = OmegaConf.create({"env": {**game, "split": "test"}})
         else:
             return cfg

@@ -89,10 +89,10 @@ def base_folder(run: Path, policy: Path | None = None) -> Path:
     if name is None:
         raise UserError(f"{run} started from an untouched model; only runs with a base of their own can be compared")
     places = (Path(name), run.parent / "bases" / Path(name).name, run / REFERENCE)
-    there = [folder for folder in places if (folder / "policy.json").is_file()]
+    digest = read_json(run / CARD).get("base_digest") if (run / CARD).is_file() else None
+    there = [f for f in places if (f / "policy.json").is_file() and (digest is None or not verify_folder(f))]
     if not there:
         raise UserError(f"{run}: its base is not there ({name}); put it into {run.parent / 'bases'}")
-    digest = read_json(run / CARD).get("base_digest") if (run / CARD).is_file() else None
     own = [folder for folder in there if digest is None or folder_digest(folder) == digest]
     if not own:
         raise UserError(

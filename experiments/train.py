@@ -822,7 +822,8 @@ def mean_speed(folder: Path) -> dict[str, float]:
     """Means of the speeds in `timing.jsonl`, over iterations."""
     rows = read_metrics(folder / TIMING_FILE)
     names = sorted({name for row in rows for name in row if name.startswith("speed/")})
-    return {name: round(float(np.mean([row[name] for row in rows if name in row])), 2) for name in names}
+    # of updates those that there were: filtered cloning may have had nothing to learn from
+    return {name: round(float(np.mean([row[name] for row in rows if row.get(name)] or [0.0])), 2) for name in names}
 
 
 if __name__ == "__main__":

@@ -54,7 +54,9 @@ WORDING = {
     "vote/other_imposter": Wording(
         "Others' votes for the imposter", "share of those who noticed no killer", percent=True
     ),
-    "game/score": Wording("Score", "R_i + λ R_j, mean over players and all games"),
+    "game/score": Wording(
+        "Score", "what a player was paid (Deal or No Deal: R_i + λ R_j), mean over players and all games"
+    ),
     "game/score_ceiling": Wording("Best possible score", "what the best deal of each of these games would give"),
     "game/score_agreed": Wording("Score, agreed games", "the same over games with a deal"),
     "game/points": Wording("Points", "R_i alone, mean over players and all games"),

@@ -302,6 +302,11 @@ def test_every_choice_of_a_sweep_is_checked_before_the_first_job(cli: Cli, argum
     [
         (["ablation=game_only", "reward.speaking.weight=2"], "ablation=game_only sets reward.speaking.weight=0"),
         (["-m", "ablation=full,no_speaking", "reward.speaking.weight=1,2"], "ablation=no_speaking sets"),
+        (["-m", "ablation=full,no_speaking", "reward.speaking.weight=0,2"], "sets reward.speaking.weight=0"),
+        (["ablation=game_only", "reward={speaking:{weight:2}}"], "sets reward.speaking.weight=0"),
+        (["ablation=full", "~loss.listening", "loss.kl.weight=0.2"], ""),
+        (["sweep=among_us_iterated", "ablation=game_only", "reward.speaking.weight=1"], ""),  # its arm is `iterated`
+        (["env=among_us", "ablation=world_model", "~loss.world_model", "algo.games=32"], ""),
         (["sweep=among_us_ablation", "loss.listening.weight=0.2"], "ablation=game_only sets loss.listening.weight=0"),
         (["env=among_us", "ablation=published_credit", "algo.credit.speech=separate"], "sets algo.credit.speech="),
         (["ablation=game_only", "reward.speaking.weight=2", "arm=mine"], ""),

@@ -11,9 +11,11 @@ from omegaconf import DictConfig, OmegaConf
 from envs.dond_v0 import contexts
 from experiments import evaluate
 from experiments.evaluate import each_context
+from marl.checkpoint import save_policy
 from marl.config import build, plain
 from marl.errors import UserError
 from marl.stats import read_table
+from tests.marl.test_planner import negotiator
 
 FIRST = ((1, 4, 1), ((0, 2, 2), (4, 1, 2)))
 SECOND = ((4, 1, 1), ((2, 0, 2), (1, 4, 2)))  # a test context; the first is not
@@ -49,7 +51,9 @@ def test_each_context_of_the_file_is_played_once_in_its_order(
 
 
 @pytest.mark.parametrize("given", [[], ["env.split=test"], ["env.split=train"]])
-def test_a_base_plays_contexts_that_it_did_not_learn_from(given: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_base_plays_contexts_that_it_did_not_learn_from(
+    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever is played, it is the base that training makes, from training's contexts."""
     made: list[dict] = []
     monkeypatch.setattr(evaluate, "base_policy", lambda model, base, env, **rest: made.append(env))
@@ -62,6 +66,8 @@ def test_a_base_plays_contexts_that_it_did_not_learn_from(given: list[str], monk
     (env,) = made
     with initialize_config_module("conf", version_base="1.3"):
         assert env == plain(compose("train").env)
+    save_policy(tmp_path / "bases" / "dond-x", negotiator(), {"game": "dond"})
+    assert evaluate.as_in_runs(configure(*given), [str(tmp_path / "bases" / "dond-x")]).env.split == cfg.env.split
     assert evaluate.as_in_runs(configure(*given), ["scripted"]).env.split == configure(*given).env.split
 
 
