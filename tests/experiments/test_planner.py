@@ -105,7 +105,8 @@ def test_a_person_plays_against_a_planner(run: str, tmp_path: Path, monkeypatch:
     lines = iter(["[message] i want the balls"] + ["[propose] (0 books, 0 hats, 0 balls)"] * 20)
     monkeypatch.setattr("builtins.input", lambda prompt="": next(lines))
     with initialize_config_module("conf", version_base="1.3"):
-        play.main(compose("play", overrides=[f"opponent={run}+plan", "seed=2", "model.context=1024", f"out={tmp_path}"]))
+        given = [f"opponent={run}+plan", "seed=2", "model.context=1024", f"out={tmp_path}"]
+        play.main(compose("play", overrides=given))
     (game,) = map(json.loads, (tmp_path / "episodes-001.jsonl").read_text().splitlines())
     assert sorted(game["players"].values()) == ["human", "small+plan"]
     assert any("planned" in turn for turn in game["turns"])
