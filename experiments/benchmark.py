@@ -5,13 +5,13 @@
     python -m experiments.benchmark bench=gpu         # 1 to 500 million parameters, several tokens of speech at a time
     python -m experiments.benchmark env=dond minutes=30 axes.context=[] axes.width=[]
 
-In one process, on the same games token for token (workload.py; random weights, nothing is trained):
+On the same games token for token (workload.py; random weights, nothing is trained):
 
 - this engine: a rollout of all games at once and one PPO pass with listening loss, at a centre in float32 and in
   bfloat16 (log-probabilities in float32), then around it in float32, one thing changed at a time: width of the model,
-  games, context, players;
-- on `baseline_games` games, beside this engine on the same: `generate` for every turn over the whole history; the same
-  with each seat's cache kept; TRL's GRPOTrainer around the first (baselines.py);
+  games, context, players; on a CPU each point in a process of its own (`apart`);
+- in one process, on `baseline_games` games, beside this engine on the same: `generate` for every turn over the whole
+  history; the same with each seat's cache kept; TRL's GRPOTrainer around the first (baselines.py);
 - the limit: counted products and bytes at the rates of this machine, measured on the spot (measure.py);
 - alone: decode steps of `step_rows` full slots at the axis's contexts; and what needs no model: the game with random
   players, as `env` sets it, and the planners' solver (pieces.py).
@@ -43,7 +43,8 @@ start); else what `out` holds is put aside as benchmark-1.json. What a figure is
   else had meanwhile (Linux). Where the first is below 1 on a CPU or the second is not small, the times mean little; the
   line says so.
 - memory: how far the process's resident set (a GPU: torch's memory) rose in all that an engine did; and this engine's
-  cache in bytes a slot, and the rise that was predicted before it played (marl/memory.py).
+  cache in bytes a slot, and the rise that was predicted before it played (marl/memory.py). A process that has done
+  other things takes more: what it gave back lies between what lives. Hence `apart`.
 """
 
 from __future__ import annotations
@@ -52,16 +53,19 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from itertools import count
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import DictConfig
-from transformers import LlamaConfig
+from transformers import LlamaConfig, PreTrainedTokenizerBase
 
 from experiments.baselines import ALL_CALLS, INSTALL_TRL, GenerateAgent, trl_iteration, trl_version
 from experiments.benchmark_figures import draw, line, ratios, summary, table, targets
@@ -164,6 +168,7 @@ class Settings:
     vocab_size: int
     reply_tokens: int
     decode_steps: int
+    apart: bool
     repeats: int
     update_rows: int
     update_tokens: int
@@ -424,7 +429,9 @@ class Bench:
         """A repeat of this engine on each of these."""
         for row in rows:
             if self.is_due(row, repeat):
-                self.take(row, self.script(row.point), repeat, partial(self.ours, point=row.point))
+                alone = self.settings.apart and self.device.type == "cpu"
+                measure = self.ours_apart if alone else self.ours
+                self.take(row, self.script(row.point), repeat, partial(measure, point=row.point))
                 draw([row.data() for row in self.around], self.out / "cost.svg")
 
     def measure_baselines(self, repeat: int) -> None:
@@ -462,7 +469,7 @@ class Bench:
         row.played, row.skipped = script.facts(), ""
         try:
             row.repeats.append(watched(measure, script))
-        except torch.OutOfMemoryError as error:
+        except (torch.OutOfMemoryError, BrokenProcessPool) as error:
             row.skipped = f"ran out of memory ({str(error).splitlines()[0]})"
             say(f"{row.engine}, {row.point}: {row.skipped}")
         else:
@@ -519,6 +526,14 @@ class Bench:
             "counts": {phase: asdict(c) for phase, c in counts.items()}, "rates": asdict(rates), "limit": limit,
             "peak_bytes": peak, "cache_bytes": cache, "predicted_bytes": predicted,
         }  # fmt: skip
+
+    def ours_apart(self, script: Script, point: Point) -> dict[str, Any]:
+        """`ours` in a process of its own, which records the same games again."""
+        given = (self.env, self.settings, self.device, self.tokens.tokenizer, self.out, point, torch.get_num_threads())
+        with ProcessPoolExecutor(1, get_context("spawn")) as process:
+            repeat, played = process.submit(alone, *given).result()
+        assert played == script.facts(), (played, script.facts())
+        return repeat
 
     def update_config(self, dtype: torch.dtype) -> UpdateConfig:
         """On a GPU, where there is a kernel for it, without padding."""
@@ -636,10 +651,29 @@ def calls_of(agent: GenerateAgent) -> dict[str, int]:
 
 
 def watched(measure: Measure, script: Script) -> dict[str, Any]:
-    """One repeat, with what it and all others got of the processors meanwhile."""
+    """One repeat, with what it and all others got of the processors meanwhile, where it does not say so itself."""
     load = Load()
     repeat = measure(script)
-    return {**repeat, "on_processor": load.own(), "others": load.others()}
+    return {"on_processor": load.own(), "others": load.others(), **repeat}
+
+
+def alone(
+    env: Mapping[str, Any],
+    settings: Settings,
+    device: torch.device,
+    tokenizer: PreTrainedTokenizerBase,
+    out: Path,
+    point: Point,
+    threads: int,
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """A repeat of this engine at a point, and what was played: all that a new process does, but for a single game that
+    warms it up."""
+    set_threads(threads)
+    bench = Bench(env, settings, device, Tokens(tokenizer), out, [point])
+    single = replace(point, games=1)
+    bench.ours(bench.script(single), single)
+    script = bench.script(point)
+    return watched(partial(bench.ours, point=point), script), script.facts()
 
 
 def figures(repeat: Mapping[str, Any], played: Mapping[str, int]) -> dict[str, float]:

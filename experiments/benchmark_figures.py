@@ -162,6 +162,7 @@ def targets(around: Sequence[Data], baselines: Sequence[Data], alone: Data) -> l
         ("  bookkeeping, which is not in that sum", kept, None, None),
         (f"rollout of a game {flat} games: most unlike the first's", _steepest(around, "games"), 0.9, 1.1),
         ("  rollout of a token", _steepest(around, "tokens"), None, None),
+        ("  a game with its update", _steepest(around, "games", ALL), 0.9, 1.1),
         (f"prefill of a token {long} of context: growth by its products'", _growth(around, "prefill"), None, 1.0),
         (
             f"a step of {GAMES} rows, {long} tokens each: the same",
@@ -230,15 +231,13 @@ def _predicted(row: Data) -> float | None:
     return predicted / peak if predicted is not None and peak else None
 
 
-def _steepest(around: Sequence[Data], what: str) -> float | None:
-    """Seconds of a rollout by what was played (`games`, `tokens`), among more games, beside those among the fewest of
-    FLAT: the most unlike. None where either end was not measured."""
+def _steepest(around: Sequence[Data], what: str, part: str = "rollout") -> float | None:
+    """Seconds of a rollout (or ALL) by what was played (`games`, `tokens`), among more games, beside those among the
+    fewest of FLAT: the most unlike. None where either end, or an update, was not measured."""
     rows = {place: row for place, row in along("games", around) if FLAT[0] <= place <= FLAT[1]}
-    if not set(FLAT) <= set(rows):
+    if not set(FLAT) <= set(rows) or any(part not in parts(r) for row in rows.values() for r in row["repeats"]):
         return None
-    first, *others = (
-        median(parts(r)["rollout"] for r in row["repeats"]) / row["played"][what] for row in rows.values()
-    )
+    first, *others = (median(parts(r)[part] for r in row["repeats"]) / row["played"][what] for row in rows.values())
     return _furthest([cost / first for cost in others])
 
 

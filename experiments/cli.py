@@ -88,9 +88,10 @@ LAUNCHERS = {
 # What numerical libraries read at their start; the cores are shared out among jobs side by side.
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 # For each shape of a product in bfloat16 torch compiles a kernel on a CPU, and it and its library keep the last 1,024
-# each: more memory than the products take, and rows and lengths hardly ever come again. As few as these took 3 % longer
-# in the one pair that was timed, beside another process, and 1,060 MB for 1,620.
-FEW_KERNELS = {"LRU_CACHE_CAPACITY": "32", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32"}
+# each: more memory than the products take, and rows and lengths hardly ever come again. An update of 128 rows of 256
+# tokens (4 million parameters, a processor with AMX, processor seconds of one core, beside other work) took 5.0 with
+# 16, 5.2 with 32 and 6.7 with 8, which a pass goes round; a rollout and it 490, 510 and 460 MB, and 1,100 with 1,024.
+FEW_KERNELS = {"LRU_CACHE_CAPACITY": "16", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16"}
 PLACE = "MARL_PLACE"  # of a job among those that run side by side, from 0: set for its process, read by `pick_device`
 IDLE = 300  # seconds until a worker without a job ends, should the command itself have been killed
 

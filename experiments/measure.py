@@ -8,7 +8,6 @@ shapes, and the bytes that it must touch at the rate of copying, both measured h
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import gc
 import os
@@ -16,7 +15,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -26,6 +25,7 @@ import numpy as np
 import torch
 
 from marl.engine import READ_BUDGET, Engine
+from marl.memory import give_back
 from marl.policy import Policy
 from marl.tokens import Tokens
 
@@ -129,8 +129,7 @@ class PeakMemory:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         gc.collect()  # caches and their layers know each other
-        with suppress(OSError, AttributeError):  # another system, another C library
-            ctypes.CDLL("libc.so.6").malloc_trim(0)
+        give_back()
         self.before = self._start()
 
     def _start(self) -> int | None:

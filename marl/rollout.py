@@ -14,6 +14,7 @@ import numpy as np
 
 from envs.core import END, TurnKind
 from marl.agents import Agent, Reply, Request
+from marl.memory import give_back
 from marl.tokens import Tokens
 from marl.types import Belief, Episode, Payment, Stream, Turn
 
@@ -134,6 +135,7 @@ def rollout(
                 episodes[table.index] = _episode(table, views)
                 idle.append(tables.pop(table.index).env)
             progress(len(finished))
+    give_back()
     return [episodes[i] for i in range(len(games))]
 
 

@@ -301,6 +301,7 @@ def test_targets_of_made_up_figures() -> None:
         "bookkeeping, which is not in that sum": (0.0, None),
         "rollout of a game from 64 to 1,024 games: most unlike the first's": (pytest.approx(1.2), False),
         "rollout of a token": (pytest.approx(1.2), None),
+        "a game with its update": (None, None),
         "prefill of a token from 256 to 2,048 of context: growth by its products'": (None, None),
         "a step of 256 rows, from 256 to 2,048 tokens each: the same": (None, None),
         "what it takes more from 256 to 2,048 tokens, by what torch's attention does": (None, None),
@@ -318,6 +319,9 @@ def test_games_are_judged_by_their_cost() -> None:
     around = [made_up("ours", 64, 64.0, tokens=6400), made_up("ours", 1024, 1536.0, tokens=153600)]
     assert told(around)[flat] == (pytest.approx(1.5), False)
     assert told(around)["rollout of a token"] == (pytest.approx(1.0), None)
+    around[0]["repeats"][0]["seconds"]["update"] = 64.0  # 2 s a game, and 1.5 + 1.25 s
+    around[1]["repeats"][0]["seconds"]["update"] = 1280.0
+    assert told(around)["a game with its update"] == (pytest.approx(1.375), False)
 
 
 @pytest.mark.parametrize("missing", [0, 1])
@@ -552,14 +556,16 @@ def test_fewer_games_are_the_first_of_more(
 
 @pytest.mark.slow
 def test_memory_is_predicted_within_a_tenth(tmp_path: Path) -> None:
-    """In a process that has done nothing else; one that has keeps some more, between what lives."""
+    """Each point in a process that has done nothing else; one that has keeps some more, between what lives."""
     if measure.PeakMemory(CPU).before is None:
         pytest.skip("this system does not say how much memory a process took")
     size = ["centre.slots=255", "centre.context=256", "centre.width=256", "layers=5", "update_rows=128", "repeats=1"]
-    axes = ["axes.games=[51]", "axes.context=[256]", "axes.players=[5]", "axes.width=[256]"]
-    command = [sys.executable, "-m", "experiments.benchmark", "bench=quick", "threads=1", *size, *axes]
+    axes = ["axes.games=[51]", "axes.context=[256,512]", "axes.players=[5]", "axes.width=[256]"]
+    command = [sys.executable, "-m", "experiments.benchmark", "bench=quick", "apart=true", "threads=1", *size, *axes]
     subprocess.run([*command, f"out={tmp_path}"], check=True, capture_output=True)
-    for row in json.loads((tmp_path / "benchmark.json").read_text())["around"]:
+    rows = json.loads((tmp_path / "benchmark.json").read_text())["around"]
+    assert {row["point"]["context"] for row in rows} == {256, 512}
+    for row in rows:
         assert 0.9 < row["repeats"][0]["predicted_bytes"] / row["repeats"][0]["peak_bytes"] < 1.1, row["point"]
 
 
