@@ -496,7 +496,7 @@ def check_command_line(config_name: str, package: str, flags: list[str], overrid
         for job in jobs(lists) if sweep else [first]:
             check.job(job)
         own = lists if sweep else {o.get_key_element(): choices(o) for o in given}
-        check.keep_arms(own, cfg.hydra.runtime.choices.get("ablation"))
+        check.keep_arms(own, cfg.hydra.runtime.choices)
         if not sweep:
             return Plan()
         swept = tuple(key for key, options in lists.items() if len(options) > 1)
@@ -602,17 +602,26 @@ class Checker:
         if missing:
             raise UsageError(f"{missing[0]} has to be set: add {missing[0]}=VALUE.")
 
-    def keep_arms(self, lists: Mapping[str, list[str]], chosen: str | None) -> None:
-        """Refuses values that undo what a preset of `ablation` sets: another arm would be trained under its name.
-        `lists`: a setting's choices; `chosen`: the preset where the command line names none."""
+    def keep_arms(self, lists: Mapping[str, list[str]], chosen: Mapping[str, str | None]) -> None:
+        """Refuses values that undo what a preset of `ablation` sets, and presets with a learner that does not read what
+        they set: another arm would be trained under its name. `lists`: a setting's choices; `chosen`: of groups, where
+        the command line names none."""
+        presets, learners = (lists.get(group) or [f"{group}={chosen.get(group)}"] for group in ("ablation", "algo"))
+        if "arm" in lists or presets in (["ablation=none"], ["ablation=None"]):
+            return
+        for preset, learner in ((p, a) for p in presets for a in learners):
+            if preset != "ablation=none" and learner not in ("algo=ppo", "algo=None"):
+                raise UsageError(
+                    f"{preset} names an arm of algo=ppo, and {learner} has terms of its own: leave it out, set them "
+                    "(loss.NAME.weight), and give it a name, as in arm=NAME."
+                )
         options = {key: self.parse(each) for key, each in lists.items() if key != "ablation"}
         every = [o for several in options.values() for o in several if not (o.is_delete() or o.is_add())]
         given = [o for o in every if isinstance(o.value(), dict) or not self._is_group(o)]
         firsts = {o.get_key_element(): str(o.input_line) for o in reversed(every) if o not in given}
         groups = list(firsts.values())
         values = [(o, key, value) for o in given for key, value in leaves(o.key_or_group, o.value())]
-        presets = lists.get("ablation") or [f"ablation={chosen}"]
-        if not values or "arm" in lists or presets in (["ablation=none"], ["ablation=None"]):
+        if not values:
             return
         plain = self.compose([*groups, "ablation=none"])
         for preset in presets:

@@ -32,7 +32,7 @@ from omegaconf import DictConfig
 
 from experiments.cli import command
 from experiments.evaluate import pick_device, set_threads
-from experiments.players import bare, check_players, is_run, player_slots, run_policy, seat_players
+from experiments.players import bare, check_players, is_run, planner_of, player_slots, run_policy, seat_players
 from experiments.players import policy_folder as run_policy_folder
 from experiments.report import selected, write_cards
 from experiments.stages import Stage, base_folder, end_of, stages_of
@@ -104,6 +104,13 @@ class Condition:
 
 
 @dataclass(frozen=True)
+class Limits(PlayConfig):
+    """Of play beside players that plan."""
+
+    planner: PlannerConfig = field(default_factory=PlannerConfig)
+
+
+@dataclass(frozen=True)
 class Entrant:
     """Who is tested: the policies that a run ended with, or what it started from. `run` says where all else is."""
 
@@ -113,6 +120,12 @@ class Entrant:
     config: Mapping[str, Any]
     base: Path
     learners: Mapping[str, Stage]  # by name in the cast
+
+    @property
+    def planner(self) -> PlannerConfig:
+        """How others plan beside its learners: as in its run."""
+        own = self.config["algo"].get("planner")
+        return planner_of(Limits(planner=make(PlannerConfig, own, "algo.planner") if own else PlannerConfig()))
 
     @property
     def name(self) -> str:
@@ -352,7 +365,7 @@ def identity_of(name: str, entrant: Entrant) -> str:
     folder = policy_folder(name, entrant)
     if folder is None:
         return name
-    plans = f"{SUFFIX} {dataclasses.asdict(PlannerConfig())}" if name.endswith(SUFFIX) else ""
+    plans = f"{SUFFIX} {dataclasses.asdict(entrant.planner)}" if name.endswith(SUFFIX) else ""
     return folder_digest(folder) + plans
 
 
@@ -381,9 +394,10 @@ def play(cell: Cell, games: int, seed: int, concurrency: int, policies: Policies
     """The cell's games: metrics of the seats that the run learned to play in, for a base of the same ones."""
     game, make_env = cell.env["game"], env_maker(cell.env)
     base, learners = policies.of(cell.entrant)
-    limits = PlayConfig(
-        concurrency=concurrency, max_new_tokens=cell.settings["max_new_tokens"], context=cell.settings["context"]
-    )
+    limits = Limits(
+        concurrency=concurrency, max_new_tokens=cell.settings["max_new_tokens"], context=cell.settings["context"],
+        planner=cell.entrant.planner,
+    )  # fmt: skip
     stand_ins = {name: (name if i else TRAINED, policy) for i, (name, policy) in enumerate(learners.items())}
     seating = dict(cell.seating)
     seated = {BASE: base, **learners}

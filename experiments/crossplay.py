@@ -299,6 +299,7 @@ def cell_of(one: Player, other: Player, cfg: DictConfig, parts: Parts) -> Cell:
         "temperature": cfg.temperature,
         "max_new_tokens": parts.algo.max_new_tokens,
         "context": parts.algo.context,
+        **({"play_bf16": True} if parts.algo.play_bf16 else {}),
         "games": cfg.games,
         "seed": cfg.seed,
     }

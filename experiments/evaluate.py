@@ -52,7 +52,7 @@ from marl.planner import SLOTS, SUFFIX, PlannerConfig, planning_agent
 from marl.policy import Policy, load_config
 from marl.pretrain import base_policy
 from marl.rollout import EVALUATION, Cast, Game, draw_games, rollout
-from marl.runs import CONFIG, run_settings
+from marl.runs import CONFIG, flat, run_settings
 from marl.stats import TableRow, format_table, write_table
 from marl.transcripts import Transcript, episode_to_json, render_text, write_episodes
 
@@ -303,8 +303,8 @@ def as_in_runs(cfg: DictConfig, names: Sequence[str]) -> DictConfig:
     """The configuration with the game, cast and limits that the runs among the players were evaluated in; without a run
     a base plays contexts that it did not learn from.
 
-    What the command line says of `env`, `cast` and `algo` wins. UserError if two runs play games that differ in a
-    setting of which it says nothing.
+    What the command line says of `env`, `cast` and `algo` wins. UserError if two runs play games, or have limits, that
+    differ in a setting of which it says nothing.
     """
     given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
     own = OmegaConf.from_dotlist([o for o in given if o.startswith(("env.", "cast.", "algo."))])
@@ -325,13 +325,15 @@ def as_in_runs(cfg: DictConfig, names: Sequence[str]) -> DictConfig:
             settings["base"] = OmegaConf.create({"env": {**game, "split": "test"}})
         else:
             return cfg
-    games = [plain(each.env) for each in settings.values()]
+    limits = ("algo.max_new_tokens", "algo.context")
+    games = [{key: value for key, value in flat(plain(each)).items() if key.startswith("env.") or key in limits}
+             for each in settings.values()]  # fmt: skip
     keys = dict.fromkeys(key for game in games for key in game)
     differ = sorted(key for key in keys if any(game.get(key) != games[0].get(key) for game in games))
     if differ:
         raise UserError(
-            f"players: the runs {' and '.join(settings)} differ in env.{', env.'.join(differ)}: choose for all, as in "
-            f"env.{differ[0]}={'null' if (first := games[0].get(differ[0])) is None else first}"
+            f"players: the runs {' and '.join(settings)} differ in {', '.join(differ)}: choose for all, as in "
+            f"{differ[0]}={'null' if (first := games[0].get(differ[0])) is None else first}"
         )
     merged = OmegaConf.create({**cfg, **next(iter(settings.values()))})
     assert isinstance(merged, DictConfig)

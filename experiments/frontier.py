@@ -118,7 +118,7 @@ def main(cfg: DictConfig) -> None:
     entrants += compared(cfg, base, folder, device)
     single = {arm: count == 1 for arm, count in Counter(entrant.arm for entrant in entrants).items()}
     bar = Bar(enabled=cfg.progress)
-    for number, objective in enumerate(cfg.objectives):
+    for objective in cfg.objectives:
         env = {**parts.env, "objective": objective, "split": "test"}
         rng = np.random.default_rng(cfg.seed)  # of the bootstrap
         dialogues = [view.dialogue for view, _ in human_proposals(cfg.data.dond, env, cfg.proposals)]
@@ -131,7 +131,7 @@ def main(cfg: DictConfig) -> None:
                     cfg, cells,
                     {"env": env, **file_digests(env), "opponent": opponent, "games": cfg.games, "seed": cfg.seed,
                      "base": entrants[0].made_of, "max_new_tokens": parts.algo.max_new_tokens,
-                     "context": parts.algo.context},
+                     "context": parts.algo.context, **({"play_bf16": True} if parts.algo.play_bf16 else {})},
                     entrant, bar,
                     partial(against, cfg, parts, env, entrant, opponent, base, bar),
                 )  # fmt: skip
@@ -161,7 +161,7 @@ def main(cfg: DictConfig) -> None:
                 for d in [paired_difference(values, of_anchor[name], drawn(name, dialogues), rng=rng)]
             ]
         rows = ablation_table(runs)
-        suffix = f"_objective_{objective:g}" if number else ""
+        suffix = f"_objective_{objective:g}" if objective != cfg.env.objective else ""
         write_table(out / f"table{suffix}.csv", rows)
         write_table(out / f"differences{suffix}.csv", pairs)
         draw(rows, cfg, out / f"figure{suffix}.svg")
@@ -189,11 +189,19 @@ def check(cfg: DictConfig) -> None:
     for variant, changes in plain(cfg.variants).items():
         if not isinstance(changes, dict):
             raise UserError(f"variants.{variant}={changes}: must be what differs in the planner, as {{partner: view}}")
+        if "lambdas" in changes:
+            raise UserError(
+                f"variants.{variant}.lambdas={changes['lambdas']}: every variant has those of lambdas=[...]"
+            )
     if cfg.env.style != "compact":
         raise UserError(f"env.style={cfg.env.style}: claims are read in compact style here; must be compact")
+    if cfg.algo.temperature != 1:
+        raise UserError(f"algo.temperature={cfg.algo.temperature}: all play as they speak, at 1; must be 1")
     for x in cfg.lambdas:
         if isinstance(x, bool) or not isinstance(x, int | float) or not 0 <= x < math.inf:
             raise UserError(f"lambdas={list(cfg.lambdas)}: each must be a number, 0 (no anchor) or above")
+    if len({f"{x:g}" for x in cfg.lambdas}) < len(cfg.lambdas):
+        raise UserError(f"lambdas={list(cfg.lambdas)}: some are the same in six digits, by which arms are named")
     for objective in cfg.objectives:
         env_maker({**plain(cfg.env), "objective": objective})
     for opponent in cfg.opponents:

@@ -17,6 +17,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ from marl.report import (
     variant_of,
     write_report,
 )
-from marl.runs import CARD, CONFIG, flat, read_settings
+from marl.runs import CARD, CONFIG, flat, read_settings, unlike
 from marl.stats import (
     ArmRun,
     Interval,
@@ -139,18 +140,19 @@ def counted(runs: Sequence[Run]) -> str:
 
 
 def told_apart(runs: Sequence[Run]) -> list[Run]:
-    """The runs, where some are of one arm, seed and game with the settings in which these differ in all arms' names."""
-    alike: dict[str, list[dict[str, Any]]] = {}
+    """The runs, where some are of one arm and game with the settings in which these differ in all arms' names: of one
+    seed in any, of several seeds in what is no matter of the seed."""
+    alike: dict[str, list[Run]] = {}
     for run in runs:
-        same = json.dumps([run.arm, run.seed, variant_of(run, runs)])
-        alike.setdefault(same, []).append(flat(run.config))
-    differ = {
-        key
-        for first, *others in alike.values()
-        for each in others
-        for key in (*first, *each)
-        if first.get(key) != each.get(key)
-    }
+        alike.setdefault(json.dumps([run.arm, variant_of(run, runs)]), []).append(run)
+    differ: set[str] = set()
+    for first, *others in alike.values():
+        for other in others:
+            differ |= set(unlike(first.config, other.config))
+        for one, other in combinations((first, *others), 2):
+            if one.seed == other.seed:
+                a, b = flat(one.config), flat(other.config)
+                differ |= {key for key in (*a, *b) if a.get(key) != b.get(key)}
     own = [[f"{key}={in_a_name(value)}" for key, value in flat(run.config).items() if key in differ] for run in runs]
     return [replace(run, arm=" ".join([run.arm, *settings])) for run, settings in zip(runs, own, strict=True)]
 

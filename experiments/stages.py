@@ -63,7 +63,10 @@ def stages_of(run: Path, learner: str) -> list[Stage]:
     began = (config.get("init") or {}).get(learner)  # another run, by name beside this one or by its folder
     if began:
         beside = run.parent / began
+        digest = card.get("inputs", {}).get(f"init.{learner}={began}")
         began = policy_folder(str(beside if beside.is_dir() else began))
+        if digest is not None and folder_digest(began) != digest:
+            raise UserError(f"{began} is not the policy that {run} began with: it was made again; put the old one back")
     stages = [Stage(0, Path(began) if began else base_folder(run))]
     for checkpoint in checkpoints_in(run / "checkpoints"):
         weights = checkpoint / f"{learner}.safetensors"

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from marl.cast import Seats, players_of
+from marl.planner import SUFFIX
 from marl.stats import ArmRun, Interval
 from marl.tracking import TIMING_FILE, read_metrics
 
@@ -35,12 +37,15 @@ def token_passes(config: Mapping[str, Any], rows: Sequence[Row], learned: Mappin
     A token is put through the model once to play it, three times each time that it is learned from (a backward pass is
     worth two), as often for beliefs of renamed rows, and once for a reference. `learned`: tokens that were learned
     from, by iteration; of filtered games those of the kept rows. Passes that stop before a row's end count to its end.
-    Empty where nothing is known of what was learned from, where players plan, whose passes are not counted, and where
-    `target_kl` may have ended an update early.
+    Empty where it is not known of each update what was learned from, where players plan, whose passes are not counted,
+    and where `target_kl` may have ended an update early.
     """
     losses = {name: term for name, term in (config.get("loss") or {}).items() if term is not None}
     update = (config.get("algo") or {}).get("update") or {}
-    if not learned or "plan" in losses or update.get("target_kl") is not None:
+    seated = players_of({role: Seats(**seats) for role, seats in (config.get("cast") or {}).items()})
+    plans = "plan" in losses or any(name.endswith(SUFFIX) for name in seated)
+    updated = {row["iteration"] for row in rows if row["phase"] == "train" and any(k.startswith("loss/") for k in row)}
+    if not learned or updated - learned.keys() or plans or update.get("target_kl") is not None:
         return {}
     each, once = 3, 0  # passes of learning: in each epoch, and once for all
     listening = losses.get("listening") or {}

@@ -22,18 +22,19 @@ from marl.files import canonical
 from marl.filtered_bc import FilteredBCConfig
 from marl.games import env_maker, exchangeable, natural_reader, scripted
 from marl.losses import Loss, needs_reference
+from marl.losses.entropy import EntropyLoss
+from marl.losses.policy import PolicyLoss
+from marl.losses.value import ValueLoss
 from marl.planner import GAMES as PLANNED
 from marl.ppo import PPOConfig
 from marl.pretrain import BaseConfig, ModelConfig
 from marl.rewards import Reward
+from marl.rewards.game import GameReward
 from marl.rewards.speaking import SpeakingReward
 from marl.rl_pikl import RLPiklConfig
+from marl.runs import ELSEWHERE
 
 T = TypeVar("T")
-# Settings that don't make it another run: where things are, what is kept, and what changes a run's last digits alone
-# (in which order numbers are added), of which a checkpoint notes what it was made with. Human dialogues count by their
-# contents, which make the base another one.
-ELSEWHERE = ("runs", "tracker", "progress", "threads", "cache", "shard", "deterministic", "data", "checkpoint")
 OF_CHAT = ("model", "temperature", "max_tokens", "extra")  # what of a chat's settings makes it another player
 
 
@@ -92,6 +93,7 @@ class Parts:
 
 
 CRITICS = ("private", "privileged")
+HUMAN_ONLY = ("epochs", "permute_items", "deals_only", "claim", "keep", "human_games")  # settings of `base`
 
 
 def build(cfg: DictConfig, players: Sequence[str] = (), stops: bool = False) -> Parts:
@@ -111,9 +113,14 @@ def build(cfg: DictConfig, players: Sequence[str] = (), stops: bool = False) -> 
     if kind == "filtered_bc" and "plan" in losses:
         raise UserError("loss=plan: algo=filtered_bc imitates games as they were played; drop it, or take algo=ppo")
     if kind == "filtered_bc":  # its batches have no advantages, values or behaviour log-probabilities
-        losses = {k: loss for k, loss in losses.items() if k in ("imitation", "listening", "world_model", "kl")}
+        losses = {k: loss for k, loss in losses.items() if not of_ppo(loss)}
     if kind == "pikl":  # its planned replies have the plan's log-probabilities, not the policy's
         losses.pop("policy", None)
+        if (imitation := losses.get("imitation")) is not None and imitation.weight:
+            raise UserError(
+                f"loss.imitation.weight={imitation.weight:g}: algo=pikl imitates plans, by loss.plan, and by this "
+                "it would imitate every seat; must be 0"
+            )
         if "plan" not in losses:
             raise UserError("loss: with algo=pikl the policy learns from plans, and there is no loss.plan; keep it")
         of_game, mistake = settings["env"], (algo.get("planner") or {}).get("mistake")
@@ -156,6 +163,16 @@ def build(cfg: DictConfig, players: Sequence[str] = (), stops: bool = False) -> 
         raise UserError(f"base=human: people played Deal or No Deal, not env.game={env['game']}; choose base=scripted")
     if base.lessons and base.data == "human":
         raise UserError(f"base.lessons={list(base.lessons)}: only scripted players answer; must be [] with base=human")
+    if base.players and base.data == "human":
+        raise UserError(
+            f"base.players={base.players}: base=human learns from people; leave it out, or take base=scripted, and no "
+            "data.dond"
+        )
+    for name in HUMAN_ONLY if base.data == "scripted" else ():
+        if getattr(base, name) != getattr(BaseConfig, name):
+            raise UserError(
+                f"base.{name}={getattr(base, name)}: base=scripted does not read it; leave it out, or take base=human"
+            )
     env_maker(env)  # its own mistakes first, under their own names
     if base.players:
         _scripted(env["game"], base.players, "base.players")
@@ -178,10 +195,22 @@ def build(cfg: DictConfig, players: Sequence[str] = (), stops: bool = False) -> 
                 f"reward.{name}.weight={reward.weight:g}: a speaking reward that pays is called reward.speaking, by "
                 f"which algo.credit.speech knows it; set that one (reward.{name}.weight=0 only measures)"
             )
+    for name, reward in rewards.items() if kind != "ppo" else ():
+        learned = isinstance(reward, GameReward) or (kind == "pikl" and not isinstance(reward, SpeakingReward))
+        if reward.weight and not learned:
+            raise UserError(
+                f"reward.{name}.weight={reward.weight:g}: algo={kind} learns nothing from it; must be 0, which "
+                "measures it, or take algo=ppo"
+            )
     try:
         learner = make(configs[kind], algo, "algo")
     except UserError as error:  # the planner's class is also used elsewhere, and does not know where it stands here
         raise UserError(f"algo.{error}" if str(error).startswith("planner.") else str(error)) from error
+    if learner.update.target_kl is not None and not isinstance(losses.get("policy"), PolicyLoss):
+        raise UserError(
+            f"algo.update.target_kl={learner.update.target_kl:g}: how far the policy has moved is known where "
+            "loss.policy compares it with its own draws; must be null without that term"
+        )
     return Parts(
         env=env,
         cast=cast_of(settings["cast"]),
@@ -193,6 +222,11 @@ def build(cfg: DictConfig, players: Sequence[str] = (), stops: bool = False) -> 
         privileged=critic == "privileged",
         chat=chat_agent(settings["chat"], env, stops) if CHAT in players else None,
     )
+
+
+def of_ppo(loss: Loss) -> bool:
+    """Whether the term is one of PPO's, which filtered cloning leaves out; entropy is where it has no weight."""
+    return isinstance(loss, (PolicyLoss, ValueLoss)) or (isinstance(loss, EntropyLoss) and not loss.weight)
 
 
 def chat_agent(settings: Mapping[str, Any], env: Mapping[str, Any], stops: bool) -> ChatAgent:

@@ -431,13 +431,14 @@ def error_metrics(
     """`errors/per_turn`: refused replies per turn (`monitor.tries`).
 
     `errors/aborted`: games ended for too many refused replies in a row, over all games, whoever made them.
-    `errors/outgrown`: games with a turn for which a model's stream had no room; absent where there is none.
+    `errors/outgrown`: games with a turn for which a model's stream had no room.
     """
     each = [tries(episode, players) for episode in episodes]
     refused, turns = [wrong for wrong, _ in each], [had for _, had in each]
     found = {"errors/aborted": rate([episode.outcome.get("how") == "abort" for episode in episodes])}
-    if any(outgrown := [episode.outgrown for episode in episodes]):
-        found["errors/outgrown"] = rate(outgrown)
+    found["errors/outgrown"] = rate(
+        [episode.outgrown for episode in episodes]
+    )  # also 0, or an arm's mean would lack it
     if sum(turns):
         found["errors/per_turn"] = bootstrap_ratio(refused, turns, rng=rng)
     return found

@@ -40,7 +40,7 @@ CHOICES = {
     "iterate": ("average", "last"),
     "first": ("uniform", "anchor"),
 }
-HUGE = 1e150
+HUGE = 1e100
 SMALLEST, LARGEST = 1e-200, 1e200  # stand for a lambda of 0 and of infinity, so that neither limit needs a case
 
 

@@ -448,5 +448,10 @@ def planning_agent(
     game: str,
     anchor: Policy | None = None,
 ) -> PlanningAgent:
-    """As `agents.model_agent`, a policy that plans."""
+    """As `agents.model_agent`, a policy that plans. UserError where draws from plans were to be greedy."""
+    if temperature == 0 and config.choose == "sample":
+        raise UserError(
+            f"temperature=0: {name} draws claims or votes from plans near its own, not greedy as all else that "
+            "it does is; choose planner.choose=best, or a small temperature, as 0.01"
+        )
     return PlanningAgent(name, policy, config, game, anchor=anchor, **room(limits, seats, temperature))

@@ -28,7 +28,7 @@ from marl.compute import GAMES, PASSES, at_equal_compute, learned_tokens, token_
 from marl.errors import UserError
 from marl.evaluate import Metrics, conditions_from_json
 from marl.files import read_json, write_text, writing
-from marl.runs import read_run_card, read_settings
+from marl.runs import flat, read_run_card, read_settings, unlike
 from marl.stats import (
     ArmRun,
     Interval,
@@ -241,9 +241,7 @@ def arm_runs(runs: Sequence[Run]) -> list[ArmRun]:
                     )
             else:
                 name = condition + _suffix(run, runs)
-                figures = json.dumps(run.evaluation["conditions"][condition], sort_keys=True)
-                # A base that was made again under the same name is another model: its digest tells them apart.
-                model = (name, str(run.card.get("base_digest") or run.card.get("base") or figures))
+                model = (name, model_of(run, run.evaluation["conditions"][condition]))
                 if model in counted:
                     continue
                 counted.add(model)
@@ -256,6 +254,12 @@ def arm_runs(runs: Sequence[Run]) -> list[ArmRun]:
         arms.values(),
         key=lambda arm: (not arm.arm.startswith("base"), order.get(arm.arm, len(order))),  # otherwise as they come
     )
+
+
+def model_of(run: Run, figures: Any) -> str:
+    """What stands for the run's base: its digest, for one made again under the same name is another model; where the
+    card has none its name, or these figures of it."""
+    return str(run.card.get("base_digest") or run.card.get("base") or json.dumps(figures, sort_keys=True))
 
 
 def arm_label(run: Run, runs: Sequence[Run]) -> str:
@@ -396,9 +400,16 @@ def strip_svg(found: Mapping[str, Interval], colours: Mapping[str, int]) -> Mark
 
 
 def mixed(runs: Sequence[Run]) -> list[str]:
-    """Where runs differ in what no arm is about, a sentence each: runs of one seed from bases that are not the same,
-    and runs of different commits. What pairs them by seed then compares that, too."""
+    """Where runs differ in what no arm is about, a sentence each: seeds of one arm with other settings, runs of one
+    seed from other bases, and runs of other commits. What pairs them by seed then compares that, too."""
     told = []
+    arms: dict[str, list[Run]] = {}
+    for run in runs:
+        arms.setdefault(arm_label(run, runs), []).append(run)
+    for first, *others in arms.values():
+        for key in dict.fromkeys(key for other in others for key in unlike(first.config, other.config)):
+            values = dict.fromkeys(str(flat(run.config).get(key)) for run in (first, *others))
+            told.append(f"Seeds of {first.arm} differ in {key} as well ({', '.join(values)}).")
     bases: dict[int, dict[str, list[str]]] = {}
     commits: dict[str, None] = {}
     for run in runs:
@@ -804,14 +815,14 @@ def _by_message(run: Run) -> list[list[dict[str, Any]]]:
 def mean_entries(runs: Sequence[Run]) -> dict[str, list[dict[str, TableRow]]]:
     """Belief by message of each arm: over its seeds, where it has several, each counting the same (`ablation_table`).
 
-    What a seed lacks, or has of fewer than ten games, which say nothing, is left out. A base of one folder counts once.
+    What a seed lacks, or has of fewer than ten games, which say nothing, is left out. One base counts once.
     """
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}  # name -> model -> entries
     for run in runs:
         for condition, entries in run.evaluation.get("belief_by_message", {}).items():
             trained = condition == TRAINED
             name = arm_label(run, runs) if trained else condition + _suffix(run, runs)
-            model = str(run.folder) if trained else str(run.card.get("base") or json.dumps(entries, sort_keys=True))
+            model = str(run.folder) if trained else model_of(run, entries)
             found.setdefault(name, {})[model] = entries
     means: dict[str, list[dict[str, TableRow]]] = {}
     for name, models in found.items():

@@ -11,11 +11,12 @@ import glob
 import hashlib
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import reduce
+from functools import cache, reduce
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TextIO
@@ -29,6 +30,10 @@ from marl.files import canonical, read_json, write_json, write_text
 CARD = "run.json"
 CONFIG = "config.yaml"
 REFERENCE = "reference"  # the base that the run began with
+# Settings that don't make it another run: where things are, what is kept, and what changes a run's last digits alone
+# (in which order numbers are added), of which a checkpoint notes what it was made with. Human dialogues count by their
+# contents, which make the base another one.
+ELSEWHERE = ("runs", "tracker", "progress", "threads", "cache", "shard", "deterministic", "data", "checkpoint")
 GROUPS = ("env", "cast", "eval.env", "eval.cast", "algo", "loss", "model", "base")  # of settings, that every run has
 SETTINGS: dict[str, type | tuple[type, ...]] = {  # that those who measure runs read
     "env.game": str,
@@ -199,6 +204,18 @@ def flat(settings: Any, name: str = "") -> dict[str, Any]:
     }
 
 
+def unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """The settings that both runs have and that are not the same, but for seeds, names, players that are runs of other
+    seeds, and what makes no other run."""
+    first, second = (
+        {key: re.sub(r"-s\d+-[0-9a-f]{8}", "", value) if isinstance(value, str) else value for key, value in of.items()}
+        for of in (flat(one), flat(other))
+    )
+    same = ("seed", "base.seed", "name", "device", "algo.concurrency", "algo.update.token_budget")
+    differ = [key for key, value in first.items() if key in second and second[key] != value and key not in same]
+    return [key for key in differ if key.partition(".")[0] not in ELSEWHERE]
+
+
 def _settings(path: Path) -> Any:
     """A configuration that may have been edited into anything; {} where it is no YAML, or gone."""
     try:
@@ -241,10 +258,12 @@ UNKNOWN = "unknown"  # the commit of code that is in no checkout
 SOURCES = ("envs/*.py", "marl/*.py", "experiments/*.py", "conf/*.yaml")  # git's `*` reaches into folders
 
 
+@cache
 def git_commit() -> str:
     """The commit of the code, where files differ from it with `+` and a digest of how; `unknown` outside a checkout.
 
-    Code and settings of the project that git does not know yet count as well: a new term is such a file."""
+    As it was when this process first asked: what is committed later is not what runs. Code and settings of the project
+    that git does not know yet count as well: a new term is such a file."""
     root = Path(__file__).resolve().parent.parent
 
     def git(*arguments: str) -> bytes:

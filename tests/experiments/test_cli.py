@@ -312,6 +312,17 @@ def test_every_choice_of_a_sweep_is_checked_before_the_first_job(cli: Cli, argum
         (["ablation=game_only", "reward.speaking.weight=2", "arm=mine"], ""),
         (["ablation=game_only", "reward.speaking.weight=0", "loss.kl.weight=0.3"], ""),
         (["-m", "ablation=full,no_listening", "reward.speaking.weight=1,2"], ""),
+        (
+            ["ablation=full", "algo=filtered_bc"],
+            "ablation=full names an arm of algo=ppo, and algo=filtered_bc has terms",
+        ),
+        (
+            ["-m", "ablation=none,no_speaking", "algo=ppo,pikl"],
+            "ablation=no_speaking names an arm of algo=ppo, and algo",
+        ),
+        (["ablation=no_listening", "algo=pikl", "arm=mine"], ""),
+        (["sweep=dond_filtered_bc", "ablation=full"], "ablation=full names an arm of algo=ppo, and algo=filtered_bc"),
+        (["ablation=none", "algo=filtered_bc"], ""),
     ],
 )
 def test_an_arm_is_what_its_name_says(arguments: list[str], refused: str) -> None:

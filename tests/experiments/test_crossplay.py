@@ -6,7 +6,9 @@ import copy
 import csv
 import json
 import re
+import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +23,7 @@ from envs.dond_v0 import COMPACT_TOKENS, MESSAGE, proposal_text
 from experiments import crossplay, evaluate
 from marl.agents import TextAgent
 from marl.checkpoint import save_policy
-from marl.config import plain
+from marl.config import build, plain
 from marl.errors import UserError
 from marl.games import env_maker, file_digests
 from marl.policy import Policy
@@ -188,6 +190,26 @@ def test_no_two_players_are_called_the_same(runs: Path, tmp_path: Path) -> None:
     assert labels("x/r-s0-11/policy", "y/q-s1-1/policy") == ["r-s0-11/policy", "q-s1-1/policy"]
     whole = labels("x/r-s0-11/policy", "y/r-s0-11/policy")
     assert whole == [f"{tmp_path}/{name}/r-s0-11/policy" for name in "xy"]
+
+
+def test_runs_of_other_limits_choose_one(runs: Path, tmp_path: Path) -> None:
+    """Or who is named first would decide at how many tokens the other's messages are cut."""
+    longer = tmp_path / "longer-full-s0-11"
+    shutil.copytree(runs / "a-full-s0-11", longer)
+    config = OmegaConf.load(longer / "config.yaml")
+    config.algo.max_new_tokens += 8
+    OmegaConf.save(config, longer / "config.yaml")
+    for names in ([f"{runs}/a-full-s0-11", str(longer)], [str(longer), f"{runs}/a-full-s0-11"]):
+        with pytest.raises(UserError, match=r"differ in algo.max_new_tokens: choose for all, as in algo.max_new_tok"):
+            evaluate.as_in_runs(configure("crossplay", *QUIET), names)
+
+
+def test_a_pair_that_plays_in_bfloat16_is_another(runs: Path, tmp_path: Path) -> None:
+    cfg = configure("crossplay", *QUIET, f"runs={runs}", "players=[careful,fair]")
+    parts = build(cfg)
+    pair = [crossplay.Player(name, name, name) for name in ("careful", "fair")]
+    half = replace(parts, algo=replace(parts.algo, play_bf16=True))
+    assert crossplay.cell_of(*pair, cfg, parts).file != crossplay.cell_of(*pair, cfg, half).file
 
 
 @pytest.mark.slow

@@ -14,8 +14,10 @@ from experiments import drift, train
 from experiments.drift import Subject
 from experiments.iterations import refuse_doubles
 from experiments.stages import Stage, stages_of
+from marl.checkpoint import folder_digest
 from marl.errors import UserError
 from marl.evaluate import Metrics
+from marl.files import read_json, write_json
 from marl.stats import Interval, seed_mean
 from tests.composing import configure
 from tests.experiments.test_frontier import TEST
@@ -91,6 +93,12 @@ def test_a_runs_drift_from_its_base_to_its_end(tmp_path: Path, capsys: pytest.Ca
     config.init.learner = run.name  # as if it had started from where it ended
     OmegaConf.save(config, run / "config.yaml")
     assert stages_of(run, "learner")[0].folder == run / "policy"
+    card = read_json(run / "run.json")
+    write_json(run / "run.json", {**card, "inputs": {f"init.learner={run.name}": folder_digest(run / "policy")}})
+    assert stages_of(run, "learner")[0].folder == run / "policy"
+    write_json(run / "run.json", {**card, "inputs": {f"init.learner={run.name}": "0123"}})
+    with pytest.raises(UserError, match=r"policy is not the policy that .* began with: it was made again"):
+        stages_of(run, "learner")
 
 
 def policy(

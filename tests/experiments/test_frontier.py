@@ -107,6 +107,9 @@ def test_human_proposals_are_read_as_they_stood(tmp_path: Path) -> None:
         (["proposals=0"], "proposals=0: must be a whole number, at least 2, or null"),
         (["opponents=[nobody]"], "no scripted negotiator 'nobody'"),
         (["objectives=[2]"], "env.objective"),
+        (["+variants.two={lambdas: [0.1, 1]}"], r"variants.two.lambdas=\[0.1, 1\]: every variant has those of lambdas"),
+        (["lambdas=[0.12345678,0.12345679]"], r"lambdas=.*: some are the same in six digits"),
+        (["algo.temperature=0.3"], "algo.temperature=0.3: all play as they speak"),
         (["planner.choose=best"], "planner.choose=best: claims are weighed by the plan here; must be sample"),
     ],
 )

@@ -453,6 +453,44 @@ def test_sweeps_of_filtered_cloning_play_as_many_games_as_the_one_of_ppo() -> No
         build(cfg)
 
 
+OWN = "loss.own={_target_: marl.losses.claim.ClaimLoss, weight: 5.0}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ["algo=filtered_bc", "reward.speaking.weight=0.5"],
+            "reward.speaking.weight=0.5: algo=filtered_bc learns nothing",
+        ),
+        (["algo=pikl", "reward.speaking.weight=2"], "reward.speaking.weight=2: algo=pikl learns nothing"),
+        (["algo=filtered_bc", "algo.update.target_kl=0.1"], "algo.update.target_kl=0.1: how far"),
+        (["~loss.policy", "algo.update.target_kl=0.1"], "algo.update.target_kl=0.1: how far"),
+        (
+            ["base=human", "data.dond=DIR", "base.players=careful"],
+            "base.players=careful: base=human learns from people",
+        ),
+        (["base.epochs=12"], "base.epochs=12: base=scripted does not read it"),
+        (["base.permute_items=true"], "base.permute_items=True: base=scripted does not read it"),
+    ],
+)
+def test_what_would_change_nothing_is_refused(overrides: list[str], said: str) -> None:
+    """Or runs of several names would be one and the same."""
+    with pytest.raises(UserError, match=f"^{re.escape(said)}"):
+        build(configure(*overrides))
+
+
+def test_what_is_read_is_kept() -> None:
+    """Filtered cloning leaves out what is PPO's alone; a term of one's own, or entropy with a weight, it learns."""
+    assert set(build(configure("algo=filtered_bc", f"+{OWN}", "loss.entropy.weight=1")).losses) == {
+        "imitation", "listening", "world_model", "kl", "entropy", "own"
+    }  # fmt: skip
+    assert set(build(configure("algo=filtered_bc")).losses) == {"imitation", "listening", "world_model", "kl"}
+    for algo in ("filtered_bc", "pikl"):
+        assert build(configure(f"algo={algo}")).rewards["speaking"].weight == 0
+    assert build(configure("algo.update.target_kl=0.1")).algo.update.target_kl == 0.1
+
+
 def test_ppo_and_cloning_near_people_differ_in_their_learner_and_its_strength_alone() -> None:
     """All play as many games, as people did, from one base, and are pulled to it by one term."""
     ppo, cloning, plans = (

@@ -52,6 +52,11 @@ def test_compute_is_counted_in_passes(settings: dict[str, Any], expected: list[f
     assert token_passes(stopping, [*evaluations, *rows], {1: 5, 2: 5}) == {}  # nor how early its updates ended
     planned = {**settings, "loss": {**settings["loss"], "plan": {"weight": 0.3}}}
     assert token_passes(planned, [*evaluations, *rows], {1: 5, 2: 5}) == {}  # nor what plans have cost
+    for share, known in ((0.5, False), (0.0, True)):  # nor a partner's, where it sits down
+        cast = {"negotiator": {"player": "learner", "partner": "base+plan", "partners": share}}
+        assert bool(token_passes({**settings, "cast": cast}, [*evaluations, *rows], {1: 5, 2: 5})) == known
+    updates = [{**row, "loss/policy": 1.0} for row in rows]
+    assert token_passes(settings, updates, {1: 5}) == {} != token_passes(settings, updates, {1: 5, 2: 5})
 
 
 def test_a_round_in_which_nothing_was_kept_has_no_learned_tokens(tmp_path: Path) -> None:

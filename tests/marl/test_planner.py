@@ -18,7 +18,7 @@ import torch
 from envs import among_us_v0, dond_v0
 from envs.core import END, Question, TurnKind
 from marl import pikl
-from marl.agents import Agent, ModelAgent, Request, TextAgent
+from marl.agents import Agent, ModelAgent, PlayConfig, Request, TextAgent
 from marl.batch import collate, seats_of
 from marl.errors import UserError
 from marl.games import env_maker, scripted
@@ -31,6 +31,7 @@ from marl.planner import (
     next_tokens,
     partner_belief,
     partner_streams,
+    planning_agent,
     respond,
     vote,
     vote_values,
@@ -332,6 +333,16 @@ def proposing(policy: Policy, how: PlannerConfig, **settings: object) -> tuple[P
     numbers = tuple(map(str, range(11)))
     questions = tuple(Question(f"<{item}?>", numbers, "0") for item in dond_v0.ITEMS)
     return agent, Request((0, "player_0"), 7, "negotiator", 3, TurnKind.SPEAK, text, questions=questions)
+
+
+def test_plans_are_not_drawn_where_all_else_is_greedy() -> None:
+    for temperature, choose, refused in ((0.0, "sample", True), (0.0, "best", False), (0.5, "sample", False)):
+        given = (tiny_policy(), PlayConfig(concurrency=1, context=512), 1, temperature, config(choose=choose), "dond")
+        if refused:
+            with pytest.raises(UserError, match="temperature=0: p draws claims or votes from plans"):
+                planning_agent("p", *given)
+        else:
+            planning_agent("p", *given)
 
 
 def test_anchors_that_rule_actions_out_are_floored_and_it_is_told() -> None:

@@ -231,6 +231,11 @@ def test_runs_from_different_bases_or_commits_say_so(tmp_path: Path) -> None:
     ]
     assert "start from different bases" in page_of(folders, tmp_path / "page.html").text
     assert mixed([runs[0], runs[2]]) == []
+    unlike = make_run(tmp_path / "unlike", seed=1, base_digest="b3", git_commit="c1")
+    settings = yaml.safe_load((unlike / "config.yaml").read_text())
+    settings |= {"seed": 1, "loss": {"listening": {"weight": 0.0}}}
+    (unlike / "config.yaml").write_text(yaml.safe_dump(settings))
+    assert mixed([runs[0], read_run(unlike)]) == ["Seeds of full differ in loss.listening.weight as well (0.3, 0.0)."]
     later = make_run(tmp_path / "later", seed=1, base_digest="b3", git_commit="c2")
     assert mixed([runs[0], read_run(later)]) == ["The runs are of 2 commits: c1, c2."]
 
@@ -323,8 +328,9 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
 )
 def test_damaged_files_of_a_run_are_named(tmp_path: Path, name: str, data: bytes, said: str) -> None:
     run = make_run(tmp_path / "run")
-    timing = {"iteration": 1, "phase": "train", "speed/update_tokens_per_second": 40.0, "time/update": 2.5}
-    (run / "timing.jsonl").write_text(json.dumps(timing) + "\n")
+    timing = {"phase": "train", "speed/update_tokens_per_second": 40.0, "time/update": 2.5}
+    lines = [json.dumps({"iteration": i, **timing}) for i in (1, 2, 3)]
+    (run / "timing.jsonl").write_text("\n".join(lines) + "\n")
     read_run(run)
     (run / name).write_bytes(data)
     with pytest.raises(UserError, match=said):

@@ -158,11 +158,18 @@ def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytes
         pass
 
 
+def test_the_commit_is_that_of_the_code_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not of what is committed while a process goes on with what it has read."""
+    before = git_commit()
+    monkeypatch.setattr(runs, "__file__", "/nowhere/marl/runs.py")
+    assert git_commit.__wrapped__() == UNKNOWN and git_commit() == before
+
+
 def test_the_commit_tells_of_files_that_git_does_not_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "__file__", str(tmp_path / "marl" / "runs.py"))
     for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
         monkeypatch.delenv(name, raising=False)
-    assert git_commit() == UNKNOWN
+    assert git_commit.__wrapped__() == UNKNOWN
     (tmp_path / ".gitignore").write_text("runs/\n")
     (tmp_path / "marl").mkdir()
     for command in ("init -q", "add .", "-c user.name=a -c user.email=a@b commit -qm one"):
@@ -174,10 +181,10 @@ def test_the_commit_tells_of_files_that_git_does_not_know(tmp_path: Path, monkey
     (tmp_path / "results" / "config.yaml").write_text("a: 1")  # a run's own
     (tmp_path / "marl" / ".#ppo.py").symlink_to("nowhere")  # an editor's lock
     (tmp_path / "conf" / "reward").mkdir(parents=True)
-    clean = git_commit()
+    clean = git_commit.__wrapped__()
     assert re.fullmatch("[0-9a-f]{12}", clean)
     found = [clean]
     for name, text in (("marl/term.py", "x = 1"), ("marl/term.py", "x = 2"), ("conf/reward/term.yaml", "x: 1")):
         (tmp_path / name).write_text(text)
-        found.append(git_commit())
+        found.append(git_commit.__wrapped__())
     assert len(set(found)) == 4 and all(re.fullmatch(rf"{clean}\+[0-9a-f]{{6}}", each) for each in found[1:])
