@@ -24,6 +24,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLaye
 from marl.errors import UserError
 from marl.grouping import cheapest_groups
 from marl.policy import Policy, check_context, choice_logits
+from marl.sharding import is_split
 
 FULL, SLIDING = ATTENTION = ("full_attention", "sliding_attention")  # kinds of layers, as configurations name them
 RECURRENT = ("linear_attention", "conv")
@@ -305,6 +306,10 @@ class Unheld(Exception):
     """A slot cannot hold what a model's layers keep; the message says why, beginning with the model's name."""
 
 
+# What a model raises that wants another kind of cache, masks or positions.
+MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+
 class WholeStreams:
     """In place of a cache, for models that no slot can hold: each slot's tokens, all read again at each pass."""
 
@@ -384,7 +389,7 @@ def _find_size(config: PreTrainedConfig, context: int, dtype: torch.dtype) -> Si
         try:
             cache = slot_cache(lm, 1, context)
             one_pass(lm, cache, np.array([0]), np.array([0]), [[0]])
-        except Unheld:
+        except (Unheld, *MISFITS):
             return Size(0, weights)
     return Size(cache.nbytes, weights)
 
@@ -393,8 +398,10 @@ def slot_cache(lm: PreTrainedModel, slots: int, context: int) -> SlotCache:
     """An empty cache for the model. Raises Unheld as `layer_kinds` does."""
     config = lm.config.get_text_config()
     states = getattr(config, "number_of_conv_states", 1)
-    masked = "past_key_values" in inspect.signature(lm.base_model.forward).parameters
-    return SlotCache(layer_kinds(lm), slots, context, states, masked, window_of(config))
+    masked, kinds = "past_key_values" in inspect.signature(lm.base_model.forward).parameters, layer_kinds(lm)
+    if not masked and {*kinds} & {*ATTENTION, BOTH}:
+        raise Unheld(f"{type(lm).__name__} keeps nothing of what it has read (it takes no past_key_values)")
+    return SlotCache(kinds, slots, context, states, masked, window_of(config))
 
 
 def one_pass(
@@ -606,6 +613,49 @@ def goes_on(lm: PreTrainedModel) -> bool:
     return several
 
 
+def check_slots(lm: PreTrainedModel) -> None:
+    """Raises Unheld for a model that slots don't give what a whole pass does, as one that takes no cache at all and
+    whose passes see nothing but their own tokens. Looked at once in a process for each configuration."""
+    config = lm.config
+    key = (type(lm), config.to_json_string(use_diff=False), lm.dtype, str(lm.device))
+    if key not in _UNLIKE:
+        try:
+            _UNLIKE[key] = "" if _alike(lm) else "does not read in pieces what it reads as a whole"
+        except torch.OutOfMemoryError:
+            raise
+        except MISFITS as error:
+            told = str(error).strip().splitlines() or [type(error).__name__]
+            _UNLIKE[key] = f"keeps what a slot cannot hold ({told[0][:200]})"
+    if _UNLIKE[key]:
+        raise Unheld(f"{type(lm).__name__} {_UNLIKE[key]}")
+
+
+_UNLIKE: dict[tuple[type, str, torch.dtype, str], str] = {}  # why; empty for those that are alike
+
+
+@torch.no_grad()
+def _alike(lm: PreTrainedModel) -> bool:
+    """Two streams of unequal length, in slots that are not side by side: in pieces, token by token, and in pieces."""
+    vocabulary = lm.config.get_text_config().vocab_size
+    streams = [[(7 * i + row) % vocabulary for i in range(length)] for row, length in enumerate((24, 15))]
+    rows, lengths = np.array([0, 2]), np.zeros(2, dtype=np.int64)
+    cache = slot_cache(lm, 3, len(streams[0]))
+    found: list[list[Tensor]] = [[], []]
+    for sizes in ((9, 4), (1, 1), (1, 1), (13, 9)):
+        chunks = [s[n : n + size] for s, n, size in zip(streams, lengths.tolist(), sizes, strict=True)]
+        hidden = one_pass(lm, cache, rows, lengths, chunks)
+        for own, states, size in zip(found, hidden, sizes, strict=True):
+            own.append(states[:size])
+        lengths = lengths + np.array(sizes)
+    near = 1e-3 if lm.dtype in (torch.float32, torch.float64) else 0.1
+    for stream, own in zip(streams, found, strict=True):
+        ids = torch.tensor([stream], device=lm.device)
+        whole = lm.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]
+        if not bool((torch.cat(own) - whole).abs().max() <= near * whole.abs().max()):
+            return False
+    return True
+
+
 @torch.no_grad()
 def slowness(lm: PreTrainedModel, slots: int, context: int) -> float:
     """How much longer half a context takes, which is read again, than a token alone, as from a cache: measured, in as
@@ -635,6 +685,8 @@ class Engine:
         try:
             self.cache = slot_cache(policy.lm, slots, context)
             self._goes_on = not self.cache.states or goes_on(policy.lm)
+            if not self.cache.states and not is_split(policy):
+                check_slots(policy.lm)
         except Unheld as reason:
             self.cache, self._goes_on, self.unheld = WholeStreams(slots), True, str(reason)
         self.lengths = np.zeros(slots, dtype=np.int64)

@@ -12,10 +12,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     MistralConfig,
     MistralForCausalLM,
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -26,7 +30,7 @@ from transformers import (
 )
 
 from marl.agents import ModelAgent
-from marl.engine import Desk, Engine, StateLayer, doubling_sums, goes_on, size_of, uniforms
+from marl.engine import Desk, Engine, SlotLayer, StateLayer, doubling_sums, goes_on, size_of, uniforms
 from marl.errors import UserError
 from marl.policy import Policy
 from tests.marl.models import ARCHITECTURES, RECURRENT, hf_policy, precise, random_lm, small_tokens, tiny_policy
@@ -284,6 +288,13 @@ def other_models() -> dict[str, tuple[PreTrainedModel, str]]:
         return {
             # masks by place in the batch, in all layers
             "gpt_neo": (random_lm("gpt_neo", small_tokens().size), "layers: global, local"),
+            # takes no cache, and would read each piece as if it were the first
+            "gpt1": (
+                OpenAIGPTLMHeadModel(OpenAIGPTConfig(**size, n_embd=32, n_layer=2, n_head=4, initializer_range=0.2)),
+                "nothing of what it has read",
+            ),
+            # its places are in its masks
+            "bloom": (BloomForCausalLM(BloomConfig(**size, hidden_size=32, n_layer=2, n_head=4)), "what a slot cannot"),
             "rwkv": (RwkvForCausalLM(RwkvConfig(**SHAPE, **size)), "layers: a state of its own make"),
             # transformers 5.17's configuration of it does not list its layers
             "recurrent_gemma": (
@@ -293,7 +304,7 @@ def other_models() -> dict[str, tuple[PreTrainedModel, str]]:
         }
 
 
-@pytest.mark.parametrize("name", ["gpt_neo", "rwkv", "recurrent_gemma"])
+@pytest.mark.parametrize("name", ["gpt_neo", "gpt1", "bloom", "rwkv", "recurrent_gemma"])
 def test_a_model_that_no_slot_holds_reads_whole_streams_again(name: str) -> None:
     """And all else is as with a cache: pieces, slots that are used again, scores of texts, streams that go back."""
     lm, why = other_models()[name]
@@ -364,6 +375,13 @@ def test_a_model_that_is_not_the_sum_of_its_pieces_has_no_slots(monkeypatch: pyt
     monkeypatch.setattr(StateLayer, "save", lambda layer: layer.all_conv_states.update({0: torch.zeros(1, 80, 4)}))
     engine = Engine(Policy(lm, small_tokens()), 2, CONTEXT)
     assert engine.unheld == "Mamba2ForCausalLM does not read in pieces what it reads as a whole"
+
+
+def test_a_model_whose_slots_are_not_its_whole_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and values that are never written."""
+    lm = random_lm("llama", small_tokens().size + 1)  # a configuration that no other test has looked at
+    monkeypatch.setattr(SlotLayer, "update", lambda layer, keys, values, *_, **__: (keys, values))
+    assert "LlamaForCausalLM keeps what a slot cannot hold" in Engine(Policy(lm, small_tokens()), 2, CONTEXT).unheld
 
 
 def test_who_starts_over_in_a_pass_goes_on_token_by_token() -> None:
