@@ -3,6 +3,7 @@
     make bench                                        # or: python -m experiments.benchmark
     python -m experiments.benchmark bench=quick       # seconds: that it runs
     python -m experiments.benchmark bench=gpu         # 1 to 500 million parameters, several tokens of speech at a time
+    python -m experiments.benchmark bench=gpu deterministic=true out=runs/same_bits  # what the same bits cost there
     python -m experiments.benchmark env=dond minutes=30 axes.context=[] axes.width=[]
 
 On the same games token for token (workload.py; random weights, nothing is trained):
@@ -70,7 +71,7 @@ from transformers import LlamaConfig, PreTrainedTokenizerBase
 from experiments.baselines import ALL_CALLS, INSTALL_TRL, GenerateAgent, trl_iteration, trl_version
 from experiments.benchmark_figures import draw, line, ratios, summary, table, targets
 from experiments.cli import command
-from experiments.evaluate import pick_device, set_threads, without_bf16
+from experiments.evaluate import pick_device, set_deterministic, set_threads, without_bf16
 from experiments.measure import (
     Load,
     PeakMemory,
@@ -183,6 +184,7 @@ class Settings:
     baseline_widths: tuple[int, ...] = ()
     minutes: float | None = None
     seed: int = 0
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         numbers = {f"axes.{name}": n for name, values in asdict(self.axes).items() for n in values}
@@ -669,6 +671,7 @@ def alone(
     """A repeat of this engine at a point, and what was played: all that a new process does, but for a single game that
     warms it up."""
     set_threads(threads)
+    set_deterministic(settings.deterministic)
     bench = Bench(env, settings, device, Tokens(tokenizer), out, [point])
     single = replace(point, games=1)
     bench.ours(bench.script(single), single)
@@ -728,6 +731,7 @@ def main(cfg: DictConfig) -> None:
     given = plain(cfg)
     known = Settings.__dataclass_fields__
     settings = make(Settings, {name: value for name, value in given.items() if name in known}, "benchmark")
+    set_deterministic(settings.deterministic)
     game = given["env"]["game"]
     env = {**given["env"], **given["games"].get(game, {})}
     device, out = pick_device(cfg.device), Path(given["out"])

@@ -180,6 +180,16 @@ def set_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
+def set_deterministic(wanted: bool) -> None:
+    """Whether torch may take only algorithms that give the same bits each time, on a GPU as well.
+
+    Where an operation has none, torch raises a RuntimeError that names it. On a CPU runs repeat without this.
+    """
+    # Read when cuBLAS starts, which an earlier job may have it do: https://docs.nvidia.com/cuda/cublas/#results-reproducibility
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(wanted)  # set back too: jobs of a sweep may share a process
+
+
 def find_player(
     name: str,
     cfg: DictConfig,

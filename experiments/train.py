@@ -22,7 +22,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.cli import command
-from experiments.evaluate import check_bf16, pick_device, set_threads, show
+from experiments.evaluate import check_bf16, pick_device, set_deterministic, set_threads, show
 from experiments.expected import Expected, expected_of
 from experiments.players import (
     bare,
@@ -796,16 +796,6 @@ def privileged_size(make_env: Any) -> int:
     env = make_env()
     env.reset(seed=0)
     return len(env.privileged(env.possible_agents[0]))
-
-
-def set_deterministic(wanted: bool) -> None:
-    """Whether torch may take only algorithms that give the same bits each time, on a GPU as well.
-
-    Where an operation has none, torch raises a RuntimeError that names it. On a CPU runs repeat without this.
-    """
-    # Read when cuBLAS starts, which an earlier job may have it do: https://docs.nvidia.com/cuda/cublas/#results-reproducibility
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(wanted)  # set back too: jobs of a sweep may share a process
 
 
 def lines_of(path: Path) -> int:

@@ -576,6 +576,13 @@ def test_no_time_is_left(tmp_path: Path) -> None:
     assert all("minutes" in row["skipped"] or "not installed" in row["skipped"] for row in found["baselines"])
 
 
+def test_what_the_same_bits_cost_is_measured_apart() -> None:
+    """Figures of one mode are no start for the other's; on a CPU both compute the same."""
+    plain_, same = (settings_of("bench=quick", f"deterministic={mode}")[0] for mode in ("false", "true"))
+    made = [benchmark.made_by({"game": "dond"}, settings, CPU)["settings"] for settings in (plain_, same)]
+    assert {name for name, value in made[0].items() if made[1][name] != value} == {"deterministic"}
+
+
 def test_the_full_size_spans_what_it_says() -> None:
     settings, _ = settings_of()
     points = benchmark.points_of(settings, None)
