@@ -52,7 +52,7 @@ from marl.planner import SLOTS, SUFFIX, PlannerConfig, planning_agent
 from marl.policy import Policy, load_config
 from marl.pretrain import base_policy
 from marl.rollout import EVALUATION, Cast, Game, draw_games, rollout
-from marl.runs import CONFIG, flat, run_settings
+from marl.runs import CONFIG, run_settings
 from marl.stats import TableRow, format_table, write_table
 from marl.transcripts import Transcript, episode_to_json, render_text, write_episodes
 
@@ -336,8 +336,11 @@ def as_in_runs(cfg: DictConfig, names: Sequence[str]) -> DictConfig:
         else:
             return cfg
     limits = ("algo.max_new_tokens", "algo.context")
-    games = [{key: value for key, value in flat(plain(each)).items() if key.startswith("env.") or key in limits}
-             for each in settings.values()]  # fmt: skip
+    games = [
+        {f"env.{key}": value for key, value in plain(each.env).items()}
+        | {limit: OmegaConf.select(each, limit) for limit in limits}
+        for each in settings.values()
+    ]
     keys = dict.fromkeys(key for game in games for key in game)
     differ = sorted(key for key in keys if any(game.get(key) != games[0].get(key) for game in games))
     if differ:

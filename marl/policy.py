@@ -44,6 +44,9 @@ class Policy(nn.Module):
         super().__init__()
         self.lm = lm
         self.tokens = tokens
+        named = getattr(lm.generation_config, "eos_token_id", None)
+        if isinstance(named, list):
+            tokens.add_ends(named)
         width = lm.config.get_text_config().hidden_size
         self.privileged_size = privileged_size
         out = nn.Linear(width, 1)
@@ -53,7 +56,7 @@ class Policy(nn.Module):
         size = lm.get_output_embeddings().weight.shape[0]
         mask = torch.zeros(size)
         mask[tokens.size :] = -torch.inf  # rows that only pad the embedding
-        mask[tokens.unspeakable] = -torch.inf
+        mask[[i for i in tokens.unspeakable if i < size]] = -torch.inf
         self.register_buffer("speech_mask", mask, persistent=False)
 
     @property
@@ -209,17 +212,31 @@ def load_lm(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
 
 
 def _check_head(lm: PreTrainedModel, name: str) -> None:
-    """Some models bend their logits after the last layer (soft caps, scales); we read them off the layer itself."""
+    """Some models bend their logits after the last layer (soft caps, scales); we read them off the layer itself. Some
+    see what comes later, or do not read a stream of tokens alone."""
     lm.eval()
     ids = torch.arange(min(8, lm.config.get_text_config().vocab_size))[None]
     head = lm.get_output_embeddings()
-    # what the layer reads is magnified, so that a soft cap shows in a model of small logits too
-    with torch.no_grad(), head.register_forward_pre_hook(lambda _, args: (100 * args[0],)):
-        whole = lm(input_ids=ids).logits.float()
-        ours = head(lm.base_model(input_ids=ids).last_hidden_state).float()
+    try:
+        # what the layer reads is magnified, so that a soft cap shows in a model of small logits too
+        with torch.no_grad(), head.register_forward_pre_hook(lambda _, args: (100 * args[0],)):
+            whole = lm(input_ids=ids).logits.float()
+            ours = head(lm.base_model(input_ids=ids).last_hidden_state).float()
+            start = head(lm.base_model(input_ids=ids[:, : ids.shape[1] // 2]).last_hidden_state).float()
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise UserError(
+            f"model.name={name}: {type(lm).__name__} does not read tokens as causal language models do: "
+            f"{_first_line(error)}"
+        ) from error
     if not torch.allclose(whole, ours, atol=1e-3, rtol=1e-3):
         raise UserError(
             f"model.name={name}: {type(lm).__name__} changes its logits after the output layer: not supported"
+        )
+    near = 1e-3 if lm.dtype == torch.float32 else 0.05  # of the largest
+    if not torch.allclose(ours[:, : start.shape[1]], start, atol=near * float(ours.abs().max())):
+        raise UserError(
+            f"model.name={name}: {type(lm).__name__} sees tokens that come later, so that it is no causal language "
+            "model as it is configured"
         )
 
 

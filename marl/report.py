@@ -403,10 +403,10 @@ def mixed(runs: Sequence[Run]) -> list[str]:
     """Where runs differ in what no arm is about, a sentence each: seeds of one arm with other settings, runs of one
     seed from other bases, and runs of other commits. What pairs them by seed then compares that, too."""
     told = []
-    arms: dict[str, list[Run]] = {}
+    of_arm: dict[str, list[Run]] = {}
     for run in runs:
-        arms.setdefault(arm_label(run, runs), []).append(run)
-    for first, *others in arms.values():
+        of_arm.setdefault(arm_label(run, runs), []).append(run)
+    for first, *others in of_arm.values():
         for key in dict.fromkeys(key for other in others for key in unlike(first.config, other.config)):
             values = dict.fromkeys(str(flat(run.config).get(key)) for run in (first, *others))
             told.append(f"Seeds of {first.arm} differ in {key} as well ({', '.join(values)}).")

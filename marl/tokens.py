@@ -7,7 +7,7 @@ text: it cannot forge a control token. What this module leaves out: models, samp
 from __future__ import annotations
 
 import string
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from itertools import chain
@@ -22,6 +22,8 @@ from marl.types import Kind, Stream
 
 PAD, BOS, CUE = "<|pad|>", "<|bos|>", "<|you|>"
 NUMBERS = tuple(str(n) for n in range(11))
+YOUR_TURN = "Your turn."  # what the user says where a reply is due, nothing cues it and the model has spoken last
+BEFORE = ("\n", "|", "x")  # of which one, put before a text, stays a token of its own
 # Put before a chat template that asks for the date: a run that goes on tomorrow must read what it has read today. The
 # line break is the block's own, which the template's environment takes away.
 SAME_DAY = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}\n"
@@ -79,30 +81,59 @@ class Tokens:
         if self._backend is not None:
             self._backend.no_truncation()
             self._backend.no_padding()
-        self.size = len(tokenizer)
+        vocabulary = tokenizer.get_vocab()
+        self.size = 1 + max(vocabulary.values())  # there may be gaps
         self.pad_id = _first(tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
         self.eos_ids = frozenset(i for i in (tokenizer.eos_token_id,) if i is not None)
-        cue = tokenizer.get_vocab().get(CUE)
+        # Some tokenizers put a space before whatever they encode: only what begins the stream shall have it.
+        self._spaced = self._behind("x", self._plain) != self._plain("x")
+        cue = vocabulary.get(CUE)
         self.format = self._small_format(cue) if cue is not None else self._text_format()
         turn_ends, marks = self._turn_marks()
         self.eos_ids |= turn_ends
         # Tokens that may complete a reply: the model's own end, and those after which the text is looked at for `END`.
-        pieces = tokenizer.convert_ids_to_tokens(list(range(self.size)))
-        self.may_end = self.eos_ids | {i for i, piece in enumerate(pieces) if piece and END[-1] in piece}
-        specials = {tokenizer.pad_token_id, tokenizer.bos_token_id, cue, tokenizer.unk_token_id, *marks}
-        self.unspeakable = sorted(i for i in specials - self.eos_ids if i is not None)  # never sampled in speech
+        self.may_end = self.eos_ids | {i for piece, i in vocabulary.items() if END[-1] in piece}
+        control = {tokenizer.pad_token_id, tokenizer.bos_token_id, cue, tokenizer.unk_token_id, *marks}
+        self._control = frozenset(i for i in control if i is not None)
+        # Some tokenizers have line breaks as added tokens: these are text.
+        added = tokenizer.added_tokens_decoder.items()
+        special = {
+            i for i, token in added if token.special and not token.content.isspace() and END not in token.content
+        }
+        gaps = set(range(self.size)).difference(vocabulary.values())
+        self.unspeakable = sorted((self._control | special | gaps) - self.eos_ids)  # never sampled in speech
+
+    def add_ends(self, ids: Iterable[int]) -> None:
+        """Further ends of sequence, which a model names: these may be said and end a reply, unless they stand between
+        turns, begin a stream or pad."""
+        self.eos_ids |= frozenset(ids) - self._control
+        self.may_end |= self.eos_ids
+        self.unspeakable = [i for i in self.unspeakable if i not in self.eos_ids]
 
     # -- text and ids ------------------------------------------------------------------------------------------------
 
-    def encode(self, text: str) -> list[int]:
-        """Plain text to ids. Strings that look like special tokens are encoded letter by letter."""
-        return list(self._encoded(text)) if text else []
+    def encode(self, text: str, begins: bool = False) -> list[int]:
+        """Plain text to ids, of a text that begins the stream or goes on with it. Strings that look like special tokens
+        are encoded letter by letter."""
+        return list(self._encoded(text, begins)) if text else []
 
-    def _encode(self, text: str) -> tuple[int, ...]:
+    def _encode(self, text: str, begins: bool) -> tuple[int, ...]:
+        return tuple(self._behind(text, self._plain) if self._spaced and not begins else self._plain(text))
+
+    def _plain(self, text: str) -> list[int]:
+        """Encodes a text alone; no string in it is a special token."""
         if self._backend is None:
-            return tuple(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids)
+            return list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids)
         self._backend.encode_special_tokens = True
-        return tuple(self._backend.encode(text, add_special_tokens=False).ids)
+        return list(self._backend.encode(text, add_special_tokens=False).ids)
+
+    def _behind(self, text: str, encode: Callable[[str], list[int]], before: str = "") -> list[int]:
+        """The ids of a text as they are behind another one: `before`, or any that stays apart from it."""
+        for other in (before, *BEFORE):
+            first, both = encode(other) if other else [], encode(other + text)
+            if first and len(both) > len(first) and both[: len(first)] == first:
+                return both[len(first) :]
+        return encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         if self._backend is not None:
@@ -186,7 +217,7 @@ class Tokens:
 
     def _chat_format(self) -> Format:
         """Reads the marks between turns off the chat template, by rendering it around texts that are known."""
-        s, u, a, v = "SSSSSSSS", "UUUUUUUU", "AAAAAAAA", "VVVVVVVV"
+        s, u, a, v, b, w = (8 * letter for letter in "SUAVBW")
 
         def render(*messages: tuple[str, str], cue: bool = False) -> str:
             chat = [{"role": role, "content": text} for role, text in messages]
@@ -214,17 +245,45 @@ class Tokens:
         between = render(*talk).split(a)[1].split(v)[0]
         after_heard = render(*talk).split(v)[1]
         cue = render(*talk, cue=True).split(v)[1].removeprefix(after_heard)
+
+        # A longer conversation tells whether its turns are the marks, put together. What opens the model's own turns is
+        # not compared with the cue: some templates show earlier replies without the thoughts that they cue.
+        longer = [*talk, ("assistant", b), ("user", w)]
+        start, *stretches, last = _around(render(*longer, cue=True), [text for _, text in longer])
+
+        def as_rendered(after_reply: str, before_heard: str) -> bool:
+            after = {"user": after_heard, "assistant": after_reply}
+            closed = [after_first, *(after[role] for role, _ in longer[1:-1])]
+            return (start, last) == (before_first, after_heard + cue) and all(
+                stretch == end + before_heard if role == "user" else stretch.startswith(end)
+                for stretch, end, (role, _) in zip(stretches, closed, longer[1:], strict=True)
+            )
+
+        ways = [(after_reply, between.removeprefix(after_reply))]
+        if talk[0][0] == "system":  # the last turn may be closed otherwise than those before it
+            before_heard = stretches[0].removeprefix(after_first)
+            ways.append((between.removesuffix(before_heard), before_heard))
+        marks = next((way for way in ways if as_rendered(*way)), None)
+        if marks is None:
+            raise ValueError("what the template renders is not its marks with the texts between them")
+        after_reply, before_heard = marks
         ids = self._marks
         return Format(
-            first=(ids(before_first), ids(after_first)),
-            heard=(ids(between.removeprefix(after_reply)), ids(after_heard)),
-            cue=ids(cue),
+            first=(self._control_too(before_first), ids(after_first)),
+            heard=(ids(before_heard, after_reply), ids(after_heard)),
+            cue=ids(cue, after_heard),
             after_reply=ids(after_reply),
             ask_in_turn=True,
         )
 
-    def _marks(self, text: str) -> list[int]:
-        """Encodes the template's own text, in which special tokens are meant."""
+    def _marks(self, text: str, before: str = "") -> list[int]:
+        """Encodes the template's own text, in which special tokens are meant, as it is behind `before`."""
+        if text and self._spaced:
+            return self._behind(text, self._control_too, before)
+        return self._control_too(text)
+
+    def _control_too(self, text: str) -> list[int]:
+        """Encodes a text alone; strings that look like special tokens are these."""
         return list(self.tokenizer(text, add_special_tokens=False).input_ids) if text else []
 
     def _turn_marks(self) -> tuple[frozenset[int], frozenset[int]]:
@@ -239,6 +298,15 @@ class Tokens:
         control = {i for i, token in added if not token.content.isspace()} - {self.tokenizer.bos_token_id}
         ends = [i for i in (*form.after_reply, *form.heard[0]) if i in control | self.eos_ids]
         return frozenset(ends[:1]), frozenset(control.intersection(chain(*form.first, *form.heard, form.cue, ends)))
+
+
+def _around(whole: str, texts: Iterable[str]) -> list[str]:
+    """What stands before, between and after texts of which each stands once in the whole, in this order."""
+    found = []
+    for text in texts:
+        before, whole = whole.split(text)
+        found.append(before)
+    return [*found, whole]
 
 
 def _shared(a: str, b: str) -> int:
@@ -272,8 +340,11 @@ class View:
         """Appends an observation and the belief questions that are due with it."""
         form = self.tokens.format
         if text:
-            ids = self.tokens.encode(text)
-            ids = self._heard(ids) if self.stream.tokens else [*form.first[0], *ids, *form.first[1]]
+            if self.stream.tokens:
+                ids = self._heard(self.tokens.encode(text))
+            else:
+                begins = {self.tokens.tokenizer.bos_token_id}.issuperset(form.first[0])
+                ids = [*form.first[0], *self.tokens.encode(text, begins), *form.first[1]]
             self.stream.append(ids, Kind.OBSERVATION)
         for question in questions:
             ids, listing = self.tokens.label(question.candidates)
@@ -306,8 +377,15 @@ class View:
             if listing and self.tokens.format.ask_in_turn:  # what was heard before has ended its turn
                 listed = self._heard(self.tokens.encode(listing.removeprefix("\n")))
             self.stream.append(listed, Kind.OBSERVATION)
+        if self.tokens.format.ask_in_turn and not self.tokens.format.cue and self._spoke_last():
+            self.stream.append(self._heard(self.tokens.encode(YOUR_TURN)), Kind.OBSERVATION)
         self.stream.append(self.tokens.format.cue, Kind.OBSERVATION)
         return tuple(ids) if options else ()
+
+    def _spoke_last(self) -> bool:
+        """Whether the stream ends with a turn of the agent's: a reply, or the place where a question is answered."""
+        turn = self.stream.kinds[-1 - len(self.tokens.format.after_reply) :]
+        return any(kind is not Kind.OBSERVATION for kind in turn)
 
     def reply(self, ids: Sequence[int], kind: Kind) -> int:
         """Appends a reply and what stands after it. Returns the position of the reply's first token."""

@@ -5,12 +5,24 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import CohereConfig, CohereForCausalLM, Gemma2Config, Gemma2ForCausalLM, PreTrainedModel
+from tokenizers import AddedToken, Tokenizer
+from transformers import (
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    RemBertConfig,
+    RemBertForCausalLM,
+    XLMConfig,
+    XLMWithLMHeadModel,
+)
 
 from marl.errors import UserError
 from marl.policy import Policy, choice_logits, load_lm, load_tokenizer, tiny_lm
 from marl.tokens import Tokens
-from tests.marl.models import ARCHITECTURES, hf_policy, hf_tokenizer, random_lm, save, small_tokens, tiny_policy
+from tests.marl.models import ARCHITECTURES, CHATML, hf_policy, hf_tokenizer, random_lm, save, small_tokens, tiny_policy
 
 SHAPE = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1,
@@ -59,6 +71,23 @@ def test_code_that_comes_with_a_model_is_never_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"model\.name=.*own: it comes with code of its own, which is never run here"):
         load_lm(str(folder))
     assert not (tmp_path / "ran").exists()
+
+
+def test_what_is_no_causal_model_is_refused_by_name(tmp_path: Path) -> None:
+    """XLM sees what comes later unless told not to, and RemBERT's output layer reads something else than the states."""
+    tokenizer = hf_tokenizer()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        both = XLMWithLMHeadModel(
+            XLMConfig(vocab_size=len(tokenizer), emb_dim=32, n_layers=2, n_heads=4, n_langs=1, embed_init_std=0.2)
+        )
+        size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32}
+        embedded = {"input_embedding_size": 16, "output_embedding_size": 24, "is_decoder": True}
+        between = RemBertForCausalLM(RemBertConfig(vocab_size=len(tokenizer), **size, **embedded))
+    for lm, why in ((both, "sees tokens that come later"), (between, "does not read tokens as causal")):
+        name = save(tmp_path / type(lm).__name__, lm, tokenizer)
+        with pytest.raises(UserError, match=rf"model\.name=.*{type(lm).__name__} {why}"):
+            load_lm(name)
 
 
 @pytest.mark.parametrize("spread", [0.02, 0.5])
@@ -130,6 +159,53 @@ def test_speech_leaves_out_control_tokens_and_rows_that_only_pad() -> None:
     said = [i for i in range(tokens.size) if i not in never]
     assert bool((shaped[:, never] == -torch.inf).all())
     torch.testing.assert_close(shaped[:, said], 2 * logits[:, said])
+
+
+def test_the_end_of_a_turn_is_said_though_its_id_lies_behind_a_gap() -> None:
+    made = json.loads(hf_tokenizer(CHATML).backend_tokenizer.to_str())
+    marks = [token["content"] for token in made["added_tokens"]]
+    pieces = [piece for piece in made["model"]["vocab"] if piece not in marks]
+    start = len(pieces) + 40
+    ids = {**{piece: i for i, piece in enumerate(pieces)}, **{mark: start + i for i, mark in enumerate(marks)}}
+    made["model"]["vocab"] = ids
+    made["added_tokens"] = [{**token, "id": ids[token["content"]]} for token in made["added_tokens"]]
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(made)), bos_token=marks[0], eos_token=marks[-1]
+    )
+    tokenizer.chat_template = CHATML
+    tokens = Tokens(tokenizer)
+    assert tokens.size == start + len(marks) == len(tokenizer) + 40
+    assert tokens.eos_ids == {ids["<|im_end|>"]} <= tokens.may_end and ids["]"] in tokens.may_end
+    mask = Policy(random_lm("llama", tokens.size + 8), tokens).speech_mask
+    assert (mask == 0).nonzero().flatten().tolist() == [*range(len(pieces)), ids["<|im_end|>"]]
+
+
+def test_special_tokens_that_the_model_has_no_rows_for_are_no_hindrance() -> None:
+    tokenizer = hf_tokenizer()
+    rows = len(tokenizer)
+    tokenizer.add_tokens([AddedToken("<image>", special=True)])
+    mask = Policy(random_lm("llama", rows), Tokens(tokenizer)).speech_mask
+    assert mask.tolist() == [0.0] * rows
+
+
+def test_all_ends_that_a_model_names_end_a_reply(tmp_path: Path) -> None:
+    tokenizer = hf_tokenizer(CHATML)
+    tokenizer.add_tokens([AddedToken(mark, special=True) for mark in ("<|eom_id|>", "<|python_tag|>")])
+    endoftext, start, end, eom, tag = tokenizer.convert_tokens_to_ids(
+        ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|eom_id|>", "<|python_tag|>"]
+    )
+    lm = random_lm("llama", len(tokenizer))
+    for named, ends in ((endoftext, {end}), ([endoftext, end, eom], {end, eom})):  # what opens a text never ends it
+        assert lm.generation_config is not None
+        lm.generation_config.eos_token_id = named
+        name = save(tmp_path / "model", lm, tokenizer)
+        loaded = Policy(load_lm(name), Tokens(load_tokenizer(name)))
+        for policy in (loaded, Policy(loaded.lm, loaded.tokens)):
+            assert policy.tokens.eos_ids == ends and policy.tokens.may_end >= ends
+            never = {endoftext, start, eom, tag} - ends
+            assert set((policy.speech_mask == -torch.inf).nonzero().flatten().tolist()) == never
+    said = [*policy.tokens.encode("hello"), eom]
+    assert policy.tokens.ends(said) and policy.tokens.reply_text(said) == "hello"
 
 
 def test_a_choice_is_sampled_out_of_its_legal_set() -> None:

@@ -5,7 +5,8 @@ from datetime import datetime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
 from envs import dond_v0
@@ -13,7 +14,7 @@ from envs.core import END, Question
 from marl.errors import UserError
 from marl.tokens import BOS, CUE, PAD, Tokens, View, train_tokenizer
 from marl.types import Kind
-from tests.marl.models import CHATML, COMPACT_TEXTS, NO_SYSTEM, hf_tokenizer, small_tokens
+from tests.marl.models import CHATML, COMPACT_TEXTS, NATURAL_TEXTS, NO_SYSTEM, hf_tokenizer, small_tokens
 
 NUMBERS = tuple(str(n) for n in range(11))
 TEMPLATES = {"chatml": CHATML, "no_system": NO_SYSTEM}
@@ -26,6 +27,32 @@ OPENED = (
 FINISHED = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% else %}{{ eos_token }}{% endif %}"
+)
+# The last turn of a conversation is closed otherwise than those before it, as in gpt-oss's.
+LAST = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
+    "{% if loop.last and message['role'] == 'assistant' %}<|return|>{% else %}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# A reply to the last message is shown, and cued, with the empty thoughts that earlier ones lack, as in Qwen3's.
+THINKING = (
+    "{% set at = namespace(last=0) %}{% for message in messages if message['role'] == 'user' %}"
+    "{% set at.last = messages.index(message) %}{% endfor %}{% for message in messages %}"
+    "<|im_start|>{{ message['role'] }}\n{% if message['role'] == 'assistant' and loop.index0 > at.last %}"
+    "<think>\n\n</think>\n\n{% endif %}{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n\n</think>\n\n{% endif %}"
+)
+# Nothing cues a reply but the end of the other's turn, as in the first Mistral's.
+UNCUED = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Must alternate') }}{% endif %}"
+    "{% if message['role'] == 'user' %}[INST] {{ message['content'] }} [/INST]"
+    "{% else %}{{ message['content'] + eos_token }}{% endif %}{% endfor %}"
+)
+# Roles are plain text, and turns end with the end of sequence, as in Zephyr's.
+ROLES = (
+    "{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] }}{{ eos_token }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
 # Today's date stands in the opening, as in Llama 3.2's (which takes it as a variable too) and in others'.
 DATED = {
@@ -51,6 +78,28 @@ def other_end(chat_template: str) -> Tokens:
     tokenizer.add_tokens([AddedToken(mark, special=True) for mark in ("<|user|>", "<|assistant|>")])
     tokenizer.eos_token = "<|endoftext|>"
     return Tokens(tokenizer)
+
+
+def spaced(scheme: str, chat_template: str | None = None) -> Tokens:
+    """A tokenizer such as Llama's, which puts a space before a text that it encodes."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    if scheme == "normalizer":
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    specials = ["<unk>", "<s>", "</s>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=800, special_tokens=[*specials, *(f"<0x{i:02X}>" for i in range(256))], show_progress=False
+    )
+    words = " ".join(" ".join(NATURAL_TEXTS).split())
+    tokenizer.train_from_iterator([word for word in words.split(" ") for _ in range(3)] + list("ABCDEFGHIJK"), trainer)
+    unk, bos, eos = specials
+    result = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token=unk, bos_token=bos, eos_token=eos)
+    result.chat_template = chat_template
+    return Tokens(result)
 
 
 PLAIN, CHAT = hf_tokens(), hf_tokens(CHATML, single_digits=True)
@@ -135,6 +184,56 @@ def test_marks_of_a_template_are_control_tokens_even_after_text_was_encoded() ->
     assert tokens.format.cue[0] == start and Tokens(tokens.tokenizer).format == tokens.format
 
 
+# --- Tokenizers that put a space before a text ---
+
+SCHEMES = ("first", "always", "normalizer")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_only_what_begins_the_stream_gets_the_tokenizers_own_space(scheme: str) -> None:
+    tokens = spaced(scheme)
+    view = converse(tokens, "Hello you", [("a", "[message] hi [END]"), ("u", "Partner: ok"), ("a", "")])
+    text = "Hello you\nyou:[message] hi [END]\nPartner: ok\nyou:\n"
+    assert tokens.decode(view.stream.tokens[1:]) == text
+    whole = tokens.tokenizer(text, add_special_tokens=False).input_ids
+    assert view.stream.tokens == [tokens.tokenizer.bos_token_id, *whole]
+    assert tokens.encode("Hello", begins=True) == tokens.tokenizer("Hello", add_special_tokens=False).input_ids
+    assert tokens.encode("Hello", begins=True) != tokens.encode("Hello") and tokens.encode("") == []
+    for other in (PLAIN, CHAT, small_tokens()):
+        assert other.encode("Hello", begins=True) == other.encode("Hello")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_spaced_stream_has_the_ids_of_what_the_chat_template_renders(scheme: str) -> None:
+    tokens = spaced(scheme, ROLES)
+    view = converse(tokens, "Hello you", [("a", "[message] hi [END]"), ("u", "\nPartner: ok"), ("a", "é 5")])
+    chat = [("system", "Hello you"), ("assistant", "[message] hi [END]"), ("user", "\nPartner: ok"),
+            ("assistant", "é 5")]  # fmt: skip
+    messages = [{"role": role, "content": text} for role, text in chat]
+    rendered = tokens.tokenizer.apply_chat_template(messages, tokenize=False)
+    assert view.stream.tokens == tokens.tokenizer(rendered, add_special_tokens=False).input_ids
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_labels_of_a_spaced_tokenizer_have_a_space_only_where_one_is_said(scheme: str) -> None:
+    numbers = NUMBERS[:10]
+    for template, space in ((None, "▁"), (ROLES, "")):
+        tokens = spaced(scheme, template)
+        ids, listing = tokens.label(numbers)
+        assert tokens.tokenizer.convert_ids_to_tokens(ids) == [space + n for n in numbers] and listing == ""
+
+
+@given(st.sampled_from(SCHEMES), ANY_TEXT, ANY_TEXT)
+@settings(max_examples=100)
+def test_pieces_of_a_spaced_text_decode_to_the_whole(scheme: str, one: str, two: str) -> None:
+    tokens = SPACED[scheme]
+    plain = [text.replace("▁", " ") for text in (f"Hello {one}", two)]
+    assert tokens.decode(tokens.encode(plain[0], begins=True) + tokens.encode(plain[1])) == "".join(plain)
+
+
+SPACED = {scheme: spaced(scheme) for scheme in SCHEMES}
+
+
 # --- One token per choice ---
 
 
@@ -216,6 +315,23 @@ def test_control_tokens_are_not_for_saying_but_the_models_own_end_is() -> None:
     assert {CHAT.decode([i]) for i in CHAT.unspeakable} == {"<|endoftext|>", "<|im_start|>"}
 
 
+def test_no_special_token_is_for_saying_unless_it_ends_the_reply() -> None:
+    tokenizer = hf_tokenizer(CHATML)
+    marks = ["<|end_of_text|>", "<|python_tag|>", "<|eom_id|>"]
+    tokenizer.add_tokens([AddedToken(mark, special=True) for mark in marks])
+    tokenizer.add_tokens([AddedToken("\n\n", special=True), AddedToken(f" {END}", special=True), "<think>"])
+    end_of_text, python_tag, eom, *text = tokenizer.convert_tokens_to_ids([*marks, "\n\n", f" {END}", "<think>"])
+    tokens = Tokens(tokenizer)
+    assert tokens.unspeakable == [*CHAT.unspeakable, end_of_text, python_tag, eom]
+    assert not set(text) & set(tokens.unspeakable)  # which are text
+    tokens.add_ends([eom, end_of_text, *CHAT.unspeakable])
+    for end in (eom, end_of_text):
+        said = [*tokens.encode("hello"), end]
+        assert tokens.ends(said) and tokens.reply_text(said) == "hello"
+    assert tokens.eos_ids == {*CHAT.eos_ids, eom, end_of_text} <= tokens.may_end
+    assert tokens.unspeakable == [*CHAT.unspeakable, python_tag]  # marks between turns stay what they are
+
+
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_a_turns_end_ends_a_reply_whatever_the_tokenizer_calls_its_end(template: str) -> None:
     tokens = other_end(TEMPLATES[template])
@@ -224,7 +340,8 @@ def test_a_turns_end_ends_a_reply_whatever_the_tokenizer_calls_its_end(template:
         said = [*tokens.encode("hello"), last]
         assert tokens.ends(said) and tokens.reply_text(said) == "hello"
     assert tokens.eos_ids == {end, eos} <= tokens.may_end
-    assert tokens.unspeakable == [start]  # and so no turn is forged
+    roles = tokens.tokenizer.convert_tokens_to_ids(["<|user|>", "<|assistant|>"])
+    assert tokens.unspeakable == [start, *roles]  # and so no turn is forged
     ours, its_own = (converse(tokens, "one", []) for _ in range(2))
     for view, ids in ((ours, tokens.encode("hello")), (its_own, [*tokens.encode("hello"), end])):
         view.cue()
@@ -355,6 +472,55 @@ def test_the_end_of_a_finished_conversation_is_no_mark_between_turns() -> None:
         "<|im_start|>system\none<|im_end|>\n<|im_start|>assistant\ntwo<|im_end|>\n"
         "<|im_start|>user\nthree<|im_end|>\n<|im_start|>assistant\n"
     )
+
+
+@pytest.mark.parametrize("end", ["<|im_end|>", "<|return|>"])
+def test_turns_are_closed_as_in_the_middle_of_a_conversation(end: str) -> None:
+    tokenizer = hf_tokenizer(LAST)
+    tokenizer.add_tokens([AddedToken("<|return|>", special=True)])
+    tokenizer.eos_token = end
+    tokens, chatml = Tokens(tokenizer), hf_tokens(CHATML)
+    assert tokens.format == chatml.format
+    closing, last = tokenizer.convert_tokens_to_ids(["<|im_end|>", end])
+    assert tokens.eos_ids == {closing, last}
+
+
+def test_a_line_break_that_the_last_turn_lacks_is_written_once() -> None:
+    """As in Falcon 3's: a reply's end and the line break behind it are one mark."""
+    template = ROLES.replace(
+        "{{ eos_token }}\n",
+        "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}"
+        "{% if message['role'] != 'assistant' or not loop.last %}{{ '\n' }}{% endif %}",
+    )
+    tokens = hf_tokens(template)
+    view = View(tokens)
+    view.observe("one", (Question("how many?", NUMBERS[:10], "3"),), 0)
+    view.cue()
+    view.reply(tokens.encode("two"), Kind.SPEECH)
+    view.observe("three", (), 1)
+    view.observe("four", (), 1)
+    end = tokens.tokenizer.eos_token
+    assert tokens.decode(view.stream.tokens) == (
+        f"<|system|>\none\n<|user|>\nhow many?\n<|assistant|>\n{end}\n<|assistant|>\ntwo{end}\n"
+        "<|user|>\nthree\n<|user|>\nfour\n"
+    )
+
+
+def test_thoughts_that_only_the_last_reply_is_shown_with_are_no_hindrance() -> None:
+    tokens, chatml = hf_tokens(THINKING), hf_tokens(CHATML)
+    assert (tokens.format.first, tokens.format.heard) == (chatml.format.first, chatml.format.heard)
+    assert tokens.format.after_reply == chatml.format.after_reply
+    assert tokens.decode(tokens.format.cue) == "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_template_that_writes_later_turns_otherwise_is_refused(count: int) -> None:
+    """Its marks cannot be put together to what it renders."""
+    counted = CHATML.replace("<|im_end|>", f"{{% if loop.index > {count} %}}<|endoftext|>{{% endif %}}<|im_end|>")
+    unclosed = NO_SYSTEM.replace("<|im_end|>\n", "{{ '<|im_end|>\n' if not loop.last else '<|endoftext|>\n' }}")
+    for template in (counted, unclosed):
+        with pytest.raises(UserError, match=r"does not keep the turns apart.*model\.name"):
+            hf_tokens(template)
 
 
 @pytest.mark.parametrize("template", DATED)
@@ -488,3 +654,35 @@ def test_options_are_listed_before_the_cue_where_letters_stand_for_them() -> Non
     assert tokens.decode(view.stream.tokens).endswith(f"\nA) run away\nB) wait{CUE}")
     assert [tokens.decode([i]).strip() for i in legal] == ["A", "B"]
     assert view.cue() == ()
+
+
+def test_a_reply_never_follows_the_models_own_turn_where_nothing_cues_it() -> None:
+    tokens = hf_tokens(UNCUED)
+    bos, eos = tokens.tokenizer.bos_token, tokens.tokenizer.eos_token
+    question = Question("how many?", NUMBERS[:10], "3")
+    view = View(tokens)
+    view.observe("one", (question, question), 0)
+    view.cue()
+    view.reply([*tokens.encode("two"), tokens.tokenizer.eos_token_id], Kind.SPEECH)
+    view.cue()  # twice in a row
+    view.reply(tokens.encode("three"), Kind.SPEECH)
+    view.observe("four", (), 1)
+    view.cue()
+    assert tokens.decode(view.stream.tokens) == (
+        f"{bos}[INST] one [/INST]" + 2 * f"[INST] how many? [/INST]{eos}" + f"[INST] Your turn. [/INST]two{eos}"
+        f"[INST] Your turn. [/INST]three{eos}[INST] four [/INST]"
+    )
+    at = view.asked[0].position
+    assert tokens.decode(view.stream.tokens[: at + 1]).endswith("how many? [/INST]")
+    view.reply(tokens.tokenizer.encode(eos, add_special_tokens=False), Kind.SPEECH)  # not a word
+    view.cue(["go south", "do task"])  # whose listing is the turn between
+    assert tokens.decode(view.stream.tokens).endswith(f"[INST] four [/INST]{eos}[INST] A) go south\nB) do task [/INST]")
+
+
+def test_a_stream_without_cues_is_what_the_chat_template_renders() -> None:
+    tokens = hf_tokens(UNCUED)
+    view = converse(tokens, "one", [("a", "two"), ("u", "three"), ("a", ""), ("u", "five"), ("a", "six")])
+    chat = [("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", ""), ("user", "five"),
+            ("assistant", "six")]  # fmt: skip
+    messages = [{"role": role, "content": text} for role, text in chat]
+    assert tokens.decode(view.stream.tokens) == tokens.tokenizer.apply_chat_template(messages, tokenize=False)
