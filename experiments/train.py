@@ -63,6 +63,7 @@ from marl.config import (
     Parts,
     build,
     cast_names,
+    check_read,
     config_hash,
     digest,
     identity,
@@ -125,7 +126,7 @@ def main(cfg: DictConfig) -> Path:
     """One run, from its configuration to its report. Returns its folder."""
     # An endpoint that fails costs its game. But one that refuses the key, or whose budget is spent, would be silent in
     # every game to come: the run stops before it learns from such games, and goes on when it is started again.
-    build(cfg)  # wrong settings are told first
+    check_read(build(cfg))  # wrong settings are told first
     find_starts(cfg)
     set_deterministic(cfg.deterministic)
     if (folder := finished(cfg)) is not None:

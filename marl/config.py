@@ -116,11 +116,6 @@ def build(cfg: DictConfig, players: Sequence[str] = (), stops: bool = False) -> 
         losses = {k: loss for k, loss in losses.items() if not of_ppo(loss)}
     if kind == "pikl":  # its planned replies have the plan's log-probabilities, not the policy's
         losses.pop("policy", None)
-        if (imitation := losses.get("imitation")) is not None and imitation.weight:
-            raise UserError(
-                f"loss.imitation.weight={imitation.weight:g}: algo=pikl imitates plans, by loss.plan, and by this "
-                "it would imitate every seat; must be 0"
-            )
         if "plan" not in losses:
             raise UserError("loss: with algo=pikl the policy learns from plans, and there is no loss.plan; keep it")
         of_game, mistake = settings["env"], (algo.get("planner") or {}).get("mistake")
@@ -163,16 +158,6 @@ def build(cfg: DictConfig, players: Sequence[str] = (), stops: bool = False) -> 
         raise UserError(f"base=human: people played Deal or No Deal, not env.game={env['game']}; choose base=scripted")
     if base.lessons and base.data == "human":
         raise UserError(f"base.lessons={list(base.lessons)}: only scripted players answer; must be [] with base=human")
-    if base.players and base.data == "human":
-        raise UserError(
-            f"base.players={base.players}: base=human learns from people; leave it out, or take base=scripted, and no "
-            "data.dond"
-        )
-    for name in HUMAN_ONLY if base.data == "scripted" else ():
-        if getattr(base, name) != getattr(BaseConfig, name):
-            raise UserError(
-                f"base.{name}={getattr(base, name)}: base=scripted does not read it; leave it out, or take base=human"
-            )
     env_maker(env)  # its own mistakes first, under their own names
     if base.players:
         _scripted(env["game"], base.players, "base.players")
@@ -195,22 +180,10 @@ def build(cfg: DictConfig, players: Sequence[str] = (), stops: bool = False) -> 
                 f"reward.{name}.weight={reward.weight:g}: a speaking reward that pays is called reward.speaking, by "
                 f"which algo.credit.speech knows it; set that one (reward.{name}.weight=0 only measures)"
             )
-    for name, reward in rewards.items() if kind != "ppo" else ():
-        learned = isinstance(reward, GameReward) or (kind == "pikl" and not isinstance(reward, SpeakingReward))
-        if reward.weight and not learned:
-            raise UserError(
-                f"reward.{name}.weight={reward.weight:g}: algo={kind} learns nothing from it; must be 0, which "
-                "measures it, or take algo=ppo"
-            )
     try:
         learner = make(configs[kind], algo, "algo")
     except UserError as error:  # the planner's class is also used elsewhere, and does not know where it stands here
         raise UserError(f"algo.{error}" if str(error).startswith("planner.") else str(error)) from error
-    if learner.update.target_kl is not None and not isinstance(losses.get("policy"), PolicyLoss):
-        raise UserError(
-            f"algo.update.target_kl={learner.update.target_kl:g}: how far the policy has moved is known where "
-            "loss.policy compares it with its own draws; must be null without that term"
-        )
     return Parts(
         env=env,
         cast=cast_of(settings["cast"]),
@@ -222,6 +195,41 @@ def build(cfg: DictConfig, players: Sequence[str] = (), stops: bool = False) -> 
         privileged=critic == "privileged",
         chat=chat_agent(settings["chat"], env, stops) if CHAT in players else None,
     )
+
+
+def check_read(parts: Parts) -> None:
+    """UserError for a setting that this learner or this base does not read: runs of several names would be one and the
+    same. Of what is to be trained alone, for whoever is only played has been trained."""
+    algo, base = parts.algo, parts.base
+    kind = "ppo" if isinstance(algo, PPOConfig) else "pikl" if isinstance(algo, RLPiklConfig) else "filtered_bc"
+    for name, reward in parts.rewards.items() if kind != "ppo" else ():
+        learned = isinstance(reward, GameReward) or (kind == "pikl" and not isinstance(reward, SpeakingReward))
+        if reward.weight and not learned:
+            raise UserError(
+                f"reward.{name}.weight={reward.weight:g}: algo={kind} learns nothing from it; must be 0, which "
+                "measures it, or take algo=ppo"
+            )
+    imitation = parts.losses.get("imitation")
+    if kind == "pikl" and imitation is not None and imitation.weight:
+        raise UserError(
+            f"loss.imitation.weight={imitation.weight:g}: algo=pikl imitates plans, by loss.plan, and by this it would "
+            "imitate every seat; must be 0"
+        )
+    if algo.update.target_kl is not None and not isinstance(parts.losses.get("policy"), PolicyLoss):
+        raise UserError(
+            f"algo.update.target_kl={algo.update.target_kl:g}: how far the policy has moved is known where "
+            "loss.policy compares it with its own draws; must be null without that term"
+        )
+    if base.players and base.data == "human":
+        raise UserError(
+            f"base.players={base.players}: base=human learns from people; leave it out, or take base=scripted, and no "
+            "data.dond"
+        )
+    for name in HUMAN_ONLY if base.data == "scripted" else ():
+        if getattr(base, name) != getattr(BaseConfig, name):
+            raise UserError(
+                f"base.{name}={getattr(base, name)}: base=scripted does not read it; leave it out, or take base=human"
+            )
 
 
 def of_ppo(loss: Loss) -> bool:

@@ -436,9 +436,8 @@ def error_metrics(
     each = [tries(episode, players) for episode in episodes]
     refused, turns = [wrong for wrong, _ in each], [had for _, had in each]
     found = {"errors/aborted": rate([episode.outcome.get("how") == "abort" for episode in episodes])}
-    found["errors/outgrown"] = rate(
-        [episode.outgrown for episode in episodes]
-    )  # also 0, or an arm's mean would lack it
+    # also where it is 0, or the mean over an arm's seeds would lack it
+    found["errors/outgrown"] = rate([episode.outgrown for episode in episodes])
     if sum(turns):
         found["errors/per_turn"] = bootstrap_ratio(refused, turns, rng=rng)
     return found

@@ -204,6 +204,18 @@ def test_runs_of_other_limits_choose_one(runs: Path, tmp_path: Path) -> None:
             evaluate.as_in_runs(configure("crossplay", *QUIET), names)
 
 
+@pytest.mark.parametrize("algo", ["filtered_bc", "pikl"])
+def test_whoever_was_trained_is_played(algo: str, runs: Path, tmp_path: Path) -> None:
+    """What training refuses, since nothing would learn from it, does not matter where a run plays."""
+    run = tmp_path / "other-full-s0-11"
+    shutil.copytree(runs / "a-full-s0-11", run)
+    learned = configure("train", f"algo={algo}")
+    config = OmegaConf.load(run / "config.yaml")
+    config.algo, config.loss = OmegaConf.create(plain(learned)["algo"]), OmegaConf.create(plain(learned)["loss"])
+    OmegaConf.save(config, run / "config.yaml")
+    assert build(evaluate.as_in_runs(configure("evaluate", *QUIET), [str(run)])).rewards["speaking"].weight > 0
+
+
 def test_a_pair_that_plays_in_bfloat16_is_another(runs: Path, tmp_path: Path) -> None:
     cfg = configure("crossplay", *QUIET, f"runs={runs}", "players=[careful,fair]")
     parts = build(cfg)

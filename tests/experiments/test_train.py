@@ -18,7 +18,7 @@ from experiments import evaluate, play, report, train
 from experiments.stages import base_folder
 from marl import memory
 from marl.checkpoint import folder_digest, newest_checkpoint, read_state, save_policy
-from marl.config import Parts, build, config_hash, identity, plain, run_folder
+from marl.config import Parts, build, check_read, config_hash, identity, plain, run_folder
 from marl.engine import size_of
 from marl.errors import UserError
 from marl.games import env_maker
@@ -463,6 +463,7 @@ OWN = "loss.own={_target_: marl.losses.claim.ClaimLoss, weight: 5.0}"
             ["algo=filtered_bc", "reward.speaking.weight=0.5"],
             "reward.speaking.weight=0.5: algo=filtered_bc learns nothing",
         ),
+        (["algo=pikl", "loss.imitation.weight=0.3"], "loss.imitation.weight=0.3: algo=pikl imitates plans"),
         (["algo=pikl", "reward.speaking.weight=2"], "reward.speaking.weight=2: algo=pikl learns nothing"),
         (["algo=filtered_bc", "algo.update.target_kl=0.1"], "algo.update.target_kl=0.1: how far"),
         (["~loss.policy", "algo.update.target_kl=0.1"], "algo.update.target_kl=0.1: how far"),
@@ -477,7 +478,7 @@ OWN = "loss.own={_target_: marl.losses.claim.ClaimLoss, weight: 5.0}"
 def test_what_would_change_nothing_is_refused(overrides: list[str], said: str) -> None:
     """Or runs of several names would be one and the same."""
     with pytest.raises(UserError, match=f"^{re.escape(said)}"):
-        build(configure(*overrides))
+        check_read(build(configure(*overrides)))
 
 
 def test_what_is_read_is_kept() -> None:
