@@ -118,7 +118,7 @@ def main(cfg: DictConfig) -> None:
     entrants += compared(cfg, base, folder, device)
     single = {arm: count == 1 for arm, count in Counter(entrant.arm for entrant in entrants).items()}
     bar = Bar(enabled=cfg.progress)
-    for objective in cfg.objectives:
+    for number, objective in enumerate(cfg.objectives):
         env = {**parts.env, "objective": objective, "split": "test"}
         rng = np.random.default_rng(cfg.seed)  # of the bootstrap
         dialogues = [view.dialogue for view, _ in human_proposals(cfg.data.dond, env, cfg.proposals)]
@@ -161,10 +161,10 @@ def main(cfg: DictConfig) -> None:
                 for d in [paired_difference(values, of_anchor[name], drawn(name, dialogues), rng=rng)]
             ]
         rows = ablation_table(runs)
-        suffix = f"_objective_{objective:g}" if objective != cfg.env.objective else ""
+        suffix = f"_objective_{objective:g}" if number else ""
         write_table(out / f"table{suffix}.csv", rows)
         write_table(out / f"differences{suffix}.csv", pairs)
-        draw(rows, cfg, out / f"figure{suffix}.svg")
+        draw(rows, cfg, objective, out / f"figure{suffix}.svg")
         say(f"\nobjective {objective:g}")
         say(format_table({arm: {r.metric: r.interval for r in rows if r.arm == arm} for arm in arms_of(rows)}))
     run_card(cells, config_hash(cfg), cfg.seed, arm="frontier", base=folder.name, base_digest=entrants[0].made_of,
@@ -433,7 +433,7 @@ def line_of(arm: str) -> tuple[str, float | None]:
         return arm.removeprefix("run_"), None
 
 
-def draw(rows: Sequence[TableRow], cfg: DictConfig, path: Path) -> None:
+def draw(rows: Sequence[TableRow], cfg: DictConfig, objective: float, path: Path) -> None:
     """Score and agreement by opponent, and accuracy on human proposals, each over the log-loss of these proposals: a
     line for each planner from the least lambda to the anchor, and one for each kind of run."""
     of = {(row.arm, row.metric): row for row in rows}
@@ -470,7 +470,7 @@ def draw(rows: Sequence[TableRow], cfg: DictConfig, path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=8)
     grid[1, -1].axis("off")
-    note = "Numbers: lambda (planned) or the\nstrength of the pull (trained)"
+    note = f"Objective {objective:g}.\nNumbers: lambda (planned) or the\nstrength of the pull (trained)"
     grid[1, -1].legend(*grid[0, 0].get_legend_handles_labels(), frameon=False, fontsize=9, loc="center left",
                        title=note, title_fontsize=9, alignment="left")  # fmt: skip
     with writing(path), matplotlib.rc_context({"svg.hashsalt": path.name}):

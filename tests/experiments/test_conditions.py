@@ -418,6 +418,16 @@ def test_shipped_studies_can_be_played_by_these_runs(runs: Path, shipped: dict[s
     assert {(row["setting"], row["value"]) for row in published} == settings
 
 
+def test_others_plan_as_in_the_run(runs: Path) -> None:
+    """A partner that plans is weighed as the run's own evaluation did, and cells know how."""
+    entrant = conditions.entrants(runs, "tiny-*", ["game_only"])[-1]
+    planner = asdict(PlannerConfig(lambdas=(3.0,), choose="own"))
+    other = replace(entrant, config={**entrant.config, "algo": {**entrant.config["algo"], "planner": planner}})
+    assert entrant.planner == PlannerConfig() and other.planner == PlannerConfig(lambdas=(3.0,))
+    names = [conditions.identity_of("base+plan", each) for each in (entrant, other)]
+    assert names[0] != names[1] and conditions.identity_of("base", entrant) == conditions.identity_of("base", other)
+
+
 def test_points_of_a_setting_share_a_panel() -> None:
     found = conditions.panels(["as_trained", "players_4", "players_6", "shape_2x1", "no_frozen_crewmate"])
     assert found == {

@@ -185,6 +185,7 @@ def test_errors() -> None:
     assert found["errors/aborted"] == Interval(
         pytest.approx(1 / 3), pytest.approx(0.0615, abs=1e-3), pytest.approx(0.7923, abs=1e-3), 3
     )
+    assert found["errors/outgrown"].mean == 0 and found["errors/outgrown"].n == 3  # there where nothing was
 
 
 def test_errors_of_one_player_only() -> None:

@@ -489,6 +489,15 @@ def test_belief_by_message_is_of_all_seeds(tmp_path: Path) -> None:
     assert {"accuracy"} == mean_entries(runs[1:2])["trained"][0].keys() - mean_entries([few])["trained"][0].keys()
 
 
+def test_a_base_is_known_by_its_digest_in_beliefs_too(tmp_path: Path) -> None:
+    """Two bases of one name are two; one under two names is one."""
+    runs = [read_run(folder) for folder in among_us_runs(tmp_path)]
+    for digests, bases, counted in ((["d0", "d1"], ["b", "b"], 2), (["d", "d"], ["b0", "b1"], 1)):
+        for run, digest, base in zip(runs[:2], digests, bases, strict=True):
+            run.card.update(base_digest=digest, base=base)
+        assert mean_entries(runs[:2])["base"][0]["accuracy"].seeds == counted
+
+
 def test_endings_are_in_the_order_of_their_legend() -> None:
     def how(**shares: float) -> dict[str, Interval]:
         return {f"game/how/{name}": Interval(share, 0, 1, 9) for name, share in shares.items()}
