@@ -23,7 +23,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLaye
 
 from marl.errors import UserError
 from marl.grouping import cheapest_groups
-from marl.policy import Policy, check_context, choice_logits
+from marl.policy import MISFITS, Policy, check_context, choice_logits
 from marl.sharding import is_split
 
 FULL, SLIDING = ATTENTION = ("full_attention", "sliding_attention")  # kinds of layers, as configurations name them
@@ -304,10 +304,6 @@ class SlotCache(Cache):
 
 class Unheld(Exception):
     """A slot cannot hold what a model's layers keep; the message says why, beginning with the model's name."""
-
-
-# What a model raises that wants another kind of cache, masks or positions.
-MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 class WholeStreams:

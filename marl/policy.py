@@ -30,6 +30,9 @@ from marl.varlen import read_rows
 
 disable_progress_bar()  # of loading and saving a handful of tensors
 
+# What a model raises that wants other inputs, masks or another kind of cache than it is given.
+MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
 
 class Policy(nn.Module):
     """Language model + value head.
@@ -223,7 +226,7 @@ def _check_head(lm: PreTrainedModel, name: str) -> None:
             whole = lm(input_ids=ids).logits.float()
             ours = head(lm.base_model(input_ids=ids).last_hidden_state).float()
             start = head(lm.base_model(input_ids=ids[:, : ids.shape[1] // 2]).last_hidden_state).float()
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    except MISFITS as error:
         raise UserError(
             f"model.name={name}: {type(lm).__name__} does not read tokens as causal language models do: "
             f"{_first_line(error)}"
