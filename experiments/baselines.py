@@ -18,14 +18,14 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, PrinterCallback
+from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, PrinterCallback, TrainerCallback
 
 from envs.core import END, TurnKind
 from experiments.measure import Stopwatch, replaced
@@ -310,9 +310,10 @@ def trl_iteration(
     The rollout is a `rollout_func`, TRL's own way for many turns: it plays the games as `GenerateAgent` does without a
     cache (TRL keeps none between turns either; `calls` are computed) and hands back one completion a seat, all tokens
     but the first, with `env_mask` on those that were sampled. It hands back the first games alone, as many as make
-    `update_rows` rows, at least one. Everything else that `train()` does counts as update, and is scaled to all games
-    by their tokens: padding, its forward passes, GRPO's loss, one AdamW step at learning rate 0. A game's seats are one
-    group, and a forward pass reads as many games as `update_tokens` padded tokens hold, at least one. No reference
+    `update_rows` rows, at least one. Everything else in its step counts as update, and is scaled to all games by their
+    tokens: padding, its forward passes, GRPO's loss, one AdamW step at learning rate 0; what `train()` does around the
+    step counts once. A game's seats are one group, and a forward pass reads as many rows as `update_tokens` padded
+    tokens hold, at least one: of the numbers that divide all rows. No reference
     model, no gradient checkpointing, float32. It learns from no belief question and has no value head: less work than
     ours. Returns the episodes, and the player that `GenerateAgent` was.
     """
@@ -320,11 +321,22 @@ def trl_iteration(
         warnings.simplefilter("ignore")  # that rollout_func is experimental; a fast tokenizer's own hints
         from datasets import Dataset
         from trl import GRPOConfig, GRPOTrainer
+
+    class Clock(TrainerCallback):
+        """Its step counts as update; the rollout within is clocked apart."""
+
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            self.step = ExitStack()
+            self.step.enter_context(watch.phase("update"))
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            self.step.close()
+
     players = len(script.streams[0])
     learned = min(max(update_rows // players, 1), len(script.games))  # games
     streams = [stream for own in script.streams[:learned] for stream in own.values()]
-    fitting = max(update_tokens // (players * script.longest), 1)
-    games = max(n for n in range(1, learned + 1) if learned % n == 0 and n <= fitting)  # of a pass
+    fitting = max(update_tokens // script.longest, 1)
+    together = max(n for n in range(1, fitting + 1) if len(streams) % n == 0)  # rows of a pass
     lm = copy.deepcopy(policy.lm)  # the trainer puts a forward pass of its own into it
     actor = Policy(lm, policy.tokens).to(policy.device)
     agent = GenerateAgent(actor, script, watch, rows, keep_cache=False, calls=calls)
@@ -351,8 +363,8 @@ def trl_iteration(
             args=GRPOConfig(
                 output_dir=folder,
                 max_steps=1,
-                per_device_train_batch_size=games * players,
-                gradient_accumulation_steps=learned // games,
+                per_device_train_batch_size=together,
+                gradient_accumulation_steps=len(streams) // together,
                 num_generations=players,
                 learning_rate=0.0,
                 beta=0.0,
@@ -370,7 +382,8 @@ def trl_iteration(
             rollout_func=play,
         )
         trainer.remove_callback(PrinterCallback)
-        with watch.phase("update"):  # the rollout within is clocked apart
+        trainer.add_callback(Clock())
+        with watch.phase("bookkeeping"):
             trainer.train()
     agent.scale(watch.seconds)
     watch.seconds["update"] *= script.tokens / sum(map(len, streams))

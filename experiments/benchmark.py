@@ -698,10 +698,11 @@ def figures(repeat: Mapping[str, Any], played: Mapping[str, int]) -> dict[str, f
     for name, phase, n in (
         ("prefill_tokens", "prefill", read.get("prefill", 0)),
         ("decode_tokens", "decode", read.get("decode", 0)),
-        ("answers", "beliefs", played["answers"]),
     ):
-        if n and s[phase]:  # short games may ask nothing, and say nothing
+        if n and s[phase]:  # short games may say nothing
             made[f"{name}_per_second"] = n / s[phase]
+    if (asked := s["beliefs"] + s["questions"]) and played["answers"]:  # short games may ask nothing
+        made["answers_per_second"] = played["answers"] / asked
     if s["update"]:
         made["update_tokens_per_second"] = played["tokens"] / s["update"]
         made["games_per_second_with_update"] = played["games"] / total

@@ -35,7 +35,7 @@ SPEEDS = {
     "tokens_per_second": "tokens/s, rollout",
     "prefill_tokens_per_second": "tokens/s, prefill",
     "decode_tokens_per_second": "tokens/s, decode",
-    "answers_per_second": "belief answers/s",
+    "answers_per_second": "belief answers/s, without reads that are prefill's",
     "update_tokens_per_second": "tokens/s, update",
     "seconds_per_game": "s a game, rollout",
     "seconds_per_1000_tokens": "s a 1,000 tokens, rollout",

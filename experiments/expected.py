@@ -268,6 +268,7 @@ def expected_of(name: str, arm: str, env: Mapping[str, Any], folder: Path | None
         settings = re.findall(r" (\w+)=\S+", recorded)
         if all(key in env for key in settings) and recorded == label(arm, {key: env[key] for key in settings}):
             return Expected(path, recorded, bands_of(recorded, bands))
+    say(f"{path.name} says nothing of what healthy runs of {arm} look like")
     return None
 
 

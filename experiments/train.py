@@ -99,6 +99,7 @@ from marl.rl_pikl import RLPiklConfig, train_rl_pikl
 from marl.rollout import EVALUATION, WARM_START, draw_games, rollout
 from marl.runs import (
     CARD,
+    CONFIG,
     REFERENCE,
     check_there,
     check_unedited,
@@ -108,6 +109,7 @@ from marl.runs import (
     hardware,
     nearest_run,
     read_run_card,
+    read_settings,
     run_card,
 )
 from marl.sharding import Shards
@@ -116,12 +118,18 @@ from marl.transcripts import Transcript, read_episodes, write_episodes
 from marl.types import Episode
 from marl.update import Learner, check_model, make_optimizer
 
-FORMAT_OF_GAMES = 2  # raised when the base's kept games would be played, or measured, otherwise
 SHOWN = 40  # episodes kept of an iteration or an evaluation
 PLANNED = 8  # of an iteration's games with a planner, which note every action that it weighed
 
 
-@command("train", implies={"data.dond": "base=human"}, after=report_sweep, folder_of=run_folder)
+def folder_of(cfg: DictConfig) -> Path:
+    """The folder that a job will write into, before it has begun: of a copy, whose patterns are names."""
+    cfg = copy.deepcopy(cfg)
+    find_starts(cfg)
+    return run_folder(cfg)
+
+
+@command("train", implies={"data.dond": "base=human"}, after=report_sweep, folder_of=folder_of)
 def main(cfg: DictConfig) -> Path:
     """One run, from its configuration to its report. Returns its folder."""
     # An endpoint that fails costs its game. But one that refuses the key, or whose budget is spent, would be silent in
@@ -157,6 +165,8 @@ def main(cfg: DictConfig) -> Path:
     ):  # fmt: skip
         if used:
             check_bf16(device, setting)
+    if device.type == "cuda" and (told := slower_than_needed(parts)):
+        say(told)
     set_threads(cfg.threads)
     folder = run_folder(cfg)
     expected = expected_of(str(cfg.name), str(cfg.arm), parts.env)
@@ -276,19 +286,25 @@ class Work:
     lock: TextIO | None = None  # of the folder; the first process holds it
 
 
+def computed_with(cfg: DictConfig, parts: Parts, device: torch.device) -> dict[str, Any]:
+    """What the last digits of a rollout depend on, beside the code."""
+    on = hardware()
+    return {
+        "torch": torch.__version__, "transformers": version("transformers"), "device": device.type,
+        "deterministic": bool(cfg.deterministic), "algo.concurrency": parts.algo.concurrency,
+        **{name: on[name] for name in ("instructions", "threads", "gpu")},
+    }  # fmt: skip
+
+
 def lead(work: Work, ranks: Ranks) -> None:
     """The run, and everything that is written of it."""
     cfg, parts, folder = work.cfg, work.parts, work.folder
     learners = learners_of(parts.cast)
     inputs = inputs_of(cfg, parts)
     newest = newest_checkpoint(folder / "checkpoints", say)
-    on = hardware()
     now = {
-        "torch": torch.__version__, "transformers": version("transformers"), "device": work.device.type,
-        "processes": ranks.size, "deterministic": bool(cfg.deterministic),
-        "shard": bool(cfg.shard) and ranks.size > 1, "algo.concurrency": parts.algo.concurrency,
-        "algo.update.token_budget": parts.algo.update.token_budget,
-        **{name: on[name] for name in ("instructions", "threads", "gpu")},
+        **computed_with(cfg, parts, work.device), "processes": ranks.size,
+        "shard": bool(cfg.shard) and ranks.size > 1, "algo.update.token_budget": parts.algo.update.token_budget,
     }  # fmt: skip
     if newest is None:
         newest = begin_further(work, inputs, now)
@@ -356,7 +372,7 @@ def lead(work: Work, ranks: Ranks) -> None:
     for name, policy in policies.items():
         card = {"game": parts.env["game"], "base": kept_base, "run": folder.name, "learner": name}
         save_policy(folder / ("policy" if name == learners[0] else name), policy, card)
-    conditions, examples = final_evaluation(cfg, parts, folder, base_folder, base, policies, work.make_test_env, bar)
+    conditions, examples = final_evaluation(work, base_folder, base, policies, bar)
     bar.close()
     run_card(
         folder,
@@ -495,9 +511,20 @@ def find_starts(cfg: DictConfig) -> None:
 
 def start_of(cfg: DictConfig, name: str) -> str:
     """The folder of the run that a learner starts from; empty: from the base. Names are looked up in `runs` first."""
-    run = cfg.init[name]
-    beside = Path(cfg.runs) / run if run else Path()
-    return str(beside) if run and "/" not in run and beside.is_dir() else run or ""
+    return find_start(cfg.init[name] or "", Path(cfg.runs))
+
+
+def find_start(run: str, runs: Path) -> str:
+    beside = runs / run if run else Path()
+    return str(beside) if run and "/" not in run and beside.is_dir() else run
+
+
+def slower_than_needed(parts: Parts) -> str:
+    """What a GPU waits for with these settings, in a line; empty where nothing is left out."""
+    algo = parts.algo
+    missing = ["algo.decode_steps=8"] * (algo.decode_steps == 1)
+    missing += ["algo.update.bf16=true algo.update.padding_free=true"] * (not algo.update.padding_free)
+    return f"on a GPU these are for speed, and are not set: {' '.join(missing)}" if missing else ""
 
 
 def check_starts(cfg: DictConfig, learners: Sequence[str]) -> None:
@@ -514,9 +541,21 @@ def check_starts(cfg: DictConfig, learners: Sequence[str]) -> None:
 def seed_of(cfg: DictConfig) -> int:
     """Of the training games and of all that is drawn in them: a run that starts where another one ended plays others
     than that did."""
-    if any(run is not None for run in cfg.init.values()):
-        return int(np.random.SeedSequence([cfg.seed, WARM_START]).generate_state(1)[0])
+    if links := warm_starts(cfg.init, Path(cfg.runs)):
+        chain = [] if links == 1 else [links]
+        return int(np.random.SeedSequence([cfg.seed, WARM_START, *chain]).generate_state(1)[0])
     return int(cfg.seed)
+
+
+def warm_starts(init: Mapping[str, Any], runs: Path) -> int:
+    """How many runs, one starting from the other, lie between these starts and the base."""
+    links = 0
+    for run in init.values():
+        if run is not None:
+            folder = Path(find_start(run, runs))
+            before = read_settings(folder).get("init") or {} if (folder / CONFIG).exists() else {}
+            links = max(links, 1 + warm_starts(before, folder.parent))
+    return links
 
 
 def learn(
@@ -669,23 +708,18 @@ def paid_as_in_training(
 
 
 def final_evaluation(
-    cfg: DictConfig,
-    parts: Parts,
-    folder: Path,
-    base_folder: Path | None,
-    base: Policy,
-    policies: Mapping[str, Policy],
-    make_env: Any,
-    bar: Bar,
+    work: Work, base_folder: Path | None, base: Policy, policies: Mapping[str, Policy], bar: Bar
 ) -> tuple[dict[str, Metrics], dict[str, Transcript]]:
     """Plays the same games with the base and with the trained policies in the learners' seats; returns metrics and an
     example of each.
 
     The base's games are kept beside it: of a sweep's runs one plays them, and those that come to it meanwhile wait.
+    What is kept is what this run would have played itself, to the last digit.
     """
+    cfg, parts, folder, make_env = work.cfg, work.parts, work.folder, work.make_test_env
     evaluation = make(EvalConfig, plain(cfg.eval), "eval")
     settings = {
-        "format": FORMAT_OF_GAMES,
+        "made_with": {"git_commit": git_commit(), **computed_with(cfg, parts, work.device)},
         "eval": plain(cfg.eval),
         "env": dict(parts.env),
         "cast": plain(cfg.cast),

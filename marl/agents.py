@@ -205,7 +205,7 @@ class ModelAgent:
         self.policy = half(policy) if bf16 else policy
         self.engine = Engine(self.policy, slots, context)
         if self.engine.unheld:
-            times = slowness(policy.lm, slots, context)
+            times = slowness(self.policy.lm, slots, context)
             warnings.warn(
                 f"{name}: {self.engine.unheld}, so every pass reads whole streams again: {context // 2} tokens of each "
                 f"took {times:.0f} times as long as one token. Models whose layers are attention, or recurrent "

@@ -11,8 +11,8 @@ import ctypes
 import os
 import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,9 @@ from marl.policy import recomputing
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 LARGE = 100 * MIB  # weights, or a cache, whose passes are worth a second of asking
-KEPT = 48 * MIB  # by torch on a CPU, of kernels for bfloat16, where `experiments.cli.FEW_KERNELS` holds; measured
+# By torch on a CPU, of kernels for bfloat16, where `experiments.cli.FEW_KERNELS` holds: measured, also with AMX.
+KEPT, KEPT_AMX = 48 * MIB, 108 * MIB
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 WASTE = 1.25  # what a process takes for what an update has alive, on a CPU; measured, see tests/marl/test_memory.py
 
 
@@ -188,8 +190,16 @@ class Alive(TorchDispatchMode):
 
 def has_bf16_instructions() -> bool:
     """Of this machine's processor; True where torch cannot tell."""
-    able: Any = getattr(torch.cpu, "get_capabilities", dict)()  # older versions have none
-    return not able or any(able.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16"))  # the last is ARM's
+    return not cpu_abilities() or cpu_has("amx_bf16", "avx512_bf16", "bf16")  # the last is ARM's
+
+
+def cpu_has(*names: str) -> bool:
+    return any(cpu_abilities().get(name) for name in names)
+
+
+def cpu_abilities() -> Mapping[str, Any]:
+    """Instructions of this machine's processor, by torch's names; empty where torch cannot tell."""
+    return getattr(torch.cpu, "get_capabilities", dict)()  # older versions have none
 
 
 def storages(values: Any) -> Iterator[torch.UntypedStorage]:
@@ -249,7 +259,7 @@ def playing_bytes(
         desks = [each for layer in cache.layers if isinstance(layer, SlotLayer) for each in layer.desk]
         caches.append(cache.nbytes + sum(each.nbytes for each in desks))
 
-    kept = KEPT if dtype == torch.bfloat16 and device.type == "cpu" else 0
+    kept = kept_kernels() if dtype == torch.bfloat16 and device.type == "cpu" else 0
     return peak_bytes(config, dtype, device, play) - sum(caches) + kept
 
 
@@ -277,13 +287,47 @@ def learning_bytes(
             (logprobs.gather(-1, ids[:, :replies, None])[..., 0] + entropy).sum().backward()
 
     most = peak_bytes(config, torch.float32, device, learn)
-    return round(most * WASTE) + KEPT * bf16 if device.type == "cpu" else most
+    return round(most * WASTE) + kept_kernels() * bf16 if device.type == "cpu" else most
+
+
+def kept_kernels() -> int:
+    """Bytes that torch keeps on this processor once it has computed in bfloat16."""
+    return KEPT_AMX if cpu_has("amx_bf16") else KEPT
+
+
+@contextmanager
+def sparing() -> Iterator[None]:
+    """Within, what is freed goes back to the system at once from 4 MiB on; at the end everything that was freed.
+
+    Passes that play are of ever other sizes. What glibc keeps of them between what lives, blocks of up to 32 MiB, would
+    stand beside what they take next, and beside what learning takes. An update's sizes come again, and it is faster
+    with the memory at hand: there glibc's own ways hold. Nothing where there is no such library, or where the
+    environment says what it should do.
+    """
+    tuned = "GLIBC_TUNABLES" in os.environ or any(name.startswith("MALLOC_") for name in os.environ)
+    if tuned or not set_malloc(4 * MIB):
+        yield
+        give_back()
+        return
+    try:
+        yield
+    finally:
+        set_malloc(32 * MIB)  # where glibc comes to by itself
+        give_back()
+
+
+def set_malloc(threshold: int) -> bool:
+    """Has glibc ask the system for each block of so many bytes or more; whether it does (mallopt(3))."""
+    with suppress(OSError, AttributeError):  # another system, another C library
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+        return bool(mallopt(M_MMAP_THRESHOLD, threshold) and mallopt(M_TRIM_THRESHOLD, 2 * threshold))
+    return False
 
 
 def give_back() -> None:
     """Returns to the system what this process has freed and its C library keeps, up to some 20 ms; nothing where there
-    is no such call. What playing leaves between what lives would stand beside what learning takes."""
-    with suppress(OSError, AttributeError):  # another system, another C library
+    is no such call."""
+    with suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 

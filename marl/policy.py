@@ -109,6 +109,7 @@ def half(policy: Policy) -> Policy:
     """A copy of the policy whose language model computes in bfloat16, its output layer too; what is made of logits, and
     the value head, stay in float32."""
     copied = copy.deepcopy(policy).eval().requires_grad_(False)
+    copied.tokens = policy.tokens  # one vocabulary, and whoever watches it sees both
     for parameter in copied.lm.parameters():  # no buffers: positions are turned by angles that bfloat16 cannot hold
         parameter.data = parameter.data.to(torch.bfloat16)
     return copied

@@ -44,13 +44,15 @@ from marl.rollout import Game, draw_games, rollout
 from marl.speech import INSIDERS
 from marl.tokens import Tokens, View, train_tokenizer
 from marl.types import Episode, Kind, Turn
-from marl.update import UpdateConfig, forward, micro_batches, update
+from marl.update import NotFinite, UpdateConfig, forward, micro_batches, update
 
 FORMAT = 2  # raised when the same settings would make another base
 HF_STREAMS = 2  # raised when models of `transformers` would read other streams
 CORPUS, TOKENIZER, HELD_OUT, LISTENING, CHOICE = 101, 102, 103, 104, 105  # named places of the seed
 DATA, KINDS, KEEPS = ("scripted", "human", "none"), ("tiny", "hf"), ("all", "nonzero")
 ORDERS = tuple(itertools.permutations(range(3), 3))
+MOST_SEEDS = 2**63 - 1  # as torch takes them
+FEWEST_TOKENS = 400  # 256 bytes, and the words that Deal or No Deal keeps whole; Among Us has more
 MOST_LAYERS = 1000  # far beyond any; each takes time and memory even to count its parameters
 CHUNK = 512  # seats among which batches of equal length are sought
 
@@ -79,6 +81,10 @@ class ModelConfig:
             raise UserError(f"model.layers={self.layers}: must be at most {MOST_LAYERS}")
         if self.kind != "tiny":  # has a shape of its own
             return
+        if self.vocab_size < FEWEST_TOKENS:
+            raise UserError(
+                f"model.vocab_size={self.vocab_size}: must be at least {FEWEST_TOKENS}: 256 bytes, and a game's words"
+            )
         if self.name:
             raise UserError(f"model.name={self.name}: the small model, which is trained here, has none; add model=hf")
         if self.heads % self.kv_heads:
@@ -179,8 +185,18 @@ class BaseConfig:
             raise UserError(f"base.keep={self.keep}: must be one of {', '.join(KEEPS)}")
         if self.human_games < 0:
             raise UserError(f"base.human_games={self.human_games}: must be at least 1, or 0 for all of them")
+        for name in ("learning_rate", "weight_decay", "warmup"):
+            if getattr(self, name) < 0:
+                raise UserError(f"base.{name}={getattr(self, name)}: must not be negative")
+        if not 0 <= self.seed <= MOST_SEEDS:
+            raise UserError(f"base.seed={self.seed}: must be from 0 to {MOST_SEEDS}")
         if not 0 <= self.dropout < 1:
             raise UserError(f"base.dropout={self.dropout}: must lie in [0, 1)")
+        for name, values in self.vary.items():
+            if not values:
+                raise UserError(
+                    f"base.vary.{name}=[]: must name at least one value; or leave it out (~base.vary.{name})"
+                )
 
     def losses(self) -> dict[str, Loss]:
         terms: dict[str, Loss] = {
@@ -604,9 +620,15 @@ def fit(
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * scale
         shuffle = torch.Generator().manual_seed(step)
-        found = update(
-            policy, reference, collate(next(draw), {}, silent_roles=INSIDERS), losses, optimizer, config, shuffle
-        )
+        try:
+            found = update(
+                policy, reference, collate(next(draw), {}, silent_roles=INSIDERS), losses, optimizer, config, shuffle
+            )
+        except NotFinite as error:
+            raise UserError(
+                f"base: the gradient is not finite in step {step + 1}; lower base.learning_rate={base.learning_rate}, "
+                "or that of the lesson"
+            ) from error
         taken = step + 1
         progress(taken)
         recent.append(found.get("loss/listening", math.inf))

@@ -226,11 +226,12 @@ def arm_runs(runs: Sequence[Run]) -> list[ArmRun]:
     """The conditions of all evaluations as arms: `trained` under the run's arm, others (`base`) under their own name.
 
     Runs often start from one and the same base. Counting it once for each of them would be taking one model for many
-    seeds, and its interval would shrink to nothing; so a base of one folder, or of the very same figures, counts once.
+    seeds, and its interval would shrink to nothing; so a base of one folder, or of the very same figures, counts once
+    for all that were measured in the same games.
     """
     arms: dict[tuple[str, int], ArmRun] = {}
-    same_games = len({json.dumps(run.evaluation.get("about"), sort_keys=True) for run in runs}) == 1
-    counted: set[tuple[str, str]] = set()
+    same_games = len({measured_in(run) for run in runs}) == 1
+    counted: set[tuple[str, str, str]] = set()
     for run in runs:
         for condition, found in run.conditions.items():
             if condition == TRAINED:
@@ -241,7 +242,7 @@ def arm_runs(runs: Sequence[Run]) -> list[ArmRun]:
                     )
             else:
                 name = condition + _suffix(run, runs)
-                model = (name, model_of(run, run.evaluation["conditions"][condition]))
+                model = (name, model_of(run, run.evaluation["conditions"][condition]), measured_in(run))
                 if model in counted:
                     continue
                 counted.add(model)
@@ -254,6 +255,13 @@ def arm_runs(runs: Sequence[Run]) -> list[ArmRun]:
         arms.values(),
         key=lambda arm: (not arm.arm.startswith("base"), order.get(arm.arm, len(order))),  # otherwise as they come
     )
+
+
+def measured_in(run: Run) -> str:
+    """What stands for the games that a run was measured in: others are no pairs, and a base has other figures there."""
+    evaluation = run.config.get("eval") or {}
+    own = {name: evaluation.get(name) for name in ("env", "cast", "temperature")}
+    return json.dumps([run.evaluation.get("about"), run.config.get("env"), own], sort_keys=True, default=str)
 
 
 def model_of(run: Run, figures: Any) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from envs.core import END, TurnKind
 from marl.agents import Agent, Reply, Request
-from marl.memory import give_back
+from marl.memory import sparing
 from marl.tokens import Tokens
 from marl.types import Belief, Episode, Payment, Stream, Turn
 
@@ -85,6 +85,7 @@ class _Table:
         return any(info["questions"] for info in self.infos.values())
 
 
+@sparing()
 def rollout(
     games: Sequence[Game],
     cast: Cast,
@@ -135,7 +136,6 @@ def rollout(
                 episodes[table.index] = _episode(table, views)
                 idle.append(tables.pop(table.index).env)
             progress(len(finished))
-    give_back()
     return [episodes[i] for i in range(len(games))]
 
 

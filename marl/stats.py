@@ -373,7 +373,7 @@ def arm_pairs(
 def arm_differences(runs: Sequence[ArmRun], pairs: Iterable[tuple[str, str]], metrics: Sequence[str]) -> list[TableRow]:
     """First minus second arm of each pair, paired by training seed; `arm` of a row reads `FIRST - SECOND`.
 
-    The interval is `seed_mean`'s, of the seeds' differences. Arms of a single seed each are paired by game, where
+    The interval is `seed_mean`'s, of the seeds' differences. Arms of one and the same seed are paired by game, where
     games are known; that interval says nothing of how training seeds differ. What cannot be paired is left out, and so
     is a metric that a run lacks.
     """
@@ -386,7 +386,7 @@ def arm_differences(runs: Sequence[ArmRun], pairs: Iterable[tuple[str, str]], me
                 games = sum(a[metric].n + b[metric].n for a, b in both)
                 name = f"{arm} - {reference}"
                 rows.append(TableRow(name, metric, interval.mean, interval.low, interval.high, len(both), games))
-        if len(mine) == len(theirs) == 1:
+        if mine.keys() == theirs.keys() and len(mine) == 1:
             a, b = (next(iter(arm_of.values())).by_game for arm_of in (mine, theirs))
             for metric in metrics:
                 if metric in a and metric in b and len(a[metric]) == len(b[metric]):
@@ -400,8 +400,8 @@ def arm_ratios(runs: Sequence[ArmRun], pairs: Iterable[tuple[str, str]], metrics
     """How many times the second arm's figure the first arm's is, paired by training seed; `arm`: `FIRST / SECOND`.
 
     Ratios are means on a logarithmic scale: `mean` is the geometric mean of the seeds' ratios, and the interval that of
-    the mean logarithm (`seed_mean`), so that the ratio the other way round is its inverse throughout. Arms of a single
-    seed each are paired by game, where games are known: the ratio of their means, with a bootstrap over games. For
+    the mean logarithm (`seed_mean`), so that the ratio the other way round is its inverse throughout. Arms of one and
+    the same seed are paired by game, where games are known: the ratio of their means, with a bootstrap over games. For
     figures above 0: of a pair with another figure, as what cannot be paired, no line is made.
     """
     rows: list[TableRow] = []
@@ -414,7 +414,7 @@ def arm_ratios(runs: Sequence[ArmRun], pairs: Iterable[tuple[str, str]], metrics
                 games = sum(a.n + b.n for a, b in found)
                 ends = (math.exp(log.mean), math.exp(log.low), math.exp(log.high))
                 rows.append(TableRow(f"{arm} / {reference}", metric, *ends, len(found), games))
-            if len(mine) == len(theirs) == 1:
+            if mine.keys() == theirs.keys() and len(mine) == 1:
                 one, other = (next(iter(arm_of.values())).by_game.get(metric, ()) for arm_of in (mine, theirs))
                 if len(one) == len(other) and sum(one) > 0 and sum(other) > 0:
                     ratio = bootstrap_ratio(one, other, rng=np.random.default_rng(0))

@@ -44,7 +44,8 @@ AMONG_US = (
 KINDS = {
     "ppo": (*TALKING, "algo=ppo", "loss.imitation.weight=0.1"),
     "filtered_bc": (*TALKING, "algo=filtered_bc", "algo.keep=all"),  # so small a base hardly ever agrees
-    "ppo_among_us": (*AMONG_US, "algo=ppo"),  # Muon, renamed rows, separate credit
+    # Muon, renamed rows, separate credit; what came after a checkpoint is done again
+    "ppo_among_us": (*AMONG_US, "algo=ppo", "checkpoint.every=2", "checkpoint.keep=1", "eval.every=3"),
     "ppo_two_learners": (*AMONG_US, "algo=ppo", "cast.imposter.player=rival", "algo.alternate=2"),
     "filtered_bc_among_us": (*AMONG_US, "algo=filtered_bc", "algo.keep=all"),  # eight games, of which it may win none
     "pikl": (*TALKING, "algo=pikl", "algo.planner.iterations=5"),
@@ -63,7 +64,7 @@ OF_THE_CLOCK = ("wall_time", "speed", "tokens_per_second")  # of run cards and c
 def configure(kind: str, folder: Path, *overrides: str) -> DictConfig:
     with initialize_config_module("conf", version_base="1.3"):
         places = [f"runs={folder / 'runs'}", f"cache={folder / 'bases'}"]
-        return compose("train", overrides=[*KINDS[kind], *SMALL, *places, *overrides])
+        return compose("train", overrides=[*SMALL, *KINDS[kind], *places, *overrides])
 
 
 def start(cfg: DictConfig, log: Path) -> int:

@@ -159,6 +159,9 @@ def test_shares_add_up(found: dict[str, Any]) -> None:
         assert sum(row["summary"]["shares"].values()) == pytest.approx(1)
         assert min(row["summary"]["shares"].values()) >= 0
         for repeat in row["repeats"]:
+            assert repeat["seconds"]["text"] > 0 and repeat["seconds"]["tokenising"] > 0, row["point"]
+            asked = repeat["seconds"]["beliefs"] + repeat["seconds"]["questions"]
+            assert repeat["figures"]["answers_per_second"] == pytest.approx(row["played"]["answers"] / asked)
             assert sum(repeat["seconds"].values()) == pytest.approx(repeat["figures"]["seconds"])
 
 
@@ -555,16 +558,19 @@ def test_fewer_games_are_the_first_of_more(
 
 
 @pytest.mark.slow
-def test_memory_is_predicted_within_a_tenth(tmp_path: Path) -> None:
+@pytest.mark.parametrize("contexts", [[256, 512], [1024]], ids=str)
+def test_memory_is_predicted_within_a_tenth(contexts: list[int], tmp_path: Path) -> None:
     """Each point in a process that has done nothing else; one that has keeps some more, between what lives."""
     if measure.PeakMemory(CPU).before is None:
         pytest.skip("this system does not say how much memory a process took")
-    size = ["centre.slots=255", "centre.context=256", "centre.width=256", "layers=5", "update_rows=128", "repeats=1"]
-    axes = ["axes.games=[51]", "axes.context=[256,512]", "axes.players=[5]", "axes.width=[256]"]
+    centre = ["centre.slots=255", f"centre.context={contexts[0]}", "centre.width=256"]
+    size = [*centre, "layers=5", "update_rows=128", "repeats=1"]
+    axes = ["axes.games=[51]", f"axes.context={contexts}", "axes.players=[5]", "axes.width=[256]"]
     command = [sys.executable, "-m", "experiments.benchmark", "bench=quick", "apart=true", "threads=1", *size, *axes]
     subprocess.run([*command, f"out={tmp_path}"], check=True, capture_output=True)
     rows = json.loads((tmp_path / "benchmark.json").read_text())["around"]
-    assert {row["point"]["context"] for row in rows} == {256, 512}
+    assert {row["point"]["context"] for row in rows} == set(contexts)
+    assert {row["point"]["dtype"] for row in rows} == {"float32", "bfloat16"}
     for row in rows:
         assert 0.9 < row["repeats"][0]["predicted_bytes"] / row["repeats"][0]["peak_bytes"] < 1.1, row["point"]
 

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from experiments import crossplay, evaluate, play, train
 from experiments.cli import FEW_KERNELS, MAY_BE_NULL, UsageError, check_command_line, command, nearest, wrong_kind
 from marl.errors import UserError
-from marl.memory import KEPT, has_bf16_instructions
+from marl.memory import has_bf16_instructions, kept_kernels
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = {
@@ -582,7 +582,7 @@ def test_few_kernels_are_less_memory() -> None:
         return int(subprocess.run([sys.executable, "-c", work], env=env, check=True, capture_output=True).stdout)
 
     few, many = kept(dict(FEW_KERNELS)), kept({})
-    assert few < KEPT < many, (few, many)
+    assert few < kept_kernels() < many, (few, many)
 
 
 # ---- the commands themselves ----------------------------------------------------------------------------------------

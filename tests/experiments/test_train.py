@@ -605,6 +605,14 @@ def test_names_follow_from_the_configuration() -> None:
         (["base=human", "base.lessons=[{players:random,steps:5}]"], "only scripted players answer; must be"),
         (["base.rows=0"], "base.rows=0: must be at least 1"),
         (["base.dropout=1.0"], "base.dropout=1.0: must lie in"),
+        (["base.seed=-1"], "base.seed=-1: must be from 0 to 9223372036854775807"),
+        (["base.seed=9223372036854775808"], "base.seed=9223372036854775808: must be from 0 to"),
+        (["base.learning_rate=-0.5"], "base.learning_rate=-0.5: must not be negative"),
+        (["base.weight_decay=-0.5"], "base.weight_decay=-0.5: must not be negative"),
+        (["base.warmup=-1"], "base.warmup=-1.*: must not be negative"),
+        (["+base.vary.objective=[]"], r"base.vary.objective=\[\]: must name at least one value"),
+        (["algo.update.weight_decay=-0.5"], "weight_decay=-0.5, .*: the first two must not be negative"),
+        (["model.vocab_size=7"], "model.vocab_size=7: must be at least 400"),
         (["model.kind=small"], "model.kind=small: must be one of tiny, hf"),
         (["model.layers=0"], "model.layers=0: must be at least 1"),
         (["model.layers=10000000"], "model.layers=10000000: must be at most 1000"),
@@ -678,6 +686,41 @@ def test_a_run_that_starts_from_another_plays_other_games() -> None:
     first, then = configure("seed=3"), configure("seed=3", "init.learner=first-full-s3-*")
     assert train.seed_of(first) == 3 != train.seed_of(then) == train.seed_of(configure("seed=3", "init.rival=other"))
     assert train.seed_of(then) != train.seed_of(configure("seed=4", "init.learner=first-full-s3-*"))
+
+
+def test_games_of_the_base_are_those_that_a_run_would_have_played(cache: Path, tmp_path: Path) -> None:
+    """How many stand side by side in a pass shows in their last digits, so that no other run's games are taken."""
+    cfg = configure(*SMALL, "algo.iterations=1", "eval.games=0", f"runs={tmp_path}", f"cache={cache}")
+    kept = [set(cache.glob("*/evaluations/*/evaluation.json"))]
+    for concurrency in (3, 3, 2):
+        cfg = configure(
+            *SMALL, "algo.iterations=1", "eval.games=0", f"algo.concurrency={concurrency}", f"arm=a{len(kept)}",
+            f"runs={tmp_path}", f"cache={cache}",
+        )  # fmt: skip
+        train.main(cfg)
+        kept.append(set(cache.glob("*/evaluations/*/evaluation.json")))
+    assert [len(each) - len(kept[0]) for each in kept] == [0, 1, 1, 2]
+
+
+def test_each_run_of_a_chain_plays_other_games(tmp_path: Path) -> None:
+    """Each starts where the one before ended; a second start from the base does not make the chain longer."""
+    chain = [configure("seed=3", f"runs={tmp_path}")]
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text(OmegaConf.to_yaml(chain[-1], resolve=True))
+        chain.append(configure("seed=3", f"runs={tmp_path}", f"init.learner={name}", "init.rival=a"))
+    seeds = [train.seed_of(cfg) for cfg in chain]
+    assert seeds[:2] == [3, train.seed_of(configure("seed=3", "init.learner=first-full-s3-*"))]
+    assert len(set(seeds)) == len(seeds)
+    by_path = configure("seed=3", "runs=elsewhere", f"init.learner={tmp_path / 'c'}")
+    assert train.seed_of(by_path) == seeds[-1]
+
+
+def test_the_folder_of_a_job_is_that_of_the_run_it_starts_from(finished: Path) -> None:
+    cfg = configure(f"runs={finished.parent}", f"init.learner={finished.name[:-2]}*")
+    named = configure(f"runs={finished.parent}", f"init.learner={finished.name}")
+    assert train.folder_of(cfg) == run_folder(named) != run_folder(cfg)
+    assert cfg.init.learner.endswith("*")
 
 
 def test_a_model_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:

@@ -150,6 +150,7 @@ def test_a_copy_in_bfloat16_plays_for_the_policy(name: str, policies: dict[str, 
     whole, agent = model(policy), model(policy, bf16=True)
     play(whole, [0])
     rounds, kept = play(agent, range(3))
+    assert agent.policy.tokens is policy.tokens
     assert agent.policy.lm.dtype == torch.bfloat16 and policy.lm.dtype == torch.float32
     assert 2 * agent.engine.cache.nbytes == whole.engine.cache.nbytes
     assert 2 * size_of(policy.lm.config, 512, torch.bfloat16).slot == size_of(policy.lm.config, 512).slot

@@ -32,7 +32,7 @@ from transformers import (
 from marl.agents import ModelAgent
 from marl.engine import Desk, Engine, SlotLayer, StateLayer, doubling_sums, goes_on, size_of, uniforms
 from marl.errors import UserError
-from marl.policy import Policy
+from marl.policy import Policy, half
 from tests.marl.models import ARCHITECTURES, RECURRENT, hf_policy, precise, random_lm, small_tokens, tiny_policy
 
 CONTEXT = 48
@@ -386,7 +386,11 @@ def test_a_model_whose_slots_are_not_its_whole_has_none(monkeypatch: pytest.Monk
 
 def test_who_starts_over_in_a_pass_goes_on_token_by_token() -> None:
     """Known of transformers 5.23 by reading it: Mamba's scan of several tokens begins at zero, Mamba-2's does not."""
-    assert [goes_on(random_lm(name, 64)) for name in RECURRENT] == [False, True, False, True, True, True]
+    known = [False, True, False, True, True, True]
+    assert [goes_on(random_lm(name, 64)) for name in RECURRENT] == known
+    policies = [half(Policy(random_lm(name, small_tokens().size), small_tokens())) for name in RECURRENT]
+    assert [goes_on(each.lm) for each in policies] == known  # whose states are rounded
+    assert [Engine(each, 2, CONTEXT).unheld for each in policies] == [""] * len(known)
 
 
 @pytest.mark.parametrize("name", ["mamba", "mamba2"])

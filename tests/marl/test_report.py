@@ -218,6 +218,24 @@ def test_one_base_is_not_many_seeds(tmp_path: Path) -> None:
     assert "base of big" in [arm.arm for arm in arm_runs([read_run(f) for f in (folders[0], clash)])]
 
 
+def test_a_base_counts_once_for_the_games_that_it_was_measured_in(tmp_path: Path) -> None:
+    """In other games it has other figures, and they are no pairs of the first ones."""
+    runs = []
+    for arm, split in (("seen", "train"), ("seen_too", "train"), ("unseen", "test")):
+        folder = make_run(tmp_path / arm, arm=arm, base_digest="b")
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        config["eval"] = {"env": {"split": split}}
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+        found = json.loads((folder / "evaluation.json").read_text())
+        found["by_game"] = {name: {"game/score": [1.0] * 12} for name in found["conditions"]}
+        (folder / "evaluation.json").write_text(json.dumps(found))
+        runs.append(read_run(folder))
+    arms = arm_runs(runs)
+    assert [arm.arm for arm in arms if arm.arm.startswith("base")] == ["base", "base of unseen"]
+    assert not any(arm.by_game for arm in arms)
+    assert all(arm.by_game for arm in arm_runs(runs[:2]))
+
+
 def test_runs_from_different_bases_or_commits_say_so(tmp_path: Path) -> None:
     cards = {"full": ("b1", "c1"), "game_only": ("b2", "c1"), "listening_only": ("b1", "c1")}
     folders = [

@@ -349,13 +349,17 @@ def test_arms_of_one_seed_are_paired_by_game() -> None:
     luck = 10.0 * np.arange(50)
     scores = {"full": luck + np.tile([1.0, 2.0], 25), "none": luck}
     arms = [
-        ArmRun(arm, seed, {"game/score": bootstrap_mean(x, rng=np.random.default_rng(0))}, {"game/score": x.tolist()})
-        for seed, (arm, x) in enumerate(scores.items())
+        ArmRun(arm, 4, {"game/score": bootstrap_mean(x, rng=np.random.default_rng(0))}, {"game/score": x.tolist()})
+        for arm, x in scores.items()
     ]
     (row,) = arm_differences(arms, [("full", "none")], ["game/score", "game/pareto"])
     assert (row.arm, row.mean, row.seeds, row.games) == ("full - none", 1.5, 1, 100)
     assert 1.3 < row.low < 1.5 < row.high < 1.7
-    assert arm_differences([*arms, replace(arms[0], seed=5)], [("full", "none")], ["game/score"]) == []
+    (ratio,) = arm_ratios(arms, [("full", "none")], ["game/score"])
+    assert (ratio.arm, ratio.seeds, ratio.games) == ("full / none", 1, 100)
+    for others in ([replace(arms[0], seed=5), arms[1]], [*arms, replace(arms[0], seed=5)]):  # not what differs
+        assert arm_differences(others, [("full", "none")], ["game/score"]) == []
+        assert arm_ratios(others, [("full", "none")], ["game/score"]) == []
 
 
 def test_arm_ratios_pair_by_seed() -> None:
@@ -377,12 +381,12 @@ def test_arm_ratios_pair_by_seed() -> None:
 
 def test_ratios_of_arms_of_one_seed_are_of_their_games() -> None:
     """Wins of 3 and 2 in 4 games; a bootstrap over games knows no more than these four."""
-    arms = [ArmRun("a", 0, {}, {"wins": [1.0, 1.0, 1.0, 0.0]}), ArmRun("b", 7, {}, {"wins": [1.0, 1.0, 0.0, 0.0]})]
+    arms = [ArmRun("a", 0, {}, {"wins": [1.0, 1.0, 1.0, 0.0]}), ArmRun("b", 0, {}, {"wins": [1.0, 1.0, 0.0, 0.0]})]
     (row,) = arm_ratios(arms, [("a", "b")], ["wins"])
     expected = bootstrap_ratio([1, 1, 1, 0], [1, 1, 0, 0], rng=generator())
     assert (row.mean, row.low, row.high) == (1.5, expected.low, expected.high)
     assert (row.arm, row.seeds, row.games) == ("a / b", 1, 8)
-    never = ArmRun("b", 7, {}, {"wins": [0.0] * 4})
+    never = ArmRun("b", 0, {}, {"wins": [0.0] * 4})
     assert arm_ratios([arms[0], never], [("a", "b"), ("b", "a")], ["wins"]) == []
 
 

@@ -42,6 +42,7 @@ from marl.update import (
     UpdateConfig,
     add_reference,
     blank,
+    common_length,
     count_tokens,
     explained_variance,
     forward,
@@ -499,6 +500,42 @@ def test_reference_logprobs_are_the_references_of_the_same_tokens(token_budget: 
         expected = forward(reference, batch, 1.0, {"reply": False}).logprobs
     torch.testing.assert_close(other, expected, atol=1e-5, rtol=1e-5)
     assert not other[~batch.reply].any() and float((other - itself).abs().max()) > 0.1
+
+
+def test_the_reference_is_read_where_it_is_compared() -> None:
+    """The same there as everywhere, in passes whose output layer has no other place."""
+    _, batch = played()
+    reference, speech = another(), batch.reply & (batch.kind == Kind.SPEECH)
+    outputs: list[int] = []
+    logits = reference.logits
+    reference.logits = lambda hidden: outputs.append(len(hidden)) or logits(hidden)  # type: ignore[method-assign, func-returns-value]
+    whole = add_reference(batch, reference, UpdateConfig()).reference_logprobs
+    assert sum(outputs) == int(batch.reply.sum()) > int(speech.sum()) > 0
+    outputs.clear()
+    some = add_reference(batch, reference, UpdateConfig(), where=speech).reference_logprobs
+    assert sum(outputs) == int(speech.sum()) and not some[~speech].any()
+    torch.testing.assert_close(some[speech], whole[speech], atol=1e-5, rtol=1e-5)
+
+
+def test_rows_of_half_precision_come_in_few_lengths() -> None:
+    """On a CPU: eight from one power of two to the next, less than an eighth more, and no longer than the batch."""
+    _, batch = played()
+    half, whole = UpdateConfig(bf16=True), UpdateConfig()
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+
+    def common(longest: int, config: UpdateConfig, device: torch.device = cpu) -> int:
+        return common_length(torch.tensor([3, longest, 1]), wide, config, device)
+
+    wide = replace(batch, tokens=torch.zeros(1, 4096))
+    found = [common(n, half) for n in range(17, 33)]
+    assert found == [18, 18, 20, 20, 22, 22, 24, 24, 26, 26, 28, 28, 30, 30, 32, 32]
+    assert common(16, half) == 16 and common(4, half) == 4
+    assert common_length(torch.tensor([17]), replace(batch, tokens=torch.zeros(1, 17)), half, cpu) == 17
+    assert common(17, whole) == common(17, half, gpu) == 17
+    for n in range(1, 4097):
+        length = common_length(torch.tensor([n]), wide, half, cpu)
+        assert n <= length < n + max(n / 8, 1)
+    assert len({common_length(torch.tensor([n]), wide, half, cpu) for n in range(1025, 2049)}) == 8
 
 
 def test_the_reference_is_read_at_the_rollouts_temperature() -> None:
