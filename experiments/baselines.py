@@ -312,7 +312,7 @@ def trl_iteration(
     but the first, with `env_mask` on those that were sampled. It hands back the first games alone, as many as make
     `update_rows` rows, at least one. Everything else in its step counts as update, and is scaled to all games by their
     tokens: padding, its forward passes, GRPO's loss, one AdamW step at learning rate 0; what `train()` does around the
-    step counts once. A game's seats are one group, and a forward pass reads as many rows as `update_tokens` padded
+    step is `collation`. A game's seats are one group, and a forward pass reads as many rows as `update_tokens` padded
     tokens hold, at least one: of the numbers that divide all rows. No reference
     model, no gradient checkpointing, float32. It learns from no belief question and has no value head: less work than
     ours. Returns the episodes, and the player that `GenerateAgent` was.
@@ -383,7 +383,7 @@ def trl_iteration(
         )
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(Clock())
-        with watch.phase("bookkeeping"):
+        with watch.phase("collation"):  # neither playing nor the step
             trainer.train()
     agent.scale(watch.seconds)
     watch.seconds["update"] *= script.tokens / sum(map(len, streams))

@@ -35,6 +35,7 @@ from marl.report import (
     Run,
     ablation_figure,
     arm_runs,
+    base_names,
     columns_of,
     costs,
     equal_compute,
@@ -423,15 +424,16 @@ def write_over_seeds(
 
 def write_beliefs(path: Path, runs: Sequence[Run]) -> None:
     """Belief after each message of a discussion (0: before the first): one line for each run, condition and figure."""
+    bases = base_names(runs)
     lines = [
-        (run.arm if condition == TRAINED else condition, run.seed, message, name, *map(own.get, NUMBERS))
+        (arm, run.seed, message, name, *map(own.get, NUMBERS))
         for run in runs
         for condition, by_message in run.evaluation.get("belief_by_message", {}).items()
+        if (arm := run.arm if condition == TRAINED else bases.get((run.folder, condition)))
         for message, found in enumerate(by_message)
         for name, own in found.items()
     ]
-    once = dict.fromkeys(lines)  # arms of one seed share their base
-    write_csv(path, ("arm", "seed", "message", "metric", "mean", "low", "high", "games"), once)
+    write_csv(path, ("arm", "seed", "message", "metric", "mean", "low", "high", "games"), lines)
 
 
 def write_forms(path: Path, runs: Sequence[Run]) -> None:

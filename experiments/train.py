@@ -35,6 +35,7 @@ from experiments.players import (
     player_config,
     player_slots,
     policy_folder,
+    run_of,
     run_policy,
     seat_players,
 )
@@ -99,7 +100,6 @@ from marl.rl_pikl import RLPiklConfig, train_rl_pikl
 from marl.rollout import EVALUATION, WARM_START, draw_games, rollout
 from marl.runs import (
     CARD,
-    CONFIG,
     REFERENCE,
     check_there,
     check_unedited,
@@ -109,8 +109,8 @@ from marl.runs import (
     hardware,
     nearest_run,
     read_run_card,
-    read_settings,
     run_card,
+    run_settings,
 )
 from marl.sharding import Shards
 from marl.tracking import METRICS_FILE, TIMING_FILE, Tracker, Unlogged, make_tracker, read_metrics
@@ -118,6 +118,7 @@ from marl.transcripts import Transcript, read_episodes, write_episodes
 from marl.types import Episode
 from marl.update import Learner, check_model, make_optimizer
 
+FORMAT_OF_GAMES = 3  # raised when the base's kept games would be played, or measured, otherwise: where no commit tells
 SHOWN = 40  # episodes kept of an iteration or an evaluation
 PLANNED = 8  # of an iteration's games with a planner, which note every action that it weighed
 
@@ -165,16 +166,16 @@ def main(cfg: DictConfig) -> Path:
     ):  # fmt: skip
         if used:
             check_bf16(device, setting)
-    if device.type == "cuda" and (told := slower_than_needed(parts)):
-        say(told)
     set_threads(cfg.threads)
     folder = run_folder(cfg)
-    expected = expected_of(str(cfg.name), str(cfg.arm), parts.env)
     caches = memory_of(cfg, parts, make_env, make_test_env, device)
-    work = Work(cfg, parts, folder, make_env, make_test_env, device, expected)
+    work = Work(cfg, parts, folder, make_env, make_test_env, device)
     with torchrun_ranks(device) as ranks, leaving_the_device(device):
         if ranks.first:
             say(caches)
+            if device.type == "cuda" and algo.decode_steps == 1:
+                say("for speed on a GPU: algo.decode_steps=8, algo.update.bf16=true, algo.update.padding_free=true")
+            work = replace(work, expected=expected_of(str(cfg.name), str(cfg.arm), parts.env))
             with claim(folder, written(cfg)) as lock:
                 if ranks.size == 1 and finished(cfg) is not None:  # by another process, while this one began
                     return folder
@@ -282,7 +283,7 @@ class Work:
     make_env: Callable[[], Any]
     make_test_env: Callable[[], Any]
     device: torch.device
-    expected: Expected | None  # what healthy runs of this experiment look like, where that is recorded
+    expected: Expected | None = None  # what healthy runs of this experiment look like, where that is recorded
     lock: TextIO | None = None  # of the folder; the first process holds it
 
 
@@ -300,7 +301,7 @@ def lead(work: Work, ranks: Ranks) -> None:
     """The run, and everything that is written of it."""
     cfg, parts, folder = work.cfg, work.parts, work.folder
     learners = learners_of(parts.cast)
-    inputs = inputs_of(cfg, parts)
+    inputs, links = inputs_of(cfg, parts), warm_starts(cfg)
     newest = newest_checkpoint(folder / "checkpoints", say)
     now = {
         **computed_with(cfg, parts, work.device), "processes": ranks.size,
@@ -379,6 +380,7 @@ def lead(work: Work, ranks: Ranks) -> None:
         config_hash(cfg),
         cfg.seed,
         arm=str(cfg.arm),  # `arm=0` is a number to the command line
+        **({"warm_starts": links} if links else {}),
         processes=ranks.size,
         shard=bool(cfg.shard) and ranks.size > 1,
         deterministic=cfg.deterministic,
@@ -511,20 +513,9 @@ def find_starts(cfg: DictConfig) -> None:
 
 def start_of(cfg: DictConfig, name: str) -> str:
     """The folder of the run that a learner starts from; empty: from the base. Names are looked up in `runs` first."""
-    return find_start(cfg.init[name] or "", Path(cfg.runs))
-
-
-def find_start(run: str, runs: Path) -> str:
-    beside = runs / run if run else Path()
-    return str(beside) if run and "/" not in run and beside.is_dir() else run
-
-
-def slower_than_needed(parts: Parts) -> str:
-    """What a GPU waits for with these settings, in a line; empty where nothing is left out."""
-    algo = parts.algo
-    missing = ["algo.decode_steps=8"] * (algo.decode_steps == 1)
-    missing += ["algo.update.bf16=true algo.update.padding_free=true"] * (not algo.update.padding_free)
-    return f"on a GPU these are for speed, and are not set: {' '.join(missing)}" if missing else ""
+    run = cfg.init[name]
+    beside = Path(cfg.runs) / run if run else Path()
+    return str(beside) if run and "/" not in run and beside.is_dir() else run or ""
 
 
 def check_starts(cfg: DictConfig, learners: Sequence[str]) -> None:
@@ -540,21 +531,25 @@ def check_starts(cfg: DictConfig, learners: Sequence[str]) -> None:
 
 def seed_of(cfg: DictConfig) -> int:
     """Of the training games and of all that is drawn in them: a run that starts where another one ended plays others
-    than that did."""
-    if links := warm_starts(cfg.init, Path(cfg.runs)):
+    than that did, and than whatever that had started from."""
+    if links := warm_starts(cfg):
         chain = [] if links == 1 else [links]
         return int(np.random.SeedSequence([cfg.seed, WARM_START, *chain]).generate_state(1)[0])
     return int(cfg.seed)
 
 
-def warm_starts(init: Mapping[str, Any], runs: Path) -> int:
-    """How many runs, one starting from the other, lie between these starts and the base."""
+def warm_starts(cfg: DictConfig) -> int:
+    """How many runs, one starting from the other, lie between this one and the base: one more than there are before
+    the run that it starts from, whose card says it (cards of earlier versions, whether there is any)."""
     links = 0
-    for run in init.values():
+    for name, run in cfg.init.items():
         if run is not None:
-            folder = Path(find_start(run, runs))
-            before = read_settings(folder).get("init") or {} if (folder / CONFIG).exists() else {}
-            links = max(links, 1 + warm_starts(before, folder.parent))
+            folder = run_of(start_of(cfg, name))
+            before = 0
+            if (folder / CARD).exists():
+                started = any(run_settings(folder).get("init", {}).values())
+                before = int((read_run_card(folder) or {}).get("warm_starts", started))
+            links = max(links, 1 + before)
     return links
 
 
@@ -719,6 +714,7 @@ def final_evaluation(
     cfg, parts, folder, make_env = work.cfg, work.parts, work.folder, work.make_test_env
     evaluation = make(EvalConfig, plain(cfg.eval), "eval")
     settings = {
+        "format": FORMAT_OF_GAMES,
         "made_with": {"git_commit": git_commit(), **computed_with(cfg, parts, work.device)},
         "eval": plain(cfg.eval),
         "env": dict(parts.env),
@@ -728,6 +724,7 @@ def final_evaluation(
             name: {k: v for k, v in term.items() if k != "weight"} for name, term in identity(cfg)["reward"].items()
         },
         "max_new_tokens": parts.algo.max_new_tokens,
+        "decode_steps": parts.algo.decode_steps,
         "context": parts.algo.context,
         **({"play_bf16": True} if parts.algo.play_bf16 else {}),
         **({"chat": identity(cfg)["chat"]} if parts.chat else {}),

@@ -19,6 +19,7 @@ from marl.engine import READ_BUDGET, Engine, slowness, uniforms
 from marl.errors import UserError
 from marl.grouping import cheapest_groups
 from marl.policy import Policy, half, take_weights
+from marl.sharding import is_split
 from marl.tokens import Asked, Tokens, View
 from marl.types import Belief, Kind, Planned, Stream
 
@@ -203,7 +204,7 @@ class ModelAgent:
         self.name, self.tokens = name, policy.tokens
         self.original = policy if bf16 else None
         self.policy = half(policy) if bf16 else policy
-        self.engine = Engine(self.policy, slots, context)
+        self.engine = Engine(self.policy, slots, context, None if is_split(policy) else policy.lm)
         if self.engine.unheld:
             times = slowness(self.policy.lm, slots, context)
             warnings.warn(

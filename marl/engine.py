@@ -677,16 +677,19 @@ def slowness(lm: PreTrainedModel, slots: int, context: int) -> float:
 class Engine:
     """Reads tokens into slots and samples from what comes out. `lengths` (S,) says how much each slot holds."""
 
-    def __init__(self, policy: Policy, slots: int, context: int) -> None:
+    def __init__(self, policy: Policy, slots: int, context: int, alike: PreTrainedModel | None = None) -> None:
+        """`alike`: the model that the policy's is a copy of in bfloat16. Whether slots can hold it is seen there, where
+        what is forgotten is more than rounding."""
         check_context(policy.lm.config, context)
+        lm = alike or policy.lm
         self.policy, self.slots, self.context = policy, slots, context
         self.cache: SlotCache | WholeStreams
         self.unheld = ""  # why there is no cache, if so
         try:
             self.cache = slot_cache(policy.lm, slots, context)
-            self._goes_on = not self.cache.states or goes_on(policy.lm)
+            self._goes_on = not self.cache.states or goes_on(lm)
             if not self.cache.states and not is_split(policy):
-                check_slots(policy.lm)
+                check_slots(lm)
         except Unheld as reason:
             self.cache, self._goes_on, self.unheld = WholeStreams(slots), True, str(reason)
         self.lengths = np.zeros(slots, dtype=np.int64)

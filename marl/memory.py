@@ -302,9 +302,9 @@ def sparing() -> Iterator[None]:
     Passes that play are of ever other sizes. What glibc keeps of them between what lives, blocks of up to 32 MiB, would
     stand beside what they take next, and beside what learning takes. An update's sizes come again, and it is faster
     with the memory at hand: there glibc's own ways hold. Nothing where there is no such library, or where the
-    environment says what it should do.
+    environment says from what size on it should do so.
     """
-    tuned = "GLIBC_TUNABLES" in os.environ or any(name.startswith("MALLOC_") for name in os.environ)
+    tuned = "MALLOC_MMAP_THRESHOLD_" in os.environ or "malloc.mmap_threshold" in os.environ.get("GLIBC_TUNABLES", "")
     if tuned or not set_malloc(4 * MIB):
         yield
         give_back()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -226,12 +227,11 @@ def arm_runs(runs: Sequence[Run]) -> list[ArmRun]:
     """The conditions of all evaluations as arms: `trained` under the run's arm, others (`base`) under their own name.
 
     Runs often start from one and the same base. Counting it once for each of them would be taking one model for many
-    seeds, and its interval would shrink to nothing; so a base of one folder, or of the very same figures, counts once
-    for all that were measured in the same games.
+    seeds, and its interval would shrink to nothing: `base_names`.
     """
     arms: dict[tuple[str, int], ArmRun] = {}
     same_games = len({measured_in(run) for run in runs}) == 1
-    counted: set[tuple[str, str, str]] = set()
+    bases = base_names(runs)
     for run in runs:
         for condition, found in run.conditions.items():
             if condition == TRAINED:
@@ -241,13 +241,9 @@ def arm_runs(runs: Sequence[Run]) -> list[ArmRun]:
                         f"{run.folder} repeats arm {name!r}, seed {run.seed}: give each run its own seed or arm"
                     )
             else:
-                name = condition + _suffix(run, runs)
-                model = (name, model_of(run, run.evaluation["conditions"][condition]), measured_in(run))
-                if model in counted:
+                name = bases[run.folder, condition]
+                if not name:
                     continue
-                counted.add(model)
-                if (name, run.seed) in arms:
-                    name = f"{name} of {arm_label(run, runs)}"
             games = run.evaluation.get("by_game", {}).get(condition, {}) if same_games else {}
             arms[(name, run.seed)] = ArmRun(name, run.seed, found, games)
     order = {name: i for i, name in enumerate(ARM_ORDER)}
@@ -257,11 +253,42 @@ def arm_runs(runs: Sequence[Run]) -> list[ArmRun]:
     )
 
 
+def base_names(runs: Sequence[Run]) -> dict[tuple[Path, str], str]:
+    """What the base of each run, by its folder and condition, is called in tables; empty where an earlier run has the
+    same base in the same games. The same base in other games, or another one of the same seed, is that of an arm."""
+    names: dict[tuple[Path, str], str] = {}
+    known: dict[tuple[str, str], set[str]] = {}  # a model's games
+    taken: set[tuple[str, int]] = set()
+    for run in runs:
+        figures = run.evaluation.get("conditions", {})
+        heard = run.evaluation.get("belief_by_message", {})
+        for condition in dict.fromkeys([*figures, *heard, *(each for each in MEASURED if each in run.transcripts)]):
+            if condition == TRAINED:
+                continue
+            name, games = condition + _suffix(run, runs), measured_in(run)
+            before = known.setdefault((name, model_of(run, figures.get(condition))), set())
+            if games in before:
+                name = ""
+            elif before or (name, run.seed) in taken:
+                name = f"{name} of {arm_label(run, runs)}"
+            before.add(games)
+            taken.add((name, run.seed))
+            names[run.folder, condition] = name
+    return names
+
+
 def measured_in(run: Run) -> str:
-    """What stands for the games that a run was measured in: others are no pairs, and a base has other figures there."""
-    evaluation = run.config.get("eval") or {}
-    own = {name: evaluation.get(name) for name in ("env", "cast", "temperature")}
-    return json.dumps([run.evaluation.get("about"), run.config.get("env"), own], sort_keys=True, default=str)
+    """What stands for the games that a run was measured in, and the seats that played them: others are no pairs, and a
+    base has other figures there. Runs that differ in their seed alone are the same."""
+    evaluation: dict[str, Any] = run.config.get("eval") or {}
+    seats = {role: dict(own) for role, own in (run.config.get("cast") or {}).items()}
+    for role, changes in (evaluation.get("cast") or {}).items():
+        seats[role] = {**seats.get(role, {}), **changes}
+    for own in seats.values():
+        if not own.get("partners"):
+            own.pop("partner", None)
+    about = [run.evaluation.get("about"), run.config.get("env"), evaluation.get("env"), evaluation.get("temperature")]
+    return re.sub(r"-s\d+-[0-9a-f]{8}", "", json.dumps([*about, seats], sort_keys=True, default=str))
 
 
 def model_of(run: Run, figures: Any) -> str:
@@ -825,18 +852,18 @@ def mean_entries(runs: Sequence[Run]) -> dict[str, list[dict[str, TableRow]]]:
 
     What a seed lacks, or has of fewer than ten games, which say nothing, is left out. One base counts once.
     """
-    found: dict[str, dict[str, list[dict[str, Any]]]] = {}  # name -> model -> entries
+    found: dict[str, list[list[dict[str, Any]]]] = {}  # name -> entries of each model
+    bases = base_names(runs)
     for run in runs:
         for condition, entries in run.evaluation.get("belief_by_message", {}).items():
-            trained = condition == TRAINED
-            name = arm_label(run, runs) if trained else condition + _suffix(run, runs)
-            model = str(run.folder) if trained else model_of(run, entries)
-            found.setdefault(name, {})[model] = entries
+            name = arm_label(run, runs) if condition == TRAINED else bases.get((run.folder, condition))
+            if name:
+                found.setdefault(name, []).append(entries)
     means: dict[str, list[dict[str, TableRow]]] = {}
     for name, models in found.items():
         means[name] = []
-        for number_heard in range(max(map(len, models.values()))):
-            here = [entries[number_heard] if number_heard < len(entries) else {} for entries in models.values()]
+        for number_heard in range(max(map(len, models))):
+            here = [entries[number_heard] if number_heard < len(entries) else {} for entries in models]
             each = [
                 ArmRun(name, number, {f"belief/{metric}": Interval.from_json(own) for metric, own in entry.items()})
                 for number, entry in enumerate(here)
@@ -950,15 +977,14 @@ class Speaker:
 
 def speakers(runs: Sequence[Run]) -> list[Speaker]:
     """Of each run and, once for each base, of what it began from. Runs without recorded games are left out."""
-    found: dict[tuple[str, int, str], Speaker] = {}
+    found: list[Speaker] = []
+    bases = base_names(runs)
     for run in runs:
         for condition, player in MEASURED.items():
-            if games := run.transcripts.get(condition):
-                name = arm_label(run, runs) if condition == TRAINED else condition + _suffix(run, runs)
-                said = forms(games, player)
-                model = str(run.folder) if condition == TRAINED else repr(said)
-                found[name, run.seed, model] = Speaker(name, run.seed, len(games), said)
-    return sorted(found.values(), key=lambda speaker: not speaker.arm.startswith("base"))
+            name = arm_label(run, runs) if condition == TRAINED else bases.get((run.folder, condition))
+            if name and (games := run.transcripts.get(condition)):
+                found.append(Speaker(name, run.seed, len(games), forms(games, player)))
+    return sorted(found, key=lambda speaker: not speaker.arm.startswith("base"))
 
 
 # --- Transcripts and run cards ----------------------------------------------------------------------------------------

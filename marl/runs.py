@@ -263,7 +263,7 @@ def git_commit() -> str:
     """The commit of the code, where files differ from it with `+` and a digest of how; `unknown` outside a checkout.
 
     As it was when this process first asked: what is committed later is not what runs. Code and settings of the project
-    that git does not know yet count as well: a new term is such a file."""
+    count, also those that git does not know yet: a new term is such a file. Pages and tests do not."""
     root = Path(__file__).resolve().parent.parent
 
     def git(*arguments: str) -> bytes:
@@ -273,7 +273,7 @@ def git_commit() -> str:
 
     try:
         commit = git("rev-parse", "--short=12", "HEAD").decode().strip()
-        edits = git("diff", "--no-ext-diff", "HEAD")
+        edits = git("diff", "--no-ext-diff", "HEAD", "--", *SOURCES)
         new = git("ls-files", "-z", "--others", "--exclude-standard", "--", *SOURCES).split(b"\0")[:-1]
     except (OSError, subprocess.CalledProcessError):
         return UNKNOWN

@@ -52,6 +52,7 @@ class KLLoss:
     def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
         if self.estimator == "exact":
             return outputs.divergence, replies(batch, self.over)
-        d = outputs.logprobs - batch.reference_logprobs  # (B, T)
+        mask = replies(batch, self.over)
+        d = (outputs.logprobs - batch.reference_logprobs).masked_fill(~mask, 0.0)  # (B, T); elsewhere it is not known
         values = {"k1": d, "k2": 0.5 * d**2, "k3": (-d).exp() - 1 + d, "squared": d**2}[self.estimator]
-        return values, replies(batch, self.over)
+        return values, mask

@@ -703,17 +703,26 @@ def test_games_of_the_base_are_those_that_a_run_would_have_played(cache: Path, t
 
 
 def test_each_run_of_a_chain_plays_other_games(tmp_path: Path) -> None:
-    """Each starts where the one before ended; a second start from the base does not make the chain longer."""
+    """Each starts where the one before ended, by its learner or its rival. A second start from nearer the base does not
+    make the chain shorter, and the runs before the last need not be there any more."""
+    starts = {"a": ["init.learner=a"], "b": [f"init.rival={tmp_path}/b/rival"], "c": ["init.learner=c", "init.rival=a"]}
     chain = [configure("seed=3", f"runs={tmp_path}")]
-    for name in ("a", "b", "c"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.yaml").write_text(OmegaConf.to_yaml(chain[-1], resolve=True))
-        chain.append(configure("seed=3", f"runs={tmp_path}", f"init.learner={name}", "init.rival=a"))
+    for name, start in starts.items():
+        folder = tmp_path / name
+        (folder / "rival").mkdir(parents=True)
+        (folder / "rival" / "policy.json").write_text("{}")
+        (folder / "config.yaml").write_text(OmegaConf.to_yaml(chain[-1], resolve=True))
+        links = (
+            {"warm_starts": train.warm_starts(chain[-1])} if name == "c" else {}
+        )  # cards of earlier versions lack it
+        (folder / "run.json").write_text(json.dumps({"run": name, "figures": {}, **links}))
+        chain.append(configure("seed=3", f"runs={tmp_path}", *start))
     seeds = [train.seed_of(cfg) for cfg in chain]
     assert seeds[:2] == [3, train.seed_of(configure("seed=3", "init.learner=first-full-s3-*"))]
-    assert len(set(seeds)) == len(seeds)
-    by_path = configure("seed=3", "runs=elsewhere", f"init.learner={tmp_path / 'c'}")
-    assert train.seed_of(by_path) == seeds[-1]
+    assert [train.warm_starts(cfg) for cfg in chain] == [0, 1, 2, 3] and len(set(seeds)) == 4
+    shutil.rmtree(tmp_path / "a")
+    shutil.rmtree(tmp_path / "b")
+    assert train.seed_of(configure("seed=3", "runs=elsewhere", f"init.learner={tmp_path}/c")) == seeds[-1]
 
 
 def test_the_folder_of_a_job_is_that_of_the_run_it_starts_from(finished: Path) -> None:

@@ -214,15 +214,20 @@ def test_what_is_freed_in_a_rollout_goes_back_at_once() -> None:
 def test_what_the_environment_says_of_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(memory, "set_malloc", lambda threshold: bool(asked.append(threshold)) or True)
-    for name in [each for each in os.environ if each.startswith(("MALLOC_", "GLIBC_"))]:
-        monkeypatch.delenv(name)
+    for name in ("MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "2")  # of something else
     with sparing():
         assert asked == [4 * MIB]
     assert asked == [4 * MIB, 32 * MIB]
-    monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
-    with sparing():
-        pass
-    assert asked == [4 * MIB, 32 * MIB]
+    for name, value in (
+        ("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=1"), ("MALLOC_MMAP_THRESHOLD_", "65536")
+    ):  # fmt: skip
+        monkeypatch.setenv(name, value)
+        with sparing():
+            pass
+        assert asked == [4 * MIB, 32 * MIB]
+        monkeypatch.delenv(name)
 
 
 def test_a_pass_is_measured_without_making_it() -> None:

@@ -17,12 +17,14 @@ from marl.report import (
     Published,
     ablation_figure,
     arm_runs,
+    base_names,
     build_report,
     columns_of,
     endings,
     findings,
     mean_curve,
     mean_entries,
+    measured_in,
     mixed,
     read_run,
     speakers,
@@ -221,8 +223,8 @@ def test_one_base_is_not_many_seeds(tmp_path: Path) -> None:
 def test_a_base_counts_once_for_the_games_that_it_was_measured_in(tmp_path: Path) -> None:
     """In other games it has other figures, and they are no pairs of the first ones."""
     runs = []
-    for arm, split in (("seen", "train"), ("seen_too", "train"), ("unseen", "test")):
-        folder = make_run(tmp_path / arm, arm=arm, base_digest="b")
+    for arm, split, seed in (("seen", "train", 0), ("seen_too", "train", 0), ("unseen", "test", 1)):
+        folder = make_run(tmp_path / arm, arm=arm, seed=seed, base_digest="b")
         config = yaml.safe_load((folder / "config.yaml").read_text())
         config["eval"] = {"env": {"split": split}}
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
@@ -234,6 +236,32 @@ def test_a_base_counts_once_for_the_games_that_it_was_measured_in(tmp_path: Path
     assert [arm.arm for arm in arms if arm.arm.startswith("base")] == ["base", "base of unseen"]
     assert not any(arm.by_game for arm in arms)
     assert all(arm.by_game for arm in arm_runs(runs[:2]))
+    assert list(base_names(runs).values()) == ["base", "", "base of unseen"]
+    assert [speaker.arm for speaker in speakers(runs)] == ["base", "base of unseen", "seen", "seen_too", "unseen"]
+    assert set(mean_entries(runs)) == {"base", "base of unseen", "seen", "seen_too", "unseen"}
+
+
+def test_runs_are_measured_in_the_same_games_whatever_their_seed(tmp_path: Path) -> None:
+    """Other seats are other games; who sits in no game is nobody, and a seed's own opponent is its arm's."""
+    shared = {"crewmate": {"player": "learner", "partner": "base", "partners": 0}}
+
+    def measured(name: str, cast: dict[str, Any], eval_cast: dict[str, Any] | None) -> str:
+        folder = make_run(tmp_path / name)
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        config |= {"cast": cast, "eval": {"cast": eval_cast}}
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+        return measured_in(read_run(folder))
+
+    first = measured("a", shared, None)
+    nobody = {"crewmate": {"player": "learner", "partner": "random", "partners": 0}}
+    assert first == measured("b", shared, {}) == measured("c", nobody, {})
+    seated = {"crewmate": {"player": "learner", "partner": "base", "partners": 1}}
+    assert first == measured("d", seated, {"crewmate": {"partners": 0}}) != measured("e", seated, {})
+    rivals = [
+        measured(f"r{seed}", shared, {"imposter": {"player": f"runs/x-full-s{seed}-{seed}c40e5a8"}})
+        for seed in (2, 3)
+    ]  # fmt: skip
+    assert rivals[0] == rivals[1] != first
 
 
 def test_runs_from_different_bases_or_commits_say_so(tmp_path: Path) -> None:

@@ -42,12 +42,12 @@ from marl.update import (
     UpdateConfig,
     add_reference,
     blank,
-    common_length,
     count_tokens,
     explained_variance,
     forward,
     make_optimizer,
     micro_batches,
+    padded,
     update,
 )
 from tests.marl.hint import Hint, hint_policy
@@ -520,22 +520,20 @@ def test_the_reference_is_read_where_it_is_compared() -> None:
 def test_rows_of_half_precision_come_in_few_lengths() -> None:
     """On a CPU: eight from one power of two to the next, less than an eighth more, and no longer than the batch."""
     _, batch = played()
-    half, whole = UpdateConfig(bf16=True), UpdateConfig()
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
-
-    def common(longest: int, config: UpdateConfig, device: torch.device = cpu) -> int:
-        return common_length(torch.tensor([3, longest, 1]), wide, config, device)
-
+    cpu, lengths = torch.device("cpu"), torch.arange(4097)
     wide = replace(batch, tokens=torch.zeros(1, 4096))
-    found = [common(n, half) for n in range(17, 33)]
-    assert found == [18, 18, 20, 20, 22, 22, 24, 24, 26, 26, 28, 28, 30, 30, 32, 32]
-    assert common(16, half) == 16 and common(4, half) == 4
-    assert common_length(torch.tensor([17]), replace(batch, tokens=torch.zeros(1, 17)), half, cpu) == 17
-    assert common(17, whole) == common(17, half, gpu) == 17
-    for n in range(1, 4097):
-        length = common_length(torch.tensor([n]), wide, half, cpu)
-        assert n <= length < n + max(n / 8, 1)
-    assert len({common_length(torch.tensor([n]), wide, half, cpu) for n in range(1025, 2049)}) == 8
+    found = padded(lengths, wide, UpdateConfig(bf16=True), cpu)
+    assert found[:17].tolist() == list(range(17))
+    assert found[17:33].tolist() == [18, 18, 20, 20, 22, 22, 24, 24, 26, 26, 28, 28, 30, 30, 32, 32]
+    assert bool((found >= lengths).all()) and bool((found < lengths + (lengths / 8).clamp_min(1)).all())
+    assert len(set(found[1025:2049].tolist())) == 8
+    narrow = replace(batch, tokens=torch.zeros(1, 17))
+    assert padded(torch.tensor([17]), narrow, UpdateConfig(bf16=True), cpu).tolist() == [17]
+    for config, device in (
+        (UpdateConfig(), cpu), (UpdateConfig(bf16=True, padding_free=True), cpu),
+        (UpdateConfig(bf16=True), torch.device("cuda")),
+    ):  # fmt: skip
+        assert torch.equal(padded(lengths, wide, config, device), lengths)
 
 
 def test_the_reference_is_read_at_the_rollouts_temperature() -> None:
