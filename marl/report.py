@@ -280,15 +280,20 @@ def base_names(runs: Sequence[Run]) -> dict[tuple[Path, str], str]:
 def measured_in(run: Run) -> str:
     """What stands for the games that a run was measured in, and the seats that played them: others are no pairs, and a
     base has other figures there. Runs that differ in their seed alone are the same."""
-    evaluation: dict[str, Any] = run.config.get("eval") or {}
-    seats = {role: dict(own) for role, own in (run.config.get("cast") or {}).items()}
-    for role, changes in (evaluation.get("cast") or {}).items():
-        seats[role] = {**seats.get(role, {}), **changes}
+    evaluation = _settings(run.config.get("eval"))
+    seats = {role: dict(_settings(own)) for role, own in _settings(run.config.get("cast")).items()}
+    for role, changes in _settings(evaluation.get("cast")).items():
+        seats[role] = {**seats.get(role, {}), **_settings(changes)}
     for own in seats.values():
         if not own.get("partners"):
             own.pop("partner", None)
     about = [run.evaluation.get("about"), run.config.get("env"), evaluation.get("env"), evaluation.get("temperature")]
     return re.sub(r"-s\d+-[0-9a-f]{8}", "", json.dumps([*about, seats], sort_keys=True, default=str))
+
+
+def _settings(group: Any) -> Mapping[str, Any]:
+    """A group of a run's settings; none where it is of another version, or damaged."""
+    return group if isinstance(group, Mapping) else {}
 
 
 def model_of(run: Run, figures: Any) -> str:

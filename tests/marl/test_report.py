@@ -262,6 +262,8 @@ def test_runs_are_measured_in_the_same_games_whatever_their_seed(tmp_path: Path)
         for seed in (2, 3)
     ]  # fmt: skip
     assert rivals[0] == rivals[1] != first
+    damaged: Any = ["crewmate"]
+    assert measured("old", shared, damaged) == measured("older", shared, {"crewmate": damaged}) == first
 
 
 def test_runs_from_different_bases_or_commits_say_so(tmp_path: Path) -> None:
