@@ -845,6 +845,7 @@ def test_trl_learns_from_the_first_games(workload: tuple[Policy, Script]) -> Non
     episodes, agent = trl_iteration(policy, script, watch, 8, 2048, players, range(0, sys.maxsize, 3))
     script.check(episodes)
     assert 0 < agent.computed["calls"] <= agent.work["calls"] // 3 + 1 and watch.seconds["update"] > 0
+    assert watch.seconds["collation"] > 0  # what `train()` does around its step
 
 
 def test_the_stopwatch_counts_nothing_twice() -> None:
