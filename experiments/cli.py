@@ -87,11 +87,11 @@ LAUNCHERS = {
 
 # What numerical libraries read at their start; the cores are shared out among jobs side by side.
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-# For each shape of a product in bfloat16 torch compiles a kernel on a CPU, and it and its library keep the last 1,024
-# each: more memory than the products take, and rows and lengths hardly ever come again. An update of 128 rows of 256
-# tokens (4 million parameters, a processor with AMX, processor seconds of one core, beside other work) took 5.0 with
-# 16, 5.2 with 32 and 6.7 with 8, which a pass goes round; a rollout and it 490, 510 and 460 MB, and 1,100 with 1,024.
-FEW_KERNELS = {"LRU_CACHE_CAPACITY": "16", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16"}
+# For each shape of a product in bfloat16 torch compiles a kernel on a CPU; it and its library keep the last 1,024 each:
+# more memory than the products take. A pass of an update makes about 15. With 16, 32 and 1,024 in the library an update
+# of 128 rows of 1,024 tokens (4 million parameters, a processor with AMX, one core) took 33 to 38, 25 and 25 processor
+# seconds and 415 to 436, 464 and 815 MB; how many torch itself keeps made no difference from 16 on.
+FEW_KERNELS = {"LRU_CACHE_CAPACITY": "16", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32"}
 PLACE = "MARL_PLACE"  # of a job among those that run side by side, from 0: set for its process, read by `pick_device`
 IDLE = 300  # seconds until a worker without a job ends, should the command itself have been killed
 

@@ -193,12 +193,13 @@ class ModelAgent:
         max_new_tokens: int = 40,
         temperature: float = 1.0,
         read_budget: int = READ_BUDGET,
-        patience: float = 0.25,
+        patience: float = 0.5,
         decode_steps: int = 1,
         bf16: bool = False,
     ) -> None:
-        """`read_budget`: see READ_BUDGET. `patience`: the share of seats that must be waiting to read
-        before the seats that are writing are made to wait for them. `decode_steps`: tokens that a writing seat samples
+        """`read_budget`: see READ_BUDGET. `patience`: readers wait while others write, so that passes are full, until
+        their shares of all seats that owe a reply add up to it from pass to pass: half of them wait for none, a tenth
+        for four. `decode_steps`: tokens that a writing seat samples
         before it is looked at again; always 1 where `Engine.can_write` is not. `bf16`: a copy in bfloat16 plays, which
         takes over the policy's weights whenever nobody is seated."""
         self.name, self.tokens = name, policy.tokens
@@ -217,11 +218,14 @@ class ModelAgent:
         self.read_budget, self.patience = read_budget, patience
         self.decode_steps = decode_steps if self.engine.can_write else 1
         self._seats: dict[Key, ModelSeat] = {}
+        self._waited = 0.0  # see `patience`
 
     def act(self, requests: Sequence[Request]) -> list[Reply]:
         replies: list[Reply] = []
-        if self.original is not None and not self._seats:
-            take_weights(self.policy, self.original)
+        if not self._seats:
+            self._waited = 0.0  # so that games don't depend on those before
+            if self.original is not None:
+                take_weights(self.policy, self.original)
         for r in requests:
             seat = self._observe(r)
             if r.turn != TurnKind.WAIT and seat.lost:
@@ -233,7 +237,9 @@ class ModelAgent:
         while owed and not replies:
             reading = [key for key, seat in owed.items() if not seat.ids]
             writing = [key for key, seat in owed.items() if seat.ids]
-            if reading and (not writing or len(reading) >= self.patience * len(owed)):
+            self._waited += len(reading) / len(owed)
+            if reading and (not writing or self._waited >= self.patience):
+                self._waited = 0.0
                 for group in self._groups(reading):
                     self._advance(group)
             elif self.decode_steps > 1:

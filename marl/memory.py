@@ -42,7 +42,7 @@ from marl.policy import recomputing
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 LARGE = 100 * MIB  # weights, or a cache, whose passes are worth a second of asking
 # By torch on a CPU, of kernels for bfloat16, where `experiments.cli.FEW_KERNELS` holds: measured, also with AMX.
-KEPT, KEPT_AMX = 48 * MIB, 108 * MIB
+KEPT, KEPT_AMX = 64 * MIB, 128 * MIB
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 WASTE = 1.25  # what a process takes for what an update has alive, on a CPU; measured, see tests/marl/test_memory.py
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from envs.core import END, Question, TurnKind
-from marl.agents import ModelAgent, Player, Reply, Request, TextAgent
+from marl.agents import ModelAgent, ModelSeat, Player, Reply, Request, TextAgent
 from marl.engine import size_of
 from marl.errors import UserError
 from marl.policy import Policy
@@ -105,6 +105,36 @@ def test_a_seat_plays_the_same_alone_and_in_company(name: str, settings: dict, p
                 b.candidate_ids,
             )
             np.testing.assert_allclose(a.probs, b.probs, atol=1e-5, rtol=0)
+
+
+class Endless(ModelAgent):
+    """Messages are as long as they may be. Keeps how many seats read how much in each pass."""
+
+    def _complete(self, seat: ModelSeat) -> bool:
+        return bool(seat.ids) and (seat.kind == Kind.CHOICE or len(seat.ids) == seat.limit)
+
+    def _advance(self, keys: Sequence[tuple[int, str]]) -> None:
+        self.passes.append((len(keys), max(len(self._unread(self._seats[key])) for key in keys) > 1))
+        super()._advance(keys)
+
+    passes: list[tuple[int, bool]]
+
+
+@pytest.mark.parametrize(
+    ("patience", "readers", "waited"), [(0.5, 1, 4), (0.5, 5, 0), (0.5, 3, 1), (0.0, 1, 0), (0.95, 1, 9)]
+)
+def test_readers_wait_while_others_write(
+    patience: float, readers: int, waited: int, policies: dict[str, Policy]
+) -> None:
+    agent = Endless("learner", policies["tiny"], slots=10, context=512, max_new_tokens=30, patience=patience)
+    agent.passes = []
+    choosing = [request(g, CHOOSE, "cut", options=("1", "2")) for g in range(readers)]
+    assert len(agent.act([*choosing, *(request(g, SPEAK, "cut") for g in range(readers, 10))])) == readers
+    for wave in range(2):  # what was waited before does not count again
+        agent.passes.clear()
+        again = [request(g, CHOOSE, "cut", 1 + wave, options=("1", "2")) for g in range(readers)]
+        assert len(agent.act(again)) == readers
+        assert agent.passes == [(10 - readers, False)] * waited + [(readers, True)]
 
 
 @pytest.mark.parametrize("name", NAMES)
