@@ -29,11 +29,11 @@ start); else what `out` holds is put aside as benchmark-1.json. What a figure is
   This engine, and `generate` with its cache, compute all.
 - phases: exclusive, so that shares sum to 1 over collecting and learning. `game` is the rules and the writing of what
   players read, which cannot be told apart; `text` the decoding of replies; `prefill` reads what is new, `decode` a
-  reply's tokens after its first, both through the layers; `sampling` the output layer and the draw, which are decode's
-  where several tokens are written at a time (`decode_steps`); `beliefs` the output layer at questions (reading them is
-  prefill); in `generate` the output layer belongs to prefill and decode, and `sampling` is whatever else the call does;
-  where it keeps no cache, what it reads for belief answers alone is `questions`. A loop that answers them in one pass
-  over each finished game would read them once: between the two ratios that are printed.
+  reply's tokens after its first, `mixed` does both in one pass, all through the layers; `sampling` the output layer and
+  the draw, which are decode's where several tokens are written at a time (`decode_steps`); `beliefs` the output layer
+  at questions (reading them is prefill); in `generate` the output layer belongs to prefill and decode, and `sampling`
+  is whatever else the call does; where it keeps no cache, what it reads for belief answers alone is `questions`. A loop
+  that answers them in one pass over each finished game would read them once: between the two ratios that are printed.
   On a GPU each phase is waited for, which costs a little.
 - rows: in one game one player at a time speaks, so that a pass that decodes has at most a row for each game. Its limit
   is that of products with as many rows as passes had on average; beside it stands what a row for every game would take.
@@ -519,8 +519,8 @@ class Bench:
         work = self.learn(learner, batch, dtype, watch)
         peak, cache, counts = memory.rise(), agent.engine.cache.nbytes, agent.engine.counts
         rates = measure_rates(
-            shape, counts["decode"].rows, point.games, script.seats, self.settings.update_tokens, cache, dtype,
-            self.device,
+            shape, counts["decode"].rows, counts["mixed"].rows, point.games, script.seats,
+            self.settings.update_tokens, cache, dtype, self.device,
         )  # fmt: skip
         limit = limits(shape, rates, dtype.itemsize, counts, point.games, script.sampled, script.answers, work)
         return {
@@ -698,6 +698,7 @@ def figures(repeat: Mapping[str, Any], played: Mapping[str, int]) -> dict[str, f
     for name, phase, n in (
         ("prefill_tokens", "prefill", read.get("prefill", 0)),
         ("decode_tokens", "decode", read.get("decode", 0)),
+        ("mixed_tokens", "mixed", read.get("mixed", 0)),
     ):
         if n and s[phase]:  # short games may say nothing
             made[f"{name}_per_second"] = n / s[phase]

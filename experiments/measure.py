@@ -29,16 +29,16 @@ from marl.memory import give_back
 from marl.policy import Policy
 from marl.tokens import Tokens
 
-# In the order in which tables list them. `capture` is the making of captured steps, once for each shape (GPUs only);
-# `cache` the copying of caches between turns (baselines only); `bookkeeping` the rest of a rollout: who is asked what,
-# groups of seats, streams, turns.
+# In the order in which tables list them. `mixed` are passes in which some seats read and others write; `capture` is the
+# making of captured steps, once for each shape (GPUs only); `cache` the copying of caches between turns (baselines
+# only); `bookkeeping` the rest of a rollout: who is asked what, groups of seats, streams, turns.
 PHASES = (
-    "game", "text", "tokenising", "prefill", "questions", "decode", "sampling", "beliefs", "capture", "cache",
+    "game", "text", "tokenising", "prefill", "questions", "decode", "mixed", "sampling", "beliefs", "capture", "cache",
     "bookkeeping", "collation", "update",
 )  # fmt: skip
 STEPS = 9  # of decoding, alone
 TIMINGS, MOMENT = 5, 0.005  # of a product or a copy, and the seconds that each lasts at least
-ON_DEVICE = {"prefill", "questions", "decode", "sampling", "beliefs", "capture", "cache", "update"}
+ON_DEVICE = {"prefill", "questions", "decode", "mixed", "sampling", "beliefs", "capture", "cache", "update"}
 
 
 class Stopwatch:
@@ -248,7 +248,8 @@ class Rates:
 
     read: float  # through all of the model's matrices, each by itself, as many rows as a pass that reads may have
     decode: float  # the same with as many rows as passes that decode had
-    full: float  # the same with a row for each game: in these games one player at a time speaks
+    mixed: float  # with as many as those in which some read and some write
+    full: float  # with a row for each game: in these games one player at a time speaks
     output: float  # through the output layer, one row for each slot
     update: float  # forward and backward, as many rows as a pass of the update has; in float32 or under autocast
     weights: float  # copying as much as the model's weights, which a processor's own cache may hold
@@ -258,6 +259,7 @@ class Rates:
 def measure_rates(
     shape: Shape,
     rows: int,
+    mixed: int,
     games: int,
     slots: int,
     budget: int,
@@ -267,11 +269,12 @@ def measure_rates(
 ) -> Rates:
     """Matrix products at the model's own shapes, and copies of buffers of its sizes (256 MB at most).
 
-    `rows`: of passes that decoded; `budget`: those of an update's pass.
+    `rows`: of passes that decoded, `mixed`: of those that read as well; `budget`: those of an update's pass.
     """
     return Rates(
         read=_product_rate(shape.matrices, READ_BUDGET, dtype, device),
         decode=_product_rate(shape.matrices, rows, dtype, device),
+        mixed=_product_rate(shape.matrices, mixed, dtype, device),
         full=_product_rate(shape.matrices, games, dtype, device),
         output=_product_rate((shape.output,), slots, dtype, device),
         update=_product_rate((*shape.matrices, shape.output), budget, dtype, device, backward=True),
@@ -344,18 +347,19 @@ def limits(
     """By phase its multiply-adds (`macs`), seconds of `arithmetic`, of `memory`, and the larger as `limit`. `size`:
     bytes of one number.
 
-    Prefill and decode: every token once through the layers, each pair of attention once; the weights once a pass, each
-    row's keys and values once a pass, new ones written. The passes are those that this engine made; `full` is decode's
-    limit had each of them had a row for every game. Sampling and belief answers: one output row each, in decode where
-    that is where it was sampled. The update, in float32: three times the forward pass's products (once forward, twice
-    backward); weights and gradients once forward and once backward a pass, and AdamW's reading and writing (7 numbers a
-    weight a step). Activations are not counted, nor is anything that is no product.
+    Prefill, decode, and both in one: every token once through the layers, each pair of attention once; the weights once
+    a pass, each row's keys and values once a pass, new ones written. The passes are those that this engine made; `full`
+    is decode's limit had each of them had a row for every game. Sampling and belief answers: one output row each, in
+    decode where that is where it was sampled. The update, in float32: three times the forward pass's products (once
+    forward, twice backward); weights and gradients once forward and once backward a pass, and AdamW's reading and
+    writing (7 numbers a weight a step). Activations are not counted, nor is anything that is no product.
     """
-    prefill, decode = counts["prefill"], counts["decode"]
+    prefill, decode, mixed = counts["prefill"], counts["decode"], counts["mixed"]
     full = _of_passes(shape, rates, size, decode, rates.full, decode.tokens / games)
     found = {
         "prefill": _of_passes(shape, rates, size, prefill, rates.read, prefill.passes),
         "decode": _of_passes(shape, rates, size, decode, rates.decode, decode.passes) | {"full": full["limit"]},
+        "mixed": _of_passes(shape, rates, size, mixed, rates.mixed, mixed.passes),
     }
     for phase, outputs in (("sampling", sampled - decode.outputs), ("beliefs", answers)):
         found[phase] = _larger(outputs * shape.head, outputs * shape.head / rates.output, 0.0)
@@ -407,7 +411,7 @@ def step_alone(policy: Policy, rows: int, context: int, decode_steps: int, devic
         counts.add(np.full(rows, start + step), np.ones(rows, dtype=np.int64))
     counts.outputs = counts.tokens * (several > 1)
     size = next(policy.lm.parameters()).dtype
-    rates = measure_rates(shape, rows, rows, rows, rows, engine.cache.nbytes, size, device)
+    rates = measure_rates(shape, rows, rows, rows, rows, rows, engine.cache.nbytes, size, device)
     limit = _of_passes(shape, rates, size.itemsize, counts, rates.decode, counts.passes)
     return {
         "rows": rows, "context": context, "seconds": median(spent[1:]), "macs": limit["macs"] / several,

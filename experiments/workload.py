@@ -242,13 +242,14 @@ class ReplayEngine(Engine):
     def __init__(self, policy: Policy, slots: int, context: int, script: Script, watch: Stopwatch) -> None:
         super().__init__(policy, slots, context)
         self.script, self.watch = script, watch
-        self.counts = {"prefill": Counts(), "decode": Counts()}
+        self.counts = {"prefill": Counts(), "decode": Counts(), "mixed": Counts()}
         spoken = (policy.speech_mask == 0).cpu().numpy()  # (V,)
         self._place, self._spoken = spoken.cumsum() - 1, int(spoken.sum())  # (V,): a token's among those
 
     def read(self, slots: Sequence[int], chunks: Sequence[Sequence[int]]) -> torch.Tensor:
         # A reply's tokens come one at a time; whatever is read before a reply has a cue behind it, so at least two.
-        phase = "decode" if max(map(len, chunks)) == 1 else "prefill"
+        writing = [len(chunk) == 1 for chunk in chunks]
+        phase = "decode" if all(writing) else "mixed" if any(writing) else "prefill"
         start = self.lengths[list(slots)]
         with self.watch.phase(phase):
             hidden = super().read(slots, chunks)
@@ -298,6 +299,6 @@ class ReplayAgent(ModelAgent):
         self.engine = ReplayEngine(policy, script.seats, context, script, watch)
         self.watch = watch
 
-    def _answer(self, seats: Sequence[ModelSeat], hidden: torch.Tensor) -> None:
+    def _answer(self, seats: Sequence[ModelSeat], hidden: torch.Tensor, ends: np.ndarray) -> None:
         with self.watch.phase("beliefs"):
-            super()._answer(seats, hidden)
+            super()._answer(seats, hidden, ends)

@@ -7,7 +7,7 @@ that need no reply (WAIT) are only read. What this module leaves out: the games'
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -176,7 +176,7 @@ class ModelSeat:
 
 
 class ModelAgent:
-    """A language model in any number of seats: one cache slot a seat, one ragged step for all that are ready.
+    """A language model in any number of seats: one cache slot a seat, one ragged pass for all that are ready.
 
     A message ends at `END`, at the model's end of sequence, or after `max_new_tokens`. Observations are read when a
     reply is due or the game ends, and belief questions are answered in passing. A seat whose stream outgrows `context`
@@ -197,10 +197,10 @@ class ModelAgent:
         decode_steps: int = 1,
         bf16: bool = False,
     ) -> None:
-        """`read_budget`: see READ_BUDGET. `patience`: readers wait while others write, so that passes are full, until
-        their shares of all seats that owe a reply add up to it from pass to pass: half of them wait for none, a tenth
-        for four. `decode_steps`: tokens that a writing seat samples
-        before it is looked at again; always 1 where `Engine.can_write` is not. `bf16`: a copy in bfloat16 plays, which
+        """`read_budget`: see READ_BUDGET. `decode_steps`: tokens that a writing seat samples before it is looked at
+        again; always 1 where `Engine.can_write` is not. `patience`, where passes are padded or several tokens are
+        written at a time: readers wait while others write, until their shares of all seats that owe a reply add up to
+        it from pass to pass; half of them wait for none, a tenth for four. `bf16`: a copy in bfloat16 plays, which
         takes over the policy's weights whenever nobody is seated."""
         self.name, self.tokens = name, policy.tokens
         self.original = policy if bf16 else None
@@ -235,21 +235,29 @@ class ModelAgent:
                 seat.options, seat.limit = r.options, min(self.max_new_tokens, self._free(seat))
         owed = {key: seat for key, seat in self._seats.items() if seat.kind is not None}
         while owed and not replies:
-            reading = [key for key, seat in owed.items() if not seat.ids]
-            writing = [key for key, seat in owed.items() if seat.ids]
-            self._waited += len(reading) / len(owed)
-            if reading and (not writing or self._waited >= self.patience):
-                self._waited = 0.0
-                for group in self._groups(reading):
+            if self.engine.ragged and self.decode_steps == 1:
+                for group in self._groups(list(owed)):  # all that are ready, whatever they read
                     self._advance(group)
-            elif self.decode_steps > 1:
-                self._write(writing)
             else:
-                self._advance(writing)
+                self._take_turns(owed)
             for key in list(owed):
                 if self._complete(owed[key]):
                     replies.append(self._reply(key, owed.pop(key)))
         return replies
+
+    def _take_turns(self, owed: Mapping[Key, ModelSeat]) -> None:
+        """Readers read, or writers write. In a padded pass a token beside a message of 60 would cost what 60 do."""
+        reading = [key for key, seat in owed.items() if not seat.ids]
+        writing = [key for key, seat in owed.items() if seat.ids]
+        self._waited += len(reading) / len(owed)
+        if reading and (not writing or self._waited >= self.patience):
+            self._waited = 0.0
+            for group in self._groups(reading):
+                self._advance(group)
+        elif self.decode_steps > 1:
+            self._write(writing)
+        else:
+            self._advance(writing)
 
     def repeat(self, request: Request, ids: Sequence[int]) -> int:
         """Reads the request and gives these ids as its own reply, whoever chose them: nothing is sampled.
@@ -301,29 +309,40 @@ class ModelAgent:
         return seat.view.stream.tokens[seat.read :] + seat.ids[-1:]
 
     def _groups(self, keys: Sequence[Key]) -> list[list[Key]]:
-        """Seats with about as much to read, in groups of at most `read_budget` padded tokens.
+        """In groups of at most `read_budget` tokens; where passes are padded seats with about as much to read.
 
-        A pass counts as a thirty-second of the budget beside its tokens (measured on a CPU at 8,192).
+        A padded pass counts as a thirty-second of the budget beside its tokens (measured on a CPU at 8,192).
         """
         unread = {key: len(self._unread(self._seats[key])) for key in keys}
+        if self.engine.ragged:
+            groups: list[list[Key]] = []
+            room = 0
+            for key in keys:
+                room -= unread[key]
+                if room < 0 or not groups:
+                    groups.append([])
+                    room = self.read_budget - unread[key]
+                groups[-1].append(key)
+            return groups
         order = sorted(keys, key=lambda key: unread[key], reverse=True)
-        groups = cheapest_groups([unread[key] for key in order], self.read_budget, self.read_budget / 32)
-        return [[order[i] for i in group] for group in groups]
+        padded = cheapest_groups([unread[key] for key in order], self.read_budget, self.read_budget / 32)
+        return [[order[i] for i in group] for group in padded]
 
     @torch.no_grad()
     def _advance(self, keys: Sequence[Key]) -> None:
         """One forward pass over what these seats have not read; answers questions in it; samples a token where owed."""
         seats = sorted((self._seats[key] for key in keys), key=lambda s: s.slot)
         chunks = [self._unread(seat) for seat in seats]
-        hidden = self.engine.read([seat.slot for seat in seats], chunks)
-        self._answer(seats, hidden)
+        hidden = self.engine.read([seat.slot for seat in seats], chunks)  # (N, D)
+        ends = np.cumsum([len(chunk) for chunk in chunks])
+        self._answer(seats, hidden, ends)
         for seat, chunk in zip(seats, chunks, strict=True):
             seat.read += len(chunk)
         rows = [i for i, seat in enumerate(seats) if seat.kind is not None]
         if not rows:
             return
         speaking = [seats[i] for i in rows]
-        last = hidden[rows, [len(chunks[i]) - 1 for i in rows]]  # (R, D)
+        last = hidden[torch.from_numpy(ends[rows] - 1).to(hidden.device)]  # (R, D)
         starting = [i for i, seat in enumerate(speaking) if not seat.ids]
         if starting:
             facts = torch.tensor([speaking[i].privileged for i in starting], device=last.device)
@@ -355,22 +374,23 @@ class ModelAgent:
             seat.ids += more
             seat.logprobs += theirs
 
-    def _answer(self, seats: Sequence[ModelSeat], hidden: torch.Tensor) -> None:
-        """Reads the answers of all questions whose last token was just read: a softmax over their candidates."""
+    def _answer(self, seats: Sequence[ModelSeat], hidden: torch.Tensor, ends: np.ndarray) -> None:
+        """Reads the answers of all questions whose last token was just read: a softmax over their candidates. `ends`
+        (R,): of each seat's tokens among the hidden states (N, D)."""
         due = []
-        for i, seat in enumerate(seats):
+        for seat, first, end in zip(seats, [0, *ends[:-1].tolist()], ends.tolist(), strict=True):
             for asked in seat.view.asked[len(seat.answers) :]:
-                at = asked.position - seat.read
-                if 0 <= at < hidden.shape[1]:
-                    due.append((i, at, asked.candidate_ids))
+                at = first + asked.position - seat.read
+                if first <= at < end:
+                    due.append((seat, at, asked.candidate_ids))
         if not due:
             return
-        logits = self.policy.logits(hidden[[i for i, _, _ in due], [at for _, at, _ in due]])  # (N, V)
+        logits = self.policy.logits(hidden[[at for _, at, _ in due]])  # (Q, V)
         width = max(len(ids) for _, _, ids in due)
         candidates = torch.tensor([[*ids, *[-1] * (width - len(ids))] for _, _, ids in due], device=logits.device)
-        scores = logits.gather(1, candidates.clamp_min(0)).masked_fill(candidates < 0, -torch.inf)  # (N, K)
-        for (i, _, ids), probs in zip(due, scores.double().softmax(-1).cpu().numpy(), strict=True):
-            seats[i].answers.append(probs[: len(ids)])
+        scores = logits.gather(1, candidates.clamp_min(0)).masked_fill(candidates < 0, -torch.inf)  # (Q, K)
+        for (seat, _, ids), probs in zip(due, scores.double().softmax(-1).cpu().numpy(), strict=True):
+            seat.answers.append(probs[: len(ids)])
 
     def _complete(self, seat: ModelSeat) -> bool:
         if not seat.ids:

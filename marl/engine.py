@@ -24,6 +24,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLaye
 from marl.errors import UserError
 from marl.grouping import cheapest_groups
 from marl.policy import MISFITS, Policy, check_context, choice_logits
+from marl.ragged import Group, Rows, attending, group_of, split
 from marl.sharding import is_split
 
 FULL, SLIDING = ATTENTION = ("full_attention", "sliding_attention")  # kinds of layers, as configurations name them
@@ -121,30 +122,30 @@ class SlotLayer(CacheLayerMixin):
             SlotLayer.lazy_initialization(self, key_states, value_states)
         assert self.keys is not None and self.values is not None
         c = self.cache
+        if c.groups:
+            self.keys[c.rows, c.positions] = key_states[0].transpose(0, 1)
+            self.values[c.rows, c.positions] = value_states[0].transpose(0, 1)
+            return key_states, value_states  # attention looks up those of each group
         self.keys[c.rows[:, None], c.positions] = key_states.transpose(1, 2)
         self.values[c.rows[:, None], c.positions] = value_states.transpose(1, 2)
-        if c.missing is not None:
-            keys, values = self._at_desk(c.missing, key_states, value_states)
-        elif isinstance(c.chosen, slice):
-            keys, values = self.keys[c.chosen, : c.end], self.values[c.chosen, : c.end]
-        else:  # three times as fast as indexing, and the same
-            keys, values = (each[:, : c.end].index_select(0, c.chosen) for each in (self.keys, self.values))
+        keys, values = self.look_up(c.looked)
         return keys.transpose(1, 2), values.transpose(1, 2)
 
-    def _at_desk(
-        self, missing: Sequence[tuple[int, int, int, int]], key_states: Tensor, value_states: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The rows' keys and values (R, end, H, D) up to their new tokens (R, H, 1, D); row r is at place r."""
-        c, size = self.cache, len(key_states)
+    def look_up(self, of: Rows) -> tuple[Tensor, Tensor]:
+        """What these slots hold, keys and values (R, end, H, D)."""
         assert self.keys is not None and self.values is not None
-        pairs = ((self.keys, key_states), (self.values, value_states))
+        if of.span is not None:
+            return self.keys[of.span, : of.end], self.values[of.span, : of.end]
+        if of.missing is None:  # three times as fast as indexing, and the same
+            keys, values = (each[:, : of.end].index_select(0, of.rows) for each in (self.keys, self.values))
+            return keys, values
         self.make_room()
-        rows = torch.arange(size, device=key_states.device)
-        for copied, (each, states) in zip(self.desk, pairs, strict=True):
-            for place, slot, start, end in missing:
+        places = torch.arange(len(of.rows), device=of.rows.device)
+        for copied, each in zip(self.desk, (self.keys, self.values), strict=True):
+            for place, slot, start, end in of.missing:
                 copied[place, start:end] = each[slot, start:end]
-            copied[rows, c.positions[:, 0]] = states[:, :, 0]
-        keys, values = (copied[:size, : c.end] for copied in self.desk)
+            copied[places, of.last] = each[of.rows, of.last]
+        keys, values = (copied[: len(of.rows), : of.end] for copied in self.desk)
         return keys, values
 
     def make_room(self) -> None:
@@ -154,10 +155,10 @@ class SlotLayer(CacheLayerMixin):
             self.desk = [each.new_zeros(*shape, each.shape[3]) for each in (self.keys, self.values)]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.cache.end, 0
+        return self.cache.looked.end, 0
 
     def get_seq_length(self) -> int:
-        return self.cache.end
+        return self.cache.looked.end
 
     def get_max_length(self) -> int:
         return self.cache.context
@@ -220,10 +221,9 @@ class SlotCache(Cache):
         sliding layers."""
         self.slots, self.context, self.masked, self.window = slots, context, masked, window
         self.rows = self.positions = torch.empty(0, dtype=torch.int64)
-        self.span: slice | None = None
-        self.end = 0
+        self.looked = Rows(self.rows, 0)
+        self.groups: list[Group] = []  # of a ragged pass
         self.desk, self.places = Desk(), 0  # and how many it has room for
-        self.missing: list[tuple[int, int, int, int]] | None = None  # of a pass at the desk
         layers: list[Any] = []
         for kind in kinds:
             if kind in RECURRENT:
@@ -241,9 +241,15 @@ class SlotCache(Cache):
         span: slice | None,
         missing: list[tuple[int, int, int, int]] | None = None,
     ) -> None:
-        self.rows, self.positions, self.end, self.span, self.missing = rows, positions, end, span, missing
+        """The next pass reads padded chunks at `positions` (R, n) of slots `rows` (R,); see `Rows`."""
+        self.rows, self.positions, self.groups = rows, positions, []
+        self.looked = Rows(rows, end, span, missing, None if missing is None else positions[:, 0])
         for layer in self.states:
             layer.load()
+
+    def at_ragged(self, rows: Tensor, positions: Tensor, groups: list[Group]) -> None:
+        """The next pass reads tokens one behind the other: at `positions` (N,) of slots `rows` (N,)."""
+        self.rows, self.positions, self.groups = rows, positions, groups
 
     def seat(self, rows: np.ndarray, start: np.ndarray) -> tuple[list[int], list[tuple[int, int, int, int]]]:
         """See `Desk.seat`."""
@@ -269,7 +275,7 @@ class SlotCache(Cache):
     @property
     def chosen(self) -> Tensor | slice:
         """The pass's rows; a range of slots is a view, anything else a copy."""
-        return self.rows if self.span is None else self.span
+        return self.rows if self.looked.span is None else self.looked.span
 
     def save(self) -> None:
         """To be called after each forward pass."""
@@ -322,7 +328,7 @@ class WholeStreams:
             self.held[other] = self.held[slot][:length]
 
     def read(self, lm: PreTrainedModel, rows: np.ndarray, start: np.ndarray, chunks: Sequence[Sequence[int]]) -> Tensor:
-        """What `one_pass` returns: hidden states (R, n, D) of new tokens behind the first `start` (R,) of each row."""
+        """What `one_pass` returns: hidden states (N, D) of new tokens behind the first `start` (R,) of each row."""
         for row, known, chunk in zip(rows, start, chunks, strict=True):
             self.held[row] = [*self.held[row][:known], *chunk]
         order = sorted(range(len(rows)), key=lambda i: len(self.held[rows[i]]), reverse=True)
@@ -335,7 +341,7 @@ class WholeStreams:
             hidden = lm.base_model(input_ids=ids, use_cache=False).last_hidden_state
             for g, row, stream in zip(group, hidden, streams, strict=True):
                 found[order[g]] = row[start[order[g]] : len(stream)].clone()  # the whole pass need not stay
-        return torch.nn.utils.rnn.pad_sequence(found, batch_first=True)
+        return torch.cat(found)
 
 
 def layer_kinds(lm: PreTrainedModel) -> list[str]:
@@ -401,15 +407,64 @@ def slot_cache(lm: PreTrainedModel, slots: int, context: int) -> SlotCache:
 
 
 def one_pass(
-    lm: PreTrainedModel, cache: SlotCache, rows: np.ndarray, start: np.ndarray, chunks: Sequence[Sequence[int]]
+    lm: PreTrainedModel,
+    cache: SlotCache,
+    rows: np.ndarray,
+    start: np.ndarray,
+    chunks: Sequence[Sequence[int]],
+    ragged: bool = False,
 ) -> Tensor:
-    """One pass over new tokens of slots `rows` (R,), which hold `start` (R,) of them: hidden states (R, n, D).
+    """One pass over new tokens of slots `rows` (R,), which hold `start` (R,) of them: hidden states (N, D) of all N
+    tokens, chunk behind chunk.
 
-    Chunks of different lengths are padded on the right, which is only right where no layer is recurrent.
+    Where it is not `ragged`, chunks of different lengths are padded on the right, which is only right where no layer is
+    recurrent.
     """
     for row, length in zip(rows.tolist(), start.tolist(), strict=True):
         cache.desk.cut(row, length)
     sizes = np.array([len(c) for c in chunks])
+    return (ragged_pass if ragged else padded_pass)(lm, cache, rows, start, sizes, chunks)
+
+
+def ragged_pass(
+    lm: PreTrainedModel,
+    cache: SlotCache,
+    rows: np.ndarray,
+    start: np.ndarray,
+    sizes: np.ndarray,
+    chunks: Sequence[Sequence[int]],
+) -> Tensor:
+    """For models of which `reads_ragged`: see ragged.py."""
+    device, first = lm.device, sizes.cumsum() - sizes
+    groups = []
+    for which in split(sizes):
+        which = which[np.argsort(rows[which], kind="stable")]
+        end, span, missing, last = int((start + sizes)[which].max()), span_of(rows[which]), None, None
+        if int(sizes[which].max()) == 1 and span is None and device.type == "cpu":
+            order, missing = cache.seat(rows[which], start[which])
+            which = which[order]
+            last = torch.from_numpy(start[which]).to(device)
+        looked = Rows(torch.from_numpy(rows[which]).to(device), end, span, missing, last)
+        groups.append(group_of(looked, first[which], start[which], sizes[which], lm.dtype))
+    places = np.arange(int(sizes.sum())) + np.repeat(start - first, sizes)
+    positions = torch.from_numpy(places).to(device)
+    cache.at_ragged(torch.from_numpy(np.repeat(rows, sizes)).to(device), positions, groups)
+    ids = torch.tensor([[token for chunk in chunks for token in chunk]], device=device)
+    with attending(lm):
+        output = lm.base_model(
+            input_ids=ids, position_ids=positions[None], past_key_values=cache, use_cache=True, slots=cache
+        )
+    return output.last_hidden_state[0]
+
+
+def padded_pass(
+    lm: PreTrainedModel,
+    cache: SlotCache,
+    rows: np.ndarray,
+    start: np.ndarray,
+    sizes: np.ndarray,
+    chunks: Sequence[Sequence[int]],
+) -> Tensor:
     width = int(sizes.max())
     span, missing, order = span_of(rows), None, None
     if width == 1 and span is None and lm.device.type == "cpu":
@@ -432,17 +487,20 @@ def one_pass(
         missing,
     )
     hidden = at_device(lm, cache, torch.from_numpy(tokens).to(device), query)
-    return hidden if order is None else hidden[np.argsort(order)]
+    if order is not None:
+        hidden = hidden[np.argsort(order)]
+    return hidden.flatten(0, 1)[torch.from_numpy(np.flatnonzero(real)).to(device)]
 
 
 def at_device(lm: PreTrainedModel, cache: SlotCache, ids: Tensor, query: Tensor) -> Tensor:
     """The forward pass itself: tokens (R, n) at places (R, n), in the rows of the cache: hidden states (R, n, D)."""
     if cache.masked:
         # (R, 1, n, end): a token sees itself and what stands before it in its own slot
-        keys, queries = torch.arange(cache.end, device=ids.device), query[:, None, :, None]
+        end = cache.looked.end
+        keys, queries = torch.arange(end, device=ids.device), query[:, None, :, None]
         blocked = keys > queries
         mask: Any = torch.zeros(blocked.shape, dtype=lm.dtype, device=ids.device).masked_fill_(blocked, -torch.inf)
-        if cache.window and cache.window < cache.end:
+        if cache.window and cache.window < end:
             sliding = mask.masked_fill(keys <= queries - cache.window, -torch.inf)
             kinds = getattr(lm.config.get_text_config(), "layer_types", None)  # who lists its layers takes both masks
             mask = {FULL: mask, SLIDING: sliding} if kinds else sliding
@@ -593,9 +651,7 @@ def goes_on(lm: PreTrainedModel) -> bool:
             for states in layer.all_recurrent_states.values():
                 states *= factor
         starts = [len(before) + sum(map(len, pieces[:i])) for i in range(len(pieces))]
-        return torch.cat(
-            [one_pass(lm, cache, zero, np.array([i]), [p])[0] for i, p in zip(starts, pieces, strict=True)]
-        )
+        return torch.cat([one_pass(lm, cache, zero, np.array([i]), [p]) for i, p in zip(starts, pieces, strict=True)])
 
     def same(a: Tensor, b: Tensor) -> bool:
         return bool((a - b).abs().max() <= nearness(lm) * b.abs().max())
@@ -611,26 +667,37 @@ def goes_on(lm: PreTrainedModel) -> bool:
 
 def check_slots(lm: PreTrainedModel) -> None:
     """Raises Unheld for a model that slots don't give what a whole pass does, as one that takes no cache at all and
-    whose passes see nothing but their own tokens. Looked at once in a process for each configuration."""
-    config = lm.config
-    key = (type(lm), config.to_json_string(use_diff=False), lm.dtype, str(lm.device))
+    whose passes see nothing but their own tokens."""
+    if why := unlike(lm, ragged=False):
+        raise Unheld(f"{type(lm).__name__} {why}")
+
+
+def reads_ragged(lm: PreTrainedModel) -> bool:
+    """Whether passes need no padding: not where a layer looks back no further than a window, or attends in code of its
+    own."""
+    return set(layer_kinds(lm)) == {FULL} and not window_of(lm.config.get_text_config()) and not unlike(lm, ragged=True)
+
+
+def unlike(lm: PreTrainedModel, ragged: bool) -> str:
+    """Why slots don't give what a whole pass does; empty where they do. Looked at once in a process for each
+    configuration."""
+    key = (type(lm), lm.config.to_json_string(use_diff=False), lm.dtype, str(lm.device), ragged)
     if key not in _UNLIKE:
         try:
-            _UNLIKE[key] = "" if _alike(lm) else "does not read in pieces what it reads as a whole"
+            _UNLIKE[key] = "" if _alike(lm, ragged) else "does not read in pieces what it reads as a whole"
         except torch.OutOfMemoryError:
             raise
-        except MISFITS as error:
+        except (*MISFITS, UserError) as error:
             told = str(error).strip().splitlines() or [type(error).__name__]
             _UNLIKE[key] = f"keeps what a slot cannot hold ({told[0][:200]})"
-    if _UNLIKE[key]:
-        raise Unheld(f"{type(lm).__name__} {_UNLIKE[key]}")
+    return _UNLIKE[key]
 
 
-_UNLIKE: dict[tuple[type, str, torch.dtype, str], str] = {}  # why; empty for those that are alike
+_UNLIKE: dict[tuple[type, str, torch.dtype, str, bool], str] = {}
 
 
 @torch.no_grad()
-def _alike(lm: PreTrainedModel) -> bool:
+def _alike(lm: PreTrainedModel, ragged: bool) -> bool:
     """Two streams of unequal length, in slots that are not side by side: in pieces, token by token, and in pieces."""
     vocabulary = lm.config.get_text_config().vocab_size
     streams = [[(7 * i + row) % vocabulary for i in range(length)] for row, length in enumerate((24, 15))]
@@ -639,9 +706,9 @@ def _alike(lm: PreTrainedModel) -> bool:
     found: list[list[Tensor]] = [[], []]
     for sizes in ((9, 4), (1, 1), (1, 1), (13, 9)):
         chunks = [s[n : n + size] for s, n, size in zip(streams, lengths.tolist(), sizes, strict=True)]
-        hidden = one_pass(lm, cache, rows, lengths, chunks)
-        for own, states, size in zip(found, hidden, sizes, strict=True):
-            own.append(states[:size])
+        hidden = one_pass(lm, cache, rows, lengths, chunks, ragged)
+        for own, states in zip(found, hidden.split(sizes), strict=True):
+            own.append(states)
         lengths = lengths + np.array(sizes)
     for stream, own in zip(streams, found, strict=True):
         ids = torch.tensor([stream], device=lm.device)
@@ -685,11 +752,13 @@ class Engine:
         self.policy, self.slots, self.context = policy, slots, context
         self.cache: SlotCache | WholeStreams
         self.unheld = ""  # why there is no cache, if so
+        self.ragged = False  # whether passes are without padding; tests unset it
         try:
             self.cache = slot_cache(policy.lm, slots, context)
             self._goes_on = not self.cache.states or goes_on(lm)
             if not self.cache.states and not is_split(policy):
                 check_slots(lm)
+                self.ragged = reads_ragged(lm)
         except Unheld as reason:
             self.cache, self._goes_on, self.unheld = WholeStreams(slots), True, str(reason)
         self.lengths = np.zeros(slots, dtype=np.int64)
@@ -726,7 +795,7 @@ class Engine:
 
     @torch.no_grad()
     def read(self, slots: Sequence[int], chunks: Sequence[Sequence[int]]) -> Tensor:
-        """Appends a chunk of new tokens to each slot. Returns hidden states (R, n, D), padded on the right.
+        """Appends a chunk of new tokens to each slot. Returns hidden states (N, D) of all N tokens, chunk behind chunk.
 
         Slots must be distinct; chunks must not be empty.
         """
@@ -737,19 +806,15 @@ class Engine:
         if not self.cache.states:
             return self._pass(rows, chunks)
         # Padding would move a state on, so that rows are read in pieces, each for all rows that have as much to read.
-        hidden = None
+        parts: list[list[Tensor]] = [[] for _ in chunks]
         done = np.zeros_like(sizes)
         while (done < sizes).any():
             which, size = self._piece(self.lengths[rows], sizes - done)
             pieces = [chunks[i][done[i] : done[i] + size] for i in which]
-            found = self._pass(rows[which], pieces)  # (P, size, D)
-            if hidden is None:
-                hidden = found.new_zeros(len(rows), int(sizes.max()), found.shape[2])
-            for i, row in zip(which, found, strict=True):
-                hidden[i, done[i] : done[i] + size] = row
+            for i, states in zip(which, self._pass(rows[which], pieces).split(size), strict=True):
+                parts[i].append(states)
             done[which] += size
-        assert hidden is not None
-        return hidden
+        return torch.cat([states for own in parts for states in own])
 
     def _check_room(self, start: np.ndarray, sizes: np.ndarray) -> None:
         """That so many more tokens fit into slots that hold `start`."""
@@ -781,7 +846,7 @@ class Engine:
         if isinstance(self.cache, WholeStreams):
             hidden = self.cache.read(self.policy.lm, rows, self.lengths[rows], chunks)
         else:
-            hidden = one_pass(self.policy.lm, self.cache, rows, self.lengths[rows], chunks)
+            hidden = one_pass(self.policy.lm, self.cache, rows, self.lengths[rows], chunks, self.ragged)
         sizes = [len(chunk) for chunk in chunks]
         self.lengths[rows] += sizes
         self.tokens_read += sum(sizes)
@@ -803,12 +868,12 @@ class Engine:
         if known:
             self.cache.copy(source, [other for other in scratch if other != source], known)
         self.lengths[scratch] = known
-        hidden = self.read(scratch, [[prefix[-1], *text[:-1]] for text in texts])  # (A, n, D)
+        hidden = self.read(scratch, [[prefix[-1], *text[:-1]] for text in texts]).split([len(text) for text in texts])
         for other in scratch:
             self.free(other)
         scores = []
         for row, text in zip(hidden, texts, strict=True):  # one by one: a large vocabulary times A is too much at once
-            shaped = self.policy.speech_logits(self.policy.logits(row[: len(text)]), temperature or 1.0)  # (n, V)
+            shaped = self.policy.speech_logits(self.policy.logits(row), temperature or 1.0)  # (n, V)
             ids = torch.tensor(text, device=shaped.device)
             scores.append(float(shaped.double().log_softmax(-1).gather(1, ids[:, None]).sum()))
         return np.array(scores)

@@ -255,7 +255,7 @@ def playing_bytes(
             cache.seat(rows, start)  # as if copied already: copying takes no memory, and here seconds
             with torch.no_grad():
                 hidden = one_pass(lm, cache, rows, start, [[0] * size] * len(rows))
-                head(lm, hidden[:, -1]).log_softmax(-1).double().exp().cumsum(-1)
+                head(lm, hidden[size - 1 :: size]).log_softmax(-1).double().exp().cumsum(-1)
         desks = [each for layer in cache.layers if isinstance(layer, SlotLayer) for each in layer.desk]
         caches.append(cache.nbytes + sum(each.nbytes for each in desks))
 

@@ -17,6 +17,7 @@ LAYERS = [
     "policy renaming",
     "optim sharding",
     "checkpoint tracking",
+    "ragged",
     "engine",
     "agents memory",
     "scripted human_dond chat",

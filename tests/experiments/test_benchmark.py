@@ -724,14 +724,21 @@ def test_speech_in_several_steps_is_the_recorded_one(
     agent = ReplayAgent(policy, script, 256, Stopwatch(CPU), steps)
     agent.engine.few_shapes = few_shapes
     one = ReplayAgent(policy, script, 256, Stopwatch(CPU))
+    one.engine.ragged = False
     for mine, other in zip(played(agent, script), played(one, script), strict=True):
         for a, b in zip(mine.beliefs, other.beliefs, strict=True):
             np.testing.assert_allclose(a.probs, b.probs, atol=1e-5)
-    decode, singly = agent.engine.counts["decode"], one.engine.counts["decode"]
-    assert decode.tokens == singly.tokens == sum(len(ids) - 1 for own in script.replies.values() for ids in own)
-    assert (decode.attended, decode.cached) == (singly.attended, singly.cached)
+    decode, singly, mixed = agent.engine.counts["decode"], one.engine.counts["decode"], agent.engine.counts["mixed"]
+    assert singly.tokens == sum(len(ids) - 1 for own in script.replies.values() for ids in own)
+    assert (mixed.tokens > 0) == (steps == 1) and not one.engine.counts["mixed"].tokens
+    for what in ("tokens", "attended"):
+        ours, theirs = (sum(getattr(c, what) for c in a.engine.counts.values()) for a in (agent, one))
+        assert ours == theirs
+    if steps > 1:
+        assert (decode.tokens, decode.attended, decode.cached) == (singly.tokens, singly.attended, singly.cached)
+        assert decode.passes >= singly.passes
     assert (decode.outputs, singly.outputs) == (decode.tokens * (steps > 1), 0)
-    assert 1 <= singly.rows <= len(script.games) and decode.passes >= singly.passes
+    assert 1 <= singly.rows <= len(script.games)
     assert bool(agent.engine._writers) == (few_shapes and steps > 1)
 
 
@@ -877,10 +884,11 @@ def test_a_models_shape(workload: tuple[Policy, Script]) -> None:
 def test_limits_by_hand() -> None:
     """Layers of 10 multiply-adds a token and 2 a pair, an output layer of 4, 3 numbers kept of a token, of 2 bytes."""
     shape = Shape(body=10, head=4, parameters=20, attention=2, cache=3, matrices=((2, 5),), output=(2, 2))
-    rates = Rates(read=100.0, decode=20.0, full=50.0, output=8.0, update=30.0, weights=400.0, cache=600.0)
+    rates = Rates(read=100.0, decode=20.0, mixed=40.0, full=50.0, output=8.0, update=30.0, weights=400.0, cache=600.0)
     counts = {
         "prefill": Counts(passes=1, tokens=40, attended=100, cached=40),
         "decode": Counts(passes=10, tokens=20, attended=60, cached=80, outputs=6),
+        "mixed": Counts(passes=2, tokens=30, attended=50, cached=70),
     }
     work = UpdateCounts(tokens=60, attended=160, outputs=20, passes=2, steps=1)
     found = limits(shape, rates, 2, counts, games=4, sampled=26, answers=8, update=work)
@@ -889,6 +897,7 @@ def test_limits_by_hand() -> None:
     assert found["decode"] == {
         "macs": 344, "arithmetic": 19.0, "memory": pytest.approx(1.5), "limit": 19.0, "full": pytest.approx(9.4)
     }  # fmt: skip
+    assert found["mixed"] == {"macs": 400, "arithmetic": 10.0, "memory": pytest.approx(1.1), "limit": 10.0}
     assert found["sampling"]["limit"] == 20 * 4 / 8 and found["beliefs"]["macs"] == 32
     assert found["update"]["arithmetic"] == 3 * (600 + 320 + 80) / 30
     memory_bound = limits(shape, replace(rates, weights=1.0), 2, counts, games=4, sampled=26, answers=8, update=work)

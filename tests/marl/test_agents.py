@@ -36,8 +36,10 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Policy]:
 NAMES = ("tiny", "gpt2", "chat")
 
 
-def model(policy: Policy, **settings: Any) -> ModelAgent:
-    return ModelAgent("learner", policy, **{"slots": 12, "context": 512, "max_new_tokens": 6, **settings})
+def model(policy: Policy, padded: bool = False, **settings: Any) -> ModelAgent:
+    agent = ModelAgent("learner", policy, **{"slots": 12, "context": 512, "max_new_tokens": 6, **settings})
+    agent.engine.ragged = agent.engine.ragged and not padded
+    return agent
 
 
 def request(game: int, turn: TurnKind, text: str, step: int = 0, **fields: Any) -> Request:
@@ -84,7 +86,17 @@ def same_replies(a: Reply, b: Reply) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"read_budget": 1}, {"patience": 0.0}, {"patience": 1.0, "read_budget": 50}, {"decode_steps": 3}],
+    [
+        {},
+        {"read_budget": 1},
+        {"read_budget": 50},
+        {"padded": True},
+        {"padded": True, "read_budget": 1},
+        {"padded": True, "patience": 0.0},
+        {"padded": True, "patience": 1.0, "read_budget": 50},
+        {"decode_steps": 3},
+        {"decode_steps": 3, "padded": True},
+    ],
     ids=str,
 )
 def test_a_seat_plays_the_same_alone_and_in_company(name: str, settings: dict, policies: dict[str, Policy]) -> None:
@@ -123,11 +135,11 @@ class Endless(ModelAgent):
 @pytest.mark.parametrize(
     ("patience", "readers", "waited"), [(0.5, 1, 4), (0.5, 5, 0), (0.5, 3, 1), (0.0, 1, 0), (0.95, 1, 9)]
 )
-def test_readers_wait_while_others_write(
+def test_where_passes_are_padded_readers_wait_while_others_write(
     patience: float, readers: int, waited: int, policies: dict[str, Policy]
 ) -> None:
     agent = Endless("learner", policies["tiny"], slots=10, context=512, max_new_tokens=30, patience=patience)
-    agent.passes = []
+    agent.engine.ragged, agent.passes = False, []
     choosing = [request(g, CHOOSE, "cut", options=("1", "2")) for g in range(readers)]
     assert len(agent.act([*choosing, *(request(g, SPEAK, "cut") for g in range(readers, 10))])) == readers
     for wave in range(2):  # what was waited before does not count again
@@ -135,6 +147,21 @@ def test_readers_wait_while_others_write(
         again = [request(g, CHOOSE, "cut", 1 + wave, options=("1", "2")) for g in range(readers)]
         assert len(agent.act(again)) == readers
         assert agent.passes == [(10 - readers, False)] * waited + [(readers, True)]
+
+
+def test_else_all_that_are_ready_share_a_pass(policies: dict[str, Policy]) -> None:
+    """Choices, answers, what comes first of a message and what comes then."""
+    agent = Endless("learner", policies["tiny"], slots=4, context=512, max_new_tokens=3)
+    agent.passes = []
+    assert [r.key[0] for r in agent.act([request(0, CHOOSE, "cut", options=("1", "2")), request(1, SPEAK, "cut")])] == [
+        0
+    ]
+    assert agent.act([request(0, SPEAK, "cut", 1), request(2, WAIT, "cut"), request(3, CHOOSE, "1", options=("1",))])
+    assert agent.passes == [(2, True), (3, True)]  # who only listens has not read yet
+    said = agent.act([request(2, CHOOSE, "1", 1, options=("1", "2"), questions=(QUESTION,))])
+    assert sorted(r.key[0] for r in said) == [1, 2]  # the third token of what was begun in the first pass
+    assert agent.passes == [(2, True), (3, True), (3, True)]
+    assert len(agent.finish([(2, "player_0")])[2, "player_0"][1]) == 1
 
 
 @pytest.mark.parametrize("name", NAMES)

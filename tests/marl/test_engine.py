@@ -3,7 +3,7 @@
 import gc
 import re
 import weakref
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 
 import numpy as np
@@ -72,21 +72,24 @@ def read_in_pieces(engine: Engine, rows: list[list[int]], slots: list[int], seed
         open_rows = [i for i, row in enumerate(rows) if done[i] < len(row)]
         chosen = rng.permutation(open_rows)[: rng.integers(1, len(open_rows) + 1)].tolist()
         pieces = [rows[i][done[i] : done[i] + int(rng.integers(1, 9))] for i in chosen]
-        hidden = engine.read([slots[i] for i in chosen], pieces)
-        for k, i in enumerate(chosen):
-            found[i].append(engine.policy.logits(hidden[k, : len(pieces[k])]))
-            done[i] += len(pieces[k])
+        hidden = engine.read([slots[i] for i in chosen], pieces).split([len(piece) for piece in pieces])
+        for i, piece, states in zip(chosen, pieces, hidden, strict=True):
+            found[i].append(engine.policy.logits(states))
+            done[i] += len(piece)
     return [torch.cat(parts) for parts in found]
 
 
 # --- Reading ---
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "mistral"])
 @pytest.mark.parametrize("seed", range(3))
-def test_pieces_read_like_one_whole(name: str, seed: int, policies: dict[str, Policy]) -> None:
+@pytest.mark.parametrize("padded", [False, True])
+def test_pieces_read_like_one_whole(name: str, seed: int, padded: bool, policies: dict[str, Policy]) -> None:
     policy = policies[name]
     engine = Engine(policy, 6, CONTEXT)
+    assert engine.ragged == (name in (*ARCHITECTURES, "tiny"))
+    engine.ragged = engine.ragged and not padded
     rows = streams(policy, [CONTEXT, 1, 17, 30, 5], seed)
     slots = [engine.allocate() for _ in rows]
     for row, logits in zip(rows, read_in_pieces(engine, rows, slots, seed), strict=True):
@@ -103,15 +106,15 @@ def test_a_range_of_slots_reads_like_any_other_set(name: str, policies: dict[str
     policy = policies[name]
     rows, pieces = streams(policy, [9, 4, 12]), streams(policy, [3, 6, 1], seed=1)
     hidden = []
-    for slots in ([1, 2, 3], [3, 1, 2], [5, 2, 0]):
+    for slots, ragged in product(([1, 2, 3], [3, 1, 2], [5, 2, 0]), (False, True)):
         engine = Engine(policy, 6, CONTEXT)
+        engine.ragged = engine.ragged and ragged
         engine.read(slots, rows)
         hidden.append(engine.read(slots, pieces))
-        if name not in RECURRENT:  # those read in parts of the rows
-            assert (engine.cache.span is not None) == (slots == [1, 2, 3])
+        if name not in RECURRENT and not engine.ragged:  # those read in parts of the rows
+            assert (engine.cache.looked.span is not None) == (slots == [1, 2, 3])
     for other in hidden[1:]:
-        for i, piece in enumerate(pieces):
-            torch.testing.assert_close(hidden[0][i, : len(piece)], other[i, : len(piece)], atol=1e-5, rtol=0)
+        torch.testing.assert_close(hidden[0], other, atol=1e-5, rtol=0)
 
 
 @given(st.integers(0, 2**32 - 1))
@@ -196,7 +199,7 @@ def test_speech_at_the_desk_reads_like_one_whole(name: str, seed: int, policies:
         if max(len(held[slot]) for slot in some) + size > CONTEXT:
             break
         found = engine.read(some, pieces)
-        for slot, piece, hidden in zip(some, pieces, found, strict=True):
+        for slot, piece, hidden in zip(some, pieces, found.split(size), strict=True):
             held[slot] += piece
             expected = whole(policy, held[slot])[-size:]
             torch.testing.assert_close(policy.logits(hidden), expected, atol=2e-4, rtol=0)
@@ -212,7 +215,7 @@ def test_games_do_not_depend_on_those_before(policies: dict[str, Policy]) -> Non
         found = []
         for some in ([0, 2], [0, 2, 5], [2, 5], [1, 2, 4, 5], [1, 5], [0, 1, 3, 4, 5]):
             found.append(engine.read(some, [[3]] * len(some)))
-            order.append(engine.cache.rows.tolist())
+            order.append((engine.cache.groups[0].looked if engine.ragged else engine.cache.looked).rows.tolist())
         for slot in slots:
             engine.free(slot)
         return torch.cat(found)
@@ -244,9 +247,7 @@ def test_a_freed_slot_leaks_nothing(name: str, policies: dict[str, Policy]) -> N
     again = [engine.allocate(), engine.allocate()]
     assert sorted(again) == sorted(used) and engine.lengths.tolist() == [0, 0]
     for pieces in (streams(policy, [5, 9]), streams(policy, [2, 4], seed=1)):
-        old, new = engine.read(again, pieces), fresh.read(again, pieces)
-        for i, piece in enumerate(pieces):  # what lies behind a row's end is nobody's
-            torch.testing.assert_close(old[i, : len(piece)], new[i, : len(piece)], atol=1e-6, rtol=0)
+        torch.testing.assert_close(engine.read(again, pieces), fresh.read(again, pieces), atol=1e-6, rtol=0)
 
 
 def test_more_slots_than_there_are_is_our_mistake(policies: dict[str, Policy]) -> None:
@@ -265,7 +266,7 @@ def test_a_stream_that_outgrows_its_slot_is_refused_before_anything_is_written(p
         engine.read(slots, [[5], [6]])
     assert engine.lengths[slots].tolist() == [10, 3]
     row = [6] * 3 + [7, 8]
-    logits = policy.logits(engine.read(slots[1:], [[7, 8]])[0])
+    logits = policy.logits(engine.read(slots[1:], [[7, 8]]))
     torch.testing.assert_close(logits, whole(policy, row)[3:], atol=1e-4, rtol=0)
 
 
@@ -325,7 +326,7 @@ def test_a_model_that_no_slot_holds_reads_whole_streams_again(name: str) -> None
             shaped = policy.speech_logits(whole(policy, rows[3][:20] + text)[19:-1], 1.0).log_softmax(-1)
             assert score == pytest.approx(float(shaped.gather(1, torch.tensor(text)[:, None]).sum()), abs=1e-3)
         engine.rewind(slots[2], rows[2][:9])
-        again = policy.logits(engine.read([slots[2]], [[3, 4]])[0])
+        again = policy.logits(engine.read([slots[2]], [[3, 4]]))
         torch.testing.assert_close(again, whole(policy, [*rows[2][:9], 3, 4])[9:], atol=1e-4, rtol=0)
         for slot in slots:
             engine.free(slot)
@@ -400,7 +401,7 @@ def test_padding_would_not_do_for_a_state(name: str, policies: dict[str, Policy]
     engine, padded = Engine(policy, 2, CONTEXT), Engine(policy, 2, CONTEXT)
     engine.read([0, 1], rows)
     padded._pass(np.array([0, 1]), rows)
-    after = [e.read([0, 1], [[7], [7]])[:, 0] for e in (engine, padded)]
+    after = [e.read([0, 1], [[7], [7]]) for e in (engine, padded)]
     torch.testing.assert_close(after[0][0], after[1][0], atol=1e-5, rtol=0)
     assert float((after[0][1] - after[1][1]).abs().max()) > 1e-2
 
@@ -448,7 +449,7 @@ def write(policy: Policy, prompts: list[list[int]], seeds: list[int], n: int) ->
     chunks, ids, logprobs = prompts, [], []
     for step in range(n):
         hidden = engine.read(slots, chunks)
-        last = hidden[range(len(chunks)), [len(c) - 1 for c in chunks]]
+        last = hidden[np.cumsum([len(c) for c in chunks]) - 1]
         uniform = uniforms(rows, np.full(len(rows), step))
         sampled, scores = engine.sample(last, [()] * len(chunks), 1.0, uniform)
         chunks = [[int(i)] for i in sampled]
@@ -479,7 +480,7 @@ def test_several_steps_at_once_sample_what_single_ones_do(
         for slot in slots:  # one row and one token at a time; an end is no end here
             for step in range(left[slot]):
                 token = expected[slot][-1][0] if step else slot
-                found = single.sample(single.read([slot], [[token]])[:, 0], [()], temperature, chances[slot][[step]])
+                found = single.sample(single.read([slot], [[token]]), [()], temperature, chances[slot][[step]])
                 expected[slot].append((int(found[0][0]), float(found[1][0])))
         while going := [slot for slot in slots if len(said[slot]) < left[slot]]:
             last = [said[slot][-1][0] if said[slot] else slot for slot in going]
@@ -553,7 +554,7 @@ def test_samples_come_as_often_as_their_probability_says(temperature: float, pol
     """On an even grid of uniforms each token comes up as often as its probability says, to within one grid point."""
     policy, grid = policies["tiny"], 4000
     engine = Engine(policy, 1, CONTEXT)
-    hidden = engine.read([0], [[5, 6, 7]])[0, -1]
+    hidden = engine.read([0], [[5, 6, 7]])[-1]
     legal = (30, 12, 77)
     uniform = (np.arange(grid) + 0.5) / grid
     logits = policy.logits(hidden).detach()
@@ -572,7 +573,7 @@ def test_samples_come_as_often_as_their_probability_says(temperature: float, pol
 def test_random_samples_fit_their_probabilities(policies: dict[str, Policy]) -> None:
     policy, draws = policies["tiny"], 20_000
     engine = Engine(policy, 1, CONTEXT)
-    hidden = engine.read([0], [[9]])[0, -1]
+    hidden = engine.read([0], [[9]])[-1]
     legal = tuple(range(20, 40))
     expected = policy.logits(hidden).detach()[list(legal)].double().softmax(0).numpy() * draws
     uniform = uniforms(np.full(draws, 7), np.arange(draws))
@@ -585,7 +586,7 @@ def test_random_samples_fit_their_probabilities(policies: dict[str, Policy]) -> 
 def test_each_row_has_its_own_legal_set_and_extreme_uniforms_stay_in_it(policies: dict[str, Policy]) -> None:
     policy = policies["gpt2"]
     engine = Engine(policy, 1, CONTEXT)
-    hidden = engine.read([0], [[9, 3]])[0, -1]
+    hidden = engine.read([0], [[9, 3]])[-1]
     legal = [(4,), (), (50, 8, 9), (511, 0), ()]
     for u in (0.0, np.nextafter(1.0, 0.0)):
         ids, logprobs = engine.sample(hidden.expand(5, -1), legal, 1.0, np.full(5, u))
@@ -598,7 +599,7 @@ def test_each_row_has_its_own_legal_set_and_extreme_uniforms_stay_in_it(policies
 def test_no_uniform_lands_on_a_forbidden_token(policies: dict[str, Policy]) -> None:
     policy = policies["tiny"]
     engine = Engine(policy, 1, CONTEXT)
-    hidden = engine.read([0], [[9, 3]])[0, -1]
+    hidden = engine.read([0], [[9, 3]])[-1]
     for u in (0.0, np.nextafter(1.0, 0.0)):  # pad and bos come first: they are no speech
         ids, logprobs = engine.sample(hidden[None], [()], 1.0, np.array([u]))
         assert int(ids[0]) not in policy.tokens.unspeakable and np.isfinite(logprobs).all()
@@ -639,9 +640,7 @@ def test_models_load_for_the_engine_from_their_folder(tmp_path: Path) -> None:
     policy = hf_policy(tmp_path, "qwen3")
     engine = Engine(policy, 1, CONTEXT)
     [row] = streams(policy, [20])
-    torch.testing.assert_close(
-        policy.logits(engine.read([0], [row])[0]).detach(), whole(policy, row), atol=1e-4, rtol=0
-    )
+    torch.testing.assert_close(policy.logits(engine.read([0], [row])).detach(), whole(policy, row), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -664,7 +663,7 @@ def test_texts_are_scored_as_one_full_pass_says_and_the_slot_stays_as_it_is(
     engine.rewind(slot, prefix)
     assert engine.lengths[slot] == len(prefix)
     hidden = engine.read([slot], [[7]])
-    torch.testing.assert_close(policy.logits(hidden)[0, 0], whole(policy, [*prefix, 7])[-1], atol=1e-3, rtol=0)
+    torch.testing.assert_close(policy.logits(hidden)[0], whole(policy, [*prefix, 7])[-1], atol=1e-3, rtol=0)
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 8, 1000])
