@@ -246,7 +246,8 @@ class ModelAgent:
         return replies
 
     def _take_turns(self, owed: Mapping[Key, ModelSeat]) -> None:
-        """Readers read, or writers write. In a padded pass a token beside a message of 60 would cost what 60 do."""
+        """Readers read, or writers write: in a padded pass a token beside a message of 60 would cost what 60 do, and
+        where several tokens are written at a time nothing else is read meanwhile."""
         reading = [key for key, seat in owed.items() if not seat.ids]
         writing = [key for key, seat in owed.items() if seat.ids]
         self._waited += len(reading) / len(owed)
@@ -314,10 +315,10 @@ class ModelAgent:
         A padded pass counts as a thirty-second of the budget beside its tokens (measured on a CPU at 8,192).
         """
         unread = {key: len(self._unread(self._seats[key])) for key in keys}
-        if self.engine.ragged:
+        if self.engine.ragged:  # what is written stays together, where its slots stand side by side (`Desk`)
             groups: list[list[Key]] = []
             room = 0
-            for key in keys:
+            for key in sorted(keys, key=lambda key: unread[key]):
                 room -= unread[key]
                 if room < 0 or not groups:
                     groups.append([])

@@ -26,13 +26,14 @@ from marl.grouping import cheapest_groups
 from marl.policy import MISFITS, Policy, check_context, choice_logits
 from marl.ragged import Group, Rows, attending, group_of, split
 from marl.sharding import is_split
+from marl.varlen import windows
 
 FULL, SLIDING = ATTENTION = ("full_attention", "sliding_attention")  # kinds of layers, as configurations name them
 RECURRENT = ("linear_attention", "conv")
 BOTH = "hybrid"
 NOTHING = ("moe", "mlp")
 
-READ_BUDGET = 8192  # padded tokens in one pass that reads
+READ_BUDGET = 8192  # tokens in one pass that reads, with their padding where there is any
 STRETCH = 128  # captured steps reach into slots by multiples of this
 
 
@@ -250,6 +251,7 @@ class SlotCache(Cache):
     def at_ragged(self, rows: Tensor, positions: Tensor, groups: list[Group]) -> None:
         """The next pass reads tokens one behind the other: at `positions` (N,) of slots `rows` (N,)."""
         self.rows, self.positions, self.groups = rows, positions, groups
+        self.looked = Rows(rows, max(group.looked.end for group in groups))
 
     def seat(self, rows: np.ndarray, start: np.ndarray) -> tuple[list[int], list[tuple[int, int, int, int]]]:
         """See `Desk.seat`."""
@@ -673,9 +675,10 @@ def check_slots(lm: PreTrainedModel) -> None:
 
 
 def reads_ragged(lm: PreTrainedModel) -> bool:
-    """Whether passes need no padding: not where a layer looks back no further than a window, or attends in code of its
-    own."""
-    return set(layer_kinds(lm)) == {FULL} and not window_of(lm.config.get_text_config()) and not unlike(lm, ragged=True)
+    """Whether passes need no padding: not where a layer looks back no further than a window, or attends in a way of its
+    own (`ragged.attention`)."""
+    short = windows(lm.config.get_text_config())  # longer than the streams below, they would not show
+    return set(layer_kinds(lm)) == {FULL} and not short and not unlike(lm, ragged=True)
 
 
 def unlike(lm: PreTrainedModel, ragged: bool) -> str:
@@ -687,9 +690,10 @@ def unlike(lm: PreTrainedModel, ragged: bool) -> str:
             _UNLIKE[key] = "" if _alike(lm, ragged) else "does not read in pieces what it reads as a whole"
         except torch.OutOfMemoryError:
             raise
-        except (*MISFITS, UserError) as error:
+        except (*MISFITS, AssertionError, UserError) as error:
             told = str(error).strip().splitlines() or [type(error).__name__]
-            _UNLIKE[key] = f"keeps what a slot cannot hold ({told[0][:200]})"
+            what = "attends in a way of its own" if ragged else "keeps what a slot cannot hold"
+            _UNLIKE[key] = f"{what} ({told[0][:200]})"
     return _UNLIKE[key]
 
 
@@ -704,7 +708,7 @@ def _alike(lm: PreTrainedModel, ragged: bool) -> bool:
     rows, lengths = np.array([0, 2]), np.zeros(2, dtype=np.int64)
     cache = slot_cache(lm, 3, len(streams[0]))
     found: list[list[Tensor]] = [[], []]
-    for sizes in ((9, 4), (1, 1), (1, 1), (13, 9)):
+    for sizes in ((9, 4), (1, 1), (1, 1), (6, 1), (7, 8)):
         chunks = [s[n : n + size] for s, n, size in zip(streams, lengths.tolist(), sizes, strict=True)]
         hidden = one_pass(lm, cache, rows, lengths, chunks, ragged)
         for own, states in zip(found, hidden.split(sizes), strict=True):
@@ -800,6 +804,7 @@ class Engine:
         Slots must be distinct; chunks must not be empty.
         """
         sizes = np.array([len(c) for c in chunks])
+        assert sizes.all(), "an empty chunk"
         rows = np.asarray(slots, dtype=np.int64)
         start = self.lengths[rows]
         self._check_room(start, sizes)

@@ -103,6 +103,16 @@ def check_context(config: PreTrainedConfig, context: int, setting: str = "model.
     """UserError where slots of so many tokens are more than the model can read. `setting`: what the user calls them."""
     if context > (longest := longest_stream(config)):
         raise UserError(f"{setting}={context} is more than the model can read ({longest} tokens): lower it")
+    text = config.get_text_config()
+    told = [getattr(text, name, None) for name in ("rope_parameters", "rope_scaling")]
+    ropes = [rope for rope in told if isinstance(rope, dict)]
+    for rope in [*ropes, *(own for whole in ropes for own in whole.values() if isinstance(own, dict))]:  # or by layers
+        short = rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
+        if "longrope" in (rope.get("rope_type"), rope.get("type")) and short and context > short:
+            raise UserError(
+                f"{setting}={context}: the model turns positions another way in passes that go beyond {short} tokens "
+                f"(longrope), so that what it says would depend on who shares its pass; set it to {short} at most"
+            )
 
 
 def half(policy: Policy) -> Policy:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from marl.errors import UserError
 
@@ -105,8 +105,7 @@ def check_varlen(lm: PreTrainedModel, bf16: bool = False) -> None:
     text = lm.config.get_text_config()
     kinds = {*(getattr(text, "layer_types", None) or ())} - {"full_attention"}
     # Some models have these in a mask alone, which is not made here, and rows as short as those below would not show.
-    windows = [name for name in ("sliding_window", "attention_chunk_size") if getattr(text, name, None)]
-    why = ", ".join([*sorted(kinds), *(f"{name}={getattr(text, name)}" for name in windows)])
+    why = ", ".join([*sorted(kinds), *(f"{name}={getattr(text, name)}" for name in windows(text))])
     try:
         why = why or _misread(lm, bf16)
     except torch.OutOfMemoryError:
@@ -117,6 +116,11 @@ def check_varlen(lm: PreTrainedModel, bf16: bool = False) -> None:
         why = f"{type(error).__name__}: {error}".splitlines()[0]
     if why:
         raise UserError(f"algo.update.padding_free=true: not with {type(lm).__name__} ({why}); leave it out")
+
+
+def windows(config: PreTrainedConfig) -> list[str]:
+    """The settings of a configuration by which a token sees no more than some before it."""
+    return [name for name in ("sliding_window", "attention_chunk_size") if getattr(config, name, None)]
 
 
 def _misread(lm: PreTrainedModel, bf16: bool) -> str:

@@ -164,6 +164,15 @@ def test_else_all_that_are_ready_share_a_pass(policies: dict[str, Policy]) -> No
     assert len(agent.finish([(2, "player_0")])[2, "player_0"][1]) == 1
 
 
+def test_what_is_more_than_a_pass_may_read_leaves_the_writers_together(policies: dict[str, Policy]) -> None:
+    agent = Endless("learner", policies["tiny"], slots=6, context=512, max_new_tokens=5, read_budget=20)
+    agent.passes = []
+    agent.act([request(0, CHOOSE, "cut", options=("1",)), *(request(g, SPEAK, "cut") for g in (1, 3, 5))])
+    agent.passes.clear()
+    agent.act([request(g, SPEAK, "books 1 2 " * 9) for g in (0, 2, 4)])
+    assert agent.passes[:4] == [(3, False), (1, True), (1, True), (1, True)]
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_what_is_on_record_is_what_one_full_pass_says(

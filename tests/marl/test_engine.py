@@ -16,6 +16,8 @@ from transformers import (
     BloomForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     OpenAIGPTConfig,
@@ -33,6 +35,7 @@ from marl.agents import ModelAgent
 from marl.engine import Desk, Engine, SlotLayer, StateLayer, doubling_sums, goes_on, size_of, uniforms
 from marl.errors import UserError
 from marl.policy import Policy, half
+from marl.ragged import Rows, group_of, split
 from tests.marl.models import ARCHITECTURES, RECURRENT, hf_policy, precise, random_lm, small_tokens, tiny_policy
 
 CONTEXT = 48
@@ -115,6 +118,54 @@ def test_a_range_of_slots_reads_like_any_other_set(name: str, policies: dict[str
             assert (engine.cache.looked.span is not None) == (slots == [1, 2, 3])
     for other in hidden[1:]:
         torch.testing.assert_close(hidden[0], other, atol=1e-5, rtol=0)
+
+
+def test_chunks_are_grouped_by_length() -> None:
+    """Single tokens by themselves; others where padding them together costs less than a further group does."""
+    groups = split(np.array([1, 300, 1, 7, 290, 5]))
+    assert [sorted(group.tolist()) for group in groups] == [[1, 4], [3, 5], [0, 2]]
+    assert [sorted(group.tolist()) for group in split(np.array([1, 1]))] == [[0, 1]]
+    assert [sorted(group.tolist()) for group in split(np.array([3, 40]))] == [[0, 1]]
+
+
+def test_a_group_sees_its_own_tokens_up_to_each() -> None:
+    """Chunks of 2 and 3 tokens, of which slots hold 1 and 0, at places 4 and 9 of a pass."""
+    rows = Rows(torch.tensor([5, 2]), end=3)
+    group = group_of(rows, np.array([4, 9]), np.array([1, 0]), np.array([2, 3]), torch.float32)
+    assert group.tokens.tolist() == [[4, 5, 5], [9, 10, 11]] and group.inside.tolist() == [0, 1, 3, 4, 5]
+    seen = (group.mask[:, 0] == 0).int()
+    assert seen[0, :2].tolist() == [[1, 1, 0], [1, 1, 1]]
+    assert seen[1].tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+
+
+def test_who_shares_a_pass_does_not_change_it(policies: dict[str, Policy]) -> None:
+    """Long and short chunks and single tokens, of slots that hold much and nothing, beside one another and alone."""
+    for name in (*ARCHITECTURES, "tiny"):
+        policy = policies[name]
+        held, pieces = streams(policy, [30, 20, 1, 25]), streams(policy, [1, 12, 40, 1], seed=1)
+        together = Engine(policy, 8, CONTEXT)
+        assert together.ragged
+        together.read([6, 1, 3, 4], held)
+        found = together.read([6, 1, 3, 4], pieces).split([len(piece) for piece in pieces])
+        for own, piece, states in zip(held, pieces, found, strict=True):
+            alone = Engine(policy, 1, CONTEXT)
+            alone.read([0], [own])
+            torch.testing.assert_close(alone.read([0], [piece]), states, atol=1e-5, rtol=0)
+
+
+def test_an_empty_chunk_is_our_mistake(policies: dict[str, Policy]) -> None:
+    with pytest.raises(AssertionError, match="an empty chunk"):
+        Engine(policies["tiny"], 3, CONTEXT).read([0, 2], [[5], []])
+
+
+def test_positions_that_depend_on_who_shares_a_pass_are_refused() -> None:
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 32, "factor": 2.0,
+            "short_factor": [1.0] * 4, "long_factor": [3.0] * 4}  # fmt: skip
+    config = LlamaConfig(**ATTENTION, vocab_size=small_tokens().size, rope_parameters=rope)
+    policy = Policy(LlamaForCausalLM(config).eval(), small_tokens())
+    assert Engine(policy, 2, 32).ragged
+    with pytest.raises(UserError, match=r"model\.context=33: .* beyond 32 tokens \(longrope\).* to 32 at most"):
+        Engine(policy, 2, 33)
 
 
 @given(st.integers(0, 2**32 - 1))
