@@ -762,7 +762,9 @@ class Engine:
             self._goes_on = not self.cache.states or goes_on(lm)
             if not self.cache.states and not is_split(policy):
                 check_slots(lm)
-                self.ragged = reads_ragged(lm)
+                # in bfloat16 a CPU makes kernels for each new number of tokens, which is another in every ragged pass
+                made_anew = policy.device.type == "cpu" and policy.lm.dtype == torch.bfloat16
+                self.ragged = not made_anew and reads_ragged(lm)
         except Unheld as reason:
             self.cache, self._goes_on, self.unheld = WholeStreams(slots), True, str(reason)
         self.lengths = np.zeros(slots, dtype=np.int64)

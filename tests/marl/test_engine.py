@@ -153,6 +153,11 @@ def test_who_shares_a_pass_does_not_change_it(policies: dict[str, Policy]) -> No
             torch.testing.assert_close(alone.read([0], [piece]), states, atol=1e-5, rtol=0)
 
 
+def test_copies_in_bfloat16_read_padded_on_a_cpu(policies: dict[str, Policy]) -> None:
+    policy = policies["tiny"]
+    assert Engine(policy, 2, CONTEXT).ragged and not Engine(half(policy), 2, CONTEXT, policy.lm).ragged
+
+
 def test_an_empty_chunk_is_our_mistake(policies: dict[str, Policy]) -> None:
     with pytest.raises(AssertionError, match="an empty chunk"):
         Engine(policies["tiny"], 3, CONTEXT).read([0, 2], [[5], []])
