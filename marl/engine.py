@@ -436,7 +436,7 @@ def ragged_pass(
     sizes: np.ndarray,
     chunks: Sequence[Sequence[int]],
 ) -> Tensor:
-    """For models of which `reads_ragged`: see ragged.py."""
+    """`one_pass` for models of which `reads_ragged`: see ragged.py."""
     device, first = lm.device, sizes.cumsum() - sizes
     groups = []
     for which in split(sizes):
@@ -467,6 +467,7 @@ def padded_pass(
     sizes: np.ndarray,
     chunks: Sequence[Sequence[int]],
 ) -> Tensor:
+    """`one_pass` for all models that keep what they have read: chunks side by side, as wide as the longest."""
     width = int(sizes.max())
     span, missing, order = span_of(rows), None, None
     if width == 1 and span is None and lm.device.type == "cpu":

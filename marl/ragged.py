@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
-from marl.errors import UserError
 from marl.grouping import cheapest_groups
-from marl.varlen import UNKNOWN
+from marl.varlen import check_plain
 
 RAGGED = "slots_of_their_own_lengths"
 AREA = 8192  # padded tokens of one group at most
@@ -92,9 +91,7 @@ def attention(
     query: (1, H, N, D). `slots`: the `SlotCache`, whose layer has taken the pass's keys and values already, and whose
     `groups` hold all N tokens. Returns (1, N, H, D). Raises UserError where a layer asks for attention of another kind.
     """
-    other = [name for name in UNKNOWN if asked.get(name) is not None]
-    if other or attention_mask is not None or dropout:
-        raise UserError(f"its attention has a {other[0] if other else 'mask' if dropout == 0 else 'dropout'}")
+    check_plain(attention_mask, dropout, asked)
     layer: Any = slots.layers[module.layer_idx]  # type: ignore[index]
     queries = query[0].transpose(0, 1)  # (N, H, D)
     found = queries.new_empty(*queries.shape[:2], value.shape[3])

@@ -6,7 +6,7 @@ rows' lengths: on a GPU in half precision a kernel of torch reads them all at on
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,9 +41,7 @@ def attention(
     (rows + 1,) int32 are their cumulative sums from 0 on. Returns (1, N, H, D). Raises UserError where a layer asks for
     attention of another kind.
     """
-    other = [name for name in UNKNOWN if asked.get(name) is not None]
-    if other or attention_mask is not None or dropout:
-        raise UserError(f"its attention has a {other[0] if other else 'mask' if dropout == 0 else 'dropout'}")
+    check_plain(attention_mask, dropout, asked)
     shared = query.shape[1] // key.shape[1]
     device = query.device.type
     # as scaled_dot_product_attention is: autocast does not know of the kernel
@@ -60,6 +58,13 @@ def attention(
         scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=shared > 1) for q, k, v in rows
     ]
     return torch.cat(results, 2).transpose(1, 2).contiguous(), None
+
+
+def check_plain(attention_mask: Tensor | None, dropout: float, asked: Mapping[str, Any]) -> None:
+    """Raises UserError where a layer asks for more of attention than causality: `asked` is what else it hands over."""
+    other = [name for name in UNKNOWN if asked.get(name) is not None]
+    if other or attention_mask is not None or dropout:
+        raise UserError(f"its attention has a {other[0] if other else 'mask' if dropout == 0 else 'dropout'}")
 
 
 def has_kernel(query: Tensor, dtype: torch.dtype) -> bool:
