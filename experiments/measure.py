@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from marl.engine import READ_BUDGET, Engine
+from marl.kernels import product
 from marl.memory import give_back
 from marl.policy import Policy
 from marl.tokens import Tokens
@@ -286,15 +287,16 @@ def measure_rates(
 def _product_rate(
     matrices: Sequence[tuple[int, int]], rows: int, dtype: torch.dtype, device: torch.device, backward: bool = False
 ) -> float:
-    """Multiply-adds a second of rows through these matrices, (in, out) each; backward: of both gradients as well."""
+    """Multiply-adds a second of rows through these matrices, (in, out) each, as the model multiplies; backward: of both
+    gradients as well."""
     macs = seconds = 0.0
     for (inside, outside), count in Counter(matrices).items():
         x = torch.randn(rows, inside, device=device).to(dtype)
         weight = torch.randn(outside, inside, device=device).to(dtype)
         y = torch.randn(rows, outside, device=device).to(dtype)
-        products = [functools.partial(torch.nn.functional.linear, x, weight)]
+        products = [functools.partial(product, x, weight)]
         if backward:
-            products += [functools.partial(torch.matmul, y, weight), functools.partial(torch.matmul, y.T, x)]
+            products += [functools.partial(product, y, weight.T), functools.partial(product, y.T, x.T)]
         macs += count * len(products) * rows * inside * outside
         seconds += count * sum(_seconds(product, device) for product in products)
     return macs / seconds

@@ -23,10 +23,11 @@ from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLaye
 
 from marl.errors import UserError
 from marl.grouping import cheapest_groups
+from marl.kernels import takes
 from marl.policy import MISFITS, Policy, check_context, choice_logits
 from marl.ragged import Group, Rows, attending, group_of, split
 from marl.sharding import is_split
-from marl.varlen import windows
+from marl.varlen import plain, windows
 
 FULL, SLIDING = ATTENTION = ("full_attention", "sliding_attention")  # kinds of layers, as configurations name them
 RECURRENT = ("linear_attention", "conv")
@@ -93,6 +94,13 @@ class Desk:
         return which, missing
 
 
+def at_desk(config: PreTrainedConfig, device: torch.device, dtype: torch.dtype, decode_steps: int = 1) -> bool:
+    """Whether slots that speak have second copies: not where attention reads them where they stand."""
+    if device.type != "cpu" or decode_steps > 1:
+        return decode_steps > 1
+    return not (plain(config) and takes(device, dtype))
+
+
 def places_for(rows: int, slots: int) -> int:
     """How many places a desk has for so many rows: the next power of two, but no more than there are slots."""
     return min(1 << (rows - 1).bit_length(), max(rows, slots))
@@ -123,7 +131,7 @@ class SlotLayer(CacheLayerMixin):
             SlotLayer.lazy_initialization(self, key_states, value_states)
         assert self.keys is not None and self.values is not None
         c = self.cache
-        if c.groups:
+        if c.ragged:
             self.keys[c.rows, c.positions] = key_states[0].transpose(0, 1)
             self.values[c.rows, c.positions] = value_states[0].transpose(0, 1)
             return key_states, value_states  # attention looks up those of each group
@@ -223,7 +231,9 @@ class SlotCache(Cache):
         self.slots, self.context, self.masked, self.window = slots, context, masked, window
         self.rows = self.positions = torch.empty(0, dtype=torch.int64)
         self.looked = Rows(self.rows, 0)
-        self.groups: list[Group] = []  # of a ragged pass
+        self.ragged = False  # whether the next pass is
+        self._chunks: tuple[np.ndarray, np.ndarray, np.ndarray, torch.dtype]  # of a ragged pass
+        self._groups: list[Group] | None = None
         self.desk, self.places = Desk(), 0  # and how many it has room for
         layers: list[Any] = []
         for kind in kinds:
@@ -243,15 +253,26 @@ class SlotCache(Cache):
         missing: list[tuple[int, int, int, int]] | None = None,
     ) -> None:
         """The next pass reads padded chunks at `positions` (R, n) of slots `rows` (R,); see `Rows`."""
-        self.rows, self.positions, self.groups = rows, positions, []
+        self.rows, self.positions, self.ragged = rows, positions, False
         self.looked = Rows(rows, end, span, missing, None if missing is None else positions[:, 0])
         for layer in self.states:
             layer.load()
 
-    def at_ragged(self, rows: Tensor, positions: Tensor, groups: list[Group]) -> None:
-        """The next pass reads tokens one behind the other: at `positions` (N,) of slots `rows` (N,)."""
-        self.rows, self.positions, self.groups = rows, positions, groups
-        self.looked = Rows(rows, max(group.looked.end for group in groups))
+    def at_ragged(self, rows: np.ndarray, start: np.ndarray, sizes: np.ndarray, lm: PreTrainedModel) -> None:
+        """The next pass reads so many tokens of each slot (R,), which holds `start`, one behind the other."""
+        first = sizes.cumsum() - sizes
+        places = np.arange(int(sizes.sum())) + np.repeat(start - first, sizes)
+        self.rows = torch.from_numpy(np.repeat(rows, sizes)).to(lm.device)
+        self.positions, self.ragged = torch.from_numpy(places).to(lm.device), True  # (N,)
+        self.looked = Rows(self.rows, int((start + sizes).max()))
+        self._chunks, self._groups = (rows, start, sizes, lm.dtype), None
+
+    @property
+    def groups(self) -> list[Group]:
+        """Of a ragged pass: made where attention asks for them."""
+        if self._groups is None:
+            self._groups = grouped(self, *self._chunks)
+        return self._groups
 
     def seat(self, rows: np.ndarray, start: np.ndarray) -> tuple[list[int], list[tuple[int, int, int, int]]]:
         """See `Desk.seat`."""
@@ -437,8 +458,20 @@ def ragged_pass(
     chunks: Sequence[Sequence[int]],
 ) -> Tensor:
     """`one_pass` for models of which `reads_ragged`: see ragged.py."""
-    device, first = lm.device, sizes.cumsum() - sizes
-    groups = []
+    cache.at_ragged(rows, start, sizes, lm)
+    ids = torch.tensor([[token for chunk in chunks for token in chunk]], device=lm.device)
+    with attending(lm):
+        output = lm.base_model(
+            input_ids=ids, position_ids=cache.positions[None], past_key_values=cache, use_cache=True, slots=cache
+        )
+    return output.last_hidden_state[0]
+
+
+def grouped(
+    cache: SlotCache, rows: np.ndarray, start: np.ndarray, sizes: np.ndarray, dtype: torch.dtype
+) -> list[Group]:
+    """The groups of a ragged pass: which slots attention looks at together."""
+    device, first, groups = cache.rows.device, sizes.cumsum() - sizes, []
     for which in split(sizes):
         which = which[np.argsort(rows[which], kind="stable")]
         end, span, missing, last = int((start + sizes)[which].max()), span_of(rows[which]), None, None
@@ -447,16 +480,8 @@ def ragged_pass(
             which = which[order]
             last = torch.from_numpy(start[which]).to(device)
         looked = Rows(torch.from_numpy(rows[which]).to(device), end, span, missing, last)
-        groups.append(group_of(looked, first[which], start[which], sizes[which], lm.dtype))
-    places = np.arange(int(sizes.sum())) + np.repeat(start - first, sizes)
-    positions = torch.from_numpy(places).to(device)
-    cache.at_ragged(torch.from_numpy(np.repeat(rows, sizes)).to(device), positions, groups)
-    ids = torch.tensor([[token for chunk in chunks for token in chunk]], device=device)
-    with attending(lm):
-        output = lm.base_model(
-            input_ids=ids, position_ids=positions[None], past_key_values=cache, use_cache=True, slots=cache
-        )
-    return output.last_hidden_state[0]
+        groups.append(group_of(looked, first[which], start[which], sizes[which], dtype))
+    return groups
 
 
 def padded_pass(

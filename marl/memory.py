@@ -30,6 +30,7 @@ from marl.engine import (
     READ_BUDGET,
     SlotLayer,
     Unheld,
+    at_desk,
     layer_kinds,
     one_pass,
     places_for,
@@ -37,7 +38,9 @@ from marl.engine import (
     slot_cache,
 )
 from marl.errors import UserError
+from marl.kernels import takes
 from marl.policy import recomputing
+from marl.varlen import plain, varlen
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 LARGE = 100 * MIB  # weights, or a cache, whose passes are worth a second of asking
@@ -85,7 +88,7 @@ class Slots:
     def desk(self, concurrency: int, device: torch.device) -> int:
         """Bytes of the second copies of slots that speak at a time, one in each game (`Desk`)."""
         speaking = min(max(concurrency, self.more), self.count(concurrency))
-        if self.config is None or speaking < 2 or (device.type != "cpu" and self.decode_steps == 1):
+        if self.config is None or speaking < 2 or not at_desk(self.config, device, self.dtype, self.decode_steps):
             return 0
         return self.size * places_for(speaking, self.count(concurrency))
 
@@ -245,6 +248,7 @@ def playing_bytes(
     """The most that an engine takes beside its cache and its desk, in the widest pass over full slots: a token for each
     that speaks, or `READ_BUDGET` new ones in all, of as many slots as that goes round."""
     caches: list[int] = []
+    ragged = device.type == "cpu" and not at_desk(config, device, dtype)
 
     def play(lm: PreTrainedModel) -> None:
         cache = slot_cache(lm, slots, context)
@@ -252,9 +256,10 @@ def playing_bytes(
         for size, most in ((1, min(speaking, slots)), (several, max(READ_BUDGET // several, 1))):
             rows = np.delete(np.arange(min(most + 1, slots)), [1] if slots > 2 and most > 1 else [])  # not side by side
             start = np.full(len(rows), context - size)
-            cache.seat(rows, start)  # as if copied already: copying takes no memory, and here seconds
+            if not ragged:
+                cache.seat(rows, start)  # as if copied already: copying takes no memory, and here seconds
             with torch.no_grad():
-                hidden = one_pass(lm, cache, rows, start, [[0] * size] * len(rows))
+                hidden = one_pass(lm, cache, rows, start, [[0] * size] * len(rows), ragged)
                 head(lm, hidden[size - 1 :: size]).log_softmax(-1).double().exp().cumsum(-1)
         desks = [each for layer in cache.layers if isinstance(layer, SlotLayer) for each in layer.desk]
         caches.append(cache.nbytes + sum(each.nbytes for each in desks))
@@ -279,6 +284,7 @@ def learning_bytes(
         with (
             torch.autocast(device.type, torch.bfloat16, enabled=bf16),
             recomputing(lm) if gradient_checkpointing else nullcontext(),
+            varlen(lm) if takes(device, torch.float32) and plain(config) else nullcontext(),
         ):
             ids = torch.zeros(rows, length, dtype=torch.int64)
             hidden = lm.base_model(input_ids=ids, use_cache=False).last_hidden_state

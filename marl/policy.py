@@ -25,6 +25,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.logging import disable_progress_bar
 
 from marl.errors import UserError
+from marl.kernels import quicken
 from marl.tokens import Tokens
 from marl.varlen import read_rows
 
@@ -45,6 +46,7 @@ class Policy(nn.Module):
 
     def __init__(self, lm: PreTrainedModel, tokens: Tokens, privileged_size: int = 0) -> None:
         super().__init__()
+        quicken(lm)
         self.lm = lm
         self.tokens = tokens
         named = getattr(lm.generation_config, "eos_token_id", None)

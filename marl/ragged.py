@@ -1,7 +1,8 @@
 """A pass over new tokens of many slots, chunk behind chunk, without padding.
 
-All layers but attention work token by token. Attention alone has to know which slot a token belongs to: it is computed
-in groups of chunks of about the same length, each group over what its own slots hold.
+All layers but attention work token by token. Attention alone has to know which slot a token belongs to. On a CPU
+compiled code looks that up (kernels.py); elsewhere it is computed in groups of chunks of about the same length,
+each group over what its own slots hold.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
 from marl.grouping import cheapest_groups
+from marl.kernels import attend, takes
 from marl.varlen import check_plain
 
 RAGGED = "slots_of_their_own_lengths"
@@ -88,12 +90,16 @@ def attention(
 ) -> tuple[Tensor, None]:
     """Causal attention of each token to its own slot, as `transformers` calls it.
 
-    query: (1, H, N, D). `slots`: the `SlotCache`, whose layer has taken the pass's keys and values already, and whose
-    `groups` hold all N tokens. Returns (1, N, H, D). Raises UserError where a layer asks for attention of another kind.
+    query: (1, H, N, D). `slots`: the `SlotCache`, whose layer has taken the pass's keys and values already, at the
+    tokens' `rows` and `positions` (N,), and whose `groups` hold all of them. Returns (1, N, H, D). Raises UserError
+    where a layer asks for attention of another kind.
     """
     check_plain(attention_mask, dropout, asked)
     layer: Any = slots.layers[module.layer_idx]  # type: ignore[index]
     queries = query[0].transpose(0, 1)  # (N, H, D)
+    if takes(queries.device, queries.dtype) and layer.keys.dtype == queries.dtype:
+        scale = query.shape[3] ** -0.5 if scaling is None else scaling
+        return attend(queries, layer.keys, layer.values, slots.rows, slots.positions, scale)[None], None
     found = queries.new_empty(*queries.shape[:2], value.shape[3])
     for group in slots.groups:
         keys, values = (each.transpose(1, 2) for each in layer.look_up(group.looked))  # (R, G, end, D)

@@ -26,6 +26,7 @@ import yaml
 
 from marl.errors import UserError
 from marl.files import canonical, read_json, write_json, write_text
+from marl.kernels import in_use
 
 CARD = "run.json"
 CONFIG = "config.yaml"
@@ -255,7 +256,7 @@ def run_card(folder: Path, config_hash: str, seed: int, **facts: Any) -> dict[st
 
 
 UNKNOWN = "unknown"  # the commit of code that is in no checkout
-SOURCES = ("envs/*.py", "marl/*.py", "experiments/*.py", "conf/*.yaml")  # git's `*` reaches into folders
+SOURCES = ("envs/*.py", "marl/*.py", "marl/*.c", "experiments/*.py", "conf/*.yaml")  # git's `*` reaches into folders
 
 
 @cache
@@ -290,6 +291,7 @@ def hardware() -> dict[str, Any]:
     info: Mapping[str, Any] = {
         "machine": platform.machine(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
+        "kernels": in_use(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,

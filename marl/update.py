@@ -23,7 +23,7 @@ from marl.renaming import Renaming
 from marl.sharding import Shards, is_split
 from marl.sharding import whole as whole_tensor
 from marl.types import Kind, TokenBatch
-from marl.varlen import check_varlen, varlen
+from marl.varlen import check_varlen, compiled, varlen
 
 
 @dataclass(frozen=True)
@@ -280,10 +280,11 @@ def recomputation(config: UpdateConfig, policy: Policy) -> AbstractContextManage
 
 @contextmanager
 def reading_rows(config: UpdateConfig, *policies: Policy | None) -> Iterator[None]:
-    """Within, forward and backward passes of these policies are without padding, where the settings say so."""
+    """Within, forward and backward passes of these policies are without padding, where the settings say so, and on a
+    CPU by compiled attention, where that reads what they do."""
     with ExitStack() as stack:
-        for policy in policies if config.padding_free else ():
-            if policy is not None:
+        for policy in policies:
+            if policy is not None and (config.padding_free or (not is_split(policy) and compiled(policy.lm))):
                 stack.enter_context(varlen(policy.lm))
         yield
 

@@ -1,7 +1,8 @@
 """Rows of different lengths one behind the other in a single pass, without padding.
 
 All layers but attention work token by token, so attention alone has to know where a row begins. It is told by the
-rows' lengths: on a GPU in half precision a kernel of torch reads them all at once, elsewhere they are read one by one.
+rows' lengths: on a GPU in half precision a kernel of torch reads them all at once, on a CPU compiled code (kernels.py),
+elsewhere they are read one by one. On a CPU the same code reads padded rows, too, faster than torch's (`compiled`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from marl.errors import UserError
+from marl.kernels import attend_rows, learns, takes
 
 VARLEN = "rows_of_their_own_lengths"
 UNKNOWN = ("sliding_window", "softcap", "s_aux", "position_bias")  # what some models ask of attention beside causality
@@ -31,24 +33,31 @@ def attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     *,
-    row_lengths: Sequence[int],
-    row_ends: Tensor,
+    row_lengths: Sequence[int] | None = None,
+    row_ends: Tensor | None = None,
     **asked: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention of each token to its own row, as `transformers` calls it.
 
     query: (1, H, N, D), key and value: (1, G, N, D), G heads shared by H. `row_lengths` sum to N; `row_ends`
-    (rows + 1,) int32 are their cumulative sums from 0 on. Returns (1, N, H, D). Raises UserError where a layer asks for
-    attention of another kind.
+    (rows + 1,) int32 are their cumulative sums from 0 on. Without them B rows of T tokens: (B, H, T, D), (B, G, T, D).
+    Returns (1, N, H, D) or (B, T, H, D). Raises UserError where a layer asks for attention of another kind.
     """
     check_plain(attention_mask, dropout, asked)
-    shared = query.shape[1] // key.shape[1]
     device = query.device.type
-    # as scaled_dot_product_attention is: autocast does not know of the kernel
+    # as scaled_dot_product_attention is: autocast does not know of the kernels
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
+    query, key, value = (each.to(dtype) for each in (query, key, value))
+    if learns(query, value):
+        return _compiled(query, key, value, scaling, row_lengths, row_ends), None
+    if row_lengths is None or row_ends is None:
+        gqa = key.shape[1] < query.shape[1]
+        states = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=gqa)
+        return states.transpose(1, 2).contiguous(), None
+    shared = query.shape[1] // key.shape[1]
     if has_kernel(query, dtype):
         key, value = (each.repeat_interleave(shared, 1) for each in (key, value))
-        q, k, v = (each[0].transpose(0, 1).to(dtype) for each in (query, key, value))
+        q, k, v = (each[0].transpose(0, 1) for each in (query, key, value))
         longest = max(row_lengths)
         found = varlen_attn(q, k, v, row_ends, row_ends, longest, longest, scale=scaling, window_size=(-1, 0))
         assert isinstance(found, Tensor), "asked for nothing beside it"
@@ -58,6 +67,18 @@ def attention(
         scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=shared > 1) for q, k, v in rows
     ]
     return torch.cat(results, 2).transpose(1, 2).contiguous(), None
+
+
+def _compiled(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float | None, lengths: Sequence[int] | None, ends: Tensor | None
+) -> Tensor:
+    """`attention` by kernels.py."""
+    size, heads, length, width = query.shape
+    begins = torch.arange(size + 1) * length if ends is None else ends.long()
+    q, k, v = (each.transpose(1, 2).flatten(0, 1) for each in (query, key, value))  # (N, heads, D)
+    scale = width**-0.5 if scaling is None else scaling
+    found, _ = attend_rows(q, k, v, begins, length if lengths is None else max(lengths), scale)
+    return found.view(size, length, heads, width)
 
 
 def check_plain(attention_mask: Tensor | None, dropout: float, asked: Mapping[str, Any]) -> None:
@@ -83,6 +104,29 @@ def varlen(lm: PreTrainedModel) -> Iterator[None]:
         yield
     finally:
         lm.set_attn_implementation(before)
+
+
+def plain(config: PreTrainedConfig) -> bool:
+    """Whether every layer is attention to all that came before, by what the configuration says."""
+    text = config.get_text_config()
+    return set(getattr(text, "layer_types", None) or ("full_attention",)) == {"full_attention"} and not windows(text)
+
+
+def compiled(lm: PreTrainedModel) -> bool:
+    """Whether padded rows are read within `varlen(lm)`, too: where compiled code computes what the model's own
+    attention does, which is tried out once in a process for each configuration."""
+    if not (takes(lm.device, lm.dtype) and plain(lm.config)):
+        return False
+    key = (type(lm), lm.config.to_json_string(use_diff=False))
+    if key not in _COMPILED:
+        try:
+            _COMPILED[key] = not _misread(lm, bf16=True, padded=True)
+        except (UserError, KeyError, TypeError, ValueError, RuntimeError, AttributeError):
+            _COMPILED[key] = False
+    return _COMPILED[key]
+
+
+_COMPILED: dict[tuple[type, str], bool] = {}
 
 
 def read_rows(lm: PreTrainedModel, tokens: Tensor, lengths: Tensor) -> Tensor:
@@ -128,18 +172,25 @@ def windows(config: PreTrainedConfig) -> list[str]:
     return [name for name in ("sliding_window", "attention_chunk_size") if getattr(config, name, None)]
 
 
-def _misread(lm: PreTrainedModel, bf16: bool) -> str:
-    """Tries it; what is wrong, or nothing."""
+def _misread(lm: PreTrainedModel, bf16: bool, padded: bool = False) -> str:
+    """Tries it; what is wrong, or nothing. `padded`: rows are side by side, and end together."""
     size = min(16, lm.config.get_text_config().vocab_size)
     tokens = torch.stack([torch.arange(size), torch.arange(size).flip(0)]).to(lm.device)
     lengths = torch.tensor([size, size], device=lm.device)
+
+    def whole() -> Tensor:
+        return lm.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+
+    def read() -> Tensor:
+        return whole() if padded else read_rows(lm, tokens, lengths)
+
     with torch.no_grad():
-        alone = lm.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+        alone = whole()
         with varlen(lm):
-            together = read_rows(lm, tokens, lengths)
+            together = read()
     if bf16:
         with varlen(lm), torch.autocast(lm.device.type, torch.bfloat16):
-            total = read_rows(lm, tokens, lengths).float().sum()
+            total = read().float().sum()
         torch.autograd.grad(total, list(lm.get_input_embeddings().parameters()))
     same = torch.allclose(together, alone, atol=1e-4, rtol=1e-3)
     return "" if same else "it reads a row behind another otherwise than alone"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPTNeoConfig, MambaConfig, MixtralConfig, PreTrainedConfig
+from transformers import AutoModelForCausalLM, GPTNeoConfig, MambaConfig, MistralConfig, MixtralConfig, PreTrainedConfig
 
 from marl import memory
 from marl.batch import collate, seats_of
@@ -95,6 +95,7 @@ def test_the_number_that_would_fit_fits_and_the_next_does_not(monkeypatch: pytes
     ("learning", "fits"),
     [(0, "n=4 would fit (8 slots)"), (300 * MIB, "n=4"), (500 * MIB, "n=3"), (925 * MIB, "not even")],
 )
+@pytest.mark.usefixtures("torchs_attention")
 def test_what_passes_take_leaves_less_for_slots(learning: int, fits: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 1,024 MiB, slots of 50 MiB, two for each game, copies of two, four or eight that speak, and a pass that takes
     20 MiB for each slot."""
@@ -109,6 +110,7 @@ def test_what_passes_take_leaves_less_for_slots(learning: int, fits: str, monkey
         check_memory(caches, 0, concurrency=int(fits[2]), setting="n", context=1024, device=CPU, learning=learning)
 
 
+@pytest.mark.usefixtures("torchs_attention")
 def test_every_player_has_copies_of_those_that_speak() -> None:
     """They stay while an update computes, one desk a player; a GPU has them where several tokens are one step."""
     config, gpu = tiny_config(300), torch.device("cuda")
@@ -120,6 +122,16 @@ def test_every_player_has_copies_of_those_that_speak() -> None:
     assert (slots.desk(48, gpu), replace(slots, decode_steps=8).desk(48, gpu)) == (0, 640)
 
 
+def test_nobody_has_copies_where_slots_are_read_where_they_stand(either_attention: str) -> None:
+    slots = Slots(4, 10, config=tiny_config(300))
+    expected = 0 if either_attention == "compiled" else 640
+    assert slots.desk(48, CPU) == expected
+    others = (replace(slots, decode_steps=8), replace(slots, dtype=torch.bfloat16))
+    assert [each.desk(48, CPU) for each in others] == [640, 640]
+    assert replace(slots, config=MistralConfig(sliding_window=8)).desk(48, CPU) == 640
+
+
+@pytest.mark.usefixtures("torchs_attention")
 def test_copies_of_several_players_and_an_update_must_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "playing_bytes", lambda *_, **__: 0)
     caches = [Slots(2, 10 * MIB, config=tiny_config(300))] * 3
@@ -273,17 +285,18 @@ def test_less_is_kept_where_it_is_computed_again_or_in_half_precision() -> None:
     assert again < 0.5 * whole and half - kept_kernels() < 0.8 * whole
 
 
-def test_a_rollout_takes_at_most_what_is_predicted() -> None:
+def test_a_rollout_takes_at_most_what_is_predicted(either_attention: str) -> None:
     config = tiny_config(300, hidden_size=64, intermediate_size=128, layers=3, context=256)
     found = playing_bytes(config, CPU, slots=64, speaking=16, context=256)
     lm = AutoModelForCausalLM.from_config(config).eval()
     rows, size = np.array([0, *range(2, 64)]), READ_BUDGET // 64
     with Alive() as alive, torch.no_grad():
         cache = slot_cache(lm, 64, 256)
-        one_pass(lm, cache, np.arange(0, 64, 4), np.full(16, 255), [[0]] * 16)
+        ragged = either_attention == "compiled"
+        one_pass(lm, cache, np.arange(0, 64, 4), np.full(16, 255), [[0]] * 16, ragged)
         second = sum(each.nbytes for layer in cache.layers for each in layer.desk)  # what speaks stands side by side
-        assert second == pytest.approx(cache.nbytes / 4, rel=0.01)
-        hidden = one_pass(lm, cache, rows, np.full(63, 256 - size), [[0] * size] * 63)
+        assert second == pytest.approx(0 if ragged else cache.nbytes / 4, rel=0.01)
+        hidden = one_pass(lm, cache, rows, np.full(63, 256 - size), [[0] * size] * 63, ragged)
         assert hidden.shape == (63 * size, 64)
     there = alive.most - cache.nbytes - second  # without what attention keeps inside its kernel
     assert there <= found <= 2 * there

@@ -149,7 +149,7 @@ def test_an_iteration_regresses_the_critic_to_it(value: str, monkeypatch: pytest
     for b, (episode, agent) in enumerate(rows):
         turns = [t for t in episode.turns if t.agent == agent]
         worth = sum(p.amount for p in episode.payments if p.agent == agent)
-        if turns[-1].planned and value == "plan":
+        if turns and turns[-1].planned and value == "plan":
             expected = sum(p * v for p, v in zip(turns[-1].planned.plan, turns[-1].planned.values, strict=True))
             different, worth = different + (abs(expected - worth) > 0.01), expected
         discounted = [2 * worth * 0.5**k for k in range(len(turns))][::-1]

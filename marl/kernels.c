@@ -1,0 +1,372 @@
+/* Causal attention in float32 on a CPU, for kernels.py: of new tokens to the slots of a cache, and of whole rows with its
+   backward pass.
+
+   Four queries share what is read: heads with the same keys, or neighbouring tokens. Keys and values are asked for before
+   they are needed, so that decoding is as fast as memory is read. A token's sums are made in the same order whoever shares
+   its tile, its pass or its thread. Built once for each instruction set (pyproject.toml). */
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef __AVX512F__
+#define LANES 16 /* numbers of a vector */
+#else
+#define LANES 8
+#endif
+#define TILE 4               /* queries at once */
+#define KEYS (LANES / TILE)  /* keys at once, so that their scores make a vector */
+#define WIDTH (LANES / TILE) /* vectors of a value at once: as many sums as there are registers */
+#define AHEAD 32             /* keys or values that are asked for before their turn */
+#define BLOCK 64             /* keys at once in a backward pass: they stay at hand while all queries go by */
+#define INLINE static inline __attribute__((always_inline))
+#define SHUFFLE __builtin_shufflevector
+#define UNROLL _Pragma("GCC unroll 16")
+
+typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+extern int omp_get_thread_num(void); /* of the OpenMP that torch has loaded */
+
+INLINE vec load(const float *from) { return *(const vec *)from; }
+INLINE void store(float *to, vec values) { *(vec *)to = values; }
+INLINE vec where(ints which, vec yes, vec no) { return (vec)(((ints)yes & which) | ((ints)no & ~which)); }
+
+INLINE float sum(vec a) {
+  float s = 0;
+  for (int i = 0; i < LANES; i++) s += a[i];
+  return s;
+}
+
+INLINE float highest(vec a) {
+  float s = a[0];
+  for (int i = 1; i < LANES; i++) s = a[i] > s ? a[i] : s;
+  return s;
+}
+
+/* Of as many vectors as they have lanes the sum of each, in their order: pairs are added lane by lane. */
+INLINE vec sums(const vec a[LANES]) {
+#if LANES == 16
+  vec b[8], c[4], d[2];
+  UNROLL for (int i = 0; i < 8; i++) {
+    vec x = a[2 * i], y = a[2 * i + 1];
+    b[i] = SHUFFLE(x, y, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29) +
+           SHUFFLE(x, y, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+  }
+  UNROLL for (int i = 0; i < 4; i++) {
+    vec x = b[2 * i], y = b[2 * i + 1];
+    c[i] = SHUFFLE(x, y, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
+           SHUFFLE(x, y, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+  }
+  UNROLL for (int i = 0; i < 2; i++) {
+    vec x = c[2 * i], y = c[2 * i + 1];
+    d[i] = SHUFFLE(x, y, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) +
+           SHUFFLE(x, y, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
+  }
+  return SHUFFLE(d[0], d[1], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+         SHUFFLE(d[0], d[1], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+#else
+  vec b[4], c[2];
+  UNROLL for (int i = 0; i < 4; i++) {
+    vec x = a[2 * i], y = a[2 * i + 1];
+    b[i] = SHUFFLE(x, y, 0, 8, 1, 9, 4, 12, 5, 13) + SHUFFLE(x, y, 2, 10, 3, 11, 6, 14, 7, 15);
+  }
+  UNROLL for (int i = 0; i < 2; i++) {
+    vec x = b[2 * i], y = b[2 * i + 1];
+    c[i] = SHUFFLE(x, y, 0, 1, 8, 9, 4, 5, 12, 13) + SHUFFLE(x, y, 2, 3, 10, 11, 6, 7, 14, 15);
+  }
+  return SHUFFLE(c[0], c[1], 0, 1, 2, 3, 8, 9, 10, 11) + SHUFFLE(c[0], c[1], 4, 5, 6, 7, 12, 13, 14, 15);
+#endif
+}
+
+/* e^x for x <= 0, to the last bit or two: 2^n times a polynomial (that of Cephes' expf). NaN stays NaN. */
+INLINE vec exponential(vec x) {
+  const vec low = (vec){0} - 87.f;
+  x = where(x < low, low, x);
+  ints n = __builtin_convertvector(x * 1.44269504f - .5f, ints); /* towards 0: to the nearest */
+  vec f = __builtin_convertvector(n, vec);
+  vec r = x - f * .693359375f + f * 2.12194440e-4f; /* ln 2 in two parts */
+  vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.f;
+  return p * (vec)((n + 127) << 23);
+}
+
+/* Products of TILE queries with `count` keys (`step` numbers apart), (TILE, room), with room up to a multiple of KEYS. */
+INLINE void products(const int width, const float *const queries[TILE], const float *keys, long step, long count,
+                     float scale, float *into, long room) {
+  for (long j = 0; j < count; j += KEYS) {
+    vec a[TILE * KEYS];
+    const float *own[KEYS];
+    UNROLL for (int i = 0; i < TILE * KEYS; i++) a[i] = (vec){0};
+    UNROLL for (int n = 0; n < KEYS; n++) {
+      own[n] = keys + (j + n < count ? j + n : count - 1) * step;
+      for (int c = 0; c < width; c++) __builtin_prefetch(keys + (j + n + AHEAD) * step + c * LANES);
+    }
+    UNROLL for (int c = 0; c < width; c++) {
+      vec key[KEYS];
+      UNROLL for (int n = 0; n < KEYS; n++) key[n] = load(own[n] + c * LANES);
+      UNROLL for (int i = 0; i < TILE; i++) {
+        vec query = load(queries[i] + c * LANES);
+        UNROLL for (int n = 0; n < KEYS; n++) a[KEYS * i + n] += query * key[n];
+      }
+    }
+    vec found = sums(a) * scale;
+    UNROLL for (int i = 0; i < TILE; i++) memcpy(into + i * room + j, (float *)&found + KEYS * i, KEYS * sizeof(float));
+  }
+}
+
+/* Adds to each of TILE results the sum of `count` vectors (`step` numbers apart) by its weights, (TILE, room). */
+INLINE void gather(const int width, const float *weights, long room, const float *values, long step, long count,
+                   float *const into[TILE]) {
+  for (int from = 0; from < width; from += WIDTH) {
+    const int some = width - from < WIDTH ? width - from : WIDTH;
+    vec o[TILE][WIDTH];
+    UNROLL for (int i = 0; i < TILE; i++) UNROLL for (int c = 0; c < some; c++)
+      o[i][c] = load(into[i] + (from + c) * LANES);
+    for (long j = 0; j < count; j++) {
+      const float *value = values + j * step + from * LANES;
+      UNROLL for (int c = 0; c < some; c++) __builtin_prefetch(value + AHEAD * step + c * LANES);
+      UNROLL for (int c = 0; c < some; c++) {
+        vec x = load(value + c * LANES);
+        UNROLL for (int i = 0; i < TILE; i++) o[i][c] += x * weights[i * room + j];
+      }
+    }
+    UNROLL for (int i = 0; i < TILE; i++) UNROLL for (int c = 0; c < some; c++)
+      store(into[i] + (from + c) * LANES, o[i][c]);
+  }
+}
+
+/* The other way: adds to each of `count` vectors (`step` apart) TILE vectors by their weights for it, (TILE, room). */
+INLINE void spread(const int width, const float *weights, long room, const float *const from[TILE], float *into,
+                   long step, long count) {
+  for (int first = 0; first < width; first += WIDTH) {
+    const int some = width - first < WIDTH ? width - first : WIDTH;
+    vec x[TILE][WIDTH];
+    UNROLL for (int i = 0; i < TILE; i++) UNROLL for (int c = 0; c < some; c++)
+      x[i][c] = load(from[i] + (first + c) * LANES);
+    for (long j = 0; j < count; j++) {
+      UNROLL for (int c = 0; c < some; c++) {
+        float *at = into + j * step + (first + c) * LANES;
+        vec all = load(at);
+        UNROLL for (int i = 0; i < TILE; i++) all += x[i][c] * weights[i * room + j];
+        store(at, all);
+      }
+    }
+  }
+}
+
+/* Makes scores of `end` keys, with room up to a multiple of LANES, into e^(score - highest), and 0 behind them. Returns
+   the sum of these; `logarithm`: of the sum of all e^score. */
+INLINE float weigh(float *scores, long end, float *logarithm) {
+  long padded = (end + LANES - 1) / LANES * LANES;
+  for (long j = end; j < padded; j++) scores[j] = -INFINITY;
+  vec most = load(scores), total = {0};
+  for (long j = LANES; j < padded; j += LANES) {
+    vec x = load(scores + j);
+    most = where(x > most, x, most);
+  }
+  float top = highest(most);
+  for (long j = 0; j < padded; j += LANES) {
+    vec e = exponential(load(scores + j) - top);
+    store(scores + j, e);
+    total += e;
+  }
+  for (long j = end; j < padded; j++) scores[j] = 0;
+  float all = sum(total);
+  *logarithm = top + logf(all);
+  return all;
+}
+
+struct call {
+  const float *queries, *keys, *values; /* (N, H, D), (S, L, G, D), (S, L, G, E) */
+  const int64_t *rows, *places;         /* (N,): each token's slot, and its place there */
+  float *out, *logarithms;              /* (N, H, E); (N, H): of the sums of e^score */
+  float scale;
+  long heads, shared, inside, outside, length, room; /* H, G, D, E, L, and how many scores there is room for */
+};
+
+/* TILE queries over one head's keys and values, of which each query sees the first `ends`. */
+INLINE void tile(const struct call *c, const int inside, const int outside, const float *const queries[TILE],
+                 const float *keys, const float *values, const long ends[TILE], float *scores, float *const out[TILE],
+                 float *const logarithms[TILE]) {
+  long most = 0;
+  float share[TILE];
+  for (int i = 0; i < TILE; i++) most = ends[i] > most ? ends[i] : most;
+  products(inside, queries, keys, c->shared * c->inside, most, c->scale, scores, c->room);
+  for (int i = 0; i < TILE; i++) {
+    float *own = scores + i * c->room;
+    share[i] = 1.f / weigh(own, ends[i], logarithms[i]);
+    for (long j = (ends[i] + LANES - 1) / LANES * LANES; j < most; j++) own[j] = 0;
+    memset(out[i], 0, outside * LANES * sizeof(float));
+  }
+  gather(outside, scores, c->room, values, c->shared * c->outside, most, out);
+  for (int i = 0; i < TILE; i++)
+    for (int d = 0; d < outside; d++) /* not twice where the last query fills a tile */
+      if (!i || out[i] != out[i - 1]) store(out[i] + d * LANES, load(out[i] + d * LANES) * share[i]);
+}
+
+/* The same for one query, of any width. */
+static void single(const struct call *c, const float *query, const float *keys, const float *values, long end,
+                   float *scores, float *out, float *logarithm) {
+  const long inside = c->inside, outside = c->outside, key_step = c->shared * inside, value_step = c->shared * outside;
+  for (long j = 0; j < end; j++) {
+    float s = 0;
+#pragma omp simd reduction(+ : s)
+    for (long d = 0; d < inside; d++) s += query[d] * keys[j * key_step + d];
+    scores[j] = s * c->scale;
+  }
+  float share = 1.f / weigh(scores, end, logarithm);
+  memset(out, 0, outside * sizeof(float));
+  for (long j = 0; j < end; j++)
+    for (long d = 0; d < outside; d++) out[d] += scores[j] * values[j * value_step + d];
+  for (long d = 0; d < outside; d++) out[d] *= share;
+}
+
+/* All queries of `count` neighbouring tokens, from `first` on, that look at head `g` of the keys. */
+INLINE void head(const struct call *c, const int inside, const int outside, long first, long count, long g,
+                 float *scores) {
+  const long each = c->heads / c->shared, D = c->inside, E = c->outside, row = c->rows[first] * c->length;
+  const float *keys = c->keys + (row * c->shared + g) * D, *values = c->values + (row * c->shared + g) * E;
+  const long last = count * each - 1;
+  for (long u = 0; u <= last; u += inside ? TILE : 1) {
+    const float *queries[TILE];
+    float *out[TILE], *logarithms[TILE];
+    long ends[TILE];
+    for (int i = 0; i < TILE; i++) {
+      long own = u + i < last ? u + i : last, token = first + own / each; /* the last one again where none is left */
+      long at = token * c->heads + g * each + own % each;
+      queries[i] = c->queries + at * D;
+      out[i] = c->out + at * E;
+      logarithms[i] = c->logarithms + at;
+      ends[i] = c->places[token] + 1;
+    }
+    if (inside)
+      tile(c, inside, outside, queries, keys, values, ends, scores, out, logarithms);
+    else
+      single(c, queries[0], keys, values, ends[0], scores, out[0], logarithms[0]);
+  }
+}
+
+/* One thread's part. Widths that are known here make the fast code. */
+static void part(const struct call *c, long first, long count, long g, float *scores) {
+  const long D = c->inside, E = c->outside;
+  if (D == 64 && E == 64) head(c, 64 / LANES, 64 / LANES, first, count, g, scores);
+  else if (D == 32 && E == 32) head(c, 32 / LANES, 32 / LANES, first, count, g, scores);
+  else if (D == 128 && E == 128) head(c, 128 / LANES, 128 / LANES, first, count, g, scores);
+  else if (D == 16 && E == 16) head(c, 16 / LANES, 16 / LANES, first, count, g, scores);
+  else if (D % LANES == 0 && E % LANES == 0) head(c, D / LANES, E / LANES, first, count, g, scores);
+  else head(c, 0, 0, first, count, g, scores);
+}
+
+/* `scores`: room for (threads, TILE, room) numbers; `tiles`: for N + 1. */
+void attend(const float *queries, const float *keys, const float *values, const int64_t *rows, const int64_t *places,
+            float *out, float *logarithms, float *scores, int64_t *tiles, float scale, long tokens, long heads,
+            long shared, long inside, long outside, long length, long room, long threads) {
+  const struct call c = {queries, keys,   values, rows,   places,  out,    logarithms,
+                         scale,   heads,  shared, inside, outside, length, room};
+  const long several = shared * TILE / heads > 1 ? shared * TILE / heads : 1; /* tokens that fill a tile */
+  long count = 0;
+  for (long t = 0; t < tokens; t++) {
+    int joins = t > 0 && t - tiles[count - 1] < several && rows[t] == rows[t - 1] && places[t] == places[t - 1] + 1;
+    if (!joins) tiles[count++] = t;
+  }
+  tiles[count] = tokens;
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+  for (long item = 0; item < count * shared; item++) {
+    const long which = item / shared;
+    part(&c, tiles[which], tiles[which + 1] - tiles[which], item % shared, scores + omp_get_thread_num() * TILE * room);
+  }
+}
+
+struct back {
+  const float *queries, *keys, *values, *out, *logarithms, *slopes; /* (N, H, D), ..., of the outputs (N, H, D) */
+  float *to_queries, *to_keys, *to_values;                          /* gradients; of keys and values a copy a part */
+  const int64_t *begins;                                            /* (R + 1,): where each row begins */
+  float scale;
+  long tokens, heads, shared, width; /* N, H, G, D */
+};
+
+/* What tokens `first` to `last` of a row pass back through head `g` of its keys.
+
+   With p = e^(score - logarithm) and slope s of the output o: to the value p s, to the score p (s v - s o). */
+INLINE void backward(const struct back *c, const int width, long begin, long first, long last, long g, float *to_keys,
+                     float *to_values) {
+  const long D = c->width, each = c->heads / c->shared, step = c->shared * D;
+  float p[TILE * BLOCK], s[TILE * BLOCK], nowhere[TILE][D];
+  ints lanes;
+  for (int i = 0; i < LANES; i++) lanes[i] = i;
+  for (long block = begin; block < last; block += BLOCK) {
+    const long size = last - block < BLOCK ? last - block : BLOCK, at = (block * c->shared + g) * D;
+    for (long u = (block > first ? block - first : 0) * each; u < (last - first) * each; u += TILE) {
+      const float *queries[TILE], *slopes[TILE];
+      float *into[TILE], logarithms[TILE], along[TILE];
+      int32_t seen[TILE];
+      for (int i = 0; i < TILE; i++) {
+        const long token = first + (u + i) / each, there = token < last ? token : last - 1;
+        const long own = there * c->heads + g * each + (u + i) % each;
+        queries[i] = c->queries + own * D;
+        slopes[i] = c->slopes + own * D;
+        logarithms[i] = c->logarithms[own];
+        into[i] = token < last ? c->to_queries + own * D : nowhere[i];
+        seen[i] = token < last ? (token - block + 1 < BLOCK ? token - block + 1 : BLOCK) : 0; /* of the block's keys */
+        vec total = {0};
+        for (int d = 0; d < width; d++) total += load(slopes[i] + d * LANES) * load(c->out + own * D + d * LANES);
+        along[i] = sum(total);
+      }
+      products(width, queries, c->keys + at, step, size, c->scale, p, BLOCK);
+      products(width, slopes, c->values + at, step, size, 1.f, s, BLOCK);
+      for (int i = 0; i < TILE; i++)
+        for (int j = 0; j < BLOCK; j += LANES) {
+          ints sees = lanes + j < seen[i];
+          vec likely = where(sees, exponential(load(p + i * BLOCK + j) - logarithms[i]), (vec){0});
+          store(p + i * BLOCK + j, likely);
+          store(s + i * BLOCK + j, where(sees, likely * (load(s + i * BLOCK + j) - along[i]) * c->scale, (vec){0}));
+        }
+      gather(width, s, BLOCK, c->keys + at, step, size, into);
+      spread(width, s, BLOCK, queries, to_keys + at, step, size);
+      spread(width, p, BLOCK, slopes, to_values + at, step, size);
+    }
+  }
+}
+
+static void back_part(const struct back *c, long begin, long first, long last, long g, float *to_keys, float *to_values) {
+  if (c->width == 64) backward(c, 64 / LANES, begin, first, last, g, to_keys, to_values);
+  else if (c->width == 32) backward(c, 32 / LANES, begin, first, last, g, to_keys, to_values);
+  else if (c->width == 128) backward(c, 128 / LANES, begin, first, last, g, to_keys, to_values);
+  else backward(c, c->width / LANES, begin, first, last, g, to_keys, to_values);
+}
+
+/* Gradients, which hold zeros: to the queries (N, H, D), and in `parts` pieces, to be summed, to keys and values
+   (parts, N, G, D). A row's tokens are so many pieces of equal work. D must be a multiple of LANES. */
+void attend_back(const float *queries, const float *keys, const float *values, const float *out,
+                 const float *logarithms, const float *slopes, float *to_queries, float *to_keys, float *to_values,
+                 const int64_t *begins, float scale, long rows, long parts, long heads, long shared, long width,
+                 long threads) {
+  const long tokens = begins[rows], size = tokens * shared * width;
+  const struct back c = {queries, keys,      values, out,    logarithms, slopes, to_queries, to_keys,
+                         to_values, begins, scale,  tokens, heads,      shared, width};
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+  for (long item = 0; item < rows * shared * parts; item++) {
+    const long row = item / (shared * parts), g = item / parts % shared, piece = parts - 1 - item % parts;
+    const long begin = begins[row], length = begins[row + 1] - begin;
+    const long first = begin + (long)(length * sqrt((double)piece / parts));
+    const long last = begin + (long)(length * sqrt((double)(piece + 1) / parts));
+    back_part(&c, begin, first, last, g, to_keys + piece * size, to_values + piece * size);
+  }
+}
+
+/* Whether this processor has the instructions that this was built with. */
+int runs(void) {
+  __builtin_cpu_init();
+#ifdef __AVX512F__
+  if (!(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")))
+    return 0;
+#endif
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+}

@@ -1,0 +1,238 @@
+"""What a CPU computes in other ways than torch by itself does, in float32, because it is faster.
+
+- Causal attention as compiled C: over the slots of a cache, and over whole rows with gradients. torch's own wants rows
+  side by side, padded to one length and beside a mask, decodes at a third of the speed of memory, and learns at a
+  fraction of that of products. kernels.c is built when the project is installed, for processors with AVX512 and with
+  AVX2. Where there is none of it (no compiler, another processor), attention is torch's: slower, and up to rounding the
+  same.
+- Matrix products by oneDNN on processors of AMD, where it is twice as fast as the MKL that torch calls (`quicken`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+# --- Attention ---
+
+BUILDS = ("marl._kernels_v4", "marl._kernels_v3")  # by pyproject.toml; the better first
+TILE, LANES = 4, 16  # queries at once, and numbers of the widest vector, as in kernels.c
+
+
+@functools.cache
+def load(name: str) -> ctypes.CDLL | None:
+    """This build, where there is one that this processor runs."""
+    spec = find_spec(name)
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        library = ctypes.CDLL(spec.origin)
+    except OSError:  # as where torch brings no OpenMP that it could use
+        return None
+    return library if library.runs() else None
+
+
+@functools.cache
+def best() -> str:
+    """The name of the best build that this processor runs; empty where there is none."""
+    return next((name for name in BUILDS if load(name) is not None), "")
+
+
+def in_use() -> str:
+    """What of this is used on this machine's CPU, in words."""
+    attention = f"attention {best().rpartition('_')[2]}" if best() else ""  # v4: AVX512, v3: AVX2
+    return ", ".join(filter(None, (attention, "oneDNN" if has_faster_products() else ""))) or "torch"
+
+
+def takes(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether `attend` is for tensors of these numbers on this device."""
+    return device.type == "cpu" and dtype == torch.float32 and bool(best())
+
+
+def learns(query: Tensor, value: Tensor) -> bool:
+    """Whether `attend_rows` is for heads of these widths, on their device; numbers of any kind."""
+    width = query.shape[-1]
+    return takes(query.device, torch.float32) and width == value.shape[-1] and width % LANES == 0
+
+
+def _call(function: str, *arguments: Any) -> None:
+    library = load(best())
+    assert library is not None, "asked for without `takes`"
+    given: list[Any] = []
+    for each in arguments:
+        if isinstance(each, Tensor):
+            assert each.is_contiguous() and each.dtype in (torch.float32, torch.int64), (each.stride(), each.dtype)
+            given.append(ctypes.c_void_p(each.data_ptr()))
+        else:
+            given.append(ctypes.c_float(each) if isinstance(each, float) else ctypes.c_long(each))
+    getattr(library, function)(*given)
+
+
+def _attend(
+    queries: Tensor, keys: Tensor, values: Tensor, rows: Tensor, places: Tensor, scale: float, longest: int
+) -> tuple[Tensor, Tensor]:
+    """`attend`, and the logarithms (N, H) of the sums of e^score. `longest`: no token stands behind so many."""
+    (count, heads, inside), (_, length, shared, outside) = queries.shape, values.shape
+    assert keys.shape == (*values.shape[:3], inside) and heads % shared == 0, (queries.shape, keys.shape, values.shape)
+    assert rows.shape == places.shape == (count,), (rows.shape, places.shape, count)
+    threads, room = torch.get_num_threads(), -(-longest // LANES) * LANES
+    found, logarithms = queries.new_empty(count, heads, outside), queries.new_empty(count, heads)
+    scores, tiles = queries.new_empty(threads, TILE, room), rows.new_empty(count + 1)
+    _call(
+        "attend", queries, keys, values, rows, places, found, logarithms, scores, tiles, scale,
+        count, heads, shared, inside, outside, length, room, threads,
+    )  # fmt: skip
+    return found, logarithms
+
+
+@torch.library.custom_op("marl::attend", mutates_args=())
+def attend(queries: Tensor, keys: Tensor, values: Tensor, rows: Tensor, places: Tensor, scale: float) -> Tensor:
+    """Causal attention of N tokens, each to its own slot up to itself: softmax(scale q k) v.
+
+    queries (N, H, D), keys (S, L, G, D), values (S, L, G, E), float32, G heads shared by H; `rows` and `places` (N,)
+    int64: each token's slot, and where it stands there. Returns (N, H, E). A token's result is the same to the last bit
+    whatever is read beside it.
+    """
+    return _attend(queries.contiguous(), keys, values, rows, places, scale, keys.shape[1])[0]
+
+
+@attend.register_fake
+def _(queries: Tensor, keys: Tensor, values: Tensor, rows: Tensor, places: Tensor, scale: float) -> Tensor:
+    return queries.new_empty(*queries.shape[:2], values.shape[3])
+
+
+@torch.library.custom_op("marl::attend_rows", mutates_args=())
+def attend_rows(
+    queries: Tensor, keys: Tensor, values: Tensor, begins: Tensor, longest: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Causal attention of rows that stand one behind the other: softmax(scale q k) v, with gradients.
+
+    queries (N, H, D), keys and values (N, G, D), G heads shared by H, D a multiple of 16; `begins` (R + 1,) int64:
+    where each row begins, and N; `longest`: tokens of a row at most. Returns (N, H, D), as precise as the queries, and
+    (N, H), which has no gradient: the logarithms of the sums of e^score. Computed in float32. The gradient's last
+    digits depend on the number of threads.
+    """
+    rows = begins[:-1].repeat_interleave(begins.diff())  # as slots of a single token each, from the row's first on
+    places = torch.arange(len(queries)) - rows
+    q, k, v = (each.float().contiguous() for each in (queries, keys, values))
+    found, logarithms = _attend(q, k[:, None], v[:, None], rows, places, scale, longest)
+    return found.to(queries.dtype), logarithms
+
+
+@attend_rows.register_fake
+def _(
+    queries: Tensor, keys: Tensor, values: Tensor, begins: Tensor, longest: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(queries), queries.new_empty(queries.shape[:2], dtype=torch.float32)
+
+
+@torch.library.custom_op("marl::attend_rows_back", mutates_args=())
+def attend_rows_back(
+    slopes: Tensor, queries: Tensor, keys: Tensor, values: Tensor, begins: Tensor, found: Tensor, logarithms: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of queries, keys and values, from those of `attend_rows`'s result, (N, H, D)."""
+    (_, heads, width), shared, rows, threads = queries.shape, keys.shape[1], len(begins) - 1, torch.get_num_threads()
+    parts = -(-threads // (rows * shared))  # pieces of work of a row, so that every thread has some
+    to_queries = torch.zeros(queries.shape)
+    to_keys, to_values = torch.zeros(2, parts, *keys.shape)
+    q, k, v, o, s = (each.float().contiguous() for each in (queries, keys, values, found, slopes))
+    _call(
+        "attend_back", q, k, v, o, logarithms, s, to_queries, to_keys, to_values, begins, scale,
+        rows, parts, heads, shared, width, threads,
+    )  # fmt: skip
+    return to_queries.to(queries.dtype), to_keys.sum(0).to(keys.dtype), to_values.sum(0).to(values.dtype)
+
+
+@attend_rows_back.register_fake
+def _(
+    slopes: Tensor, queries: Tensor, keys: Tensor, values: Tensor, begins: Tensor, found: Tensor, logarithms: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    return torch.empty_like(queries), torch.empty_like(keys), torch.empty_like(values)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, _, ctx.scale = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _back(ctx: Any, slopes: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    return *attend_rows_back(slopes, *ctx.saved_tensors, ctx.scale), None, None, None
+
+
+attend_rows.register_autograd(_back, setup_context=_keep)
+
+
+# --- Products ---
+
+
+@functools.cache
+def has_faster_products() -> bool:
+    """Whether this processor is one on which oneDNN's products in float32 are faster than those of torch's MKL."""
+    if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
+        return False
+    with suppress(OSError):  # another system
+        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
+    return False
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x (..., D) times weight (V, D) transposed, and bias: (..., V). Without gradients where it is oneDNN's."""
+    if has_faster_products() and _may(x, weight):
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return nn.functional.linear(x, weight, bias)
+
+
+def _may(x: Tensor, weight: Tensor) -> bool:
+    return x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32 and x.dim() > 1 and x.numel() > 0
+
+
+class _Product(torch.autograd.Function):
+    """`product`, with gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.biased = bias is not None
+        return product(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        rows = slopes.reshape(-1, slopes.shape[-1])  # (N, V)
+        return (
+            product(slopes, weight.t()) if ctx.needs_input_grad[0] else None,
+            product(rows.t(), x.reshape(-1, x.shape[-1]).t()) if ctx.needs_input_grad[1] else None,
+            rows.sum(0) if ctx.biased else None,
+        )
+
+
+class Linear(nn.Linear):
+    """torch's, with `product`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not _may(x, self.weight) or torch.is_autocast_enabled("cpu"):
+            return super().forward(x)
+        if torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad):
+            return _Product.apply(x, self.weight, self.bias)
+        return product(x, self.weight, self.bias)
+
+
+def quicken(model: nn.Module) -> None:
+    """Gives the model's layers the faster products, where this processor has such; weights, names and what is saved
+    stay as they are."""
+    if has_faster_products():
+        for module in model.modules():
+            if type(module) is nn.Linear:
+                module.__class__ = Linear
