@@ -55,7 +55,7 @@ bench: $(STAMP) ## speed of rollouts and updates beside other engines and the li
 	@$(BIN)/python -m experiments.benchmark
 
 clean: ## remove the virtual environment and all caches, but no run
-	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) build dist *.egg-info marl/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find $(PACKAGES) conf tests -type d -name __pycache__ -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt marl/kernels.c

@@ -89,7 +89,7 @@ from marl.advantages import Credit, add_advantages
 from marl.agents import Agent
 from marl.batch import collate, seats_of
 from marl.config import make, plain
-from marl.engine import at_desk, places_for, size_of
+from marl.engine import has_desk, places_for, size_of
 from marl.errors import UserError, check_writable
 from marl.files import read_json, write_json
 from marl.games import env_maker, game_module, seats
@@ -363,7 +363,7 @@ class Bench:
         slots, update = point.games * point.players, self.update_config(DTYPES[point.dtype])
         size = size_of(config, point.context)
         cache = slots * size.slot * dtype.itemsize // torch.float32.itemsize
-        copied = point.games > 1 and at_desk(config, self.device, dtype, self.settings.decode_steps)
+        copied = point.games > 1 and has_desk(config, self.device, dtype, self.settings.decode_steps)
         desk = size.slot * places_for(point.games, slots) if copied else 0
         cache += desk * dtype.itemsize // torch.float32.itemsize
         if point not in self._passes:

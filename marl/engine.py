@@ -23,7 +23,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLaye
 
 from marl.errors import UserError
 from marl.grouping import cheapest_groups
-from marl.kernels import takes
+from marl.kernels import makes_kernels, round_up, takes
 from marl.policy import MISFITS, Policy, check_context, choice_logits
 from marl.ragged import Group, Rows, attending, group_of, split
 from marl.sharding import is_split
@@ -94,11 +94,11 @@ class Desk:
         return which, missing
 
 
-def at_desk(config: PreTrainedConfig, device: torch.device, dtype: torch.dtype, decode_steps: int = 1) -> bool:
+def has_desk(config: PreTrainedConfig, device: torch.device, dtype: torch.dtype, decode_steps: int = 1) -> bool:
     """Whether slots that speak have second copies: not where attention reads them where they stand."""
     if device.type != "cpu" or decode_steps > 1:
         return decode_steps > 1
-    return not (plain(config) and takes(device, dtype))
+    return not (takes(device, dtype) and plain(config) and asks_attention(config))
 
 
 def places_for(rows: int, slots: int) -> int:
@@ -159,8 +159,8 @@ class SlotLayer(CacheLayerMixin):
 
     def make_room(self) -> None:
         """Gives the desk as many places as it is to have."""
-        if self.keys is not None and self.values is not None and len(next(iter(self.desk), ())) < self.cache.places:
-            shape = (self.cache.places, *self.keys.shape[1:3])  # zeros, for what is masked counts 0 times what is there
+        if self.keys is not None and self.values is not None and len(next(iter(self.desk), ())) < self.cache.seats:
+            shape = (self.cache.seats, *self.keys.shape[1:3])  # zeros, for what is masked counts 0 times what is there
             self.desk = [each.new_zeros(*shape, each.shape[3]) for each in (self.keys, self.values)]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -229,12 +229,12 @@ class SlotCache(Cache):
         model takes masks and positions beside its cache; `window`: how many tokens, itself among them, one sees in
         sliding layers."""
         self.slots, self.context, self.masked, self.window = slots, context, masked, window
-        self.rows = self.positions = torch.empty(0, dtype=torch.int64)
+        self.rows = self.positions = self.places = torch.empty(0, dtype=torch.int64)
         self.looked = Rows(self.rows, 0)
-        self.ragged = False  # whether the next pass is
+        self.ragged, self.attended = False, 0  # whether the next pass is, and how many of its layers have attended
         self._chunks: tuple[np.ndarray, np.ndarray, np.ndarray, torch.dtype]  # of a ragged pass
         self._groups: list[Group] | None = None
-        self.desk, self.places = Desk(), 0  # and how many it has room for
+        self.desk, self.seats = Desk(), 0  # and how many it has room for
         layers: list[Any] = []
         for kind in kinds:
             if kind in RECURRENT:
@@ -258,13 +258,19 @@ class SlotCache(Cache):
         for layer in self.states:
             layer.load()
 
-    def at_ragged(self, rows: np.ndarray, start: np.ndarray, sizes: np.ndarray, lm: PreTrainedModel) -> None:
-        """The next pass reads so many tokens of each slot (R,), which holds `start`, one behind the other."""
-        first = sizes.cumsum() - sizes
-        places = np.arange(int(sizes.sum())) + np.repeat(start - first, sizes)
-        self.rows = torch.from_numpy(np.repeat(rows, sizes)).to(lm.device)
-        self.positions, self.ragged = torch.from_numpy(places).to(lm.device), True  # (N,)
-        self.looked = Rows(self.rows, int((start + sizes).max()))
+    def at_ragged(self, rows: np.ndarray, start: np.ndarray, sizes: np.ndarray, more: int, lm: PreTrainedModel) -> None:
+        """The next pass reads so many tokens of each slot (R,), which holds `start`, one behind the other, and then
+        `more` that are nobody's."""
+        owners, nobody = np.repeat(rows, sizes), np.zeros(more, dtype=np.int64)
+        places = np.arange(len(owners)) + np.repeat(start - (sizes.cumsum() - sizes), sizes)
+
+        def put(own: np.ndarray, others: np.ndarray) -> Tensor:
+            return torch.from_numpy(np.concatenate([own, others])).to(lm.device)
+
+        self.rows, self.places, self.ragged = put(owners, nobody), put(places, nobody), True  # (N,)
+        self.positions = put(places, nobody + self.context)
+        self.looked, self.attended = Rows(self.rows, int((start + sizes).max())), 0
+        assert self.looked.end <= self.context, (self.looked.end, self.context)
         self._chunks, self._groups = (rows, start, sizes, lm.dtype), None
 
     @property
@@ -281,8 +287,8 @@ class SlotCache(Cache):
 
     def make_room(self, rows: int) -> None:
         """For so many at the desk. Where it grows all is copied again, which should not come often."""
-        if rows > self.places:
-            self.places = places_for(rows, self.slots)
+        if rows > self.seats:
+            self.seats = places_for(rows, self.slots)
             self.desk.spill()
 
     def fill(self, rows: Tensor, end: int) -> None:
@@ -419,6 +425,25 @@ def _find_size(config: PreTrainedConfig, context: int, dtype: torch.dtype) -> Si
     return Size(cache.nbytes, weights)
 
 
+def asks_attention(config: PreTrainedConfig) -> bool:
+    """Whether each layer of such a model asks for attention as `ragged.attention` gives it, by a pass over a token on
+    `meta`: not where it attends in code of its own. It is found once in a process."""
+    key = (type(config), config.to_json_string(use_diff=False))
+    if key not in _ASKS:
+        with torch.device("meta"), torch.no_grad():
+            lm = AutoModelForCausalLM.from_config(config, experts_implementation="batched_mm").eval()
+            try:
+                cache = slot_cache(lm, 1, 1)
+                one_pass(lm, cache, np.array([0]), np.array([0]), [[0]], ragged=True)
+                _ASKS[key] = cache.attended == len(cache.layers)
+            except (Unheld, UserError, *MISFITS):
+                _ASKS[key] = False
+    return _ASKS[key]
+
+
+_ASKS: dict[tuple[type[PreTrainedConfig], str], bool] = {}
+
+
 def slot_cache(lm: PreTrainedModel, slots: int, context: int) -> SlotCache:
     """An empty cache for the model. Raises Unheld as `layer_kinds` does."""
     config = lm.config.get_text_config()
@@ -458,13 +483,16 @@ def ragged_pass(
     chunks: Sequence[Sequence[int]],
 ) -> Tensor:
     """`one_pass` for models of which `reads_ragged`: see ragged.py."""
-    cache.at_ragged(rows, start, sizes, lm)
-    ids = torch.tensor([[token for chunk in chunks for token in chunk]], device=lm.device)
+    count = int(sizes.sum())
+    # for few kernels; attention in groups does not know of more tokens than there are
+    more = round_up(count) - count if makes_kernels(lm.device, lm.dtype) and takes(lm.device, lm.dtype) else 0
+    cache.at_ragged(rows, start, sizes, more, lm)
+    ids = torch.tensor([[*(token for chunk in chunks for token in chunk), *[0] * more]], device=lm.device)
     with attending(lm):
         output = lm.base_model(
-            input_ids=ids, position_ids=cache.positions[None], past_key_values=cache, use_cache=True, slots=cache
+            input_ids=ids, position_ids=cache.places[None], past_key_values=cache, use_cache=True, slots=cache
         )
-    return output.last_hidden_state[0]
+    return output.last_hidden_state[0, :count]
 
 
 def grouped(
@@ -789,7 +817,8 @@ class Engine:
             if not self.cache.states and not is_split(policy):
                 check_slots(lm)
                 # in bfloat16 a CPU makes kernels for each new number of tokens, which is another in every ragged pass
-                made_anew = policy.device.type == "cpu" and policy.lm.dtype == torch.bfloat16
+                device, dtype = policy.device, policy.lm.dtype
+                made_anew = dtype == torch.bfloat16 and device.type == "cpu" and not takes(device, dtype)
                 self.ragged = not made_anew and reads_ragged(lm)
         except Unheld as reason:
             self.cache, self._goes_on, self.unheld = WholeStreams(slots), True, str(reason)

@@ -1,5 +1,5 @@
-/* Causal attention in float32 on a CPU, for kernels.py: of new tokens to the slots of a cache, and of whole rows with its
-   backward pass.
+/* Causal attention on a CPU, for kernels.py: of new tokens to the slots of a cache, and of whole rows with its backward
+   pass. It computes in float32; keys and values may be kept in bfloat16 (`half`).
 
    Four queries share what is read: heads with the same keys, or neighbouring tokens. Keys and values are asked for before
    they are needed, so that decoding is as fast as memory is read. A token's sums are made in the same order whoever shares
@@ -21,16 +21,33 @@
 #define AHEAD 32             /* keys or values that are asked for before their turn */
 #define BLOCK 64             /* keys at once in a backward pass: they stay at hand while all queries go by */
 #define INLINE static inline __attribute__((always_inline))
+#if !defined __clang__ && __GNUC__ < 12
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (ints){__VA_ARGS__})
+#else
 #define SHUFFLE __builtin_shufflevector
+#endif
 #define UNROLL _Pragma("GCC unroll 16")
 
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef uint16_t shorts __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+typedef uint32_t longer __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 extern int omp_get_thread_num(void); /* of the OpenMP that torch has loaded */
 
 INLINE vec load(const float *from) { return *(const vec *)from; }
 INLINE void store(float *to, vec values) { *(vec *)to = values; }
+
+/* The numbers from number `at` on; those in bfloat16 are the upper halves of floats. */
+INLINE vec read(const void *from, long at, const int half) {
+  if (!half) return load((const float *)from + at);
+  return (vec)(__builtin_convertvector(*(const shorts *)((const uint16_t *)from + at), longer) << 16);
+}
+
+INLINE void ask(const void *from, long at, const int half) {
+  __builtin_prefetch((const char *)from + at * (half ? 2 : 4));
+}
+
 INLINE vec where(ints which, vec yes, vec no) { return (vec)(((ints)yes & which) | ((ints)no & ~which)); }
 
 INLINE float sum(vec a) {
@@ -96,20 +113,21 @@ INLINE vec exponential(vec x) {
   return p * (vec)((n + 127) << 23);
 }
 
-/* Products of TILE queries with `count` keys (`step` numbers apart), (TILE, room), with room up to a multiple of KEYS. */
-INLINE void products(const int width, const float *const queries[TILE], const float *keys, long step, long count,
-                     float scale, float *into, long room) {
+/* Products of TILE queries with `count` keys, from number `first` on, `step` numbers apart: (TILE, room), with room up to
+   a multiple of KEYS. */
+INLINE void products(const int width, const int half, const float *const queries[TILE], const void *keys, long first,
+                     long step, long count, float scale, float *into, long room) {
   for (long j = 0; j < count; j += KEYS) {
     vec a[TILE * KEYS];
-    const float *own[KEYS];
+    long own[KEYS];
     UNROLL for (int i = 0; i < TILE * KEYS; i++) a[i] = (vec){0};
     UNROLL for (int n = 0; n < KEYS; n++) {
-      own[n] = keys + (j + n < count ? j + n : count - 1) * step;
-      for (int c = 0; c < width; c++) __builtin_prefetch(keys + (j + n + AHEAD) * step + c * LANES);
+      own[n] = first + (j + n < count ? j + n : count - 1) * step;
+      for (int c = 0; c < width; c += 1 + half) ask(keys, first + (j + n + AHEAD) * step + c * LANES, half);
     }
     UNROLL for (int c = 0; c < width; c++) {
       vec key[KEYS];
-      UNROLL for (int n = 0; n < KEYS; n++) key[n] = load(own[n] + c * LANES);
+      UNROLL for (int n = 0; n < KEYS; n++) key[n] = read(keys, own[n] + c * LANES, half);
       UNROLL for (int i = 0; i < TILE; i++) {
         vec query = load(queries[i] + c * LANES);
         UNROLL for (int n = 0; n < KEYS; n++) a[KEYS * i + n] += query * key[n];
@@ -120,19 +138,19 @@ INLINE void products(const int width, const float *const queries[TILE], const fl
   }
 }
 
-/* Adds to each of TILE results the sum of `count` vectors (`step` numbers apart) by its weights, (TILE, room). */
-INLINE void gather(const int width, const float *weights, long room, const float *values, long step, long count,
-                   float *const into[TILE]) {
+/* Adds to each of TILE results the sum of `count` values, which lie as keys do, by its weights, (TILE, room). */
+INLINE void gather(const int width, const int half, const float *weights, long room, const void *values, long first,
+                   long step, long count, float *const into[TILE]) {
   for (int from = 0; from < width; from += WIDTH) {
     const int some = width - from < WIDTH ? width - from : WIDTH;
     vec o[TILE][WIDTH];
     UNROLL for (int i = 0; i < TILE; i++) UNROLL for (int c = 0; c < some; c++)
       o[i][c] = load(into[i] + (from + c) * LANES);
     for (long j = 0; j < count; j++) {
-      const float *value = values + j * step + from * LANES;
-      UNROLL for (int c = 0; c < some; c++) __builtin_prefetch(value + AHEAD * step + c * LANES);
+      const long at = first + j * step + from * LANES;
+      UNROLL for (int c = 0; c < some; c += 1 + half) ask(values, at + AHEAD * step + c * LANES, half);
       UNROLL for (int c = 0; c < some; c++) {
-        vec x = load(value + c * LANES);
+        vec x = read(values, at + c * LANES, half);
         UNROLL for (int i = 0; i < TILE; i++) o[i][c] += x * weights[i * room + j];
       }
     }
@@ -183,56 +201,65 @@ INLINE float weigh(float *scores, long end, float *logarithm) {
 }
 
 struct call {
-  const float *queries, *keys, *values; /* (N, H, D), (S, L, G, D), (S, L, G, E) */
+  const float *queries;                 /* (N, H, D) */
+  const void *keys, *values;            /* (S, L, G, D), (S, L, G, E) */
   const int64_t *rows, *places;         /* (N,): each token's slot, and its place there */
   float *out, *logarithms;              /* (N, H, E); (N, H): of the sums of e^score */
   float scale;
   long heads, shared, inside, outside, length, room; /* H, G, D, E, L, and how many scores there is room for */
+  int half;                                          /* whether keys and values are in bfloat16 */
 };
 
-/* TILE queries over one head's keys and values, of which each query sees the first `ends`. */
-INLINE void tile(const struct call *c, const int inside, const int outside, const float *const queries[TILE],
-                 const float *keys, const float *values, const long ends[TILE], float *scores, float *const out[TILE],
-                 float *const logarithms[TILE]) {
+/* TILE queries over one head's keys and values, from numbers `key` and `value` on; each query sees the first `ends`. */
+INLINE void tile(const struct call *c, const int inside, const int outside, const int half,
+                 const float *const queries[TILE], long key, long value, const long ends[TILE], float *scores,
+                 float *const out[TILE], float *const logarithms[TILE]) {
   long most = 0;
   float share[TILE];
   for (int i = 0; i < TILE; i++) most = ends[i] > most ? ends[i] : most;
-  products(inside, queries, keys, c->shared * c->inside, most, c->scale, scores, c->room);
+  products(inside, half, queries, c->keys, key, c->shared * c->inside, most, c->scale, scores, c->room);
   for (int i = 0; i < TILE; i++) {
     float *own = scores + i * c->room;
     share[i] = 1.f / weigh(own, ends[i], logarithms[i]);
     for (long j = (ends[i] + LANES - 1) / LANES * LANES; j < most; j++) own[j] = 0;
     memset(out[i], 0, outside * LANES * sizeof(float));
   }
-  gather(outside, scores, c->room, values, c->shared * c->outside, most, out);
+  gather(outside, half, scores, c->room, c->values, value, c->shared * c->outside, most, out);
   for (int i = 0; i < TILE; i++)
     for (int d = 0; d < outside; d++) /* not twice where the last query fills a tile */
       if (!i || out[i] != out[i - 1]) store(out[i] + d * LANES, load(out[i] + d * LANES) * share[i]);
 }
 
+INLINE float number(const void *from, long at, const int half) {
+  if (!half) return ((const float *)from)[at];
+  uint32_t bits = (uint32_t)((const uint16_t *)from)[at] << 16;
+  float found;
+  memcpy(&found, &bits, sizeof found);
+  return found;
+}
+
 /* The same for one query, of any width. */
-static void single(const struct call *c, const float *query, const float *keys, const float *values, long end,
+INLINE void single(const struct call *c, const int half, const float *query, long key, long value, long end,
                    float *scores, float *out, float *logarithm) {
   const long inside = c->inside, outside = c->outside, key_step = c->shared * inside, value_step = c->shared * outside;
   for (long j = 0; j < end; j++) {
     float s = 0;
 #pragma omp simd reduction(+ : s)
-    for (long d = 0; d < inside; d++) s += query[d] * keys[j * key_step + d];
+    for (long d = 0; d < inside; d++) s += query[d] * number(c->keys, key + j * key_step + d, half);
     scores[j] = s * c->scale;
   }
   float share = 1.f / weigh(scores, end, logarithm);
   memset(out, 0, outside * sizeof(float));
   for (long j = 0; j < end; j++)
-    for (long d = 0; d < outside; d++) out[d] += scores[j] * values[j * value_step + d];
+    for (long d = 0; d < outside; d++) out[d] += scores[j] * number(c->values, value + j * value_step + d, half);
   for (long d = 0; d < outside; d++) out[d] *= share;
 }
 
 /* All queries of `count` neighbouring tokens, from `first` on, that look at head `g` of the keys. */
-INLINE void head(const struct call *c, const int inside, const int outside, long first, long count, long g,
-                 float *scores) {
+INLINE void head(const struct call *c, const int inside, const int outside, const int half, long first, long count,
+                 long g, float *scores) {
   const long each = c->heads / c->shared, D = c->inside, E = c->outside, row = c->rows[first] * c->length;
-  const float *keys = c->keys + (row * c->shared + g) * D, *values = c->values + (row * c->shared + g) * E;
-  const long last = count * each - 1;
+  const long key = (row * c->shared + g) * D, value = (row * c->shared + g) * E, last = count * each - 1;
   for (long u = 0; u <= last; u += inside ? TILE : 1) {
     const float *queries[TILE];
     float *out[TILE], *logarithms[TILE];
@@ -246,29 +273,37 @@ INLINE void head(const struct call *c, const int inside, const int outside, long
       ends[i] = c->places[token] + 1;
     }
     if (inside)
-      tile(c, inside, outside, queries, keys, values, ends, scores, out, logarithms);
+      tile(c, inside, outside, half, queries, key, value, ends, scores, out, logarithms);
     else
-      single(c, queries[0], keys, values, ends[0], scores, out[0], logarithms[0]);
+      single(c, half, queries[0], key, value, ends[0], scores, out[0], logarithms[0]);
   }
 }
 
-/* One thread's part. Widths that are known here make the fast code. */
-static void part(const struct call *c, long first, long count, long g, float *scores) {
+/* Widths that are known here make the fast code. */
+INLINE void of_width(const struct call *c, const int half, long first, long count, long g, float *scores) {
   const long D = c->inside, E = c->outside;
-  if (D == 64 && E == 64) head(c, 64 / LANES, 64 / LANES, first, count, g, scores);
-  else if (D == 32 && E == 32) head(c, 32 / LANES, 32 / LANES, first, count, g, scores);
-  else if (D == 128 && E == 128) head(c, 128 / LANES, 128 / LANES, first, count, g, scores);
-  else if (D == 16 && E == 16) head(c, 16 / LANES, 16 / LANES, first, count, g, scores);
-  else if (D % LANES == 0 && E % LANES == 0) head(c, D / LANES, E / LANES, first, count, g, scores);
-  else head(c, 0, 0, first, count, g, scores);
+  if (D == 64 && E == 64) head(c, 64 / LANES, 64 / LANES, half, first, count, g, scores);
+  else if (D == 32 && E == 32) head(c, 32 / LANES, 32 / LANES, half, first, count, g, scores);
+  else if (D == 128 && E == 128) head(c, 128 / LANES, 128 / LANES, half, first, count, g, scores);
+  else if (D == 16 && E == 16) head(c, 16 / LANES, 16 / LANES, half, first, count, g, scores);
+  else if (D % LANES == 0 && E % LANES == 0) head(c, D / LANES, E / LANES, half, first, count, g, scores);
+  else head(c, 0, 0, half, first, count, g, scores);
+}
+
+static void in_float(const struct call *c, long first, long count, long g, float *scores) {
+  of_width(c, 0, first, count, g, scores);
+}
+
+static void in_half(const struct call *c, long first, long count, long g, float *scores) {
+  of_width(c, 1, first, count, g, scores);
 }
 
 /* `scores`: room for (threads, TILE, room) numbers; `tiles`: for N + 1. */
-void attend(const float *queries, const float *keys, const float *values, const int64_t *rows, const int64_t *places,
+void attend(const float *queries, const void *keys, const void *values, const int64_t *rows, const int64_t *places,
             float *out, float *logarithms, float *scores, int64_t *tiles, float scale, long tokens, long heads,
-            long shared, long inside, long outside, long length, long room, long threads) {
-  const struct call c = {queries, keys,   values, rows,   places,  out,    logarithms,
-                         scale,   heads,  shared, inside, outside, length, room};
+            long shared, long inside, long outside, long length, long room, long half, long threads) {
+  const struct call c = {queries, keys,   values, rows,   places,  out,    logarithms, scale,
+                         heads,   shared, inside, outside, length, room, (int)half};
   const long several = shared * TILE / heads > 1 ? shared * TILE / heads : 1; /* tokens that fill a tile */
   long count = 0;
   for (long t = 0; t < tokens; t++) {
@@ -278,8 +313,9 @@ void attend(const float *queries, const float *keys, const float *values, const 
   tiles[count] = tokens;
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
   for (long item = 0; item < count * shared; item++) {
-    const long which = item / shared;
-    part(&c, tiles[which], tiles[which + 1] - tiles[which], item % shared, scores + omp_get_thread_num() * TILE * room);
+    const long which = item / shared, first = tiles[which];
+    (half ? in_half : in_float)(&c, first, tiles[which + 1] - first, item % shared,
+                                scores + omp_get_thread_num() * TILE * room);
   }
 }
 
@@ -318,8 +354,8 @@ INLINE void backward(const struct back *c, const int width, long begin, long fir
         for (int d = 0; d < width; d++) total += load(slopes[i] + d * LANES) * load(c->out + own * D + d * LANES);
         along[i] = sum(total);
       }
-      products(width, queries, c->keys + at, step, size, c->scale, p, BLOCK);
-      products(width, slopes, c->values + at, step, size, 1.f, s, BLOCK);
+      products(width, 0, queries, c->keys, at, step, size, c->scale, p, BLOCK);
+      products(width, 0, slopes, c->values, at, step, size, 1.f, s, BLOCK);
       for (int i = 0; i < TILE; i++)
         for (int j = 0; j < BLOCK; j += LANES) {
           ints sees = lanes + j < seen[i];
@@ -327,7 +363,7 @@ INLINE void backward(const struct back *c, const int width, long begin, long fir
           store(p + i * BLOCK + j, likely);
           store(s + i * BLOCK + j, where(sees, likely * (load(s + i * BLOCK + j) - along[i]) * c->scale, (vec){0}));
         }
-      gather(width, s, BLOCK, c->keys + at, step, size, into);
+      gather(width, 0, s, BLOCK, c->keys, at, step, size, into);
       spread(width, s, BLOCK, queries, to_keys + at, step, size);
       spread(width, p, BLOCK, slopes, to_values + at, step, size);
     }

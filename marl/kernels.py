@@ -1,4 +1,4 @@
-"""What a CPU computes in other ways than torch by itself does, in float32, because it is faster.
+"""What a CPU computes in other ways than torch by itself does, because it is faster.
 
 - Causal attention as compiled C: over the slots of a cache, and over whole rows with gradients. torch's own wants rows
   side by side, padded to one length and beside a mask, decodes at a third of the speed of memory, and learns at a
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import warnings
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,13 +26,24 @@ from torch.autograd.function import once_differentiable
 
 BUILDS = ("marl._kernels_v4", "marl._kernels_v3")  # by pyproject.toml; the better first
 TILE, LANES = 4, 16  # queries at once, and numbers of the widest vector, as in kernels.c
+PARTS = 8  # pieces of work of a row at most: each has gradients of its keys and values of its own
+
+
+SOURCE = Path(__file__).with_suffix(".c")
 
 
 @functools.cache
 def load(name: str) -> ctypes.CDLL | None:
-    """This build, where there is one that this processor runs."""
+    """This build, where there is one that this processor runs, unless its source has changed since."""
     spec = find_spec(name)
     if spec is None or spec.origin is None:
+        return None
+    if SOURCE.exists() and SOURCE.stat().st_mtime > Path(spec.origin).stat().st_mtime:
+        warnings.warn(
+            f"{SOURCE.name} has changed since it was built: attention is torch's, which is slower, until the project "
+            "is installed again (pip install -e . or make)",
+            stacklevel=2,
+        )
         return None
     try:
         library = ctypes.CDLL(spec.origin)
@@ -53,8 +65,8 @@ def in_use() -> str:
 
 
 def takes(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether `attend` is for tensors of these numbers on this device."""
-    return device.type == "cpu" and dtype == torch.float32 and bool(best())
+    """Whether `attend` is for slots of these numbers on this device."""
+    return device.type == "cpu" and dtype in (torch.float32, torch.bfloat16) and bool(best())
 
 
 def learns(query: Tensor, value: Tensor) -> bool:
@@ -69,7 +81,7 @@ def _call(function: str, *arguments: Any) -> None:
     given: list[Any] = []
     for each in arguments:
         if isinstance(each, Tensor):
-            assert each.is_contiguous() and each.dtype in (torch.float32, torch.int64), (each.stride(), each.dtype)
+            assert each.is_contiguous(), (each.shape, each.stride())
             given.append(ctypes.c_void_p(each.data_ptr()))
         else:
             given.append(ctypes.c_float(each) if isinstance(each, float) else ctypes.c_long(each))
@@ -83,12 +95,14 @@ def _attend(
     (count, heads, inside), (_, length, shared, outside) = queries.shape, values.shape
     assert keys.shape == (*values.shape[:3], inside) and heads % shared == 0, (queries.shape, keys.shape, values.shape)
     assert rows.shape == places.shape == (count,), (rows.shape, places.shape, count)
+    assert queries.dtype == torch.float32 and rows.dtype == places.dtype == torch.int64
+    assert keys.dtype == values.dtype and keys.dtype in (torch.float32, torch.bfloat16), (keys.dtype, values.dtype)
     threads, room = torch.get_num_threads(), -(-longest // LANES) * LANES
     found, logarithms = queries.new_empty(count, heads, outside), queries.new_empty(count, heads)
     scores, tiles = queries.new_empty(threads, TILE, room), rows.new_empty(count + 1)
     _call(
         "attend", queries, keys, values, rows, places, found, logarithms, scores, tiles, scale,
-        count, heads, shared, inside, outside, length, room, threads,
+        count, heads, shared, inside, outside, length, room, int(keys.dtype == torch.bfloat16), threads,
     )  # fmt: skip
     return found, logarithms
 
@@ -97,11 +111,12 @@ def _attend(
 def attend(queries: Tensor, keys: Tensor, values: Tensor, rows: Tensor, places: Tensor, scale: float) -> Tensor:
     """Causal attention of N tokens, each to its own slot up to itself: softmax(scale q k) v.
 
-    queries (N, H, D), keys (S, L, G, D), values (S, L, G, E), float32, G heads shared by H; `rows` and `places` (N,)
-    int64: each token's slot, and where it stands there. Returns (N, H, E). A token's result is the same to the last bit
-    whatever is read beside it.
+    queries (N, H, D), keys (S, L, G, D), values (S, L, G, E), G heads shared by H, float32 or bfloat16; `rows` and
+    `places` (N,) int64: each token's slot, and where it stands there. Returns (N, H, E), computed in float32. A token's
+    result is the same to the last bit whatever is read beside it.
     """
-    return _attend(queries.contiguous(), keys, values, rows, places, scale, keys.shape[1])[0]
+    found, _ = _attend(queries.float().contiguous(), keys, values, rows, places, scale, keys.shape[1])
+    return found.to(queries.dtype)
 
 
 @attend.register_fake
@@ -141,10 +156,10 @@ def attend_rows_back(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of queries, keys and values, from those of `attend_rows`'s result, (N, H, D)."""
     (_, heads, width), shared, rows, threads = queries.shape, keys.shape[1], len(begins) - 1, torch.get_num_threads()
-    parts = -(-threads // (rows * shared))  # pieces of work of a row, so that every thread has some
-    to_queries = torch.zeros(queries.shape)
-    to_keys, to_values = torch.zeros(2, parts, *keys.shape)
+    parts = min(-(-threads // (rows * shared)), PARTS)  # so that every thread has some work
     q, k, v, o, s = (each.float().contiguous() for each in (queries, keys, values, found, slopes))
+    to_queries = torch.zeros_like(q)
+    to_keys, to_values = q.new_zeros(2, parts, *keys.shape)
     _call(
         "attend_back", q, k, v, o, logarithms, s, to_queries, to_keys, to_values, begins, scale,
         rows, parts, heads, shared, width, threads,
@@ -174,6 +189,17 @@ attend_rows.register_autograd(_back, setup_context=_keep)
 
 
 # --- Products ---
+
+
+def makes_kernels(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether products of such numbers are oneDNN's, which makes a kernel for every other number of rows."""
+    return device.type == "cpu" and (dtype == torch.bfloat16 or (dtype == torch.float32 and has_faster_products()))
+
+
+def round_up(count: int) -> int:
+    """The next of eight numbers from one power of two to the next."""
+    unit = max((1 << (count - 1).bit_length()) // 16, 1) if count else 1
+    return -(-count // unit) * unit
 
 
 @functools.cache
@@ -224,7 +250,7 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         if not _may(x, self.weight) or torch.is_autocast_enabled("cpu"):
             return super().forward(x)
-        if torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad):
+        if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in self.parameters())):
             return _Product.apply(x, self.weight, self.bias)
         return product(x, self.weight, self.bias)
 

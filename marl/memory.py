@@ -30,7 +30,8 @@ from marl.engine import (
     READ_BUDGET,
     SlotLayer,
     Unheld,
-    at_desk,
+    asks_attention,
+    has_desk,
     layer_kinds,
     one_pass,
     places_for,
@@ -38,16 +39,17 @@ from marl.engine import (
     slot_cache,
 )
 from marl.errors import UserError
-from marl.kernels import takes
+from marl.kernels import makes_kernels, takes
 from marl.policy import recomputing
 from marl.varlen import plain, varlen
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 LARGE = 100 * MIB  # weights, or a cache, whose passes are worth a second of asking
-# By torch on a CPU, of kernels for bfloat16, where `experiments.cli.FEW_KERNELS` holds: measured, also with AMX.
-KEPT, KEPT_AMX = 64 * MIB, 128 * MIB
+# By torch on a CPU, of kernels for bfloat16, where `experiments.cli.FEW_KERNELS` holds: measured, also with AMX; and of
+# those for float32, where oneDNN makes them, too.
+KEPT, KEPT_AMX, KEPT_FLOAT = 64 * MIB, 128 * MIB, 32 * MIB
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
-WASTE = 1.25  # what a process takes for what an update has alive, on a CPU; measured, see tests/marl/test_memory.py
+WASTE = 1.33  # what a process takes for what an update has alive, on a CPU; measured, see tests/marl/test_memory.py
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class Slots:
     def desk(self, concurrency: int, device: torch.device) -> int:
         """Bytes of the second copies of slots that speak at a time, one in each game (`Desk`)."""
         speaking = min(max(concurrency, self.more), self.count(concurrency))
-        if self.config is None or speaking < 2 or not at_desk(self.config, device, self.dtype, self.decode_steps):
+        if self.config is None or speaking < 2 or not has_desk(self.config, device, self.dtype, self.decode_steps):
             return 0
         return self.size * places_for(speaking, self.count(concurrency))
 
@@ -248,7 +250,7 @@ def playing_bytes(
     """The most that an engine takes beside its cache and its desk, in the widest pass over full slots: a token for each
     that speaks, or `READ_BUDGET` new ones in all, of as many slots as that goes round."""
     caches: list[int] = []
-    ragged = device.type == "cpu" and not at_desk(config, device, dtype)
+    ragged = device.type == "cpu" and not has_desk(config, device, dtype)
 
     def play(lm: PreTrainedModel) -> None:
         cache = slot_cache(lm, slots, context)
@@ -264,8 +266,7 @@ def playing_bytes(
         desks = [each for layer in cache.layers if isinstance(layer, SlotLayer) for each in layer.desk]
         caches.append(cache.nbytes + sum(each.nbytes for each in desks))
 
-    kept = kept_kernels() if dtype == torch.bfloat16 and device.type == "cpu" else 0
-    return peak_bytes(config, dtype, device, play) - sum(caches) + kept
+    return peak_bytes(config, dtype, device, play) - sum(caches) + kept_kernels(device, dtype)
 
 
 def learning_bytes(
@@ -280,11 +281,13 @@ def learning_bytes(
 ) -> int:
     """The most that a pass of an update takes over rows of this length, of which `replies` tokens each are scored."""
 
+    compiled = reads_compiled(config, device)
+
     def learn(lm: PreTrainedModel) -> None:
         with (
             torch.autocast(device.type, torch.bfloat16, enabled=bf16),
             recomputing(lm) if gradient_checkpointing else nullcontext(),
-            varlen(lm) if takes(device, torch.float32) and plain(config) else nullcontext(),
+            varlen(lm) if compiled else nullcontext(),
         ):
             ids = torch.zeros(rows, length, dtype=torch.int64)
             hidden = lm.base_model(input_ids=ids, use_cache=False).last_hidden_state
@@ -293,11 +296,21 @@ def learning_bytes(
             (logprobs.gather(-1, ids[:, :replies, None])[..., 0] + entropy).sum().backward()
 
     most = peak_bytes(config, torch.float32, device, learn)
-    return round(most * WASTE) + kept_kernels() * bf16 if device.type == "cpu" else most
+    kept = kept_kernels(device, torch.bfloat16 if bf16 else torch.float32)
+    return round(most * WASTE) + kept if device.type == "cpu" else most
 
 
-def kept_kernels() -> int:
-    """Bytes that torch keeps on this processor once it has computed in bfloat16."""
+def reads_compiled(config: PreTrainedConfig, device: torch.device) -> bool:
+    """Whether an update reads rows by compiled attention, see `varlen.compiled`."""
+    return takes(device, torch.float32) and plain(config) and asks_attention(config)
+
+
+def kept_kernels(device: torch.device, dtype: torch.dtype) -> int:
+    """Bytes that torch keeps on this processor once it has multiplied such numbers."""
+    if not makes_kernels(device, dtype):
+        return 0
+    if dtype == torch.float32:
+        return KEPT_FLOAT
     return KEPT_AMX if cpu_has("amx_bf16") else KEPT
 
 

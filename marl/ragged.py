@@ -91,15 +91,16 @@ def attention(
     """Causal attention of each token to its own slot, as `transformers` calls it.
 
     query: (1, H, N, D). `slots`: the `SlotCache`, whose layer has taken the pass's keys and values already, at the
-    tokens' `rows` and `positions` (N,), and whose `groups` hold all of them. Returns (1, N, H, D). Raises UserError
+    tokens' `rows` and `places` (N,), and whose `groups` hold all of them. Returns (1, N, H, D). Raises UserError
     where a layer asks for attention of another kind.
     """
     check_plain(attention_mask, dropout, asked)
     layer: Any = slots.layers[module.layer_idx]  # type: ignore[index]
+    slots.attended += 1
     queries = query[0].transpose(0, 1)  # (N, H, D)
     if takes(queries.device, queries.dtype) and layer.keys.dtype == queries.dtype:
         scale = query.shape[3] ** -0.5 if scaling is None else scaling
-        return attend(queries, layer.keys, layer.values, slots.rows, slots.positions, scale)[None], None
+        return attend(queries, layer.keys, layer.values, slots.rows, slots.places, scale)[None], None
     found = queries.new_empty(*queries.shape[:2], value.shape[3])
     for group in slots.groups:
         keys, values = (each.transpose(1, 2) for each in layer.look_up(group.looked))  # (R, G, end, D)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from marl.errors import UserError
 from marl.grouping import cheapest_groups
+from marl.kernels import round_up
 from marl.losses import Loss, Outputs, needs_reference
 from marl.optim import OPTIMIZERS, Optimizer
 from marl.policy import Policy, choice_logits, recomputing
@@ -257,8 +258,7 @@ def padded(lengths: Tensor, batch: TokenBatch, config: UpdateConfig, device: tor
     """
     if not config.bf16 or config.padding_free or device.type != "cpu":
         return lengths
-    units = torch.tensor([max((1 << (n - 1).bit_length()) // 16, 1) if n else 1 for n in lengths.tolist()])
-    return (-(-lengths // units) * units).clamp_max(batch.shape[1])
+    return torch.tensor([round_up(n) for n in lengths.tolist()], dtype=torch.int64).clamp_max(batch.shape[1])
 
 
 def blank(batch: TokenBatch) -> TokenBatch:

@@ -113,14 +113,16 @@ def plain(config: PreTrainedConfig) -> bool:
 
 
 def compiled(lm: PreTrainedModel) -> bool:
-    """Whether padded rows are read within `varlen(lm)`, too: where compiled code computes what the model's own
-    attention does, which is tried out once in a process for each configuration."""
-    if not (takes(lm.device, lm.dtype) and plain(lm.config)):
+    """Whether padded rows are read within `varlen(lm)`, too: where compiled code is at hand, and what is read within is
+    what the model reads by itself. This is tried out once in a process for each configuration."""
+    if not (takes(lm.device, lm.dtype) and lm.dtype == torch.float32 and plain(lm.config)):
         return False
     key = (type(lm), lm.config.to_json_string(use_diff=False))
     if key not in _COMPILED:
         try:
-            _COMPILED[key] = not _misread(lm, bf16=True, padded=True)
+            # whoever asks first, a frozen reference or a learner, within autocast or not
+            with torch.enable_grad(), torch.autocast(lm.device.type, enabled=False):
+                _COMPILED[key] = not _misread(lm, bf16=True, padded=True)
         except (UserError, KeyError, TypeError, ValueError, RuntimeError, AttributeError):
             _COMPILED[key] = False
     return _COMPILED[key]
@@ -189,8 +191,15 @@ def _misread(lm: PreTrainedModel, bf16: bool, padded: bool = False) -> str:
         with varlen(lm):
             together = read()
     if bf16:
-        with varlen(lm), torch.autocast(lm.device.type, torch.bfloat16):
-            total = read().float().sum()
-        torch.autograd.grad(total, list(lm.get_input_embeddings().parameters()))
+        embedded: list[Tensor] = []  # which have gradients, though all weights were frozen
+        hook = lm.get_input_embeddings().register_forward_hook(
+            lambda _, given, made: embedded.append(made.requires_grad_())
+        )
+        try:
+            with varlen(lm), torch.autocast(lm.device.type, torch.bfloat16):
+                total = read().float().sum()
+            torch.autograd.grad(total, embedded)
+        finally:
+            hook.remove()
     same = torch.allclose(together, alone, atol=1e-4, rtol=1e-3)
     return "" if same else "it reads a row behind another otherwise than alone"

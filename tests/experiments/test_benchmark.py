@@ -510,6 +510,7 @@ def test_figures_of_another_commit_say_how_to_go_on(
     assert len(quiet) == 1 and "(device)" in quiet[0]
 
 
+@pytest.mark.usefixtures("torchs_attention")
 def test_a_batch_is_memory_of_the_processor(
     small: tuple[benchmark.Settings, dict[str, Any], Tokens], tmp_path: Path, quiet: list[str]
 ) -> None:

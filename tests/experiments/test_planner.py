@@ -1,6 +1,7 @@
 """`planner=pikl`: a policy that plans against itself without, from the command line's settings to the transcripts."""
 
 import json
+from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
@@ -102,15 +103,21 @@ def test_a_partner_in_a_cast_plans() -> None:
 
 
 def test_a_person_plays_against_a_planner(run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = iter(["[message] i want the balls"] + ["[propose] (0 books, 0 hats, 0 balls)"] * 20)
-    monkeypatch.setattr("builtins.input", lambda prompt="": next(lines))
+    """Several deals: so small a model talks nonsense, in some until the game ends, and only claims are planned."""
     with initialize_config_module("conf", version_base="1.3"):
-        given = [f"opponent={run}+plan", "seed=2", "model.context=1024", f"out={tmp_path}"]
-        play.main(compose("play", overrides=given))
-    (game,) = map(json.loads, (tmp_path / "episodes-001.jsonl").read_text().splitlines())
-    assert sorted(game["players"].values()) == ["human", "small+plan"]
-    assert any("planned" in turn for turn in game["turns"])
-    assert game["about"]["temperature"] == 1.0 and game["about"]["planner"]["choose"] == "sample"
+        for seed in range(20):
+            lines = chain(["[message] i want the balls"], repeat("[propose] (0 books, 0 hats, 0 balls)"))
+            monkeypatch.setattr("builtins.input", lambda prompt="", lines=lines: next(lines))
+            out = tmp_path / str(seed)
+            play.main(
+                compose("play", overrides=[f"opponent={run}+plan", f"seed={seed}", "model.context=1024", f"out={out}"])
+            )
+            (game,) = map(json.loads, (out / "episodes-001.jsonl").read_text().splitlines())
+            assert sorted(game["players"].values()) == ["human", "small+plan"]
+            assert game["about"]["temperature"] == 1.0 and game["about"]["planner"]["choose"] == "sample"
+            if any("planned" in turn for turn in game["turns"]):
+                return
+    pytest.fail("nothing was planned in 20 games")
 
 
 def test_one_player_plans_in_all_its_seats(run: str, tmp_path: Path) -> None:

@@ -217,6 +217,7 @@ def test_a_stopped_run_ends_as_if_it_never_was(
     assert json.loads((again / "run.json").read_text())["git_commit"] == "old code, new code"
 
 
+@pytest.mark.usefixtures("torchs_attention")
 def test_evaluating_a_run_against_scripts(
     finished: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -795,6 +796,7 @@ def test_another_configuration_is_told_from_the_nearest_run(tmp_path: Path) -> N
     assert nearest_run(tmp_path / "x[y]-full-s1-dd") == ""
 
 
+@pytest.mark.usefixtures("torchs_attention")
 def test_what_does_not_fit_into_memory_is_refused_before_the_base_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,9 +13,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPTNeoConfig, MambaConfig, MistralConfig, MixtralConfig, PreTrainedConfig
+from transformers import (
+    AutoModelForCausalLM,
+    DogeConfig,
+    GPTJConfig,
+    GPTNeoConfig,
+    MambaConfig,
+    MistralConfig,
+    MixtralConfig,
+    PreTrainedConfig,
+    StableLmConfig,
+)
 
-from marl import memory
+from marl import kernels, memory
 from marl.batch import collate, seats_of
 from marl.engine import READ_BUDGET, one_pass, size_of, slot_cache
 from marl.errors import UserError
@@ -42,6 +52,12 @@ from tests.marl.batches import said, talk
 from tests.marl.models import small_tokens
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def torchs_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on processors on which those in float32 leave no kernels."""
+    monkeypatch.setattr(kernels, "has_faster_products", lambda: False)
 
 
 def line(caches: list[Slots], models: int, concurrency: int = 192) -> str:
@@ -126,8 +142,8 @@ def test_nobody_has_copies_where_slots_are_read_where_they_stand(either_attentio
     slots = Slots(4, 10, config=tiny_config(300))
     expected = 0 if either_attention == "compiled" else 640
     assert slots.desk(48, CPU) == expected
-    others = (replace(slots, decode_steps=8), replace(slots, dtype=torch.bfloat16))
-    assert [each.desk(48, CPU) for each in others] == [640, 640]
+    assert replace(slots, dtype=torch.bfloat16).desk(48, CPU) == expected
+    assert replace(slots, dtype=torch.float64).desk(48, CPU) == replace(slots, decode_steps=8).desk(48, CPU) == 640
     assert replace(slots, config=MistralConfig(sliding_window=8)).desk(48, CPU) == 640
 
 
@@ -198,8 +214,19 @@ def test_kernels_of_larger_instructions_are_larger(amx: bool, kept: int, monkeyp
     config, asked = tiny_config(300), {"rows": 1, "length": 8, "replies": 1}
     monkeypatch.setattr(memory, "cpu_abilities", lambda: {"amx_bf16": amx, "avx512_bf16": True})
     most = learning_bytes(config, CPU, **asked, bf16=True) - kept
-    monkeypatch.setattr(memory, "kept_kernels", lambda: 0)
+    monkeypatch.setattr(memory, "kept_kernels", lambda device, dtype: 0)
     assert most == learning_bytes(config, CPU, **asked, bf16=True)
+
+
+def test_kernels_for_float32_count_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny_config(300)
+    asked: dict[str, Any] = {"slots": 4, "speaking": 2, "context": 16}
+    before = playing_bytes(config, CPU, **asked), learning_bytes(config, CPU, rows=1, length=8, replies=1)
+    monkeypatch.setattr(kernels, "has_faster_products", lambda: True)
+    after = playing_bytes(config, CPU, **asked), learning_bytes(config, CPU, rows=1, length=8, replies=1)
+    assert [b - a for a, b in zip(before, after, strict=True)] == [memory.KEPT_FLOAT] * 2
+    assert kept_kernels(CPU, torch.float32) == memory.KEPT_FLOAT
+    assert kept_kernels(CPU, torch.float64) == kept_kernels(torch.device("cuda"), torch.bfloat16) == 0
 
 
 def test_what_is_freed_in_a_rollout_goes_back_at_once() -> None:
@@ -282,7 +309,7 @@ def test_less_is_kept_where_it_is_computed_again_or_in_half_precision() -> None:
         learning_bytes(config, CPU, rows=4, length=128, replies=10, **way)
         for way in ({}, {"gradient_checkpointing": True}, {"bf16": True})
     )
-    assert again < 0.5 * whole and half - kept_kernels() < 0.8 * whole
+    assert again < 0.5 * whole and half - kept_kernels(CPU, torch.bfloat16) < 0.8 * whole
 
 
 def test_a_rollout_takes_at_most_what_is_predicted(either_attention: str) -> None:
@@ -335,6 +362,35 @@ def test_what_cannot_be_foretold_counts_nothing(config: PreTrainedConfig) -> Non
     assert playing_bytes(config, CPU, slots=4, speaking=2, context=16) == 0
     assert learning_bytes(config, CPU, rows=2, length=16, replies=4) == 0
     assert config.to_dict() == before
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GPTJConfig(vocab_size=300, n_embd=64, n_layer=2, n_head=2, rotary_dim=16, n_positions=256),
+        StableLmConfig(
+            vocab_size=300,
+            hidden_size=64,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+        ),
+        DogeConfig(vocab_size=300, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2),
+    ],
+    ids=["code of its own", "takes no cache of slots", "a mask of its own"],
+)
+def test_models_that_attend_in_their_own_way_are_read_as_the_engine_reads_them(
+    config: PreTrainedConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what is compiled as without it: padded, with copies of those that speak."""
+    found = []
+    for _ in range(2):
+        slots = Slots(4, 10, config=config).desk(48, CPU)
+        found.append((slots, playing_bytes(config, CPU, slots=64, speaking=16, context=256),
+                      learning_bytes(config, CPU, rows=2, length=64, replies=8)))  # fmt: skip
+        monkeypatch.setattr(kernels, "best", lambda: "")
+    assert found[0] == found[1] and found[0][0] == 640
 
 
 # --- What is there ---

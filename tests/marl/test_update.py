@@ -50,6 +50,7 @@ from marl.update import (
     padded,
     update,
 )
+from marl.varlen import _COMPILED
 from tests.marl.hint import Hint, hint_policy
 from tests.marl.models import hf_policy, small_tokens
 
@@ -142,7 +143,8 @@ def identical(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
 
 
 def trained(losses: Mapping[str, Loss], batch: TokenBatch | None = None, **settings: object) -> dict[str, Tensor]:
-    """The weights after two minibatches of AdamW."""
+    """The weights after two minibatches of AdamW, as in a process of its own."""
+    _COMPILED.clear()
     policy, own = played()
     reference = another()
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3, weight_decay=0.1)
