@@ -23,7 +23,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLaye
 
 from marl.errors import UserError
 from marl.grouping import cheapest_groups
-from marl.kernels import makes_kernels, round_up, takes
+from marl.kernels import round_up, takes
 from marl.policy import MISFITS, Policy, check_context, choice_logits
 from marl.ragged import Group, Rows, attending, group_of, split
 from marl.sharding import is_split
@@ -484,8 +484,9 @@ def ragged_pass(
 ) -> Tensor:
     """`one_pass` for models of which `reads_ragged`: see ragged.py."""
     count = int(sizes.sum())
-    # for few kernels; attention in groups does not know of more tokens than there are
-    more = round_up(count) - count if makes_kernels(lm.device, lm.dtype) and takes(lm.device, lm.dtype) else 0
+    few_kernels = lm.device.type == "cpu" and lm.dtype == torch.bfloat16
+    # attention in groups does not know of more tokens than there are
+    more = round_up(count) - count if few_kernels and takes(lm.device, lm.dtype) else 0
     cache.at_ragged(rows, start, sizes, more, lm)
     ids = torch.tensor([[*(token for chunk in chunks for token in chunk), *[0] * more]], device=lm.device)
     with attending(lm):

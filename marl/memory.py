@@ -39,7 +39,7 @@ from marl.engine import (
     slot_cache,
 )
 from marl.errors import UserError
-from marl.kernels import makes_kernels, takes
+from marl.kernels import has_faster_products, takes
 from marl.policy import recomputing
 from marl.varlen import plain, varlen
 
@@ -307,11 +307,11 @@ def reads_compiled(config: PreTrainedConfig, device: torch.device) -> bool:
 
 def kept_kernels(device: torch.device, dtype: torch.dtype) -> int:
     """Bytes that torch keeps on this processor once it has multiplied such numbers."""
-    if not makes_kernels(device, dtype):
+    if device.type != "cpu":
         return 0
-    if dtype == torch.float32:
-        return KEPT_FLOAT
-    return KEPT_AMX if cpu_has("amx_bf16") else KEPT
+    if dtype == torch.bfloat16:
+        return KEPT_AMX if cpu_has("amx_bf16") else KEPT
+    return KEPT_FLOAT if dtype == torch.float32 and has_faster_products() else 0
 
 
 @contextmanager

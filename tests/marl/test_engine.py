@@ -161,30 +161,29 @@ def test_copies_in_bfloat16_read_padded_where_torch_attends(policies: dict[str, 
     assert Engine(half(policy), 2, CONTEXT, policy.lm).ragged == (either_attention == "compiled")
 
 
-def test_passes_are_filled_up_with_tokens_that_are_nobodys(
+def test_passes_in_bfloat16_are_filled_up_with_tokens_that_are_nobodys(
     policies: dict[str, Policy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a kernel is made for each number of rows; what is read, and what later tokens see, stays the same."""
+    """So that few kernels are made; what is read, and what later tokens see, stays the same."""
     if not kernels.best():
         pytest.skip("nothing was compiled for this processor (is there a compiler?)")
-    for name in ("tiny", "gpt2"):  # of which the second learns places up to its context alone
-        rows, found, sizes = streams(policies[name], [CONTEXT, 1, 17, 30, 5]), [], []
-        for filled in (False, True):
-            monkeypatch.setattr("marl.engine.makes_kernels", lambda device, dtype, filled=filled: filled)
-            engine, read = Engine(policies[name], 6, CONTEXT), []
-            hook = (
-                policies[name]
-                .lm.get_input_embeddings()
-                .register_forward_hook(lambda _, args, out, read=read: read.append(args[0].shape[1]))
+    for name in ("tiny", "gpt2"):  # of which the second knows places up to its context alone
+        policy = half(policies[name])
+        rows, found, sizes = streams(policy, [CONTEXT, 1, 17, 30, 5]), [], []
+        for more in (0, 7):
+            monkeypatch.setattr("marl.engine.round_up", lambda count, more=more: count + more)
+            engine, read = Engine(policy, 6, CONTEXT, policies[name].lm), []
+            hook = policy.lm.get_input_embeddings().register_forward_hook(
+                lambda _, args, out, read=read: read.append(args[0].shape[1])
             )
             slots = [engine.allocate() for _ in rows]
             parts = [engine.read(slots, [row[:30] for row in rows]), engine.read(slots[:1], [rows[0][30:]])]
-            found.append(torch.cat(parts))
+            found.append(torch.cat(parts).float())
             hook.remove()
             sizes.append(read)
             assert engine.tokens_read == len(found[-1])
-        torch.testing.assert_close(found[0], found[1], atol=1e-4, rtol=0)
-        assert sizes == [[83, 18], [88, 18]]
+        torch.testing.assert_close(found[0], found[1], atol=0.1, rtol=0)
+        assert sizes == [[83, 18], [90, 25]] and float(found[0].std()) > 0.5
 
 
 def test_an_empty_chunk_is_our_mistake(policies: dict[str, Policy]) -> None:

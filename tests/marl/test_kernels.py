@@ -279,6 +279,7 @@ def test_a_model_learns_the_same_by_it(bf16: bool) -> None:
 @pytest.mark.parametrize("bias", [False, True])
 def test_products_and_their_gradients_are_those_of_torch(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "has_faster_products", lambda: True)
+    monkeypatch.setattr(kernels, "LARGE", 1)
     torch.manual_seed(0)
     whole = nn.Sequential(nn.Linear(24, 40, bias=bias), nn.Tanh(), nn.Linear(40, 8, bias=bias))
     quick = copy.deepcopy(whole)
@@ -310,6 +311,7 @@ def test_products_and_their_gradients_are_those_of_torch(bias: bool, monkeypatch
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN here")
 def test_layers_that_learn_alone_and_frozen_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "has_faster_products", lambda: True)
+    monkeypatch.setattr(kernels, "LARGE", 1)
     layer = nn.Linear(6, 4)
     quicken(layer)
     layer(torch.ones(3, 6)).sum().backward()  # what comes in has no gradient
@@ -330,6 +332,15 @@ def test_layers_that_learn_alone_and_frozen_ones(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(("count", "found"), [(0, 0), (1, 1), (7, 7), (17, 18), (100, 104), (128, 128), (129, 144)])
 def test_numbers_of_rows_come_in_eight_an_octave(count: int, found: int) -> None:
     assert kernels.round_up(count) == found
+
+
+def test_small_products_stay_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "has_faster_products", lambda: True)
+    large, small = torch.ones(1 << 10, 1 << 8), torch.ones((1 << 10) - 1, 1 << 8)
+    for x, ours in ((large, 1), (small, 0)):
+        with torch.profiler.profile() as profile:
+            product(x, torch.ones(1 << 7, 1 << 8))
+        assert sum(event.name == "mkldnn::_linear_pointwise" for event in profile.events() or ()) == ours
 
 
 def test_other_processors_keep_torchs_products(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def torchs_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on processors on which those in float32 leave no kernels."""
-    monkeypatch.setattr(kernels, "has_faster_products", lambda: False)
+    monkeypatch.setattr(memory, "has_faster_products", lambda: False)
 
 
 def line(caches: list[Slots], models: int, concurrency: int = 192) -> str:
@@ -222,7 +222,7 @@ def test_kernels_for_float32_count_where_there_are_any(monkeypatch: pytest.Monke
     config = tiny_config(300)
     asked: dict[str, Any] = {"slots": 4, "speaking": 2, "context": 16}
     before = playing_bytes(config, CPU, **asked), learning_bytes(config, CPU, rows=1, length=8, replies=1)
-    monkeypatch.setattr(kernels, "has_faster_products", lambda: True)
+    monkeypatch.setattr(memory, "has_faster_products", lambda: True)
     after = playing_bytes(config, CPU, **asked), learning_bytes(config, CPU, rows=1, length=8, replies=1)
     assert [b - a for a, b in zip(before, after, strict=True)] == [memory.KEPT_FLOAT] * 2
     assert kept_kernels(CPU, torch.float32) == memory.KEPT_FLOAT
