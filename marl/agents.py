@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from envs.core import END, Question, TurnKind
-from marl.engine import READ_BUDGET, Engine, slowness, uniforms
+from marl.engine import Engine, slowness, uniforms
 from marl.errors import UserError
-from marl.grouping import cheapest_groups
+from marl.grouping import cheapest_groups, even_groups
 from marl.policy import Policy, half, take_weights
 from marl.sharding import is_split
 from marl.tokens import Asked, Tokens, View
@@ -192,16 +192,16 @@ class ModelAgent:
         context: int,
         max_new_tokens: int = 40,
         temperature: float = 1.0,
-        read_budget: int = READ_BUDGET,
+        read_budget: int | None = None,
         patience: float = 0.5,
         decode_steps: int = 1,
         bf16: bool = False,
     ) -> None:
-        """`read_budget`: see READ_BUDGET. `decode_steps`: tokens that a writing seat samples before it is looked at
-        again; always 1 where `Engine.can_write` is not. `patience`, where passes are padded or several tokens are
-        written at a time: readers wait while others write, until their shares of all seats that owe a reply add up to
-        it from pass to pass; half of them wait for none, a tenth for four. `bf16`: a copy in bfloat16 plays, which
-        takes over the policy's weights whenever nobody is seated."""
+        """`read_budget`: about how many tokens one pass reads at most; None: as many as is fast. `decode_steps`: tokens
+        that a writing seat samples before it is looked at again; always 1 where `Engine.can_write` is not. `patience`,
+        where passes are padded or several tokens are written at a time: readers wait while others write, until their
+        shares of all seats that owe a reply add up to it from pass to pass; half of them wait for none, a tenth for
+        four. `bf16`: a copy in bfloat16 plays, which takes over the policy's weights whenever nobody is seated."""
         self.name, self.tokens = name, policy.tokens
         self.original = policy if bf16 else None
         self.policy = half(policy) if bf16 else policy
@@ -215,7 +215,7 @@ class ModelAgent:
                 stacklevel=2,
             )
         self.max_new_tokens, self.temperature = max_new_tokens, temperature
-        self.read_budget, self.patience = read_budget, patience
+        self.read_budget, self.patience = read_budget or self.engine.read_budget, patience
         self.decode_steps = decode_steps if self.engine.can_write else 1
         self._seats: dict[Key, ModelSeat] = {}
         self._waited = 0.0  # see `patience`
@@ -310,24 +310,18 @@ class ModelAgent:
         return seat.view.stream.tokens[seat.read :] + seat.ids[-1:]
 
     def _groups(self, keys: Sequence[Key]) -> list[list[Key]]:
-        """In groups of at most `read_budget` tokens; where passes are padded seats with about as much to read.
+        """In groups of about `read_budget` tokens at most; where passes are padded seats with about as much to read.
 
         A padded pass counts as a thirty-second of the budget beside its tokens (measured on a CPU at 8,192).
         """
         unread = {key: len(self._unread(self._seats[key])) for key in keys}
         if self.engine.ragged:  # what is written stays together, where its slots stand side by side (`Desk`)
-            groups: list[list[Key]] = []
-            room = 0
-            for key in sorted(keys, key=lambda key: unread[key]):
-                room -= unread[key]
-                if room < 0 or not groups:
-                    groups.append([])
-                    room = self.read_budget - unread[key]
-                groups[-1].append(key)
-            return groups
-        order = sorted(keys, key=lambda key: unread[key], reverse=True)
-        padded = cheapest_groups([unread[key] for key in order], self.read_budget, self.read_budget / 32)
-        return [[order[i] for i in group] for group in padded]
+            order = sorted(keys, key=lambda key: unread[key])
+            groups = even_groups([unread[key] for key in order], self.read_budget)
+        else:
+            order = sorted(keys, key=lambda key: unread[key], reverse=True)
+            groups = cheapest_groups([unread[key] for key in order], self.read_budget, self.read_budget / 32)
+        return [[order[i] for i in group] for group in groups]
 
     @torch.no_grad()
     def _advance(self, keys: Sequence[Key]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -30,3 +31,15 @@ def cheapest_groups(widths: Sequence[int], budget: float, overhead: float) -> li
         ranges.append(range(int(starts[end]), end))
         end = int(starts[end])
     return ranges[::-1]
+
+
+def even_groups(lengths: Sequence[int], budget: int) -> list[range]:
+    """Splits items into ranges of neighbours of about the same total length: no more of them than there are budgets in
+    the whole. A range is longer than an even share, which is at most the budget, by less than its first item."""
+    if not lengths:
+        return []
+    ends = np.cumsum(lengths)
+    shares = -(-ends[-1] // budget)
+    which = (ends - 1) * shares // ends[-1]  # where an item's end lies
+    cuts = [0, *(np.flatnonzero(np.diff(which)) + 1).tolist(), len(ends)]
+    return [range(start, end) for start, end in pairwise(cuts)]

@@ -27,7 +27,6 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from marl.engine import (
     ATTENTION,
-    READ_BUDGET,
     SlotLayer,
     Unheld,
     asks_attention,
@@ -35,6 +34,7 @@ from marl.engine import (
     layer_kinds,
     one_pass,
     places_for,
+    read_budget,
     size_of,
     slot_cache,
 )
@@ -248,14 +248,15 @@ def playing_bytes(
     dtype: torch.dtype = torch.float32,
 ) -> int:
     """The most that an engine takes beside its cache and its desk, in the widest pass over full slots: a token for each
-    that speaks, or `READ_BUDGET` new ones in all, of as many slots as that goes round."""
+    that speaks, or `read_budget` new ones in all, of as many slots as that goes round."""
     caches: list[int] = []
+    budget = max(read_budget(config, device, dtype), context)  # a slot's new tokens are read at once
     ragged = device.type == "cpu" and not has_desk(config, device, dtype)
 
     def play(lm: PreTrainedModel) -> None:
         cache = slot_cache(lm, slots, context)
-        several = min(max(-(-READ_BUDGET // max(slots, 1)), 2), context)
-        for size, most in ((1, min(speaking, slots)), (several, max(READ_BUDGET // several, 1))):
+        several = min(max(-(-budget // max(slots, 1)), 2), context)
+        for size, most in ((1, min(speaking, slots)), (several, max(budget // several, 1))):
             rows = np.delete(np.arange(min(most + 1, slots)), [1] if slots > 2 and most > 1 else [])  # not side by side
             start = np.full(len(rows), context - size)
             if not ragged:

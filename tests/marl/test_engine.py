@@ -33,7 +33,18 @@ from transformers import (
 
 from marl import kernels
 from marl.agents import ModelAgent
-from marl.engine import Desk, Engine, SlotLayer, StateLayer, doubling_sums, goes_on, size_of, uniforms
+from marl.engine import (
+    READ_BUDGET,
+    Desk,
+    Engine,
+    SlotLayer,
+    StateLayer,
+    doubling_sums,
+    goes_on,
+    read_budget,
+    size_of,
+    uniforms,
+)
 from marl.errors import UserError
 from marl.policy import Policy, half
 from marl.ragged import Rows, group_of, split
@@ -184,6 +195,19 @@ def test_passes_in_bfloat16_are_filled_up_with_tokens_that_are_nobodys(
             assert engine.tokens_read == len(found[-1])
         torch.testing.assert_close(found[0], found[1], atol=0.1, rtol=0)
         assert sizes == [[83, 18], [90, 25]] and float(found[0].std()) > 0.5
+
+
+def test_a_pass_reads_as_much_as_stays_in_a_processors_caches(either_attention: str) -> None:
+    cpu, compiled = torch.device("cpu"), either_attention == "compiled"
+    for width, dtype, fast in (
+        (32, torch.float32, READ_BUDGET), (128, torch.float32, 2048), (128, torch.bfloat16, 4096),
+        (256, torch.float32, 1024), (512, torch.float32, 512), (2048, torch.float32, 256),
+    ):  # fmt: skip
+        config = LlamaConfig(**{**ATTENTION, "hidden_size": width})
+        assert read_budget(config, cpu, dtype) == (fast if compiled else READ_BUDGET)
+    assert read_budget(config, torch.device("cuda"), torch.float32) == READ_BUDGET
+    windows = MistralConfig(**{**ATTENTION, "hidden_size": 256}, sliding_window=7)  # torch's attention
+    assert read_budget(windows, cpu, torch.float32) == READ_BUDGET
 
 
 def test_an_empty_chunk_is_our_mistake(policies: dict[str, Policy]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marl.grouping import cheapest_groups
+from marl.grouping import cheapest_groups, even_groups
 
 
 def cost(groups: Sequence[Sequence[int]], budget: float, overhead: float) -> float:
@@ -42,3 +42,19 @@ def test_a_costly_pass_is_worth_more_padding(overhead: float, expected: list[int
 def test_nothing_is_no_group_and_what_is_over_the_budget_goes_alone() -> None:
     assert cheapest_groups([], 10, 1) == []
     assert cheapest_groups([30, 20, 4], 10, 1000) == [range(1), range(1, 2), range(2, 3)]
+
+
+@given(st.lists(st.integers(1, 60), max_size=12), st.integers(1, 120))
+def test_even_groups_are_as_few_as_there_are_budgets_and_about_as_long(lengths: list[int], budget: int) -> None:
+    groups = even_groups(lengths, budget)
+    assert [i for group in groups for i in group] == list(range(len(lengths)))
+    shares = -(-sum(lengths) // budget)
+    assert len(groups) <= shares
+    for group in groups:
+        assert sum(lengths[i] for i in group) < sum(lengths) / shares + lengths[group[0]]
+
+
+def test_what_is_over_the_budget_is_read_in_halves_of_it() -> None:
+    assert even_groups([1] * 10, 100) == [range(10)]
+    assert even_groups([1] * 110, 100) == [range(55), range(55, 110)]  # not a hundred, and ten alone
+    assert even_groups([70, 70, 70], 60) == [range(1), range(1, 2), range(2, 3)]

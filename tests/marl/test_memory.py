@@ -27,7 +27,7 @@ from transformers import (
 
 from marl import kernels, memory
 from marl.batch import collate, seats_of
-from marl.engine import READ_BUDGET, one_pass, size_of, slot_cache
+from marl.engine import one_pass, read_budget, size_of, slot_cache
 from marl.errors import UserError
 from marl.losses.entropy import EntropyLoss
 from marl.losses.policy import PolicyLoss
@@ -316,7 +316,7 @@ def test_a_rollout_takes_at_most_what_is_predicted(either_attention: str) -> Non
     config = tiny_config(300, hidden_size=64, intermediate_size=128, layers=3, context=256)
     found = playing_bytes(config, CPU, slots=64, speaking=16, context=256)
     lm = AutoModelForCausalLM.from_config(config).eval()
-    rows, size = np.array([0, *range(2, 64)]), READ_BUDGET // 64
+    rows, size = np.array([0, *range(2, 64)]), read_budget(config, CPU, torch.float32) // 64
     with Alive() as alive, torch.no_grad():
         cache = slot_cache(lm, 64, 256)
         ragged = either_attention == "compiled"
