@@ -152,8 +152,10 @@ def targets(around: Sequence[Data], baselines: Sequence[Data], alone: Data) -> l
     rows: list[tuple[str, float | None, float | None, float | None]] = [
         (f"generate at {size}: times as long, rollout", slower("generate", "rollout"), 10.0, None),
         ("  generate, had it read nothing again for answers", slower("generate", f"rollout{UNASKED}"), None, None),
+        (f"TRL at {size}: times as long, rollout", slower("TRL", "rollout"), 5.0, None),
+        ("  TRL, had it read nothing again for answers", slower("TRL", f"rollout{UNASKED}"), None, None),
         (f"TRL at {size}: times as long, with update", slower("TRL", ALL), 5.0, None),
-        ("  TRL, had it read nothing again for answers", slower("TRL", f"{ALL}{UNASKED}"), None, None),
+        ("  TRL with update, had it read nothing again for answers", slower("TRL", f"{ALL}{UNASKED}"), None, None),
         (f"a step of {GAMES} rows, {CONTEXT:,} tokens each: share of its limit", share, 0.5, None),
         (f"decode at {size}: share of its limit", _figure(many, "decode_of_limit"), 0.5, None),
         (f"  the same, had every pass {GAMES} rows", _figure(many, "decode_of_full"), 0.5, None),

@@ -31,7 +31,7 @@ from marl.config import run_folder
 from marl.tracking import METRICS_FILE, read_metrics
 
 SMALL = (
-    "progress=false", "threads=1", "device=cpu", "model.hidden_size=32", "model.layers=2",
+    "progress=false", "threads=1", "device=cpu", "model.hidden_size=64", "model.layers=2",
     "model.intermediate_size=64", "algo.iterations=4", "algo.games=8", "algo.concurrency=8", "algo.max_new_tokens=12",
     "eval.games=4", "eval.every=1", "eval.final_games=8", "checkpoint.every=1",
 )  # fmt: skip

@@ -232,8 +232,8 @@ def test_what_is_meant_to_be_reached_is_told(found: dict[str, Any]) -> None:
     """What is asked of 256 games, or of the ends of an axis, was not measured by a few games."""
     told = {t["name"]: t for t in found["targets"]}
     unmeasured = [name for name, t in told.items() if t["value"] is None]
-    assert len(told) == 24 and [name.split()[0] for name in unmeasured] == [
-        "generate", "generate,", "TRL", "TRL,", "a", "decode", "the", "rows", "rollout", "rollout", "a", "prefill", "a",
+    assert len(told) == 26 and [name.split()[0] for name in unmeasured] == [
+        "generate", "generate,", "TRL", "TRL,", "TRL", "TRL", "a", "decode", "the", "rows", "rollout", "rollout", "a", "prefill", "a",
         "what", "decode", "growth",
     ]  # fmt: skip
     for t in told.values():
@@ -280,20 +280,23 @@ def told(
 
 def test_targets_of_made_up_figures() -> None:
     """1 s a game at 64 games and 1.2 at 256 and at 1,024, where games are longer by as much; half of it in the rules;
-    `generate` takes twelve times as long."""
+    `generate` takes twelve times as long, TRL seven times, without its updates."""
     memory: dict[str, Any] = {"peak_bytes": 100.0, "predicted_bytes": 85.0}
     around = [
         made_up("ours", 64, 64.0, tokens=6400, update_of_limit=0.59, **memory),
         made_up("ours", 256, 307.2, tokens=25600, decode_of_limit=0.5, decode_of_full=0.4, decode_rows=140.0),
         made_up("ours", 1024, 1228.8, tokens=122880, peak_bytes=100.0, predicted_bytes=125.0),
     ]
-    baselines = [made_up("ours", 256, 1.0), made_up("generate", 256, 12.0)]
+    baselines = [made_up("ours", 256, 1.0), made_up("generate", 256, 12.0), made_up("TRL", 256, 4.0)]
+    baselines[2]["repeats"][0]["seconds"] |= {"questions": 3.0}
     baselines[1]["repeats"][0]["seconds"] |= {"prefill": 2.0, "questions": 4.0}
     assert told(around, baselines) == {
         "generate at 256 games, context 1,024: times as long, rollout": (18.0, True),
         "generate, had it read nothing again for answers": (14.0, None),
+        "TRL at 256 games, context 1,024: times as long, rollout": (7.0, True),
+        "TRL, had it read nothing again for answers": (4.0, None),
         "TRL at 256 games, context 1,024: times as long, with update": (None, None),
-        "TRL, had it read nothing again for answers": (None, None),
+        "TRL with update, had it read nothing again for answers": (None, None),
         "a step of 256 rows, 1,024 tokens each: share of its limit": (None, None),
         "decode at 256 games, context 1,024: share of its limit": (0.5, True),
         "the same, had every pass 256 rows": (0.4, False),

@@ -233,8 +233,13 @@ EXPERIMENTS = Path(report.__file__).parent
 @pytest.mark.parametrize("table", [path.parent.name for path in sorted(EXPERIMENTS.glob("*/curves.csv"))])
 def test_published_figures_are_those_of_the_published_data(table: str, tmp_path: Path) -> None:
     report.main(configure(f"data={EXPERIMENTS / table}", f"publish={tmp_path}", command="report"))
+
+    def content(path: Path) -> str:
+        """Clipped areas are named after a digest of their corners, of which numpy's versions differ in the last bits."""
+        return re.sub(r"(?<=url\(#)p\w{10}(?=\))|(?<=clipPath id=\")p\w{10}(?=\")", "area", path.read_text())
+
     for path in tmp_path.iterdir():
-        assert path.read_bytes() == (EXPERIMENTS / table / path.name).read_bytes()
+        assert content(path) == content(EXPERIMENTS / table / path.name)
 
 
 @pytest.mark.parametrize(
