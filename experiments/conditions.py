@@ -42,7 +42,7 @@ from marl.cast import LEARNERS, Seats, by_role, learners_of, places, players_of
 from marl.chat import CHAT
 from marl.checkpoint import folder_digest, started_from
 from marl.config import EvalConfig, cast_of, digest, make, plain
-from marl.errors import UserError, check_writable
+from marl.errors import UserError, check_temperature, check_writable
 from marl.evaluate import Metrics, metrics
 from marl.files import write_json, writing
 from marl.games import env_maker, file_digests
@@ -97,8 +97,8 @@ class Condition:
         for role, changes in self.cast.items():
             if not isinstance(changes, Mapping):
                 raise UserError(f"cast.{role}={changes}: must be a group of settings, as in {{player: {changes}}}")
-        if self.temperature is not None and self.temperature < 0:
-            raise UserError(f"temperature={self.temperature}: must be at least 0")
+        if self.temperature is not None:
+            check_temperature(self.temperature, "temperature")
         if self.iteration is not None and self.iteration < 0:
             raise UserError(f"iteration={self.iteration}: must be at least 0")
 

@@ -49,7 +49,7 @@ from marl.chat import CHANGED, CHAT
 from marl.checkpoint import folder_digest, read_card
 from marl.config import OF_CHAT, Parts, build, digest, plain
 from marl.engine import size_of
-from marl.errors import UserError, check_writable
+from marl.errors import UserError, check_temperature, check_writable
 from marl.files import read_json, write_json, writing
 from marl.games import env_maker, file_digests, scripted
 from marl.planner import SUFFIX
@@ -192,8 +192,7 @@ def check(cfg: DictConfig) -> None:
         raise UserError(f"concurrency={cfg.concurrency}: must be a whole number, at least 1")
     if isinstance(cfg.games, bool) or not isinstance(cfg.games, int) or cfg.games < 2 or cfg.games % 2:
         raise UserError(f"games={cfg.games}: must be an even number, at least 2: each seed is played in both seatings")
-    if not isinstance(cfg.temperature, int | float) or cfg.temperature < 0:
-        raise UserError(f"temperature={cfg.temperature}: must be a number, at least 0")
+    check_temperature(cfg.temperature, "temperature")
 
 
 # --- Who plays --------------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ from marl.chat import CHAT, ChatAgent
 from marl.checkpoint import load_policy, started_from
 from marl.config import Parts, build, cast_of, make, plain
 from marl.engine import size_of
-from marl.errors import UserError, check_writable
+from marl.errors import UserError, check_temperature, check_writable
 from marl.evaluate import Metrics, belief_by_message, evaluation_to_json, metrics
 from marl.files import write_json
 from marl.games import env_maker, scripted, seats
@@ -376,8 +376,7 @@ def main(cfg: DictConfig) -> None:
     for name in ("games", "concurrency"):
         if not isinstance(cfg[name], int) or cfg[name] < 1:
             raise UserError(f"{name}={cfg[name]}: must be a whole number, at least 1")
-    if not isinstance(cfg.temperature, int | float) or cfg.temperature < 0:
-        raise UserError(f"temperature={cfg.temperature}: must be a number, at least 0")
+    check_temperature(cfg.temperature, "temperature")
     cfg = as_in_runs(cfg, names)
     partners = [str(seats.partner) for seats in cast_of(plain(cfg)["cast"]).values() if seats.partners]
     parts = build(cfg, [*names, *partners, *map(str, cfg.voices)])

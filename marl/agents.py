@@ -16,7 +16,7 @@ import torch
 
 from envs.core import END, Question, TurnKind
 from marl.engine import Engine, slowness, uniforms
-from marl.errors import UserError
+from marl.errors import UserError, check_temperature
 from marl.grouping import cheapest_groups, even_groups
 from marl.policy import Policy, half, take_weights
 from marl.sharding import is_split
@@ -496,7 +496,8 @@ class PlayConfig:
         for name in ("iterations", "games", "concurrency", "max_new_tokens", "context", "decode_steps"):
             if getattr(self, name) < 1:
                 raise UserError(f"algo.{name}={getattr(self, name)}: must be at least 1")
-        if self.temperature <= 0:
+        check_temperature(self.temperature, "algo.temperature")
+        if self.temperature == 0:
             raise UserError(f"algo.temperature={self.temperature}: must be above 0 to learn from what was sampled")
 
 

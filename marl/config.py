@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib
-import sys
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from marl.cast import Seats, players_of
 from marl.chat import CHAT, ChatAgent, ChatConfig, check_nothing_secret
-from marl.errors import UserError, check_text
+from marl.errors import UserError, check_temperature, check_text
 from marl.files import canonical
 from marl.filtered_bc import FilteredBCConfig
 from marl.games import env_maker, exchangeable, natural_reader, scripted
@@ -35,6 +34,7 @@ from marl.rl_pikl import RLPiklConfig
 from marl.runs import ELSEWHERE
 
 T = TypeVar("T")
+LARGEST = 1e30  # number of a setting: float32 holds its products, too
 OF_CHAT = ("model", "temperature", "max_tokens", "extra")  # what of a chat's settings makes it another player
 
 
@@ -52,9 +52,10 @@ class EvalConfig:
     cast: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, least in (("every", 0), ("games", 0), ("final_games", 1), ("temperature", 0), ("seed", 0)):
+        for name, least in (("every", 0), ("games", 0), ("final_games", 1), ("seed", 0)):
             if getattr(self, name) < least:
                 raise UserError(f"eval.{name}={getattr(self, name)}: must be at least {least}")
+        check_temperature(self.temperature, "eval.temperature")
 
     def seating(self, cast: Mapping[str, Seats]) -> dict[str, Seats]:
         """Who plays in evaluation."""
@@ -321,8 +322,8 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return value
     wanted = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}.get(hint)
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        if not abs(value) <= sys.float_info.max:
-            raise UserError(f"{where}={value}: must be a finite number")
+        if not abs(value) <= LARGEST:
+            raise UserError(f"{where}={value}: must be a number from {-LARGEST:g} to {LARGEST:g}")
         return float(value)
     if wanted is not None and (not isinstance(value, hint) or (hint is int and isinstance(value, bool))):
         raise UserError(f"{where}={value}: must be {wanted}")

@@ -732,6 +732,14 @@ def goes_on(lm: PreTrainedModel) -> bool:
     return several
 
 
+@torch.no_grad()
+def make_states(lm: PreTrainedModel, cache: SlotCache) -> None:
+    """Gives each slot the states that an empty one has. Models read on from these by other code than where there are
+    none yet, to the same up to rounding: an engine's first games, as after a run is resumed, must be read like others."""
+    one_pass(lm, cache, np.array([0]), np.array([0]), [[0]])
+    cache.clear(0)
+
+
 def check_slots(lm: PreTrainedModel) -> None:
     """Raises Unheld for a model that slots don't give what a whole pass does, as one that takes no cache at all and
     whose passes see nothing but their own tokens."""
@@ -825,6 +833,8 @@ class Engine:
         try:
             self.cache = slot_cache(policy.lm, slots, context)
             self._goes_on = not self.cache.states or goes_on(lm)
+            if self.cache.states:
+                make_states(policy.lm, self.cache)
             if not self.cache.states and not is_split(policy):
                 check_slots(lm)
                 # in bfloat16 a CPU makes kernels for each new number of tokens, which is another in every ragged pass

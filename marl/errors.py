@@ -14,6 +14,7 @@ PLACES = {  # settings of commands, and what they name
     **dict.fromkeys(("out", "data"), "folder or file"),
     "data.dond": "folder",
 }
+COLDEST, HOTTEST = 1e-3, 1000.0  # temperatures
 
 
 class UserError(ValueError):
@@ -51,6 +52,13 @@ def check_places(settings: Mapping[str, Any]) -> None:
             or not re.fullmatch(r"[^/\0]+", f"{value}")
         ):
             raise UserError(f"{name}={value!r}: must be a name that can be part of a folder's, without slashes")
+
+
+def check_temperature(value: Any, name: str) -> None:
+    """Refuses what logits cannot be divided by; 0 stands for the likeliest."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (number and (value == 0 or COLDEST <= value <= HOTTEST)):
+        raise UserError(f"{name}={value}: must be a number from {COLDEST} to {HOTTEST:,}, or 0 for the likeliest")
 
 
 def check_text(value: Any, name: str) -> None:

@@ -9,6 +9,7 @@ ranks (sharding.py).
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from marl.errors import UserError
+
 T = TypeVar("T")
+LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")  # gloo's words
+GRACE = 2.0  # seconds, so that torchrun takes the process that ended by itself for the first that failed
 PATIENCE = timedelta(hours=12)  # one rank may train a base, or evaluate, while the others wait
 
 
@@ -93,5 +98,10 @@ def torchrun_ranks(device: torch.device) -> Iterator[Ranks]:
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
     try:
         yield Ranks(dist.get_rank(), size)
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and not any(words in str(error) for words in LOST):
+            raise
+        time.sleep(GRACE)
+        raise UserError("another process of this run has ended; what it said itself tells why") from error
     finally:
         dist.destroy_process_group()

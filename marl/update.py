@@ -53,6 +53,8 @@ class UpdateConfig:
             raise UserError(f"algo.update.optimizer={self.optimizer}: must be one of {', '.join(OPTIMIZERS)}")
         if self.rows is not None and self.rows < 1:
             raise UserError(f"algo.update.rows={self.rows}: must be at least 1, or null")
+        if self.target_kl is not None and self.target_kl < 0:
+            raise UserError(f"algo.update.target_kl={self.target_kl}: must not be negative; null for none")
         if self.learning_rate < 0 or self.weight_decay < 0 or self.max_grad_norm <= 0:
             raise UserError(
                 f"algo.update.learning_rate={self.learning_rate}, weight_decay={self.weight_decay}, max_grad_norm="

@@ -29,6 +29,8 @@ class PolicyLoss:
         for name in ("speech", "choice"):
             if getattr(self, name) < 0:
                 raise UserError(f"loss.policy.{name}={getattr(self, name)}: must not be negative")
+        if self.clip_coef <= 0:
+            raise UserError(f"loss.policy.clip_coef={self.clip_coef}: must be above 0")
 
     def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
         ratio = (outputs.logprobs - batch.logprobs).exp()  # (B, T)

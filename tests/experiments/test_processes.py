@@ -18,6 +18,8 @@ from safetensors.torch import load_file
 
 from experiments import train
 from marl.checkpoint import read_card
+from marl.config import run_folder as configured_folder
+from marl.runs import claim
 from tests.composing import configure
 from tests.torture import TALKING
 
@@ -118,6 +120,16 @@ def test_a_killed_process_takes_the_run_down_and_one_goes_on(alone: Path) -> Non
     assert code != 0 and "Signal 9" in out and not (run_folder(cut) / "run.json").exists()
     train_alone(cut, *EVERY_TERM)
     assert_same_run(alone, cut)
+
+
+@pytest.mark.slow
+def test_what_one_process_refuses_is_said_first(tmp_path: Path) -> None:
+    folder = configured_folder(configure("train", *settings(tmp_path)))
+    with claim(folder, "a: 1\n"):
+        code, out = finish(start_two(tmp_path))
+    said, _, torchruns_own = out.partition("Traceback")
+    assert code != 0 and "is being written by another process" in said and "marl/ranks.py" not in out, out
+    assert "[0]:" in torchruns_own.partition("Root Cause")[2], out
 
 
 @pytest.mark.slow

@@ -352,6 +352,20 @@ def test_games_do_not_depend_on_those_before(policies: dict[str, Policy], either
     )  # not sorted: who speaks on stays where it is
 
 
+@pytest.mark.parametrize("name", RECURRENT)
+def test_an_engines_first_games_are_read_like_any_later_ones(name: str, policies: dict[str, Policy]) -> None:
+    """Bit for bit: a resumed run has a new engine."""
+    policy, found = policies[name], []
+    engine = Engine(policy, 8, CONTEXT)
+    rows = streams(policy, [CONTEXT, 33, 47, 40, 35, 46, 37, 39])
+    for _ in range(2):
+        slots = [engine.allocate() for _ in rows]
+        found.append(engine.read(slots, rows))
+        for slot in slots:
+            engine.free(slot)
+    assert torch.equal(found[0], found[1])
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_freed_slot_leaks_nothing(name: str, policies: dict[str, Policy]) -> None:
     policy = policies[name]
