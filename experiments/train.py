@@ -50,6 +50,7 @@ from marl.checkpoint import (
     folder_digest,
     load_training,
     make_once,
+    missing_files,
     newest_checkpoint,
     policy_digest,
     prune,
@@ -210,7 +211,9 @@ def finished(cfg: DictConfig) -> Path | None:
     if int(os.environ.get("RANK", "0")) == 0:  # of torchrun's processes the first
         if not report.exists():
             build_report([folder], report, title=cfg.name)
-        say(f"{folder} is done: its report is {report}; change the configuration or remove the folder")
+        gone = missing_files(folder / "policy")
+        lacks = f"; its policy lacks {', '.join(gone)}, which a new run would make" if gone else ""
+        say(f"{folder} is done: its report is {report}{lacks}; change the configuration or remove the folder")
     return folder
 
 

@@ -86,6 +86,14 @@ def verify_folder(folder: Path) -> str:
     return f"{folder}: checksums.json does not list {', '.join(sorted(unlisted))}" if unlisted else ""
 
 
+def missing_files(folder: Path) -> list[str]:
+    """Files of a folder that `write_folder` made which are not there any more."""
+    try:
+        return [name for name in read_json(folder / "checksums.json") if not (folder / name).is_file()]
+    except UserError:
+        return ["checksums.json"]
+
+
 def folder_digest(folder: Path) -> str:
     """Twelve hexadecimal digits that stand for all files of a folder that `write_folder` made."""
     sums = read_json(folder / "checksums.json")

@@ -735,7 +735,8 @@ def goes_on(lm: PreTrainedModel) -> bool:
 @torch.no_grad()
 def make_states(lm: PreTrainedModel, cache: SlotCache) -> None:
     """Gives each slot the states that an empty one has. Models read on from these by other code than where there are
-    none yet, to the same up to rounding: an engine's first games, as after a run is resumed, must be read like others."""
+    none yet, to the same up to rounding; but the first games of an engine, as where a run goes on, are to be read like
+    any later ones."""
     one_pass(lm, cache, np.array([0]), np.array([0]), [[0]])
     cache.clear(0)
 

@@ -266,7 +266,7 @@ def ablation_table(runs: Sequence[ArmRun], metrics: Sequence[str] | None = None)
     """One row for each arm and metric, arms and metrics in the order in which they first appear.
 
     Across seeds the interval is `seed_mean`'s, cut to what the metric can be (a share to 0 and 1, refused replies to 0;
-    see `marl.wording.bounds`), and of a share that is 0, or 1, in all seeds Wilson's over all games; an arm with a
+    see `marl.wording.bounds`), and of a share that is the same in all seeds Wilson's over all games; an arm with a
     single seed keeps its run's interval over games. `games` counts those that the figure rests on, over all seeds.
     Raises ValueError if an arm has the same seed twice, or if a wanted metric is missing from a run: a table has no
     blank cell.
@@ -290,7 +290,7 @@ def ablation_table(runs: Sequence[ArmRun], metrics: Sequence[str] | None = None)
             games = sum(value.n for value in found)
             interval = seed_mean([v.mean for v in found]).within(*bounds(metric)) if len(found) > 1 else found[0]
             agree = len(found) > 1 and interval.low == interval.high
-            if agree and interval.mean in (0.0, 1.0) and bounds(metric) == (0.0, 1.0):  # never seen is not impossible
+            if agree and bounds(metric) == (0.0, 1.0):  # never seen is not impossible, and agreement may be chance
                 interval = wilson(round(interval.mean * games), games)
             rows.append(TableRow(arm, metric, interval.mean, interval.low, interval.high, len(found), games))
     return rows

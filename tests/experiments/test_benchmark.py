@@ -233,7 +233,8 @@ def test_what_is_meant_to_be_reached_is_told(found: dict[str, Any]) -> None:
     told = {t["name"]: t for t in found["targets"]}
     unmeasured = [name for name, t in told.items() if t["value"] is None]
     assert len(told) == 26 and [name.split()[0] for name in unmeasured] == [
-        "generate", "generate,", "TRL", "TRL,", "TRL", "TRL", "a", "decode", "the", "rows", "rollout", "rollout", "a", "prefill", "a",
+        "generate", "generate,", "TRL", "TRL,", "TRL", "TRL",
+        "a", "decode", "the", "rows", "rollout", "rollout", "a", "prefill", "a",
         "what", "decode", "growth",
     ]  # fmt: skip
     for t in told.values():

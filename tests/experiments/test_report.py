@@ -235,7 +235,7 @@ def test_published_figures_are_those_of_the_published_data(table: str, tmp_path:
     report.main(configure(f"data={EXPERIMENTS / table}", f"publish={tmp_path}", command="report"))
 
     def content(path: Path) -> str:
-        """Clipped areas are named after a digest of their corners, of which numpy's versions differ in the last bits."""
+        """Clipped areas are named after digests of their corners, whose last bits depend on numpy's version."""
         return re.sub(r"(?<=url\(#)p\w{10}(?=\))|(?<=clipPath id=\")p\w{10}(?=\")", "area", path.read_text())
 
     for path in tmp_path.iterdir():

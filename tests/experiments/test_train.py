@@ -109,7 +109,11 @@ def test_a_finished_run_needs_nothing_but_its_folder(
     shutil.move(tmp_path / "runs" / "a", run_folder(cfg))
     text = OmegaConf.to_yaml(OmegaConf.create(identity(cfg)))
     (run_folder(cfg) / "config.yaml").write_text(text)
-    assert train.main(cfg) == run_folder(cfg) and "is done" in capsys.readouterr().out
+    assert train.main(cfg) == run_folder(cfg)
+    assert "is done" in (said := capsys.readouterr().out) and "lacks" not in said
+    (run_folder(cfg) / "policy" / "model.safetensors").unlink()
+    train.main(cfg)
+    assert "its policy lacks model.safetensors, which a new run would make" in capsys.readouterr().out
 
 
 def test_a_finished_run_of_other_inputs_is_not_taken_for_this_one(cache: Path, tmp_path: Path) -> None:
@@ -609,7 +613,7 @@ def test_names_follow_from_the_configuration() -> None:
         (["base.seed=-1"], "base.seed=-1: must be from 0 to 9223372036854775807"),
         (["base.seed=9223372036854775808"], "base.seed=9223372036854775808: must be from 0 to"),
         (["base.learning_rate=-0.5"], "base.learning_rate=-0.5: must not be negative"),
-        (["eval.temperature=1e-40"], "eval.temperature=1e-40: must be a number from 0.001 to 1,000.0, or 0 for the lik"),
+        (["eval.temperature=1e-40"], "eval.temperature=1e-40: must be a number from 0.001 to 1,000.0, or 0"),
         (["algo.temperature=-1"], "algo.temperature=-1.0: must be a number from 0.001"),
         (["algo.update.learning_rate=1e39"], "algo.update.learning_rate=1e[+]39: must be a number from"),
         (["loss.policy.choice=1e39"], "loss.policy.choice=1e[+]39: must be a number from"),

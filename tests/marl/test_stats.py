@@ -429,14 +429,24 @@ def test_games_needed_is_the_first_number_that_is_enough(a: float, apart: float,
 
 
 def test_a_share_that_all_seeds_agree_on_is_not_certain() -> None:
-    """Never seen in 3,000 games: Wilson's interval, up to z^2 / (n + z^2). A mean that is no share stays as it is."""
+    """Never seen in 3,000 games: Wilson's interval, up to z^2 / (n + z^2). Half of them in each seed: Wilson's, too. A
+    mean that is no share stays as it is."""
     runs = [
-        ArmRun("full", seed, {"errors/aborted": Interval(0, 0, 0.004, 1000), "talk/turns": Interval(3, 3, 3, 1000)})
+        ArmRun(
+            "full",
+            seed,
+            {
+                "errors/aborted": Interval(0, 0, 0.004, 1000),
+                "vote/skip": Interval(0.5, 0.4, 0.6, 1000),
+                "talk/turns": Interval(3, 3, 3, 1000),
+            },
+        )
         for seed in range(3)
     ]
-    aborted, turns = ablation_table(runs)
+    aborted, skipped, turns = ablation_table(runs)
     z = float(norm.ppf(0.975))
     assert (aborted.mean, aborted.low) == (0.0, 0.0) and aborted.high == pytest.approx(z**2 / (3000 + z**2))
+    assert (skipped.low, skipped.high) == pytest.approx((0.482119, 0.517881), abs=1e-5)
     assert (turns.low, turns.high) == (3.0, 3.0)
 
 
