@@ -476,6 +476,10 @@ def check_command_line(config_name: str, package: str, flags: list[str], overrid
         given = check.parse(overrides)
         first = [choices(o)[0] for o in given]
         cfg = check.compose(first)
+        for o in given if not args.config_dir else ():
+            if o.is_add() and check.is_group(o) and not o.key_or_group.startswith("hydra"):  # else it is chosen twice
+                key = o.key_or_group
+                raise UsageError(f"{o.input_line}: {key} is for other commands, and {config_name} reads none.")
         listed = [o for o in given if o.is_sweep_override()]
         if args.cfg:  # only shown, so it may be incomplete
             if args.multirun or listed:
@@ -578,7 +582,7 @@ class Checker:
             key = override.key_or_group
             if override.is_delete() and not key.startswith(REMOVABLE):
                 raise UsageError(f"{override.input_line} cannot be left out: give it a value, as in {key}=VALUE.")
-        values = [o for o in parsed if not self._is_group(o) and not o.is_delete() and not o.is_add()]
+        values = [o for o in parsed if not self.is_group(o) and not o.is_delete() and not o.is_add()]
         before = self.compose([str(o.input_line) for o in parsed if o not in values])
         for override in values:
             key = override.key_or_group
@@ -617,7 +621,7 @@ class Checker:
                 )
         options = {key: self.parse(each) for key, each in lists.items() if key != "ablation"}
         every = [o for several in options.values() for o in several if not (o.is_delete() or o.is_add())]
-        given = [o for o in every if isinstance(o.value(), dict) or not self._is_group(o)]
+        given = [o for o in every if isinstance(o.value(), dict) or not self.is_group(o)]
         firsts = {o.get_key_element(): str(o.input_line) for o in reversed(every) if o not in given}
         groups = list(firsts.values())
         values = [(o, key, value) for o in given for key, value in leaves(o.key_or_group, o.value())]
@@ -646,7 +650,7 @@ class Checker:
     def _options(self, group: str) -> list[str]:
         return self.loader.get_group_options(group, results_filter=ObjectType.CONFIG)
 
-    def _is_group(self, override: Override) -> bool:
+    def is_group(self, override: Override) -> bool:
         return override.package is not None or bool(self._options(override.key_or_group))
 
     def _groups(self, parent: str = "") -> list[str]:
@@ -669,7 +673,7 @@ class Checker:
 
     def _names(self, overrides: list[str], key: str) -> list[str]:
         """Every valid name: groups, and the dotted names of settings under the groups that were chosen."""
-        groups = [str(o.input_line) for o in self.parse(overrides) if self._is_group(o) and o.key_or_group != key]
+        groups = [str(o.input_line) for o in self.parse(overrides) if self.is_group(o) and o.key_or_group != key]
         try:
             cfg = copy.deepcopy(self._load(tuple(groups)))
         except CompactHydraException:
@@ -700,6 +704,8 @@ class Checker:
             if key in names:  # the value is a group of settings, and one of them is new
                 given = next(str(o.input_line) for o in self.parse(overrides) if o.key_or_group == key)
                 inner = str(getattr(error.__cause__, "full_key", None) or key)
+                if inner == key and self._options(key):
+                    return f"{given}: {key} is for other commands, and {self.config_name} reads none."
                 others = [name for name in names if name != key]
                 return f"{inner} is not a setting; {nearest(inner, others)}; a plus sign adds it: +{given}."
             if whole in names and not any(name.startswith(f"{whole}.") for name in names):

@@ -40,7 +40,7 @@ from experiments.evaluate import (
     planner_config,
     set_threads,
 )
-from experiments.players import bare, check_plans, is_run, one_run, player_config, policy_folder
+from experiments.players import bare, check_plans, in_runs, is_run, one_run, player_config, policy_folder
 from experiments.report import public
 from experiments.stages import base_folder
 from experiments.terminal import Bar, say
@@ -203,6 +203,7 @@ def resolved(name: str, cfg: DictConfig) -> str:
     if "*" in name:
         found = one_run(cfg.runs, bare(name), "players")
         name = str(found) + name.removeprefix(bare(name))
+    name = in_runs(name, cfg.runs)
     check_plans(name, "dond")
     if bare(name) in ("base", CHAT):
         return name

@@ -29,6 +29,7 @@ from experiments.players import (
     bare,
     called_in_games,
     check_plans,
+    in_runs,
     is_run,
     player_config,
     policy_folder,
@@ -370,7 +371,8 @@ def by_message_table(entries: Sequence[Metrics]) -> str:
 @command("evaluate", implies={"data.dond": "base=human"})
 def main(cfg: DictConfig) -> None:
     """Plays and prints; with `out=FOLDER` also writes `evaluation.json`, `table.csv` and the transcripts."""
-    names = [cfg.players] if isinstance(cfg.players, str) else [str(name) for name in cfg.players]
+    named = [cfg.players] if isinstance(cfg.players, str) else cfg.players
+    names = [in_runs(str(name), cfg.runs) for name in named]
     if not 1 <= len(names) <= 2:
         raise UserError(f"players={names}: name one player (it plays itself) or two")
     for name in ("games", "concurrency"):

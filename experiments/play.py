@@ -27,7 +27,7 @@ from omegaconf import DictConfig
 from envs.core import END
 from experiments.cli import command
 from experiments.evaluate import as_in_runs, find_player, memory_of, pick_device, planner_config
-from experiments.players import check_plans
+from experiments.players import check_plans, in_runs
 from experiments.terminal import say
 from marl.agents import Agent, ModelAgent, TextAgent
 from marl.config import OF_CHAT, Parts, build, plain
@@ -84,6 +84,7 @@ class Person:
 @command("play", implies={"data.dond": "base=human"})
 def main(cfg: DictConfig) -> None:
     """Plays `games` games and records them."""
+    cfg.opponent = in_runs(str(cfg.opponent), cfg.runs)
     cfg = as_in_runs(cfg, [cfg.opponent])
     out = Path(cfg.out)
     earlier = [*out.glob("episodes-*.jsonl"), *out.glob("unfinished-*.txt")]

@@ -38,6 +38,12 @@ def is_run(name: str) -> bool:
     return False
 
 
+def in_runs(name: str, runs: str) -> str:
+    """A player by name: where only the folder `runs` has a finished run of this name, the run's own folder."""
+    there = f"{runs}/{name}"
+    return there if not policy_folder(name).is_dir() and policy_folder(there).is_dir() else name
+
+
 def run_of(name: str) -> Path:
     """The folder of the run that a player comes from: RUN for RUN and for RUN/rival."""
     return policy_folder(name).parent

@@ -34,6 +34,7 @@ from marl.report import (
     Published,
     Run,
     ablation_figure,
+    arm_label,
     arm_runs,
     base_names,
     columns_of,
@@ -61,7 +62,7 @@ from marl.stats import (
     write_csv,
     write_table,
 )
-from marl.wording import ARM_ORDER, ARMS, COMPARISONS, HEADLINE, REFERENCES
+from marl.wording import HEADLINE, pairs_of
 
 NUMBERS = ("mean", "low", "high", "n")  # of an interval
 PUBLISHED = "published.csv"  # the paper's figures, where the table's folder has them: arm,mean,low,high,source
@@ -284,12 +285,7 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -
     write_beliefs(folder / f"belief_by_message{suffix}.csv", runs)
     write_mean_beliefs(folder / f"belief_by_message_mean{suffix}.csv", runs)
     write_forms(folder / f"forms{suffix}.csv", runs)
-    if game == "among_us":
-        others = [arm for arm in dict.fromkeys(arm.arm for arm in arms) if arm not in ARM_ORDER]
-        pairs = list(dict.fromkeys([*COMPARISONS, *((arm, ARMS["full"]) for arm in others)]))
-    else:
-        trained = dict.fromkeys(arm.arm for arm in arms if not arm.arm.startswith("base"))
-        pairs = [(arm, reference) for reference in REFERENCES for arm in trained if arm != reference]
+    pairs = pairs_of((arm_label(run, runs) for run in runs), game)
     differences = arm_differences(arms, pairs, names)
     if differences:
         write_table(folder / f"differences{suffix}.csv", differences)

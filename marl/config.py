@@ -20,7 +20,7 @@ from marl.errors import UserError, check_temperature, check_text
 from marl.files import canonical
 from marl.filtered_bc import FilteredBCConfig
 from marl.games import env_maker, exchangeable, natural_reader, scripted
-from marl.losses import Loss, needs_reference
+from marl.losses import READS, Loss, needs_reference
 from marl.losses.entropy import EntropyLoss
 from marl.losses.policy import PolicyLoss
 from marl.losses.value import ValueLoss
@@ -277,7 +277,15 @@ def terms(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
             needs = "a dataclass with weight and reads" if where == "loss" else "a dataclass with weight, and no reads"
             raise UserError(f"{where}.{name}._target_={fields['_target_']}: is no class of a {where}, which is {needs}")
         built[name] = make(target, {k: v for k, v in fields.items() if k != "_target_"}, f"{where}.{name}")
+        if where == "loss":
+            _check_reads(built[name].reads, f"loss.{name}.reads")
     return built
+
+
+def _check_reads(reads: Any, where: str) -> None:
+    """Refuses what no forward pass computes: a term that reads it would learn from zeros."""
+    if not isinstance(reads, str) or reads not in READS:
+        raise UserError(f"{where}={reads!r}: must be one of {', '.join(READS)}")
 
 
 def make(kind: type[T], settings: Mapping[str, Any], where: str) -> T:

@@ -6,12 +6,14 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -46,6 +48,8 @@ class Policy(nn.Module):
 
     def __init__(self, lm: PreTrainedModel, tokens: Tokens, privileged_size: int = 0) -> None:
         super().__init__()
+        if lm.name_or_path:  # it was loaded, and so was its tokenizer
+            _check_rows(lm, tokens)
         quicken(lm)
         self.lm = lm
         self.tokens = tokens
@@ -196,6 +200,8 @@ def tiny_lm(vocab_size: int, *, generator_seed: int = 0, **shape: int) -> LlamaF
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a local folder or hub name."""
     folder = Path(name)
+    if no_folder := _no_folder(name):
+        raise UserError(f"model.name={name}: no tokenizer can be loaded from it: {no_folder}")
     if folder.is_dir() and not any((folder / f).exists() for f in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         raise UserError(f"model.name={name}: the folder has no tokenizer (tokenizer.json); save one beside the weights")
     try:
@@ -205,13 +211,22 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def load_config(name: str) -> PreTrainedConfig:
-    """The configuration of a model in a local folder or of a hub name."""
+    """The configuration of a causal language model in a local folder or of a hub name."""
+    if no_folder := _no_folder(name):
+        raise UserError(f"model.name={name}: no causal language model can be loaded: {no_folder}")
     try:
-        return AutoConfig.from_pretrained(name, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
         if "trust_remote_code" in str(error):
             raise UserError(f"model.name={name}: it comes with code of its own, which is never run here") from error
         raise UserError(f"model.name={name}: no causal language model can be loaded: {_first_line(error)}") from error
+    if getattr(config, "is_encoder_decoder", False):
+        why = f"{config.model_type} is an encoder-decoder, no causal language model"
+    elif type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        why = f"transformers has no causal language model of the kind {config.model_type}"
+    else:
+        return config
+    raise UserError(f"model.name={name}: {why}; name a model that goes on with a text, such as a Llama or a Qwen")
 
 
 def load_lm(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -225,6 +240,27 @@ def load_lm(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
         raise UserError(f"model.name={name}: no causal language model can be loaded: {_first_line(error)}") from error
     _check_head(lm, name)
     return lm
+
+
+def _no_folder(name: str) -> str:
+    """What is wrong with a name that must be a folder's, no hub's, where there is no such folder; else nothing."""
+    if not (name.startswith(("/", ".", "~")) or name.count("/") > 1) or Path(name).is_dir():
+        return ""
+    return "there is no such folder" + (" (write out what ~ stands for)" if name.startswith("~") else "")
+
+
+def _check_rows(lm: PreTrainedModel, tokens: Tokens) -> None:
+    """UserError where a stream may hold tokens that the model has no rows for. Special tokens that none ever holds may
+    lie beyond them (of images, say), and rows beyond all tokens only pad."""
+    layers = lm.get_input_embeddings(), lm.get_output_embeddings()
+    rows = min(layer.get_parameter("weight").shape[0] for layer in layers)
+    form, never = tokens.format, set(tokens.unspeakable)
+    marks = set(chain(*form.first, *form.heard, form.cue, form.after_reply))
+    if any(i in marks or i not in never for i in range(rows, tokens.size)):
+        raise UserError(
+            f"model.name={lm.name_or_path}: its tokenizer has {tokens.size} tokens, and the model's embedding only "
+            f"{rows} rows; load both, call model.resize_token_embeddings({tokens.size}) and save the model again"
+        )
 
 
 def _check_head(lm: PreTrainedModel, name: str) -> None:

@@ -63,7 +63,7 @@ from marl.transcripts import (
     story,
     verdict,
 )
-from marl.wording import ARM_ORDER, COMPARISONS, ENDS, HEADLINE, PANELS, WORDING, Panel, Wording, arm_name, number
+from marl.wording import ARM_ORDER, ENDS, HEADLINE, PANELS, WORDING, Panel, Wording, arm_name, number, pairs_of
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -196,7 +196,7 @@ def write_report(runs: Sequence[Run], out_path: Path, title: str, games_shown: i
     page = _template().render(
         title=title,
         facts=[*what_was_run(runs), *mixed(runs)],
-        findings=[*findings(columns), *comparisons(arms), *costs(runs)],
+        findings=[*findings(columns), *comparisons(arms, runs), *costs(runs)],
         columns=list(columns),
         colours=colours,
         headline=table_rows(
@@ -581,16 +581,25 @@ def findings(columns: Mapping[str, Metrics]) -> list[str]:
     return said_so
 
 
-def comparisons(arms: Sequence[ArmRun]) -> list[str]:
-    """What each of Among Us' terms adds to the crewmates' wins, paired by seed, or by game where there is one seed."""
-    metric = "game/win_rate/crewmates"
-    rows = arm_differences([arm for arm in arms if metric in arm.metrics], COMPARISONS, [metric])
+COMPARED = {  # of a game: the metric, what it is called, and in how many points a unit is told
+    "among_us": ("game/win_rate/crewmates", "Crewmates' wins", 100),
+    "dond": ("game/score", "Score", 1),
+}
+
+
+def comparisons(arms: Sequence[ArmRun], runs: Sequence[Run]) -> list[str]:
+    """How far arms of one game are apart in what is played for, paired by seed, or by game where there is one seed."""
+    trained = [arm_label(run, runs) for run in runs]
+    if len({run.game for run in runs}) > 1 or trained != [run.arm for run in runs] or runs[0].game not in COMPARED:
+        return []
+    metric, what, unit = COMPARED[runs[0].game]
+    rows = arm_differences([a for a in arms if metric in a.metrics], pairs_of(trained, runs[0].game), [metric])
     shown = [row for row in rows if not row.arm.endswith(" - base")]
     if not shown:
         return []
-    each = [f"{row.arm}: {100 * row.mean:+.1f} ({100 * row.low:+.1f} to {100 * row.high:+.1f})" for row in shown]
+    each = [f"{row.arm}: {unit * row.mean:+.1f} ({unit * row.low:+.1f} to {unit * row.high:+.1f})" for row in shown]
     by = "seed" if max(row.seeds for row in shown) > 1 else "game; of one training seed"
-    return [f"Crewmates' wins, differences in points, paired by {by}: {'; '.join(each)}."]
+    return [f"{what}, differences in points, paired by {by}: {'; '.join(each)}."]
 
 
 def equal_compute(runs: Sequence[Run]) -> list[ArmRun]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
@@ -291,7 +291,8 @@ def ablation_table(runs: Sequence[ArmRun], metrics: Sequence[str] | None = None)
             interval = seed_mean([v.mean for v in found]).within(*bounds(metric)) if len(found) > 1 else found[0]
             agree = len(found) > 1 and interval.low == interval.high
             if agree and bounds(metric) == (0.0, 1.0):  # never seen is not impossible, and agreement may be chance
-                interval = wilson(round(interval.mean * games), games)
+                over = wilson(round(interval.mean * games), games)
+                interval = replace(over, mean=interval.mean)
             rows.append(TableRow(arm, metric, interval.mean, interval.low, interval.high, len(found), games))
     return rows
 

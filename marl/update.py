@@ -308,7 +308,7 @@ def update(
     `rename`: for a term that reads beliefs of renamed rows; without it they are read as they are. `ranks`: each reads
     its share of every minibatch; all of them get the whole batch.
     """
-    compared = [places(batch, loss) for loss in losses.values() if needs_reference(loss)]
+    compared = [places(batch, name, loss) for name, loss in losses.items() if needs_reference(loss)]
     if compared and reference is not None:
         batch = add_reference(batch, reference, config, ranks, torch.stack(compared).any(0))
     policy.eval()  # no dropout: what was sampled from is what is scored
@@ -372,14 +372,27 @@ def update(
 
 def count_tokens(batch: TokenBatch, losses: Mapping[str, Loss]) -> dict[str, int]:
     """How many places each loss averages over in a whole minibatch."""
-    return {name: int(places(batch, loss).sum()) for name, loss in losses.items()}
+    return {name: int(places(batch, name, loss).sum()) for name, loss in losses.items()}
 
 
-def places(batch: TokenBatch, loss: Loss) -> Tensor:
-    """The loss's mask, which no output changes."""
+def places(batch: TokenBatch, name: str, loss: Loss) -> Tensor:
+    """The loss's mask, which no output changes. UserError where it returns anything but values and their mask."""
     zeros = torch.zeros(batch.tokens.shape)
     width = max(batch.candidates.shape[1], 1)
-    return loss(batch, Outputs(zeros, zeros, zeros, torch.zeros(len(batch.row), width), zeros))[1]
+    beliefs = torch.zeros(len(batch.row), width)
+    found: object = loss(batch, Outputs(zeros, zeros, zeros, beliefs, zeros, torch.zeros_like(batch.plan), zeros))
+    parts = list(found) if isinstance(found, tuple | list) else [found]
+    match parts:
+        case [Tensor() as values, Tensor(dtype=torch.bool) as mask] if values.shape == mask.shape:
+            return mask
+    told = " and ".join(
+        f"Tensor {tuple(part.shape)} of {part.dtype}" if isinstance(part, Tensor) else type(part).__name__
+        for part in parts
+    )
+    raise UserError(
+        f"loss.{name}: {type(loss).__name__} returned {told or 'nothing'}; must be values and a bool mask of the same "
+        f"shape, here {batch.shape} if there is one for each token, ({len(batch.row)},) for each belief question"
+    )
 
 
 def explained_variance(batch: TokenBatch) -> float:

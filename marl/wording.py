@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -193,6 +194,24 @@ COMPARISONS = (
     ("game_beside", "raw_credit"), ("raw_credit", "common_raw_credit"),
 )  # fmt: skip
 REFERENCES = ("game_only", "ppo", "filtered_bc")  # what Deal or No Deal's arms are compared with, where they are there
+
+
+def pairs_of(trained: Iterable[str], game: str) -> list[tuple[str, str]]:
+    """Which of these arms, by their names in tables, are compared: arm and reference. Those that have no reference of
+    their game beside them are compared with the first arm."""
+    names = list(dict.fromkeys(trained))
+    if game == "among_us":
+        usual: tuple[str, ...] = (ARMS["full"], ARMS["game_only"])
+        others = [name for name in names if name not in ARM_ORDER]
+        more = [(name, reference) for reference in usual for name in others]
+        known = [*COMPARISONS, *more]
+    else:
+        usual = REFERENCES
+        known = [(name, reference) for reference in usual for name in names if name != reference]
+    if not any(reference in names for reference in usual):
+        known += [(name, names[0]) for name in names[1:]]
+    return list(dict.fromkeys(known))
+
 
 # How a game of Among Us may end, the crewmates' ways first; what such games are called in a picture of all.
 ENDS = {

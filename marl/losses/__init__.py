@@ -15,6 +15,7 @@ from torch import Tensor
 from marl.types import Kind, TokenBatch
 
 OVER = ("choice", "speech", "both")  # which reply tokens a term is about
+READS = ("reply", "values", "beliefs", "observed", "planned", "divergence", "renamed")  # what a term may need
 
 
 @dataclass
@@ -49,12 +50,12 @@ class Loss(Protocol):
 
     @property
     def reads(self) -> str:
-        """What it needs of the outputs: reply, values, beliefs, observed, planned, divergence, or renamed (beliefs, of
-        renamed rows)."""
+        """What it needs of the outputs, one of READS (renamed: beliefs, of renamed rows)."""
         ...
 
     def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
-        """Values and a bool mask of the same shape."""
+        """Values and a bool mask of the same shape, which no output changes: its places are counted, on outputs that
+        are all 0, before the model is read."""
         ...
 
 

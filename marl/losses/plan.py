@@ -43,7 +43,7 @@ class PlanLoss:
 
     def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
         mask = batch.planned
-        if not outputs.planned.numel():  # only the mask is asked for, or nothing was planned
+        if not outputs.planned.numel():  # nothing was planned
             return torch.zeros(batch.shape, device=mask.device), mask
         absent = batch.plan_ids < 0
         logprobs = outputs.planned.masked_fill(absent, 0.0)  # (B, T, P)

@@ -598,3 +598,10 @@ def test_human_data_bring_their_base(
         monkeypatch.setattr(sys, "argv", [command.__name__, given, "--cfg", "job", "-p", "base"])
         command.main()
         assert f"data: {base}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("given", ["planner=pikl", "+planner=pikl", "+study=among_us_speech"])
+def test_choices_that_other_commands_read_are_refused(given: str) -> None:
+    """With a plus sign Hydra would take them, and nothing would read them."""
+    with pytest.raises(UsageError, match="is for other commands, and train reads none"):
+        check_command_line("train", "conf", [], [given])

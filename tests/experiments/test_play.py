@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 
 from experiments import play
 from experiments.play import Person
+from experiments.players import in_runs
 from marl.agents import TextAgent
 from marl.errors import UserError
 
@@ -211,3 +212,12 @@ def test_each_start_deals_other_games_and_a_seed_deals_them_again(
             assert (about["opponent"], about["seed"]) == ("careful", 2 if number == 2 else 1)
             assert "temperature" not in about and "planner" not in about  # a script has none
     assert dealt[0] == dealt[2] != dealt[1] and "seed=2 deals the same again" in capsys.readouterr().out
+
+
+def test_a_run_is_found_by_its_name(tmp_path: Path) -> None:
+    for folder in ("runs/mine-s0/policy", "here/policy"):
+        (tmp_path / folder).mkdir(parents=True)
+    runs = str(tmp_path / "runs")
+    assert in_runs("mine-s0", runs) == f"{runs}/mine-s0" and in_runs("mine-s0+plan", runs) == f"{runs}/mine-s0+plan"
+    for name in ("random", "base", str(tmp_path / "here")):
+        assert in_runs(name, runs) == name

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+import re
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -11,8 +13,9 @@ import torch
 from torch import Tensor
 
 from marl.batch import collate
+from marl.config import terms
 from marl.errors import UserError
-from marl.losses import Loss, Outputs
+from marl.losses import READS, Loss, Outputs
 from marl.losses.entropy import EntropyLoss
 from marl.losses.imitation import ImitationLoss
 from marl.losses.kl import ESTIMATORS, KLLoss
@@ -341,3 +344,45 @@ def test_bad_options_are_named(make: object, named: str) -> None:
     with pytest.raises(UserError) as error:
         make()  # type: ignore[operator]
     assert str(error.value).startswith(named)
+
+
+@dataclass(frozen=True)
+class Mine:
+    """A loss of somebody's own."""
+
+    weight: float = 1.0
+    reads: str = "reply"
+
+    def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
+        return -outputs.logprobs, batch.reply
+
+
+@dataclass(frozen=True)
+class ReadsANumber(Mine):
+    reads: ClassVar[Any] = 5
+
+
+@dataclass(frozen=True)
+class ReadsSeveral(Mine):
+    reads: ClassVar[Any] = ["reply", "values"]
+
+
+def test_a_term_reads_what_a_pass_computes() -> None:
+    for reads in READS:
+        assert terms({"mine": {"_target_": f"{__name__}.Mine", "reads": reads}}, "loss") == {"mine": Mine(reads=reads)}
+    assert {loss.reads for loss in EVERY} | {ListeningLoss(renamed=True).reads} == set(READS)
+
+
+@pytest.mark.parametrize(
+    ("target", "settings", "said"),
+    [
+        ("Mine", {"reads": "replies"}, "'replies'"),
+        ("Mine", {"reads": ""}, "''"),
+        ("ReadsANumber", {}, "5"),
+        ("ReadsSeveral", {}, "['reply', 'values']"),
+    ],
+)
+def test_a_term_that_reads_nothing_known_is_refused(target: str, settings: dict[str, str], said: str) -> None:
+    said = f"loss.mine.reads={said}: must be one of {', '.join(READS)}"
+    with pytest.raises(UserError, match=f"^{re.escape(said)}$"):
+        terms({"mine": {"_target_": f"{__name__}.{target}", **settings}}, "loss")

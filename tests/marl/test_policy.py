@@ -7,6 +7,7 @@ import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer
 from transformers import (
+    CLIPConfig,
     CohereConfig,
     CohereForCausalLM,
     Gemma2Config,
@@ -15,12 +16,13 @@ from transformers import (
     PreTrainedTokenizerFast,
     RemBertConfig,
     RemBertForCausalLM,
+    T5Config,
     XLMConfig,
     XLMWithLMHeadModel,
 )
 
 from marl.errors import UserError
-from marl.policy import Policy, choice_logits, load_lm, load_tokenizer, tiny_lm
+from marl.policy import Policy, choice_logits, load_config, load_lm, load_tokenizer, tiny_lm
 from marl.tokens import Tokens
 from tests.marl.models import ARCHITECTURES, CHATML, hf_policy, hf_tokenizer, random_lm, save, small_tokens, tiny_policy
 
@@ -59,6 +61,24 @@ def test_names_that_hold_no_model_are_refused(tmp_path: Path) -> None:
     hf_tokenizer().save_pretrained(tokenizer_only)
     with pytest.raises(UserError, match="no causal language model can be loaded"):
         load_lm(str(tokenizer_only))
+
+
+@pytest.mark.parametrize("name", ["/nonexistent", "./nowhere", "../no/where", "~/model", "a/b/c"])
+def test_what_can_only_be_a_folder_is_said_to_be_missing(name: str) -> None:
+    with pytest.raises(UserError, match=rf"model\.name={name}: no causal .*: there is no such folder") as error:
+        load_config(name)
+    assert ("write out what ~" in str(error.value)) == name.startswith("~")
+    with pytest.raises(UserError, match=rf"model\.name={name}: no tokenizer .*: there is no such folder"):
+        load_tokenizer(name)
+
+
+def test_a_model_of_another_kind_is_refused_by_its_configuration(tmp_path: Path) -> None:
+    T5Config().save_pretrained(tmp_path / "t5")
+    CLIPConfig().save_pretrained(tmp_path / "clip")
+    for kind, why in (("t5", "t5 is an encoder-decoder"), ("clip", "transformers has no causal .* of the kind clip;")):
+        with pytest.raises(UserError, match=rf"model\.name=.*{kind}: {why}") as error:
+            load_config(str(tmp_path / kind))
+        assert "\n" not in str(error.value)
 
 
 def test_code_that_comes_with_a_model_is_never_run(tmp_path: Path) -> None:
@@ -186,6 +206,26 @@ def test_special_tokens_that_the_model_has_no_rows_for_are_no_hindrance() -> Non
     tokenizer.add_tokens([AddedToken("<image>", special=True)])
     mask = Policy(random_lm("llama", rows), Tokens(tokenizer)).speech_mask
     assert mask.tolist() == [0.0] * rows
+
+
+@pytest.mark.parametrize(("word", "chat"), [("<image>", False), ("hello", False), ("<|im_end|>", True)])
+def test_a_loaded_model_has_rows_for_all_that_streams_hold(word: str, chat: bool, tmp_path: Path) -> None:
+    """Words, and a chat template's marks; not special tokens that nothing writes."""
+    tokenizer = hf_tokenizer()
+    rows = len(tokenizer)
+    marks = ["<|im_start|>", word] if chat else [word]
+    tokenizer.add_tokens([AddedToken(mark, special=mark != "hello") for mark in marks])
+    tokenizer.chat_template = CHATML if chat else None
+    name, size = save(tmp_path / "model", random_lm("llama", rows), tokenizer), rows + len(marks)
+    lm, tokens = load_lm(name), Tokens(load_tokenizer(name))
+    if word == "<image>":
+        assert Policy(lm, tokens).speech_mask.tolist() == [0.0] * rows
+        return
+    with pytest.raises(UserError, match=rf"model\.name=.*model: .* {size} tokens, .* {rows} rows; .*\({size}\)"):
+        Policy(lm, tokens)
+    lm.resize_token_embeddings(size)
+    save(tmp_path / "model", lm, tokenizer)
+    assert Policy(load_lm(name), tokens).speech_mask.shape == (size,)
 
 
 def test_all_ends_that_a_model_names_end_a_reply(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from marl.report import (
 from marl.stats import Interval, ablation_table
 from marl.transcripts import write_episodes
 from marl.types import Episode
+from marl.wording import pairs_of
 from tests.marl.episodes import aborted_game, deal_game, episode, failed_game, meeting_game, message
 
 BASE = [deal_game(0), *(failed_game(seed) for seed in range(1, 12))]
@@ -566,3 +567,14 @@ def test_published_figures_and_curves_stand_beside(tmp_path: Path) -> None:
     bare, full = ((tmp_path / name).read_text() for name in ("bare.svg", "full.svg"))
     assert "fill: #ffffff; stroke: #777777" in full and "fill: #ffffff; stroke: #777777" not in bare
     assert "training games" in full and full.count("FillBetweenPolyCollection") == 3  # a band for each arm
+
+
+def test_every_arm_is_compared_with_something() -> None:
+    assert set(pairs_of(["RL+L+S", "mine"], "among_us")) >= {("mine", "RL+L+S"), ("mine", "RL"), ("RL+L+S", "RL")}
+    assert ("mine", "baseline") in pairs_of(["baseline", "mine"], "among_us")  # neither of the usual two is there
+    assert pairs_of(["full", "game_only", "base_line"], "dond") == [
+        ("full", "game_only"), ("base_line", "game_only"),
+        ("full", "ppo"), ("game_only", "ppo"), ("base_line", "ppo"),
+        ("full", "filtered_bc"), ("game_only", "filtered_bc"), ("base_line", "filtered_bc"),
+    ]  # fmt: skip
+    assert pairs_of(["base_line", "mine", "other"], "dond")[-2:] == [("mine", "base_line"), ("other", "base_line")]

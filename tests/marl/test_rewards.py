@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -192,6 +193,46 @@ def test_rewards_are_filled_in_by_name_and_unweighted() -> None:
     assert [t.rewards["speaking"] for t in filled.turns] == pytest.approx([0.1, 0.6, 0.0])
     assert not paid.turns[0].rewards  # the episode that was given stays as it was
     assert [t.rewards for t in add_rewards([paid], {})[0].turns] == [{}] * 3
+
+
+@dataclass(frozen=True)
+class Returns:
+    """A reward of somebody's own, which returns this."""
+
+    returned: Any
+    weight: float = 1.0
+
+    def __call__(self, episode: Episode) -> Any:
+        return self.returned
+
+
+@pytest.mark.parametrize("amounts", [[1, 0.5, -2.0], (1, 0.5, -2), np.array([1, 0.5, -2], dtype=np.float32)], ids=repr)
+def test_a_reward_may_be_any_list_of_numbers(amounts: Any) -> None:
+    (filled,) = add_rewards([TALK], {"mine": Returns(amounts)})
+    assert [t.rewards for t in filled.turns] == [{"mine": 1.0}, {"mine": 0.5}, {"mine": -2.0}]
+
+
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [
+        ([1.0, 2.0], "[1.0, 2.0] of shape (2,)"),
+        (np.zeros((3, 1)), "array([[0.], ... [0.]]) of shape (3, 1)"),
+        (0.5, "0.5 of shape ()"),
+        (None, "None of shape ()"),
+        ([0.0, math.nan, 0.0], "[0.0, nan, 0.0] of shape (3,)"),
+        (np.array([0.0, math.inf, 0.0]), "array([ 0., inf, 0.]) of shape (3,)"),
+        ([[0.0], [], []], "[[0.0], [], []]"),
+        ({"a": 1.0}, "{'a': 1.0}"),
+        (["one", "two", "three"], "['one', 'two', 'three']"),
+    ],
+    ids=repr,
+)
+def test_what_is_no_number_for_each_turn_is_refused(returned: Any, told: str) -> None:
+    with pytest.raises(UserError) as error:
+        add_rewards([TALK], {"game": GameReward(), "mine": Returns(returned)})
+    assert str(error.value) == (
+        f"reward.mine: returned {told}; must be finite numbers of shape (3,), one for each turn of the episode"
+    )
 
 
 def test_bad_options_are_named() -> None:

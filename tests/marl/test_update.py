@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from marl.agents import ModelAgent
 from marl.batch import collate, seats_of
 from marl.cast import Seats
 from marl.errors import UserError
-from marl.losses import Loss
+from marl.losses import Loss, Outputs
 from marl.losses.entropy import EntropyLoss
 from marl.losses.imitation import ImitationLoss
 from marl.losses.kl import KLLoss
@@ -485,6 +485,71 @@ def test_minibatches_without_decisions_or_questions_are_harmless(without: str) -
         batch = replace(batch, kind=kind, decision=blank, body=blank, imitate=blank)
     after = trained(TERMS, batch, minibatches=24)
     assert all(bool(torch.isfinite(w).all()) for w in after.values()) and not identical(after, weights_of(policy))
+
+
+# -- terms of somebody's own -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Mine:
+    """What `of` makes of the batch and the outputs."""
+
+    of: Callable[[TokenBatch, Outputs], Any]
+    reads: str = "reply"
+    weight: float = 0.05
+
+    def __call__(self, batch: TokenBatch, outputs: Outputs) -> Any:
+        return self.of(batch, outputs)
+
+
+def test_a_term_may_work_with_any_of_the_outputs() -> None:
+    """All have their shapes, and only zeros in them, when its places are counted."""
+    shapes: list[dict[str, tuple[int, ...]]] = []
+
+    def divergence(batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
+        shapes.append({name: tuple(part.shape) for name, part in vars(outputs).items()})
+        return torch.where(batch.reply, outputs.divergence, 0.0), batch.reply
+
+    def planned(batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
+        return -(batch.plan * outputs.planned.masked_fill(batch.plan_ids < 0, 0.0)).sum(-1), batch.planned
+
+    ours = {"exact": Mine(divergence, "divergence"), "plan": Mine(planned, "planned")}
+    theirs = {"exact": TERMS["exact"], "plan": PlanLoss(weight=0.05, form="cross_entropy")}
+    assert identical(trained(ours), trained(theirs))
+    _, batch = _played()
+    assert shapes and count_tokens(batch, ours) == count_tokens(batch, theirs)
+    whole = (24, batch.shape[1])
+    assert shapes[-1] == {
+        **dict.fromkeys(("logprobs", "entropy", "values", "observed", "divergence"), whole),
+        "beliefs": tuple(batch.candidates.shape), "planned": tuple(batch.plan.shape),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("of", "told"),
+    [
+        (lambda b, o: o.logprobs.mean(), r"Tensor \(\) of torch\.float32"),
+        (lambda b, o: 0.5, "float"),
+        (lambda b, o: None, "NoneType"),
+        (lambda b, o: (o.logprobs,), r"Tensor \(12, \d+\) of torch\.float32"),
+        (lambda b, o: (o.logprobs, None), r"Tensor \(12, \d+\) of torch\.float32 and NoneType"),
+        (
+            lambda b, o: (o.logprobs, b.reply.float()),
+            r"Tensor \(12, \d+\) of torch\.float32 and Tensor \(12, \d+\) of torch\.float32",
+        ),
+        (
+            lambda b, o: (o.logprobs[:, 1:], b.reply),
+            r"Tensor \(12, \d+\) of torch\.float32 and Tensor \(12, \d+\) of torch\.bool",
+        ),
+        (lambda b, o: (), "nothing"),
+    ],
+)
+def test_a_term_that_returns_no_values_with_their_mask_is_refused(
+    of: Callable[[TokenBatch, Outputs], Any], told: str
+) -> None:
+    said = rf"^loss\.mine: Mine returned {told}; must be values and a bool mask of the same shape, here \(12, \d+\) "
+    with pytest.raises(UserError, match=said):
+        trained({"policy": TERMS["policy"], "mine": Mine(of)})
 
 
 # -- the reference -----------------------------------------------------------------------------------------------------
