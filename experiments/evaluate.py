@@ -379,6 +379,8 @@ def main(cfg: DictConfig) -> None:
         if not isinstance(cfg[name], int) or cfg[name] < 1:
             raise UserError(f"{name}={cfg[name]}: must be a whole number, at least 1")
     check_temperature(cfg.temperature, "temperature")
+    if cfg.sampling is not None and (type(cfg.sampling) is not int or cfg.sampling < 0):
+        raise UserError(f"sampling={cfg.sampling}: must be a whole number, at least 0, or null")
     cfg = as_in_runs(cfg, names)
     partners = [str(seats.partner) for seats in cast_of(plain(cfg)["cast"]).values() if seats.partners]
     parts = build(cfg, [*names, *partners, *map(str, cfg.voices)])
@@ -415,6 +417,7 @@ def main(cfg: DictConfig) -> None:
     seated = role_against_role(agents[0], agents[1], parts.cast, partner) if many_roles else turn_about(*agents)
     bar = Bar(enabled=cfg.progress)
     drawn = each_context(parts.env, cfg.seed) if cfg.each_context else draw_games(cfg.seed, EVALUATION, count=cfg.games)
+    drawn = [replace(game, sampling=cfg.sampling) for game in drawn]
     bar.stage(" v ".join(names), len(drawn))
     episodes = rollout(drawn, seated, make_env, cfg.concurrency, bar.advance)
     bar.close()
@@ -432,6 +435,7 @@ def main(cfg: DictConfig) -> None:
             "objective": objective,
             "games": len(drawn),
             "seed": cfg.seed,
+            "sampling": cfg.sampling,
             "players": names,
             **({"chat": chat_figures(parts.chat, drawn)} if parts.chat else {}),
         }

@@ -5,7 +5,8 @@ also writes the table, the per-seed and per-iteration data, the differences betw
 there, and `data=experiments/NAME` draws the figure again from these files, without any run. Intervals: over training
 seeds where an arm has several (Student's t), else over the run's evaluation games. `ratios.csv` says of Among Us how
 many times as often one arm wins as another. `iqm.csv`, `profiles.csv` and `bootstrap.csv` have interquartile means,
-performance profiles and intervals by the bootstrap over seeds and games, of the arms with several seeds. `forms.csv`
+performance profiles and intervals by the bootstrap over seeds and games, of the arms with several seeds; the latter
+also of differences, which are those of the same game under the same seed. `forms.csv`
 has how each run's players put their messages most often. `equal_compute.csv` compares arms where they have cost as many
 token passes (marl/compute.py), by the evaluations on the way; `compute/training_games` says where that is.
 """
@@ -110,7 +111,7 @@ def main(cfg: DictConfig) -> None:
     if cfg.data:
         return redraw(Path(cfg.data), Path(cfg.publish or cfg.data))
     runs = [read_run(folder) for folder in selected(Path(cfg.runs), cfg.select, cfg.where)]
-    if not cfg.publish:
+    if not cfg.publish or len({run.arm for run in runs}) == 1:  # published arms keep the names that they have
         runs = told_apart(runs)
     say(counted(runs))
     out = Path(cfg.out)
@@ -280,12 +281,12 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -
     rows = ablation_table(arms, names)
     write_table(folder / f"table{suffix}.csv", rows)
     write_per_seed(folder / f"per_seed{suffix}.csv", arms, TABLE[game])
-    write_over_seeds(folder, suffix, arms, names, [name for name in FIGURE[game] if name in names])
+    pairs = pairs_of((arm_label(run, runs) for run in runs), game)
+    write_over_seeds(folder, suffix, arms, names, [name for name in FIGURE[game] if name in names], pairs)
     write_curves(folder / f"curves{suffix}.csv", runs)
     write_beliefs(folder / f"belief_by_message{suffix}.csv", runs)
     write_mean_beliefs(folder / f"belief_by_message_mean{suffix}.csv", runs)
     write_forms(folder / f"forms{suffix}.csv", runs)
-    pairs = pairs_of((arm_label(run, runs) for run in runs), game)
     differences = arm_differences(arms, pairs, names)
     if differences:
         write_table(folder / f"differences{suffix}.csv", differences)
@@ -399,10 +400,15 @@ def write_per_seed(path: Path, arms: Sequence[ArmRun], names: Sequence[str]) -> 
 
 
 def write_over_seeds(
-    folder: Path, suffix: str, arms: Sequence[ArmRun], names: Sequence[str], profiled: Sequence[str]
+    folder: Path,
+    suffix: str,
+    arms: Sequence[ArmRun],
+    names: Sequence[str],
+    profiled: Sequence[str],
+    pairs: Sequence[tuple[str, str]],
 ) -> None:
     """`iqm.csv` of the metrics `names`, `profiles.csv` of those `profiled` and `bootstrap.csv` of those known by game,
-    where any arm has several seeds."""
+    with the differences of the pairs, where any arm has several seeds."""
     rows = iqm_table(arms, names)
     if rows:
         lines = [(r.arm, r.metric, r.mean, r.low, r.high, r.seeds, r.games) for r in rows]
@@ -413,7 +419,7 @@ def write_over_seeds(
         ]
         header = ("arm", "metric", "threshold", "share", "low", "high", "seeds")
         write_csv(folder / f"profiles{suffix}.csv", header, shares)
-    resampled = bootstrap_table(arms)
+    resampled = bootstrap_table(arms, pairs)
     if resampled:
         write_table(folder / f"bootstrap{suffix}.csv", resampled)
 

@@ -63,6 +63,7 @@ from marl.config import (
     CheckpointConfig,
     EvalConfig,
     Parts,
+    SeedsConfig,
     build,
     cast_names,
     check_read,
@@ -90,7 +91,7 @@ from marl.longer import BEGUN_AS, Longer, Unfit, shorter_run, take_up
 from marl.memory import Slots, check_memory, learning_bytes
 from marl.monitor import episode_metrics
 from marl.planner import SLOTS
-from marl.policy import Policy, check_context
+from marl.policy import Policy, check_context, load_tokenizer
 from marl.ppo import train_ppo
 from marl.pretrain import base_folder, base_policy, base_settings, data_files
 from marl.ranks import ONE, Ranks, torchrun_ranks
@@ -98,7 +99,7 @@ from marl.renaming import renaming
 from marl.report import build_report, read_evaluation
 from marl.rewards import Reward, add_rewards
 from marl.rl_pikl import RLPiklConfig, train_rl_pikl
-from marl.rollout import EVALUATION, WARM_START, draw_games, rollout
+from marl.rollout import EVALUATION, WARM_START, Seeds, draw_games, rollout
 from marl.runs import (
     CARD,
     REFERENCE,
@@ -170,6 +171,8 @@ def main(cfg: DictConfig) -> Path:
     set_threads(cfg.threads)
     folder = run_folder(cfg)
     caches = memory_of(cfg, parts, make_env, make_test_env, device)
+    if parts.model.kind == "hf":
+        load_tokenizer(parts.model.name)  # refused before there is a folder
     work = Work(cfg, parts, folder, make_env, make_test_env, device)
     with torchrun_ranks(device) as ranks, leaving_the_device(device):
         if ranks.first:
@@ -532,13 +535,23 @@ def check_starts(cfg: DictConfig, learners: Sequence[str]) -> None:
             check_game(start_of(cfg, name), cfg.env.game)
 
 
-def seed_of(cfg: DictConfig) -> int:
-    """Of the training games and of all that is drawn in them: a run that starts where another one ended plays others
-    than that did, and than whatever that had started from."""
-    if links := warm_starts(cfg):
+def seeds_of(cfg: DictConfig) -> Seeds:
+    """Of training's games, of what is drawn in them and of the order of rows: a run that starts where another one ended
+    has others than that had, and than whatever that had started from."""
+    own, links = make(SeedsConfig, plain(cfg).get("seeds", {}), "seeds"), warm_starts(cfg)
+
+    def chained(seed: int) -> int:
+        if not links:
+            return seed
         chain = [] if links == 1 else [links]
-        return int(np.random.SeedSequence([cfg.seed, WARM_START, *chain]).generate_state(1)[0])
-    return int(cfg.seed)
+        return int(np.random.SeedSequence([seed, WARM_START, *chain]).generate_state(1)[0])
+
+    common = chained(int(cfg.seed))
+    return Seeds(
+        games=common if own.games is None else chained(own.games),
+        sampling=None if own.sampling is None else chained(own.sampling),
+        shuffling=common if own.shuffling is None else chained(own.shuffling),
+    )
 
 
 def warm_starts(cfg: DictConfig) -> int:
@@ -631,7 +644,7 @@ def learn(
             rename = None  # their order is kept, so there is one way to name them
             say("all names play in each game, so listening learns from rows as they are: there are no others")
     common: dict[str, Any] = {
-        "cast": parts.cast, "frozen": frozen, "seed": seed_of(cfg), "start": start, "after": after, "progress": bar,
+        "cast": parts.cast, "frozen": frozen, "seeds": seeds_of(cfg), "start": start, "after": after, "progress": bar,
         "rename": rename, "ranks": ranks,
     }  # fmt: skip
     if isinstance(config, FilteredBCConfig):

@@ -39,6 +39,20 @@ OF_CHAT = ("model", "temperature", "max_tokens", "extra")  # what of a chat's se
 
 
 @dataclass(frozen=True)
+class SeedsConfig:
+    """Seeds of parts of training where they are not to follow from `seed`."""
+
+    games: int | None = None
+    sampling: int | None = None
+    shuffling: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, n in vars(self).items():
+            if n is not None and n < 0:
+                raise UserError(f"seeds.{name}={n}: must be a whole number, at least 0, or null")
+
+
+@dataclass(frozen=True)
 class EvalConfig:
     """Evaluation games. `every` iterations (0: only at the end) `games` are played, at the end `final_games`. `env`:
     game settings that differ from training; `cast`: who plays, where that differs."""
@@ -141,6 +155,7 @@ def build(cfg: DictConfig, players: Sequence[str] = (), stops: bool = False) -> 
     seed = settings.get("seed")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise UserError(f"seed={seed}: must be a whole number, at least 0")
+    make(SeedsConfig, settings.get("seeds", {}), "seeds")
     for name in {"shard", "deterministic"} & settings.keys():
         if not isinstance(settings[name], bool):
             raise UserError(f"{name}={settings[name]}: must be true or false")
@@ -353,8 +368,8 @@ def cast_names(settings: Mapping[str, Any]) -> list[str]:
 
 def identity(cfg: DictConfig) -> dict[str, Any]:
     """The settings that make a run what it is, resolved. A term that is null is as good as not there, and so are a
-    GPU's number, how much is computed at a time, what is for speed or memory where it is off, and, where nobody plays
-    through one, an endpoint's settings."""
+    GPU's number, how much is computed at a time, what is for speed or memory where it is off, seeds that follow from
+    `seed`, and, where nobody plays through one, an endpoint's settings."""
     settings = {name: value for name, value in plain(cfg).items() if name not in ELSEWHERE}
     settings["device"] = str(settings["device"]).partition(":")[0]
     for part in ("reward", "loss"):
@@ -368,6 +383,9 @@ def identity(cfg: DictConfig) -> dict[str, Any]:
     for part, name, off in faster:
         if part[name] == off:
             del part[name]
+    own_seeds = {part: n for part, n in (settings.pop("seeds", None) or {}).items() if n is not None}
+    if own_seeds:
+        settings["seeds"] = own_seeds
     chat = settings.pop("chat", None)
     if chat is not None and CHAT in cast_names(settings):
         settings["chat"] = {name: chat[name] for name in OF_CHAT}

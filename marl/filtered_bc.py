@@ -24,7 +24,7 @@ from marl.monitor import Progress, episode_metrics, speed_metrics
 from marl.ranks import ONE, Ranks
 from marl.renaming import Renaming
 from marl.rewards import Reward, add_rewards
-from marl.rollout import GAMES, RENAME, draw_games, rollout, shuffle_seed
+from marl.rollout import RENAME, Seeds, rollout, shuffle_seed
 from marl.speech import INSIDERS
 from marl.types import Episode, Kind, Stream
 from marl.update import Learner, UpdateConfig, update
@@ -133,7 +133,7 @@ def train_filtered_bc(
     *,
     cast: Mapping[str, Seats],
     frozen: Mapping[str, Agent],
-    seed: int,
+    seeds: Seeds,
     start: int,
     after: Callable[[int, dict[str, float], Sequence[Episode]], None],
     progress: Progress,
@@ -151,7 +151,7 @@ def train_filtered_bc(
     scored = replace(config.update, temperature=config.temperature)  # what was sampled is what is scored
     for iteration in range(start, config.iterations):
         began = time.perf_counter()
-        games = ranks.share(draw_games(seed, GAMES, iteration, count=config.games))
+        games = ranks.share(seeds.draw(iteration, config.games))
         progress.stage(f"round {iteration + 1}/{config.iterations}: games", len(games))
         episodes = ranks.collect(rollout(games, seated, make_env, config.concurrency, progress.advance))
         played = time.perf_counter()
@@ -165,9 +165,9 @@ def train_filtered_bc(
         if kept:
             progress.stage(f"round {iteration + 1}/{config.iterations}: imitation", config.update.epochs * len(kept))
             batch = collate(kept, {}, silent_roles=INSIDERS)
-            generator = torch.Generator().manual_seed(shuffle_seed(seed, iteration))
+            generator = torch.Generator().manual_seed(shuffle_seed(seeds.shuffling, iteration))
             if rename is not None:
-                rename.generator.manual_seed(shuffle_seed(seed, iteration, RENAME))
+                rename.generator.manual_seed(shuffle_seed(seeds.shuffling, iteration, RENAME))
             with learner.training() as policy:
                 metrics |= update(
                     policy, learner.reference, batch, losses, learner.optimizer, scored, generator,

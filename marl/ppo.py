@@ -25,7 +25,7 @@ from marl.planner import PlannerConfig, planning_agent
 from marl.ranks import ONE, Ranks
 from marl.renaming import Renaming
 from marl.rewards import Reward, add_rewards
-from marl.rollout import GAMES, RENAME, draw_games, rollout, shuffle_seed
+from marl.rollout import RENAME, Seeds, rollout, shuffle_seed
 from marl.speech import INSIDERS
 from marl.types import Episode, Kind
 from marl.update import Learner, UpdateConfig, update
@@ -66,7 +66,7 @@ def train_ppo(
     game: str,
     cast: Mapping[str, Seats],
     frozen: Mapping[str, Agent],
-    seed: int,
+    seeds: Seeds,
     start: int,
     after: Callable[[int, dict[str, float], Sequence[Episode]], None],
     progress: Progress,
@@ -98,7 +98,7 @@ def train_ppo(
     for iteration in range(start, config.iterations):
         stage = f"iteration {iteration + 1}/{config.iterations}"
         began = time.perf_counter()
-        games = ranks.share(draw_games(seed, GAMES, iteration, count=config.games))
+        games = ranks.share(seeds.draw(iteration, config.games))
         progress.stage(f"{stage}: games", len(games))
         episodes = ranks.collect(rollout(games, seated, make_env, config.concurrency, progress.advance))
         played = time.perf_counter()
@@ -125,9 +125,9 @@ def train_ppo(
             batch = add_advantages(batch, config.credit, weights.get("speaking", 0.0))
             learned += int((batch.kind != Kind.PAD).sum())
             progress.stage(f"{stage}: update of {learner.name}", config.update.epochs * len(seats))
-            generator = torch.Generator().manual_seed(shuffle_seed(seed, iteration))
+            generator = torch.Generator().manual_seed(shuffle_seed(seeds.shuffling, iteration))
             if rename is not None:
-                rename.generator.manual_seed(shuffle_seed(seed, iteration, RENAME))
+                rename.generator.manual_seed(shuffle_seed(seeds.shuffling, iteration, RENAME))
             with learner.training() as policy:
                 found = update(
                     policy, learner.reference, batch, losses, learner.optimizer, scored, generator, progress.advance,

@@ -31,7 +31,7 @@ from marl.planner import PlannerConfig, planning_agent
 from marl.ranks import ONE, Ranks
 from marl.renaming import Renaming
 from marl.rewards import Reward, add_rewards
-from marl.rollout import GAMES, RENAME, draw_games, rollout, shuffle_seed
+from marl.rollout import RENAME, Seeds, rollout, shuffle_seed
 from marl.speech import INSIDERS
 from marl.types import Episode, Kind, Payment, TokenBatch
 from marl.update import Learner, UpdateConfig, update
@@ -115,7 +115,7 @@ def train_rl_pikl(
     game: str,
     cast: Mapping[str, Seats],
     frozen: Mapping[str, Agent],
-    seed: int,
+    seeds: Seeds,
     start: int,
     after: Callable[[int, dict[str, float], Sequence[Episode]], None],
     progress: Progress,
@@ -141,7 +141,7 @@ def train_rl_pikl(
     for iteration in range(start, config.iterations):
         stage = f"iteration {iteration + 1}/{config.iterations}"
         began = time.perf_counter()
-        games = ranks.share(draw_games(seed, GAMES, iteration, count=config.games))
+        games = ranks.share(seeds.draw(iteration, config.games))
         progress.stage(f"{stage}: games", len(games))
         episodes = ranks.collect(rollout(games, seated, make_env, config.concurrency, progress.advance))
         played = time.perf_counter()
@@ -168,9 +168,9 @@ def train_rl_pikl(
             left = 1 - iteration / config.iterations if config.anneal_lr else 1.0
             group["lr"] = config.update.learning_rate * left
         progress.stage(f"{stage}: update", config.update.epochs * len(seats))
-        generator = torch.Generator().manual_seed(shuffle_seed(seed, iteration))
+        generator = torch.Generator().manual_seed(shuffle_seed(seeds.shuffling, iteration))
         if rename is not None:
-            rename.generator.manual_seed(shuffle_seed(seed, iteration, RENAME))
+            rename.generator.manual_seed(shuffle_seed(seeds.shuffling, iteration, RENAME))
         with learner.training() as policy:
             metrics = update(
                 policy, learner.reference, batch, losses, learner.optimizer, scored, generator,

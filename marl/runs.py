@@ -212,7 +212,8 @@ def unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
         {key: re.sub(r"-s\d+-[0-9a-f]{8}", "", value) if isinstance(value, str) else value for key, value in of.items()}
         for of in (flat(one), flat(other))
     )
-    same = ("seed", "base.seed", "name", "device", "algo.concurrency", "algo.update.token_budget")
+    seeds = ("seed", "base.seed", "seeds.games", "seeds.sampling", "seeds.shuffling")
+    same = (*seeds, "name", "device", "algo.concurrency", "algo.update.token_budget")
     differ = [key for key, value in first.items() if key in second and second[key] != value and key not in same]
     return [key for key in differ if key.partition(".")[0] not in ELSEWHERE]
 

@@ -313,10 +313,13 @@ def iqm_table(runs: Sequence[ArmRun], metrics: Sequence[str]) -> list[TableRow]:
     return rows
 
 
-def bootstrap_table(runs: Sequence[ArmRun]) -> list[TableRow]:
-    """`seeds_and_games` of each arm that has several seeds, for the metrics that are known by game.
+def bootstrap_table(runs: Sequence[ArmRun], pairs: Iterable[tuple[str, str]] = ()) -> list[TableRow]:
+    """`seeds_and_games` of each arm that has several seeds, and of the first minus the second arm of each pair, for the
+    metrics that are known by game.
 
-    The resampling is the same one every time.
+    Differences are those of one game, met by both runs of one training seed, as in `arm_differences`, whose interval
+    has the spread between seeds alone: this one says what other games would have shown, too. The resampling is the same
+    one every time.
     """
     rows: list[TableRow] = []
     for arm, mine in _several_seeds(runs).items():
@@ -325,6 +328,14 @@ def bootstrap_table(runs: Sequence[ArmRun]) -> list[TableRow]:
             if len(found) == len(mine):
                 both = seeds_and_games(found, rng=np.random.default_rng(0))
                 rows.append(TableRow(arm, metric, both.mean, both.low, both.high, len(found), sum(map(len, found))))
+    for arm, reference, mine_by_seed, theirs in arm_pairs(runs, pairs):
+        seeds = sorted(mine_by_seed.keys() & theirs.keys())
+        for metric in mine_by_seed[seeds[0]].by_game if len(seeds) > 1 else ():
+            a, b = ([of[seed].by_game.get(metric, ()) for seed in seeds] for of in (mine_by_seed, theirs))
+            if len({len(games) for games in (*a, *b)}) == 1 and len(a[0]):
+                both = seeds_and_games(np.asarray(a) - np.asarray(b), rng=np.random.default_rng(0))
+                games, name = 2 * sum(map(len, a)), f"{arm} - {reference}"
+                rows.append(TableRow(name, metric, both.mean, both.low, both.high, len(seeds), games))
     return rows
 
 

@@ -146,11 +146,14 @@ WORDING = {
 
 
 def bounds(metric: str) -> tuple[float, float]:
-    """Between what a mean of this metric lies: of a share 0 and 1, of refused replies and what is counted in talk or
-    training 0 and above."""
+    """Between what a mean of this metric lies: of a share 0 and 1, of a Brier score 0 and 2, of log-losses, of refused
+    replies and of what is counted 0 and above."""
     if metric.startswith("game/how/") or (metric in WORDING and WORDING[metric].percent):
         return 0.0, 1.0
-    return (0.0 if metric.startswith(("errors/", "talk/", "trained", "passes")) else -math.inf), math.inf
+    if metric.endswith("brier"):
+        return 0.0, 2.0
+    counted = metric.startswith(("errors/", "talk/", "trained", "passes", "game/meetings", "game/reports"))
+    return (0.0 if counted or metric.endswith("log_loss") else -math.inf), math.inf
 
 
 # The first table's rows by game, in this order; the others follow in the full one.

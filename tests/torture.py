@@ -26,9 +26,14 @@ from pathlib import Path
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
 
+from envs.dond_v0 import COMPACT_TOKENS
 from experiments import train
 from marl.config import run_folder
+from marl.games import env_maker
+from marl.pretrain import scripted_texts
+from marl.tokens import train_tokenizer
 from marl.tracking import METRICS_FILE, read_metrics
+from tests.marl.models import random_lm, save
 
 SMALL = (
     "progress=false", "threads=1", "device=cpu", "model.hidden_size=64", "model.layers=2",
@@ -50,6 +55,9 @@ KINDS = {
     "filtered_bc_among_us": (*AMONG_US, "algo=filtered_bc", "algo.keep=all"),  # eight games, of which it may win none
     "pikl": (*TALKING, "algo=pikl", "algo.planner.iterations=5"),
     "pikl_among_us": (*AMONG_US, "algo=pikl", "algo.planner.iterations=5"),  # votes are planned, not claims
+    # Several tokens between two looks at a seat, in numbers whose sums depend on their order
+    "ppo_bf16": (*TALKING, "algo=ppo", "algo.play_bf16=true", "algo.decode_steps=4", "algo.update.bf16=true"),
+    "ppo_recurrent": (*TALKING, "algo=ppo", "model=hf", "base=scripted", "env.style=compact", "model.context=400"),
 }
 # What a run of each learner must have had in every iteration, lest its end be that of a run that learned nothing.
 LEARNED = {
@@ -62,9 +70,23 @@ OF_THE_CLOCK = ("wall_time", "speed", "tokens_per_second")  # of run cards and c
 
 
 def configure(kind: str, folder: Path, *overrides: str) -> DictConfig:
+    """A run of this kind in `folder`; a model that it brings is saved beside it, and is the same for all runs there."""
+    own, small = [*KINDS[kind]], SMALL
+    if "model=hf" in own:
+        own.append(f"model.name={recurrent_model(folder.parent / 'model')}")
+        small = tuple(setting for setting in SMALL if not setting.startswith("model."))
     with initialize_config_module("conf", version_base="1.3"):
         places = [f"runs={folder / 'runs'}", f"cache={folder / 'bases'}"]
-        return compose("train", overrides=[*SMALL, *KINDS[kind], *places, *overrides])
+        return compose("train", overrides=[*small, *own, *places, *overrides])
+
+
+def recurrent_model(folder: Path) -> Path:
+    """An untrained Mamba 2 with a tokenizer of the game's words."""
+    if not folder.exists():
+        texts = scripted_texts("dond", [env_maker({"game": "dond", "style": "compact"})], 0, games=50)
+        tokenizer = train_tokenizer(texts, COMPACT_TOKENS, 512)
+        save(folder, random_lm("mamba2", len(tokenizer)), tokenizer)
+    return folder
 
 
 def start(cfg: DictConfig, log: Path) -> int:
@@ -153,7 +175,7 @@ def torture(kind: str, folder: Path, kills: int, seed: int, *overrides: str) -> 
     begun = time.time()
     finish(whole, folder / "whole" / "train.log")
     ended = time.time()
-    if idle := [name for name in LEARNED[kind.partition("_among")[0].partition("_two")[0]] if not always(whole, name)]:
+    if idle := [name for name in LEARNED[learner_of(kind)] if not always(whole, name)]:
         raise RuntimeError(f"{kind}: the run that was left alone had no {' and no '.join(idle)}")
     based = max(path.stat().st_mtime for path in (folder / "whole" / "bases").glob("*/model.safetensors"))
     seconds = {False: ended - begun, True: ended - based}  # of a run without a base at hand, and of one with it
@@ -182,6 +204,10 @@ def torture(kind: str, folder: Path, kills: int, seed: int, *overrides: str) -> 
         yield Outcome(tuple(killed), different)
         if not different:
             shutil.rmtree(here)
+
+
+def learner_of(kind: str) -> str:
+    return next(learner for learner in LEARNED if kind.startswith(learner))
 
 
 def always(cfg: DictConfig, metric: str) -> bool:

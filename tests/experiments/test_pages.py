@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from experiments import cli
+from marl.stats import read_table
+from marl.wording import bounds
 
 ROOT = Path(__file__).parents[2]
 FIRST = [ROOT / "README.md", ROOT / "experiments/README.md"]
@@ -102,3 +104,16 @@ def headings(page: Path) -> set[str]:
     page = page / "README.md" if page.is_dir() else page
     titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_published_intervals_hold_what_the_metric_can_be() -> None:
+    """No share below 0 or above 1, no log-loss or count below 0; each mean within its interval."""
+    tables = sorted((ROOT / "experiments").rglob("table*.csv"))
+    rows = [(path, row) for path in tables for row in read_table(path)]
+    assert len(rows) > 1000
+    wrong = [
+        (path.parent.name, path.name, row.arm, row.metric)
+        for path, row in rows
+        if row.low < bounds(row.metric)[0] or row.high > bounds(row.metric)[1] or not row.low <= row.mean <= row.high
+    ]
+    assert wrong == []

@@ -160,6 +160,11 @@ def test_statistics_over_seeds_have_files_of_their_own(published: Path) -> None:
     assert list(profiles[0]) == ["arm", "metric", "threshold", "share", "low", "high", "seeds"]
     assert all(0 <= float(row["low"]) <= float(row["share"]) <= float(row["high"]) <= 1 for row in profiles)
     resampled = by_name(read_table(published / "bootstrap.csv"))
+    difference = resampled.pop(("RL+L+S - RL", "game/win_rate/crewmates"))
+    wins = {arm: table[arm, "game/win_rate/crewmates"].mean for arm in ("RL", "RL+L+S")}
+    assert difference.mean == pytest.approx(wins["RL+L+S"] - wins["RL"], abs=1e-4)
+    assert difference.low <= difference.mean <= difference.high
+    assert (difference.seeds, difference.games) == (2, 32)
     assert set(resampled) == {(arm, "game/win_rate/crewmates") for arm in ("RL", "RL+L+S")}
     for key, row in resampled.items():
         assert row.mean == pytest.approx(table[key].mean, abs=1e-4) and row.low <= row.mean <= row.high
@@ -301,6 +306,31 @@ def test_a_sweep_ends_with_one_table_of_its_runs(root: Path, capsys: pytest.Capt
     report.main(configure(f"runs={root}", "select=tiny-*-s?-????????", f"out={root / 'page.html'}", command="report"))
     assert table == [line for line in capsys.readouterr().out.splitlines() if line][1:-1]
     assert table[0].split() == ["base", "RL", "RL+L+S"] and table[2].startswith("game/win_rate/crewmates ")
+
+
+def test_arms_without_a_name_are_published_under_their_settings(root: Path, tmp_path: Path) -> None:
+    """A sweep over a setting, as `-m seed=0,1 algo.gamma=1,0.9`."""
+    for folder in root.glob("tiny-full-s?-????????"):
+        for gamma in ("1.0", "0.9"):
+            copy = tmp_path / "runs" / folder.name.replace("full", f"gamma_{gamma}")
+            shutil.copytree(folder, copy)
+            config = OmegaConf.load(copy / "config.yaml")
+            config.algo.gamma = float(gamma)
+            OmegaConf.save(config, copy / "config.yaml")
+    out = tmp_path / "published"
+    where = [f"runs={tmp_path / 'runs'}", f"out={out}.html", f"publish={out}"]
+    report.main(configure("select=*", *where, command="report"))
+    rows = read_table(out / "table.csv")
+    found = by_name(rows)
+    assert {row.arm for row in rows} == {"base", "RL+L+S algo.gamma=0.9", "RL+L+S algo.gamma=1"}
+    assert found["RL+L+S algo.gamma=0.9", "game/win_rate/crewmates"].seeds == 2
+    (difference,) = {row.arm for row in read_table(out / "differences.csv")}
+    assert sorted(difference.split(" - ")) == ["RL+L+S algo.gamma=0.9", "RL+L+S algo.gamma=1"]
+    # Beside another arm nothing is renamed, and a repeated arm is refused.
+    for folder in root.glob("tiny-game_only-s?-????????"):
+        shutil.copytree(folder, tmp_path / "runs" / folder.name)
+    with pytest.raises(UserError, match="repeats arm 'RL\\+L\\+S', seed 0"):
+        report.main(configure("select=*", *where, command="report"))
 
 
 def test_arms_without_a_name_are_told_apart_by_their_settings(root: Path) -> None:

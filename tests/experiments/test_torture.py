@@ -7,11 +7,11 @@ import pytest
 from tests.composing import BRIEF
 from tests.torture import KINDS, torture
 
-SLOW = ("ppo", "filtered_bc", "ppo_two_learners", "filtered_bc_among_us", "pikl", "pikl_among_us")
+QUICK = ("ppo_among_us",)  # every other kind is slow
 SHORT = ("algo.iterations=3", "eval.games=2", "eval.final_games=4")  # most of these runs are games of evaluation
 
 
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.slow) if k in SLOW else k for k in KINDS])
+@pytest.mark.parametrize("kind", [k if k in QUICK else pytest.param(k, marks=pytest.mark.slow) for k in KINDS])
 def test_killed_runs_end_as_if_they_had_not_been(kind: str, tmp_path: Path) -> None:
     brief = BRIEF if "env=among_us" in KINDS[kind] else ()
     outcomes = list(torture(kind, tmp_path / kind, 2, 1, *SHORT, *brief))

@@ -23,7 +23,9 @@ from marl.engine import size_of
 from marl.errors import UserError
 from marl.games import env_maker
 from marl.report import read_run
+from marl.rollout import Seeds
 from marl.runs import REFERENCE, claim, nearest_run
+from marl.transcripts import read_episodes
 from tests.marl.models import CHATML, hf_tokenizer, random_lm, save, tiny_policy
 from tests.torture import LEARNED, TALKING, always
 
@@ -234,7 +236,16 @@ def test_evaluating_a_run_against_scripts(
     )  # 4 of it copies
     conditions = json.loads((tmp_path / "evaluation.json").read_text())["conditions"]
     assert len(conditions) == 3
-    evaluate.main(configure("players=[random]", *common, command="evaluate"))
+    told: list[tuple[list[int], list[list[str]]]] = []
+    for sampling in ("null", "1", "1"):
+        evaluate.main(configure("players=[random]", f"sampling={sampling}", *common, command="evaluate"))
+        games = read_episodes(tmp_path / "episodes.jsonl")
+        told.append(([game["seed"] for game in games], [[turn["text"] for turn in game["turns"]] for game in games]))
+    own, other, again = told
+    assert other[0] == own[0] and other[1] != own[1] and again == other
+    assert json.loads((tmp_path / "evaluation.json").read_text())["about"]["sampling"] == 1
+    with pytest.raises(UserError, match="sampling=-1: must be a whole number, at least 0, or null"):
+        evaluate.main(configure("players=[random]", "sampling=-1", *common, command="evaluate"))
     with pytest.raises(UserError, match="neither a run's folder nor base"):
         evaluate.main(configure("players=[nobody]", *common, command="evaluate"))
 
@@ -696,8 +707,26 @@ def test_any_causal_model_goes_through_the_same_loop(architecture: str, tmp_path
 
 def test_a_run_that_starts_from_another_plays_other_games() -> None:
     first, then = configure("seed=3"), configure("seed=3", "init.learner=first-full-s3-*")
-    assert train.seed_of(first) == 3 != train.seed_of(then) == train.seed_of(configure("seed=3", "init.rival=other"))
-    assert train.seed_of(then) != train.seed_of(configure("seed=4", "init.learner=first-full-s3-*"))
+    assert train.seeds_of(first) == Seeds(games=3, sampling=None, shuffling=3)
+    assert train.seeds_of(then) == train.seeds_of(configure("seed=3", "init.rival=other"))
+    assert train.seeds_of(then).games not in (3, train.seeds_of(then).sampling)
+    assert train.seeds_of(then).shuffling not in (3, None)
+    assert train.seeds_of(then) != train.seeds_of(configure("seed=4", "init.learner=first-full-s3-*"))
+
+
+def test_parts_of_training_have_seeds_of_their_own() -> None:
+    assert train.seeds_of(configure("seed=3", "seeds.sampling=0")) == Seeds(games=3, sampling=0, shuffling=3)
+    assert train.seeds_of(configure("seed=3", "seeds.games=5", "seeds.shuffling=6")) == Seeds(5, None, 6)
+    again = train.seeds_of(configure("seed=3", "seeds.sampling=0", "init.learner=first-full-s3-*"))
+    assert again.sampling not in (0, None) and again.games == train.seeds_of(
+        configure("seed=3", "init.learner=first-full-s3-*")
+    ).games  # fmt: skip
+    # Null is as good as not there, so that runs of before keep their folders.
+    assert "seeds" not in identity(configure("seed=3"))
+    assert identity(configure("seeds.games=5"))["seeds"] == {"games": 5}
+    for setting in ("seeds.games=-1", "seeds.sampling=x", "seeds.shuffling=1.5", "+seeds.words=1"):
+        with pytest.raises(UserError, match=setting.strip("+").partition("=")[0]):
+            build(configure(setting))
 
 
 def test_games_of_the_base_are_those_that_a_run_would_have_played(cache: Path, tmp_path: Path) -> None:
@@ -729,12 +758,12 @@ def test_each_run_of_a_chain_plays_other_games(tmp_path: Path) -> None:
         )  # cards of earlier versions lack it
         (folder / "run.json").write_text(json.dumps({"run": name, "figures": {}, **links}))
         chain.append(configure("seed=3", f"runs={tmp_path}", *start))
-    seeds = [train.seed_of(cfg) for cfg in chain]
-    assert seeds[:2] == [3, train.seed_of(configure("seed=3", "init.learner=first-full-s3-*"))]
+    seeds = [train.seeds_of(cfg) for cfg in chain]
+    assert seeds[:2] == [Seeds.of(3), train.seeds_of(configure("seed=3", "init.learner=first-full-s3-*"))]
     assert [train.warm_starts(cfg) for cfg in chain] == [0, 1, 2, 3] and len(set(seeds)) == 4
     shutil.rmtree(tmp_path / "a")
     shutil.rmtree(tmp_path / "b")
-    assert train.seed_of(configure("seed=3", "runs=elsewhere", f"init.learner={tmp_path}/c")) == seeds[-1]
+    assert train.seeds_of(configure("seed=3", "runs=elsewhere", f"init.learner={tmp_path}/c")) == seeds[-1]
 
 
 def test_the_folder_of_a_job_is_that_of_the_run_it_starts_from(finished: Path) -> None:
@@ -748,6 +777,7 @@ def test_a_model_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     random_lm("llama", 64, context=2048).save_pretrained(tmp_path / "model")
     with pytest.raises(UserError, match="the folder has no tokenizer"):
         train.main(configure("model=hf", f"model.name={tmp_path / 'model'}", f"runs={tmp_path}", "progress=false"))
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_a_prompt_longer_than_the_context_is_refused(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from marl.ppo import PPOConfig, train_ppo
 from marl.rewards import Reward
 from marl.rewards.game import GameReward
 from marl.rewards.speaking import SpeakingReward
-from marl.rollout import GAMES, Game, draw_games, rollout
+from marl.rollout import GAMES, Game, Seeds, draw_games, rollout
 from marl.types import Belief, Episode, Stream
 from marl.update import Learner, UpdateConfig, make_optimizer
 from tests.marl.hint import Hint, hint_policy
@@ -201,7 +201,7 @@ def train(
 
     train_ppo(
         learners, Hint, REWARDS, LOSSES, config,
-        game="hint", cast=cast, frozen=opponents or {}, seed=0, start=0, after=after, progress=Progress(),
+        game="hint", cast=cast, frozen=opponents or {}, seeds=Seeds.of(0), start=0, after=after, progress=Progress(),
     )  # fmt: skip
     return states, metrics, played
 

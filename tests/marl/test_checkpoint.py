@@ -50,6 +50,7 @@ from marl.ppo import PPOConfig, train_ppo
 from marl.rewards import Reward
 from marl.rewards.game import GameReward
 from marl.rewards.speaking import SpeakingReward
+from marl.rollout import Seeds
 from marl.types import Episode
 from marl.update import Learner, UpdateConfig
 from tests.marl.hint import Hint, hint_policy
@@ -133,6 +134,7 @@ LOSSES: dict[str, Loss] = {
 UPDATE = UpdateConfig(learning_rate=1e-3, minibatches=2, epochs=2)
 After = Callable[[int, dict[str, float], Sequence[Episode]], None]
 CAST = {"speaker": Seats(), "listener": Seats()}
+SEEDS = Seeds.of(4)
 
 
 def adamw(policy: Policy) -> torch.optim.AdamW:
@@ -143,26 +145,48 @@ def by_name(policy: Policy) -> dict[str, tuple[Policy, torch.optim.Optimizer]]:
     return {"learner": (policy, adamw(policy))}
 
 
-def ppo(policy: Policy, optimizer: torch.optim.Optimizer, start: int, iterations: int, after: After) -> None:
+def ppo(
+    policy: Policy, optimizer: torch.optim.Optimizer, start: int, iterations: int, after: After,
+    seeds: Seeds = SEEDS,
+) -> None:  # fmt: skip
     rewards: dict[str, Reward] = {"game": GameReward(), "speaking": SpeakingReward()}
     config = PPOConfig(
         iterations=iterations, games=12, concurrency=8, max_new_tokens=2, context=32, credit=Credit(), update=UPDATE
     )
     train_ppo(
         [Learner("learner", policy, hint_policy(0), optimizer)], Hint, rewards, LOSSES, config,
-        game="hint", cast=CAST, frozen={}, seed=4, start=start, after=after, progress=Progress(),
+        game="hint", cast=CAST, frozen={}, seeds=seeds, start=start, after=after, progress=Progress(),
     )  # fmt: skip
 
 
-def cloning(policy: Policy, optimizer: torch.optim.Optimizer, start: int, iterations: int, after: After) -> None:
+def cloning(
+    policy: Policy, optimizer: torch.optim.Optimizer, start: int, iterations: int, after: After,
+    seeds: Seeds = SEEDS,
+) -> None:  # fmt: skip
     config = FilteredBCConfig(
         iterations=iterations, games=12, concurrency=8, max_new_tokens=2, context=32, update=UPDATE
     )
     train_filtered_bc(
         Learner("learner", policy, hint_policy(0), optimizer), Hint, {"game": GameReward()},
         {"imitation": ImitationLoss()}, config,
-        cast=CAST, frozen={}, seed=4, start=start, after=after, progress=Progress(),
+        cast=CAST, frozen={}, seeds=seeds, start=start, after=after, progress=Progress(),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("train", [ppo, cloning])
+def test_each_part_of_training_has_its_own_seed(train: Any) -> None:
+    """Another order of rows changes what is learned from the same games; other draws change these, not their deals."""
+    found = []
+    for seeds in (Seeds.of(4), Seeds.of(4), Seeds(4, None, 5), Seeds(4, 0, 4), Seeds(5, None, 4)):
+        policy, seen = hint_policy(0), list[Episode]()
+        train(policy, adamw(policy), 0, 1, lambda iteration, metrics, episodes, seen=seen: seen.extend(episodes), seeds)
+        weights = torch.cat([p.detach().flatten() for p in policy.parameters()])
+        found.append(([e.seed for e in seen], [[t.text for t in e.turns] for e in seen], weights))
+    (deals, said, weights), again, order, draws, games = found
+    assert again[:2] == (deals, said) and torch.equal(again[2], weights)
+    assert order[:2] == (deals, said) and not torch.equal(order[2], weights)
+    assert draws[0] == deals and draws[1] != said and not torch.equal(draws[2], weights)
+    assert not set(games[0]) & set(deals)
 
 
 @pytest.mark.parametrize("train", [ppo, cloning])

@@ -24,7 +24,7 @@ from marl.losses.imitation import ImitationLoss
 from marl.monitor import Progress
 from marl.policy import Policy
 from marl.rewards.game import GameReward
-from marl.rollout import Game, everyone, rollout
+from marl.rollout import Game, Seeds, everyone, rollout
 from marl.tokens import Tokens
 from marl.types import Episode, Kind, Payment, Turn
 from marl.update import Learner, UpdateConfig, forward
@@ -232,7 +232,7 @@ def clone(policy: Policy, make_env: Any, config: FilteredBCConfig) -> tuple[dict
     learner = Learner("learner", policy, copy.deepcopy(policy), torch.optim.AdamW(policy.parameters(), lr=3e-3))
     train_filtered_bc(
         learner, make_env, {"game": GameReward()}, {"imitation": ImitationLoss()}, config,
-        cast={"speaker": Seats(), "listener": Seats()}, frozen={}, seed=0, start=0,
+        cast={"speaker": Seats(), "listener": Seats()}, frozen={}, seeds=Seeds.of(0), start=0,
         after=lambda iteration, metrics, episodes: seen.append((metrics, list(episodes))), progress=Progress(),
     )  # fmt: skip
     (only,) = seen

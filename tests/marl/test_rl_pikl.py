@@ -32,6 +32,7 @@ from marl.ppo import PPOConfig, train_ppo
 from marl.rewards import add_rewards
 from marl.rewards.game import GameReward
 from marl.rl_pikl import VALUES, RLPiklConfig, as_expected, expected_votes, train_rl_pikl
+from marl.rollout import Seeds
 from marl.types import Episode, Payment, TokenBatch, Turn
 from marl.update import Learner, UpdateConfig, forward, make_optimizer, update
 from tests.marl.batches import PLANNED, proposed, said, talk
@@ -173,9 +174,12 @@ def learner(start: Policy | None = None) -> Learner:
     return Learner("learner", policy, negotiator(), make_optimizer(policy, UpdateConfig(learning_rate=1e-3)))
 
 
+SEEDS = {"now": Seeds.of(0)}
+
+
 def common(seen: list[tuple[dict[str, float], Sequence[Episode]]], start: int = 0) -> dict[str, Any]:
     return {
-        "game": "dond", "cast": {"negotiator": Seats()}, "frozen": {}, "seed": 0, "start": start,
+        "game": "dond", "cast": {"negotiator": Seats()}, "frozen": {}, "seeds": SEEDS["now"], "start": start,
         "progress": Progress(), "after": lambda iteration, metrics, episodes: seen.append((metrics, episodes)),
     }  # fmt: skip
 
@@ -191,6 +195,19 @@ def rl_pikl(
                        **settings, **LIMITS)  # fmt: skip
     train_rl_pikl(one, COMPACT, {"game": GameReward(weight=2.0)}, losses, how, **common(seen, start))
     return seen
+
+
+def test_the_order_of_rows_has_a_seed_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights, said = [], []
+    for shuffling in (0, 0, 1):
+        monkeypatch.setitem(SEEDS, "now", Seeds(0, None, shuffling))
+        one = learner()
+        ((_, episodes),) = rl_pikl(one, 1)
+        weights.append(weights_of(one.policy))
+        said.append([[turn.text for turn in episode.turns] for episode in episodes])
+    assert said[0] == said[1] == said[2]
+    same = [all(torch.equal(weights[0][name], each[name]) for name in each) for each in weights]
+    assert same == [True, True, False]
 
 
 def test_iterations_play_the_plan_and_learn_it_while_the_anchor_stays() -> None:

@@ -20,7 +20,18 @@ from marl.cast import Seats, by_role
 from marl.engine import Engine
 from marl.games import env_maker, scripted
 from marl.policy import Policy
-from marl.rollout import GAMES, SHUFFLE, Cast, Game, draw_games, everyone, rollout, shuffle_seed
+from marl.rollout import (
+    GAMES,
+    SHUFFLE,
+    Cast,
+    Game,
+    Seeds,
+    draw_games,
+    everyone,
+    rollout,
+    sampling_seed,
+    shuffle_seed,
+)
 from marl.tokens import Tokens
 from marl.types import Episode, Kind, Stream, TokenBatch
 from marl.update import forward
@@ -524,6 +535,29 @@ def test_every_seat_of_every_game_has_a_seed_of_its_own() -> None:
     games = [*draw_games(15, GAMES, count=20), *(Game(s) for s in range(20))]
     rollout(games, everyone(TextAgent("rambling", make)), Relay, 8)
     assert len(set(made)) == len(made) == 3 * len(games)
+
+
+def test_what_players_draw_can_have_a_seed_of_its_own(policies: dict[str, Policy]) -> None:
+    """The same games, other draws; without it, each game's own."""
+    agent = everyone(model(policies["tiny"]))
+    played = [rollout(Seeds(15, sampling, 0).draw(2, count=8), agent, COMPACT, 8) for sampling in (None, None, 0, 0, 1)]
+    facts = [[(e.seed, e.facts) for e in episodes] for episodes in played]
+    said = [[[t.text for t in e.turns] for e in episodes] for episodes in played]
+    assert all(each == facts[0] for each in facts) and facts[0][0][0] == draw_games(15, GAMES, 2, count=1)[0].seed
+    assert said[0] == said[1] and said[2] == said[3]
+    assert said[0] != said[2] != said[4] != said[0]
+
+
+def test_every_seat_has_a_seed_of_its_own_whatever_the_sampling_seed() -> None:
+    games = [*draw_games(15, GAMES, count=40), *(Game(s) for s in range(40))]
+    seeds = {
+        sampling_seed(dataclasses.replace(g, sampling=n), seat)
+        for g in games
+        for seat in range(3)
+        for n in (None, 0, 1)
+    }
+    assert len(seeds) == 80 * 3 * 3 and all(0 <= seed < 1 << 63 for seed in seeds)
+    assert Seeds.of(3) == Seeds(3, None, 3)
 
 
 class Rambling:

@@ -245,6 +245,23 @@ def test_bootstrap_of_an_arm_is_over_its_seeds_and_their_games() -> None:
     assert (wins.mean, wins.low, wins.high) == (1, 1, 1)
 
 
+def test_bootstrap_of_a_difference_pairs_games_of_one_seed() -> None:
+    """Luck that a game brings to both arms is gone, luck of a seed and of a game in the difference is not."""
+    rng = generator(9)
+    luck, lead = rng.normal(size=(3, 50)), np.array([[0.5], [1.0], [1.5]]) + 0.1 * rng.normal(size=50)
+    mine = [ArmRun("a", seed, {}, {"score": list(x)}) for seed, x in enumerate(luck + lead)]
+    theirs = [ArmRun("b", seed, {}, {"score": list(x)}) for seed, x in enumerate(luck)]
+    others = [ArmRun("c", seed, {}, {"score": [1.0] * 40}) for seed in range(2)]  # they met in other games
+    alone = [ArmRun("d", 0, {}, {"score": [1.0] * 50}), ArmRun("d", 7, {}, {"score": [1.0] * 50})]
+    runs = [*mine, *theirs, *others, *alone]
+    rows = bootstrap_table(runs, [("a", "b"), ("a", "c"), ("a", "d"), ("a", "nobody")])[4:]
+    expected = seeds_and_games(lead, rng=generator())
+    (row,) = rows  # after those of the four arms by themselves
+    assert (row.arm, row.metric, row.seeds, row.games) == ("a - b", "score", 3, 300)
+    assert (row.mean, row.low, row.high) == pytest.approx((expected.mean, expected.low, expected.high))
+    assert row.low < 0.8 and row.high > 1.2  # seeds are resampled, not games alone
+
+
 def test_pairing_removes_the_shared_luck() -> None:
     luck = generator(1).normal(size=200)
     interval = paired_difference(luck + 0.1, luck, rng=generator())

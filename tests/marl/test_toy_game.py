@@ -29,7 +29,7 @@ from marl.ranks import ONE, Ranks
 from marl.rewards import Reward
 from marl.rewards.game import GameReward
 from marl.rewards.speaking import SpeakingReward
-from marl.rollout import EVALUATION, draw_games, everyone, rollout
+from marl.rollout import EVALUATION, Seeds, draw_games, everyone, rollout
 from marl.update import Learner, UpdateConfig, make_optimizer
 from tests.marl.hint import FACTS, Hint, hint_policy
 
@@ -77,7 +77,7 @@ def train(
     learner = Learner("learner", policy, policy, make_optimizer(policy, config.update))
     train_ppo(
         [learner], Hint, rewards, losses, config,
-        game="hint", cast={"speaker": Seats(), "listener": Seats()}, frozen={}, seed=seed, start=0,
+        game="hint", cast={"speaker": Seats(), "listener": Seats()}, frozen={}, seeds=Seeds.of(seed), start=0,
         after=lambda iteration, metrics, episodes: None, progress=Progress(), ranks=ranks,
     )  # fmt: skip
     return policy
