@@ -35,7 +35,7 @@ from marl.ppo import PPOConfig, train_ppo
 from marl.rewards import Reward, add_rewards
 from marl.rewards.game import GameReward
 from marl.rewards.speaking import SpeakingReward
-from marl.rollout import Game, draw_games, rollout
+from marl.rollout import Game, Seeds, draw_games, rollout
 from marl.types import Episode, Kind, Planned, TokenBatch, Turn
 from marl.update import (
     Learner,
@@ -426,7 +426,7 @@ def test_a_reward_of_weight_zero_is_a_reward_that_is_absent(speech: str) -> None
         losses = {name: loss for name, loss in TERMS.items() if name != "plan"}  # in this game there is nothing to plan
         train_ppo(
             [Learner("learner", policy, copy.deepcopy(policy), optimizer)], Hint, rewards, losses, config,
-            game="hint", cast={"speaker": Seats(), "listener": Seats()}, frozen={}, seed=0, start=0,
+            game="hint", cast={"speaker": Seats(), "listener": Seats()}, frozen={}, seeds=Seeds.of(0), start=0,
             after=lambda iteration, metrics, episodes: None, progress=Progress(),
         )  # fmt: skip
         return weights_of(policy)
