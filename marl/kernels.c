@@ -1,5 +1,6 @@
-/* Causal attention on a CPU, for kernels.py: of new tokens to the slots of a cache, and of whole rows with its backward
-   pass. It computes in float32; keys and values may be kept in bfloat16 (`half`).
+/* What a model's layers compute on a CPU beside products, for kernels.py: causal attention of new tokens to the slots of
+   a cache, and of whole rows; norms; with their backward passes. All computes in float32; what is read and written
+   may be in bfloat16 (`half`).
 
    Four queries share what is read: heads with the same keys, or neighbouring tokens. Keys and values are asked for before
    they are needed, so that decoding is as fast as memory is read. A token's sums are made in the same order whoever shares
@@ -135,6 +136,27 @@ INLINE void products(const int width, const int half, const float *const queries
     }
     vec found = sums(a) * scale;
     UNROLL for (int i = 0; i < TILE; i++) memcpy(into + i * room + j, (float *)&found + KEYS * i, KEYS * sizeof(float));
+  }
+}
+
+/* Lets `count` vectors, `step` numbers apart, stand across, BLOCK side by side: (width, BLOCK), with zeros behind them. */
+INLINE void turn(const int width, const float *from, long step, long count, float *into) {
+  for (long d = 0; d < width * LANES; d++)
+    for (long j = 0; j < BLOCK; j++) into[d * BLOCK + j] = j < count ? from[j * step + d] : 0;
+}
+
+/* Products of TILE queries with BLOCK keys that stand across: (TILE, BLOCK). No sum crosses a vector here. */
+INLINE void across(const int width, const float *const queries[TILE], const float *keys, float scale, float *into) {
+  for (int first = 0; first < BLOCK; first += WIDTH * LANES) {
+    vec a[TILE][WIDTH];
+    UNROLL for (int i = 0; i < TILE; i++) UNROLL for (int c = 0; c < WIDTH; c++) a[i][c] = (vec){0};
+    for (int d = 0; d < width * LANES; d++)
+      UNROLL for (int c = 0; c < WIDTH; c++) {
+        vec key = load(keys + d * BLOCK + first + c * LANES);
+        UNROLL for (int i = 0; i < TILE; i++) a[i][c] += key * queries[i][d];
+      }
+    UNROLL for (int i = 0; i < TILE; i++) UNROLL for (int c = 0; c < WIDTH; c++)
+      store(into + i * BLOCK + first + c * LANES, a[i][c] * scale);
   }
 }
 
@@ -333,11 +355,13 @@ struct back {
 INLINE void backward(const struct back *c, const int width, long begin, long first, long last, long g, float *to_keys,
                      float *to_values) {
   const long D = c->width, each = c->heads / c->shared, step = c->shared * D;
-  float p[TILE * BLOCK], s[TILE * BLOCK], nowhere[TILE][D];
+  float p[TILE * BLOCK], s[TILE * BLOCK], nowhere[TILE][D], keys[D * BLOCK], values[D * BLOCK];
   ints lanes;
   for (int i = 0; i < LANES; i++) lanes[i] = i;
   for (long block = begin; block < last; block += BLOCK) {
     const long size = last - block < BLOCK ? last - block : BLOCK, at = (block * c->shared + g) * D;
+    turn(width, c->keys + at, step, size, keys);
+    turn(width, c->values + at, step, size, values);
     for (long u = (block > first ? block - first : 0) * each; u < (last - first) * each; u += TILE) {
       const float *queries[TILE], *slopes[TILE];
       float *into[TILE], logarithms[TILE], along[TILE];
@@ -354,8 +378,8 @@ INLINE void backward(const struct back *c, const int width, long begin, long fir
         for (int d = 0; d < width; d++) total += load(slopes[i] + d * LANES) * load(c->out + own * D + d * LANES);
         along[i] = sum(total);
       }
-      products(width, 0, queries, c->keys, at, step, size, c->scale, p, BLOCK);
-      products(width, 0, slopes, c->values, at, step, size, 1.f, s, BLOCK);
+      across(width, queries, keys, c->scale, p);
+      across(width, slopes, values, 1.f, s);
       for (int i = 0; i < TILE; i++)
         for (int j = 0; j < BLOCK; j += LANES) {
           ints sees = lanes + j < seen[i];
@@ -394,6 +418,83 @@ void attend_back(const float *queries, const float *keys, const float *values, c
     const long last = begin + (long)(length * sqrt((double)(piece + 1) / parts));
     back_part(&c, begin, first, last, g, to_keys + piece * size, to_values + piece * size);
   }
+}
+
+/* Puts numbers from number `at` on; in bfloat16 the nearest, of two the even one. */
+INLINE void put(void *to, long at, vec values, const int half) {
+  if (!half) {
+    store((float *)to + at, values);
+    return;
+  }
+  longer bits = (longer)values;
+  longer nearest = bits + 0x7fff + ((bits >> 16) & 1);
+  longer found = (longer)where(values == values, (vec)nearest, (vec)(bits | 0x400000)); /* no number stays none */
+  *(shorts *)((uint16_t *)to + at) = __builtin_convertvector(found >> 16, shorts);
+}
+
+/* w x / sqrt(mean(x^2) + eps) of each row (width,), a multiple of LANES; `inverse` (rows,): by what x was multiplied. */
+INLINE void norm_row(const void *x, const void *weight, void *out, float *inverse, float eps, long row, long width,
+                     const int x_half, const int w_half, const int out_half) {
+  const long at = row * width;
+  vec total = {0};
+  for (long d = 0; d < width; d += LANES) {
+    vec a = read(x, at + d, x_half);
+    total += a * a;
+  }
+  const float r = 1.f / sqrtf(sum(total) / width + eps);
+  inverse[row] = r;
+  for (long d = 0; d < width; d += LANES)
+    put(out, at + d, read(x, at + d, x_half) * r * read(weight, d, w_half), out_half);
+}
+
+static void norm_rows(const void *x, const void *weight, void *out, float *inverse, float eps, long first, long last,
+                      long width, int x_half, int w_half, int out_half) {
+  for (long row = first; row < last; row++) {
+    if (x_half || w_half) norm_row(x, weight, out, inverse, eps, row, width, x_half, w_half, out_half);
+    else if (out_half) norm_row(x, weight, out, inverse, eps, row, width, 0, 0, 1);
+    else norm_row(x, weight, out, inverse, eps, row, width, 0, 0, 0);
+  }
+}
+
+/* In `parts`, by a thread each. One begins no team of threads: OpenMP would make its larger one anew after that. */
+void norm(const void *x, const void *weight, void *out, float *inverse, float eps, long rows, long width, long parts,
+          long x_half, long w_half, long out_half) {
+  if (parts == 1) {
+    norm_rows(x, weight, out, inverse, eps, 0, rows, width, (int)x_half, (int)w_half, (int)out_half);
+    return;
+  }
+#pragma omp parallel for num_threads(parts) schedule(static)
+  for (long part = 0; part < parts; part++)
+    norm_rows(x, weight, out, inverse, eps, rows * part / parts, rows * (part + 1) / parts, width, (int)x_half,
+              (int)w_half, (int)out_half);
+}
+
+/* With slope s of the output: r (w s - x r^2 mean(w s x)) to x; r x s to the weight, summed by piece. */
+INLINE void norm_back_row(const void *slopes, const void *x, const void *weight, float r, void *to_x, float *to_weight,
+                          long at, long width, const int s_half, const int x_half, const int w_half) {
+  vec total = {0};
+  for (long d = 0; d < width; d += LANES)
+    total += read(weight, d, w_half) * read(slopes, at + d, s_half) * read(x, at + d, x_half);
+  const float along = sum(total) / width * r * r;
+  for (long d = 0; d < width; d += LANES) {
+    vec a = read(x, at + d, x_half), s = read(slopes, at + d, s_half);
+    put(to_x, at + d, (read(weight, d, w_half) * s - a * along) * r, x_half);
+    store(to_weight + d, load(to_weight + d) + a * s * r);
+  }
+}
+
+/* `to_weight` (parts, width) holds zeros. */
+void norm_back(const void *slopes, const void *x, const void *weight, const float *inverse, void *to_x,
+               float *to_weight, long rows, long width, long parts, long s_half, long x_half, long w_half) {
+#pragma omp parallel for num_threads(parts) schedule(static)
+  for (long part = 0; part < parts; part++)
+    for (long row = rows * part / parts; row < rows * (part + 1) / parts; row++) {
+      float *own = to_weight + part * width;
+      if (x_half || w_half)
+        norm_back_row(slopes, x, weight, inverse[row], to_x, own, row * width, width, (int)s_half, (int)x_half, (int)w_half);
+      else if (s_half) norm_back_row(slopes, x, weight, inverse[row], to_x, own, row * width, width, 1, 0, 0);
+      else norm_back_row(slopes, x, weight, inverse[row], to_x, own, row * width, width, 0, 0, 0);
+    }
 }
 
 /* Whether this processor has the instructions that this was built with. */

@@ -39,7 +39,7 @@ from marl.engine import (
     slot_cache,
 )
 from marl.errors import UserError
-from marl.kernels import has_faster_products, takes
+from marl.kernels import has_faster_products, quicken, takes
 from marl.policy import recomputing
 from marl.varlen import plain, varlen
 
@@ -222,6 +222,7 @@ def peak_bytes(
         lm = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype).eval()
         if not attends(lm):
             return 0
+        quicken(lm)
         for parameter in lm.parameters():
             parameter.grad = torch.zeros_like(parameter)
         with Alive() as alive:

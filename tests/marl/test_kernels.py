@@ -19,10 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GemmaConfig, GemmaForCausalLM
 
 from marl import kernels
-from marl.kernels import BUILDS, Linear, attend, attend_rows, best, learns, load, product, quicken, takes
+from marl.kernels import BUILDS, Linear, Norm, attend, attend_rows, best, learns, load, norm, product, quicken, takes
 from marl.policy import tiny_lm
 from marl.varlen import _COMPILED, compiled, varlen
 from tests.marl.models import ARCHITECTURES, RECURRENT, random_lm
@@ -202,6 +202,11 @@ def test_what_is_made_is_known_without_computing() -> None:
         slots = torch.zeros(3, 9, 1, 32)
         where = torch.zeros(6, dtype=torch.int64)
         assert attend(q.detach(), slots, torch.zeros(3, 9, 1, 48), where, where, 0.1).shape == (6, 4, 48)
+        x, weight = torch.zeros(6, 2, 32, requires_grad=True), torch.zeros(32, requires_grad=True)
+        normed, inverse = norm(x, weight, 1e-6, True)
+        normed.sum().backward()
+        assert (normed.shape, normed.dtype, inverse.shape) == (x.shape, torch.bfloat16, (6, 2))
+        assert x.grad is not None and weight.grad is not None and x.grad.dtype == weight.grad.dtype == torch.float32
 
 
 def test_without_a_build_nothing_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,6 +214,132 @@ def test_without_a_build_nothing_is_taken(monkeypatch: pytest.MonkeyPatch) -> No
     assert not takes(torch.device("cpu"), torch.float32) and not compiled(tiny_lm(50, hidden_size=64))
     monkeypatch.setattr(kernels, "has_faster_products", lambda: False)
     assert kernels.in_use() == "torch"
+
+
+# --- Norms ---
+
+
+def norm_by_hand(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """In double precision."""
+    x, weight = x.double(), weight.double()
+    return weight * x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt()
+
+
+@pytest.mark.parametrize("shape", [(16,), (3, 48), (2, 5, 256), (90, 1, 256), (0, 32)])
+@pytest.mark.parametrize("x_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("half", [False, True])
+@needs_build
+def test_norms_and_their_gradients_are_those_of_the_formula(
+    shape: tuple[int, ...], x_dtype: torch.dtype, weight_dtype: torch.dtype, half: bool, build: str, threads: None
+) -> None:
+    """Also where several threads share the rows."""
+    draw = torch.Generator().manual_seed(len(shape))
+    x = (3 * torch.randn(shape, generator=draw)).to(x_dtype).requires_grad_()
+    weight = torch.randn(shape[-1], generator=draw).to(weight_dtype).requires_grad_()
+    slopes = torch.randn(shape, generator=draw)
+    found, inverse = norm(x, weight, 0.01, half)
+    whole = not half and torch.float32 in (x_dtype, weight_dtype)
+    assert found.dtype == (torch.float32 if whole else torch.bfloat16) and not inverse.requires_grad
+    expected = norm_by_hand(x, weight, 0.01)
+    near = {"atol": 1e-5, "rtol": 1e-5} if whole else {"atol": 1e-6, "rtol": 2**-8}  # half a place of bfloat16
+    torch.testing.assert_close(found.double(), expected, **near)
+    slopes = slopes.to(found.dtype)
+    gradients = torch.autograd.grad(found, (x, weight), slopes)
+    right = torch.autograd.grad(expected, (x, weight), slopes.double())
+    for own, gradient, other in zip((x, weight), gradients, right, strict=True):
+        assert gradient.dtype == own.dtype
+        near = {"atol": 1e-4, "rtol": 1e-5} if own.dtype == torch.float32 else {"atol": 1e-4, "rtol": 2**-7}
+        torch.testing.assert_close(gradient.double(), other.double(), **near)
+
+
+@needs_build
+def test_a_rows_norm_is_the_same_whoever_is_beside_it(build: str, threads: None) -> None:
+    x = torch.randn(300, 64, generator=torch.Generator().manual_seed(0))  # more than one thread works alone
+    weight = torch.linspace(-1, 2, 64)
+    together, alone = norm(x, weight, 1e-6, False)[0], norm(x[7:8], weight, 1e-6, False)[0]
+    assert x.numel() > kernels.FEW > alone.numel() and torch.equal(together[7:8], alone)
+    across = torch.randn(64, 5).t()  # no row is one behind another
+    assert torch.equal(norm(across, weight, 1e-6, False)[0], norm(across.contiguous(), weight, 1e-6, False)[0])
+
+
+@needs_build
+def test_halves_are_the_nearest_and_what_is_no_number_stays_none(build: str) -> None:
+    """Of all numbers of bfloat16, and of floats between each two."""
+    bits = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32) << 16
+    ones = torch.ones(1, len(bits))  # a row that is divided by 1, times numbers of every kind
+    for low in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF):  # how far each is from the next
+        numbers = (bits | low).view(torch.float32)
+        numbers = numbers.masked_fill(numbers.abs() < 1e-37, 0.0)  # as torch has them, who may flush what is smaller
+        found = norm(ones, numbers, 0.0, True)[0][0]
+        assert torch.equal(found.isnan(), numbers.isnan()) and numbers.isnan().sum() >= 200
+        assert torch.equal(found[~found.isnan()], numbers.bfloat16()[~found.isnan()])
+    rows = torch.ones(3, 32)
+    rows[1, 4] = torch.nan
+    found = norm(rows, torch.ones(32), 1e-6, True)[0]
+    assert found[1].isnan().all() and found[0].eq(1).all() and found[2].eq(1).all()
+
+
+@pytest.mark.parametrize("name", [*ARCHITECTURES, "mistral", *RECURRENT, "gemma"])
+@pytest.mark.parametrize("bf16", [False, True])
+@needs_build
+def test_models_whose_norms_are_llamas_compute_the_same_by_them(name: str, bf16: bool) -> None:
+    if name == "gemma":  # its norms multiply by 1 + weight, as Qwen 3.5's do
+        lm: nn.Module = GemmaForCausalLM(
+            GemmaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+                        num_attention_heads=2, num_key_value_heads=1, head_dim=16)
+        )  # fmt: skip
+    else:
+        lm = random_lm(name, 64, 256)
+    torch.manual_seed(0)
+    for parameter in lm.parameters():  # a norm's weights are ones at first, and would hide one that is left out
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    lm, quick = lm.eval(), copy.deepcopy(lm).eval()
+    quicken(quick)
+    quick = copy.deepcopy(quick)  # as policies are
+    norms = sum(isinstance(module, Norm) for module in quick.modules())
+    assert (norms > 0) == (name not in ("gpt2", "gemma", "qwen3_5")), norms
+    assert quick.state_dict().keys() == lm.state_dict().keys()
+    assert [type(m).__name__ for m in quick.modules()] == [type(m).__name__ for m in lm.modules()]
+    ids = torch.randint(0, 64, (3, 20), generator=torch.Generator().manual_seed(0))
+    results: list[list[Tensor]] = []
+    for model in (lm, quick):
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            logits = model(input_ids=ids).logits.float()
+        logits.log_softmax(-1)[..., 3].sum().backward()
+        results.append([logits, *(p.grad for p in model.parameters() if p.grad is not None)])
+    assert len(results[0]) == len(results[1])
+    for one, other in zip(*results, strict=True):
+        near = (0.1 if bf16 else 1e-4) * max(float(one.detach().abs().max()), 1e-3)
+        torch.testing.assert_close(other, one, atol=near, rtol=0)
+
+
+@needs_build
+def test_norms_are_the_models_own_where_nothing_is_compiled_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = torch.arange(12)[None]
+    lm = tiny_lm(60, hidden_size=64, layers=1, intermediate_size=96).eval()
+    expected = lm(input_ids=ids).logits
+    narrow = tiny_lm(60, hidden_size=24, layers=1, heads=2, intermediate_size=24)
+    quicken(lm)
+    quicken(narrow)
+    by_it = "marl::norm"
+    with torch.profiler.profile() as profile:
+        narrow(input_ids=ids)  # 24 is no multiple of 16
+        lm.double()(input_ids=ids)
+        with torch.autocast("cpu", torch.float16):
+            lm.float()(input_ids=ids)
+    assert by_it not in {event.name for event in profile.events() or ()}
+    with torch.profiler.profile() as profile:
+        torch.testing.assert_close(lm(input_ids=ids).logits, expected, atol=1e-5, rtol=1e-5)
+    assert by_it in {event.name for event in profile.events() or ()}
+    made = lm(input_ids=ids).logits
+    with torch.no_grad():
+        assert torch.equal(lm(input_ids=ids).logits, made)  # by a shorter way
+    monkeypatch.setattr(kernels, "best", lambda: "")
+    assert torch.equal(lm(input_ids=ids).logits, expected)  # a build that went away
+    fresh = tiny_lm(60, hidden_size=64, layers=1)
+    quicken(fresh)
+    assert not any(isinstance(module, Norm) for module in fresh.modules())
 
 
 # --- In models ---
@@ -327,6 +458,30 @@ def test_layers_that_learn_alone_and_frozen_ones(monkeypatch: pytest.MonkeyPatch
     assert x.grad is not None and x.grad[0].allclose(layer.weight.sum(0))
     with FakeTensorMode():
         assert product(torch.zeros(5, 6), torch.zeros(4, 6)).shape == (5, 4)
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN here")
+@pytest.mark.parametrize("sizes", [(24, 40), (40, 24)])
+def test_views_with_gaps_are_multiplied_by_kernels_too(
+    sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """For every fourth token of a batch oneDNN has its reference alone: 2.8 seconds where 3 ms are enough."""
+    monkeypatch.setattr(kernels, "has_faster_products", lambda: True)
+    monkeypatch.setattr(kernels, "LARGE", 1)
+    inside, outside = sizes
+    layer = nn.Linear(inside, outside, bias=False)
+    quicken(layer)
+    states = torch.randn(2, 64, inside, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):
+        found = layer(states[:, ::4])
+        found.sum(1).pow(2).sum().backward()  # what comes back has no numbers of its own, either
+        spaced = product(torch.ones(32, inside), layer.weight.detach().repeat(1, 2)[:, :inside])
+    told = capfd.readouterr().out
+    assert "inner_product" in told and "ref:any" not in told
+    torch.testing.assert_close(spaced, layer.weight.sum(1).expand(32, outside), atol=1e-4, rtol=1e-4)
+    slopes = 2 * found.sum(1, keepdim=True).expand_as(found).double()
+    expected = torch.einsum("btv,btd->vd", slopes, states[:, ::4].double())
+    torch.testing.assert_close(layer.weight.grad.double(), expected, atol=1e-3, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("count", "found"), [(0, 0), (1, 1), (7, 7), (17, 18), (100, 104), (128, 128), (129, 144)])
