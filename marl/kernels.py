@@ -357,7 +357,7 @@ class Linear(nn.Linear):
 def quicken(model: nn.Module) -> None:
     """Gives the model's layers what is faster on this processor; weights, names and what is saved stay as they are."""
     for module in model.modules():
-        kind = type(module)
+        kind: Any = type(module)
         if kind is nn.Linear and has_faster_products():
             module.__class__ = Linear
         elif best() and _computes_as(kind, LlamaRMSNorm):
