@@ -167,15 +167,12 @@ def targets(around: Sequence[Data], baselines: Sequence[Data], alone: Data) -> l
         (f"rollout of a game {flat} games: most unlike the first's", _steepest(around, "games"), 0.9, 1.1),
         ("  rollout of a token", _steepest(around, "tokens"), None, None),
         ("  a game with its update", _steepest(around, "games", ALL), 0.9, 1.1),
-        (f"prefill of a token {long} of context: growth by its products'", _growth(around, "prefill"), None, 1.0),
-        (
-            f"a step of {GAMES} rows, {long} tokens each: the same",
-            steps[LONG[1]]["per_mac"] / steps[LONG[0]]["per_mac"] if set(LONG) <= set(steps) else None,
-            None,
-            1.0,
-        ),
-        (f"  what it takes more {long} tokens, by what torch's attention does", _own_growth(steps), None, None),
-        ("  decode in games: growth by its products'", _growth(around, "decode"), None, None),
+        (f"a step of {GAMES} rows, {long} tokens each: growth without attention", _grown(steps, "rest"), None, 1.1),
+        (f"  what it takes more {long} tokens, by what torch's attention does", _own_growth(steps), None, 1.0),
+        ("  its growth by that of its multiply-adds", _grown(steps, "per_mac"), None, None),
+        (f"a pass that reads, {long} tokens: growth without attention", _grown(steps, "reading_rest"), None, 1.1),
+        ("  prefill in games: growth by that of its multiply-adds", _growth(around, "prefill"), None, None),
+        ("  decode in games: growth by that of its multiply-adds", _growth(around, "decode"), None, None),
         ("  growth of its passes' rows, which share what a pass costs", _widened(around), None, None),
         (
             "the game with random players, one core: agent-steps/s",
@@ -203,13 +200,14 @@ def targets(around: Sequence[Data], baselines: Sequence[Data], alone: Data) -> l
 
 
 def _steps(alone: Data) -> dict[int, dict[str, float]]:
-    """Of decode steps of GAMES rows by context: medians of the share of the limit, of seconds a multiply-add, and of
-    the seconds of a step and of torch's attention alone."""
+    """Of decode steps of GAMES rows by context: medians of the share of the limit, of seconds a multiply-add, of the
+    seconds of a step and of torch's attention alone, and of what a step, and a pass that reads, take beside attention,
+    where that was timed."""
     found: dict[int, list[Data]] = {}
     for step in (step for repeat in alone.get("steps", ()) for step in repeat):
         if step["rows"] == GAMES:
             found.setdefault(step["context"], []).append(step)
-    return {
+    made = {
         context: {
             "of_limit": median(step["limit"] / step["seconds"] for step in each),
             "per_mac": median(step["seconds"] / step["macs"] for step in each),
@@ -218,6 +216,13 @@ def _steps(alone: Data) -> dict[int, dict[str, float]]:
         }
         for context, each in found.items()
     }
+    for context, each in found.items():
+        for name, whole, part in (
+            ("rest", "seconds", "own_attention"), ("reading_rest", "reading", "reading_attention")
+        ):  # fmt: skip
+            if all(step.get(part) is not None for step in each):
+                made[context][name] = median(step[whole] - step[part] for step in each)
+    return made
 
 
 def _figure(row: Data | None, name: str) -> float | None:
@@ -245,18 +250,24 @@ def _steepest(around: Sequence[Data], what: str, part: str = "rollout") -> float
     return _furthest([cost / first for cost in others])
 
 
+def _grown(steps: Mapping[int, Data], name: str) -> float | None:
+    """How many times as large a step's figure is at the long context as at the short one; None where one is unknown."""
+    short, long = (steps.get(context, {}).get(name) for context in LONG)
+    return long / short if short and long else None
+
+
 def _own_growth(steps: Mapping[int, Data]) -> float | None:
-    """How much longer a step takes at the long context than at the short one, as a multiple of how much longer torch's
-    attention alone does; None where one of them was not measured."""
+    """How much longer a step takes at the long context than at the short one (0 where it takes less), as a multiple of
+    how much longer torch's attention alone does; None where one of them was not measured."""
     if not set(LONG) <= set(steps):
         return None
     short, long = (steps[context] for context in LONG)
-    return (long["seconds"] - short["seconds"]) / (long["attention"] - short["attention"])
+    return max(long["seconds"] - short["seconds"], 0.0) / (long["attention"] - short["attention"])
 
 
 def _growth(around: Sequence[Data], phase: str) -> float | None:
-    """How a phase's time for a multiply-add grows from one end of LONG to the other: its time for a token, by what its
-    products for a token do. None where either end was not measured, or had nothing of the phase."""
+    """How a phase's time for a multiply-add, of products and attention, grows from one end of LONG to the other. None
+    where either end was not measured, or had nothing of the phase."""
     rows = dict(along("context", around))
     if not set(LONG) <= set(rows) or not all(r["read"].get(phase) for n in LONG for r in rows[n]["repeats"]):
         return None

@@ -272,6 +272,21 @@ def own_settings(overrides: Iterable[str], swept: Iterable[str]) -> str:
     return told([override for override in given if override.partition("=")[0] in swept] or given)
 
 
+def set_beside() -> list[str]:
+    """The overrides of the job that runs, as they may be shown, but for the choices of its sweep's own file; none where
+    Hydra runs no job."""
+    if not HydraConfig.initialized():
+        return []
+    hydra = HydraConfig.get()
+    params = {name: str(choices) for name, choices in (hydra.sweeper.get("params") or {}).items()}
+    given = [(each, *each.lstrip("+").partition("=")[::2]) for each in hydra.overrides.task]
+    return [
+        told([each])
+        for each, name, value in given
+        if name not in params or value not in (params[name], *params[name].split(","))
+    ]
+
+
 def taken_by(taken: Path, folder: str, settings: str) -> str:
     """Which earlier job of the sweep has this run's folder; empty where none does, and from now on this one has it."""
     if not folder:

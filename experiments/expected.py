@@ -5,7 +5,8 @@
 
 records bands in `experiments/expected/NAME.csv` (arm,metric,iteration,low,high), from a published table's curves or
 from finished runs. Training runs of that name and arm are compared with them: a line where they leave their band, and
-one at the end. That is a hint for a person and never an error: a run with other settings may well be elsewhere.
+one at the end. That is a hint for a person and never an error: a run with other settings may well be elsewhere, and
+those of its command line are named.
 
 A band is the mean over the seeds at an iteration, and to either side `margin` times sqrt(1 + 1/seeds) times the seeds'
 standard deviation, pooled over the whole curve, because that of three seeds at one iteration may be next to nothing by
@@ -32,6 +33,7 @@ from experiments.terminal import say
 from marl.config import plain
 from marl.errors import UserError, check_writable
 from marl.report import read_run, variant_of
+from marl.runs import ELSEWHERE
 from marl.stats import write_csv
 from marl.wording import arm_name, number
 
@@ -39,6 +41,8 @@ FOLDER = Path(__file__).parent / "expected"
 HEADER = ("arm", "metric", "iteration", "low", "high")
 # Few, because each further one is another chance to leave a band by luck: does it win, understand, explore, err?
 METRICS = ("game/score", "game/win_rate/crewmates", "belief/log_loss", "loss/entropy", "errors/per_turn")
+# What a command line may set of a shipped experiment without changing how it learns.
+KEEPS = (*ELSEWHERE, "ablation", "arm", "base.seed", "device", "eval", "experiment", "name", "seed", "seeds", "sweep")
 NEVER_NEGATIVE = ("game/win_rate/crewmates", "belief/log_loss", "errors/per_turn")
 
 Curves = dict[tuple[str, str], dict[int, dict[int, float]]]  # arm and metric -> seed -> iteration -> value
@@ -197,6 +201,7 @@ class Expected:
     source: Path
     arm: str
     bands: Mapping[tuple[str, int], tuple[float, float]]
+    changed: Sequence[str] = ()  # what the run's command line set beside the experiment
 
     def outside(self, iteration: int, found: Mapping[str, float]) -> dict[str, str]:
         """The metrics that are outside their band at this iteration, each with its value and the band in words."""
@@ -233,14 +238,16 @@ class Expected:
             return ""
         if not left:
             so_is = "; so would a run be that learns nothing" if self.blind else ""
-            return f"as expected: inside {where} at all of {len(trained)} iterations{so_is}"
+            though = f", though with {', '.join(self.changed)} on the command line" if self.changed else ""
+            return f"as expected: inside {where} at all of {len(trained)} iterations{though}{so_is}"
         each = {
             metric: ", ".join(str(at) for at, name in left if name == metric)
             for metric in dict.fromkeys(metric for _, metric in left)
         }
         return (
             f"not as expected: outside {where} at {len({at for at, _ in left})} of {len(trained)} iterations "
-            f"({'; '.join(f'{metric} at {at}' for metric, at in each.items())}); other settings may be why"
+            f"({'; '.join(f'{metric} at {at}' for metric, at in each.items())}); "
+            f"{', '.join(self.changed) or 'other settings'} may be why"
         )
 
 
@@ -250,8 +257,11 @@ def _within(low: float, value: float, high: float) -> bool:
     return low - room <= value <= high + room
 
 
-def expected_of(name: str, arm: str, env: Mapping[str, Any], folder: Path | None = None) -> Expected | None:
-    """What is expected of a run of this name, arm and game; None where nothing is.
+def expected_of(
+    name: str, arm: str, env: Mapping[str, Any], folder: Path | None = None, overrides: Iterable[str] = ()
+) -> Expected | None:
+    """What is expected of a run of this name, arm and game; None where nothing is. `overrides`: what its command line
+    sets.
 
     A file that cannot be read is told of, and nothing is expected: a hint must not stop a run.
     """
@@ -267,9 +277,17 @@ def expected_of(name: str, arm: str, env: Mapping[str, Any], folder: Path | None
     for recorded in dict.fromkeys(band.arm for band in bands):
         settings = re.findall(r" (\w+)=\S+", recorded)
         if all(key in env for key in settings) and recorded == label(arm, {key: env[key] for key in settings}):
-            return Expected(path, recorded, bands_of(recorded, bands))
+            keeps = (*KEEPS, *(f"env.{key}" for key in settings))
+            changed = [each for each in overrides if not (each.startswith("env=") or _sets(each, keeps))]
+            return Expected(path, recorded, bands_of(recorded, bands), changed)
     say(f"{path.name} says nothing of what healthy runs of {arm} look like")
     return None
+
+
+def _sets(override: str, settings: Iterable[str]) -> bool:
+    """Whether an override is of one of these settings, or of something in one."""
+    set_ = override.lstrip("+~").partition("=")[0]
+    return any(set_ == each or set_.startswith(f"{each}.") for each in settings)
 
 
 def bands_of(arm: str, bands: Iterable[Band]) -> dict[tuple[str, int], tuple[float, float]]:

@@ -23,7 +23,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import AttentionInterface
 
+from marl import ragged
 from marl.engine import READ_BUDGET, Engine
 from marl.kernels import product
 from marl.memory import give_back
@@ -38,6 +40,7 @@ PHASES = (
     "bookkeeping", "collation", "update",
 )  # fmt: skip
 STEPS = 9  # of decoding, alone
+CHUNK, PREFILLED = 256, 4  # tokens of a pass that reads alone, in each of so many slots
 TIMINGS, MOMENT = 5, 0.005  # of a product or a copy, and the seconds that each lasts at least
 ON_DEVICE = {"prefill", "questions", "decode", "mixed", "sampling", "beliefs", "capture", "cache", "update"}
 
@@ -382,7 +385,7 @@ def _larger(macs: float, arithmetic: float, memory: float) -> dict[str, float]:
     return {"macs": macs, "arithmetic": arithmetic, "memory": memory, "limit": max(arithmetic, memory)}
 
 
-def step_alone(policy: Policy, rows: int, context: int, decode_steps: int, device: torch.device) -> dict[str, float]:
+def step_alone(policy: Policy, rows: int, context: int, decode_steps: int, device: torch.device) -> dict[str, Any]:
     """A decode step with every row at work: seconds, multiply-adds and limit of one token in each of so many slots that
     the context is full of. `decode_steps`: so many at a time, with their sampling, where that is more than one.
 
@@ -390,36 +393,68 @@ def step_alone(policy: Policy, rows: int, context: int, decode_steps: int, devic
     cost less in longer contexts says nothing of attention. The median of STEPS, after one that is not counted.
 
     Beside it what two of its parts take alone, for one token in each slot: torch's own `attention` over keys and values
-    of this size, side by side, called as transformers calls it, and the `products` with the layers' matrices.
+    of this size, side by side, called as transformers calls it, and the `products` with the layers' matrices; and what
+    attention took of the step itself, `own_attention`. `reading`, `reading_attention`: the same of a pass that reads
+    the context's last CHUNK tokens in each of PREFILLED slots. Where attention is not ours (a GPU's), it is not timed.
     """
     engine, shape = Engine(policy, rows + 1, context), Shape.of(policy)
     slots = [slot for slot in range(rows + 1) if slot != 1]  # not side by side, as in games: copied, once
     several = decode_steps if engine.can_write else 1
-    start = max(context - several, 0)
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    spent = []
-    for _ in range(STEPS + 1):
+    some, chunk = slots[:PREFILLED], [0] * min(CHUNK, context)
+
+    def step() -> None:
         engine.lengths[:] = start
-        wait()
-        began = time.perf_counter()
         if several > 1:
             engine.write(slots, [0] * rows, [several] * rows, np.full((rows, several), 0.5), 1.0)
         else:
             engine.read(slots, [[0]] * rows)
-        wait()
-        spent.append((time.perf_counter() - began) / several)
+
+    def read() -> None:
+        engine.lengths[:] = context - len(chunk)
+        engine.read(some, [chunk] * len(some))
+
+    start = max(context - several, 0)
+    seconds, attended = (median(each) / several for each in _own_times(step, device))
+    reading, reading_attended = (median(each) for each in _own_times(read, device))
     counts = Counts()
-    for step in range(several):
-        counts.add(np.full(rows, start + step), np.ones(rows, dtype=np.int64))
+    for place in range(several):
+        counts.add(np.full(rows, start + place), np.ones(rows, dtype=np.int64))
     counts.outputs = counts.tokens * (several > 1)
     size = next(policy.lm.parameters()).dtype
     rates = measure_rates(shape, rows, rows, rows, rows, rows, engine.cache.nbytes, size, device)
     limit = _of_passes(shape, rates, size.itemsize, counts, rates.decode, counts.passes)
     return {
-        "rows": rows, "context": context, "seconds": median(spent[1:]), "macs": limit["macs"] / several,
+        "rows": rows, "context": context, "seconds": seconds, "macs": limit["macs"] / several,
         "limit": limit["limit"] / several, "attention": _attention_alone(policy, rows, context, device),
-        "products": rows * shape.body / rates.decode,
+        "products": rows * shape.body / rates.decode, "own_attention": attended or None,
+        "reading": reading, "reading_attention": reading_attended or None,
     }  # fmt: skip
+
+
+def _own_times(call: Callable[[], None], device: torch.device) -> tuple[list[float], list[float]]:
+    """Seconds of STEPS calls, after one that is not counted, and what the attention of ragged passes took of each."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    spent: list[float] = []
+    attended: list[float] = []
+
+    def timed(*given: Any, **named: Any) -> tuple[torch.Tensor, None]:
+        began = time.perf_counter()
+        found = ragged.attention(*given, **named)
+        attended[-1] += 0.0 if device.type == "cuda" else time.perf_counter() - began  # there it has only begun
+        return found
+
+    AttentionInterface.register(ragged.RAGGED, timed)
+    try:
+        for _ in range(STEPS + 1):
+            attended.append(0.0)
+            wait()
+            began = time.perf_counter()
+            call()
+            wait()
+            spent.append(time.perf_counter() - began)
+    finally:
+        AttentionInterface.register(ragged.RAGGED, ragged.attention)
+    return spent[1:], attended[1:]
 
 
 def _attention_alone(policy: Policy, rows: int, context: int, device: torch.device) -> float:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.cli import command
+from experiments.cli import command, set_beside
 from experiments.evaluate import check_bf16, pick_device, set_deterministic, set_threads, show
 from experiments.expected import Expected, expected_of
 from experiments.players import (
@@ -179,7 +179,8 @@ def main(cfg: DictConfig) -> Path:
             say(caches)
             if device.type == "cuda" and algo.decode_steps == 1:
                 say("for speed on a GPU: algo.decode_steps=8, algo.update.bf16=true, algo.update.padding_free=true")
-            work = replace(work, expected=expected_of(str(cfg.name), str(cfg.arm), parts.env))
+            bands = expected_of(str(cfg.name), str(cfg.arm), parts.env, overrides=set_beside())
+            work = replace(work, expected=bands)
             with claim(folder, written(cfg)) as lock:
                 if ranks.size == 1 and finished(cfg) is not None:  # by another process, while this one began
                     return folder
@@ -569,6 +570,10 @@ def warm_starts(cfg: DictConfig) -> int:
     return links
 
 
+def sizes(policy: Policy) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(parameter.shape) for name, parameter in policy.lm.named_parameters()}
+
+
 def learn(
     work: Work,
     base: Policy,
@@ -586,6 +591,14 @@ def learn(
         name: run_policy(run, game, base.device, base) if (run := start_of(cfg, name)) else copy.deepcopy(base)
         for name in learners_of(parts.cast)
     }
+    if ranks.first:
+        for name, policy in policies.items():
+            if sizes(policy) != sizes(base):
+                own, others = (sum(p.numel() for p in each.lm.parameters()) for each in (policy, base))
+                say(
+                    f"init.{name}={cfg.init[name]}: a model of another shape than the base's, of {own:,} parameters "
+                    f"for {others:,}; it learns as it is, whatever model.* says"
+                )
     check_alike({"base": base, **policies}, ranks)
     for policy in policies.values():
         check_model(policy, config.update)

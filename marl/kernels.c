@@ -485,8 +485,8 @@ INLINE void norm_back_row(const void *slopes, const void *x, const void *weight,
 
 /* `to_weight` (parts, width) holds zeros. */
 void norm_back(const void *slopes, const void *x, const void *weight, const float *inverse, void *to_x,
-               float *to_weight, long rows, long width, long parts, long s_half, long x_half, long w_half) {
-#pragma omp parallel for num_threads(parts) schedule(static)
+               float *to_weight, long rows, long width, long parts, long s_half, long x_half, long w_half, long threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
   for (long part = 0; part < parts; part++)
     for (long row = rows * part / parts; row < rows * (part + 1) / parts; row++) {
       float *own = to_weight + part * width;

@@ -2,11 +2,13 @@
 
 - Causal attention as compiled C: over the slots of a cache, and over whole rows with gradients. torch's own wants rows
   side by side, padded to one length and beside a mask, decodes at a third of the speed of memory, and learns at a
-  fraction of that of products. kernels.c is built when the project is installed, for processors with AVX512 and with
-  AVX2. Where there is none of it (no compiler, another processor), attention is torch's: slower, and up to rounding the
-  same.
-- The norms of a Llama and its kin, for which torch goes over memory a dozen times, back and forth (`quicken`).
-- Large matrix products by oneDNN on processors of AMD, where it is twice as fast as torch's MKL (`quicken`).
+  fraction of that of products.
+- The norms of a Llama and its kin, also in C, for which torch goes over memory a dozen times, back and forth.
+- Large matrix products by oneDNN on processors of AMD, where it is twice as fast as torch's MKL.
+
+kernels.c is built when the project is installed, for processors with AVX512 and with AVX2. Where there is none of it
+(no compiler, another processor), attention and norms are torch's: slower, and up to rounding the same. `quicken` gives
+a model norms and products; attention is asked for by those who compute it (ragged.py, varlen.py).
 """
 
 from __future__ import annotations
@@ -22,7 +24,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 # --- Attention ---
 
@@ -42,8 +43,8 @@ def load(name: str) -> ctypes.CDLL | None:
         return None
     if SOURCE.exists() and SOURCE.stat().st_mtime > Path(spec.origin).stat().st_mtime:
         warnings.warn(
-            f"{SOURCE.name} has changed since it was built: attention is torch's, which is slower, until the project "
-            "is installed again (pip install -e . or make)",
+            f"{SOURCE.name} has changed since it was built: attention and norms are torch's, which is slower, until "
+            "the project is installed again (pip install -e . or make)",
             stacklevel=2,
         )
         return None
@@ -62,12 +63,12 @@ def best() -> str:
 
 def in_use() -> str:
     """What of this is used on this machine's CPU, in words."""
-    attention = f"attention {best().rpartition('_')[2]}" if best() else ""  # v4: AVX512, v3: AVX2
-    return ", ".join(filter(None, (attention, "oneDNN" if has_faster_products() else ""))) or "torch"
+    compiled = f"attention and norms {best().rpartition('_')[2]}" if best() else ""  # v4: AVX512, v3: AVX2
+    return ", ".join(filter(None, (compiled, "oneDNN" if has_faster_products() else ""))) or "torch"
 
 
 def takes(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether `attend` is for slots of these numbers on this device."""
+    """Whether `attend` is for slots of these numbers on this device, and `norm` for such numbers."""
     return device.type == "cpu" and dtype in (torch.float32, torch.bfloat16) and bool(best())
 
 
@@ -198,10 +199,11 @@ FEW = 1 << 14  # numbers that one thread is done with before another has begun
 def _norm(x: Tensor, weight: Tensor, eps: float, half: bool) -> tuple[Tensor, Tensor]:
     """`norm`, but without gradients and unknown to torch, which spares a fifth of a millisecond a pass."""
     x, weight, (*rows, width) = x.contiguous(), weight.contiguous(), x.shape
+    assert weight.shape == (width,) and width % LANES == 0, (x.shape, weight.shape)
     found = x.new_empty(x.shape, dtype=torch.bfloat16 if half else torch.promote_types(x.dtype, weight.dtype))
     inverse = x.new_empty(rows, dtype=torch.float32)
     parts = torch.get_num_threads() if x.numel() > FEW else 1
-    _call("norm", x, weight, found, inverse, eps, inverse.numel(), width, parts, *_halves(x, weight, found))
+    _call("norm", x, weight, found, inverse, float(eps), inverse.numel(), width, parts, *_halves(x, weight, found))
     return found, inverse
 
 
@@ -230,7 +232,8 @@ def norm_back(slopes: Tensor, x: Tensor, weight: Tensor, inverse: Tensor) -> tup
     parts = min(torch.get_num_threads(), max(inverse.numel(), 1))
     to_x, to_weight = torch.empty_like(x), inverse.new_zeros(parts, len(weight))
     kinds = _halves(slopes, x, weight)
-    _call("norm_back", slopes, x, weight, inverse, to_x, to_weight, inverse.numel(), len(weight), parts, *kinds)
+    _call("norm_back", slopes, x, weight, inverse, to_x, to_weight, inverse.numel(), len(weight), parts, *kinds,
+          torch.get_num_threads())  # fmt: skip
     return to_x, to_weight.sum(0).to(weight.dtype)
 
 
@@ -256,10 +259,12 @@ def _halves(*tensors: Tensor) -> list[int]:
 
 
 class Norm(nn.Module):
-    """`LlamaRMSNorm`, by `norm`. Within autocast its result is what the products behind it would make of it."""
+    """`LlamaRMSNorm`, by `norm`. In a layer its result is in bfloat16 within autocast, as the products behind it would
+    have it; the last one's stays as it is, since values are made of it in float32."""
 
     weight: Tensor
     variance_epsilon: float
+    of_a_layer = False
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         cast = torch.is_autocast_enabled("cpu")
@@ -267,19 +272,22 @@ class Norm(nn.Module):
         if not known or len(self.weight) % LANES or (cast and torch.get_autocast_dtype("cpu") != torch.bfloat16):
             return super().forward(hidden_states)
         seen = torch.is_grad_enabled() or torch.compiler.is_compiling() or type(hidden_states) is not Tensor
-        return (norm if seen else _norm)(hidden_states, self.weight, self.variance_epsilon, cast)[0]
+        half = cast and self.of_a_layer
+        return (norm if seen else _norm)(hidden_states, self.weight, self.variance_epsilon, half)[0]
 
 
 def _computes_as(kind: type[nn.Module], other: type[nn.Module]) -> bool:
     """Whether the two have the same `forward`, instruction by instruction: many models copy Llama's layers."""
     own, its = (getattr(each.forward, "__code__", None) for each in (kind, other))
     parts = "co_code", "co_consts", "co_names", "co_varnames"
-    return None not in (own, its) and all(getattr(own, part) == getattr(its, part) for part in parts)
+    if None in (own, its) or kind.forward.__closure__ is not None:  # within a decorator, which all have in common
+        return False
+    return all(getattr(own, part) == getattr(its, part) for part in parts)
 
 
 @functools.cache
 def _compiled(kind: type[nn.Module]) -> type[nn.Module]:
-    """`Norm` for layers of this kind, under their name."""
+    """`Norm` for layers of this kind, under their name, so that a model may be copied, but not pickled."""
     return type(kind.__name__, (Norm, kind), {"__module__": kind.__module__})
 
 
@@ -356,9 +364,12 @@ class Linear(nn.Linear):
 
 def quicken(model: nn.Module) -> None:
     """Gives the model's layers what is faster on this processor; weights, names and what is saved stay as they are."""
-    for module in model.modules():
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm  # whoever has no model need not wait for it
+
+    for name, module in model.named_modules():
         kind: Any = type(module)
         if kind is nn.Linear and has_faster_products():
             module.__class__ = Linear
         elif best() and _computes_as(kind, LlamaRMSNorm):
             module.__class__ = _compiled(kind)
+            module.of_a_layer = any(part.isdigit() for part in name.split("."))

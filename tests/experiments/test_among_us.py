@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,21 @@ def test_a_warm_start_begins_where_the_other_run_ended(run: Train) -> None:
     cold = run("algo.iterations=1", "algo.update.learning_rate=0")
     assert logged(cold, "train")[1]["loss/kl"] < 1e-9
     assert read_card(warm / "policy")["base"] == read_card(finished / "policy")["base"]
+
+
+def test_a_start_of_another_shape_is_told_of(run: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    finished = run()
+    run(f"init.learner={finished.name}", "algo.iterations=1")
+    assert "another shape" not in capsys.readouterr().out
+    wide = run(f"init.learner={finished.name}", "model.intermediate_size=48", "algo.iterations=1")
+    said = re.search(
+        rf"init.learner={finished.name}: .* another shape than the base's, of ([\d,]+) parameters for ([\d,]+);",
+        capsys.readouterr().out,
+    )
+    assert said, wide
+    own, others = (int(number.replace(",", "")) for number in said.groups())
+    assert own - others == 3 * 32 * (64 - 48)  # matrices, and their width
+    assert json.loads((wide / "policy" / "config.json").read_text())["intermediate_size"] == 64
 
 
 def test_a_pattern_may_say_where_to_start(run: Train) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_module
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from envs.among_us_v0 import COMPACT_TOKENS, AmongUs
 from experiments import benchmark, measure
@@ -26,11 +27,13 @@ from experiments.benchmark_figures import UNASKED, along, line, parts, ratios, t
 from experiments.measure import PHASES, Counts, Load, Rates, Shape, Stopwatch, UpdateCounts, limits, step_alone
 from experiments.pieces import STAGE_GAMES, game_alone
 from experiments.workload import FULL, ReplayAgent, Script, play_recorded, record
+from marl import ragged
 from marl.agents import Agent, Key
 from marl.config import make, plain
 from marl.engine import size_of
 from marl.errors import UserError
 from marl.games import env_maker, game_module
+from marl.kernels import takes
 from marl.policy import Policy, tiny_config, tiny_lm
 from marl.pretrain import scripted_texts
 from marl.rollout import draw_games, everyone, rollout
@@ -232,7 +235,7 @@ def test_what_is_meant_to_be_reached_is_told(found: dict[str, Any]) -> None:
     """What is asked of 256 games, or of the ends of an axis, was not measured by a few games."""
     told = {t["name"]: t for t in found["targets"]}
     unmeasured = [name for name, t in told.items() if t["value"] is None]
-    assert len(told) == 26 and [name.split()[0] for name in unmeasured] == [
+    assert len(told) == 28 and [name.split()[0] for name in unmeasured] == [
         "generate", "generate,", "TRL", "TRL,", "TRL", "TRL",
         "a", "decode", "the", "rows", "rollout", "rollout", "a", "prefill", "a",
         "what", "decode", "growth",
@@ -309,10 +312,12 @@ def test_targets_of_made_up_figures() -> None:
         "rollout of a game from 64 to 1,024 games: most unlike the first's": (pytest.approx(1.2), False),
         "rollout of a token": (pytest.approx(1.2), None),
         "a game with its update": (None, None),
-        "prefill of a token from 256 to 2,048 of context: growth by its products'": (None, None),
-        "a step of 256 rows, from 256 to 2,048 tokens each: the same": (None, None),
+        "a step of 256 rows, from 256 to 2,048 tokens each: growth without attention": (None, None),
         "what it takes more from 256 to 2,048 tokens, by what torch's attention does": (None, None),
-        "decode in games: growth by its products'": (None, None),
+        "its growth by that of its multiply-adds": (None, None),
+        "a pass that reads, from 256 to 2,048 tokens: growth without attention": (None, None),
+        "prefill in games: growth by that of its multiply-adds": (None, None),
+        "decode in games: growth by that of its multiply-adds": (None, None),
         "growth of its passes' rows, which share what a pass costs": (None, None),
         "the game with random players, one core: agent-steps/s": (19e3, False),
         "memory as predicted, float32: of what it took": (0.85, False),
@@ -337,7 +342,7 @@ def test_an_axis_without_its_ends_was_not_measured(missing: int) -> None:
     games = [made_up("ours", 64, 64.0), made_up("ours", 256, 256.0), made_up("ours", 1024, 1024.0)]
     long = [made_up("ours", 51, 1.0), made_up("ours", 51, 1.0, 256), made_up("ours", 51, 1.0, 2048)]
     flat = "rollout of a game from 64 to 1,024 games: most unlike the first's"
-    growth = "decode in games: growth by its products'"
+    growth = "decode in games: growth by that of its multiply-adds"
     assert told(games)[flat][0] is not None and told(long)[growth][0] is not None
     games[2 * missing]["repeats"], long[1 + missing]["repeats"] = [], []
     assert told([games[1], *games])[flat] == told(long)[growth] == (None, None)
@@ -352,9 +357,11 @@ def test_targets_of_256_games_are_asked_of_256_games() -> None:
     assert told(wide)["decode at 256 games, context 1,024: share of its limit"] == (None, None)
 
 
-def test_a_phase_may_grow_as_its_products_do() -> None:
-    """Both phases take 6 times as long over 3 times the products: twice what they explain. In games decode has no
-    bound, since passes of four times as many rows share what a pass costs; steps of equal rows have one."""
+def test_attention_alone_may_grow() -> None:
+    """A step of 1 s at the short end and 2.5 at the long one, of which attention takes .5 and 1.9; a pass that reads of
+    2 and 4 s, attention's .5 and 2. In games both phases take 6 times as long over 3 times the multiply-adds, for which
+    there is no bound: in decode passes of four times as many rows share what a pass costs, and attention's may take
+    longer than others."""
     ends = [
         made_up("ours", 51, 1.0, 256, macs=1e9, decode_rows=10.0),
         made_up("ours", 51, 6.0, 2048, macs=3e9, decode_rows=40.0),
@@ -363,21 +370,36 @@ def test_a_phase_may_grow_as_its_products_do() -> None:
         repeat = row["repeats"][0]
         repeat["seconds"]["prefill"], repeat["read"]["prefill"] = seconds, 10
         repeat["limit"]["prefill"] = {"macs": macs}
-    steps = [
-        {"rows": 256, "context": n, "seconds": spent, "macs": macs, "limit": 0.5, "attention": own, "products": 0.3}
-        for n, spent, macs, own in ((256, 1.0, 1.0, 0.2), (1024, 2.0, 2.0, 0.9), (2048, 2.5, 3.0, 1.4))
-    ]
+    steps: list[dict[str, Any]] = [
+        {"rows": 256, "context": n, "seconds": spent, "macs": macs, "limit": 0.5, "attention": torchs, "products": 0.3,
+         "own_attention": own, "reading": reading, "reading_attention": reading_own}
+        for n, spent, macs, torchs, own, reading, reading_own in (
+            (256, 1.0, 1.0, 0.2, 0.5, 2.0, 0.5),
+            (1024, 2.0, 2.0, 0.9, 1.4, 3.0, 1.3),
+            (2048, 2.5, 3.0, 1.4, 1.9, 4.0, 2.0),
+        )
+    ]  # fmt: skip
     found = told([made_up("ours", 51, 2.0), *ends], steps=steps)
-    assert found["prefill of a token from 256 to 2,048 of context: growth by its products'"] == (2.0, False)
-    assert found["a step of 256 rows, from 256 to 2,048 tokens each: the same"] == (pytest.approx(2.5 / 3), True)
+    whole = "a step of 256 rows, from 256 to 2,048 tokens each: growth without attention"
+    reading = "a pass that reads, from 256 to 2,048 tokens: growth without attention"
+    assert found[whole] == (pytest.approx(0.6 / 0.5), False)
+    assert found[reading] == (pytest.approx(2.0 / 1.5), False)
+    assert found["its growth by that of its multiply-adds"] == (pytest.approx(2.5 / 3), None)
     assert found["a step of 256 rows, 1,024 tokens each: share of its limit"] == (0.25, False)
     assert found["what it takes more from 256 to 2,048 tokens, by what torch's attention does"] == (
-        pytest.approx(1.5 / 1.2), None
+        pytest.approx(1.5 / 1.2), False
     )  # fmt: skip
-    assert found["decode in games: growth by its products'"] == (pytest.approx(2.0), None)
+    assert found["prefill in games: growth by that of its multiply-adds"] == (2.0, None)
+    assert found["decode in games: growth by that of its multiply-adds"] == (pytest.approx(2.0), None)
     assert found["growth of its passes' rows, which share what a pass costs"] == (4.0, None)
+    steps[0]["reading_attention"] = 0.1  # now it takes .1 more than the rest that it had
+    assert told(ends, steps=steps)[reading] == (pytest.approx(2.0 / 1.9), True)
     fewer = told(ends, steps=[{**step, "rows": 255} for step in steps])
     assert fewer["a step of 256 rows, 1,024 tokens each: share of its limit"] == (None, None)
+    elsewhere = told(ends, steps=[{**step, "own_attention": None, "reading_attention": None} for step in steps])
+    assert elsewhere[whole] == elsewhere[reading] == (None, None)
+    before = told(ends, steps=[{k: v for k, v in step.items() if "ing" not in k and "own" not in k} for step in steps])
+    assert before[whole] == before[reading] == (None, None)  # figures of an earlier version
 
 
 def test_bfloat16_is_known_by_its_numbers() -> None:
@@ -920,6 +942,10 @@ def test_a_step_alone(workload: tuple[Policy, Script], steps: int) -> None:
     assert found["macs"] == 5 * (shape.body + seen * shape.attention + (steps > 1) * shape.head)
     assert 0 < found["limit"] < found["seconds"] and (found["rows"], found["context"]) == (5, 60)
     assert 0 < found["attention"] < found["seconds"] and 0 < found["products"] < found["seconds"]
+    if takes(CPU, torch.float32):
+        assert 0 < found["reading_attention"] < found["reading"]
+        assert steps > 1 or 0 < found["own_attention"] < found["seconds"]  # several at a time are computed otherwise
+    assert ALL_ATTENTION_FUNCTIONS[ragged.RAGGED] is ragged.attention  # it is nobody's any more
 
 
 def test_rows_of_a_pass() -> None:

@@ -18,7 +18,16 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from experiments import crossplay, evaluate, play, train
-from experiments.cli import FEW_KERNELS, MAY_BE_NULL, UsageError, check_command_line, command, nearest, wrong_kind
+from experiments.cli import (
+    FEW_KERNELS,
+    MAY_BE_NULL,
+    UsageError,
+    check_command_line,
+    command,
+    nearest,
+    set_beside,
+    wrong_kind,
+)
 from marl.errors import UserError
 from marl.memory import has_bf16_instructions, kept_kernels
 
@@ -490,9 +499,9 @@ def test_a_reader_who_leaves_does_not_end_the_run(toy: Path, tmp_path: Path, clo
 
 def test_the_real_thing_in_a_process_of_its_own(toy: Path, tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(
-        "from experiments.cli import command\n\n\n"
+        "from experiments.cli import command, set_beside\n\n\n"
         "@command('train', package='toy_conf')\n"
-        "def main(cfg):\n    print('seed', cfg.seed)\n\n\n"
+        "def main(cfg):\n    print('seed', cfg.seed)\n    print('beside', *set_beside())\n\n\n"
         "if __name__ == '__main__':\n    main()\n"
     )
     environment = {"PYTHONPATH": f"{ROOT}:{toy}", "PYTHONDONTWRITEBYTECODE": "1", "PATH": "/usr/bin:/bin"}
@@ -501,11 +510,14 @@ def test_the_real_thing_in_a_process_of_its_own(toy: Path, tmp_path: Path) -> No
         command_line = [sys.executable, "app.py", *arguments]
         return subprocess.run(command_line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
 
-    good, bad = run("-m", "seed=1,2"), run("sedd=1")
-    assert good.returncode == 0 and [x for x in good.stdout.splitlines() if x.startswith("seed")] == [
-        "seed 1",
-        "seed 2",
-    ]
+    good, swept, bad = run("-m", "seed=1,2"), run("sweep=arms", "verbose=true", "seed=1,2"), run("sedd=1")
+    told = {"seed 1": "seed=1", "seed 2": "seed=2"}
+    lines = [x for x in good.stdout.splitlines() if x.startswith(("seed", "beside"))]
+    assert good.returncode == 0 and lines == [x for seed, own in told.items() for x in (seed, f"beside {own}")]
+    # the choices of the sweep's own file are part of it, others in their place are not
+    beside = [x for x in swept.stdout.splitlines() if x.startswith("beside")]
+    assert sorted(beside) == ["beside seed=2 sweep=arms verbose=True"] * 2 + ["beside sweep=arms verbose=True"] * 2
+    assert set_beside() == []  # in no job
     assert (bad.returncode, bad.stdout, bad.stderr) == (2, "", "sedd is not a setting; the nearest is seed.\n")
     assert [p.name for p in tmp_path.iterdir()] == ["app.py"]
 

@@ -226,6 +226,23 @@ def test_a_verdict_names_metrics_and_iterations(tmp_path: Path) -> None:
     assert found.warning(4, rows[3]) == "" and found.warning(1, {"game/score": 0.5}) == ""
 
 
+def test_a_verdict_names_what_the_command_line_changed(tmp_path: Path) -> None:
+    write_csv(tmp_path / "NAME.csv", expected.HEADER, [("full objective=0", "game/score", 1, 0, 1)])
+    kept = ["sweep=NAME", "ablation=full", "seed=3", "base.seed=3", "threads=1", "eval.games=8", "+tracker=wandb",
+            "env.objective=0", "data.dond=there", "env=dond", "seeds.games=1"]  # fmt: skip
+    changed = ["algo.games=8", "~loss.kl", "base.seeds=1", "env.rounds=2"]
+    inside, outside = ([{"phase": "train", "iteration": 1, "game/score": score}] for score in (0.5, 2))
+    listed = ", ".join(changed)
+    for given, though, why in (
+        (kept, "", "other settings may be why"),
+        ([*kept, *changed], f", though with {listed} on the command line", f"{listed} may be why"),
+    ):
+        found = expected_of("NAME", "full", {"game": "dond", "objective": 0.0}, tmp_path, given)
+        assert found is not None and f"at all of 1 iterations{though}" in found.verdict(inside)
+        assert (not though) == (", though with" not in found.verdict(inside))
+        assert why in found.verdict(outside)
+
+
 @pytest.mark.parametrize(
     ("ends", "blind"),
     [

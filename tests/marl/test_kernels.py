@@ -74,7 +74,7 @@ def test_what_compiles_here_is_there(tmp_path: Path) -> None:
     if not made:
         pytest.skip("nothing can be compiled for this processor")
     assert made == BUILT and best() == made[0]
-    assert kernels.in_use().startswith(f"attention {made[0][-2:]}")
+    assert kernels.in_use().startswith(f"attention and norms {made[0][-2:]}")
 
 
 @needs_build
@@ -254,6 +254,20 @@ def test_norms_and_their_gradients_are_those_of_the_formula(
 
 
 @needs_build
+def test_frozen_weights_and_slopes_without_numbers_of_their_own(build: str) -> None:
+    x, weight = torch.randn(5, 32, generator=torch.Generator().manual_seed(0)), torch.linspace(0, 1, 32)
+    own = x.clone().requires_grad_()
+    norm(own, weight, 0.0, False)[0].sum().backward()  # its slopes are one number, 160 times
+    other = x.double().requires_grad_()
+    norm_by_hand(other, weight, 0.0).sum().backward()
+    assert weight.grad is None
+    torch.testing.assert_close(own.grad.double(), other.grad, atol=1e-5, rtol=1e-5)
+    with pytest.raises(AssertionError):
+        norm(x, torch.ones(16), 0.0, False)
+    assert torch.equal(norm(x, weight, 0, False)[0], norm(x, weight, 0.0, False)[0])  # as configurations have it
+
+
+@needs_build
 def test_a_rows_norm_is_the_same_whoever_is_beside_it(build: str, threads: None) -> None:
     x = torch.randn(300, 64, generator=torch.Generator().manual_seed(0))  # more than one thread works alone
     weight = torch.linspace(-1, 2, 64)
@@ -299,6 +313,9 @@ def test_models_whose_norms_are_llamas_compute_the_same_by_them(name: str, bf16:
     quick = copy.deepcopy(quick)  # as policies are
     norms = sum(isinstance(module, Norm) for module in quick.modules())
     assert (norms > 0) == (name not in ("gpt2", "gemma", "qwen3_5")), norms
+    if name in ("llama", "qwen3"):  # values are made of what the last one makes
+        made = [module.of_a_layer for module in quick.modules() if isinstance(module, Norm)]
+        assert made.count(False) == 1 and not quick.base_model.norm.of_a_layer
     assert quick.state_dict().keys() == lm.state_dict().keys()
     assert [type(m).__name__ for m in quick.modules()] == [type(m).__name__ for m in lm.modules()]
     ids = torch.randint(0, 64, (3, 20), generator=torch.Generator().manual_seed(0))
@@ -310,7 +327,7 @@ def test_models_whose_norms_are_llamas_compute_the_same_by_them(name: str, bf16:
         results.append([logits, *(p.grad for p in model.parameters() if p.grad is not None)])
     assert len(results[0]) == len(results[1])
     for one, other in zip(*results, strict=True):
-        near = (0.1 if bf16 else 1e-4) * max(float(one.detach().abs().max()), 1e-3)
+        near = (0.04 if bf16 else 1e-4) * max(float(one.detach().abs().max()), 1e-3)
         torch.testing.assert_close(other, one, atol=near, rtol=0)
 
 

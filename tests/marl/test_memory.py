@@ -384,14 +384,14 @@ def test_models_that_attend_in_their_own_way_are_read_as_the_engine_reads_them(
     config: PreTrainedConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With compiled attention as without it: padded, with copies of those that speak. Compiled norms keep less."""
-    found = []
+    found, faster = [], bool(kernels.best())
     for _ in range(2):
         slots = Slots(4, 10, config=config).desk(48, CPU)
         found.append((slots, playing_bytes(config, CPU, slots=64, speaking=16, context=256),
                       learning_bytes(config, CPU, rows=2, length=64, replies=8)))  # fmt: skip
         monkeypatch.setattr(kernels, "best", lambda: "")
     assert found[0][:2] == found[1][:2] and found[0][0] == 640
-    assert found[0][2] == found[1][2] if config.model_type != "doge" else found[0][2] < found[1][2]
+    assert found[0][2] < found[1][2] if faster and config.model_type == "doge" else found[0][2] == found[1][2]
 
 
 # --- What is there ---
