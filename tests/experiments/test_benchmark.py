@@ -237,8 +237,8 @@ def test_what_is_meant_to_be_reached_is_told(found: dict[str, Any]) -> None:
     unmeasured = [name for name, t in told.items() if t["value"] is None]
     assert len(told) == 28 and [name.split()[0] for name in unmeasured] == [
         "generate", "generate,", "TRL", "TRL,", "TRL", "TRL",
-        "a", "decode", "the", "rows", "rollout", "rollout", "a", "prefill", "a",
-        "what", "decode", "growth",
+        "a", "decode", "the", "rows", "rollout", "rollout", "a", "a",
+        "what", "its", "a", "prefill", "decode", "growth",
     ]  # fmt: skip
     for t in told.values():
         bounded = t["least"] is not None or t["most"] is not None
