@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_module
+from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from envs.among_us_v0 import COMPACT_TOKENS, AmongUs
@@ -946,6 +948,15 @@ def test_a_step_alone(workload: tuple[Policy, Script], steps: int) -> None:
         assert 0 < found["reading_attention"] < found["reading"]
         assert steps > 1 or 0 < found["own_attention"] < found["seconds"]  # several at a time are computed otherwise
     assert ALL_ATTENTION_FUNCTIONS[ragged.RAGGED] is ragged.attention  # it is nobody's any more
+
+
+def test_the_attention_of_all_layers_is_timed(workload: tuple[Policy, Script], monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, _ = workload
+    attention = ragged.attention
+    monkeypatch.setattr(ragged, "attention", lambda *given, **named: time.sleep(0.005) or attention(*given, **named))
+    found, layers = step_alone(policy, 5, 60, 1, CPU), policy.lm.config.num_hidden_layers
+    assert layers > 1 and min(found["own_attention"], found["reading_attention"]) >= layers * 0.005
+    AttentionInterface.register(ragged.RAGGED, attention)  # what was patched is there now
 
 
 def test_rows_of_a_pass() -> None:

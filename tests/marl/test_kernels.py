@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sysconfig
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -316,6 +316,8 @@ def test_models_whose_norms_are_llamas_compute_the_same_by_them(name: str, bf16:
     if name in ("llama", "qwen3"):  # values are made of what the last one makes
         made = [module.of_a_layer for module in quick.modules() if isinstance(module, Norm)]
         assert made.count(False) == 1 and not quick.base_model.norm.of_a_layer
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            assert quick.base_model(input_ids=torch.arange(9)[None]).last_hidden_state.dtype == torch.float32
     assert quick.state_dict().keys() == lm.state_dict().keys()
     assert [type(m).__name__ for m in quick.modules()] == [type(m).__name__ for m in lm.modules()]
     ids = torch.randint(0, 64, (3, 20), generator=torch.Generator().manual_seed(0))
@@ -329,6 +331,19 @@ def test_models_whose_norms_are_llamas_compute_the_same_by_them(name: str, bf16:
     for one, other in zip(*results, strict=True):
         near = (0.04 if bf16 else 1e-4) * max(float(one.detach().abs().max()), 1e-3)
         torch.testing.assert_close(other, one, atol=near, rtol=0)
+
+
+def test_layers_within_one_decorator_are_not_alike() -> None:
+    def within(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda *given: forward(*given)
+
+    class One(nn.Module):
+        forward = within(lambda self, x: x)
+
+    class Other(nn.Module):
+        forward = within(lambda self, x: 2 * x)
+
+    assert not kernels._computes_as(Other, One)
 
 
 @needs_build
