@@ -216,7 +216,8 @@ def same_episodes(one: Sequence[Episode], other: Sequence[Episode], exact: bool 
         for s, t in zip(a.turns, b.turns, strict=True):
             assert dataclasses.replace(s, logprobs=(), value=0.0) == dataclasses.replace(t, logprobs=(), value=0.0)
             np.testing.assert_allclose(s.logprobs, t.logprobs, **tolerance)
-            np.testing.assert_allclose(s.value, t.value, **tolerance)
+            # A critic of large weights magnifies rounding: of values up to 1.8 some differ by 5e-7 to 1.1e-6.
+            np.testing.assert_allclose(s.value, t.value, **{**tolerance, "rtol": 0.0 if exact else 2e-6})
         for p, q in zip(a.beliefs, b.beliefs, strict=True):
             empty = np.zeros(0)
             left, right = (dataclasses.astuple(dataclasses.replace(x, probs=empty)) for x in (p, q))
