@@ -27,8 +27,8 @@ from torch.autograd.function import once_differentiable
 
 # --- Attention ---
 
-BUILDS = ("marl._kernels_v4", "marl._kernels_v3")  # by pyproject.toml; the better first
-TILE, LANES = 4, 16  # queries at once, and numbers of the widest vector, as in kernels.c
+BUILDS = ("marl._kernels_v4_bf16", "marl._kernels_v4", "marl._kernels_v3")  # by pyproject.toml; the better first
+TILE, LANES, PAIRED = 4, 16, 32  # queries at once, numbers of the widest vector, widths with pairs, as in kernels.c
 PARTS = 8  # pieces of work of a row at most: each has gradients of its keys and values of its own
 
 
@@ -63,7 +63,7 @@ def best() -> str:
 
 def in_use() -> str:
     """What of this is used on this machine's CPU, in words."""
-    compiled = f"attention and norms {best().rpartition('_')[2]}" if best() else ""  # v4: AVX512, v3: AVX2
+    compiled = f"attention and norms {best().partition('_kernels_')[2]}" if best() else ""  # v4: AVX512, v3: AVX2
     return ", ".join(filter(None, (compiled, "oneDNN" if has_faster_products() else ""))) or "torch"
 
 
@@ -91,34 +91,29 @@ def _call(function: str, *arguments: Any) -> None:
     getattr(library, function)(*given)
 
 
-def _attend(
-    queries: Tensor, keys: Tensor, values: Tensor, rows: Tensor, places: Tensor, scale: float, longest: int
-) -> tuple[Tensor, Tensor]:
-    """`attend`, and the logarithms (N, H) of the sums of e^score. `longest`: no token stands behind so many."""
-    (count, heads, inside), (_, length, shared, outside) = queries.shape, values.shape
-    assert keys.shape == (*values.shape[:3], inside) and heads % shared == 0, (queries.shape, keys.shape, values.shape)
-    assert rows.shape == places.shape == (count,), (rows.shape, places.shape, count)
-    assert queries.dtype == torch.float32 and rows.dtype == places.dtype == torch.int64
-    assert keys.dtype == values.dtype and keys.dtype in (torch.float32, torch.bfloat16), (keys.dtype, values.dtype)
-    threads, room = torch.get_num_threads(), -(-longest // LANES) * LANES
-    found, logarithms = queries.new_empty(count, heads, outside), queries.new_empty(count, heads)
-    scores, tiles = queries.new_empty(threads, TILE, room), rows.new_empty(count + 1)
-    _call(
-        "attend", queries, keys, values, rows, places, found, logarithms, scores, tiles, scale,
-        count, heads, shared, inside, outside, length, room, int(keys.dtype == torch.bfloat16), threads,
-    )  # fmt: skip
-    return found, logarithms
-
-
 @torch.library.custom_op("marl::attend", mutates_args=())
 def attend(queries: Tensor, keys: Tensor, values: Tensor, rows: Tensor, places: Tensor, scale: float) -> Tensor:
     """Causal attention of N tokens, each to its own slot up to itself: softmax(scale q k) v.
 
     queries (N, H, D), keys (S, L, G, D), values (S, L, G, E), G heads shared by H, float32 or bfloat16; `rows` and
-    `places` (N,) int64: each token's slot, and where it stands there. Returns (N, H, E), computed in float32. A token's
-    result is the same to the last bit whatever is read beside it.
+    `places` (N,) int64: each token's slot, and where it stands there. Returns (N, H, E), added up in float32; of
+    bfloat16 whose D and E are multiples of 32 the weights are rounded to it. A token's result is the same to the last
+    bit whatever is read beside it.
     """
-    found, _ = _attend(queries.float().contiguous(), keys, values, rows, places, scale, keys.shape[1])
+    (count, heads, inside), (_, length, shared, outside) = queries.shape, values.shape
+    assert keys.shape == (*values.shape[:3], inside) and heads % shared == 0, (queries.shape, keys.shape, values.shape)
+    assert rows.shape == places.shape == (count,), (rows.shape, places.shape, count)
+    assert rows.dtype == places.dtype == torch.int64
+    assert queries.dtype == keys.dtype == values.dtype, (queries.dtype, keys.dtype, values.dtype)
+    assert queries.dtype in (torch.float32, torch.bfloat16), queries.dtype
+    threads, room = torch.get_num_threads(), -(-length // LANES) * LANES
+    whole: dict[str, Any] = {"dtype": torch.float32}
+    found, scores = queries.new_empty(count, heads, outside, **whole), queries.new_empty(threads, TILE, room, **whole)
+    tiles = rows.new_empty(count + 1)
+    _call(
+        "attend", queries.contiguous(), keys, values, rows, places, found, scores, tiles, scale,
+        count, heads, shared, inside, outside, length, room, int(keys.dtype == torch.bfloat16), threads,
+    )  # fmt: skip
     return found.to(queries.dtype)
 
 
@@ -128,27 +123,39 @@ def _(queries: Tensor, keys: Tensor, values: Tensor, rows: Tensor, places: Tenso
 
 
 @torch.library.custom_op("marl::attend_rows", mutates_args=())
-def attend_rows(
-    queries: Tensor, keys: Tensor, values: Tensor, begins: Tensor, longest: int, scale: float
-) -> tuple[Tensor, Tensor]:
+def attend_rows(queries: Tensor, keys: Tensor, values: Tensor, begins: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Causal attention of rows that stand one behind the other: softmax(scale q k) v, with gradients.
 
     queries (N, H, D), keys and values (N, G, D), G heads shared by H, D a multiple of 16; `begins` (R + 1,) int64:
-    where each row begins, and N; `longest`: tokens of a row at most. Returns (N, H, D), as precise as the queries, and
-    (N, H), which has no gradient: the logarithms of the sums of e^score. Computed in float32. The gradient's last
-    digits depend on the number of threads.
+    where each row begins, and N. Returns (N, H, D), as precise as the queries, and (N, H), which has no gradient: the
+    logarithms of the sums of e^score. Computed by blocks of keys (Dao 2023, FlashAttention-2), added up in float32; of
+    bfloat16 whose D is a multiple of 32 the weights, and their gradients, are rounded to it. The gradient's last digits
+    depend on the number of threads.
     """
-    rows = begins[:-1].repeat_interleave(begins.diff())  # as slots of a single token each, from the row's first on
-    places = torch.arange(len(queries)) - rows
-    q, k, v = (each.float().contiguous() for each in (queries, keys, values))
-    found, logarithms = _attend(q, k[:, None], v[:, None], rows, places, scale, longest)
+    q, k, v = _alike(queries, keys, values)
+    (count, heads, width), shared, rows, parts = queries.shape, keys.shape[1], len(begins) - 1, _parts(begins, keys)
+    found, totals = q.new_zeros(q.shape, dtype=torch.float32), q.new_zeros(count, heads, dtype=torch.float32)
+    logarithms = torch.full_like(totals, -torch.inf)
+    _call(
+        "attend_rows", q, k, v, begins, found, logarithms, totals, scale,
+        rows, parts, heads, shared, width, int(q.dtype == torch.bfloat16), torch.get_num_threads(),
+    )  # fmt: skip
     return found.to(queries.dtype), logarithms
 
 
+def _alike(*tensors: Tensor) -> list[Tensor]:
+    """Each (N, heads, D) as it is read: in bfloat16 where the first is, and D allows pairs."""
+    half = tensors[0].dtype == torch.bfloat16 and tensors[0].shape[2] % PAIRED == 0
+    return [each.to(torch.bfloat16 if half else torch.float32).contiguous() for each in tensors]
+
+
+def _parts(begins: Tensor, keys: Tensor) -> int:
+    """Pieces of work of a row, so that every thread has some."""
+    return min(-(-torch.get_num_threads() // max((len(begins) - 1) * keys.shape[1], 1)), PARTS)
+
+
 @attend_rows.register_fake
-def _(
-    queries: Tensor, keys: Tensor, values: Tensor, begins: Tensor, longest: int, scale: float
-) -> tuple[Tensor, Tensor]:
+def _(queries: Tensor, keys: Tensor, values: Tensor, begins: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     return torch.empty_like(queries), queries.new_empty(queries.shape[:2], dtype=torch.float32)
 
 
@@ -158,14 +165,13 @@ def attend_rows_back(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of queries, keys and values, from those of `attend_rows`'s result, (N, H, D)."""
-    (_, heads, width), shared, rows, threads = queries.shape, keys.shape[1], len(begins) - 1, torch.get_num_threads()
-    parts = min(-(-threads // (rows * shared)), PARTS)  # so that every thread has some work
-    q, k, v, o, s = (each.float().contiguous() for each in (queries, keys, values, found, slopes))
-    to_queries = torch.zeros_like(q)
-    to_keys, to_values = q.new_zeros(2, parts, *keys.shape)
+    q, k, v, o, s = _alike(queries, keys, values, found, slopes)
+    (_, heads, width), shared, rows, parts = queries.shape, keys.shape[1], len(begins) - 1, _parts(begins, keys)
+    to_queries = q.new_zeros(q.shape, dtype=torch.float32)
+    to_keys, to_values = q.new_zeros(2, parts, *keys.shape, dtype=torch.float32)
     _call(
-        "attend_back", q, k, v, o, logarithms, s, to_queries, to_keys, to_values, begins, scale,
-        rows, parts, heads, shared, width, threads,
+        "attend_back", q, k, v, begins, o, logarithms, s, to_queries, to_keys, to_values, scale,
+        rows, parts, heads, shared, width, int(q.dtype == torch.bfloat16), torch.get_num_threads(),
     )  # fmt: skip
     return to_queries.to(queries.dtype), to_keys.sum(0).to(keys.dtype), to_values.sum(0).to(values.dtype)
 
@@ -179,13 +185,13 @@ def _(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, _, ctx.scale = inputs
+    *tensors, ctx.scale = inputs
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(*tensors, *output)
 
 
 def _back(ctx: Any, slopes: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    return *attend_rows_back(slopes, *ctx.saved_tensors, ctx.scale), None, None, None
+    return *attend_rows_back(slopes, *ctx.saved_tensors, ctx.scale), None, None
 
 
 attend_rows.register_autograd(_back, setup_context=_keep)

@@ -49,7 +49,7 @@ def attention(
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
     query, key, value = (each.to(dtype) for each in (query, key, value))
     if learns(query, value):
-        return _compiled(query, key, value, scaling, row_lengths, row_ends), None
+        return _compiled(query, key, value, scaling, row_ends), None
     if row_lengths is None or row_ends is None:
         gqa = key.shape[1] < query.shape[1]
         states = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=gqa)
@@ -69,15 +69,13 @@ def attention(
     return torch.cat(results, 2).transpose(1, 2).contiguous(), None
 
 
-def _compiled(
-    query: Tensor, key: Tensor, value: Tensor, scaling: float | None, lengths: Sequence[int] | None, ends: Tensor | None
-) -> Tensor:
+def _compiled(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, ends: Tensor | None) -> Tensor:
     """`attention` by kernels.py."""
     size, heads, length, width = query.shape
     begins = torch.arange(size + 1) * length if ends is None else ends.long()
     q, k, v = (each.transpose(1, 2).flatten(0, 1) for each in (query, key, value))  # (N, heads, D)
     scale = width**-0.5 if scaling is None else scaling
-    found, _ = attend_rows(q, k, v, begins, length if lengths is None else max(lengths), scale)
+    found, _ = attend_rows(q, k, v, begins, scale)
     return found.view(size, length, heads, width)
 
 
