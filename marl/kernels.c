@@ -4,8 +4,9 @@
    allows `pairs`: as it stands there, two products at once, and weights are rounded first, as flash attention's are.
 
    Four queries share what is read: heads with the same keys, or neighbouring tokens. Keys and values are asked for before
-   they are needed, so that decoding is as fast as memory is read. A token's sums are made in the same order whoever shares
-   its tile, its pass or its thread. Built once for each instruction set (pyproject.toml). */
+   they are needed, so that decoding is as fast as memory is read. What a token makes of what it sees is added up in the
+   same order whoever shares its tile, its pass or its thread; but a value that is no number reaches up to three tokens
+   before it. Built once for each instruction set (pyproject.toml). */
 
 #include <math.h>
 #include <stdint.h>
@@ -63,7 +64,7 @@ INLINE vec every(const float *from) {
 
 INLINE vec where(ints which, vec yes, vec no) { return (vec)(((ints)yes & which) | ((ints)no & ~which)); }
 
-/* To bfloat16: the nearest, of two the even one. */
+/* To bfloat16: the nearest, of two the even one. Some processors make nothing of what is below 2^-126. */
 INLINE shorts rounded(vec values) {
 #ifdef __AVX512BF16__
   return (shorts)_mm512_cvtneps_pbh((__m512)values);
@@ -440,8 +441,9 @@ INLINE void forward(const struct rows *c, const int width, const int pairs, long
         }
         float before = seen[i] ? c->logarithms[own[i]] : 0, now = highest(top);
         now = now > before || !seen[i] ? now : before;
+        const float less_by = now == -INFINITY ? 0 : now; /* nothing but -INFINITY so far is no reason for NaN */
         UNROLL for (int j = 0; j < BLOCK / LANES; j++) {
-          vec likely = where(lanes + j * LANES < seen[i], exponential(score[j] - now), (vec){0});
+          vec likely = where(lanes + j * LANES < seen[i], exponential(score[j] - less_by), (vec){0});
           total += likely;
           put(by_query, i * BLOCK + j * LANES, likely, pairs);
         }

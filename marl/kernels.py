@@ -6,9 +6,10 @@
 - The norms of a Llama and its kin, also in C, for which torch goes over memory a dozen times, back and forth.
 - Large matrix products by oneDNN on processors of AMD, where it is twice as fast as torch's MKL.
 
-kernels.c is built when the project is installed, for processors with AVX512 and with AVX2. Where there is none of it
-(no compiler, another processor), attention and norms are torch's: slower, and up to rounding the same. `quicken` gives
-a model norms and products; attention is asked for by those who compute it (ragged.py, varlen.py).
+kernels.c is built when the project is installed, for processors with AVX512, with its products of bfloat16 or without,
+and for those with AVX2. Where there is none of it (no compiler, another processor), attention and norms are torch's:
+slower, and up to rounding the same. `quicken` gives a model norms and products; attention is asked for by those who
+compute it (ragged.py, varlen.py).
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from torch.autograd.function import once_differentiable
 
 # --- Attention ---
 
-BUILDS = ("marl._kernels_v4_bf16", "marl._kernels_v4", "marl._kernels_v3")  # by pyproject.toml; the better first
+# By pyproject.toml, the better first: AVX512 with products of bfloat16, AVX512, AVX2.
+BUILDS = ("marl._kernels_v4_bf16", "marl._kernels_v4", "marl._kernels_v3")
 TILE, LANES, PAIRED = 4, 16, 32  # queries at once, numbers of the widest vector, widths with pairs, as in kernels.c
 PARTS = 8  # pieces of work of a row at most: each has gradients of its keys and values of its own
 
@@ -63,7 +65,7 @@ def best() -> str:
 
 def in_use() -> str:
     """What of this is used on this machine's CPU, in words."""
-    compiled = f"attention and norms {best().partition('_kernels_')[2]}" if best() else ""  # v4: AVX512, v3: AVX2
+    compiled = f"attention and norms {best().partition('_kernels_')[2]}" if best() else ""
     return ", ".join(filter(None, (compiled, "oneDNN" if has_faster_products() else ""))) or "torch"
 
 
@@ -98,7 +100,7 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, rows: Tensor, places: 
     queries (N, H, D), keys (S, L, G, D), values (S, L, G, E), G heads shared by H, float32 or bfloat16; `rows` and
     `places` (N,) int64: each token's slot, and where it stands there. Returns (N, H, E), added up in float32; of
     bfloat16 whose D and E are multiples of 32 the weights are rounded to it. A token's result is the same to the last
-    bit whatever is read beside it.
+    bit whatever is read beside it, while all that is read are numbers.
     """
     (count, heads, inside), (_, length, shared, outside) = queries.shape, values.shape
     assert keys.shape == (*values.shape[:3], inside) and heads % shared == 0, (queries.shape, keys.shape, values.shape)
@@ -132,6 +134,9 @@ def attend_rows(queries: Tensor, keys: Tensor, values: Tensor, begins: Tensor, s
     bfloat16 whose D is a multiple of 32 the weights, and their gradients, are rounded to it. The gradient's last digits
     depend on the number of threads.
     """
+    assert keys.shape == values.shape and len(keys) == len(queries) == int(begins[-1]), (queries.shape, keys.shape)
+    assert queries.shape[1] % keys.shape[1] == 0 == queries.shape[2] % LANES, (queries.shape, keys.shape)
+    assert begins.dtype == torch.int64, begins.dtype
     q, k, v = _alike(queries, keys, values)
     (count, heads, width), shared, rows, parts = queries.shape, keys.shape[1], len(begins) - 1, _parts(begins, keys)
     found, totals = q.new_zeros(q.shape, dtype=torch.float32), q.new_zeros(count, heads, dtype=torch.float32)
@@ -144,8 +149,8 @@ def attend_rows(queries: Tensor, keys: Tensor, values: Tensor, begins: Tensor, s
 
 
 def _alike(*tensors: Tensor) -> list[Tensor]:
-    """Each (N, heads, D) as it is read: in bfloat16 where the first is, and D allows pairs."""
-    half = tensors[0].dtype == torch.bfloat16 and tensors[0].shape[2] % PAIRED == 0
+    """Each (N, heads, D) as it is read: in bfloat16 where all are, and D allows pairs."""
+    half = all(each.dtype == torch.bfloat16 and each.shape[2] % PAIRED == 0 for each in tensors)
     return [each.to(torch.bfloat16 if half else torch.float32).contiguous() for each in tensors]
 
 
@@ -156,7 +161,7 @@ def _parts(begins: Tensor, keys: Tensor) -> int:
 
 @attend_rows.register_fake
 def _(queries: Tensor, keys: Tensor, values: Tensor, begins: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(queries), queries.new_empty(queries.shape[:2], dtype=torch.float32)
+    return queries.new_empty(queries.shape), queries.new_empty(queries.shape[:2], dtype=torch.float32)
 
 
 @torch.library.custom_op("marl::attend_rows_back", mutates_args=())
@@ -181,7 +186,7 @@ def _(
     slopes: Tensor, queries: Tensor, keys: Tensor, values: Tensor, begins: Tensor, found: Tensor, logarithms: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    return torch.empty_like(queries), torch.empty_like(keys), torch.empty_like(values)
+    return queries.new_empty(queries.shape), keys.new_empty(keys.shape), values.new_empty(values.shape)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

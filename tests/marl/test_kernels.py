@@ -207,6 +207,66 @@ def test_half_precision_is_added_up_in_whole_and_kept_in_half(
         assert error.pow(2).mean().sqrt() <= 2**-8 * usual and error.abs().max() <= 2**-4 * usual
 
 
+@needs_build
+def test_products_of_pairs_round_without_leaning(build: str, threads: None) -> None:
+    """Weights are in bfloat16, which shows, and rounded, not cut off, by which all would come out smaller."""
+    draw = torch.Generator().manual_seed(0)
+    leaning = []
+    for lengths in ((70, 30, 100), (200,)):
+        begins = [0, *np.cumsum(lengths).tolist()]
+        ours = [torch.randn(200, n, 64, generator=draw).bfloat16().requires_grad_() for n in (4, 1, 1)]
+        whole = [x.detach().float().requires_grad_() for x in ours]
+        slopes = torch.randn(200, 4, 64, generator=draw).bfloat16()
+        found, _ = attend_rows(*ours, torch.tensor(begins), 0.2)
+        slots = attend(*(x.detach() for x in ours[:1]), *(x.detach()[None] for x in ours[1:]),
+                       torch.zeros(200, dtype=torch.int64), torch.arange(200), 0.2)  # fmt: skip
+        plain, _ = attend_rows(*whole, torch.tensor(begins), 0.2)
+        made = (found, *torch.autograd.grad((found * slopes).sum(), ours))
+        right = (plain, *torch.autograd.grad((plain * slopes).sum(), whole))
+        if len(lengths) == 1:
+            made, right = (*made, slots), (*right, plain)
+        for own, other in zip(made, right, strict=True):
+            assert not torch.equal(own, other.bfloat16())
+            own, other = own.detach().double(), other.detach().double()
+            leaning.append(float((own * other).sum() / other.pow(2).sum() - 1))
+    assert max(map(abs, leaning)) < 0.1 * 2**-8, leaning
+
+
+@pytest.mark.parametrize("width", [32, 64])
+@needs_build
+def test_a_pair_is_filled_up_by_nothing_that_stands_behind(width: int, build: str) -> None:
+    """An odd number of keys: the one behind them is not read, whatever it is."""
+    for count in (1, 3, 5, 17, 63, 65):
+        keys, values = (torch.full((2, 90, 1, width), torch.nan, dtype=torch.bfloat16) for _ in range(2))
+        keys[:, :count] = values[:, :count] = torch.randn(2, count, 1, width).bfloat16()
+        q = torch.randn(2, 4, width).bfloat16()
+        found = attend(q, keys, values, torch.arange(2), torch.full((2,), count - 1), 0.3)
+        for i, head in itertools.product(range(2), range(4)):
+            expected = softmax_by_hand(q[i, head], keys[i, :count, 0], values[i, :count, 0], 0.3)
+            torch.testing.assert_close(found[i, head].double(), expected, atol=1e-2, rtol=1e-2)
+
+
+@needs_build
+def test_every_piece_of_a_row_has_gradients_of_its_own(
+    build: str, threads: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads that add to the same ones would lose some, now and then."""
+    seen: list[Tensor] = []
+    call = kernels._call
+
+    def watched(function: str, *arguments: object) -> None:
+        call(function, *arguments)
+        if function == "attend_back":
+            seen.extend(each for each in arguments if isinstance(each, Tensor) and each.dim() == 4)
+
+    monkeypatch.setattr(kernels, "_call", watched)
+    given = [torch.randn(200, n, 16).requires_grad_() for n in (2, 1, 1)]
+    attend_rows(*given, torch.tensor([0, 200]), 0.2)[0].sum().backward()
+    assert len(seen) == 2
+    for each in seen:
+        assert len(each) == 3 and all(piece.any() for piece in each)
+
+
 @pytest.mark.parametrize("width", [16, 32])  # without pairs, and with them
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @needs_build
@@ -234,17 +294,30 @@ def test_rows_whose_scores_grow_do_not_overflow(width: int, dtype: torch.dtype, 
         assert (own.double() - other).norm() <= (2**-7 if dtype == torch.bfloat16 else 1e-5) * other.norm() + 1e-6
 
 
+@pytest.mark.parametrize("what", [0, 1, 2])  # of queries, keys, values
+@pytest.mark.parametrize("each", [1, 2, 4])  # heads that share keys
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @needs_build
-def test_what_is_no_number_shows_in_its_own_row_alone(build: str) -> None:
-    for dtype in (torch.float32, torch.bfloat16):
-        given = [torch.randn(90, n, 32, dtype=dtype) for n in (4, 1, 1)]
-        given[1][10] = torch.nan
-        ours = [x.requires_grad_() for x in given]
-        found, _ = attend_rows(*ours, torch.tensor([0, 20, 90]), 0.2)
-        assert found[:10].isfinite().all() and found[10:20].isnan().all() and found[20:].isfinite().all()
-        assert all(
-            x[:20].isnan().any() and x[20:].isfinite().all() for x in torch.autograd.grad(found.float().sum(), ours)
-        )
+def test_what_is_no_number_shows_in_its_own_row_alone(what: int, each: int, dtype: torch.dtype, build: str) -> None:
+    """There from its token on; as a value up to three tokens earlier, too."""
+    given = [torch.randn(90, n, 32, dtype=dtype) for n in (each, 1, 1)]
+    given[what][11] = torch.nan
+    ours = [x.requires_grad_() for x in given]
+    found, _ = attend_rows(*ours, torch.tensor([0, 20, 90]), 0.2)
+    assert found[: 8 if what == 2 else 11].isfinite().all() and found[20:].isfinite().all()
+    assert found[11].isnan().all() and (what == 0 or found[12:20].isnan().all())
+    gradients = torch.autograd.grad(found.float().sum(), ours)
+    assert gradients[0][11].isnan().all() and all(x[20:].isfinite().all() for x in gradients)
+
+
+@needs_build
+def test_scores_of_minus_infinity_are_left_behind(build: str) -> None:
+    """A block whose scores overflow downwards, and then one that counts."""
+    keys = torch.zeros(100, 1, 16)
+    keys[:64] = -3e38
+    values = torch.arange(100.0)[:, None, None].expand(100, 1, 16).contiguous()
+    found, _ = attend_rows(torch.full((100, 1, 16), 2.0), keys, values, torch.tensor([0, 100]), 1.0)
+    torch.testing.assert_close(found[64:, 0, 0], (64 + torch.arange(64.0, 100.0)) / 2)
 
 
 @needs_build
