@@ -10,6 +10,7 @@ from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator
 
 from experiments.measure import PHASES
 from marl.files import writing
@@ -410,6 +411,16 @@ def along(axis: str, around: Sequence[Data]) -> list[tuple[float, Data]]:
     return sorted(places, key=lambda found: found[0])
 
 
+def labels(places: Sequence[float]) -> list[str]:
+    """Of these places along a logarithmic axis, in order; empty where one would stand on the one before it."""
+    found, last = [], 0.0
+    for place in places:
+        near = place < 1.4 * last and len(places) > 4
+        found.append("" if near else f"{place:,}" if place == int(place) else f"{place:.3g}")
+        last = last if near else place
+    return found
+
+
 def draw(around: Sequence[Data], path: Path) -> None:
     """Seconds of 1,000 tokens of games over each axis that was measured (games differ in length), as a figure in a
     file: medians, with lowest and highest."""
@@ -418,7 +429,8 @@ def draw(around: Sequence[Data], path: Path) -> None:
     if not panels:
         return
     figure = Figure(figsize=(3.1 * len(panels) + 0.4, 3.1), layout="constrained")
-    for axes, (axis, rows) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+    side_by_side = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    for axes, (axis, rows) in zip(side_by_side, panels.items(), strict=True):
         style_axes(axes, ink="#222222", muted="#555555", grid="#dddddd")
         places = [place for place, _ in rows]
         for part, colour in (("rollout", PAPER[0]), ("update", PAPER[1])):
@@ -433,7 +445,9 @@ def draw(around: Sequence[Data], path: Path) -> None:
         axes.plot(places, limit, color="#777777", linestyle="--", linewidth=1, label="limit of both")
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.set_xticks(places, [f"{place:.3g}" for place in places])
+        axes.set_xticks(places, labels(places))
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda cost, _: f"{cost:g}"))
         axes.minorticks_off()
         axes.set_xlabel(AXES[axis], fontsize=9)
     first = figure.axes[0]

@@ -25,7 +25,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from envs.among_us_v0 import COMPACT_TOKENS, AmongUs
 from experiments import benchmark, measure
 from experiments.baselines import ALL_CALLS, GenerateAgent, trl_iteration, trl_version
-from experiments.benchmark_figures import UNASKED, along, line, parts, ratios, table, targets
+from experiments.benchmark_figures import UNASKED, along, labels, line, parts, ratios, table, targets
 from experiments.measure import PHASES, Counts, Load, Rates, Shape, Stopwatch, UpdateCounts, limits, step_alone
 from experiments.pieces import STAGE_GAMES, game_alone
 from experiments.workload import FULL, ReplayAgent, Script, play_recorded, record
@@ -961,3 +961,9 @@ def test_the_attention_of_all_layers_is_timed(workload: tuple[Policy, Script], m
 
 def test_rows_of_a_pass() -> None:
     assert Counts(passes=4, tokens=10).rows == 2 and Counts().rows == 1
+
+
+def test_places_along_an_axis_are_named_where_there_is_room() -> None:
+    assert labels([16, 51, 64, 256, 1024]) == ["16", "51", "", "256", "1,024"]
+    assert labels([4, 5, 6, 7]) == ["4", "5", "6", "7"]
+    assert labels([1.030912, 15.428608]) == ["1.03", "15.4"]
