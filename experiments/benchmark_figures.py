@@ -413,9 +413,9 @@ def along(axis: str, around: Sequence[Data]) -> list[tuple[float, Data]]:
 
 def labels(places: Sequence[float]) -> list[str]:
     """Of these places along a logarithmic axis, in order; empty where one would stand on the one before it."""
-    found, last = [], 0.0
+    found, room, last = [], (places[-1] / places[0]) ** 0.1, 0.0
     for place in places:
-        near = place < 1.4 * last and len(places) > 4
+        near = place < room * last
         found.append("" if near else f"{place:,}" if place == int(place) else f"{place:.3g}")
         last = last if near else place
     return found
