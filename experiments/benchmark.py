@@ -51,6 +51,7 @@ start); else what `out` holds is put aside as benchmark-1.json. What a figure is
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -70,7 +71,7 @@ from transformers import LlamaConfig, PreTrainedTokenizerBase
 
 from experiments.baselines import ALL_CALLS, INSTALL_TRL, GenerateAgent, trl_iteration, trl_version
 from experiments.benchmark_figures import draw, line, ratios, summary, table, targets
-from experiments.cli import command
+from experiments.cli import command, end_with
 from experiments.evaluate import pick_device, set_deterministic, set_threads, without_bf16
 from experiments.measure import (
     Load,
@@ -532,7 +533,7 @@ class Bench:
     def ours_apart(self, script: Script, point: Point) -> dict[str, Any]:
         """`ours` in a process of its own, which records the same games again."""
         given = (self.env, self.settings, self.device, self.tokens.tokenizer, self.out, point, torch.get_num_threads())
-        with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        with ProcessPoolExecutor(1, get_context("spawn"), end_with, (os.getpid(),)) as process:
             repeat, played = process.submit(alone, *given).result()
         assert played == script.facts(), (played, script.facts())
         return repeat

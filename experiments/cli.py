@@ -378,11 +378,11 @@ def run_apart(
             pool.shutdown()
 
 
-def end_with(sweep: int) -> None:
-    """In a worker: dies with the sweep's process, or its run would be kept from whoever starts the sweep again."""
+def end_with(parent: int) -> None:
+    """In a worker: dies with the process that started it, or what it holds would be kept from whoever starts again."""
 
     def watch() -> None:
-        while os.getppid() == sweep:
+        while os.getppid() == parent:
             time.sleep(1)
         os.kill(os.getpid(), signal.SIGKILL)
 

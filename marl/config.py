@@ -293,6 +293,9 @@ def terms(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
             raise UserError(f"{where}.{name}._target_={fields['_target_']}: is no class of a {where}, which is {needs}")
         built[name] = make(target, {k: v for k, v in fields.items() if k != "_target_"}, f"{where}.{name}")
         if where == "loss":
+            if built[name].weight < 0:
+                weight = f"loss.{name}.weight={built[name].weight:g}"
+                raise UserError(f"{weight}: would learn the opposite; must be 0 (measured only) or above")
             _check_reads(built[name].reads, f"loss.{name}.reads")
     return built
 

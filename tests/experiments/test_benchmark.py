@@ -57,6 +57,18 @@ def run(*overrides: str) -> dict[str, Any]:
     return found
 
 
+def children_of(process: int) -> list[str]:
+    return [child for known in Path(f"/proc/{process}/task").glob("*/children") for child in known.read_text().split()]
+
+
+def command_of(process: str) -> str:
+    """Empty where it has ended."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
 def settings_of(*overrides: str) -> tuple[benchmark.Settings, dict[str, Any]]:
     """The benchmark's settings, and all that was composed."""
     with initialize_config_module("conf", version_base="1.3"):
@@ -602,6 +614,28 @@ def test_memory_is_predicted_within_a_tenth(contexts: list[int], tmp_path: Path)
     assert {row["point"]["dtype"] for row in rows} == {"float32", "bfloat16"}
     for row in rows:
         assert 0.9 < row["repeats"][0]["predicted_bytes"] / row["repeats"][0]["peak_bytes"] < 1.1, row["point"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
+def test_a_points_process_dies_with_the_benchmark(tmp_path: Path) -> None:
+    size = ["bench=quick", "apart=true", "centre.context=512", "axes.games=[16]", "axes.context=[512]"]
+    command = [sys.executable, "-m", "experiments.benchmark", *size, f"out={tmp_path}"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 120
+
+        def at_work() -> list[str]:
+            return [child for child in children_of(process.pid) if "spawn_main" in command_of(child)]
+
+        while not at_work():
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        (worker,) = at_work()
+        process.kill()
+    deadline = time.monotonic() + 20
+    while command_of(worker):
+        assert time.monotonic() < deadline, "it is still there"
+        time.sleep(0.1)
 
 
 @pytest.mark.slow
