@@ -403,10 +403,12 @@ def window_of(config: PreTrainedConfig) -> int:
 
 @dataclass(frozen=True)
 class Size:
-    """Bytes of one slot, of the given context, 0 for a model that no slot can hold, and of a model's weights."""
+    """Bytes of one slot, of the given context, 0 for a model that no slot can hold; of a model's weights; and of what
+    recurrent layers keep in a slot, of which nobody has second copies."""
 
     slot: int
     weights: int
+    states: int = 0
 
 
 def size_of(config: PreTrainedConfig, context: int, dtype: torch.dtype = torch.float32) -> Size:
@@ -432,7 +434,7 @@ def _find_size(config: PreTrainedConfig, context: int, dtype: torch.dtype) -> Si
             one_pass(lm, cache, np.array([0]), np.array([0]), [[0]])
         except (Unheld, *MISFITS):
             return Size(0, weights)
-    return Size(cache.nbytes, weights)
+    return Size(cache.nbytes, weights, sum(each.nbytes for layer in cache.states for each in layer.stored()))
 
 
 def asks_attention(config: PreTrainedConfig) -> bool:

@@ -59,7 +59,7 @@ class Slots:
     """One player's cache slots: `seats` for each game that is played at a time, and `more`; a slot's size in bytes, 0
     for a model that has none (engine.py). `config`: of a model whose passes count, too, where its `weights` (in bytes)
     or its slots are large; `copy`: bytes of a model that plays in another's place, in `dtype`; `decode_steps`: of
-    whoever speaks."""
+    whoever speaks; `states`: of a slot's bytes those of recurrent layers."""
 
     seats: int
     size: int
@@ -69,6 +69,7 @@ class Slots:
     copy: int = 0
     dtype: torch.dtype = torch.float32
     decode_steps: int = 1
+    states: int = 0
 
     @classmethod
     def of(
@@ -84,7 +85,7 @@ class Slots:
         dtype = torch.bfloat16 if bf16 else torch.float32
         played = size_of(config, context, dtype)
         copied = played.weights if bf16 else 0
-        return cls(seats, played.slot, more, config, played.weights, copied, dtype, decode_steps)
+        return cls(seats, played.slot, more, config, played.weights, copied, dtype, decode_steps, played.states)
 
     def count(self, concurrency: int) -> int:
         return self.seats * concurrency + self.more
@@ -94,7 +95,7 @@ class Slots:
         speaking = min(max(concurrency, self.more), self.count(concurrency))
         if self.config is None or speaking < 2 or not has_desk(self.config, device, self.dtype, self.decode_steps):
             return 0
-        return self.size * places_for(speaking, self.count(concurrency))
+        return (self.size - self.states) * places_for(speaking, self.count(concurrency))
 
     def large(self, concurrency: int) -> bool:
         """Whether what its passes take matters."""

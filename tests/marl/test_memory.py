@@ -27,7 +27,7 @@ from transformers import (
 
 from marl import kernels, memory
 from marl.batch import collate, seats_of
-from marl.engine import one_pass, read_budget, size_of, slot_cache
+from marl.engine import SlotLayer, one_pass, read_budget, size_of, slot_cache
 from marl.errors import UserError
 from marl.losses.entropy import EntropyLoss
 from marl.losses.policy import PolicyLoss
@@ -49,7 +49,7 @@ from marl.memory import (
 from marl.policy import Policy, tiny_config, tiny_lm
 from marl.update import UpdateConfig, update
 from tests.marl.batches import said, talk
-from tests.marl.models import small_tokens
+from tests.marl.models import RECURRENT, random_lm, small_tokens
 
 CPU = torch.device("cpu")
 
@@ -310,6 +310,19 @@ def test_less_is_kept_where_it_is_computed_again_or_in_half_precision() -> None:
         for way in ({}, {"gradient_checkpointing": True}, {"bf16": True})
     )
     assert again < 0.5 * whole and half - kept_kernels(CPU, torch.bfloat16) < 0.8 * whole
+
+
+@pytest.mark.parametrize("architecture", [*RECURRENT, "llama"])
+def test_second_copies_are_of_keys_and_values_only(architecture: str, either_attention: str) -> None:
+    lm = random_lm(architecture, 300)
+    slots = Slots.of(lm.config, 64, 2)
+    cache = slot_cache(lm, slots.count(8), 64)
+    ragged = either_attention == "compiled" and architecture == "llama"
+    for place in range(2):  # states are made in the first pass
+        one_pass(lm, cache, np.arange(0, 16, 2), np.full(8, place), [[0]] * 8, ragged)
+    held = [layer for layer in cache.layers if isinstance(layer, SlotLayer)]
+    assert slots.desk(8, CPU) == sum(each.nbytes for layer in held for each in layer.desk)
+    assert slots.size * slots.count(8) == cache.nbytes
 
 
 def test_a_rollout_takes_at_most_what_is_predicted(either_attention: str) -> None:

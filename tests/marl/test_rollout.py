@@ -266,6 +266,29 @@ def test_start_positions_reach_the_game(policies: dict[str, Policy]) -> None:
         assert episode.facts == {**start, "objective": 1.0} and episode.turns[0].agent == "player_1"
 
 
+def test_a_game_that_ends_makes_room_for_the_next_at_once() -> None:
+    opened: list[int] = []
+    closed: list[int] = []
+    at_once: list[int] = []
+
+    def make_env() -> Any:
+        env = COMPACT()
+        reset = env.reset
+        env.reset = lambda seed, options: (opened.append(seed), reset(seed=seed, options=options))[1]
+        return env
+
+    class Watching(TextAgent):
+        def act(self, requests: Sequence[Request]) -> list[Reply]:
+            at_once.append(len(opened) - sum(closed))
+            assert at_once[-1] == min(4, 11 - sum(closed))
+            return super().act(requests)
+
+    agent = Watching("watching", scripted("dond").make)
+    rollout(draw_games(0, GAMES, count=11), everyone(agent), make_env, 4, closed.append)
+    assert len(opened) == sum(closed) == 11
+    assert len(closed) > 3 and at_once.count(4) > 3  # they end one after the other, so that rooms are taken over
+
+
 def test_progress_counts_every_game_once() -> None:
     told: list[int] = []
     rollout(draw_games(0, GAMES, count=11), everyone(scripted("dond")), COMPACT, 4, told.append)
