@@ -54,6 +54,7 @@ import json
 import os
 import sys
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -98,7 +99,7 @@ from marl.losses import Loss
 from marl.losses.listening import ListeningLoss
 from marl.losses.policy import PolicyLoss
 from marl.losses.value import ValueLoss
-from marl.memory import free_memory, learning_bytes, playing_bytes
+from marl.memory import free_memory, learning_bytes, playing_bytes, readable
 from marl.policy import Policy, half, tiny_config, tiny_lm
 from marl.pretrain import scripted_texts
 from marl.rewards import add_rewards
@@ -114,6 +115,7 @@ FIGURES = "benchmark.json"
 Measure = Callable[[Script], dict[str, Any]]  # one repeat
 ENGINES = ("ours", "generate", "generate, cache kept", "TRL")  # on the baselines' games
 TRIED = 4  # on so many times fewer calls than a repeat's the rows of a call are tried
+NO_ROOM = "needs at least"  # begins what is said of a point without room
 INNER = 3  # a layer's inside is so many times as wide as the hidden states
 
 
@@ -332,12 +334,13 @@ class Bench:
         """The games of a point. The last one's are kept: points share them."""
         key = (point.games, point.players, point.context)
         if self._script is None or self._script[0] != key:
-            env, s = dict(self.env), self.settings
-            if "players" in env:
-                env["players"] = point.players
             say(f"recording {point.games} games of {point.players} that fill {point.context} tokens")
-            self._script = (key, record(env, point.context, point.games, self.tokens, s.reply_tokens, s.seed))
+            self._script = (key, self.record(point))
         return self._script[1]
+
+    def record(self, point: Point) -> Script:
+        env = {**self.env, "players": point.players} if "players" in self.env else self.env
+        return record(env, point.context, point.games, self.tokens, self.settings.reply_tokens, self.settings.seed)
 
     def shape(self, point: Point) -> dict[str, int]:
         """Of the point's model, as `tiny_config` has it."""
@@ -357,16 +360,35 @@ class Bench:
 
     # -- Measurements --------------------------------------------------------------------------------------------------
 
+    def check(self) -> None:
+        """That all points can be played, and the centre has room: before anything is measured. UserError where not."""
+        centre, kinds = self.around[0].point, ("players", "context") if "players" in self.env else ("context",)
+        for point in {(row.point.players, row.point.context): row.point for row in self.around}.values():
+            changed = [
+                f"axes.{name}={getattr(point, name)}" for name in kinds if getattr(point, name) != getattr(centre, name)
+            ]
+            try:
+                self.record(replace(point, games=1))
+            except UserError as error:
+                where = changed or [f"centre.{name}={getattr(point, name)}" for name in kinds]
+                raise UserError(f"{', '.join(where)}: {error}") from error
+        if not self.has_room(self.around[0]):
+            slots = self.settings.centre.slots
+            raise UserError(f"centre.slots={slots}, centre.context={centre.context}: {self.around[0].skipped}")
+
+    def cache_bytes(self, point: Point) -> int:
+        """Of all slots, and of second copies where there are any."""
+        config, dtype, slots = self.config(point), DTYPES[point.dtype], point.games * point.players
+        copied = point.games > 1 and has_desk(config, self.device, dtype, self.settings.decode_steps)
+        held = slots + (places_for(point.games, slots) if copied else 0)
+        return held * size_of(config, point.context).slot * dtype.itemsize // torch.float32.itemsize
+
     def predicted_bytes(self, point: Point) -> int:
         """How far memory will rise in this engine, known before it plays: the cache, then either the widest pass or the
         batch and what the update keeps."""
         config, dtype = self.config(point), DTYPES[point.dtype]
         slots, update = point.games * point.players, self.update_config(DTYPES[point.dtype])
         size = size_of(config, point.context)
-        cache = slots * size.slot * dtype.itemsize // torch.float32.itemsize
-        copied = point.games > 1 and has_desk(config, self.device, dtype, self.settings.decode_steps)
-        desk = size.slot * places_for(point.games, slots) if copied else 0
-        cache += desk * dtype.itemsize // torch.float32.itemsize
         if point not in self._passes:
             self._passes[point] = (
                 playing_bytes(
@@ -380,7 +402,7 @@ class Bench:
         playing, learning = self._passes[point]
         cell = self.cell if self.device.type == "cpu" else 0.0  # the batch stays in main memory
         batch = round(cell * point.context * (slots + min(slots, self.settings.update_rows)))  # and its copy
-        return cache + max(playing, batch + learning + 3 * size.weights)  # gradients and two moments
+        return self.cache_bytes(point) + max(playing, batch + learning + 3 * size.weights)  # gradients and two moments
 
     def warm_up(self, point: Point) -> None:
         """Every engine once on a single game: what is imported and chosen at first use is no engine's cost."""
@@ -499,11 +521,21 @@ class Bench:
     def has_room(self, row: Row) -> bool:
         """Whether this engine's memory at the point is free: others take more, and are not asked where it is not."""
         models = 2 * size_of(self.config(row.point), row.point.context).weights  # who plays, and who learns
-        needed, free = self.predicted_bytes(row.point) + models, free_memory(self.device)
-        if needed > free and not row.repeats:
-            row.skipped = f"needs about {needed / 1e9:.0f} GB of memory, and {free / 1e9:.0f} GB are free"
+        free = free_memory(self.device)
+
+        def needed(games: int) -> int:
+            point = replace(row.point, games=games)
+            cache = self.cache_bytes(point) + models
+            return cache if cache > free else self.predicted_bytes(point) + models
+
+        most = needed(row.point.games)
+        if most > free and not row.repeats and not row.skipped.startswith(NO_ROOM):
+            fitting = bisect_left(range(1, row.point.games), True, key=lambda games: needed(games) > free)
+            slots = fitting * row.point.players
+            way = f"{fitting} games ({slots} slots) would fit" if fitting else "not even a game fits"
+            row.skipped = f"{NO_ROOM} {readable(most)} of memory, and {readable(free)} are free: {way}"
             say(f"{row.engine}, {row.point}: {row.skipped}")
-        return needed <= free
+        return most <= free
 
     def ours(self, script: Script, point: Point) -> dict[str, Any]:
         """This engine once: a rollout and an update, and the limit of both."""
@@ -749,6 +781,7 @@ def main(cfg: DictConfig) -> None:
         f"{len(points)} points of this engine, {len(beside)} beside baselines; {settings.repeats} repeats each; {limit}"
     )
     bench.go_on()
+    bench.check()
     bench.measure_alone(env_maker(given["env"]))
     bench.warm_up(points[0])
     bench.measure()

@@ -178,7 +178,7 @@ def record(env: Mapping[str, Any], context: int, games: int, tokens: Tokens, rep
     order = sorted(range(len(sizes)), key=lambda number: -min(sizes[number], FULL * context))  # stable: full ones first
     chosen = [drawn[number] for number in sorted(order[:games]) if sizes[number]]
     if len(chosen) < games:
-        raise UserError(f"context={context}: not even the shortest game fits; raise it")
+        raise UserError(f"not even the shortest game fits a context of {context} tokens; raise it")
     cuts = {game.seed: cuts[game.seed] for game in chosen if game.seed in cuts}
     episodes, _ = play_recorded(env, chosen, tokens, reply_tokens, context, cuts)
     return _script(env, chosen, episodes, cuts)

@@ -102,12 +102,15 @@ def test_it_goes_on_from_what_was_measured(found: dict[str, Any], tmp_path: Path
     assert fresh["around"][0]["skipped"] == "the time set as `minutes` was spent"
 
 
-@pytest.mark.slow
-def test_what_has_no_room_is_not_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_centre_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark, "free_memory", lambda device: 1_000)
-    found = run(f"out={tmp_path}", "minutes=0")
-    for row in found["around"] + found["baselines"][:3]:
-        assert row["skipped"].startswith("needs about") and not row["repeats"]
+    with pytest.raises(
+        UserError, match=r"centre.slots=10, centre.context=256: needs at least .* KiB are free: not even"
+    ):
+        run(f"out={tmp_path}")
+    with pytest.raises(UserError, match=r"centre.slots=100000000, .* games \([0-9]* slots\) would fit"):
+        monkeypatch.setattr(benchmark, "free_memory", lambda device: 10**8)
+        run(f"out={tmp_path}", "centre.slots=100000000")
 
 
 def measured(found: dict[str, Any]) -> list[dict[str, Any]]:
@@ -568,6 +571,22 @@ def test_a_batch_is_memory_of_the_processor(
     assert predicted[1] == 10 * size.slot + 5000 + 3 * size.weights
 
 
+def test_a_point_without_room_says_once_how_many_games_have(
+    small: tuple[benchmark.Settings, dict[str, Any], Tokens], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, env, tokens = small
+    centre = benchmark.points_of(settings, None)[0]
+    bench = Told(env, settings, CPU, tokens, tmp_path, [centre, replace(centre, games=50)])
+    models = 2 * size_of(bench.config(centre), centre.context).weights
+    free = bench.predicted_bytes(replace(centre, games=7)) + models
+    monkeypatch.setattr(benchmark, "free_memory", lambda device: free)
+    said: list[str] = []
+    monkeypatch.setattr(benchmark, "say", said.append)
+    assert [bench.has_room(row) for row in (*bench.around, *bench.around)] == [True, False, True, False]
+    assert not bench.around[0].skipped and bench.around[1].skipped.endswith(": 7 games (35 slots) would fit")
+    assert len(said) == 1 and said[0].startswith("ours, 50 games of 5, context 256, width 32, float32: needs at least ")
+
+
 def test_a_gpu_without_bfloat16_and_memory_that_runs_out_leave_a_word(
     small: tuple[benchmark.Settings, dict[str, Any], Tokens], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -694,7 +713,9 @@ def test_the_size_for_a_gpu_spans_what_it_says() -> None:
         ("centre.slots=0", "centre.slots=0: must be at least 1"),
         ("axes.games=[0]", "axes.games=0: must be at least 1"),
         ("repeats=often", "benchmark.repeats=often: must be a whole number"),
-        ("centre.context=8", "context=8: not even the shortest game fits"),
+        ("centre.context=8", "centre.players=5, centre.context=8: not even the shortest game fits a context of 8"),
+        ("axes.context=[8,256]", "^axes.context=8: not even the shortest game fits a context of 8 tokens; raise it"),
+        ("axes.players=[5,99]", "^axes.players=99: env.players must be a whole number from 4 to 7, got 99"),
         ("baseline_rows=[]", r"baseline_rows=\[\]: must name at least one"),
         ("baseline_rows=[4,0]", "baseline_rows=0: must be at least 1"),
         ("baseline_every=0", "baseline_every=0: must be at least 1"),
