@@ -27,6 +27,7 @@ import tempfile
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -134,7 +135,8 @@ def command(
             for name, count in FEW_KERNELS.items():
                 os.environ.setdefault(name, count)
             check_places(cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True)))
-            return task(cfg)
+            with plain_warnings():
+                return task(cfg)
 
         @functools.wraps(task)
         def main(cfg: DictConfig | None = None) -> Any:
@@ -802,6 +804,23 @@ def one_line(error: BaseException) -> str:
         return " ".join(str(error).split())
     text = str(error).splitlines()[0].rstrip(".") + "."
     return f"{error.full_key}: {text}" if error.full_key and str(error.full_key) not in text else text
+
+
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Within, warnings of our own are shown as the sentences that they are; others with where they come from."""
+    before, own = warnings.formatwarning, str(Path(__file__).resolve().parents[1] / "marl")
+
+    def shown(message: Any, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+        if category is UserWarning and str(Path(filename).resolve()).startswith(own):
+            return f"{message}\n"
+        return before(message, category, filename, lineno, line)
+
+    warnings.formatwarning = shown
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
 
 
 def wants_traceback() -> bool:

@@ -207,11 +207,11 @@ class ModelAgent:
         self.policy = half(policy) if bf16 else policy
         self.engine = Engine(self.policy, slots, context, None if is_split(policy) else policy.lm)
         if self.engine.unheld:
-            times = slowness(self.policy.lm, slots, context)
+            times, rows = slowness(self.policy.lm, slots, context)
             warnings.warn(
-                f"{name}: {self.engine.unheld}, so every pass reads whole streams again: {context // 2} tokens of each "
-                f"took {times:.0f} times as long as one token. Models whose layers are attention, or recurrent "
-                "ones that use the caches of transformers (Mamba's, say), are faster",
+                f"{name}: {self.engine.unheld}, so every pass reads whole streams again: {context // 2} tokens in each "
+                f"of {rows} took {times:.0f} times as long as one token. A model.name whose layers are attention, or "
+                "recurrent with a cache of transformers (as Mamba), is faster",
                 stacklevel=2,
             )
         self.max_new_tokens, self.temperature = max_new_tokens, temperature

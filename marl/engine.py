@@ -804,21 +804,27 @@ def nearness(lm: PreTrainedModel) -> float:
 
 
 @torch.no_grad()
-def slowness(lm: PreTrainedModel, slots: int, context: int) -> float:
-    """How much longer half a context takes, which is read again, than a token alone, as from a cache: measured, in as
-    many rows as are read at a time."""
-    rows = max(min(slots, READ_BUDGET // max(context // 2, 1)), 1)
+def slowness(lm: PreTrainedModel, slots: int, context: int) -> tuple[float, int]:
+    """How much longer half a context takes, which is read again, than a token alone, as from a cache: measured, once in
+    a process, in as many rows as are read at a time. Returns that, and the number of rows."""
+    rows, half = max(min(slots, READ_BUDGET // max(context // 2, 1)), 1), max(context // 2, 1)
+    key = (type(lm), lm.config.to_json_string(use_diff=False), lm.dtype, str(lm.device), rows, half)
 
     def seconds(length: int) -> float:
         ids = torch.zeros(rows, length, dtype=torch.int64, device=lm.device)
         spent = []
-        for _ in range(2):
+        for _ in range(5):  # the first is warm-up, too
             began = time.perf_counter()
             lm.base_model(input_ids=ids, use_cache=False).last_hidden_state.sum().item()
             spent.append(time.perf_counter() - began)
         return min(spent)
 
-    return seconds(max(context // 2, 1)) / seconds(1)
+    if key not in _SLOWNESS:
+        _SLOWNESS[key] = seconds(half) / seconds(1)
+    return _SLOWNESS[key], rows
+
+
+_SLOWNESS: dict[tuple[Any, ...], float] = {}
 
 
 class Engine:
@@ -972,7 +978,8 @@ class Engine:
         assert len(prefix) <= self.lengths[slot], (len(prefix), self.lengths[slot])
         if self.cache.states and len(prefix) < self.lengths[slot]:  # a state has no way back: it is made again
             self._empty(slot)
-            self.read([slot], [prefix])
+            if prefix:
+                self.read([slot], [prefix])
         self.lengths[slot] = len(prefix)
 
     @torch.no_grad()

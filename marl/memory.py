@@ -153,7 +153,8 @@ def check_memory(
         fitting = bisect_left(range(1, concurrency), True, key=lambda games: not fits(games))  # the last that fits
         slots = sum(each.count(fitting) for each in caches)
         way = f"{setting}={fitting} would fit ({slots} slots)" if fitting else f"not even {setting}=1 fits"
-        widest = max(playing(concurrency), learning)
+        crowded = taken(concurrency) + models > free  # no pass need be made up over so many slots, which takes long
+        widest = max(playing(max(fitting, 1) if crowded else concurrency), learning)
         raise UserError(
             f"{setting}={concurrency} and model.context={context}: the cache takes {what}, "
             f"{readable(taken(concurrency))}{' with copies of those that speak' if desks else ''}, "

@@ -95,9 +95,12 @@ AttentionInterface.register(VARLEN, attention)
 
 @contextmanager
 def varlen(lm: PreTrainedModel) -> Iterator[None]:
-    """Within, the model's attention is that of `read_rows`, also where a backward pass computes a layer again."""
+    """Within, the model's attention is that of `read_rows`, also where a backward pass computes a layer again. Raises
+    UserError for a model whose attention is its own."""
     before = lm.config._attn_implementation
     lm.set_attn_implementation(VARLEN)
+    if lm.config._attn_implementation != VARLEN:  # it has only warned
+        raise UserError("it attends in code of its own")
     try:
         yield
     finally:

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import warnings
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,9 +26,11 @@ from experiments.cli import (
     check_command_line,
     command,
     nearest,
+    plain_warnings,
     set_beside,
     wrong_kind,
 )
+from marl import agents
 from marl.errors import UserError
 from marl.memory import has_bf16_instructions, kept_kernels
 
@@ -187,6 +190,13 @@ def test_called_with_a_configuration_it_is_just_the_task() -> None:
 
 def arms(result: Result) -> list[tuple[int, float, float]]:
     return [(c.seed, c.reward.speaking.weight, c.loss.listening.weight) for c in result.jobs]
+
+
+def test_our_own_warnings_are_sentences() -> None:
+    with plain_warnings():
+        assert warnings.formatwarning("slow", UserWarning, agents.__file__, 7) == "slow\n"
+        assert "torch.py:7: UserWarning: slow" in warnings.formatwarning("slow", UserWarning, "/x/torch.py", 7)
+    assert "agents.py:7: UserWarning: slow" in warnings.formatwarning("slow", UserWarning, agents.__file__, 7)
 
 
 def test_sweeps_run_the_product_of_all_choices(cli: Cli) -> None:

@@ -43,6 +43,7 @@ from marl.engine import (
     goes_on,
     read_budget,
     size_of,
+    slowness,
     uniforms,
 )
 from marl.errors import UserError
@@ -265,6 +266,18 @@ def test_what_speaks_on_is_not_copied_again() -> None:
     assert desk.seat([2, 7, 9], [9, 24, 34]) == ([2, 1, 0], [(2, 2, 6, 9)])  # it has read something meanwhile
 
 
+@pytest.mark.parametrize("name", ["tiny", "mamba", "falcon_h1"])
+def test_a_slot_may_forget_all_that_it_holds(name: str, policies: dict[str, Policy]) -> None:
+    policy = policies[name]
+    engine = Engine(policy, 2, CONTEXT)
+    slot = engine.allocate()
+    engine.read([slot], [[5, 6, 7]])
+    engine.rewind(slot, [])
+    assert engine.lengths[slot] == 0
+    hidden = engine.read([slot], [[8, 9]])
+    torch.testing.assert_close(policy.logits(hidden), whole(policy, [8, 9]), atol=1e-3, rtol=0)
+
+
 @pytest.mark.parametrize("name", ["tiny", "mistral", "falcon_h1"])
 @pytest.mark.parametrize("seed", range(3))
 @torch.no_grad()
@@ -465,9 +478,10 @@ def test_a_model_that_no_slot_holds_reads_whole_streams_again(name: str) -> None
 
 def test_an_agent_says_how_much_slower_a_model_without_a_cache_is() -> None:
     lm, _ = other_models()["gpt_neo"]
-    with pytest.warns(UserWarning, match=r"^base: GPTNeoForCausalLM keeps .* 24 tokens of each took \d+ times as"):
+    with pytest.warns(UserWarning, match=r"^base: GPTNeoForCausalLM keeps .* 24 tokens in each of 2 took \d+ times as"):
         agent = ModelAgent("base", Policy(lm.eval(), small_tokens()), slots=2, context=CONTEXT, decode_steps=4)
     assert agent.decode_steps == 1
+    assert slowness(lm, 2, CONTEXT) == slowness(lm, 2, CONTEXT)  # measured once, so that it is said but once
 
 
 SLIDING = {

@@ -19,9 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import AutoModelForCausalLM, GemmaConfig, GemmaForCausalLM
+from transformers import AutoModelForCausalLM, GemmaConfig, GemmaForCausalLM, GPTNeoConfig
 
 from marl import kernels
+from marl.errors import UserError
 from marl.kernels import BUILDS, Linear, Norm, attend, attend_rows, best, learns, load, norm, product, quicken, takes
 from marl.policy import tiny_lm
 from marl.varlen import _COMPILED, compiled, varlen
@@ -529,6 +530,14 @@ def test_models_are_read_by_it_where_that_is_what_they_compute(name: str, monkey
         with varlen(lm):
             torch.testing.assert_close(lm(input_ids=ids).logits, expected, atol=1e-4, rtol=1e-4)
         assert len(calls) == lm.config.num_hidden_layers
+
+
+def test_a_model_that_attends_in_code_of_its_own_is_not_read_by_it() -> None:
+    config = GPTNeoConfig(vocab_size=64, hidden_size=64, num_layers=2, num_heads=4, attention_types=[[["global"], 2]])
+    lm = AutoModelForCausalLM.from_config(config).eval()
+    assert not compiled(lm)
+    with pytest.raises(UserError, match="attends in code of its own"), varlen(lm):
+        pass
 
 
 @needs_build
