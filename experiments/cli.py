@@ -667,6 +667,17 @@ class Checker:
     def _options(self, group: str) -> list[str]:
         return self.loader.get_group_options(group, results_filter=ObjectType.CONFIG)
 
+    def _choices_with(self, key: str) -> list[str]:
+        """The choices of its group that set this."""
+        group, _, inner = key.partition(".")
+        repository = cast(Any, self.loader).repository
+        files = {name: repository.load_config(f"{group}/{name}") for name in self._options(group)}
+        return [
+            f"{group}={name}"
+            for name, file in files.items()
+            if file and OmegaConf.select(file.config, inner if file.header.get("package") is None else key) is not None
+        ]
+
     def is_group(self, override: Override) -> bool:
         return override.package is not None or bool(self._options(override.key_or_group))
 
@@ -732,6 +743,8 @@ class Checker:
                 return f"{key} is not a setting; {nearest(key, names)}; others come with {brings}."
             term = key.startswith(("loss.", "reward.")) and key.count(".") == 1 and not deleted
             adds = f"; a plus sign adds a term: +{key}={{_target_: MODULE.CLASS, weight: 1.0}}" if term else ""
+            if with_it := self._choices_with(key):
+                return f"{key} is not a setting here; {' or '.join(with_it)} has it."
             return f"{key} is not a setting; {nearest(key, names)}{adds}."
         if "Could not append" in text and quoted:
             return f"{quoted.group(1)} is a setting already: write {quoted.group(1)}=VALUE, without a plus sign."

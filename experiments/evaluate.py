@@ -197,24 +197,47 @@ def find_player(
     parts: Parts,
     device: torch.device,
     beside: str,
+    setting: str = "players",
 ) -> Agent:
-    """A player by name (see the module's docstring); `beside` is the other player's name."""
+    """A player by name (see the module's docstring); `beside` is the other player's name. `setting`: what names it."""
     if name == CHAT and parts.chat is not None:
         return parts.chat
     limits = replace(parts.algo, concurrency=cfg.concurrency)
     game, places = parts.env["game"], seats(parts.env)
-    if bare(name) == "base" or is_run(name):
+    if is_model(name):
         called = name if bare(name) == "base" else called_in_games(name)
         policy = find_base(cfg, parts, device, beside) if bare(name) == "base" else run_policy(name, game, device)
         if name.endswith(SUFFIX):
             return planning_agent(called, policy, limits, places, cfg.temperature, planner_config(cfg), game)
         return model_agent(called, policy, limits, places, cfg.temperature)
+    return text_player(name, game, setting)
+
+
+def is_model(name: str) -> bool:
+    """Whether this names a language model. UserError as of `is_run`."""
+    return bare(name) == "base" or is_run(name)
+
+
+def text_player(name: str, game: str, setting: str = "players") -> Agent:
+    """A player without a model, by name. UserError, naming the setting, where there is none."""
     try:
         return scripted(game, "" if name == "scripted" else name)
     except UserError as error:
         raise UserError(
-            f"players: {name} is neither a run's folder nor base, scripted, random or chat. {error}"
+            f"{setting}: {name} is neither a run's folder nor base, scripted, random or chat. {error}"
         ) from error
+
+
+def check_names(names: Sequence[str], voices: Sequence[str | None], game: str) -> None:
+    """Refuses players that are not there, and voices that they cannot have, before a base is made for any."""
+    for name in names:
+        if not is_model(name) and name != CHAT:
+            text_player(name, game)
+    for number, (name, voice) in enumerate(zip(names, voices, strict=False)):
+        if voice is not None and not is_model(name):
+            raise UserError(f"voices[{number}]={voice}: {name} is no language model; only those take another's voice")
+        if voice not in (None, "silence") and not is_model(voice):
+            raise UserError(f"voices[{number}]={voice}: is no language model; name a run's folder, base or silence")
 
 
 def find_base(cfg: DictConfig, parts: Parts, device: torch.device, beside: str) -> Policy:
@@ -300,13 +323,9 @@ def voiced(player: Agent, voice: str | None, cfg: DictConfig, parts: Parts, devi
     """The player with another's voice: its messages are `voice`'s, or none at all (`silence`)."""
     if voice is None:
         return player
-    if not isinstance(player, ModelAgent):
-        raise UserError(f"voices: {player.name} is no language model; only those can be given another's voice")
-    if voice == "silence":
-        return Dubbed(player, SILENCE, player.name)
-    speaker = find_player(voice, cfg, parts, device, beside)
-    if not isinstance(speaker, ModelAgent):
-        raise UserError(f"voices: {voice} is no language model; name a run's folder, base or silence")
+    assert isinstance(player, ModelAgent)  # as `check_names` saw
+    speaker = SILENCE if voice == "silence" else find_player(voice, cfg, parts, device, beside)
+    assert speaker is SILENCE or isinstance(speaker, ModelAgent)
     return Dubbed(player, speaker, player.name)
 
 
@@ -315,9 +334,9 @@ def as_in_runs(cfg: DictConfig, names: Sequence[str]) -> DictConfig:
     a base plays contexts that it did not learn from.
 
     What the command line says of `env`, `cast` and `algo` wins. UserError if two runs play games, or have limits, that
-    differ in a setting of which it says nothing.
+    differ in a setting of which it says nothing; and if it asks for another game, model or base than a run's.
     """
-    given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    given: list[str] = list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
     own = OmegaConf.from_dotlist([o for o in given if o.startswith(("env.", "cast.", "algo."))])
     settings = {}
     for name in names:
@@ -328,6 +347,7 @@ def as_in_runs(cfg: DictConfig, names: Sequence[str]) -> DictConfig:
             found = {
                 "env": env, "cast": cast, "algo": run.algo, "loss": run.loss, "model": run.model, "base": run.base
             }  # fmt: skip
+            check_decided(given, cfg, OmegaConf.create(found), name)
             settings[name] = OmegaConf.merge(OmegaConf.create(found), own)
     if not settings:
         game = cfg.get("env") or {}
@@ -352,6 +372,20 @@ def as_in_runs(cfg: DictConfig, names: Sequence[str]) -> DictConfig:
     merged = OmegaConf.create({**cfg, **next(iter(settings.values()))})
     assert isinstance(merged, DictConfig)
     return merged
+
+
+def check_decided(given: Sequence[str], cfg: DictConfig, run: DictConfig, name: str) -> None:
+    """Refuses what the command line says of the game, the model or the base where a run says otherwise: the run plays
+    by its own."""
+    tells = {"env": "env.game", "model": "model.kind", "base": "base.data"}  # what sets a group's choices apart
+    for override in given:
+        key = override.partition("=")[0]
+        if key in tells or key.startswith(("model.", "base.")):
+            wanted, own = (OmegaConf.select(each, tells.get(key, key)) for each in (cfg, run))
+            if wanted != own:
+                limit = f"algo.{key.rpartition('.')[2]}"
+                other = f"; {limit} limits it here" if OmegaConf.select(run, limit, default=None) is not None else ""
+                raise UserError(f"{override}: {name} decides that, by {tells.get(key, key)}={own}; leave it out{other}")
 
 
 def of_player(name: str, overall: Metrics, own: Metrics) -> Metrics:
@@ -393,6 +427,7 @@ def main(cfg: DictConfig) -> None:
     if len(cfg.voices) > len(names):
         raise UserError(f"voices={list(cfg.voices)}: at most one for each of players={names}")
     names = with_planners(cfg, names, parts.env["game"])
+    check_names(names, voices, parts.env["game"])
     # one agent in all seats
     itself = len(set(names)) == 1 and len(set(voices[: len(names)])) == 1
     run = next((name for name in names if is_run(name)), names[0])  # whose base is meant by `base`

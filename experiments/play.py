@@ -102,7 +102,7 @@ def main(cfg: DictConfig) -> None:
     caches = memory_of(cfg, parts, [(cfg.opponent, cfg.opponent)], device)
     if caches:
         say(caches)
-    opponent = find_player(cfg.opponent, cfg, parts, device, cfg.opponent)
+    opponent = find_player(cfg.opponent, cfg, parts, device, cfg.opponent, "opponent")
     record: Path | None = None
     unfinished: Path | None = None
     settings = settings_of(opponent, cfg, parts)

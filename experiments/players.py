@@ -134,7 +134,10 @@ def run_policy(name: str, game: str, device: torch.device, like: Policy | None =
 
 def check_players(cast: Mapping[str, Seats], game: str, env: Any) -> None:
     """Refuses, before anything expensive, a cast that this game cannot have, or players that are not there."""
-    places(cast, env)
+    held = places(cast, env)
+    for role, seats in cast.items():
+        if seats.player in LEARNERS and not held[seats.player]:
+            raise UserError(f"cast.{role}.partners={seats.partners:g}: leaves no seat to {seats.player}, who learns")
     runs: dict[str, str] = {}
     for name in players_of(cast):
         if name not in (*LEARNERS, "base", CHAT):

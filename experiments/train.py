@@ -154,6 +154,8 @@ def main(cfg: DictConfig) -> Path:
     check_players(parts.cast, parts.env["game"], make_env())
     check_players(evaluation.seating(parts.cast), parts.env["game"], make_test_env())
     learners = learners_of(parts.cast)
+    if (turns := getattr(parts.algo, "alternate", 0)) and len(learners) < 2:
+        raise UserError(f"algo.alternate={turns}: {learners[0]} learns alone; must be 0")
     if learners[0] not in players_of(evaluation.seating(parts.cast)):
         raise UserError(f"eval.cast: {learners[0]} learns but does not play in evaluation: nothing would be measured")
     if isinstance(parts.algo, FilteredBCConfig | RLPiklConfig) and len(learners) > 1:

@@ -426,7 +426,7 @@ def test_one_player_in_all_seats_with_a_voice(run: Train, tmp_path: Path) -> Non
     _, plain = evaluated(tmp_path / "plain", f"players=[{made}]")
     _, own = evaluated(tmp_path / "own", f"players=[{made}]", f"voices=[{made}]")
     assert texts(own) == texts(plain) and texts(games) != texts(plain)
-    with pytest.raises(UserError, match="random is no language model"):
+    with pytest.raises(UserError, match=r"voices\[0\]=base: random is no language model"):
         evaluated(tmp_path, f"players=[random,{made}]", "voices=[base]")
     with pytest.raises(UserError, match="at most one for each"):
         evaluated(tmp_path, f"players=[{made}]", "voices=[base,base]")

@@ -290,6 +290,11 @@ def test_a_mistake_is_one_sentence_and_status_2(cli: Cli, argument: str) -> None
     assert (result.status, result.out, result.jobs) == (2, "", [])
 
 
+def test_a_setting_of_another_choice_is_told() -> None:
+    with pytest.raises(UsageError, match=r"^env.max_steps is not a setting here; env=among_us has it.$"):
+        check_command_line("evaluate", "conf", [], ["players=[scripted]", "env.max_steps=9"])
+
+
 def test_choices_that_exclude_each_other_are_named() -> None:
     with pytest.raises(UsageError, match=r"^loss=plan and algo=pikl don't go together, since each chooses planner@"):
         check_command_line("train", "conf", [], ["seed=1", "loss=plan", "algo=pikl", "algo.planner.iterations=5"])

@@ -302,6 +302,45 @@ def test_a_stopped_command_goes_on_where_it_was(runs: Path, tmp_path: Path, monk
         crossplay.main(cfg)
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["players=[base,scritped]"], "players: scritped is neither a run's folder nor base, scripted, random or chat"),
+        (
+            ["players=[base]", "voices=[nobdy]"],
+            r"voices\[0\]=nobdy: is no language model; name a run's folder, base or",
+        ),
+        (["players=[careful,base]", "voices=[silence]"], r"voices\[0\]=silence: careful is no language model; only"),
+    ],
+)
+def test_names_are_looked_up_before_a_base_is_made(
+    settings: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluate, "configured_base", lambda *given: pytest.fail("a base was made"))
+    with pytest.raises(UserError, match=said):
+        evaluate.main(configure("evaluate", *QUIET, *settings))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("env=among_us", "env=among_us: runs/a decides that, by env.game=dond; leave it out"),
+        ("model=hf", "model=hf: runs/a decides that, by model.kind=tiny; leave it out"),
+        ("base=human", "base=human: runs/a decides that, by base.data=scripted; leave it out"),
+        ("model.layers=7", "model.layers=7: runs/a decides that, by model.layers=4; leave it out"),
+        ("model.max_new_tokens=5", ".* by model.max_new_tokens=32; leave it out; algo.max_new_tokens limits it here"),
+    ],
+)
+def test_what_a_run_decides_is_not_to_be_chosen(given: str, said: str) -> None:
+    """Unless the choice is the run's own; and limits of the games stay free."""
+    run = configure("train")
+    more = ["model.name=/models/mine"] if given == "model=hf" else []
+    with pytest.raises(UserError, match=f"^{said}$"):
+        evaluate.check_decided([given], configure("evaluate", given, *more), run, "runs/a")
+    same = ["env=dond", "model=tiny", "base=scripted", "model.layers=4", "env.objective=-1", "algo.max_new_tokens=5"]
+    evaluate.check_decided(same, configure("evaluate", *same), run, "runs/a")
+
+
 def test_a_file_of_contexts_that_is_gone_is_named() -> None:
     with pytest.raises(UserError, match=r"env.contexts=gone\.txt: the file cannot be read"):
         file_digests({"game": "among_us"}, {"game": "dond", "contexts": "gone.txt"})

@@ -555,6 +555,9 @@ def test_names_follow_from_the_configuration() -> None:
         (["env.contexts=missing.txt"], "env.contexts=missing.txt: the file cannot be read"),
         (["base=human", "data.dond=/nonexistent"], "data.dond=/nonexistent: "),
         (["cast.negotiator={partner: nobody, partners: 0.1}"], "There is no scripted negotiator 'nobody'"),
+        (["cast.negotiator.partners=2"], "cast.negotiator.partners=2: leaves no seat to learner, who learns"),
+        (["eval.cast.negotiator.partners=2"], "cast.negotiator.partners=2: leaves no seat to learner, who learns"),
+        (["algo.alternate=5"], "algo.alternate=5: learner learns alone; must be 0"),
         (["cast.negotiator.partners=2.5"], "cast.negotiator.partners=2.5: there are only 2 seats of this role"),
         (["cast.negotiator.partners=-1"], "partners=-1.0: must not be negative"),
         (
