@@ -188,7 +188,7 @@ def test_jobs_of_submitit_run_apart_and_those_that_fail_or_die_are_named(toy: Pa
     assert (toy / "meeting" / "full").exists()  # the one after them was waited for
     assert done.stdout.splitlines()[-1] == "made full-1"
     (log,) = (path for path in (toy / "logs").rglob("*.out") if "threads" in path.read_text())
-    assert " threads 3\ntwo\nlines\n" in log.read_text()
+    assert " threads 3 place None\ntwo\nlines\n" in log.read_text()
 
 
 @pytest.mark.parametrize("setting", ["nodes", "tasks_per_node"])
