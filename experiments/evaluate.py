@@ -380,6 +380,8 @@ def check_decided(given: Sequence[str], cfg: DictConfig, run: DictConfig, name: 
     tells = {"env": "env.game", "model": "model.kind", "base": "base.data"}  # what sets a group's choices apart
     for override in given:
         key = override.partition("=")[0]
+        if override == "base=human" and cfg.data.dond:  # nobody need have said it: the data imply it
+            continue
         if key in tells or key.startswith(("model.", "base.")):
             wanted, own = (OmegaConf.select(each, tells.get(key, key)) for each in (cfg, run))
             if wanted != own:

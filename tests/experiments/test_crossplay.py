@@ -340,6 +340,8 @@ def test_what_a_run_decides_is_not_to_be_chosen(given: str, said: str) -> None:
         evaluate.check_decided([given], configure("evaluate", given, *more), run, "runs/a")
     same = ["env=dond", "model=tiny", "base=scripted", "model.layers=4", "env.objective=-1", "algo.max_new_tokens=5"]
     evaluate.check_decided(same, configure("evaluate", *same), run, "runs/a")
+    implied = ["data.dond=somewhere", "base=human"]
+    evaluate.check_decided(implied, configure("evaluate", *implied), run, "runs/a")
 
 
 def test_a_file_of_contexts_that_is_gone_is_named() -> None:
