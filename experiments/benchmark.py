@@ -339,6 +339,7 @@ class Bench:
         return self._script[1]
 
     def record(self, point: Point) -> Script:
+        """The same anew. UserError where the game cannot be played so."""
         env = {**self.env, "players": point.players} if "players" in self.env else self.env
         return record(env, point.context, point.games, self.tokens, self.settings.reply_tokens, self.settings.seed)
 

@@ -39,6 +39,7 @@ from experiments.evaluate import (
     pick_device,
     planner_config,
     set_threads,
+    text_player,
 )
 from experiments.players import bare, check_plans, in_runs, is_run, one_run, player_config, policy_folder
 from experiments.report import public
@@ -51,7 +52,7 @@ from marl.config import OF_CHAT, Parts, build, digest, plain
 from marl.engine import size_of
 from marl.errors import UserError, check_temperature, check_writable
 from marl.files import read_json, write_json, writing
-from marl.games import env_maker, file_digests, scripted
+from marl.games import env_maker, file_digests
 from marl.planner import SUFFIX
 from marl.policy import load_tokenizer
 from marl.rollout import EVALUATION, Cast, draw_games, rollout
@@ -212,10 +213,7 @@ def resolved(name: str, cfg: DictConfig) -> str:
         if game != "dond":
             raise UserError(f"players: {name} was trained on {game}; name players of Deal or No Deal")
         return name
-    try:
-        scripted("dond", "" if name == "scripted" else name)
-    except UserError as error:
-        raise UserError(f"players: {name} is neither a folder nor base, scripted, random or chat. {error}") from error
+    text_player(name, "dond")
     return name
 
 

@@ -344,10 +344,10 @@ def as_in_runs(cfg: DictConfig, names: Sequence[str]) -> DictConfig:
         if path.is_file():
             run = OmegaConf.create(run_settings(path.parent))
             env, cast = OmegaConf.merge(run.env, run.eval.env), OmegaConf.merge(run.cast, run.eval.cast)
+            check_decided(given, cfg, run, name)
             found = {
                 "env": env, "cast": cast, "algo": run.algo, "loss": run.loss, "model": run.model, "base": run.base
             }  # fmt: skip
-            check_decided(given, cfg, OmegaConf.create(found), name)
             settings[name] = OmegaConf.merge(OmegaConf.create(found), own)
     if not settings:
         game = cfg.get("env") or {}

@@ -34,8 +34,6 @@ class PlanLoss:
     reads: str = "planned"
 
     def __post_init__(self) -> None:
-        if self.weight < 0:
-            raise UserError(f"loss.plan.weight={self.weight}: must not be negative, it would train away from the plan")
         if self.form not in FORMS:
             raise UserError(f"loss.plan.form={self.form}: must be one of {', '.join(FORMS)}")
         if not 0 < self.floor < 1:

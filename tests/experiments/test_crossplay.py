@@ -355,7 +355,7 @@ def test_a_file_of_contexts_that_is_gone_is_named() -> None:
         (["careful"], [], r"players=\['careful'\]: must be a list of two to 8"),
         ([f"p{i}" for i in range(9)], [], "must be a list of two to 8"),
         (["careful", "fair"], ["games=7"], "games=7: must be an even number, at least 2"),
-        (["careful", "nobody"], [], "nobody is neither a folder nor base, scripted, random or chat"),
+        (["careful", "nobody"], [], "nobody is neither a run's folder nor base, scripted, random or chat"),
         (["careful", "careful"], [], "careful and careful are one and the same"),
         (["careful", "*-full-s0-*"], [], r"players=\*-full-s0-\*: must be one run's name; in .* 2 finished runs match"),
         (["{runs}/a-full-s0-11", "{runs}/other_game"], [], "other_game was trained on among_us; name players of Deal"),
