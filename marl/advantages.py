@@ -22,11 +22,13 @@ class Credit:
     """How turns are credited.
 
     `speech`: where the speaking reward goes. `common`: into the GAE with the game's reward, as published. `separate`:
-    each message's body gets the game's advantage plus the speaking reward, normalised over the batch's messages
-    (mean 0, standard deviation = weight). `separate_raw`: that without normalising, the weighted reward as it is.
-    `separate_only`: the normalised reward instead of the game's advantage, nothing where nobody counts who heard it;
-    so two things differ from an arm without the speaking reward, whose messages keep the game's advantage. Tags, the
-    end of a message, proposals and choices always keep it.
+    each message gets the game's advantage plus the speaking reward, normalised over the batch's messages (mean 0,
+    standard deviation = weight). `separate_raw`: the weighted reward as it is, not normalised. `separate_only`: the
+    normalised reward instead of the game's advantage, and nothing for a message whose listeners don't count; so two
+    things differ from an arm without the speaking reward, whose messages keep the game's advantage.
+
+    A message is its words and the token that ends it: without the end, a message that stops early would be compared
+    only with what longer ones earn. Tags, proposals and choices keep the game's advantage.
     """
 
     gamma: float = 1.0
@@ -71,7 +73,7 @@ def add_advantages(batch: TokenBatch, credit: Credit, speaking_weight: float) ->
     advantages = spread(batch, advantages)
     # The first tokens of messages whose listeners were asked; where nobody was, the speaking reward is exactly 0 (as
     # it is where all who were asked stay below the floor of log-probabilities, which is seldom, and passed over).
-    said = batch.decision & (spread(batch, batch.body, any_token=True) > 0) & (batch.speaking != 0)
+    said = batch.decision & (spread(batch, batch.message, any_token=True) > 0) & (batch.speaking != 0)
     if credit.separate and speaking_weight:
         earned = torch.zeros_like(advantages)
         raw = credit.speech == "separate_raw"
@@ -80,7 +82,7 @@ def add_advantages(batch: TokenBatch, credit: Credit, speaking_weight: float) ->
             each = batch.speaking if raw else abs(speaking_weight) * standardise(batch.speaking, said)
             earned = spread(batch, torch.where(said, each, 0.0))
         game = 0.0 if credit.speech == "separate_only" else advantages
-        advantages = torch.where(batch.body, game + earned, advantages)
+        advantages = torch.where(batch.message, game + earned, advantages)
     return replace(batch, advantages=advantages, returns=returns)
 
 

@@ -49,10 +49,10 @@ def collate(
     widest = max((len(after) for following in plans.values() for after in following), default=0)
     long, real, flag = np.int64, np.float32, np.bool_
     shapes: dict[str, tuple[type, tuple[int, ...]]] = {
-        "tokens": (long, ()), "kind": (np.int8, ()), "decision": (flag, ()), "body": (flag, ()), "logprobs": (real, ()),
-        "reference_logprobs": (real, ()), "values": (real, ()), "rewards": (real, ()), "speaking": (real, ()),
-        "advantages": (real, ()), "returns": (real, ()), "imitate": (flag, ()), "legal": (long, (choices,)),
-        "plan_ids": (long, (widest,)), "plan": (real, (widest,)),
+        "tokens": (long, ()), "kind": (np.int8, ()), "decision": (flag, ()), "body": (flag, ()), "message": (flag, ()),
+        "logprobs": (real, ()), "reference_logprobs": (real, ()), "values": (real, ()), "rewards": (real, ()),
+        "speaking": (real, ()), "advantages": (real, ()), "returns": (real, ()), "imitate": (flag, ()),
+        "legal": (long, (choices,)), "plan_ids": (long, (widest,)), "plan": (real, (widest,)),
     }  # fmt: skip
     a: dict[str, np.ndarray] = {name: np.zeros((size, length, *tail), dtype) for name, (dtype, tail) in shapes.items()}
     a["legal"] -= 1
@@ -71,7 +71,10 @@ def collate(
             )
             start, end = turn.start, turn.start + len(turn.reply_ids)
             a["decision"][b, start] = True
-            a["body"][b, start + turn.body[0] : start + turn.body[1]] = True
+            first, last = turn.body
+            a["body"][b, start + first : start + last] = True
+            if first < last:  # to stop is a decision about the message, unless the game cut the message before
+                a["message"][b, start + first : start + last if turn.cut else end] = True
             a["logprobs"][b, start:end] = turn.logprobs
             a["values"][b, start] = turn.value
             a["imitate"][b, start:end] = learn and not turn.error

@@ -180,6 +180,7 @@ class TokenBatch:
     kind: Tensor  # (B, T) int8, values of Kind
     decision: Tensor  # (B, T) bool: the first token of a reply
     body: Tensor  # (B, T) bool: reply tokens that others got to hear
+    message: Tensor  # (B, T) bool: the body and the tokens that end it, which the speaking reward is credited to
     logprobs: Tensor  # (B, T)
     reference_logprobs: Tensor  # (B, T)
     values: Tensor  # (B, T) the critic's, at decisions
@@ -239,5 +240,5 @@ class TokenBatch:
 
 
 # The fields of a TokenBatch that have axes (B, T).
-BY_TOKEN = ("tokens", "kind", "decision", "body", "logprobs", "reference_logprobs", "values", "rewards", "speaking",
-            "advantages", "returns", "imitate", "legal", "plan_ids", "plan")  # fmt: skip
+BY_TOKEN = ("tokens", "kind", "decision", "body", "message", "logprobs", "reference_logprobs", "values", "rewards",
+            "speaking", "advantages", "returns", "imitate", "legal", "plan_ids", "plan")  # fmt: skip

@@ -65,7 +65,7 @@ def credited(talk_of: list[list[Turn]], credit: Credit, weights: dict[str, float
 
 def rows(*per_row: list[float]) -> torch.Tensor:
     """Message of tag, x, y, end and proposal of two tokens, each after one token that was read."""
-    return torch.tensor([[0, m, b, b, m, 0, p, p] for m, b, p in per_row])
+    return torch.tensor([[0, tag, m, m, m, 0, p, p] for tag, m, p in per_row])
 
 
 def test_common_credit_puts_speech_into_the_game() -> None:
@@ -76,16 +76,16 @@ def test_common_credit_puts_speech_into_the_game() -> None:
     assert batch.returns.equal(torch.tensor([[0, 2.0, 0, 0, 0, 0, 2.0, 0], [0, 0.0, 0, 0, 0, 0, 1.0, 0]]))
 
 
-def test_separate_credit_adds_to_the_body_alone() -> None:
+def test_separate_credit_adds_to_a_message_and_its_end() -> None:
     credit = Credit(gamma=1.0, gae_lambda=0.5, normalize=False, speech="separate")
     batch = credited(TALK, credit, {"game": 1.0, "speaking": 2.0})
     expected = rows([1.0, 1.0 + SPEAKING, 1.0], [0.5, 0.5 - SPEAKING, 1.0])
     torch.testing.assert_close(batch.advantages, expected)
-    assert batch.advantages[~batch.body].equal(expected[~batch.body])  # tags, ends and proposals: the game's, exactly
+    assert batch.advantages[~batch.message].equal(expected[~batch.message])  # tags and proposals: the game's, exactly
     assert batch.returns.equal(torch.tensor([[0, 1.5, 0, 0, 0, 0, 2.0, 0], [0, 0.5, 0, 0, 0, 0, 1.0, 0]]))
 
 
-def test_separate_only_leaves_the_game_out_of_the_body() -> None:
+def test_separate_only_leaves_the_game_out_of_the_message() -> None:
     credit = Credit(gamma=1.0, gae_lambda=0.5, normalize=False, speech="separate_only")
     batch = credited(TALK, credit, {"game": 1.0, "speaking": 2.0})
     torch.testing.assert_close(batch.advantages, rows([1.0, SPEAKING, 1.0], [0.5, -SPEAKING, 1.0]))
@@ -100,9 +100,9 @@ def test_separate_only_gives_messages_that_nobody_heard_nothing(heard: int) -> N
     ]
     credit = Credit(gamma=1.0, gae_lambda=0.5, normalize=False, speech="separate_only")
     batch = credited(talks, credit, {"game": 1.0, "speaking": 2.0})
-    first, *others = batch.advantages[batch.body].view(3, 2).tolist()
-    assert first == pytest.approx([SPEAKING * (heard - 1)] * 2) and others[1] == [0.0, 0.0]
-    assert others[0] == pytest.approx([-SPEAKING * (heard - 1)] * 2)
+    first, *others = batch.advantages[batch.message].view(3, 3).tolist()
+    assert first == pytest.approx([SPEAKING * (heard - 1)] * 3) and others[1] == [0.0] * 3
+    assert others[0] == pytest.approx([-SPEAKING * (heard - 1)] * 3)
     assert batch.advantages[0, 6:8].tolist() == [1.0, 1.0], "the proposal keeps the game's advantage"
 
 
@@ -141,8 +141,8 @@ def test_speech_is_normalised_over_heard_messages() -> None:
     at = [float(batch.advantages[r, t]) for r, t in ((0, 2), (1, 2), (1, 9))]
     # 1, 2, 6: mean 3, standard deviation sqrt(7)
     assert at == pytest.approx([0.5 * x / 7**0.5 for x in (-2, -1, 3)], abs=1e-6)
-    bodies = batch.advantages[batch.body].view(3, 2)
-    assert bodies[:, 0].equal(bodies[:, 1])  # the same for every token of a message
+    messages = batch.advantages[batch.message].view(3, 3)
+    assert messages.equal(messages[:, :1].expand(3, 3))  # the same for every token of a message
 
 
 @pytest.mark.parametrize("speech", ["common", "separate", "separate_raw", "separate_only"])
@@ -160,9 +160,9 @@ def test_a_negative_weight_turns_the_reward_around() -> None:
     credit = Credit(normalize=False, speech="separate_only")
     for_it = credited(TALK, credit, {"game": 1.0, "speaking": 2.0}).advantages
     against = credited(TALK, credit, {"game": 1.0, "speaking": -2.0}).advantages
-    body = collate(seats_of([talk(*TALK)], {"learner"}), {}).body
-    torch.testing.assert_close(against[body], -for_it[body])
-    assert against[~body].equal(for_it[~body])
+    message = collate(seats_of([talk(*TALK)], {"learner"}), {}).message
+    torch.testing.assert_close(against[message], -for_it[message])
+    assert against[~message].equal(for_it[~message])
 
 
 @pytest.mark.parametrize("amount", [0.1, -0.7, 1e-3])
@@ -189,6 +189,41 @@ def test_rows_without_turns_are_harmless() -> None:
     batch = collate([(quiet, "a"), (quiet, "b")], {"game": 1.0})
     filled = add_advantages(batch, Credit(gamma=1.0, normalize=False), 0.0)
     assert filled.advantages.tolist() == [[0, 0, 0, 0, 1.5, 1.5, 1.5, 1.5, 0, 0, 0, 0], [0.0] * 12]
+
+
+@pytest.mark.parametrize("speech", ["common", "separate", "separate_only"])
+@pytest.mark.parametrize(("stopped", "went_on"), [(1.0, 0.6), (0.9, 0.8), (0.3, 0.9)])
+def test_the_gradient_of_stopping_is_exact(speech: str, stopped: float, went_on: float) -> None:
+    """Half of all messages earn 0. The others say `a`, then end (earning `stopped`) or say `b` and end (`went_on`).
+
+    Rows stand in proportion to their probabilities. The exact gradient of the mean reward with respect to the logit of
+    ending after `a` is p (1 - p) (stopped - went_on) / 2, divided by the rewards' standard deviation.
+    """
+    end, a, b, other, rows = 44, 40, 41, 42, 400
+    said_ids = [(a, end)] * (rows // 4) + [(a, b, end)] * (rows // 4) + [(other, end)] * (rows // 2)
+    earned = [stopped] * (rows // 4) + [went_on] * (rows // 4) + [1e-12] * (rows // 2)
+    talks = [
+        talk([said(0, body=(0, len(ids) - 1), game=0.0, speaking=s)]) for ids, s in zip(said_ids, earned, strict=True)
+    ]
+    credit = Credit(speech=speech)
+    batch = collate(seats_of(talks, {"learner"}), {"game": 1.0, "speaking": 1.0}, separate_speech=credit.separate)
+    batch = add_advantages(batch, credit, 1.0)
+    score = torch.zeros(
+        batch.shape
+    )  # d log p(token) / d logit of stopping, p = 1/2; the second token of `a` rows decides
+    score[: rows // 4, 2], score[rows // 4 : rows // 2, 2] = 0.5, -0.5
+    found = float((batch.advantages * score).sum() / rows)
+    true = 0.5 * 0.25 * (stopped - went_on) / float(torch.tensor(earned).std())
+    assert found == pytest.approx(true, rel=1e-4)
+
+
+def test_a_message_that_the_game_cut_ends_where_it_was_cut() -> None:
+    """What comes after the last word that was heard decides nothing about the message."""
+    episode = talk([said(0, body=(1, 3), game=0.0)])
+    for cut, last in ((False, 4), (True, 3)):
+        turn = replace(episode.turns[0], cut=cut)
+        batch = collate(seats_of([replace(episode, turns=(turn,))], {"learner"}), {})
+        assert batch.message.nonzero()[:, 1].tolist() == list(range(2, last + 1)), cut
 
 
 @pytest.mark.parametrize(

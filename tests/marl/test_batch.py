@@ -41,6 +41,7 @@ def test_every_token_of_the_three_turn_game(batch: TokenBatch) -> None:
     #                                   0         4         8
     assert batch.decision.equal(flags(".... x... ....", ".... ...x ...x"))
     assert batch.body.equal(flags("    .... .xx. ....", ".... .... ...."))
+    assert batch.message.equal(flags(" .... .xxx ....", ".... .... ...."))
     assert batch.reply.equal(flags("   .... xxxx ....", ".... ...x x..x"))
     assert batch.imitate.equal(flags(" .... xxxx ....", ".... .... ...x"))  # not what was refused
     assert batch.logprobs.equal(

@@ -160,6 +160,7 @@ def one_token(
         kind=torch.tensor([[Kind.OBSERVATION, kind]], dtype=torch.int8),
         decision=at,
         body=flag,
+        message=flag,
         logprobs=real + logprob * at,
         reference_logprobs=real + reference * at,
         values=real,

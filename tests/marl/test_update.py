@@ -482,7 +482,7 @@ def test_minibatches_without_decisions_or_questions_are_harmless(without: str) -
     if without != "questions":
         blank = torch.zeros_like(batch.decision)
         kind = torch.where(batch.reply, torch.tensor(Kind.OBSERVATION, dtype=torch.int8), batch.kind)
-        batch = replace(batch, kind=kind, decision=blank, body=blank, imitate=blank)
+        batch = replace(batch, kind=kind, decision=blank, body=blank, message=blank, imitate=blank)
     after = trained(TERMS, batch, minibatches=24)
     assert all(bool(torch.isfinite(w).all()) for w in after.values()) and not identical(after, weights_of(policy))
 
