@@ -342,7 +342,13 @@ def _start_wandb(
     with _writable(folder), tempfile.TemporaryFile(dir=folder):  # W&B would take another folder without a word
         begun_here = any((folder / "wandb").glob(f"*run-*-{run_id}"))  # metrics may come from a shorter run
     settings = wandb.Settings(
-        silent=True, console="off", init_timeout=30, disable_git=True, save_code=False, x_disable_stats=True
+        silent=True,
+        console="off",
+        init_timeout=30,
+        disable_git=True,
+        save_code=False,
+        x_disable_stats=True,
+        x_disable_meta=True,  # the command line as it was typed, which may hold a secret; run.json has it without
     )
     try:
         wandb.setup(wandb.Settings(silent=True))  # what it says before a run begins
