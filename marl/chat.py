@@ -25,6 +25,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -67,10 +68,10 @@ def check_nothing_secret(url: Any, key: Any) -> None:
         raise UserError("chat.key must be the name of an environment variable, in capitals, never the key itself")
 
 
-def known_secrets(chat: Mapping[str, Any]) -> list[str]:
-    """The key of the settings `chat.*`, and what might be a secret in their `extra`."""
-    key = os.environ.get(chat["key"], "").strip() if chat["key"] else ""
-    return [key, *secrets_in(chat["extra"])]
+def known_secrets(key: str, extra: Mapping[str, Any]) -> list[str]:
+    """What stands in the environment variable `key`, and what might be a secret in the settings `extra`."""
+    found = [os.environ.get(key, "").strip() if key else "", *secrets_in(extra)]
+    return [secret for secret in found if len(secret) >= SHORTEST]
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ class Answers:
     def add(self, request: Mapping[str, Any], answer: Answer) -> None:
         """Keeps an answer at once: it was paid for."""
         self._answers[digest(request)] = answer
-        entry = {"request": hidden(request), "answer": answer.text, "tokens": answer.tokens}
+        entry = {"request": dict(request), "answer": answer.text, "tokens": answer.tokens}
         entry |= {"thoughts": answer.thoughts} if answer.thoughts else {}
         entry |= {"cut": True} if answer.cut else {}
         line = json.dumps(entry) + "\n"
@@ -232,7 +233,7 @@ class Endpoint:
             )
         if not re.fullmatch("[!-~]*", self._key):
             raise UserError(f"chat.key={config.key}: what this environment variable holds can't be a key")
-        self._secrets = [self._key, *(each for each in secrets_in(config.extra) if len(each) >= SHORTEST)]
+        self._secrets = {*known_secrets(config.key, config.extra), *filter(None, [self._key])}
         # Tries are ours, so that each is counted. A local server that wants no key gets a word that is none.
         self._client = openai.AsyncOpenAI(
             api_key=self._key or "none",
@@ -300,13 +301,13 @@ class Endpoint:
             spent.tokens += cost
 
     def _struck(self, text: str) -> str:
-        for secret in filter(None, self._secrets):
+        for secret in self._secrets:
             text = text.replace(secret, STRUCK_OUT)
         return text
 
 
 def _client_of(openai: Any) -> Any:
-    """The client's own HTTP client, but it follows no redirect, and reads only so much of a response.
+    """The client's own HTTP client, but it follows no redirect, keeps no cookie, and reads only so much of a response.
 
     Of the headers only the one that is read goes on: others say how the text is to be decoded, and may name anything.
     """
@@ -327,7 +328,8 @@ def _client_of(openai: Any) -> Any:
             headers = {"retry-after": response.headers.get("retry-after", "0")}
             return type(response)(response.status_code, headers=headers, content=bytes(body), request=request)
 
-    return Client()
+    # A cookie is sent back, and may be of letters that no header can have.
+    return Client(cookies=CookieJar(policy=DefaultCookiePolicy(allowed_domains=[])))
 
 
 def _seconds(headers: Mapping[str, str]) -> float:
@@ -385,6 +387,7 @@ class ChatAgent:
         if config.replay and not self.answers:
             raise UserError(f"chat.replay=true: {config.answers} holds no answer; play once without it")
         self.endpoint = None if config.replay else Endpoint(config)
+        self._extra = hidden(config.extra, known_secrets(config.key, config.extra))  # as it may be kept
         self.lost: list[tuple[Key, Lost]] = []
         self.kept = 0  # replies that came from the file
         self.cut = 0  # replies that met the limit of their tokens
@@ -461,7 +464,7 @@ class ChatAgent:
         config = self.config
         seat.request = {
             "seed": seat.seed, "model": config.model, "temperature": config.temperature,
-            "max_tokens": config.max_tokens, "extra": dict(config.extra), "messages": list(seat.messages),
+            "max_tokens": config.max_tokens, "extra": self._extra, "messages": list(seat.messages),
         }  # fmt: skip
         known = self.answers.get(seat.request) if self.answers is not None else None
         if known is not None:

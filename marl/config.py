@@ -404,7 +404,7 @@ def identity(cfg: DictConfig) -> dict[str, Any]:
 
 def behind_endpoint(chat: Mapping[str, Any]) -> dict[str, Any]:
     """What of the settings `chat.*` makes it another player, as it may be kept."""
-    return dict(hidden({name: chat[name] for name in OF_CHAT}, known_secrets(chat)))
+    return dict(hidden({name: chat[name] for name in OF_CHAT}, known_secrets(chat["key"], chat["extra"])))
 
 
 def digest(settings: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ SECRET = re.compile(
     r"|(access|api|auth|refresh|session)_?tokens?$"
 )
 DIGEST = re.compile("secret:[0-9a-f]{12}")
-SHORTEST = 8  # characters of a secret that is looked for in other texts; a shorter one may stand there by chance
+SHORTEST = 8  # characters of a secret that is worth looking for in texts; a shorter one may stand there by chance
 UNTOLD = ("chat.key", "chat.url", "chat.extra")  # settings in which somebody may have written a secret
 
 
@@ -54,7 +54,7 @@ def hidden(
     if settings is None or settings == "" or isinstance(settings, bool):
         return settings
     text = str(settings)
-    hide = secret or DIGEST.fullmatch(text) or any(each in text for each in known if len(each) >= SHORTEST)
+    hide = secret or DIGEST.fullmatch(text) or any(each in text for each in known)
     return mark(text) if hide else settings
 
 
