@@ -22,6 +22,7 @@ from typing import Any, Self, TextIO
 
 from marl.errors import UserError
 from marl.files import write_text, writing
+from marl.secrets import hidden
 
 CLOCK_PREFIXES = ("speed/", "time/")
 METRICS_FILE = "metrics.jsonl"
@@ -358,7 +359,7 @@ def _start_wandb(
             entity=entity,
             name=name,
             id=run_id,
-            config=dict(config),
+            config=hidden(config),
             mode="online" if mode == "online" else "offline",
             resume="allow" if mode == "online" else None,  # each offline folder is the whole run
             settings=settings,
