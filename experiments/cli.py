@@ -52,7 +52,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from experiments.terminal import STDERR, STDOUT, labelled, unheard
 from marl.errors import UserError, check_places
-from marl.runs import told
+from marl.secrets import told
 
 VERSION_BASE = "1.3"
 
@@ -449,7 +449,9 @@ def label(swept: Iterable[str]) -> str:
     """What tells this job from the sweep's others, in short: `full seed=1`."""
     here = HydraConfig.get()
     own = (override.partition("=") for override in here.overrides.task)
-    return " ".join(value if key in here.runtime.choices else f"{key}={value}" for key, _, value in own if key in swept)
+    return " ".join(
+        value if key in here.runtime.choices else told([f"{key}={value}"]) for key, _, value in own if key in swept
+    )
 
 
 # ---- before the run: is every setting a setting? -------------------------------------------------------------------
@@ -496,11 +498,11 @@ def check_command_line(config_name: str, package: str, flags: list[str], overrid
         for o in given if not args.config_dir else ():
             if o.is_add() and check.is_group(o) and not o.key_or_group.startswith("hydra"):  # else it is chosen twice
                 key = o.key_or_group
-                raise UsageError(f"{o.input_line}: {key} is for other commands, and {config_name} reads none.")
+                raise UsageError(f"{line_of(o)}: {key} is for other commands, and {config_name} reads none.")
         listed = [o for o in given if o.is_sweep_override()]
         if args.cfg:  # only shown, so it may be incomplete
             if args.multirun or listed:
-                several = f"{listed[0].input_line} lists several values" if listed else "-m asks for a sweep"
+                several = f"{line_of(listed[0])} lists several values" if listed else "-m asks for a sweep"
                 raise UsageError(f"--cfg shows one configuration, and {several}: leave out -m and choose one.")
             return Plan()
         sweep = args.multirun or cfg.hydra.mode == RunMode.MULTIRUN
@@ -511,7 +513,7 @@ def check_command_line(config_name: str, package: str, flags: list[str], overrid
                 "sweep without torchrun, with hydra/launcher=joblib or submitit_slurm."
             )
         if listed and not sweep:
-            raise UsageError(f"{listed[0].input_line} lists several values; add -m to run them all.")
+            raise UsageError(f"{line_of(listed[0])} lists several values; add -m to run them all.")
         presets = check.parse([f"{key}={value}" for key, value in (cfg.hydra.sweeper.get("params") or {}).items()])
         lists = {o.get_key_element(): choices(o) for o in [*presets, *given]}  # what is given wins over presets
         for job in jobs(lists) if sweep else [first]:
@@ -541,12 +543,17 @@ def check_command_line(config_name: str, package: str, flags: list[str], overrid
         return Plan(True, swept, where)
 
 
+def line_of(override: Override) -> str:
+    """The override as it may be shown."""
+    return told([str(override.input_line)])
+
+
 def choices(override: Override) -> list[str]:
     """The override, once for each value of a sweep: `seed=0,1` gives `seed=0` and `seed=1`."""
     if not override.is_sweep_override():
         return [str(override.input_line)]
     if not override.is_discrete_sweep():
-        raise UsageError(f"{override.input_line} names no values: sweep over a list, as in KEY=1,2,3.")
+        raise UsageError(f"{line_of(override)} names no values: sweep over a list, as in KEY=1,2,3.")
     return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
 
 
@@ -576,15 +583,15 @@ class Checker:
                 parsed.append(self.parser.parse_override(text))
             except HydraException:
                 raise UsageError(
-                    f"{text} is not a setting: write KEY=VALUE, and quote a value that has spaces, commas or brackets, "
-                    f"as in 'name=\"a, b\"'."
+                    f"{told([text])} is not a setting: write KEY=VALUE, and quote a value that has spaces, commas or "
+                    f"brackets, as in 'name=\"a, b\"'."
                 ) from None
         return parsed
 
     def compose(self, overrides: list[str]) -> DictConfig:
         for o in self.parse(overrides):
             if not o.is_delete() and o.value() is None and (options := self._options(o.key_or_group)):
-                raise UsageError(f"{o.input_line} does not fit: choose one of {', '.join(sorted(options))}.")
+                raise UsageError(f"{line_of(o)} does not fit: choose one of {', '.join(sorted(options))}.")
         try:
             return self._load(tuple(overrides))
         except (CompactHydraException, OmegaConfBaseException) as error:
@@ -598,7 +605,7 @@ class Checker:
         for override in parsed:
             key = override.key_or_group
             if override.is_delete() and not key.startswith(REMOVABLE):
-                raise UsageError(f"{override.input_line} cannot be left out: give it a value, as in {key}=VALUE.")
+                raise UsageError(f"{line_of(override)} cannot be left out: give it a value, as in {key}=VALUE.")
         values = [o for o in parsed if not self.is_group(o) and not o.is_delete() and not o.is_add()]
         before = self.compose([str(o.input_line) for o in parsed if o not in values])
         for override in values:
@@ -608,7 +615,7 @@ class Checker:
             if override.value() is None and "." not in key and key not in MAY_BE_NULL:
                 wanted = wanted or ("never null" if default is not None or OmegaConf.is_missing(before, key) else "")
             if wanted:
-                raise UsageError(f"{override.input_line} does not fit: {key} is {wanted}.")
+                raise UsageError(f"{line_of(override)} does not fit: {key} is {wanted}.")
         own = copy.deepcopy(cfg)
         with open_dict(own):
             del own["hydra"]
@@ -730,7 +737,7 @@ class Checker:
             if key in names and deleted:  # Hydra takes null for nothing
                 return f"{key} is null, so it is left out already: drop ~{key}."
             if key in names:  # the value is a group of settings, and one of them is new
-                given = next(str(o.input_line) for o in self.parse(overrides) if o.key_or_group == key)
+                given = next(line_of(o) for o in self.parse(overrides) if o.key_or_group == key)
                 inner = str(getattr(error.__cause__, "full_key", None) or key)
                 if inner == key and self._options(key):
                     return f"{given}: {key} is for other commands, and {self.config_name} reads none."

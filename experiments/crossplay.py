@@ -48,7 +48,7 @@ from experiments.terminal import Bar, say
 from marl.agents import Agent
 from marl.chat import CHANGED, CHAT
 from marl.checkpoint import folder_digest, read_card
-from marl.config import OF_CHAT, Parts, build, digest, plain
+from marl.config import Parts, behind_endpoint, build, digest, plain
 from marl.engine import size_of
 from marl.errors import UserError, check_temperature, check_writable
 from marl.files import read_json, write_json, writing
@@ -281,7 +281,7 @@ def the_base(names: Sequence[str], cfg: DictConfig, parts: Parts, device: torch.
 def made_of(name: str, cfg: DictConfig) -> str:
     """The digest of a policy's files, and of what else a player goes by; of scripted players the name."""
     if name == CHAT:
-        return f"{CHAT} {digest({key: plain(cfg.chat)[key] for key in OF_CHAT})}"
+        return f"{CHAT} {digest(behind_endpoint(plain(cfg.chat)))}"
     if not is_run(name):
         return name
     plans = f"{SUFFIX} {digest(asdict(planner_config(cfg)))}" if name.endswith(SUFFIX) else ""

@@ -30,7 +30,7 @@ from experiments.evaluate import as_in_runs, find_player, memory_of, pick_device
 from experiments.players import check_plans, in_runs
 from experiments.terminal import say
 from marl.agents import Agent, ModelAgent, TextAgent
-from marl.config import OF_CHAT, Parts, build, plain
+from marl.config import Parts, behind_endpoint, build, plain
 from marl.errors import check_writable
 from marl.files import write_text
 from marl.games import env_maker
@@ -176,7 +176,7 @@ def settings_of(opponent: Agent, cfg: DictConfig, parts: Parts) -> dict[str, Any
         "opponent": cfg.opponent,
         **({"temperature": cfg.temperature} if isinstance(opponent, ModelAgent) else {}),
         **({"planner": asdict(planner_config(cfg))} if cfg.opponent.endswith(SUFFIX) else {}),
-        **({"chat": {name: plain(cfg.chat)[name] for name in OF_CHAT}} if parts.chat else {}),
+        **({"chat": behind_endpoint(plain(cfg.chat))} if parts.chat else {}),
         "env": dict(parts.env),
         "seed": cfg.seed,
     }

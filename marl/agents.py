@@ -43,7 +43,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """A reply's text, and for language models what it was made of (see `Turn`)."""
+    """A reply's text, and for language models what it was made of (see `Turn`).
+
+    Of an endpoint's model also what it thought, and whether the reply was cut at its limit before its end.
+    """
 
     key: Key
     text: str
@@ -53,6 +56,8 @@ class Reply:
     value: float = 0.0
     legal: tuple[int, ...] = ()
     planned: Planned | None = None
+    thoughts: str = ""
+    cut: bool = False
 
 
 class Agent(Protocol):

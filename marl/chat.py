@@ -5,7 +5,9 @@ its tries, time limits and budget (`Endpoint`), and the seats (`ChatAgent`). A r
 game alone: that seat says nothing more, which the game refuses as it refuses any empty reply, and the loss is counted.
 
 The key comes from an environment variable and goes nowhere but into the request: no error text or body of an endpoint
-is ever shown or kept, and an answer that repeats the key has it struck out. Left out: streamed answers, tools, prices.
+is ever shown or kept, and an answer that repeats the key has it struck out, as other secrets in `extra`. What a model
+thinks before it speaks is kept in the transcript, and nobody in the game hears it. An endpoint is not trusted: it sends
+nobody elsewhere, and more than `LONGEST_BODY` bytes are not read. Left out: streamed answers, tools, prices.
 """
 
 from __future__ import annotations
@@ -22,22 +24,25 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass, field, replace
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from envs.core import TurnKind
+from envs.core import END, TurnKind
 from marl.agents import Key, Reply, Request
-from marl.errors import UserError
-from marl.files import writing
+from marl.completion import Answer, Lost, answer_of, read_answer
+from marl.errors import UserError, check_text
+from marl.files import canonical, writing
+from marl.secrets import SHORTEST, hidden, secrets_in
 from marl.types import Belief, Stream
 
 CHAT = "chat"  # what such a player is called in a cast
 YOUR_TURN = "It is your turn."  # a chat cannot end with the system's words, or one's own
 STRUCK_OUT = "[key]"
-LONGEST_ANSWER = 10_000  # characters; what an endpoint says beyond is dropped
+LONGEST_BODY = 2**22  # bytes of a response; a longer one is no answer
+PACKED = ("identity", "gzip")  # as a response may be; others unpack to more than can be counted on the way
 TRY_AGAIN = (408, 409, 429)  # and all from 500 on
 
 ChatMessage = dict[str, str]  # role and content
@@ -61,6 +66,12 @@ def check_nothing_secret(url: Any, key: Any) -> None:
         raise UserError(f"chat.url {URL}")
     if not isinstance(key, str) or not re.fullmatch("([A-Z_][A-Z0-9_]*)?", key):
         raise UserError("chat.key must be the name of an environment variable, in capitals, never the key itself")
+
+
+def known_secrets(key: str, extra: Mapping[str, Any]) -> list[str]:
+    """What stands in the environment variable `key`, and what might be a secret in the settings `extra`."""
+    found = [os.environ.get(key, "").strip() if key else "", *secrets_in(extra)]
+    return [secret for secret in found if len(secret) >= SHORTEST]
 
 
 @dataclass(frozen=True)
@@ -89,7 +100,7 @@ class ChatConfig:
     tokens: int = 10_000_000
     answers: str = ""
     replay: bool = False
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict, repr=False)  # it may hold a secret
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -99,6 +110,7 @@ class ChatConfig:
         if not self.url and not self.replay:
             raise UserError(f"chat.url is empty: it {URL}")
         check_nothing_secret(self.url, self.key)
+        check_text(self.answers, "chat.answers")
         for name, least in (("max_tokens", 1), ("retries", 0), ("parallel", 1), ("calls", 0), ("tokens", 0)):
             if getattr(self, name) < least:
                 raise UserError(f"chat.{name}={getattr(self, name)}: must be at least {least}")
@@ -110,49 +122,8 @@ class ChatConfig:
             raise UserError("chat.extra must be a group of fields, without messages, model or stream")
 
 
-class Lost(StrEnum):
-    """Why a request got no answer, after all tries."""
-
-    TIMEOUT = "no answer in time"
-    UNREACHABLE = "cannot be reached"
-    KEY = "key refused"
-    BUSY = "too many requests"
-    STATUS = "error status"
-    NONSENSE = "not a chat completion"
-    DECLINED = "declined to answer"
-    BUDGET = "budget spent"
-    ABSENT = "not among the kept answers"
-
-
 FOR_GOOD = (Lost.KEY, Lost.BUDGET, Lost.ABSENT)  # so would every further seat be lost
 CHANGED = "another chat.key, a larger chat.calls or chat.tokens, or chat.replay=false"  # what helps then
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What was said, and the tokens of prompt and answer together as the endpoint counts them (None: it doesn't)."""
-
-    text: str
-    tokens: int | None = None
-
-
-def read_answer(body: str) -> Answer | Lost:
-    """The first choice of a chat completion; NONSENSE for anything that is none, DECLINED where a filter spoke."""
-    try:
-        found = json.loads(body)
-        choice = found["choices"][0]
-        message, usage = choice["message"], found.get("usage")
-        text, refusal = message.get("content"), message.get("refusal")
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-        return Lost.NONSENSE
-    if refusal or choice.get("finish_reason") == "content_filter":
-        return Lost.DECLINED
-    if not isinstance(text, str):
-        return Lost.NONSENSE
-    tokens = usage.get("total_tokens") if isinstance(usage, dict) else None
-    counted = isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 0
-    text = text[:LONGEST_ANSWER].encode("utf-8", "replace").decode()  # half a surrogate pair can't be sent again
-    return Answer(text, tokens if counted else None)
 
 
 # --- What was answered ------------------------------------------------------------------------------------------------
@@ -173,19 +144,19 @@ class Answers:
         self.path = path
         self._answers: dict[str, Answer] = {}
         content = b""
-        if path.exists():
-            try:
-                content = path.read_bytes()
-            except OSError as error:
-                raise UserError(f"chat.answers={path}: the file cannot be read ({error.strerror})") from error
+        try:
+            if path.exists() and not path.is_file():
+                raise UserError(f"chat.answers={path}: is no file; name another")
+            content = path.read_bytes() if path.exists() else b""
+        except OSError as error:
+            raise UserError(f"chat.answers={path}: the file cannot be read ({error.strerror})") from error
         lines = content.split(b"\n")
         for number, line in enumerate(lines[:-1], start=1):
             try:
                 entry = json.loads(line)
-                text, tokens = entry["answer"], entry["tokens"]
-                assert isinstance(text, str) and (tokens is None or isinstance(tokens, int))
-                self._answers[digest(entry["request"])] = Answer(text, tokens)
-            except (ValueError, TypeError, LookupError, AssertionError) as error:
+                answer = _kept(entry)
+                self._answers[digest(entry["request"])] = answer
+            except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
                 raise UserError(
                     f"chat.answers={path}, line {number}: expected an answer as it was kept; name another file"
                 ) from error
@@ -200,7 +171,10 @@ class Answers:
     def add(self, request: Mapping[str, Any], answer: Answer) -> None:
         """Keeps an answer at once: it was paid for."""
         self._answers[digest(request)] = answer
-        line = json.dumps({"request": dict(request), "answer": answer.text, "tokens": answer.tokens}) + "\n"
+        entry = {"request": dict(request), "answer": answer.text, "tokens": answer.tokens}
+        entry |= {"thoughts": answer.thoughts} if answer.thoughts else {}
+        entry |= {"cut": True} if answer.cut else {}
+        line = json.dumps(entry) + "\n"
         with writing(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if self._torn and self.path.stat().st_size == self._torn[1]:
@@ -210,8 +184,18 @@ class Answers:
                 file.write(line.encode())
 
 
+def _kept(entry: Mapping[str, Any]) -> Answer:
+    """An answer from its line. TypeError where it is none."""
+    text, tokens, thoughts, cut = entry["answer"], entry["tokens"], entry.get("thoughts", ""), entry.get("cut", False)
+    ours = isinstance(text, str) and isinstance(tokens, int | None) and isinstance(thoughts, str)
+    if not ours or not isinstance(entry["request"], dict):
+        raise TypeError("not as it was kept")
+    return answer_of(text, tokens, thoughts, cut is True)
+
+
 def digest(request: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(dict(request), sort_keys=True).encode()).hexdigest()
+    """The digest of a request, the same whatever its secrets are: a file of answers can be replayed without them."""
+    return hashlib.sha256(canonical(hidden(request, mark=lambda _: "secret")).encode()).hexdigest()
 
 
 # --- Requests ---------------------------------------------------------------------------------------------------------
@@ -249,9 +233,15 @@ class Endpoint:
             )
         if not re.fullmatch("[!-~]*", self._key):
             raise UserError(f"chat.key={config.key}: what this environment variable holds can't be a key")
+        self._secrets = {*known_secrets(config.key, config.extra), *filter(None, [self._key])}
         # Tries are ours, so that each is counted. A local server that wants no key gets a word that is none.
         self._client = openai.AsyncOpenAI(
-            api_key=self._key or "none", base_url=config.url, timeout=config.timeout, max_retries=0
+            api_key=self._key or "none",
+            base_url=config.url,
+            timeout=config.timeout,
+            max_retries=0,
+            default_headers={"Accept-Encoding": "gzip"},
+            http_client=_client_of(openai),
         )
         self._slots = asyncio.Semaphore(config.parallel)
 
@@ -285,13 +275,12 @@ class Endpoint:
                     body["temperature"] = config.temperature
                 create: Any = self._client.chat.completions.with_raw_response.create
                 response = await create(model=config.model, messages=list(messages), extra_body=body)
-            found = read_answer(response.http_response.text)
+            found = read_answer(response.http_response.content.decode("utf-8-sig", "replace"))
             if isinstance(found, Lost):
                 cost = most
                 return found, None if found is Lost.DECLINED else 0.0
             cost = most if found.tokens is None else found.tokens
-            text = found.text.replace(self._key, STRUCK_OUT) if self._key else found.text
-            return Answer(text, found.tokens), None
+            return replace(found, text=self._struck(found.text), thoughts=self._struck(found.thoughts)), None
         except (TimeoutError, self._openai.APITimeoutError):
             cost = most  # it may have been answered, and paid for, all the same
             return Lost.TIMEOUT, 0.0
@@ -301,6 +290,8 @@ class Endpoint:
                 return Lost.KEY, None
             if status == 403:  # a moderator's word on these messages, as a rule; a key that may nothing is counted so
                 return Lost.DECLINED, None
+            if 300 <= status < 400:
+                return Lost.MOVED, None
             again = status in TRY_AGAIN or status >= 500
             return Lost.BUSY if status == 429 else Lost.STATUS, _seconds(error.response.headers) if again else None
         except self._openai.OpenAIError:
@@ -308,6 +299,37 @@ class Endpoint:
         finally:
             spent.reserved -= most
             spent.tokens += cost
+
+    def _struck(self, text: str) -> str:
+        for secret in self._secrets:
+            text = text.replace(secret, STRUCK_OUT)
+        return text
+
+
+def _client_of(openai: Any) -> Any:
+    """The client's own HTTP client, but it follows no redirect, keeps no cookie, and reads only so much of a response.
+
+    Of the headers only the one that is read goes on: others say how the text is to be decoded, and may name anything.
+    """
+
+    class Client(openai.DefaultAsyncHttpxClient):  # type: ignore[misc]
+        async def send(self, request: Any, **options: Any) -> Any:
+            response = await super().send(request, **{**options, "stream": True, "follow_redirects": False})
+            body = bytearray()
+            try:
+                if response.headers.get("content-encoding", "identity").lower() in PACKED:
+                    async for piece in response.aiter_bytes():
+                        body += piece
+                        if len(body) > LONGEST_BODY:
+                            body.clear()
+                            break
+            finally:
+                await response.aclose()
+            headers = {"retry-after": response.headers.get("retry-after", "0")}
+            return type(response)(response.status_code, headers=headers, content=bytes(body), request=request)
+
+    # A cookie is sent back, and may be of letters that no header can have.
+    return Client(cookies=CookieJar(policy=DefaultCookiePolicy(allowed_domains=[])))
 
 
 def _seconds(headers: Mapping[str, str]) -> float:
@@ -365,8 +387,10 @@ class ChatAgent:
         if config.replay and not self.answers:
             raise UserError(f"chat.replay=true: {config.answers} holds no answer; play once without it")
         self.endpoint = None if config.replay else Endpoint(config)
+        self._extra = hidden(config.extra, known_secrets(config.key, config.extra))  # as it may be kept
         self.lost: list[tuple[Key, Lost]] = []
         self.kept = 0  # replies that came from the file
+        self.cut = 0  # replies that met the limit of their tokens
         self._seats: dict[Key, _Seat] = {}
         self._owed: set[Key] = set()
         self._done: queue.SimpleQueue[tuple[Key, Answer | Lost | BaseException]] = queue.SimpleQueue()
@@ -395,15 +419,17 @@ class ChatAgent:
         return [reason for _, reason in self.lost[since:] if reason in FOR_GOOD]
 
     def figures(self, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Calls, tokens, replies from the file, and lost seats by reason; on top of those that a run noted `before` it
-        was stopped."""
+        """Calls, tokens, replies from the file, replies cut at their limit where any were, and lost seats by reason; on
+        top of those that a run noted `before` it was stopped."""
         before = before or {"calls": 0, "tokens": 0, "replayed": 0, "lost": {}}
         spent = self.endpoint.spent if self.endpoint else Spent()
         counted = Counter(before["lost"]) + Counter(reason.value for _, reason in self.lost)
+        cut = before.get("cut", 0) + self.cut
         return {
             "calls": before["calls"] + spent.calls,
             "tokens": before["tokens"] + spent.tokens,
             "replayed": before["replayed"] + self.kept,
+            **({"cut": cut} if cut else {}),
             "lost": dict(sorted(counted.items())),
         }
 
@@ -411,8 +437,9 @@ class ChatAgent:
         """The figures in a line."""
         found = self.figures()
         lost = ", ".join(f"{count} {reason}" for reason, count in found["lost"].items())
+        cut = f"{found['cut']} answers cut at chat.max_tokens={self.config.max_tokens}; " if "cut" in found else ""
         return (
-            f"chat: {found['calls']} calls, {found['tokens']} tokens, {found['replayed']} kept answers used; "
+            f"chat: {found['calls']} calls, {found['tokens']} tokens, {found['replayed']} kept answers used; {cut}"
             f"seats lost to the endpoint: {lost or 'none'}"
         )
 
@@ -437,7 +464,7 @@ class ChatAgent:
         config = self.config
         seat.request = {
             "seed": seat.seed, "model": config.model, "temperature": config.temperature,
-            "max_tokens": config.max_tokens, "extra": dict(config.extra), "messages": list(seat.messages),
+            "max_tokens": config.max_tokens, "extra": self._extra, "messages": list(seat.messages),
         }  # fmt: skip
         known = self.answers.get(seat.request) if self.answers is not None else None
         if known is not None:
@@ -459,11 +486,14 @@ class ChatAgent:
                     f"{CHANGED}, and it goes on from its last checkpoint"
                 )
             return Reply(key, "")
-        seat.messages.append({"role": "assistant", "content": found.text})
+        if found.text:  # some endpoints refuse a message without words
+            seat.messages.append({"role": "assistant", "content": found.text})
+        cut = found.cut and END not in found.text
+        self.cut += cut
         said = found.text.strip()
         if re.fullmatch("[0-9]{1,3}", said) and 1 <= int(said) <= len(seat.options):
-            return Reply(key, seat.options[int(said) - 1])
-        return Reply(key, said if seat.options else found.text)
+            said = seat.options[int(said) - 1]
+        return Reply(key, said if seat.options else found.text, thoughts=found.thoughts, cut=cut)
 
     def _running(self) -> asyncio.AbstractEventLoop:
         """The loop that requests run in, on a thread that ends with this agent."""

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from omegaconf import DictConfig, OmegaConf
 
 from marl.cast import Seats, players_of
-from marl.chat import CHAT, ChatAgent, ChatConfig, check_nothing_secret
+from marl.chat import CHAT, ChatAgent, ChatConfig, check_nothing_secret, known_secrets
 from marl.errors import UserError, check_temperature, check_text
 from marl.files import canonical
 from marl.filtered_bc import FilteredBCConfig
@@ -32,6 +32,7 @@ from marl.rewards.game import GameReward
 from marl.rewards.speaking import SpeakingReward
 from marl.rl_pikl import RLPiklConfig
 from marl.runs import ELSEWHERE
+from marl.secrets import hidden, told
 
 T = TypeVar("T")
 LARGEST = 1e30  # number of a setting: float32 holds its products, too
@@ -278,7 +279,8 @@ def terms(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
             continue
         if not isinstance(fields, Mapping) or not isinstance(fields.get("_target_"), str):
             raise UserError(
-                f"{where}.{name}={fields} has no _target_: give the whole term, as conf/{where}/default.yaml does"
+                f"{_given(f'{where}.{name}', fields)} has no _target_: give the whole term, as "
+                f"conf/{where}/default.yaml does"
             )
         module, _, called = fields["_target_"].rpartition(".")
         try:
@@ -306,12 +308,17 @@ def _check_reads(reads: Any, where: str) -> None:
         raise UserError(f"{where}={reads!r}: must be one of {', '.join(READS)}")
 
 
+def _given(name: str, value: Any) -> str:
+    """What was given, as it may be shown."""
+    return told([f"{name}={value}"])
+
+
 def make(kind: type[T], settings: Mapping[str, Any], where: str) -> T:
     """A dataclass from plain settings, nested ones too, with every value checked against its annotation."""
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
     hints, known = typing.get_type_hints(kind), {f.name for f in fields}
     if not isinstance(settings, Mapping):
-        raise UserError(f"{where}={settings}: must be settings of {kind.__name__}: {', '.join(sorted(known))}")
+        raise UserError(f"{_given(where, settings)}: must be settings of {kind.__name__}: {', '.join(sorted(known))}")
     for f in fields:
         if f.default is f.default_factory is dataclasses.MISSING and f.name not in settings:
             raise UserError(f"{where}.{f.name} is missing")
@@ -333,18 +340,17 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return make(hint, value, where)
     if origin is tuple:
         if not isinstance(value, list | tuple):
-            raise UserError(f"{where}={value}: must be a list")
+            raise UserError(f"{_given(where, value)}: must be a list")
         kind = typing.get_args(hint)[0]
         return tuple(_value(kind, part, f"{where}[{i}]") for i, part in enumerate(value))
     if origin is Mapping:
         if not isinstance(value, Mapping):
-            told = "" if where.startswith("chat.") else f"={value}"  # which may be somebody's secret
-            raise UserError(f"{where}{told}: must be a group of settings, as in {{KEY: VALUE}}")
+            raise UserError(f"{_given(where, value)}: must be a group of settings, as in {{KEY: VALUE}}")
         of_each = typing.get_args(hint)[1]
         return {key: _value(of_each, each, f"{where}.{key}") for key, each in value.items()}
     if origin is Sequence:
         if not isinstance(value, list | tuple):
-            raise UserError(f"{where}={value}: must be a list")
+            raise UserError(f"{_given(where, value)}: must be a list")
         return value
     wanted = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}.get(hint)
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
@@ -352,7 +358,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
             raise UserError(f"{where}={value}: must be a number from {-LARGEST:g} to {LARGEST:g}")
         return float(value)
     if wanted is not None and (not isinstance(value, hint) or (hint is int and isinstance(value, bool))):
-        raise UserError(f"{where}={value}: must be {wanted}")
+        raise UserError(f"{_given(where, value)}: must be {wanted}")
     return value
 
 
@@ -372,7 +378,8 @@ def cast_names(settings: Mapping[str, Any]) -> list[str]:
 def identity(cfg: DictConfig) -> dict[str, Any]:
     """The settings that make a run what it is, resolved. A term that is null is as good as not there, and so are a
     GPU's number, how much is computed at a time, what is for speed or memory where it is off, seeds that follow from
-    `seed`, and, where nobody plays through one, an endpoint's settings."""
+    `seed`, and, where nobody plays through one, an endpoint's settings. What might be a secret is there as its digest:
+    another secret makes another run, for a name alone does not say whether a value only opens the door."""
     settings = {name: value for name, value in plain(cfg).items() if name not in ELSEWHERE}
     settings["device"] = str(settings["device"]).partition(":")[0]
     for part in ("reward", "loss"):
@@ -391,8 +398,13 @@ def identity(cfg: DictConfig) -> dict[str, Any]:
         settings["seeds"] = own_seeds
     chat = settings.pop("chat", None)
     if chat is not None and CHAT in cast_names(settings):
-        settings["chat"] = {name: chat[name] for name in OF_CHAT}
-    return settings
+        settings["chat"] = behind_endpoint(chat)
+    return dict(hidden(settings))
+
+
+def behind_endpoint(chat: Mapping[str, Any]) -> dict[str, Any]:
+    """What of the settings `chat.*` makes it another player, as it may be kept."""
+    return dict(hidden({name: chat[name] for name in OF_CHAT}, known_secrets(chat["key"], chat["extra"])))
 
 
 def digest(settings: Mapping[str, Any]) -> str:

@@ -30,6 +30,7 @@ from marl.errors import UserError
 from marl.evaluate import Metrics, conditions_from_json
 from marl.files import read_json, write_text, writing
 from marl.runs import flat, read_run_card, read_settings, unlike
+from marl.secrets import hidden
 from marl.stats import (
     ArmRun,
     Interval,
@@ -111,7 +112,7 @@ def read_run(folder: Path) -> Run:
     UserError if it is no run's folder, or a file in it is malformed.
     """
     folder = Path(folder)
-    config, card = read_settings(folder), read_run_card(folder) or {}
+    config, card = hidden(read_settings(folder)), read_run_card(folder) or {}
     evaluated = folder / "evaluation.json"
     evaluation = read_evaluation(evaluated) if evaluated.exists() else {}
     seed = card.get("seed", config.get("seed", 0))

@@ -220,7 +220,8 @@ def _turn(table: _Table, agent: str, reply: Reply, kind: TurnKind) -> Turn:
         body=tokens.within(reply.ids, info["span"]) if reply.ids and tokens is not None else (0, 0),
         message=info["message"],
         error=info["error"],
-        cut=kind == TurnKind.SPEAK and _cut(reply, info, tokens),
+        cut=reply.cut or (kind == TurnKind.SPEAK and _cut(reply, info, tokens)),
+        thoughts=reply.thoughts,
         planned=reply.planned,
     )
 

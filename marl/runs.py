@@ -14,7 +14,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, reduce
 from importlib.metadata import version
@@ -27,6 +27,7 @@ import yaml
 from marl.errors import UserError
 from marl.files import canonical, read_json, write_json, write_text
 from marl.kernels import in_use
+from marl.secrets import told
 
 CARD = "run.json"
 CONFIG = "config.yaml"
@@ -224,17 +225,6 @@ def _settings(path: Path) -> Any:
         return yaml.safe_load(path.read_text(encoding="utf-8", errors="replace"))
     except (OSError, yaml.YAMLError, RecursionError):
         return {}
-
-
-UNTOLD = ("chat.key", "chat.url", "chat.extra")  # settings in which somebody may have written a secret
-
-
-def told(arguments: Iterable[str]) -> str:
-    """A command's arguments as they may be shown and kept."""
-    pairs = [argument.partition("=") for argument in arguments]
-    return " ".join(
-        f"{key}=..." if key.lstrip("+~").startswith(UNTOLD) else key + sign + value for key, sign, value in pairs
-    )
 
 
 def run_card(folder: Path, config_hash: str, seed: int, **facts: Any) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from typing import Any, Self, TextIO
 
 from marl.errors import UserError
 from marl.files import write_text, writing
+from marl.secrets import hidden
 
 CLOCK_PREFIXES = ("speed/", "time/")
 METRICS_FILE = "metrics.jsonl"
@@ -342,7 +343,13 @@ def _start_wandb(
     with _writable(folder), tempfile.TemporaryFile(dir=folder):  # W&B would take another folder without a word
         begun_here = any((folder / "wandb").glob(f"*run-*-{run_id}"))  # metrics may come from a shorter run
     settings = wandb.Settings(
-        silent=True, console="off", init_timeout=30, disable_git=True, save_code=False, x_disable_stats=True
+        silent=True,
+        console="off",
+        init_timeout=30,
+        disable_git=True,
+        save_code=False,
+        x_disable_stats=True,
+        x_disable_meta=True,  # the command line as it was typed, which may hold a secret; run.json has it without
     )
     try:
         wandb.setup(wandb.Settings(silent=True))  # what it says before a run begins
@@ -352,7 +359,7 @@ def _start_wandb(
             entity=entity,
             name=name,
             id=run_id,
-            config=dict(config),
+            config=hidden(config),
             mode="online" if mode == "online" else "offline",
             resume="allow" if mode == "online" else None,  # each offline folder is the whole run
             settings=settings,

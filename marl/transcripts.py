@@ -31,7 +31,7 @@ def episode_to_json(episode: Episode) -> Transcript:
     """What a reader wants of an episode, as JSON's own types.
 
     `turns`: agent, role, step, kind, text, message, error, rewards, `tokens` sampled and the sum of their `logprob`;
-    `cut` where it is unfinished (see `Turn.cut`);
+    `cut` where it is unfinished (see `Turn.cut`), `thoughts` where an endpoint's model told any;
     where a planner chose the reply, `planned`: all `actions` with `anchor`, `values` and `plan`, the `chosen` one, and
     the share of anchor probabilities that were raised to the least one (`floored`).
     `questions`: each different question once, with candidates and answer (`also`: further answers that are as true).
@@ -79,6 +79,7 @@ def _turn(turn: Turn) -> dict[str, Any]:
         "message": turn.message,
         "error": turn.error,
         **({"cut": True} if turn.cut else {}),
+        **({"thoughts": turn.thoughts} if turn.thoughts else {}),
         "rewards": {name: round(float(value), 4) for name, value in turn.rewards.items()},
         "tokens": len(turn.reply_ids),
         "logprob": round(float(sum(turn.logprobs)), 4),

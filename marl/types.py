@@ -81,7 +81,8 @@ class Turn:
     body: tuple[int, int] = (0, 0)
     message: str = ""  # what the others heard; empty where nothing was said
     error: str = ""  # why the game refused the reply; empty where it did not
-    cut: bool = False  # spoken and unfinished: it met the limit of its tokens, or of what the game passes on
+    cut: bool = False  # unfinished: it met the limit of its tokens, or of what the game passes on
+    thoughts: str = ""  # what an endpoint's model wrote for itself; nobody in the game reads it
     planned: Planned | None = None  # None: the reply is the policy's own sample
     rewards: dict[str, float] = field(default_factory=dict)  # by term, unweighted
 

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from experiments import crossplay, drift, evaluate, play, train
+from marl.config import config_hash
 from marl.errors import UserError
-from marl.runs import told
+from marl.secrets import told
 from tests.composing import configure
 from tests.marl.test_chat import KEY, Server, sensible
 
@@ -172,6 +173,40 @@ def test_a_training_run_stops_where_the_budget_is_spent_and_goes_on_with_a_large
     assert not (run / "run.json").exists() and not list(tmp_path.glob("bases/*/evaluations/*/evaluation.json"))
     go(1000)
     assert json.loads((run / "run.json").read_text())["chat"]["lost"] == {}
+
+
+def test_a_training_run_keeps_no_secret_and_goes_on_by_the_same_settings(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In none of its files, W&B's included, and not in what it says."""
+
+    def settings(calls: int, key: str = "one-27182818") -> list[str]:
+        return [
+            *SMALL, "name=tiny", "cast.negotiator.partner=chat", "cast.negotiator.partners=1", "algo.iterations=1",
+            "algo.games=4", "algo.concurrency=4", "algo.update.minibatches=1", "eval.games=0", "eval.final_games=2",
+            f"runs={tmp_path}", "chat.model=m", f"chat.url={server.url}", f"chat.calls={calls}", "tracker=wandb",
+            f"+chat.extra={{api_key: {key}, headers: {{Authorization: Bearer-27182818}}, user: {KEY}, effort: low}}",
+        ]  # fmt: skip
+
+    def go(calls: int) -> None:
+        monkeypatch.setattr(sys, "argv", ["train", *settings(calls)])
+        train.main(configure("train", *settings(calls)))
+
+    with pytest.raises(UserError, match="budget spent"):
+        go(1)
+    go(1000)
+    (run,) = tmp_path.glob("tiny-*")
+    go(1000)
+    assert f"{run} is done" in capsys.readouterr().out
+    assert {asked["api_key"] for asked in server.asked} == {"one-27182818"} and server.asked[0]["user"] == KEY
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [path for path in files if b"27182818" in path.read_bytes()] and nowhere(tmp_path)
+    for name in ("config.yaml", "report.html", "wandb"):
+        kept = [path.read_bytes() for path in files if name in path.relative_to(run.parent).parts]
+        assert any(b"secret:" in content for content in kept), name
+    assert "+chat.extra=..." in (run / "run.json").read_text() and "effort: low" in (run / "config.yaml").read_text()
+    hashes = [config_hash(configure("train", *settings(1, key))) for key in ("one-27182818", "another")]
+    assert hashes[0][:8] == run.name.rpartition("-")[2] != hashes[1][:8]
 
 
 def test_a_training_run_of_several_processes_has_no_endpoint(

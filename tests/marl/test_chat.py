@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
 import socket
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,9 +19,12 @@ import pytest
 from envs import among_us_v0, dond_v0
 from envs.dond_v0 import Style, in_natural, parse_prompt, prompt, proposal_text, rest
 from marl.chat import Answer, Answers, ChatAgent, ChatConfig, Endpoint, Lost, read_answer
+from marl.completion import without_thoughts
 from marl.errors import UserError
 from marl.games import scripted
 from marl.rollout import draw_games, everyone, rollout
+from marl.secrets import hidden
+from marl.transcripts import episode_to_json
 from marl.types import Episode
 
 pytest.importorskip("openai")
@@ -199,6 +205,39 @@ def test_nonsense_text_is_corrected_like_anybodys(serve: Callable[[Answering], S
     assert told[3] == {"role": "user", "content": "Error: Start your reply with [message] or [propose]."}
 
 
+def raw(*lines: str) -> Answering:
+    """Sends these lines as they are, and hangs up."""
+
+    def answering(server: Server, body: dict[str, Any], handler: Any) -> None:
+        handler.wfile.write("\r\n".join([*lines, ""]).encode("latin-1"))
+        handler.close_connection = True
+
+    return answering
+
+
+def endless(packed: bool = False) -> Answering:
+    """A body in pieces, without end."""
+
+    def answering(server: Server, body: dict[str, Any], handler: Any) -> None:
+        handler.send_response(200)
+        handler.send_header("Transfer-Encoding", "chunked")
+        if packed:
+            handler.send_header("Content-Encoding", "gzip")
+        handler.end_headers()
+        pack = zlib.compressobj(9, zlib.DEFLATED, 31)
+        while not server.stopped.is_set():
+            piece = pack.compress(bytes(2**20)) if packed else b" " * 2**16
+            if piece:
+                handler.wfile.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
+
+    return answering
+
+
+def of_kind(charset: str, body: str = '{"choices": []}', status: int = 200) -> Answering:
+    return lambda s, b, h: h.send(body, status, {"Content-Type": f"application/json; charset={charset}"})
+
+
+OK = "HTTP/1.1 200 OK"
 HOSTILE: dict[str, tuple[Answering, Lost]] = {
     "html": (lambda s, b, h: h.send("<html>welcome</html>", headers={"Content-Type": "text/html"}), Lost.NONSENSE),
     "half": (lambda s, b, h: h.send('{"choices": [{"mess'), Lost.NONSENSE),
@@ -216,6 +255,22 @@ HOSTILE: dict[str, tuple[Answering, Lost]] = {
     "busy": (lambda s, b, h: h.send("{}", 429), Lost.BUSY),
     "key": (lambda s, b, h: h.send(json.dumps({"error": {"message": s.keys[0]}}), 401), Lost.KEY),
     "forbidden": (lambda s, b, h: h.send("{}", 403), Lost.DECLINED),
+    "charset hex": (of_kind("hex"), Lost.NONSENSE),
+    "charset zlib, no text": (of_kind("zlib", "\x00"), Lost.NONSENSE),
+    "charset undefined": (of_kind("undefined", "{}", 400), Lost.STATUS),
+    "charset idna": (of_kind("idna", "{}", 429), Lost.BUSY),
+    "moved": (lambda s, b, h: h.send("{}", 307, {"Location": "/v1/elsewhere"}), Lost.MOVED),
+    "moved without an address": (lambda s, b, h: h.send("{}", 302), Lost.MOVED),
+    "moved to no address": (lambda s, b, h: h.send("{}", 308, {"Location": "http://[:1"}), Lost.MOVED),
+    "endless": (endless(), Lost.NONSENSE),
+    "endless, packed": (endless(packed=True), Lost.NONSENSE),
+    "packed twice": (lambda s, b, h: h.send("{}", headers={"Content-Encoding": "gzip, gzip"}), Lost.NONSENSE),
+    "length too large": (raw(OK, "Content-Length: 99", "", "{}"), Lost.UNREACHABLE),
+    "length too small": (lambda s, b, h: h.send('{"choices": []}', headers={"Content-Length": "3"}), Lost.NONSENSE),
+    "length below 0": (raw(OK, "Content-Length: -5", "", "{}"), Lost.UNREACHABLE),
+    "not HTTP": (raw("hello"), Lost.UNREACHABLE),
+    "endless headers": (raw(OK, *(f"X-{n}: {n}" for n in range(20_000)), "", "{}"), Lost.UNREACHABLE),
+    "odd cookies": (raw(OK, "Set-Cookie: \xff=\x01; expires=soon", "Content-Length: 2", "", "{}"), Lost.NONSENSE),
     "hangs up": (lambda s, b, h: h.connection.shutdown(socket.SHUT_RDWR), Lost.UNREACHABLE),
 }
 
@@ -237,10 +292,55 @@ def test_a_failure_costs_its_game_and_the_others_go_on(serve: Callable[[Answerin
     assert len(server.asked) == len(bad) + 3 * 4  # a lost seat's endpoint is not asked again
     lost = agent.figures()["lost"]
     assert sum(lost.values()) == len(bad) and lost["key refused"] == 1 and "1 key refused" in agent.summary()
+    assert "3 redirected elsewhere" in agent.summary()
     before = {"calls": 5, "tokens": 100, "replayed": 2, "lost": {"key refused": 2, "budget spent": 1}}
     now, whole = agent.figures(), agent.figures(before)  # of a run that was stopped and goes on
     assert [whole[name] - now[name] for name in ("calls", "tokens", "replayed")] == [5, 100, 2]
     assert whole["lost"] == {**now["lost"], "key refused": 3, "budget spent": 1}
+
+
+def test_a_right_answer_is_read_whatever_its_header_says(serve: Callable[[Answering], Server]) -> None:
+    """JSON is UTF-8; of the headers none says otherwise."""
+    body = json.dumps({"choices": [{"message": {"content": "[message] h\u00fcte [END]"}}]}, ensure_ascii=False)
+    charsets = ("hex", "zlib", "base64", "rot13", "idna", "undefined", "utf-32", "no-such")
+
+    def answering(server: Server, asked: dict[str, Any], handler: Any) -> None:
+        of_kind(charsets[len(server.asked) % len(charsets)], body)(server, asked, handler)
+
+    server = serve(answering)
+    agent = agent_of(server.url)
+    (episode,) = play(agent, games=1)
+    assert {turn.message for turn in episode.turns} == {"h\u00fcte"} and not agent.lost
+    assert len(server.asked) >= len(charsets)
+
+
+def test_a_packed_answer_is_read(serve: Callable[[Answering], Server]) -> None:
+    body = gzip.compress(json.dumps({"choices": [{"message": {"content": "[message] hi [END]"}}]}).encode())
+
+    def answering(server: Server, asked: dict[str, Any], handler: Any) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Encoding", "gzip")
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    agent = agent_of(serve(answering).url)
+    assert play(agent, games=1)[0].turns[0].message == "hi" and not agent.lost
+
+
+def test_nobody_is_sent_elsewhere(serve: Callable[[Answering], Server]) -> None:
+    """Neither the messages nor the key go to another address, and each call is counted."""
+    other = serve(sensible)
+
+    def moved(server: Server, body: dict[str, Any], handler: Any) -> None:
+        status = (301, 302, 303, 307, 308)[len(server.asked) - 1]
+        handler.send("{}", status, {"Location": f"{other.url}/chat/completions"})
+
+    server = serve(moved)
+    agent = agent_of(server.url, retries=2, parallel=1)
+    assert [e.outcome["how"] for e in play(agent, games=5)] == ["abort"] * 5
+    assert not other.asked and len(server.asked) == agent.figures()["calls"] == 5
+    assert agent.figures()["lost"] == {"redirected elsewhere": 5}
 
 
 @pytest.mark.parametrize("drips", [False, True])
@@ -367,6 +467,63 @@ def test_a_killed_runs_last_line_is_mended_and_a_broken_one_refused(tmp_path: Pa
         Answers(path)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"", b"\xff\xfe\x00", b"7", b"null", b'["request"]', b"[" * 100_000, b'{"request":' * 100_000,
+        b'{"request": {"a": ' + b"[" * 490 + b"]" * 490 + b'}, "answer": "hi", "tokens": 1' + b"}" * 2,
+        b'{"request": "abc", "answer": "hi", "tokens": 1}', b'{"request": {}, "answer": 7, "tokens": 1}',
+        b'{"request": {}, "answer": "hi", "tokens": "1"}', b'{"request": {}, "answer": "hi"}',
+        b'{"request": {}, "answer": "hi", "tokens": 1, "thoughts": 2}', b"9" * 10_000,
+    ],
+)  # fmt: skip
+def test_a_damaged_file_of_answers_is_one_sentence(line: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    Answers(path).add({"a": 1}, Answer("one", 3))
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    with pytest.raises(UserError, match="line 2: expected an answer as it was kept") as refused:
+        Answers(path)
+    assert len(str(refused.value)) < 300
+
+
+def test_a_file_of_answers_is_a_file_whose_texts_can_be_sent(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    for place in (tmp_path, fifo, tmp_path / ("x" * 300)):
+        with pytest.raises(UserError, match=r"chat\.answers"):
+            Answers(place)
+    with pytest.raises(UserError, match=r"chat\.answers"):
+        ChatConfig(url="http://localhost/v1", model="m", answers="a\0b")
+    path = tmp_path / "answers.jsonl"
+    path.write_text('{"request": {"a": 1}, "answer": "a\\ud800", "tokens": null, "thoughts": "\\udfff"}\n')
+    assert Answers(path).get({"a": 1}) == Answer("a?", None, "?")
+
+
+def test_secrets_beside_the_key_are_in_no_file_and_no_words(
+    serve: Callable[[Answering], Server], tmp_path: Path
+) -> None:
+    """Even from an endpoint that says them back; the file is good for who has another secret, or none."""
+    secrets = {"api_key": "first-31415926", "a": [{"headers": {"Authorization": "Bearer second-27182818"}}]}
+
+    def telling(server: Server, body: dict[str, Any], handler: Any) -> None:
+        handler.say(f"<think>{body['api_key']}</think>[message] it is {body['a'][0]['headers']['Authorization']} [END]")
+
+    path = tmp_path / "answers.jsonl"
+    agent = agent_of(serve(telling).url, answers=str(path), extra={**secrets, "user": KEY, "effort": "low"})
+    episodes = play(agent, games=1)
+    asked = agent.endpoint.config.extra  # type: ignore[union-attr]
+    assert asked["api_key"] == "first-31415926" and episodes[0].turns[0].message == "it is [key]"
+    said = [repr(episodes), repr(agent.config), path.read_text()]
+    assert not any(word in text for text in said for word in ("31415926", "27182818"))
+    assert '"effort": "low"' in path.read_text()
+    for other in ({"api_key": "another", "a": [{"headers": {"Authorization": "none"}}]}, hidden(secrets)):
+        extra = {**other, "user": KEY, "effort": "low"}
+        replay = ChatAgent(ChatConfig(model="m", answers=str(path), replay=True, extra=extra), in_natural)
+        assert play(replay, games=1) == episodes and not replay.lost
+    other = ChatAgent(ChatConfig(model="m", answers=str(path), replay=True, extra={**secrets, "effort": "high"}))
+    assert play(other, games=1)[0].outcome["how"] == "abort"
+
+
 def test_the_key_is_in_no_file_and_no_words(
     serve: Callable[[Answering], Server], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -470,6 +627,96 @@ def test_bad_settings_are_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_p
         ChatAgent(ChatConfig(model="m", answers=str(tmp_path / "none.jsonl"), replay=True))
 
 
+SAID = "[message] I'd like the hats. [END]"
+
+
+@pytest.mark.parametrize(
+    ("content", "said", "thought"),
+    [
+        (SAID, SAID, ""),
+        (f"<think>\nThey want books.\n</think>\n\n{SAID}", SAID, "They want books."),
+        (f"  <thinking>Books?</thinking> {SAID}", SAID, "Books?"),
+        (f"[THINK]Books?[/THINK]{SAID}\n", SAID, "Books?"),
+        (f"<think>a</think><think>b</think>\n<think>\nc</think>{SAID}", SAID, "a\nb\nc"),
+        (f"They want books.\n</think>\n\n{SAID}", SAID, "They want books."),  # the template began the block
+        (f"They want books.</think>\n{SAID}", SAID, "They want books."),
+        (f"They want books.\n</think>{SAID}", SAID, "They want books."),
+        ("<think>They want", "", "They want"),  # its tokens were spent
+        ("<think></think>", "", ""),
+        (f"<think>a <think> b</think>\n{SAID}", SAID, "a <think> b"),
+        (f"<think>a\n<think>b</think>\nc\n</think>\n{SAID}", SAID, "a\n<think>b\nc"),
+        ("[message] hi\n<think>hm</think>\nthere [END]", "[message] hi\n\nthere [END]", "hm"),
+        (f"{SAID}\n<think>Was that wise?", SAID, "Was that wise?"),
+        # words like others
+        ("[message] what is <think>? [END]", "[message] what is <think>? [END]", ""),
+        ("[message] a </think> b [END]", "[message] a </think> b [END]", ""),
+        ("[message] <think>no</think> [END]", "[message] <think>no</think> [END]", ""),
+        ("[message] I <thinker> [END]", "[message] I <thinker> [END]", ""),
+    ],
+)
+def test_thoughts_are_no_words(content: str, said: str, thought: str) -> None:
+    assert without_thoughts(content) == (said, thought)
+    found = read_answer(json.dumps({"choices": [{"message": {"content": content}}]}))
+    assert found == Answer(said, None, thought)
+
+
+def test_thoughts_are_parted_in_time_that_grows_with_their_length() -> None:
+    """An endpoint may send megabytes of tags, of white space, and of both."""
+    for piece in ("<think>", "</think>", "x<think>", "x</think>", " ", "\n", " \n", "<think></think>", "</think>\n"):
+        text = piece * (2**19 // len(piece))
+        began = time.process_time()
+        without_thoughts(text)
+        assert time.process_time() - began < 2, piece
+
+
+def test_thoughts_are_heard_by_nobody_and_kept(serve: Callable[[Answering], Server], tmp_path: Path) -> None:
+    def answering(server: Server, body: dict[str, Any], handler: Any) -> None:
+        if len(server.asked) == 1:
+            handler.say(f"<think>They want books.</think>{SAID}", reasoning_content="In a field.")
+        else:
+            handler.say(None, reasoning="In a field of another name.")
+
+    server, path = serve(answering), str(tmp_path / "kept.jsonl")
+    episodes = play(agent_of(server.url, answers=path), games=1)
+    first, second, *_ = episodes[0].turns
+    assert (first.text, first.message, first.thoughts) == (SAID, "I'd like the hats.", "In a field.\nThey want books.")
+    assert (second.text, second.thoughts, second.cut) == ("", "In a field of another name.", False) and second.error
+    assert not any(word in json.dumps(asked) for word in ("They want", "In a field") for asked in server.asked)
+    assert all(message["content"] for asked in server.asked for message in asked["messages"])
+    kept = episode_to_json(episodes[0])["turns"]
+    assert (
+        kept[0]["thoughts"] == "In a field.\nThey want books."
+        and "thoughts" not in episode_to_json(play(agent_of(serve(sensible).url), games=1)[0])["turns"][0]
+    )
+    replay = ChatAgent(ChatConfig(model="m", answers=path, replay=True), in_natural)
+    assert play(replay, games=1) == episodes and not replay.lost
+
+
+def test_a_reply_cut_at_its_limit_says_so(serve: Callable[[Answering], Server], tmp_path: Path) -> None:
+    contents = [None, "", "<think>They want", "[message] I'd like", *[None] * 20]
+
+    def answering(server: Server, body: dict[str, Any], handler: Any) -> None:
+        message = {"content": contents[len(server.asked) - 1], "reasoning_content": "They want"}
+        handler.send(json.dumps({"choices": [{"finish_reason": "length", "message": message}]}))
+
+    path = str(tmp_path / "kept.jsonl")
+    agent = agent_of(serve(answering).url, answers=path)
+    episodes = play(agent, games=1)
+    turns = episodes[0].turns
+    assert [(t.text, t.cut) for t in turns[:5]] == [*[("", True)] * 3, ("[message] I'd like", True), ("", True)]
+    assert agent.figures()["cut"] == len(turns) and episode_to_json(episodes[0])["turns"][0]["cut"] and not agent.lost
+    assert f"{len(turns)} answers cut at chat.max_tokens=200" in agent.summary()
+    assert agent.figures({"calls": 0, "tokens": 0, "replayed": 0, "cut": 2, "lost": {}})["cut"] == len(turns) + 2
+    replay = ChatAgent(ChatConfig(model="m", answers=path, replay=True), in_natural)
+    assert play(replay, games=1) == episodes and replay.figures()["cut"] == len(turns)
+
+
+def test_a_message_that_ended_before_the_limit_is_whole(serve: Callable[[Answering], Server]) -> None:
+    choice = {"finish_reason": "length", "message": {"content": f"{SAID} And then"}}
+    agent = agent_of(serve(lambda s, b, h: h.send(json.dumps({"choices": [choice]}))).url)
+    assert not any(turn.cut for turn in play(agent, games=1)[0].turns) and "cut" not in agent.figures()
+
+
 def test_what_an_answer_is() -> None:
     def body(**choice: Any) -> str:
         return json.dumps({"choices": [choice], "usage": {"total_tokens": 5}})
@@ -481,3 +728,18 @@ def test_what_an_answer_is() -> None:
     assert read_answer(body(message={"content": "hi"}, finish_reason="content_filter")) is Lost.DECLINED
     assert read_answer('{"choices": [{"message": {"content": "hi"}}], "usage": {"total_tokens": -1}}') == Answer("hi")
     assert read_answer('{"choices": [{"message": {"content": "hi"}}], "usage": 3}') == Answer("hi")
+    for tokens in (10**10, 10**4000, -(10**400), 1e400, float("nan"), True, "5", [5], None):
+        counted = json.dumps({"choices": [{"message": {"content": "hi"}}], "usage": {"total_tokens": tokens}})
+        assert read_answer(counted) == Answer("hi"), tokens
+    for thought in (7, None, [], {"a": 1}, ["a", 3], True):
+        assert isinstance(read_answer(body(message={"content": "hi", "reasoning_content": thought})), Answer), thought
+    assert read_answer(body(message={"content": "hi", "reasoning": "a\ud800"})) == Answer("hi", 5, "a?")
+    parts = [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "hi"}]
+    assert read_answer(body(message={"content": parts})) == Answer("hi", 5, "hm")
+    assert read_answer(body(message={"content": parts[:1]})) == Answer("", 5, "hm")
+    for content in ([], [1], ["hi"], [{"type": "text"}], [{"type": "text", "text": 7}], {}, True, 1.5):
+        assert read_answer(body(message={"content": content})) is Lost.NONSENSE, content
+    assert read_answer(body(message={"content": None}, finish_reason="tool_calls")) is Lost.NONSENSE
+    assert read_answer(body(message={"content": "hi"}, finish_reason=["length"])) == Answer("hi", 5)
+    for text in ("NaN", "[" * 100_000, '{"a":' * 100_000, "\x00", "1" * 10_000, '{"choices": "x"}'):
+        assert read_answer(text) is Lost.NONSENSE, text[:20]

@@ -155,6 +155,19 @@ def test_wandb_offline_writes_a_run_and_the_files(
     assert (out, err) == ("", "")
 
 
+def test_wandb_keeps_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither of the configuration nor of the command line, of which it would keep each word; nor do its logs."""
+    key = "sk-test-31415926"
+    monkeypatch.setattr(sys, "argv", ["train", f"+chat.extra={{api_key: {key}}}", f"--password={key}", "word=typed"])
+    config = {"chat": {"extra": {"api_key": key, "headers": {"Authorization": f"Bearer {key}"}}}, "arm": "no secret"}
+    with make_tracker("wandb", tmp_path, name="n", run_id="abc123", config=config) as tracker:
+        tracker.log(1, {"game/score": 10.5})
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    [record] = tmp_path.glob("wandb/offline-run-*/run-abc123.wandb")
+    assert b"no secret" in files[record] and b"secret:" in files[record]  # the rest of it can be read
+    assert not [path for path, content in files.items() if key.encode() in content or b"word=typed" in content]
+
+
 def test_wandb_resumes_under_the_same_id(tmp_path: Path) -> None:
     for resume, iteration in ((None, 1), (1, 2)):
         with make_tracker("wandb", tmp_path, name="n", run_id="same", config={}, resume_from_iteration=resume) as t:
