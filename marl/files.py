@@ -25,8 +25,8 @@ from marl.errors import LARGEST, UserError
 
 ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 WAY_ON = "start the same command again; it goes on from what is there"
-# Bytes that one file may have. YAML is the slowest to read: 128 KiB take some two seconds, a run's settings have 3 KiB.
-MOST_YAML, MOST_JSON, MOST_LINES = 1 << 17, 1 << 24, 1 << 28
+# Bytes that one file may have. YAML is the slowest to read: 64 KiB take some two seconds, a run's settings have 3 KiB.
+MOST_YAML, MOST_JSON, MOST_LINES = 1 << 16, 1 << 24, 1 << 28
 DEEPEST = 40  # levels of data within data
 # What Python raises where data are not what its reader expects. A UserError is a ValueError, and stays what it is.
 FAULTS = (
@@ -123,8 +123,7 @@ def read_bytes(path: Path, most: int = MOST_LINES, linked: bool = False) -> byte
             inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(path.parent))
             if not inside:
                 raise UserError(f"{path} is a link that leads out of its folder: put the file itself there")
-        # Without O_NONBLOCK a pipe would wait for somebody who writes into it.
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        with open(path, "rb", opener=_at_once) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise UserError(f"{path} is no plain file: put a file there")
             data = file.read(most + 1)
@@ -133,6 +132,11 @@ def read_bytes(path: Path, most: int = MOST_LINES, linked: bool = False) -> byte
     if len(data) > most:
         raise UserError(f"{path} has more than {most:,} bytes: no file of this kind does; name another")
     return data
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Opens without waiting: a pipe would wait for somebody who writes into it."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def read_text(path: Path, most: int = MOST_LINES, linked: bool = False) -> str:

@@ -24,7 +24,7 @@ from typing import Any, TextIO
 import torch
 import yaml
 
-from marl.errors import UserError
+from marl.errors import UserError, check_sizes
 from marl.files import canonical, read_json, read_text, read_yaml, reading, write_json, write_text
 from marl.kernels import in_use
 
@@ -64,6 +64,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
     """The configuration that a run's folder holds, as plain data. UserError where there is none, or it is something
     else."""
     path = folder / CONFIG
+    check_sizes(str(folder), "folder")
     if not os.path.lexists(path):
         raise UserError(
             f"{folder} is not a run's folder: it has no {CONFIG}; name folders that experiments.train wrote"
