@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 import string
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 
 from gymnasium import spaces
 
 END = "[END]"  # a spoken reply ends here; whatever follows is ignored
+MOST_BYTES = 1 << 26  # of a file that settings name
 
 
 class TurnKind(IntEnum):
@@ -70,3 +75,12 @@ def observation_space(max_text: int, max_options: int, max_option: int = 64) -> 
 def action_space(max_reply: int) -> spaces.Text:
     """Replies that `sample` draws. `step` accepts any other string too."""
     return spaces.Text(max_reply, min_length=0, charset=CHARSET)
+
+
+def check_file(path: str | Path) -> None:
+    """OSError for what is no plain file of a sane size: a pipe or a device might never end."""
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "no plain file", str(path))
+    if found.st_size > MOST_BYTES:
+        raise OSError(errno.EFBIG, f"more than {MOST_BYTES:,} bytes", str(path))

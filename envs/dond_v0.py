@@ -26,7 +26,7 @@ from gymnasium.utils import seeding
 from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.utils import parallel_to_aec
 
-from envs.core import END, Question, TurnKind, action_space, clean, observation_space
+from envs.core import END, Question, TurnKind, action_space, check_file, clean, observation_space
 
 ITEMS = ("books", "hats", "balls")
 MIN_COUNT, MAX_COUNT = 1, 4  # of one item
@@ -138,6 +138,7 @@ def read_contexts(path: str | Path) -> tuple[Context, ...]:
 
     Raises ValueError with file name, line number and what was expected there; FileNotFoundError where there is no file.
     """
+    check_file(path)
     lines = Path(path).read_text(encoding="utf-8", errors="replace").rstrip().split("\n")
     rows: list[tuple[Triple, Triple]] = []
     for number, line in enumerate(lines, start=1):

@@ -93,7 +93,7 @@ from marl.batch import collate, seats_of
 from marl.config import make, plain
 from marl.engine import has_desk, places_for, size_of
 from marl.errors import UserError, check_writable
-from marl.files import read_json, write_json
+from marl.files import read_json, reading, write_json
 from marl.games import env_maker, game_module, seats
 from marl.losses import Loss
 from marl.losses.listening import ListeningLoss
@@ -322,10 +322,11 @@ class Bench:
             if "git_commit" in other:
                 say(how_to_go_on(str(found.get("git_commit")), aside))
             return
-        for rows, part in ((self.around, "around"), (self.baselines, "baselines")):
-            known = {(row.engine, row.point): row for row in map(Row.of, found[part])}
-            rows[:] = [known.get((row.engine, row.point), row) for row in rows]
-        self.alone = found["alone"]
+        with reading(path):
+            for rows, part in ((self.around, "around"), (self.baselines, "baselines")):
+                known = {(row.engine, row.point): row for row in map(Row.of, found[part])}
+                rows[:] = [known.get((row.engine, row.point), row) for row in rows]
+            self.alone = found["alone"]
         say(f"going on: {sum(len(row.repeats) for row in self.around + self.baselines)} repeats were measured before")
 
     # -- What is played, and by which model ----------------------------------------------------------------------------

@@ -51,7 +51,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.terminal import STDERR, STDOUT, labelled, unheard
-from marl.errors import UserError, check_places
+from marl.errors import UserError, check_places, check_sizes
 from marl.secrets import told
 
 VERSION_BASE = "1.3"
@@ -134,7 +134,9 @@ def command(
         def checked(cfg: DictConfig) -> Any:
             for name, count in FEW_KERNELS.items():
                 os.environ.setdefault(name, count)
-            check_places(cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True)))
+            settings = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True))
+            check_sizes(settings, "")
+            check_places(settings)
             with plain_warnings():
                 return task(cfg)
 

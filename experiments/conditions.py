@@ -13,7 +13,6 @@ a study has a `headline` condition, `table.csv`, which has that alone; with `pub
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import fcntl
 import os
@@ -42,9 +41,9 @@ from marl.cast import LEARNERS, Seats, by_role, learners_of, places, players_of
 from marl.chat import CHAT
 from marl.checkpoint import folder_digest, started_from
 from marl.config import EvalConfig, cast_of, digest, make, plain
-from marl.errors import UserError, check_temperature, check_writable
+from marl.errors import UserError, check_count, check_temperature, check_writable
 from marl.evaluate import Metrics, metrics
-from marl.files import write_json, writing
+from marl.files import csv_rows, reading, write_json, writing
 from marl.games import env_maker, file_digests
 from marl.memory import Slots, check_memory
 from marl.planner import GAMES as PLANNED
@@ -52,7 +51,7 @@ from marl.planner import SLOTS, SUFFIX, PlannerConfig, planning_agent
 from marl.policy import Policy
 from marl.report import PAPER
 from marl.rollout import EVALUATION, draw_games, rollout
-from marl.runs import finished_run, git_commit
+from marl.runs import finished_run, git_commit, open_lock
 from marl.stats import (
     ArmRun,
     TableRow,
@@ -155,8 +154,8 @@ class Cell:
 def main(cfg: DictConfig) -> None:
     """Plays what is not played yet, then tabulates."""
     for name in ("games", "concurrency"):
-        if not isinstance(cfg[name], int) or cfg[name] < 1:
-            raise UserError(f"{name}={cfg[name]}: must be a whole number, at least 1")
+        check_count(cfg[name], name)
+    check_count(cfg.seed, "seed", 0)
     unknown = [name for name in cfg.metrics if name not in WORDING]
     if unknown or not cfg.metrics:
         raise UserError(f"metrics={list(cfg.metrics)}: {unknown[0] if unknown else 'nothing'} is no metric")
@@ -251,7 +250,8 @@ def entrants(runs: Path, select: Any, arms: Sequence[str], where: Any = None) ->
     for folder, (config, card) in found_runs.items():
         if arms and card["arm"] not in arms:
             continue
-        learners = learners_of(cast_of(config["cast"]))
+        with reading(folder):
+            learners = learners_of(cast_of(config["cast"]))
         trained = {name: end_of(folder, name) for name in learners}
         base = base_folder(folder)
         seed = card["seeds"][0]
@@ -295,7 +295,8 @@ def after(entrant: Entrant, iteration: int | None) -> Entrant:
 def cell_of(entrant: Entrant, name: str, condition: Condition, cfg: DictConfig) -> Cell:
     """The entrant's own evaluation with the condition's changes. UserError, naming the condition, if it can't be."""
     config = entrant.config
-    own = make(EvalConfig, config["eval"], "eval")
+    with reading(entrant.run):
+        own = make(EvalConfig, config["eval"], "eval")
     env = {**config["env"], **own.env, **condition.env}
     try:
         entrant = after(entrant, condition.iteration)
@@ -437,7 +438,7 @@ def claimed(path: Path) -> Iterator[bool]:
     """Whether this file is ours to write: nobody else has written it, or is about to. A claim ends with its process."""
     lock = path.with_name(f".{path.stem}.lock")
     while True:
-        with lock.open("w") as held:
+        with open_lock(lock) as held:
             try:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -554,15 +555,12 @@ def read_per_seed(path: Path) -> dict[str, list[ArmRun]]:
 def read_published(path: Path) -> dict[Point, float]:
     """Others' figures by arm and condition. UserError where the file or a line of it is not as it should be."""
     found = {}
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                try:
-                    found[row["arm"], f"{row['setting']}_{row['value']}"] = float(row["mean"])
-                except (KeyError, TypeError, ValueError) as error:
-                    raise UserError(f"{path}: expected the columns arm,setting,value,mean, got {row}") from error
-    except OSError as error:
-        raise UserError(f"published={path}: the file cannot be read ({error.strerror}); null leaves it out") from error
+    with reading(f"published={path}"):
+        for row in csv_rows(path):
+            try:
+                found[row["arm"], f"{row['setting']}_{row['value']}"] = float(row["mean"])
+            except (KeyError, TypeError, ValueError) as error:
+                raise UserError(f"{path}: expected the columns arm,setting,value,mean, got {row}") from error
     return found
 
 

@@ -50,8 +50,8 @@ from marl.chat import CHANGED, CHAT
 from marl.checkpoint import folder_digest, read_card
 from marl.config import Parts, behind_endpoint, build, digest, plain
 from marl.engine import size_of
-from marl.errors import UserError, check_temperature, check_writable
-from marl.files import read_json, write_json, writing
+from marl.errors import UserError, check_count, check_temperature, check_writable
+from marl.files import FAULTS, read_json, reading, write_json, writing
 from marl.games import env_maker, file_digests
 from marl.planner import SUFFIX
 from marl.policy import load_tokenizer
@@ -137,7 +137,7 @@ def main(cfg: DictConfig) -> None:
     cfg = as_in_runs(cfg, names)
     if cfg.env.game != "dond":
         raise UserError(f"env.game={cfg.env.game}: only players of Deal or No Deal change seats; must be dond")
-    parts = build(cfg, names)
+    parts = build(cfg, names, learns=False)
     device = pick_device(cfg.device)
     set_threads(cfg.threads)
     cells, out = Path(cfg.cells), Path(cfg.publish or cfg.cells)
@@ -189,9 +189,9 @@ def check(cfg: DictConfig) -> None:
     """Refuses bad settings before any player is looked for."""
     if not isinstance(cfg.players, ListConfig) or not 2 <= len(cfg.players) <= MOST:
         raise UserError(f"players={cfg.players}: must be a list of two to {MOST}")
-    if isinstance(cfg.concurrency, bool) or not isinstance(cfg.concurrency, int) or cfg.concurrency < 1:
-        raise UserError(f"concurrency={cfg.concurrency}: must be a whole number, at least 1")
-    if isinstance(cfg.games, bool) or not isinstance(cfg.games, int) or cfg.games < 2 or cfg.games % 2:
+    check_count(cfg.concurrency, "concurrency")
+    check_count(cfg.seed, "seed", 0)
+    if type(cfg.games) is not int or cfg.games < 2 or cfg.games % 2:
         raise UserError(f"games={cfg.games}: must be an even number, at least 2: each seed is played in both seatings")
     check_temperature(cfg.temperature, "temperature")
 
@@ -257,7 +257,8 @@ def forms_of(name: str) -> tuple[str, ...]:
     short = path.name.rpartition("-")[0]
     if not (short and (path / CONFIG).is_file()):
         return (whole[0], whole[0], *whole)
-    objective = float(run_settings(path)["env"]["objective"])
+    with reading(path):
+        objective = float(run_settings(path)["env"]["objective"])
     return (f"{short}{plans}", f"{short} λ={objective:g}{plans}", *whole)
 
 
@@ -344,9 +345,16 @@ def play(cell: Cell, cfg: DictConfig, parts: Parts, agents: Agents, bar: Bar, la
 
 def games_of(path: Path) -> Games:
     """The games of a cell's file. UserError where it does not hold them."""
-    games = read_json(path).get("games")
-    if not isinstance(games, list) or not all(isinstance(g, dict) and g.keys() >= RECORDED for g in games):
-        raise UserError(f"{path} does not hold a pair's games: remove it, and the same command plays them again")
+    found = read_json(path)
+    try:
+        games: Games = found["games"]
+        assert games and all(game.keys() >= RECORDED for game in games)
+        assert isinstance(found.get("lost_seats", 0), int)
+        assert all(np.isfinite(values).all() for values in figures(games, 1.0, swapped=False).values())
+    except FAULTS as error:
+        raise UserError(
+            f"{path} does not hold a pair's games: remove it, and the same command plays them again"
+        ) from error
     return games
 
 

@@ -37,9 +37,9 @@ from marl.cast import learners_of
 from marl.checkpoint import folder_digest, load_policy, read_card
 from marl.config import cast_of, digest
 from marl.drift import likelihood, retold, talk_drift
-from marl.errors import UserError, check_writable
+from marl.errors import UserError, check_count, check_writable
 from marl.evaluate import Metrics, dond_metrics, talk_metrics
-from marl.files import write_json, writing
+from marl.files import reading, write_json, writing
 from marl.games import env_maker, file_digests
 from marl.human_dond import read_split
 from marl.memory import Slots, check_memory
@@ -99,8 +99,8 @@ def main(cfg: DictConfig) -> None:
         check_writable(out, "publish")
         return tabulate(table, out)
     for name in ("games", "concurrency"):
-        if isinstance(cfg[name], bool) or not isinstance(cfg[name], int) or cfg[name] < 1:
-            raise UserError(f"{name}={cfg[name]}: must be a whole number, at least 1")
+        check_count(cfg[name], name)
+    check_count(cfg.seed, "seed", 0)
     if cfg.split not in SPLITS:
         raise UserError(f"split={cfg.split}: must be one of {', '.join(SPLITS)}; bases learn from the others")
     dialogues = {"split": cfg.split, "files": data_files(Path(cfg.data.dond))} if cfg.data.dond else None
@@ -145,6 +145,8 @@ def main(cfg: DictConfig) -> None:
 def subjects_of(run: Path) -> list[Subject]:
     """A run's policies by iteration. UserError where it is a run of another game."""
     config, card = finished_run(run)
+    with reading(run):
+        objective_of(config), learners_of(cast_of(config["cast"]))
     if config["env"]["game"] != "dond":
         raise UserError(f"select: {run.name} is a run of {config['env']['game']}; name runs of Deal or No Deal")
     learner = learners_of(cast_of(config["cast"]))[0]
@@ -158,7 +160,9 @@ def people_folder(run: Path, human: str | None) -> Path:
             raise UserError(f"human={human}: no policy is in it; name the folder of a base made with base=human")
         return Path(human)
     folder = base_folder(run)
-    if read_card(folder).get("made_of", {}).get("base", {}).get("data") != "human":
+    with reading(folder):
+        data = read_card(folder).get("made_of", {}).get("base", {}).get("data")
+    if data != "human":
         raise UserError(
             f"human=null: {run.name} did not start from a base of human dialogues; name the folder of one (runs/bases/"
             "dond-human-...)"
@@ -204,7 +208,8 @@ def measure(subject: Subject, people: Path, cfg: DictConfig, device: torch.devic
         if likely is not None:
             found["drift/human_dialogues"] = likely
     judge = load_policy(people, device)
-    style = read_card(people).get("made_of", {}).get("env", {}).get("style", env["style"])
+    with reading(people):
+        style = read_card(people).get("made_of", {}).get("env", {}).get("style", env["style"])
     again = env_maker({**env, "style": style})()
     own = likelihood(judge, [retold(episode, again, judge.tokens, (SPEAKER,)) for episode in episodes], rng)
     if own is not None:
@@ -239,7 +244,8 @@ def kept_transcripts(run: Path) -> list[tuple[Subject, Metrics]]:
     found = []
     for path in sorted((run / "episodes").glob("iteration-*.jsonl")):
         number = re.fullmatch(r"iteration-(\d+)", path.stem)
-        readings = [read_talk(talk_of(game, {name})) for game in read_episodes(path)]
+        with reading(path):
+            readings = [read_talk(talk_of(game, {name})) for game in read_episodes(path)]
         if number and readings:
             subject = replace(first, stage=Stage(int(number[1]), first.stage.folder))
             found.append((subject, talk_drift(readings, np.random.default_rng(0))))

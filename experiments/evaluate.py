@@ -39,14 +39,14 @@ from experiments.players import (
 from experiments.stages import base_folder
 from experiments.terminal import Bar, say
 from marl.agents import SILENCE, Agent, Alias, Dubbed, ModelAgent, model_agent
-from marl.cast import Seats, by_role
+from marl.cast import Seats, by_role, places
 from marl.chat import CHAT, ChatAgent
 from marl.checkpoint import load_policy, started_from
 from marl.config import Parts, build, cast_of, make, plain
 from marl.engine import size_of
-from marl.errors import UserError, check_temperature, check_writable
+from marl.errors import UserError, check_count, check_sizes, check_temperature, check_writable
 from marl.evaluate import Metrics, belief_by_message, evaluation_to_json, metrics
-from marl.files import write_json
+from marl.files import reading, write_json
 from marl.games import env_maker, scripted, seats
 from marl.memory import Slots, check_memory, has_bf16_instructions
 from marl.planner import SLOTS, SUFFIX, PlannerConfig, planning_agent
@@ -342,12 +342,13 @@ def as_in_runs(cfg: DictConfig, names: Sequence[str]) -> DictConfig:
     for name in names:
         path = run_of(name) / CONFIG
         if path.is_file():
-            run = OmegaConf.create(run_settings(path.parent))
-            env, cast = OmegaConf.merge(run.env, run.eval.env), OmegaConf.merge(run.cast, run.eval.cast)
+            run_folder = path.parent
+            run = OmegaConf.create(run_settings(run_folder))  # plain data: it refers to nothing
+            with reading(run_folder):
+                env, cast = OmegaConf.merge(run.env, run.eval.env), OmegaConf.merge(run.cast, run.eval.cast)
+                found = {"env": env, "cast": cast, "algo": run.algo, "model": run.model, "base": run.base}
+                check_sizes(plain(OmegaConf.create(found)), str(run_folder))
             check_decided(given, cfg, run, name)
-            found = {
-                "env": env, "cast": cast, "algo": run.algo, "loss": run.loss, "model": run.model, "base": run.base
-            }  # fmt: skip
             settings[name] = OmegaConf.merge(OmegaConf.create(found), own)
     if not settings:
         game = cfg.get("env") or {}
@@ -412,15 +413,16 @@ def main(cfg: DictConfig) -> None:
     if not 1 <= len(names) <= 2:
         raise UserError(f"players={names}: name one player (it plays itself) or two")
     for name in ("games", "concurrency"):
-        if not isinstance(cfg[name], int) or cfg[name] < 1:
-            raise UserError(f"{name}={cfg[name]}: must be a whole number, at least 1")
+        check_count(cfg[name], name)
     check_temperature(cfg.temperature, "temperature")
-    if cfg.sampling is not None and (type(cfg.sampling) is not int or cfg.sampling < 0):
-        raise UserError(f"sampling={cfg.sampling}: must be a whole number, at least 0, or null")
+    check_count(cfg.seed, "seed", 0)
+    if cfg.sampling is not None:
+        check_count(cfg.sampling, "sampling", 0)
     cfg = as_in_runs(cfg, names)
     partners = [str(seats.partner) for seats in cast_of(plain(cfg)["cast"]).values() if seats.partners]
-    parts = build(cfg, [*names, *partners, *map(str, cfg.voices)])
+    parts = build(cfg, [*names, *partners, *map(str, cfg.voices)], learns=False)
     make_env = env_maker(parts.env)
+    places(parts.cast, make_env())  # refuses a cast that is another game's
     if cfg.out:
         check_writable(Path(cfg.out), "out")
     device = pick_device(cfg.device)

@@ -16,7 +16,6 @@ band are inside it whatever the margin. What the bands cannot know: seeds of one
 
 from __future__ import annotations
 
-import csv
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,6 +31,7 @@ from experiments.report import in_a_name, selected
 from experiments.terminal import say
 from marl.config import plain
 from marl.errors import UserError, check_writable
+from marl.files import FAULTS, csv_rows
 from marl.report import read_run, variant_of
 from marl.runs import ELSEWHERE
 from marl.stats import write_csv
@@ -106,14 +106,13 @@ def read_curves(path: Path, settings: Mapping[str, Any]) -> Curves:
     """The training curves of a published table. UserError if it is no such file."""
     curves: Curves = {}
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                if row["phase"] == "train" and row["metric"] in METRICS:
-                    of_seed = curves.setdefault((label(row["arm"], settings), row["metric"]), {})
-                    of_seed.setdefault(int(row["seed"]), {})[int(row["iteration"])] = float(row["value"])
-    except OSError as error:
-        raise UserError(f"curves={path}: the file cannot be read ({error.strerror})") from error
-    except (KeyError, TypeError, ValueError, csv.Error) as error:
+        for row in csv_rows(path):
+            if row["phase"] == "train" and row["metric"] in METRICS:
+                of_seed = curves.setdefault((label(row["arm"], settings), row["metric"]), {})
+                of_seed.setdefault(int(row["seed"]), {})[int(row["iteration"])] = float(row["value"])
+    except UserError as error:
+        raise UserError(f"curves={error}") from error
+    except FAULTS as error:
         raise UserError(f"curves={path}: expected the curves.csv of a published table ({error})") from error
     return curves
 
@@ -180,14 +179,13 @@ def leave_one_out(curves: Curves, margin: float) -> dict[tuple[str, int], list[t
 def read_bands(path: Path) -> list[Band]:
     """UserError if the file cannot be read or is malformed."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            return [
-                Band(row["arm"], row["metric"], int(row["iteration"]), float(row["low"]), float(row["high"]))
-                for row in csv.DictReader(file)
-            ]
-    except OSError as error:
-        raise UserError(f"{path}: the file cannot be read ({error.strerror})") from error
-    except (KeyError, TypeError, ValueError, csv.Error) as error:
+        return [
+            Band(row["arm"], row["metric"], int(row["iteration"]), float(row["low"]), float(row["high"]))
+            for row in csv_rows(path)
+        ]
+    except UserError:
+        raise
+    except FAULTS as error:
         raise UserError(f"{path}: expected the columns {','.join(HEADER)} with numbers ({error})") from error
 
 

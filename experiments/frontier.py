@@ -39,8 +39,8 @@ from marl.agents import Agent, model_agent
 from marl.batch import collate
 from marl.checkpoint import folder_digest
 from marl.config import Parts, build, config_hash, digest, make, plain
-from marl.errors import UserError, check_writable
-from marl.files import read_json, write_json, writing
+from marl.errors import UserError, check_count, check_writable
+from marl.files import FAULTS, read_json, reading, write_json, writing
 from marl.games import env_maker, file_digests, scripted
 from marl.human_dond import HumanView, NotReplayable, Step, read_split, replay
 from marl.losses import Outputs
@@ -177,10 +177,10 @@ def main(cfg: DictConfig) -> None:
 def check(cfg: DictConfig) -> None:
     """Refuses bad settings before any model is loaded or trained."""
     for name in ("games", "concurrency"):
-        if isinstance(cfg[name], bool) or not isinstance(cfg[name], int) or cfg[name] < 2:
-            raise UserError(f"{name}={cfg[name]}: must be a whole number, at least 2")
-    if cfg.proposals is not None and (not isinstance(cfg.proposals, int) or cfg.proposals < 2):
-        raise UserError(f"proposals={cfg.proposals}: must be a whole number, at least 2, or null")
+        check_count(cfg[name], name, 2)
+    check_count(cfg.seed, "seed", 0)
+    if cfg.proposals is not None:
+        check_count(cfg.proposals, "proposals", 2)
     for name in ("lambdas", "objectives", "opponents"):
         if not isinstance(cfg[name], ListConfig) or not cfg[name]:
             raise UserError(f"{name}={cfg[name]}: must be a list of at least one, as {name}=[...]")
@@ -250,10 +250,10 @@ def compared(cfg: DictConfig, base: Policy, anchor: Path, device: torch.device) 
         )
     found = []
     for folder, card in cards.items():
-        found.append(
-            Entrant(f"run_{card['arm']}", int(card["seeds"][0]), run_policy(str(folder), "dond", device, base),
-                    folder, folder_digest(policy_folder(str(folder))), {})
-        )  # fmt: skip
+        with reading(folder):
+            arm, seed = f"run_{card['arm']}", int(card["seeds"][0])
+        policy, made_of = run_policy(str(folder), "dond", device, base), folder_digest(policy_folder(str(folder)))
+        found.append(Entrant(arm, seed, policy, folder, made_of, {}))
     return found
 
 
@@ -272,7 +272,13 @@ def kept(
         write_json(path, {"about": settings, "arms": found})
         say(f"{path.name}: {', '.join(f'{k}={v}' for k, v in about.items() if k != 'env')}")
     arms = read_json(path).get("arms")
-    if not isinstance(arms, dict) or not all(isinstance(of_arm, dict) for of_arm in arms.values()):
+    try:
+        for of_arm in arms.values():
+            for values in of_arm.values():
+                assert np.asarray(values, float).ndim == 1
+    except FAULTS:
+        arms = None
+    if arms is None:
         raise UserError(f"{path} does not hold each arm's figures: remove it, and the same command finds them again")
     return dict(arms)
 

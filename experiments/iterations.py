@@ -51,7 +51,7 @@ from experiments.terminal import say
 from marl.compute import PASSES
 from marl.errors import UserError, check_writable
 from marl.evaluate import Metrics
-from marl.files import writing
+from marl.files import reading, writing
 from marl.report import PAPER, TRAINED, Run, read_run
 from marl.stats import Interval, TableRow, format_table, read_csv, seed_mean, wilson, write_csv, write_table
 from marl.wording import WORDING, bounds
@@ -173,8 +173,9 @@ def collected(runs: Sequence[Run]) -> list[Line]:
         if not evaluations:
             raise UserError(f"select: {run.folder.name} was not evaluated while it trained (eval.every, eval.games)")
         for row in evaluations:
-            trained, games = row["iteration"] * run.games, int(row["rollout/games"])
-            objective, iteration = objective_of(run.config), row["iteration"]
+            with reading(run.folder):
+                trained, games = row["iteration"] * run.games, int(row["rollout/games"])
+                objective, iteration = objective_of(run.config), row["iteration"]
             passes = round(row.get(PASSES, 0) / 1000)
             at = (objective, run.arm, run.seed, iteration, trained, passes, games)
             told = [metric for metric in METRICS if metric in row and not nothing(metric, objective)]

@@ -31,7 +31,7 @@ from experiments.players import check_plans, in_runs
 from experiments.terminal import say
 from marl.agents import Agent, ModelAgent, TextAgent
 from marl.config import Parts, behind_endpoint, build, plain
-from marl.errors import check_writable
+from marl.errors import check_count, check_writable
 from marl.files import write_text
 from marl.games import env_maker
 from marl.planner import SUFFIX
@@ -91,7 +91,9 @@ def main(cfg: DictConfig) -> None:
     number = 1 + max((int(found[1]) for path in earlier if (found := re.search(r"-(\d+)$", path.stem))), default=0)
     if cfg.seed is None:
         cfg.seed = number
-    parts = build(cfg, [cfg.opponent])
+    for name, least in (("games", 1), ("concurrency", 1), ("seed", 0)):
+        check_count(cfg[name], name, least)
+    parts = build(cfg, [cfg.opponent], learns=False)
     check_plans(cfg.opponent, parts.env["game"])
     planner_config(cfg)
     check_writable(out, "out")
@@ -114,7 +116,7 @@ def main(cfg: DictConfig) -> None:
     played: list[Transcript] = []
     about: dict[str, Any] = {}
     say(HINTS.get(parts.env["game"], "Choose by the number of an option; where there are none, write."))
-    if parts.env["style"] == "compact" and isinstance(opponent, TextAgent):  # scripts read both styles, models one
+    if parts.env.get("style") == "compact" and isinstance(opponent, TextAgent):  # scripts read both styles, models one
         say(COMPACT)
     say(f"seed={cfg.seed} deals the same again.")
     if isinstance(sys.stdin, io.TextIOWrapper):

@@ -13,9 +13,9 @@ token passes (marl/compute.py), by the evaluations on the way; `compute/training
 
 from __future__ import annotations
 
-import csv
 import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -29,7 +29,7 @@ from experiments.terminal import say
 from marl.compute import GAMES, PASSES
 from marl.config import plain
 from marl.errors import UserError, check_writable
-from marl.files import read_json, write_json
+from marl.files import csv_rows, read_json, reading, write_json
 from marl.report import (
     TRAINED,
     Published,
@@ -48,10 +48,12 @@ from marl.report import (
     variant_of,
     write_report,
 )
+from marl.report import told as folders_of
 from marl.runs import CARD, CONFIG, flat, read_settings, unlike
 from marl.stats import (
     ArmRun,
     Interval,
+    TableRow,
     ablation_table,
     arm_differences,
     arm_ratios,
@@ -118,7 +120,8 @@ def main(cfg: DictConfig) -> None:
     first = cfg.select if isinstance(cfg.select, str) else cfg.select[0]
     write_report(runs, out, title=cfg.title or first.rstrip("-*"))
     if cfg.publish:
-        publish(runs, Path(cfg.publish), f"_{cfg.part}" if cfg.part else "")
+        with reading(folders_of(runs)):
+            publish(runs, Path(cfg.publish), f"_{cfg.part}" if cfg.part else "")
         say(f"table, data and figures: {cfg.publish}")
     else:
         show(runs)
@@ -129,7 +132,7 @@ def report_sweep(folders: Sequence[Path]) -> None:
     """What `experiments.train` ends a sweep with: one table over these finished runs, and `NAME.html` beside them."""
     runs = told_apart([read_run(folder) for folder in dict.fromkeys(folders)])
     say(counted(runs))
-    name = "+".join(dict.fromkeys(run.config["name"] for run in runs))
+    name = "+".join(dict.fromkeys(str(run.config.get("name", run.folder.name)) for run in runs))
     out = folders[0].parent / f"{name}.html"
     write_report(runs, out, title=name)
     show(runs)
@@ -253,6 +256,7 @@ def variants(runs: Sequence[Run]) -> dict[str, list[Run]]:
     groups: dict[str, list[Run]] = {}
     for run in sorted(runs, key=order):
         differs = "".join(f"_{key}_{in_a_name(value)}" for key, value in variant_of(run, runs).items())
+        differs = re.sub(r"[^\w.+-]", "-", differs)  # part of files' names
         groups.setdefault(differs, []).append(run)
     (_, headline), *others = groups.items()
     return {"": headline, **dict(others)}
@@ -329,14 +333,12 @@ def redraw(folder: Path, out: Path) -> None:
 
 def draw(folder: Path, suffix: str, out: Path) -> None:
     """A published table's figure, from the files of its folder alone. UserError where one is malformed."""
-    try:
+    with reading(folder):
         rows, runs = read_table(folder / f"table{suffix}.csv"), read_curves(folder / f"curves{suffix}.csv")
-    except OSError as error:
-        raise UserError(f"{error.filename}: the file cannot be read ({error.strerror})") from error
-    except (KeyError, TypeError, ValueError, csv.Error) as error:
-        raise UserError(
-            f"{folder}: expected table{suffix}.csv and curves{suffix}.csv as published ({error})"
-        ) from error
+        redrawn(rows, runs, folder, suffix, out)
+
+
+def redrawn(rows: Sequence[TableRow], runs: Sequence[Run], folder: Path, suffix: str, out: Path) -> None:
     there = {row.metric for row in rows}
     game = next((name for name, (headline, *_) in FIGURE.items() if headline in there), "dond")
     ablation_figure(
@@ -353,16 +355,15 @@ def read_curves(path: Path) -> list[Run]:
     """The runs of a `curves.csv`, as far as their curves go."""
     found: dict[tuple[str, int], Run] = {}
     lines: dict[tuple[str, int, str, int], dict[str, Any]] = {}
-    with path.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            key, phase, iteration = (row["arm"], int(row["seed"])), row["phase"], int(row["iteration"])
-            run = found.setdefault(key, Run(path.parent, *key, {"algo": {}}, {}, [], {}))
-            if iteration:
-                run.config["algo"]["games"] = int(row["games"]) // iteration
-            line = lines.setdefault((*key, phase, iteration), {"iteration": iteration, "phase": phase})
-            if len(line) == 2:
-                run.curves.append(line)
-            line[row["metric"]] = float(row["value"])
+    for row in csv_rows(path):
+        key, phase, iteration = (row["arm"], int(row["seed"])), row["phase"], int(row["iteration"])
+        run = found.setdefault(key, Run(path.parent, *key, {"algo": {}}, {}, [], {}))
+        if iteration:
+            run.config["algo"]["games"] = int(row["games"]) // iteration
+        line = lines.setdefault((*key, phase, iteration), {"iteration": iteration, "phase": phase})
+        if len(line) == 2:
+            run.curves.append(line)
+        line[row["metric"]] = float(row["value"])
     return list(found.values())
 
 
@@ -371,8 +372,8 @@ def read_published(path: Path) -> dict[str, Published]:
     if not path.exists():
         return {}
     found = {}
-    with path.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
+    with reading(path):
+        for row in csv_rows(path):
             try:
                 found[row["arm"]] = Published(float(row["mean"]), float(row["low"]), float(row["high"]))
             except (KeyError, TypeError, ValueError) as error:
@@ -383,9 +384,9 @@ def read_published(path: Path) -> dict[str, Published]:
 def public(card: dict[str, Any]) -> dict[str, Any]:
     """A run card without what only says where on some machine the run was made."""
     places = ("runs=", "cache=", "cells=", "publish=", "data.dond=", "threads=", "progress=", "hydra.")
-    command = " ".join(word for word in str(card["command"]).split() if not word.startswith(places))
+    command = " ".join(word for word in str(card.get("command", "")).split() if not word.startswith(places))
     base = card.get("base")
-    return {**card, "command": command, "base": Path(base).name if base else None}
+    return {**card, "command": command, "base": Path(str(base)).name if base else None}
 
 
 def write_per_seed(path: Path, arms: Sequence[ArmRun], names: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from experiments.players import policy_folder
 from marl.cast import learners_of
 from marl.checkpoint import (
+    UNFIT,
     checkpoints_in,
     folder_digest,
     load_policy,
@@ -22,7 +23,7 @@ from marl.checkpoint import (
 )
 from marl.config import cast_of
 from marl.errors import UserError
-from marl.files import read_json
+from marl.files import read_json, reading
 from marl.policy import Policy
 from marl.runs import CARD, REFERENCE, finished_run
 
@@ -44,12 +45,12 @@ class Stage:
         """As `load_policy` does; of another `privileged_size` the value head starts afresh."""
         policy = load_policy(self.folder, device, privileged_size)
         if self.weights is not None:
-            tensors = load_file(self.weights)
-            if policy.privileged_size != read_card(self.folder)["privileged_size"]:
-                tensors |= {name: t for name, t in policy.state_dict().items() if name.startswith("value_head.")}
             try:
+                tensors = load_file(self.weights)
+                if policy.privileged_size != read_card(self.folder)["privileged_size"]:
+                    tensors |= {name: t for name, t in policy.state_dict().items() if name.startswith("value_head.")}
                 load_weights(policy, tensors)
-            except (RuntimeError, ValueError) as error:
+            except UNFIT as error:
                 reason = " ".join(str(error).split())[:200]
                 raise UserError(f"{self.weights} does not fit the policy in {self.folder} ({reason})") from error
         return policy
@@ -62,9 +63,10 @@ def stages_of(run: Path, learner: str) -> list[Stage]:
     end = end_of(run, learner)
     began = (config.get("init") or {}).get(learner)  # another run, by name beside this one or by its folder
     if began:
-        beside = run.parent / began
-        digest = card.get("inputs", {}).get(f"init.{learner}={began}")
-        began = policy_folder(str(beside if beside.is_dir() else began))
+        with reading(run):
+            beside = run.parent / began
+            digest = card.get("inputs", {}).get(f"init.{learner}={began}")
+            began = policy_folder(str(beside if beside.is_dir() else began))
         if digest is not None and folder_digest(began) != digest:
             raise UserError(f"{began} is not the policy that {run} began with: it was made again; put the old one back")
     stages = [Stage(0, Path(began) if began else base_folder(run))]
@@ -80,7 +82,8 @@ def stages_of(run: Path, learner: str) -> list[Stage]:
 def end_of(run: Path, learner: str) -> Stage:
     """What the run's learner of this name ended as."""
     config, _ = finished_run(run)
-    first = learner == learners_of(cast_of(config["cast"]))[0]
+    with reading(run):
+        first = learner == learners_of(cast_of(config["cast"]))[0]
     return Stage(int(config["algo"]["iterations"]), run / ("policy" if first else learner))
 
 
@@ -91,9 +94,10 @@ def base_folder(run: Path, policy: Path | None = None) -> Path:
     name = started_from(policy or run / "policy")
     if name is None:
         raise UserError(f"{run} started from an untouched model; only runs with a base of their own can be compared")
-    places = (Path(name), run.parent / "bases" / Path(name).name, run / REFERENCE)
-    digest = read_json(run / CARD).get("base_digest") if (run / CARD).is_file() else None
-    there = [f for f in places if (f / "policy.json").is_file() and (digest is None or not verify_folder(f))]
+    with reading(run):
+        places = (Path(name), run.parent / "bases" / Path(name).name, run / REFERENCE)
+        digest = read_json(run / CARD).get("base_digest") if (run / CARD).exists() else None
+        there = [f for f in places if (f / "policy.json").is_file() and (digest is None or not verify_folder(f))]
     if not there:
         raise UserError(f"{run}: its base is not there ({name}); put it into {run.parent / 'bases'}")
     own = [folder for folder in there if digest is None or folder_digest(folder) == digest]

@@ -29,9 +29,9 @@ def unheard(stream: int) -> Iterator[None]:
 
 
 def say(line: str) -> None:
-    """A line that stays, above any progress bar."""
+    """A line that stays, above any progress bar. What no terminal can show, as halves of surrogate pairs, is escaped."""
     with unheard(STDOUT):
-        tqdm.write(line, file=sys.stdout)
+        tqdm.write(line.encode(errors="backslashreplace").decode(), file=sys.stdout)
         sys.stdout.flush()
 
 

@@ -84,7 +84,7 @@ from marl.evaluate import (
     evaluation_to_json,
     metrics,
 )
-from marl.files import write_json, write_text
+from marl.files import read_bytes, read_text, reading, write_json, write_text
 from marl.filtered_bc import FilteredBCConfig, train_filtered_bc
 from marl.games import env_maker, exchangeable, file_digests
 from marl.longer import BEGUN_AS, Longer, Unfit, shorter_run, take_up
@@ -566,8 +566,9 @@ def warm_starts(cfg: DictConfig) -> int:
             folder = run_of(start_of(cfg, name))
             before = 0
             if (folder / CARD).exists():
-                started = any(run_settings(folder).get("init", {}).values())
-                before = int((read_run_card(folder) or {}).get("warm_starts", started))
+                with reading(folder):
+                    started = any((run_settings(folder).get("init") or {}).values())
+                    before = int((read_run_card(folder) or {}).get("warm_starts", started))
             links = max(links, 1 + before)
     return links
 
@@ -779,8 +780,8 @@ def final_evaluation(
     games = {"base": beside, "trained": folder}
     try:
         examples = {name: read_episodes(part / "episodes" / f"{name}.jsonl")[0] for name, part in games.items()}
-        texts = (beside / "episodes" / "base.jsonl").read_text(encoding="utf-8")
-    except (UserError, OSError, ValueError, IndexError) as error:
+        texts = read_text(beside / "episodes" / "base.jsonl")
+    except (UserError, IndexError) as error:
         raise UserError(
             f"{beside / 'episodes'}: its games cannot be read ({error}); remove {beside}, and the same command plays "
             "them again"
@@ -863,7 +864,7 @@ def privileged_size(make_env: Any) -> int:
 
 def lines_of(path: Path) -> int:
     """How many whole lines a file has."""
-    return path.read_bytes().count(b"\n")
+    return read_bytes(path).count(b"\n")
 
 
 def total(path: Path, metric: str) -> int:

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from marl.errors import UserError
-from marl.files import read_json, sync_folder, writing
+from marl.files import FAULTS, read_json, sync_folder, write_text, writing
 from marl.optim import Optimizer, slots_of
 from marl.policy import Policy, load_lm, load_tokenizer
 from marl.ranks import ONE, Ranks
@@ -28,6 +28,7 @@ from marl.tokens import Tokens
 
 WAY_ON = "remove that folder to go on from the checkpoint before it"
 FORMAT = 1  # of a checkpoint's files; raised when what they hold, or how, changes
+UNFIT = (*FAULTS, RuntimeError, SafetensorError)  # what tensors raise that are not those of this policy
 STEPPED = "stepped"  # of an optimiser's tensors, the one that says which parameters have any
 Trained = Mapping[str, tuple[Policy, Optimizer]]  # what learns, by its name in the cast
 
@@ -67,10 +68,28 @@ def _away_at_last(folder: Path) -> Iterator[None]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def listed(folder: Path) -> dict[str, str]:
+    """The digests of a folder that `write_folder` made, by file. UserError where it has none, or names what is no file
+    of its own: the folder may come from anybody."""
+    sums = read_json(folder / "checksums.json")
+    for name, digest in sums.items():
+        # The last: a drive or a stream on Windows.
+        plain = (
+            name not in (".", "..", "checksums.json")
+            and 0 < len(name.encode()) < 256
+            and not re.search(r"[/\\\0:]", name)
+        )
+        if not plain or not isinstance(digest, str):
+            raise UserError(f"{folder}: checksums.json names {name[:80]!r}, which is no file of the folder")
+        if (folder / name).is_symlink():
+            raise UserError(f"{folder / name} is a link: put the file itself there")
+    return sums
+
+
 def verify_folder(folder: Path) -> str:
     """What is wrong with a folder that `write_folder` made; empty where nothing is."""
     try:
-        sums = read_json(folder / "checksums.json")
+        sums = listed(folder)
     except UserError as error:
         return f"{folder}: checksums.json cannot be read ({error})"
     if not sums:
@@ -89,14 +108,14 @@ def verify_folder(folder: Path) -> str:
 def missing_files(folder: Path) -> list[str]:
     """Files of a folder that `write_folder` made which are not there any more."""
     try:
-        return [name for name in read_json(folder / "checksums.json") if not (folder / name).is_file()]
+        return [name for name in listed(folder) if not (folder / name).is_file()]
     except UserError:
         return ["checksums.json"]
 
 
 def folder_digest(folder: Path) -> str:
     """Twelve hexadecimal digits that stand for all files of a folder that `write_folder` made."""
-    sums = read_json(folder / "checksums.json")
+    sums = listed(folder)
     return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -151,9 +170,9 @@ def copy_folder(source: Path, to: Path, texts: Mapping[str, str] | None = None) 
         raise UserError(f"{problem}: remove the folder")
 
     def write(new: Path) -> None:
-        for name in read_json(source / "checksums.json"):
+        for name in listed(source):
             if texts and name in texts:
-                (new / name).write_text(texts[name])
+                write_text(new / name, texts[name])
                 continue
             try:
                 os.link(source / name, new / name)
@@ -288,7 +307,7 @@ def load_training(newest: Path | None, trained: Trained, ranks: Ranks = ONE) -> 
         try:
             load_weights(policy, load_file(path / f"{name}.safetensors"))
             load_optimizer(optimizer, load_file(path / f"{name}-optimizer.safetensors"))
-        except (OSError, SafetensorError, RuntimeError, ValueError) as error:
+        except UNFIT as error:
             reason = " ".join(str(error).split())[:200]
             raise UserError(f"{path} does not fit {name} as it is now ({reason}): {WAY_ON}") from error
     return state

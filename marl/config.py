@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from marl.cast import Seats, players_of
 from marl.chat import CHAT, ChatAgent, ChatConfig, check_nothing_secret, known_secrets
-from marl.errors import UserError, check_temperature, check_text
+from marl.errors import LARGEST, UserError, check_sizes, check_temperature, check_text
 from marl.files import canonical
 from marl.filtered_bc import FilteredBCConfig
 from marl.games import env_maker, exchangeable, natural_reader, scripted
@@ -35,7 +35,6 @@ from marl.runs import ELSEWHERE
 from marl.secrets import hidden, told
 
 T = TypeVar("T")
-LARGEST = 1e30  # number of a setting: float32 holds its products, too
 OF_CHAT = ("model", "temperature", "max_tokens", "extra")  # what of a chat's settings makes it another player
 
 
@@ -112,8 +111,11 @@ CRITICS = ("private", "privileged")
 HUMAN_ONLY = ("epochs", "permute_items", "deals_only", "claim", "keep", "human_games")  # settings of `base`
 
 
-def build(cfg: DictConfig, players: Sequence[str] = (), stops: bool = False) -> Parts:
+def build(cfg: DictConfig, players: Sequence[str] = (), stops: bool = False, learns: bool = True) -> Parts:
     """Builds all parts; the player `chat` where it is one of `players`, by name (`stops`: see `ChatAgent`).
+
+    Where nobody `learns`, there are no rewards and losses, and no class that a setting names is imported: such settings
+    may come from a run's folder.
 
     Raises UserError naming the setting, its value and what it should be.
     """
@@ -125,12 +127,12 @@ def build(cfg: DictConfig, players: Sequence[str] = (), stops: bool = False) -> 
     }  # fmt: skip
     if not isinstance(kind, str) or kind not in configs:
         raise UserError(f"algo.kind={kind}: must be one of {', '.join(configs)}")
-    losses = terms(settings["loss"], "loss")
+    losses = terms(settings["loss"], "loss") if learns else {}
     if kind == "filtered_bc" and "plan" in losses:
         raise UserError("loss=plan: algo=filtered_bc imitates games as they were played; drop it, or take algo=ppo")
     if kind == "filtered_bc":  # its batches have no advantages, values or behaviour log-probabilities
         losses = {k: loss for k, loss in losses.items() if not of_ppo(loss)}
-    if kind == "pikl":  # its planned replies have the plan's log-probabilities, not the policy's
+    if kind == "pikl" and learns:  # its planned replies have the plan's log-probabilities, not the policy's
         losses.pop("policy", None)
         if "plan" not in losses:
             raise UserError("loss: with algo=pikl the policy learns from plans, and there is no loss.plan; keep it")
@@ -148,7 +150,7 @@ def build(cfg: DictConfig, players: Sequence[str] = (), stops: bool = False) -> 
             )
     if "plan" in losses and settings["env"]["game"] not in PLANNED:
         raise UserError(f"loss.plan: env.game={settings['env']['game']} has nothing to plan; leave it out (~loss.plan)")
-    if not any(loss.weight for loss in losses.values()):
+    if learns and not any(loss.weight for loss in losses.values()):
         raise UserError(f"loss: with algo={kind} every weight is 0, so there is nothing to learn; raise one")
     if "chat" in settings:
         check_nothing_secret(settings["chat"]["url"], settings["chat"]["key"])
@@ -190,7 +192,7 @@ def build(cfg: DictConfig, players: Sequence[str] = (), stops: bool = False) -> 
                 f"loss.{name}.renamed=true: env.game={env['game']} has no names that can stand for one another; "
                 "set it to false"
             )
-    rewards = terms(settings["reward"], "reward")
+    rewards = terms(settings["reward"], "reward") if learns else {}
     for name, reward in rewards.items():
         if isinstance(reward, SpeakingReward) and reward.weight and name != "speaking":
             raise UserError(
@@ -359,6 +361,8 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return float(value)
     if wanted is not None and (not isinstance(value, hint) or (hint is int and isinstance(value, bool))):
         raise UserError(f"{_given(where, value)}: must be {wanted}")
+    if hint is int:
+        check_sizes(value, where)
     return value
 
 

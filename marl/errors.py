@@ -15,13 +15,25 @@ PLACES = {  # settings of commands, and what they name
     "data.dond": "folder",
 }
 COLDEST, HOTTEST = 1e-3, 1000.0  # temperatures
+LARGEST = 1e30  # number of a setting: float32 holds its products, too
+MOST = 10**6  # of whole numbers that say how many or how long
+MOST_OF = {  # the same, by the setting's last name, where more makes sense
+    "seed": 2**63 - 1, "sampling": 2**63 - 1, "shuffling": 2**63 - 1,
+    "tokens": 10**12, "calls": 10**9, "token_budget": 10**9, "exact_limit": 10**9,
+}  # fmt: skip
+LONGEST = 2000  # letters of an error
 
 
 class UserError(ValueError):
     """Bad input: its text is one clear sentence that names the setting or file, its value, and the fix.
 
-    Commands print the sentence and leave with a non-zero status, without a traceback.
+    Commands print the sentence and leave with a non-zero status, without a traceback. Any terminal and file can hold
+    it: halves of surrogate pairs, as names of files may have, are escaped, and what is very long is cut.
     """
+
+    def __init__(self, sentence: str) -> None:
+        text = str(sentence).encode(errors="backslashreplace").decode()
+        super().__init__(text if len(text) <= LONGEST else f"{text[:LONGEST]}...")
 
 
 def check_writable(folder: Path, setting: str) -> None:
@@ -52,6 +64,33 @@ def check_places(settings: Mapping[str, Any]) -> None:
             or not re.fullmatch(r"[^/\0]+", f"{value}")
         ):
             raise UserError(f"{name}={value!r}: must be a name that can be part of a folder's, without slashes")
+
+
+def check_sizes(value: Any, name: str) -> None:
+    """Refuses, anywhere in a setting's value, whole numbers beyond what is sane, and text that nobody can write."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            check_sizes(key, name)
+            check_sizes(each, f"{name}.{key}" if name else f"{key}")
+    elif isinstance(value, list | tuple):
+        for each in value:
+            check_sizes(each, name)
+    elif isinstance(value, int):
+        most = MOST_OF["seed"] if name.startswith("seeds.") else MOST_OF.get(name.rpartition(".")[2], MOST)
+        if abs(value) > most:
+            raise UserError(f"{name}={value if abs(value) < LARGEST else 'a huge number'}: must be at most {most:,}")
+    elif isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise UserError(f"{name}={value!r}: holds a letter that is no UTF-8 text; leave it out") from None
+
+
+def check_count(value: Any, name: str, least: int = 1) -> None:
+    """Refuses what is no whole number from `least` on, or beyond what is sane."""
+    if type(value) is not int or value < least:
+        raise UserError(f"{name}={value}: must be a whole number, at least {least}")
+    check_sizes(value, name)
 
 
 def check_temperature(value: Any, name: str) -> None:

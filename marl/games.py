@@ -27,6 +27,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from envs.core import check_file
 from marl.agents import Player, TextAgent
 from marl.errors import UserError
 from marl.tokens import Tokens
@@ -34,6 +35,8 @@ from marl.tokens import Tokens
 
 def game_module(game: str) -> ModuleType:
     """The environment's module."""
+    if not game.isidentifier():
+        raise UserError(f"env.game={game}: must be the name of a game, as in env.game=dond")
     try:
         return importlib.import_module(f"envs.{game}_v0")
     except ModuleNotFoundError as error:
@@ -58,8 +61,8 @@ def env_maker(env: Mapping[str, Any]) -> Callable[[], Any]:
         make()
     except OSError as error:
         raise _unreadable(settings, error) from error
-    except (ValueError, TypeError) as error:
-        raise UserError(f"env.{error}" if str(error).split()[0] in settings else f"env: {error}") from error
+    except (ValueError, TypeError, ArithmeticError, AttributeError, LookupError) as error:
+        raise UserError(f"env.{error}" if f"{error} ".split(" ")[0] in settings else f"env: {error}") from error
     return make
 
 
@@ -70,6 +73,7 @@ def file_digests(*envs: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     found: dict[str, str] = {}
     for path, env in sorted({path: env for env, path in named}.items(), key=lambda item: item[0]):
         try:
+            check_file(path)
             found[path] = hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]
         except OSError as error:
             raise _unreadable(env, error) from error

@@ -20,7 +20,7 @@ from typing import Any
 from marl.checkpoint import FORMAT, checkpoints_in, copy_folder, folder_digest, read_state, verify_folder
 from marl.config import CheckpointConfig, digest
 from marl.errors import UserError
-from marl.files import write_text
+from marl.files import read_text, reading, write_text
 from marl.runs import CARD, REFERENCE, UNKNOWN, finished_run, flat, read_settings
 from marl.tracking import METRICS_FILE, TABLES_FILE, TIMING_FILE, read_metrics
 
@@ -65,24 +65,25 @@ def take_up(short: Path, run: Longer) -> Path:
     """Puts what a shorter run has made up to one of its checkpoints into the folder of a longer one, the newest
     checkpoint last; returns that one, from which the longer run goes on. Raises Unfit, and nothing is written, where it
     has no checkpoint that the longer run would have come to."""
-    settings, card = finished_run(short)
-    if card.get("config_hash") != digest(settings):
-        raise Unfit("was edited")
     states: dict[Path, dict[str, Any]] = {}  # of whole checkpoints, the oldest first
-    for checkpoint in checkpoints_in(short / "checkpoints"):
-        with suppress(UserError):
-            if not verify_folder(checkpoint):
-                states[checkpoint] = read_state(checkpoint)
-    there = {state["iteration"] for state in states.values()}
     problem = "has no whole checkpoint"
-    for newest in reversed(states):
-        if not (problem := _problem(short, settings, card.get("base"), states[newest], there, run)):
-            break
-    if problem:
-        raise Unfit(problem)
     try:
-        record = _record(short, states[newest]["iteration"], run.tables)
-    except (OSError, ValueError) as error:
+        with reading(short):
+            settings, card = finished_run(short)
+            if card.get("config_hash") != digest(settings):
+                raise Unfit("was edited")
+            for checkpoint in checkpoints_in(short / "checkpoints"):
+                with suppress(UserError):
+                    if not verify_folder(checkpoint):
+                        states[checkpoint] = read_state(checkpoint)
+            there = {state["iteration"] for state in states.values()}
+            for newest in reversed(states):
+                if not (problem := _problem(short, settings, card.get("base"), states[newest], there, run)):
+                    break
+            if problem:
+                raise Unfit(problem)
+            record = _record(short, states[newest]["iteration"], run.tables)
+    except UserError as error:
         raise Unfit(f"has a file that cannot be read ({error})") from error
     if not run.base.exists():
         copy_folder(short / REFERENCE, run.folder / REFERENCE)
@@ -133,4 +134,4 @@ def _record(short: Path, iteration: int, tables: bool) -> dict[str, str]:
         numbered = re.fullmatch(r"(?:iteration|planned)-(\d+)", path.stem)
         if numbered and int(numbered[1]) <= iteration:
             names.append(f"episodes/{path.name}")
-    return {name: (short / name).read_text(encoding="utf-8") for name in names}
+    return {name: read_text(short / name) for name in names}

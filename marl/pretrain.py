@@ -29,7 +29,7 @@ from marl.agents import Player, TextAgent, beliefs_of
 from marl.batch import Seat, collate, seats_of
 from marl.checkpoint import copy_folder, load_policy, make_once, read_card, save_policy
 from marl.errors import UserError, check_writable
-from marl.files import canonical
+from marl.files import canonical, reading
 from marl.games import env_maker, file_digests, game_module, scripted, scripts_module
 from marl.human_dond import HumanSplit, HumanView, Split, Step, permuted, read_split, replay_all
 from marl.losses import Loss
@@ -299,8 +299,9 @@ def base_policy(
     policy = load_policy(folder, device, privileged_size)  # checks all that is in the folder
     if not is_it(folder):
         raise UserError(f"{folder} holds a base made of other settings (policy.json says of which): remove it")
-    figures = read_card(folder)["figures"]
-    report("base model: " + ", ".join(f"{name} {value:.3g}" for name, value in figures.items()))
+    with reading(folder):
+        figures = read_card(folder)["figures"]
+        report("base model: " + ", ".join(f"{name} {value:.3g}" for name, value in figures.items()))
     return policy, folder
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ from matplotlib.ticker import MaxNLocator
 from marl.compute import GAMES, PASSES, at_equal_compute, learned_tokens, token_passes
 from marl.errors import UserError
 from marl.evaluate import Metrics, conditions_from_json
-from marl.files import read_json, write_text, writing
+from marl.files import FAULTS, read_json, reading, write_text, writing
 from marl.runs import flat, read_run_card, read_settings, unlike
 from marl.secrets import hidden
 from marl.stats import (
@@ -112,16 +113,38 @@ def read_run(folder: Path) -> Run:
     UserError if it is no run's folder, or a file in it is malformed.
     """
     folder = Path(folder)
+    with reading(folder):
+        run = _read(folder)
+        _try(run)
+    return run
+
+
+def _try(run: Run) -> None:
+    """Puts into words what a page will say of this run by itself: what is damaged shows before any figure is drawn."""
+    runs = [run]
+    float((run.config.get("env") or {}).get("objective") or 0)
+    arms = arm_runs(runs)
+    columns = columns_of(arms)
+    table_rows(columns, _others(columns, ()), dict.fromkeys(columns, 0))
+    what_was_run(runs), mixed(runs), findings(columns), mean_entries(runs), speakers(runs), run_card(run)
+    for games in run.transcripts.values():
+        for transcript in games:
+            game_view(transcript, "")
+
+
+def _read(folder: Path) -> Run:
     config, card = hidden(read_settings(folder)), read_run_card(folder) or {}
     evaluated = folder / "evaluation.json"
-    evaluation = read_evaluation(evaluated) if evaluated.exists() else {}
+    evaluation = read_evaluation(evaluated) if os.path.lexists(evaluated) else {}
     seed = card.get("seed", config.get("seed", 0))
     if not isinstance(seed, int):
         raise UserError(f"{folder}: expected a whole number for its seed, got {seed!r}")
     curves = read_metrics(folder / METRICS_FILE)
     try:
         passes = token_passes(config, curves, learned_tokens(folder))
-    except (AttributeError, OverflowError, TypeError, ValueError) as error:
+    except UserError:
+        raise
+    except FAULTS as error:
         raise UserError(f"{folder}: its settings and metrics don't say what training cost ({error!r})") from error
     for row in curves:
         if row["phase"] == "eval" and row["iteration"] in passes:
@@ -152,7 +175,7 @@ def read_evaluation(path: Path) -> dict[str, Any]:
             for values in found.values():
                 if np.asarray(values, dtype=np.float64).ndim != 1:
                     raise ValueError(f"by_game holds {values!r}")
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except FAULTS as error:
         raise UserError(f"{path}: expected figures with mean, low, high and n by condition ({error!r})") from error
     return evaluation
 
@@ -186,6 +209,22 @@ def _template() -> Template:
 
 def write_report(runs: Sequence[Run], out_path: Path, title: str, games_shown: int = 4) -> None:
     """The same of runs that have been read; there is at least one."""
+    with reading(told(runs)):
+        page = page_of(runs, title, games_shown)
+    out_path = Path(out_path)
+    with writing(out_path):
+        out_path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(out_path, page)
+
+
+def told(runs: Sequence[Run]) -> str:
+    """The folders of runs, in a few words."""
+    names = [str(run.folder) for run in runs]
+    return ", ".join(names[:3]) + (f" or one of {len(names) - 3} more runs" if len(names) > 3 else "")
+
+
+def page_of(runs: Sequence[Run], title: str, games_shown: int) -> str:
+    """The page's text."""
     arms = arm_runs(runs)
     columns = columns_of(arms)
     # Colours stand for arms, everywhere in the page alike.
@@ -194,7 +233,7 @@ def write_report(runs: Sequence[Run], out_path: Path, title: str, games_shown: i
     colours = {name: i % len(SERIES) for i, name in enumerate(names)}
     games = list(dict.fromkeys(run.game for run in runs))
     first_rows = [name for game in games for name in HEADLINE.get(game, ())]
-    page = _template().render(
+    return _template().render(
         title=title,
         facts=[*what_was_run(runs), *mixed(runs)],
         findings=[*findings(columns), *comparisons(arms, runs), *costs(runs)],
@@ -218,10 +257,6 @@ def write_report(runs: Sequence[Run], out_path: Path, title: str, games_shown: i
         games=shown_games(runs, games_shown),
         cards=[run_card(run) for run in runs],
     )
-    out_path = Path(out_path)
-    with writing(out_path):
-        out_path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(out_path, page)
 
 
 def arm_runs(runs: Sequence[Run]) -> list[ArmRun]:

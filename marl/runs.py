@@ -24,8 +24,8 @@ from typing import Any, TextIO
 import torch
 import yaml
 
-from marl.errors import UserError
-from marl.files import canonical, read_json, write_json, write_text
+from marl.errors import UserError, check_sizes
+from marl.files import canonical, read_json, read_text, read_yaml, reading, write_json, write_text
 from marl.kernels import in_use
 from marl.secrets import told
 
@@ -50,32 +50,39 @@ SETTINGS: dict[str, type | tuple[type, ...]] = {  # that those who measure runs 
 def read_run_card(folder: Path) -> dict[str, Any] | None:
     """The run card of a finished run, None where there is none yet. UserError where it is damaged."""
     path = folder / CARD
+    if not os.path.lexists(path):
+        return None
     try:
-        return read_json(path) if path.exists() else None
+        card = read_json(path)
+        if not isinstance(card.get("inputs", {}), dict):
+            raise UserError(f"{path}: expected inputs by name")
+        return card
     except UserError as error:
         raise UserError(f"{error}: remove it, and the run's own command goes on from its last checkpoint") from error
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """The configuration that a run's folder holds. UserError where there is none, or it is something else."""
+    """The configuration that a run's folder holds, as plain data. UserError where there is none, or it is something
+    else."""
     path = folder / CONFIG
-    try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    check_sizes(str(folder), "folder")
+    if not os.path.lexists(path):
         raise UserError(
             f"{folder} is not a run's folder: it has no {CONFIG}; name folders that experiments.train wrote"
-        ) from None
-    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: expected YAML ({str(error).splitlines()[0]})") from error
+        )
+    settings = read_yaml(path)
     parts = [settings, *(settings.get(p) or {} for p in ("env", "algo"))] if isinstance(settings, dict) else [settings]
-    if not all(isinstance(part, dict) for part in parts):
+    if not all(isinstance(part, dict) for part in parts) or not isinstance(settings.get("init") or {}, dict):
         raise UserError(f"{path}: expected the settings of a run, with groups env and algo")
-    try:  # what an endpoint is sent besides (chat.extra) may have any keys
-        unnamed = _unnamed({name: part for name, part in settings.items() if name != "chat"})
-    except RecursionError:
-        raise UserError(f"{path}: expected the settings of a run, and found a part that holds itself") from None
-    if unnamed:
+    # What an endpoint is sent besides (chat.extra) may have any keys and texts.
+    own = {name: part for name, part in settings.items() if name != "chat"}
+    if unnamed := _unnamed(own):
         raise UserError(f"{path}: expected settings by name, and {unnamed[0]!r} is no name")
+    if open_ := [name for name, value in flat(own).items() if "${" in f"{value}" or "???" in f"{value}"]:
+        raise UserError(f"{path}: {open_[0]} refers to something else (${{...}}, ???): write its value there")
+    for name in ("name", "arm"):
+        if "/" in f"{settings.get(name)}":
+            raise UserError(f"{path}: {name} must be part of a folder's name, without slashes")
     return settings
 
 
@@ -120,7 +127,7 @@ def claim(folder: Path, config_yaml: str) -> Iterator[TextIO]:
     Yields the lock's file, which `check_there` knows again."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
+        lock = open_lock(folder / ".lock")
     except OSError as error:
         raise UserError(
             f"runs={folder.parent}: the output folder cannot be written ({error.strerror}); name another"
@@ -143,13 +150,23 @@ def claim(folder: Path, config_yaml: str) -> Iterator[TextIO]:
         yield lock
 
 
+def open_lock(path: Path) -> TextIO:
+    """Opens the file of a lock, and makes it where there is none. OSError for a link or a pipe: it is not ours."""
+    return open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666), "r+")
+
+
 def check_unedited(folder: Path, config_yaml: str) -> None:
     """UserError where a run's folder holds another configuration than the one that its name follows from."""
     path = folder / CONFIG
-    if not path.exists() or path.read_text(encoding="utf-8", errors="replace") == config_yaml:
+    if not os.path.lexists(path):
         return
+    with suppress(UserError):
+        if read_text(path) == config_yaml:
+            return
     there, here = _settings(path), yaml.safe_load(config_yaml)
-    if not isinstance(there, dict) or canonical(there) != canonical(here):
+    with reading(path):
+        same = canonical(there) == canonical(here)
+    if not same:
         raise UserError(
             f"{path} was edited{_told(differences(there, here))}: the folder's name says which configuration made it; "
             "restore or remove it"
@@ -219,12 +236,13 @@ def unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     return [key for key in differ if key.partition(".")[0] not in ELSEWHERE]
 
 
-def _settings(path: Path) -> Any:
-    """A configuration that may have been edited into anything; {} where it is no YAML, or gone."""
+def _settings(path: Path) -> dict[str, Any]:
+    """A configuration that may have been edited into anything; {} where it is no YAML of settings, or gone."""
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8", errors="replace"))
-    except (OSError, yaml.YAMLError, RecursionError):
+        found = read_yaml(path)
+    except UserError:
         return {}
+    return found if isinstance(found, dict) else {}
 
 
 def run_card(folder: Path, config_hash: str, seed: int, **facts: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import ncf, norm, t, trim_mean
 
 from marl.errors import UserError
-from marl.files import read_json, whole_file
+from marl.files import FAULTS, csv_rows, read_json, reading, whole_file
 from marl.wording import bounds, number
 
 Floats = NDArray[np.float64]
@@ -454,11 +454,10 @@ def read_csv(path: Path, setting: str, columns: Iterable[str], make: Callable[[d
     """What `make` makes of each line of a file that a setting names. UserError where the file cannot be read, has no
     line, or `make` does not find these columns as they should be."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            found = [make(row) for row in csv.DictReader(file)]
-    except OSError as error:
-        raise UserError(f"{setting}={path}: the file cannot be read ({error.strerror})") from error
-    except (KeyError, TypeError, ValueError, csv.Error) as error:
+        found = [make(row) for row in csv_rows(path)]
+    except UserError as error:
+        raise UserError(f"{setting}={error}") from error
+    except FAULTS as error:
         raise UserError(f"{setting}={path}: expected the columns {', '.join(columns)} ({error})") from error
     if not found:
         raise UserError(f"{setting}={path}: expected lines of {', '.join(columns)}, and there is none")
@@ -469,7 +468,7 @@ def read_figures(path: Path) -> dict[str, Interval]:
     """The `metrics` of a file in which a command keeps what it measured. UserError where it does not hold them."""
     try:
         return {str(name): Interval.from_json(figure) for name, figure in read_json(path)["metrics"].items()}
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+    except FAULTS as error:
         raise UserError(
             f"{path} does not hold its figures: remove it, and the same command finds them again"
         ) from error
@@ -481,14 +480,14 @@ def interval_of(row: Mapping[str, str], n: str = "games") -> Interval:
 
 
 def read_table(path: Path) -> list[TableRow]:
-    """The inverse of `write_table`."""
-    with path.open(newline="") as file:
+    """The inverse of `write_table`. UserError where the file is something else."""
+    with reading(path):
         return [
             TableRow(
                 row["arm"], row["metric"], float(row["mean"]), float(row["low"]), float(row["high"]),
                 int(row["seeds"]), int(row["games"]),
             )
-            for row in csv.DictReader(file)
+            for row in csv_rows(path)
         ]  # fmt: skip
 
 

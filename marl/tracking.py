@@ -20,8 +20,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self, TextIO
 
-from marl.errors import UserError
-from marl.files import write_text, writing
+from marl.errors import MOST, UserError
+from marl.files import parsed_json, read_bytes, write_text, writing
 from marl.secrets import hidden
 
 CLOCK_PREFIXES = ("speed/", "time/")
@@ -238,16 +238,16 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
     A last line that a stopped run left half written is passed over. UserError for one that is not ours.
     """
-    if not path.exists():
+    if not os.path.lexists(path):
         return []
-    lines = path.read_bytes().decode(errors="replace").split("\n")
+    lines = read_bytes(path).decode(errors="replace").split("\n")
     rows = []
     for i, line in enumerate(lines):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
+            row = parsed_json(line)
+        except ValueError:
             row = None
         if _is_line(row):
             rows.append(row)
@@ -262,6 +262,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def _is_line(row: Any) -> bool:
     """Whether this is a line of metrics, or of tables."""
     if not isinstance(row, dict) or not isinstance(row.get("iteration"), int) or not isinstance(row.get("phase"), str):
+        return False
+    if not 0 <= row["iteration"] <= MOST:
         return False
     return "rows" in row or all(isinstance(value, int | float) for name, value in row.items() if name != "phase")
 
@@ -299,14 +301,14 @@ def _write(file: TextIO, iteration: int, phase: str, metrics: Mapping[str, Any])
 
 def _kept(path: Path, last_iteration: int | None) -> str:
     """The lines up to `last_iteration`, None: none. UserError where a line is not one of metrics."""
-    if last_iteration is None or not path.exists():
+    if last_iteration is None or not os.path.lexists(path):
         return ""
     kept = ""
-    lines = path.read_bytes().decode(errors="replace").splitlines(keepends=True)
+    lines = read_bytes(path).decode(errors="replace").splitlines(keepends=True)
     for number, line in enumerate(lines, start=1):
         try:
-            iteration = int(json.loads(line)["iteration"])
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            iteration = int(parsed_json(line)["iteration"])
+        except (ValueError, KeyError, TypeError) as error:
             if number == len(lines) and not line.endswith("\n"):
                 break  # the attempt before was cut off while writing it
             raise UserError(

@@ -19,7 +19,7 @@ import numpy as np
 from envs import among_us_v0, dond_v0
 from envs.among_us_v0 import Act, Action
 from marl.errors import UserError
-from marl.files import whole_file, writing
+from marl.files import parsed_json, read_bytes, reading, whole_file, writing
 from marl.speech import template
 from marl.types import Episode, Planned, Turn
 
@@ -126,25 +126,64 @@ def write_transcripts(path: Path, transcripts: Iterable[Transcript]) -> None:
 
 
 def read_episodes(path: Path) -> list[Transcript]:
-    """The transcripts of a file. UserError with file and line number where a line is not one."""
+    """The transcripts of a file, each of which can be shown. UserError with file and line number where one is not."""
     transcripts: list[Transcript] = []
-    with Path(path).open(encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                transcript = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise UserError(
-                    f"{path}, line {number}: expected a transcript as one JSON object, got {line[:60]!r}"
-                ) from error
-            if (
-                not isinstance(transcript, dict)
-                or not {"turns", "beliefs", "questions", "outcome"} <= transcript.keys()
-            ):
-                raise UserError(
-                    f"{path}, line {number}: expected a transcript with turns, beliefs, questions and outcome"
-                )
-            transcripts.append(transcript)
+    for number, line in enumerate(read_bytes(Path(path)).decode(errors="replace").split("\n"), start=1):
+        if not line:
+            continue  # behind the last one
+        where = f"{path}, line {number}"
+        try:
+            transcript = parsed_json(line)
+        except ValueError as error:
+            raise UserError(f"{where}: expected a transcript as one JSON object, got {line[:60]!r}") from error
+        if not isinstance(transcript, dict) or not {"turns", "beliefs", "questions", "outcome"} <= transcript.keys():
+            raise UserError(f"{where}: expected a transcript with turns, beliefs, questions and outcome")
+        with reading(where):
+            check_transcript(transcript)
+        transcripts.append(transcript)
     return transcripts
+
+
+NAME = 1000  # letters of a player's name or role, which tables are as wide as
+WORK = 10**7  # turns times beliefs of a transcript: what it takes to find what each message did
+
+
+def check_transcript(transcript: Transcript) -> None:
+    """Raises an error of `files.FAULTS` for what is no transcript that can be shown."""
+    players, roles, facts = (transcript[part] for part in ("players", "roles", "facts"))
+    _are(str, *players.values(), *roles.values())
+    if max(map(len, [*players, *players.values(), *roles.values()]), default=0) > NAME:
+        raise ValueError(f"a name has more than {NAME} letters")
+    _are(int, transcript["seed"])
+    _are(dict, facts, transcript["outcome"], *transcript["turns"], *transcript["questions"], *transcript["beliefs"])
+    for turn in transcript["turns"]:
+        _are(str, *(turn[part] for part in ("agent", "role", "kind", "text", "message", "error")))
+        _are(int, turn["step"])
+        _are(float, *turn["rewards"].values())
+        _are(str, players[turn["agent"]], roles[turn["agent"]])
+        if "planned" in turn:
+            _are(str, *turn["planned"]["actions"])
+    for question in transcript["questions"]:
+        _are(str, question["text"], question["answer"], *question["candidates"], *question.get("also", ()))
+    for belief in transcript["beliefs"]:
+        _are(str, roles[belief["listener"]])
+        _are(int, belief["step"], belief["question"])
+        _are(float, *belief["probs"], truth_of(belief, transcript["questions"][belief["question"]]))
+    if len(transcript["turns"]) * len(transcript["beliefs"]) > WORK:
+        raise ValueError(f"{len(transcript['turns'])} turns with {len(transcript['beliefs'])} beliefs are no game")
+    if is_dond(transcript):
+        dond_v0.Context(tuple(facts["counts"]), tuple(map(tuple, facts["values"])))  # type: ignore[arg-type]
+    if is_among_us(transcript):
+        _are(int, *(len(facts["tasks"][agent]) for agent in players))
+    render_text(transcript)
+
+
+def _are(kind: type, *values: Any) -> None:
+    """TypeError unless all are of this kind; whole numbers are real ones, too."""
+    wanted = (int, float) if kind is float else kind
+    for value in values:
+        if not isinstance(value, wanted):
+            raise TypeError(f"expected {kind.__name__}, got {str(value)[:40]!r}")
 
 
 # --- What is said most ------------------------------------------------------------------------------------------------
@@ -196,17 +235,16 @@ def shifts(transcript: Transcript, turn: dict[str, Any]) -> list[Shift]:
     if not turn["message"]:
         return []
     found = []
+    last: dict[tuple[str, int], dict[str, Any]] = {}  # of each listener and question, before the message
+    for belief in transcript["beliefs"]:
+        key = belief["listener"], belief["question"]
+        if belief["step"] <= turn["step"] and (key not in last or belief["step"] > last[key]["step"]):
+            last[key] = belief
     for after in transcript["beliefs"]:
         if after["step"] != turn["step"] + 1 or after["listener"] == turn["agent"]:
             continue
-        earlier = [
-            belief
-            for belief in transcript["beliefs"]
-            if (belief["listener"], belief["question"]) == (after["listener"], after["question"])
-            and belief["step"] <= turn["step"]
-        ]
-        if earlier:
-            before = max(earlier, key=lambda belief: belief["step"])
+        before = last.get((after["listener"], after["question"]))
+        if before:
             question = transcript["questions"][after["question"]]
             found.append(
                 Shift(
@@ -407,7 +445,7 @@ def story(transcript: Transcript) -> list[Moves | Meeting]:
         if (talk or vote) and not (told and isinstance(told[-1], Meeting)):
             before = told[-1] if told and isinstance(told[-1], Moves) else Moves()
             reports = [d for d in before.deeds if d.act is Act.REPORT and d.step == max(before.by_step)]
-            told.append(Meeting(step, tuple(living), reports, before=_beliefs(transcript, step)))
+            told.append(Meeting(step, tuple(living), reports, before=_beliefs(transcript, step, step)))
         if not (talk or vote) and not (told and isinstance(told[-1], Moves)):
             told.append(Moves())
         now = told[-1]
@@ -415,8 +453,7 @@ def story(transcript: Transcript) -> list[Moves | Meeting]:
             if talk:
                 now.messages.extend(turns)
                 continue
-            for asked in range(now.step, step + 1):
-                now.after |= _beliefs(transcript, asked)
+            now.after |= _beliefs(transcript, now.step, step)
             now.votes = {names[turn["agent"]]: action_of(turn).target or "skip" for turn in turns}
             now.plans = {names[turn["agent"]]: plan_text(turn) for turn in turns if "planned" in turn}
             (first, most), *others = [*Counter(now.votes.values()).most_common(2)]
@@ -466,12 +503,12 @@ def crew_shifts(transcript: Transcript, turn: dict[str, Any]) -> list[Shift]:
     return [shift for shift in shifts(transcript, turn) if transcript["roles"][shift.listener] != "imposter"]
 
 
-def _beliefs(transcript: Transcript, step: int) -> dict[str, float]:
-    """What each crewmate asked after `step` steps gives the truth, by name."""
+def _beliefs(transcript: Transcript, first: int, last: int) -> dict[str, float]:
+    """What each crewmate gives the truth, by name: its last answer after `first` to `last` steps."""
     names = transcript["facts"]["names"]
     found = {}
-    for belief in transcript["beliefs"]:
-        if belief["step"] == step and transcript["roles"][belief["listener"]] != "imposter":
+    for belief in sorted(transcript["beliefs"], key=lambda belief: belief["step"]):
+        if first <= belief["step"] <= last and transcript["roles"][belief["listener"]] != "imposter":
             question = transcript["questions"][belief["question"]]
             found[names[belief["listener"]]] = truth_of(belief, question)
     return found

@@ -362,7 +362,7 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
         (
             "timing.jsonl",
             b'{"iteration": 1, "phase": "train", "speed/update_tokens_per_second": Infinity, "time/update": 1}\n\n',
-            "don't say what training cost",
+            "line 1: expected one JSON object",
         ),
         ("run.json", b"[]", "expected one JSON object"),
         ("run.json", b'{"seed": "one"}', "expected a whole number for its seed"),

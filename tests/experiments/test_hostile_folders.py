@@ -1,0 +1,695 @@
+"""A run's folder may come from anybody: whatever is in it, reading it ends in a sentence or does no harm.
+
+Nothing in it is imported or run, refers to the environment, leads out of the folder, or takes more than a moment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from experiments import conditions, crossplay, evaluate, play, report, train
+from experiments.stages import stages_of
+from experiments.terminal import say
+from marl.checkpoint import (
+    copy_folder,
+    folder_digest,
+    missing_files,
+    newest_checkpoint,
+    save_policy,
+    save_training,
+    verify_folder,
+)
+from marl.config import run_folder
+from marl.errors import LONGEST, MOST, UserError, check_writable
+from marl.files import MOST_JSON, MOST_LINES, MOST_YAML, read_json, read_yaml, write_text
+from marl.report import build_report, game_view, read_run
+from marl.runs import check_unedited, claim, nearest_run, read_settings
+from marl.tracking import JsonlTracker
+from marl.transcripts import episode_to_json, read_episodes, render_text
+from tests.hostile import Accepted, composed, configure, no_work, seal
+from tests.marl.episodes import aborted_game, deal_game, meeting_game
+from tests.marl.hint import hint_policy
+from tests.marl.test_report import make_run
+
+SECONDS = 5.0  # of the processor, for one reader: most take a tenth of one, and what grows beyond measure takes hours
+CHECKPOINT = "checkpoints/iteration-000001"
+OF_PAGES = ("run.json", "evaluation.json", "metrics.jsonl", "timing.jsonl", "episodes/trained.jsonl")
+FILES = ("config.yaml", *OF_PAGES, "policy/policy.json", "policy/checksums.json", f"{CHECKPOINT}/state.json",
+         f"{CHECKPOINT}/checksums.json", "reference/policy.json")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def configs() -> dict[str, DictConfig]:
+    """Each command's settings, to which the run is still to be given."""
+    named = {"evaluate": "players=[random]", "play": "opponent=random", "crossplay": "players=[random,scripted]"}
+    return {name: composed(name, players) for name, players in named.items()}
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder `runs` with one finished run, which has every file that a run has, and its base."""
+    at = tmp_path_factory.mktemp("good")
+    cfg = configure(at, "experiment=dond_quickstart", "model.context=32", "model.max_new_tokens=8")
+    run = make_run(run_folder(cfg), arm=str(cfg.arm), run=run_folder(cfg).name, seeds=[0], command="train", inputs={})
+    (run / "config.yaml").write_text(train.written(cfg))
+    timing = {"phase": "train", "speed/update_tokens_per_second": 40.0, "time/update": 2.5}
+    (run / "timing.jsonl").write_text("".join(json.dumps({"iteration": i, **timing}) + "\n" for i in (1, 2, 3)))
+    base, policy = run.parent / "bases" / "a-base", hint_policy(0)
+    save_policy(base, hint_policy(1), {"game": "dond"})
+    copy_folder(base, run / "reference")
+    save_policy(run / "policy", policy, {"game": "dond", "base": str(base)})
+    state = {"run": run.name, "base": folder_digest(base), "wall_time": 1.0, "commits": ["abc"]}
+    save_training(run / "checkpoints", 1, {"learner": (policy, torch.optim.AdamW(policy.parameters()))}, state, keep=5)
+    return run.parent
+
+
+@pytest.fixture
+def run(good: Path, tmp_path: Path) -> Path:
+    """A copy of that run, which may be damaged."""
+    shutil.copytree(good, tmp_path / "runs")
+    return next(card.parent for card in (tmp_path / "runs").glob("*/run.json"))
+
+
+def read_all(run: Path, configs: dict[str, DictConfig], page: bool = True) -> dict[str, str]:
+    """What each reader of the folder refuses it for, by its name, and "" where it takes it: commands up to where they
+    would play, and the page. Fails where one raises anything but a short UserError, changes a file, or takes long."""
+    out = run.parent.parent / "out"
+    readers: dict[str, Callable[[], Any]] = {
+        "stages": lambda: [stage.digest for stage in stages_of(run, "learner")],
+        "entrants": lambda: conditions.entrants(run.parent, run.name, []),
+        "checkpoint": lambda: newest_checkpoint(run / "checkpoints", lambda told: None),
+        "missing": lambda: missing_files(run / "policy"),
+        "page": lambda: build_report([run], out / "report.html", "A title") if page else read_run(run),
+        "evaluate": lambda: command(evaluate.main, "evaluate", players=[str(run), "careful"]),
+        "play": lambda: command(play.main, "play", opponent=str(run), out=str(out)),
+        "crossplay": lambda: command(crossplay.main, "crossplay", players=[str(run), "careful"], cells=str(out)),
+    }
+
+    def command(main: Callable[[DictConfig], Any], name: str, **settings: Any) -> None:
+        cfg = configs[name].copy()
+        for key, value in {"runs": str(run.parent), **settings}.items():
+            OmegaConf.update(cfg, key, value)
+        with until_play(), redirect_stdout(io.StringIO()):
+            main(cfg)
+
+    before, told = everything(run.parent.parent), {}
+    for name, read in readers.items():
+        began = time.process_time()
+        try:
+            read()
+            told[name] = ""
+        except Accepted:
+            told[name] = ""
+        except UserError as error:
+            told[name] = said = str(error)
+            assert said.encode() and "\n" not in said and len(said) <= LONGEST + 3, (name, said)
+        assert time.process_time() - began < SECONDS, name
+    assert everything(run.parent.parent) == before, "something was changed"
+    return told
+
+
+@contextmanager
+def until_play() -> Iterator[None]:
+    """Commands raise Accepted where they would play; crossplay, too, has read all of its players then."""
+
+    def begin(*_: Any) -> None:
+        raise Accepted
+
+    kept = crossplay.Agents
+    with no_work():
+        crossplay.check_writable, crossplay.Agents = check_writable, begin  # type: ignore[assignment,misc]
+        try:
+            yield
+        finally:
+            crossplay.Agents = kept  # type: ignore[misc]
+
+
+def everything(folder: Path) -> dict[str, Any]:
+    """All that is there, but for the folder `out`, with kind, size and time of change."""
+    found = {path: path.lstat() for path in sorted(folder.rglob("*")) if folder / "out" not in (path, *path.parents)}
+    return {str(path): (each.st_mode, each.st_size, each.st_mtime_ns) for path, each in found.items()}
+
+
+def test_a_whole_folder_is_read(run: Path, configs: dict[str, DictConfig]) -> None:
+    assert set(read_all(run, configs).values()) == {""}
+    assert "checksums.json" not in read_json(run / "policy" / "checksums.json")
+
+
+# --- Files that are none ----------------------------------------------------------------------------------------------
+
+
+def giant(path: Path) -> None:
+    """One byte more than any file of this kind may have, which takes no room on the disk."""
+    most = {".yaml": MOST_YAML, ".json": MOST_JSON, ".jsonl": MOST_LINES}[path.suffix]
+    with path.open("r+b") as file:
+        file.truncate(most + 1)
+
+
+def linked(path: Path, to: str | Path) -> None:
+    path.unlink()
+    path.symlink_to(to)
+
+
+def secret(path: Path) -> None:
+    """The file, whole as it is, is elsewhere."""
+    elsewhere = path.parents[2] / "elsewhere"
+    shutil.copy(path, elsewhere)
+    linked(path, elsewhere)
+
+
+DAMAGES: dict[str, Callable[[Path], Any]] = {
+    "empty": lambda path: path.write_bytes(b""),
+    "torn": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2].rstrip(b"\n")),
+    "no text": lambda path: path.write_bytes(b"\xff\xfe\0" * 9),
+    "nested": lambda path: path.write_text("[" * 100_000),
+    "nested groups": lambda path: path.write_text('{"a": ' * 60 + "1" + "}" * 60),
+    "huge number": lambda path: path.write_text(f'{{"a": {"9" * 100_000}}}'),
+    "large number": lambda path: path.write_text(f'{{"a": {"9" * 4000}}}'),
+    "not a number": lambda path: path.write_text('{"a": NaN, "b": .nan}'),
+    "half a letter": lambda path: path.write_text('{"a": "\\ud800"}'),
+    "giant": giant,
+    "long line": lambda path: path.write_text('{"a": "' + "x" * 100_000 + '"'),
+    "pipe": lambda path: (path.unlink(), os.mkfifo(path)),
+    "device": lambda path: linked(path, "/dev/zero"),
+    "link out": secret,
+    "link to itself": lambda path: linked(path, path),
+    "folder": lambda path: (path.unlink(), path.mkdir()),
+}
+HARMLESS = ("torn", "empty")  # of lines the last may be torn, and files without one are whole
+
+
+@pytest.mark.parametrize("how", list(DAMAGES))
+def test_files_that_are_no_files_of_a_run(run: Path, configs: dict[str, DictConfig], how: str) -> None:
+    for name in ("config.yaml", "policy/checksums.json", f"{CHECKPOINT}/state.json"):
+        whole = run.with_name("whole")
+        shutil.copytree(run, whole, symlinks=True)
+        DAMAGES[how](run / name)
+        told = read_all(run, configs, page=False)
+        if name == "config.yaml":
+            assert told["page"] and told["stages"] and told["entrants"]
+            assert str(run) in told["page"]
+        if name == "policy/checksums.json":
+            assert told["evaluate"] and told["play"] and told["crossplay"]
+        shutil.rmtree(run)
+        whole.rename(run)
+
+
+@pytest.mark.parametrize("name", OF_PAGES)
+def test_files_of_the_page_that_are_none(run: Path, name: str) -> None:
+    """The same of what only pages read."""
+    whole = (run / name).read_bytes()
+    for how, damage in DAMAGES.items():
+        damage(run / name)
+        began = time.process_time()
+        if how in HARMLESS and name.endswith("l"):
+            read_run_or_refuse(run)
+        else:
+            with pytest.raises(UserError, match=str(run)):
+                read_run(run)
+        assert time.process_time() - began < SECONDS, how
+        shutil.rmtree(run / name) if (run / name).is_dir() else (run / name).unlink()
+        (run / name).write_bytes(whole)
+    read_run(run)
+
+
+def read_run_or_refuse(run: Path) -> None:
+    try:
+        read_run(run)
+    except UserError as error:
+        assert len(str(error)) <= LONGEST + 3
+
+
+# --- Code, references, names ------------------------------------------------------------------------------------------
+
+
+def changed(run: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    change(settings)
+    (run / "config.yaml").write_text(yaml.safe_dump(settings))
+
+
+EVIL = "runs.{run}.payload"
+PLACES: dict[str, Callable[[dict[str, Any], str], Any]] = {
+    "loss": lambda settings, at: settings["loss"].update(x={"_target_": f"{at}.X", "weight": 1.0}),
+    "reward": lambda settings, at: settings["reward"].update(x={"_target_": f"{at}.X", "weight": 1.0}),
+    "a loss of the project": lambda settings, at: settings["loss"]["kl"].update(_target_=f"{at}.X"),
+    "game": lambda settings, at: settings["env"].update(game=at),
+    "game beside": lambda settings, at: settings["env"].update(game=f"..{at}"),
+    "env": lambda settings, at: settings["env"].update(_target_=f"{at}.X"),
+    "algo": lambda settings, at: settings["algo"].update(_target_=f"{at}.X"),
+    "player": lambda settings, at: settings["cast"]["negotiator"].update(player=at, partner=at, partners=1),
+    "base": lambda settings, at: settings["base"].update(players=at),
+    "optimizer": lambda settings, at: settings["algo"]["update"].update(optimizer=f"{at}.X"),
+}
+
+
+@pytest.mark.parametrize("place", list(PLACES))
+def test_nothing_of_a_folder_is_imported(
+    run: Path, configs: dict[str, DictConfig], place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run.parent.parent)
+    monkeypatch.syspath_prepend(str(run.parent.parent))
+    plain = run.rename(run.with_name("evil"))  # a name that Python can import
+    marker = run.parent.parent / "out" / "marker"
+    marker.parent.mkdir()
+    evil = f"import pathlib\npathlib.Path({str(marker)!r}).touch()\n"
+    for name in ("payload.py", "payload_v0.py", "__init__.py"):
+        (plain / name).write_text(evil)
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    changed(plain, lambda settings: PLACES[place](settings, "runs.evil.payload"))
+    told = read_all(plain, configs, page=False)
+    assert not marker.exists()
+    if place in ("loss", "reward", "a loss of the project"):  # whoever plays needs none of them
+        assert told["evaluate"] == told["play"] == told["crossplay"] == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["${oc.env:SECRET}", "${oc.decode:${oc.env:SECRET}}", "x${env.game}", "${x}", "???", "${hydra:run.dir}", "${"],
+)
+@pytest.mark.parametrize("place", ["env.contexts", "name", "loss.kl._target_", "base.lessons"])
+def test_settings_of_a_folder_refer_to_nothing(
+    run: Path, configs: dict[str, DictConfig], text: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "swordfish")
+
+    def refer(settings: dict[str, Any]) -> None:
+        *groups, last = place.split(".")
+        for group in groups:
+            settings = settings[group]
+        settings[last] = [text] if place == "base.lessons" else text
+
+    changed(run, refer)
+    with pytest.raises(UserError, match=r"config\.yaml: \S+ refers to something else") as refused:
+        read_settings(run)
+    assert place in str(refused.value) and "swordfish" not in str(refused.value)
+    if (text, place) == ("${oc.env:SECRET}", "env.contexts"):
+        told = read_all(run, configs, page=False)
+        assert all(told[name] == str(refused.value) for name in ("page", "evaluate", "play", "crossplay", "stages"))
+
+
+BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 60))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (BOMB, "an alias"),
+        ("a: &a [*a]", "an alias"),
+        ("a: &a {b: 1}\nc: {<<: *a}", "an alias"),
+        ("a: 2024-01-01", "a date is no plain data"),
+        ("a: !!python/object/apply:os.system [exit]", "could not determine a constructor"),
+        ("a: !!python/name:os.system", "could not determine a constructor"),
+        ("a: !!set {b}", "a set is no plain data"),
+        ("a: !!binary aGk=", "a bytes is no plain data"),
+        ("a: !!int ''", "expected YAML"),
+        ("a: !!bool maybe", "expected YAML"),
+        ("a: !!timestamp no", "expected YAML"),
+        ("? [a]\n: b", "expected YAML"),
+        ("a: .inf", "a number is not between"),
+        ("a: 0x" + "f" * 60_000, "a number is not between"),
+        ("a: " + "[" * 60 + "]" * 60, "nested more than"),
+        ("a: " + "1:" * 30_000 + "1", "expected YAML"),
+        ("- a\n" * 40_000, "bytes"),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_yaml_that_is_more_than_it_seems(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    began = time.process_time()
+    with pytest.raises(UserError, match=said):
+        read_yaml(tmp_path / "config.yaml")
+    assert time.process_time() - began < SECONDS
+
+
+def test_a_neighbour_that_is_a_bomb_stops_no_run(tmp_path: Path) -> None:
+    """A run that begins looks at others of its name."""
+    (own := tmp_path / "a-b-s0-00000000").mkdir()
+    (own / "config.yaml").write_text("a: 1\n")
+    (other := tmp_path / "a-b-s0-11111111").mkdir()
+    (other / "config.yaml").write_text(BOMB)
+    began = time.process_time()
+    assert nearest_run(own) == "another configuration than a-b-s0-11111111 (a=absent, here 1)"
+    with pytest.raises(UserError, match="was edited"):
+        check_unedited(other, "a: 1\n")
+    assert time.process_time() - began < SECONDS
+
+
+NAMES = ("../../hooks/evil.sh", "../evil.sh", "{outside}", "sub/evil.sh", "./model.safetensors", "..", ".", "",
+         "..\\evil.sh", "C:evil.sh", "a\0b", "x" * 300, "é" * 200, "checksums.json")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: ascii(name)[:20])
+def test_checksums_name_files_of_their_folder_alone(
+    run: Path, configs: dict[str, DictConfig], tmp_path: Path, name: str
+) -> None:
+    policy, hooks = run / "policy", tmp_path / "hooks"
+    hooks.mkdir()
+    for place in (hooks, tmp_path, run, policy / "sub"):
+        place.mkdir(exist_ok=True)
+        (place / "evil.sh").write_text("echo evil")
+    outside = tmp_path / "runs" / "hooks"  # where the first name leads to from the policy
+    outside.mkdir()
+    (outside / "evil.sh").write_text("echo evil")
+    name = name.format(outside=outside / "evil.sh")
+    sums = read_json(policy / "checksums.json")
+    digest = hashlib.sha256(b"echo evil").hexdigest()
+    if name == "./model.safetensors":
+        digest = sums["model.safetensors"]
+    (policy / "checksums.json").write_text(json.dumps({**sums, name: digest}))
+    assert "which is no file of the folder" in verify_folder(policy)
+    before = everything(tmp_path)
+    with pytest.raises(UserError, match="which is no file of the folder"):
+        copy_folder(policy, tmp_path / "out" / "deep" / "copy")
+    with pytest.raises(UserError, match="which is no file of the folder"):
+        folder_digest(policy)
+    assert not [path for path in (tmp_path / "out").rglob("*")] and everything(tmp_path) == before
+
+
+@pytest.mark.parametrize("value", [None, 3, [], {"a": 1}])
+def test_checksums_are_texts(run: Path, value: Any) -> None:
+    sums = read_json(run / "policy" / "checksums.json")
+    (run / "policy" / "checksums.json").write_text(json.dumps({**sums, "config.json": value}))
+    assert "config.json" in verify_folder(run / "policy")
+
+
+def test_files_of_a_policy_are_no_links(run: Path, tmp_path: Path) -> None:
+    """A link with the right digest would let others change what was checked, and a copy would hold somebody's file."""
+    weights = run / "policy" / "model.safetensors"
+    weights.rename(tmp_path / "elsewhere")
+    weights.symlink_to(tmp_path / "elsewhere")
+    assert "model.safetensors is a link: put the file itself there" in verify_folder(run / "policy")
+    with pytest.raises(UserError, match="is a link"):
+        copy_folder(run / "policy", tmp_path / "copy")
+    weights.unlink()
+    os.mkfifo(weights)
+    assert "damaged file model.safetensors" in verify_folder(run / "policy")
+
+
+def test_links_do_not_lead_what_is_written_elsewhere(run: Path, tmp_path: Path) -> None:
+    """A folder may hold links under the names of files that are about to be written."""
+    mine = tmp_path / "mine"
+    for name in (".report.html.new", "report.html", ".metrics.jsonl.new", ".lock"):
+        mine.write_text("somebody's")
+        (run / name).unlink(missing_ok=True)
+        (run / name).symlink_to(mine)
+    write_text(run / "report.html", "a page")
+    assert (run / "report.html").read_text() == "a page" and not (run / "report.html").is_symlink()
+    with pytest.raises(UserError, match="cannot be written"), claim(run, (run / "config.yaml").read_text()):
+        pass
+    JsonlTracker(run, resume_from_iteration=2).close()
+    with pytest.raises(OSError), conditions.claimed(run / ".json"):
+        pass
+    (run / ".lock").unlink()
+    os.mkfifo(run / ".report.html.new")  # which nobody reads: writing into it would wait for ever
+    write_text(run / "report.html", "another")
+    assert mine.read_text() == "somebody's" and (run / "report.html").read_text() == "another"
+
+
+@pytest.mark.parametrize("name", ["../../evil", "/evil", "a/b"])
+def test_a_run_is_not_called_by_a_path(run: Path, name: str) -> None:
+    """A sweep's report is called by its runs' names."""
+    changed(run, lambda settings: settings.update(name=name))
+    with pytest.raises(UserError, match="name must be part of a folder's name, without slashes"):
+        report.report_sweep([run])
+
+
+def test_a_published_table_stays_in_its_folder(run: Path, tmp_path: Path) -> None:
+    """Runs in several variants of a game are told apart by their settings in files' names."""
+    other = run.with_name("other")
+    shutil.copytree(run, other)
+    changed(other, lambda settings: settings["env"].update({"/../../evil": "../../x", "split": "a/../b"}))
+    with redirect_stdout(io.StringIO()):
+        runs = [read_run(run), read_run(other)]
+        assert all("/" not in suffix and suffix.isprintable() for suffix in report.variants(runs))
+
+
+# --- Data of other types ----------------------------------------------------------------------------------------------
+
+
+VALUES: tuple[Any, ...] = (
+    None, True, -1, 1.5, 10**12, 1e25, "x", "", [], {}, ["a"], [[1]], {"a": 1}, {"a": {"b": []}}, "../../x", "$\\frac$"
+)  # fmt: skip
+
+
+def spots(data: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in data; of a list those in its first, second and last item."""
+    yield at
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in items:
+        if not isinstance(data, list) or key in (0, 1, len(data) - 1):
+            yield from spots(value, (*at, key))
+
+
+def altered(data: Any, at: tuple[Any, ...], value: Any) -> Any:
+    """The data with another value at this place; `...` takes the place away."""
+    if not at:
+        return {} if value is ... else value
+    data = json.loads(json.dumps(data))
+    part = data
+    for key in at[:-1]:
+        part = part[key]
+    if value is ...:
+        del part[at[-1]]
+    else:
+        part[at[-1]] = value
+    return data
+
+
+@pytest.mark.parametrize("game", [deal_game, aborted_game, meeting_game], ids=lambda game: game.__name__)
+def test_odd_transcripts_are_refused_or_shown(tmp_path: Path, game: Callable[[], Any]) -> None:
+    whole, path = episode_to_json(game()), tmp_path / "trained.jsonl"
+    refused = 0
+    for number, at in enumerate(spots(whole)):
+        for value in (..., *VALUES[number % 2 :: 2]):
+            path.write_text(json.dumps(altered(whole, at, value)) + "\n")
+            try:
+                for transcript in read_episodes(path):
+                    assert render_text(transcript)
+                    game_view(transcript, "trained")
+            except UserError as error:
+                refused += 1
+                assert str(error).startswith(f"{path}, line 1"), error
+    assert refused > 100
+    path.write_text(json.dumps(whole) + "\n")
+    assert read_episodes(path) == [whole]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t: t["facts"].update(counts=[10**6] * 3),
+        lambda t: t["facts"].update(counts=[1.5, 1, 3]),
+        lambda t: t["beliefs"][0].update(question=-1),
+        lambda t: t.update(players={**t["players"], "player_0": "x" * 10**6}),
+        lambda t: t.update(turns=t["turns"] * 5000, beliefs=t["beliefs"] * 5000),
+    ],
+)
+def test_transcripts_that_would_take_for_ever_are_refused(tmp_path: Path, change: Callable[[Any], Any]) -> None:
+    transcript = episode_to_json(deal_game())
+    change(transcript)
+    (tmp_path / "a.jsonl").write_text(json.dumps(transcript) + "\n")
+    began = time.process_time()
+    with pytest.raises(UserError, match=r"a\.jsonl, line 1 is damaged"):
+        read_episodes(tmp_path / "a.jsonl")
+    assert time.process_time() - began < SECONDS
+
+
+def test_steps_that_are_far_apart_take_no_longer(tmp_path: Path) -> None:
+    transcript = episode_to_json(meeting_game())
+    last = max(turn["step"] for turn in transcript["turns"])
+    for turn in transcript["turns"]:
+        turn["step"] = 10**12 if turn["step"] == last else turn["step"]
+    (tmp_path / "a.jsonl").write_text(json.dumps(transcript) + "\n")
+    began = time.process_time()
+    assert read_episodes(tmp_path / "a.jsonl") == [transcript]
+    assert time.process_time() - began < SECONDS
+
+
+@pytest.mark.parametrize("name", ["run.json", "evaluation.json", "metrics.jsonl", "timing.jsonl", "config.yaml"])
+def test_values_of_other_kinds_are_refused_or_shown(run: Path, name: str) -> None:
+    text = (run / name).read_text()
+    data = (
+        yaml.safe_load(text)
+        if name.endswith("yaml")
+        else [json.loads(line) for line in text.splitlines()]
+        if name.endswith("l")
+        else json.loads(text)
+    )
+    places = list(spots(data))
+    (run / "episodes" / "trained.jsonl").unlink()
+    (run / "episodes" / "base.jsonl").unlink()
+    for number, at in enumerate(places[:: max(len(places) // 40, 1)]):
+        for value in (..., VALUES[number % len(VALUES)], VALUES[(7 * number + 3) % len(VALUES)]):
+            new = altered(data, at, value)
+            if name.endswith("jsonl") and not isinstance(new, list):
+                continue
+            lines = [json.dumps(line) + "\n" for line in new] if name.endswith("jsonl") else [json.dumps(new)]
+            (run / name).write_text("".join(lines))
+            read_run_or_refuse(run)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: s["env"].update(contexts="/dev/zero"),
+        lambda s: s["env"].update(contexts="{pipe}"),
+        lambda s: s["env"].update(contexts="a\0b"),
+        lambda s: s["env"].update(contexts=["a"], split=3),
+        lambda s: s["env"].update(game=""),
+        lambda s: s["env"].update(max_entries=10**15),
+        lambda s: s["env"].pop("style"),
+        lambda s: s["eval"].update(env={"split": {"a": 1}}, seed=10**25),
+        lambda s: s["eval"].update(cast={"negotiator": []}),
+        lambda s: s.update(cast={}),
+        lambda s: s.update(cast={"captain": {"player": "base"}}),
+        lambda s: s["cast"].update(captain={"player": "learner"}),
+        lambda s: s["algo"].update(context=10**15),
+        lambda s: s["algo"].update(max_new_tokens=True, iterations=10**15),
+        lambda s: s["algo"].update(kind="pikl"),
+        lambda s: s["algo"].update(update=[]),
+        lambda s: s["model"].update(kind="hf", name="http://localhost/x"),
+        lambda s: s["init"].update(learner=["a"]),
+        lambda s: s["init"].update(learner="x" * 5000),
+        lambda s: s.update(init=[1]),
+        lambda s: s["env"].update({"${x}": 1}),
+    ],
+    ids=range(21),
+)
+def test_settings_of_other_kinds_are_refused_or_harmless(
+    run: Path, configs: dict[str, DictConfig], change: Callable[[Any], Any]
+) -> None:
+    os.mkfifo(run.parent.parent / "pipe")
+    changed(run, change)
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(text.replace("{pipe}", str(run.parent.parent / "pipe")))
+    read_all(run, configs, page=False)
+
+
+@pytest.mark.parametrize(
+    "card",
+    [
+        {"base": "x" * 5000},
+        {"base": "a\0b"},
+        {"base": ["a"]},
+        {"base": "/dev/zero"},
+        {"game": 3},
+        {"game": "chess"},
+        {},
+    ],
+)
+def test_cards_of_policies_of_other_kinds(run: Path, configs: dict[str, DictConfig], card: dict[str, Any]) -> None:
+    own = read_json(run / "policy" / "policy.json")
+    (run / "policy" / "policy.json").write_text(json.dumps({**own, **card} if card else {}))
+    seal(run / "policy")
+    read_all(run, configs, page=False)
+
+
+# --- Tables -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["table.csv", "curves.csv", "published.csv"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "a,b\n1\n", "{head}\n", "{head}\nfull,1\n", "{head}\n" + ",".join(["nan"] * 7), "{head}\n" + "inf," * 7,
+     "{head}\nfull,game/win_rate/crewmates,1e308,-1e308,1e308," + "9" * 4000 + ",1\n", "\xff\0", '"' + "x" * 200_000],
+    ids=range(9),
+)  # fmt: skip
+def test_tables_of_others_are_drawn_or_refused(tmp_path: Path, name: str, text: str) -> None:
+    tables = {
+        "table.csv": "arm,metric,mean,low,high,seeds,games\nfull,game/win_rate/crewmates,0.5,0.4,0.6,2,10\n",
+        "curves.csv": "arm,seed,phase,iteration,games,metric,value\nfull,0,eval,1,8,game/win_rate/crewmates,0.5\n",
+        "published.csv": "arm,mean,low,high,source\nfull,0.5,0.4,0.6,a\n",
+    }
+    head = tables[name].partition("\n")[0]
+    for file, own in {**tables, name: text.replace("{head}", head)}.items():
+        (tmp_path / file).write_text(own, encoding="latin-1")
+    try:
+        report.draw(tmp_path, "", tmp_path)
+    except UserError as error:
+        assert len(str(error)) <= LONGEST + 3
+
+
+# --- Numbers and names on the command line ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "setting", "value"),
+    [
+        ("train", "eval.final_games", 10**13), ("train", "eval.games", 10**9), ("train", "algo.iterations", 2**70),
+        ("train", "base.games", 10**13), ("train", "seed", 10**400), ("train", "algo.update.minibatches", 10**10),
+        ("train", "env.max_entries", 10**10), ("train", "base.lessons", [{"steps": 10**12}]),
+        ("train", "seeds.games", 2**80), ("train", "checkpoint.keep", 10**10),
+        ("evaluate", "games", 10**13), ("evaluate", "concurrency", 10**9), ("play", "games", 10**13),
+        ("crossplay", "games", 10**13),
+    ],
+)  # fmt: skip
+def test_whole_numbers_have_an_end(
+    configs: dict[str, DictConfig], tmp_path: Path, command: str, setting: str, value: Any
+) -> None:
+    cfg = configure(tmp_path, "experiment=dond_quickstart") if command == "train" else configs[command].copy()
+    OmegaConf.update(cfg, setting, value)
+    main = {"train": train.main, "evaluate": evaluate.main, "play": play.main, "crossplay": crossplay.main}[command]
+    with pytest.raises(UserError, match=rf"^{setting}.*must be at most [\d,]+$"):
+        main(cfg)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("value", [1e13, -1, 0, 1.5, True, None])
+@pytest.mark.parametrize("command", ["evaluate", "play", "crossplay"])
+def test_games_are_counted_in_whole_numbers(configs: dict[str, DictConfig], command: str, value: Any) -> None:
+    cfg = configs[command].copy()
+    cfg.games = value
+    main = {"evaluate": evaluate.main, "play": play.main, "crossplay": crossplay.main}[command]
+    with pytest.raises(UserError, match=f"games={value}: must be"):
+        main(cfg)
+
+
+def test_large_numbers_that_make_sense_are_taken(configs: dict[str, DictConfig]) -> None:
+    cfg = configs["evaluate"].copy()
+    cfg.seed, cfg.games, cfg.chat.tokens = 2**63 - 1, MOST, 10**12
+    with no_work(), pytest.raises(Accepted), redirect_stdout(io.StringIO()):
+        evaluate.main(cfg)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("name", "a\udcff"), ("arm", "\ud800"), ("runs", "r\udcff"), ("cast", {"\ud800": {}})]
+)
+def test_names_that_nobody_can_write_are_refused(tmp_path: Path, setting: str, value: Any) -> None:
+    """Python reads bytes of the command line that are no UTF-8 as halves of surrogate pairs."""
+    cfg = configure(tmp_path, "experiment=dond_quickstart")
+    OmegaConf.update(cfg, setting, value, merge=False)
+    with pytest.raises(UserError, match=f"^{setting}=.*no UTF-8 text") as refused:
+        train.main(cfg)
+    assert str(refused.value).encode()
+
+
+def test_folders_whose_names_are_no_text(run: Path, configs: dict[str, DictConfig]) -> None:
+    named = Path(os.fsdecode(os.fsencode(run) + b"\xff"))
+    run.rename(named)
+    told = read_all(named, configs)
+    assert all("no UTF-8 text" in told[name] for name in ("stages", "page", "evaluate", "play", "crossplay"))
+    heard = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    with redirect_stdout(heard):
+        say(f"a folder: {named}")
+    heard.seek(0)
+    assert r"\udcff" in heard.read()
+
+
+def test_long_errors_are_cut() -> None:
+    assert len(str(UserError("x" * 10**6))) == LONGEST + 3
+    assert str(UserError("a\ud800")) == r"a\ud800"
