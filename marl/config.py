@@ -370,16 +370,16 @@ def cast_names(settings: Mapping[str, Any]) -> list[str]:
 
 
 def identity(cfg: DictConfig) -> dict[str, Any]:
-    """The settings that make a run what it is, resolved. A term that is null is as good as not there, and so are a
-    GPU's number, how much is computed at a time, what is for speed or memory where it is off, seeds that follow from
-    `seed`, and, where nobody plays through one, an endpoint's settings."""
+    """The settings that make a run what it is, resolved.
+
+    Left out are terms that are null, a GPU's number, what is for speed or memory where it is off, seeds that follow
+    from `seed`, and an endpoint's settings where nobody plays through one.
+    """
     settings = {name: value for name, value in plain(cfg).items() if name not in ELSEWHERE}
     settings["device"] = str(settings["device"]).partition(":")[0]
     for part in ("reward", "loss"):
         settings[part] = {name: term for name, term in settings[part].items() if term is not None}
     algo = settings["algo"]
-    algo.pop("concurrency", None)
-    algo["update"].pop("token_budget", None)
     steps = algo["update"]
     faster = ((algo, "decode_steps", 1), (algo, "play_bf16", False), (steps, "gradient_checkpointing", False),
               (steps, "padding_free", False))  # fmt: skip

@@ -31,9 +31,9 @@ from marl.kernels import in_use
 CARD = "run.json"
 CONFIG = "config.yaml"
 REFERENCE = "reference"  # the base that the run began with
-# Settings that don't make it another run: where things are, what is kept, and what changes a run's last digits alone
-# (in which order numbers are added), of which a checkpoint notes what it was made with. Human dialogues count by their
-# contents, which make the base another one.
+# Settings that don't make it another run: where things are, what is kept, and on how much hardware it runs. The latter
+# changes last digits (in which order numbers are added), so a checkpoint and the run card note it as `made_with`. Human
+# dialogues count by their contents, which make the base another one.
 ELSEWHERE = ("runs", "tracker", "progress", "threads", "cache", "shard", "deterministic", "data", "checkpoint")
 GROUPS = ("env", "cast", "eval.env", "eval.cast", "algo", "loss", "model", "base")  # of settings, that every run has
 SETTINGS: dict[str, type | tuple[type, ...]] = {  # that those who measure runs read
@@ -207,7 +207,7 @@ def flat(settings: Any, name: str = "") -> dict[str, Any]:
 
 def unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """The settings that both runs have and that are not the same, but for seeds, names, players that are runs of other
-    seeds, and what makes no other run."""
+    seeds, and what changes nothing but last digits."""
     first, second = (
         {key: re.sub(r"-s\d+-[0-9a-f]{8}", "", value) if isinstance(value, str) else value for key, value in of.items()}
         for of in (flat(one), flat(other))
