@@ -51,7 +51,7 @@ from marl.checkpoint import folder_digest, read_card
 from marl.config import OF_CHAT, Parts, build, digest, plain
 from marl.engine import size_of
 from marl.errors import UserError, check_temperature, check_writable
-from marl.files import read_json, write_json, writing
+from marl.files import joined_name, read_json, write_json, writing
 from marl.games import env_maker, file_digests
 from marl.planner import SUFFIX
 from marl.policy import load_tokenizer
@@ -117,7 +117,7 @@ class Cell:
 
     @property
     def file(self) -> str:
-        return f"{self.first.called}-v-{self.second.called}-{digest(self.settings)}.json"
+        return f"{joined_name((self.first.called, self.second.called), '-v-')}-{digest(self.settings)}.json"
 
 
 @command("crossplay", implies={"data.dond": "base=human"})

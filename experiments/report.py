@@ -29,7 +29,7 @@ from experiments.terminal import say
 from marl.compute import GAMES, PASSES
 from marl.config import plain
 from marl.errors import UserError, check_writable
-from marl.files import read_json, write_json
+from marl.files import joined_name, read_json, write_json
 from marl.report import (
     TRAINED,
     Published,
@@ -129,7 +129,7 @@ def report_sweep(folders: Sequence[Path]) -> None:
     """What `experiments.train` ends a sweep with: one table over these finished runs, and `NAME.html` beside them."""
     runs = told_apart([read_run(folder) for folder in dict.fromkeys(folders)])
     say(counted(runs))
-    name = "+".join(dict.fromkeys(run.config["name"] for run in runs))
+    name = joined_name(dict.fromkeys(str(run.config["name"]) for run in runs), "+")
     out = folders[0].parent / f"{name}.html"
     write_report(runs, out, title=name)
     show(runs)

@@ -1,4 +1,4 @@
-"""Trains one run: base, learning, evaluation of both on the same games, report. `python -m experiments.train --help`.
+"""Trains one run: base, learning, evaluation of both on the same games, report.
 
 The same command resumes a run that was stopped, and says so of one that is done. A sweep ends with one table and one
 report of its finished runs.

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from marl.cast import Seats, players_of
 from marl.chat import CHAT, ChatAgent, ChatConfig, check_nothing_secret
-from marl.errors import UserError, check_temperature, check_text
+from marl.errors import UserError, check_length, check_temperature, check_text
 from marl.files import canonical
 from marl.filtered_bc import FilteredBCConfig
 from marl.games import env_maker, exchangeable, natural_reader, scripted
@@ -406,5 +406,7 @@ def config_hash(cfg: DictConfig) -> str:
 
 
 def run_folder(cfg: DictConfig) -> Path:
-    """`runs/NAME-ARM-sSEED-HASH`: the same configuration, the same folder."""
-    return Path(cfg.runs) / f"{cfg.name}-{cfg.arm}-s{cfg.seed}-{config_hash(cfg)[:8]}"
+    """`runs/NAME-ARM-sSEED-HASH`: the same configuration, the same folder. UserError where its name is too long."""
+    folder = f"{cfg.name}-{cfg.arm}-s{cfg.seed}-{config_hash(cfg)[:8]}"
+    check_length(folder, "name, arm and seed")
+    return Path(cfg.runs) / folder

@@ -6,15 +6,16 @@ Where a disk is full, or a folder may not be written, what is there stays as it 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from marl.errors import UserError
+from marl.errors import LONGEST, UserError, bytes_of
 
 ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 WAY_ON = "start the same command again; it goes on from what is there"
@@ -36,9 +37,10 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def whole_file(path: Path, newline: str | None = None) -> Iterator[TextIO]:
+def whole_file(path: str | Path, newline: str | None = None) -> Iterator[TextIO]:
     """A text file that takes its name in one step, once all is on the disk. Who is killed, or loses power, leaves the
     old one."""
+    path = Path(path)
     temporary = path.with_name(f".{path.name}.new")
     try:
         with writing(path):
@@ -63,13 +65,23 @@ def sync_folder(folder: Path) -> None:
         os.close(opened)
 
 
-def write_text(path: Path, text: str) -> None:
+def joined_name(parts: Iterable[str], by: str) -> str:
+    """A file's name made of several; one that would be too long is cut, and ends in a digest of all of it."""
+    name = by.join(parts)
+    if bytes_of(name) <= LONGEST:
+        return name
+    whole = name.encode(errors="surrogatepass")
+    digest = hashlib.sha256(whole).hexdigest()[:12]
+    return f"{whole[: LONGEST - len(digest) - 1].decode(errors='ignore')}-{digest}"
+
+
+def write_text(path: str | Path, text: str) -> None:
     """Writes a text in one step."""
     with whole_file(path) as file:
         file.write(text)
 
 
-def write_json(path: Path, data: Any) -> None:
+def write_json(path: str | Path, data: Any) -> None:
     """Writes JSON in one step."""
     write_text(path, json.dumps(data, indent=1, sort_keys=True) + "\n")
 
@@ -87,8 +99,9 @@ def canonical(data: Any) -> str:
     return json.dumps(typed(data), sort_keys=True)
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: str | Path) -> dict[str, Any]:
     """A file that holds one JSON object. UserError, with its name, where it cannot be read or is something else."""
+    path = Path(path)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -105,7 +105,7 @@ class Run:
         return conditions_from_json(self.evaluation) if self.evaluation else {}
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: str | Path) -> Run:
     """Reads what a run's folder holds so far; the arm by the name that its game's tables use.
 
     UserError if it is no run's folder, or a file in it is malformed.
@@ -138,7 +138,7 @@ def read_run(folder: Path) -> Run:
     )
 
 
-def read_evaluation(path: Path) -> dict[str, Any]:
+def read_evaluation(path: str | Path) -> dict[str, Any]:
     """An `evaluation.json`. UserError where it cannot be read, or its figures are not where they should be."""
     evaluation = read_json(path)
     try:
@@ -159,7 +159,7 @@ def read_evaluation(path: Path) -> dict[str, Any]:
 # --- The page ---------------------------------------------------------------------------------------------------------
 
 
-def build_report(run_folders: Sequence[Path], out_path: Path, title: str, games_shown: int = 4) -> None:
+def build_report(run_folders: Sequence[str | Path], out_path: str | Path, title: str, games_shown: int = 4) -> None:
     """Writes the report of these runs to `out_path`, whole or not at all.
 
     Runs with the same arm (`run.json`, else `config.yaml`, else the folder's name) are seeds of one arm. `games_shown`:
@@ -183,7 +183,7 @@ def _template() -> Template:
     return environment.get_template("report.html")
 
 
-def write_report(runs: Sequence[Run], out_path: Path, title: str, games_shown: int = 4) -> None:
+def write_report(runs: Sequence[Run], out_path: str | Path, title: str, games_shown: int = 4) -> None:
     """The same of runs that have been read; there is at least one."""
     arms = arm_runs(runs)
     columns = columns_of(arms)

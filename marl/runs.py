@@ -46,8 +46,9 @@ SETTINGS: dict[str, type | tuple[type, ...]] = {  # that those who measure runs 
 }
 
 
-def read_run_card(folder: Path) -> dict[str, Any] | None:
+def read_run_card(folder: str | Path) -> dict[str, Any] | None:
     """The run card of a finished run, None where there is none yet. UserError where it is damaged."""
+    folder = Path(folder)
     path = folder / CARD
     try:
         return read_json(path) if path.exists() else None
@@ -55,8 +56,9 @@ def read_run_card(folder: Path) -> dict[str, Any] | None:
         raise UserError(f"{error}: remove it, and the run's own command goes on from its last checkpoint") from error
 
 
-def read_settings(folder: Path) -> dict[str, Any]:
+def read_settings(folder: str | Path) -> dict[str, Any]:
     """The configuration that a run's folder holds. UserError where there is none, or it is something else."""
+    folder = Path(folder)
     path = folder / CONFIG
     try:
         settings = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -87,8 +89,9 @@ def _unnamed(settings: Any) -> list[Any]:
     return [key for key in settings if not isinstance(key, str)] + _unnamed(list(settings.values()))
 
 
-def run_settings(folder: Path) -> dict[str, Any]:
+def run_settings(folder: str | Path) -> dict[str, Any]:
     """The same, with everything that a run's configuration has."""
+    folder = Path(folder)
     settings = read_settings(folder)
 
     def part(settings: Any, key: str) -> Any:
@@ -102,8 +105,9 @@ def run_settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def finished_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def finished_run(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The configuration and the card of a finished run. UserError where either is not whole."""
+    folder = Path(folder)
     settings, card = run_settings(folder), read_run_card(folder)
     if card is None:
         raise UserError(f"{folder} is not the folder of a finished run (it has no {CARD})")

@@ -109,12 +109,12 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"facts and outcomes of a game must be plain data, not {type(value).__name__}: {value!r}")
 
 
-def write_episodes(path: Path, episodes: Iterable[Episode]) -> None:
+def write_episodes(path: str | Path, episodes: Iterable[Episode]) -> None:
     """Writes one transcript a line. The file appears whole or not at all; its folder is made."""
     write_transcripts(path, map(episode_to_json, episodes))
 
 
-def write_transcripts(path: Path, transcripts: Iterable[Transcript]) -> None:
+def write_transcripts(path: str | Path, transcripts: Iterable[Transcript]) -> None:
     """The same of transcripts, which may hold more than an episode tells."""
     path = Path(path)
     with writing(path):
@@ -124,7 +124,7 @@ def write_transcripts(path: Path, transcripts: Iterable[Transcript]) -> None:
             file.write(json.dumps(transcript, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def read_episodes(path: Path) -> list[Transcript]:
+def read_episodes(path: str | Path) -> list[Transcript]:
     """The transcripts of a file. UserError with file and line number where a line is not one."""
     transcripts: list[Transcript] = []
     with Path(path).open(encoding="utf-8", errors="replace") as file:

@@ -534,6 +534,9 @@ def test_names_follow_from_the_configuration() -> None:
     cfg = configure("env=dond", "ablation=full", "seed=3")
     assert run_folder(cfg).name == f"dond-full-s3-{config_hash(cfg)[:8]}"
     assert config_hash(configure("runs=elsewhere", "threads=1", "progress=false")) == config_hash(configure())
+    for one in (f"name={'n' * 190}", f"name={'木' * 62}", f"arm={'a' * 100} name={'n' * 100}", f"seed={10**200}"):
+        with pytest.raises(UserError, match=r"^name, arm and seed=.*\d+ bytes are too many for a name\. Use 200\.$"):
+            run_folder(configure(*one.split()))
     assert config_hash(configure("checkpoint.every=1", "checkpoint.keep=9")) == config_hash(configure())
     for rounding in ("algo.concurrency=8", "algo.update.token_budget=512"):  # in which order numbers are added
         assert config_hash(configure(rounding)) != config_hash(configure())
@@ -910,10 +913,11 @@ def test_players_that_do_not_fit_are_refused_before_they_are_loaded(
     for main, given, command in (
         (evaluate.main, f"players=[{finished},base]", "evaluate"), (play.main, f"opponent={finished}", "play")
     ):  # fmt: skip
-        with pytest.raises(UserError, match="^Not enough memory: even concurrency=1 needs"):
+        with pytest.raises(UserError, match=r"^Not enough memory: even concurrency=1 needs"):
             main(configure(given, f"out={tmp_path}", command=command))
 
 
+@pytest.mark.usefixtures("torchs_attention")
 def test_few_games_need_room_for_few(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

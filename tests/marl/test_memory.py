@@ -192,7 +192,7 @@ def test_a_copy_in_half_precision_counts_and_its_slots_are_half_as_large(monkeyp
     assert (half.size, half.copy, whole.copy) == (whole.size / 2, size_of(config, 256).weights / 2, 0)
     monkeypatch.setattr(memory, "free_memory", lambda device: half.size + half.copy)
     assert fit([half], 0, concurrency=1, later=[half]).line.startswith("cache: 1 slots of")
-    with pytest.raises(UserError, match="even algo.concurrency=1 needs"):
+    with pytest.raises(UserError, match=r"even algo\.concurrency=1 needs"):
         fit([half], 1, concurrency=1)
 
 
