@@ -1,4 +1,4 @@
-"""A command's short help: what it does, its choices and its settings, with the comments of their configuration files."""
+"""A command's short help: what it does, its choices and settings, with the comments of their configuration files."""
 
 from __future__ import annotations
 

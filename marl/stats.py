@@ -288,7 +288,7 @@ def ablation_table(runs: Sequence[ArmRun], metrics: Sequence[str] | None = None)
                 )
             found = [run.metrics[metric] for run in mine]
             games = sum(value.n for value in found)
-            interval = seed_mean([v.mean for v in found]).within(*bounds(metric)) if len(found) > 1 else found[0]
+            interval = (seed_mean([v.mean for v in found]) if len(found) > 1 else found[0]).within(*bounds(metric))
             agree = len(found) > 1 and interval.low == interval.high
             if agree and bounds(metric) == (0.0, 1.0):  # never seen is not impossible, and agreement may be chance
                 over = wilson(round(interval.mean * games), games)

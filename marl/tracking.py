@@ -117,8 +117,8 @@ class WandbTracker(Tracker):
       not sent twice (where they differ in last digits, `metrics.jsonl` has the newer), those lost with a kill are sent
       now. If the run breaks off, its last iteration is sent when it goes on, for that row may lack its evaluation.
 
-    A run keeps its own id and project under a sweep agent of W&B too, so that it goes on after a kill; the agent's sweep
-    gets none of its figures, and a warning says so.
+    A run keeps its own id and project under a sweep agent of W&B too, so that it goes on after a kill. The sweep gets
+    none of its figures; a warning says so.
 
     Raises UserError at once where online logging cannot work, and where the run at W&B was not made from this folder:
     two runs of one configuration have one id. Offline, the folder synced last stands.

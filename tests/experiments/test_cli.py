@@ -541,9 +541,12 @@ def test_the_real_thing_in_a_process_of_its_own(toy: Path, tmp_path: Path) -> No
 # ---- the project's own commands --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name", sorted(path.stem for path in (ROOT / "conf").glob("*.yaml") if path.stem != "hydra_settings")
-)
+COMMANDS = sorted({path.stem for path in (ROOT / "conf").glob("*.yaml")} - {"hydra_settings"})
+MANY = "bytes are too many for a name. Use 200."
+LONG = "a file's name has at most 255 bytes. Shorten it."
+
+
+@pytest.mark.parametrize("name", COMMANDS)
 def test_help_is_short_and_says_what_settings_are(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -628,27 +631,15 @@ def test_null_is_taken_wherever_a_comment_says_what_it_means() -> None:
         ("evaluate base=null", "base=null does not fit: choose one of human, human_all, none, scripted."),
         ("train -m tracker=jsonl,null", "tracker=null does not fit: choose one of jsonl, wandb."),
         # names are as long as their bytes, and every choice of a sweep is looked at before its first job
-        (f"train -m name=a,{'木' * 67}", f"name={'木' * 60}...: 201 bytes are too many for a name. Use 200."),
-        (f"train arm={'b' * 250}", f"arm={'b' * 60}...: 250 bytes are too many for a name. Use 200."),
-        (
-            f"crossplay players=[a,b] name={'c' * 201}",
-            f"name={'c' * 60}...: 201 bytes are too many for a name. Use 200.",
-        ),
-        (f"train runs=/a/{'d' * 256}/b", f"runs=/a/{'d' * 57}...: a file's name has at most 255 bytes. Shorten it."),
-        (
-            f"evaluate players=[{'e' * 300},base]",
-            f"players={'e' * 60}...: a file's name has at most 255 bytes. Shorten it.",
-        ),
-        (f"play opponent={'f' * 256}", f"opponent={'f' * 60}...: a file's name has at most 255 bytes. Shorten it."),
-        (
-            f"train init.learner={'g' * 256}",
-            f"init.learner={'g' * 60}...: a file's name has at most 255 bytes. Shorten it.",
-        ),
-        (f"report select={'h' * 256}", f"select={'h' * 60}...: a file's name has at most 255 bytes. Shorten it."),
-        (
-            f"train cast.negotiator.partner={'ä' * 128}",
-            f"cast.negotiator.partner={'ä' * 60}...: a file's name has at most 255 bytes. Shorten it.",
-        ),
+        (f"train -m name=a,'{'木' * 67}'", f"name={'木' * 60}...: 201 {MANY}"),
+        (f"train arm={'b' * 250}", f"arm={'b' * 60}...: 250 {MANY}"),
+        (f"crossplay players=[a,b] name={'c' * 201}", f"name={'c' * 60}...: 201 {MANY}"),
+        (f"train runs=/a/{'d' * 256}/b", f"runs=/a/{'d' * 57}...: {LONG}"),
+        (f"evaluate players=[{'e' * 300},base]", f"players={'e' * 60}...: {LONG}"),
+        (f"play opponent={'f' * 256}", f"opponent={'f' * 60}...: {LONG}"),
+        (f"train init.learner={'g' * 256}", f"init.learner={'g' * 60}...: {LONG}"),
+        (f"report select={'h' * 256}", f"select={'h' * 60}...: {LONG}"),
+        (f"train cast.negotiator.partner='{'ä' * 128}'", f"cast.negotiator.partner={'ä' * 60}...: {LONG}"),
     ],
 )
 def test_bad_settings_of_commands_are_one_line(

@@ -5,6 +5,7 @@ import json
 import math
 import re
 import shutil
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from experiments import report, train
 from experiments.report import publish, read_published, told_apart, variants
 from marl.errors import UserError
+from marl.files import joined_name
 from marl.report import Published, Run, read_run
 from marl.stats import TableRow, read_table
 from marl.transcripts import read_episodes
@@ -324,9 +326,8 @@ def test_the_report_of_many_long_names_has_a_name_that_fits(root: Path, tmp_path
 
 
 def test_joined_names_are_cut_and_told_apart() -> None:
-    assert (
-        joined_name(["a", "b"], "+") == "a+b" and joined_name(["a" * 100, "b" * 99], "+") == "a" * 100 + "+" + "b" * 99
-    )
+    assert joined_name(["a", "b"], "+") == "a+b"
+    assert joined_name(["a" * 100, "b" * 99], "+") == "a" * 100 + "+" + "b" * 99
     for one, other in (("a" * 150, "b" * 150), ("木" * 60, "火" * 60), ("é" * 99 + "a", "c")):
         found = joined_name([one, other], "-v-")
         assert len(found.encode()) <= 200 and found.startswith(one[:50])

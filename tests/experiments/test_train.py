@@ -534,7 +534,7 @@ def test_names_follow_from_the_configuration() -> None:
     cfg = configure("env=dond", "ablation=full", "seed=3")
     assert run_folder(cfg).name == f"dond-full-s3-{config_hash(cfg)[:8]}"
     assert config_hash(configure("runs=elsewhere", "threads=1", "progress=false")) == config_hash(configure())
-    for one in (f"name={'n' * 190}", f"name={'木' * 62}", f"arm={'a' * 100} name={'n' * 100}", f"seed={10**200}"):
+    for one in (f"name={'n' * 190}", f"name='{'木' * 62}'", f"arm={'a' * 100} name={'n' * 100}", f"seed={10**200}"):
         with pytest.raises(UserError, match=r"^name, arm and seed=.*\d+ bytes are too many for a name\. Use 200\.$"):
             run_folder(configure(*one.split()))
     assert config_hash(configure("checkpoint.every=1", "checkpoint.keep=9")) == config_hash(configure())
