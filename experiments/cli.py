@@ -18,6 +18,7 @@ import copy
 import difflib
 import functools
 import hashlib
+import importlib
 import os
 import re
 import shutil
@@ -50,6 +51,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from experiments.help import short_help
 from experiments.terminal import STDERR, STDOUT, labelled, unheard
 from marl.errors import UserError, check_places, check_sizes
 from marl.secrets import told
@@ -146,6 +148,10 @@ def command(
                 return checked(cfg)
             try:
                 flags, overrides = split_arguments(sys.argv[1:])
+                if {"--help", "-h"} & set(flags):
+                    about = (sys.modules[task.__module__].__doc__ or "").partition("\n")[0]
+                    configs = Path(str(importlib.import_module(package).__file__)).parent
+                    return print(short_help(config_name, about, configs / f"{config_name}.yaml"))
                 overrides += implied(overrides, implies or {})
                 plan = check_command_line(config_name, package, flags, overrides)
             except UsageError as error:
@@ -489,7 +495,7 @@ def check_command_line(config_name: str, package: str, flags: list[str], overrid
     """Composes the configuration of every choice on the command line. Raises UsageError for the first that is wrong."""
     args = get_args_parser().parse_args(flags)
     elsewhere = args.config_path or args.shell_completion or args.info or args.experimental_rerun
-    if elsewhere or args.help or args.hydra_help:  # nothing to run, or Hydra's own business
+    if elsewhere or args.hydra_help:  # nothing to run, or Hydra's own business
         return Plan(sweep=args.multirun)
     search = [f"hydra.searchpath=[file://{os.path.abspath(args.config_dir)}]"] if args.config_dir else []
     with initialize_config_module(package, version_base=VERSION_BASE, job_name=config_name):
@@ -600,7 +606,7 @@ class Checker:
             raise UsageError(self._explain(error, overrides)) from error
 
     def job(self, overrides: list[str]) -> None:
-        """One job: its settings exist, have their kind of value, and none that has to be set is missing."""
+        """One job: its settings exist, have their kind of value, name files that can be there, and none is missing."""
         cfg = self.compose(overrides)
         parsed = self.parse(overrides)
         # A preset's own values set the kind; only what the command line says is compared with it.
@@ -624,13 +630,17 @@ class Checker:
         HydraConfig.instance().set_config(cfg)  # for `${hydra:...}`
         try:
             missing = sorted(OmegaConf.missing_keys(own))
-            OmegaConf.to_container(own, resolve=True)
+            settings = cast(dict[str, Any], OmegaConf.to_container(own, resolve=True))
         except OmegaConfBaseException as error:
             raise UsageError(one_line(error)) from error
         finally:
             HydraConfig.instance().cfg = None
         if missing:
             raise UsageError(f"{missing[0]} has to be set: add {missing[0]}=VALUE.")
+        try:
+            check_places(settings)
+        except UserError as error:
+            raise UsageError(str(error)) from error
 
     def keep_arms(self, lists: Mapping[str, list[str]], chosen: Mapping[str, str | None]) -> None:
         """Refuses values that undo what a preset of `ablation` sets, and presets with a learner that does not read what

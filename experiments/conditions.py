@@ -396,8 +396,8 @@ def play(cell: Cell, games: int, seed: int, concurrency: int, policies: Policies
     game, make_env = cell.env["game"], env_maker(cell.env)
     base, learners = policies.of(cell.entrant)
     limits = Limits(
-        concurrency=concurrency, max_new_tokens=cell.settings["max_new_tokens"], context=cell.settings["context"],
-        planner=cell.entrant.planner,
+        games=games, concurrency=concurrency, max_new_tokens=cell.settings["max_new_tokens"],
+        context=cell.settings["context"], planner=cell.entrant.planner,
     )  # fmt: skip
     stand_ins = {name: (name if i else TRAINED, policy) for i, (name, policy) in enumerate(learners.items())}
     seating = dict(cell.seating)
@@ -411,9 +411,12 @@ def play(cell: Cell, games: int, seed: int, concurrency: int, policies: Policies
             caches.append(Slots.of(dubbing[voice].lm.config, limits.context, room[seating[role].player]))
     if cell.planner:  # plans are weighed with slots of their own
         caches += [Slots.of(policy.lm.config, limits.context, 0, SLOTS) for policy in learners.values()]
-    check_memory(
-        caches, 0, concurrency=concurrency, setting="concurrency", context=limits.context, device=policies.device
+    fit = check_memory(
+        caches, 0, concurrency=limits.at_once, setting="concurrency", context=limits.context, device=policies.device
     )
+    if fit.concurrency < limits.at_once:
+        say(fit.line)
+    limits = dataclasses.replace(limits, concurrency=fit.concurrency)
     agents = seat_players(seating, make_env(), game, base, limits, cell.temperature, stand_ins)
     if cell.planner:
         for name in agents.keys() & stand_ins.keys():
@@ -429,7 +432,7 @@ def play(cell: Cell, games: int, seed: int, concurrency: int, policies: Policies
         agents[called] = Dubbed(mover, speaker, mover.name)
         seating[role] = dataclasses.replace(seating[role], player=called)
     drawn = draw_games(seed, EVALUATION, count=games)
-    episodes = rollout(drawn, by_role(seating, agents), make_env, concurrency, bar.advance)
+    episodes = rollout(drawn, by_role(seating, agents), make_env, limits.concurrency, bar.advance)
     return metrics(episodes, game, float(cell.env.get("objective", 0.0)), {TRAINED})
 
 

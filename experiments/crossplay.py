@@ -35,11 +35,11 @@ from experiments.evaluate import (
     as_in_runs,
     configured_base,
     find_player,
-    memory_of,
     pick_device,
     planner_config,
     set_threads,
     text_player,
+    with_room,
 )
 from experiments.players import bare, check_plans, in_runs, is_run, one_run, player_config, policy_folder
 from experiments.report import public
@@ -51,7 +51,7 @@ from marl.checkpoint import folder_digest, read_card
 from marl.config import Parts, behind_endpoint, build, digest, plain
 from marl.engine import size_of
 from marl.errors import UserError, check_count, check_temperature, check_writable
-from marl.files import FAULTS, read_json, reading, write_json, writing
+from marl.files import FAULTS, joined_name, read_json, reading, write_json, writing
 from marl.games import env_maker, file_digests
 from marl.planner import SUFFIX
 from marl.policy import load_tokenizer
@@ -109,7 +109,7 @@ class Cell:
 
     first: Player
     second: Player
-    settings: Mapping[str, Any] = field(hash=False)  # all that determines its games
+    settings: Mapping[str, Any] = field(hash=False)  # all that determines its games, but for last digits
 
     @property
     def label(self) -> str:
@@ -117,7 +117,7 @@ class Cell:
 
     @property
     def file(self) -> str:
-        return f"{self.first.called}-v-{self.second.called}-{digest(self.settings)}.json"
+        return f"{joined_name((self.first.called, self.second.called), '-v-')}-{digest(self.settings)}.json"
 
 
 @command("crossplay", implies={"data.dond": "base=human"})
@@ -147,9 +147,7 @@ def main(cfg: DictConfig) -> None:
     table = [cell_of(a, b, cfg, parts) for a, b in combinations_with_replacement(players, 2)]
     models = [player.name for player in players if is_run(player.name)]
     heaviest = sorted(models, key=lambda name: size_of(player_config(name), parts.algo.context).weights)[-2:]
-    caches = memory_of(cfg, parts, [(name, name) for name in heaviest], device)
-    if caches:
-        say(caches)
+    parts = with_room(cfg, parts, cfg.games // 2, [(name, name) for name in heaviest], device)
 
     left = [cell for cell in table if not (cells / cell.file).exists()]
     say(f"{len(players)} players, {cfg.games} games a pair: {len(left)} of {len(table)} pairs are still to play")
@@ -335,7 +333,7 @@ def play(cell: Cell, cfg: DictConfig, parts: Parts, agents: Agents, bar: Bar, la
     games: Games = []
     for turned in seatings:
         seated = in_order(pair[turned], pair[1 - turned])
-        episodes = rollout(drawn, seated, make_env, cfg.concurrency, bar.advance)
+        episodes = rollout(drawn, seated, make_env, parts.algo.concurrency, bar.advance)
         games += [recorded(episode, turned) for episode in episodes]
     bar.close()
     lost = len(parts.chat.lost) - before if parts.chat else 0

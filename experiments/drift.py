@@ -171,7 +171,7 @@ def people_folder(run: Path, human: str | None) -> Path:
 
 
 def settings_of(subject: Subject, people: Path, dialogues: Mapping[str, Any] | None, cfg: DictConfig) -> dict[str, Any]:
-    """All that the figures depend on. `dialogues`: which human ones are read, if any."""
+    """All that the figures depend on, but for last digits. `dialogues`: which human ones are read, if any."""
     return {
         "policy": subject.stage.digest,
         "people": folder_digest(people),
@@ -194,12 +194,19 @@ def measure(subject: Subject, people: Path, cfg: DictConfig, device: torch.devic
     """What the policy plays and says with itself, and the two likelihoods."""
     env, policy, rng = subject.game, subject.stage.load(device), np.random.default_rng(0)
     settings, algo = subject.config["eval"], subject.config["algo"]
-    limits = PlayConfig(concurrency=cfg.concurrency, max_new_tokens=algo["max_new_tokens"], context=algo["context"])
+    limits = PlayConfig(
+        games=cfg.games, concurrency=cfg.concurrency, max_new_tokens=algo["max_new_tokens"], context=algo["context"]
+    )
     slots = Slots.of(policy.lm.config, limits.context, 2)
-    check_memory([slots], 0, concurrency=cfg.concurrency, setting="concurrency", context=limits.context, device=device)
+    fit = check_memory(
+        [slots], 0, concurrency=limits.at_once, setting="concurrency", context=limits.context, device=device
+    )
+    if fit.concurrency < limits.at_once:
+        say(fit.line)
+    limits = replace(limits, concurrency=fit.concurrency)
     agent = model_agent(SPEAKER, policy, limits, 2, settings["temperature"])
     drawn = draw_games(cfg.seed, EVALUATION, count=cfg.games)
-    episodes = rollout(drawn, everyone(agent), env_maker(env), cfg.concurrency, bar.advance)
+    episodes = rollout(drawn, everyone(agent), env_maker(env), limits.concurrency, bar.advance)
     found = dond_metrics(episodes, float(env["objective"]), rng) | talk_metrics(episodes, rng)
     found |= talk_drift([read_talk(talk_of(episode)) for episode in episodes], rng)
     if cfg.data.dond:

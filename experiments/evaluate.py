@@ -202,8 +202,7 @@ def find_player(
     """A player by name (see the module's docstring); `beside` is the other player's name. `setting`: what names it."""
     if name == CHAT and parts.chat is not None:
         return parts.chat
-    limits = replace(parts.algo, concurrency=cfg.concurrency)
-    game, places = parts.env["game"], seats(parts.env)
+    limits, game, places = parts.algo, parts.env["game"], seats(parts.env)
     if is_model(name):
         called = name if bare(name) == "base" else called_in_games(name)
         policy = find_base(cfg, parts, device, beside) if bare(name) == "base" else run_policy(name, game, device)
@@ -266,11 +265,16 @@ def base_beside(name: str) -> Path | None:
     return base_folder(run_of(name), policy_folder(name))
 
 
-def memory_of(cfg: DictConfig, parts: Parts, players: Sequence[tuple[str, str]], device: torch.device) -> str:
-    """One line on the caches of these players, each beside another as `find_player` takes them; empty without a model.
+def with_room(
+    cfg: DictConfig, parts: Parts, games: int, players: Sequence[tuple[str, str]], device: torch.device
+) -> Parts:
+    """The parts, whose `algo` says how many of the `games` are played at a time: `concurrency`, or what fits into
+    memory.
 
-    UserError where caches and models don't fit.
+    Prints what caches of these players take, each beside another as `find_player` takes them. UserError where not even
+    one game fits.
     """
+    parts = replace(parts, algo=replace(parts.algo, games=games, concurrency=cfg.concurrency))
     caches: list[Slots] = []
     models = 0
     for name, beside in players:
@@ -285,12 +289,14 @@ def memory_of(cfg: DictConfig, parts: Parts, players: Sequence[tuple[str, str]],
         caches.append(Slots.of(config, context, seats(parts.env), more, parts.algo.play_bf16, parts.algo.decode_steps))
         models += size_of(config, context).weights
     if not caches:
-        return ""
+        return parts
     if parts.algo.play_bf16:
         check_bf16(device, "algo.play_bf16")
-    return check_memory(
-        caches, models, concurrency=cfg.concurrency, setting="concurrency", context=parts.algo.context, device=device
+    fit = check_memory(
+        caches, models, concurrency=parts.algo.at_once, setting="concurrency", context=parts.algo.context, device=device
     )
+    say(fit.line)
+    return replace(parts, algo=replace(parts.algo, concurrency=fit.concurrency))
 
 
 def planner_config(cfg: DictConfig) -> PlannerConfig:
@@ -440,9 +446,9 @@ def main(cfg: DictConfig) -> None:
     players = [(names[0], names[-1]), *([] if itself else [(names[-1], names[0])])]
     players += [(voice, run) for voice in voices[: len(players)] if voice is not None]
     players += [(role_seats.partner, run)] if many_roles and role_seats.partners else []
-    caches = memory_of(cfg, parts, players, device)
-    if caches:
-        say(caches)
+    drawn = each_context(parts.env, cfg.seed) if cfg.each_context else draw_games(cfg.seed, EVALUATION, count=cfg.games)
+    drawn = [replace(game, sampling=cfg.sampling) for game in drawn]
+    parts = with_room(cfg, parts, len(drawn), players, device)
     first = find_player(names[0], cfg, parts, device, names[-1])
     second = first if itself else find_player(names[-1], cfg, parts, device, names[0])
     agents = [voiced(first, voices[0], cfg, parts, device, run)]
@@ -455,10 +461,8 @@ def main(cfg: DictConfig) -> None:
         agents[0] = first = Alias(agents[0], "measured")
     seated = role_against_role(agents[0], agents[1], parts.cast, partner) if many_roles else turn_about(*agents)
     bar = Bar(enabled=cfg.progress)
-    drawn = each_context(parts.env, cfg.seed) if cfg.each_context else draw_games(cfg.seed, EVALUATION, count=cfg.games)
-    drawn = [replace(game, sampling=cfg.sampling) for game in drawn]
     bar.stage(" v ".join(names), len(drawn))
-    episodes = rollout(drawn, seated, make_env, cfg.concurrency, bar.advance)
+    episodes = rollout(drawn, seated, make_env, parts.algo.concurrency, bar.advance)
     bar.close()
     objective = float(parts.env.get("objective", 0.0))
     label = " v ".join(dict.fromkeys(names))
@@ -473,6 +477,7 @@ def main(cfg: DictConfig) -> None:
             "game": game,
             "objective": objective,
             "games": len(drawn),
+            "concurrency": parts.algo.at_once,
             "seed": cfg.seed,
             "sampling": cfg.sampling,
             "players": names,

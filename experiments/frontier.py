@@ -111,9 +111,12 @@ def main(cfg: DictConfig) -> None:
     )
     assert folder is not None
     slots = Slots.of(base.lm.config, parts.algo.context, 2, SLOTS)  # one who plans against another of its size
-    check_memory(
-        [slots], 0, concurrency=cfg.concurrency, setting="concurrency", context=parts.algo.context, device=device
+    limits = replace(parts.algo, games=cfg.games, concurrency=cfg.concurrency)
+    fit = check_memory(
+        [slots], 0, concurrency=limits.at_once, setting="concurrency", context=limits.context, device=device
     )
+    say(fit.line)
+    parts = replace(parts, algo=replace(limits, concurrency=fit.concurrency))
     entrants = [Entrant(ANCHOR, 0, base, folder, folder_digest(folder), planners)]
     entrants += compared(cfg, base, folder, device)
     single = {arm: count == 1 for arm, count in Counter(entrant.arm for entrant in entrants).items()}
@@ -305,7 +308,7 @@ def against(
     cfg: DictConfig, parts: Parts, env: Mapping[str, Any], entrant: Entrant, opponent: str, base: Policy, bar: Bar
 ) -> Arms:
     """Score and agreement of every arm in each game against the opponent; seats change from game to game."""
-    limits = replace(parts.algo, concurrency=cfg.concurrency)
+    limits = parts.algo
     as_it_is = PlannerConfig(lambdas=(math.inf,), others="anchor", belief="prior")  # legal claims, of its own choice
     player = planning_agent(PLAYER, entrant.policy, limits, 1, 1.0, as_it_is, "dond")
     other: Agent
@@ -315,7 +318,7 @@ def against(
         other = scripted("dond", "" if opponent == "scripted" else opponent)
     bar.stage(f"{entrant.arm} v {opponent}", cfg.games)
     drawn = draw_games(cfg.seed, EVALUATION, count=cfg.games)
-    episodes = rollout(drawn, turn_about(player, other), env_maker(env), cfg.concurrency, bar.advance)
+    episodes = rollout(drawn, turn_about(player, other), env_maker(env), limits.concurrency, bar.advance)
     bar.stage(f"{entrant.arm} v {opponent}: plans", len(episodes))
     anchor = Reader(entrant.policy, parts.algo.context, 1.0)
     arms: Arms = {arm: {"game/score": [], "game/agreement": []} for arm in entrant.arms}

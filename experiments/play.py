@@ -26,7 +26,7 @@ from omegaconf import DictConfig
 
 from envs.core import END
 from experiments.cli import command
-from experiments.evaluate import as_in_runs, find_player, memory_of, pick_device, planner_config
+from experiments.evaluate import as_in_runs, find_player, pick_device, planner_config, with_room
 from experiments.players import check_plans, in_runs
 from experiments.terminal import say
 from marl.agents import Agent, ModelAgent, TextAgent
@@ -101,9 +101,7 @@ def main(cfg: DictConfig) -> None:
     person = Person()
     human = TextAgent("human", lambda seed, role: person)
     device = pick_device(cfg.device)
-    caches = memory_of(cfg, parts, [(cfg.opponent, cfg.opponent)], device)
-    if caches:
-        say(caches)
+    parts = with_room(cfg, parts, 1, [(cfg.opponent, cfg.opponent)], device)
     opponent = find_player(cfg.opponent, cfg, parts, device, cfg.opponent, "opponent")
     record: Path | None = None
     unfinished: Path | None = None

@@ -171,7 +171,8 @@ def player_config(name: str) -> PreTrainedConfig:
 def player_slots(
     cast: Mapping[str, Seats], env: Any, limits: PlayConfig, configs: Mapping[str, PreTrainedConfig]
 ) -> tuple[list[Slots], int]:
-    """The cache slots of all models that `seat_players` seats, and the bytes of the runs' that it loads.
+    """The cache slots of all models that `seat_players` seats for `limits.games` games, and the bytes of the runs' that
+    it loads.
 
     `configs` has the configurations of the base and the learners, by name.
     """
@@ -181,7 +182,9 @@ def player_slots(
         if run or bare(name) in configs:
             config = player_config(name) if run else configs[bare(name)]
             more = SLOTS if name.endswith(SUFFIX) else 0
-            caches.append(Slots.of(config, limits.context, seats, more, limits.play_bf16, limits.decode_steps))
+            caches.append(
+                Slots.of(config, limits.context, seats, more, limits.play_bf16, limits.decode_steps, limits.games)
+            )
             loaded += size_of(config, limits.context).weights * run
     return caches, loaded
 

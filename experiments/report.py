@@ -29,7 +29,7 @@ from experiments.terminal import say
 from marl.compute import GAMES, PASSES
 from marl.config import plain
 from marl.errors import UserError, check_writable
-from marl.files import csv_rows, read_json, reading, write_json
+from marl.files import csv_rows, joined_name, read_json, reading, write_json
 from marl.report import (
     TRAINED,
     Published,
@@ -132,7 +132,8 @@ def report_sweep(folders: Sequence[Path]) -> None:
     """What `experiments.train` ends a sweep with: one table over these finished runs, and `NAME.html` beside them."""
     runs = told_apart([read_run(folder) for folder in dict.fromkeys(folders)])
     say(counted(runs))
-    name = "+".join(dict.fromkeys(str(run.config.get("name", run.folder.name)) for run in runs))
+    names = dict.fromkeys(str(run.config.get("name", run.folder.name)) for run in runs)
+    name = joined_name(names, "+")
     out = folders[0].parent / f"{name}.html"
     write_report(runs, out, title=name)
     show(runs)

@@ -1,4 +1,4 @@
-"""Trains one run: base, learning, evaluation of both on the same games, report. `python -m experiments.train --help`.
+"""Trains one run: base, learning, evaluation of both on the same games, report.
 
 The same command resumes a run that was stopped, and says so of one that is done. A sweep ends with one table and one
 report of its finished runs.
@@ -88,7 +88,7 @@ from marl.files import read_bytes, read_text, reading, write_json, write_text
 from marl.filtered_bc import FilteredBCConfig, train_filtered_bc
 from marl.games import env_maker, exchangeable, file_digests
 from marl.longer import BEGUN_AS, Longer, Unfit, shorter_run, take_up
-from marl.memory import Slots, check_memory, learning_bytes
+from marl.memory import Fit, Slots, check_memory, learning_bytes
 from marl.monitor import episode_metrics
 from marl.planner import SLOTS
 from marl.policy import Policy, check_context, load_tokenizer
@@ -172,13 +172,14 @@ def main(cfg: DictConfig) -> Path:
             check_bf16(device, setting)
     set_threads(cfg.threads)
     folder = run_folder(cfg)
-    caches = memory_of(cfg, parts, make_env, make_test_env, device)
+    fit = memory_of(cfg, parts, make_env, make_test_env, device)
     if parts.model.kind == "hf":
         load_tokenizer(parts.model.name)  # refused before there is a folder
-    work = Work(cfg, parts, folder, make_env, make_test_env, device)
     with torchrun_ranks(device) as ranks, leaving_the_device(device):
+        parts = replace(parts, algo=replace(parts.algo, concurrency=min(ranks.objects(fit.concurrency))))
+        work = Work(cfg, parts, folder, make_env, make_test_env, device)
         if ranks.first:
-            say(caches)
+            say(fit.line)
             if device.type == "cuda" and algo.decode_steps == 1:
                 say("for speed on a GPU: algo.decode_steps=8, algo.update.bf16=true, algo.update.padding_free=true")
             bands = expected_of(str(cfg.name), str(cfg.arm), parts.env, overrides=set_beside())
@@ -245,8 +246,8 @@ def memory_of(
     make_env: Callable[[], Any],
     make_test_env: Callable[[], Any],
     device: torch.device,
-) -> str:
-    """One line on what the caches will take; UserError where they and the models don't fit."""
+) -> Fit:
+    """How many games at a time fit, and what their caches take. UserError where not even one fits."""
     context, base = parts.algo.context, parts.model.lm_config()
     learners = {n: player_config(run) if (run := start_of(cfg, n)) else base for n in learners_of(parts.cast)}
     configs = {"base": base, **learners}
@@ -254,10 +255,13 @@ def memory_of(
         check_context(config, context, "model.context" if context == cfg.model.context else "algo.context")
     evaluation = make(EvalConfig, plain(cfg.eval), "eval")
     playing, runs = player_slots(parts.cast, make_env(), parts.algo, configs)
-    tested, more_runs = player_slots(evaluation.seating(parts.cast), make_test_env(), parts.algo, configs)
+    (watched, more_runs), (tested, _) = (
+        player_slots(evaluation.seating(parts.cast), make_test_env(), replace(parts.algo, games=games), configs)
+        for games in (max(evaluation.games, 1), evaluation.final_games)
+    )
     # weights, gradients and two moments of each learner; the base beside them
     models, learning = size_of(base, context).weights, 0
-    large = any(slots.large(parts.algo.concurrency) for slots in (*playing, *tested))
+    large = any(slots.large(parts.algo.concurrency) for slots in (*playing, *watched, *tested))
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     for config in learners.values():
         weights = size_of(config, context).weights
@@ -270,15 +274,12 @@ def memory_of(
                 bf16=update.bf16, gradient_checkpointing=update.gradient_checkpointing,
             )  # fmt: skip
             learning = max(learning, one_pass)
-    if evaluation.games:  # played in the midst of training, whose caches stay
-        caches = [*playing, *tested]
-    else:
-        caches = max(playing, tested, key=lambda each: sum(slots.seats * slots.size for slots in each))
+    caches = [*playing, *(watched if evaluation.games else ())]  # played in the midst of training, whose caches stay
     if "plan" in parts.losses:  # plans are weighed with slots of their own
         caches = [*caches, *(Slots.of(config, context, 0, SLOTS) for config in learners.values())]
     return check_memory(
         caches, models + runs + more_runs, concurrency=parts.algo.concurrency, setting="algo.concurrency",
-        context=context, device=device, learning=learning,
+        context=context, device=device, learning=learning, later=tested,
     )  # fmt: skip
 
 
@@ -297,7 +298,7 @@ class Work:
 
 
 def computed_with(cfg: DictConfig, parts: Parts, device: torch.device) -> dict[str, Any]:
-    """What the last digits of a rollout depend on, beside the code."""
+    """What the last digits of a rollout depend on, beside the code. `algo.concurrency`: as it fits into memory."""
     on = hardware()
     return {
         "torch": torch.__version__, "transformers": version("transformers"), "device": device.type,
@@ -717,8 +718,9 @@ def evaluation_games(
 ) -> list[Episode]:
     """The evaluation games, always the same ones, with these in the learners' seats and the others as in the cast."""
     seating = make(EvalConfig, plain(cfg.eval), "eval").seating(parts.cast)
+    limits = replace(parts.algo, games=games)
     agents = seat_players(
-        seating, make_env(), parts.env["game"], base, parts.algo, cfg.eval.temperature, learners, parts.chat
+        seating, make_env(), parts.env["game"], base, limits, cfg.eval.temperature, learners, parts.chat
     )
     drawn = ranks.share(draw_games(cfg.eval.seed, EVALUATION, count=games))
     episodes = rollout(drawn, by_role(seating, agents), make_env, parts.algo.concurrency, bar.advance)

@@ -481,7 +481,7 @@ class Alias:
 
 @dataclass(frozen=True)
 class PlayConfig:
-    """How models play while they learn: `games` an iteration, `concurrency` of them at a time; lengths in tokens.
+    """How models play while they learn: `games` an iteration, up to `concurrency` of them at a time; lengths in tokens.
 
     `decode_steps`: of speech, the tokens that are sampled without asking the host in between, from a captured graph
     (speed only, for GPUs). `play_bf16`: models play as copies in bfloat16, whose caches take half the memory; what they
@@ -505,11 +505,16 @@ class PlayConfig:
         if self.temperature == 0:
             raise UserError(f"algo.temperature={self.temperature}: must be above 0 to learn from what was sampled")
 
+    @property
+    def at_once(self) -> int:
+        """Games that are played at a time, for which caches have room."""
+        return min(self.concurrency, self.games)
+
 
 def room(limits: PlayConfig, seats: int, temperature: float) -> dict[str, Any]:
-    """What a `ModelAgent` is made with that has room for `limits.concurrency` games of `seats` seats each."""
+    """What a `ModelAgent` is made with that has room for `limits.at_once` games of `seats` seats each."""
     return {
-        "slots": seats * limits.concurrency,
+        "slots": seats * limits.at_once,
         "context": limits.context,
         "max_new_tokens": limits.max_new_tokens,
         "temperature": temperature,
@@ -519,5 +524,5 @@ def room(limits: PlayConfig, seats: int, temperature: float) -> dict[str, Any]:
 
 
 def model_agent(name: str, policy: Policy, limits: PlayConfig, seats: int, temperature: float) -> ModelAgent:
-    """A policy as a player with room for `limits.concurrency` games of `seats` seats each."""
+    """A policy as a player with room for `limits.at_once` games of `seats` seats each."""
     return ModelAgent(name, policy, **room(limits, seats, temperature))

@@ -33,8 +33,9 @@ STEPPED = "stepped"  # of an optimiser's tensors, the one that says which parame
 Trained = Mapping[str, tuple[Policy, Optimizer]]  # what learns, by its name in the cast
 
 
-def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
+def write_folder(folder: str | Path, write: Callable[[Path], None]) -> None:
     """Lets `write` fill a temporary folder, notes the checksums of its files, and moves it to its name in one step."""
+    folder = Path(folder)
     temporary = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(temporary, ignore_errors=True)
     with writing(folder), _away_at_last(temporary):
@@ -68,9 +69,10 @@ def _away_at_last(folder: Path) -> Iterator[None]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def listed(folder: Path) -> dict[str, str]:
+def listed(folder: str | Path) -> dict[str, str]:
     """The digests of a folder that `write_folder` made, by file. UserError where it has none, or names what is no file
     of its own: the folder may come from anybody."""
+    folder = Path(folder)
     sums = read_json(folder / "checksums.json")
     for name, digest in sums.items():
         # The last: a drive or a stream on Windows.
@@ -86,8 +88,9 @@ def listed(folder: Path) -> dict[str, str]:
     return sums
 
 
-def verify_folder(folder: Path) -> str:
+def verify_folder(folder: str | Path) -> str:
     """What is wrong with a folder that `write_folder` made; empty where nothing is."""
+    folder = Path(folder)
     try:
         sums = listed(folder)
     except UserError as error:
@@ -105,15 +108,15 @@ def verify_folder(folder: Path) -> str:
     return f"{folder}: checksums.json does not list {', '.join(sorted(unlisted))}" if unlisted else ""
 
 
-def missing_files(folder: Path) -> list[str]:
+def missing_files(folder: str | Path) -> list[str]:
     """Files of a folder that `write_folder` made which are not there any more."""
     try:
-        return [name for name in listed(folder) if not (folder / name).is_file()]
+        return [name for name in listed(folder) if not Path(folder, name).is_file()]
     except UserError:
         return ["checksums.json"]
 
 
-def folder_digest(folder: Path) -> str:
+def folder_digest(folder: str | Path) -> str:
     """Twelve hexadecimal digits that stand for all files of a folder that `write_folder` made."""
     sums = listed(folder)
     return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()[:12]
@@ -150,7 +153,7 @@ def make_once(path: Path, make: Callable[[], object], report: Callable[[str], No
         lock.release()
 
 
-def save_policy(folder: Path, policy: Policy, card: Mapping[str, Any]) -> None:
+def save_policy(folder: str | Path, policy: Policy, card: Mapping[str, Any]) -> None:
     """A policy with all that it takes to play: model, tokenizer, value head, and a card that says what it is."""
 
     def write(to: Path) -> None:
@@ -163,9 +166,10 @@ def save_policy(folder: Path, policy: Policy, card: Mapping[str, Any]) -> None:
     write_folder(folder, write)
 
 
-def copy_folder(source: Path, to: Path, texts: Mapping[str, str] | None = None) -> None:
+def copy_folder(source: str | Path, to: str | Path, texts: Mapping[str, str] | None = None) -> None:
     """A folder that `write_folder` made once more, with other `texts` in some files: links to the others, which nobody
     writes into, where the file system has them. UserError where it is damaged."""
+    source = Path(source)
     if problem := verify_folder(source):
         raise UserError(f"{problem}: remove the folder")
 
@@ -182,8 +186,9 @@ def copy_folder(source: Path, to: Path, texts: Mapping[str, str] | None = None) 
     write_folder(to, write)
 
 
-def load_policy(folder: Path, device: torch.device | str = "cpu", privileged_size: int | None = None) -> Policy:
+def load_policy(folder: str | Path, device: torch.device | str = "cpu", privileged_size: int | None = None) -> Policy:
     """Loads what `save_policy` wrote. With another `privileged_size` the value head starts afresh."""
+    folder = Path(folder)
     problem = verify_folder(folder)
     if problem:
         raise UserError(f"{problem}: remove the folder and make it again")
@@ -209,16 +214,18 @@ def load_policy(folder: Path, device: torch.device | str = "cpu", privileged_siz
     return policy.to(device).eval()
 
 
-def read_card(folder: Path) -> dict[str, Any]:
+def read_card(folder: str | Path) -> dict[str, Any]:
     """What `save_policy` noted of a policy."""
+    folder = Path(folder)
     try:
         return read_json(folder / "policy.json")
     except UserError as error:
         raise UserError(f"{folder} holds no policy of this project: {error}") from error
 
 
-def started_from(folder: Path) -> str | None:
+def started_from(folder: str | Path) -> str | None:
     """The folder of the base that a run's policy, kept in `folder`, started from; None for an untouched model."""
+    folder = Path(folder)
     card = read_card(folder)
     base = card.get("base", ...)
     if base is not None and not isinstance(base, str):
@@ -273,12 +280,13 @@ def prune(folder: Path, iteration: int, keep: int, best: int | None = None, ever
             shutil.rmtree(left, ignore_errors=True)
 
 
-def checkpoints_in(folder: Path) -> list[Path]:
+def checkpoints_in(folder: str | Path) -> list[Path]:
     """A run's checkpoints, the oldest first. Other names, as those of somebody's copies, are left alone."""
+    folder = Path(folder)
     return sorted(p for p in folder.glob("iteration-*") if re.fullmatch(r"iteration-\d{6}", p.name) and p.is_dir())
 
 
-def newest_checkpoint(folder: Path, report: Callable[[str], None] = print) -> Path | None:
+def newest_checkpoint(folder: str | Path, report: Callable[[str], None] = print) -> Path | None:
     """The newest whole checkpoint of a run; damaged ones are reported and passed over."""
     found = checkpoints_in(folder)
     for number, path in reversed([*enumerate(found)]):

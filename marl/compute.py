@@ -23,8 +23,9 @@ GAMES = "compute/training_games"
 Row = Mapping[str, Any]
 
 
-def learned_tokens(folder: Path) -> dict[int, int]:
+def learned_tokens(folder: str | Path) -> dict[int, int]:
     """By iteration, how many tokens the rows had that a run learned from: the speed of its updates times their time."""
+    folder = Path(folder)
     speed, seconds = "speed/update_tokens_per_second", "time/update"
     rows = read_metrics(folder / TIMING_FILE)
     # missing where an older run's round of games had nothing to keep

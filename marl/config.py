@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from marl.cast import Seats, players_of
 from marl.chat import CHAT, ChatAgent, ChatConfig, check_nothing_secret, known_secrets
-from marl.errors import LARGEST, UserError, check_sizes, check_temperature, check_text
+from marl.errors import LARGEST, UserError, check_length, check_sizes, check_temperature, check_text
 from marl.files import canonical
 from marl.filtered_bc import FilteredBCConfig
 from marl.games import env_maker, exchangeable, natural_reader, scripted
@@ -380,17 +380,17 @@ def cast_names(settings: Mapping[str, Any]) -> list[str]:
 
 
 def identity(cfg: DictConfig) -> dict[str, Any]:
-    """The settings that make a run what it is, resolved. A term that is null is as good as not there, and so are a
-    GPU's number, how much is computed at a time, what is for speed or memory where it is off, seeds that follow from
-    `seed`, and, where nobody plays through one, an endpoint's settings. What might be a secret is there as its digest:
-    another secret makes another run, for a name alone does not say whether a value only opens the door."""
+    """The settings that make a run what it is, resolved.
+
+    Left out are terms that are null, a GPU's number, what is for speed or memory where it is off, seeds that follow
+    from `seed`, and an endpoint's settings where nobody plays through one. What might be a secret is there as its
+    digest: another secret makes another run, for a name alone does not say whether a value only opens the door.
+    """
     settings = {name: value for name, value in plain(cfg).items() if name not in ELSEWHERE}
     settings["device"] = str(settings["device"]).partition(":")[0]
     for part in ("reward", "loss"):
         settings[part] = {name: term for name, term in settings[part].items() if term is not None}
     algo = settings["algo"]
-    algo.pop("concurrency", None)
-    algo["update"].pop("token_budget", None)
     steps = algo["update"]
     faster = ((algo, "decode_steps", 1), (algo, "play_bf16", False), (steps, "gradient_checkpointing", False),
               (steps, "padding_free", False))  # fmt: skip
@@ -422,5 +422,7 @@ def config_hash(cfg: DictConfig) -> str:
 
 
 def run_folder(cfg: DictConfig) -> Path:
-    """`runs/NAME-ARM-sSEED-HASH`: the same configuration, the same folder."""
-    return Path(cfg.runs) / f"{cfg.name}-{cfg.arm}-s{cfg.seed}-{config_hash(cfg)[:8]}"
+    """`runs/NAME-ARM-sSEED-HASH`: the same configuration, the same folder. UserError where its name is too long."""
+    folder = f"{cfg.name}-{cfg.arm}-s{cfg.seed}-{config_hash(cfg)[:8]}"
+    check_length(folder, "name, arm and seed")
+    return Path(cfg.runs) / folder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,9 @@ PLACES = {  # settings of commands, and what they name
     **dict.fromkeys(("out", "data"), "folder or file"),
     "data.dond": "folder",
 }
+NAMES = (*PLACES, "players", "opponent", "voices", "select", "model.name", "env.contexts")  # of files and folders
+LONGEST_PART = 255  # bytes of a file's name, on every common file system
+LONGEST = 200  # bytes of a name that the project gives: files beside it add to it, as in `.NAME_differences.csv.new`
 COLDEST, HOTTEST = 1e-3, 1000.0  # temperatures
 LARGEST = 1e30  # number of a setting: float32 holds its products, too
 MOST = 10**6  # of whole numbers that say how many or how long
@@ -36,8 +39,9 @@ class UserError(ValueError):
         super().__init__(text if len(text) <= LONGEST else f"{text[:LONGEST]}...")
 
 
-def check_writable(folder: Path, setting: str) -> None:
+def check_writable(folder: str | Path, setting: str) -> None:
     """Makes the folder. UserError, naming the setting, if nothing can be written into it."""
+    folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -49,6 +53,10 @@ def check_writable(folder: Path, setting: str) -> None:
 def check_places(settings: Mapping[str, Any]) -> None:
     """Refuses settings that cannot say where something is, or is to be kept. Each command has some of them; whether
     others than `runs`, `cache` and `cells`, or a name, may be null is for its defaults to say (experiments/cli.py)."""
+    for name, value in texts(settings):
+        named = name in NAMES or name.startswith(("init.", "cast.", "eval.cast."))
+        if named and any(bytes_of(part) > LONGEST_PART for part in value.split("/")):
+            raise UserError(f"{name}={value[:60]}...: a file's name has at most {LONGEST_PART} bytes. Shorten it.")
     data = settings.get("data")
     if isinstance(data, Mapping):  # a group in some commands
         settings = {**settings, **{f"data.{name}": value for name, value in data.items()}, "data": None}
@@ -64,6 +72,30 @@ def check_places(settings: Mapping[str, Any]) -> None:
             or not re.fullmatch(r"[^/\0]+", f"{value}")
         ):
             raise UserError(f"{name}={value!r}: must be a name that can be part of a folder's, without slashes")
+        check_length(f"{value}", name)
+
+
+def bytes_of(name: str) -> int:
+    """Length of a name, as file systems count it."""
+    return len(name.encode(errors="surrogatepass"))
+
+
+def check_length(name: str, setting: str) -> None:
+    """UserError for a name that is too long for a file of ours."""
+    if bytes_of(name) > LONGEST:
+        raise UserError(f"{setting}={name[:60]}...: {bytes_of(name)} bytes are too many for a name. Use {LONGEST}.")
+
+
+def texts(settings: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """All texts in settings by their dotted names; those of a list by the list's."""
+    if isinstance(settings, Mapping):
+        for key, value in settings.items():
+            yield from texts(value, f"{name}.{key}" if name else f"{key}")
+    elif isinstance(settings, list | tuple):
+        for value in settings:
+            yield from texts(value, name)
+    elif isinstance(settings, str):
+        yield name, settings
 
 
 def check_sizes(value: Any, name: str) -> None:

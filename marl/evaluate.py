@@ -414,7 +414,7 @@ def vocabulary(games: Sequence[Sequence[str]], level: float = 0.95) -> Interval:
 
     Leaving game g out loses the words that only g used, u_g of them; the jackknife variance is
     (n-1)/n sum (u_g - mean)² (Efron and Tibshirani 1993, chapter 11). It says how far the count hangs on single games,
-    not what more games would add.
+    not what more games would add. It ends at 0, below which there is no count.
     """
     sets = [{word for text in of_game for word in text.split()} for of_game in games]
     used_by = Counter(word for words in sets for word in words)  # word -> number of games with it
@@ -422,7 +422,7 @@ def vocabulary(games: Sequence[Sequence[str]], level: float = 0.95) -> Interval:
     if len(games) == 1:
         return Interval(len(used_by), math.nan, math.nan, 1)
     half = float(norm.ppf((1 + level) / 2)) * math.sqrt((len(games) - 1) * unique.var())
-    return Interval(len(used_by), len(used_by) - half, len(used_by) + half, len(games))
+    return Interval(len(used_by), len(used_by) - half, len(used_by) + half, len(games)).within(0.0, math.inf)
 
 
 def error_metrics(

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import csv
 import errno
+import hashlib
 import json
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from io import StringIO
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any, TextIO
 
 import yaml
 
-from marl.errors import LARGEST, UserError
+from marl.errors import LARGEST, LONGEST, UserError, bytes_of
 
 ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 WAY_ON = "start the same command again; it goes on from what is there"
@@ -51,9 +52,10 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def whole_file(path: Path, newline: str | None = None) -> Iterator[TextIO]:
+def whole_file(path: str | Path, newline: str | None = None) -> Iterator[TextIO]:
     """A text file that takes its name in one step, once all is on the disk. Who is killed, or loses power, leaves the
     old one."""
+    path = Path(path)
     temporary = path.with_name(f".{path.name}.new")
     try:
         with writing(path):
@@ -79,13 +81,23 @@ def sync_folder(folder: Path) -> None:
         os.close(opened)
 
 
-def write_text(path: Path, text: str) -> None:
+def joined_name(parts: Iterable[str], by: str) -> str:
+    """A file's name made of several; one that would be too long is cut, and ends in a digest of all of it."""
+    name = by.join(parts)
+    if bytes_of(name) <= LONGEST:
+        return name
+    whole = name.encode(errors="surrogatepass")
+    digest = hashlib.sha256(whole).hexdigest()[:12]
+    return f"{whole[: LONGEST - len(digest) - 1].decode(errors='ignore')}-{digest}"
+
+
+def write_text(path: str | Path, text: str) -> None:
     """Writes a text in one step."""
     with whole_file(path) as file:
         file.write(text)
 
 
-def write_json(path: Path, data: Any) -> None:
+def write_json(path: str | Path, data: Any) -> None:
     """Writes JSON in one step."""
     write_text(path, json.dumps(data, indent=1, sort_keys=True) + "\n")
 
@@ -115,9 +127,10 @@ def reading(what: object) -> Iterator[None]:
         raise UserError(f"{what} is damaged, or of another version of this project ({reason}): name another") from error
 
 
-def read_bytes(path: Path, most: int = MOST_LINES, linked: bool = False) -> bytes:
+def read_bytes(path: str | Path, most: int = MOST_LINES, linked: bool = False) -> bytes:
     """What a plain file holds. UserError for one that cannot be read, has more than `most` bytes, or is a pipe, a
     device or a link out of its folder (`linked` allows links: for files that the command line names)."""
+    path = Path(path)
     try:
         if not linked and path.is_symlink():
             inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(path.parent))
@@ -180,8 +193,9 @@ def parsed_json(text: str) -> Any:
     return data
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: str | Path) -> dict[str, Any]:
     """A file that holds one JSON object. UserError, with its name, where it cannot be read or is something else."""
+    path = Path(path)
     try:
         data = parsed_json(read_text(path, MOST_JSON))
     except ValueError as error:

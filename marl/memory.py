@@ -59,7 +59,8 @@ class Slots:
     """One player's cache slots: `seats` for each game that is played at a time, and `more`; a slot's size in bytes, 0
     for a model that has none (engine.py). `config`: of a model whose passes count, too, where its `weights` (in bytes)
     or its slots are large; `copy`: bytes of a model that plays in another's place, in `dtype`; `decode_steps`: of
-    whoever speaks; `states`: of a slot's bytes those of recurrent layers."""
+    whoever speaks; `states`: of a slot's bytes those of recurrent layers; `games`: how many are played in all, where
+    that is known: never more of them at a time."""
 
     seats: int
     size: int
@@ -70,6 +71,7 @@ class Slots:
     dtype: torch.dtype = torch.float32
     decode_steps: int = 1
     states: int = 0
+    games: int | None = None
 
     @classmethod
     def of(
@@ -80,19 +82,25 @@ class Slots:
         more: int = 0,
         bf16: bool = False,
         decode_steps: int = 1,
+        games: int | None = None,
     ) -> Slots:
         """A model's. `bf16`: a copy plays, see `PlayConfig.play_bf16`."""
         dtype = torch.bfloat16 if bf16 else torch.float32
         played = size_of(config, context, dtype)
         copied = played.weights if bf16 else 0
-        return cls(seats, played.slot, more, config, played.weights, copied, dtype, decode_steps, played.states)
+        return cls(seats, played.slot, more, config, played.weights, copied, dtype, decode_steps, played.states, games)
+
+    def at_once(self, concurrency: int) -> int:
+        """Games that are played at a time."""
+        return concurrency if self.games is None else min(concurrency, self.games)
 
     def count(self, concurrency: int) -> int:
-        return self.seats * concurrency + self.more
+        """Slots."""
+        return self.seats * self.at_once(concurrency) + self.more
 
     def desk(self, concurrency: int, device: torch.device) -> int:
         """Bytes of the second copies of slots that speak at a time, one in each game (`Desk`)."""
-        speaking = min(max(concurrency, self.more), self.count(concurrency))
+        speaking = min(max(self.at_once(concurrency), self.more), self.count(concurrency))
         if self.config is None or speaking < 2 or not has_desk(self.config, device, self.dtype, self.decode_steps):
             return 0
         return (self.size - self.states) * places_for(speaking, self.count(concurrency))
@@ -100,6 +108,14 @@ class Slots:
     def large(self, concurrency: int) -> bool:
         """Whether what its passes take matters."""
         return max(self.weights, self.size * self.count(concurrency)) >= LARGE
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How many games at a time fit into memory, and one line that says what their caches take."""
+
+    concurrency: int
+    line: str
 
 
 def check_memory(
@@ -111,18 +127,22 @@ def check_memory(
     context: int,
     device: torch.device,
     learning: int = 0,
-) -> str:
-    """One line that says what the caches take. UserError where they, the models, and what a pass computes (in bytes)
-    are more than is free.
+    later: Sequence[Slots] = (),
+) -> Fit:
+    """How many games at a time fit beside the models and what a pass computes: `concurrency`, or the most below it.
 
-    `setting` is what `concurrency` is called on the command line; `learning`: of a pass of an update.
+    `models` and `learning`, a pass of an update, are in bytes. `later` are caches that are made when the others are
+    gone. `setting` is what `concurrency` is called on the command line. UserError where not even one game fits.
     """
-    models += sum(each.copy for each in caches)
-    caches = [each for each in caches if each.size]
+    models += max(sum(each.copy for each in phase) for phase in (caches, later))
+    phases = [[each for each in phase if each.size] for phase in (caches, later)]
     free = free_memory(device)
 
+    def of_phase(phase: Sequence[Slots], games: int) -> int:
+        return sum(each.size * each.count(games) + each.desk(games, device) for each in phase)
+
     def taken(games: int) -> int:
-        return sum(each.size * each.count(games) + each.desk(games, device) for each in caches)
+        return max(of_phase(phase, games) for phase in phases)
 
     def playing(games: int) -> int:
         return max(
@@ -131,11 +151,12 @@ def check_memory(
                     each.config,
                     device,
                     slots=each.count(games),
-                    speaking=max(games, each.more),
+                    speaking=max(each.at_once(games), each.more),
                     context=context,
                     dtype=each.dtype,
                 )
-                for each in caches
+                for phase in phases
+                for each in phase
                 if each.config is not None and each.large(concurrency)
             ),
             default=0,
@@ -144,25 +165,29 @@ def check_memory(
     def fits(games: int) -> bool:
         return taken(games) + models + learning <= free and taken(games) + models + playing(games) <= free
 
-    counts: dict[int, int] = {}
-    for each in caches:
-        counts[each.size] = counts.get(each.size, 0) + each.count(concurrency)
-    desks = any(each.desk(concurrency, device) for each in caches)
-    what = " and ".join(f"{count} slots of {readable(size)}" for size, count in counts.items()) or "no slots"
+    fitting = concurrency
     if not fits(concurrency):
         fitting = bisect_left(range(1, concurrency), True, key=lambda games: not fits(games))  # the last that fits
-        slots = sum(each.count(fitting) for each in caches)
-        way = f"{setting}={fitting} would fit ({slots} slots)" if fitting else f"not even {setting}=1 fits"
-        crowded = taken(concurrency) + models > free  # no pass need be made up over so many slots, which takes long
-        widest = max(playing(max(fitting, 1) if crowded else concurrency), learning)
+    if not fitting:
+        widest = max(playing(1), learning)
         raise UserError(
-            f"{setting}={concurrency} and model.context={context}: the cache takes {what}, "
-            f"{readable(taken(concurrency))}{' with copies of those that speak' if desks else ''}, "
-            + (f"a pass up to {readable(widest)}, " if widest else "")
-            + f"and models take {readable(models)}, but {readable(free)} of memory are free ({device.type}): {way}; or "
-            "lower model.context" + (" or algo.update.token_budget" if learning else "") + ", or take a smaller model"
+            f"Not enough memory: even {setting}=1 needs {readable(taken(1) + models + widest)} (cache "
+            f"{readable(taken(1))}, models {readable(models)}, a pass {readable(widest)}), and {readable(free)} are "
+            f"free ({device.type}). Use a smaller model.context than {context}, "
+            + ("a smaller algo.update.token_budget, " if learning else "")
+            + "or a smaller model."
         )
-    return f"cache: {what}, {readable(taken(concurrency))}" + (" with copies of those that speak" if desks else "")
+    largest = max(phases, key=lambda phase: of_phase(phase, fitting))
+    counts: dict[int, int] = {}
+    for each in largest:
+        counts[each.size] = counts.get(each.size, 0) + each.count(fitting)
+    what = " and ".join(f"{count} slots of {readable(size)}" for size, count in counts.items()) or "no slots"
+    line = f"cache: {what}, {readable(taken(fitting))}"
+    if any(each.desk(fitting, device) for each in largest):
+        line += " with copies of those that speak"
+    if fitting < concurrency:
+        line += f"; {setting} lowered from {concurrency} to {fitting}: {readable(free)} are free ({device.type})"
+    return Fit(fitting, line)
 
 
 PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default)

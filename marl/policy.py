@@ -197,8 +197,9 @@ def tiny_lm(vocab_size: int, *, generator_seed: int = 0, **shape: int) -> LlamaF
         return LlamaForCausalLM(tiny_config(vocab_size, **shape))
 
 
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a local folder or hub name."""
+    name = str(name)
     folder = Path(name)
     if no_folder := _no_folder(name):
         raise UserError(f"model.name={name}: no tokenizer can be loaded from it: {no_folder}")
@@ -210,8 +211,9 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         raise UserError(f"model.name={name}: no tokenizer can be loaded from it: {_first_line(error)}") from error
 
 
-def load_config(name: str) -> PreTrainedConfig:
+def load_config(name: str | Path) -> PreTrainedConfig:
     """The configuration of a causal language model in a local folder or of a hub name."""
+    name = str(name)
     if no_folder := _no_folder(name):
         raise UserError(f"model.name={name}: no causal language model can be loaded: {no_folder}")
     try:
@@ -229,8 +231,9 @@ def load_config(name: str) -> PreTrainedConfig:
     raise UserError(f"model.name={name}: {why}; name a model that goes on with a text, such as a Llama or a Qwen")
 
 
-def load_lm(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+def load_lm(name: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """Any causal language model of `transformers`, from a local folder or hub name; weights as safetensors only."""
+    name = str(name)
     config = load_config(name)
     try:
         lm = AutoModelForCausalLM.from_pretrained(

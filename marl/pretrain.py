@@ -562,8 +562,9 @@ def _read(folder: str, split: Split) -> HumanSplit:
         raise UserError(f"data.dond={folder}: {error}") from error
 
 
-def data_files(folder: Path) -> dict[str, str]:
+def data_files(folder: str | Path) -> dict[str, str]:
     """Digests of the human data's files. Reads a split, so that a malformed file is refused at once."""
+    folder = Path(folder)
     _read(str(folder), "all")
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest()[:16] for p in sorted(folder.glob("*.txt"))}
 

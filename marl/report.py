@@ -65,7 +65,19 @@ from marl.transcripts import (
     story,
     verdict,
 )
-from marl.wording import ARM_ORDER, ENDS, HEADLINE, PANELS, WORDING, Panel, Wording, arm_name, number, pairs_of
+from marl.wording import (
+    ARM_ORDER,
+    ENDS,
+    HEADLINE,
+    PANELS,
+    WORDING,
+    Panel,
+    Wording,
+    arm_name,
+    bounds,
+    number,
+    pairs_of,
+)  # fmt: skip
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -107,7 +119,7 @@ class Run:
         return conditions_from_json(self.evaluation) if self.evaluation else {}
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: str | Path) -> Run:
     """Reads what a run's folder holds so far; the arm by the name that its game's tables use.
 
     UserError if it is no run's folder, or a file in it is malformed.
@@ -162,7 +174,7 @@ def _read(folder: Path) -> Run:
     )
 
 
-def read_evaluation(path: Path) -> dict[str, Any]:
+def read_evaluation(path: str | Path) -> dict[str, Any]:
     """An `evaluation.json`. UserError where it cannot be read, or its figures are not where they should be."""
     evaluation = read_json(path)
     try:
@@ -183,7 +195,7 @@ def read_evaluation(path: Path) -> dict[str, Any]:
 # --- The page ---------------------------------------------------------------------------------------------------------
 
 
-def build_report(run_folders: Sequence[Path], out_path: Path, title: str, games_shown: int = 4) -> None:
+def build_report(run_folders: Sequence[str | Path], out_path: str | Path, title: str, games_shown: int = 4) -> None:
     """Writes the report of these runs to `out_path`, whole or not at all.
 
     Runs with the same arm (`run.json`, else `config.yaml`, else the folder's name) are seeds of one arm. `games_shown`:
@@ -207,7 +219,7 @@ def _template() -> Template:
     return environment.get_template("report.html")
 
 
-def write_report(runs: Sequence[Run], out_path: Path, title: str, games_shown: int = 4) -> None:
+def write_report(runs: Sequence[Run], out_path: str | Path, title: str, games_shown: int = 4) -> None:
     """The same of runs that have been read; there is at least one."""
     with reading(told(runs)):
         page = page_of(runs, title, games_shown)
@@ -795,21 +807,20 @@ def _draw_arm(axes: Axes, runs: Sequence[Run], panel: Panel, colour: str, scale:
         axes.plot(x, _smooth(np.array([i.mean for i in intervals])), color=colour, linewidth=1.8)
     watched = [curve for run in runs if (curve := _curve(run, panel, "eval", scale))]
     if watched:
-        _draw_mean(axes, watched, colour, share=panel.unit.startswith("share"), line=not training)
+        _draw_mean(axes, watched, colour, panel.metric, line=not training)
 
 
 def _draw_mean(
-    axes: Axes, curves: Sequence[dict[int, float]], colour: str, share: bool, line: bool, label: str = ""
+    axes: Axes, curves: Sequence[dict[int, float]], colour: str, metric: str, line: bool, label: str = ""
 ) -> None:
-    """The mean over seeds as dots, with its 95 % interval as a band where there are several."""
+    """The mean of a metric over seeds as dots, with its 95 % interval as a band where there are several."""
     x, intervals = mean_curve(curves)
     axes.plot(
         x, [i.mean for i in intervals], color=colour, linewidth=1.6 if line else 0, marker="o", markersize=4.2,
         label=label,
     )  # fmt: skip
     if len(curves) > 1:
-        least, most = (0.0, 1.0) if share else (-math.inf, math.inf)
-        low, high = np.clip([(i.low, i.high) for i in intervals], least, most).T
+        low, high = np.clip([(i.low, i.high) for i in intervals], *bounds(metric)).T
         axes.fill_between(x, low, high, color=colour, alpha=0.14, linewidth=0)
 
 
@@ -994,8 +1005,7 @@ def ablation_figure(
             else:
                 drawn = [found for run in mine if (found := _curve(run, Panel(curve, "", ""), "eval", scale))]
             if drawn:
-                share = WORDING[curve].percent if curve in WORDING else False
-                _draw_mean(axes, drawn, PAPER[y % len(PAPER)], share, line=True, label=arm)
+                _draw_mean(axes, drawn, PAPER[y % len(PAPER)], curve, line=True, label=arm)
         label = WORDING[curve].label if curve in WORDING else curve
         axes.set_title(f"{label}, over {'compute' if compute else 'training'}", fontsize=10, loc="left")
         unit = "million token passes" if compute else "training games" if scale else "iteration"

@@ -32,9 +32,9 @@ from marl.secrets import told
 CARD = "run.json"
 CONFIG = "config.yaml"
 REFERENCE = "reference"  # the base that the run began with
-# Settings that don't make it another run: where things are, what is kept, and what changes a run's last digits alone
-# (in which order numbers are added), of which a checkpoint notes what it was made with. Human dialogues count by their
-# contents, which make the base another one.
+# Settings that don't make it another run: where things are, what is kept, and on how much hardware it runs. The latter
+# changes last digits (in which order numbers are added), so a checkpoint and the run card note it as `made_with`. Human
+# dialogues count by their contents, which make the base another one.
 ELSEWHERE = ("runs", "tracker", "progress", "threads", "cache", "shard", "deterministic", "data", "checkpoint")
 GROUPS = ("env", "cast", "eval.env", "eval.cast", "algo", "loss", "model", "base")  # of settings, that every run has
 SETTINGS: dict[str, type | tuple[type, ...]] = {  # that those who measure runs read
@@ -47,8 +47,9 @@ SETTINGS: dict[str, type | tuple[type, ...]] = {  # that those who measure runs 
 }
 
 
-def read_run_card(folder: Path) -> dict[str, Any] | None:
+def read_run_card(folder: str | Path) -> dict[str, Any] | None:
     """The run card of a finished run, None where there is none yet. UserError where it is damaged."""
+    folder = Path(folder)
     path = folder / CARD
     if not os.path.lexists(path):
         return None
@@ -61,9 +62,10 @@ def read_run_card(folder: Path) -> dict[str, Any] | None:
         raise UserError(f"{error}: remove it, and the run's own command goes on from its last checkpoint") from error
 
 
-def read_settings(folder: Path) -> dict[str, Any]:
+def read_settings(folder: str | Path) -> dict[str, Any]:
     """The configuration that a run's folder holds, as plain data. UserError where there is none, or it is something
     else."""
+    folder = Path(folder)
     path = folder / CONFIG
     check_sizes(str(folder), "folder")
     if not os.path.lexists(path):
@@ -95,8 +97,9 @@ def _unnamed(settings: Any) -> list[Any]:
     return [key for key in settings if not isinstance(key, str)] + _unnamed(list(settings.values()))
 
 
-def run_settings(folder: Path) -> dict[str, Any]:
+def run_settings(folder: str | Path) -> dict[str, Any]:
     """The same, with everything that a run's configuration has."""
+    folder = Path(folder)
     settings = read_settings(folder)
 
     def part(settings: Any, key: str) -> Any:
@@ -110,8 +113,9 @@ def run_settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def finished_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def finished_run(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The configuration and the card of a finished run. UserError where either is not whole."""
+    folder = Path(folder)
     settings, card = run_settings(folder), read_run_card(folder)
     if card is None:
         raise UserError(f"{folder} is not the folder of a finished run (it has no {CARD})")
@@ -225,7 +229,7 @@ def flat(settings: Any, name: str = "") -> dict[str, Any]:
 
 def unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """The settings that both runs have and that are not the same, but for seeds, names, players that are runs of other
-    seeds, and what makes no other run."""
+    seeds, and what changes nothing but last digits."""
     first, second = (
         {key: re.sub(r"-s\d+-[0-9a-f]{8}", "", value) if isinstance(value, str) else value for key, value in of.items()}
         for of in (flat(one), flat(other))

@@ -288,7 +288,7 @@ def ablation_table(runs: Sequence[ArmRun], metrics: Sequence[str] | None = None)
                 )
             found = [run.metrics[metric] for run in mine]
             games = sum(value.n for value in found)
-            interval = seed_mean([v.mean for v in found]).within(*bounds(metric)) if len(found) > 1 else found[0]
+            interval = (seed_mean([v.mean for v in found]) if len(found) > 1 else found[0]).within(*bounds(metric))
             agree = len(found) > 1 and interval.low == interval.high
             if agree and bounds(metric) == (0.0, 1.0):  # never seen is not impossible, and agreement may be chance
                 over = wilson(round(interval.mean * games), games)
@@ -435,13 +435,13 @@ def arm_ratios(runs: Sequence[ArmRun], pairs: Iterable[tuple[str, str]], metrics
     return rows
 
 
-def write_table(path: Path, rows: Iterable[TableRow]) -> None:
+def write_table(path: str | Path, rows: Iterable[TableRow]) -> None:
     """Writes `arm,metric,mean,low,high,seeds,games`, six significant figures. Replaces the file in one step."""
     header = ("arm", "metric", "mean", "low", "high", "seeds", "games")
     write_csv(path, header, [(r.arm, r.metric, r.mean, r.low, r.high, r.seeds, r.games) for r in rows])
 
 
-def write_csv(path: Path, header: Sequence[str], lines: Iterable[Sequence[object]]) -> None:
+def write_csv(path: str | Path, header: Sequence[str], lines: Iterable[Sequence[object]]) -> None:
     """Replaces the file in one step; real numbers with six significant figures."""
     with whole_file(path, newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -450,9 +450,12 @@ def write_csv(path: Path, header: Sequence[str], lines: Iterable[Sequence[object
             writer.writerow([f"{value:.6g}" if isinstance(value, float) else value for value in line])
 
 
-def read_csv(path: Path, setting: str, columns: Iterable[str], make: Callable[[dict[str, str]], Line]) -> list[Line]:
+def read_csv(
+    path: str | Path, setting: str, columns: Iterable[str], make: Callable[[dict[str, str]], Line]
+) -> list[Line]:
     """What `make` makes of each line of a file that a setting names. UserError where the file cannot be read, has no
     line, or `make` does not find these columns as they should be."""
+    path = Path(path)
     try:
         found = [make(row) for row in csv_rows(path)]
     except UserError as error:
@@ -464,7 +467,7 @@ def read_csv(path: Path, setting: str, columns: Iterable[str], make: Callable[[d
     return found
 
 
-def read_figures(path: Path) -> dict[str, Interval]:
+def read_figures(path: str | Path) -> dict[str, Interval]:
     """The `metrics` of a file in which a command keeps what it measured. UserError where it does not hold them."""
     try:
         return {str(name): Interval.from_json(figure) for name, figure in read_json(path)["metrics"].items()}
@@ -479,7 +482,7 @@ def interval_of(row: Mapping[str, str], n: str = "games") -> Interval:
     return Interval(float(row["mean"]), float(row["low"]), float(row["high"]), int(row[n]))
 
 
-def read_table(path: Path) -> list[TableRow]:
+def read_table(path: str | Path) -> list[TableRow]:
     """The inverse of `write_table`. UserError where the file is something else."""
     with reading(path):
         return [

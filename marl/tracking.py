@@ -14,6 +14,7 @@ import math
 import os
 import shutil
 import tempfile
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -29,6 +30,7 @@ METRICS_FILE = "metrics.jsonl"
 TIMING_FILE = "timing.jsonl"
 TABLES_FILE = "transcripts.jsonl"  # in W&B's folder: what its tables are made again from
 EARLIER = "earlier"
+AGENTS = ("WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH", "WANDB_LAUNCH")  # with these W&B replaces our run id and project
 WAYS_OUT = "use tracker.mode=offline (and `wandb sync` later) or tracker=jsonl"
 
 
@@ -77,7 +79,7 @@ class JsonlTracker(Tracker):
     dropped. None starts anew. Raises UserError where `folder` cannot be written or a file in it is not ours.
     """
 
-    def __init__(self, folder: Path, resume_from_iteration: int | None = None) -> None:
+    def __init__(self, folder: str | Path, resume_from_iteration: int | None = None) -> None:
         self.folder = Path(folder)
         with _writable(self.folder):
             paths = [self.folder / METRICS_FILE, self.folder / TIMING_FILE]
@@ -116,13 +118,16 @@ class WandbTracker(Tracker):
       not sent twice (where they differ in last digits, `metrics.jsonl` has the newer), those lost with a kill are sent
       now. If the run breaks off, its last iteration is sent when it goes on, for that row may lack its evaluation.
 
+    A run keeps its own id and project under a sweep agent of W&B too, so that it goes on after a kill. The sweep gets
+    none of its figures; a warning says so.
+
     Raises UserError at once where online logging cannot work, and where the run at W&B was not made from this folder:
     two runs of one configuration have one id. Offline, the folder synced last stands.
     """
 
     def __init__(
         self,
-        folder: Path,
+        folder: str | Path,
         *,
         project: str,
         name: str,
@@ -206,7 +211,7 @@ class WandbTracker(Tracker):
 
 def make_tracker(
     kind: str,
-    folder: Path,
+    folder: str | Path,
     *,
     name: str,
     run_id: str,
@@ -233,7 +238,7 @@ def make_tracker(
     raise UserError(f"tracker={kind} is unknown; it is jsonl or wandb.")
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """The lines of a `metrics.jsonl` or `timing.jsonl`; none where there is no file.
 
     A last line that a stopped run left half written is passed over. UserError for one that is not ours.
@@ -337,6 +342,22 @@ def _writable(folder: Path) -> Iterator[None]:
         raise UserError(f"The output folder {folder} cannot be written ({reason}); name another one.") from error
 
 
+@contextmanager
+def _without(names: Sequence[str]) -> Iterator[None]:
+    """Hides environment variables in the block, with a warning that names those that are set."""
+    hidden = {name: os.environ.pop(name) for name in names if name in os.environ}
+    if hidden:
+        warnings.warn(
+            f"{', '.join(hidden)}: ignored. The run keeps its own W&B id and project, so W&B's agent gets none of its "
+            "figures; sweep with -m.",
+            stacklevel=1,
+        )
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
 def _start_wandb(
     folder: Path, project: str, name: str, run_id: str, config: Mapping[str, Any], mode: str, entity: str | None
 ) -> Any:
@@ -352,20 +373,22 @@ def _start_wandb(
         save_code=False,
         x_disable_stats=True,
         x_disable_meta=True,  # the command line as it was typed, which may hold a secret; run.json has it without
+        sagemaker_disable=True,  # it would replace the run's id
     )
     try:
-        wandb.setup(wandb.Settings(silent=True))  # what it says before a run begins
-        run = wandb.init(
-            dir=folder,
-            project=project,
-            entity=entity,
-            name=name,
-            id=run_id,
-            config=hidden(config),
-            mode="online" if mode == "online" else "offline",
-            resume="allow" if mode == "online" else None,  # each offline folder is the whole run
-            settings=settings,
-        )
+        with _without(AGENTS):
+            wandb.setup(wandb.Settings(silent=True))  # what it says before a run begins
+            run = wandb.init(
+                dir=folder,
+                project=project,
+                entity=entity,
+                name=name,
+                id=run_id,
+                config=hidden(config),
+                mode="online" if mode == "online" else "offline",
+                resume="allow" if mode == "online" else None,  # each offline folder is the whole run
+                settings=settings,
+            )
     except wandb.Error as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise UserError(f"W&B cannot be used with tracker.mode={mode} ({reason}); {WAYS_OUT}.") from error
@@ -375,6 +398,11 @@ def _start_wandb(
         raise UserError(
             f"W&B has a run {run_id} of this configuration in the project {project} already, made from another folder: "
             f"delete it there, name another tracker.project, or {WAYS_OUT}."
+        )
+    if run.id != run_id:
+        run.finish()
+        raise UserError(
+            f"W&B calls this run {run.id} instead of {run_id}. Unset what sets its id, or use tracker=jsonl."
         )
     run.define_metric("iteration", hidden=True)
     run.define_metric("*", step_metric="iteration")

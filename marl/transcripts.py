@@ -110,12 +110,12 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"facts and outcomes of a game must be plain data, not {type(value).__name__}: {value!r}")
 
 
-def write_episodes(path: Path, episodes: Iterable[Episode]) -> None:
+def write_episodes(path: str | Path, episodes: Iterable[Episode]) -> None:
     """Writes one transcript a line. The file appears whole or not at all; its folder is made."""
     write_transcripts(path, map(episode_to_json, episodes))
 
 
-def write_transcripts(path: Path, transcripts: Iterable[Transcript]) -> None:
+def write_transcripts(path: str | Path, transcripts: Iterable[Transcript]) -> None:
     """The same of transcripts, which may hold more than an episode tells."""
     path = Path(path)
     with writing(path):
@@ -125,7 +125,7 @@ def write_transcripts(path: Path, transcripts: Iterable[Transcript]) -> None:
             file.write(json.dumps(transcript, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def read_episodes(path: Path) -> list[Transcript]:
+def read_episodes(path: str | Path) -> list[Transcript]:
     """The transcripts of a file, each of which can be shown. UserError with file and line number where one is not."""
     transcripts: list[Transcript] = []
     for number, line in enumerate(read_bytes(Path(path)).decode(errors="replace").split("\n"), start=1):

@@ -145,14 +145,20 @@ WORDING = {
 }
 
 
+COUNTED = (
+    "errors/", "talk/", "drift/", "trained", "passes", "game/meetings", "game/reports", "game/tasks_done", "game/steps",
+    "game/decisions", "game/points", "game/joint",
+)  # fmt: skip
+
+
 def bounds(metric: str) -> tuple[float, float]:
-    """Between what a mean of this metric lies: of a share 0 and 1, of a Brier score 0 and 2, of log-losses, of refused
-    replies and of what is counted 0 and above."""
+    """The least and the most that a mean of this metric can be: 0 and 1 of a share, 0 and 2 of a Brier score, 0 and no
+    end of log-losses, of points and of what is counted."""
     if metric.startswith("game/how/") or (metric in WORDING and WORDING[metric].percent):
         return 0.0, 1.0
     if metric.endswith("brier"):
         return 0.0, 2.0
-    counted = metric.startswith(("errors/", "talk/", "trained", "passes", "game/meetings", "game/reports"))
+    counted = metric.startswith(COUNTED)
     return (0.0 if counted or metric.endswith("log_loss") else -math.inf), math.inf
 
 

@@ -30,6 +30,7 @@ from experiments.cli import (
     set_beside,
     wrong_kind,
 )
+from experiments.help import short_help
 from marl import agents
 from marl.errors import UserError
 from marl.memory import has_bf16_instructions, kept_kernels
@@ -540,6 +541,61 @@ def test_the_real_thing_in_a_process_of_its_own(toy: Path, tmp_path: Path) -> No
 # ---- the project's own commands --------------------------------------------------------------------------------------
 
 
+COMMANDS = sorted({path.stem for path in (ROOT / "conf").glob("*.yaml")} - {"hydra_settings"})
+MANY = "bytes are too many for a name. Use 200."
+LONG = "a file's name has at most 255 bytes. Shorten it."
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_short_and_says_what_settings_are(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = importlib.import_module(f"experiments.{name}")
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    module.main()
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == (module.__doc__ or "").splitlines()[0] and len(lines) < 40 and max(map(len, lines)) <= 120
+    rows = [re.fullmatch(r"  ([\w./]+)=(.+?)  +(\S.*)", line) for line in lines[lines.index("") :]]
+    shown = {row[1]: row[2] for row in rows if row}
+    assert len(shown) >= 4 and f"  python -m experiments.{name} " in lines[0]
+    assert any(f"conf/{name}.yaml" in line for line in lines) and any("--cfg job" in line for line in lines)
+    text = (ROOT / "conf" / f"{name}.yaml").read_text()
+    for key, value in shown.items():
+        *groups, last = key.split(".")
+        assert f"{last}: {value}" in text and all(f"\n{group}:" in text for group in groups), key
+
+
+def test_help_has_the_comments_of_the_configuration(tmp_path: Path) -> None:
+    """Beside a setting, above it, or where a choice has none, of its file."""
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env/own.yaml").write_text("# @package _global_\n# A game of one's own.\n# More.\nenv: {}\n")
+    (tmp_path / "env/other.yaml").write_text("env: {}\n")
+    lines = [
+        "# python -m experiments.c x=1",
+        "defaults:",
+        "  - _self_",
+        "  - env: own",
+        "",
+        "# What x",
+        "# is.",
+        "x: 0",
+    ]
+    lines += [
+        "y: 1",
+        "group:",
+        "  z: 2  # of a group",
+        "w: [1, 2]  # several",
+        *(f"v{i}: 0  # of many" for i in range(60)),
+    ]
+    (tmp_path / "c.yaml").write_text("\n".join(lines))
+    top, *rows = short_help("c", "Does it.", tmp_path / "c.yaml").splitlines()
+    assert (top, rows[0], len(rows)) == ("Does it.", "  python -m experiments.c x=1", 39)
+    assert [re.split("  +", row.strip()) for row in rows[2:6]] == [
+        ["env=own", "A game of one's own.; or other"], ["x=0", "What x is."], ["group.z=2", "of a group"],
+        ["w=[1, 2]", "several"],
+    ]  # fmt: skip
+
+
 def test_null_is_taken_wherever_a_comment_says_what_it_means() -> None:
     """`name: VALUE  # ...; null: ...`: settings of a command's own whose default is something else."""
     conf = Path(__file__).resolve().parents[2] / "conf"
@@ -574,6 +630,16 @@ def test_null_is_taken_wherever_a_comment_says_what_it_means() -> None:
         ("train env=null", "env=null does not fit: choose one of among_us, dond."),
         ("evaluate base=null", "base=null does not fit: choose one of human, human_all, none, scripted."),
         ("train -m tracker=jsonl,null", "tracker=null does not fit: choose one of jsonl, wandb."),
+        # names are as long as their bytes, and every choice of a sweep is looked at before its first job
+        (f"train -m name=a,'{'木' * 67}'", f"name={'木' * 60}...: 201 {MANY}"),
+        (f"train arm={'b' * 250}", f"arm={'b' * 60}...: 250 {MANY}"),
+        (f"crossplay players=[a,b] name={'c' * 201}", f"name={'c' * 60}...: 201 {MANY}"),
+        (f"train runs=/a/{'d' * 256}/b", f"runs=/a/{'d' * 57}...: {LONG}"),
+        (f"evaluate players=[{'e' * 300},base]", f"players={'e' * 60}...: {LONG}"),
+        (f"play opponent={'f' * 256}", f"opponent={'f' * 60}...: {LONG}"),
+        (f"train init.learner={'g' * 256}", f"init.learner={'g' * 60}...: {LONG}"),
+        (f"report select={'h' * 256}", f"select={'h' * 60}...: {LONG}"),
+        (f"train cast.negotiator.partner='{'ä' * 128}'", f"cast.negotiator.partner={'ä' * 60}...: {LONG}"),
     ],
 )
 def test_bad_settings_of_commands_are_one_line(

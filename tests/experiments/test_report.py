@@ -5,6 +5,7 @@ import json
 import math
 import re
 import shutil
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from experiments import report, train
 from experiments.report import publish, read_published, told_apart, variants
 from marl.errors import UserError
+from marl.files import joined_name
 from marl.report import Published, Run, read_run
 from marl.stats import TableRow, read_table
 from marl.transcripts import read_episodes
@@ -306,6 +308,30 @@ def test_a_sweep_ends_with_one_table_of_its_runs(root: Path, capsys: pytest.Capt
     report.main(configure(f"runs={root}", "select=tiny-*-s?-????????", f"out={root / 'page.html'}", command="report"))
     assert table == [line for line in capsys.readouterr().out.splitlines() if line][1:-1]
     assert table[0].split() == ["base", "RL", "RL+L+S"] and table[2].startswith("game/win_rate/crewmates ")
+
+
+def test_the_report_of_many_long_names_has_a_name_that_fits(root: Path, tmp_path: Path) -> None:
+    """As do names of letters of three bytes, and those of a pair; short ones stay as they are."""
+    folders = []
+    for number, seed in product(range(5), (0, 1)):
+        folder = next(root.glob(f"tiny-full-s{seed}-????????"))
+        folders.append(tmp_path / f"{number}-{seed}")
+        shutil.copytree(folder, folders[-1])
+        config = OmegaConf.load(folders[-1] / "config.yaml")
+        config.name = f"a_name_of_sixty_letters_such_as_people_give_to_their_sweeps_00{number}"
+        OmegaConf.save(config, folders[-1] / "config.yaml")
+    report.report_sweep(folders)
+    (page,) = tmp_path.glob("a_name*.html")
+    assert len(page.name) == 205 and re.search(r"-[0-9a-f]{12}\.html$", page.name)
+
+
+def test_joined_names_are_cut_and_told_apart() -> None:
+    assert joined_name(["a", "b"], "+") == "a+b"
+    assert joined_name(["a" * 100, "b" * 99], "+") == "a" * 100 + "+" + "b" * 99
+    for one, other in (("a" * 150, "b" * 150), ("木" * 60, "火" * 60), ("é" * 99 + "a", "c")):
+        found = joined_name([one, other], "-v-")
+        assert len(found.encode()) <= 200 and found.startswith(one[:50])
+        assert found != joined_name([one, other + "x"], "-v-")
 
 
 def test_arms_without_a_name_are_published_under_their_settings(root: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from marl.checkpoint import folder_digest, newest_checkpoint, read_state, save_p
 from marl.config import Parts, build, check_read, config_hash, identity, plain, run_folder
 from marl.engine import size_of
 from marl.errors import UserError
+from marl.files import read_json
 from marl.games import env_maker
 from marl.report import read_run
 from marl.rollout import Seeds
@@ -533,8 +534,12 @@ def test_names_follow_from_the_configuration() -> None:
     cfg = configure("env=dond", "ablation=full", "seed=3")
     assert run_folder(cfg).name == f"dond-full-s3-{config_hash(cfg)[:8]}"
     assert config_hash(configure("runs=elsewhere", "threads=1", "progress=false")) == config_hash(configure())
-    smaller = ("algo.concurrency=8", "algo.update.token_budget=512", "checkpoint.every=1", "checkpoint.keep=9")
-    assert config_hash(configure(*smaller)) == config_hash(configure())
+    for one in (f"name={'n' * 190}", f"name='{'木' * 62}'", f"arm={'a' * 100} name={'n' * 100}", f"seed={10**200}"):
+        with pytest.raises(UserError, match=r"^name, arm and seed=.*\d+ bytes are too many for a name\. Use 200\.$"):
+            run_folder(configure(*one.split()))
+    assert config_hash(configure("checkpoint.every=1", "checkpoint.keep=9")) == config_hash(configure())
+    for rounding in ("algo.concurrency=8", "algo.update.token_budget=512"):  # in which order numbers are added
+        assert config_hash(configure(rounding)) != config_hash(configure())
     typed = [configure(f"env.objective={one}", f"loss.listening.weight={none}") for one, none in ((1, 0), (1.0, 0.0))]
     assert config_hash(typed[0]) == config_hash(typed[1]) != config_hash(configure("env.objective=0"))
     human = [configure(f"data.dond={folder}", "base=human") for folder in ("here", "there")]
@@ -846,24 +851,46 @@ def test_what_does_not_fit_into_memory_is_refused_before_the_base_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cfg = configure(*SMALL, f"runs={tmp_path / 'runs'}", f"cache={tmp_path / 'bases'}")
+    there = 5 * size_of(build(cfg).model.lm_config(), 1024).weights
+    monkeypatch.setattr(memory, "free_memory", lambda device: there)
+    with pytest.raises(
+        UserError, match=r"even algo\.concurrency=1 needs .* Use a smaller model\.context than 1024, or"
+    ):
+        train.main(cfg)
+    monkeypatch.setattr(memory, "LARGE", 0)  # of a large model what a pass takes counts as well
+    with pytest.raises(UserError, match=r"a pass \d+\.\d MiB.* a smaller algo\.update\.token_budget, or"):
+        train.main(cfg)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("torchs_attention")
+def test_a_run_plays_as_many_games_at_a_time_as_fit_and_notes_how_many(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = ["algo.iterations=1", "eval.every=0", f"runs={tmp_path}", f"cache={cache}"]
+    cfg = configure(*SMALL, *one)
     # a base, a learner with its gradients and moments, caches of two seats in training and in evaluation, with room for
     # four copies of those that speak
     there = 5 * size_of(build(cfg).model.lm_config(), 1024).weights + 2 * (3 * 2 + 4) * SLOT
     monkeypatch.setattr(memory, "free_memory", lambda device: there)
-    with pytest.raises(UserError) as error:
-        train.main(cfg)
-    said = str(error.value)
-    assert (
-        f"algo.concurrency=4 and model.context=1024: the cache takes 16 slots of {SLOT_MIB}, 3.0 MiB with copies of "
-        in said
-    )
-    assert ": algo.concurrency=3 would fit (12 slots); or lower model.context" in said
-    assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr(memory, "LARGE", 0)  # of a large model what a pass takes counts as well
-    with pytest.raises(
-        UserError, match=r"a pass up to \d+\.\d MiB, .* or lower model\.context or algo\.update\.token_budget"
-    ):
-        train.main(cfg)
+    lowered = train.main(cfg)
+    assert lowered == run_folder(cfg)
+    assert "cache: 12 slots of 0.1 MiB" in (said := capsys.readouterr().out)
+    assert "algo.concurrency lowered from 4 to 3: " in said
+    assert [made["algo.concurrency"] for made in read_json(lowered / "run.json")["made_with"]] == [3]
+    monkeypatch.setattr(memory, "free_memory", lambda device: 1 << 40)
+    three = train.main(configure(*SMALL, *one, "algo.concurrency=3"))
+    assert three != lowered and (three / "metrics.jsonl").read_text() == (lowered / "metrics.jsonl").read_text()
+    evaluations = [read_json(each / "evaluation.json")["by_game"] for each in (three, lowered)]
+    assert evaluations[0] == evaluations[1]
+
+
+def test_games_that_are_not_there_change_no_bit(cache: Path, tmp_path: Path) -> None:
+    """Caches have room for the games that are played, whatever may be played at a time."""
+    few = ["algo.iterations=1", "eval.every=0", "eval.games=0", "eval.final_games=3", f"runs={tmp_path}"]
+    runs = [train.main(configure(*SMALL, *few, f"cache={cache}", f"algo.concurrency={n}")) for n in (6, 99)]
+    assert runs[0] != runs[1]  # the name says what was asked for
+    assert len({(run / "metrics.jsonl").read_text() for run in runs}) == 1
 
 
 def test_a_context_that_no_model_holds_is_refused_before_the_base_is_trained(tmp_path: Path) -> None:
@@ -883,10 +910,27 @@ def test_players_that_do_not_fit_are_refused_before_they_are_loaded(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda device: 2 * SLOT)
-    with pytest.raises(UserError, match=r"^concurrency=5 and .* 20 slots of .*: not even concurrency=1 fits"):
-        evaluate.main(configure(f"players=[{finished},base]", "concurrency=5", command="evaluate"))
-    with pytest.raises(UserError, match=r"^concurrency=1 and .* 2 slots of .*: not even concurrency=1 fits"):
-        play.main(configure(f"opponent={finished}", f"out={tmp_path}", command="play"))
+    for main, given, command in (
+        (evaluate.main, f"players=[{finished},base]", "evaluate"), (play.main, f"opponent={finished}", "play")
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=r"^Not enough memory: even concurrency=1 needs"):
+            main(configure(given, f"out={tmp_path}", command=command))
+
+
+@pytest.mark.usefixtures("torchs_attention")
+def test_few_games_need_room_for_few(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the concurrency of evaluation's defaults, 256, whatever is asked for, and however it is asked."""
+    room = [f"players=[{finished},base]", f"out={tmp_path}", "progress=false", "threads=1"]
+    weights = 2 * size_of(build(configure(*SMALL)).model.lm_config(), 1024).weights
+    monkeypatch.setattr(memory, "free_memory", lambda device: weights + 2 * (2 * 4 + 4) * SLOT)
+    evaluate.main(configure(*room, "games=4", command="evaluate"))
+    assert "16 slots" in (said := capsys.readouterr().out) and "lowered" not in said
+    evaluate.main(configure(*room, "games=5", "concurrency=9", command="evaluate"))
+    found = read_json(tmp_path / "evaluation.json")["about"]
+    assert (found["games"], found["concurrency"]) == (5, 4)
+    assert "16 slots" in (said := capsys.readouterr().out) and "; concurrency lowered from 5 to 4: " in said
 
 
 def test_an_unwritable_cache_is_refused_before_the_base_is_trained(tmp_path: Path) -> None:

@@ -21,8 +21,11 @@ from marl.advantages import Credit
 from marl.cast import Seats
 from marl.checkpoint import (
     checkpoints_in,
+    copy_folder,
+    folder_digest,
     load_policy,
     load_training,
+    missing_files,
     newest_checkpoint,
     optimizer_tensors,
     prune,
@@ -34,7 +37,7 @@ from marl.checkpoint import (
     write_folder,
 )
 from marl.errors import UserError
-from marl.files import write_json
+from marl.files import read_json, write_json
 from marl.filtered_bc import FilteredBCConfig, train_filtered_bc
 from marl.losses import Loss
 from marl.losses.entropy import EntropyLoss
@@ -45,18 +48,46 @@ from marl.losses.policy import PolicyLoss
 from marl.losses.value import ValueLoss
 from marl.monitor import Progress
 from marl.optim import OPTIMIZERS, Optimizer
-from marl.policy import Policy
+from marl.policy import Policy, load_config, load_lm, load_tokenizer
 from marl.ppo import PPOConfig, train_ppo
+from marl.report import read_run
 from marl.rewards import Reward
 from marl.rewards.game import GameReward
 from marl.rewards.speaking import SpeakingReward
 from marl.rollout import Seeds
+from marl.runs import finished_run, read_run_card, read_settings, run_settings
+from marl.stats import TableRow, read_table, write_table
+from marl.tracking import JsonlTracker, read_metrics
 from marl.types import Episode
 from marl.update import Learner, UpdateConfig
 from tests.marl.hint import Hint, hint_policy
 from tests.marl.models import hf_policy, tiny_policy
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("named", [str, Path])
+def test_places_are_named_by_text_or_by_path(tmp_path: Path, named: Callable[[Path], Any]) -> None:
+    policy, there, copied = hint_policy(0), named(tmp_path / "policy"), named(tmp_path / "copy")
+    save_policy(there, policy, {"game": "hint", "base": None})
+    copy_folder(there, copied)
+    assert same(policy, load_policy(copied)) and folder_digest(there) == folder_digest(copied)
+    assert (read_card(there)["game"], started_from(there)) == ("hint", None)
+    assert (verify_folder(there), missing_files(there), newest_checkpoint(there)) == ("", [], None)
+    assert load_config(there).vocab_size == load_lm(there).config.vocab_size
+    assert load_tokenizer(there).get_vocab() == policy.tokens.tokenizer.get_vocab()
+    file = named(tmp_path / "a.json")
+    write_json(file, {"iteration": 1, "phase": "train"})
+    assert read_json(file) == {"iteration": 1, "phase": "train"}
+    with JsonlTracker(named(tmp_path)) as tracker:
+        tracker.log(1, {"x": 1})
+    assert [row["x"] for row in read_metrics(named(tmp_path / "metrics.jsonl"))] == [1]
+    write_table(file, [TableRow("a", "x", 1.0, 0.0, 2.0, 1, 1)])
+    assert [row.arm for row in read_table(file)] == ["a"]
+    for read in (read_settings, run_settings, finished_run, read_run):
+        with pytest.raises(UserError, match=r"is not a run's folder: it has no config\.yaml"):
+            read(there)
+    assert read_run_card(there) is None
 
 
 def same(a: Policy, b: Policy) -> bool:

@@ -167,6 +167,12 @@ def test_vocabulary_interval_is_the_jackknife() -> None:
     assert found == Interval(5, pytest.approx(5 - half, abs=1e-5), pytest.approx(5 + half, abs=1e-5), 3)
 
 
+def test_vocabulary_is_never_less_than_nothing() -> None:
+    # Nine words of one game, none of two others: mean 3, variance 18, and 9 - 1.96 * 6 is below 0.
+    found = vocabulary([["a b c d e f g h i"], [], []])
+    assert (found.mean, found.low) == (9, 0) and found.high == pytest.approx(9 + 1.959964 * 6, abs=1e-4)
+
+
 def test_vocabulary_counts_the_first_500_games() -> None:
     games = [episode([message("player_0", 0, f"w{i}")]) for i in range(510)]
     assert talk_metrics(games, rng())["talk/vocabulary"].mean == 500

@@ -35,6 +35,7 @@ from marl.memory import (
     GIB,
     MIB,
     Alive,
+    Fit,
     Slots,
     cgroup_memory,
     check_memory,
@@ -60,70 +61,96 @@ def torchs_products(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "has_faster_products", lambda: False)
 
 
-def line(caches: list[Slots], models: int, concurrency: int = 192) -> str:
-    return check_memory(caches, models, concurrency=concurrency, setting="algo.concurrency", context=1024, device=CPU)
+def fit(caches: list[Slots], models: int, concurrency: int = 192, **settings: Any) -> Fit:
+    return check_memory(
+        caches, models, concurrency=concurrency, setting="algo.concurrency", context=1024, device=CPU, **settings
+    )
 
 
 def test_what_fits_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda device: 384 * MIB + 10)
-    assert line([Slots(2, MIB)], 10) == "cache: 384 slots of 1.0 MiB, 0.4 GiB"
-    assert (
-        line([Slots(1, MIB), Slots(1, MIB // 2)], 0) == "cache: 192 slots of 1.0 MiB and 192 slots of 0.5 MiB, 0.3 GiB"
-    )
-    assert line([Slots(1, MIB), Slots(1, MIB)], 0) == "cache: 384 slots of 1.0 MiB, 0.4 GiB"
-    assert line([Slots(1, 4000)], 0, 4) == "cache: 4 slots of 3.9 KiB, 15.6 KiB"
-    with pytest.raises(UserError):
-        line([Slots(2, MIB)], 11)
+    assert fit([Slots(2, MIB)], 10) == Fit(192, "cache: 384 slots of 1.0 MiB, 0.4 GiB")
+    two = fit([Slots(1, MIB), Slots(1, MIB // 2)], 0)
+    assert two.line == "cache: 192 slots of 1.0 MiB and 192 slots of 0.5 MiB, 0.3 GiB"
+    assert fit([Slots(1, MIB), Slots(1, MIB)], 0).line == "cache: 384 slots of 1.0 MiB, 0.4 GiB"
+    assert fit([Slots(1, 4000)], 0, 4).line == "cache: 4 slots of 3.9 KiB, 15.6 KiB"
+    lowered = "cache: 382 slots of 1.0 MiB, 0.4 GiB; algo.concurrency lowered from 192 to 191: 0.4 GiB are free (cpu)"
+    assert fit([Slots(2, MIB)], 11) == Fit(191, lowered)
 
 
 @pytest.mark.parametrize(
-    ("caches", "models", "fits"),
+    ("caches", "models", "games"),
     [
-        ([Slots(2, 100 * MIB)], 0, "algo.concurrency=5 would fit (10 slots)"),
-        ([Slots(2, 100 * MIB)], 24 * MIB, "algo.concurrency=5 would fit (10 slots)"),
-        ([Slots(2, 100 * MIB)], 25 * MIB, "algo.concurrency=4 would fit (8 slots)"),
-        ([Slots(2, 100 * MIB), Slots(1, 12 * MIB)], 0, "algo.concurrency=4 would fit (12 slots)"),
-        ([Slots(2, 100 * MIB, more=3)], 0, "algo.concurrency=3 would fit (9 slots)"),
-        ([Slots(2, 100 * MIB)], 900 * MIB, "not even algo.concurrency=1 fits"),
-        ([Slots(2, 100 * MIB)], 2 * GIB, "not even algo.concurrency=1 fits"),
+        ([Slots(2, 100 * MIB)], 0, 5),
+        ([Slots(2, 100 * MIB)], 24 * MIB, 5),
+        ([Slots(2, 100 * MIB)], 25 * MIB, 4),
+        ([Slots(2, 100 * MIB), Slots(1, 12 * MIB)], 0, 4),
+        ([Slots(2, 100 * MIB, more=3)], 0, 3),
+        ([Slots(2, 100 * MIB)], 824 * MIB, 1),
     ],
 )
-def test_what_does_not_fit_is_refused_with_the_number_that_would(
-    caches: list[Slots], models: int, fits: str, monkeypatch: pytest.MonkeyPatch
+def test_what_does_not_fit_is_lowered_to_what_does(
+    caches: list[Slots], models: int, games: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda device: 1024 * MIB)
-    with pytest.raises(UserError) as error:
-        line(caches, models, concurrency=50)
-    said = str(error.value)
-    assert said.startswith("algo.concurrency=50 and model.context=1024: ") and f": {fits}; or" in said
-    assert f"{50 * 2 + caches[0].more} slots of 100.0 MiB" in said and "but 1.0 GiB of memory are free (cpu)" in said
-
-
-def test_the_number_that_would_fit_fits_and_the_next_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "free_memory", lambda device: 10**9 + 7)
-    caches = [Slots(3, 1_234_567, more=5), Slots(1, 54_321)]
-    with pytest.raises(UserError, match=r"algo\.concurrency=251 would fit \(1009 slots\)"):
-        line(caches, 50_000_000, concurrency=252)
-    line(caches, 50_000_000, concurrency=251)
+    found = fit(caches, models, concurrency=50)
+    assert found.concurrency == games
+    assert found.line.endswith(f"; algo.concurrency lowered from 50 to {games}: 1.0 GiB are free (cpu)")
+    assert fit(caches, models, concurrency=games).line == found.line.partition(";")[0]
 
 
 @pytest.mark.parametrize(
-    ("learning", "fits"),
-    [(0, "n=4 would fit (8 slots)"), (300 * MIB, "n=4"), (500 * MIB, "n=3"), (925 * MIB, "not even")],
+    ("models", "learning", "needed"), [(900 * MIB, 0, "1.1 GiB"), (2 * GIB, 0, "2.2 GiB"), (0, GIB, "1.2 GiB")]
 )
+def test_one_game_that_does_not_fit_is_refused(
+    models: int, learning: int, needed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda device: 1024 * MIB)
+    with pytest.raises(UserError, match=rf"Not enough memory: even algo.concurrency=1 needs {needed} \(") as error:
+        fit([Slots(2, 100 * MIB)], models, concurrency=50, learning=learning)
+    assert "and 1.0 GiB are free (cpu). Use a smaller model.context than 1024, " in str(error.value)
+    assert ("algo.update.token_budget" in str(error.value)) == bool(learning)
+
+
+def test_no_more_games_have_slots_than_are_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each player alone: few games of training stand beside many of evaluation."""
+    monkeypatch.setattr(memory, "free_memory", lambda device: 100 * MIB)
+    assert fit([Slots(2, MIB, games=8)], 0) == Fit(192, "cache: 16 slots of 1.0 MiB, 16.0 MiB")
+    assert fit([Slots(2, MIB, games=8), Slots(1, MIB, games=20)], 0).line.startswith("cache: 36 slots")
+    assert fit([Slots(2, MIB, games=8), Slots(1, MIB)], 0).concurrency == 84
+    speaking = Slots(4, 10, config=tiny_config(300))
+    assert replace(speaking, games=3).desk(48, CPU) == speaking.desk(3, CPU)
+
+
+def test_caches_that_follow_one_another_need_not_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda device: 100 * MIB)
+    first = [Slots(1, MIB, games=8), Slots(1, MIB, games=8)]
+    assert fit(first, 0, 90, later=[Slots(1, MIB)]) == Fit(90, "cache: 90 slots of 1.0 MiB, 90.0 MiB")
+    # once the later ones are lowered, the first are the larger ones, and fit as well
+    assert fit(first, 90 * MIB, 90, later=[Slots(1, MIB)]).concurrency == 5
+
+
+def test_the_number_that_fits_fits_and_the_next_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda device: 10**9 + 7)
+    caches = [Slots(3, 1_234_567, more=5), Slots(1, 54_321)]
+    found = fit(caches, 50_000_000, concurrency=252)
+    assert found.concurrency == 251 and "758 slots" in found.line and "251 slots" in found.line
+    assert fit(caches, 50_000_000, concurrency=251).concurrency == 251
+
+
+@pytest.mark.parametrize(("learning", "games"), [(0, 4), (300 * MIB, 4), (500 * MIB, 3), (925 * MIB, 0)])
 @pytest.mark.usefixtures("torchs_attention")
-def test_what_passes_take_leaves_less_for_slots(learning: int, fits: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_passes_take_leaves_less_for_slots(learning: int, games: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 1,024 MiB, slots of 50 MiB, two for each game, copies of two, four or eight that speak, and a pass that takes
     20 MiB for each slot."""
     monkeypatch.setattr(memory, "free_memory", lambda device: 1024 * MIB)
     monkeypatch.setattr(memory, "playing_bytes", lambda config, device, *, slots, **_: 20 * MIB * slots)
     caches = [Slots(2, 50 * MIB, config=tiny_config(300)), Slots(0, 0, more=3)]
-    with pytest.raises(UserError, match=r"a pass up to 0\.\d GiB, and models") as error:
-        check_memory(caches, 0, concurrency=9, setting="n", context=1024, device=CPU, learning=learning)
-    assert f": {fits}" in str(error.value)
-    assert ("algo.update.token_budget" in str(error.value)) == bool(learning)
-    if "not" not in fits:
-        check_memory(caches, 0, concurrency=int(fits[2]), setting="n", context=1024, device=CPU, learning=learning)
+    if games:
+        assert fit(caches, 0, concurrency=9, learning=learning).concurrency == games
+    else:
+        with pytest.raises(UserError, match=r"a pass 0\.9 GiB\), and 1\.0 GiB are free"):
+            fit(caches, 0, concurrency=9, learning=learning)
 
 
 @pytest.mark.usefixtures("torchs_attention")
@@ -151,13 +178,12 @@ def test_nobody_has_copies_where_slots_are_read_where_they_stand(either_attentio
 def test_copies_of_several_players_and_an_update_must_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "playing_bytes", lambda *_, **__: 0)
     caches = [Slots(2, 10 * MIB, config=tiny_config(300))] * 3
-    asked: dict[str, Any] = {"concurrency": 8, "setting": "n", "context": 1024, "device": CPU, "learning": 100 * MIB}
     needed = 3 * (16 + 8) * 10 * MIB + 100 * MIB
     monkeypatch.setattr(memory, "free_memory", lambda device: needed)
-    assert check_memory(caches, 0, **asked) == "cache: 48 slots of 10.0 MiB, 0.7 GiB with copies of those that speak"
+    found = fit(caches, 0, concurrency=8, learning=100 * MIB)
+    assert found == Fit(8, "cache: 48 slots of 10.0 MiB, 0.7 GiB with copies of those that speak")
     monkeypatch.setattr(memory, "free_memory", lambda device: needed - 1)
-    with pytest.raises(UserError, match="n=7 would fit"):
-        check_memory(caches, 0, **asked)
+    assert fit(caches, 0, concurrency=8, learning=100 * MIB).concurrency == 7
 
 
 def test_a_copy_in_half_precision_counts_and_its_slots_are_half_as_large(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,10 +191,9 @@ def test_a_copy_in_half_precision_counts_and_its_slots_are_half_as_large(monkeyp
     whole, half = Slots.of(config, 256, 1), Slots.of(config, 256, 1, bf16=True)
     assert (half.size, half.copy, whole.copy) == (whole.size / 2, size_of(config, 256).weights / 2, 0)
     monkeypatch.setattr(memory, "free_memory", lambda device: half.size + half.copy)
-    asked: dict[str, Any] = {"concurrency": 1, "setting": "n", "context": 256, "device": CPU}
-    assert check_memory([half], 0, **asked).startswith("cache: 1 slots of")
-    with pytest.raises(UserError, match="not even n=1 fits"):
-        check_memory([half], 1, **asked)
+    assert fit([half], 0, concurrency=1, later=[half]).line.startswith("cache: 1 slots of")
+    with pytest.raises(UserError, match=r"even algo\.concurrency=1 needs"):
+        fit([half], 1, concurrency=1)
 
 
 # --- What passes take ---

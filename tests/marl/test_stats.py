@@ -343,6 +343,24 @@ def test_intervals_over_seeds_stay_where_means_can_be() -> None:
     assert found["game/agreement"].low == pytest.approx(0.9 - 4.302653 * 0.1 / 3**0.5)
 
 
+@pytest.mark.parametrize(
+    ("metric", "least", "most"),
+    [
+        ("talk/vocabulary", 0, math.inf), ("game/points/player_0", 0, math.inf), ("game/steps", 0, math.inf),
+        ("drift/own_speech", 0, math.inf), ("belief/last_brier", 0, 2), ("vote/skip", 0, 1),
+        ("game/score", -math.inf, math.inf), ("speech/belief_change", -math.inf, math.inf),
+    ],
+)  # fmt: skip
+def test_no_interval_holds_what_a_mean_cannot_be(metric: str, least: float, most: float) -> None:
+    """Of several seeds, and of one whose evaluation was written without bounds."""
+    several = [ArmRun("full", seed, {metric: Interval(seed % 2, 0.0, 1.0, 10)}) for seed in range(3)]
+    (row,) = ablation_table(several)
+    half = 4.302653 * (1 / 3) ** 0.5 / 3**0.5
+    assert (row.low, row.high) == pytest.approx((max(1 / 3 - half, least), min(1 / 3 + half, most)))
+    (row,) = ablation_table([ArmRun("full", 0, {metric: Interval(0.5, -3.0, 4.0, 10)})])
+    assert (row.low, row.high) == (max(-3.0, least), min(4.0, most))
+
+
 def test_ablation_table_has_no_gaps() -> None:
     with pytest.raises(ValueError, match=r"'game/pareto' is missing from arm 'full', seeds \[0, 1, 2\]"):
         ablation_table(runs(), ["game/pareto"])

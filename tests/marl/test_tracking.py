@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,7 +23,7 @@ import torch
 import wandb
 
 from marl.errors import UserError
-from marl.tracking import JsonlTracker, Tracker, WandbTracker, make_tracker
+from marl.tracking import AGENTS, JsonlTracker, Tracker, WandbTracker, make_tracker
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -174,6 +175,44 @@ def test_wandb_resumes_under_the_same_id(tmp_path: Path) -> None:
             t.log(iteration, {"x": iteration})
     assert [line["x"] for line in lines(tmp_path / "metrics.jsonl")] == [1, 2]
     assert {p.name for p in (tmp_path / "wandb").glob("offline-run-*/*.wandb")} == {"run-same.wandb"}
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"WANDB_SWEEP_ID": "s1", "WANDB_PROJECT": "p", "WANDB_RUN_ID": "other"},
+        {"WANDB_LAUNCH": "true", "WANDB_ENTITY": "them"},
+        {"SM_TRAINING_ENV": "{}", "TRAINING_JOB_NAME": "job"},
+    ],
+    ids=["sweep agent", "launch", "SageMaker"],
+)
+def test_a_run_is_its_own_whoever_started_it(
+    tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second start goes on in the same run, in one folder that `wandb sync RUN/wandb/offline-run-*` finds."""
+    monkeypatch.setattr("wandb.integration.sagemaker.is_using_sagemaker", lambda: "SM_TRAINING_ENV" in os.environ)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    agents = [name for name in environment if name in AGENTS]
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            with make_tracker("wandb", tmp_path, name="n", run_id="own", config={}, project="ours") as tracker:
+                tracker.log(1, {"x": 1})
+                assert isinstance(tracker, WandbTracker)
+                assert (tracker._run.id, tracker._run.project) == ("own", "ours")
+        assert [str(each.message).partition(":")[0] for each in said if "ignored" in str(each.message)] == agents
+        [run] = (tmp_path / "wandb").glob("offline-run-*")
+        assert run.name.endswith("-own")
+        run.rename(run.with_name("offline-run-20000101_000000-own"))  # folders are named by the second
+    assert {name: os.environ[name] for name in environment} == environment
+
+
+def test_an_id_that_is_not_the_runs_own_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    init = wandb.init
+    monkeypatch.setattr(wandb, "init", lambda **given: init(**{**given, "id": "theirs"}))
+    with pytest.raises(UserError, match=r"W&B calls this run theirs instead of own\. .*tracker=jsonl"):
+        make_tracker("wandb", tmp_path, name="n", run_id="own", config={})
 
 
 def test_wandb_online_without_an_account_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
