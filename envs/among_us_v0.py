@@ -37,10 +37,20 @@ from typing import Any, NamedTuple, SupportsIndex
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from pettingzoo import AECEnv, ParallelEnv
-from pettingzoo.utils import parallel_to_aec
+from pettingzoo import ParallelEnv
 
-from envs.core import END, Question, TurnKind, action_space, clean, observation_space
+from envs.core import (
+    END,
+    Question,
+    Style,
+    TurnKind,
+    action_space,
+    aec,
+    clean,
+    observation_space,
+    read_seed,
+    read_styles,
+)
 
 NAMES = ("Red", "Blue", "Green", "Yellow", "Orange", "Purple", "Pink")  # the palette; lists of names keep this order
 DIRECTIONS = {"north": (0, -1), "south": (0, 1), "west": (-1, 0), "east": (1, 0)}
@@ -58,26 +68,26 @@ Room = tuple[int, int]  # x from the west, y from the north
 class Rules:
     """The settings of the game. Raises ValueError, naming the setting, where they make no game."""
 
-    width: int = 2  # rooms, 1 to 5
-    height: int = 2
-    layouts: tuple[Room, ...] = ()  # where given, each episode draws its (width, height) from these
-    players: int = 5  # 4 to 7
-    imposters: int = 1  # fewer than the crewmates
-    tasks: int = 4  # of each crewmate, each in a random room
-    tasks_range: tuple[int, int] | None = None  # where given, each episode draws `tasks` from lowest to highest
-    walk_steps: int = 3  # steps to a neighbouring room
-    task_steps: int = 3  # steps to do a task
-    cooldown: int = 6  # steps before an imposter may kill: at the start, after a kill, after a discussion
-    reprompt: int = 2  # a waiting player is asked again after so many steps, or when what it sees changes
-    messages_each: int = 2  # in a discussion; 0: straight to the vote
-    message_words: int = 20  # longer messages are cut
-    message_chars: int = 200
-    imposters_report: bool = False
-    recall: bool = False  # a discussion begins with a reminder of what each has seen since the last one
-    candidates: str = "living_others"  # of the belief question; or "all_names"
-    max_steps: int = 300  # then nobody wins: a truncation
-    shaping: float = 0.0  # extra reward for a task done, a kill, a report, a crewmate's vote for an imposter
-    loser_reward: float = 0.0  # of the losers, and of everybody when time runs out; winners get 1
+    width: int  # rooms, 1 to 5
+    height: int
+    layouts: tuple[Room, ...]  # where given, each episode draws its (width, height) from these
+    players: int  # 4 to 7
+    imposters: int  # fewer than the crewmates
+    tasks: int  # of each crewmate, each in a random room
+    tasks_range: tuple[int, int] | None  # where given, each episode draws `tasks` from lowest to highest
+    walk_steps: int  # steps to a neighbouring room
+    task_steps: int  # steps to do a task
+    cooldown: int  # steps before an imposter may kill: at the start, after a kill, after a discussion
+    reprompt: int  # a waiting player is asked again after so many steps, or when what it sees changes
+    messages_each: int  # in a discussion; 0: straight to the vote
+    message_words: int  # longer messages are cut
+    message_chars: int
+    imposters_report: bool
+    recall: bool  # a discussion begins with a reminder of what each has seen since the last one
+    candidates: str  # of the belief question: living_others or all_names
+    max_steps: int  # then nobody wins: a truncation, since no player is told of this limit
+    shaping: float  # extra reward for a task done, a kill, a report, a crewmate's vote for an imposter
+    loser_reward: float  # of the losers, and of everybody when time runs out; winners get 1
 
     def __post_init__(self) -> None:
         least = {"players": MIN_PLAYERS, "messages_each": 0, "cooldown": 0}
@@ -92,12 +102,7 @@ class Rules:
             )
         if self.width * self.height == 1:
             raise ValueError("width and height must not both be 1: there would be nowhere to walk to.")
-        object.__setattr__(self, "layouts", _pairs("layouts", self.layouts or ()))  # tuples, where YAML gave lists
-        for width, height in self.layouts:
-            if not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE and width * height > 1):
-                raise ValueError(
-                    f"layouts must be pairs of sides of 1 to {MAX_SIDE} rooms, not both 1, got ({width}, {height})."
-                )
+        object.__setattr__(self, "layouts", _layouts(self.layouts or ()))  # tuples, where YAML gave lists
         if self.tasks_range is not None:
             low, high = _pairs("tasks_range", (self.tasks_range,))[0]
             if not 1 <= low <= high <= MAX_TASKS:
@@ -120,6 +125,16 @@ class Rules:
 def _check_int(name: str, value: object, least: int, most: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ValueError(f"{name} must be a whole number from {least} to {most}, got {value!r}.")
+
+
+def _layouts(value: Any) -> tuple[Room, ...]:
+    layouts = _pairs("layouts", value)
+    for width, height in layouts:
+        if not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE and width * height > 1):
+            raise ValueError(
+                f"layouts must be pairs of sides of 1 to {MAX_SIDE} rooms, not both 1, got ({width}, {height})."
+            )
+    return layouts
 
 
 def _pairs(name: str, value: Any) -> tuple[tuple[int, int], ...]:
@@ -417,7 +432,7 @@ def _read_start(options: dict[str, Any], rules: Rules) -> dict[str, Any]:
                 f"The reset option 'names' must be {rules.players} different names of {', '.join(NAMES)}, got {names}."
             )
     if "layout" in options:
-        start["layout"] = Rules(layouts=(options["layout"],)).layouts[0]
+        start["layout"] = _layouts((options["layout"],))[0]
     if "tasks" in options:
         tasks = start["tasks"] = [_pairs("tasks", own) for own in options["tasks"]]
         if len(tasks) != rules.players or not all(tasks):
@@ -715,25 +730,19 @@ def hear(reply: str, max_words: int, max_chars: int, compact: bool = False) -> H
             break
     text = clean(" ".join(heard), max_chars).translate(_NO_FORGERY)
     if compact:
-        text = re.sub(r"\bsays\b", "say", text.lower()).replace("_", "-")
+        text = _in_compact(text)
     start = words[0].start() if heard else 0
     return Heard(text, start, end, bool(words) and end < words[-1].end())
+
+
+def _in_compact(message: str) -> str:
+    """A message as compact style tells it; one that is told so already stays as it is."""
+    return re.sub(r"\bsays\b", "say", message.lower().replace("_", "-"))
 
 
 _NO_FORGERY = str.maketrans({"<": "(", ">": ")", '"': "'"})
 
 # --- Words ------------------------------------------------------------------------------------------------------------
-
-
-class Style(StrEnum):
-    """Natural sentences for pretrained models, a line each; or compact: words and numbers, each after one space.
-
-    Both say the same of an episode. Natural style explains the rules at the start too, which compact leaves out: they
-    are the same in every episode.
-    """
-
-    NATURAL = "natural"
-    COMPACT = "compact"
 
 
 QUESTION = {Style.NATURAL: "Which player is the imposter?", Style.COMPACT: "<imposter?>"}
@@ -809,7 +818,7 @@ def _write_compact(event: Event) -> str:
         case SpeakNow():
             return " speak"
         case Said(speaker, message):
-            return f" {_LOWER[speaker]} says {message.lower()}{' ' if message else ''}{END}"
+            return f" {_LOWER[speaker]} says {_in_compact(message)}{' ' if message else ''}{END}"
         case Cut():
             return " cut"
         case VoteNow():
@@ -1145,12 +1154,12 @@ _MAX_OPTIONS = MAX_PLAYERS + 10
 class AmongUs(ParallelEnv[str, dict[str, Any], str]):
     """The game as a PettingZoo parallel environment.
 
-    Settings: all fields of `Rules`, `style` ("natural" or "compact") and `render_mode` (None, "ansi" or "rgb_array").
-    Raises ValueError, naming the setting, for values that make no game.
+    Settings: all fields of `Rules`, `style` ("natural" or "compact"; the reset option `styles` gives agents others) and
+    `render_mode` (None, "ansi" or "rgb_array"). Raises ValueError, naming the setting, for values that make no game.
 
     Moves and votes are turns CHOOSE, messages SPEAK. The dead stay in `agents` with WAIT. A reply that is none of the
     options counts as `wait` or `skip`, and the player is told. `reset(options=...)` knows `imposters` (seats), `names`
-    (in seat order), `tasks` (rooms of each seat) and `layout` (width, height).
+    (in seat order), `tasks` (rooms of each seat), `layout` (width, height) and `styles` (by agent).
 
     `infos[agent]` holds `role`, `questions`, and of the agent's own last action `entry` ("move", "vote", "message" or
     ""), `error`, `message` (what the others heard) and `span` (the characters of the action that this was); at the end
@@ -1161,14 +1170,40 @@ class AmongUs(ParallelEnv[str, dict[str, Any], str]):
 
     metadata = {"name": "among_us_v0", "render_modes": ["ansi", "rgb_array"], "is_parallelizable": True}  # noqa: RUF012
 
-    def __init__(self, style: str = "natural", render_mode: str | None = None, **rules: Any) -> None:
+    def __init__(
+        self,
+        style: str = "compact",
+        width: int = 2,
+        height: int = 2,
+        layouts: tuple[Room, ...] = (),
+        players: int = 5,
+        imposters: int = 1,
+        tasks: int = 4,
+        tasks_range: tuple[int, int] | None = None,
+        walk_steps: int = 3,
+        task_steps: int = 8,
+        cooldown: int = 6,
+        reprompt: int = 2,
+        messages_each: int = 2,
+        message_words: int = 20,
+        message_chars: int = 200,
+        imposters_report: bool = False,
+        recall: bool = False,
+        candidates: str = "living_others",
+        max_steps: int = 300,
+        shaping: float = 0.0,
+        loser_reward: float = 0.0,
+        render_mode: str | None = None,
+    ) -> None:
         if style not in tuple(Style):
             raise ValueError(f"style must be {' or '.join(Style)}, got {style!r}.")
         if render_mode not in (None, "ansi", "rgb_array"):
             raise ValueError(f"render_mode must be None, ansi or rgb_array, got {render_mode!r}.")
-        if unknown := set(rules) - {f.name for f in fields(Rules)}:
-            raise TypeError(f"Among Us has no setting {', '.join(sorted(unknown))}.")
-        self.rules = Rules(**rules)
+        self.rules = Rules(
+            width, height, layouts, players, imposters, tasks, tasks_range, walk_steps, task_steps, cooldown, reprompt,
+            messages_each, message_words, message_chars, imposters_report, recall, candidates, max_steps, shaping,
+            loser_reward,
+        )  # fmt: skip
         self.style = Style(style)
         self.render_mode = render_mode
         self.possible_agents = [f"player_{seat}" for seat in range(self.rules.players)]
@@ -1191,10 +1226,12 @@ class AmongUs(ParallelEnv[str, dict[str, Any], str]):
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
         """Starts a game, drawn on from where the generator stands if no seed is given. ValueError for bad options."""
+        styles = read_styles(options or {}, self.possible_agents, self.style)
         if seed is not None or self._seeds is None:
-            self._seeds = Random(None if seed is None else operator.index(seed))
+            self._seeds = Random(None if seed is None else read_seed(seed))
         game = self._game = new_game(self.rules, self._seeds.getrandbits(63), options)
         self.agents = list(self.possible_agents)
+        self._styles = tuple(styles.values())  # by seat
         self._facts = {
             "width": game.width,
             "height": game.height,
@@ -1229,7 +1266,7 @@ class AmongUs(ParallelEnv[str, dict[str, Any], str]):
         if game.phase is Phase.TALK:
             seat = game.speakers[0]
             reply = _text(actions.get(self.possible_agents[seat]))
-            heard = hear(reply, self.rules.message_words, self.rules.message_chars, self.style is Style.COMPACT)
+            heard = hear(reply, self.rules.message_words, self.rules.message_chars, self._styles[seat] is Style.COMPACT)
             own[seat] = {"entry": "message", "message": heard.text, "span": (heard.start, heard.end)}
             say(game, heard.text, heard.cut)
         else:
@@ -1237,7 +1274,7 @@ class AmongUs(ParallelEnv[str, dict[str, Any], str]):
             chosen = {}
             for seat, legal in game.due.items():
                 reply = _text(actions.get(self.possible_agents[seat]))
-                chosen[seat], error = self._choose(reply, legal, SKIP if voting else WAIT)
+                chosen[seat], error = self._choose(seat, reply, legal, SKIP if voting else WAIT)
                 own[seat] = {"entry": "vote" if voting else "move", "error": error}
                 if error:
                     game.told[seat].append(Refused(chosen[seat].act))
@@ -1319,9 +1356,9 @@ class AmongUs(ParallelEnv[str, dict[str, Any], str]):
     def _by_agent(self, values: Sequence[Any]) -> dict[str, Any]:
         return dict(zip(self.possible_agents, values, strict=True))
 
-    def _choose(self, reply: str, legal: list[Action], otherwise: Action) -> tuple[Action, str]:
+    def _choose(self, seat: int, reply: str, legal: list[Action], otherwise: Action) -> tuple[Action, str]:
         """The option that a reply names, word for word; else what it counts as, and why."""
-        words = OPTION[self.style]
+        words = OPTION[self._styles[seat]]
         reply = reply.strip()
         for action in legal:
             if words[action] == reply:
@@ -1330,11 +1367,10 @@ class AmongUs(ParallelEnv[str, dict[str, Any], str]):
         return otherwise, f"{clean(reply, 40)!r} is none of the options ({options}). It counts as {words[otherwise]}."
 
     def _observations(self, first: bool = False) -> dict[str, dict[str, Any]]:
-        game, style = self._started(), self.style
-        words = OPTION[style]
+        game = self._started()
         turn = int(TurnKind.SPEAK if game.phase is Phase.TALK else TurnKind.CHOOSE)  # a plain int: a member of Discrete
         observations = {}
-        for seat, agent in enumerate(self.possible_agents):
+        for seat, (agent, style) in enumerate(zip(self.possible_agents, self._styles, strict=True)):
             told = [write(event, style) for event in game.told[seat]]
             if first and style is Style.NATURAL:
                 told.insert(1, explain(self.rules, game.start_room))
@@ -1342,7 +1378,7 @@ class AmongUs(ParallelEnv[str, dict[str, Any], str]):
             observations[agent] = {
                 "text": "".join(told),
                 "turn": turn if due else int(TurnKind.WAIT),
-                "options": tuple(words[action] for action in game.due[seat]) if due else (),
+                "options": tuple(OPTION[style][action] for action in game.due[seat]) if due else (),
             }
         return observations
 
@@ -1364,10 +1400,8 @@ class AmongUs(ParallelEnv[str, dict[str, Any], str]):
     def _questions(self) -> dict[str, tuple[Question]]:
         """The belief question that is due now, by the name of who is asked."""
         game = self._started()
-        text = QUESTION[self.style]
-        written = _LOWER if self.style is Style.COMPACT else {name: name for name in NAMES}
         living = game.living()
-        answer, *also = (written[game.players[seat].name] for seat in game.imposters if game.players[seat].alive)
+        guilty = [game.players[seat].name for seat in game.imposters if game.players[seat].alive]
         asked = {}
         for name in living:
             candidates: tuple[str, ...] = NAMES
@@ -1375,7 +1409,10 @@ class AmongUs(ParallelEnv[str, dict[str, Any], str]):
                 if game.players[game.seat[name]].role is Role.IMPOSTER:
                     continue
                 candidates = tuple(other for other in living if other != name)
-            asked[name] = (Question(text, tuple(written[c] for c in candidates), answer, tuple(also)),)
+            style = self._styles[game.seat[name]]
+            written = dict(zip(NAMES, EXCHANGEABLE[style], strict=True))
+            answer, *also = (written[other] for other in guilty)
+            asked[name] = (Question(QUESTION[style], tuple(written[c] for c in candidates), answer, tuple(also)),)
         return asked
 
 
@@ -1384,11 +1421,5 @@ def _text(action: Any) -> str:
     return action if isinstance(action, str) else ""
 
 
-def parallel_env(**settings: Any) -> AmongUs:
-    """The game as a native parallel environment; `Rules` and `AmongUs` list the settings."""
-    return AmongUs(**settings)
-
-
-def env(**settings: Any) -> AECEnv[str, dict[str, Any], str]:
-    """The game in PettingZoo's AEC form. Nothing here refuses replies outside the action space: `step` accepts any."""
-    return parallel_to_aec(parallel_env(**settings))
+parallel_env = AmongUs  # the game as a native parallel environment
+env = aec(parallel_env)  # the game in PettingZoo's AEC form

@@ -1,16 +1,25 @@
-"""What every game shares: the kinds of turn, belief questions, the text spaces and how text is made to fit them."""
+"""What every game shares: kinds of turn, styles of wording, belief questions, seeds, and the text spaces."""
 
 from __future__ import annotations
 
 import errno
+import operator
 import os
 import stat
 import string
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, StrEnum
+from functools import wraps
 from pathlib import Path
+from typing import Any, ParamSpec
 
+import numpy as np
 from gymnasium import spaces
+from pettingzoo import AECEnv, ParallelEnv
+from pettingzoo.utils import parallel_to_aec
+
+P = ParamSpec("P")
 
 END = "[END]"  # a spoken reply ends here; whatever follows is ignored
 MOST_BYTES = 1 << 26  # of a file that settings name
@@ -22,6 +31,39 @@ class TurnKind(IntEnum):
     WAIT = 0  # any action is ignored
     CHOOSE = 1  # reply with one of `options`, word for word
     SPEAK = 2  # reply with free text
+
+
+class Style(StrEnum):
+    """How observations are worded. Both styles say the same of an episode.
+
+    Natural style also explains the rules at the start. Compact style leaves them out: they never change.
+    """
+
+    NATURAL = "natural"  # sentences, for people and for models that read English
+    COMPACT = "compact"  # few tokens, for small models that are trained here
+
+
+def read_styles(options: Mapping[str, Any], agents: Sequence[str], style: Style) -> dict[str, Style]:
+    """The style that each agent reads: the reset option `styles` by agent, else the game's own.
+
+    Raises ValueError for agents or styles that do not exist.
+    """
+    own = options.get("styles", {})
+    known = isinstance(own, Mapping) and set(own) <= set(agents) and all(s in tuple(Style) for s in own.values())
+    if not known:
+        raise ValueError(f"The reset option 'styles' must give agents natural or compact, got {own!r}.")
+    return {agent: Style(own.get(agent, style)) for agent in agents}
+
+
+def read_seed(seed: object) -> int:
+    """A seed as an int: any whole number of at least 0, NumPy's too. Raises ValueError for anything else."""
+    try:
+        number = -1 if isinstance(seed, bool | np.bool_) else operator.index(seed)  # type: ignore[arg-type]
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise ValueError(f"seed must be a whole number of at least 0, got {seed!r}.")
+    return number
 
 
 @dataclass(frozen=True)
@@ -84,3 +126,15 @@ def check_file(path: str | Path) -> None:
         raise OSError(errno.EINVAL, "no plain file", str(path))
     if found.st_size > MOST_BYTES:
         raise OSError(errno.EFBIG, f"more than {MOST_BYTES:,} bytes", str(path))
+
+
+def aec(
+    make: Callable[P, ParallelEnv[str, dict[str, Any], str]],
+) -> Callable[P, AECEnv[str, dict[str, Any], str]]:
+    """The maker of a game's AEC form, with the settings of its parallel form. `step` accepts any string there too."""
+
+    @wraps(make, assigned=("__doc__",), updated=())
+    def env(*args: P.args, **settings: P.kwargs) -> AECEnv[str, dict[str, Any], str]:
+        return parallel_to_aec(make(*args, **settings))
+
+    return env

@@ -23,10 +23,21 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.utils import seeding
-from pettingzoo import AECEnv, ParallelEnv
-from pettingzoo.utils import parallel_to_aec
+from pettingzoo import ParallelEnv
 
-from envs.core import END, Question, TurnKind, action_space, check_file, clean, observation_space
+from envs.core import (
+    END,
+    Question,
+    Style,
+    TurnKind,
+    action_space,
+    aec,
+    check_file,
+    clean,
+    observation_space,
+    read_seed,
+    read_styles,
+)
 
 ITEMS = ("books", "hats", "balls")
 MIN_COUNT, MAX_COUNT = 1, 4  # of one item
@@ -390,13 +401,6 @@ def proposal_text(claim: Triple) -> str:
 # --- What players read ------------------------------------------------------------------------------------------------
 
 
-class Style(StrEnum):
-    """How observations are worded: for models that read English, or in as few tokens as possible."""
-
-    NATURAL = "natural"
-    COMPACT = "compact"
-
-
 _OPENING = "You are negotiating with a partner over a shared pool of books, hats and balls."
 _NATURAL_PROMPT = """{opening}
 Pool: {n[0]} books, {n[1]} hats, {n[2]} balls.
@@ -499,7 +503,7 @@ COMPACT_TOKENS = (
 
 
 def prompt(
-    counts: Triple, own_values: Triple, objective: float, style: Style, max_entries: int = 50, max_errors: int = 5
+    counts: Triple, own_values: Triple, objective: float, style: Style, max_entries: int = 20, max_errors: int = 5
 ) -> str:
     """What a player reads at the start: rules (natural style only), pool, own values, objective."""
     if style is Style.COMPACT:
@@ -578,38 +582,6 @@ def parse_heard(text: str) -> list[tuple[str, str]]:
     return heard
 
 
-def in_natural(text: str, opening: str, max_entries: int = 50, max_errors: int = 5) -> str:
-    """An observation in natural style, whichever style it came in. `opening`: the first observation of the same seat.
-
-    So that who reads English can sit beside who reads compact style. The limits are those of the game, which compact
-    style leaves unsaid. Raises ValueError if `opening` isn't a game's first observation.
-    """
-    counts, own_values, objective = parse_prompt(opening)
-    if not _COMPACT_PROMPT_READ.match(opening):
-        return text
-    compact, natural = _WORDING[Style.COMPACT], _WORDING[Style.NATURAL]
-    lines = []
-    for line in text.split("\n")[:-1]:
-        if line == compact.proposed:
-            lines.append(natural.proposed)
-        elif line.startswith(compact.message.format("")):
-            lines.append(natural.message.format(line.removeprefix(compact.message.format(""))))
-        elif line.startswith(compact.error.format("")):
-            reason = Reason(line.removeprefix(compact.error.format("")))
-            lines.append(natural.error.format(_CORRECTIONS[reason].format(*counts)))
-        elif line.startswith(compact.cut.format("")):
-            lines.append(natural.cut.format(line.removeprefix(compact.cut.format(""))))
-        elif line == compact.no_deal:
-            lines.append(natural.no_deal)
-        elif found := re.fullmatch(compact.deal.format(r"(\d+)", r"(\d+)"), line):
-            lines.append(natural.deal.format(*found.groups()))
-        else:  # the prompt
-            assert _COMPACT_PROMPT_READ.fullmatch(f"{line}\n"), line
-            told = prompt(counts, own_values, objective, Style.NATURAL, max_entries, max_errors)
-            lines.append(told.removesuffix("\n"))
-    return "".join(f"{line}\n" for line in lines)
-
-
 # --- The environment --------------------------------------------------------------------------------------------------
 
 AGENTS = ("player_0", "player_1")
@@ -643,15 +615,18 @@ class DealOrNoDeal(ParallelEnv[str, dict[str, Any], str]):
         contexts: a file of contexts to draw from, as `read_contexts` reads it; None draws from all valid ones.
         split: "all", "train" or "test" contexts (see `in_test`); "outside": the valid ones that the file has in
             neither order of the players, to choose settings on before its own games are played.
-        style: wording of observations, "natural" or "compact".
-        max_entries: messages and proposals after which the game ends without a deal (a truncation).
+        style: wording of observations, "natural" or "compact"; the reset option `styles` gives agents others.
+        max_entries: messages and proposals after which the game ends without a deal.
         max_errors: refused replies in a row after which it ends without a deal.
         max_message_chars: longer messages are cut there, and the speaker is told.
         render_mode: None or "ansi".
 
     Raises ValueError, naming the setting, for values outside these ranges.
 
-    `reset(options=...)` knows `counts` and `values` (given together, seat order) and `first` (seat number).
+    Every end is one of the rules, the limits too, so that games terminate and are never truncated.
+
+    `reset(options=...)` knows `counts` and `values` (given together, seat order), `first` (seat number) and `styles`
+    (by agent).
     `infos[agent]` holds `role`, `questions`, `error`, and of the agent's own last action `entry` ("message", "propose",
     "error" or ""), `message` (what the partner heard of it) and `span` (the characters of the action that this was);
     at the end also `outcome`, the same dict for both.
@@ -663,11 +638,11 @@ class DealOrNoDeal(ParallelEnv[str, dict[str, Any], str]):
         self,
         objective: float = 1.0,
         contexts: str | Path | None = None,
-        split: str = "all",
-        style: str = "natural",
-        max_entries: int = 50,
+        split: str = "train",
+        style: str = "compact",
+        max_entries: int = 20,
         max_errors: int = 5,
-        max_message_chars: int = 800,
+        max_message_chars: int = 400,
         render_mode: str | None = None,
     ) -> None:
         if isinstance(objective, bool) or not isinstance(objective, int | float) or not -1 <= objective <= 1:
@@ -720,21 +695,23 @@ class DealOrNoDeal(ParallelEnv[str, dict[str, Any], str]):
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
         """Starts a game, drawn on from where the generator stands if no seed is given. ValueError for bad options."""
+        styles = read_styles(options or {}, AGENTS, self.style)
         if seed is not None or self._np_random is None:
-            self._np_random, _ = seeding.np_random(seed)
+            self._np_random, _ = seeding.np_random(None if seed is None else read_seed(seed))
         drawn = self._pool[int(self._np_random.integers(len(self._pool)))]
         first = int(self._np_random.integers(2))
         self._context, self._first = _start(options or {}, drawn, first)
 
         self.agents = list(AGENTS)
+        self._styles = tuple(styles.values())  # by seat
         self._mover = self._first
         self._claims: list[Triple | None] = [None, None]
         self._messages = self._proposals = self._errors = self._errors_in_a_row = 0
         self._outcome: dict[str, Any] | None = None
         self.transcript: list[Entry] = []
         texts = [
-            prompt(self._context.counts, own, self.objective, self.style, self.max_entries, self.max_errors)
-            for own in self._context.values
+            prompt(self._context.counts, own, self.objective, style, self.max_entries, self.max_errors)
+            for own, style in zip(self._context.values, self._styles, strict=True)
         ]
         return self._observations(texts), {agent: self._info(seat, asked=True) for seat, agent in enumerate(AGENTS)}
 
@@ -758,15 +735,15 @@ class DealOrNoDeal(ParallelEnv[str, dict[str, Any], str]):
         pending = self._claims[partner] is not None
         parsed = parse_reply(actions.get(AGENTS[mover], ""), context.counts, pending, self._messages)
 
-        words = _WORDING[self.style]
+        words = [_WORDING[style] for style in self._styles]  # by seat
         new: tuple[list[str], list[str]] = [], []  # the lines that each seat gets to read
         error = message = ""
         span = (0, 0)
         ending: Ending | None = None
         if isinstance(parsed, Refused):
             kind = "error"
-            error = parsed.reason.value if self.style is Style.COMPACT else parsed.correction
-            new[mover].append(words.error.format(error))
+            error = parsed.reason.value if self._styles[mover] is Style.COMPACT else parsed.correction
+            new[mover].append(words[mover].error.format(error))
             self._log(mover, kind, error)
             self._errors += 1
             self._errors_in_a_row += 1
@@ -777,9 +754,9 @@ class DealOrNoDeal(ParallelEnv[str, dict[str, Any], str]):
                 kind = "message"
                 message = passed_on(parsed.text, self.max_message_chars)
                 span = (parsed.span[0], parsed.span[0] + len(message))
-                new[partner].append(words.message.format(message))
+                new[partner].append(words[partner].message.format(message))
                 if len(message) < len(parsed.text):
-                    new[mover].append(words.cut.format(len(message)))
+                    new[mover].append(words[mover].cut.format(len(message)))
                 self._messages += 1
                 self._log(mover, kind, message)
             else:
@@ -788,7 +765,7 @@ class DealOrNoDeal(ParallelEnv[str, dict[str, Any], str]):
                 self._proposals += 1
                 self._log(mover, kind, proposal_text(parsed.claim))
                 if not pending:
-                    new[partner].append(words.proposed)
+                    new[partner].append(words[partner].proposed)
                 else:
                     agreed = complementary((self._claims[0], self._claims[1]), context.counts)
                     ending = Ending.DEAL if agreed else Ending.MISMATCH
@@ -802,18 +779,16 @@ class DealOrNoDeal(ParallelEnv[str, dict[str, Any], str]):
             both = self._end(ending)
             reward = scores(both, self.objective)
             for seat in (0, 1):
-                result = words.deal.format(both[seat], both[1 - seat]) if ending is Ending.DEAL else words.no_deal
-                new[seat].append(result)
+                own = words[seat]
+                new[seat].append(own.deal.format(both[seat], both[1 - seat]) if ending is Ending.DEAL else own.no_deal)
             self.agents = []
         infos = {agent: self._info(seat, asked=bool(message)) for seat, agent in enumerate(AGENTS)}
         infos[AGENTS[mover]].update(error=error, message=message, span=span, entry=kind)
-        truncated = ending is Ending.LIMIT
-        terminated = ending is not None and not truncated
         return (
             self._observations(["".join(f"{line}\n" for line in lines) for lines in new]),
             dict(zip(AGENTS, reward, strict=True)),
-            dict.fromkeys(AGENTS, terminated),
-            dict.fromkeys(AGENTS, truncated),
+            dict.fromkeys(AGENTS, ending is not None),
+            dict.fromkeys(AGENTS, False),
             infos,
         )
 
@@ -901,7 +876,7 @@ class DealOrNoDeal(ParallelEnv[str, dict[str, Any], str]):
         }
         if asked:
             hidden = self._started().values[1 - seat]
-            info["questions"] = tuple(_QUESTIONS[self.style][item][value] for item, value in enumerate(hidden))
+            info["questions"] = tuple(_QUESTIONS[self._styles[seat]][item][value] for item, value in enumerate(hidden))
         if self._outcome is not None:
             info["outcome"] = self._outcome
         return info
@@ -969,11 +944,5 @@ def _triple(numbers: Any) -> Triple:
     return a, b, c
 
 
-def parallel_env(**settings: Any) -> DealOrNoDeal:
-    """The game as a native parallel environment; `DealOrNoDeal` lists the settings."""
-    return DealOrNoDeal(**settings)
-
-
-def env(**settings: Any) -> AECEnv[str, dict[str, Any], str]:
-    """The game in PettingZoo's AEC form. Nothing here refuses replies outside the action space: `step` accepts any."""
-    return parallel_to_aec(parallel_env(**settings))
+parallel_env = DealOrNoDeal  # the game as a native parallel environment
+env = aec(parallel_env)  # the game in PettingZoo's AEC form

@@ -31,7 +31,16 @@ from omegaconf import DictConfig
 
 from experiments.cli import command
 from experiments.evaluate import pick_device, set_threads
-from experiments.players import bare, check_players, is_run, planner_of, player_slots, run_policy, seat_players
+from experiments.players import (
+    bare,
+    check_players,
+    is_run,
+    planner_of,
+    player_slots,
+    run_policy,
+    seat_players,
+    style_of,
+)
 from experiments.players import policy_folder as run_policy_folder
 from experiments.report import selected, write_cards
 from experiments.stages import Stage, base_folder, end_of, stages_of
@@ -405,6 +414,11 @@ def play(cell: Cell, games: int, seed: int, concurrency: int, policies: Policies
     room = places(seating, make_env())
     dubbed = {name for role, voice in cell.voices.items() for name in (seating[role].player, voice)} - {SILENT}
     dubbing = {name: seated.get(name) or run_policy(name, game, policies.device, base) for name in dubbed}
+    trained_in = cell.entrant.config["env"]  # its base and its learners
+    styles = {
+        name: trained_in.get("style") if name in seated else style_of(run_policy_folder(name), trained_in)
+        for name in dubbed
+    }
     caches, _ = player_slots(seating, make_env(), limits, {name: policy.lm.config for name, policy in seated.items()})
     for role, voice in cell.voices.items():
         if voice != SILENT:
@@ -417,18 +431,19 @@ def play(cell: Cell, games: int, seed: int, concurrency: int, policies: Policies
     if fit.concurrency < limits.at_once:
         say(fit.line)
     limits = dataclasses.replace(limits, concurrency=fit.concurrency)
-    agents = seat_players(seating, make_env(), game, base, limits, cell.temperature, stand_ins)
+    agents = seat_players(seating, make_env(), trained_in, base, limits, cell.temperature, stand_ins)
     if cell.planner:
         for name in agents.keys() & stand_ins.keys():
             called, policy = stand_ins[name]
-            agents[name] = planning_agent(called, policy, limits, room[name], cell.temperature, cell.planner, game)
+            agents[name] = planning_agent(
+                called, policy, limits, room[name], cell.temperature, cell.planner, game, style=trained_in.get("style")
+            )
 
     for role, voice in cell.voices.items():  # with agents of their own, since others may play with the same policies
         player, called = seating[role].player, f"{role} in another's voice"
-        mover = model_agent(agents[player].name, dubbing[player], limits, room[player], cell.temperature)
-        speaker = (
-            SILENCE if voice == SILENT else model_agent(voice, dubbing[voice], limits, room[player], cell.temperature)
-        )
+        held = (limits, room[player], cell.temperature)
+        mover = model_agent(agents[player].name, dubbing[player], *held, styles[player])
+        speaker = SILENCE if voice == SILENT else model_agent(voice, dubbing[voice], *held, styles[voice])
         agents[called] = Dubbed(mover, speaker, mover.name)
         seating[role] = dataclasses.replace(seating[role], player=called)
     drawn = draw_games(seed, EVALUATION, count=games)

@@ -41,7 +41,7 @@ from experiments.evaluate import (
     text_player,
     with_room,
 )
-from experiments.players import bare, check_plans, in_runs, is_run, one_run, player_config, policy_folder
+from experiments.players import bare, check_plans, in_runs, is_run, one_run, player_config, policy_folder, style_of
 from experiments.report import public
 from experiments.stages import base_folder
 from experiments.terminal import Bar, say
@@ -289,8 +289,10 @@ def made_of(name: str, cfg: DictConfig) -> str:
 
 def cell_of(one: Player, other: Player, cfg: DictConfig, parts: Parts) -> Cell:
     first, second = sorted((one, other), key=lambda player: player.made_of)
+    read = [style_of(policy_folder(each.name), parts.env) if is_run(each.name) else None for each in (first, second)]
     settings = {
         "players": [first.made_of, second.made_of],
+        **({"styles": read} if {*read} - {None, parts.env["style"]} else {}),
         "env": parts.env,
         **file_digests(parts.env),
         "temperature": cfg.temperature,

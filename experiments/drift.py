@@ -29,6 +29,7 @@ from omegaconf import DictConfig
 from experiments.cli import command
 from experiments.evaluate import pick_device, set_threads
 from experiments.iterations import by_iteration, evaluated_game, measure_of, objective_of, refuse_doubles, write_by_arm
+from experiments.players import style_of
 from experiments.report import selected
 from experiments.stages import Stage, base_folder, stages_of
 from experiments.terminal import Bar, say
@@ -215,9 +216,7 @@ def measure(subject: Subject, people: Path, cfg: DictConfig, device: torch.devic
         if likely is not None:
             found["drift/human_dialogues"] = likely
     judge = load_policy(people, device)
-    with reading(people):
-        style = read_card(people).get("made_of", {}).get("env", {}).get("style", env["style"])
-    again = env_maker({**env, "style": style})()
+    again = env_maker({**env, "style": style_of(people, env) or env["style"]})()
     own = likelihood(judge, [retold(episode, again, judge.tokens, (SPEAKER,)) for episode in episodes], rng)
     if own is not None:
         found["drift/own_speech"] = own

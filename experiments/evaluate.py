@@ -7,7 +7,8 @@ first player holds the first of them, and its partner `cast.crewmate.partners` o
 language model or the partner is none (`cast.crewmate.partner=random`); the second player holds the others.
 `voices=[base]`: the first player's messages are the base's; `voices=[silence]`: it says nothing. A player called
 `NAME+plan` plans its proposals or votes near what it would do itself (marl/planner.py), as `planner.*` says;
-`planner=pikl` alone means the first player.
+`planner=pikl` alone means the first player. Models read the style that they were trained in, and `chat` natural words;
+`env.style` is what everybody else reads.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from experiments.players import (
     policy_folder,
     run_of,
     run_policy,
+    style_of,
 )
 from experiments.stages import base_folder
 from experiments.terminal import Bar, say
@@ -204,11 +206,15 @@ def find_player(
         return parts.chat
     limits, game, places = parts.algo, parts.env["game"], seats(parts.env)
     if is_model(name):
-        called = name if bare(name) == "base" else called_in_games(name)
-        policy = find_base(cfg, parts, device, beside) if bare(name) == "base" else run_policy(name, game, device)
+        if bare(name) == "base":
+            called, (policy, style) = name, find_base(cfg, parts, device, beside)
+        else:
+            called, policy = called_in_games(name), run_policy(name, game, device)
+            style = style_of(policy_folder(name), parts.env)
         if name.endswith(SUFFIX):
-            return planning_agent(called, policy, limits, places, cfg.temperature, planner_config(cfg), game)
-        return model_agent(called, policy, limits, places, cfg.temperature)
+            planner = planner_config(cfg)
+            return planning_agent(called, policy, limits, places, cfg.temperature, planner, game, style=style)
+        return model_agent(called, policy, limits, places, cfg.temperature, style)
     return text_player(name, game, setting)
 
 
@@ -239,13 +245,13 @@ def check_names(names: Sequence[str], voices: Sequence[str | None], game: str) -
             raise UserError(f"voices[{number}]={voice}: is no language model; name a run's folder, base or silence")
 
 
-def find_base(cfg: DictConfig, parts: Parts, device: torch.device, beside: str) -> Policy:
-    """The base of the run that `beside` names; of the configuration, where it names none."""
+def find_base(cfg: DictConfig, parts: Parts, device: torch.device, beside: str) -> tuple[Policy, str | None]:
+    """The base of the run that `beside` names, else of the configuration; and the style that it reads."""
     folder = base_beside(beside)
     if folder is not None:
-        return load_policy(folder, device)
+        return load_policy(folder, device), style_of(folder, parts.env)
     policy, _ = configured_base(cfg, parts, device)
-    return policy
+    return policy, parts.env.get("style")
 
 
 def configured_base(cfg: DictConfig, parts: Parts, device: torch.device) -> tuple[Policy, Path | None]:
@@ -340,7 +346,8 @@ def as_in_runs(cfg: DictConfig, names: Sequence[str]) -> DictConfig:
     a base plays contexts that it did not learn from.
 
     What the command line says of `env`, `cast` and `algo` wins. UserError if two runs play games, or have limits, that
-    differ in a setting of which it says nothing; and if it asks for another game, model or base than a run's.
+    differ in a setting of which it says nothing; and if it asks for another game, model or base than a run's. Styles
+    may differ: every model reads its own.
     """
     given: list[str] = list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
     own = OmegaConf.from_dotlist([o for o in given if o.startswith(("env.", "cast.", "algo."))])
@@ -370,6 +377,7 @@ def as_in_runs(cfg: DictConfig, names: Sequence[str]) -> DictConfig:
         for each in settings.values()
     ]
     keys = dict.fromkeys(key for game in games for key in game)
+    keys.pop("env.style", None)  # each reads its own
     differ = sorted(key for key in keys if any(game.get(key) != games[0].get(key) for game in games))
     if differ:
         raise UserError(

@@ -1,10 +1,10 @@
 """A person plays a game in the terminal against any agent: `python -m experiments.play env=among_us opponent=careful`.
 
 The person holds one seat, drawn by the game's seed, and the opponent all others; a run is played in its own game. The
-person gets the same observations and corrections as a model. A finished game is recorded as a transcript in
-`episodes-NNN.jsonl`, with `about`: against whom, under which settings, and how many seconds each of the person's
-replies took. Of a game that ends in any other way (Ctrl-C, Ctrl-D, a closed window, an error) what was shown and typed
-is kept in `unfinished-NNN.txt`, below a line of JSON with the same.
+person reads natural words, and so do scripts; a model reads the style that it was trained in. A finished game is
+recorded as a transcript in `episodes-NNN.jsonl`, with `about`: against whom, under which settings, and how many seconds
+each of the person's replies took. Of a game that ends in any other way (Ctrl-C, Ctrl-D, a closed window, an error) what
+was shown and typed is kept in `unfinished-NNN.txt`, below a line of JSON with the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from envs.core import END
+from envs.core import END, Style
 from experiments.cli import command
 from experiments.evaluate import as_in_runs, find_player, pick_device, planner_config, with_room
 from experiments.players import check_plans, in_runs
@@ -38,16 +38,15 @@ from marl.planner import SUFFIX
 from marl.rollout import Game, draw_games, rollout
 from marl.transcripts import Transcript, episode_to_json, render_text, write_transcripts
 
-HINTS = {  # what the rules in compact style leave unsaid, by game
+HINTS = {  # how to answer, by game
     "dond": (
         "Write [message] and your words, or [propose] and what you claim, as in: [propose] (1 books, 0 hats, 2 balls)"
     ),
     "among_us": (
         "Choose by the number of an option, or by its words. Where there are none, it is your turn to speak: write "
-        "what the others shall hear. A name after 'at' is a player in your room, 'task' one of yours to be done there."
+        "what the others shall hear."
     ),
 }
-COMPACT = "The game tells things in few words, as small models read them; env.style=natural spells them out."
 
 
 class Person:
@@ -99,10 +98,12 @@ def main(cfg: DictConfig) -> None:
     check_writable(out, "out")
     make_env = env_maker(parts.env)
     person = Person()
-    human = TextAgent("human", lambda seed, role: person)
+    human = TextAgent("human", lambda seed, role: person, style=Style.NATURAL)
     device = pick_device(cfg.device)
     parts = with_room(cfg, parts, 1, [(cfg.opponent, cfg.opponent)], device)
     opponent = find_player(cfg.opponent, cfg, parts, device, cfg.opponent, "opponent")
+    if isinstance(opponent, TextAgent):
+        opponent.style = human.style  # a script reads any style, and speaks as the person does
     record: Path | None = None
     unfinished: Path | None = None
     settings = settings_of(opponent, cfg, parts)
@@ -114,8 +115,6 @@ def main(cfg: DictConfig) -> None:
     played: list[Transcript] = []
     about: dict[str, Any] = {}
     say(HINTS.get(parts.env["game"], "Choose by the number of an option; where there are none, write."))
-    if parts.env.get("style") == "compact" and isinstance(opponent, TextAgent):  # scripts read both styles, models one
-        say(COMPACT)
     say(f"seed={cfg.seed} deals the same again.")
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # a key that types no UTF-8 is no reason to end a game
@@ -178,6 +177,7 @@ def settings_of(opponent: Agent, cfg: DictConfig, parts: Parts) -> dict[str, Any
         **({"planner": asdict(planner_config(cfg))} if cfg.opponent.endswith(SUFFIX) else {}),
         **({"chat": behind_endpoint(plain(cfg.chat))} if parts.chat else {}),
         "env": dict(parts.env),
+        "person_reads": Style.NATURAL.value,
         "seed": cfg.seed,
     }
 

@@ -19,12 +19,12 @@ from marl.chat import CHAT
 from marl.checkpoint import folder_digest, load_policy, read_card, started_from
 from marl.engine import size_of
 from marl.errors import UserError
-from marl.games import scripted
+from marl.games import env_maker, scripted
 from marl.memory import Slots
 from marl.planner import GAMES as PLANNED
 from marl.planner import SLOTS, SUFFIX, PlannerConfig, planning_agent
 from marl.policy import Policy, load_config
-from marl.runs import CARD
+from marl.runs import CARD, CONFIG, run_settings
 
 OWN_NAMES = (*LEARNERS, "base", "trained", "untrained", CHAT)  # in episodes, of players who are no other run
 
@@ -110,6 +110,25 @@ def policy_folder(name: str) -> Path:
     return folder if (folder / "policy.json").is_file() else folder / "policy"
 
 
+def style_of(folder: Path, env: Mapping[str, Any]) -> str | None:
+    """The style in which the policy in this folder was trained: by a base's card, or its run's config.yaml.
+
+    None where neither says it, or the game has no styles. UserError for a style that the game does not have.
+    """
+    found: Any = read_card(folder)
+    if not found.get("made_of") and (folder.parent / CONFIG).is_file():
+        found = {"made_of": run_settings(folder.parent)}
+    for key in ("made_of", "env", "style"):
+        found = found.get(key) if isinstance(found, dict) else None
+    if found is None or "style" not in env:
+        return None
+    try:
+        env_maker({**env, "style": found})
+    except UserError as error:
+        raise UserError(f"{folder}: it was trained in another version of this game ({error}). Name another") from error
+    return str(found)
+
+
 def check_game(name: str, game: str) -> None:
     """Refuses a run of another game."""
     trained_on = read_card(policy_folder(name)).get("game")
@@ -191,18 +210,21 @@ def player_slots(
 
 def seat_players(
     cast: Mapping[str, Seats],
-    env: Any,
-    game: str,
+    table: Any,
+    env: Mapping[str, Any],
     base: Policy,
     limits: PlayConfig,
     temperature: float,
     learners: Mapping[str, tuple[str, Policy]] | None = None,
     chat: Agent | None = None,
 ) -> dict[str, Agent]:
-    """Everybody in the cast, by name. `learners`: stand-ins for them, as (what they are called in episodes, policy);
+    """Everybody in the cast, by name. `table`: an environment; `env`: the settings in which base and learners were
+    trained, whose style they read. `learners`: stand-ins for them, as (what they are called in episodes, policy);
     without any they are left out. Two names that are called the same are one player. `chat`: the player of that name.
     Who plans does as `algo.planner` says."""
+    game, own_style = env["game"], env.get("style")
     policies: dict[str, Policy] = {}  # by what they are called
+    styles: dict[str, str | None] = {}  # of runs, the same way
     called: dict[str, str] = {}
     found: dict[str, Agent] = {}
     for name in players_of(cast):
@@ -217,15 +239,19 @@ def seat_players(
         elif is_run(name):
             called[name] = called_in_games(name)
             policies[called[name]] = run_policy(name, game, base.device, base)
+            styles[called[name]] = style_of(policy_folder(name), env)
         else:
             found[name] = scripted(game, "" if name == "scripted" else name)
-    held = places(cast, env)
+    held = places(cast, table)
     for name in set(called.values()):
         room = sum(held[n] for n, other in called.items() if other == name)
+        style = styles.get(name, own_style)
         agent: Agent
         if name.endswith(SUFFIX):
-            agent = planning_agent(name, policies[name], limits, room, temperature, planner_of(limits), game)
+            agent = planning_agent(
+                name, policies[name], limits, room, temperature, planner_of(limits), game, style=style
+            )
         else:
-            agent = model_agent(name, policies[name], limits, room, temperature)
+            agent = model_agent(name, policies[name], limits, room, temperature, style)
         found |= {n: agent for n, other in called.items() if other == name}
     return found

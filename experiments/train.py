@@ -612,7 +612,7 @@ def learn(
         split = shards.get(name)
         optimizer = make_optimizer(split.split if split else policy, config.update)
         learners.append(Learner(name, policy, base, optimizer, split))
-    frozen = seat_players(parts.cast, make_env(), game, base, config, config.temperature, chat=parts.chat)
+    frozen = seat_players(parts.cast, make_env(), parts.env, base, config, config.temperature, chat=parts.chat)
     trained = {each.name: (each.policy, each.optimizer) for each in learners}
     checkpoints = folder / "checkpoints"
     state = load_training(newest, trained, ranks)
@@ -719,9 +719,7 @@ def evaluation_games(
     """The evaluation games, always the same ones, with these in the learners' seats and the others as in the cast."""
     seating = make(EvalConfig, plain(cfg.eval), "eval").seating(parts.cast)
     limits = replace(parts.algo, games=games)
-    agents = seat_players(
-        seating, make_env(), parts.env["game"], base, limits, cfg.eval.temperature, learners, parts.chat
-    )
+    agents = seat_players(seating, make_env(), parts.env, base, limits, cfg.eval.temperature, learners, parts.chat)
     drawn = ranks.share(draw_games(cfg.eval.seed, EVALUATION, count=games))
     episodes = rollout(drawn, by_role(seating, agents), make_env, parts.algo.concurrency, bar.advance)
     return paid_as_in_training(learners, ranks.collect(episodes), parts.rewards)

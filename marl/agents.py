@@ -61,7 +61,8 @@ class Reply:
 
 
 class Agent(Protocol):
-    """Plays any number of seats at once."""
+    """Plays any number of seats at once. `style`, where it has one, is the style of wording that it reads and writes,
+    whatever the game's; None: the game's."""
 
     name: str  # who this is in `Episode.players`
 
@@ -90,9 +91,15 @@ class TextAgent:
     its start what a privileged critic may know, which no other player ever learns: an oracle, to compare with.
     """
 
-    def __init__(self, name: str, make: Callable[[int, str], Player], tokens: Tokens | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[int, str], Player],
+        tokens: Tokens | None = None,
+        style: str | None = None,
+    ) -> None:
         """With `tokens`, each seat's stream is written as a language model would have met it (for a base corpus)."""
-        self.name, self.make, self.tokens = name, make, tokens
+        self.name, self.make, self.tokens, self.style = name, make, tokens, style
         self._players: dict[Key, Player] = {}
         self._views: dict[Key, View] = {}
         self._roles: dict[Key, str] = {}
@@ -201,13 +208,14 @@ class ModelAgent:
         patience: float = 0.5,
         decode_steps: int = 1,
         bf16: bool = False,
+        style: str | None = None,
     ) -> None:
         """`read_budget`: about how many tokens one pass reads at most; None: as many as is fast. `decode_steps`: tokens
         that a writing seat samples before it is looked at again; always 1 where `Engine.can_write` is not. `patience`,
         where passes are padded or several tokens are written at a time: readers wait while others write, until their
         shares of all seats that owe a reply add up to it from pass to pass; half of them wait for none, a tenth for
         four. `bf16`: a copy in bfloat16 plays, which takes over the policy's weights whenever nobody is seated."""
-        self.name, self.tokens = name, policy.tokens
+        self.name, self.tokens, self.style = name, policy.tokens, style
         self.original = policy if bf16 else None
         self.policy = half(policy) if bf16 else policy
         self.engine = Engine(self.policy, slots, context, None if is_split(policy) else policy.lm)
@@ -425,7 +433,7 @@ class Dubbed:
     def __init__(self, mover: ModelAgent, speaker: ModelAgent | str, name: str) -> None:
         """Mover and speaker must be two agents (of one policy, perhaps) with room for all seats, and play no others.
 
-        Raises UserError where they do not share a tokenizer.
+        Raises UserError where they do not share a tokenizer, or read in different styles.
         """
         if isinstance(speaker, ModelAgent):
             assert speaker is not mover, "a speaker needs cache slots of its own: make another agent of the same policy"
@@ -434,7 +442,12 @@ class Dubbed:
                     f"{speaker.name} cannot speak for {mover.name}: they have different tokenizers "
                     f"({speaker.tokens.size} and {mover.tokens.size} tokens); choose two policies of one base"
                 )
-        self.name, self.tokens = name, mover.tokens
+            if speaker.style and mover.style and speaker.style != mover.style:
+                raise UserError(
+                    f"{speaker.name} cannot speak for {mover.name}: one reads {speaker.style} words and the other "
+                    f"{mover.style} ones. Choose two policies that were trained with one env.style"
+                )
+        self.name, self.tokens, self.style = name, mover.tokens, mover.style
         self.mover, self.speaker = mover, speaker
         self._owed: dict[Key, Request] = {}
 
@@ -470,6 +483,7 @@ class Alias:
     def __init__(self, agent: Agent, name: str) -> None:
         self.agent, self.name = agent, name
         self.tokens: Tokens | None = getattr(agent, "tokens", None)
+        self.style: str | None = getattr(agent, "style", None)
 
     def act(self, requests: Sequence[Request]) -> list[Reply]:
         """Replies may also be to requests that the agent got under its own name."""
@@ -523,6 +537,8 @@ def room(limits: PlayConfig, seats: int, temperature: float) -> dict[str, Any]:
     }
 
 
-def model_agent(name: str, policy: Policy, limits: PlayConfig, seats: int, temperature: float) -> ModelAgent:
-    """A policy as a player with room for `limits.at_once` games of `seats` seats each."""
-    return ModelAgent(name, policy, **room(limits, seats, temperature))
+def model_agent(
+    name: str, policy: Policy, limits: PlayConfig, seats: int, temperature: float, style: str | None = None
+) -> ModelAgent:
+    """A policy as a player with room for `limits.at_once` games of `seats` seats each. `style`: see `Agent`."""
+    return ModelAgent(name, policy, **room(limits, seats, temperature), style=style)

@@ -23,14 +23,14 @@ import re
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from envs.core import END, TurnKind
+from envs.core import END, Style, TurnKind
 from marl.agents import Key, Reply, Request
 from marl.completion import Answer, Lost, answer_of, read_answer
 from marl.errors import UserError, check_text
@@ -349,7 +349,6 @@ class _Seat:
     """One seat: its chat so far, and the reply that is owed."""
 
     seed: int
-    opening: str
     messages: list[ChatMessage]
     options: tuple[str, ...] = ()
     request: dict[str, Any] = field(default_factory=dict)
@@ -371,18 +370,15 @@ class ChatAgent:
     and why; they say nothing more.
     """
 
-    def __init__(
-        self,
-        config: ChatConfig,
-        read: Callable[[str, str], str] = lambda text, opening: text,
-        stops: bool = False,
-    ) -> None:
-        """`read(text, opening)`: what is shown of an observation, given the seat's first one. `stops`: with a UserError
-        where all further seats would be lost as well (FOR_GOOD), which is no partner to learn from; no other failure.
+    style = Style.NATURAL
+
+    def __init__(self, config: ChatConfig, stops: bool = False) -> None:
+        """`stops`: with a UserError where all further seats would be lost as well (FOR_GOOD), which is no partner to
+        learn from; no other failure.
 
         Raises UserError where there is no client, no key, or the file of answers is not one.
         """
-        self.name, self.config, self.read, self.stops = CHAT, config, read, stops
+        self.name, self.config, self.stops = CHAT, config, stops
         self.answers = Answers(Path(config.answers)) if config.answers else None
         if config.replay and not self.answers:
             raise UserError(f"chat.replay=true: {config.answers} holds no answer; play once without it")
@@ -445,9 +441,9 @@ class ChatAgent:
 
     def _begin(self, r: Request) -> Reply | None:
         """Reads; where a reply is owed, answers from the file or sends the request."""
-        text = self.read(r.text, self._seats[r.key].opening if r.key in self._seats else r.text).strip("\n")
+        text = r.text.strip("\n")
         if r.key not in self._seats:
-            self._seats[r.key] = _Seat(r.seed, r.text, [{"role": "system", "content": text}])
+            self._seats[r.key] = _Seat(r.seed, [{"role": "system", "content": text}])
         elif text:
             self._seats[r.key].hear(text)
         seat = self._seats[r.key]

@@ -19,7 +19,7 @@ from marl.chat import CHAT, ChatAgent, ChatConfig, check_nothing_secret, known_s
 from marl.errors import LARGEST, UserError, check_length, check_sizes, check_temperature, check_text
 from marl.files import canonical
 from marl.filtered_bc import FilteredBCConfig
-from marl.games import env_maker, exchangeable, natural_reader, scripted
+from marl.games import env_maker, exchangeable, scripted
 from marl.losses import READS, Loss, needs_reference
 from marl.losses.entropy import EntropyLoss
 from marl.losses.policy import PolicyLoss
@@ -212,7 +212,7 @@ def build(cfg: DictConfig, players: Sequence[str] = (), stops: bool = False, lea
         rewards=rewards,
         losses=losses,
         privileged=critic == "privileged",
-        chat=chat_agent(settings["chat"], env, stops) if CHAT in players else None,
+        chat=ChatAgent(make(ChatConfig, settings["chat"], "chat"), stops) if CHAT in players else None,
     )
 
 
@@ -254,11 +254,6 @@ def check_read(parts: Parts) -> None:
 def of_ppo(loss: Loss) -> bool:
     """Whether the term is one of PPO's, which filtered cloning leaves out; entropy is where it has no weight."""
     return isinstance(loss, (PolicyLoss, ValueLoss)) or (isinstance(loss, EntropyLoss) and not loss.weight)
-
-
-def chat_agent(settings: Mapping[str, Any], env: Mapping[str, Any], stops: bool) -> ChatAgent:
-    """The player behind the endpoint of the settings `chat.*`."""
-    return ChatAgent(make(ChatConfig, settings, "chat"), natural_reader(env), stops)
 
 
 def _scripted(game: str, players: str, where: str) -> None:

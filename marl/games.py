@@ -3,18 +3,19 @@
 The environment's module has `parallel_env` and `COMPACT_TOKENS` (strings that a small tokenizer keeps whole); the
 environment has `facts` and `privileged(agent)`. Where the module has them: `PAYMENT` names settings that no player
 reads of, so that they make no other base; `FILES` those that name files; `EXCHANGEABLE` has, by style, words that can
-stand for one another; `in_natural` puts an observation of any style into natural words. The scripts' module has
-`make_player(name, seed, role)` and `DEFAULT`, the name of the players that a base corpus is made of; where these
-changed, a `VERSION` that a base is known by. The command line knows a game by `conf/env/NAME.yaml`, and where a learner
-needs other settings in it, by `conf/tuned/NAME_LEARNER.yaml`.
+stand for one another. The scripts' module has `make_player(name, seed, role)` and `DEFAULT`, the name of the players
+that a base corpus is made of; where these changed, a `VERSION` that a base is known by. The command line knows a game
+by `conf/env/NAME.yaml`, and where a learner needs other settings in it, by `conf/tuned/NAME_LEARNER.yaml`.
 
 The environment is a PettingZoo parallel one (envs/core.py has its spaces). Each observation has `text` (what is new),
 `turn` (a TurnKind) and `options` (empty unless one is to be chosen). `infos[agent]` always has `role`, `questions` (a
 tuple of `Question`: what the agent is asked after this text) and, of what it just did, `error` (why it was refused, or
 ""), `message` (what others hear: without one nothing is paid to speech), `span` (where that stands in the reply);
-at the end `outcome`, the same for all. `facts` has `roles` where there are several. A scripted player has
-`observe(text)` and `reply(text, options)`. The smallest whole game is `Hint` in tests/marl/hint.py. Figures of a game's
-own, beside what its players were paid, go into marl/evaluate.py.
+at the end `outcome`, the same for all. `facts` has `roles` where there are several. A game of several styles has the
+setting and attribute `style` and the reset option `styles`, by agent, so that players of different styles meet in one
+game (`envs.core.read_styles`). A scripted player has `observe(text)` and `reply(text, options)`. The smallest whole
+game is `Hint` in tests/marl/hint.py. Figures of a game's own, beside what its players were paid, go into
+marl/evaluate.py.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -88,22 +88,6 @@ def _unreadable(env: Mapping[str, Any], error: OSError) -> UserError:
 def exchangeable(env: Mapping[str, Any]) -> tuple[str, ...]:
     """The words of the game in its style that can stand for one another; most games have none."""
     return tuple(getattr(game_module(env["game"]), "EXCHANGEABLE", {}).get(env.get("style"), ()))
-
-
-def natural_reader(env: Mapping[str, Any]) -> Callable[[str, str], str]:
-    """(an observation, the seat's first one) -> its text in natural style.
-
-    Raises UserError where the game is played in another style that can't be put into natural words.
-    """
-    module = game_module(env["game"])
-    if hasattr(module, "in_natural"):
-        limits = {name: env[name] for name in ("max_entries", "max_errors") if name in env}
-        return partial(module.in_natural, **limits)
-    if env.get("style") != "natural":
-        raise UserError(
-            f"env.style={env.get('style')}: chat reads plain English in this game; choose env.style=natural"
-        )
-    return lambda text, opening: text
 
 
 def seats(env: Mapping[str, Any]) -> int:

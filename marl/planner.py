@@ -447,6 +447,7 @@ def planning_agent(
     config: PlannerConfig,
     game: str,
     anchor: Policy | None = None,
+    style: str | None = None,
 ) -> PlanningAgent:
     """As `agents.model_agent`, a policy that plans. UserError where draws from plans were to be greedy."""
     if temperature == 0 and config.choose == "sample":
@@ -454,4 +455,5 @@ def planning_agent(
             f"temperature=0: {name} draws claims or votes from plans near its own, not greedy as all else that "
             "it does is; choose planner.choose=best, or a small temperature, as 0.01"
         )
-    return PlanningAgent(name, policy, config, game, anchor=anchor, **room(limits, seats, temperature))
+    limits_there = room(limits, seats, temperature)
+    return PlanningAgent(name, policy, config, game, anchor=anchor, style=style, **limits_there)

@@ -165,8 +165,13 @@ def rollout(
 
 
 def _open(index: int, game: Game, env: Any, cast: Cast) -> _Table:
-    observations, infos = env.reset(seed=game.seed, options=dict(game.options or {}))
-    table = _Table(index, game, env, cast(game, env), observations, infos)
+    options = dict(game.options or {})
+    observations, infos = env.reset(seed=game.seed, options=options)
+    seats = cast(game, env)
+    own = {name: style for name, agent in seats.items() if (style := getattr(agent, "style", None))}
+    if any(style != getattr(env, "style", style) for style in own.values()):  # the same game, in everybody's own words
+        observations, infos = env.reset(seed=game.seed, options={**options, "styles": own})
+    table = _Table(index, game, env, seats, observations, infos)
     table.facts = dict(env.facts)
     table.privileged = {agent: tuple(env.privileged(agent)) for agent in env.agents}
     table.roles = {agent: infos[agent]["role"] for agent in env.agents}

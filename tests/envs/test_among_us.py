@@ -54,12 +54,12 @@ COMPACT = {natural: compact for compact, natural in NATURAL.items()}
 class Table:
     """A 2x2 game in which seats are addressed by the lower-case names of `FIVE`; Orange is the imposter.
 
-    Calling it plays one step. Whoever must act and isn't named waits, says nothing, or skips. Who waits is asked again
-    after each step, other than by default.
+    Calling it plays one step. Whoever must act and isn't named waits, says nothing, or skips. Other than by default,
+    who waits is asked again after each step, and tasks take three steps.
     """
 
     def __init__(self, start: dict[str, Any] | None = None, seed: int = 0, **rules: Any) -> None:
-        self.env = among_us.parallel_env(**{"style": "compact", "reprompt": 1, **rules})
+        self.env = among_us.parallel_env(**{"reprompt": 1, "task_steps": 3, **rules})
         self.observations, self.infos = self.env.reset(seed=seed, options={**START, **(start or {})})
         self.rewards = dict.fromkeys(self.env.agents, 0.0)
         self.total = Counter[str]()
@@ -239,7 +239,7 @@ def test_a_grid_of_one_room_and_more_imposters_than_crew_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^imposters must be fewer than crewmates, at most 1 among 4 players, got 2"):
         among_us.parallel_env(players=4, imposters=2)
     assert among_us.parallel_env(width=1, height=2, players=7, imposters=3).rules.imposters == 3
-    with pytest.raises(TypeError, match="no setting playres"):
+    with pytest.raises(TypeError, match="playres"):
         among_us.parallel_env(playres=5)
 
 
@@ -657,13 +657,6 @@ def test_nothing_begins_when_time_is_over() -> None:
         assert table.info("red")["outcome"]["discussions"] == int(limit > steps)
 
 
-def test_seeds_of_numpy_are_seeds() -> None:
-    one, other = among_us.parallel_env(), among_us.parallel_env()
-    assert str(one.reset(seed=np.int64(3))) == str(other.reset(seed=3))
-    with pytest.raises(TypeError):
-        one.reset(seed=3.5)  # type: ignore[arg-type]
-
-
 def test_parity_comes_before_tasks() -> None:
     start = {"names": FIVE[:4], "imposters": (3,), "tasks": (((0, 0),), ((0, 0),), ((1, 1),), ((0, 0),))}
     table = Table(start, players=4, cooldown=0)
@@ -889,7 +882,8 @@ def random_reply(seen: dict[str, Any], rng: Random) -> str:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_both_styles_say_the_same_in_whole_games(seed: int) -> None:
-    rules: dict[str, Any] = {"players": 4 + seed, "imposters": 1 + seed // 3, "width": 2 + seed % 2, "max_steps": 150}
+    rules: dict[str, Any] = {"players": 4 + seed, "imposters": 1 + seed // 3, "width": 2 + seed % 2, "max_steps": 150,
+                             "task_steps": 3}  # fmt: skip
     natural, compact = (among_us.parallel_env(style=style, **rules) for style in STYLES)
     (a, _), (b, _) = natural.reset(seed=seed), compact.reset(seed=seed)
     rng, heard = Random(seed), 0
@@ -1136,7 +1130,7 @@ def test_questions_and_roles_of_others_never_enter_an_observation(style: str) ->
 
 
 def test_options_come_in_random_order() -> None:
-    orders = {among_us.parallel_env().reset(seed=seed)[0]["player_0"]["options"] for seed in range(500)}
+    orders = {among_us.parallel_env(style="natural").reset(seed=seed)[0]["player_0"]["options"] for seed in range(500)}
     assert {tuple(sorted(order)) for order in orders} <= {
         ("go east", "go south", "wait"),
         ("do task", "go east", "go south", "wait"),
@@ -1163,7 +1157,7 @@ def test_pettingzoo_aec_api() -> None:
 
 
 def test_the_aec_form_plays_the_same_game() -> None:
-    env, rng = among_us.env(style="compact"), Random(3)
+    env, rng = among_us.env(style="compact", task_steps=3), Random(3)
     env.reset(seed=3)
     for _ in env.agent_iter():
         seen, _, ended, cut_off, info = env.last()
@@ -1227,7 +1221,7 @@ def test_any_settings_and_any_replies_keep_the_contract(data: st.DataObject) -> 
 
 def playthrough(style: str, seed: int, rules: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """A game of random players: everything that anybody observes and does, and the outcome."""
-    env, rng = among_us.parallel_env(style=style, **rules), Random(seed)
+    env, rng = among_us.parallel_env(style=style, task_steps=3, **rules), Random(seed)
     observations, infos = env.reset(seed=seed)
     lines = [f"{style}, seed {seed}, {rules}", f"facts {env.facts}"]
     step = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ from typing import Any
 import pytest
 import torch
 from hydra import compose, initialize_config_module
-from omegaconf import DictConfig
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 
-from experiments import evaluate, train
+from experiments import evaluate, play, train
+from experiments.players import style_of
 from marl.checkpoint import read_card, save_policy
 from marl.config import build, plain, run_folder
 from marl.errors import UserError
@@ -354,6 +357,77 @@ def test_evaluating_a_run_against_its_base_is_its_own_evaluation(run: Train, tmp
     again, games = evaluated(tmp_path / "from_run", f"players=[{made},base]")  # the run knows its game and cast
     assert texts(games) == texts(made / "episodes" / "trained.jsonl") and again == found
     assert seating(games)[0] == {"crewmate": sorted(["base", *[made.name] * 3]), "imposter": ["base"]}
+
+
+def given(monkeypatch: pytest.MonkeyPatch, command: str, *overrides: str) -> None:
+    """As if these were typed: what is typed wins over a run's own settings."""
+    with initialize_config_module("conf", version_base="1.3"):
+        whole = compose(command, overrides=list(overrides), return_hydra_config=True)
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", whole)
+
+
+def test_a_run_and_its_base_read_their_own_style_whatever_is_asked_for(
+    run: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = run()
+    asked = ["env=among_us", f"players=[{made},base]", "env.style=natural"]
+    given(monkeypatch, "evaluate", *asked)
+    _, games = evaluated(tmp_path, *asked)
+    assert texts(games) == texts(made / "episodes" / "trained.jsonl")
+
+
+def test_a_run_meets_scripts_that_speak_natural_words(
+    run: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = run()
+    asked = ["env=among_us", f"players=[{made},careful]", "env.style=natural", "cast.crewmate.partner=careful"]
+    given(monkeypatch, "evaluate", *asked)
+    _, games = evaluated(tmp_path, *asked)
+    turns = [(game["players"][turn["agent"]], turn) for game in lines(games) for turn in game["turns"]]
+    for who, sign in ((made.name, "go_"), ("careful", "go ")):
+        moves = [turn["text"] for player, turn in turns if player == who and turn["text"].startswith("go")]
+        assert moves and all(move.startswith(sign) for move in moves)
+    assert not any(turn["error"] for player, turn in turns if player == "careful")
+
+
+def test_a_person_reads_natural_words_beside_a_run_that_reads_its_own(
+    run: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = run()
+    monkeypatch.setattr("builtins.input", lambda prompt: "1")
+    play.main(configure(f"opponent={made}", f"out={tmp_path}", command="play"))
+    assert "You play Among Us on a grid of rooms" in capsys.readouterr().out
+    (game,) = lines(tmp_path / "episodes-001.jsonl")
+    moves = {"human": set[str](), made.name: set[str]()}
+    for turn in game["turns"]:
+        moves[game["players"][turn["agent"]]] |= {turn["text"]} if turn["text"].startswith("go") else set()
+    assert all("_" not in move for move in moves["human"]) and all("_" in move for move in moves[made.name])
+    assert moves["human"] and moves[made.name]
+
+
+def test_runs_of_two_styles_may_meet(run: Train, tmp_path: Path) -> None:
+    made, other = run(), tmp_path / "other-s0"
+    shutil.copytree(made, other)
+    config = OmegaConf.load(other / "config.yaml")
+    config.env.style = "natural"
+    OmegaConf.save(config, other / "config.yaml")
+    cfg = evaluate.as_in_runs(configure(command="evaluate"), [str(made), str(other)])
+    env = plain(cfg)["env"]
+    assert env["style"] == "compact"
+    assert (style_of(made / "policy", env), style_of(other / "policy", env)) == ("compact", "natural")
+    assert style_of(Path(read_card(made / "policy")["base"]), env) == "compact"  # by its card: it is in no run's folder
+    assert style_of(made / "reference", env) == "compact"
+    assert style_of(other / "policy", {"game": "hint"}) is None
+    config.env.style = "verse"
+    OmegaConf.save(config, other / "config.yaml")
+    with pytest.raises(UserError, match=r"other-s0/policy: it was trained in another version .*env.style must be"):
+        style_of(other / "policy", env)
+
+
+def test_evaluation_in_another_style_leaves_models_theirs(run: Train) -> None:
+    """Of training's own evaluation, where scripts alone read what `eval.env` says."""
+    made, other = run(), run("+eval.env.style=natural")
+    assert texts(other / "episodes" / "trained.jsonl") == texts(made / "episodes" / "trained.jsonl")
 
 
 def test_evaluating_an_imposter_is_its_own_evaluation(run: Train, tmp_path: Path) -> None:

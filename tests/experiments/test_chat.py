@@ -81,7 +81,7 @@ def test_cross_play_goes_on_past_failures_and_keeps_no_pair_that_met_a_spent_bud
         crossplay.main(
             configure(
                 "crossplay", "players=[chat,careful]", "games=4", "concurrency=4", f"runs={tmp_path}", "chat.model=m",
-                "env.style=natural", f"chat.url={server.url}", f"chat.calls={calls}", "threads=1", "progress=false",
+                f"chat.url={server.url}", f"chat.calls={calls}", "threads=1", "progress=false",
             )
         )  # fmt: skip
 
@@ -131,7 +131,6 @@ def test_a_person_plays_against_it(
     [
         (["chat.url=http://localhost/v1"], "chat.model"),
         (["chat.model=m"], "chat.url"),
-        (["chat.model=m", "chat.url=http://localhost/v1", "env=among_us"], "env.style"),
         (["chat.model=m", "chat.url=http://localhost/v1", "chat.key=NO_SUCH_KEY"], "NO_SUCH_KEY"),
         (["chat.model=m", "chat.url=http://localhost/v1", "chat.timeout=soon"], "chat.timeout"),
     ],

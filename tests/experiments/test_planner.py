@@ -88,7 +88,8 @@ def test_a_partner_in_a_cast_plans() -> None:
     slots, _ = player_slots(cast, make_env(), limits, dict.fromkeys(("learner", "base"), negotiator().lm.config))
     assert [s.more for s in slots] == [0, SLOTS]
     stand_ins = {"learner": ("learner", negotiator())}
-    agents = seat_players(cast, make_env(), "dond", negotiator(), limits, 1.0, stand_ins)
+    env = {"game": "dond", "style": "compact"}
+    agents = seat_players(cast, make_env(), env, negotiator(), limits, 1.0, stand_ins)
     assert isinstance(agents["base+plan"], PlanningAgent)
     assert agents["base+plan"].config == PlannerConfig(lambdas=(0.3,))  # played, as it is the partner's own choice
     episodes = rollout(draw_games(3, 1, count=8), by_role(cast, agents), make_env, 4)

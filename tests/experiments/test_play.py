@@ -66,7 +66,7 @@ def test_a_game_of_among_us_is_played_and_recorded(
     typing(iter(["1"] * 500))
     play.main(configure("env=among_us", f"opponent={opponent}", "games=2", "env.max_steps=40", f"out={tmp_path}"))
     shown = capsys.readouterr().out
-    assert "Choose by the number of an option" in shown and "[propose]" not in shown and "env.style=natural" in shown
+    assert "Choose by the number of an option" in shown and "[propose]" not in shown and "env.style" not in shown
     games = [json.loads(line) for line in (tmp_path / "episodes-001.jsonl").read_text().splitlines()]
     assert len(games) == 2 and not (tmp_path / "unfinished-001.txt").exists()
     for game in games:
@@ -75,13 +75,20 @@ def test_a_game_of_among_us_is_played_and_recorded(
         assert own and not any(turn["error"] for turn in own)
 
 
-def test_the_natural_style_explains_itself(
-    typing: Callable[[Iterator[str]], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("style", ["compact", "natural"])
+def test_a_person_reads_natural_words_and_scripts_speak_them(
+    style: str, typing: Callable[[Iterator[str]], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     typing(iter(["1"] * 500))
-    play.main(configure("env=among_us", "opponent=careful", "env.style=natural", "env.max_steps=10", f"out={tmp_path}"))
+    settings = ["env=among_us", "opponent=careful", f"env.style={style}", "env.cooldown=1", "env.messages_each=1"]
+    play.main(configure(*settings, "games=6", "env.max_steps=60", f"out={tmp_path}"))
     shown = capsys.readouterr().out
-    assert "You play Among Us on a grid of rooms" in shown and "env.style=natural" not in shown
+    assert "You play Among Us on a grid of rooms" in shown and " at bridge" not in shown
+    games = [json.loads(line) for line in (tmp_path / "episodes-001.jsonl").read_text().splitlines()]
+    said = [t["message"] for g in games for t in g["turns"] if t["message"] and g["players"][t["agent"]] == "careful"]
+    assert said and all(message[0].isupper() for message in said)
+    assert f'says: "{said[0]}"' in shown
+    assert games[0]["about"]["person_reads"] == "natural"
 
 
 def test_a_deal_is_negotiated(

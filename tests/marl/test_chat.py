@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from envs import among_us_v0, dond_v0
-from envs.dond_v0 import Style, in_natural, parse_prompt, prompt, proposal_text, rest
+from envs.core import Style
+from envs.dond_v0 import parse_prompt, proposal_text
 from marl.chat import Answer, Answers, ChatAgent, ChatConfig, Endpoint, Lost, read_answer
 from marl.completion import without_thoughts
 from marl.errors import UserError
@@ -120,7 +121,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Answering], Ser
 
 
 def agent_of(url: str, **settings: Any) -> ChatAgent:
-    return ChatAgent(ChatConfig(url=url, model="m", **{"retries": 0, "timeout": 5.0, **settings}), in_natural)
+    return ChatAgent(ChatConfig(url=url, model="m", **{"retries": 0, "timeout": 5.0, **settings}))
 
 
 def make_env(style: str = "natural") -> Any:
@@ -442,7 +443,7 @@ def test_answers_are_kept_and_replayed_without_network(serve: Callable[[Answerin
     assert play(again) == first and len(server.asked) == asked  # nothing was sent
     assert again.figures() == {"calls": 0, "tokens": 0, "replayed": 16, "lost": {}}
     server.shutdown()
-    replay = ChatAgent(ChatConfig(model="m", answers=str(path), replay=True), in_natural)
+    replay = ChatAgent(ChatConfig(model="m", answers=str(path), replay=True))
     assert play(replay) == first
     others = play(replay, games=1, seed=1)  # games that were not played then
     assert others[0].outcome["how"] == "abort" and replay.figures()["lost"] == {"not among the kept answers": 1}
@@ -546,8 +547,7 @@ def test_the_key_is_in_no_file_and_no_words(
     assert len(said) == 7 and not any(KEY in text for text in said)
 
 
-def test_compact_games_are_read_in_natural_words(serve: Callable[[Answering], Server]) -> None:
-    """Beside a player of compact style it reads what it would have read in natural style."""
+def test_it_reads_natural_words_whatever_the_others_read(serve: Callable[[Answering], Server]) -> None:
     natural, compact = serve(sensible), serve(sensible)
     play(agent_of(natural.url, parallel=1), games=2)
     play(agent_of(compact.url, parallel=1), games=2, style="compact")
@@ -559,32 +559,6 @@ def test_compact_games_are_read_in_natural_words(serve: Callable[[Answering], Se
     assert set(episode.players.values()) == {"chat", "careful"} and not agent.lost
 
 
-def test_every_line_of_compact_style_has_its_natural_words() -> None:
-    counts, own = (2, 1, 3), (1, 2, 2)
-    opening = prompt(counts, own, 0.5, Style.COMPACT)
-    env = {style: dond_v0.parallel_env(objective=0.5, style=style, max_message_chars=9) for style in Style}
-    seats = {agent: "" for agent in dond_v0.AGENTS}
-    options = {"counts": counts, "values": (own, (4, 2, 0)), "first": 0}
-    seen = {style: each.reset(options=options)[0] for style, each in env.items()}
-    openings = {agent: seen[Style.COMPACT][agent]["text"] for agent in seats}
-    assert openings["player_0"] == opening
-    replies = ["hi", "[propose] (1 books, 1 hats, 1 balls)", "[message] them: error: x", "[message] {0}",
-               "[message] [propose]",
-               "[propose] (9 books, 0 hats, 0 balls)", "[propose] (1 books, 1 hats, 1 balls)", "[message] no",
-               proposal_text(rest((1, 1, 1), counts))]  # fmt: skip
-    for reply in [None, *replies]:
-        if reply is not None:
-            seen = {style: each.step(dict.fromkeys(seats, reply))[0] for style, each in env.items()}
-        for agent in seats:
-            text = in_natural(seen[Style.COMPACT][agent]["text"], openings[agent])
-            assert text == seen[Style.NATURAL][agent]["text"]
-    assert not env[Style.COMPACT].agents and "a deal" in text
-    natural = prompt(counts, own, 0.5, Style.NATURAL)
-    assert (
-        in_natural(natural, natural) == natural and in_natural("Partner: them: hi\n", natural) == "Partner: them: hi\n"
-    )
-
-
 def test_choices_are_answered_by_number(serve: Callable[[Answering], Server]) -> None:
     def first_option(server: Server, body: dict[str, Any], handler: Any) -> None:
         last = body["messages"][-1]["content"]
@@ -592,7 +566,7 @@ def test_choices_are_answered_by_number(serve: Callable[[Answering], Server]) ->
 
     server = serve(first_option)
     agent = ChatAgent(ChatConfig(url=server.url, model="m", retries=0))
-    env = among_us_v0.parallel_env(players=4, max_steps=4, style="natural")
+    env = among_us_v0.parallel_env(players=4, max_steps=4)  # of compact style, as scripts read it
     scripts = scripted("among_us", "random")
 
     def cast(game: Any, env: Any) -> dict[str, Any]:
@@ -601,6 +575,8 @@ def test_choices_are_answered_by_number(serve: Callable[[Answering], Server]) ->
     (episode,) = rollout(draw_games(0, count=1), cast, lambda: env, 1)
     own = [t for t in episode.turns if t.agent == "player_0"]
     assert own and not any(t.error for t in own) and not agent.lost
+    assert {t.text for t in own} <= set(among_us_v0.OPTION[Style.NATURAL].values())
+    assert "You play Among Us on a grid of rooms" in server.asked[0]["messages"][0]["content"]
 
 
 def test_bad_settings_are_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from tests.marl.models import hf_policy, precise, small_tokens, with_critic
 COMPACT = env_maker({"game": "among_us", "style": "compact", "players": 5, "height": 1, "max_steps": 40})
 NATURAL = env_maker({"game": "among_us", "style": "natural", "players": 4, "max_steps": 12, "cooldown": 1})
 GAMES = draw_games(5, 2, count=5)
+STYLES = ("compact", "natural")
 
 
 @cache
@@ -178,3 +179,10 @@ def test_two_tokenizers_are_refused(tmp_path: Path) -> None:
     mover = model(policy(1))
     with pytest.raises(AssertionError, match="slots of its own"):
         Dubbed(mover, mover, "x")
+
+
+def test_voices_of_another_style_are_refused() -> None:
+    compact, natural = (ModelAgent(style, policy(0), slots=8, context=1024, style=style) for style in STYLES)
+    with pytest.raises(UserError, match="natural cannot speak for compact: one reads natural words and the other"):
+        Dubbed(compact, natural, "dubbed")
+    assert Dubbed(compact, model(policy(0)), "dubbed").style == "compact"

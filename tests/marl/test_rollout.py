@@ -35,6 +35,7 @@ from marl.rollout import (
 from marl.tokens import Tokens
 from marl.types import Episode, Kind, Stream, TokenBatch
 from marl.update import forward
+from tests.marl.hint import Hint
 from tests.marl.models import CHATML, NO_SYSTEM, hf_policy, precise, teach, tiny_policy
 
 COMPACT = env_maker({"game": "dond", "style": "compact", "objective": 1.0, "max_entries": 12})
@@ -615,6 +616,56 @@ def test_any_text_as_a_reply_leaves_the_game_standing(text: str, policies: dict[
                 if k == Kind.OBSERVATION
             ][1:]
         )
+
+
+# --- Styles ---
+
+
+class Noting:
+    """A scripted player that notes all that it reads."""
+
+    def __init__(self, player: Player, read: list[str]) -> None:
+        self.player, self.read = player, read
+
+    def observe(self, text: str) -> None:
+        self.read.append(text)
+        self.player.observe(text)
+
+    def reply(self, text: str, options: Sequence[str] = ()) -> str:
+        self.read.extend((text, *options))
+        return self.player.reply(text, options)
+
+
+def noting(name: str, game: str, style: str | None) -> tuple[TextAgent, list[str]]:
+    read: list[str] = []
+    made = scripted(game, "random")
+    return TextAgent(name, lambda seed, role: Noting(made.make(seed, role), read), style=style), read
+
+
+@pytest.mark.parametrize("own", ["natural", "compact"])
+@pytest.mark.parametrize(("game", "opening"), [("dond", "books "), ("among_us", " grid ")])
+def test_players_of_two_styles_meet_in_one_game(game: str, opening: str, own: str) -> None:
+    """Each reads its own style whatever the game's is; who has none reads the game's."""
+    natural, english = noting("natural", game, "natural")
+    compact, brief = noting("compact", game, "compact")
+    plain, of_game = noting("plain", game, None)
+    make_env = env_maker({"game": game, "style": own})
+    games = draw_games(3, 1, count=4)
+    for one, other in ((natural, compact), (natural, plain), (plain, compact)):
+        for episode in rollout(games, against(one, other), make_env, 2):
+            assert not any(turn.error.startswith("'") for turn in episode.turns)  # every choice is one of its options
+    for read, style in ((english, "natural"), (brief, "compact"), (of_game, own)):
+        assert any(text.startswith(opening) for text in read) == (style == "compact")
+        assert any(text.startswith("You ") for text in read) == (style == "natural")
+        if game == "among_us":
+            moves = {text for text in read if text.startswith("go")}
+            assert moves and all(("_" in move) == (style == "compact") for move in moves)
+
+
+def test_a_game_without_styles_is_played_by_players_that_have_one() -> None:
+    speaker = TextAgent("speaker", lambda *_: Rambling("ba"), style="natural")
+    (episode,) = rollout(draw_games(0, 1, count=1), everyone(speaker), Hint, 1)
+    assert "right" in episode.outcome
 
 
 # --- Games ---

@@ -1,0 +1,195 @@
+"""What both games share: seeds, settings and their defaults, and seats that read different styles."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from random import Random
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from envs import among_us_v0, dond_v0
+from envs.core import Style, TurnKind
+
+CONF = Path(__file__).parents[2] / "conf" / "env"
+both_games = pytest.mark.parametrize("game", [dond_v0, among_us_v0])
+
+
+# --- Seeds ------------------------------------------------------------------------------------------------------------
+
+
+@both_games
+def test_any_whole_number_of_at_least_0_is_a_seed(game: ModuleType) -> None:
+    drawn = np.random.default_rng(0).integers(9)
+    for seed in (np.int64(3), np.uint8(3), drawn, np.array(5), 0, 2**63 + 1):
+        assert str(game.parallel_env().reset(seed=seed)) == str(game.parallel_env().reset(seed=int(seed)))
+
+
+@both_games
+@pytest.mark.parametrize("seed", [-1, np.int64(-1), True, np.True_, 3.0, np.float64(3), "3", [3], np.array([3, 4])])
+def test_anything_else_is_refused(game: ModuleType, seed: Any) -> None:
+    env = game.parallel_env()
+    with pytest.raises(ValueError, match=r"^seed must be a whole number of at least 0, got "):
+        env.reset(seed=seed)
+    wrapped = game.env()
+    with pytest.raises(ValueError, match=r"^seed must be"):
+        wrapped.reset(seed=seed)
+
+
+# --- Settings ---------------------------------------------------------------------------------------------------------
+
+
+@both_games
+@pytest.mark.parametrize("make", ["parallel_env", "env"])
+def test_signatures_show_all_settings_with_the_defaults_of_the_command_line(game: ModuleType, make: str) -> None:
+    shown = {name: p.default for name, p in inspect.signature(getattr(game, make)).parameters.items()}
+    assert shown.pop("render_mode") is None
+    name = game.__name__.removeprefix("envs.").removesuffix("_v0")
+    expected = yaml.safe_load((CONF / f"{name}.yaml").read_text())["env"]
+    assert expected.pop("game") == name
+    assert shown == {key: tuple(value) if isinstance(value, list) else value for key, value in expected.items()}
+    assert getattr(game, make)(style="natural").metadata["name"] == game.__name__.removeprefix("envs.")
+
+
+def test_the_prompts_limits_have_the_same_defaults() -> None:
+    of_game, of_prompt = (inspect.signature(f).parameters for f in (dond_v0.parallel_env, dond_v0.prompt))
+    for name in ("max_entries", "max_errors"):
+        assert of_prompt[name].default == of_game[name].default
+
+
+def test_each_rule_of_among_us_takes_its_own_setting() -> None:
+    given: dict[str, Any] = {
+        "width": 3, "height": 4, "layouts": ((2, 5),), "players": 6, "imposters": 2, "tasks": 7, "tasks_range": (8, 9),
+        "walk_steps": 10, "task_steps": 11, "cooldown": 12, "reprompt": 13, "messages_each": 1, "message_words": 14,
+        "message_chars": 15, "imposters_report": True, "recall": True, "candidates": "all_names", "max_steps": 16,
+        "shaping": 0.5, "loser_reward": -0.5,
+    }  # fmt: skip
+    assert vars(among_us_v0.parallel_env(**given).rules) == given
+
+
+# --- Styles that meet -------------------------------------------------------------------------------------------------
+
+IN_NATURAL = dict(
+    zip(among_us_v0.OPTION[Style.COMPACT].values(), among_us_v0.OPTION[Style.NATURAL].values(), strict=True)
+)
+
+
+def reply_of(seen: dict[str, Any], rng: Random) -> str:
+    """A reply of somebody who reads compact style, now and then one that is refused."""
+    if rng.random() < 0.1:
+        return "nonsense"
+    if seen["turn"] == TurnKind.CHOOSE:
+        return rng.choice(seen["options"])
+    messages = ("i saw red kill blue", "blue killed green in lab", "who did it ? " * 30)
+    proposals = ("(1 books, 0 hats, 1 balls)", "(9 books, 9 hats, 9 balls)", "(1 books)")
+    tagged = [*(f"[message] {words}" for words in messages), *(f"[propose] {claim}" for claim in proposals)]
+    return rng.choice([*messages, *tagged]) if seen["turn"] else ""
+
+
+@both_games
+@pytest.mark.parametrize("seed", range(4))
+def test_each_seat_reads_what_it_would_in_a_game_of_its_own_style(game: ModuleType, seed: int) -> None:
+    """Texts, options, questions and corrections, in three games that are played alike; all else is the same."""
+    name = game.__name__.removeprefix("envs.")
+    rules = {"dond_v0": {"max_message_chars": 30}, "among_us_v0": {"cooldown": 1, "task_steps": 3, "max_steps": 120}}
+    envs = {style: game.parallel_env(style=style, **rules[name]) for style in Style}
+    mixed = game.parallel_env(style=list(Style)[seed % 2], **rules[name])
+    agents = mixed.possible_agents
+    styles = {agent: list(Style)[(seed + number) % 2] for number, agent in enumerate(agents)}
+    given = {agent: style.value for agent, style in styles.items() if style is not mixed.style}
+    found = {style: each.reset(seed=seed) for style, each in envs.items()}
+    seen, infos = mixed.reset(seed=seed, options={"styles": given})
+    rng, said = Random(seed), 0
+    while True:
+        for agent, style in styles.items():
+            assert seen[agent] == found[style][0][agent]
+            assert infos[agent] == found[style][1][agent]
+        assert mixed.agents == envs[Style.NATURAL].agents == envs[Style.COMPACT].agents
+        if not mixed.agents:
+            break
+        replies = {agent: reply_of(each, rng) for agent, each in found[Style.COMPACT][0].items()}
+        spoken = {agent: IN_NATURAL.get(reply, reply) for agent, reply in replies.items()}
+        words = {Style.COMPACT: replies, Style.NATURAL: spoken}
+        stepped = {style: each.step(words[style]) for style, each in envs.items()}
+        own = mixed.step({agent: words[style][agent] for agent, style in styles.items()})
+        assert own[1:4] == stepped[Style.NATURAL][1:4] == stepped[Style.COMPACT][1:4]
+        found = {style: (each[0], each[4]) for style, each in stepped.items()}
+        seen, infos = own[0], own[4]
+        said += any(info["message"] for info in infos.values())
+    assert said
+
+
+@both_games
+def test_the_next_game_is_of_the_games_own_style_again(game: ModuleType) -> None:
+    env = game.parallel_env()
+    before = env.reset(seed=1)
+    assert env.reset(seed=1, options={"styles": {"player_0": "natural"}}) != before
+    assert env.reset(seed=1) == before
+
+
+@both_games
+@pytest.mark.parametrize("styles", ["natural", {"player_9": "natural"}, {"player_0": "verse"}, {"player_1": ["x"]}])
+def test_agents_and_styles_that_do_not_exist_are_refused(game: ModuleType, styles: Any) -> None:
+    with pytest.raises(ValueError, match="The reset option 'styles' must give agents natural or compact, got "):
+        game.parallel_env().reset(seed=0, options={"styles": styles})
+
+
+def meeting(styles: dict[str, str], message: str) -> dict[str, str]:
+    """What the others read of a message that Orange's finder, player_1, says first, by agent."""
+    env = among_us_v0.parallel_env(cooldown=0, messages_each=1)
+    start = {"names": among_us_v0.NAMES[:5], "imposters": (4,), "styles": styles}
+    for seed in range(50):
+        seen, _ = env.reset(seed=seed, options=start)
+        for kind in ("kill", "report"):
+            actions = {}
+            for agent, each in seen.items():
+                wanted = [o for o in each["options"] if o.startswith(kind) and (kind == "report" or "ed" in o)]
+                actions[agent] = next(iter(wanted), "wait")
+            seen = env.step(actions)[0]
+        if seen["player_1"]["turn"] == TurnKind.SPEAK:
+            seen = env.step({"player_1": message})[0]
+            return {agent: each["text"] for agent, each in seen.items()}
+    raise AssertionError("player_1 never spoke first")
+
+
+def test_messages_go_across_unchanged_and_pass_for_nothing_else_in_either_style() -> None:
+    styles = {"player_1": "natural", "player_2": "natural", "player_3": "compact"}
+    heard = meeting(styles, "I saw Orange in room (0,1)! [END]")
+    assert 'Blue says: "I saw Orange in room (0,1)!"\n' in heard["player_2"]
+    assert " blue says i saw orange in room (0,1)! [END]" in heard["player_3"]
+    heard = meeting(styles, "Hm. Green says it_says kill_red [END]")  # no forgery for those who read compact style
+    assert " blue says hm. green say it-say kill-red [END]" in heard["player_3"]
+    heard = meeting({"player_2": "natural"}, " I saw ORANGE says [END]")  # of a compact speaker, as always
+    assert 'Blue says: "i saw orange say"\n' in heard["player_2"]
+
+
+def test_a_message_of_a_deal_goes_across_unchanged() -> None:
+    env = dond_v0.parallel_env()
+    for message in ("I'd like  BOTH hats!", "them: [deal] 9 9", "Partner: hi"):
+        env.reset(seed=0, options={"first": 0, "styles": {"player_0": "natural"}})
+        seen = env.step({"player_0": f"[message] {message} [END]"})[0]
+        assert seen["player_1"]["text"] == f"them: {message}\n"
+        seen = env.step({"player_1": f"[message] {message} [END]"})[0]
+        assert seen["player_0"]["text"] == f"Partner: {message}\n"
+
+
+# --- Limits -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_limit_that_is_announced_terminates_and_one_that_nobody_is_told_of_truncates() -> None:
+    env = dond_v0.parallel_env(style="natural", max_entries=7)
+    seen, _ = env.reset(seed=0)
+    assert all("After 7 messages and proposals the game ends without a deal" in each["text"] for each in seen.values())
+    while env.agents:
+        _, _, terminated, truncated, infos = env.step(dict.fromkeys(env.agents, "[message] hm [END]"))
+    assert all(terminated.values()) and not any(truncated.values()) and infos["player_0"]["outcome"]["how"] == "limit"
+    grid = among_us_v0.parallel_env(style="natural", max_steps=77)
+    seen, _ = grid.reset(seed=0)
+    while grid.agents:
+        assert not any("77" in each["text"] for each in seen.values())
+        seen, _, terminated, truncated, infos = grid.step(dict.fromkeys(grid.agents, "wait"))
+    assert all(truncated.values()) and not any(terminated.values()) and infos["player_0"]["outcome"]["how"] == "time"
