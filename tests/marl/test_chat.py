@@ -519,7 +519,7 @@ def test_secrets_beside_the_key_are_in_no_file_and_no_words(
     assert '"effort": "low"' in path.read_text()
     for other in ({"api_key": "another", "a": [{"headers": {"Authorization": "none"}}]}, hidden(secrets)):
         extra = {**other, "user": KEY, "effort": "low"}
-        replay = ChatAgent(ChatConfig(model="m", answers=str(path), replay=True, extra=extra), in_natural)
+        replay = ChatAgent(ChatConfig(model="m", answers=str(path), replay=True, extra=extra))
         assert play(replay, games=1) == episodes and not replay.lost
     other = ChatAgent(ChatConfig(model="m", answers=str(path), replay=True, extra={**secrets, "effort": "high"}))
     assert play(other, games=1)[0].outcome["how"] == "abort"
@@ -664,7 +664,7 @@ def test_thoughts_are_heard_by_nobody_and_kept(serve: Callable[[Answering], Serv
         kept[0]["thoughts"] == "In a field.\nThey want books."
         and "thoughts" not in episode_to_json(play(agent_of(serve(sensible).url), games=1)[0])["turns"][0]
     )
-    replay = ChatAgent(ChatConfig(model="m", answers=path, replay=True), in_natural)
+    replay = ChatAgent(ChatConfig(model="m", answers=path, replay=True))
     assert play(replay, games=1) == episodes and not replay.lost
 
 
@@ -683,7 +683,7 @@ def test_a_reply_cut_at_its_limit_says_so(serve: Callable[[Answering], Server], 
     assert agent.figures()["cut"] == len(turns) and episode_to_json(episodes[0])["turns"][0]["cut"] and not agent.lost
     assert f"{len(turns)} answers cut at chat.max_tokens=200" in agent.summary()
     assert agent.figures({"calls": 0, "tokens": 0, "replayed": 0, "cut": 2, "lost": {}})["cut"] == len(turns) + 2
-    replay = ChatAgent(ChatConfig(model="m", answers=path, replay=True), in_natural)
+    replay = ChatAgent(ChatConfig(model="m", answers=path, replay=True))
     assert play(replay, games=1) == episodes and replay.figures()["cut"] == len(turns)
 
 
