@@ -19,6 +19,7 @@ import difflib
 import functools
 import hashlib
 import importlib
+import logging
 import os
 import re
 import shutil
@@ -234,6 +235,8 @@ def run(
             arguments = [*arguments, f"hydra.sweep.dir='{scratch}'"]
         if plan.where is Where.SIDE_BY_SIDE:  # by default a process that is told to stop leaves its workers running
             signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+        for launcher in LAUNCHERS:  # they log each job's overrides as they were given
+            logging.getLogger(launcher.rpartition(".")[0]).addFilter(tell)
         given, sys.argv = sys.argv, [sys.argv[0], *arguments]
         launching: AbstractContextManager[None] = nullcontext()
         if plan.where is Where.SUBMITTED:
@@ -274,6 +277,12 @@ def run(
         status = status or 1
     if status:
         raise SystemExit(status)
+
+
+def tell(record: logging.LogRecord) -> bool:
+    """Takes out of a line of overrides what might be a secret; every line is logged."""
+    record.msg, record.args = told(re.split(r" (?=[+~]{0,2}[\w./@]+=)", record.getMessage())), None
+    return True
 
 
 def own_settings(overrides: Iterable[str], swept: Iterable[str]) -> str:

@@ -390,6 +390,24 @@ def test_a_mistake_in_the_configuration_itself_is_named(cli: Cli) -> None:
 # ---- what fails in a job -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("-m", "seed=7,8", "+model.api_key='27182818 and 27182818'", "label=x"),  # launched, and both jobs fail
+        ("-m", "seed=7", "+model.token=27182818a,27182818b", "label='a b=c'"),
+        ("+model.api_key=27182818,b",),
+        ("+model.api_key=27182818 {",),
+        ("model={password: 27182818}",),
+        ("seed={password: 27182818}",),
+    ],
+)
+def test_what_might_be_a_secret_is_not_said(cli: Cli, arguments: list[str]) -> None:
+    done = cli(*arguments)
+    said = done.out + done.err
+    assert done.status and "27182818" not in said and "=..." in said
+    assert arguments[0] != "-m" or "#0" in said  # Hydra's own lines
+
+
 def test_bad_input_found_by_the_task_is_one_sentence_and_status_1(cli: Cli) -> None:
     result = cli("seed=7")
     assert (result.status, result.err) == (1, "seed 7 is unlucky: choose another one.\n")
