@@ -456,7 +456,9 @@ def claimed(path: Path) -> Iterator[bool]:
     """Whether this file is ours to write: nobody else has written it, or is about to. A claim ends with its process."""
     lock = path.with_name(f".{path.stem}.lock")
     while True:
-        with open_lock(lock) as held:
+        with writing(lock):
+            opened = open_lock(lock)
+        with opened as held:
             try:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

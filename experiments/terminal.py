@@ -29,7 +29,7 @@ def unheard(stream: int) -> Iterator[None]:
 
 
 def say(line: str) -> None:
-    """A line that stays, above any progress bar. Halves of surrogate pairs are escaped."""
+    """A line that stays, above any progress bar. Halves of surrogate pairs, which no terminal shows, are escaped."""
     with unheard(STDOUT):
         tqdm.write(line.encode(errors="backslashreplace").decode(), file=sys.stdout)
         sys.stdout.flush()

@@ -151,6 +151,8 @@ WORK = 10**7  # turns times beliefs of a transcript: what it takes to find what 
 def check_transcript(transcript: Transcript) -> None:
     """Raises an error of `files.FAULTS` for what is no transcript that can be shown."""
     players, roles, facts = (transcript[part] for part in ("players", "roles", "facts"))
+    if len(transcript["turns"]) * len(transcript["beliefs"]) > WORK:
+        raise ValueError(f"{len(transcript['turns'])} turns with {len(transcript['beliefs'])} beliefs are no game")
     _are(str, *players.values(), *roles.values())
     if max(map(len, [*players, *players.values(), *roles.values()]), default=0) > NAME:
         raise ValueError(f"a name has more than {NAME} letters")
@@ -169,8 +171,6 @@ def check_transcript(transcript: Transcript) -> None:
         _are(str, roles[belief["listener"]])
         _are(int, belief["step"], belief["question"])
         _are(float, *belief["probs"], truth_of(belief, transcript["questions"][belief["question"]]))
-    if len(transcript["turns"]) * len(transcript["beliefs"]) > WORK:
-        raise ValueError(f"{len(transcript['turns'])} turns with {len(transcript['beliefs'])} beliefs are no game")
     if is_dond(transcript):
         dond_v0.Context(tuple(facts["counts"]), tuple(map(tuple, facts["values"])))  # type: ignore[arg-type]
     if is_among_us(transcript):
