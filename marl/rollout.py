@@ -14,6 +14,7 @@ import numpy as np
 
 from envs.core import END, TurnKind
 from marl.agents import Agent, Reply, Request
+from marl.games import check_said
 from marl.memory import sparing
 from marl.tokens import Tokens
 from marl.types import Belief, Episode, Payment, Stream, Turn
@@ -166,6 +167,7 @@ def rollout(
 
 def _open(index: int, game: Game, env: Any, cast: Cast) -> _Table:
     observations, infos = env.reset(seed=game.seed, options=dict(game.options or {}))
+    check_said(env, infos)
     table = _Table(index, game, env, cast(game, env), observations, infos)
     table.facts = dict(env.facts)
     table.privileged = {agent: tuple(env.privileged(agent)) for agent in env.agents}
@@ -195,6 +197,7 @@ def _step(table: _Table) -> None:
     actions = {agent: table.replies[agent].text if agent in table.replies else "" for agent in table.env.agents}
     kinds = {agent: TurnKind(table.observations[agent]["turn"]) for agent in due}
     table.observations, rewards, _, _, table.infos = table.env.step(actions)
+    check_said(table.env, table.infos)
     for agent in due:
         table.turns.append(_turn(table, agent, table.replies[agent], kinds[agent]))
     table.payments.extend(Payment(agent, table.step, float(r)) for agent, r in rewards.items() if r)

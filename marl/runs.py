@@ -34,7 +34,8 @@ REFERENCE = "reference"  # the base that the run began with
 # Settings that don't make it another run: where things are, what is kept, and what changes a run's last digits alone
 # (in which order numbers are added), of which a checkpoint notes what it was made with. Human dialogues count by their
 # contents, which make the base another one.
-ELSEWHERE = ("runs", "tracker", "progress", "threads", "cache", "shard", "deterministic", "data", "checkpoint")
+ELSEWHERE = ("runs", "tracker", "progress", "threads", "cache", "shard", "deterministic", "data", "checkpoint",
+             "only")  # whose effect stands in the weights  # fmt: skip
 GROUPS = ("env", "cast", "eval.env", "eval.cast", "algo", "loss", "model", "base")  # of settings, that every run has
 SETTINGS: dict[str, type | tuple[type, ...]] = {  # that those who measure runs read
     "env.game": str,

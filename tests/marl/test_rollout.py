@@ -107,12 +107,13 @@ class Relay:
             self.agents = []
         self.clock += 1
         for info in infos.values():
-            info["outcome"] = {"said": tuple(self.said)} if not self.agents else None
+            ended = {"how": "all is said", "winner": None, "said": tuple(self.said)}
+            info["outcome"] = ended if not self.agents else None
         over = dict.fromkeys(infos, not self.agents)
         return self._see(texts, turns), rewards, over, dict.fromkeys(infos, False), infos
 
     def _info(self) -> dict[str, Any]:
-        return {"role": "runner", "questions": (), "error": "", "message": "", "span": (0, 0)}
+        return {"role": "runner", "questions": (), "error": "", "message": "", "span": (0, 0), "entry": ""}
 
     def _see(self, texts: Mapping[str, str], turns: Mapping[str, int]) -> dict[str, dict[str, Any]]:
         return {
