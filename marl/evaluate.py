@@ -468,7 +468,8 @@ def reward_metrics(
     turns = [(game, turn) for game, e in enumerate(episodes) for turn in e.turns if _counts(turn, e, players)]
     values: dict[str, Valued] = {}
     for name in sorted({name for _, turn in turns for name in turn.rewards}):
-        values[f"reward/{name}"] = [(game, turn.rewards[name]) for game, turn in turns if counted(turn, name)]
+        own = [(game, turn) for game, turn in turns if name in turn.rewards and counted(turn, name)]
+        values[f"reward/{name}"] = [(game, turn.rewards[name]) for game, turn in own]
     return _shares(values, rng)
 
 

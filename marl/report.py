@@ -522,10 +522,10 @@ def what_was_run(runs: Sequence[Run]) -> list[str]:
 
 
 def weights_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """The weight of each term of a run, by a name that is the same wherever the term is from."""
+    """The weight of each term of a run, wherever it is from: `listening loss` -> `0.3`."""
     return {
-        f"{group}.{name}": f"{weight:g}" if isinstance(weight := term.get("weight"), int | float) else "its default"
-        for group in ("reward", "loss")
+        f"{name} {group}": f"{weight:g}" if isinstance(weight := term.get("weight"), int | float) else "its default"
+        for group in ("loss", "reward")
         for name, term in _settings(config.get(group)).items()
         if isinstance(term, Mapping)
     }
@@ -665,7 +665,7 @@ def own_ends(columns: Mapping[str, Metrics]) -> dict[str, str]:
     return {how: how for how in (name.removeprefix("game/how/") for name in found)}
 
 
-def endings(columns: Mapping[str, Metrics], ends: Mapping[str, str]) -> list[dict[str, Any]]:
+def endings(columns: Mapping[str, Metrics], ends: Mapping[str, str] = ENDS) -> list[dict[str, Any]]:
     """How games ended, a bar for each column: shares in the order of `ends`, those that never happened left out."""
     bars = []
     for name, metrics in columns.items():

@@ -412,8 +412,8 @@ def why_not_finite(name: str, loss: Loss, values: Tensor, outputs: Outputs) -> s
         return f"loss.{name}: the model's outputs are not finite; lower algo.update.learning_rate or a loss weight"
     wrong = int((~values.isfinite()).sum())
     return (
-        f"loss.{name}: {type(loss).__name__} returned {float(values.sum())}, with {wrong} of {values.numel()} values "
-        "not finite; must be finite numbers wherever its mask is true"
+        f"loss.{name}: {type(loss).__name__} returned {float(values.sum())}, not finite at {wrong} of {values.numel()} "
+        "places; mend the term, or lower algo.update.learning_rate or its weight"
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from marl.agents import Agent, ModelAgent, Player, Reply, Request, TextAgent
 from marl.batch import collate, seats_of
 from marl.cast import Seats, by_role
 from marl.engine import Engine
+from marl.errors import UserError
 from marl.games import env_maker, scripted
 from marl.policy import Policy
 from marl.rollout import (
@@ -35,6 +37,7 @@ from marl.rollout import (
 from marl.tokens import Tokens
 from marl.types import Episode, Kind, Stream, TokenBatch
 from marl.update import forward
+from tests.marl.hint import Hint
 from tests.marl.models import CHATML, NO_SYSTEM, hf_policy, precise, teach, tiny_policy
 
 COMPACT = env_maker({"game": "dond", "style": "compact", "objective": 1.0, "max_entries": 12})
@@ -619,6 +622,50 @@ def test_any_text_as_a_reply_leaves_the_game_standing(text: str, policies: dict[
 
 
 # --- Games ---
+
+
+def without(name: str) -> Callable[[dict[str, Any], bool], None]:
+    return lambda info, over: info.pop(name)
+
+
+def ending(outcome: Any) -> Callable[[dict[str, Any], bool], None]:
+    return lambda info, over: info.update(outcome=outcome) if over else None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            without("entry"),
+            r"^Untold: infos\['player_\d'\] has no entry; a game says these of each agent at every step",
+        ),
+        (without("message"), r"^Untold: infos\['player_\d'\] has no message; "),
+        (without("questions"), r"^Untold: infos\['player_\d'\] has no questions; "),
+        (ending({"right": True}), r"^Untold: outcome={'right': True} at the end of a game; must have `how`"),
+        (ending({"how": "", "winner": None}), r"^Untold: outcome={'how': '', .* must have `how`"),
+        (ending(None), r"^Untold: outcome=None at the end of a game; must have `how`"),
+        (
+            ending({"how": "checkmate"}),
+            r"^Untold: outcome={'how': 'checkmate'} .* must have `winner`, the name of who won",
+        ),
+        (ending({"how": "checkmate", "winner": 0}), r"^Untold: outcome={'how': 'checkmate', 'winner': 0} .* `winner`"),
+        (ending({"how": "even", "winner": "white"}), ""),
+        (ending({"how": "shake hands", "deal": True}), ""),
+    ],
+)
+def test_what_a_game_leaves_unsaid_is_named_in_its_first_game(
+    change: Callable[[dict[str, Any], bool], None], said: str
+) -> None:
+    class Untold(Hint):
+        def step(self, actions: dict[str, str]) -> Any:
+            *rest, infos = super().step(actions)
+            for info in infos.values():
+                change(info, not self.agents)
+            return *rest, infos
+
+    agent = everyone(TextAgent("said", lambda *_: Wordy(1)))
+    with pytest.raises(UserError, match=said) if said else nullcontext():
+        rollout([Game(0)], agent, Untold, 1)
 
 
 def test_games_of_a_place_are_the_same_forever() -> None:
