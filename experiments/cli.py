@@ -104,7 +104,8 @@ IDLE = 300  # seconds until a worker without a job ends, should the command itse
 MAY_BE_NULL = ("compare", "minutes")
 # What ~KEY may leave out: terms, players, and choices that only bring other settings. The rest always has a value.
 REMOVABLE = (
-    "loss.", "reward.", "cast.", "variants.", "conditions.", "tuned", "experiment", "ablation", "sweep", "hydra"
+    "loss.", "reward.", "cast.", "variants.", "conditions.", "tuned", "pretrained", "experiment", "ablation", "sweep",
+    "hydra",
 )  # fmt: skip
 
 

@@ -58,6 +58,7 @@ from marl.rollout import EVALUATION, Cast, Game, draw_games, rollout
 from marl.runs import CONFIG, run_settings
 from marl.stats import TableRow, format_table, write_table
 from marl.transcripts import Transcript, episode_to_json, render_text, write_episodes
+from marl.wording import of_ones_own
 
 HEADLINE = (
     "game/score", "game/score_agreed", "game/score_ceiling", "game/points", "game/joint", "game/agreement",
@@ -100,9 +101,15 @@ def role_against_role(first: Agent, second: Agent, cast: Mapping[str, Seats], pa
     return by_role({**seating, **{role: Seats("second") for role, _ in others}}, agents)
 
 
+def rows_of(conditions: Mapping[str, Metrics]) -> list[str]:
+    """The metrics of the table: the headline's, then what terms and games of one's own bring."""
+    known = [name for name in HEADLINE if any(name in found for found in conditions.values())]
+    return [*known, *of_ones_own(name for found in conditions.values() for name in found)]
+
+
 def show(conditions: Mapping[str, Metrics], transcripts: Mapping[str, Transcript], report: Path | None = None) -> None:
     """The last screen: the table, a transcript of each condition, where the report is."""
-    names = [name for name in HEADLINE if any(name in found for found in conditions.values())]
+    names = rows_of(conditions)
     for label, transcript in transcripts.items():
         say(f"\n── {label}, game {transcript['seed']} " + "─" * 40)
         say(render_text(transcript))
@@ -494,7 +501,8 @@ def main(cfg: DictConfig) -> None:
         write_episodes(out / "episodes.jsonl", episodes)
         by_message = {label: entries}
         write_json(out / "evaluation.json", evaluation_to_json(conditions, by_message, **about))
-        rows = [(arm, name, found[name]) for arm, found in conditions.items() for name in HEADLINE if name in found]
+        order = rows_of(conditions)
+        rows = [(arm, name, found[name]) for arm, found in conditions.items() for name in order if name in found]
         write_table(out / "table.csv", [TableRow(arm, name, i.mean, i.low, i.high, 1, i.n) for arm, name, i in rows])
     show(conditions, {label: episode_to_json(episodes[0])})
     if entries:

@@ -65,7 +65,7 @@ from marl.stats import (
     write_csv,
     write_table,
 )
-from marl.wording import HEADLINE, pairs_of
+from marl.wording import headline, pairs_of
 
 NUMBERS = ("mean", "low", "high", "n")  # of an interval
 PUBLISHED = "published.csv"  # the paper's figures, where the table's folder has them: arm,mean,low,high,source
@@ -214,7 +214,7 @@ def show(runs: Sequence[Run]) -> None:
     """The headline table of each variant of the game, arms side by side."""
     for suffix, group in variants(runs).items():
         columns = columns_of(arm_runs(group))
-        names = [name for name in HEADLINE.get(group[0].game, ()) if any(name in found for found in columns.values())]
+        names = headline(group[0].game, (name for found in columns.values() for name in found))
         say("\n" + (f"{in_words(suffix)}\n" if suffix else "") + format_table(columns, names) + "\n")
         for sentence in costs(group):
             say(sentence + "\n")

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -19,7 +21,7 @@ from typing import Any, TextIO
 
 import numpy as np
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from experiments.cli import command, set_beside
 from experiments.evaluate import check_bf16, pick_device, set_deterministic, set_threads, show
@@ -85,7 +87,7 @@ from marl.evaluate import (
     metrics,
 )
 from marl.files import read_bytes, read_text, reading, write_json, write_text
-from marl.filtered_bc import FilteredBCConfig, train_filtered_bc
+from marl.filtered_bc import FilteredBCConfig, seat_reward, train_filtered_bc
 from marl.games import env_maker, exchangeable, file_digests
 from marl.longer import BEGUN_AS, Longer, Unfit, shorter_run, take_up
 from marl.memory import Fit, Slots, check_memory, learning_bytes
@@ -98,6 +100,7 @@ from marl.ranks import ONE, Ranks, torchrun_ranks
 from marl.renaming import renaming
 from marl.report import build_report, read_evaluation
 from marl.rewards import Reward, add_rewards
+from marl.rewards.game import GameReward
 from marl.rl_pikl import RLPiklConfig, train_rl_pikl
 from marl.rollout import EVALUATION, WARM_START, Seeds, draw_games, rollout
 from marl.runs import (
@@ -115,13 +118,17 @@ from marl.runs import (
     run_settings,
 )
 from marl.sharding import Shards
+from marl.stats import Interval
 from marl.tracking import METRICS_FILE, TIMING_FILE, Tracker, Unlogged, make_tracker, read_metrics
 from marl.transcripts import Transcript, read_episodes, write_episodes
 from marl.types import Episode
 from marl.update import Learner, check_model, make_optimizer
+from marl.wording import of_ones_own
 
-FORMAT_OF_GAMES = 3  # raised when the base's kept games would be played, or measured, otherwise: where no commit tells
+FORMAT_OF_GAMES = 4  # raised when the base's kept games would be played, or measured, otherwise: where no commit tells
 SHOWN = 40  # episodes kept of an iteration or an evaluation
+HOPELESS = 0.5  # share of replies that come to nothing from which on a run is warned of
+ALIKE = 0.94  # share of seats that are paid the same; crews of a base that learns well win some .13 of their games
 PLANNED = 8  # of an iteration's games with a planner, which note every action that it weighed
 
 
@@ -129,6 +136,7 @@ def folder_of(cfg: DictConfig) -> Path:
     """The folder that a job will write into, before it has begun: of a copy, whose patterns are names."""
     cfg = copy.deepcopy(cfg)
     find_starts(cfg)
+    train_only(cfg)
     return run_folder(cfg)
 
 
@@ -139,6 +147,8 @@ def main(cfg: DictConfig) -> Path:
     # every game to come: the run stops before it learns from such games, and goes on when it is started again.
     check_read(build(cfg))  # wrong settings are told first
     find_starts(cfg)
+    if (measured := train_only(cfg)) and int(os.environ.get("RANK", "0")) == 0:
+        say(f"arm={cfg.arm} measures {', '.join(measured)} and trains what it names alone; arm=NAME trains all")
     set_deterministic(cfg.deterministic)
     if (folder := finished(cfg)) is not None:
         return folder
@@ -521,6 +531,23 @@ def find_starts(cfg: DictConfig) -> None:
             cfg.init[name] = one_run(cfg.runs, pattern, f"init.{name}").name
 
 
+def train_only(cfg: DictConfig) -> list[str]:
+    """Sets the weight of every term to 0 that the arm does not train (`only`), wherever it is from, and returns the
+    names of those that had one: an arm called `game_only` is one."""
+    if str(cfg.arm) not in cfg.only:
+        return []
+    kept, measured = cfg.only[str(cfg.arm)], []
+    if not isinstance(kept, ListConfig):
+        raise UserError(f"only.{cfg.arm}={kept}: must be a list of terms, as in [reward.game,loss.policy]")
+    for group in ("reward", "loss"):
+        for name, term in cfg[group].items():
+            if isinstance(term, DictConfig) and f"{group}.{name}" not in kept and term.get("weight", 1.0) != 0:
+                with open_dict(term):
+                    term.weight = 0.0
+                measured.append(f"{group}.{name}")
+    return measured
+
+
 def start_of(cfg: DictConfig, name: str) -> str:
     """The folder of the run that a learner starts from; empty: from the base. Names are looked up in `runs` first."""
     run = cfg.init[name]
@@ -630,6 +657,8 @@ def learn(
             check_there(folder, work.lock)
         tracker.log(iteration, found)
         say(f"{iteration:4d}/{config.iterations}  " + headline(found))
+        if iteration == 1 and not cfg.eval.games:  # else the base's evaluation has told
+            warn_if_hopeless(work, episodes)
         warning = work.expected.warning(iteration, found) if work.expected else ""
         if warning:
             say(warning)
@@ -696,6 +725,8 @@ def watch(
     found = episode_metrics(episodes, {next(iter(policies))})
     if not ranks.first:
         return found.get("game/score")
+    if iteration == 0:
+        warn_if_hopeless(work, episodes)
     tracker.log(iteration, found, phase="eval")
     write_episodes(folder / "episodes" / f"iteration-{iteration:06d}.jsonl", episodes[:SHOWN])
     columns = ("game", "outcome", "transcript")
@@ -704,6 +735,34 @@ def watch(
     ]
     tracker.transcripts(iteration, columns, rows)
     return found.get("game/score")
+
+
+def warn_if_hopeless(work: Work, episodes: Sequence[Episode]) -> None:
+    """Says where next to nothing can be learned from the learner's first games, and the way out: its replies find no
+    room or are refused, or the game pays nearly every seat the same."""
+    learner, cfg, base = learners_of(work.parts.cast)[0], work.cfg, work.parts.base
+    turns = [t for e in episodes for t in e.turns if e.players[t.agent] == learner]
+    paid = Counter(seat_reward(e, agent) for e in episodes for agent, name in e.players.items() if name == learner)
+    if not turns:
+        return
+    outgrown = sum(t.outgrown for t in turns) / len(turns)
+    refused = sum(bool(t.error) for t in turns) / len(turns)
+    (amount, seats), *_ = paid.most_common(1)
+    alike = seats / paid.total()
+    plays_for_it = any(isinstance(reward, GameReward) and reward.weight for reward in work.parts.rewards.values())
+    if outgrown >= HOPELESS:
+        wrong = f"{outgrown:.0%} of the learner's replies find no room in its context"
+        way_out = f"give it more, by model.context (now {cfg.model.context})"
+    elif refused >= HOPELESS or (alike >= ALIKE and plays_for_it):
+        wrong = f"the game refuses {refused:.0%} of the learner's replies and pays {alike:.0%} of its seats {amount:g}"
+        way_out = {
+            "none": "train the model on scripted games first, by base=scripted",
+            "scripted": f"train a better base, by more games (base.games={base.games})",
+            "human": f"train a better base, by more passes (base.epochs={base.epochs})",
+        }[base.data]
+    else:
+        return
+    say(f"warning: next to nothing can be learned so far: {wrong}. Stop this run and {way_out}.")
 
 
 def evaluation_games(
@@ -788,9 +847,22 @@ def final_evaluation(
         ) from error
     for part in ("conditions", "belief_by_message", "by_game"):
         of_both[part] = {**of_base.get(part, {}), **of_both[part]}
+    of_both["conditions"]["trained"] |= last_losses(folder / METRICS_FILE)
     write_json(folder / "evaluation.json", of_both)
     write_text(folder / "episodes" / "base.jsonl", texts)
     return conditions_from_json(of_both), examples
+
+
+def last_losses(path: Path) -> dict[str, dict[str, float | int | None]]:
+    """The learner's losses in its last iteration of training, which evaluation games do not compute: no intervals."""
+    rows = [row for row in read_metrics(path) if row["phase"] == "train"]
+    last = rows[-1] if rows else {}
+    games = int(last.get("rollout/games", 0))
+    return {
+        name: Interval(value, math.nan, math.nan, games).to_json()
+        for name, value in last.items()
+        if name.startswith("loss/")
+    }
 
 
 def games_of_base(base_folder: Path | None, name: str) -> Path | None:
@@ -851,8 +923,9 @@ HEADLINE = {  # what a person watches, and how it reads
 
 
 def headline(found: dict[str, float]) -> str:
-    """An iteration in one line."""
-    return "  ".join(form.format(found[name]) for name, form in HEADLINE.items() if name in found)
+    """An iteration in one line, terms of one's own last."""
+    known = [form.format(found[name]) for name, form in HEADLINE.items() if name in found]
+    return "  ".join([*known, *(f"{name.rpartition('/')[2]} {found[name]:.3f}" for name in of_ones_own(found))])
 
 
 def privileged_size(make_env: Any) -> int:

@@ -108,7 +108,8 @@ class Cut:
         if self.steps >= self.cuts.get(self.seed, math.inf):
             self.over = True
             truncated = dict.fromkeys(truncated, True)
-            infos = {agent: {"outcome": {}, **info, "questions": ()} for agent, info in infos.items()}
+            cut = {"how": "cut", "winner": None}
+            infos = {agent: {"outcome": cut, **info, "questions": ()} for agent, info in infos.items()}
         return observations, rewards, terminated, truncated, infos
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 import tempfile
+import traceback
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,25 @@ class UserError(ValueError):
     def __init__(self, sentence: str) -> None:
         text = str(sentence).encode(errors="backslashreplace").decode()
         super().__init__(text if len(text) <= LONGEST else f"{text[:LONGEST]}...")
+
+
+@contextmanager
+def naming(setting: str, term: object) -> Iterator[None]:
+    """Within, whatever a term's own code raises becomes a UserError with the setting, the error and the line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # anybody's code may raise anything
+        file = getattr(sys.modules.get(type(term).__module__), "__file__", None)
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if frame.filename == file]
+        place = (own or frames)[-1]
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(
+            f"{setting}: {type(term).__name__} raised {told} ({place.filename}, line {place.lineno}); "
+            "mend it, or leave it out"
+        ) from error
 
 
 def check_writable(folder: str | Path, setting: str) -> None:

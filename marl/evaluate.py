@@ -19,7 +19,7 @@ from scipy.stats import norm
 from envs import dond_v0
 from envs.among_us_v0 import Ending, Role
 from envs.core import Question, TurnKind
-from marl.monitor import VOCABULARY_GAMES, tries
+from marl.monitor import VOCABULARY_GAMES, counted, tries, winners
 from marl.rewards.speaking import SpeakingReward
 from marl.speech import INSIDERS, Message, Record, read_game, template
 from marl.stats import Floats, Interval, bootstrap_mean, bootstrap_ratio, wilson
@@ -39,11 +39,11 @@ def metrics(
 ) -> Metrics:
     """All metrics of these games, by name.
 
-    `game`: `dond` or `among_us`; any other game gets what is common to all, and as `game/score` what the
-    environment paid a player in all. `objective` is Deal or No Deal's. `players`
-    (names in `Episode.players`) limits talk, errors, beliefs and speech to those players; the game's own figures
-    always count everybody. Intervals are resampled with `rng`, by default a fresh generator, so that the same episodes
-    always give the same figures.
+    `game`: `dond` or `among_us`; any other game gets what is common to all, as `game/score` what the environment paid
+    a player in all, and `game/how/HOW` and `game/win_rate/WINNER`, the shares of games that ended so, in its own words.
+    `objective` is Deal or No Deal's. `players` (names in `Episode.players`) limits talk, errors, beliefs, speech and
+    rewards to those players; the game's own figures always count everybody. Intervals are resampled with `rng`, by
+    default a fresh generator, so that the same episodes always give the same figures.
     """
     if not episodes:
         raise ValueError("no episodes to evaluate: play at least one game")
@@ -55,7 +55,7 @@ def metrics(
     else:
         games = [g for g, episode in enumerate(episodes) for _ in episode.players]
         paid = [sum(p.amount for p in e.payments if p.agent == agent) for e in episodes for agent in e.players]
-        own = {"game/score": bootstrap_mean(paid, games, rng=rng)}
+        own = {"game/score": bootstrap_mean(paid, games, rng=rng), **_wins(episodes), **_endings(episodes)}
     return {
         **own,
         **talk_metrics(episodes, rng, players),
@@ -63,7 +63,8 @@ def metrics(
         **belief_metrics(episodes, rng, players=players),
         **speech_metrics(episodes, rng, players=players),
         **plan_metrics(episodes, rng, players),
-        **cut_metrics(episodes, rng, players),  # last: the other intervals' draws stay as they were
+        **cut_metrics(episodes, rng, players),
+        **reward_metrics(episodes, rng, players),  # last: the other intervals' draws stay as they were
     }
 
 
@@ -354,6 +355,13 @@ def _shares(values: Mapping[str, Valued], rng: np.random.Generator) -> Metrics:
     return found
 
 
+def _wins(episodes: Sequence[Episode]) -> Metrics:
+    """`game/win_rate/WINNER`: the share of games that each winner won."""
+    return {
+        f"game/win_rate/{name}": rate([e.outcome.get("winner") == name for e in episodes]) for name in winners(episodes)
+    }
+
+
 def _endings(episodes: Sequence[Episode], known: Collection[str] = ()) -> Metrics:
     """`game/how/ENDING`: the share of games that ended so; of `known` endings also where no game did."""
     endings = Counter(dict.fromkeys(known, 0))
@@ -451,6 +459,18 @@ def plan_metrics(
     plans = [(g, t.planned) for g, e in enumerate(episodes) for t in e.turns if t.planned and _counts(t, e, players)]
     shares, games = [planned.floored for _, planned in plans], [game for game, _ in plans]
     return {"plan/floored": bootstrap_mean(shares, games, rng=rng)} if plans else {}
+
+
+def reward_metrics(
+    episodes: Sequence[Episode], rng: np.random.Generator, players: Collection[str] | None = None
+) -> Metrics:
+    """`reward/NAME`: what each term pays a turn, unweighted, as training logs it; absent where no term was asked."""
+    turns = [(game, turn) for game, e in enumerate(episodes) for turn in e.turns if _counts(turn, e, players)]
+    values: dict[str, Valued] = {}
+    for name in sorted({name for _, turn in turns for name in turn.rewards}):
+        own = [(game, turn) for game, turn in turns if name in turn.rewards and counted(turn, name)]
+        values[f"reward/{name}"] = [(game, turn.rewards[name]) for game, turn in own]
+    return _shares(values, rng)
 
 
 def spoken(episode: Episode, players: Collection[str] | None = None) -> list[Turn]:

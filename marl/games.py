@@ -10,12 +10,15 @@ by `conf/env/NAME.yaml`, and where a learner needs other settings in it, by `con
 The environment is a PettingZoo parallel one (envs/core.py has its spaces). Each observation has `text` (what is new),
 `turn` (a TurnKind) and `options` (empty unless one is to be chosen). `infos[agent]` always has `role`, `questions` (a
 tuple of `Question`: what the agent is asked after this text) and, of what it just did, `error` (why it was refused, or
-""), `message` (what others hear: without one nothing is paid to speech), `span` (where that stands in the reply);
-at the end `outcome`, the same for all. `facts` has `roles` where there are several. A game of several styles has the
-setting and attribute `style` and the reset option `styles`, by agent, so that players of different styles meet in one
-game (`envs.core.read_styles`). A scripted player has `observe(text)` and `reply(text, options)`. The smallest whole
-game is `Hint` in tests/marl/hint.py. Figures of a game's own, beside what its players were paid, go into
-marl/evaluate.py.
+""), `message` (what others hear: without one nothing is paid to speech), `span` (where that stands in the reply) and
+`entry` (what it counted as, in a word of the game's own, as "message" or "vote"; "" where no reply was due). At the end
+`infos[agent]` has `outcome`, the same for all: `how` the game ended, in a few words of its own and one of a few ways,
+and the `winner`, the name of a side or a seat, or None (a game that ends in a `deal` or without one needs no winner).
+These words stand as they are in transcripts, as `game/how/HOW` and `game/win_rate/WINNER` in tables. `check_said`
+refuses a game that leaves any of this out. `facts` has `roles` where there are several. A game of several styles has
+the setting and attribute `style` and the reset option `styles`, by agent, so that players of different styles meet in
+one game (`envs.core.read_styles`). A scripted player has `observe(text)` and `reply(text, options)`. The smallest whole game is `Hint` in tests/marl/hint.py. Figures of a game's
+own, beside these and what its players were paid, go into marl/evaluate.py.
 """
 
 from __future__ import annotations
@@ -64,6 +67,31 @@ def env_maker(env: Mapping[str, Any]) -> Callable[[], Any]:
     except (ValueError, TypeError, ArithmeticError, AttributeError, LookupError) as error:
         raise UserError(f"env.{error}" if f"{error} ".split(" ")[0] in settings else f"env: {error}") from error
     return make
+
+
+SAID = ("role", "questions", "error", "message", "span", "entry")  # what `infos` has of each agent, always
+
+
+def check_said(env: Any, infos: Mapping[str, Any]) -> None:
+    """UserError, naming the game, where its `infos` lack what a game has to say (above)."""
+    game = type(env).__name__
+    for agent, info in infos.items():
+        if lacking := [name for name in SAID if name not in info]:
+            raise UserError(
+                f"{game}: infos[{agent!r}] has no {', '.join(lacking)}; a game says these of each agent at every step, "
+                "as marl/games.py describes"
+            )
+    if env.agents:
+        return
+    outcome = next(iter(infos.values())).get("outcome")
+    if not isinstance(outcome, Mapping) or not (isinstance(outcome.get("how"), str) and outcome["how"]):
+        raise UserError(
+            f"{game}: outcome={outcome!r} at the end of a game; must have `how`, a few words on how the game ended"
+        )
+    if not ("winner" in outcome or "deal" in outcome) or not isinstance(outcome.get("winner"), str | None):
+        raise UserError(
+            f"{game}: outcome={outcome!r} at the end of a game; must have `winner`, the name of who won, or None"
+        )
 
 
 def file_digests(*envs: Mapping[str, Any]) -> dict[str, dict[str, str]]:

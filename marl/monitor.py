@@ -8,8 +8,8 @@ import numpy as np
 
 from envs.core import TurnKind
 from marl.negotiation import inverted_figures
-from marl.speech import INSIDERS, read_game
-from marl.types import Episode
+from marl.speech import INSIDERS, of_among_us, read_game
+from marl.types import Episode, Turn
 
 VOCABULARY_GAMES = 500  # vocabulary grows with the number of games, so it is counted over a fixed number
 
@@ -28,13 +28,12 @@ def episode_metrics(episodes: Sequence[Episode], players: Collection[str]) -> di
     turns = [t for e in episodes for t in e.turns if e.players[t.agent] in players]
     metrics: dict[str, float] = {}
     for name in sorted({name for t in turns for name in t.rewards}):
-        heard = [t for t in turns if name != "speaking" or t.message]  # of a message, or of a turn
-        metrics[f"reward/{name}"] = _mean([t.rewards[name] for t in heard])
+        metrics[f"reward/{name}"] = _mean([t.rewards[name] for t in turns if counted(t, name)])
     scores = [sum(p.amount for p in e.payments if p.agent == a) for e, a in own]
     if own:  # a rare partner may sit in none of these games
         metrics["game/score"] = _mean(scores)
     first = episodes[0].outcome
-    if "deal" in first:
+    if {"deal", "points", "pareto"} <= first.keys():
         if own:
             metrics["game/score_sd"] = float(np.std(scores))  # of a player's score, over games and players
             metrics["game/points"] = _mean([e.outcome["points"][a] for e, a in own])
@@ -50,16 +49,19 @@ def episode_metrics(episodes: Sequence[Episode], players: Collection[str]) -> di
             metrics["game/pareto_agreed"] = _mean([e.outcome["pareto"] for e in agreed])
         if "counts" in episodes[0].facts:
             metrics |= inverted_figures(episodes, players)
-    if "winner" in first:
+    if of_among_us(episodes[0].facts):
         metrics["game/win_rate/crewmates"] = _mean([e.outcome["winner"] == "crewmates" for e in episodes])
         metrics |= _crew_metrics(episodes, players)
+    else:
+        for winner in winners(episodes):
+            metrics[f"game/win_rate/{winner}"] = _mean([e.outcome.get("winner") == winner for e in episodes])
     taken = [t for t in turns if not t.error]
     spoken = [t for t in taken if t.kind == TurnKind.SPEAK]
     metrics["talk/turns"] = len(spoken) / len(episodes)
     metrics["talk/tokens_per_turn"] = _mean([len(t.reply_ids) for t in spoken])
     metrics["talk/cut"] = _mean([t.cut for t in spoken])
-    counted = [t for e in episodes[:VOCABULARY_GAMES] for t in e.turns if e.players[t.agent] in players and not t.error]
-    metrics["talk/vocabulary"] = len({word for t in counted for word in t.message.split()})
+    early = [t for e in episodes[:VOCABULARY_GAMES] for t in e.turns if e.players[t.agent] in players and not t.error]
+    metrics["talk/vocabulary"] = len({word for t in early for word in t.message.split()})
     refused, over = np.array([tries(e, players) for e in episodes]).sum(0)
     metrics["errors/per_turn"] = float(refused / max(over, 1))
     if any(outgrown := [e.outgrown for e in episodes]):
@@ -82,6 +84,16 @@ def episode_metrics(episodes: Sequence[Episode], players: Collection[str]) -> di
             [float(((b.pooled - np.eye(len(b.probs))[b.question.answer_index]) ** 2).sum()) for b in beliefs]
         )
     return metrics
+
+
+def counted(turn: Turn, reward: str) -> bool:
+    """Whether a reward's mean counts this turn: the speaking reward is one of messages, any other of all turns."""
+    return reward != "speaking" or bool(turn.message)
+
+
+def winners(episodes: Sequence[Episode]) -> list[str]:
+    """Who won any of these games, by the names that the game gives them."""
+    return sorted({str(e.outcome["winner"]) for e in episodes if e.outcome.get("winner") is not None})
 
 
 def _crew_metrics(episodes: Sequence[Episode], players: Collection[str]) -> dict[str, float]:

@@ -68,16 +68,18 @@ from marl.transcripts import (
 from marl.wording import (
     ARM_ORDER,
     ENDS,
-    HEADLINE,
     PANELS,
     WORDING,
     Panel,
     Wording,
     arm_name,
     bounds,
+    headline,
     number,
+    of_ones_own,
     pairs_of,
-)  # fmt: skip
+    wording,
+)
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -244,19 +246,19 @@ def page_of(runs: Sequence[Run], title: str, games_shown: int) -> str:
     names = list(dict.fromkeys([*columns, *(arm_label(run, runs) for run in runs), *(each.arm for each in heard)]))
     colours = {name: i % len(SERIES) for i, name in enumerate(names)}
     games = list(dict.fromkeys(run.game for run in runs))
-    first_rows = [name for game in games for name in HEADLINE.get(game, ())]
-    return _template().render(
+    measured = [name for found in columns.values() for name in found]
+    first_rows = list(dict.fromkeys(name for game in games for name in headline(game, measured)))
+    ends = ENDS if games == ["among_us"] else own_ends(columns)
+    page = _template().render(
         title=title,
         facts=[*what_was_run(runs), *mixed(runs)],
         findings=[*findings(columns), *comparisons(arms, runs), *costs(runs)],
         columns=list(columns),
         colours=colours,
-        headline=table_rows(
-            columns, [name for name in first_rows if any(name in found for found in columns.values())], colours
-        ),
+        headline=table_rows(columns, first_rows, colours),
         rest=table_rows(columns, _others(columns, first_rows), colours),
-        endings=endings(columns) if games == ["among_us"] else [],
-        ends=list(enumerate(ENDS.values())),
+        endings=endings(columns, ends) if games != ["dond"] else [],
+        ends=list(enumerate(ends.values())),
         by_games=by_games(runs),
         over_seeds=over_seeds(arms, list(columns), first_rows, colours),
         profile=profile_panel(arms, first_rows, colours),
@@ -411,7 +413,7 @@ def profile_panel(arms: Sequence[ArmRun], metrics: Sequence[str], colours: Mappi
         axes.step(x, y, where="pre", color=SERIES[colours[arm]], linewidth=1.8)
     axes.set_xlabel(metric, fontsize=9)
     _limits(axes, 0.0, 1.0)
-    title = f"{WORDING[metric].label if metric in WORDING else metric}, by seed"
+    title = f"{wording(metric).label}, by seed"
     unit = "share of seeds that reach at least this"
     return {"title": title, "unit": unit, "metric": metric, "svg": to_svg(figure, "profile", title)}
 
@@ -431,13 +433,13 @@ def table_rows(
     """Rows for the template: metric, wording, a cell for each column, and a small plot of the intervals."""
     rows = []
     for metric in metrics:
-        wording = WORDING.get(metric, Wording(metric, "", percent=metric.startswith("game/how/")))
+        words = wording(metric)
         found = {name: metrics[metric] for name, metrics in columns.items() if metric in metrics}
         rows.append(
             {
                 "metric": metric,
-                "wording": wording,
-                "cells": [_cell(found.get(name), wording) for name in columns],
+                "wording": words,
+                "cells": [_cell(found.get(name), words) for name in columns],
                 "strip": strip_svg(found, colours),
             }
         )
@@ -549,21 +551,35 @@ def what_was_run(runs: Sequence[Run]) -> list[str]:
             "a model trained here from scratch" if model.get("kind") == "tiny" else f"the language model {name}".strip()
         )
         sentences.append(f"{what}, with {kind}.")
-    if len(arms) == 1:
-        weights = [
-            f"{word} {float(weight):g}"
-            for word, group, term in (
-                ("listening loss", "loss", "listening"),
-                ("speaking reward", "reward", "speaking"),
-            )
-            if (weight := ((first.get(group) or {}).get(term) or {}).get("weight")) is not None
-        ]
-        if weights:
-            sentences.append(f"Weights: {', '.join(weights)}.")
+    sentences += weight_sentences(runs)
     about = runs[0].evaluation.get("about", {})
     if about.get("games"):
         sentences.append(f"Evaluated on {about['games']} games a condition, the same games for each.")
     return sentences
+
+
+def weights_of(config: Mapping[str, Any]) -> dict[str, str]:
+    """The weight of each term of a run, wherever it is from: `listening loss` -> `0.3`."""
+    return {
+        f"{name} {group}": f"{weight:g}" if isinstance(weight := term.get("weight"), int | float) else "its default"
+        for group in ("loss", "reward")
+        for name, term in _settings(config.get(group)).items()
+        if isinstance(term, Mapping)
+    }
+
+
+def weight_sentences(runs: Sequence[Run]) -> list[str]:
+    """What each arm trains: all weights of a single one, of several those in which they differ."""
+    by_arm = {run.arm: weights_of(run.config) for run in runs}
+    names = list(dict.fromkeys(name for weights in by_arm.values() for name in weights))
+    several = len(by_arm) > 1
+    if several:
+        names = [name for name in names if len({weights.get(name) for weights in by_arm.values()}) > 1]
+    told = []
+    for arm, weights in by_arm.items():
+        each = ", ".join(f"{name} {weights.get(name, 'absent')}" for name in names)
+        told.append(f"{arm}: {each}" if several else each)
+    return [f"Weights{' in which arms differ' if several else ''}: {'; '.join(told)}."] if names else []
 
 
 def among_us_sentences(config: Mapping[str, Any]) -> list[str]:
@@ -591,16 +607,16 @@ def findings(columns: Mapping[str, Metrics]) -> list[str]:
     """What the table says, in sentences that claim no more than the intervals do."""
     said_so: list[str] = []
     for metric in ("game/win_rate/crewmates", "vote/imposter", "game/score", "game/agreement"):
-        wording = WORDING[metric]
+        words = wording(metric)
         found = {name: metrics[metric] for name, metrics in columns.items() if metric in metrics}
         if not found:
             continue
         parts = []
         for name, interval in found.items():
-            cell = _cell(interval, wording)
+            cell = _cell(interval, words)
             assert cell is not None
             parts.append(f"{name} {cell['mean']}" + (f" ({cell['range']})" if cell["range"] else ""))
-        sentence = f"{wording.label}: {', '.join(parts)}"
+        sentence = f"{words.label}: {', '.join(parts)}"
         ceilings = {number(m["game/score_ceiling"].mean) for m in columns.values() if "game/score_ceiling" in m}
         if metric == "game/score" and len(ceilings) == 1:
             sentence += f"; {ceilings.pop()} is the best that these games allow"
@@ -666,26 +682,31 @@ def costs(runs: Sequence[Run]) -> list[str]:
     """How arms compare where they have cost the same, in a sentence; none where that is not known."""
     arms = equal_compute(runs)
     shared = set.intersection(*(set(arm.metrics) for arm in arms)) if arms else set()
-    headline = [name for game in dict.fromkeys(run.game for run in runs) for name in HEADLINE.get(game, ())]
-    metric = next((name for name in headline if name in shared), None)
+    metric = next((m for game in dict.fromkeys(run.game for run in runs) for m in headline(game, shared)), None)
     if metric is None:
         return []
     parts = []
     for arm, found in columns_of(arms).items():
-        cell = _cell(found[metric], WORDING[metric])
+        cell = _cell(found[metric], wording(metric))
         assert cell is not None
         spread = f"{cell['range']}; " if cell["range"] else ""
         parts.append(f"{arm} {cell['mean']} ({spread}{found[GAMES].mean:,.0f} training games)")
     passes = np.mean([arm.metrics[PASSES].mean for arm in arms]) / 1e6
-    label = WORDING[metric].label
+    label = wording(metric).label
     return [f"{label} at equal compute, {passes:.3g} million token passes of training: {', '.join(parts)}."]
 
 
-def endings(columns: Mapping[str, Metrics]) -> list[dict[str, Any]]:
-    """How games ended, a bar for each column: shares in the order of ENDS, those that never happened left out."""
+def own_ends(columns: Mapping[str, Metrics]) -> dict[str, str]:
+    """The endings of a game that the library does not know, in its own words."""
+    found = of_ones_own(name for metrics in columns.values() for name in metrics if name.startswith("game/how/"))
+    return {how: how for how in (name.removeprefix("game/how/") for name in found)}
+
+
+def endings(columns: Mapping[str, Metrics], ends: Mapping[str, str] = ENDS) -> list[dict[str, Any]]:
+    """How games ended, a bar for each column: shares in the order of `ends`, those that never happened left out."""
     bars = []
     for name, metrics in columns.items():
-        shares = [(i, metrics[f"game/how/{how}"].mean) for i, how in enumerate(ENDS) if f"game/how/{how}" in metrics]
+        shares = [(i, metrics[f"game/how/{how}"].mean) for i, how in enumerate(ends) if f"game/how/{how}" in metrics]
         if shares:
             bars.append({"name": name, "shares": [{"end": i, "share": share} for i, share in shares if share > 0]})
     return bars
@@ -744,7 +765,8 @@ def training_panels(
     """One panel for each quantity that any run logged over training."""
     panels = []
     scale = by_games(runs)
-    for panel in PANELS:
+    own = of_ones_own(name for run in runs for row in run.curves for name in row)
+    for panel in (*PANELS, *(Panel(name, wording(name).label, own_unit(name)) for name in own)):
         if panel.metric == "game/score" and any(run.game == "among_us" for run in runs):
             continue  # what the learners were paid: the wins once more
         curves = (_curve(run, panel, phase, scale) for run in runs for phase in ("train", "eval"))
@@ -769,6 +791,11 @@ def training_panels(
         svg = to_svg(figure, panel.metric, f"{panel.title} over training")
         panels.append({"title": panel.title, "unit": panel.unit, "metric": panel.metric, "svg": svg})
     return panels
+
+
+def own_unit(metric: str) -> str:
+    """What a term or a game of one's own is measured in, as far as that is known."""
+    return "share of games" if wording(metric).percent else "unweighted"
 
 
 def _keep_lines_in_sight(axes: Axes) -> None:
@@ -987,12 +1014,12 @@ def ablation_figure(
                 theirs, beside = published[arm], y + 0.26
                 axes.plot([theirs.low, theirs.high], [beside, beside], color="#777777", linewidth=1)
                 axes.plot([theirs.mean], [beside], color="#777777", marker="o", markersize=5, markerfacecolor="white")
-        if metric in WORDING and WORDING[metric].percent:  # intervals may be wider than what there is
+        if wording(metric).percent:  # intervals may be wider than what there is
             left, right = axes.get_xlim()
             axes.set_xlim(max(left, -0.02), min(right, 1.02))
         axes.set_ylim(len(arms) - 0.5, -0.5)
         axes.set_yticks(range(len(arms)), arms if i == 0 else [""] * len(arms))
-        axes.set_title(WORDING[metric].label if metric in WORDING else metric, fontsize=10, loc="left")
+        axes.set_title(wording(metric).label, fontsize=10, loc="left")
         axes.set_xlabel(f"{metric} (open: published)" if i == 0 and published else metric, fontsize=8)
     for axes, compute in zip(panels[len(metrics) :], (False, True), strict=False):
         style_axes(axes, ink="#222222", muted="#555555", grid="#dddddd")
@@ -1005,8 +1032,8 @@ def ablation_figure(
             else:
                 drawn = [found for run in mine if (found := _curve(run, Panel(curve, "", ""), "eval", scale))]
             if drawn:
-                _draw_mean(axes, drawn, PAPER[y % len(PAPER)], curve, line=True, label=arm)
-        label = WORDING[curve].label if curve in WORDING else curve
+                _draw_mean(axes, drawn, PAPER[y % len(PAPER)], wording(curve).percent, line=True, label=arm)
+        label = wording(curve).label
         axes.set_title(f"{label}, over {'compute' if compute else 'training'}", fontsize=10, loc="left")
         unit = "million token passes" if compute else "training games" if scale else "iteration"
         axes.set_xlabel(unit, fontsize=8)

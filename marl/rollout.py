@@ -14,6 +14,7 @@ import numpy as np
 
 from envs.core import END, TurnKind
 from marl.agents import Agent, Reply, Request
+from marl.games import check_said
 from marl.memory import sparing
 from marl.tokens import Tokens
 from marl.types import Belief, Episode, Payment, Stream, Turn
@@ -167,6 +168,7 @@ def rollout(
 def _open(index: int, game: Game, env: Any, cast: Cast) -> _Table:
     options = dict(game.options or {})
     observations, infos = env.reset(seed=game.seed, options=options)
+    check_said(env, infos)
     seats = cast(game, env)
     own = {name: style for name, agent in seats.items() if (style := getattr(agent, "style", None))}
     if any(style != getattr(env, "style", style) for style in own.values()):  # the same game, in everybody's own words
@@ -200,6 +202,7 @@ def _step(table: _Table) -> None:
     actions = {agent: table.replies[agent].text if agent in table.replies else "" for agent in table.env.agents}
     kinds = {agent: TurnKind(table.observations[agent]["turn"]) for agent in due}
     table.observations, rewards, _, _, table.infos = table.env.step(actions)
+    check_said(table.env, table.infos)
     for agent in due:
         table.turns.append(_turn(table, agent, table.replies[agent], kinds[agent]))
     table.payments.extend(Payment(agent, table.step, float(r)) for agent, r in rewards.items() if r)

@@ -35,7 +35,8 @@ REFERENCE = "reference"  # the base that the run began with
 # Settings that don't make it another run: where things are, what is kept, and on how much hardware it runs. The latter
 # changes last digits (in which order numbers are added), so a checkpoint and the run card note it as `made_with`. Human
 # dialogues count by their contents, which make the base another one.
-ELSEWHERE = ("runs", "tracker", "progress", "threads", "cache", "shard", "deterministic", "data", "checkpoint")
+ELSEWHERE = ("runs", "tracker", "progress", "threads", "cache", "shard", "deterministic", "data", "checkpoint",
+             "only")  # fmt: skip
 GROUPS = ("env", "cast", "eval.env", "eval.cast", "algo", "loss", "model", "base")  # of settings, that every run has
 SETTINGS: dict[str, type | tuple[type, ...]] = {  # that those who measure runs read
     "env.game": str,

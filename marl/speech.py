@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 from envs.among_us_v0 import DIRECTIONS, NAMES, OPTION, ROOMS, SKIP, WAIT, Act, Action, Role, Style
 from envs.core import TurnKind
@@ -23,6 +24,11 @@ INSIDERS = (Role.IMPOSTER.value,)  # roles that know the answers to belief quest
 _ACTIONS = {text: action for style in Style for action, text in OPTION[style].items()}
 _NAME = re.compile(rf"\b(?:{'|'.join(NAMES)})\b", re.IGNORECASE)
 _ROOM = re.compile(rf"(?:\broom )?\(\d, ?\d\)|\b(?:{'|'.join(name for row in ROOMS for name in row)})\b", re.IGNORECASE)
+
+
+def of_among_us(facts: Mapping[str, Any]) -> bool:
+    """Whether these are the facts of a game of Among Us."""
+    return {"names", "imposters"} <= facts.keys()
 
 
 @dataclass(frozen=True)

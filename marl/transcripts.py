@@ -20,7 +20,7 @@ from envs import among_us_v0, dond_v0
 from envs.among_us_v0 import Act, Action
 from marl.errors import UserError
 from marl.files import parsed_json, read_bytes, reading, whole_file, writing
-from marl.speech import template
+from marl.speech import of_among_us, template
 from marl.types import Episode, Planned, Turn
 
 Transcript = dict[str, Any]
@@ -204,8 +204,8 @@ def forms(transcripts: Iterable[Transcript], player: str) -> list[Form]:
     """How a player (by its name in `Transcript["players"]`) puts its messages, the commonest form first."""
     found: dict[str, list[tuple[bool, bool]]] = {}
     for transcript in transcripts:
-        names = transcript["facts"].get("names", {})
-        imposters = {names[agent] for agent in transcript["facts"].get("imposters", ())}
+        names = transcript["facts"]["names"] if is_among_us(transcript) else {}
+        imposters = {names[agent] for agent in transcript["facts"]["imposters"]} if names else set()
         for turn in transcript["turns"]:
             if turn["message"] and transcript["players"][turn["agent"]] == player:
                 named = {name for _, name in mentions(turn["message"]) if name in names.values()}
@@ -274,7 +274,7 @@ def is_dond(transcript: Transcript) -> bool:
 
 
 def is_among_us(transcript: Transcript) -> bool:
-    return {"names", "imposters"} <= transcript.get("facts", {}).keys()
+    return of_among_us(transcript.get("facts", {}))
 
 
 def said(turn: dict[str, Any]) -> str:
@@ -293,8 +293,7 @@ def outcome_text(transcript: Transcript) -> str:
     if is_among_us(transcript):
         return ENDINGS.get(outcome["how"], str(outcome["how"]))
     if not is_dond(transcript):
-        winner = outcome.get("winner") or "nobody"
-        return f"{winner} won ({outcome.get('how', 'unknown')})"
+        return own_ending(outcome)
     endings = {
         "deal": "Deal",
         "mismatch": "No deal: the two claims do not add up to the pool",
@@ -308,6 +307,13 @@ def outcome_text(transcript: Transcript) -> str:
     best = dond_v0.best_joint(dond_v0.Context(tuple(counts), (tuple(first), tuple(second))))
     each = ", ".join(f"{agent} {value:g}" for agent, value in points.items())
     return f"Deal: {each}; together {sum(points.values()):g} of at most {best}"
+
+
+def own_ending(outcome: dict[str, Any]) -> str:
+    """How a game that the library does not know ended, in its own words: `how`, behind its winner if it has one."""
+    how = str(outcome.get("how") or ", ".join(f"{name} {value}" for name, value in outcome.items()))
+    winner = outcome.get("winner")
+    return printable(how if winner is None else f"{winner} won ({how})")
 
 
 def plan_text(turn: dict[str, Any], most: int = 3) -> str:

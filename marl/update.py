@@ -6,6 +6,7 @@ terms don't dilute one another. A term of weight 0 is measured on detached outpu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from marl.errors import UserError
+from marl.errors import UserError, naming
 from marl.grouping import cheapest_groups
 from marl.kernels import round_up
 from marl.losses import Loss, Outputs, needs_reference
@@ -339,11 +340,14 @@ def update(
                             outputs = forward(policy, part, config.temperature, wanted, reference, config.padding_free)
                         total = torch.zeros((), device=policy.device)
                         for name, loss in terms.items():
-                            values, mask = loss(part, outputs)
+                            values, mask = returned(part, name, loss, outputs)
                             summed = values[mask].sum() / max(counts[name], 1)
+                            amount = float(summed.detach())
+                            if not math.isfinite(amount):
+                                raise NotFinite(why_not_finite(name, loss, values[mask], outputs))
                             if loss.weight:
                                 total = total + loss.weight * summed
-                            totals.add(f"loss/{name}", float(summed.detach()) * counts[name], 0)
+                            totals.add(f"loss/{name}", amount * counts[name], 0)
                         if total.requires_grad:
                             total.backward()
                     if "policy" in terms:
@@ -376,15 +380,22 @@ def count_tokens(batch: TokenBatch, losses: Mapping[str, Loss]) -> dict[str, int
 
 
 def places(batch: TokenBatch, name: str, loss: Loss) -> Tensor:
-    """The loss's mask, which no output changes. UserError where it returns anything but values and their mask."""
+    """The loss's mask, which no output changes."""
     zeros = torch.zeros(batch.tokens.shape)
     width = max(batch.candidates.shape[1], 1)
     beliefs = torch.zeros(len(batch.row), width)
-    found: object = loss(batch, Outputs(zeros, zeros, zeros, beliefs, zeros, torch.zeros_like(batch.plan), zeros))
+    outputs = Outputs(zeros, zeros, zeros, beliefs, zeros, torch.zeros_like(batch.plan), zeros)
+    return returned(batch, name, loss, outputs)[1]
+
+
+def returned(batch: TokenBatch, name: str, loss: Loss, outputs: Outputs) -> tuple[Tensor, Tensor]:
+    """The loss's values and their mask. UserError, naming the loss, where it raises or returns anything else."""
+    with naming(f"loss.{name}", loss):
+        found: object = loss(batch, outputs)
     parts = list(found) if isinstance(found, tuple | list) else [found]
     match parts:
         case [Tensor() as values, Tensor(dtype=torch.bool) as mask] if values.shape == mask.shape:
-            return mask
+            return values, mask
     told = " and ".join(
         f"Tensor {tuple(part.shape)} of {part.dtype}" if isinstance(part, Tensor) else type(part).__name__
         for part in parts
@@ -392,6 +403,17 @@ def places(batch: TokenBatch, name: str, loss: Loss) -> Tensor:
     raise UserError(
         f"loss.{name}: {type(loss).__name__} returned {told or 'nothing'}; must be values and a bool mask of the same "
         f"shape, here {batch.shape} if there is one for each token, ({len(batch.row)},) for each belief question"
+    )
+
+
+def why_not_finite(name: str, loss: Loss, values: Tensor, outputs: Outputs) -> str:
+    """One sentence: the model's own outputs are no numbers any more, or this loss makes none of them."""
+    if any(bool(output.isnan().any()) for output in vars(outputs).values()):
+        return f"loss.{name}: the model's outputs are not finite; lower algo.update.learning_rate or a loss weight"
+    wrong = int((~values.isfinite()).sum())
+    return (
+        f"loss.{name}: {type(loss).__name__} returned {float(values.sum())}, not finite at {wrong} of {values.numel()} "
+        "places; mend the term, or lower algo.update.learning_rate or its weight"
     )
 
 

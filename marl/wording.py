@@ -139,6 +139,30 @@ WORDING = {
     "drift/human_dialogues": Wording("Human dialogues under the policy", "nats a word"),
     "drift/own_speech": Wording("Its messages under the human model", "nats a word"),
     "plan/floored": Wording("Anchor at its floor", "share of a plan's actions that it all but ruled out", percent=True),
+    **{
+        f"game/how/{how}": Wording(label, "share of all games", percent=True)
+        for how, label in (
+            ("deal", "Ends with a deal"),
+            ("mismatch", "Ends with claims that don't fit"),
+            ("abort", "Ends by refused replies"),
+            ("limit", "Ends for too many turns"),
+        )
+    },
+    "reward/game": Wording("Game's reward", "a turn, as it is scaled for training"),
+    "reward/speaking": Wording("Speaking reward", "a message, unweighted"),
+    **{
+        f"loss/{name}": Wording(label, "unweighted, in the last training iteration")
+        for name, label in (
+            ("policy", "Policy loss"),
+            ("value", "Value loss"),
+            ("entropy", "Entropy loss"),
+            ("kl", "KL to the base"),
+            ("listening", "Listening loss"),
+            ("world_model", "World-model loss"),
+            ("imitation", "Imitation loss"),
+            ("plan", "Loss toward the plan"),
+        )
+    },
     "errors/per_turn": Wording("Refused replies", "per turn"),
     "errors/aborted": Wording("Aborted games", "too many refused replies in a row", percent=True),
     "errors/outgrown": Wording("Outgrown games", "a player's stream outgrew the model's context", percent=True),
@@ -151,10 +175,35 @@ COUNTED = (
 )  # fmt: skip
 
 
+def wording(metric: str) -> Wording:
+    """How a metric is shown; of what a term or a game of one's own brings, by the name that it has there."""
+    group, _, name = metric.rpartition("/")
+    by_group = {
+        "game/how": Wording(f"Ends: {name}", "share of all games", percent=True),
+        "game/win_rate": Wording(f"Won by {name}", "share of all games", percent=True),
+        "reward": Wording(f"Reward: {name}", "a turn, unweighted"),
+        "loss": Wording(f"Loss: {name}", "unweighted, in the last training iteration"),
+    }
+    return WORDING.get(metric) or by_group.get(group) or Wording(metric, "")
+
+
+def of_ones_own(metrics: Iterable[str]) -> list[str]:
+    """Those of these metrics that no wording is known for: what terms and games of one's own bring."""
+    groups = ("game/how/", "game/win_rate/", "reward/", "loss/")
+    return [name for name in dict.fromkeys(metrics) if name.startswith(groups) and name not in WORDING]
+
+
+def headline(game: str, metrics: Iterable[str]) -> list[str]:
+    """Those of these metrics that a game's first table shows, terms of one's own last."""
+    found = list(dict.fromkeys(metrics))
+    known = [name for name in HEADLINE.get(game, HEADLINE_OF_OTHERS) if name in found]
+    return [*known, *of_ones_own(found)]
+
+
 def bounds(metric: str) -> tuple[float, float]:
     """The least and the most that a mean of this metric can be: 0 and 1 of a share, 0 and 2 of a Brier score, 0 and no
     end of log-losses, of points and of what is counted."""
-    if metric.startswith("game/how/") or (metric in WORDING and WORDING[metric].percent):
+    if wording(metric).percent:
         return 0.0, 1.0
     if metric.endswith("brier"):
         return 0.0, 2.0
@@ -177,6 +226,11 @@ HEADLINE = {
         "talk/names", "talk/names_imposter", "talk/naming_true", "talk/naming_chance", "talk/forms", "game/meetings",
     ),
 }  # fmt: skip
+
+HEADLINE_OF_OTHERS = (
+    "game/score", "belief/accuracy", "belief/chance_accuracy", "belief/last_log_loss", "speech/belief_change",
+    "talk/turns", "errors/per_turn", "errors/aborted",
+)  # fmt: skip
 
 # Names that Among Us' arms are published under (Sarkar et al. 2025: RL, Listening, Speaking), by preset of `ablation`.
 ARMS = {

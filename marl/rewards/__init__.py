@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from marl.errors import UserError
+from marl.errors import UserError, naming
 from marl.types import Episode
 
 
@@ -25,11 +25,11 @@ class Reward(Protocol):
 
 
 def add_rewards(episodes: Sequence[Episode], rewards: Mapping[str, Reward]) -> list[Episode]:
-    """Fills `turn.rewards` by name, unweighted. UserError, naming the reward, where it pays anything but a number for
-    each turn."""
+    """Fills `turn.rewards` by name, unweighted. UserError, naming the reward, where it raises or pays anything but a
+    number for each turn."""
     filled = []
     for episode in episodes:
-        paid = {name: _amounts(name, reward(episode), len(episode.turns)) for name, reward in rewards.items()}
+        paid = {name: _amounts(name, reward, episode) for name, reward in rewards.items()}
         turns = tuple(
             replace(turn, rewards={name: float(amounts[u]) for name, amounts in paid.items()})
             for u, turn in enumerate(episode.turns)
@@ -38,8 +38,11 @@ def add_rewards(episodes: Sequence[Episode], rewards: Mapping[str, Reward]) -> l
     return filled
 
 
-def _amounts(name: str, returned: object, turns: int) -> np.ndarray:
-    """What a reward returned, as (U,) floats."""
+def _amounts(name: str, reward: Reward, episode: Episode) -> np.ndarray:
+    """What a reward pays, as (U,) floats."""
+    with naming(f"reward.{name}", reward):
+        returned: object = reward(episode)
+    turns = len(episode.turns)
     try:
         amounts = np.asarray(returned, dtype=float)
     except (TypeError, ValueError, RuntimeError):  # no numbers, lists of several lengths, or a tensor with a gradient

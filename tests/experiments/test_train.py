@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,11 @@ from marl.games import env_maker
 from marl.report import read_run
 from marl.rollout import Seeds
 from marl.runs import REFERENCE, claim, nearest_run
+from marl.stats import Interval
 from marl.transcripts import read_episodes
+from marl.types import Episode
+from marl.wording import WORDING
+from tests.marl.episodes import aborted_game, deal_game, failed_game
 from tests.marl.models import CHATML, hf_tokenizer, random_lm, save, tiny_policy
 from tests.torture import LEARNED, TALKING, always
 
@@ -86,6 +91,12 @@ def test_a_run_leaves_what_the_readme_says(finished: Path) -> None:
     assert card["seeds"] == [0] and card["figures"]["trained"]["game/score"]["n"] == 6 and card["speed"]
     assert (finished / "policy" / "model.safetensors").exists()
     assert len(list((finished / "episodes").glob("*.jsonl"))) == 5  # three evaluations while training, base, trained
+    found = json.loads((finished / "evaluation.json").read_text())["conditions"]
+    for name in ("reward/game", "reward/speaking"):
+        assert name in found["base"] and name in found["trained"]
+    losses = {name: value for name, value in metrics[3].items() if name.startswith("loss/")}  # of the last iteration
+    assert {n: i["mean"] for n, i in found["trained"].items() if n.startswith("loss/")} == losses != {}
+    assert not any(name.startswith("loss/") for name in found["base"])
     page = (finished / "report.html").read_text()
     assert "<svg" in page and not re.search(r"""(src|href)=["']?(https?:)?//""", page)
 
@@ -470,7 +481,110 @@ def test_sweeps_of_filtered_cloning_play_as_many_games_as_the_one_of_ppo() -> No
         build(cfg)
 
 
+PROMISING = ("game_only", "game_unsaid", "reward_only", "listening_only", "speaking_only", "listening_speaking")
 OWN = "loss.own={_target_: marl.losses.claim.ClaimLoss, weight: 5.0}"
+PAID = "reward.own={_target_: anywhere.Paid}"  # whose weight is its class's
+
+
+@pytest.mark.parametrize("preset", PROMISING)
+def test_presets_that_promise_what_is_on_train_nothing_else(preset: str) -> None:
+    """Terms of one's own, and ours that the preset does not name; a sweep's table calls all of it by the preset."""
+    given = [f"ablation={preset}", f"+{OWN}", f"+{PAID}", "loss.world_model.weight=0.2"]
+    cfg = configure(*given)
+    shipped = plain(configure(f"ablation={preset}"))
+    assert set(train.train_only(cfg)) == {"loss.own", "reward.own", "loss.world_model"}
+    weights = {(g, n): term["weight"] for g in ("loss", "reward") for n, term in plain(cfg)[g].items()}
+    assert weights == {
+        ("loss", "own"): 0.0, ("reward", "own"): 0.0,
+        **{(g, n): term["weight"] for g in ("loss", "reward") for n, term in shipped[g].items()},
+    }  # fmt: skip
+    assert train.train_only(cfg) == []
+    assert train.folder_of(configure(*given)) == run_folder(cfg)
+    named = configure(*given, "arm=mine")  # as it is called it may train anything
+    assert train.train_only(named) == [] and named.loss.own.weight == 5.0
+
+
+@pytest.mark.parametrize("preset", ["full", "no_speaking", "no_listening", "none", "world_model"])
+def test_presets_that_take_one_thing_away_leave_ones_own(preset: str) -> None:
+    cfg = configure(f"ablation={preset}", f"+{OWN}", f"+{PAID}")
+    assert train.train_only(cfg) == [] and cfg.loss.own.weight == 5.0 and "weight" not in cfg.reward.own
+
+
+@pytest.mark.parametrize("env", ["dond", "among_us"])
+def test_what_presets_promise_is_what_they_train(env: str) -> None:
+    """No term of ours that has a weight there is missing in their lists: no published run would be another one."""
+    presets = [path.stem for path in Path("conf/ablation").glob("*.yaml")]
+    assert set(PROMISING) < set(presets)
+    for preset in presets:
+        cfg = configure(f"env={env}", f"ablation={preset}")
+        assert not [name for name in train.train_only(cfg) if name.replace(".", "/") in WORDING]
+        assert bool(cfg.only) == (preset in PROMISING) and set(cfg.only) <= {cfg.arm}
+
+
+def test_a_list_of_terms_is_a_list() -> None:
+    with pytest.raises(UserError, match=r"^only\.game_only=reward\.game: must be a list of terms, as in "):
+        train.train_only(configure("ablation=game_only", "only.game_only=reward.game"))
+
+
+def test_terms_of_ones_own_are_in_the_line_of_an_iteration_and_the_last_table() -> None:
+    found = {"loss/own": 0.25, "loss/policy": 1.0, "game/score": 3.0, "reward/paid": -0.5, "game/win_rate/white": 0.5}
+    assert train.headline(found) == "score 3.00  own 0.250  paid -0.500  white 0.500"
+    conditions = {"base": {"reward/paid": Interval(0, 0, 0, 1)}, "trained": {"loss/own": Interval(0, 0, 0, 1)}}
+    assert evaluate.rows_of(conditions) == ["reward/paid", "loss/own"]
+    ours = {"trained": {"loss/policy": Interval(0, 0, 0, 1), "game/score": Interval(0, 0, 0, 1)}}
+    assert evaluate.rows_of(ours) == ["game/score"]
+
+
+def test_a_pretrained_model_takes_smaller_steps_than_one_from_scratch() -> None:
+    def rates(*overrides: str, command: str = "train") -> tuple[float, float]:
+        cfg = configure(*overrides, command=command)
+        return cfg.base.learning_rate, cfg.algo["update"].learning_rate
+
+    hf = ("model=hf", "model.name=PATH")
+    assert rates() == (4e-3, 1e-3) and rates("env=among_us") == (4e-3, 5e-4)
+    assert rates(*hf) == rates(*hf, "base=scripted") == rates(*hf, "env=among_us", "base=scripted") == (5e-5, 1e-5)
+    assert rates(*hf, "base=human", "algo=filtered_bc") == (5e-5, 1e-5)
+    assert rates(*hf, "base=scripted", "base.learning_rate=1e-3", "algo.update.learning_rate=2e-3") == (1e-3, 2e-3)
+    for command in ("evaluate", "play"):  # which may make the same base
+        assert rates(*hf, "base=scripted", command=command)[0] == 5e-5
+
+
+def hopeless(episodes: list[Episode], capsys: pytest.CaptureFixture[str], *overrides: str) -> str:
+    """What is said of the learner's first games."""
+    cfg = configure(*overrides)
+    work = train.Work(cfg, build(cfg), Path(), lambda: None, lambda: None, torch.device("cpu"))
+    own = [replace(e, players=dict.fromkeys(e.players, "learner")) for e in episodes]
+    train.warn_if_hopeless(work, own)
+    return capsys.readouterr().out
+
+
+def test_games_that_nothing_can_be_learned_from_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    deals, failed, refused = [deal_game(0)], [failed_game(i) for i in range(20)], [aborted_game(i) for i in range(4)]
+    assert hopeless(deals * 2 + failed, capsys) == ""  # one in eleven agrees
+    none = "warning: next to nothing can be learned so far: the game refuses "
+    assert hopeless(deals + failed, capsys).startswith(none)  # one in twenty-one, whose players get 9 and 4
+    assert hopeless(deals + failed, capsys).endswith(
+        "pays 95% of its seats 0. Stop this run and train a better base, by more games (base.games=10000).\n"
+    )
+    assert "refuses 0% of the learner's replies and pays 100% of its seats 13. Stop" in hopeless(deals * 21, capsys)
+    assert hopeless(refused + deals, capsys).startswith(none)
+    out_of_reach = hopeless(refused, capsys, "model=hf", "model.name=PATH")
+    assert out_of_reach.endswith("Stop this run and train the model on scripted games first, by base=scripted.\n")
+    assert "base.epochs=12" in hopeless(refused, capsys, "base=human", "data.dond=DIR")
+
+
+def test_a_learner_that_does_not_play_for_the_games_reward_needs_none(capsys: pytest.CaptureFixture[str]) -> None:
+    failed = [failed_game(i) for i in range(20)]
+    assert hopeless(failed, capsys, "ablation=full") and not hopeless(failed, capsys, "ablation=listening_only")
+
+
+def test_games_that_outgrow_the_context_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not that the replies are refused, which are empty: a base of more games would not help."""
+    game = aborted_game()
+    long = replace(game, turns=tuple(replace(t, start=9, reply_ids=()) for t in game.turns))
+    assert "100% of the learner's replies find no room in its context. Stop this run and give it more, by " in hopeless(
+        [long], capsys
+    )
 
 
 @pytest.mark.parametrize(
@@ -698,7 +812,9 @@ def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "architecture", ["qwen3", "mistral", "mamba2", pytest.param("gpt_neo", marks=pytest.mark.slow)]
 )
-def test_any_causal_model_goes_through_the_same_loop(architecture: str, tmp_path: Path) -> None:
+def test_any_causal_model_goes_through_the_same_loop(
+    architecture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A saved model with a chat template: natural prompts, its own base, the same files at the end."""
     tokenizer = hf_tokenizer(CHATML, single_digits=True)
     save(tmp_path / "model", random_lm(architecture, len(tokenizer), context=4096), tokenizer)
@@ -712,6 +828,9 @@ def test_any_causal_model_goes_through_the_same_loop(architecture: str, tmp_path
     card = json.loads((run_folder(cfg) / "run.json").read_text())
     assert card["base"] is None and set(card["figures"]) == {"base", "trained"}
     assert lines(run_folder(cfg) / "metrics.jsonl")[0]["errors/per_turn"] > 0  # random weights say nothing right
+    said = capsys.readouterr().out
+    assert said.count("warning: next to nothing can be learned so far: the game refuses 100% of") == 1
+    assert "train the model on scripted games first, by base=scripted" in said
 
 
 def test_a_run_that_starts_from_another_plays_other_games() -> None:

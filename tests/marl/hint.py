@@ -78,7 +78,9 @@ class Hint(ParallelEnv[str, dict[str, Any], str]):
             right = actions[self._listener] == self._fact
             reward = float(right)
             observations = self._observations("", TurnKind.WAIT, "", TurnKind.WAIT)
-            speaker, listener = _info("speaker", outcome={"right": right}), _info("listener", outcome={"right": right})
+            how = f"the {'right' if right else 'wrong'} colour is named"
+            outcome = {"how": how, "winner": None, "right": right}
+            speaker, listener = _info("speaker", outcome=outcome), _info("listener", outcome=outcome, entry="choice")
             self.agents = []
         over = dict.fromkeys(SEATS, not self.agents)
         infos = {self._speaker: speaker, self._listener: listener}

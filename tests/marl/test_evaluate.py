@@ -29,6 +29,7 @@ from marl.evaluate import (
     talk_metrics,
     vocabulary,
 )
+from marl.monitor import episode_metrics
 from marl.stats import Interval, wilson
 from marl.types import Payment, Turn
 from tests.marl.episodes import (
@@ -492,3 +493,43 @@ def test_of_another_game_the_score_is_what_players_were_paid() -> None:
     )
     found = metrics(paid, "hint")["game/score"]
     assert found.mean == pytest.approx(3 / 4) and found.n == 2
+
+
+def test_of_another_game_endings_and_winners_are_in_its_own_words() -> None:
+    """Also where it uses words of the library's games, such as `winner`."""
+    ends = [("checkmate", "white"), ("checkmate", "black"), ("time", "white"), ("stalemate", None)]
+    games = [replace(deal_game(i), facts={}, outcome={"how": h, "winner": w}) for i, (h, w) in enumerate(ends)]
+    found = means(metrics(games, "chess"))
+    shares = {name: mean for name, mean in found.items() if name.startswith(("game/how/", "game/win_rate/"))}
+    assert shares == {
+        "game/how/checkmate": 0.5, "game/how/time": 0.25, "game/how/stalemate": 0.25,
+        "game/win_rate/white": 0.5, "game/win_rate/black": 0.25,
+    }  # fmt: skip
+    logged = episode_metrics([replace(g, turns=()) for g in games], {"learner"})
+    assert {name: logged[name] for name in logged if "win_rate" in name} == {
+        "game/win_rate/white": 0.5, "game/win_rate/black": 0.25
+    }  # fmt: skip
+
+
+def test_rewards_are_means_over_the_turns_of_those_who_are_measured() -> None:
+    """By any name; the speaking reward's over messages alone, as in training."""
+    game = deal_game(0)
+    unpaid = replace(game, turns=tuple(replace(turn, rewards={}) for turn in game.turns))
+    assert not [name for name in metrics([unpaid], "dond") if name.startswith("reward/")]
+    spoken = [bool(turn.message) for turn in game.turns]
+    paid = replace(
+        game,
+        turns=tuple(
+            replace(turn, rewards={"mine": float(i), "speaking": float(bool(turn.message))})
+            for i, turn in enumerate(game.turns)
+        ),
+    )
+    found = means(metrics([paid, paid], "dond"))
+    assert any(spoken) and not all(spoken)
+    assert found["reward/mine"] == pytest.approx((len(spoken) - 1) / 2) and found["reward/speaking"] == 1.0
+    seat = game.turns[0].agent
+    players = {agent: "learner" if agent == seat else "other" for agent in game.players}
+    own = [i for i, turn in enumerate(game.turns) if turn.agent == seat]
+    alone = replace(paid, players=players)
+    assert means(metrics([alone], "dond", players={"learner"}))["reward/mine"] == pytest.approx(np.mean(own))
+    assert episode_metrics([alone], {"learner"})["reward/mine"] == pytest.approx(np.mean(own))

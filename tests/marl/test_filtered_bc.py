@@ -293,6 +293,7 @@ def test_even_deals_are_kept_in_the_competitive_game_only() -> None:
             for info in infos.values():
                 if "outcome" in info:
                     info["outcome"] = {
+                        "how": "even",
                         "right": True,
                         "deal": True,
                         "points": dict.fromkeys(self.possible_agents, 5),

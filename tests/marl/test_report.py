@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,16 @@ from marl.report import (
 from marl.stats import Interval, ablation_table
 from marl.transcripts import write_episodes
 from marl.types import Episode
-from marl.wording import pairs_of
-from tests.marl.episodes import aborted_game, deal_game, episode, failed_game, meeting_game, message
+from marl.wording import bounds, headline, of_ones_own, pairs_of, wording
+from tests.marl.episodes import (
+    aborted_game,
+    deal_game,
+    episode,
+    failed_game,
+    imposter_game,
+    meeting_game,
+    message,
+)
 
 BASE = [deal_game(0), *(failed_game(seed) for seed in range(1, 12))]
 TRAINED = [deal_game(seed) for seed in range(12)]
@@ -578,3 +587,71 @@ def test_every_arm_is_compared_with_something() -> None:
         ("full", "filtered_bc"), ("game_only", "filtered_bc"), ("base_line", "filtered_bc"),
     ]  # fmt: skip
     assert pairs_of(["base_line", "mine", "other"], "dond")[-2:] == [("mine", "base_line"), ("other", "base_line")]
+
+
+OWN_TERMS = {
+    "loss": {"listening": {"weight": 0.3}, "doubt": {"_target_": "mine.Doubt", "weight": 0.1}},
+    "reward": {"speaking": {"weight": 0.5}, "short": {"_target_": "mine.Short"}},
+}
+
+
+def with_terms(run: Path, **config: Any) -> Path:
+    """The run, whose settings are changed and which logged terms of its own."""
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump(settings | config))
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    own = {"loss/doubt": 0.7, "reward/short": -0.1}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row | own) + "\n" for row in rows))
+    return run
+
+
+def test_terms_of_ones_own_are_in_the_sentence_of_weights_and_the_figures(tmp_path: Path) -> None:
+    run = with_terms(make_run(tmp_path / "run"), **OWN_TERMS)
+    text = page_of([run], tmp_path / "report.html").text
+    assert "Weights: listening loss 0.3, doubt loss 0.1, speaking reward 0.5, short reward its default." in text
+    assert "Loss: doubt over training" in text and "Reward: short over training" in text
+
+
+def test_arms_name_the_weights_in_which_they_differ(tmp_path: Path) -> None:
+    """Of a term of one's own too, which one arm may lack."""
+    off = {"loss": {"listening": {"weight": 0.0}}, "reward": {"speaking": {"weight": 0.5}}}
+    runs = [
+        with_terms(make_run(tmp_path / "a", arm="full"), **OWN_TERMS),
+        with_terms(make_run(tmp_path / "b", arm="game_only"), **off),
+    ]
+    text = page_of(runs, tmp_path / "report.html").text
+    assert (
+        "Weights in which arms differ: full: listening loss 0.3, doubt loss 0.1, short reward its default; "
+        "game_only: listening loss 0, doubt loss absent, short reward absent."
+    ) in text
+
+
+def test_a_game_of_ones_own_shows_its_endings(tmp_path: Path) -> None:
+    ends = ["the right colour is named", "the wrong colour is named", "time runs out"]
+    games = [
+        replace(imposter_game(), seed=i, facts={}, outcome={"how": how, "winner": "red team" if i else None})
+        for i, how in enumerate(ends)
+    ]
+    run = make_run(tmp_path / "run")
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump(settings | {"env": {"game": "hint"}}))
+    evaluation = evaluation_to_json({"trained": metrics(games, "hint")}, game="hint", games=3)
+    (run / "evaluation.json").write_text(json.dumps(evaluation))
+    write_episodes(run / "episodes" / "trained.jsonl", games)
+    text = page_of([run], tmp_path / "report.html").text
+    assert "How games ended" in text and "Won by red team" in text and "unknown" not in text
+    assert all(f"Ends: {how}" in text for how in ends)
+    assert "the right colour is named" in text and "red team won (time runs out)" in text
+
+
+def test_the_words_of_a_metric() -> None:
+    assert wording("game/how/checkmate").label == "Ends: checkmate" and wording("game/how/checkmate").percent
+    assert wording("game/win_rate/crewmates").label == "Crewmates win"
+    assert wording("loss/doubt").label == "Loss: doubt" and wording("reward/short").label == "Reward: short"
+    assert wording("what/ever").label == "what/ever" and bounds("game/win_rate/white") == (0.0, 1.0)
+    own = ["loss/doubt", "game/how/checkmate", "game/win_rate/white", "reward/short"]
+    losses = ("policy", "value", "entropy", "kl", "listening", "world_model", "imitation", "plan")
+    ours = ["reward/game", "reward/speaking", *(f"loss/{name}" for name in losses), "game/how/deal", "talk/turns"]
+    assert of_ones_own([*ours, *own, *own]) == own
+    assert headline("dond", ["talk/turns", "loss/doubt", "game/score"]) == ["game/score", "talk/turns", "loss/doubt"]
+    assert headline("chess", ["game/how/mate", "game/score"]) == ["game/score", "game/how/mate"]

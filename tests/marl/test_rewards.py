@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -233,6 +234,41 @@ def test_what_is_no_number_for_each_turn_is_refused(returned: Any, told: str) ->
     assert str(error.value) == (
         f"reward.mine: returned {told}; must be finite numbers of shape (3,), one for each turn of the episode"
     )
+
+
+@dataclass(frozen=True)
+class Raises:
+    """A reward of somebody's own with a mistake, which lies in `of`."""
+
+    of: Callable[[Episode], Any]
+    weight: float = 0.0
+
+    def __call__(self, episode: Episode) -> Any:
+        return self.of(episode)
+
+
+@pytest.mark.parametrize(
+    ("of", "told"),
+    [
+        (lambda e: [1 / len(e.payments) for _ in e.turns], "ZeroDivisionError: division by zero"),
+        (lambda e: [e.facts["colour"] for _ in e.turns], "KeyError: 'colour'"),
+        (lambda e: [turn.words for turn in e.turns], "AttributeError: 'Turn' object has no attribute 'words'"),
+    ],
+)
+def test_a_reward_that_raises_is_named_with_its_line(of: Callable[[Episode], Any], told: str) -> None:
+    with pytest.raises(UserError) as error:
+        add_rewards([TALK], {"game": GameReward(), "bad": Raises(of)})
+    said = str(error.value)
+    assert said.startswith(f"reward.bad: Raises raised {told} ({__file__}, line ") and "\n" not in said
+    assert f"line {of.__code__.co_firstlineno})" in said
+
+
+def test_an_error_that_is_a_sentence_stays_as_it_is() -> None:
+    def refuse(episode: Episode) -> Any:
+        raise UserError("reward.bad.words=3: must be 4")
+
+    with pytest.raises(UserError, match=r"^reward\.bad\.words=3: must be 4$"):
+        add_rewards([TALK], {"bad": Raises(refuse)})
 
 
 def test_bad_options_are_named() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from marl.agents import Agent, ModelAgent, Player, Reply, Request, TextAgent
 from marl.batch import collate, seats_of
 from marl.cast import Seats, by_role
 from marl.engine import Engine
+from marl.errors import UserError
 from marl.games import env_maker, scripted
 from marl.policy import Policy
 from marl.rollout import (
@@ -108,12 +110,13 @@ class Relay:
             self.agents = []
         self.clock += 1
         for info in infos.values():
-            info["outcome"] = {"said": tuple(self.said)} if not self.agents else None
+            ended = {"how": "all is said", "winner": None, "said": tuple(self.said)}
+            info["outcome"] = ended if not self.agents else None
         over = dict.fromkeys(infos, not self.agents)
         return self._see(texts, turns), rewards, over, dict.fromkeys(infos, False), infos
 
     def _info(self) -> dict[str, Any]:
-        return {"role": "runner", "questions": (), "error": "", "message": "", "span": (0, 0)}
+        return {"role": "runner", "questions": (), "error": "", "message": "", "span": (0, 0), "entry": ""}
 
     def _see(self, texts: Mapping[str, str], turns: Mapping[str, int]) -> dict[str, dict[str, Any]]:
         return {
@@ -669,6 +672,50 @@ def test_a_game_without_styles_is_played_by_players_that_have_one() -> None:
 
 
 # --- Games ---
+
+
+def without(name: str) -> Callable[[dict[str, Any], bool], None]:
+    return lambda info, over: info.pop(name)
+
+
+def ending(outcome: Any) -> Callable[[dict[str, Any], bool], None]:
+    return lambda info, over: info.update(outcome=outcome) if over else None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            without("entry"),
+            r"^Untold: infos\['player_\d'\] has no entry; a game says these of each agent at every step",
+        ),
+        (without("message"), r"^Untold: infos\['player_\d'\] has no message; "),
+        (without("questions"), r"^Untold: infos\['player_\d'\] has no questions; "),
+        (ending({"right": True}), r"^Untold: outcome={'right': True} at the end of a game; must have `how`"),
+        (ending({"how": "", "winner": None}), r"^Untold: outcome={'how': '', .* must have `how`"),
+        (ending(None), r"^Untold: outcome=None at the end of a game; must have `how`"),
+        (
+            ending({"how": "checkmate"}),
+            r"^Untold: outcome={'how': 'checkmate'} .* must have `winner`, the name of who won",
+        ),
+        (ending({"how": "checkmate", "winner": 0}), r"^Untold: outcome={'how': 'checkmate', 'winner': 0} .* `winner`"),
+        (ending({"how": "even", "winner": "white"}), ""),
+        (ending({"how": "shake hands", "deal": True}), ""),
+    ],
+)
+def test_what_a_game_leaves_unsaid_is_named_in_its_first_game(
+    change: Callable[[dict[str, Any], bool], None], said: str
+) -> None:
+    class Untold(Hint):
+        def step(self, actions: dict[str, str]) -> Any:
+            *rest, infos = super().step(actions)
+            for info in infos.values():
+                change(info, not self.agents)
+            return *rest, infos
+
+    agent = everyone(TextAgent("said", lambda *_: Wordy(1)))
+    with pytest.raises(UserError, match=said) if said else nullcontext():
+        rollout([Game(0)], agent, Untold, 1)
 
 
 def test_games_of_a_place_are_the_same_forever() -> None:

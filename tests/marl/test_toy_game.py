@@ -109,7 +109,8 @@ def test_the_toy_keeps_the_contract_of_games() -> None:
     assert observations["player_1"]["text"] == "heard ba" and not any(rewards.values()) and env.agents
     _, rewards, terminated, _, infos = env.step({"player_0": "", "player_1": "blue"})
     assert rewards == {"player_0": 1.0, "player_1": 1.0} and all(terminated.values()) and not env.agents
-    assert infos["player_0"]["outcome"] == infos["player_1"]["outcome"] == {"right": True}
+    outcome = {"how": "the right colour is named", "winner": None, "right": True}
+    assert infos["player_0"]["outcome"] == infos["player_1"]["outcome"] == outcome
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -169,7 +170,27 @@ def test_render_text_of_other_endings() -> None:
     assert other.startswith("Red (base): imposter\nBlue (learner): crewmate\n")
     assert "Blue believes Who is the imposter?=Red 0.50 -> 0.40  (-0.10)" in other
     assert other.endswith("crewmates won (ejected)")
-    assert render_text(episode_to_json(imposter_game(None))).endswith("nobody won (ejected)")
+    assert render_text(episode_to_json(imposter_game(None))).endswith("\n\nejected")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        ({"how": "the right colour is named", "winner": None, "right": True}, "the right colour is named"),
+        ({"how": "checkmate", "winner": "white"}, "white won (checkmate)"),
+        ({"how": "two\nlines", "winner": "\x1b[2J"}, "�[2J won (two lines)"),
+        ({"right": True, "steps": 3}, "right True, steps 3"),  # recorded before a game had to say how it ended
+    ],
+)
+def test_a_game_of_ones_own_ends_in_its_own_words(outcome: dict[str, Any], said: str) -> None:
+    game = replace(imposter_game(), outcome=outcome)
+    assert outcome_text(episode_to_json(game)) == said
+
+
+def test_a_game_of_ones_own_may_use_words_of_the_librarys() -> None:
+    """Facts called `names` or `imposters` alone are not those of Among Us."""
+    game = replace(imposter_game(), facts={"names": ["Ann", "Bob", "Cid"]})
+    assert forms([episode_to_json(game)], "learner") and outcome_text(episode_to_json(game)).startswith("crewmates won")
 
 
 def test_model_text_cannot_drive_the_terminal() -> None:

@@ -552,6 +552,52 @@ def test_a_term_that_returns_no_values_with_their_mask_is_refused(
         trained({"policy": TERMS["policy"], "mine": Mine(of)})
 
 
+def nan(batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
+    return torch.where(batch.decision, (outputs.logprobs - 1).log(), outputs.logprobs), batch.reply
+
+
+def infinite(batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
+    return -1 / (outputs.entropy - outputs.entropy), batch.decision
+
+
+@pytest.mark.parametrize(("of", "told"), [(nan, "nan"), (infinite, "-inf")])
+@pytest.mark.parametrize("weight", [0.05, 0.0])
+def test_a_term_that_is_not_finite_is_named_before_any_step(
+    of: Callable[[TokenBatch, Outputs], Any], told: str, weight: float
+) -> None:
+    """Measured or trained: otherwise all that is learned, or all that is logged of it, would be lost."""
+    said = rf"^loss\.bad: Mine returned {told}, not finite at \d+ of \d+ places; mend the term, or lower "
+    with pytest.raises(UserError, match=said):
+        trained({"policy": TERMS["policy"], "bad": Mine(of, weight=weight)})
+
+
+def test_a_model_that_is_not_finite_is_no_fault_of_the_term() -> None:
+    policy, batch = played()
+    optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)
+    with torch.no_grad():
+        next(policy.lm.parameters()).fill_(torch.nan)
+    with pytest.raises(
+        UserError, match=r"^loss\.policy: the model's outputs are not finite; lower algo\.update\.learn"
+    ):
+        update(policy, None, batch, {"policy": PolicyLoss()}, optimizer, UpdateConfig(), torch.Generator())
+
+
+@pytest.mark.parametrize(
+    ("of", "told"),
+    [
+        (lambda b, o: (o.logprobs, b.replies), "AttributeError: 'TokenBatch' object has no attribute 'replies'"),
+        (lambda b, o: (o.logprobs / [][0], b.reply), "IndexError: list index out of range"),
+        # the outputs that places are counted on are zeros, so only the model's own meet this
+        (lambda b, o: (1 / 0 if o.entropy.any() else o.entropy, b.reply), "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_term_that_raises_is_named_with_its_line(of: Callable[[TokenBatch, Outputs], Any], told: str) -> None:
+    with pytest.raises(UserError) as error:
+        trained({"policy": TERMS["policy"], "bad": Mine(of)})
+    line = of.__code__.co_firstlineno
+    assert str(error.value).startswith(f"loss.bad: Mine raised {told} ({__file__}, line {line}); ")
+
+
 # -- the reference -----------------------------------------------------------------------------------------------------
 
 
