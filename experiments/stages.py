@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
 from experiments.players import policy_folder
 from marl.cast import learners_of
@@ -23,7 +22,7 @@ from marl.checkpoint import (
 from marl.config import cast_of
 from marl.errors import UserError
 from marl.files import read_json
-from marl.policy import Policy
+from marl.policy import Policy, read_tensors
 from marl.runs import CARD, REFERENCE, finished_run
 
 
@@ -44,7 +43,7 @@ class Stage:
         """As `load_policy` does; of another `privileged_size` the value head starts afresh."""
         policy = load_policy(self.folder, device, privileged_size)
         if self.weights is not None:
-            tensors = load_file(self.weights)
+            tensors = read_tensors(self.weights)
             if policy.privileged_size != read_card(self.folder)["privileged_size"]:
                 tensors |= {name: t for name, t in policy.state_dict().items() if name.startswith("value_head.")}
             try:

@@ -154,7 +154,8 @@ def check_memory(
         slots = sum(each.count(fitting) for each in caches)
         way = f"{setting}={fitting} would fit ({slots} slots)" if fitting else f"not even {setting}=1 fits"
         crowded = taken(concurrency) + models > free  # no pass need be made up over so many slots, which takes long
-        widest = max(playing(max(fitting, 1) if crowded else concurrency), learning)
+        of_playing = playing(fitting if crowded else concurrency) if fitting or not crowded else 0
+        widest = max(of_playing, learning)
         raise UserError(
             f"{setting}={concurrency} and model.context={context}: the cache takes {what}, "
             f"{readable(taken(concurrency))}{' with copies of those that speak' if desks else ''}, "
