@@ -201,7 +201,7 @@ def read_card(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder} holds no policy of this project: {error}") from error
     for name, value in card.items():
         if not _noted(name, value):
-            raise UserError(f"{folder / 'policy.json'} is damaged: {name} is {str(value)[:60]!r}; make the policy again")
+            raise UserError(f"{folder / 'policy.json'} is damaged: {name} is {str(value)[:60]!r}; make it again")
     return card
 
 

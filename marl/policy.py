@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import json
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -26,10 +29,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.utils.logging import disable_progress_bar
+from transformers.utils.logging import disable_progress_bar, get_verbosity, set_verbosity, set_verbosity_error
 
 from marl.errors import UserError
-from marl.files import read_json
 from marl.kernels import quicken
 from marl.tokens import MOST_TOKENS, Tokens
 from marl.varlen import read_rows
@@ -225,6 +227,17 @@ def reading(name: str, failed: str) -> Iterator[None]:
         raise UserError(f"{called(name)}: {failed}: {_short(error)}{_hint(name)}") from error
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps back the tables that `transformers` prints of what it loads: what they tell is told here in a sentence."""
+    before = get_verbosity()
+    set_verbosity_error()
+    try:
+        yield
+    finally:
+        set_verbosity(before)
+
+
 def pretrained(name: str, privileged_size: int = 0, *, seed: int, exact: bool = False) -> Policy:
     """The model of a local folder or hub name with its tokenizer and a fresh value head, drawn with `seed`.
 
@@ -252,6 +265,8 @@ def load_config(name: str) -> PreTrainedConfig:
     if no_folder := _no_folder(name):
         raise UserError(f"{called(name)}: {NO_MODEL}: {no_folder}")
     with reading(name, NO_MODEL):
+        if (file := Path(name) / "config.json").is_file():
+            _check_counts(name, json.loads(file.read_text(encoding="utf-8")))
         try:
             config = AutoConfig.from_pretrained(name, trust_remote_code=False)
         except ValueError as error:
@@ -271,12 +286,28 @@ def load_lm(name: str, dtype: torch.dtype = torch.float32, *, exact: bool = Fals
     with reading(name, NO_MODEL):
         if Path(name).is_dir():
             _check_files(name, config)
-        lm, found = AutoModelForCausalLM.from_pretrained(
-            name, config=config, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
-        )
-        for keys, where in (("missing_keys", "its files lack"), ("unexpected_keys", "its config.json has no place for")):
-            if found[keys] and (exact or keys == "missing_keys"):
-                raise UserError(f"{called(name)}: {where} {min(found[keys])}. {_way_on(name)}")
+        with _quiet():
+            lm, found = AutoModelForCausalLM.from_pretrained(
+                name,
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,  # which are refused below, by name
+                output_loading_info=True,
+            )
+        for key, there, wanted in found["mismatched_keys"]:
+            raise UserError(
+                f"{called(name)}: {key} has the shape {tuple(there)} in its files, and by its config.json "
+                f"{tuple(wanted)}{_way_on(name)}"
+            )
+        if missing := found["missing_keys"]:
+            raise UserError(f"{called(name)}: its files lack {min(missing)}{_way_on(name)}")
+        if more := found["unexpected_keys"]:
+            sentence = f"{called(name)}: by its config.json there is no place for {min(more)}, which its files hold"
+            if exact:
+                raise UserError(f"{sentence}{_way_on(name)}")
+            warnings.warn(f"{sentence}; {len(more)} such tensors are left out", stacklevel=2)
         check_finite(lm.state_dict(), called(name))
         _check_head(lm, name)
     return lm
@@ -309,8 +340,17 @@ def called(name: str) -> str:
 
 
 def _way_on(name: str) -> str:
+    """What to do about a model that cannot be read, as the second sentence of an error."""
     ours = (Path(name) / "policy.json").is_file()
-    return "Restore the folder, or make it again." if ours else "Get the model again, or name another."
+    return ". Restore the folder, or make it again." if ours else ". Get the model again, or name another."
+
+
+def _check_counts(name: str, part: Any) -> None:
+    """Refuses numbers of layers and labels of which `transformers` would make endless lists as it reads them."""
+    for key, value in part.items() if isinstance(part, dict) else ():
+        if key.rstrip("s").endswith(("layer", "label")) and isinstance(value, int | float) and not value <= MOST_TOKENS:
+            raise UserError(f"{called(name)}: in config.json {key} is {value:.6g}, and at most {MOST_TOKENS} is read")
+        _check_counts(name, value)
 
 
 def _check_config(name: str, config: PreTrainedConfig) -> None:
@@ -326,7 +366,7 @@ def _check_config(name: str, config: PreTrainedConfig) -> None:
         raise UserError(f"{called(name)}: {why}; name a model that goes on with a text, such as a Llama or a Qwen")
     for each in (config, text):
         for key in ("quantization_config", "compression_config", "quantization"):  # the last is MLX's
-            if quantised := getattr(each, key, None):
+            if (quantised := getattr(each, key, None)) is not None:
                 kind = quantised.get("quant_method", "") if isinstance(quantised, dict) else ""
                 raise UserError(
                     f"{called(name)}: its weights are quantised{f' ({kind})' if kind else ''}, which is not read here. "
@@ -335,7 +375,7 @@ def _check_config(name: str, config: PreTrainedConfig) -> None:
     for key, most in MOST.items():
         size = getattr(text, key, None)
         if isinstance(size, int | float) and not size <= most:
-            raise UserError(f"{called(name)}: in config.json {key} is {size}, and at most {most} is read")
+            raise UserError(f"{called(name)}: in config.json {key} is {size:.6g}, and at most {most} is read")
     longest = getattr(text, "max_position_embeddings", None)
     if longest is not None and (type(longest) is not int or longest < 1):
         raise UserError(f"{called(name)}: in config.json max_position_embeddings is {longest!r}, no number of tokens")
@@ -351,16 +391,15 @@ def _check_files(name: str, config: PreTrainedConfig) -> None:
     if (folder / "model.safetensors").is_file() or not index.is_file():
         files = ["model.safetensors"]
     else:
-        files = sorted({*read_json(index)["weight_map"].values()})
+        files = sorted({*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
     for file in files:
         if not (folder / file).is_file():
-            raise UserError(f"{called(name)}: {NO_MODEL}: {file} is not there{_hint(name) or f'. {_way_on(name)}'}")
+            raise UserError(f"{called(name)}: {NO_MODEL}: {file} is not there{_hint(name)}")
         try:
             with safe_open(folder / file, "pt") as tensors:
                 kinds = {tensors.get_slice(key).get_dtype(): key for key in tensors.keys()}  # noqa: SIM118
         except (OSError, SafetensorError) as error:
-            fix = _hint(name) or f" ({_short(error)}). {_way_on(name)}"
-            raise UserError(f"{called(name)}: {NO_MODEL}: {file} is damaged{fix}") from error
+            raise UserError(f"{called(name)}: {NO_MODEL}: {file} is damaged ({_short(error)}){_hint(name)}") from error
         if other := kinds.keys() - {*FLOATS}:
             kind = min(other)
             raise UserError(
@@ -372,13 +411,13 @@ def _check_files(name: str, config: PreTrainedConfig) -> None:
         wanted = sum(p.numel() for p in AutoModelForCausalLM.from_config(copy.deepcopy(config)).parameters())
     if wanted > held:  # each number takes a byte at least: not one of the missing ones is made up first
         raise UserError(
-            f"{called(name)}: config.json is of a model of {wanted:,} numbers, and its files have {held:,} bytes. "
+            f"{called(name)}: config.json is of a model of {wanted:,} numbers, and its files have {held:,} bytes"
             f"{_way_on(name)}"
         )
 
 
 def _hint(name: str) -> str:
-    """What a folder looks like that cannot be read, and the fix; empty where it tells nothing."""
+    """The second sentence of an error about a folder: what is seen to be wrong with it, and the way on."""
     folder = Path(name)
     for path in sorted(folder.glob("*")) if folder.is_dir() else ():
         if path.suffix in (".safetensors", ".json", ".model", ".txt") and path.is_file():
@@ -386,12 +425,12 @@ def _hint(name: str) -> str:
                 if file.read(30).startswith(b"version https://git-lfs"):
                     return f". {path.name} is a Git LFS pointer: run `git lfs pull` in the folder."
     if any(folder.glob("*.safetensors")) or not folder.is_dir():
-        return ""
+        return _way_on(name)
     if any(folder.glob("*.gguf")):
         return ". The folder has GGUF weights: name the model's safetensors folder."
     if any(path.suffix in (".bin", ".pt", ".pth", ".ckpt") for path in folder.iterdir()):
         return ". The folder has pickled weights, which may run code and are not read: save them as safetensors."
-    return ""
+    return _way_on(name)
 
 
 def _named_ends(lm: PreTrainedModel) -> list[int]:
@@ -441,15 +480,12 @@ def _check_head(lm: PreTrainedModel, name: str) -> None:
             start = head(lm.base_model(input_ids=ids[:, : ids.shape[1] // 2]).last_hidden_state).float()
     except MISFITS as error:
         raise UserError(
-            f"{called(name)}: {type(lm).__name__} does not read tokens as causal language models do: "
-            f"{_short(error)}"
+            f"{called(name)}: {type(lm).__name__} does not read tokens as causal language models do: {_short(error)}"
         ) from error
     if not whole.isfinite().all():
-        raise UserError(f"{called(name)}: its logits are not all finite: its weights are too large. {_way_on(name)}")
+        raise UserError(f"{called(name)}: its logits are not all finite: its weights are too large{_way_on(name)}")
     if not torch.allclose(whole, ours, atol=1e-3, rtol=1e-3):
-        raise UserError(
-            f"{called(name)}: {type(lm).__name__} changes its logits after the output layer: not supported"
-        )
+        raise UserError(f"{called(name)}: {type(lm).__name__} changes its logits after the output layer: not supported")
     near = 1e-3 if lm.dtype == torch.float32 else 0.05  # of the largest
     if not torch.allclose(ours[:, : start.shape[1]], start, atol=near * float(ours.abs().max())):
         raise UserError(
@@ -461,6 +497,6 @@ def _check_head(lm: PreTrainedModel, name: str) -> None:
 def _short(error: BaseException) -> str:
     """An error's text in one line that any terminal can show."""
     text = " ".join(str(error).split()).encode("utf-8", "backslashreplace").decode()
-    if not text or not isinstance(error, OSError | ValueError | ImportError | RuntimeError | SafetensorError):
+    if " " not in text:  # no sentence, such as the name of a key
         text = f"{type(error).__name__} {text}".strip()
-    return text if len(text) <= 240 else f"{text[:240]}..."
+    return text.rstrip(".") if len(text) <= 200 else f"{text[:200]}..."
