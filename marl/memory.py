@@ -154,8 +154,9 @@ def check_memory(
         slots = sum(each.count(fitting) for each in caches)
         way = f"{setting}={fitting} would fit ({slots} slots)" if fitting else f"not even {setting}=1 fits"
         crowded = taken(concurrency) + models > free  # no pass need be made up over so many slots, which takes long
-        of_playing = playing(fitting if crowded else concurrency) if fitting or not crowded else 0
-        widest = max(of_playing, learning)
+        games = max(fitting, 1) if crowded else concurrency
+        hopeless = taken(games) + models > free  # over slots that no machine has a pass takes minutes to make up
+        widest = max(0 if hopeless else playing(games), learning)
         raise UserError(
             f"{setting}={concurrency} and model.context={context}: the cache takes {what}, "
             f"{readable(taken(concurrency))}{' with copies of those that speak' if desks else ''}, "

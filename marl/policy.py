@@ -379,6 +379,7 @@ def _check_config(name: str, config: PreTrainedConfig) -> None:
     longest = getattr(text, "max_position_embeddings", None)
     if longest is not None and (type(longest) is not int or longest < 1):
         raise UserError(f"{called(name)}: in config.json max_position_embeddings is {longest!r}, no number of tokens")
+    check_context(config, 1)  # so that what it compares is of the right kinds
     # Other kinds of attention would need packages, or fetch code from the hub; they differ in speed alone.
     if not {each._attn_implementation for each in (config, text)} <= {None, "eager", "sdpa"}:
         config._attn_implementation = None

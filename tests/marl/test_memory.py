@@ -107,6 +107,20 @@ def test_the_number_that_would_fit_fits_and_the_next_does_not(monkeypatch: pytes
     line(caches, 50_000_000, concurrency=251)
 
 
+def test_slots_beyond_all_memory_are_refused_without_making_up_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a stream of a thousand million tokens it took half a minute."""
+
+    def asked(*_: object, **__: object) -> int:
+        raise AssertionError
+
+    monkeypatch.setattr(memory, "playing_bytes", asked)
+    huge = [Slots(2, 10**15, config=tiny_config(300))]
+    with pytest.raises(UserError, match=r"not even algo\.concurrency=1 fits"):
+        line(huge, 0, concurrency=50)
+    with pytest.raises(AssertionError):  # slots that fit: a pass over them is what tells
+        line([Slots(2, GIB // 1000, config=tiny_config(300))], 0, concurrency=50)
+
+
 @pytest.mark.parametrize(
     ("learning", "fits"),
     [(0, "n=4 would fit (8 slots)"), (300 * MIB, "n=4"), (500 * MIB, "n=3"), (925 * MIB, "not even")],
