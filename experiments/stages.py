@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
 from experiments.players import policy_folder
 from marl.cast import learners_of
@@ -24,7 +23,7 @@ from marl.checkpoint import (
 from marl.config import cast_of
 from marl.errors import UserError
 from marl.files import read_json, reading
-from marl.policy import Policy
+from marl.policy import Policy, read_tensors
 from marl.runs import CARD, REFERENCE, finished_run
 
 
@@ -46,7 +45,7 @@ class Stage:
         policy = load_policy(self.folder, device, privileged_size)
         if self.weights is not None:
             try:
-                tensors = load_file(self.weights)
+                tensors = read_tensors(self.weights)
                 if policy.privileged_size != read_card(self.folder)["privileged_size"]:
                     tensors |= {name: t for name, t in policy.state_dict().items() if name.startswith("value_head.")}
                 load_weights(policy, tensors)

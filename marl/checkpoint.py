@@ -21,10 +21,9 @@ from torch import Tensor
 from marl.errors import UserError
 from marl.files import FAULTS, read_json, sync_folder, write_text, writing
 from marl.optim import Optimizer, slots_of
-from marl.policy import Policy, load_lm, load_tokenizer
+from marl.policy import Policy, pretrained, read_tensors
 from marl.ranks import ONE, Ranks
 from marl.sharding import like, whole
-from marl.tokens import Tokens
 
 WAY_ON = "remove that folder to go on from the checkpoint before it"
 FORMAT = 1  # of a checkpoint's files; raised when what they hold, or how, changes
@@ -199,28 +198,49 @@ def load_policy(folder: str | Path, device: torch.device | str = "cpu", privileg
             "or damaged; make it again"
         )
     size = own_size if privileged_size is None else privileged_size
-    lm, tokens = load_lm(str(folder)), Tokens(load_tokenizer(str(folder)))
-    with torch.random.fork_rng(devices=[]):  # a head that starts afresh is the same one every time
-        torch.manual_seed(0)
-        policy = Policy(lm, tokens, size)
+    head = read_tensors(folder / "value_head.safetensors") if size == own_size else {}
+    if head and size > sum(tensor.numel() for tensor in head.values()):  # before a head of that size is made
+        raise _other_critic(folder, size)
+    policy = pretrained(str(folder), size, seed=0, exact=True)  # a fresh head is the same one every time
     if size == own_size:
         try:
-            policy.value_head.load_state_dict(load_file(folder / "value_head.safetensors"))
+            policy.value_head.load_state_dict(head)
         except RuntimeError as error:
-            raise UserError(
-                f"{folder / 'value_head.safetensors'} is not the critic that {folder / 'policy.json'} says, "
-                f"which reads {size} numbers beside the text: one is of another version of the project; make both again"
-            ) from error
+            raise _other_critic(folder, size) from error
     return policy.to(device).eval()
 
 
+def _other_critic(folder: Path, size: int) -> UserError:
+    return UserError(
+        f"{folder / 'value_head.safetensors'} is not the critic that {folder / 'policy.json'} says, which reads {size} "
+        "numbers beside the text: one is of another version of the project; make both again"
+    )
+
+
 def read_card(folder: str | Path) -> dict[str, Any]:
-    """What `save_policy` noted of a policy."""
+    """Reads what `save_policy` noted of a policy. UserError where a note is of another kind than its readers expect."""
     folder = Path(folder)
     try:
-        return read_json(folder / "policy.json")
+        card = read_json(folder / "policy.json")
     except UserError as error:
         raise UserError(f"{folder} holds no policy of this project: {error}") from error
+    for name, value in card.items():
+        if not _noted(name, value):
+            raise UserError(f"{folder / 'policy.json'} is damaged: {name} is {str(value)[:60]!r}; make it again")
+    return card
+
+
+def _noted(name: str, value: Any) -> bool:
+    """Whether a policy's note is of the kind that its readers expect."""
+    match name:
+        case "game" | "run" | "learner":
+            return isinstance(value, str)
+        case "made_of":
+            parts = [value.get(part, {}) for part in ("base", "env")] if isinstance(value, dict) else [None]
+            return all(isinstance(part, dict) for part in parts)
+        case "figures":
+            return isinstance(value, dict) and all(isinstance(figure, int | float) for figure in value.values())
+    return True
 
 
 def started_from(folder: str | Path) -> str | None:
@@ -313,7 +333,7 @@ def load_training(newest: Path | None, trained: Trained, ranks: Ranks = ONE) -> 
     state = read_state(path)
     for name, (policy, optimizer) in trained.items():
         try:
-            load_weights(policy, load_file(path / f"{name}.safetensors"))
+            load_weights(policy, read_tensors(path / f"{name}.safetensors"))
             load_optimizer(optimizer, load_file(path / f"{name}-optimizer.safetensors"))
         except UNFIT as error:
             reason = " ".join(str(error).split())[:200]

@@ -24,7 +24,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLaye
 from marl.errors import UserError
 from marl.grouping import cheapest_groups
 from marl.kernels import round_up, takes
-from marl.policy import MISFITS, Policy, check_context, choice_logits
+from marl.policy import MISFITS, NO_MODEL, Policy, check_context, choice_logits, reading
 from marl.ragged import Group, Rows, attending, group_of, split
 from marl.sharding import is_split
 from marl.varlen import plain, windows
@@ -425,7 +425,7 @@ _SIZES: dict[tuple[type[PreTrainedConfig], str, int, torch.dtype], Size] = {}
 
 
 def _find_size(config: PreTrainedConfig, context: int, dtype: torch.dtype) -> Size:
-    with torch.device("meta"), torch.no_grad():
+    with reading(config.name_or_path, NO_MODEL), torch.device("meta"), torch.no_grad():
         # the default implementation of experts looks at the tokens' numbers, which are not there
         lm = AutoModelForCausalLM.from_config(config, dtype=dtype, experts_implementation="batched_mm").eval()
         weights = sum(p.nbytes for p in lm.parameters())

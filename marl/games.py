@@ -17,8 +17,9 @@ and the `winner`, the name of a side or a seat, or None (a game that ends in a `
 These words stand as they are in transcripts, as `game/how/HOW` and `game/win_rate/WINNER` in tables. `check_said`
 refuses a game that leaves any of this out. `facts` has `roles` where there are several. A game of several styles has
 the setting and attribute `style` and the reset option `styles`, by agent, so that players of different styles meet in
-one game (`envs.core.read_styles`). A scripted player has `observe(text)` and `reply(text, options)`. The smallest whole game is `Hint` in tests/marl/hint.py. Figures of a game's
-own, beside these and what its players were paid, go into marl/evaluate.py.
+one game (`envs.core.read_styles`). A scripted player has `observe(text)` and `reply(text, options)`. The smallest whole
+game is `Hint` in tests/marl/hint.py. Figures of a game's own, beside these and what its players were paid, go into
+marl/evaluate.py.
 """
 
 from __future__ import annotations

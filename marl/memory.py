@@ -169,7 +169,8 @@ def check_memory(
     if not fits(concurrency):
         fitting = bisect_left(range(1, concurrency), True, key=lambda games: not fits(games))  # the last that fits
     if not fitting:
-        widest = max(playing(1), learning)
+        hopeless = taken(1) + models > free  # over slots that no machine has, a pass takes minutes to make up
+        widest = max(0 if hopeless else playing(1), learning)
         raise UserError(
             f"Not enough memory: even {setting}=1 needs {readable(taken(1) + models + widest)} (cache "
             f"{readable(taken(1))}, models {readable(models)}, a pass {readable(widest)}), and {readable(free)} are "

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import json
+import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import (
@@ -24,17 +29,31 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.utils.logging import disable_progress_bar
+from transformers.utils.logging import disable_progress_bar, get_verbosity, set_verbosity, set_verbosity_error
 
 from marl.errors import UserError
 from marl.kernels import quicken
-from marl.tokens import Tokens
+from marl.tokens import MOST_TOKENS, Tokens
 from marl.varlen import read_rows
 
 disable_progress_bar()  # of loading and saving a handful of tensors
 
 # What a model raises that wants other inputs, masks or another kind of cache than it is given.
 MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+# The largest shapes that are built: several times those of the largest models. Larger ones are refused before anything
+# takes time or memory.
+MOST = {
+    "vocab_size": MOST_TOKENS,
+    "hidden_size": 1 << 16,
+    "num_hidden_layers": 256,
+    "num_attention_heads": 1 << 10,
+    "num_key_value_heads": 1 << 10,
+    "intermediate_size": 1 << 18,
+    "max_position_embeddings": 1 << 24,
+}
+FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names of what is no quantised weight
+NO_MODEL, NO_TOKENIZER = "no causal language model can be loaded", "no tokenizer can be loaded from it"
 
 
 class Policy(nn.Module):
@@ -53,9 +72,7 @@ class Policy(nn.Module):
         quicken(lm)
         self.lm = lm
         self.tokens = tokens
-        named = getattr(lm.generation_config, "eos_token_id", None)
-        if isinstance(named, list):
-            tokens.add_ends(named)
+        tokens.add_ends(_named_ends(lm))
         width = lm.config.get_text_config().hidden_size
         self.privileged_size = privileged_size
         out = nn.Linear(width, 1)
@@ -197,52 +214,240 @@ def tiny_lm(vocab_size: int, *, generator_seed: int = 0, **shape: int) -> LlamaF
         return LlamaForCausalLM(tiny_config(vocab_size, **shape))
 
 
+@contextmanager
+def reading(name: str, failed: str) -> Iterator[None]:
+    """Turns whatever reading a model raises into a UserError with its name. `failed`: what cannot be done."""
+    try:
+        yield
+    except (UserError, KeyboardInterrupt, SystemExit):
+        raise
+    # What configurations, tokenizers, weights and templates raise has no common class; a panic of tokenizers is not
+    # even an Exception.
+    except BaseException as error:
+        raise UserError(f"{called(name)}: {failed}: {_short(error)}{_hint(name)}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps back the tables that `transformers` prints of what it loads: what they tell is told here in a sentence."""
+    before = get_verbosity()
+    set_verbosity_error()
+    try:
+        yield
+    finally:
+        set_verbosity(before)
+
+
+def pretrained(name: str | Path, privileged_size: int = 0, *, seed: int, exact: bool = False) -> Policy:
+    """The model of a local folder or hub name with its tokenizer and a fresh value head, drawn with `seed`.
+
+    `exact`: as in `load_lm`.
+    """
+    name = str(name)
+    lm, tokenizer = load_lm(name, exact=exact), load_tokenizer(name)
+    with reading(name, "its tokenizer cannot be used"), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Policy(lm, Tokens(tokenizer), privileged_size)
+
+
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a local folder or hub name."""
+    """Loads the tokenizer of a local folder or hub name."""
     name = str(name)
     folder = Path(name)
     if no_folder := _no_folder(name):
-        raise UserError(f"model.name={name}: no tokenizer can be loaded from it: {no_folder}")
+        raise UserError(f"{called(name)}: {NO_TOKENIZER}: {no_folder}")
     if folder.is_dir() and not any((folder / f).exists() for f in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-        raise UserError(f"model.name={name}: the folder has no tokenizer (tokenizer.json); save one beside the weights")
-    try:
+        raise UserError(f"{called(name)}: the folder has no tokenizer (tokenizer.json); save one beside the weights")
+    with reading(name, NO_TOKENIZER):
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise UserError(f"model.name={name}: no tokenizer can be loaded from it: {_first_line(error)}") from error
 
 
 def load_config(name: str | Path) -> PreTrainedConfig:
-    """The configuration of a causal language model in a local folder or of a hub name."""
+    """Loads the configuration of a causal language model from a local folder or hub name."""
     name = str(name)
     if no_folder := _no_folder(name):
-        raise UserError(f"model.name={name}: no causal language model can be loaded: {no_folder}")
+        raise UserError(f"{called(name)}: {NO_MODEL}: {no_folder}")
+    with reading(name, NO_MODEL):
+        if (file := Path(name) / "config.json").is_file():
+            _check_counts(name, json.loads(file.read_text(encoding="utf-8")))
+        try:
+            config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+        except ValueError as error:
+            if "trust_remote_code" in str(error):
+                raise UserError(f"{called(name)}: it comes with code of its own, which is never run here") from error
+            raise
+        _check_config(name, config)
+    return config
+
+
+def load_lm(name: str | Path, dtype: torch.dtype = torch.float32, *, exact: bool = False) -> PreTrainedModel:
+    """Loads a causal language model of `transformers` from a local folder or hub name, from safetensors only.
+
+    UserError where a weight is missing or not finite; with `exact` also where the files hold more than the model.
+    """
+    name = str(name)
+    config = load_config(name)
+    with reading(name, NO_MODEL):
+        if Path(name).is_dir():
+            _check_files(name, config)
+        with _quiet():
+            lm, found = AutoModelForCausalLM.from_pretrained(
+                name,
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,  # which are refused below, by name
+                output_loading_info=True,
+            )
+        for key, there, wanted in found["mismatched_keys"]:
+            raise UserError(
+                f"{called(name)}: {key} has the shape {tuple(there)} in its files, and by its config.json "
+                f"{tuple(wanted)}{_way_on(name)}"
+            )
+        if missing := found["missing_keys"]:
+            raise UserError(f"{called(name)}: its files lack {min(missing)}{_way_on(name)}")
+        if more := found["unexpected_keys"]:
+            sentence = f"{called(name)}: by its config.json there is no place for {min(more)}, which its files hold"
+            if exact:
+                raise UserError(f"{sentence}{_way_on(name)}")
+            warnings.warn(f"{sentence}; {len(more)} such tensors are left out", stacklevel=2)
+        check_finite(lm.state_dict(), called(name))
+        _check_head(lm, name)
+    return lm
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Reads a safetensors file. UserError where it is damaged, or a number in it is not finite."""
     try:
-        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        if "trust_remote_code" in str(error):
-            raise UserError(f"model.name={name}: it comes with code of its own, which is never run here") from error
-        raise UserError(f"model.name={name}: no causal language model can be loaded: {_first_line(error)}") from error
+        tensors = load_file(path)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({_short(error)}). Restore it, or make it again.") from error
+    check_finite(tensors, str(path))
+    return tensors
+
+
+def check_finite(tensors: Mapping[str, Tensor], place: str) -> None:
+    """UserError, naming the first tensor that holds NaN or infinity."""
+    for name, tensor in tensors.items():
+        # the two ends tell, and take no memory
+        if tensor.is_floating_point() and tensor.numel() and not torch.stack(tensor.aminmax()).isfinite().all():
+            raise UserError(
+                f"{place}: the weights in {name} are not all finite (NaN or infinity). Take an earlier checkpoint, or "
+                "another model."
+            )
+
+
+def called(name: str) -> str:
+    """What an error calls a model: by its setting, or by its folder where that is a policy of ours."""
+    return name if (Path(name) / "policy.json").is_file() else f"model.name={name}"
+
+
+def _way_on(name: str) -> str:
+    """What to do about a model that cannot be read, as the second sentence of an error."""
+    ours = (Path(name) / "policy.json").is_file()
+    return ". Restore the folder, or make it again." if ours else ". Get the model again, or name another."
+
+
+def _check_counts(name: str, part: Any) -> None:
+    """Refuses numbers of layers and labels of which `transformers` would make endless lists as it reads them."""
+    for key, value in part.items() if isinstance(part, dict) else ():
+        if key.rstrip("s").endswith(("layer", "label")) and isinstance(value, int | float) and not value <= MOST_TOKENS:
+            raise UserError(f"{called(name)}: in config.json {key} is {value:.6g}, and at most {MOST_TOKENS} is read")
+        _check_counts(name, value)
+
+
+def _check_config(name: str, config: PreTrainedConfig) -> None:
+    """Refuses a configuration of what is not read here, or of shapes that no model has; and leaves attention to us."""
+    text = config.get_text_config()
     if getattr(config, "is_encoder_decoder", False):
         why = f"{config.model_type} is an encoder-decoder, no causal language model"
     elif type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         why = f"transformers has no causal language model of the kind {config.model_type}"
     else:
-        return config
-    raise UserError(f"model.name={name}: {why}; name a model that goes on with a text, such as a Llama or a Qwen")
+        why = ""
+    if why:
+        raise UserError(f"{called(name)}: {why}; name a model that goes on with a text, such as a Llama or a Qwen")
+    for each in (config, text):
+        for key in ("quantization_config", "compression_config", "quantization"):  # the last is MLX's
+            if (quantised := getattr(each, key, None)) is not None:
+                kind = quantised.get("quant_method", "") if isinstance(quantised, dict) else ""
+                raise UserError(
+                    f"{called(name)}: its weights are quantised{f' ({kind})' if kind else ''}, which is not read here. "
+                    "Name the model in full precision (float32, bfloat16 or float16)."
+                )
+    for key, most in MOST.items():
+        size = getattr(text, key, None)
+        if isinstance(size, int | float) and not size <= most:
+            raise UserError(f"{called(name)}: in config.json {key} is {size:.6g}, and at most {most} is read")
+    longest = getattr(text, "max_position_embeddings", None)
+    if longest is not None and (type(longest) is not int or longest < 1):
+        raise UserError(f"{called(name)}: in config.json max_position_embeddings is {longest!r}, no number of tokens")
+    check_context(config, 1)  # so that what it compares is of the right kinds
+    # Other kinds of attention would need packages, or fetch code from the hub; they differ in speed alone.
+    if not {each._attn_implementation for each in (config, text)} <= {None, "eager", "sdpa"}:
+        config._attn_implementation = None
 
 
-def load_lm(name: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """Any causal language model of `transformers`, from a local folder or hub name; weights as safetensors only."""
-    name = str(name)
-    config = load_config(name)
-    try:
-        lm = AutoModelForCausalLM.from_pretrained(
-            name, config=config, dtype=dtype, use_safetensors=True, trust_remote_code=False
+def _check_files(name: str, config: PreTrainedConfig) -> None:
+    """Refuses a folder whose weights are not there, not whole, quantised, or too few for the model."""
+    folder = Path(name)
+    index = folder / "model.safetensors.index.json"
+    if (folder / "model.safetensors").is_file() or not index.is_file():
+        files = ["model.safetensors"]
+    else:
+        files = sorted({*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+    for file in files:
+        if not (folder / file).is_file():
+            raise UserError(f"{called(name)}: {NO_MODEL}: {file} is not there{_hint(name)}")
+        try:
+            with safe_open(folder / file, "pt") as tensors:
+                kinds = {tensors.get_slice(key).get_dtype(): key for key in tensors.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{called(name)}: {NO_MODEL}: {file} is damaged ({_short(error)}){_hint(name)}") from error
+        if other := kinds.keys() - {*FLOATS}:
+            kind = min(other)
+            raise UserError(
+                f"{called(name)}: {kinds[kind]} in {file} holds numbers of the kind {kind}: quantised weights are not "
+                "read here. Name the model in full precision (float32, bfloat16 or float16)."
+            )
+    held = sum((folder / file).stat().st_size for file in files)
+    with torch.device("meta"):
+        wanted = sum(p.numel() for p in AutoModelForCausalLM.from_config(copy.deepcopy(config)).parameters())
+    if wanted > held:  # each number takes a byte at least: not one of the missing ones is made up first
+        raise UserError(
+            f"{called(name)}: config.json is of a model of {wanted:,} numbers, and its files have {held:,} bytes"
+            f"{_way_on(name)}"
         )
-    except (OSError, ValueError) as error:
-        raise UserError(f"model.name={name}: no causal language model can be loaded: {_first_line(error)}") from error
-    _check_head(lm, name)
-    return lm
+
+
+def _hint(name: str) -> str:
+    """The second sentence of an error about a folder: what is seen to be wrong with it, and the way on."""
+    folder = Path(name)
+    for path in sorted(folder.glob("*")) if folder.is_dir() else ():
+        if path.suffix in (".safetensors", ".json", ".model", ".txt") and path.is_file():
+            with path.open("rb") as file:
+                if file.read(30).startswith(b"version https://git-lfs"):
+                    return f". {path.name} is a Git LFS pointer: run `git lfs pull` in the folder."
+    if any(folder.glob("*.safetensors")) or not folder.is_dir():
+        return _way_on(name)
+    if any(folder.glob("*.gguf")):
+        return ". The folder has GGUF weights: name the model's safetensors folder."
+    if any(path.suffix in (".bin", ".pt", ".pth", ".ckpt") for path in folder.iterdir()):
+        return ". The folder has pickled weights, which may run code and are not read: save them as safetensors."
+    return _way_on(name)
+
+
+def _named_ends(lm: PreTrainedModel) -> list[int]:
+    """The ends of sequence that a model's generation config names: one id, a list, or none."""
+    named = getattr(lm.generation_config, "eos_token_id", None)
+    ids = named if isinstance(named, list) else [] if named is None else [named]
+    if any(type(each) is not int for each in ids):  # true is no token
+        raise UserError(
+            f"{called(lm.name_or_path)}: eos_token_id is {named!r}. In generation_config.json (or config.json) it must "
+            "be a token's number, a list of them, or null."
+        )
+    return ids
 
 
 def _no_folder(name: str) -> str:
@@ -261,7 +466,7 @@ def _check_rows(lm: PreTrainedModel, tokens: Tokens) -> None:
     marks = set(chain(*form.first, *form.heard, form.cue, form.after_reply))
     if any(i in marks or i not in never for i in range(rows, tokens.size)):
         raise UserError(
-            f"model.name={lm.name_or_path}: its tokenizer has {tokens.size} tokens, and the model's embedding only "
+            f"{called(lm.name_or_path)}: its tokenizer has {tokens.size} tokens, and the model's embedding only "
             f"{rows} rows; load both, call model.resize_token_embeddings({tokens.size}) and save the model again"
         )
 
@@ -280,20 +485,23 @@ def _check_head(lm: PreTrainedModel, name: str) -> None:
             start = head(lm.base_model(input_ids=ids[:, : ids.shape[1] // 2]).last_hidden_state).float()
     except MISFITS as error:
         raise UserError(
-            f"model.name={name}: {type(lm).__name__} does not read tokens as causal language models do: "
-            f"{_first_line(error)}"
+            f"{called(name)}: {type(lm).__name__} does not read tokens as causal language models do: {_short(error)}"
         ) from error
+    if not whole.isfinite().all():
+        raise UserError(f"{called(name)}: its logits are not all finite: its weights are too large{_way_on(name)}")
     if not torch.allclose(whole, ours, atol=1e-3, rtol=1e-3):
-        raise UserError(
-            f"model.name={name}: {type(lm).__name__} changes its logits after the output layer: not supported"
-        )
+        raise UserError(f"{called(name)}: {type(lm).__name__} changes its logits after the output layer: not supported")
     near = 1e-3 if lm.dtype == torch.float32 else 0.05  # of the largest
     if not torch.allclose(ours[:, : start.shape[1]], start, atol=near * float(ours.abs().max())):
         raise UserError(
-            f"model.name={name}: {type(lm).__name__} sees tokens that come later, so that it is no causal language "
+            f"{called(name)}: {type(lm).__name__} sees tokens that come later, so that it is no causal language "
             "model as it is configured"
         )
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+def _short(error: BaseException) -> str:
+    """An error's text in one line that any terminal can show."""
+    text = " ".join(str(error).split()).encode("utf-8", "backslashreplace").decode()
+    if " " not in text:  # no sentence, such as the name of a key
+        text = f"{type(error).__name__} {text}".strip()
+    return text.rstrip(".") if len(text) <= 200 else f"{text[:200]}..."

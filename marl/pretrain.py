@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from envs.core import END, TurnKind
 from envs.dond_v0 import MESSAGE, Context, in_test
@@ -29,7 +29,7 @@ from marl.agents import Player, TextAgent, beliefs_of
 from marl.batch import Seat, collate, seats_of
 from marl.checkpoint import copy_folder, load_policy, make_once, read_card, save_policy
 from marl.errors import UserError, check_writable
-from marl.files import canonical, reading
+from marl.files import canonical
 from marl.games import env_maker, file_digests, game_module, scripted, scripts_module
 from marl.human_dond import HumanSplit, HumanView, Split, Step, permuted, read_split, replay_all
 from marl.losses import Loss
@@ -39,7 +39,7 @@ from marl.losses.kl import KLLoss
 from marl.losses.listening import ListeningLoss, log_truth
 from marl.losses.world_model import WorldModelLoss
 from marl.optim import OPTIMIZERS, MuonAndAdamW, Optimizer
-from marl.policy import Policy, check_context, load_config, load_lm, load_tokenizer, tiny_config, tiny_lm
+from marl.policy import MOST, Policy, check_context, load_config, pretrained, tiny_config, tiny_lm
 from marl.rollout import Game, draw_games, rollout
 from marl.speech import INSIDERS
 from marl.tokens import Tokens, View, train_tokenizer
@@ -53,7 +53,15 @@ DATA, KINDS, KEEPS = ("scripted", "human", "none"), ("tiny", "hf"), ("all", "non
 ORDERS = tuple(itertools.permutations(range(3), 3))
 MOST_SEEDS = 2**63 - 1  # as torch takes them
 FEWEST_TOKENS = 400  # 256 bytes, and the words that Deal or No Deal keeps whole; Among Us has more
-MOST_LAYERS = 1000  # far beyond any; each takes time and memory even to count its parameters
+SIZES = {  # of a tiny model's settings, what `transformers` calls them
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "intermediate_size": "intermediate_size",
+    "context": "max_position_embeddings",
+}
 CHUNK = 512  # seats among which batches of equal length are sought
 
 
@@ -74,11 +82,11 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise UserError(f"model.kind={self.kind}: must be one of {', '.join(KINDS)}")
-        for name in ("vocab_size", "hidden_size", "layers", "heads", "kv_heads", "intermediate_size", "context"):
+        for name, key in SIZES.items():
             if getattr(self, name) < 1:
                 raise UserError(f"model.{name}={getattr(self, name)}: must be at least 1")
-        if self.layers > MOST_LAYERS:
-            raise UserError(f"model.layers={self.layers}: must be at most {MOST_LAYERS}")
+            if getattr(self, name) > MOST[key]:
+                raise UserError(f"model.{name}={getattr(self, name)}: must be at most {MOST[key]}")
         if self.kind != "tiny":  # has a shape of its own
             return
         if self.vocab_size < FEWEST_TOKENS:
@@ -256,10 +264,7 @@ def base_policy(
     """The base, from the cache where it is there, and its folder (None for an untouched `transformers` model). `kept`:
     where a copy of it may be, to be put into the cache before another one is made."""
     if model.kind == "hf" and base.data == "none":
-        lm, tokenizer = load_lm(model.name), load_tokenizer(model.name)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(base.seed)  # of the value head
-            return Policy(lm, Tokens(tokenizer), privileged_size).to(device).eval(), None
+        return pretrained(model.name, privileged_size, seed=base.seed).to(device).eval(), None
     if base.data == "human" and not human_data:
         raise UserError(
             "base.data=human needs the human dialogues: give their folder as data.dond=DIR (files data.txt, val.txt, "
@@ -299,9 +304,8 @@ def base_policy(
     policy = load_policy(folder, device, privileged_size)  # checks all that is in the folder
     if not is_it(folder):
         raise UserError(f"{folder} holds a base made of other settings (policy.json says of which): remove it")
-    with reading(folder):
-        figures = read_card(folder)["figures"]
-        report("base model: " + ", ".join(f"{name} {value:.3g}" for name, value in figures.items()))
+    figures = read_card(folder).get("figures", {})
+    report("base model: " + ", ".join(f"{name} {value:.3g}" for name, value in figures.items()))
     return policy, folder
 
 
@@ -395,12 +399,13 @@ def _train(
         else:
             texts = scripted_texts(game, games, base.seed, tokenizer_games(base))
         tokens = Tokens(train_tokenizer(texts, game_module(game).COMPACT_TOKENS, model.vocab_size))
-        lm: PreTrainedModel = tiny_lm(tokens.size, **model.shape(), generator_seed=base.seed)
+        lm = tiny_lm(tokens.size, **model.shape(), generator_seed=base.seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(base.seed)
+            policy = Policy(lm, tokens).to(device)
     else:
-        lm, tokens = load_lm(model.name), Tokens(load_tokenizer(model.name))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(base.seed)
-        policy = Policy(lm, tokens).to(device)
+        policy = pretrained(model.name, seed=base.seed).to(device)
+        tokens = policy.tokens
     if human:
         held_out = human["val"].seats(tokens)
         test = human["test"].seats(tokens)

@@ -249,7 +249,7 @@ def page_of(runs: Sequence[Run], title: str, games_shown: int) -> str:
     measured = [name for found in columns.values() for name in found]
     first_rows = list(dict.fromkeys(name for game in games for name in headline(game, measured)))
     ends = ENDS if games == ["among_us"] else own_ends(columns)
-    page = _template().render(
+    return _template().render(
         title=title,
         facts=[*what_was_run(runs), *mixed(runs)],
         findings=[*findings(columns), *comparisons(arms, runs), *costs(runs)],

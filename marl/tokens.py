@@ -23,6 +23,7 @@ from marl.types import Kind, Stream
 PAD, BOS, CUE = "<|pad|>", "<|bos|>", "<|you|>"
 NUMBERS = tuple(str(n) for n in range(11))
 YOUR_TURN = "Your turn."  # what the user says where a reply is due, nothing cues it and the model has spoken last
+MOST_TOKENS = 1 << 20  # several times the largest vocabularies
 BEFORE = ("\n", "|", "x")  # of which one, put before a text, stays a token of its own
 # Put before a chat template that asks for the date: a run that goes on tomorrow must read what it has read today. The
 # line break is the block's own, which the template's environment takes away.
@@ -82,7 +83,12 @@ class Tokens:
             self._backend.no_truncation()
             self._backend.no_padding()
         vocabulary = tokenizer.get_vocab()
-        self.size = 1 + max(vocabulary.values())  # there may be gaps
+        self.size = 1 + max(vocabulary.values(), default=-1)  # there may be gaps
+        if not 0 < self.size <= MOST_TOKENS:
+            raise UserError(
+                f"The tokenizer {tokenizer.name_or_path} has ids up to {self.size - 1}. From 1 to {MOST_TOKENS} tokens "
+                "are read: choose another model.name."
+            )
         self.pad_id = _first(tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
         self.eos_ids = frozenset(i for i in (tokenizer.eos_token_id,) if i is not None)
         # Some tokenizers put a space before whatever they encode: only what begins the stream shall have it.
@@ -105,8 +111,8 @@ class Tokens:
 
     def add_ends(self, ids: Iterable[int]) -> None:
         """Further ends of sequence, which a model names: these may be said and end a reply, unless they stand between
-        turns, begin a stream or pad."""
-        self.eos_ids |= frozenset(ids) - self._control
+        turns, begin a stream or pad. Ids that no token has end nothing."""
+        self.eos_ids |= frozenset(ids).intersection(range(self.size)) - self._control
         self.may_end |= self.eos_ids
         self.unspeakable = [i for i in self.unspeakable if i not in self.eos_ids]
 

@@ -759,7 +759,11 @@ def test_names_follow_from_the_configuration() -> None:
         (["model.vocab_size=7"], "model.vocab_size=7: must be at least 400"),
         (["model.kind=small"], "model.kind=small: must be one of tiny, hf"),
         (["model.layers=0"], "model.layers=0: must be at least 1"),
-        (["model.layers=10000000"], "model.layers=10000000: must be at most 1000"),
+        (["model.layers=10000000"], "model.layers=10000000: must be at most 256"),
+        (["model.context=1000000000"], "model.context=1000000000: must be at most 16777216"),
+        (["model.vocab_size=1000000000"], "model.vocab_size=1000000000: must be at most 1048576"),
+        (["model.context=1e9"], r"model.context=1000000000.0: must be a whole number"),
+        (["model.hidden_size=1000000000000000000"], "model.hidden_size=1000000000000000000: must be at most 65536"),
         (["model.kv_heads=3"], "model.kv_heads=3: must divide model.heads=4"),
         (["model.hidden_size=12"], "model.hidden_size=12: must be a multiple of 8"),
         (

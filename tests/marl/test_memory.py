@@ -99,6 +99,20 @@ def test_what_does_not_fit_is_lowered_to_what_does(
     assert fit(caches, models, concurrency=games).line == found.line.partition(";")[0]
 
 
+def test_slots_beyond_all_memory_are_refused_without_making_up_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a stream of a thousand million tokens it took half a minute."""
+
+    def asked(*_: object, **__: object) -> int:
+        raise AssertionError
+
+    monkeypatch.setattr(memory, "playing_bytes", asked)
+    huge = [Slots(2, 10**15, config=tiny_config(300))]
+    with pytest.raises(UserError, match=r"even algo\.concurrency=1 needs"):
+        fit(huge, 0, concurrency=50)
+    with pytest.raises(AssertionError):  # slots that fit: a pass over them is what tells
+        fit([Slots(2, GIB // 1000, config=tiny_config(300))], 0, concurrency=50)
+
+
 @pytest.mark.parametrize(
     ("models", "learning", "needed"), [(900 * MIB, 0, "1.1 GiB"), (2 * GIB, 0, "2.2 GiB"), (0, GIB, "1.2 GiB")]
 )

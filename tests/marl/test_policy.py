@@ -248,6 +248,53 @@ def test_all_ends_that_a_model_names_end_a_reply(tmp_path: Path) -> None:
     assert policy.tokens.ends(said) and policy.tokens.reply_text(said) == "hello"
 
 
+def with_ends(folder: Path, **named: object) -> Policy:
+    """A model whose files (`config`, `generation_config`) name these ends of sequence, `...` for none at all."""
+    tokenizer = hf_tokenizer(None)
+    tokenizer.add_tokens([AddedToken(mark, special=True) for mark in ("<|end|>", "<|eom|>")])
+    name = save(folder, random_lm("llama", len(tokenizer)), tokenizer)
+    for file, ids in named.items():
+        path = folder / f"{file}.json"
+        settings = {key: value for key, value in json.loads(path.read_text()).items() if key != "eos_token_id"}
+        path.write_text(json.dumps(settings if ids is ... else {**settings, "eos_token_id": ids}))
+        if ids is None:
+            path.unlink()
+    return Policy(load_lm(name), Tokens(load_tokenizer(name)))
+
+
+@pytest.mark.parametrize("named", [512, [512], [512, 512], [512, 99_999, -1]])
+def test_one_end_of_sequence_is_heard_as_a_list_of_it_is(named: object, tmp_path: Path) -> None:
+    """Ids that are no token's end nothing."""
+    policy = with_ends(tmp_path, generation_config=named)
+    assert policy.tokens.decode([512]) == "<|end|>"
+    assert policy.tokens.eos_ids == {0, 512} and policy.tokens.ends([40, 512]) and not policy.tokens.ends([40, 513])
+    assert policy.speech_mask[512] == 0 and policy.speech_mask[513] == -torch.inf
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "ends"),
+    [
+        (513, None, {0, 513}),  # there is no generation_config.json
+        ([512, 513], None, {0, 512, 513}),
+        (513, 512, {0, 512}),  # as `generate` of transformers takes them
+        (512, [512, 513], {0, 512, 513}),
+        (513, ..., {0}),
+        (..., ..., {0}),
+        (..., None, {0}),  # not the default of the model's kind, which is another vocabulary's
+    ],
+)  # fmt: skip
+def test_the_generation_config_names_the_ends_and_where_there_is_none_the_models(
+    config: object, generation: object, ends: set[int], tmp_path: Path
+) -> None:
+    assert with_ends(tmp_path, config=config, generation_config=generation).tokens.eos_ids == ends
+
+
+@pytest.mark.parametrize("named", [True, False, "512", [True], ["512"], 1.5])
+def test_an_end_of_sequence_that_is_no_number_is_refused(named: object, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"model\.name=.*: .*eos_token_id"):
+        with_ends(tmp_path, generation_config=named)
+
+
 def test_a_choice_is_sampled_out_of_its_legal_set() -> None:
     logits = torch.tensor([[1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 4.0]])
     shaped = choice_logits(logits, torch.tensor([[0, 2, -1], [3, -1, -1]]), 0.5)
