@@ -39,11 +39,13 @@ SOURCE = Path(__file__).with_suffix(".c")
 
 @functools.cache
 def load(name: str) -> ctypes.CDLL | None:
-    """This build, where there is one that this processor runs, unless its source has changed since."""
+    """This build, where there is one that this processor runs, unless its source has been edited since."""
     spec = find_spec(name)
     if spec is None or spec.origin is None:
         return None
-    if SOURCE.exists() and SOURCE.stat().st_mtime > Path(spec.origin).stat().st_mtime:
+    # Only in a checkout do times tell of edits: an installed package's are its installer's.
+    checkout = SOURCE.exists() and (SOURCE.parents[1] / "pyproject.toml").exists()
+    if checkout and SOURCE.stat().st_mtime > Path(spec.origin).stat().st_mtime:
         warnings.warn(
             f"{SOURCE.name} has changed since it was built: attention and norms are torch's, which is slower, until "
             "the project is installed again (pip install -e . or make)",

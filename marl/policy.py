@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -462,8 +461,7 @@ def _check_rows(lm: PreTrainedModel, tokens: Tokens) -> None:
     lie beyond them (of images, say), and rows beyond all tokens only pad."""
     layers = lm.get_input_embeddings(), lm.get_output_embeddings()
     rows = min(layer.get_parameter("weight").shape[0] for layer in layers)
-    form, never = tokens.format, set(tokens.unspeakable)
-    marks = set(chain(*form.first, *form.heard, form.cue, form.after_reply))
+    marks, never = tokens.format.marks(), set(tokens.unspeakable)
     if any(i in marks or i not in never for i in range(rows, tokens.size)):
         raise UserError(
             f"{called(lm.name_or_path)}: its tokenizer has {tokens.size} tokens, and the model's embedding only "

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, reduce
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -269,17 +269,20 @@ def run_card(folder: Path, config_hash: str, seed: int, **facts: Any) -> dict[st
     return card
 
 
-UNKNOWN = "unknown"  # the commit of code that is in no checkout
+UNKNOWN = "unknown"  # the commit of code that is in no checkout and was not installed
 SOURCES = ("envs/*.py", "marl/*.py", "marl/*.c", "experiments/*.py", "conf/*.yaml")  # git's `*` reaches into folders
 
 
 @cache
 def git_commit() -> str:
-    """The commit of the code, where files differ from it with `+` and a digest of how; `unknown` outside a checkout.
+    """The commit of the code, where files differ from it with `+` and a digest of how. Of an installed package its
+    version, `+` and a digest of its code; of a copy that is neither, `unknown`.
 
     As it was when this process first asked: what is committed later is not what runs. Code and settings of the project
     count, also those that git does not know yet: a new term is such a file. Pages and tests do not."""
     root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():  # a repository around it is somebody else's
+        return _installed_version(root)
 
     def git(*arguments: str) -> bytes:
         return subprocess.run(
@@ -298,6 +301,22 @@ def git_commit() -> str:
             found.update(b"\0" + name + b"\0" + (root / os.fsdecode(name)).read_bytes())
             edited = True
     return commit + (f"+{found.hexdigest()[:6]}" if edited else "")
+
+
+def _installed_version(root: Path) -> str:
+    """The version of the package that was installed into this folder, with a digest of its code."""
+    try:
+        package = distribution("marl-language-games")
+    except PackageNotFoundError:
+        return UNKNOWN
+    if Path(str(package.locate_file("marl"))).resolve() != root / "marl":
+        return UNKNOWN  # another copy was installed
+    found = hashlib.sha256()
+    for pattern in SOURCES:
+        folder, _, name = pattern.partition("/")
+        for path in filter(Path.is_file, sorted((root / folder).rglob(name))):
+            found.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    return f"{package.version}+{found.hexdigest()[:6]}"
 
 
 def hardware() -> dict[str, Any]:

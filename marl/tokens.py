@@ -6,17 +6,18 @@ text: it cannot forge a control token. What this module leaves out: models, samp
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from itertools import chain
 
-from jinja2.exceptions import TemplateError
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from envs.core import END, Question
+from marl.chat_template import UNREADABLE, Ends, Marks, read_marks, strip
 from marl.errors import UserError
 from marl.types import Kind, Stream
 
@@ -25,9 +26,6 @@ NUMBERS = tuple(str(n) for n in range(11))
 YOUR_TURN = "Your turn."  # what the user says where a reply is due, nothing cues it and the model has spoken last
 MOST_TOKENS = 1 << 20  # several times the largest vocabularies
 BEFORE = ("\n", "|", "x")  # of which one, put before a text, stays a token of its own
-# Put before a chat template that asks for the date: a run that goes on tomorrow must read what it has read today. The
-# line break is the block's own, which the template's environment takes away.
-SAME_DAY = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}\n"
 
 
 def train_tokenizer(texts: Iterable[str], keep: Sequence[str], vocab_size: int) -> PreTrainedTokenizerFast:
@@ -60,14 +58,32 @@ def train_tokenizer(texts: Iterable[str], keep: Sequence[str], vocab_size: int) 
 
 
 @dataclass(frozen=True)
-class Format:
-    """The ids between what is said: `first` wraps the opening observation, `heard` later ones; each a pair of ids."""
+class Frame:
+    """What stands around a text that is read: ids, and next to the text plain words, which are encoded with it in one
+    piece, because a token may reach from one into the other."""
 
-    first: tuple[list[int], list[int]]
-    heard: tuple[list[int], list[int]]
+    before: list[int] = field(default_factory=list)
+    lead: str = ""
+    trail: str = ""
+    after: list[int] = field(default_factory=list)
+    begins: bool = False  # whether the piece begins a stream: some tokenizers put a space before it
+    ends: Ends = ("", "")  # what is taken off the text
+
+
+@dataclass(frozen=True)
+class Format:
+    """What stands between what is said."""
+
+    first: Frame  # around the opening observation
+    heard: Frame  # around later ones
     cue: list[int]  # before every reply
     after_reply: list[int]  # after a reply that ended at `END`, and after the place where a question is answered
     ask_in_turn: bool  # whether a belief question is asked as a turn of its own (chat models)
+
+    def marks(self) -> frozenset[int]:
+        """The ids that stand between texts, but for plain words next to a text."""
+        first, heard = self.first, self.heard
+        return frozenset(chain(first.before, first.after, heard.before, heard.after, self.cue, self.after_reply))
 
 
 class Tokens:
@@ -122,6 +138,11 @@ class Tokens:
         """Plain text to ids, of a text that begins the stream or goes on with it. Strings that look like special tokens
         are encoded letter by letter."""
         return list(self._encoded(text, begins)) if text else []
+
+    def framed(self, text: str, frame: Frame) -> list[int]:
+        """The ids of a text that is read, with what stands around it."""
+        piece = frame.lead + strip(text, frame.ends) + frame.trail
+        return [*frame.before, *self.encode(piece, frame.begins), *frame.after]
 
     def _encode(self, text: str, begins: bool) -> tuple[int, ...]:
         return tuple(self._behind(text, self._plain) if self._spaced and not begins else self._plain(text))
@@ -204,83 +225,61 @@ class Tokens:
     # -- formats -----------------------------------------------------------------------------------------------------
 
     def _small_format(self, cue: int) -> Format:
-        bos = [self.tokenizer.bos_token_id]
-        return Format(first=(bos, []), heard=([], []), cue=[cue], after_reply=[], ask_in_turn=False)
+        first = Frame([self.tokenizer.bos_token_id], begins=True)
+        return Format(first, heard=Frame(), cue=[cue], after_reply=[], ask_in_turn=False)
 
     def _text_format(self) -> Format:
         if getattr(self.tokenizer, "chat_template", None):
+            return self._chat_format(self._chat_marks())
+        first = Frame([i for i in (self.tokenizer.bos_token_id,) if i is not None], begins=True)
+        return Format(first, Frame(), cue=self.encode("\nyou:"), after_reply=self.encode("\n"), ask_in_turn=False)
+
+    def _chat_marks(self) -> Marks:
+        """Those of the chat template. Where it has no system role, or does not show the system's words as a turn of
+        their own, the opening is the first thing the user says."""
+        try:
+            return read_marks(self.tokenizer, "system")
+        except UNREADABLE:
             try:
-                return self._chat_format()
-            except (ValueError, IndexError) as error:
+                return read_marks(self.tokenizer, "user")
+            except UNREADABLE as error:
                 raise UserError(
                     f"the chat template of {self.tokenizer.name_or_path} does not keep the turns apart, so it cannot "
                     "be written turn by turn: choose another model.name, or remove the template from its folder"
                 ) from error
-        bos = [i for i in (self.tokenizer.bos_token_id,) if i is not None]
+
+    def _chat_format(self, marks: Marks) -> Format:
         return Format(
-            first=(bos, []), heard=([], []), cue=self.encode("\nyou:"), after_reply=self.encode("\n"), ask_in_turn=False
-        )
-
-    def _chat_format(self) -> Format:
-        """Reads the marks between turns off the chat template, by rendering it around texts that are known."""
-        s, u, a, v, b, w = (8 * letter for letter in "SUAVBW")
-
-        def render(*messages: tuple[str, str], cue: bool = False) -> str:
-            chat = [{"role": role, "content": text} for role, text in messages]
-            text = self.tokenizer.apply_chat_template(
-                chat, chat_template=template, tokenize=False, add_generation_prompt=cue, enable_thinking=False
-            )
-            return str(text) if cue else str(text).removesuffix(closing)
-
-        closing = ""
-        template = self.tokenizer.get_chat_template()
-        if "strftime_now" in template:
-            template = SAME_DAY + template
-        try:
-            talk = [("system", s), ("user", u), ("assistant", a), ("user", v)]
-            render(*talk[:1])
-            render(*talk)
-        except TemplateError:  # a template without a system role: the opening prompt is the first thing the user says
-            talk = [("user", s), ("assistant", a), ("user", v)]
-        whole, part, end = render(*talk), render(*talk[:-1]), self.tokenizer.eos_token or ""
-        if not whole.startswith(part) and whole.startswith(part.removesuffix(end)):
-            closing = end  # of a finished conversation, gone once it goes on
-        opening = render(*talk[:1])
-        before_first, after_first = opening.split(s)
-        after_reply = render(*talk[:-1]).split(a)[1]
-        between = render(*talk).split(a)[1].split(v)[0]
-        after_heard = render(*talk).split(v)[1]
-        cue = render(*talk, cue=True).split(v)[1].removeprefix(after_heard)
-
-        # A longer conversation tells whether its turns are the marks, put together. What opens the model's own turns is
-        # not compared with the cue: some templates show earlier replies without the thoughts that they cue.
-        longer = [*talk, ("assistant", b), ("user", w)]
-        start, *stretches, last = _around(render(*longer, cue=True), [text for _, text in longer])
-
-        def as_rendered(after_reply: str, before_heard: str) -> bool:
-            after = {"user": after_heard, "assistant": after_reply}
-            closed = [after_first, *(after[role] for role, _ in longer[1:-1])]
-            return (start, last) == (before_first, after_heard + cue) and all(
-                stretch == end + before_heard if role == "user" else stretch.startswith(end)
-                for stretch, end, (role, _) in zip(stretches, closed, longer[1:], strict=True)
-            )
-
-        ways = [(after_reply, between.removeprefix(after_reply))]
-        if talk[0][0] == "system":  # the last turn may be closed otherwise than those before it
-            before_heard = stretches[0].removeprefix(after_first)
-            ways.append((between.removesuffix(before_heard), before_heard))
-        marks = next((way for way in ways if as_rendered(*way)), None)
-        if marks is None:
-            raise ValueError("what the template renders is not its marks with the texts between them")
-        after_reply, before_heard = marks
-        ids = self._marks
-        return Format(
-            first=(self._control_too(before_first), ids(after_first)),
-            heard=(ids(before_heard, after_reply), ids(after_heard)),
-            cue=ids(cue, after_heard),
-            after_reply=ids(after_reply),
+            first=self._frame(*marks.first, marks.strip_first, None),
+            heard=self._frame(*marks.heard, marks.strip_heard, marks.after_reply),
+            cue=self._marks(marks.cue, marks.heard[1]),
+            after_reply=self._marks(marks.after_reply),
             ask_in_turn=True,
         )
+
+    def _frame(self, before: str, after: str, ends: Ends, behind: str | None) -> Frame:
+        """The frame of texts between these marks, which stand `behind` another mark, or begin a stream."""
+        (*through, lead), (trail, *rest) = self._pieces(before), self._pieces(after)
+        *earlier, joined = self._pieces((behind or "") + before)
+        if earlier:  # some tokenizers put a space behind each control token as well
+            begins = joined == lead and self._control_too(earlier[-1] + "x")[1:] == self._plain("x")
+        else:
+            begins = behind is None
+        before_ids, after_ids = self._marks("".join(through), behind or ""), self._control_too("".join(rest))
+        left, right = ends
+        # Some control tokens take the white space beside them away, as Phi-3's.
+        if through and self._control_too(through[-1] + " ") == self._control_too(through[-1]):
+            lead, left = lead.lstrip(), left if lead.strip() else None
+        if rest and self._control_too(" " + rest[0]) == self._control_too(rest[0]):
+            trail, right = trail.rstrip(), right if trail.strip() else None
+        return Frame(before_ids, lead, trail, after_ids, begins, (left, right))
+
+    def _pieces(self, mark: str) -> list[str]:
+        """A mark in pieces: plain text, and in every second place a control token."""
+        # Some tokenizers have line breaks as added tokens: these are text.
+        added = [token.content for token in self.tokenizer.added_tokens_decoder.values() if not token.content.isspace()]
+        pattern = "|".join(map(re.escape, sorted(added, key=len, reverse=True)))
+        return re.split(f"({pattern})", mark) if pattern else [mark]
 
     def _marks(self, text: str, before: str = "") -> list[int]:
         """Encodes the template's own text, in which special tokens are meant, as it is behind `before`."""
@@ -302,17 +301,8 @@ class Tokens:
         form, added = self.format, self.tokenizer.added_tokens_decoder.items()
         # Some tokenizers have line breaks as added tokens: these are text.
         control = {i for i, token in added if not token.content.isspace()} - {self.tokenizer.bos_token_id}
-        ends = [i for i in (*form.after_reply, *form.heard[0]) if i in control | self.eos_ids]
-        return frozenset(ends[:1]), frozenset(control.intersection(chain(*form.first, *form.heard, form.cue, ends)))
-
-
-def _around(whole: str, texts: Iterable[str]) -> list[str]:
-    """What stands before, between and after texts of which each stands once in the whole, in this order."""
-    found = []
-    for text in texts:
-        before, whole = whole.split(text)
-        found.append(before)
-    return [*found, whole]
+        ends = [i for i in (*form.after_reply, *form.heard.before) if i in control | self.eos_ids]
+        return frozenset(ends[:1]), control & form.marks()
 
 
 def _shared(a: str, b: str) -> int:
@@ -346,30 +336,25 @@ class View:
         """Appends an observation and the belief questions that are due with it."""
         form = self.tokens.format
         if text:
-            if self.stream.tokens:
-                ids = self._heard(self.tokens.encode(text))
-            else:
-                begins = {self.tokens.tokenizer.bos_token_id}.issuperset(form.first[0])
-                ids = [*form.first[0], *self.tokens.encode(text, begins), *form.first[1]]
+            ids = self._heard(text) if self.stream.tokens else self.tokens.framed(text, form.first)
             self.stream.append(ids, Kind.OBSERVATION)
         for question in questions:
             ids, listing = self.tokens.label(question.candidates)
-            text_ids = self.tokens.encode(question.text + listing)
+            text_ids = self._heard(question.text + listing)
             if form.ask_in_turn:
-                text_ids = [*self._heard(text_ids), *form.cue]
+                text_ids += form.cue
             elif form.after_reply and not self.tokens.decode(self.stream.tokens[-1:]).endswith("\n"):
                 text_ids = [*form.after_reply, *text_ids]  # a question begins a line
             self.stream.append(text_ids, Kind.QUESTION)
             self.asked.append(Asked(len(self.stream) - 1, step, question, tuple(ids)))
             self.stream.append(form.after_reply, Kind.OBSERVATION)
 
-    def _heard(self, text_ids: Sequence[int]) -> list[int]:
+    def _heard(self, text: str) -> list[int]:
         """What is heard with the marks around it, less the first one where a reply has ended with it."""
         form, last = self.tokens.format, self.stream.tokens[-1:]
-        before, after = form.heard
-        if not form.after_reply and last == before[:1] and self.tokens.eos_ids.issuperset(last):
-            before = before[1:]
-        return [*before, *text_ids, *after]
+        ids = self.tokens.framed(text, form.heard)
+        ended = not form.after_reply and last == form.heard.before[:1] and self.tokens.eos_ids.issuperset(last)
+        return ids[1:] if ended else ids
 
     def cut(self, length: int, asked: int) -> None:
         """Takes back all but the first `length` tokens and the first `asked` questions."""
@@ -379,12 +364,12 @@ class View:
         """Appends the cue to reply; for a choice, the options' listing before it. Returns the options' token ids."""
         if options:
             ids, listing = self.tokens.label(options)
-            listed = self.tokens.encode(listing)
-            if listing and self.tokens.format.ask_in_turn:  # what was heard before has ended its turn
-                listed = self._heard(self.tokens.encode(listing.removeprefix("\n")))
-            self.stream.append(listed, Kind.OBSERVATION)
+            if self.tokens.format.ask_in_turn:  # what was heard before has ended its turn
+                listing = listing.removeprefix("\n")
+            if listing:
+                self.stream.append(self._heard(listing), Kind.OBSERVATION)
         if self.tokens.format.ask_in_turn and not self.tokens.format.cue and self._spoke_last():
-            self.stream.append(self._heard(self.tokens.encode(YOUR_TURN)), Kind.OBSERVATION)
+            self.stream.append(self._heard(YOUR_TURN), Kind.OBSERVATION)
         self.stream.append(self.tokens.format.cue, Kind.OBSERVATION)
         return tuple(ids) if options else ()
 

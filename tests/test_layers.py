@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # A module of marl imports only modules that stand in an earlier line. A folder is one entry.
 # Modules in one line do not know each other. A new module gets a line below all that it imports.
 LAYERS = [
-    "types errors grouping wording kernels secrets completion",
+    "types errors grouping wording kernels secrets completion chat_template",
     "files ranks",
     "stats runs",
     "tokens pikl varlen",

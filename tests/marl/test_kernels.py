@@ -80,9 +80,12 @@ def test_what_compiles_here_is_there(tmp_path: Path) -> None:
 
 @needs_build
 def test_a_build_of_other_source_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = tmp_path / "kernels.c"
+    (tmp_path / "marl").mkdir()
+    source = tmp_path / "marl" / "kernels.c"
     source.write_text("changed")  # now, after the build
     monkeypatch.setattr(kernels, "SOURCE", source)
+    assert load.__wrapped__(BUILT[0]) is not None  # installed: times are the installer's
+    (tmp_path / "pyproject.toml").touch()  # a checkout
     with pytest.warns(UserWarning, match=r"kernels\.c has changed since it was built: .* install"):
         assert load.__wrapped__(BUILT[0]) is None
     monkeypatch.setattr(kernels, "SOURCE", tmp_path / "not_there.c")  # as where only what was built is installed

@@ -1,12 +1,15 @@
 """Text <-> ids, one token per choice, and streams against what chat templates render."""
 
+import os
+from collections.abc import Iterator, Sequence
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
 from envs import dond_v0
@@ -17,6 +20,7 @@ from marl.types import Kind
 from tests.marl.models import CHATML, COMPACT_TEXTS, NATURAL_TEXTS, NO_SYSTEM, hf_tokenizer, small_tokens
 
 NUMBERS = tuple(str(n) for n in range(11))
+MODELS = Path(os.environ.get("PRETRAINED", "not set"))
 TEMPLATES = {"chatml": CHATML, "no_system": NO_SYSTEM}
 # Marks open turns, and nothing closes them.
 OPENED = (
@@ -52,6 +56,74 @@ UNCUED = (
 # Roles are plain text, and turns end with the end of sequence, as in Zephyr's.
 ROLES = (
     "{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] }}{{ eos_token }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+# As families of published templates do, in their least form; and whose first words the opening is.
+TURN = "{{ '<|im_start|>' + message['role'] + '\n' + TEXT + '<|im_end|>\n' }}"
+CUED = "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+EACH = "{% for message in messages %}"
+MUST_ALTERNATE = EACH + (
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Must alternate') }}{% endif %}"
+)
+LED = (  # the system's words are shown with a user's
+    "{{ bos_token }}{% set lead = '' %}{% if messages[0]['role'] == 'system' %}"
+    "{% set lead = messages[0]['content'] + '\n\n' %}{% set messages = messages[1:] %}{% endif %}"
+)
+SYSTEM = "{% if messages[0]['role'] == 'system' %}YES{% set messages = messages[1:] %}{% else %}NO{% endif %}"
+SAID_FIRST = "<|im_start|>system\n{{ messages[0]['content'] | trim }}<|im_end|>\n"
+DEFAULT = "<|im_start|>system\nYou help.<|im_end|>\n"
+BLOCKS = (
+    "{% if message['content'] is string %}{{ message['content'] }}"
+    "{% else %}{% for block in message['content'] %}{{ block['text'] }}{% endfor %}{% endif %}"
+)
+
+
+def template_of(text: str, before: str = "{{ bos_token }}" + EACH) -> str:
+    return before + TURN.replace("TEXT", text) + CUED
+
+
+FAMILIES = {
+    "trims": (template_of("message['content'] | trim"), "system"),
+    "trims left ends": (template_of("message['content'].lstrip()"), "system"),
+    "trims right ends": (template_of("message['content'].rstrip()"), "system"),
+    "trims line breaks": (template_of("message['content'].strip('\n')"), "system"),
+    "trims left line breaks": (template_of("message['content'].lstrip('\n')"), "system"),
+    "trims the user's": (
+        template_of("(message['content'] | trim if message['role'] == 'user' else message['content'])"), "system"
+    ),
+    "trims the system's": (
+        template_of("(message['content'] | trim if message['role'] == 'system' else message['content'])"), "system"
+    ),
+    "trims replies": (
+        template_of("(message['content'] | trim if message['role'] == 'assistant' else message['content'])"), "system"
+    ),
+    "default system prompt": (template_of(
+        "message['content']", SYSTEM.replace("YES", SAID_FIRST).replace("NO", DEFAULT) + EACH
+    ), "system"),
+    "default system prompt alone": (template_of("message['content'] | trim", DEFAULT + MUST_ALTERNATE), "user"),
+    "the user speaks before the assistant": (template_of(
+        "message['content'] | trim", SYSTEM.replace("YES", SAID_FIRST).replace("NO", "") + MUST_ALTERNATE
+    ), "user"),
+    "the system joins the first user": (template_of(
+        "(lead if loop.first else '') + message['content'] | trim", LED + MUST_ALTERNATE
+    ), "user"),
+    "the system joins the first user, who may be silent": (template_of(
+        "(lead if loop.first else '') + message['content']", LED + EACH
+    ), "user"),
+    "the system joins the last user": (template_of(
+        "(lead if loop.last else '') + message['content']", LED + MUST_ALTERNATE
+    ), "user"),
+    "texts or blocks": (
+        LED + EACH + "<|im_start|>{{ message['role'] }}\n{% if loop.last %}{{ lead }}{% endif %}"
+        + BLOCKS + "<|im_end|>\n" + CUED, "user"
+    ),
+    "no system": (NO_SYSTEM, "user"),
+    "uncued": (UNCUED, "user"),
+    "uncued, trims": (UNCUED.replace("['content'] }} [/", "['content'] | trim }} [/"), "user"),
+}  # fmt: skip
+# Turns begin with one control token and end with another.
+ENDED = (
+    "{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] }}\n<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
 # Today's date stands in the opening, as in Llama 3.2's (which takes it as a variable too) and in others'.
@@ -453,6 +525,93 @@ def test_a_stream_is_what_the_chat_template_renders(
 
 
 NO_SYSTEM_TOKENS = hf_tokens(NO_SYSTEM)
+
+SAID = "[message] hi [END]"
+READ = [  # white space at texts' ends, and none
+    ("Pool: 1 book.\n", "Partner: no\n", "Partner: ok\n"),
+    ("Pool", "no", "ok"),
+    ("\n\nPool", " \n", "\nA\n \nB  \n\n"),
+    (" x ", "\t\ty", "\u3000z\u00a0\n"),
+]
+
+
+def ours_and_theirs(tokens: Tokens, opening: str, texts: Sequence[str]) -> Iterator[tuple[list[int], list[int]]]:
+    """A stream, and the ids of what the template renders, wherever a reply is due; the opening is this role's."""
+    view, chat = View(tokens), []
+    for step, text in enumerate(texts):
+        view.observe(text, (), step)
+        chat.append({"role": "user" if step else opening, "content": text})
+        view.cue()
+        theirs = tokens.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+        yield list(view.stream.tokens), list(theirs)
+        view.reply(tokens.encode(SAID), Kind.SPEECH)
+        chat.append({"role": "assistant", "content": SAID})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_stream_has_the_ids_of_what_the_chat_template_renders(family: str) -> None:
+    template, opening = FAMILIES[family]
+    tokenizer = hf_tokenizer(template)
+    tokenizer.add_tokens(["\n\n", "\n\n\n"])  # which a mark's line break may be part of
+    tokens = Tokens(tokenizer)
+    for texts in READ:
+        for ours, theirs in ours_and_theirs(tokens, opening, texts):
+            assert ours == theirs, (tokens.decode(ours), tokens.decode(theirs))
+
+
+def test_white_space_that_control_tokens_take_away_is_not_read() -> None:
+    """As Phi-3's do with what is behind them; here also with what is before."""
+    for template in (ENDED, ENDED.replace("\n<|end", "<|end")):
+        tokenizer = hf_tokenizer(CHATML)
+        marks = [AddedToken(f"<|{role}|>", special=True, rstrip=True) for role in ("system", "user", "assistant")]
+        tokenizer.add_tokens([*marks, AddedToken("<|end|>", special=True, lstrip=True)])
+        tokenizer.chat_template = template
+        tokens = Tokens(tokenizer)
+        for texts in READ:
+            for ours, theirs in ours_and_theirs(tokens, "system", texts):
+                assert ours == theirs, (tokens.decode(ours), tokens.decode(theirs))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("family", ["uncued", "roles", "ended"])
+def test_spaced_streams_have_the_ids_of_what_chat_templates_render(scheme: str, family: str) -> None:
+    tokenizer = spaced(scheme).tokenizer
+    marks = ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"] if family == "ended" else []
+    tokenizer.add_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks])
+    ended = ENDED.replace("|>\n{{ message['c", "|>{{ '\n' if message['role'] == 'assistant' }}{{ message['c")
+    tokenizer.chat_template = {"uncued": UNCUED, "roles": ROLES, "ended": ended}[family]
+    tokens = Tokens(tokenizer)
+    for texts in READ:
+        for ours, theirs in ours_and_theirs(tokens, "user" if family == "uncued" else "system", texts):
+            assert ours == theirs, (tokens.decode(ours), tokens.decode(theirs))
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["message['content'] | lower", "message['content'] | upper", "message['content'].replace('\n', ' ')",
+     "message['content'].split() | join(' ')", "message['content'] + 1", "1 / 0", "message['text']", "message.a.b",
+     "'' %}"],
+)  # fmt: skip
+def test_a_template_that_cannot_be_followed_is_refused(written: str) -> None:
+    """What changes texts within, fails, leaves them out, or is none."""
+    with pytest.raises(UserError, match=r"does not keep the turns apart.*model\.name"):
+        hf_tokens(template_of(written))
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m-instruct", "gemma3-270m"])
+def test_published_tokenizers_write_what_their_templates_render(name: str) -> None:
+    """Their own template, and for want of one such as those of its family."""
+    folder = MODELS / name
+    if not (folder / "tokenizer.json").exists():
+        pytest.skip(f"needs a pretrained model's tokenizer: no folder {folder}; set PRETRAINED to the folder around it")
+    tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    if tokenizer.chat_template is None:
+        template, _ = FAMILIES["the system joins the first user"]
+        tokenizer.chat_template = template.replace("|im_start|", "start_of_turn").replace("|im_end|", "end_of_turn")
+    tokens = Tokens(tokenizer)
+    for texts in READ:
+        for ours, theirs in ours_and_theirs(tokens, "system" if "smollm2" in name else "user", texts):
+            assert ours == theirs, (tokens.decode(ours), tokens.decode(theirs))
 
 
 @pytest.mark.parametrize("template", TEMPLATES)

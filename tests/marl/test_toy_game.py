@@ -117,7 +117,7 @@ def test_the_toy_keeps_the_contract_of_games() -> None:
 def informative(policy: Policy) -> float:
     """How often one who knows how the speaker speaks would be right: 1/2 + 1/2 the distance of its distributions."""
     tokens = policy.tokens
-    prompts = torch.tensor([[*tokens.format.first[0], *tokens.encode(f"{fact} say")] for fact in FACTS])  # (2, T)
+    prompts = torch.tensor([[*tokens.format.first.before, *tokens.encode(f"{fact} say")] for fact in FACTS])  # (2, T)
     red, blue = policy.speech_logits(policy.logits(policy.hidden(prompts)[:, -1]), 1.0).softmax(-1)
     return 0.5 + 0.5 * float((red - blue).clamp_min(0).sum())
 
