@@ -25,18 +25,23 @@ from typing import Any
 from omegaconf import DictConfig
 
 from envs.core import END, Style
-from experiments.cli import command
-from experiments.evaluate import as_in_runs, find_player, pick_device, planner_config, with_room
-from experiments.players import check_plans, in_runs
-from experiments.terminal import say
-from marl.agents import Agent, ModelAgent, TextAgent
-from marl.config import Parts, behind_endpoint, build, plain
-from marl.errors import check_count, check_writable
-from marl.files import write_text
-from marl.games import env_maker
-from marl.planner import SUFFIX
-from marl.rollout import Game, draw_games, rollout
-from marl.transcripts import Transcript, episode_to_json, render_text, write_transcripts
+from experiments.launch.command import command
+from experiments.launch.terminal import say
+from experiments.setup.config import Parts, behind_endpoint, build, plain
+from experiments.setup.devices import pick_device
+from experiments.setup.entrants import as_in_runs, find_player, planner_config
+from experiments.setup.memory import with_room
+from experiments.setup.players import check_plans, in_runs
+from marl.agents.base import Agent
+from marl.agents.model import ModelAgent
+from marl.agents.text import TextAgent
+from marl.common.errors import check_count, check_writable
+from marl.common.files import write_text
+from marl.planning.planner import SUFFIX
+from marl.report.transcripts import Transcript, episode_to_json, render_text, write_transcripts
+from marl.rollout.games import env_maker
+from marl.rollout.rollout import rollout
+from marl.rollout.seeds import Game, draw_games
 
 HINTS = {  # how to answer, by game
     "dond": (

@@ -8,7 +8,7 @@ many times as often one arm wins as another. `iqm.csv`, `profiles.csv` and `boot
 performance profiles and intervals by the bootstrap over seeds and games, of the arms with several seeds; the latter
 also of differences, which are those of the same game under the same seed. `forms.csv`
 has how each run's players put their messages most often. `equal_compute.csv` compares arms where they have cost as many
-token passes (marl/compute.py), by the evaluations on the way; `compute/training_games` says where that is.
+token passes (marl/metrics/compute.py), by the evaluations on the way; `compute/training_games` says where that is.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -24,35 +24,15 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from experiments.cli import command, nearest
-from experiments.terminal import say
-from marl.compute import GAMES, PASSES
-from marl.config import plain
-from marl.errors import UserError, check_writable
-from marl.files import csv_rows, joined_name, read_json, reading, write_json
-from marl.report import (
-    TRAINED,
-    Published,
-    Run,
-    ablation_figure,
-    arm_label,
-    arm_runs,
-    base_names,
-    columns_of,
-    costs,
-    equal_compute,
-    mean_entries,
-    mixed,
-    read_run,
-    speakers,
-    variant_of,
-    write_report,
-)
-from marl.report import told as folders_of
-from marl.runs import CARD, CONFIG, flat, read_settings, unlike
-from marl.stats import (
+from experiments.launch.command import command
+from experiments.launch.terminal import say
+from experiments.setup.select import in_a_name, selected, write_cards
+from marl.common.errors import UserError, check_writable
+from marl.common.files import csv_rows, joined_name, reading
+from marl.metrics.compute import GAMES, PASSES
+from marl.metrics.stats import Interval
+from marl.metrics.tables import (
     ArmRun,
-    Interval,
     TableRow,
     ablation_table,
     arm_differences,
@@ -65,7 +45,15 @@ from marl.stats import (
     write_csv,
     write_table,
 )
-from marl.wording import headline, pairs_of
+from marl.metrics.wording import headline, pairs_of
+from marl.report.figures import Published, ablation_figure, mean_entries
+from marl.report.games import speakers
+from marl.report.page import read_run, write_report
+from marl.report.page import told as folders_of
+from marl.report.prose import costs, mixed
+from marl.report.runs import TRAINED, Run, arm_label, arm_runs, base_names, equal_compute, variant_of
+from marl.report.tables import columns_of
+from marl.storage.folder import flat, unlike
 
 NUMBERS = ("mean", "low", "high", "n")  # of an interval
 PUBLISHED = "published.csv"  # the paper's figures, where the table's folder has them: arm,mean,low,high,source
@@ -92,6 +80,7 @@ TABLE = {
         "talk/knower_names_imposter", "talk/messages", "talk/words_per_message", "talk/forms", "errors/per_turn",
     ),
 }  # fmt: skip
+
 # The figure's panels; the first is the one that published figures and the learning curves are of.
 FIGURE = {
     "dond": ("game/score", "game/agreement", "belief/gain_over_prior", "speech/belief_change"),
@@ -164,52 +153,6 @@ def told_apart(runs: Sequence[Run]) -> list[Run]:
     return [replace(run, arm=" ".join([run.arm, *settings])) for run, settings in zip(runs, own, strict=True)]
 
 
-def selected(runs: Path, select: Any, where: Any = None) -> list[Path]:
-    """The folders of finished runs whose names match a pattern, or one of several, and whose settings are those of
-    `where`, as in {env.objective: 0} or {seed: [0, 1]}. UserError where a pattern matches none, no run has a setting,
-    or none is left."""
-    patterns = [select] if isinstance(select, str) else select
-    names = isinstance(patterns, Sequence) and all(
-        isinstance(p, str) and p and not Path(p).is_absolute() for p in patterns
-    )
-    if not (names and patterns):
-        raise UserError(f"select={select}: must be names of runs' folders in {runs}: a pattern, or a list of several")
-    found: set[Path] = set()
-    for pattern in patterns:
-        try:
-            cards = runs.glob(f"{pattern}/{CARD}")  # cross-play and others have one, too
-            matching = {path.parent for path in cards if (path.parent / CONFIG).is_file()}
-        except ValueError as error:
-            raise UserError(f"select={pattern}: {error}") from error
-        if not matching:
-            raise UserError(f"select={pattern}: no finished run in {runs} has such a name")
-        found |= matching
-    return narrowed(sorted(found), where)
-
-
-def narrowed(folders: Sequence[Path], where: Any) -> list[Path]:
-    """Those of these runs whose settings are so; a list has several values that a setting may have."""
-    if where is None:
-        return list(folders)
-    if not isinstance(where, DictConfig):
-        raise UserError(f"where={where}: must be settings of runs by name, as in {{env.objective: 0}}")
-    wanted = {name: value for name, value in flat(plain(where)).items() if name}  # {} is {'': {}}
-    settings = {folder: flat(read_settings(folder)) for folder in folders}
-    for name, value in wanted.items():
-        there = [own[name] for own in settings.values() if name in own]
-        if not there:
-            known = dict.fromkeys(key for own in settings.values() for key in own)
-            raise UserError(f"where.{name}={value}: no selected run has such a setting; {nearest(name, known)}")
-        if len(there) < len(settings):
-            say(f"where.{name}: {len(settings) - len(there)} runs without such a setting are left out")
-        values = [value, *value] if isinstance(value, list) else [value]  # a setting may be a list itself
-        settings = {folder: own for folder, own in settings.items() if name in own and own[name] in values}
-        if not settings:
-            others = ", ".join(dict.fromkeys(map(str, there)))
-            raise UserError(f"where.{name}={value}: none of the selected runs has it; theirs: {others}")
-    return list(settings)
-
-
 def show(runs: Sequence[Run]) -> None:
     """The headline table of each variant of the game, arms side by side."""
     for suffix, group in variants(runs).items():
@@ -232,12 +175,6 @@ def publish(runs: Sequence[Run], folder: Path, part: str = "") -> None:
     for suffix, group in variants(runs).items():
         publish_variant(games[0], group, folder, part + suffix)
     write_cards((run.folder for run in runs), folder)
-
-
-def write_cards(runs: Iterable[Path], folder: Path) -> None:
-    """`run_cards/` of a published table: what made each of its runs, on what."""
-    for run in runs:
-        write_json(folder / "run_cards" / f"{run.name}.json", public(read_json(run / CARD)))
 
 
 def variants(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -265,13 +202,6 @@ def variants(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 def in_words(suffix: str) -> str:
     return suffix.strip("_").replace("_", " ")
-
-
-def in_a_name(value: Any) -> str:
-    """A setting's value as part of a file's name: `0.2`, `false`, `1-3`."""
-    if isinstance(value, list | tuple):
-        return "-".join(map(in_a_name, value))
-    return f"{value:g}" if isinstance(value, float) else str(value).lower()
 
 
 def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -> None:
@@ -380,14 +310,6 @@ def read_published(path: Path) -> dict[str, Published]:
             except (KeyError, TypeError, ValueError) as error:
                 raise UserError(f"{path}: expected the columns arm,mean,low,high with numbers, got {row}") from error
     return found
-
-
-def public(card: dict[str, Any]) -> dict[str, Any]:
-    """A run card without what only says where on some machine the run was made."""
-    places = ("runs=", "cache=", "cells=", "publish=", "data.dond=", "threads=", "progress=", "hydra.")
-    command = " ".join(word for word in str(card.get("command", "")).split() if not word.startswith(places))
-    base = card.get("base")
-    return {**card, "command": command, "base": Path(str(base)).name if base else None}
 
 
 def write_per_seed(path: Path, arms: Sequence[ArmRun], names: Sequence[str]) -> None:

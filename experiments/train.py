@@ -8,50 +8,73 @@ from __future__ import annotations
 
 import copy
 import gc
-import math
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from importlib.metadata import version
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import torch
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
-from experiments.cli import command, set_beside
-from experiments.evaluate import check_bf16, pick_device, set_deterministic, set_threads, show
-from experiments.expected import Expected, expected_of
-from experiments.players import (
-    bare,
-    called_in_games,
-    check_game,
-    check_players,
-    is_run,
-    one_run,
-    played_as,
-    player_config,
-    player_slots,
-    policy_folder,
-    run_of,
-    run_policy,
-    seat_players,
-)
+from experiments.final_games import final_evaluation, warn_if_hopeless, watch
+from experiments.launch.command import command, set_beside
+from experiments.launch.show import show
+from experiments.launch.terminal import Bar, quiet, say
 from experiments.report import report_sweep
-from experiments.terminal import Bar, quiet, say
-from marl.cast import LEARNERS, by_role, learners_of, players_of
-from marl.chat import CHAT
-from marl.checkpoint import (
+from experiments.setup.bands import expected_of
+from experiments.setup.config import (
+    EvalConfig,
+    build,
+    cast_names,
+    check_read,
+    config_hash,
+    identity,
+    make,
+    plain,
+    run_folder,
+)
+from experiments.setup.devices import check_bf16, pick_device, set_deterministic, set_threads
+from experiments.setup.memory import memory_of_run
+from experiments.setup.players import check_players, run_policy, seat_players
+from experiments.setup.starts import (
+    Work,
+    check_listeners,
+    check_starts,
+    computed_with,
+    find_starts,
+    inputs_of,
+    seeds_of,
+    start_of,
+    warm_starts,
+)
+from marl.agents.chat import CHAT
+from marl.algorithms.filtered_bc import FilteredBCConfig, train_filtered_bc
+from marl.algorithms.ppo import train_ppo
+from marl.algorithms.rl_pikl import RLPiklConfig, train_rl_pikl
+from marl.common.distributed import Ranks, torchrun_ranks
+from marl.common.errors import UserError
+from marl.common.files import read_bytes
+from marl.learning.renaming import renaming
+from marl.learning.update import Learner, check_model, make_optimizer
+from marl.metrics.wording import of_ones_own
+from marl.model.policy import Policy, load_tokenizer
+from marl.model.sharding import Shards
+from marl.pretraining.base import base_folder, base_policy, base_settings
+from marl.report.page import build_report
+from marl.report.transcripts import write_episodes
+from marl.rollout.cast import learners_of, players_of
+from marl.rollout.games import env_maker, exchangeable
+from marl.storage.checkpoint import (
     WAY_ON,
+    CheckpointConfig,
     check_alike,
     copy_folder,
     folder_digest,
     load_training,
-    make_once,
     missing_files,
     newest_checkpoint,
     policy_digest,
@@ -61,49 +84,8 @@ from marl.checkpoint import (
     save_training,
     verify_folder,
 )
-from marl.config import (
-    CheckpointConfig,
-    EvalConfig,
-    Parts,
-    SeedsConfig,
-    build,
-    cast_names,
-    check_read,
-    config_hash,
-    digest,
-    identity,
-    make,
-    plain,
-    run_folder,
-)
-from marl.engine import size_of
-from marl.errors import UserError, check_text, check_writable
-from marl.evaluate import (
-    Metrics,
-    belief_by_message,
-    by_game,
-    conditions_from_json,
-    evaluation_to_json,
-    metrics,
-)
-from marl.files import read_bytes, read_text, reading, write_json, write_text
-from marl.filtered_bc import FilteredBCConfig, seat_reward, train_filtered_bc
-from marl.games import env_maker, exchangeable, file_digests
-from marl.longer import BEGUN_AS, Longer, Unfit, shorter_run, take_up
-from marl.memory import Fit, Slots, check_memory, learning_bytes
-from marl.monitor import episode_metrics
-from marl.planner import SLOTS
-from marl.policy import Policy, check_context, load_tokenizer
-from marl.ppo import train_ppo
-from marl.pretrain import base_folder, base_policy, base_settings, data_files
-from marl.ranks import ONE, Ranks, torchrun_ranks
-from marl.renaming import renaming
-from marl.report import build_report, read_evaluation
-from marl.rewards import Reward, add_rewards
-from marl.rewards.game import GameReward
-from marl.rl_pikl import RLPiklConfig, train_rl_pikl
-from marl.rollout import EVALUATION, WARM_START, Seeds, draw_games, rollout
-from marl.runs import (
+from marl.storage.extend import BEGUN_AS, Longer, Unfit, shorter_run, take_up
+from marl.storage.folder import (
     CARD,
     REFERENCE,
     check_there,
@@ -111,24 +93,13 @@ from marl.runs import (
     claim,
     differences,
     git_commit,
-    hardware,
     nearest_run,
     read_run_card,
     run_card,
-    run_settings,
 )
-from marl.sharding import Shards
-from marl.stats import Interval
-from marl.tracking import METRICS_FILE, TIMING_FILE, Tracker, Unlogged, make_tracker, read_metrics
-from marl.transcripts import Transcript, read_episodes, write_episodes
+from marl.storage.tracking import METRICS_FILE, TIMING_FILE, Tracker, Unlogged, make_tracker, read_metrics
 from marl.types import Episode
-from marl.update import Learner, check_model, make_optimizer
-from marl.wording import of_ones_own
 
-FORMAT_OF_GAMES = 4  # raised when the base's kept games would be played, or measured, otherwise: where no commit tells
-SHOWN = 40  # episodes kept of an iteration or an evaluation
-HOPELESS = 0.5  # share of replies that come to nothing from which on a run is warned of
-ALIKE = 0.94  # share of seats that are paid the same; crews of a base that learns well win some .13 of their games
 PLANNED = 8  # of an iteration's games with a planner, which note every action that it weighed
 
 
@@ -182,7 +153,7 @@ def main(cfg: DictConfig) -> Path:
             check_bf16(device, setting)
     set_threads(cfg.threads)
     folder = run_folder(cfg)
-    fit = memory_of(cfg, parts, make_env, make_test_env, device)
+    fit = memory_of_run(cfg, parts, make_env, make_test_env, device)
     if parts.model.kind == "hf":
         load_tokenizer(parts.model.name)  # refused before there is a folder
     with torchrun_ranks(device) as ranks, leaving_the_device(device):
@@ -248,73 +219,6 @@ def leaving_the_device(device: torch.device) -> Iterator[None]:
         if device.type == "cuda":
             gc.collect()
             torch.cuda.empty_cache()
-
-
-def memory_of(
-    cfg: DictConfig,
-    parts: Parts,
-    make_env: Callable[[], Any],
-    make_test_env: Callable[[], Any],
-    device: torch.device,
-) -> Fit:
-    """How many games at a time fit, and what their caches take. UserError where not even one fits."""
-    context, base = parts.algo.context, parts.model.lm_config()
-    learners = {n: player_config(run) if (run := start_of(cfg, n)) else base for n in learners_of(parts.cast)}
-    configs = {"base": base, **learners}
-    for config in configs.values():
-        check_context(config, context, "model.context" if context == cfg.model.context else "algo.context")
-    evaluation = make(EvalConfig, plain(cfg.eval), "eval")
-    playing, runs = player_slots(parts.cast, make_env(), parts.algo, configs)
-    (watched, more_runs), (tested, _) = (
-        player_slots(evaluation.seating(parts.cast), make_test_env(), replace(parts.algo, games=games), configs)
-        for games in (max(evaluation.games, 1), evaluation.final_games)
-    )
-    # weights, gradients and two moments of each learner; the base beside them
-    models, learning = size_of(base, context).weights, 0
-    large = any(slots.large(parts.algo.concurrency) for slots in (*playing, *watched, *tested))
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    for config in learners.values():
-        weights = size_of(config, context).weights
-        # Split, a learner is whole while games are played, beside its part of everything.
-        models += weights + 4 * weights // processes if cfg.shard and processes > 1 else 4 * weights
-        if large:
-            update = parts.algo.update
-            one_pass = learning_bytes(
-                config, device, rows=max(update.token_budget // context, 1), length=context, replies=context // 2,
-                bf16=update.bf16, gradient_checkpointing=update.gradient_checkpointing,
-            )  # fmt: skip
-            learning = max(learning, one_pass)
-    caches = [*playing, *(watched if evaluation.games else ())]  # played in the midst of training, whose caches stay
-    if "plan" in parts.losses:  # plans are weighed with slots of their own
-        caches = [*caches, *(Slots.of(config, context, 0, SLOTS) for config in learners.values())]
-    return check_memory(
-        caches, models + runs + more_runs, concurrency=parts.algo.concurrency, setting="algo.concurrency",
-        context=context, device=device, learning=learning, later=tested,
-    )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Work:
-    """A run's parts, built and checked."""
-
-    cfg: DictConfig
-    parts: Parts
-    folder: Path
-    make_env: Callable[[], Any]
-    make_test_env: Callable[[], Any]
-    device: torch.device
-    expected: Expected | None = None  # what healthy runs of this experiment look like, where that is recorded
-    lock: TextIO | None = None  # of the folder; the first process holds it
-
-
-def computed_with(cfg: DictConfig, parts: Parts, device: torch.device) -> dict[str, Any]:
-    """What the last digits of a rollout depend on, beside the code. `algo.concurrency`: as it fits into memory."""
-    on = hardware()
-    return {
-        "torch": torch.__version__, "transformers": version("transformers"), "device": device.type,
-        "deterministic": bool(cfg.deterministic), "algo.concurrency": parts.algo.concurrency,
-        **{name: on[name] for name in ("instructions", "kernels", "threads", "gpu")},
-    }  # fmt: skip
 
 
 def lead(work: Work, ranks: Ranks) -> None:
@@ -427,23 +331,6 @@ def lead(work: Work, ranks: Ranks) -> None:
         say(verdict)
 
 
-def inputs_of(cfg: DictConfig, parts: Parts) -> dict[str, str]:
-    """What a run reads beside its base, by name, as digests of the contents: the game's files, and other runs' policies
-    that play or that learning starts from."""
-    evaluation = make(EvalConfig, plain(cfg.eval), "eval")
-    seatings = (parts.cast, evaluation.seating(parts.cast))
-    return {
-        **file_digests(parts.env, {**parts.env, **evaluation.env}).get("files", {}),
-        **{name: found for each in seatings for name, found in played_as(each, parts.algo).get("policies", {}).items()},
-        **({"data.dond": digest(data_files(Path(cfg.data.dond)))} if cfg.data.dond else {}),
-        **{
-            f"init.{name}={run}": folder_digest(policy_folder(start_of(cfg, name)))
-            for name, run in cfg.init.items()
-            if run is not None
-        },
-    }
-
-
 def begin_further(work: Work, inputs: Mapping[str, str], now: Mapping[str, Any]) -> Path | None:
     """Takes up a finished run that is this one but for fewer iterations. Returns the newest checkpoint that it left,
     now in this run's folder; None where there is none to take up."""
@@ -504,33 +391,6 @@ def open_tracker(cfg: DictConfig, folder: Path, newest: Path | None) -> Tracker:
     )
 
 
-def check_listeners(parts: Parts) -> None:
-    """Refuses a speaking reward that counts the beliefs of somebody who never listens: it might be 0 throughout."""
-    for term, reward in parts.rewards.items():
-        deaf = getattr(reward, "adversaries", ())
-        seated = players_of({role: seats for role, seats in parts.cast.items() if role not in deaf})
-        hearing = [name for name in seated if believes(name)]
-        for name in getattr(reward, "players", ()):
-            if name not in (*hearing, *(called_in_games(each) for each in hearing if "/" in each)):
-                raise UserError(
-                    f"reward.{term}.players: {name} is none of those who listen, {', '.join(hearing)}; name one of "
-                    "them, or seat it (cast.ROLE.partner and partners)"
-                )
-
-
-def believes(player: str) -> bool:
-    """Whether a player of the cast answers belief questions: a language model does, a script or an endpoint doesn't."""
-    return player in LEARNERS or bare(player) == "base" or is_run(bare(player))
-
-
-def find_starts(cfg: DictConfig) -> None:
-    """Puts the finished run's name in the place of a pattern that only it matches."""
-    for name, pattern in cfg.init.items():
-        check_text(pattern, f"init.{name}")
-        if pattern is not None and "*" in pattern:
-            cfg.init[name] = one_run(cfg.runs, pattern, f"init.{name}").name
-
-
 def train_only(cfg: DictConfig) -> list[str]:
     """Sets the weight of every term to 0 that the arm does not train (`only`), wherever it is from, and returns the
     names of those that had one: an arm called `game_only` is one."""
@@ -546,59 +406,6 @@ def train_only(cfg: DictConfig) -> list[str]:
                     term.weight = 0.0
                 measured.append(f"{group}.{name}")
     return measured
-
-
-def start_of(cfg: DictConfig, name: str) -> str:
-    """The folder of the run that a learner starts from; empty: from the base. Names are looked up in `runs` first."""
-    run = cfg.init[name]
-    beside = Path(cfg.runs) / run if run else Path()
-    return str(beside) if run and "/" not in run and beside.is_dir() else run or ""
-
-
-def check_starts(cfg: DictConfig, learners: Sequence[str]) -> None:
-    """Refuses a warm start from what is no finished run of this game, or for somebody who doesn't learn here."""
-    for name, run in cfg.init.items():
-        if run is not None:
-            if name not in learners:
-                raise UserError(f"init.{name}={run}: {name} does not play here; the cast has {', '.join(learners)}")
-            if not is_run(start_of(cfg, name)):
-                raise UserError(f"init.{name}={run}: must be the folder of a finished run, or null to start from base")
-            check_game(start_of(cfg, name), cfg.env.game)
-
-
-def seeds_of(cfg: DictConfig) -> Seeds:
-    """Of training's games, of what is drawn in them and of the order of rows: a run that starts where another one ended
-    has others than that had, and than whatever that had started from."""
-    own, links = make(SeedsConfig, plain(cfg).get("seeds", {}), "seeds"), warm_starts(cfg)
-
-    def chained(seed: int) -> int:
-        if not links:
-            return seed
-        chain = [] if links == 1 else [links]
-        return int(np.random.SeedSequence([seed, WARM_START, *chain]).generate_state(1)[0])
-
-    common = chained(int(cfg.seed))
-    return Seeds(
-        games=common if own.games is None else chained(own.games),
-        sampling=None if own.sampling is None else chained(own.sampling),
-        shuffling=common if own.shuffling is None else chained(own.shuffling),
-    )
-
-
-def warm_starts(cfg: DictConfig) -> int:
-    """How many runs, one starting from the other, lie between this one and the base: one more than there are before
-    the run that it starts from, whose card says it (cards of earlier versions, whether there is any)."""
-    links = 0
-    for name, run in cfg.init.items():
-        if run is not None:
-            folder = run_of(start_of(cfg, name))
-            before = 0
-            if (folder / CARD).exists():
-                with reading(folder):
-                    started = any((run_settings(folder).get("init") or {}).values())
-                    before = int((read_run_card(folder) or {}).get("warm_starts", started))
-            links = max(links, 1 + before)
-    return links
 
 
 def sizes(policy: Policy) -> dict[str, tuple[int, ...]]:
@@ -703,204 +510,6 @@ def learn(
         kept = best["iteration"] if best else None
         prune(checkpoints, config.iterations, cfg.checkpoint.keep, kept, cfg.checkpoint.every)
     return policies
-
-
-def watch(
-    work: Work,
-    tracker: Tracker,
-    iteration: int,
-    base: Policy,
-    policies: Mapping[str, Policy],
-    bar: Bar,
-    ranks: Ranks,
-) -> float | None:
-    """Evaluation games while training: the same games each time, logged with some of their transcripts. Returns the
-    mean score, None where no games are to be played, or the learner sits in none of them."""
-    cfg, folder = work.cfg, work.folder
-    if not cfg.eval.games:
-        return None
-    bar.stage(f"evaluation after iteration {iteration}", cfg.eval.games)
-    stand_ins = {name: (name, policy) for name, policy in policies.items()}
-    episodes = evaluation_games(cfg, work.parts, base, stand_ins, work.make_test_env, cfg.eval.games, bar, ranks)
-    found = episode_metrics(episodes, {next(iter(policies))})
-    if not ranks.first:
-        return found.get("game/score")
-    if iteration == 0:
-        warn_if_hopeless(work, episodes)
-    tracker.log(iteration, found, phase="eval")
-    write_episodes(folder / "episodes" / f"iteration-{iteration:06d}.jsonl", episodes[:SHOWN])
-    columns = ("game", "outcome", "transcript")
-    rows = [
-        (e.seed, str(e.outcome.get("how")), "\n".join(f"{t.agent}: {t.text}" for t in e.turns)) for e in episodes[:8]
-    ]
-    tracker.transcripts(iteration, columns, rows)
-    return found.get("game/score")
-
-
-def warn_if_hopeless(work: Work, episodes: Sequence[Episode]) -> None:
-    """Says where next to nothing can be learned from the learner's first games, and the way out: its replies find no
-    room or are refused, or the game pays nearly every seat the same."""
-    learner, cfg, base = learners_of(work.parts.cast)[0], work.cfg, work.parts.base
-    turns = [t for e in episodes for t in e.turns if e.players[t.agent] == learner]
-    paid = Counter(seat_reward(e, agent) for e in episodes for agent, name in e.players.items() if name == learner)
-    if not turns:
-        return
-    outgrown = sum(t.outgrown for t in turns) / len(turns)
-    refused = sum(bool(t.error) for t in turns) / len(turns)
-    (amount, seats), *_ = paid.most_common(1)
-    alike = seats / paid.total()
-    plays_for_it = any(isinstance(reward, GameReward) and reward.weight for reward in work.parts.rewards.values())
-    if outgrown >= HOPELESS:
-        wrong = f"{outgrown:.0%} of the learner's replies find no room in its context"
-        way_out = f"give it more, by model.context (now {cfg.model.context})"
-    elif refused >= HOPELESS or (alike >= ALIKE and plays_for_it):
-        wrong = f"the game refuses {refused:.0%} of the learner's replies and pays {alike:.0%} of its seats {amount:g}"
-        way_out = {
-            "none": "train the model on scripted games first, by base=scripted",
-            "scripted": f"train a better base, by more games (base.games={base.games})",
-            "human": f"train a better base, by more passes (base.epochs={base.epochs})",
-        }[base.data]
-    else:
-        return
-    say(f"warning: next to nothing can be learned so far: {wrong}. Stop this run and {way_out}.")
-
-
-def evaluation_games(
-    cfg: DictConfig,
-    parts: Parts,
-    base: Policy,
-    learners: Mapping[str, tuple[str, Policy]],
-    make_env: Any,
-    games: int,
-    bar: Bar,
-    ranks: Ranks = ONE,
-) -> list[Episode]:
-    """The evaluation games, always the same ones, with these in the learners' seats and the others as in the cast."""
-    seating = make(EvalConfig, plain(cfg.eval), "eval").seating(parts.cast)
-    limits = replace(parts.algo, games=games)
-    agents = seat_players(seating, make_env(), parts.env, base, limits, cfg.eval.temperature, learners, parts.chat)
-    drawn = ranks.share(draw_games(cfg.eval.seed, EVALUATION, count=games))
-    episodes = rollout(drawn, by_role(seating, agents), make_env, parts.algo.concurrency, bar.advance)
-    return paid_as_in_training(learners, ranks.collect(episodes), parts.rewards)
-
-
-def paid_as_in_training(
-    learners: Mapping[str, tuple[str, Policy]], episodes: Sequence[Episode], rewards: Mapping[str, Reward]
-) -> list[Episode]:
-    """Rewards as in training, also those that name the learner, whatever who sits in its seat is called here."""
-    learner = {stand_in: name for name, (stand_in, _) in learners.items()}
-    renamed = [replace(e, players={a: learner.get(p, p) for a, p in e.players.items()}) for e in episodes]
-    return [replace(p, players=e.players) for e, p in zip(episodes, add_rewards(renamed, rewards), strict=True)]
-
-
-def final_evaluation(
-    work: Work, base_folder: Path | None, base: Policy, policies: Mapping[str, Policy], bar: Bar
-) -> tuple[dict[str, Metrics], dict[str, Transcript]]:
-    """Plays the same games with the base and with the trained policies in the learners' seats; returns metrics and an
-    example of each.
-
-    The base's games are kept beside it: of a sweep's runs one plays them, and those that come to it meanwhile wait.
-    What is kept is what this run would have played itself, to the last digit.
-    """
-    cfg, parts, folder, make_env = work.cfg, work.parts, work.folder, work.make_test_env
-    evaluation = make(EvalConfig, plain(cfg.eval), "eval")
-    settings = {
-        "format": FORMAT_OF_GAMES,
-        "made_with": {"git_commit": git_commit(), **computed_with(cfg, parts, work.device)},
-        "eval": plain(cfg.eval),
-        "env": dict(parts.env),
-        "cast": plain(cfg.cast),
-        # As measured, whatever it weighs in training: arms of an ablation share their base's games.
-        "reward": {
-            name: {k: v for k, v in term.items() if k != "weight"} for name, term in identity(cfg)["reward"].items()
-        },
-        "max_new_tokens": parts.algo.max_new_tokens,
-        "decode_steps": parts.algo.decode_steps,
-        "context": parts.algo.context,
-        **({"play_bf16": True} if parts.algo.play_bf16 else {}),
-        **({"chat": identity(cfg)["chat"]} if parts.chat else {}),
-        **file_digests({**parts.env, **evaluation.env}),
-        **played_as(evaluation.seating(parts.cast), parts.algo),
-    }
-    beside = games_of_base(base_folder, digest(settings)) or folder / "base"
-    # The base standing in for the learner has a name of its own, so that both conditions measure the same seats.
-    as_base = {n: ("untrained" if i == 0 else n, base) for i, n in enumerate(policies)}
-    as_trained = {n: ("trained" if i == 0 else n, policy) for i, (n, policy) in enumerate(policies.items())}
-    make_once(
-        beside / "evaluation.json",
-        lambda: measure(cfg, parts, beside, "base", base, as_base, make_env, bar),
-        report=say,
-    )
-    measure(cfg, parts, folder, "trained", base, as_trained, make_env, bar)
-    try:
-        of_base, of_both = (read_evaluation(part / "evaluation.json") for part in (beside, folder))
-    except UserError as error:
-        raise UserError(f"{error}: remove this file, and the same command plays its games again") from error
-    games = {"base": beside, "trained": folder}
-    try:
-        examples = {name: read_episodes(part / "episodes" / f"{name}.jsonl")[0] for name, part in games.items()}
-        texts = read_text(beside / "episodes" / "base.jsonl")
-    except (UserError, IndexError) as error:
-        raise UserError(
-            f"{beside / 'episodes'}: its games cannot be read ({error}); remove {beside}, and the same command plays "
-            "them again"
-        ) from error
-    for part in ("conditions", "belief_by_message", "by_game"):
-        of_both[part] = {**of_base.get(part, {}), **of_both[part]}
-    of_both["conditions"]["trained"] |= last_losses(folder / METRICS_FILE)
-    write_json(folder / "evaluation.json", of_both)
-    write_text(folder / "episodes" / "base.jsonl", texts)
-    return conditions_from_json(of_both), examples
-
-
-def last_losses(path: Path) -> dict[str, dict[str, float | int | None]]:
-    """The learner's losses in its last iteration of training, which evaluation games do not compute: no intervals."""
-    rows = [row for row in read_metrics(path) if row["phase"] == "train"]
-    last = rows[-1] if rows else {}
-    games = int(last.get("rollout/games", 0))
-    return {
-        name: Interval(value, math.nan, math.nan, games).to_json()
-        for name, value in last.items()
-        if name.startswith("loss/")
-    }
-
-
-def games_of_base(base_folder: Path | None, name: str) -> Path | None:
-    """Where the base's games are, or can be, kept for all its runs; None where it is in no folder, or in one that
-    cannot be written, as a cache that others share."""
-    if base_folder is None:
-        return None
-    folder = base_folder / "evaluations" / name
-    if not (folder / "evaluation.json").exists():
-        try:
-            check_writable(folder, "cache")
-        except UserError:
-            say(f"the base's games are kept in the run's folder, since {folder} cannot be written")
-            return None
-    return folder
-
-
-def measure(
-    cfg: DictConfig,
-    parts: Parts,
-    folder: Path,
-    name: str,
-    base: Policy,
-    learners: Mapping[str, tuple[str, Policy]],
-    make_env: Any,
-    bar: Bar,
-) -> None:
-    """Plays the final evaluation games and writes `evaluation.json` and `episodes/NAME.jsonl` into the folder."""
-    bar.stage(f"evaluation of {name}", cfg.eval.final_games)
-    episodes = evaluation_games(cfg, parts, base, learners, make_env, cfg.eval.final_games, bar)
-    write_episodes(folder / "episodes" / f"{name}.jsonl", episodes[:SHOWN])
-    objective = float({**parts.env, **plain(cfg.eval.env)}.get("objective", 0.0))
-    about = {"game": parts.env["game"], "objective": objective, "games": cfg.eval.final_games, "seed": cfg.eval.seed}
-    measured = {next(iter(learners.values()))[0]}
-    found = {name: metrics(episodes, parts.env["game"], objective, measured)}
-    by_message = {name: belief_by_message(episodes, players=measured)}
-    games = {name: by_game(episodes, parts.env["game"], objective)}
-    write_json(folder / "evaluation.json", evaluation_to_json(found, by_message, games, **about))
 
 
 HEADLINE = {  # what a person watches, and how it reads

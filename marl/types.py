@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from envs.among_us.state import Role
 from envs.core import Question, TurnKind
 
 
@@ -243,3 +244,4 @@ class TokenBatch:
 # The fields of a TokenBatch that have axes (B, T).
 BY_TOKEN = ("tokens", "kind", "decision", "body", "message", "logprobs", "reference_logprobs", "values", "rewards",
             "speaking", "advantages", "returns", "imitate", "legal", "plan_ids", "plan")  # fmt: skip
+INSIDERS = (Role.IMPOSTER.value,)  # roles that know the answers to belief questions

@@ -8,7 +8,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: two t
 import pytest
 from hypothesis import settings
 
-from marl import kernels
+from marl.kernels import cpu as kernels
 
 settings.register_profile("project", deadline=None)
 settings.load_profile("project")

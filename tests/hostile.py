@@ -42,35 +42,25 @@ from omegaconf.errors import OmegaConfBaseException
 
 from envs import among_us_v0, dond_v0
 from envs.core import END, TurnKind
-from experiments import (
-    benchmark,
-    conditions,
-    crossplay,
-    drift,
-    evaluate,
-    expected,
-    frontier,
-    iterations,
-    plan,
-    play,
-    report,
-    train,
-)
-from experiments.cli import one_line, wrong_kind
-from experiments.expected import expected_of
-from experiments.players import run_policy
-from experiments.stages import stages_of
-from marl.checkpoint import load_training, newest_checkpoint, optimizer_tensors, save_policy, save_training
-from marl.config import build, identity, run_folder
-from marl.errors import UserError
-from marl.files import write_json, write_text
-from marl.games import env_maker
-from marl.policy import Policy
-from marl.pretrain import base_settings, data_files, recorded
-from marl.report import read_run
-from marl.runs import read_run_card
-from marl.tracking import JsonlTracker
-from marl.transcripts import write_episodes
+from experiments import benchmark, evaluate, play, report, train
+from experiments.launch.overrides import one_line, wrong_kind
+from experiments.setup import entrants
+from experiments.setup.bands import expected_of
+from experiments.setup.config import build, identity, run_folder
+from experiments.setup.players import run_policy
+from experiments.setup.stages import stages_of
+from experiments.studies import conditions, crossplay, drift, expected, frontier, iterations, plan
+from marl.common.errors import UserError
+from marl.common.files import write_json, write_text
+from marl.model.policy import Policy
+from marl.pretraining.base import base_settings
+from marl.pretraining.corpus import data_files, recorded
+from marl.report.page import read_run
+from marl.report.transcripts import write_episodes
+from marl.rollout.games import env_maker
+from marl.storage.checkpoint import load_training, newest_checkpoint, optimizer_tensors, save_policy, save_training
+from marl.storage.folder import read_run_card
+from marl.storage.tracking import JsonlTracker
 from tests.marl.episodes import beliefs, episode, message, propose
 from tests.marl.hint import hint_policy
 from tests.marl.test_human_dond import ROWS, TEST, VAL
@@ -461,7 +451,7 @@ def read_player(folder: Path, game: str = "dond") -> str:
     refused = False
     for read in (
         lambda: run_policy(str(folder), game, torch.device("cpu")),
-        lambda: evaluate.as_in_runs(OmegaConf.create(), [str(folder)]),
+        lambda: entrants.as_in_runs(OmegaConf.create(), [str(folder)]),
         lambda: conditions.entrants(folder.parent, folder.name, []),
         lambda: [stage.digest for stage in stages_of(folder, "learner")],
     ):

@@ -39,8 +39,8 @@ LAYERS = [
 ]
 LAYER = {name: depth for depth, line in enumerate(LAYERS) for name in line.split()}
 
-KNOWS_HYDRA = {"marl/config.py"}
-KNOWS_WANDB = {"marl/tracking.py"}
+KNOWS_HYDRA = {"experiments/setup/config.py"}
+KNOWS_WANDB = {"marl/storage/tracking.py"}
 
 
 def sources(package: str) -> list[Path]:
@@ -79,7 +79,9 @@ def entry(path: Path) -> str:
 def test_there_is_something_to_check() -> None:
     assert len(sources("envs")) >= 2 and len(sources("marl")) >= 5 and len(sources("experiments")) >= 2
     assert "envs" in roots(ROOT / "marl/types.py") and "torch" in roots(ROOT / "marl/types.py")
-    assert "wandb" in roots(ROOT / "marl/tracking.py") and "hydra" in roots(ROOT / "experiments/cli.py")
+    assert "wandb" in roots(ROOT / "marl/storage/tracking.py") and "hydra" in roots(
+        ROOT / "experiments/launch/command.py"
+    )
 
 
 @pytest.mark.parametrize("path", sources("envs"), ids=name_of)

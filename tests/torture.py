@@ -26,13 +26,13 @@ from pathlib import Path
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
 
-from envs.dond_v0 import COMPACT_TOKENS
+from envs.dond.texts import COMPACT_TOKENS
 from experiments import train
-from marl.config import run_folder
-from marl.games import env_maker
-from marl.pretrain import scripted_texts
-from marl.tokens import train_tokenizer
-from marl.tracking import METRICS_FILE, read_metrics
+from experiments.setup.config import run_folder
+from marl.model.tokens import train_tokenizer
+from marl.pretraining.corpus import scripted_texts
+from marl.rollout.games import env_maker
+from marl.storage.tracking import METRICS_FILE, read_metrics
 from tests.marl.models import random_lm, save
 
 SMALL = (

@@ -6,12 +6,14 @@ one file here and one line of configuration.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from marl.common.errors import UserError, naming
 from marl.types import Kind, TokenBatch
 
 OVER = ("choice", "speech", "both")  # which reply tokens a term is about
@@ -69,3 +71,35 @@ def replies(batch: TokenBatch, over: str) -> Tensor:
     if over == "both":
         return batch.reply
     return batch.kind == {"choice": Kind.CHOICE, "speech": Kind.SPEECH}[over]
+
+
+def count_tokens(batch: TokenBatch, losses: Mapping[str, Loss]) -> dict[str, int]:
+    """How many places each loss averages over in a whole minibatch."""
+    return {name: int(places(batch, name, loss).sum()) for name, loss in losses.items()}
+
+
+def places(batch: TokenBatch, name: str, loss: Loss) -> Tensor:
+    """The loss's mask, which no output changes."""
+    zeros = torch.zeros(batch.tokens.shape)
+    width = max(batch.candidates.shape[1], 1)
+    beliefs = torch.zeros(len(batch.row), width)
+    outputs = Outputs(zeros, zeros, zeros, beliefs, zeros, torch.zeros_like(batch.plan), zeros)
+    return returned(batch, name, loss, outputs)[1]
+
+
+def returned(batch: TokenBatch, name: str, loss: Loss, outputs: Outputs) -> tuple[Tensor, Tensor]:
+    """The loss's values and their mask. UserError, naming the loss, where it raises or returns anything else."""
+    with naming(f"loss.{name}", loss):
+        found: object = loss(batch, outputs)
+    parts = list(found) if isinstance(found, tuple | list) else [found]
+    match parts:
+        case [Tensor() as values, Tensor(dtype=torch.bool) as mask] if values.shape == mask.shape:
+            return values, mask
+    told = " and ".join(
+        f"Tensor {tuple(part.shape)} of {part.dtype}" if isinstance(part, Tensor) else type(part).__name__
+        for part in parts
+    )
+    raise UserError(
+        f"loss.{name}: {type(loss).__name__} returned {told or 'nothing'}; must be values and a bool mask of the same "
+        f"shape, here {batch.shape} if there is one for each token, ({len(batch.row)},) for each belief question"
+    )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from marl.errors import UserError
+from marl.common.errors import UserError
 from marl.losses import OVER, Outputs, replies
 from marl.types import TokenBatch
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from marl.errors import UserError
+from marl.common.errors import UserError
 from marl.losses import Outputs
 from marl.types import Kind, TokenBatch
 

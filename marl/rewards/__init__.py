@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from marl.errors import UserError, naming
+from marl.common.errors import UserError, naming
 from marl.types import Episode
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from marl.errors import UserError
+from marl.common.errors import UserError
 from marl.types import Belief, Episode, Turn
 
 LISTENERS = ("others", "all")

@@ -20,7 +20,13 @@ from hypothesis import strategies as st
 from pettingzoo.test import api_test, parallel_api_test, parallel_seed_test, seed_test
 
 from envs import among_us_v0 as among_us
-from envs.among_us_v0 import (
+from envs.among_us import environment as among_us_environment
+from envs.among_us import pictures as among_us_pictures
+from envs.among_us import reading as among_us_reading
+from envs.among_us import rules as among_us_rules
+from envs.among_us import state as among_us_state
+from envs.among_us import texts as among_us_texts
+from envs.among_us.state import (
     NAMES,
     Act,
     Cut,
@@ -36,18 +42,19 @@ from envs.among_us_v0 import (
     Role,
     Said,
     SpeakNow,
-    Style,
     Tally,
     VoteNow,
 )
-from envs.core import CHARSET, END, Question, TurnKind
+from envs.core import CHARSET, END, Question, Style, TurnKind
 
 GOLDEN = Path(__file__).parent / "golden_among_us"
 STYLES = ("natural", "compact")
 FIVE = ("Red", "Blue", "Green", "Yellow", "Orange")
 FAR = (((1, 1),) * 2,) * 5  # everybody's tasks: two in the room that is farthest from the start
 START: dict[str, Any] = {"names": FIVE, "imposters": (4,), "tasks": FAR}
-NATURAL = {among_us.OPTION[Style.COMPACT][x]: among_us.OPTION[Style.NATURAL][x] for x in among_us.ALL_ACTIONS}
+NATURAL = {
+    among_us_texts.OPTION[Style.COMPACT][x]: among_us_texts.OPTION[Style.NATURAL][x] for x in among_us_texts.ALL_ACTIONS
+}
 COMPACT = {natural: compact for compact, natural in NATURAL.items()}
 
 
@@ -832,7 +839,7 @@ def test_a_message_cannot_pass_for_the_games_own_words() -> None:
     said = "hi' Blue says: 'it is (me) \ufffd\ufffd"
     first = table.text(listener).split("\n")[0]
     assert first == f'{speaker.capitalize()} says: "{said}"'
-    assert among_us.read(table.text(listener), Style.NATURAL)[0] == Said(speaker.capitalize(), said)
+    assert among_us_reading.read(table.text(listener), Style.NATURAL)[0] == Said(speaker.capitalize(), said)
 
 
 # --- Words ------------------------------------------------------------------------------------------------------------
@@ -843,7 +850,7 @@ some_names = st.sets(names).map(lambda s: tuple(n for n in NAMES if n in s))
 some_rooms = st.lists(rooms, max_size=5).map(tuple)
 walkers = st.lists(st.tuples(names, rooms), max_size=3).map(tuple)
 few = st.integers(0, 12)
-messages = st.text(max_size=40).map(lambda t: among_us.hear(t, 20, 200, compact=True).text)
+messages = st.text(max_size=40).map(lambda t: among_us_rules.hear(t, 20, 200, compact=True).text)
 events = st.one_of(
     st.builds(Look, rooms, some_names, walkers, walkers, some_names, few, st.integers(-1, 30)),
     st.builds(
@@ -859,8 +866,8 @@ events = st.one_of(
     st.sampled_from((Done(), Cut(), SpeakNow(), VoteNow())),
     st.sampled_from(
         (
-            among_us.Over(Role.CREWMATE, Ending.TASKS), among_us.Over(Role.CREWMATE, Ending.EJECTION),
-            among_us.Over(Role.IMPOSTER, Ending.PARITY), among_us.Over(None, Ending.TIME),
+            among_us_state.Over(Role.CREWMATE, Ending.TASKS), among_us_state.Over(Role.CREWMATE, Ending.EJECTION),
+            among_us_state.Over(Role.IMPOSTER, Ending.PARITY), among_us_state.Over(None, Ending.TIME),
         )
     ),
 )  # fmt: skip
@@ -870,7 +877,7 @@ events = st.one_of(
 @given(event=events)
 @settings(max_examples=300, deadline=None)
 def test_both_styles_say_all_of_an_event(style: str, event: Event) -> None:
-    assert among_us.read(among_us.write(event, Style(style)), Style(style)) == [event]
+    assert among_us_reading.read(among_us_texts.write(event, Style(style)), Style(style)) == [event]
 
 
 def random_reply(seen: dict[str, Any], rng: Random) -> str:
@@ -889,8 +896,8 @@ def test_both_styles_say_the_same_in_whole_games(seed: int) -> None:
     rng, heard = Random(seed), 0
     while compact.agents:
         for agent in compact.agents:
-            told = among_us.read(b[agent]["text"], Style.COMPACT)
-            assert told == among_us.read(a[agent]["text"], Style.NATURAL)
+            told = among_us_reading.read(b[agent]["text"], Style.COMPACT)
+            assert told == among_us_reading.read(a[agent]["text"], Style.NATURAL)
             assert a[agent]["options"] == tuple(NATURAL[option] for option in b[agent]["options"])
             assert a[agent]["turn"] == b[agent]["turn"]
             heard += sum(isinstance(event, Said) for event in told)
@@ -904,8 +911,8 @@ def test_compact_texts_consist_of_the_listed_tokens_numbers_and_messages() -> No
     env = among_us.parallel_env(
         style="compact", layouts=[[2, 2], [5, 5]], players=7, imposters=2, imposters_report=True
     )
-    known = set(among_us.COMPACT_TOKENS)
-    assert len(known) == len(among_us.COMPACT_TOKENS)
+    known = set(among_us_texts.COMPACT_TOKENS)
+    assert len(known) == len(among_us_texts.COMPACT_TOKENS)
     for seed in range(25):
         rng = Random(seed)
         observations, infos = env.reset(seed=seed)
@@ -933,14 +940,14 @@ def test_a_compact_game_is_short() -> None:
 @given(reply=st.text(max_size=300), max_words=st.integers(1, 20), max_chars=st.integers(1, 200))
 @settings(max_examples=300, deadline=None)
 def test_what_is_heard_of_any_reply(reply: str, max_words: int, max_chars: int) -> None:
-    text, start, end, cut = among_us.hear(reply, max_words, max_chars)
+    text, start, end, cut = among_us_rules.hear(reply, max_words, max_chars)
     assert len(text) <= max_chars and len(text.split(" ")) <= max_words and set(text) <= CHARSET
     assert 0 <= start <= end <= len(reply) and END not in reply[start:end]
     assert len(" ".join(reply[start:end].split())) == len(text)
     assert (start == end) == (text == "")
     assert cut == bool(reply.partition(END)[0][end:].strip())
     assert not set(text) & set('<>"\n')
-    compact = among_us.hear(reply, max_words, max_chars, compact=True)
+    compact = among_us_rules.hear(reply, max_words, max_chars, compact=True)
     assert compact.text == text.lower().replace("_", "-") or "says" in text.lower()
 
 
@@ -953,8 +960,8 @@ def test_what_is_heard_of_any_reply(reply: str, max_words: int, max_chars: int) 
     ],
 )
 def test_a_compact_message_is_nobody_elses(reply: str, heard: str) -> None:
-    assert among_us.hear(reply, 20, 200, compact=True).text == heard
-    assert among_us.hear(reply, 20, 200).text == reply
+    assert among_us_rules.hear(reply, 20, 200, compact=True).text == heard
+    assert among_us_rules.hear(reply, 20, 200).text == reply
 
 
 # --- Leaks: change one hidden fact, replay, and nobody else's observation changes -------------------------------------
@@ -1066,7 +1073,7 @@ def test_whatever_the_rules_a_kill_shows_at_once_in_its_own_room_alone(imposters
                 victim = names[re.split(r"[ _]", kill)[-1].capitalize()]
                 lived = forks[1].state()[env.possible_agents.index(victim)]
                 near = {tuple(states[killer][3:5])}
-                if lived[7] != among_us.Activity.WALK.value:  # where it would have arrived just now it is missed
+                if lived[7] != among_us_state.Activity.WALK.value:  # where it would have arrived just now it is missed
                     near.add(tuple(lived[3:5]))
                 if all(seen["turn"] in (TurnKind.CHOOSE, TurnKind.WAIT) for seen in killed.values()) and not any(
                     "discussion" in seen["text"] or "meeting" in seen["text"] for seen in killed.values()
@@ -1124,7 +1131,7 @@ def test_questions_and_roles_of_others_never_enter_an_observation(style: str) ->
                 told[agent] += seen["text"]
             observations, *_ = env.step({a: random_reply(seen, rng) for a, seen in observations.items()})
         for agent, text in told.items():
-            assert among_us.QUESTION[Style(style)] not in text
+            assert among_us_texts.QUESTION[Style(style)] not in text
             own = re.findall(r"you \w+ (crewmate|imposter)\b|You are \w+, an? (crewmate|imposter)\.", text)
             assert len(own) == 1 and env.facts["roles"][agent] in own[0]
 
@@ -1165,7 +1172,7 @@ def test_the_aec_form_plays_the_same_game() -> None:
     assert info["outcome"] == playthrough("compact", 3, {})[1]
 
 
-def check_contract(env: among_us.AmongUs, observations: dict[str, Any], infos: dict[str, Any]) -> None:
+def check_contract(env: among_us_environment.AmongUs, observations: dict[str, Any], infos: dict[str, Any]) -> None:
     assert list(observations) == list(infos) == env.possible_agents
     for agent, seen in observations.items():
         assert env.observation_space(agent).contains(seen), seen
@@ -1317,14 +1324,16 @@ def test_the_picture_shows_players_by_colour_in_their_rooms() -> None:
     assert isinstance(image, np.ndarray) and image.shape == (192, 192, 3) and image.dtype == np.uint8
 
     def quarters(colour: str) -> list[tuple[int, int]]:
-        rgb = among_us._COLOURS[colour]
+        rgb = among_us_pictures._COLOURS[colour]
         cells = {(x, y): image[y * 96 : y * 96 + 96, x * 96 : x * 96 + 96] for x in (0, 1) for y in (0, 1)}
         return [room for room, cell in cells.items() if (cell == rgb).all(-1).any()]
 
     assert {name: quarters(name) for name in FIVE} == {
         "Red": [(0, 0)], "Blue": [(1, 1)], "Green": [(1, 1)], "Yellow": [(0, 1)], "Orange": [(0, 0)],
     }  # fmt: skip
-    assert (image == among_us._COLOURS["Red"]).all(-1).sum() < (image == among_us._COLOURS["Blue"]).all(-1).sum()
+    assert (image == among_us_pictures._COLOURS["Red"]).all(-1).sum() < (
+        image == among_us_pictures._COLOURS["Blue"]
+    ).all(-1).sum()
 
 
 # --- Random play ------------------------------------------------------------------------------------------------------

@@ -13,7 +13,10 @@ import pytest
 import yaml
 
 from envs import among_us_v0, dond_v0
+from envs.among_us import state as among_us_state
+from envs.among_us import texts as among_us_texts
 from envs.core import Style, TurnKind
+from envs.dond import texts as dond_texts
 
 CONF = Path(__file__).parents[2] / "conf" / "env"
 both_games = pytest.mark.parametrize("game", [dond_v0, among_us_v0])
@@ -56,7 +59,7 @@ def test_signatures_show_all_settings_with_the_defaults_of_the_command_line(game
 
 
 def test_the_prompts_limits_have_the_same_defaults() -> None:
-    of_game, of_prompt = (inspect.signature(f).parameters for f in (dond_v0.parallel_env, dond_v0.prompt))
+    of_game, of_prompt = (inspect.signature(f).parameters for f in (dond_v0.parallel_env, dond_texts.prompt))
     for name in ("max_entries", "max_errors"):
         assert of_prompt[name].default == of_game[name].default
 
@@ -74,7 +77,7 @@ def test_each_rule_of_among_us_takes_its_own_setting() -> None:
 # --- Styles that meet -------------------------------------------------------------------------------------------------
 
 IN_NATURAL = dict(
-    zip(among_us_v0.OPTION[Style.COMPACT].values(), among_us_v0.OPTION[Style.NATURAL].values(), strict=True)
+    zip(among_us_texts.OPTION[Style.COMPACT].values(), among_us_texts.OPTION[Style.NATURAL].values(), strict=True)
 )
 
 
@@ -141,7 +144,7 @@ def test_agents_and_styles_that_do_not_exist_are_refused(game: ModuleType, style
 def meeting(styles: dict[str, str], message: str) -> dict[str, str]:
     """What the others read of a message that Orange's finder, player_1, says first, by agent."""
     env = among_us_v0.parallel_env(cooldown=0, messages_each=1)
-    start = {"names": among_us_v0.NAMES[:5], "imposters": (4,), "styles": styles}
+    start = {"names": among_us_state.NAMES[:5], "imposters": (4,), "styles": styles}
     for seed in range(50):
         seen, _ = env.reset(seed=seed, options=start)
         for kind in ("kill", "report"):

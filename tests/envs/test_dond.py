@@ -23,7 +23,12 @@ from pettingzoo.test import api_test, parallel_api_test, parallel_seed_test, see
 
 from envs import dond_v0 as dond
 from envs.core import TurnKind
-from envs.dond_v0 import Context, Message, Proposal, Reason, Refused
+from envs.dond import environment as dond_environment
+from envs.dond import replies as dond_replies
+from envs.dond import rules as dond_rules
+from envs.dond import texts as dond_texts
+from envs.dond.replies import Message, Proposal, Reason, Refused
+from envs.dond.rules import Context
 
 HERE = Path(__file__).parent
 DATA = Path(os.environ.get("DOND_DATA", HERE.parents[1] / ".." / "shared" / "data" / "dond"))
@@ -37,7 +42,7 @@ def published() -> tuple[Context, ...]:
     path = DATA / "selfplay.txt"
     if not path.exists():
         pytest.skip(f"needs the published selfplay.txt: no file {path}; set DOND_DATA to its folder")
-    return dond.read_contexts(path)
+    return dond_rules.read_contexts(path)
 
 
 def brute_contexts() -> set[tuple[Any, Any, Any]]:
@@ -68,12 +73,12 @@ settings.load_profile("untimed")
 
 
 def test_contexts_are_all_that_the_criteria_allow() -> None:
-    games = dond.contexts()
+    games = dond_rules.contexts()
     assert {(g.counts, *g.values) for g in games} == brute_contexts()
     assert len(games) == len(set(games)) == 5295
     assert len({(g.counts, frozenset(g.values)) for g in games}) == 2706
-    assert dond.contexts() is games
-    vectors = {len(dond.value_vectors(g.counts)) for g in games}
+    assert dond_rules.contexts() is games
+    vectors = {len(dond_rules.value_vectors(g.counts)) for g in games}
     assert (min(vectors), max(vectors)) == (9, 26)
 
 
@@ -107,7 +112,7 @@ def test_contexts_are_values() -> None:
 def test_read_contexts(tmp_path: Path) -> None:
     file = tmp_path / "games.txt"
     file.write_text("1 0 1 1 3 3\n1 1 1 3 3 2\n1 0 1 1 3 3\n1 1 1 0 3 3\n")
-    assert dond.read_contexts(file) == (GAME, Context((1, 1, 3), ((0, 1, 3), (1, 0, 3))))
+    assert dond_rules.read_contexts(file) == (GAME, Context((1, 1, 3), ((0, 1, 3), (1, 0, 3))))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +132,7 @@ def test_read_contexts_says_where_and_what(tmp_path: Path, text: str, line: int,
     file = tmp_path / "games.txt"
     file.write_text(text)
     with pytest.raises(ValueError, match=rf"games\.txt, line {line}: expected {expected}"):
-        dond.read_contexts(file)
+        dond_rules.read_contexts(file)
 
 
 # --- Outcomes ---------------------------------------------------------------------------------------------------------
@@ -160,61 +165,61 @@ def brute_pareto(game: Context, reached: tuple[int, int], objective: float | Fra
 )
 def test_known_games(counts: Any, values: Any, joint: int, pareto: tuple[int, int, int]) -> None:
     game = Context(counts, values)
-    assert dond.best_joint(game) == joint
-    assert tuple(len(dond.pareto_allocations(game, objective)) for objective in (0, 1, -1)) == pareto
+    assert dond_rules.best_joint(game) == joint
+    assert tuple(len(dond_rules.pareto_allocations(game, objective)) for objective in (0, 1, -1)) == pareto
 
 
 @pytest.mark.parametrize("objective", [-1, 0, 1])
 def test_outcomes_against_brute_force(objective: int) -> None:
-    for game in dond.contexts()[::53]:
-        claims = dond.allocations(game.counts)
+    for game in dond_rules.contexts()[::53]:
+        claims = dond_rules.allocations(game.counts)
         assert claims == tuple(product(*(range(n + 1) for n in game.counts)))
         reached = brute_points(game)
-        assert [dond.deal_points(game, claim) for claim in claims] == reached
+        assert [dond_rules.deal_points(game, claim) for claim in claims] == reached
         optimal = [claim for claim, both in zip(claims, reached, strict=True) if brute_pareto(game, both, objective)]
-        assert list(dond.pareto_allocations(game, objective)) == optimal
+        assert list(dond_rules.pareto_allocations(game, objective)) == optimal
         for claim in claims:
-            rest = dond.rest(claim, game.counts)
-            assert dond.pareto_optimal(game, (claim, rest), objective) == (claim in optimal)
+            rest = dond_rules.rest(claim, game.counts)
+            assert dond_rules.pareto_optimal(game, (claim, rest), objective) == (claim in optimal)
         no_deal = brute_pareto(game, (0, 0), objective)
         assert no_deal == (objective == -1)
         for claim_pair in ((game.counts, game.counts), (None, None), (game.counts, None), (None, game.counts)):
-            assert dond.pareto_optimal(game, claim_pair, objective) == no_deal
-        assert dond.best_joint(game) == max(a + b for a, b in reached)
-        assert dond.best_score(game, objective) == max((1 + objective) * (a + b) / 2 for a, b in reached)
+            assert dond_rules.pareto_optimal(game, claim_pair, objective) == no_deal
+        assert dond_rules.best_joint(game) == max(a + b for a, b in reached)
+        assert dond_rules.best_score(game, objective) == max((1 + objective) * (a + b) / 2 for a, b in reached)
 
 
 @pytest.mark.parametrize("tenths", [-9, -6, -4, -2, 2, 4, 6, 8])
 def test_rounding_does_not_change_what_is_pareto_optimal(tenths: int) -> None:
     """Against exact fractions: 1 + 0.2 x 1 and 0 + 0.2 x 6 are the same score, but not the same float."""
-    for game in dond.contexts()[::101]:
-        reached = zip(dond.allocations(game.counts), brute_points(game), strict=True)
+    for game in dond_rules.contexts()[::101]:
+        reached = zip(dond_rules.allocations(game.counts), brute_points(game), strict=True)
         exact = [claim for claim, both in reached if brute_pareto(game, both, Fraction(tenths, 10))]
-        assert list(dond.pareto_allocations(game, tenths / 10)) == exact
+        assert list(dond_rules.pareto_allocations(game, tenths / 10)) == exact
 
 
 def test_published_bounds_on_the_generated_contexts() -> None:
-    games = dond.contexts()
-    assert np.mean([dond.best_score(g, 0) for g in games]) == pytest.approx(7.5292, abs=5e-5)
-    assert max(dond.best_joint(g) for g in games) == 19
+    games = dond_rules.contexts()
+    assert np.mean([dond_rules.best_score(g, 0) for g in games]) == pytest.approx(7.5292, abs=5e-5)
+    assert max(dond_rules.best_joint(g) for g in games) == 19
     assert all(max(a - b for a, b in brute_points(g)) == 10 for g in games)
-    sizes = {len(dond.allocations(g.counts)) for g in games}
+    sizes = {len(dond_rules.allocations(g.counts)) for g in games}
     assert (min(sizes), max(sizes)) == (16, 36)
 
 
 def test_published_games_are_a_subset(published: tuple[Context, ...]) -> None:
     assert len(published) == 4086
-    assert set(published) < set(dond.contexts())
-    held_out = set(dond.contexts()) - set(published)
+    assert set(published) < set(dond_rules.contexts())
+    held_out = set(dond_rules.contexts()) - set(published)
     assert len(held_out) == 1209
-    assert np.mean([dond.best_score(g, 0) for g in held_out]) == pytest.approx(7.6141, abs=5e-5)
+    assert np.mean([dond_rules.best_score(g, 0) for g in held_out]) == pytest.approx(7.6141, abs=5e-5)
 
 
 def test_published_bounds(published: tuple[Context, ...]) -> None:
-    assert np.mean([dond.best_score(g, 0) for g in published]) == pytest.approx(7.5040, abs=5e-5)
-    assert np.mean([dond.best_score(g, 1) for g in published]) == pytest.approx(15.0081, abs=5e-5)
-    assert all(dond.best_score(g, -1) == 0 for g in published)
-    joint = Counter(dond.best_joint(g) for g in published)
+    assert np.mean([dond_rules.best_score(g, 0) for g in published]) == pytest.approx(7.5040, abs=5e-5)
+    assert np.mean([dond_rules.best_score(g, 1) for g in published]) == pytest.approx(15.0081, abs=5e-5)
+    assert all(dond_rules.best_score(g, -1) == 0 for g in published)
+    joint = Counter(dond_rules.best_joint(g) for g in published)
     assert [joint[n] for n in range(10, 20)] == [87, 110, 354, 490, 906, 259, 927, 174, 535, 244]
     assert sum(joint.values()) == 4086
     assert all(max(a - b for a, b in brute_points(g)) == 10 for g in published)
@@ -230,10 +235,10 @@ def test_published_baselines(published: tuple[Context, ...]) -> None:
     fair: list[int] = []
     for game in published:
         reached = brute_points(game)
-        n = len(dond.allocations(game.counts))
+        n = len(dond_rules.allocations(game.counts))
         sizes.append(n)
-        semi.append(len(dond.pareto_allocations(game, 0)) / n)
-        coop.append(len(dond.pareto_allocations(game, 1)) / n)
+        semi.append(len(dond_rules.pareto_allocations(game, 0)) / n)
+        coop.append(len(dond_rules.pareto_allocations(game, 1)) / n)
         mean.append(sum(a + b for a, b in reached) / 2 / n)
         independent.append(mean[-1] / n)  # both must hit on the same of n deals
         product_of_points = max(a * b for a, b in reached)
@@ -241,7 +246,7 @@ def test_published_baselines(published: tuple[Context, ...]) -> None:
         nash.append(sum(ties) / len(ties))
         fair.append(max(min(both) for both in reached))
         want = [tuple(c if v else 0 for c, v in zip(game.counts, own, strict=True)) for own in game.values]
-        assert not dond.complementary((want[0], want[1]), game.counts)  # type: ignore[arg-type]
+        assert not dond_rules.complementary((want[0], want[1]), game.counts)  # type: ignore[arg-type]
     assert np.mean(sizes) == pytest.approx(20.01, abs=5e-3)
     assert (min(sizes), max(sizes)) == (16, 32)
     assert np.mean(mean) == pytest.approx(5.0)
@@ -263,7 +268,7 @@ def test_published_human_games() -> None:
         own, other = [int(n) for n in fields[:6]], [int(n) for n in fields[-6:]]
         counts = (own[0], own[2], own[4])
         game = Context(counts, ((own[1], own[3], own[5]), (other[1], other[3], other[5])))
-        bounds.append(dond.best_score(game, 0))
+        bounds.append(dond_rules.best_score(game, 0))
     assert np.mean(bounds) == pytest.approx(7.7012, abs=5e-5)
 
 
@@ -272,8 +277,10 @@ def test_contexts_outside_a_file_are_the_valid_ones_that_it_has_in_neither_order
     path = tmp_path / "contexts.txt"
     path.write_text("1 0 1 1 3 3\n1 1 1 9 3 0\n1 1 2 3 3 1\n1 1 2 3 3 1\n")
     turned = Context(game.counts, game.values[::-1])
-    outside = dond.pool(path, "outside")
-    assert set(dond.contexts()) - set(outside) == {game, turned, alike} and len(set(outside)) == len(outside) == 5292
+    outside = dond_environment.pool(path, "outside")
+    assert (
+        set(dond_rules.contexts()) - set(outside) == {game, turned, alike} and len(set(outside)) == len(outside) == 5292
+    )
     env = dond.parallel_env(contexts=path, split="outside")
     env.reset(seed=0)
     assert Context(env.unwrapped.facts["counts"], tuple(env.unwrapped.facts["values"])) in outside
@@ -283,7 +290,11 @@ def test_contexts_outside_a_file_are_the_valid_ones_that_it_has_in_neither_order
 
 def test_published_contexts_leave_952_outside(published: tuple[Context, ...]) -> None:
     both_orders = {(c.counts, v) for c in published for v in (c.values, c.values[::-1])}
-    assert len(dond.pool(DATA / "selfplay.txt", "outside")) == len(dond.contexts()) - len(both_orders) == 952
+    assert (
+        len(dond_environment.pool(DATA / "selfplay.txt", "outside"))
+        == len(dond_rules.contexts()) - len(both_orders)
+        == 952
+    )
 
 
 # --- Prior ------------------------------------------------------------------------------------------------------------
@@ -291,27 +302,27 @@ def test_published_contexts_leave_952_outside(published: tuple[Context, ...]) ->
 
 def test_prior_is_what_counting_contexts_gives() -> None:
     seen: dict[tuple[Any, Any], np.ndarray] = {}
-    for game in dond.contexts():
+    for game in dond_rules.contexts():
         table = seen.setdefault((game.counts, game.values[0]), np.zeros((3, 11)))
         for item, value in enumerate(game.values[1]):
             table[item, value] += 1
     for (counts, own), table in seen.items():
         expected = table / table.sum(axis=1, keepdims=True)
-        np.testing.assert_allclose(dond.prior(counts, own), expected, rtol=1e-12)
-        assert len(dond.partner_values(counts, own)) == table[0].sum()
-    assert not dond.prior(*next(iter(seen))).flags.writeable
+        np.testing.assert_allclose(dond_rules.prior(counts, own), expected, rtol=1e-12)
+        assert len(dond_rules.partner_values(counts, own)) == table[0].sum()
+    assert not dond_rules.prior(*next(iter(seen))).flags.writeable
 
 
 def test_prior_refuses_values_that_no_player_can_have() -> None:
     with pytest.raises(ValueError, match="worth 10"):
-        dond.prior((1, 1, 3), (1, 1, 1))
+        dond_rules.prior((1, 1, 3), (1, 1, 1))
 
 
 # --- Replies ----------------------------------------------------------------------------------------------------------
 
 
 def read(reply: object, pending: bool = False, sent: int = 1, counts: Any = (1, 2, 3)) -> Message | Proposal | Refused:
-    return dond.parse_reply(reply, counts, pending, sent)
+    return dond_replies.parse_reply(reply, counts, pending, sent)
 
 
 @pytest.mark.parametrize(
@@ -409,7 +420,7 @@ def test_replies_that_are_refused(reply: object, pending: bool, sent: int, reaso
 
 @given(claim=st.tuples(*[st.integers(0, 9)] * 3), counts=st.tuples(*[st.integers(1, 4)] * 3))
 def test_a_written_claim_is_read_back_or_refused_as_too_many(claim: Any, counts: Any) -> None:
-    parsed = read(dond.proposal_text(claim) + " [END]", counts=counts)
+    parsed = read(dond_replies.proposal_text(claim) + " [END]", counts=counts)
     fits = all(n <= m for n, m in zip(claim, counts, strict=True))
     assert parsed == Proposal(claim) if fits else isinstance(parsed, Refused) and parsed.reason is Reason.TOO_MANY
 
@@ -442,13 +453,15 @@ def test_prompts_can_be_read_back(style: str, objective: float) -> None:
     seen, _ = env.reset(options=START)
     for seat, agent in enumerate(env.possible_agents):
         text = seen[agent]["text"]
-        assert dond.parse_prompt(text) == (GAME.counts, GAME.values[seat], objective)
-        assert dond.parse_prompt(text + "them: books 9 9\nPartner: Pool: 2 books\n") == dond.parse_prompt(text)
-        assert dond.parse_heard(text) == []
+        assert dond_texts.parse_prompt(text) == (GAME.counts, GAME.values[seat], objective)
+        assert dond_texts.parse_prompt(text + "them: books 9 9\nPartner: Pool: 2 books\n") == dond_texts.parse_prompt(
+            text
+        )
+        assert dond_texts.parse_heard(text) == []
         if style == "natural":
             assert all(tag in text for tag in ("[message]", "[propose]", "[END]"))
     with pytest.raises(ValueError, match="first observation"):
-        dond.parse_prompt("them: hello\n")
+        dond_texts.parse_prompt("them: hello\n")
 
 
 def test_the_compact_prompt_is_exactly_this() -> None:
@@ -460,7 +473,7 @@ def test_the_compact_prompt_is_exactly_this() -> None:
 
 
 def test_each_objective_has_its_own_words() -> None:
-    texts = [dond.prompt(GAME.counts, GAME.values[0], x, dond.Style.NATURAL) for x in (0.0, 1.0, -1.0, 0.5)]
+    texts = [dond_texts.prompt(GAME.counts, GAME.values[0], x, dond.Style.NATURAL) for x in (0.0, 1.0, -1.0, 0.5)]
     semi, coop, competitive, mixed = texts
     assert "push back" in semi and "sum of both" in coop and "lead" in competitive and "0.5 times" in mixed
     for own, others in ((t, [o for o in texts if o is not t]) for t in texts):
@@ -475,10 +488,10 @@ def test_compact_observations_are_made_of_the_listed_tokens() -> None:
         for agents in play(dond.parallel_env(style="compact", max_entries=6), replies)[0]:
             written += [seen["text"] for seen in agents.values()]
     text = "\n".join(line for line in "".join(written).split("\n") if not line.startswith("them: ") or "[" in line)
-    for token in sorted(dond.COMPACT_TOKENS, key=len, reverse=True):
+    for token in sorted(dond_texts.COMPACT_TOKENS, key=len, reverse=True):
         text = text.replace(token, "")
     assert not set(text) - set("0123456789 \n"), text
-    assert len(set(dond.COMPACT_TOKENS)) == len(dond.COMPACT_TOKENS)
+    assert len(set(dond_texts.COMPACT_TOKENS)) == len(dond_texts.COMPACT_TOKENS)
 
 
 # --- The environment --------------------------------------------------------------------------------------------------
@@ -491,7 +504,9 @@ def mover(seen: Step) -> str:
     return agent
 
 
-def play(env: dond.DealOrNoDeal, replies: list[Any], options: Any = START) -> tuple[list[Step], list[Any], list[Step]]:
+def play(
+    env: dond_environment.DealOrNoDeal, replies: list[Any], options: Any = START
+) -> tuple[list[Step], list[Any], list[Step]]:
     """Plays the replies, each by whoever is to move. Returns observations, rewards and ends, infos."""
     seen, info = env.reset(seed=0, options=options)
     observations, ends, infos = [seen], [], [info]
@@ -625,7 +640,7 @@ def test_an_error_comes_back_to_the_same_player_only(style: str) -> None:
     for step, agent, other in ((1, "player_0", "player_1"), (3, "player_1", "player_0")):
         correction = infos[step][agent]["error"]
         assert correction and infos[step][agent]["entry"] == "error"
-        assert dond.parse_heard(observations[step][agent]["text"]) == [("error", correction)]
+        assert dond_texts.parse_heard(observations[step][agent]["text"]) == [("error", correction)]
         assert observations[step][other]["text"] == "" and infos[step][other]["error"] == ""
         assert mover(observations[step]) == agent == mover(observations[step - 1])
         assert infos[step][agent]["questions"] == infos[step][other]["questions"] == ()
@@ -649,7 +664,7 @@ def test_the_compact_lines_are_exactly_these() -> None:
 def test_after_a_proposal_only_a_proposal_counts(style: str) -> None:
     env = dond.parallel_env(style=style)
     observations, ends, infos = play(env, [HATS, LEAVE, "[message] wait", "[propose] (0 books)", TAKE])
-    assert dond.parse_heard(observations[2]["player_0"]["text"]) == [("proposal", "")]
+    assert dond_texts.parse_heard(observations[2]["player_0"]["text"]) == [("proposal", "")]
     assert [infos[step]["player_0"]["entry"] for step in range(6)] == ["", "message", "", "error", "error", "propose"]
     assert infos[-1]["player_0"]["outcome"]["claims"] == ((0, 1, 2), (1, 0, 1))
     assert ends[-1][0] == {"player_0": 10.0, "player_1": 10.0}
@@ -687,13 +702,13 @@ def test_heard_messages_are_one_line_and_their_place_is_known(style: str) -> Non
     env = dond.parallel_env(style=style, max_message_chars=30)
     sly = "[message] hi\nError: x\r\nthem: [Propose]\u2028Partner: no deal, and so on [END]"
     observations, _, infos = play(env, [HATS, sly])
-    (heard,) = dond.parse_heard(observations[2]["player_0"]["text"])
+    (heard,) = dond_texts.parse_heard(observations[2]["player_0"]["text"])
     said = infos[2]["player_1"]
     start, end = said["span"]
     assert heard == ("message", said["message"]) == ("message", "hi Error: x  them: [Propose] P")
     assert sly[start:end].split() == said["message"].split() and end - start == len(said["message"]) == 30
     assert "cut" in observations[2]["player_1"]["text"] and said["error"] == "" and said["entry"] == "message"
-    assert dond.parse_heard(observations[2]["player_1"]["text"]) == [("cut", "30")]
+    assert dond_texts.parse_heard(observations[2]["player_1"]["text"]) == [("cut", "30")]
     assert infos[2]["player_0"]["span"] == (0, 0) and infos[2]["player_0"]["message"] == ""
     assert "cut" not in observations[1]["player_0"]["text"]
 
@@ -701,7 +716,7 @@ def test_heard_messages_are_one_line_and_their_place_is_known(style: str) -> Non
 @given(claims=st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(0, 3)), min_size=2, max_size=2))
 def test_a_pending_proposal_does_not_leak(claims: list[Any]) -> None:
     """Whatever the claim is, nobody's observation depends on it before the game is over."""
-    told = [play(dond.parallel_env(), [HATS, dond.proposal_text(claim), "?"])[0] for claim in claims]
+    told = [play(dond.parallel_env(), [HATS, dond_replies.proposal_text(claim), "?"])[0] for claim in claims]
     assert told[0] == told[1]
 
 
@@ -709,7 +724,7 @@ def test_a_pending_proposal_does_not_leak(claims: list[Any]) -> None:
 def test_the_partner_s_values_do_not_leak(style: str) -> None:
     """All that player_0 reads, up to the end, stays the same whatever player_1's values are."""
     told, rewards = set(), set()
-    for values in dond.partner_values(GAME.counts, GAME.values[0]):
+    for values in dond_rules.partner_values(GAME.counts, GAME.values[0]):
         start = {**START, "values": (GAME.values[0], values)}
         observations, ends, _ = play(dond.parallel_env(style=style), [HATS, "?", FINE, TAKE, LEAVE], start)
         told.add(tuple(seen["player_0"]["text"] for seen in observations[:-1]))
@@ -850,10 +865,10 @@ def test_use_before_reset_says_so_and_rendering_is_asked_for() -> None:
 
 def test_no_text_is_ever_cut_by_its_space() -> None:
     """The longest prompt and the longest correction fit with room to spare."""
-    longest = dond.prompt((4, 1, 1), (10, 10, 10), -0.123456, dond.Style.NATURAL, 10**9, 10**9)
+    longest = dond_texts.prompt((4, 1, 1), (10, 10, 10), -0.123456, dond.Style.NATURAL, 10**9, 10**9)
     text = dond.parallel_env(max_message_chars=1).observation_space("player_0")["text"]
     assert isinstance(text, Text) and len(longest) + 200 < text.max_length
-    assert all(len(correction) < 200 for correction in dond._CORRECTIONS.values())
+    assert all(len(correction) < 200 for correction in dond_replies._CORRECTIONS.values())
 
 
 if __name__ == "__main__":

@@ -17,11 +17,12 @@ from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 
 from experiments import evaluate, play, train
-from experiments.players import style_of
-from marl.checkpoint import read_card, save_policy
-from marl.config import build, plain, run_folder
-from marl.errors import UserError
-from marl.transcripts import read_episodes
+from experiments.setup import entrants
+from experiments.setup.config import build, plain, run_folder
+from experiments.setup.players import style_of
+from marl.common.errors import UserError
+from marl.report.transcripts import read_episodes
+from marl.storage.checkpoint import read_card, save_policy
 from tests.composing import BRIEF
 from tests.marl.models import tiny_policy
 
@@ -411,7 +412,7 @@ def test_runs_of_two_styles_may_meet(run: Train, tmp_path: Path) -> None:
     config = OmegaConf.load(other / "config.yaml")
     config.env.style = "natural"
     OmegaConf.save(config, other / "config.yaml")
-    cfg = evaluate.as_in_runs(configure(command="evaluate"), [str(made), str(other)])
+    cfg = entrants.as_in_runs(configure(command="evaluate"), [str(made), str(other)])
     env = plain(cfg)["env"]
     assert env["style"] == "compact"
     assert (style_of(made / "policy", env), style_of(other / "policy", env)) == ("compact", "natural")

@@ -22,24 +22,27 @@ from hydra import compose, initialize_config_module
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from envs.among_us_v0 import COMPACT_TOKENS, AmongUs
-from experiments import benchmark, measure
-from experiments.baselines import ALL_CALLS, GenerateAgent, trl_iteration, trl_version
-from experiments.benchmark_figures import UNASKED, along, labels, line, parts, ratios, table, targets
-from experiments.measure import PHASES, Counts, Load, Rates, Shape, Stopwatch, UpdateCounts, limits, step_alone
-from experiments.pieces import STAGE_GAMES, game_alone
-from experiments.workload import FULL, ReplayAgent, Script, play_recorded, record
-from marl import ragged
-from marl.agents import Agent, Key
-from marl.config import make, plain
-from marl.engine import size_of
-from marl.errors import UserError
-from marl.games import env_maker, game_module
-from marl.kernels import takes
-from marl.policy import Policy, tiny_config, tiny_lm
-from marl.pretrain import scripted_texts
-from marl.rollout import draw_games, everyone, rollout
-from marl.tokens import Tokens, train_tokenizer
+from envs.among_us.environment import AmongUs
+from envs.among_us.texts import COMPACT_TOKENS
+from experiments import benchmark
+from experiments.bench import bench, measure, settings
+from experiments.bench.baselines import ALL_CALLS, GenerateAgent, trl_iteration, trl_version
+from experiments.bench.figures import UNASKED, along, labels, line, parts, ratios, table, targets
+from experiments.bench.measure import PHASES, Counts, Load, Rates, Shape, Stopwatch, UpdateCounts, limits, step_alone
+from experiments.bench.pieces import STAGE_GAMES, game_alone
+from experiments.bench.workload import FULL, ReplayAgent, Script, play_recorded, record
+from experiments.setup.config import make, plain
+from marl.agents.base import Agent, Key
+from marl.common.errors import UserError
+from marl.decoding.probes import size_of
+from marl.kernels import ragged
+from marl.kernels.cpu import takes
+from marl.model.policy import Policy, tiny_config, tiny_lm
+from marl.model.tokens import Tokens, train_tokenizer
+from marl.pretraining.corpus import scripted_texts
+from marl.rollout.games import env_maker, game_module
+from marl.rollout.rollout import everyone, rollout
+from marl.rollout.seeds import draw_games
 from marl.types import Episode, Stream
 
 CPU = torch.device("cpu")
@@ -49,7 +52,7 @@ def run(*overrides: str) -> dict[str, Any]:
     with initialize_config_module("conf", version_base="1.3"):
         cfg = compose("benchmark", overrides=["bench=quick", "device=cpu", *overrides])
     with (
-        patch.object(benchmark, "git_commit", lambda: "0123456789ab"),  # whoever commits meanwhile
+        patch.object(bench, "git_commit", lambda: "0123456789ab"),  # whoever commits meanwhile
         patch.multiple(measure, TIMINGS=2, MOMENT=0.0005),  # rates are not what is tested
     ):
         benchmark.main(cfg)
@@ -69,12 +72,12 @@ def command_of(process: str) -> str:
         return ""
 
 
-def settings_of(*overrides: str) -> tuple[benchmark.Settings, dict[str, Any]]:
+def settings_of(*overrides: str) -> tuple[settings.Settings, dict[str, Any]]:
     """The benchmark's settings, and all that was composed."""
     with initialize_config_module("conf", version_base="1.3"):
         given = plain(compose("benchmark", overrides=list(overrides)))
-    known = benchmark.Settings.__dataclass_fields__
-    return make(benchmark.Settings, {k: v for k, v in given.items() if k in known}, "benchmark"), given
+    known = settings.Settings.__dataclass_fields__
+    return make(settings.Settings, {k: v for k, v in given.items() if k in known}, "benchmark"), given
 
 
 @pytest.fixture(scope="module")
@@ -103,13 +106,13 @@ def test_it_goes_on_from_what_was_measured(found: dict[str, Any], tmp_path: Path
 
 
 def test_a_centre_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benchmark, "free_memory", lambda device: 1_000)
+    monkeypatch.setattr(bench, "free_memory", lambda device: 1_000)
     with pytest.raises(
         UserError, match=r"centre.slots=10, centre.context=256: needs at least .* KiB are free: not even"
     ):
         run(f"out={tmp_path}")
     with pytest.raises(UserError, match=r"centre.slots=100000000, .* games \([0-9]* slots\) would fit"):
-        monkeypatch.setattr(benchmark, "free_memory", lambda device: 10**8)
+        monkeypatch.setattr(bench, "free_memory", lambda device: 10**8)
         run(f"out={tmp_path}", "centre.slots=100000000")
 
 
@@ -444,14 +447,14 @@ def test_ratios_are_of_one_model() -> None:
 
 
 @pytest.fixture(scope="module")
-def small() -> tuple[benchmark.Settings, dict[str, Any], Tokens]:
+def small() -> tuple[settings.Settings, dict[str, Any], Tokens]:
     settings, given = settings_of("bench=quick")
     env = {**given["env"], **given["games"]["among_us"]}
     tokens = Tokens(train_tokenizer(scripted_texts("among_us", [env_maker(env)], 0, games=20), COMPACT_TOKENS, 1024))
     return settings, env, tokens
 
 
-class Told(benchmark.Bench):
+class Told(bench.Bench):
     """Measures nothing: says what would be measured, and how long `generate` takes with so many rows."""
 
     takes: dict[int, float] = {4: 3.0, 8: 2.0, 1: 1.0}  # noqa: RUF012
@@ -464,17 +467,17 @@ class Told(benchmark.Bench):
         took = dict.fromkeys(PHASES, 0.0) | {"prefill": seconds / 2, "beliefs": seconds / 2}
         return {"seconds": took, "read": {}, "peak_bytes": None}
 
-    def ours(self, script: Script, point: benchmark.Point) -> dict[str, Any]:
+    def ours(self, script: Script, point: settings.Point) -> dict[str, Any]:
         self.asked.append(("ours", point))
         return self.made(script, 1.0)
 
     def generate(
-        self, script: Script, point: benchmark.Point, keep_cache: bool, rows: int, calls: range
+        self, script: Script, point: settings.Point, keep_cache: bool, rows: int, calls: range
     ) -> dict[str, Any]:
         self.asked.append(("generate, cache kept" if keep_cache else "generate", point, rows, calls))
         return self.made(script, self.takes[rows] + (rows == 8) * keep_cache * 5)
 
-    def trl(self, script: Script, point: benchmark.Point, rows: int, calls: range) -> dict[str, Any]:
+    def trl(self, script: Script, point: settings.Point, rows: int, calls: range) -> dict[str, Any]:
         self.asked.append(("TRL", point, rows, calls))
         return self.made(script, 1.0)
 
@@ -492,14 +495,14 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def test_a_slow_quarter_of_an_hour_is_no_points_own(
-    small: tuple[benchmark.Settings, dict[str, Any], Tokens], tmp_path: Path, quiet: list[str]
+    small: tuple[settings.Settings, dict[str, Any], Tokens], tmp_path: Path, quiet: list[str]
 ) -> None:
     """Everything once, then everything again; the fewest rows of a call were not the fastest, and that is found once.
     One call in six is computed where histories are read again, other ones in the second repeat, and a quarter of them
     to try rows. What is measured is kept: a second start asks for what is missing alone."""
     settings, env, tokens = small
-    settings = replace(settings, axes=benchmark.Axes(games=(1,)), baseline_every=6)
-    points, beside = benchmark.points_of(settings, None), benchmark.baseline_points(settings, None)
+    settings = replace(settings, axes=settings.Axes(games=(1,)), baseline_every=6)
+    points, beside = settings.points_of(settings, None), settings.baseline_points(settings, None)
     begin = Told(env, settings, CPU, tokens, tmp_path, points, beside)
     begin.alone = {"game": [{"agent_steps_per_second": 1.0}], "solver": [], "steps": []}
     begin.measure()
@@ -535,10 +538,10 @@ def test_a_slow_quarter_of_an_hour_is_no_points_own(
 
 
 def test_figures_of_another_commit_say_how_to_go_on(
-    small: tuple[benchmark.Settings, dict[str, Any], Tokens], tmp_path: Path, quiet: list[str]
+    small: tuple[settings.Settings, dict[str, Any], Tokens], tmp_path: Path, quiet: list[str]
 ) -> None:
     settings, env, tokens = small
-    bench = Told(env, settings, CPU, tokens, tmp_path, benchmark.points_of(settings, None))
+    bench = Told(env, settings, CPU, tokens, tmp_path, settings.points_of(settings, None))
     bench.write()
     path = tmp_path / "benchmark.json"
     kept = json.loads(path.read_text())
@@ -555,12 +558,12 @@ def test_figures_of_another_commit_say_how_to_go_on(
 
 @pytest.mark.usefixtures("torchs_attention")
 def test_a_batch_is_memory_of_the_processor(
-    small: tuple[benchmark.Settings, dict[str, Any], Tokens], tmp_path: Path, quiet: list[str]
+    small: tuple[settings.Settings, dict[str, Any], Tokens], tmp_path: Path, quiet: list[str]
 ) -> None:
     """100 bytes a token of 10 slots and of the 8 rows that are learned from, each 256 long; on a GPU none of them, nor
     the copies of two slots that speak, where a step is one token."""
     settings, env, tokens = small
-    point = benchmark.points_of(settings, None)[0]
+    point = settings.points_of(settings, None)[0]
     predicted = []
     for name in ("cpu", "cuda"):
         bench = Told(env, settings, torch.device(name), tokens, tmp_path, [point])
@@ -572,14 +575,14 @@ def test_a_batch_is_memory_of_the_processor(
 
 
 def test_a_point_without_room_says_once_how_many_games_have(
-    small: tuple[benchmark.Settings, dict[str, Any], Tokens], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: tuple[settings.Settings, dict[str, Any], Tokens], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, env, tokens = small
-    centre = benchmark.points_of(settings, None)[0]
+    centre = settings.points_of(settings, None)[0]
     bench = Told(env, settings, CPU, tokens, tmp_path, [centre, replace(centre, games=50)])
     models = 2 * size_of(bench.config(centre), centre.context).weights
     free = bench.predicted_bytes(replace(centre, games=7)) + models
-    monkeypatch.setattr(benchmark, "free_memory", lambda device: free)
+    monkeypatch.setattr(bench, "free_memory", lambda device: free)
     said: list[str] = []
     monkeypatch.setattr(benchmark, "say", said.append)
     assert [bench.has_room(row) for row in (*bench.around, *bench.around)] == [True, False, True, False]
@@ -588,14 +591,14 @@ def test_a_point_without_room_says_once_how_many_games_have(
 
 
 def test_a_gpu_without_bfloat16_and_memory_that_runs_out_leave_a_word(
-    small: tuple[benchmark.Settings, dict[str, Any], Tokens], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: tuple[settings.Settings, dict[str, Any], Tokens], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, env, tokens = small
-    full, half_, *_ = benchmark.points_of(settings, None)
+    full, half_, *_ = settings.points_of(settings, None)
     bench = Told(env, settings, CPU, tokens, tmp_path, [full, half_])
-    monkeypatch.setattr(benchmark, "without_bf16", lambda device: "GPU X has no bfloat16, which would only be imitated")
+    monkeypatch.setattr(bench, "without_bf16", lambda device: "GPU X has no bfloat16, which would only be imitated")
 
-    def exhausted(script: Script, point: benchmark.Point) -> dict[str, Any]:
+    def exhausted(script: Script, point: settings.Point) -> dict[str, Any]:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB\nmore")
 
     bench.ours = exhausted  # type: ignore[method-assign]
@@ -607,12 +610,12 @@ def test_a_gpu_without_bfloat16_and_memory_that_runs_out_leave_a_word(
 
 
 def test_fewer_games_are_the_first_of_more(
-    small: tuple[benchmark.Settings, dict[str, Any], Tokens], tmp_path: Path
+    small: tuple[settings.Settings, dict[str, Any], Tokens], tmp_path: Path
 ) -> None:
     """So that what a game costs can be compared along the axis of games."""
     settings, env, tokens = small
-    few, many = (benchmark.Point(games, 5, 384, 32) for games in (4, 24))
-    bench = benchmark.Bench(env, settings, CPU, tokens, tmp_path, [few, many])
+    few, many = (settings.Point(games, 5, 384, 32) for games in (4, 24))
+    bench = bench.Bench(env, settings, CPU, tokens, tmp_path, [few, many])
     first, script = bench.script(few), bench.script(many)
     assert first.games == script.games[:4] and first.streams == script.streams[:4]
 
@@ -667,27 +670,27 @@ def test_no_time_is_left(tmp_path: Path) -> None:
 def test_what_the_same_bits_cost_is_measured_apart() -> None:
     """Figures of one mode are no start for the other's; on a CPU both compute the same."""
     plain_, same = (settings_of("bench=quick", f"deterministic={mode}")[0] for mode in ("false", "true"))
-    made = [benchmark.made_by({"game": "dond"}, settings, CPU)["settings"] for settings in (plain_, same)]
+    made = [bench.made_by({"game": "dond"}, settings, CPU)["settings"] for settings in (plain_, same)]
     assert {name for name, value in made[0].items() if made[1][name] != value} == {"deterministic"}
 
 
 def test_the_full_size_spans_what_it_says() -> None:
     settings, _ = settings_of()
-    points = benchmark.points_of(settings, None)
+    points = settings.points_of(settings, None)
     centre = points[0]
     assert (centre.games * centre.players, centre.context, centre.players) == (255, 1024, 5)
     assert points[1] == replace(centre, dtype="bfloat16") and {p.dtype for p in points[2:]} == {"float32"}
     assert {p.games for p in points} >= {16, 1024} and {p.context for p in points} == {256, 512, 1024, 2048}
     assert {p.players for p in points} == {4, 5, 6, 7} and len(set(points)) == len(points)
-    assert benchmark.baseline_points(settings, None) == [replace(centre, games=256)]
+    assert settings.baseline_points(settings, None) == [replace(centre, games=256)]
     assert [round(parameters(settings, width) / 1e6) for width in settings.axes.width] == [1, 4, 9, 16]
     assert settings.centre.width == settings.axes.width[1]
 
 
-def parameters(settings: benchmark.Settings, width: int) -> int:
+def parameters(settings: settings.Settings, width: int) -> int:
     shape = settings.shape(width)
     config = tiny_config(
-        settings.vocab_size, hidden_size=width, intermediate_size=benchmark.INNER * width, layers=shape.layers,
+        settings.vocab_size, hidden_size=width, intermediate_size=settings.INNER * width, layers=shape.layers,
         heads=shape.heads, kv_heads=shape.kv_heads,
     )  # fmt: skip
     return size_of(config, 8).weights // 4
@@ -696,11 +699,11 @@ def parameters(settings: benchmark.Settings, width: int) -> int:
 def test_the_size_for_a_gpu_spans_what_it_says() -> None:
     settings, given = settings_of("bench=gpu")
     assert given["device"] == "cuda" and settings.decode_steps > 1
-    points, beside = benchmark.points_of(settings, None), benchmark.baseline_points(settings, None)
+    points, beside = settings.points_of(settings, None), settings.baseline_points(settings, None)
     sizes = {width: parameters(settings, width) for width in settings.axes.width}
     for found, wanted in zip(sizes.values(), (1e6, 15e6, 150e6, 500e6), strict=True):
         assert found == pytest.approx(wanted, rel=0.08)
-    for dtype in benchmark.DTYPES:
+    for dtype in settings.DTYPES:
         assert {p.width for p in points if p.dtype == dtype and p.games == 256} == set(sizes)
     assert {(p.games, p.width) for p in beside} == {(256, width) for width in sizes} and beside[0] == points[0]
     for width in sizes:

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from experiments import crossplay, drift, evaluate, play, train
-from marl.config import config_hash
-from marl.errors import UserError
-from marl.secrets import told
+from experiments import evaluate, play, train
+from experiments.setup.config import config_hash
+from experiments.studies import crossplay, drift
+from marl.common.errors import UserError
+from marl.common.secrets import told
 from tests.composing import configure
 from tests.marl.test_chat import KEY, Server, sensible
 

@@ -18,22 +18,14 @@ import torch
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from experiments import crossplay, evaluate, play, train
-from experiments.cli import (
-    FEW_KERNELS,
-    MAY_BE_NULL,
-    UsageError,
-    check_command_line,
-    command,
-    nearest,
-    plain_warnings,
-    set_beside,
-    wrong_kind,
-)
-from experiments.help import short_help
-from marl import agents
-from marl.errors import UserError
-from marl.memory import has_bf16_instructions, kept_kernels
+from experiments import evaluate, play, train
+from experiments.launch.command import FEW_KERNELS, command, plain_warnings, set_beside
+from experiments.launch.help import short_help
+from experiments.launch.overrides import MAY_BE_NULL, UsageError, check_command_line, nearest, wrong_kind
+from experiments.studies import crossplay
+from marl.agents import model as agents
+from marl.common.errors import UserError
+from marl.decoding.memory import has_bf16_instructions, kept_kernels
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = {
@@ -533,7 +525,7 @@ def test_a_reader_who_leaves_does_not_end_the_run(toy: Path, tmp_path: Path, clo
 
 def test_the_real_thing_in_a_process_of_its_own(toy: Path, tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(
-        "from experiments.cli import command, set_beside\n\n\n"
+        "from experiments.launch.command import command, set_beside\n\n\n"
         "@command('train', package='toy_conf')\n"
         "def main(cfg):\n    print('seed', cfg.seed)\n    print('beside', *set_beside())\n\n\n"
         "if __name__ == '__main__':\n    main()\n"
@@ -683,7 +675,7 @@ def test_a_command_keeps_few_kernels_unless_told_otherwise(monkeypatch: pytest.M
 def test_few_kernels_are_less_memory() -> None:
     """600 shapes in processes of their own: what stays is less by more than what few kernels take."""
     work = (
-        "import torch\nfrom experiments.measure import _status\nw = torch.randn(64, 64).bfloat16()\n"
+        "import torch\nfrom experiments.bench.measure import _status\nw = torch.randn(64, 64).bfloat16()\n"
         "w @ w\nbefore = _status('VmRSS')\n"
         "for n in range(2, 602): torch.nn.functional.linear(w[:1].expand(n, 64).contiguous(), w)\n"
         "print(_status('VmRSS') - before)"

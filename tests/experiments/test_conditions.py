@@ -14,15 +14,18 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file, save_file
 
-from experiments import conditions, evaluate, train
-from experiments.stages import Stage, base_folder, stages_of
-from marl import memory
-from marl.checkpoint import folder_digest, load_policy, read_card, save_policy
-from marl.errors import UserError
-from marl.files import read_json, write_json
-from marl.planner import PlannerConfig
-from marl.runs import CARD, REFERENCE
-from marl.stats import ArmRun, Interval, seed_mean
+from experiments import evaluate, train
+from experiments.setup import entrants
+from experiments.setup.stages import Stage, base_folder, stages_of
+from experiments.studies import conditions, conditions_tables, study
+from marl.common.errors import UserError
+from marl.common.files import read_json, write_json
+from marl.decoding import memory
+from marl.metrics.stats import Interval, seed_mean
+from marl.metrics.tables import ArmRun
+from marl.planning.planner import PlannerConfig
+from marl.storage.checkpoint import folder_digest, load_policy, read_card, save_policy
+from marl.storage.folder import CARD, REFERENCE
 from tests.composing import BRIEF, configure
 
 SMALL = [
@@ -185,7 +188,7 @@ def test_differences_are_to_the_reference_and_between_arms() -> None:
     played = {"small": runs(0.1, 0.2, 0.3, 0.4), "usual": runs(0.5, 0.6, 0.9, 0.8), "large": runs(0.2, 0.2, 0.2, 0.2)}
     found = {
         (name, row.arm): round(row.mean, 6)
-        for name, rows in conditions.differences(played, ["vote/imposter"], "usual").items()
+        for name, rows in conditions_tables.differences(played, ["vote/imposter"], "usual").items()
         for row in rows
     }
     assert found == {
@@ -193,7 +196,7 @@ def test_differences_are_to_the_reference_and_between_arms() -> None:
         ("large - usual", "RL+L+S"): -0.65, ("small", "RL+L+S - RL"): 0.2, ("usual", "RL+L+S - RL"): 0.3,
         ("large", "RL+L+S - RL"): 0.0,
     }  # fmt: skip
-    assert "usual - small" in conditions.differences(played, ["vote/imposter"])  # the first, where none is named
+    assert "usual - small" in conditions_tables.differences(played, ["vote/imposter"])  # the first, where none is named
 
 
 def test_a_finished_study_only_tabulates(runs: Path, played: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -261,9 +264,9 @@ def test_what_another_process_plays_is_left_to_it(
 ) -> None:
     cfg = study(runs, f"cells={tmp_path}", "arms=[game_only]", named={"as_trained": {}})
     (run,) = (entrant for entrant in conditions.entrants(runs, "tiny-*", ["game_only"]) if entrant.arm == "RL")
-    cell = conditions.cell_of(run, "as_trained", conditions.Condition(), cfg)
+    cell = conditions.cell_of(run, "as_trained", study.Condition(), cfg)
     code = (
-        "import sys; from pathlib import Path; from experiments.conditions import claimed\n"
+        "import sys; from pathlib import Path; from experiments.studies.conditions import claimed\n"
         "with claimed(Path(sys.argv[1])) as mine: print(mine, flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
@@ -377,19 +380,19 @@ def test_a_base_made_again_under_its_name_is_not_the_runs(runs: Path, tmp_path: 
     ):
         base_folder(run)
     with pytest.raises(UserError, match="is not the base that"):
-        evaluate.base_beside(str(run))
+        entrants.base_beside(str(run))
 
 
 def test_published_figures_stand_beside_ours(runs: Path, played: Path, tmp_path: Path) -> None:
     path = tmp_path / "published.csv"
     path.write_text("arm,setting,value,mean\nRL,players,4,0.25\n")
-    assert conditions.read_published(path) == {("RL", "players_4"): 0.25}
+    assert conditions_tables.read_published(path) == {("RL", "players_4"): 0.25}
     conditions.main(study(runs, f"published={path}", f"publish={tmp_path}"))
     assert {card.stem for card in (tmp_path / "run_cards").iterdir()} == {run.name for run in runs.glob("tiny-*")}
     assert "(open: published)" in (tmp_path / "small.svg").read_text()  # text is drawn, and stands in a comment
     path.write_text("arm,mean\nRL,0.25\n")
     with pytest.raises(UserError, match=r"published\.csv: expected the columns arm,setting,value,mean"):
-        conditions.read_published(path)
+        conditions_tables.read_published(path)
 
 
 @pytest.fixture(scope="module")
@@ -429,7 +432,7 @@ def test_others_plan_as_in_the_run(runs: Path) -> None:
 
 
 def test_points_of_a_setting_share_a_panel() -> None:
-    found = conditions.panels(["as_trained", "players_4", "players_6", "shape_2x1", "no_frozen_crewmate"])
+    found = conditions_tables.panels(["as_trained", "players_4", "players_6", "shape_2x1", "no_frozen_crewmate"])
     assert found == {
         "": ["as_trained", "no_frozen_crewmate"], "players": ["players_4", "players_6"], "shape": ["shape_2x1"]
     }  # fmt: skip

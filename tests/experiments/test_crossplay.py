@@ -19,16 +19,18 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from envs.core import END
-from envs.dond_v0 import COMPACT_TOKENS, MESSAGE, proposal_text
-from experiments import crossplay, evaluate
-from marl.agents import TextAgent
-from marl.checkpoint import save_policy
-from marl.config import build, plain
-from marl.errors import UserError
-from marl.games import env_maker, file_digests
-from marl.policy import Policy
-from marl.rollout import EVALUATION, draw_games
-from marl.scripted.dond import parse_heard, parse_prompt
+from envs.dond.replies import MESSAGE, proposal_text
+from envs.dond.texts import COMPACT_TOKENS, parse_heard, parse_prompt
+from experiments import evaluate
+from experiments.setup import entrants
+from experiments.setup.config import build, plain
+from experiments.studies import crossplay
+from marl.agents.text import TextAgent
+from marl.common.errors import UserError
+from marl.model.policy import Policy
+from marl.rollout.games import env_maker, file_digests
+from marl.rollout.seeds import EVALUATION, draw_games
+from marl.storage.checkpoint import save_policy
 from tests.composing import configure
 from tests.marl.models import small_tokens, tiny_policy
 from tests.marl.test_planner import negotiator
@@ -201,7 +203,7 @@ def test_runs_of_other_limits_choose_one(runs: Path, tmp_path: Path) -> None:
     OmegaConf.save(config, longer / "config.yaml")
     for names in ([f"{runs}/a-full-s0-11", str(longer)], [str(longer), f"{runs}/a-full-s0-11"]):
         with pytest.raises(UserError, match=r"differ in algo.max_new_tokens: choose for all, as in algo.max_new_tok"):
-            evaluate.as_in_runs(configure("crossplay", *QUIET), names)
+            entrants.as_in_runs(configure("crossplay", *QUIET), names)
 
 
 @pytest.mark.parametrize("algo", ["filtered_bc", "pikl"])
@@ -213,7 +215,7 @@ def test_whoever_was_trained_is_played(algo: str, runs: Path, tmp_path: Path) ->
     config = OmegaConf.load(run / "config.yaml")
     config.algo, config.loss = OmegaConf.create(plain(learned)["algo"]), OmegaConf.create(plain(learned)["loss"])
     OmegaConf.save(config, run / "config.yaml")
-    assert build(evaluate.as_in_runs(configure("evaluate", *QUIET), [str(run)])).rewards["speaking"].weight > 0
+    assert build(entrants.as_in_runs(configure("evaluate", *QUIET), [str(run)])).rewards["speaking"].weight > 0
 
 
 def test_a_pair_that_plays_in_bfloat16_is_another(runs: Path, tmp_path: Path) -> None:
@@ -239,9 +241,9 @@ def test_runs_of_two_objectives_play_the_one_that_is_given(
         monkeypatch.setattr(HydraConfig.instance(), "cfg", whole)
         if differs:
             with pytest.raises(UserError, match=r"differ in env.objective: choose for all"):
-                evaluate.as_in_runs(configure(*settings, *given), names)
+                entrants.as_in_runs(configure(*settings, *given), names)
         else:
-            assert evaluate.as_in_runs(configure(*settings, *given), names).env.objective == -1
+            assert entrants.as_in_runs(configure(*settings, *given), names).env.objective == -1
             crossplay.main(configure(*settings, *given))
     assert {row["objective"] for row in rows_of(tmp_path / "crossplay.csv")} == {"-1"}
 
@@ -317,7 +319,7 @@ def test_a_stopped_command_goes_on_where_it_was(runs: Path, tmp_path: Path, monk
 def test_names_are_looked_up_before_a_base_is_made(
     settings: list[str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluate, "configured_base", lambda *given: pytest.fail("a base was made"))
+    monkeypatch.setattr(entrants, "configured_base", lambda *given: pytest.fail("a base was made"))
     with pytest.raises(UserError, match=said):
         evaluate.main(configure("evaluate", *QUIET, *settings))
 
@@ -337,11 +339,11 @@ def test_what_a_run_decides_is_not_to_be_chosen(given: str, said: str) -> None:
     run = configure("train")
     more = ["model.name=/models/mine"] if given == "model=hf" else []
     with pytest.raises(UserError, match=f"^{said}$"):
-        evaluate.check_decided([given], configure("evaluate", given, *more), run, "runs/a")
+        entrants.check_decided([given], configure("evaluate", given, *more), run, "runs/a")
     same = ["env=dond", "model=tiny", "base=scripted", "model.layers=4", "env.objective=-1", "algo.max_new_tokens=5"]
-    evaluate.check_decided(same, configure("evaluate", *same), run, "runs/a")
+    entrants.check_decided(same, configure("evaluate", *same), run, "runs/a")
     implied = ["data.dond=somewhere", "base=human"]
-    evaluate.check_decided(implied, configure("evaluate", *implied), run, "runs/a")
+    entrants.check_decided(implied, configure("evaluate", *implied), run, "runs/a")
 
 
 def test_a_file_of_contexts_that_is_gone_is_named() -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments import conditions, report, train
-from marl.config import build, plain
+from experiments import report, train
+from experiments.setup.config import build, plain
+from experiments.studies import conditions
 from tests.composing import configure
 
 SMALL = [

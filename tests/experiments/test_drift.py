@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from experiments import drift, train
-from experiments.drift import Subject
-from experiments.iterations import refuse_doubles
-from experiments.stages import Stage, stages_of
-from marl.checkpoint import folder_digest
-from marl.errors import UserError
-from marl.evaluate import Metrics
-from marl.files import read_json, write_json
-from marl.stats import Interval, seed_mean
+from experiments import train
+from experiments.setup.stages import Stage, stages_of
+from experiments.studies import drift
+from experiments.studies.drift import Subject
+from experiments.studies.iterations import refuse_doubles
+from marl.common.errors import UserError
+from marl.common.files import read_json, write_json
+from marl.metrics.stats import Interval, Metrics, seed_mean
+from marl.storage.checkpoint import folder_digest
 from tests.composing import configure
 from tests.experiments.test_frontier import TEST
 from tests.marl.test_human_dond import write

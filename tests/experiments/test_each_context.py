@@ -8,13 +8,14 @@ import torch
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
 
-from envs.dond_v0 import contexts
+from envs.dond.rules import contexts
 from experiments import evaluate
 from experiments.evaluate import each_context
-from marl.checkpoint import save_policy
-from marl.config import build, plain
-from marl.errors import UserError
-from marl.stats import read_table
+from experiments.setup import entrants
+from experiments.setup.config import build, plain
+from marl.common.errors import UserError
+from marl.metrics.tables import read_table
+from marl.storage.checkpoint import save_policy
 from tests.marl.test_planner import negotiator
 
 FIRST = ((1, 4, 1), ((0, 2, 2), (4, 1, 2)))
@@ -56,19 +57,19 @@ def test_a_base_plays_contexts_that_it_did_not_learn_from(
 ) -> None:
     """Whatever is played, it is the base that training makes, from training's contexts."""
     made: list[dict] = []
-    monkeypatch.setattr(evaluate, "base_policy", lambda model, base, env, **rest: made.append(env))
+    monkeypatch.setattr(entrants, "base_policy", lambda model, base, env, **rest: made.append(env))
     monkeypatch.setattr(evaluate.HydraConfig, "initialized", lambda: True)
     overrides = OmegaConf.create({"overrides": {"task": given}})
     monkeypatch.setattr(evaluate.HydraConfig, "get", lambda: overrides)
-    cfg = evaluate.as_in_runs(configure("players=[base]", *given), ["base"])
+    cfg = entrants.as_in_runs(configure("players=[base]", *given), ["base"])
     assert cfg.env.split == (given[0].partition("=")[2] if given else "test")
-    evaluate.configured_base(cfg, build(cfg, ["base"]), torch.device("cpu"))
+    entrants.configured_base(cfg, build(cfg, ["base"]), torch.device("cpu"))
     (env,) = made
     with initialize_config_module("conf", version_base="1.3"):
         assert env == plain(compose("train").env)
     save_policy(tmp_path / "bases" / "dond-x", negotiator(), {"game": "dond"})
-    assert evaluate.as_in_runs(configure(*given), [str(tmp_path / "bases" / "dond-x")]).env.split == cfg.env.split
-    assert evaluate.as_in_runs(configure(*given), ["scripted"]).env.split == configure(*given).env.split
+    assert entrants.as_in_runs(configure(*given), [str(tmp_path / "bases" / "dond-x")]).env.split == cfg.env.split
+    assert entrants.as_in_runs(configure(*given), ["scripted"]).env.split == configure(*given).env.split
 
 
 def test_without_a_file_they_are_all_that_the_rules_allow() -> None:

@@ -11,11 +11,14 @@ import pytest
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
 
-from experiments import expected, train
-from experiments.expected import FOLDER, Band, expected_of, leave_one_out, make_bands, read_bands, read_curves
-from marl.config import run_folder
-from marl.errors import UserError
-from marl.stats import write_csv
+from experiments import train
+from experiments.setup import bands
+from experiments.setup.bands import FOLDER, Band, expected_of, read_bands
+from experiments.setup.config import run_folder
+from experiments.studies import expected
+from experiments.studies.expected import leave_one_out, make_bands, read_curves
+from marl.common.errors import UserError
+from marl.metrics.tables import write_csv
 from tests.experiments.test_train import SMALL
 
 PUBLISHED = {  # file of curves under experiments/ -> name of the experiment, settings of the game
@@ -196,7 +199,7 @@ def test_runs_that_go_wrong_leave_the_shipped_bands(file: str, metric: str, spoi
 def test_arms_are_told_apart_by_the_games_settings(tmp_path: Path) -> None:
     lines = [("full objective=1", "game/score", 1, 10, 12), ("full objective=0", "game/score", 1, 5, 6)]
     lines.append(("RL+L+S", "game/win_rate/crewmates", 1, 0.4, 0.6))
-    write_csv(tmp_path / "NAME.csv", expected.HEADER, lines)
+    write_csv(tmp_path / "NAME.csv", bands.HEADER, lines)
 
     def warning(arm: str, env: Row, **found: float) -> str | None:
         own = expected_of("NAME", arm, env, tmp_path)
@@ -213,7 +216,7 @@ def test_arms_are_told_apart_by_the_games_settings(tmp_path: Path) -> None:
 
 def test_a_verdict_names_metrics_and_iterations(tmp_path: Path) -> None:
     lines = [("full", metric, at, 0, 1) for metric in ("game/score", "loss/entropy") for at in (1, 2, 3)]
-    write_csv(tmp_path / "NAME.csv", expected.HEADER, lines)
+    write_csv(tmp_path / "NAME.csv", bands.HEADER, lines)
     found = expected_of("NAME", "full", {"game": "dond"}, tmp_path)
     assert found is not None
     rows = [{"phase": "train", "iteration": at, "game/score": at - 1, "loss/entropy": -0.1} for at in (1, 2, 3, 4)]
@@ -227,7 +230,7 @@ def test_a_verdict_names_metrics_and_iterations(tmp_path: Path) -> None:
 
 
 def test_a_verdict_names_what_the_command_line_changed(tmp_path: Path) -> None:
-    write_csv(tmp_path / "NAME.csv", expected.HEADER, [("full objective=0", "game/score", 1, 0, 1)])
+    write_csv(tmp_path / "NAME.csv", bands.HEADER, [("full objective=0", "game/score", 1, 0, 1)])
     kept = ["sweep=NAME", "ablation=full", "seed=3", "base.seed=3", "threads=1", "eval.games=8", "+tracker=wandb",
             "env.objective=0", "data.dond=there", "env=dond", "seeds.games=1"]  # fmt: skip
     changed = ["algo.games=8", "~loss.kl", "base.seeds=1", "env.rounds=2"]
@@ -257,7 +260,7 @@ def test_bands_know_whether_they_tell_a_run_that_learns_nothing(
 ) -> None:
     flat = [("full", "errors/per_turn", at, 0, 1) for at in (1, 2, 3)]
     lines = [("full", "belief/log_loss", at, *pair) for at, pair in enumerate(ends, start=1)]
-    write_csv(tmp_path / "NAME.csv", expected.HEADER, [*flat, *lines])
+    write_csv(tmp_path / "NAME.csv", bands.HEADER, [*flat, *lines])
     found = expected_of("NAME", "full", {"game": "dond"}, tmp_path)
     assert found is not None and found.blind == blind
     inside = found.verdict([{"phase": "train", "iteration": 1, "errors/per_turn": 0.5}])
@@ -277,7 +280,7 @@ def test_training_says_where_it_leaves_the_band(
 ) -> None:
     monkeypatch.setattr(expected, "FOLDER", tmp_path)
     lines = [("custom", "game/score", 1, 100, 101), ("custom", "game/score", 2, -100, 100)]
-    write_csv(tmp_path / "dond_quickstart.csv", expected.HEADER, lines)
+    write_csv(tmp_path / "dond_quickstart.csv", bands.HEADER, lines)
     cfg = configure(*SMALL, f"runs={tmp_path / 'runs'}", command="train")
     train.main(cfg)
     told = [line for line in capsys.readouterr().out.splitlines() if "as expected" in line]

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from experiments import train
-from marl.config import run_folder
-from marl.files import write_text
+from experiments.setup.config import run_folder
+from marl.common.files import write_text
 from tests.experiments.test_full_disk import attempt
 from tests.torture import always, configure, contents
 

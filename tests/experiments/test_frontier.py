@@ -16,16 +16,20 @@ from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
 
 from envs import dond_v0
-from experiments import frontier
-from experiments.evaluate import turn_about
-from experiments.frontier import Entrant, compared, drawn, human_proposals, human_situations, outcomes
-from marl.checkpoint import folder_digest, save_policy
-from marl.errors import UserError
-from marl.games import env_maker, scripted
-from marl.planner import PlannerConfig, PlanningAgent, Reader
-from marl.policy import Policy
-from marl.rollout import draw_games, rollout
-from marl.stats import bootstrap_mean, paired_difference
+from envs.dond import environment as dond_environment
+from envs.dond import rules as dond_rules
+from envs.dond import texts as dond_texts
+from experiments.setup.entrants import turn_about
+from experiments.studies import frontier
+from experiments.studies.frontier import Entrant, compared, drawn, human_proposals, human_situations, outcomes
+from marl.common.errors import UserError
+from marl.metrics.stats import bootstrap_mean, paired_difference
+from marl.model.policy import Policy
+from marl.planning.planner import PlannerConfig, PlanningAgent, Reader
+from marl.rollout.games import env_maker, scripted
+from marl.rollout.rollout import rollout
+from marl.rollout.seeds import draw_games
+from marl.storage.checkpoint import folder_digest, save_policy
 from tests.marl.test_human_dond import write
 from tests.marl.test_planner import negotiator
 
@@ -69,13 +73,15 @@ def test_games_played_once_say_what_every_lambda_would_have_played() -> None:
             continue
         compared += 1
         agent = next(name for name, player in planned.players.items() if player == "player")
-        seat, facts = dond_v0.AGENTS.index(agent), planned.facts
+        seat, facts = dond_environment.AGENTS.index(agent), planned.facts
         theirs = planned.outcome["claims"][1 - seat]
-        mine = dond_v0.rest(theirs, facts["counts"])
-        worth = dond_v0.points(mine, facts["values"][seat]) + 0.5 * dond_v0.points(theirs, facts["values"][1 - seat])
-        agreed = made.plan[dond_v0.allocations(facts["counts"]).index(mine)]
+        mine = dond_rules.rest(theirs, facts["counts"])
+        worth = dond_rules.points(mine, facts["values"][seat]) + 0.5 * dond_rules.points(
+            theirs, facts["values"][1 - seat]
+        )
+        agreed = made.plan[dond_rules.allocations(facts["counts"]).index(mine)]
         assert found["plan_0.3"] == pytest.approx((agreed * worth, agreed), abs=1e-4)
-        own = made.anchor[dond_v0.allocations(facts["counts"]).index(mine)]
+        own = made.anchor[dond_rules.allocations(facts["counts"]).index(mine)]
         assert found["anchor"] == pytest.approx((own * worth, own), abs=1e-4)
     assert compared >= 2
 
@@ -85,7 +91,7 @@ def test_human_proposals_are_read_as_they_stood(tmp_path: Path) -> None:
     views, situations = human_situations(str(write(tmp_path, test=TEST)), ENV, policy, None)
     assert [view.index for view in views] == [0, 1] and len(situations) == 2
     for view, situation in zip(views, situations, strict=True):
-        assert situation.opening == dond_v0.prompt(view.counts, view.values, 0.5, dond_v0.Style.COMPACT)
+        assert situation.opening == dond_texts.prompt(view.counts, view.values, 0.5, dond_v0.Style.COMPACT)
         assert situation.stream[-1:] == tuple(policy.tokens.format.cue)
         assert [words for _, words in situation.talk if words] == list(view.messages)
         they_proposed = view.turns[-1][0] == "THEM"

@@ -16,9 +16,9 @@ import pytest
 from omegaconf import DictConfig
 
 from experiments import train
-from experiments.cli import one_line
-from marl.config import run_folder
-from marl.errors import UserError
+from experiments.launch.overrides import one_line
+from experiments.setup.config import run_folder
+from marl.common.errors import UserError
 from tests.torture import configure, contents
 
 ROOT = Path(__file__).resolve().parents[2]

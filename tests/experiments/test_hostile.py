@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from marl.errors import UserError
+from marl.common.errors import UserError
 from tests.hostile import Kind, hostile, try_files, try_kind
 
 

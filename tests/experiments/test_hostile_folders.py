@@ -21,10 +21,17 @@ import torch
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from experiments import conditions, crossplay, evaluate, play, report, train
-from experiments.stages import stages_of
-from experiments.terminal import say
-from marl.checkpoint import (
+from experiments import evaluate, play, report, train
+from experiments.launch.terminal import say
+from experiments.setup.config import run_folder
+from experiments.setup.stages import stages_of
+from experiments.studies import conditions, crossplay
+from marl.common.errors import LONGEST, MOST, UserError, check_count, check_writable
+from marl.common.files import MOST_JSON, MOST_LINES, MOST_YAML, read_json, read_yaml, write_text
+from marl.report.games import game_view
+from marl.report.page import build_report, read_run
+from marl.report.transcripts import episode_to_json, read_episodes, render_text
+from marl.storage.checkpoint import (
     copy_folder,
     folder_digest,
     missing_files,
@@ -33,13 +40,8 @@ from marl.checkpoint import (
     save_training,
     verify_folder,
 )
-from marl.config import run_folder
-from marl.errors import LONGEST, MOST, UserError, check_count, check_writable
-from marl.files import MOST_JSON, MOST_LINES, MOST_YAML, read_json, read_yaml, write_text
-from marl.report import build_report, game_view, read_run
-from marl.runs import check_unedited, claim, nearest_run, read_settings
-from marl.tracking import JsonlTracker
-from marl.transcripts import episode_to_json, read_episodes, render_text
+from marl.storage.folder import check_unedited, claim, nearest_run, read_settings
+from marl.storage.tracking import JsonlTracker
 from tests.hostile import Accepted, composed, configure, no_work, seal
 from tests.marl.episodes import aborted_game, deal_game, meeting_game
 from tests.marl.hint import hint_policy

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from experiments import crossplay, iterations, train
-from experiments.iterations import correlation, plateau
-from marl.errors import UserError
-from marl.stats import Interval, seed_mean, wilson
+from experiments import train
+from experiments.studies import crossplay, iterations
+from experiments.studies.iterations import correlation, plateau
+from marl.common.errors import UserError
+from marl.metrics.stats import Interval, seed_mean, wilson
 from tests.composing import configure
 from tests.experiments.test_frontier import TEST
 from tests.marl.test_human_base import games_of
@@ -92,7 +93,7 @@ def test_tables_of_hand_made_runs(tmp_path: Path, capsys: pytest.CaptureFixture[
     run(tmp_path, "x-2", "alone", 0, [3, 3, 3, 4], objective=0.0)
     for seed, points in enumerate(([4, 5, 9, 9], [4, 6, 8.5, 9])):  # scores never vary
         run(tmp_path, f"x-3-{seed}", "cloned", seed, [0] * 4, -1.0, points)
-    out = collect(tmp_path, "published=experiments/dond_selfplay/published.csv", "headline=true")
+    out = collect(tmp_path, "published=experiments/results/dond_selfplay/published.csv", "headline=true")
     found = {
         (r["objective"], r["arm"], r["figure"]): Interval(float(r["mean"]), float(r["low"]), float(r["high"]), 0)
         for r in rows_of(out / "iterations_summary.csv")
@@ -133,7 +134,7 @@ def test_tables_of_hand_made_runs(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "GPT-3.5, published" in drawn and "from 300 human games, published" in drawn
     again = tmp_path / "again"  # from the data alone
     iterations.main(configure("iterations", f"data={out / 'iterations.csv'}", f"publish={again}",
-                              "published=experiments/dond_selfplay/published.csv", "headline=true"))  # fmt: skip
+                              "published=experiments/results/dond_selfplay/published.csv", "headline=true"))  # fmt: skip
     assert {path.name: path.read_bytes() for path in again.iterdir()} == {
         name: found for name, found in first.items() if name != "iterations.csv"
     }

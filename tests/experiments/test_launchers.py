@@ -20,11 +20,12 @@ from hydra import compose, initialize_config_module
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from experiments.cli import PLACE, THREADS, UsageError, Where, check_command_line, run_apart
-from experiments.evaluate import check_bf16, device_of, pick_device
-from experiments.terminal import Bar, Labelled, labelled
-from marl.config import build, run_folder
-from marl.errors import UserError
+from experiments.launch.overrides import UsageError, Where, check_command_line
+from experiments.launch.sweeps import PLACE, THREADS, run_apart
+from experiments.launch.terminal import Bar, Labelled, labelled
+from experiments.setup.config import build, run_folder
+from experiments.setup.devices import check_bf16, device_of, pick_device
+from marl.common.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 APP = """

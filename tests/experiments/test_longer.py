@@ -11,11 +11,12 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from experiments import train
-from marl.checkpoint import copy_folder, load_policy, read_card, save_policy
-from marl.config import CheckpointConfig, identity, make, plain, run_folder
-from marl.files import read_json
-from marl.longer import BEGUN_AS, Longer, Unfit, shorter_run, take_up
-from marl.pretrain import BaseConfig, ModelConfig, base_folder, base_settings
+from experiments.setup.config import identity, make, plain, run_folder
+from marl.common.files import read_json
+from marl.pretraining.base import base_folder, base_settings
+from marl.pretraining.config import BaseConfig, ModelConfig
+from marl.storage.checkpoint import CheckpointConfig, copy_folder, load_policy, read_card, save_policy
+from marl.storage.extend import BEGUN_AS, Longer, Unfit, shorter_run, take_up
 from tests.composing import configure
 from tests.experiments.test_resume import SMALL
 from tests.torture import contents
@@ -74,7 +75,7 @@ def test_a_longer_run_goes_on_from_a_shorter_one(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("marl.longer.write_text", stop)
+        patch.setattr("marl.storage.extend.write_text", stop)
         run(place, 4, *STEADY)
     check(place, STEADY, 2, short.parents[1] / "bases", capsys)
 

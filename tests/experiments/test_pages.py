@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments import cli
-from marl.stats import read_table
-from marl.wording import bounds
+from experiments.launch import command as cli
+from marl.metrics.tables import read_table
+from marl.metrics.wording import bounds
 
 ROOT = Path(__file__).parents[2]
 FIRST = [ROOT / "README.md", ROOT / "experiments/README.md"]

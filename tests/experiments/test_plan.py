@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hydra import compose, initialize_config_module
 
-from experiments import plan
-from marl.errors import UserError
+from experiments.studies import plan
+from marl.common.errors import UserError
 
 
 def planned(*overrides: str) -> None:

@@ -10,20 +10,22 @@ from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
 
 from experiments import evaluate, play
-from experiments.players import check_players, played_as, player_slots, seat_players
-from marl.agents import ModelAgent, PlayConfig
-from marl.cast import Seats, by_role
-from marl.checkpoint import save_policy
-from marl.config import make, plain
-from marl.errors import UserError
-from marl.evaluate import Metrics
-from marl.games import env_maker
-from marl.planner import SLOTS, PlannerConfig, PlanningAgent
-from marl.ppo import PPOConfig
-from marl.report import game_view
-from marl.rl_pikl import RLPiklConfig
-from marl.rollout import draw_games, rollout
-from marl.transcripts import episode_to_json
+from experiments.setup import entrants
+from experiments.setup.config import make, plain
+from experiments.setup.players import check_players, played_as, player_slots, seat_players
+from marl.agents.model import ModelAgent, PlayConfig
+from marl.algorithms.ppo import PPOConfig
+from marl.algorithms.rl_pikl import RLPiklConfig
+from marl.common.errors import UserError
+from marl.metrics.stats import Metrics
+from marl.planning.planner import SLOTS, PlannerConfig, PlanningAgent
+from marl.report.games import game_view
+from marl.report.transcripts import episode_to_json
+from marl.rollout.cast import Seats, by_role
+from marl.rollout.games import env_maker
+from marl.rollout.rollout import rollout
+from marl.rollout.seeds import draw_games
+from marl.storage.checkpoint import save_policy
 from tests.marl.models import tiny_policy
 from tests.marl.test_planner import negotiator
 
@@ -163,7 +165,7 @@ def test_reports_show_the_plan() -> None:
 def test_mistakes_are_refused_before_any_model(
     overrides: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluate, "find_base", lambda *args: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(entrants, "find_base", lambda *args: pytest.fail("a model was loaded"))
     with pytest.raises(UserError, match=message):
         evaluate.main(configure(*overrides))
 

@@ -18,9 +18,9 @@ from omegaconf import DictConfig
 
 from experiments import play
 from experiments.play import Person
-from experiments.players import in_runs
-from marl.agents import TextAgent
-from marl.errors import UserError
+from experiments.setup.players import in_runs
+from marl.agents.text import TextAgent
+from marl.common.errors import UserError
 
 
 def configure(*overrides: str) -> DictConfig:

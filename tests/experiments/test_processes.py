@@ -17,9 +17,9 @@ import pytest
 from safetensors.torch import load_file
 
 from experiments import train
-from marl.checkpoint import read_card
-from marl.config import run_folder as configured_folder
-from marl.runs import claim
+from experiments.setup.config import run_folder as configured_folder
+from marl.storage.checkpoint import read_card
+from marl.storage.folder import claim
 from tests.composing import configure
 from tests.torture import TALKING
 
@@ -128,7 +128,7 @@ def test_what_one_process_refuses_is_said_first(tmp_path: Path) -> None:
     with claim(folder, "a: 1\n"):
         code, out = finish(start_two(tmp_path))
     said, _, torchruns_own = out.partition("Traceback")
-    assert code != 0 and "is being written by another process" in said and "marl/ranks.py" not in out, out
+    assert code != 0 and "is being written by another process" in said and "marl/common/distributed.py" not in out, out
     assert "[0]:" in torchruns_own.partition("Root Cause")[2], out
 
 

@@ -14,11 +14,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments import report, train
 from experiments.report import publish, read_published, told_apart, variants
-from marl.errors import UserError
-from marl.files import joined_name
-from marl.report import Published, Run, read_run
-from marl.stats import TableRow, read_table
-from marl.transcripts import read_episodes
+from experiments.setup import select
+from marl.common.errors import UserError
+from marl.common.files import joined_name
+from marl.metrics.tables import TableRow, read_table
+from marl.report.figures import Published
+from marl.report.page import read_run
+from marl.report.runs import Run
+from marl.report.transcripts import read_episodes
 from tests.composing import BRIEF
 
 SMALL = [
@@ -278,16 +281,16 @@ def test_what_is_no_run_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixtur
         (tmp_path / name / "run.json").write_text("{}")
         if config:
             (tmp_path / name / "config.yaml").write_text(config)
-    assert [path.name for path in report.selected(tmp_path, "*")] == ["new", "old"]
+    assert [path.name for path in select.selected(tmp_path, "*")] == ["new", "old"]
     where = OmegaConf.create({"where": {"env.split": "train"}}).where
-    assert [path.name for path in report.selected(tmp_path, "*", where)] == ["new"]
+    assert [path.name for path in select.selected(tmp_path, "*", where)] == ["new"]
     assert "where.env.split: 1 runs without such a setting are left out" in capsys.readouterr().out
 
 
 def test_settings_narrow_the_selection(root: Path) -> None:
     def names(settings: dict[str, object]) -> list[str]:
         where = OmegaConf.create({"where": settings}).where
-        return [folder.name.rpartition("-")[0] for folder in report.selected(root, "tiny-*", where)]
+        return [folder.name.rpartition("-")[0] for folder in select.selected(root, "tiny-*", where)]
 
     assert names({"env.shaping": 0.2}) == ["tiny-game_only-s0"]
     assert names({"env": {"shaping": 0}, "seed": 0}) == ["tiny-full-s0", "tiny-game_only-s0"]

@@ -9,14 +9,15 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from experiments import evaluate, train
-from marl.checkpoint import load_policy, read_card, save_policy
-from marl.config import run_folder
-from marl.errors import UserError
-from marl.files import read_json
-from marl.runs import hardware
-from marl.tracking import JsonlTracker
-from marl.transcripts import read_episodes
+from experiments import train
+from experiments.setup import devices, starts
+from experiments.setup.config import run_folder
+from marl.common.errors import UserError
+from marl.common.files import read_json
+from marl.report.transcripts import read_episodes
+from marl.storage.checkpoint import load_policy, read_card, save_policy
+from marl.storage.folder import hardware
+from marl.storage.tracking import JsonlTracker
 from tests.composing import configure
 from tests.marl.models import hf_tokenizer, random_lm, save
 from tests.torture import contents
@@ -175,7 +176,7 @@ def test_other_software_or_hardware_is_told(
     stopped: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = stopped()
-    monkeypatch.setattr(train, "hardware", lambda: {**hardware(), "instructions": "AVX9"})
+    monkeypatch.setattr(starts, "hardware", lambda: {**hardware(), "instructions": "AVX9"})
     go_on(tmp_path)
     told = f"this run was begun with instructions={hardware()['instructions']}, here AVX9: its last digits"
     assert told in capsys.readouterr().out
@@ -268,9 +269,9 @@ def test_metrics_are_on_the_disk_before_a_checkpoint_counts_them(
 
 def test_threads_of_one_job_are_not_those_of_the_next() -> None:
     before = torch.get_num_threads()
-    evaluate.set_threads(before + 1)
-    evaluate.set_threads(before + 2)
+    devices.set_threads(before + 1)
+    devices.set_threads(before + 2)
     assert torch.get_num_threads() == before + 2
-    evaluate.set_threads(None)
-    evaluate.set_threads(None)
+    devices.set_threads(None)
+    devices.set_threads(None)
     assert torch.get_num_threads() == before

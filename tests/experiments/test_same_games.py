@@ -14,16 +14,18 @@ from scipy.stats import chi2_contingency, ks_2samp
 from transformers import LogitsProcessor, LogitsProcessorList, SuppressTokensLogitsProcessor
 
 from envs.core import TurnKind
-from experiments.baselines import GenerateAgent
-from experiments.measure import Stopwatch
-from experiments.workload import Script
-from marl.agents import Agent, ModelAgent, Reply, Request
-from marl.batch import collate, seats_of
-from marl.games import env_maker, game_module, scripted
-from marl.policy import Policy, tiny_lm
-from marl.pretrain import scripted_texts
-from marl.rollout import draw_games, everyone, rollout
-from marl.tokens import Tokens, train_tokenizer
+from experiments.bench.baselines import GenerateAgent
+from experiments.bench.measure import Stopwatch
+from experiments.bench.workload import Script
+from marl.agents.base import Agent, Reply, Request
+from marl.agents.model import ModelAgent
+from marl.learning.batch import collate, seats_of
+from marl.model.policy import Policy, tiny_lm
+from marl.model.tokens import Tokens, train_tokenizer
+from marl.pretraining.corpus import scripted_texts
+from marl.rollout.games import env_maker, game_module, scripted
+from marl.rollout.rollout import everyone, rollout
+from marl.rollout.seeds import draw_games
 from marl.types import Episode, Kind
 from tests.marl.models import teach
 

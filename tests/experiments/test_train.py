@@ -15,22 +15,24 @@ from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 
-from experiments import evaluate, play, report, train
-from experiments.stages import base_folder
-from marl import memory
-from marl.checkpoint import folder_digest, newest_checkpoint, read_state, save_policy
-from marl.config import Parts, build, check_read, config_hash, identity, plain, run_folder
-from marl.engine import size_of
-from marl.errors import UserError
-from marl.files import read_json
-from marl.games import env_maker
-from marl.report import read_run
-from marl.rollout import Seeds
-from marl.runs import REFERENCE, claim, nearest_run
-from marl.stats import Interval
-from marl.transcripts import read_episodes
+from experiments import evaluate, final_games, play, report, train
+from experiments.launch import show
+from experiments.setup import starts
+from experiments.setup.config import Parts, build, check_read, config_hash, identity, plain, run_folder
+from experiments.setup.stages import base_folder
+from marl.common.errors import UserError
+from marl.common.files import read_json
+from marl.decoding import memory
+from marl.decoding.probes import size_of
+from marl.metrics.stats import Interval
+from marl.metrics.wording import WORDING
+from marl.report.page import read_run
+from marl.report.transcripts import read_episodes
+from marl.rollout.games import env_maker
+from marl.rollout.seeds import Seeds
+from marl.storage.checkpoint import folder_digest, newest_checkpoint, read_state, save_policy
+from marl.storage.folder import REFERENCE, claim, nearest_run
 from marl.types import Episode
-from marl.wording import WORDING
 from tests.marl.episodes import aborted_game, deal_game, failed_game
 from tests.marl.models import CHATML, hf_tokenizer, random_lm, save, tiny_policy
 from tests.torture import LEARNED, TALKING, always
@@ -195,13 +197,13 @@ def test_an_arm_does_not_play_its_bases_games_again(
     finished: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured: list[str] = []
-    measure = train.measure
+    measure = final_games.measure
 
     def noting(cfg: DictConfig, parts: Parts, folder: Path, name: str, *rest: Any) -> None:
         measured.append(name)
         measure(cfg, parts, folder, name, *rest)
 
-    monkeypatch.setattr(train, "measure", noting)
+    monkeypatch.setattr(final_games, "measure", noting)
     cfg = configure(*SMALL, "ablation=game_only", "algo.iterations=1", f"runs={tmp_path}", f"cache={cache}")
     train.main(cfg)
     assert measured == ["trained"]
@@ -530,9 +532,9 @@ def test_terms_of_ones_own_are_in_the_line_of_an_iteration_and_the_last_table() 
     found = {"loss/own": 0.25, "loss/policy": 1.0, "game/score": 3.0, "reward/paid": -0.5, "game/win_rate/white": 0.5}
     assert train.headline(found) == "score 3.00  own 0.250  paid -0.500  white 0.500"
     conditions = {"base": {"reward/paid": Interval(0, 0, 0, 1)}, "trained": {"loss/own": Interval(0, 0, 0, 1)}}
-    assert evaluate.rows_of(conditions) == ["reward/paid", "loss/own"]
+    assert show.rows_of(conditions) == ["reward/paid", "loss/own"]
     ours = {"trained": {"loss/policy": Interval(0, 0, 0, 1), "game/score": Interval(0, 0, 0, 1)}}
-    assert evaluate.rows_of(ours) == ["game/score"]
+    assert show.rows_of(ours) == ["game/score"]
 
 
 def test_a_pretrained_model_takes_smaller_steps_than_one_from_scratch() -> None:
@@ -552,9 +554,9 @@ def test_a_pretrained_model_takes_smaller_steps_than_one_from_scratch() -> None:
 def hopeless(episodes: list[Episode], capsys: pytest.CaptureFixture[str], *overrides: str) -> str:
     """What is said of the learner's first games."""
     cfg = configure(*overrides)
-    work = train.Work(cfg, build(cfg), Path(), lambda: None, lambda: None, torch.device("cpu"))
+    work = starts.Work(cfg, build(cfg), Path(), lambda: None, lambda: None, torch.device("cpu"))
     own = [replace(e, players=dict.fromkeys(e.players, "learner")) for e in episodes]
-    train.warn_if_hopeless(work, own)
+    final_games.warn_if_hopeless(work, own)
     return capsys.readouterr().out
 
 
@@ -839,18 +841,18 @@ def test_any_causal_model_goes_through_the_same_loop(
 
 def test_a_run_that_starts_from_another_plays_other_games() -> None:
     first, then = configure("seed=3"), configure("seed=3", "init.learner=first-full-s3-*")
-    assert train.seeds_of(first) == Seeds(games=3, sampling=None, shuffling=3)
-    assert train.seeds_of(then) == train.seeds_of(configure("seed=3", "init.rival=other"))
-    assert train.seeds_of(then).games not in (3, train.seeds_of(then).sampling)
-    assert train.seeds_of(then).shuffling not in (3, None)
-    assert train.seeds_of(then) != train.seeds_of(configure("seed=4", "init.learner=first-full-s3-*"))
+    assert starts.seeds_of(first) == Seeds(games=3, sampling=None, shuffling=3)
+    assert starts.seeds_of(then) == starts.seeds_of(configure("seed=3", "init.rival=other"))
+    assert starts.seeds_of(then).games not in (3, starts.seeds_of(then).sampling)
+    assert starts.seeds_of(then).shuffling not in (3, None)
+    assert starts.seeds_of(then) != starts.seeds_of(configure("seed=4", "init.learner=first-full-s3-*"))
 
 
 def test_parts_of_training_have_seeds_of_their_own() -> None:
-    assert train.seeds_of(configure("seed=3", "seeds.sampling=0")) == Seeds(games=3, sampling=0, shuffling=3)
-    assert train.seeds_of(configure("seed=3", "seeds.games=5", "seeds.shuffling=6")) == Seeds(5, None, 6)
-    again = train.seeds_of(configure("seed=3", "seeds.sampling=0", "init.learner=first-full-s3-*"))
-    assert again.sampling not in (0, None) and again.games == train.seeds_of(
+    assert starts.seeds_of(configure("seed=3", "seeds.sampling=0")) == Seeds(games=3, sampling=0, shuffling=3)
+    assert starts.seeds_of(configure("seed=3", "seeds.games=5", "seeds.shuffling=6")) == Seeds(5, None, 6)
+    again = starts.seeds_of(configure("seed=3", "seeds.sampling=0", "init.learner=first-full-s3-*"))
+    assert again.sampling not in (0, None) and again.games == starts.seeds_of(
         configure("seed=3", "init.learner=first-full-s3-*")
     ).games  # fmt: skip
     # Null is as good as not there, so that runs of before keep their folders.
@@ -886,16 +888,16 @@ def test_each_run_of_a_chain_plays_other_games(tmp_path: Path) -> None:
         (folder / "rival" / "policy.json").write_text("{}")
         (folder / "config.yaml").write_text(OmegaConf.to_yaml(chain[-1], resolve=True))
         links = (
-            {"warm_starts": train.warm_starts(chain[-1])} if name == "c" else {}
+            {"warm_starts": starts.warm_starts(chain[-1])} if name == "c" else {}
         )  # cards of earlier versions lack it
         (folder / "run.json").write_text(json.dumps({"run": name, "figures": {}, **links}))
         chain.append(configure("seed=3", f"runs={tmp_path}", *start))
-    seeds = [train.seeds_of(cfg) for cfg in chain]
-    assert seeds[:2] == [Seeds.of(3), train.seeds_of(configure("seed=3", "init.learner=first-full-s3-*"))]
-    assert [train.warm_starts(cfg) for cfg in chain] == [0, 1, 2, 3] and len(set(seeds)) == 4
+    seeds = [starts.seeds_of(cfg) for cfg in chain]
+    assert seeds[:2] == [Seeds.of(3), starts.seeds_of(configure("seed=3", "init.learner=first-full-s3-*"))]
+    assert [starts.warm_starts(cfg) for cfg in chain] == [0, 1, 2, 3] and len(set(seeds)) == 4
     shutil.rmtree(tmp_path / "a")
     shutil.rmtree(tmp_path / "b")
-    assert train.seeds_of(configure("seed=3", "runs=elsewhere", f"init.learner={tmp_path}/c")) == seeds[-1]
+    assert starts.seeds_of(configure("seed=3", "runs=elsewhere", f"init.learner={tmp_path}/c")) == seeds[-1]
 
 
 def test_the_folder_of_a_job_is_that_of_the_run_it_starts_from(finished: Path) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from envs import dond_v0
 from envs.core import Question, TurnKind
+from envs.dond import environment as dond_environment
+from envs.dond import replies as dond_replies
+from envs.dond import rules as dond_rules
 from marl.types import Belief, Episode, Turn
 
-CONTEXT = dond_v0.Context((1, 1, 3), ((0, 1, 3), (1, 3, 2)))
+CONTEXT = dond_rules.Context((1, 1, 3), ((0, 1, 3), (1, 3, 2)))
 CANDIDATES = tuple(str(points) for points in range(11))
 
 
@@ -23,9 +25,9 @@ def spread(value: int, truth: float) -> np.ndarray:
     return probs
 
 
-def beliefs(listener: str, step: int, truths: Sequence[float], context: dond_v0.Context = CONTEXT) -> list[Belief]:
+def beliefs(listener: str, step: int, truths: Sequence[float], context: dond_rules.Context = CONTEXT) -> list[Belief]:
     """The listener's three answers, with these probabilities of the truth."""
-    partner = context.values[1 - dond_v0.AGENTS.index(listener)]
+    partner = context.values[1 - dond_environment.AGENTS.index(listener)]
     return [
         Belief(
             listener, "negotiator", step, 0,
@@ -40,8 +42,8 @@ def message(agent: str, step: int, text: str, **fields: Any) -> Turn:
     return Turn(agent, "negotiator", step, TurnKind.SPEAK, f"[message] {text} [END]", message=text, **fields)
 
 
-def propose(agent: str, step: int, claim: dond_v0.Triple, **fields: Any) -> Turn:
-    return Turn(agent, "negotiator", step, TurnKind.SPEAK, dond_v0.proposal_text(claim), **fields)
+def propose(agent: str, step: int, claim: dond_rules.Triple, **fields: Any) -> Turn:
+    return Turn(agent, "negotiator", step, TurnKind.SPEAK, dond_replies.proposal_text(claim), **fields)
 
 
 def refused(agent: str, step: int, text: str, error: str = "no tag", **fields: Any) -> Turn:
@@ -51,26 +53,26 @@ def refused(agent: str, step: int, text: str, error: str = "no tag", **fields: A
 def episode(
     turns: Sequence[Turn],
     answers: Sequence[Belief] = (),
-    claims: tuple[dond_v0.Triple | None, dond_v0.Triple | None] = (None, None),
-    context: dond_v0.Context = CONTEXT,
+    claims: tuple[dond_rules.Triple | None, dond_rules.Triple | None] = (None, None),
+    context: dond_rules.Context = CONTEXT,
     players: tuple[str, str] = ("learner", "learner"),
     how: str = "mismatch",
     seed: int = 0,
     objective: float = 1.0,
 ) -> Episode:
-    points = dond_v0.claim_points(context, claims)
-    deal = dond_v0.complementary(claims, context.counts)
+    points = dond_rules.claim_points(context, claims)
+    deal = dond_rules.complementary(claims, context.counts)
     return Episode(
         seed=seed,
-        players=dict(zip(dond_v0.AGENTS, players, strict=True)),
-        roles=dict.fromkeys(dond_v0.AGENTS, "negotiator"),
+        players=dict(zip(dond_environment.AGENTS, players, strict=True)),
+        roles=dict.fromkeys(dond_environment.AGENTS, "negotiator"),
         streams={},
         turns=tuple(turns),
         beliefs=tuple(answers),
         payments=(),
         outcome={
             "deal": deal,
-            "points": dict(zip(dond_v0.AGENTS, points, strict=True)),
+            "points": dict(zip(dond_environment.AGENTS, points, strict=True)),
             "how": "deal" if deal else how,
             "claims": claims,
         },

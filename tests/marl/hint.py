@@ -16,8 +16,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from envs.core import END, Question, TurnKind, action_space, clean, observation_space
-from marl.policy import Policy, tiny_lm
-from marl.tokens import BOS, CUE, PAD, Tokens
+from marl.model.policy import Policy, tiny_lm
+from marl.model.tokens import BOS, CUE, PAD, Tokens
 
 SEATS = ("player_0", "player_1")
 FACTS = ("red", "blue")

@@ -42,8 +42,9 @@ from transformers import (
 )
 
 from envs import dond_v0
-from marl.policy import Policy, load_lm, load_tokenizer, tiny_lm
-from marl.tokens import Tokens, train_tokenizer
+from envs.dond import texts as dond_texts
+from marl.model.policy import Policy, load_lm, load_tokenizer, tiny_lm
+from marl.model.tokens import Tokens, train_tokenizer
 
 ARCHITECTURES = ("gpt2", "llama", "qwen3")
 RECURRENT = ("mamba", "mamba2", "jamba", "falcon_h1", "lfm2", "qwen3_5")
@@ -70,7 +71,7 @@ COMPACT_TEXTS = [
     "[propose] (0 books, 1 hats, 3 balls) [END]",
 ]
 NATURAL_TEXTS = [
-    dond_v0.prompt((1, 1, 3), (0, 1, 3), 1.0, dond_v0.Style.NATURAL),
+    dond_texts.prompt((1, 1, 3), (0, 1, 3), 1.0, dond_v0.Style.NATURAL),
     "Partner: I would like 2 hats and 1 book.\nError: Start your reply with [message] or [propose].\n",
     "The game is over: a deal. You get 9 points, your partner gets 4.\n",
     "How many points is one book worth to your partner? 0 1 2 3 4 5 6 7 8 9 10 system user assistant model",
@@ -79,7 +80,7 @@ NATURAL_TEXTS = [
 
 
 @cache
-def small_tokens(keep: tuple[str, ...] = dond_v0.COMPACT_TOKENS) -> Tokens:
+def small_tokens(keep: tuple[str, ...] = dond_texts.COMPACT_TOKENS) -> Tokens:
     """The tokenizer that a small model is trained with, in few tokens."""
     return Tokens(train_tokenizer(COMPACT_TEXTS, keep, 512))
 

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marl.advantages import Credit, add_advantages, gae
-from marl.batch import collate, seats_of
-from marl.errors import UserError
+from marl.common.errors import UserError
+from marl.learning.advantages import Credit, add_advantages, gae
+from marl.learning.batch import collate, seats_of
 from marl.types import Episode, TokenBatch, Turn
 from tests.marl.batches import chose, proposed, said, talk, three_turns
 

@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from envs.core import END, Question, TurnKind
-from marl.agents import ModelAgent, ModelSeat, Player, Reply, Request, TextAgent
-from marl.engine import size_of
-from marl.errors import UserError
-from marl.policy import Policy
+from marl.agents.base import Player, Reply, Request
+from marl.agents.model import ModelAgent, ModelSeat
+from marl.agents.text import TextAgent
+from marl.common.errors import UserError
+from marl.decoding.probes import size_of
+from marl.model.policy import Policy
 from marl.types import Kind, Stream
 from tests.marl.models import CHATML, hf_policy, precise, small_tokens, tiny_policy
 

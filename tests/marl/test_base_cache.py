@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from marl import pretrain
-from marl.checkpoint import make_once, verify_folder
-from marl.errors import UserError
-from marl.pretrain import BaseConfig, ModelConfig, base_policy
-from marl.rollout import Game, draw_games
+from marl.common.errors import UserError
+from marl.pretraining import corpus
+from marl.pretraining.base import base_policy
+from marl.pretraining.config import BaseConfig, ModelConfig
+from marl.rollout.seeds import Game, draw_games
+from marl.storage.checkpoint import make_once, verify_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = {"vocab_size": 700, "hidden_size": 16, "layers": 1, "heads": 2, "intermediate_size": 16, "context": 1024}
@@ -51,8 +52,8 @@ def few(*path: int, count: int) -> list[Game]:
 def test_one_process_trains_the_base_and_another_waits(
     dies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pretrain, "CHUNK", 20)
-    monkeypatch.setattr(pretrain, "draw_games", few)
+    monkeypatch.setattr(corpus, "CHUNK", 20)
+    monkeypatch.setattr(corpus, "draw_games", few)
     cache, go = tmp_path / "cache", tmp_path / "go"
     other = subprocess.Popen(
         [sys.executable, "-c", OTHER, str(cache), str(go)], cwd=ROOT, stdout=subprocess.PIPE, text=True

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from marl.batch import collate, seats_of
+from marl.learning.batch import collate, seats_of
 from marl.types import BY_TOKEN, Episode, Kind, Planned, TokenBatch
 from tests.marl.batches import chose, said, talk, three_turns
 

@@ -12,26 +12,30 @@ import pytest
 import torch
 from torch import Tensor
 
-from marl.agents import Agent, Key, ModelAgent, Reply, Request, TextAgent
-from marl.cast import Seats, by_role, learners_of, places, players_of
-from marl.checkpoint import optimizer_tensors
-from marl.config import EvalConfig, cast_of
-from marl.errors import UserError
-from marl.games import env_maker, scripted
+from experiments.setup.config import EvalConfig, cast_of
+from marl.agents.base import Agent, Key, Reply, Request
+from marl.agents.model import ModelAgent
+from marl.agents.text import TextAgent
+from marl.algorithms.ppo import PPOConfig, train_ppo
+from marl.common.errors import UserError
+from marl.learning.config import UpdateConfig
+from marl.learning.update import Learner, make_optimizer
 from marl.losses import Loss
 from marl.losses.kl import KLLoss
 from marl.losses.listening import ListeningLoss
 from marl.losses.policy import PolicyLoss
 from marl.losses.value import ValueLoss
-from marl.monitor import Progress
-from marl.policy import Policy
-from marl.ppo import PPOConfig, train_ppo
+from marl.metrics.training import Progress
+from marl.model.policy import Policy
 from marl.rewards import Reward
 from marl.rewards.game import GameReward
 from marl.rewards.speaking import SpeakingReward
-from marl.rollout import GAMES, Game, Seeds, draw_games, rollout
+from marl.rollout.cast import Seats, by_role, learners_of, places, players_of
+from marl.rollout.games import env_maker, scripted
+from marl.rollout.rollout import rollout
+from marl.rollout.seeds import GAMES, Game, Seeds, draw_games
+from marl.storage.checkpoint import optimizer_tensors
 from marl.types import Belief, Episode, Stream
-from marl.update import Learner, UpdateConfig, make_optimizer
 from tests.marl.hint import Hint, hint_policy
 
 DOND = env_maker({"game": "dond", "style": "compact"})

@@ -17,15 +17,18 @@ from typing import Any
 import pytest
 
 from envs import among_us_v0, dond_v0
+from envs.among_us import texts as among_us_texts
 from envs.core import Style
-from envs.dond_v0 import parse_prompt, proposal_text
-from marl.chat import Answer, Answers, ChatAgent, ChatConfig, Endpoint, Lost, read_answer
-from marl.completion import without_thoughts
-from marl.errors import UserError
-from marl.games import scripted
-from marl.rollout import draw_games, everyone, rollout
-from marl.secrets import hidden
-from marl.transcripts import episode_to_json
+from envs.dond.replies import proposal_text
+from envs.dond.texts import parse_prompt
+from marl.agents.chat import Answers, ChatAgent, ChatConfig, Endpoint
+from marl.agents.completion import Answer, Lost, read_answer, without_thoughts
+from marl.common.errors import UserError
+from marl.common.secrets import hidden
+from marl.report.transcripts import episode_to_json
+from marl.rollout.games import scripted
+from marl.rollout.rollout import everyone, rollout
+from marl.rollout.seeds import draw_games
 from marl.types import Episode
 
 pytest.importorskip("openai")
@@ -575,7 +578,7 @@ def test_choices_are_answered_by_number(serve: Callable[[Answering], Server]) ->
     (episode,) = rollout(draw_games(0, count=1), cast, lambda: env, 1)
     own = [t for t in episode.turns if t.agent == "player_0"]
     assert own and not any(t.error for t in own) and not agent.lost
-    assert {t.text for t in own} <= set(among_us_v0.OPTION[Style.NATURAL].values())
+    assert {t.text for t in own} <= set(among_us_texts.OPTION[Style.NATURAL].values())
     assert "You play Among Us on a grid of rooms" in server.asked[0]["messages"][0]["content"]
 
 

@@ -17,9 +17,31 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from marl.advantages import Credit
-from marl.cast import Seats
-from marl.checkpoint import (
+from marl.algorithms.filtered_bc import FilteredBCConfig, train_filtered_bc
+from marl.algorithms.ppo import PPOConfig, train_ppo
+from marl.common.errors import UserError
+from marl.common.files import read_json, write_json
+from marl.learning.advantages import Credit
+from marl.learning.config import UpdateConfig
+from marl.learning.update import Learner
+from marl.losses import Loss
+from marl.losses.entropy import EntropyLoss
+from marl.losses.imitation import ImitationLoss
+from marl.losses.kl import KLLoss
+from marl.losses.listening import ListeningLoss
+from marl.losses.policy import PolicyLoss
+from marl.losses.value import ValueLoss
+from marl.metrics.tables import TableRow, read_table, write_table
+from marl.metrics.training import Progress
+from marl.model.optim import OPTIMIZERS, Optimizer
+from marl.model.policy import Policy, load_config, load_lm, load_tokenizer
+from marl.report.page import read_run
+from marl.rewards import Reward
+from marl.rewards.game import GameReward
+from marl.rewards.speaking import SpeakingReward
+from marl.rollout.cast import Seats
+from marl.rollout.seeds import Seeds
+from marl.storage.checkpoint import (
     checkpoints_in,
     copy_folder,
     folder_digest,
@@ -36,30 +58,9 @@ from marl.checkpoint import (
     verify_folder,
     write_folder,
 )
-from marl.errors import UserError
-from marl.files import read_json, write_json
-from marl.filtered_bc import FilteredBCConfig, train_filtered_bc
-from marl.losses import Loss
-from marl.losses.entropy import EntropyLoss
-from marl.losses.imitation import ImitationLoss
-from marl.losses.kl import KLLoss
-from marl.losses.listening import ListeningLoss
-from marl.losses.policy import PolicyLoss
-from marl.losses.value import ValueLoss
-from marl.monitor import Progress
-from marl.optim import OPTIMIZERS, Optimizer
-from marl.policy import Policy, load_config, load_lm, load_tokenizer
-from marl.ppo import PPOConfig, train_ppo
-from marl.report import read_run
-from marl.rewards import Reward
-from marl.rewards.game import GameReward
-from marl.rewards.speaking import SpeakingReward
-from marl.rollout import Seeds
-from marl.runs import finished_run, read_run_card, read_settings, run_settings
-from marl.stats import TableRow, read_table, write_table
-from marl.tracking import JsonlTracker, read_metrics
+from marl.storage.folder import finished_run, read_run_card, read_settings, run_settings
+from marl.storage.tracking import JsonlTracker, read_metrics
 from marl.types import Episode
-from marl.update import Learner, UpdateConfig
 from tests.marl.hint import Hint, hint_policy
 from tests.marl.models import hf_policy, tiny_policy
 

@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from marl.compute import GAMES, PASSES, at_equal_compute, learned_tokens, token_passes
+from marl.learning.config import UpdateConfig
+from marl.learning.update import update
 from marl.losses import Loss
 from marl.losses.kl import KLLoss
 from marl.losses.listening import ListeningLoss
 from marl.losses.policy import PolicyLoss
-from marl.policy import Policy, tiny_lm
-from marl.report import Run, over_compute
-from marl.tokens import Tokens
+from marl.metrics.compute import GAMES, PASSES, at_equal_compute, learned_tokens, token_passes
+from marl.model.policy import Policy, tiny_lm
+from marl.model.tokens import Tokens
+from marl.report.runs import Run, over_compute
 from marl.types import Kind, TokenBatch
-from marl.update import UpdateConfig, update
 from tests.marl.test_renaming import batch, seeded, tokens  # noqa: F401  fixtures
 
 Row = dict[str, Any]

@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from marl.checkpoint import load_policy, read_card, save_policy
-from marl.errors import UserError
-from marl.policy import Policy, check_finite, load_config, load_lm, load_tokenizer, pretrained, read_tensors
+from marl.common.errors import UserError
+from marl.model.policy import Policy, check_finite, load_config, load_lm, load_tokenizer, pretrained, read_tensors
+from marl.storage.checkpoint import load_policy, read_card, save_policy
 from tests.marl.models import CHATML, hf_tokenizer, random_lm, save, tiny_policy
 from tests.marl.test_checkpoint import same, seal
 

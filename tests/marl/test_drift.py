@@ -11,18 +11,20 @@ import torch
 
 from envs import dond_v0
 from envs.core import END
-from envs.dond_v0 import MESSAGE
-from marl.drift import distinct_ngrams, likelihood, retold, speech_likelihood, talk_drift
-from marl.games import scripted
-from marl.negotiation import read_talk, talk_of
-from marl.policy import Policy
-from marl.rollout import draw_games, everyone, rollout
-from marl.transcripts import episode_to_json
+from envs.dond import environment as dond_environment
+from envs.dond.replies import MESSAGE
+from marl.metrics.drift import distinct_ngrams, likelihood, retold, speech_likelihood, talk_drift
+from marl.metrics.negotiation import read_talk, talk_of
+from marl.model.policy import Policy
+from marl.report.transcripts import episode_to_json
+from marl.rollout.games import scripted
+from marl.rollout.rollout import everyone, rollout
+from marl.rollout.seeds import draw_games
 from marl.types import Episode
 from tests.marl.models import tiny_policy
 
 
-def compact() -> dond_v0.DealOrNoDeal:
+def compact() -> dond_environment.DealOrNoDeal:
     return dond_v0.parallel_env(style="compact")
 
 
@@ -103,7 +105,7 @@ class Mute:
 
     def act(self, requests):  # type: ignore[no-untyped-def]
         from envs.core import TurnKind
-        from marl.agents import Reply
+        from marl.agents.base import Reply
 
         return [Reply(r.key, f"hm {END}") for r in requests if r.turn != TurnKind.WAIT]
 

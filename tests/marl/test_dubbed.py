@@ -9,13 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from envs import among_us_v0
+from envs.among_us import environment as among_us_environment
+from envs.among_us import texts as among_us_texts
 from envs.core import END, TurnKind
-from marl.agents import SILENCE, Agent, Dubbed, ModelAgent
-from marl.errors import UserError
-from marl.games import env_maker
-from marl.policy import Policy, tiny_lm
-from marl.rollout import draw_games, rollout
+from marl.agents.base import Agent
+from marl.agents.dubbed import SILENCE, Dubbed
+from marl.agents.model import ModelAgent
+from marl.common.errors import UserError
+from marl.model.policy import Policy, tiny_lm
+from marl.rollout.games import env_maker
+from marl.rollout.rollout import rollout
+from marl.rollout.seeds import draw_games
 from marl.types import Episode, Kind
 from tests.marl.models import hf_policy, precise, small_tokens, with_critic
 
@@ -28,7 +32,7 @@ STYLES = ("compact", "natural")
 @cache
 def policy(seed: int) -> Policy:
     """Words of the game, weights from the seed, logits several nats apart; in float64, so that games are comparable."""
-    tokens = small_tokens(among_us_v0.COMPACT_TOKENS)
+    tokens = small_tokens(among_us_texts.COMPACT_TOKENS)
     lm = tiny_lm(tokens.size, hidden_size=32, layers=2, intermediate_size=64, context=1024, generator_seed=seed)
     with torch.no_grad():
         for weight in lm.parameters():
@@ -42,7 +46,7 @@ def model(policy: Policy, name: str = "learner") -> ModelAgent:
 
 
 def play(crew: Agent, imposter: Agent, make_env: object = COMPACT, games: int = 5) -> list[Episode]:
-    def cast(game: object, env: among_us_v0.AmongUs) -> dict[str, Agent]:
+    def cast(game: object, env: among_us_environment.AmongUs) -> dict[str, Agent]:
         return {a: imposter if a in env.facts["imposters"] else crew for a in env.possible_agents}
 
     return rollout(GAMES[:games], cast, make_env, 5)  # type: ignore[arg-type]

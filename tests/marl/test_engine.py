@@ -31,24 +31,15 @@ from transformers import (
     RwkvForCausalLM,
 )
 
-from marl import kernels
-from marl.agents import ModelAgent
-from marl.engine import (
-    READ_BUDGET,
-    Desk,
-    Engine,
-    SlotLayer,
-    StateLayer,
-    doubling_sums,
-    goes_on,
-    read_budget,
-    size_of,
-    slowness,
-    uniforms,
-)
-from marl.errors import UserError
-from marl.policy import Policy, half
-from marl.ragged import Rows, group_of, split
+from marl.agents.model import ModelAgent
+from marl.common.errors import UserError
+from marl.decoding.cache import READ_BUDGET, Desk, SlotLayer, StateLayer
+from marl.decoding.engine import Engine
+from marl.decoding.probes import goes_on, read_budget, size_of, slowness
+from marl.decoding.sampling import doubling_sums, uniforms
+from marl.kernels import cpu as kernels
+from marl.kernels.ragged import Rows, group_of, split
+from marl.model.policy import Policy, half
 from tests.marl.models import ARCHITECTURES, RECURRENT, hf_policy, precise, random_lm, small_tokens, tiny_policy
 
 CONTEXT = 48
@@ -183,7 +174,7 @@ def test_passes_in_bfloat16_are_filled_up_with_tokens_that_are_nobodys(
         policy = half(policies[name])
         rows, found, sizes = streams(policy, [CONTEXT, 1, 17, 30, 5]), [], []
         for more in (0, 7):
-            monkeypatch.setattr("marl.engine.round_up", lambda count, more=more: count + more)
+            monkeypatch.setattr("marl.decoding.engine.round_up", lambda count, more=more: count + more)
             engine, read = Engine(policy, 6, CONTEXT, policies[name].lm), []
             hook = policy.lm.get_input_embeddings().register_forward_hook(
                 lambda _, args, out, read=read: read.append(args[0].shape[1])
@@ -608,7 +599,7 @@ def write(policy: Policy, prompts: list[list[int]], seeds: list[int], n: int) ->
 def test_several_steps_at_once_sample_what_single_ones_do(
     name: str, few_shapes: bool, policies: dict[str, Policy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("marl.engine.STRETCH", 8)
+    monkeypatch.setattr("marl.decoding.engine.STRETCH", 8)
     policy, steps, slots = precise(policies[name]), 6, [4, 0, 1]
     monkeypatch.setattr(policy.tokens, "may_end", frozenset(range(0, policy.tokens.size, 4)))  # often, and no real end
     read = dict(zip(slots, streams(policy, [3, 9, 5]), strict=True))

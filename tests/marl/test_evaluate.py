@@ -10,27 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs import dond_v0
 from envs.core import TurnKind
-from marl.evaluate import (
-    among_us_metrics,
-    belief_by_message,
-    belief_metrics,
-    belief_table,
-    conditions_from_json,
-    dond_metrics,
-    effective_number,
-    error_metrics,
-    evaluation_to_json,
-    exact_prior,
-    grade,
-    metrics,
-    speech_metrics,
-    talk_metrics,
-    vocabulary,
-)
-from marl.monitor import episode_metrics
-from marl.stats import Interval, wilson
+from envs.dond import environment as dond_environment
+from envs.dond import rules as dond_rules
+from marl.metrics.beliefs import belief_by_message, belief_metrics, belief_table, exact_prior, grade
+from marl.metrics.evaluation import conditions_from_json, error_metrics, evaluation_to_json, metrics, speech_metrics
+from marl.metrics.games import among_us_metrics, dond_metrics
+from marl.metrics.stats import Interval, wilson
+from marl.metrics.talk import effective_number, talk_metrics, vocabulary
+from marl.metrics.training import episode_metrics
 from marl.types import Payment, Turn
 from tests.marl.episodes import (
     CONTEXT,
@@ -119,9 +107,9 @@ def test_points_by_player() -> None:
 def test_random_complementary_deals_match_the_known_rates() -> None:
     """Uniform deals over all contexts' allocations: mean 5.0 points, by symmetry exactly."""
     games = [
-        episode([], claims=(claim, dond_v0.rest(claim, context.counts)), context=context)
-        for context in dond_v0.contexts()[::40]
-        for claim in dond_v0.allocations(context.counts)
+        episode([], claims=(claim, dond_rules.rest(claim, context.counts)), context=context)
+        for context in dond_rules.contexts()[::40]
+        for claim in dond_rules.allocations(context.counts)
     ]
     found = means(dond_metrics(games, 0.0, rng()))
     assert found["game/points"] == pytest.approx(5.0)
@@ -232,11 +220,11 @@ def test_uniform_beliefs_have_the_grades_of_chance(answer: int) -> None:
 
 def test_exact_prior_is_of_the_right_item_and_seat() -> None:
     game = deal_game()
-    for seat, agent in enumerate(dond_v0.AGENTS):
+    for seat, agent in enumerate(dond_environment.AGENTS):
         for item, belief in enumerate(beliefs(agent, 0, [0.1] * 3)):
             prior = exact_prior(game, agent, belief.question)
             assert prior is not None
-            assert np.array_equal(prior, dond_v0.prior(CONTEXT.counts, CONTEXT.values[seat])[item])
+            assert np.array_equal(prior, dond_rules.prior(CONTEXT.counts, CONTEXT.values[seat])[item])
     with pytest.raises(AssertionError):  # the other player's question: the answer does not fit
         exact_prior(game, "player_0", beliefs("player_1", 0, [0.1] * 3)[0].question)
     assert exact_prior(imposter_game(), "Lime", imposter_game().beliefs[0].question) is None
@@ -245,7 +233,7 @@ def test_exact_prior_is_of_the_right_item_and_seat() -> None:
 def prior_log_loss() -> float:
     """Mean over both players and three items, straight from the game's prior."""
     losses = [
-        -math.log(dond_v0.prior(CONTEXT.counts, CONTEXT.values[seat])[item, CONTEXT.values[1 - seat][item]])
+        -math.log(dond_rules.prior(CONTEXT.counts, CONTEXT.values[seat])[item, CONTEXT.values[1 - seat][item]])
         for seat in (0, 1)
         for item in range(3)
     ]

@@ -15,19 +15,30 @@ from hypothesis import strategies as st
 
 from envs import dond_v0
 from envs.core import TurnKind
-from marl.agents import TextAgent
-from marl.batch import collate, seats_of
-from marl.cast import Seats
-from marl.errors import UserError
-from marl.filtered_bc import FilteredBCConfig, keep_records, seat_reward, select, train_filtered_bc, without_errors
+from envs.dond import environment as dond_environment
+from marl.agents.text import TextAgent
+from marl.algorithms.filtered_bc import (
+    FilteredBCConfig,
+    keep_records,
+    seat_reward,
+    select,
+    train_filtered_bc,
+    without_errors,
+)
+from marl.common.errors import UserError
+from marl.learning.batch import collate, seats_of
+from marl.learning.config import UpdateConfig
+from marl.learning.forward import forward
+from marl.learning.update import Learner
 from marl.losses.imitation import ImitationLoss
-from marl.monitor import Progress
-from marl.policy import Policy
+from marl.metrics.training import Progress
+from marl.model.policy import Policy
+from marl.model.tokens import Tokens
 from marl.rewards.game import GameReward
-from marl.rollout import Game, Seeds, everyone, rollout
-from marl.tokens import Tokens
+from marl.rollout.cast import Seats
+from marl.rollout.rollout import everyone, rollout
+from marl.rollout.seeds import Game, Seeds
 from marl.types import Episode, Kind, Payment, Turn
-from marl.update import Learner, UpdateConfig, forward
 from tests.marl.episodes import episode
 from tests.marl.hint import Hint, hint_policy
 from tests.marl.models import CHATML, hf_tokenizer, small_tokens
@@ -61,18 +72,18 @@ def test_the_other_filters() -> None:
 def paid(rewards: tuple[float, float], deal: bool = True) -> Episode:
     """A game that paid its two players this, in two instalments."""
     claims = ((1, 1, 0), (0, 0, 3)) if deal else ((0, 0, 3), (0, 0, 3))
-    halves = [Payment(a, s, r / 2) for s in (0, 5) for a, r in zip(dond_v0.AGENTS, rewards, strict=True)]
+    halves = [Payment(a, s, r / 2) for s in (0, 5) for a, r in zip(dond_environment.AGENTS, rewards, strict=True)]
     return replace(episode([], claims=claims), payments=tuple(halves))
 
 
 def chosen(games: Sequence[Episode], keep: str, competitive: bool = False) -> list[tuple[int, str]]:
-    seats = [(g, a) for a in dond_v0.AGENTS for g in games]
+    seats = [(g, a) for a in dond_environment.AGENTS for g in games]
     return [(next(i for i, g in enumerate(games) if g is e), a) for e, a in select(seats, keep, competitive)]
 
 
 def test_seats_are_selected_by_what_they_were_paid() -> None:
     games = [paid((0, 0), deal=False), paid((5, 5)), paid((8, 2))]
-    assert [seat_reward(games[2], a) for a in dond_v0.AGENTS] == [8, 2]
+    assert [seat_reward(games[2], a) for a in dond_environment.AGENTS] == [8, 2]
     assert chosen(games, "above_mean") == [(1, "player_0"), (2, "player_0"), (1, "player_1")]
     assert chosen(games, "nonzero") == [(1, "player_0"), (2, "player_0"), (1, "player_1"), (2, "player_1")]
     assert len(chosen(games, "all")) == 6 and select([], "above_mean", False) == []
@@ -118,8 +129,8 @@ class Reader:
 
 def record(replies: Sequence[tuple[str, str]], tokens: Tokens, style: str) -> Episode:
     """The game in which the players say this, as the real game and the real recorder see it."""
-    lines = {agent: [text for a, text in replies if a == agent] for agent in dond_v0.AGENTS}
-    agent = TextAgent("learner", lambda seed, role: Reader(lines[dond_v0.AGENTS[seed % 16]]), tokens)
+    lines = {agent: [text for a, text in replies if a == agent] for agent in dond_environment.AGENTS}
+    agent = TextAgent("learner", lambda seed, role: Reader(lines[dond_environment.AGENTS[seed % 16]]), tokens)
     (played,) = rollout([Game(1, START)], everyone(agent), lambda: dond_v0.parallel_env(style=style), 1)
     assert len(played.turns) == len(replies)
     return played
@@ -161,7 +172,7 @@ def test_a_game_with_errors_becomes_the_game_without(name: str) -> None:
     errors = [BAD[:1], (), (BAD[1], BAD[3]), (BAD[2],)]
     dirty = record(with_errors(errors), tokens, style)
     assert [bool(t.error) for t in dirty.turns] == [True, False, False, True, True, False, True, False]
-    for agent in dond_v0.AGENTS:
+    for agent in dond_environment.AGENTS:
         assert len(dirty.streams[agent]) > len(clean.streams[agent])
         cut, same = without_errors((dirty, agent))
         assert same == agent
@@ -174,7 +185,7 @@ def test_a_game_with_errors_becomes_the_game_without(name: str) -> None:
 def test_any_errors_anywhere(errors: list[list[str]]) -> None:
     tokens, style = tokens_of("small")
     clean, dirty = record(CLEAN, tokens, style), record(with_errors(errors), tokens, style)
-    for agent in dond_v0.AGENTS:
+    for agent in dond_environment.AGENTS:
         check_same(without_errors((dirty, agent))[0], clean, agent)
 
 

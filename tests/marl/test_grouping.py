@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marl.grouping import cheapest_groups, even_groups
+from marl.kernels.packing import cheapest_groups, even_groups
 
 
 def cost(groups: Sequence[Sequence[int]], budget: float, overhead: float) -> float:

@@ -12,13 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from envs.dond_v0 import Context, in_test
-from marl.batch import collate
-from marl.errors import UserError
+from envs.dond.rules import Context, in_test
+from marl.common.errors import UserError
+from marl.learning.batch import collate
 from marl.losses import Outputs
 from marl.losses.claim import ClaimLoss
-from marl.pretrain import BaseConfig, Recorded, dropout, held_out_figures, recorded, variants
-from marl.tokens import PAD, Tokens, train_tokenizer
+from marl.model.policy import dropout
+from marl.model.tokens import PAD, Tokens, train_tokenizer
+from marl.pretraining.config import BaseConfig
+from marl.pretraining.corpus import Recorded, recorded, variants
+from marl.pretraining.fit import held_out_figures
 from tests.marl.models import COMPACT_TEXTS, tiny_policy
 from tests.marl.test_human_dond import CLASH, CLASH_AS_PARTNER, LOST, write
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from envs.dond_v0 import Context, DealOrNoDeal, contexts, parallel_env, pareto_optimal, rest
-from marl.agents import TextAgent
-from marl.human_dond import (
+from envs.dond.environment import DealOrNoDeal
+from envs.dond.rules import Context, contexts, pareto_optimal, rest
+from envs.dond_v0 import parallel_env
+from envs.human_dond import (
     HumanEnding,
     HumanView,
     NotReplayable,
@@ -20,8 +21,10 @@ from marl.human_dond import (
     replay,
     replay_all,
 )
-from marl.rollout import Game, rollout
-from marl.scripted.dond import understand
+from marl.agents.scripted.dond_language import understand
+from marl.agents.text import TextAgent
+from marl.rollout.rollout import rollout
+from marl.rollout.seeds import Game
 
 DATA = Path(os.environ.get("DOND_DATA", Path(__file__).resolve().parents[2] / "../shared/data/dond"))
 needs_data = pytest.mark.skipif(

@@ -21,11 +21,24 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, GemmaConfig, GemmaForCausalLM, GPTNeoConfig
 
-from marl import kernels
-from marl.errors import UserError
-from marl.kernels import BUILDS, Linear, Norm, attend, attend_rows, best, learns, load, norm, product, quicken, takes
-from marl.policy import tiny_lm
-from marl.varlen import _COMPILED, compiled, varlen
+from marl.common.errors import UserError
+from marl.kernels import cpu as kernels
+from marl.kernels.cpu import (
+    BUILDS,
+    Linear,
+    Norm,
+    attend,
+    attend_rows,
+    best,
+    learns,
+    load,
+    norm,
+    product,
+    quicken,
+    takes,
+)
+from marl.kernels.varlen import _COMPILED, compiled, varlen
+from marl.model.policy import tiny_lm
 from tests.marl.models import ARCHITECTURES, RECURRENT, random_lm
 
 BUILT = [name for name in BUILDS if load(name) is not None]
@@ -512,7 +525,7 @@ def test_norms_are_the_models_own_where_nothing_is_compiled_for_them(monkeypatch
 def calls_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """To which each call of `attend_rows` in a model adds one."""
     calls: list[int] = []
-    monkeypatch.setattr("marl.varlen.attend_rows", lambda *given: calls.append(1) or attend_rows(*given))
+    monkeypatch.setattr("marl.kernels.varlen.attend_rows", lambda *given: calls.append(1) or attend_rows(*given))
     return calls
 
 

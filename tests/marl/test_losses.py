@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from marl.batch import collate
-from marl.config import terms
-from marl.errors import UserError
+from experiments.setup.config import terms
+from marl.common.errors import UserError
+from marl.learning.batch import collate
 from marl.losses import READS, Loss, Outputs
 from marl.losses.entropy import EntropyLoss
 from marl.losses.imitation import ImitationLoss

@@ -25,13 +25,10 @@ from transformers import (
     StableLmConfig,
 )
 
-from marl import kernels, memory
-from marl.batch import collate, seats_of
-from marl.engine import SlotLayer, one_pass, read_budget, size_of, slot_cache
-from marl.errors import UserError
-from marl.losses.entropy import EntropyLoss
-from marl.losses.policy import PolicyLoss
-from marl.memory import (
+from marl.common.errors import UserError
+from marl.decoding import memory
+from marl.decoding.cache import SlotLayer, slot_cache
+from marl.decoding.memory import (
     GIB,
     MIB,
     Alive,
@@ -47,8 +44,15 @@ from marl.memory import (
     sparing,
     system_memory,
 )
-from marl.policy import Policy, tiny_config, tiny_lm
-from marl.update import UpdateConfig, update
+from marl.decoding.passes import one_pass
+from marl.decoding.probes import read_budget, size_of
+from marl.kernels import cpu as kernels
+from marl.learning.batch import collate, seats_of
+from marl.learning.config import UpdateConfig
+from marl.learning.update import update
+from marl.losses.entropy import EntropyLoss
+from marl.losses.policy import PolicyLoss
+from marl.model.policy import Policy, tiny_config, tiny_lm
 from tests.marl.batches import said, talk
 from tests.marl.models import RECURRENT, random_lm, small_tokens
 
@@ -272,7 +276,7 @@ def test_what_is_freed_in_a_rollout_goes_back_at_once() -> None:
     """Every other of 40 blocks of 8 MiB, in a process of its own that has freed a larger one: its C library keeps what
     lies between those that live. Afterwards it does so again."""
     work = (
-        "import torch\nfrom experiments.measure import _status\nfrom marl.memory import give_back, sparing\n"
+        "import torch\nfrom experiments.bench.measure import _status\nfrom marl.decoding.memory import give_back, sparing\n"
         "def held():\n"
         "    give_back()\n    before = _status('VmRSS')\n"
         "    blocks = [torch.ones(1 << 21) for _ in range(40)]\n    del blocks[::2]\n"

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from envs.core import TurnKind
-from marl.evaluate import metrics
-from marl.games import env_maker, scripted
-from marl.monitor import episode_metrics
-from marl.rollout import draw_games, everyone, rollout
+from marl.metrics.evaluation import metrics
+from marl.metrics.training import episode_metrics
+from marl.rollout.games import env_maker, scripted
+from marl.rollout.rollout import everyone, rollout
+from marl.rollout.seeds import draw_games
 from tests.marl.batches import PLANNED
 from tests.marl.episodes import ejection_game, meeting_game
 

@@ -11,13 +11,16 @@ import pytest
 
 from envs import dond_v0
 from envs.core import END
-from envs.dond_v0 import Triple, proposal_text, rest
-from marl.games import scripted
-from marl.human_dond import HumanEnding, HumanView, read_split
-from marl.negotiation import Line, Talk, explicit, human_talk, inverted_figures, read_talk, talk_of, told_values
-from marl.rollout import draw_games, everyone, rollout
-from marl.scripted.dond import understand
-from marl.transcripts import episode_to_json
+from envs.dond import replies as dond_replies
+from envs.dond.replies import proposal_text
+from envs.dond.rules import Triple, rest
+from envs.human_dond import HumanEnding, HumanView, read_split
+from marl.agents.scripted.dond_language import understand
+from marl.metrics.negotiation import Line, Talk, explicit, human_talk, inverted_figures, read_talk, talk_of, told_values
+from marl.report.transcripts import episode_to_json
+from marl.rollout.games import scripted
+from marl.rollout.rollout import everyone, rollout
+from marl.rollout.seeds import draw_games
 from marl.types import Episode
 
 DATA = Path(os.environ.get("DOND_DATA", Path(__file__).resolve().parents[2] / "../shared/data/dond"))
@@ -154,8 +157,8 @@ def with_claims_turned(episode: Episode) -> Episode:
     turns = []
     for turn in episode.turns:
         if not turn.message and not turn.error:
-            claim = dond_v0.parse_reply(turn.text, counts, False, 1)
-            assert isinstance(claim, dond_v0.Proposal)
+            claim = dond_replies.parse_reply(turn.text, counts, False, 1)
+            assert isinstance(claim, dond_replies.Proposal)
             turn = dataclasses.replace(turn, text=f"{proposal_text(rest(claim.claim, counts))} {END}")
         turns.append(turn)
     return dataclasses.replace(episode, turns=tuple(turns))

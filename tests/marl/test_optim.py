@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from marl.optim import Muon, MuonAndAdamW, orthogonal
-from marl.policy import Policy
+from marl.model.optim import Muon, MuonAndAdamW, orthogonal
+from marl.model.policy import Policy
 from tests.marl.models import random_lm, small_tokens
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan 2024

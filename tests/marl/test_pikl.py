@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 from scipy.optimize import root
 
-from envs.dond_v0 import Context, Triple, allocations, claim_points, complementary
-from marl.errors import UserError
-from marl.pikl import (
+from envs.dond.rules import Context, Triple, allocations, claim_points, complementary
+from marl.common.errors import UserError
+from marl.planning.pikl import (
     Floats,
     Ints,
     Settings,

@@ -16,13 +16,20 @@ import pytest
 import torch
 
 from envs import among_us_v0, dond_v0
+from envs.among_us import texts as among_us_texts
 from envs.core import END, Question, TurnKind
-from marl import pikl
-from marl.agents import Agent, ModelAgent, PlayConfig, Request, TextAgent
-from marl.batch import collate, seats_of
-from marl.errors import UserError
-from marl.games import env_maker, scripted
-from marl.planner import (
+from envs.dond import environment as dond_environment
+from envs.dond import replies as dond_replies
+from envs.dond import rules as dond_rules
+from envs.dond import texts as dond_texts
+from marl.agents.base import Agent, Request
+from marl.agents.model import ModelAgent, PlayConfig
+from marl.agents.text import TextAgent
+from marl.common.errors import UserError
+from marl.learning.batch import collate, seats_of
+from marl.model.policy import Policy, tiny_lm
+from marl.planning import pikl
+from marl.planning.planner import (
     PlannerConfig,
     PlanningAgent,
     claim_values,
@@ -36,15 +43,16 @@ from marl.planner import (
     vote,
     vote_values,
 )
-from marl.policy import Policy, tiny_lm
-from marl.rollout import draw_games, everyone, rollout
-from marl.transcripts import episode_to_json, render_text, story
+from marl.report.transcripts import episode_to_json, render_text, story
+from marl.rollout.games import env_maker, scripted
+from marl.rollout.rollout import everyone, rollout
+from marl.rollout.seeds import draw_games
 from marl.types import Episode, Planned
 from tests.marl.models import CHATML, RECURRENT, hf_policy, small_tokens, teach, tiny_policy, with_critic
 
 COUNTS, OWN, PARTNER = (1, 1, 3), (0, 1, 3), (1, 3, 2)
-CLAIMS = dond_v0.allocations(COUNTS)
-POSSIBLE = dond_v0.partner_values(COUNTS, OWN)
+CLAIMS = dond_rules.allocations(COUNTS)
+POSSIBLE = dond_rules.partner_values(COUNTS, OWN)
 BALLS = CLAIMS.index((0, 0, 3))
 COMPACT = env_maker({"game": "dond", "style": "compact", "objective": 1.0, "max_entries": 12})
 MEETINGS = env_maker({"game": "among_us", "style": "compact", "players": 5, "height": 1, "max_steps": 60})
@@ -95,11 +103,11 @@ def test_claims_are_worth_what_brute_force_says(objective: float) -> None:
     for mine in CLAIMS:
         total = 0.0
         for weight, values in zip(belief, POSSIBLE, strict=True):
-            context = dond_v0.Context(COUNTS, (OWN, values))
+            context = dond_rules.Context(COUNTS, (OWN, values))
             for theirs, share_left in product(CLAIMS, CLAIMS):
-                if theirs == dond_v0.rest(share_left, COUNTS):  # expected as `share_left` is of the planner
-                    both = dond_v0.claim_points(context, (mine, theirs))
-                    total += weight * anchor[CLAIMS.index(share_left)] * dond_v0.scores(both, objective)[0]
+                if theirs == dond_rules.rest(share_left, COUNTS):  # expected as `share_left` is of the planner
+                    both = dond_rules.claim_points(context, (mine, theirs))
+                    total += weight * anchor[CLAIMS.index(share_left)] * dond_rules.scores(both, objective)[0]
         expected.append(total)
     found = claim_values(COUNTS, OWN, objective, belief, anchor, config(0.0, others="anchor"))
     np.testing.assert_allclose(found, expected, atol=1e-9)
@@ -118,8 +126,8 @@ def test_belief_decides_what_is_planned() -> None:
             continue
         belief = np.array([float(v == partner) for v in POSSIBLE])
         values = claim_values(COUNTS, OWN, 1.0, belief, anchor, config(0.0, others="anchor"))
-        context = dond_v0.Context(COUNTS, (OWN, partner))
-        assert values.max() * len(CLAIMS) == pytest.approx(dond_v0.best_joint(context))
+        context = dond_rules.Context(COUNTS, (OWN, partner))
+        assert values.max() * len(CLAIMS) == pytest.approx(dond_rules.best_joint(context))
         assert values[CLAIMS.index(best)] == pytest.approx(values.max())
 
 
@@ -138,10 +146,10 @@ def test_partners_who_plan_meet_where_the_anchor_expects_both() -> None:
 def test_partners_are_planned_for_as_in_the_whole_table_of_claims() -> None:
     """The same as solving both players' claims, each in their own order, by payoffs read off the game's rules."""
     anchor, how = some_anchor(len(CLAIMS), 5), config(0.7, 2.0, iterations=20)
-    context = dond_v0.Context(COUNTS, (OWN, PARTNER))
-    points = np.array([[dond_v0.claim_points(context, (a, b)) for b in CLAIMS] for a in CLAIMS])  # (A, A, 2)
+    context = dond_rules.Context(COUNTS, (OWN, PARTNER))
+    points = np.array([[dond_rules.claim_points(context, (a, b)) for b in CLAIMS] for a in CLAIMS])  # (A, A, 2)
     payoffs = [points[..., 0] + 0.5 * points[..., 1], points[..., 1] + 0.5 * points[..., 0]]
-    left = [CLAIMS.index(dond_v0.rest(claim, COUNTS)) for claim in CLAIMS]
+    left = [CLAIMS.index(dond_rules.rest(claim, COUNTS)) for claim in CLAIMS]
     partners = pikl.solve(payoffs, [anchor, anchor[left]], how.settings).population[1]
     belief = np.array([float(v == PARTNER) for v in POSSIBLE])
     np.testing.assert_allclose(claim_values(COUNTS, OWN, 0.5, belief, anchor, how), payoffs[0] @ partners, atol=1e-9)
@@ -151,10 +159,10 @@ def test_a_partner_with_an_anchor_of_its_own_is_planned_for_as_brute_force_says(
     """For each value vector another anchor; on what the partner claims, not mirrored."""
     anchor, belief = some_anchor(len(CLAIMS)), some_anchor(len(POSSIBLE), 1)
     theirs = np.stack([some_anchor(len(CLAIMS), 2 + k) for k in range(len(POSSIBLE))])  # (K, A), by their claims
-    left = [CLAIMS.index(dond_v0.rest(claim, COUNTS)) for claim in CLAIMS]
+    left = [CLAIMS.index(dond_rules.rest(claim, COUNTS)) for claim in CLAIMS]
     expected = [
         sum(
-            weight * theirs[k, b] * dond_v0.claim_points(dond_v0.Context(COUNTS, (OWN, values)), (mine, claim))[0]
+            weight * theirs[k, b] * dond_rules.claim_points(dond_rules.Context(COUNTS, (OWN, values)), (mine, claim))[0]
             for k, (weight, values) in enumerate(zip(belief, POSSIBLE, strict=True))
             for b, claim in enumerate(CLAIMS)
         )
@@ -181,17 +189,17 @@ def test_the_partners_side_is_what_the_partner_reads(style: str) -> None:
     make_env = env_maker({"game": "dond", "style": style, "objective": 0.5, "max_entries": 12})
     first = second = 0
     for episode in rollout(draw_games(4, 4, count=12), everyone(agent), make_env, 12):
-        claims = [turn for turn in episode.turns if turn.text.startswith(dond_v0.PROPOSE)]
+        claims = [turn for turn in episode.turns if turn.text.startswith(dond_replies.PROPOSE)]
         if any(turn.error for turn in episode.turns) or len(claims) < 2:
             continue
         for mine, theirs in (claims, claims[::-1]):
-            seat = dond_v0.AGENTS.index(mine.agent)
+            seat = dond_environment.AGENTS.index(mine.agent)
             counts, values = episode.facts["counts"], episode.facts["values"]
-            opening = dond_v0.prompt(counts, values[seat], 0.5, dond_v0.Style(style), 12)
+            opening = dond_texts.prompt(counts, values[seat], 0.5, dond_v0.Style(style), 12)
             talk = [(t.agent == mine.agent, t.message or None) for t in episode.turns if t.step < mine.step]
             questions = [b.question for b in episode.beliefs if b.listener == mine.agent][:3]
             streams = partner_streams(opening, talk, questions, tokens)
-            possible = dond_v0.partner_values(counts, values[seat])
+            possible = dond_rules.partner_values(counts, values[seat])
             assert len(streams) == len(possible) and len({tuple(stream) for stream in streams}) == len(possible)
             found = streams[possible.index(values[1 - seat])]
             assert tokens.decode(found) == tokens.decode(episode.streams[theirs.agent].tokens[: theirs.start])
@@ -206,7 +214,7 @@ class Proposer:
         pass
 
     def reply(self, text: str, options: Sequence[str] = ()) -> str:
-        return f"{dond_v0.proposal_text(COUNTS)} {END}"
+        return f"{dond_replies.proposal_text(COUNTS)} {END}"
 
 
 @pytest.mark.parametrize("chars", [400, 9])
@@ -214,7 +222,7 @@ def test_the_partners_side_has_the_planners_message_as_the_partner_heard_it(
     chars: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A message with a line break, once also longer than the game lets through."""
-    said, policy = f"{dond_v0.MESSAGE} i want\n2 books {END}", tiny_policy()
+    said, policy = f"{dond_replies.MESSAGE} i want\n2 books {END}", tiny_policy()
     drawn = [replace(draw_games(4, 4, count=1)[0], options={"counts": COUNTS, "values": (OWN, PARTNER), "first": 0})]
     agents = {
         "player_0": PlanningAgent(
@@ -234,7 +242,7 @@ def test_the_partners_side_has_the_planners_message_as_the_partner_heard_it(
         expected.append(partner_streams(*about))
         return expected[-1]
 
-    monkeypatch.setattr("marl.planner.partner_streams", seen)
+    monkeypatch.setattr("marl.planning.planner.partner_streams", seen)
     (episode,) = rollout(drawn, lambda game, env: agents, make_env, 1)
     first, proposal, *_ = episode.turns
     assert first.text == said and first.message == "i want 2 books"[:chars] and proposal.agent == "player_1"
@@ -329,9 +337,9 @@ def test_where_mistakes_cost_much_nobody_is_voted_for() -> None:
 def proposing(policy: Policy, how: PlannerConfig, **settings: object) -> tuple[PlanningAgent, Request]:
     """A planner, and a request in which its partner has proposed."""
     agent = PlanningAgent("p+plan", policy, how, "dond", slots=4, context=512, max_new_tokens=8, **settings)  # type: ignore[arg-type]
-    text = dond_v0.prompt(COUNTS, OWN, 1.0, dond_v0.Style.COMPACT) + "them: i want 2 books\nthem: [propose]\n"
+    text = dond_texts.prompt(COUNTS, OWN, 1.0, dond_v0.Style.COMPACT) + "them: i want 2 books\nthem: [propose]\n"
     numbers = tuple(map(str, range(11)))
-    questions = tuple(Question(f"<{item}?>", numbers, "0") for item in dond_v0.ITEMS)
+    questions = tuple(Question(f"<{item}?>", numbers, "0") for item in dond_rules.ITEMS)
     return agent, Request((0, "player_0"), 7, "negotiator", 3, TurnKind.SPEAK, text, questions=questions)
 
 
@@ -381,7 +389,7 @@ def test_what_is_on_record_is_the_plan_that_was_sampled_from(
     agent, request = proposing(policy, config(*lambdas))
     (reply,) = agent.act([request])
     assert reply.planned is not None
-    assert isinstance(dond_v0.parse_reply(reply.text, COUNTS, True, 1), dond_v0.Proposal)
+    assert isinstance(dond_replies.parse_reply(reply.text, COUNTS, True, 1), dond_replies.Proposal)
     assert reply.text == f"[propose] {reply.planned.actions[reply.planned.chosen]} [END]"
     assert sum(reply.logprobs) == pytest.approx(math.log(reply.planned.plan[reply.planned.chosen]), abs=1e-9)
     assert len(reply.logprobs) == len(reply.ids) and len(reply.planned.actions) == len(CLAIMS)
@@ -456,7 +464,7 @@ def negotiator() -> Policy:
 def negotiate(how: PlannerConfig) -> list[Episode]:
     planner = PlanningAgent("p+plan", negotiator(), how, "dond", slots=8, context=1024, max_new_tokens=24)
     learner = ModelAgent("learner", negotiator(), slots=8, context=1024, max_new_tokens=24)
-    seats = dict(zip(dond_v0.AGENTS, (planner, learner), strict=True))
+    seats = dict(zip(dond_environment.AGENTS, (planner, learner), strict=True))
     return rollout(draw_games(3, 1, count=8), lambda game, env: seats, COMPACT, 8)
 
 
@@ -466,11 +474,11 @@ def test_negotiators_plan_every_proposal_and_nothing_else() -> None:
     for episode in episodes:
         counts = episode.facts["counts"]
         for turn in episode.turns:
-            proposes = turn.text.startswith(dond_v0.PROPOSE) and not turn.error
+            proposes = turn.text.startswith(dond_replies.PROPOSE) and not turn.error
             assert (turn.planned is not None) == (proposes and turn.agent == "player_0")
             if turn.planned is not None:
                 planned += 1
-                assert len(turn.planned.actions) == len(dond_v0.allocations(counts)) and turn.legal == ()
+                assert len(turn.planned.actions) == len(dond_rules.allocations(counts)) and turn.legal == ()
                 assert sum(turn.logprobs) == pytest.approx(math.log(turn.planned.plan[turn.planned.chosen]), abs=1e-6)
                 assert sum(turn.planned.anchor) == pytest.approx(1) and sum(turn.planned.plan) == pytest.approx(1)
     assert planned >= 2, [t.text for e in episodes for t in e.turns]
@@ -478,7 +486,7 @@ def test_negotiators_plan_every_proposal_and_nothing_else() -> None:
     # until it first plans it plays as its policy does alone
     alone = ModelAgent("p+plan", negotiator(), slots=8, context=1024, max_new_tokens=24)
     other = ModelAgent("learner", negotiator(), slots=8, context=1024, max_new_tokens=24)
-    seated = dict(zip(dond_v0.AGENTS, (alone, other), strict=True))
+    seated = dict(zip(dond_environment.AGENTS, (alone, other), strict=True))
     for ours, theirs in zip(episodes, rollout(draw_games(3, 1, count=8), lambda g, e: seated, COMPACT, 8), strict=True):
         first = next((t.step for t in ours.turns if t.planned), ours.steps)
         assert [t.text for t in ours.turns if t.step < first] == [t.text for t in theirs.turns if t.step < first]
@@ -512,7 +520,7 @@ def test_of_its_own_claims_those_that_are_legal_have_a_plan_beside_them() -> Non
     agent, request = proposing(tiny_policy(), config(0.5))
     (first,) = agent.act([request])
     stream, _ = agent.finish([request.key])[request.key]
-    claim = agent.tokens.encode(f"{dond_v0.proposal_text(CLAIMS[BALLS])} {END}")
+    claim = agent.tokens.encode(f"{dond_replies.proposal_text(CLAIMS[BALLS])} {END}")
     row = torch.tensor([[*stream.tokens[: first.start], *claim]])
     taught = teach(tiny_policy(), row, torch.arange(row.shape[1])[None] >= first.start, 20)
     for policy, noted in ((taught, True), (tiny_policy(), False)):
@@ -526,7 +534,7 @@ def test_of_its_own_claims_those_that_are_legal_have_a_plan_beside_them() -> Non
 
 
 def test_crewmates_plan_every_vote_and_nothing_else() -> None:
-    tokens = small_tokens(among_us_v0.COMPACT_TOKENS)
+    tokens = small_tokens(among_us_texts.COMPACT_TOKENS)
     lm = tiny_lm(tokens.size, hidden_size=32, layers=1, intermediate_size=64, context=1024, generator_seed=1)
     policy = with_critic(Policy(lm, tokens))
     how = config(0.05, iterations=5)

@@ -21,9 +21,9 @@ from transformers import (
     XLMWithLMHeadModel,
 )
 
-from marl.errors import UserError
-from marl.policy import Policy, choice_logits, load_config, load_lm, load_tokenizer, tiny_lm
-from marl.tokens import Tokens
+from marl.common.errors import UserError
+from marl.model.policy import Policy, choice_logits, load_config, load_lm, load_tokenizer, tiny_lm
+from marl.model.tokens import Tokens
 from tests.marl.models import ARCHITECTURES, CHATML, hf_policy, hf_tokenizer, random_lm, save, small_tokens, tiny_policy
 
 SHAPE = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -10,25 +10,21 @@ from typing import Any
 import pytest
 import torch
 
-from envs.among_us_v0 import COMPACT_TOKENS
+from envs.among_us.texts import COMPACT_TOKENS
 from envs.core import TurnKind
-from marl import pretrain
-from marl.batch import Seat, collate, seats_of
-from marl.errors import UserError
-from marl.games import env_maker, scripted
-from marl.policy import Policy, tiny_lm
-from marl.pretrain import (
-    BaseConfig,
-    Lesson,
-    ModelConfig,
-    base_policy,
-    fit,
-    held_out_figures,
-    scripted_texts,
-    tokenizer_games,
-)
-from marl.rollout import draw_games, everyone, rollout
-from marl.tokens import Tokens, train_tokenizer
+from marl.common.errors import UserError
+from marl.learning.batch import Seat, collate, seats_of
+from marl.model.policy import Policy, tiny_lm
+from marl.model.tokens import Tokens, train_tokenizer
+from marl.pretraining import base as pretrain
+from marl.pretraining import corpus, fit
+from marl.pretraining.base import base_policy
+from marl.pretraining.config import BaseConfig, Lesson, ModelConfig, tokenizer_games
+from marl.pretraining.corpus import scripted_texts
+from marl.pretraining.fit import fit, held_out_figures
+from marl.rollout.games import env_maker, scripted
+from marl.rollout.rollout import everyone, rollout
+from marl.rollout.seeds import draw_games
 from marl.types import TokenBatch
 
 ENV = {"game": "among_us", "style": "compact", "tasks": 6, "max_steps": 60}
@@ -73,10 +69,10 @@ def test_lessons_train_listening_alone(tmp_path: Path, monkeypatch: pytest.Monke
         seats.append(batch)
         return collate(batch, rewards, silent_roles=silent_roles)
 
-    monkeypatch.setattr(pretrain, "collate", note)
-    monkeypatch.setattr(pretrain, "update", spy)
-    monkeypatch.setattr(pretrain, "CHUNK", 20)
-    monkeypatch.setattr(pretrain, "draw_games", lambda *path, count: draw_games(*path, count=min(count, 20)))
+    monkeypatch.setattr(fit, "collate", note)
+    monkeypatch.setattr(fit, "update", spy)
+    monkeypatch.setattr(corpus, "CHUNK", 20)
+    monkeypatch.setattr(corpus, "draw_games", lambda *path, count: draw_games(*path, count=min(count, 20)))
     said: list[str] = []
     plain, first = base_policy(MODEL, small(vary=VARY), ENV, cache=tmp_path, report=said.append)
     count = len(steps)
@@ -142,8 +138,8 @@ def test_the_pace_warms_up_and_falls_to_a_tenth(monkeypatch: pytest.MonkeyPatch)
         rates.append(tuple(group["lr"] for group in optimizer.param_groups))
         return {}
 
-    monkeypatch.setattr(pretrain, "update", note)
-    monkeypatch.setattr(pretrain, "collate", lambda seats, weights, **_: None)
+    monkeypatch.setattr(fit, "update", note)
+    monkeypatch.setattr(fit, "collate", lambda seats, weights, **_: None)
 
     def nothing() -> Iterator[list[Seat]]:
         while True:
@@ -167,8 +163,8 @@ def test_a_lesson_ends_once_it_is_learned(monkeypatch: pytest.MonkeyPatch) -> No
         rates.append(optimizer.param_groups[0]["lr"])
         return {"loss/listening": 1.5 - 0.1 * (len(rates) - 1)}
 
-    monkeypatch.setattr(pretrain, "update", note)
-    monkeypatch.setattr(pretrain, "collate", lambda seats, weights, **_: None)
+    monkeypatch.setattr(fit, "update", note)
+    monkeypatch.setattr(fit, "collate", lambda seats, weights, **_: None)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     told = fit(None, iter([[]] * 50), 40, BaseConfig(warmup=0.1), {}, optimizer, lambda done: None, until=0.95)  # type: ignore[arg-type]
     assert told == (12, pytest.approx(0.85))
@@ -208,7 +204,7 @@ def test_a_context_that_holds_no_scripted_game_is_refused_before_training(
 def test_a_context_that_some_views_outgrow_is_said(
     context: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    views, lengths, said = pretrain._held_out, [], []
+    views, lengths, said = corpus.held_out_seats, [], []
 
     def noted(*given: Any) -> list[Seat]:
         seats = views(*given)

@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from marl.checkpoint import check_alike, load_training, newest_checkpoint, save_training
-from marl.errors import UserError
-from marl.policy import Policy
-from marl.ranks import ONE, Ranks
+from marl.common.distributed import ONE, Ranks
+from marl.common.errors import UserError
+from marl.model.policy import Policy
+from marl.storage.checkpoint import check_alike, load_training, newest_checkpoint, save_training
 from tests.marl.hint import hint_policy
 from tests.marl.test_toy_game import BOTH, STEPS, play, train
 from tests.together import together

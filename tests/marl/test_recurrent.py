@@ -7,16 +7,19 @@ import pytest
 import torch
 from transformers import Qwen3_5ForCausalLM
 
-from marl.advantages import Credit, add_advantages
-from marl.agents import ModelAgent
-from marl.batch import collate, seats_of
-from marl.games import env_maker
+from marl.agents.model import ModelAgent
+from marl.learning.advantages import Credit, add_advantages
+from marl.learning.batch import collate, seats_of
+from marl.learning.config import UpdateConfig
+from marl.learning.forward import forward
+from marl.learning.update import make_optimizer, update
 from marl.losses.listening import ListeningLoss
 from marl.losses.policy import PolicyLoss
-from marl.policy import Policy
-from marl.rollout import GAMES, draw_games, everyone, rollout
+from marl.model.policy import Policy
+from marl.rollout.games import env_maker
+from marl.rollout.rollout import everyone, rollout
+from marl.rollout.seeds import GAMES, draw_games
 from marl.types import Kind
-from marl.update import UpdateConfig, forward, make_optimizer, update
 from tests.marl.models import RECURRENT, hf_policy
 
 ENVS = {

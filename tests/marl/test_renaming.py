@@ -8,17 +8,20 @@ import re
 import pytest
 import torch
 
-from envs.among_us_v0 import COMPACT_TOKENS, EXCHANGEABLE, Style
-from marl.batch import collate, seats_of
-from marl.games import env_maker, exchangeable, scripted
+from envs.among_us.texts import COMPACT_TOKENS, EXCHANGEABLE
+from envs.core import Style
+from marl.learning.batch import collate, seats_of
+from marl.learning.config import UpdateConfig
+from marl.learning.renaming import Renaming, renaming
+from marl.learning.update import update
 from marl.losses.listening import ListeningLoss
-from marl.policy import Policy, tiny_lm
-from marl.pretrain import scripted_texts
-from marl.renaming import Renaming, renaming
-from marl.rollout import draw_games, everyone, rollout
-from marl.tokens import Tokens, train_tokenizer
+from marl.model.policy import Policy, tiny_lm
+from marl.model.tokens import Tokens, train_tokenizer
+from marl.pretraining.corpus import scripted_texts
+from marl.rollout.games import env_maker, exchangeable, scripted
+from marl.rollout.rollout import everyone, rollout
+from marl.rollout.seeds import draw_games
 from marl.types import TokenBatch
-from marl.update import UpdateConfig, update
 
 WORDS = EXCHANGEABLE[Style.COMPACT]
 COMPACT = env_maker({"game": "among_us", "style": "compact", "players": 5, "max_steps": 80})

@@ -12,30 +12,20 @@ import numpy as np
 import pytest
 import yaml
 
-from marl.errors import UserError
-from marl.evaluate import belief_by_message, evaluation_to_json, metrics
-from marl.report import (
-    Published,
-    ablation_figure,
-    arm_runs,
-    base_names,
-    build_report,
-    columns_of,
-    endings,
-    findings,
-    mean_curve,
-    mean_entries,
-    measured_in,
-    mixed,
-    read_run,
-    speakers,
-    strip_svg,
-    training_panels,
-)
-from marl.stats import Interval, ablation_table
-from marl.transcripts import write_episodes
+from marl.common.errors import UserError
+from marl.metrics.beliefs import belief_by_message
+from marl.metrics.evaluation import evaluation_to_json, metrics
+from marl.metrics.stats import Interval
+from marl.metrics.tables import ablation_table
+from marl.metrics.wording import bounds, headline, of_ones_own, pairs_of, wording
+from marl.report.figures import Published, ablation_figure, mean_entries, strip_svg, training_panels
+from marl.report.games import speakers
+from marl.report.page import build_report, read_run
+from marl.report.prose import endings, findings, mixed
+from marl.report.runs import arm_runs, base_names, mean_curve, measured_in
+from marl.report.tables import columns_of
+from marl.report.transcripts import write_episodes
 from marl.types import Episode
-from marl.wording import bounds, headline, of_ones_own, pairs_of, wording
 from tests.marl.episodes import (
     aborted_game,
     deal_game,
@@ -414,7 +404,7 @@ def test_ablation_figure(tmp_path: Path) -> None:
 
 
 def test_table_columns_are_those_of_the_design(tmp_path: Path) -> None:
-    from marl.stats import write_table
+    from marl.metrics.tables import write_table
 
     write_table(tmp_path / "table.csv", ablation_table(arm_runs([read_run(make_run(tmp_path / "a"))])))
     with (tmp_path / "table.csv").open(newline="") as file:

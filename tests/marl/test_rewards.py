@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from envs.core import Question, TurnKind
-from marl.errors import UserError
-from marl.evaluate import belief_changes
+from marl.common.errors import UserError
+from marl.metrics.beliefs import belief_changes
 from marl.rewards import Reward, add_rewards
 from marl.rewards.game import GameReward
 from marl.rewards.speaking import FLOOR, SpeakingReward

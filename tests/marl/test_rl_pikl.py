@@ -12,29 +12,31 @@ import pytest
 import torch
 from torch import Tensor
 
-from envs import among_us_v0
+from envs.among_us import texts as among_us_texts
 from envs.core import TurnKind
-from marl import rl_pikl as rl_pikl_module
-from marl.advantages import Credit, add_advantages
-from marl.agents import Request
-from marl.batch import collate, seats_of
-from marl.cast import Seats
-from marl.errors import UserError
+from marl.agents.base import Request
+from marl.algorithms import rl_pikl as rl_pikl_module
+from marl.algorithms.ppo import PPOConfig, train_ppo
+from marl.algorithms.rl_pikl import VALUES, RLPiklConfig, as_expected, expected_votes, train_rl_pikl
+from marl.common.errors import UserError
+from marl.learning.advantages import Credit, add_advantages
+from marl.learning.batch import collate, seats_of
+from marl.learning.config import UpdateConfig
+from marl.learning.forward import forward
+from marl.learning.update import Learner, make_optimizer, update
 from marl.losses import Loss
 from marl.losses.listening import ListeningLoss
 from marl.losses.plan import PlanLoss
 from marl.losses.policy import PolicyLoss
 from marl.losses.value import ValueLoss
-from marl.monitor import Progress
-from marl.planner import PlannerConfig
-from marl.policy import Policy, tiny_lm
-from marl.ppo import PPOConfig, train_ppo
+from marl.metrics.training import Progress
+from marl.model.policy import Policy, tiny_lm
+from marl.planning.planner import PlannerConfig
 from marl.rewards import add_rewards
 from marl.rewards.game import GameReward
-from marl.rl_pikl import VALUES, RLPiklConfig, as_expected, expected_votes, train_rl_pikl
-from marl.rollout import Seeds
+from marl.rollout.cast import Seats
+from marl.rollout.seeds import Seeds
 from marl.types import Episode, Payment, TokenBatch, Turn
-from marl.update import Learner, UpdateConfig, forward, make_optimizer, update
 from tests.marl.batches import PLANNED, proposed, said, talk
 from tests.marl.models import small_tokens, tiny_policy, with_critic
 from tests.marl.test_planner import COMPACT, MEETINGS, config, negotiator, proposing
@@ -243,7 +245,7 @@ def test_a_stopped_run_goes_on_as_if_it_never_was() -> None:
 
 def ppo(plan: PlanLoss | None) -> tuple[Policy, dict[str, float], Sequence[Episode]]:
     """An iteration of Among Us, where all seats learn, and crewmates' votes can be planned."""
-    tokens = small_tokens(among_us_v0.COMPACT_TOKENS)
+    tokens = small_tokens(among_us_texts.COMPACT_TOKENS)
     lm = tiny_lm(tokens.size, hidden_size=32, layers=1, intermediate_size=64, context=1024, generator_seed=1)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # of the value head

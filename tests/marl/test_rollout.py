@@ -13,36 +13,28 @@ import pytest
 import torch
 from gymnasium.utils import seeding
 
-from envs import dond_v0
 from envs.core import END, Question, TurnKind
-from marl.agents import Agent, ModelAgent, Player, Reply, Request, TextAgent
-from marl.batch import collate, seats_of
-from marl.cast import Seats, by_role
-from marl.engine import Engine
-from marl.errors import UserError
-from marl.games import env_maker, scripted
-from marl.policy import Policy
-from marl.rollout import (
-    GAMES,
-    SHUFFLE,
-    Cast,
-    Game,
-    Seeds,
-    draw_games,
-    everyone,
-    rollout,
-    sampling_seed,
-    shuffle_seed,
-)
-from marl.tokens import Tokens
+from envs.dond import environment as dond_environment
+from marl.agents.base import Agent, Player, Reply, Request
+from marl.agents.model import ModelAgent
+from marl.agents.text import TextAgent
+from marl.common.errors import UserError
+from marl.decoding.engine import Engine
+from marl.learning.batch import collate, seats_of
+from marl.learning.forward import forward
+from marl.model.policy import Policy
+from marl.model.tokens import Tokens
+from marl.rollout.cast import Seats, by_role
+from marl.rollout.games import env_maker, scripted
+from marl.rollout.rollout import Cast, everyone, rollout
+from marl.rollout.seeds import GAMES, SHUFFLE, Game, Seeds, draw_games, sampling_seed, shuffle_seed
 from marl.types import Episode, Kind, Stream, TokenBatch
-from marl.update import forward
 from tests.marl.hint import Hint
 from tests.marl.models import CHATML, NO_SYSTEM, hf_policy, precise, teach, tiny_policy
 
 COMPACT = env_maker({"game": "dond", "style": "compact", "objective": 1.0, "max_entries": 12})
 NATURAL = env_maker({"game": "dond", "style": "natural", "objective": 0.0, "max_entries": 6, "max_errors": 3})
-SEATS = dond_v0.AGENTS
+SEATS = dond_environment.AGENTS
 PRIVILEGED = 33
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from marl import runs
-from marl.errors import UserError
-from marl.runs import CARD, CONFIG, UNKNOWN, check_there, claim, git_commit, read_run_card, run_settings
+from marl.common.errors import UserError
+from marl.storage import folder as runs
+from marl.storage.folder import CARD, CONFIG, UNKNOWN, check_there, claim, git_commit, read_run_card, run_settings
 
 WHOLE = """env: {game: dond}
 cast: {a: {player: base}}
@@ -185,7 +185,11 @@ def test_a_package_inside_another_repository_has_not_its_commit(
     )
     monkeypatch.syspath_prepend(site)
     found = [git_commit.__wrapped__()]
-    for name, text in (("marl/runs.py", "x = 2"), ("conf/reward/default.yaml", "x: 2"), ("marl/kernels.c", "int x;")):
+    for name, text in (
+        ("marl/storage/folder.py", "x = 2"),
+        ("conf/reward/default.yaml", "x: 2"),
+        ("marl/kernels/cpu.c", "int x;"),
+    ):
         (site / name).write_text(text)
         found.append(git_commit.__wrapped__())
     assert len(set(found)) == 4 and all(re.fullmatch(r"7\.8\.9\+[0-9a-f]{6}", each) for each in found)

@@ -12,26 +12,22 @@ from typing import Any
 
 import pytest
 
-from envs.among_us_v0 import COMPACT_TOKENS, NAMES, Killed, Look, Room, Said, Style, parallel_env, read
-from envs.core import END, Question, TurnKind
-from marl.agents import Agent, Request, TextAgent
-from marl.batch import collate, seats_of
-from marl.games import env_maker, scripted
-from marl.pretrain import scripted_texts
-from marl.rollout import GAMES, Game, draw_games, everyone, rollout
-from marl.scripted import among_us
-from marl.scripted.among_us import (
-    ACCUSING,
-    FORMS,
-    Memory,
-    Statement,
-    Topic,
-    accused,
-    credulous,
-    make_player,
-    understand,
-)
-from marl.tokens import CUE, Tokens, train_tokenizer
+from envs.among_us.reading import read
+from envs.among_us.state import NAMES, Killed, Look, Room, Said
+from envs.among_us.texts import COMPACT_TOKENS
+from envs.among_us_v0 import parallel_env
+from envs.core import END, Question, Style, TurnKind
+from marl.agents.base import Agent, Request
+from marl.agents.scripted import among_us, among_us_language
+from marl.agents.scripted.among_us import Memory, credulous, make_player
+from marl.agents.scripted.among_us_language import ACCUSING, FORMS, Statement, Topic, accused, understand
+from marl.agents.text import TextAgent
+from marl.learning.batch import collate, seats_of
+from marl.model.tokens import CUE, Tokens, train_tokenizer
+from marl.pretraining.corpus import scripted_texts
+from marl.rollout.games import env_maker, scripted
+from marl.rollout.rollout import everyone, rollout
+from marl.rollout.seeds import GAMES, Game, draw_games
 
 
 @dataclass
@@ -124,11 +120,11 @@ def examples() -> list[Statement]:
 def test_what_is_said_is_understood(style: Style) -> None:
     for statement in examples():
         for seed in range(30):
-            message = among_us.say([statement], style, Random(seed))
+            message = among_us_language.say([statement], style, Random(seed))
             assert message.endswith(f" {END}") and len(message.split()) <= 20
             assert understand(message.removesuffix(END)) == (statement,), message
     two = [Statement(Topic.WHERE, room=(0, 0)), Statement(Topic.ACCUSE, "Red")]
-    assert understand(among_us.say(two, style, Random(0))) == tuple(two)
+    assert understand(among_us_language.say(two, style, Random(0))) == tuple(two)
 
 
 def test_the_grammar_is_rich_and_each_form_says_one_thing() -> None:

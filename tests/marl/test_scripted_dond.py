@@ -10,19 +10,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from envs.core import TurnKind
-from envs.dond_v0 import (
-    Context,
-    DealOrNoDeal,
-    Triple,
-    allocations,
-    best_joint,
-    contexts,
-    parallel_env,
-    parse_reply,
-    rest,
-)
-from marl.scripted import dond
-from marl.scripted.dond import (
+from envs.dond.environment import DealOrNoDeal
+from envs.dond.replies import parse_reply
+from envs.dond.rules import Context, Triple, allocations, best_joint, contexts, rest
+from envs.dond_v0 import parallel_env
+from marl.agents.scripted import dond, dond_language
+from marl.agents.scripted.dond import (
     MIXTURE,
     TEMPERAMENTS,
     Negotiator,
@@ -31,13 +24,18 @@ from marl.scripted.dond import (
     draw_temperament,
     make_player,
     play,
-    say_split,
-    say_value,
-    understand,
 )
+from marl.agents.scripted.dond_language import say_split, say_value, understand
 
 COUNTS = sorted({context.counts for context in contexts()})
-SPLIT_FORMS = (dond.ASK, dond.ASK_REST, dond.OFFER, dond.OFFER_REST, dond.BOTH, dond.TERSE)
+SPLIT_FORMS = (
+    dond_language.ASK,
+    dond_language.ASK_REST,
+    dond_language.OFFER,
+    dond_language.OFFER_REST,
+    dond_language.BOTH,
+    dond_language.TERSE,
+)
 
 
 def env() -> DealOrNoDeal:
@@ -95,7 +93,7 @@ def test_every_form_reads_back_as_the_split_it_was_made_from(
     st.sampled_from(COUNTS),
     st.integers(0, 1_000_000),
     st.booleans(),
-    st.sampled_from(("", *dond.REJECT, *dond.SMALL_TALK)),
+    st.sampled_from(("", *dond_language.REJECT, *dond_language.SMALL_TALK)),
 )
 @example((1, 2, 4), 44099, False, "i can't do that ,")
 def test_a_split_survives_whatever_stands_around_it(
@@ -113,20 +111,20 @@ def test_a_split_survives_whatever_stands_around_it(
 
 def test_words_that_name_no_split() -> None:
     counts = (1, 2, 3)
-    for said in dond.ACCEPT:
+    for said in dond_language.ACCEPT:
         heard = understand(said, counts)
         assert heard.accepts and not heard.rejects and heard.share is None, said
-    for said in (lead.rstrip(" ,") for lead in dond.REJECT):
+    for said in (lead.rstrip(" ,") for lead in dond_language.REJECT):
         heard = understand(said, counts)
         assert heard.rejects and not heard.accepts and heard.share is None, said
-    for said in (*dond.QUESTION, *dond.ASK_VALUES):
+    for said in (*dond_language.QUESTION, *dond_language.ASK_VALUES):
         heard = understand(said, counts)
         assert heard.asks and not heard.accepts and heard.share is None, said
-    for template in dond.ALL_VALUES:
-        for ask in dond.ASK_VALUES:
+    for template in dond_language.ALL_VALUES:
+        for ask in dond_language.ASK_VALUES:
             heard = understand(f"{template.format(1, 0, 3)} . {ask}", counts)
             assert heard.values == (1, 0, 3) and heard.asks and heard.share is None
-    for template in dond.ACCEPT_AGAIN:
+    for template in dond_language.ACCEPT_AGAIN:
         heard = understand(say_split((1, 0, 2), counts, Random(0), templates=(template,)), counts)
         assert heard.accepts and heard.share == (1, 0, 2), template
 
@@ -163,14 +161,14 @@ def test_items_left_open_stay_as_they_are_on_the_table() -> None:
 def test_enough_forms_short_words() -> None:
     acts = (
         *SPLIT_FORMS,
-        dond.ACCEPT,
-        dond.ACCEPT_AGAIN,
-        dond.PLAIN,
-        dond.ACCEPT_PLAIN,
-        dond.REJECT,
-        dond.QUESTION,
-        dond.ZERO,
-        dond.WORTH,
+        dond_language.ACCEPT,
+        dond_language.ACCEPT_AGAIN,
+        dond_language.PLAIN,
+        dond_language.ACCEPT_PLAIN,
+        dond_language.REJECT,
+        dond_language.QUESTION,
+        dond_language.ZERO,
+        dond_language.WORTH,
     )
     assert len({form for act in acts for form in act}) >= 60
     said = messages(games(300, draw_temperament))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from marl.secrets import digest_of, hidden, might_be_secret, secrets_in, told
+from marl.common.secrets import digest_of, hidden, might_be_secret, secrets_in, told
 
 KEY = "sk-test-31415926"
 

@@ -12,15 +12,16 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from marl.checkpoint import load_training, newest_checkpoint, save_training
+from marl.common.distributed import Ranks
+from marl.learning.config import UpdateConfig
+from marl.learning.renaming import Renaming
+from marl.learning.update import Learner, make_optimizer, update
 from marl.losses import Loss
 from marl.losses.listening import ListeningLoss
-from marl.policy import Policy
-from marl.ranks import Ranks
-from marl.renaming import Renaming
-from marl.sharding import Shards, like
+from marl.model.policy import Policy
+from marl.model.sharding import Shards, like
+from marl.storage.checkpoint import load_training, newest_checkpoint, save_training
 from marl.types import TokenBatch
-from marl.update import Learner, UpdateConfig, make_optimizer, update
 from tests.marl.hint import hint_policy
 from tests.marl.models import random_lm, small_tokens, with_critic
 from tests.marl.test_update import TERMS, noisy, play, to_batch

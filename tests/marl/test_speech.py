@@ -13,11 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envs.core import TurnKind
-from marl.agents import TextAgent
-from marl.games import env_maker
-from marl.rollout import draw_games, rollout
-from marl.scripted.among_us import RandomPlayer, Statement
-from marl.speech import Message, Vote, read_game, sentence_forms, template
+from marl.agents.scripted.among_us import RandomPlayer
+from marl.agents.scripted.among_us_language import Statement
+from marl.agents.text import TextAgent
+from marl.metrics.among_us import Message, Vote, read_game, sentence_forms, template
+from marl.rollout.games import env_maker
+from marl.rollout.rollout import rollout
+from marl.rollout.seeds import draw_games
 from marl.types import Episode, Turn
 from tests.marl.episodes import meeting_game
 

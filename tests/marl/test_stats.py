@@ -11,33 +11,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest, norm, ttest_rel
 
-from marl.errors import UserError
-from marl.stats import (
-    ArmRun,
+from marl.common.errors import UserError
+from marl.metrics.stats import (
     Interval,
+    bootstrap_mean,
+    bootstrap_ratio,
+    games_needed,
+    interquartile_mean,
+    paired_difference,
+    performance_profile,
+    power,
+    seed_mean,
+    seeds_and_games,
+    wilson,
+)
+from marl.metrics.tables import (
+    ArmRun,
     TableRow,
     ablation_table,
     arm_differences,
     arm_ratios,
-    bootstrap_mean,
-    bootstrap_ratio,
     bootstrap_table,
     format_table,
-    games_needed,
-    interquartile_mean,
     iqm_table,
-    paired_difference,
-    performance_profile,
-    power,
     profile_table,
     read_figures,
     read_table,
-    seed_mean,
-    seeds_and_games,
-    wilson,
     write_table,
 )
-from marl.wording import number
+from marl.metrics.wording import number
 
 
 def generator(seed: int = 0) -> np.random.Generator:
@@ -127,7 +129,7 @@ def test_the_draws_are_the_generators_alone() -> None:
 def test_resampling_in_parts_covers_all_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     values = generator(5).normal(size=50)
     whole = bootstrap_mean(values, rng=generator(1))
-    monkeypatch.setattr("marl.stats.DRAWS_AT_ONCE", 120)  # two draws at a time
+    monkeypatch.setattr("marl.metrics.stats.DRAWS_AT_ONCE", 120)  # two draws at a time
     assert bootstrap_mean(values, rng=generator(1)) == whole
 
 

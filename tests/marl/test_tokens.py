@@ -14,8 +14,9 @@ from transformers.utils import chat_template_utils
 
 from envs import dond_v0
 from envs.core import END, Question
-from marl.errors import UserError
-from marl.tokens import BOS, CUE, PAD, Tokens, View, train_tokenizer
+from envs.dond import texts as dond_texts
+from marl.common.errors import UserError
+from marl.model.tokens import BOS, CUE, PAD, Tokens, View, train_tokenizer
 from marl.types import Kind
 from tests.marl.models import CHATML, COMPACT_TEXTS, NATURAL_TEXTS, NO_SYSTEM, hf_tokenizer, small_tokens
 
@@ -136,7 +137,7 @@ DATED = {
     "  <|im_start|>Today: {{ today() }}<|im_end|>\n" + CHATML,
 }
 ANY_TEXT = st.text(max_size=60) | st.lists(
-    st.sampled_from([*dond_v0.COMPACT_TOKENS, *NUMBERS, " ", "\n", PAD, BOS, CUE, "é", "數", "🙂", "<|im_end|>"])
+    st.sampled_from([*dond_texts.COMPACT_TOKENS, *NUMBERS, " ", "\n", PAD, BOS, CUE, "é", "數", "🙂", "<|im_end|>"])
 ).map("".join)
 
 
@@ -182,9 +183,9 @@ PLAIN, CHAT = hf_tokens(), hf_tokens(CHATML, single_digits=True)
 
 def test_what_the_game_says_often_is_one_token() -> None:
     tokens = small_tokens()
-    for text in (*NUMBERS, *dond_v0.COMPACT_TOKENS):
+    for text in (*NUMBERS, *dond_texts.COMPACT_TOKENS):
         assert len(tokens.encode(text)) == 1, text
-    for text in (*NUMBERS, *(t for t in dond_v0.COMPACT_TOKENS if t.isalpha()), END):
+    for text in (*NUMBERS, *(t for t in dond_texts.COMPACT_TOKENS if t.isalpha()), END):
         assert len(tokens.encode(" " + text)) == 1, text
 
 

@@ -14,23 +14,25 @@ import torch
 from pettingzoo.test import parallel_api_test
 
 from envs.core import END
-from marl.advantages import Credit
-from marl.agents import ModelAgent
-from marl.cast import Seats
+from marl.agents.model import ModelAgent
+from marl.algorithms.ppo import PPOConfig, train_ppo
+from marl.common.distributed import ONE, Ranks
+from marl.learning.advantages import Credit
+from marl.learning.config import UpdateConfig
+from marl.learning.update import Learner, make_optimizer
 from marl.losses import Loss
 from marl.losses.entropy import EntropyLoss
 from marl.losses.listening import ListeningLoss
 from marl.losses.policy import PolicyLoss
 from marl.losses.value import ValueLoss
-from marl.monitor import Progress
-from marl.policy import Policy
-from marl.ppo import PPOConfig, train_ppo
-from marl.ranks import ONE, Ranks
+from marl.metrics.training import Progress
+from marl.model.policy import Policy
 from marl.rewards import Reward
 from marl.rewards.game import GameReward
 from marl.rewards.speaking import SpeakingReward
-from marl.rollout import EVALUATION, Seeds, draw_games, everyone, rollout
-from marl.update import Learner, UpdateConfig, make_optimizer
+from marl.rollout.cast import Seats
+from marl.rollout.rollout import everyone, rollout
+from marl.rollout.seeds import EVALUATION, Seeds, draw_games
 from tests.marl.hint import FACTS, Hint, hint_policy
 
 # Arms as (weight of the speaking reward, weight of the listening loss). Accuracy seen over 400 held-out games after 40

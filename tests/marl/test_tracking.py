@@ -22,8 +22,8 @@ import pytest
 import torch
 import wandb
 
-from marl.errors import UserError
-from marl.tracking import AGENTS, JsonlTracker, Tracker, WandbTracker, make_tracker
+from marl.common.errors import UserError
+from marl.storage.tracking import AGENTS, JsonlTracker, Tracker, WandbTracker, make_tracker
 
 
 def lines(path: Path) -> list[dict[str, object]]:

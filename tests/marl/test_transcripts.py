@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envs.among_us_v0 import Act
+from envs.among_us.state import Act
 from envs.core import TurnKind
-from marl.errors import UserError
-from marl.games import env_maker, scripted
-from marl.rollout import draw_games, everyone, rollout
-from marl.transcripts import (
+from marl.common.errors import UserError
+from marl.report.transcripts import (
     Deed,
     Form,
     Meeting,
@@ -30,6 +28,9 @@ from marl.transcripts import (
     story,
     write_episodes,
 )
+from marl.rollout.games import env_maker, scripted
+from marl.rollout.rollout import everyone, rollout
+from marl.rollout.seeds import draw_games
 from tests.marl.episodes import aborted_game, deal_game, episode, failed_game, imposter_game, meeting_game, message
 
 

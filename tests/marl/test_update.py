@@ -15,12 +15,17 @@ from torch import Tensor
 from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from marl.advantages import Credit, add_advantages
-from marl.agents import ModelAgent
-from marl.batch import collate, seats_of
-from marl.cast import Seats
-from marl.errors import UserError
-from marl.losses import Loss, Outputs
+from marl.agents.model import ModelAgent
+from marl.algorithms.ppo import PPOConfig, train_ppo
+from marl.common.errors import UserError
+from marl.kernels.varlen import _COMPILED
+from marl.learning.advantages import Credit, add_advantages
+from marl.learning.batch import collate, seats_of
+from marl.learning.config import UpdateConfig
+from marl.learning.forward import forward
+from marl.learning.micro_batches import blank, micro_batches, padded
+from marl.learning.update import Learner, add_reference, explained_variance, make_optimizer, update
+from marl.losses import Loss, Outputs, count_tokens
 from marl.losses.entropy import EntropyLoss
 from marl.losses.imitation import ImitationLoss
 from marl.losses.kl import KLLoss
@@ -29,28 +34,15 @@ from marl.losses.plan import PlanLoss
 from marl.losses.policy import PolicyLoss
 from marl.losses.value import ValueLoss
 from marl.losses.world_model import WorldModelLoss
-from marl.monitor import Progress
-from marl.policy import Policy
-from marl.ppo import PPOConfig, train_ppo
+from marl.metrics.training import Progress
+from marl.model.policy import Policy
 from marl.rewards import Reward, add_rewards
 from marl.rewards.game import GameReward
 from marl.rewards.speaking import SpeakingReward
-from marl.rollout import Game, Seeds, draw_games, rollout
+from marl.rollout.cast import Seats
+from marl.rollout.rollout import rollout
+from marl.rollout.seeds import Game, Seeds, draw_games
 from marl.types import Episode, Kind, Planned, TokenBatch, Turn
-from marl.update import (
-    Learner,
-    UpdateConfig,
-    add_reference,
-    blank,
-    count_tokens,
-    explained_variance,
-    forward,
-    make_optimizer,
-    micro_batches,
-    padded,
-    update,
-)
-from marl.varlen import _COMPILED
 from tests.marl.hint import Hint, hint_policy
 from tests.marl.models import hf_policy, small_tokens
 
@@ -266,7 +258,7 @@ def test_activations_that_are_computed_again_give_the_same_weights(name: str, tm
 
 def test_a_model_whose_activations_cannot_be_computed_again_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     policy, _ = played()
-    monkeypatch.setattr("marl.policy.GradientCheckpointingLayer", RuntimeError)  # a model without any
+    monkeypatch.setattr("marl.model.policy.GradientCheckpointingLayer", RuntimeError)  # a model without any
     with pytest.raises(UserError, match=r"gradient_checkpointing=true: not with LlamaForCausalLM; leave it out"):
         make_optimizer(policy, UpdateConfig(gradient_checkpointing=True))
     make_optimizer(policy, UpdateConfig())

@@ -15,10 +15,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, PhimoeConfig, PreTrainedConfig, Qwen2MoeConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from marl import varlen as module
-from marl.errors import UserError
-from marl.update import UpdateConfig, make_optimizer, update
-from marl.varlen import attention, check_varlen, read_rows, varlen
+from marl.common.errors import UserError
+from marl.kernels import varlen as module
+from marl.kernels.varlen import attention, check_varlen, read_rows, varlen
+from marl.learning.config import UpdateConfig
+from marl.learning.update import make_optimizer, update
 from tests.marl.models import ARCHITECTURES, RECURRENT, hf_policy, random_lm
 from tests.marl.test_update import TERMS, noisy, play, to_batch, weights_of
 

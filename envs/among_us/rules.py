@@ -1,0 +1,421 @@
+"""The rules: how a game starts, moves, talks and votes."""
+
+from __future__ import annotations
+
+import operator
+import re
+from random import Random
+from typing import Any, NamedTuple, SupportsIndex
+
+from envs.among_us.state import (
+    DIRECTIONS,
+    GO,
+    KILL,
+    NAMES,
+    REPORT,
+    SKIP,
+    TASK,
+    VOTE,
+    WAIT,
+    Act,
+    Action,
+    Activity,
+    Body,
+    Cut,
+    Done,
+    Ending,
+    Game,
+    Intro,
+    Killed,
+    Look,
+    Meeting,
+    Over,
+    Phase,
+    Player,
+    Recall,
+    Role,
+    Rules,
+    Said,
+    SpeakNow,
+    Tally,
+    VoteNow,
+    check_layouts,
+    check_pairs,
+)
+from envs.among_us.texts import in_compact
+from envs.core import END, clean
+
+
+# --- The start --------------------------------------------------------------------------------------------------------
+def new_game(rules: Rules, seed: int, options: dict[str, Any] | None = None) -> Game:
+    """Draws names, roles and tasks; `options` may fix some (see `AmongUs`). ValueError for values that fit no game.
+
+    Every hidden fact is drawn from a generator of its own, so that fixing one leaves all others as they were.
+    """
+    start = _read_start(options or {}, rules)
+    rng = Random(f"{seed} layout")
+    width, height = rng.choice(rules.layouts or ((rules.width, rules.height),))
+    low, high = rules.tasks_range or (rules.tasks, rules.tasks)
+    tasks_each = rng.randint(low, high)
+    width, height = start.get("layout", (width, height))
+    names = start.get("names") or Random(f"{seed} names").sample(NAMES, rules.players)
+    imposters = start.get("imposters") or Random(f"{seed} roles").sample(range(rules.players), rules.imposters)
+    players = []
+    for seat, name in enumerate(names):
+        own = Random(f"{seed} seat {seat}")
+        tasks = [(own.randrange(width), own.randrange(height)) for _ in range(tasks_each)]  # imposters draw too
+        role = Role.IMPOSTER if seat in imposters else Role.CREWMATE
+        if "tasks" in start:
+            tasks = list(start["tasks"][seat])
+        players.append(
+            Player(
+                name=name,
+                role=role,
+                room=((width - 1) // 2, 0),
+                tasks=tasks if role is Role.CREWMATE else [],
+                cooldown=rules.cooldown if role is Role.IMPOSTER else 0,
+                rng=own,
+            )
+        )
+    game = Game(rules, width, height, tasks_each, players, tuple(imposters), Random(f"{seed} talk"))
+    if any(not 0 <= x < width or not 0 <= y < height for p in players for x, y in p.tasks):
+        raise ValueError(f"The reset option 'tasks' names rooms outside the grid of {width} x {height}.")
+    everyone = tuple(p.name for p in game.by_name)
+    for seat, p in enumerate(players):
+        fellows = tuple(q.name for q in game.by_name if q.role is p.role and q is not p)
+        game.told[seat].append(
+            Intro(
+                name=p.name,
+                role=p.role,
+                width=width,
+                height=height,
+                names=everyone,
+                imposters=len(imposters),
+                fellows=fellows if p.role is Role.IMPOSTER else (),
+                tasks=tuple(sorted(p.tasks, key=lambda room: (room[1], room[0]))),
+            )
+        )
+    _ask_movers(game)
+    return game
+
+
+def _read_start(options: dict[str, Any], rules: Rules) -> dict[str, Any]:
+    """The reset options that it knows, checked; others are ignored."""
+    start: dict[str, Any] = {}
+    for key in ("imposters", "names", "layout", "tasks"):
+        if key in options and not isinstance(options[key], list | tuple):
+            raise ValueError(f"The reset option {key!r} must be a list or tuple, got {options[key]!r}.")
+    seats = range(rules.players)
+    if "imposters" in options:
+        imposters = tuple(options["imposters"])
+        known = all(isinstance(seat, SupportsIndex) and seat in seats for seat in imposters)
+        if not known or not len(imposters) == len(set(imposters)) == rules.imposters:
+            raise ValueError(
+                f"The reset option 'imposters' must be {rules.imposters} of seats 0 to {seats[-1]}, got {imposters}."
+            )
+        start["imposters"] = tuple(map(operator.index, imposters))
+    if "names" in options:
+        names = start["names"] = tuple(str(name).capitalize() for name in options["names"])
+        if len(names) != rules.players or len(set(names)) != len(names) or not set(names) <= set(NAMES):
+            raise ValueError(
+                f"The reset option 'names' must be {rules.players} different names of {', '.join(NAMES)}, got {names}."
+            )
+    if "layout" in options:
+        start["layout"] = check_layouts((options["layout"],))[0]
+    if "tasks" in options:
+        tasks = start["tasks"] = [check_pairs("tasks", own) for own in options["tasks"]]
+        if len(tasks) != rules.players or not all(tasks):
+            raise ValueError("The reset option 'tasks' must give at least one room (x, y) for each seat.")
+    return start
+
+
+# --- What a player sees and may do ------------------------------------------------------------------------------------
+def look(game: Game, player: Player) -> Look:
+    """What the player sees of its room, without its cooldown."""
+    room = player.room
+    present, entering, leaving = [], [], []
+    for other in game.by_name:
+        goal = other.room
+        if other is player:
+            continue
+        if not other.alive:
+            if other.bound is None or goal == room:
+                continue
+            goal = other.bound  # at this end of its way nothing tells yet what happened at the other
+        if goal == room:
+            if other.origin is None:
+                present.append(other.name)
+            else:
+                entering.append((other.name, other.origin))
+        elif other.origin == room:
+            leaving.append((other.name, goal))
+    bodies = tuple(body.name for body in game.bodies if body.room == room) if game.bodies else ()
+    tasks = player.tasks.count(room)
+    return Look(room, tuple(present), tuple(entering), tuple(leaving), bodies, tasks)
+
+
+def legal_moves(game: Game, player: Player, sight: Look) -> list[Action]:
+    """All that a player may do, in a fixed order. It may kill whom it sees, those entering or leaving too."""
+    x, y = player.room
+    moves = [
+        GO[direction]
+        for direction, (dx, dy) in DIRECTIONS.items()
+        if 0 <= x + dx < game.width and 0 <= y + dy < game.height
+    ]
+    moves.append(WAIT)
+    if sight.tasks:
+        moves.append(TASK)
+    if player.role is Role.CREWMATE or game.rules.imposters_report:
+        moves.extend(REPORT[name] for name in sight.bodies)
+    if player.role is Role.IMPOSTER and player.cooldown == 0:
+        near = (*sight.present, *(name for name, _ in (*sight.entering, *sight.leaving)))
+        moves.extend(KILL[name] for name in near if game.players[game.seat[name]].role is Role.CREWMATE)
+    return moves
+
+
+def _ask_movers(game: Game) -> None:
+    """Asks everybody who is ready, and those who wait and see something new or have waited long enough."""
+    game.due = {}
+    for seat, player in enumerate(game.players):
+        if not player.alive or player.activity is Activity.WALK or player.activity is Activity.TASK:
+            continue
+        sight = look(game, player)
+        if player.activity is Activity.WAIT and player.timer > 0 and sight == player.seen:
+            continue
+        player.activity, player.seen = Activity.READY, sight
+        player.sightings |= dict.fromkeys((*sight.present, *(name for name, _ in sight.entering)), sight.room)
+        player.sightings |= dict(sight.leaving)
+        options = legal_moves(game, player, sight)
+        player.rng.shuffle(options)
+        game.due[seat] = options
+        game.told[seat].append(sight._replace(cooldown=player.cooldown) if player.role is Role.IMPOSTER else sight)
+
+
+# --- Moving -----------------------------------------------------------------------------------------------------------
+def play_moves(game: Game, actions: dict[int, Action]) -> None:
+    """One step of moving. `actions` holds a legal action for each seat in `game.due`."""
+    rules = game.rules
+    kills: list[tuple[int, Action]] = []
+    reports: list[tuple[int, Action]] = []
+    for seat, action in actions.items():
+        player = game.players[seat]
+        match action.act:
+            case Act.GO:
+                dx, dy = DIRECTIONS[action.target]
+                player.origin, player.room = player.room, (player.room[0] + dx, player.room[1] + dy)
+                player.activity, player.timer = Activity.WALK, rules.walk_steps
+            case Act.TASK:
+                player.activity, player.timer = Activity.TASK, rules.task_steps
+            case Act.WAIT:
+                player.activity, player.timer = Activity.WAIT, rules.reprompt
+            case Act.KILL:
+                kills.append((seat, action))
+            case Act.REPORT:
+                reports.append((seat, action))
+
+    doing_a_task = {seat for seat, p in enumerate(game.players) if p.activity is Activity.TASK}
+    for seat, player in enumerate(game.players):
+        _pass_time(game, seat, player)
+    for seat, action in kills:
+        _kill(game, seat, game.seat[action.target], doing_a_task)
+
+    if _ended(game):
+        return
+    if reports:
+        seat, action = reports[int(game.rng.random() * len(reports))]
+        _open_discussion(game, seat, action.target)
+    else:
+        _ask_movers(game)
+
+
+def _pass_time(game: Game, seat: int, player: Player) -> None:
+    """Walks, tasks and waits go on for one step; those that end leave the player ready."""
+    if player.cooldown:
+        player.cooldown -= 1
+    if not player.timer:
+        return
+    player.timer -= 1
+    if player.timer or player.activity is Activity.WAIT:
+        return
+    if player.activity is Activity.TASK:
+        player.tasks.remove(player.room)
+        game.told[seat].append(Done())
+        _earn(game, seat, "tasks")
+    player.activity, player.origin, player.bound = Activity.READY, None, None
+
+
+def _kill(game: Game, killer_seat: int, victim_seat: int, doing_a_task: set[int]) -> None:
+    """The kill of a step that is over. Everybody in the room notices, except who did a task during the step."""
+    killer, victim = game.players[killer_seat], game.players[victim_seat]
+    killer.cooldown = game.rules.cooldown
+    if not victim.alive:
+        return  # another imposter was faster
+    victim.alive = False
+    if victim.activity is Activity.WALK:
+        victim.bound = victim.room
+    else:
+        victim.activity, victim.timer = Activity.READY, 0
+    victim.room = killer.room
+    game.bodies.append(Body(victim.name, killer.room))
+    game.bodies.sort(key=lambda body: NAMES.index(body.name))
+    game.told[victim_seat].append(Killed(killer.name, ""))
+    for seat, player in enumerate(game.players):
+        if player.alive and player is not killer and player.room == killer.room and seat not in doing_a_task:
+            game.told[seat].append(Killed(killer.name, victim.name))
+            player.killings[killer.name] = victim.name
+    _earn(game, killer_seat, "kills")
+
+
+def _earn(game: Game, seat: int, deed: str) -> None:
+    game.earned[seat] += 1
+    game.counts[deed] += 1
+
+
+def _ended(game: Game) -> bool:
+    """Ends the game if somebody has won, or else time has run out: before anything new begins."""
+    if not _won(game) and game.step >= game.rules.max_steps:
+        game.ending = Ending.TIME
+        _close(game)
+    return game.phase is Phase.OVER
+
+
+def _won(game: Game) -> bool:
+    """Ends the game if somebody has won."""
+    living = [p for p in game.players if p.alive]
+    imposters = sum(p.role is Role.IMPOSTER for p in living)
+    if not imposters:
+        game.winner, game.ending = Role.CREWMATE, Ending.EJECTION
+    elif imposters >= len(living) - imposters:
+        game.winner, game.ending = Role.IMPOSTER, Ending.PARITY
+    elif not any(p.tasks for p in living):
+        game.winner, game.ending = Role.CREWMATE, Ending.TASKS
+    else:
+        return False
+    _close(game)
+    return True
+
+
+def _close(game: Game) -> None:
+    assert game.ending is not None
+    game.phase, game.due, game.asks = Phase.OVER, {}, False
+    for events in game.told:
+        events.append(Over(game.winner, game.ending))
+
+
+# --- Talking and voting -----------------------------------------------------------------------------------------------
+def _open_discussion(game: Game, finder: int, victim: str) -> None:
+    player = game.players[finder]
+    body = next(body for body in game.bodies if body.name == victim)
+    game.bodies.remove(body)
+    _earn(game, finder, "discussions")
+    game.tell_living(Meeting(player.name, victim, body.room, game.living()))
+    order = [seat for seat, p in enumerate(game.players) if p.alive]
+    for seat in order if game.rules.recall else ():
+        if (recall := _recall(game, game.players[seat])) != Recall((), ()):
+            game.told[seat].append(recall)
+    game.rng.shuffle(order)
+    game.speakers = order * game.rules.messages_each
+    game.asks = True
+    _next_speaker(game)
+
+
+def _recall(game: Game, player: Player) -> Recall:
+    living = [name for name in game.living() if name != player.name]
+    return Recall(
+        tuple((name, player.killings[name]) for name in living if name in player.killings),
+        tuple((name, player.sightings[name]) for name in living if name in player.sightings),
+    )
+
+
+def _next_speaker(game: Game) -> None:
+    """Asks the next one to speak, or everybody to vote."""
+    if game.speakers:
+        game.phase, game.due = Phase.TALK, {game.speakers[0]: []}
+        game.told[game.speakers[0]].append(SpeakNow())
+        return
+    game.phase, game.due = Phase.VOTE, {}
+    for seat, player in enumerate(game.players):
+        if player.alive:
+            options = [*(VOTE[name] for name in game.living()), SKIP]
+            player.rng.shuffle(options)
+            game.due[seat] = options
+    game.tell_living(VoteNow())
+
+
+def say(game: Game, message: str, cut: bool) -> None:
+    """The next speaker says this to all others."""
+    seat = game.speakers.pop(0)
+    game.counts["messages"] += 1
+    if cut:
+        game.told[seat].append(Cut())
+    game.tell_living(Said(game.players[seat].name, message), but=seat)
+    game.asks = True
+    if not _ended(game):
+        _next_speaker(game)
+
+
+def count_votes(game: Game, votes: dict[int, Action]) -> None:
+    """`votes` of all living seats, VOTE or SKIP. Then the game goes on in the start room, or is over."""
+    counts: dict[str, int] = {}
+    for seat, vote in votes.items():
+        choice = vote.target or vote.act.value
+        counts[choice] = counts.get(choice, 0) + 1
+        if game.players[seat].role is Role.CREWMATE:
+            game.counts["votes"] += 1
+            if vote.act is Act.VOTE and game.players[game.seat[vote.target]].role is Role.IMPOSTER:
+                _earn(game, seat, "votes_for_imposter")
+    most = max(counts.values())
+    leaders = [choice for choice, n in counts.items() if n == most]
+    ejected = leaders[0] if len(leaders) == 1 and leaders[0] != Act.SKIP else ""
+    game.tell_living(Tally(tuple((c, counts[c]) for c in (*NAMES, Act.SKIP.value) if c in counts), ejected))
+    if ejected:
+        game.players[game.seat[ejected]].alive = False
+        game.counts["ejections"] += 1
+    if _ended(game):
+        return
+    for player in game.players:
+        player.activity, player.origin, player.bound, player.timer = Activity.READY, None, None, 0
+        if player.alive:
+            player.room, player.seen = game.start_room, None
+            player.sightings = {}
+            player.cooldown = game.rules.cooldown if player.role is Role.IMPOSTER else 0
+    game.phase = Phase.MOVE
+    _ask_movers(game)
+
+
+class Heard(NamedTuple):
+    """A message; `start:end` are the characters of the reply that it was made of."""
+
+    text: str
+    start: int
+    end: int
+    cut: bool
+
+
+def hear(reply: str, max_words: int, max_chars: int, compact: bool = False) -> Heard:
+    """What others hear of a reply: its words up to `[END]`, on one line, within both limits. No words is no message.
+
+    Angle brackets and double quotes become ( ) and ', so that no message can pass for the game's own words. In compact
+    style, which writes without these, a message is in lower case, its "says" becomes "say" and its underscores -, so
+    that it can pass neither for somebody else's message nor for an option.
+    """
+    words = list(re.finditer(r"\S+", reply.partition(END)[0]))
+    heard: list[str] = []
+    end = length = 0
+    for word in words[:max_words]:
+        room = max_chars - length - bool(heard)
+        if room < 1:
+            break
+        heard.append(word[0][:room])
+        end = word.start() + len(heard[-1])
+        length += len(heard[-1]) + (len(heard) > 1)
+        if len(heard[-1]) < len(word[0]):
+            break
+    text = clean(" ".join(heard), max_chars).translate(_NO_FORGERY)
+    if compact:
+        text = in_compact(text)
+    start = words[0].start() if heard else 0
+    return Heard(text, start, end, bool(words) and end < words[-1].end())
+
+
+_NO_FORGERY = str.maketrans({"<": "(", ">": ")", '"': "'"})

@@ -1,0 +1,305 @@
+"""Settings, state and events of the game."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from enum import Enum, StrEnum
+from random import Random
+from typing import Any, NamedTuple
+
+NAMES = ("Red", "Blue", "Green", "Yellow", "Orange", "Purple", "Pink")  # the palette; lists of names keep this order
+DIRECTIONS = {"north": (0, -1), "south": (0, 1), "west": (-1, 0), "east": (1, 0)}
+MIN_PLAYERS, MAX_PLAYERS = 4, len(NAMES)
+MAX_SIDE = 5  # rooms
+MAX_TASKS = 10
+PAYMENT = ("shaping", "loser_reward")  # settings that no player reads of
+Room = tuple[int, int]  # x from the west, y from the north
+
+
+# --- Settings ---------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Rules:
+    """The settings of the game. Raises ValueError, naming the setting, where they make no game."""
+
+    width: int  # rooms, 1 to 5
+    height: int
+    layouts: tuple[Room, ...]  # where given, each episode draws its (width, height) from these
+    players: int  # 4 to 7
+    imposters: int  # fewer than the crewmates
+    tasks: int  # of each crewmate, each in a random room
+    tasks_range: tuple[int, int] | None  # where given, each episode draws `tasks` from lowest to highest
+    walk_steps: int  # steps to a neighbouring room
+    task_steps: int  # steps to do a task
+    cooldown: int  # steps before an imposter may kill: at the start, after a kill, after a discussion
+    reprompt: int  # a waiting player is asked again after so many steps, or when what it sees changes
+    messages_each: int  # in a discussion; 0: straight to the vote
+    message_words: int  # longer messages are cut
+    message_chars: int
+    imposters_report: bool
+    recall: bool  # a discussion begins with a reminder of what each has seen since the last one
+    candidates: str  # of the belief question: living_others or all_names
+    max_steps: int  # then nobody wins: a truncation, since no player is told of this limit
+    shaping: float  # extra reward for a task done, a kill, a report, a crewmate's vote for an imposter
+    loser_reward: float  # of the losers, and of everybody when time runs out; winners get 1
+
+    def __post_init__(self) -> None:
+        least = {"players": MIN_PLAYERS, "messages_each": 0, "cooldown": 0}
+        most = {"width": MAX_SIDE, "height": MAX_SIDE, "players": MAX_PLAYERS, "tasks": MAX_TASKS, "messages_each": 10}
+        for f in fields(self):
+            if f.type == "int":
+                _check_int(f.name, getattr(self, f.name), least.get(f.name, 1), most.get(f.name, 1_000))
+        if 2 * self.imposters >= self.players:
+            raise ValueError(
+                f"imposters must be fewer than crewmates, at most {(self.players - 1) // 2} among {self.players} "
+                f"players, got {self.imposters}."
+            )
+        if self.width * self.height == 1:
+            raise ValueError("width and height must not both be 1: there would be nowhere to walk to.")
+        object.__setattr__(self, "layouts", check_layouts(self.layouts or ()))  # tuples, where YAML gave lists
+        if self.tasks_range is not None:
+            low, high = check_pairs("tasks_range", (self.tasks_range,))[0]
+            if not 1 <= low <= high <= MAX_TASKS:
+                raise ValueError(
+                    f"tasks_range must be the lowest and highest number of tasks, within 1 to {MAX_TASKS}, "
+                    f"got ({low}, {high})."
+                )
+            object.__setattr__(self, "tasks_range", (low, high))
+        for name in ("imposters_report", "recall"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}.")
+        if self.candidates not in ("living_others", "all_names"):
+            raise ValueError(f"candidates must be living_others or all_names, got {self.candidates!r}.")
+        for name in ("shaping", "loser_reward"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= 100:
+                raise ValueError(f"{name} must be a number from -100 to 100, got {value!r}.")
+
+
+def _check_int(name: str, value: object, least: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ValueError(f"{name} must be a whole number from {least} to {most}, got {value!r}.")
+
+
+def check_layouts(value: Any) -> tuple[Room, ...]:
+    layouts = check_pairs("layouts", value)
+    for width, height in layouts:
+        if not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE and width * height > 1):
+            raise ValueError(
+                f"layouts must be pairs of sides of 1 to {MAX_SIDE} rooms, not both 1, got ({width}, {height})."
+            )
+    return layouts
+
+
+def check_pairs(name: str, value: Any) -> tuple[tuple[int, int], ...]:
+    try:
+        pairs = tuple((a, b) for a, b in value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must be made of pairs of whole numbers, got {value!r}.") from error
+    if not all(isinstance(n, int) and not isinstance(n, bool) for pair in pairs for n in pair):
+        raise ValueError(f"{name} must be made of pairs of whole numbers, got {value!r}.")
+    return pairs
+
+
+# --- State ------------------------------------------------------------------------------------------------------------
+class Role(StrEnum):
+    CREWMATE = "crewmate"
+    IMPOSTER = "imposter"
+
+
+class Phase(Enum):
+    MOVE = 0
+    TALK = 1
+    VOTE = 2
+    OVER = 3
+
+
+class Ending(StrEnum):
+    """How a game ended: crewmates win by the first two, imposters by the third, nobody by the last."""
+
+    EJECTION = "ejection"  # no imposter lives
+    TASKS = "tasks"  # living crewmates have none left
+    PARITY = "parity"  # imposters are at least as many as living crewmates
+    TIME = "time"
+
+
+class Activity(Enum):
+    READY = 0  # to act in the coming step
+    WALK = 1
+    TASK = 2
+    WAIT = 3
+
+
+class Act(StrEnum):
+    GO = "go"
+    WAIT = "wait"
+    TASK = "do task"
+    REPORT = "report"
+    KILL = "kill"
+    VOTE = "vote"
+    SKIP = "skip"
+
+
+class Action(NamedTuple):
+    """A choice. `target` is a direction of GO, a name of REPORT, KILL and VOTE, else empty."""
+
+    act: Act
+    target: str = ""
+
+
+WAIT, TASK, SKIP = Action(Act.WAIT), Action(Act.TASK), Action(Act.SKIP)
+GO = {direction: Action(Act.GO, direction) for direction in DIRECTIONS}
+REPORT, KILL, VOTE = ({name: Action(act, name) for name in NAMES} for act in (Act.REPORT, Act.KILL, Act.VOTE))
+
+
+@dataclass
+class Player:
+    name: str
+    role: Role
+    room: Room
+    tasks: list[Room]  # still to be done
+    cooldown: int  # steps until an imposter may kill
+    rng: Random  # its own, so that no player's draws can tell anything of another's options
+    alive: bool = True
+    activity: Activity = Activity.READY
+    timer: int = 0  # steps until the activity ends
+    origin: Room | None = None  # where a walker comes from
+    bound: Room | None = None  # where the walk of one who was killed on its way would have ended
+    seen: Look | None = None  # what it saw when it was last asked, without the cooldown
+    sightings: dict[str, Room] = field(default_factory=dict)  # where it last saw whom since the last discussion
+    killings: dict[str, str] = field(default_factory=dict)  # victims by killer, as far as it noticed
+
+
+class Body(NamedTuple):
+    name: str
+    room: Room
+
+
+@dataclass
+class Game:
+    """One episode. `told` and `earned` hold what the last step brought, by seat; transitions add to them."""
+
+    rules: Rules
+    width: int
+    height: int
+    tasks_each: int
+    players: list[Player]  # by seat
+    imposters: tuple[int, ...]  # seats, in the order drawn
+    rng: Random  # who speaks when, and which of several reports counts
+    by_name: list[Player] = field(init=False)  # in the order of the palette
+    seat: dict[str, int] = field(init=False)
+    phase: Phase = Phase.MOVE
+    step: int = 0
+    bodies: list[Body] = field(default_factory=list)
+    speakers: list[int] = field(default_factory=list)  # seats that will speak in this discussion, the next one first
+    due: dict[int, list[Action]] = field(default_factory=dict)  # who must act now, and its options (none: to speak)
+    asks: bool = False  # whether the belief question is due now
+    winner: Role | None = None
+    ending: Ending | None = None
+    told: list[list[Event]] = field(default_factory=list)
+    earned: list[int] = field(default_factory=list)  # deeds that shaping pays for
+    counts: dict[str, int] = field(default_factory=dict)  # what happened how often, for the outcome
+
+    def __post_init__(self) -> None:
+        self.by_name = sorted(self.players, key=lambda p: NAMES.index(p.name))
+        self.seat = {p.name: seat for seat, p in enumerate(self.players)}
+        self.clear()
+        self.counts = dict.fromkeys(
+            ("decisions", "messages", "discussions", "kills", "tasks", "ejections", "votes", "votes_for_imposter"), 0
+        )
+
+    def clear(self) -> None:
+        self.told = [[] for _ in self.players]
+        self.earned = [0] * len(self.players)
+
+    def tell_living(self, event: Event, but: int = -1) -> None:
+        for seat, player in enumerate(self.players):
+            if player.alive and seat != but:
+                self.told[seat].append(event)
+
+    def living(self) -> tuple[str, ...]:
+        return tuple(p.name for p in self.by_name if p.alive)
+
+    @property
+    def start_room(self) -> Room:
+        return (self.width - 1) // 2, 0
+
+
+# What players get to know. Names and rooms are those of the game; the words come later.
+class Intro(NamedTuple):
+    name: str
+    role: Role
+    width: int
+    height: int
+    names: tuple[str, ...]
+    imposters: int
+    fellows: tuple[str, ...]  # the other imposters; of a crewmate, nobody
+    tasks: tuple[Room, ...]
+
+
+class Look(NamedTuple):
+    room: Room
+    present: tuple[str, ...]
+    entering: tuple[tuple[str, Room], ...]  # and where from
+    leaving: tuple[tuple[str, Room], ...]  # and where to
+    bodies: tuple[str, ...]
+    tasks: int  # own tasks to be done here
+    cooldown: int = -1  # -1 for crewmates
+
+
+class Done(NamedTuple):
+    """A task is done."""
+
+
+class Killed(NamedTuple):
+    killer: str
+    victim: str  # empty: you
+
+
+class Meeting(NamedTuple):
+    finder: str
+    victim: str
+    room: Room
+    living: tuple[str, ...]
+
+
+class Recall(NamedTuple):
+    """What the player has seen: killings by living players, and where the others alive were last seen."""
+
+    killings: tuple[tuple[str, str], ...]  # killer, victim
+    sightings: tuple[tuple[str, Room], ...]
+
+
+class SpeakNow(NamedTuple):
+    pass
+
+
+class Said(NamedTuple):
+    speaker: str
+    message: str
+
+
+class Cut(NamedTuple):
+    """Your message was too long."""
+
+
+class VoteNow(NamedTuple):
+    pass
+
+
+class Tally(NamedTuple):
+    counts: tuple[tuple[str, int], ...]  # name or "skip", votes; without those that got none
+    ejected: str  # empty: nobody
+
+
+class Refused(NamedTuple):
+    """Your reply was none of the options and counts as this one."""
+
+    instead: Act
+
+
+class Over(NamedTuple):
+    winner: Role | None
+    ending: Ending
+
+
+Event = Intro | Look | Done | Killed | Meeting | Recall | SpeakNow | Said | Cut | VoteNow | Tally | Refused | Over

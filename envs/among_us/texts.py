@@ -1,0 +1,228 @@
+"""What players read, in each style."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from envs.among_us.state import (
+    GO,
+    KILL,
+    NAMES,
+    REPORT,
+    SKIP,
+    TASK,
+    VOTE,
+    WAIT,
+    Act,
+    Cut,
+    Done,
+    Ending,
+    Event,
+    Intro,
+    Killed,
+    Look,
+    Meeting,
+    Over,
+    Recall,
+    Refused,
+    Role,
+    Room,
+    Rules,
+    Said,
+    SpeakNow,
+    Tally,
+    VoteNow,
+)
+from envs.core import END, Style
+
+
+def in_compact(message: str) -> str:
+    """A message as compact style tells it; one that is told so already stays as it is."""
+    return re.sub(r"\bsays\b", "say", message.lower().replace("_", "-"))
+
+
+# --- Words ------------------------------------------------------------------------------------------------------------
+QUESTION = {Style.NATURAL: "Which player is the imposter?", Style.COMPACT: "<imposter?>"}
+ROOMS = (  # compact names of the rooms: ROOMS[y][x]
+    ("bridge", "galley", "lounge", "office", "armory"),
+    ("lab", "garden", "clinic", "gym", "archive"),
+    ("reactor", "engine", "shaft", "boiler", "dock"),
+    ("hangar", "vault", "workshop", "shower", "laundry"),
+    ("chapel", "studio", "kennel", "silo", "cellar"),
+)
+ROOM_OF = {name: (x, y) for y, row in enumerate(ROOMS) for x, name in enumerate(row)}
+LOWER = {name: name.lower() for name in NAMES}
+ALL_ACTIONS = (*GO.values(), WAIT, TASK, *REPORT.values(), *KILL.values(), *VOTE.values(), SKIP)
+_FORM = {Act.REPORT: "report body of {}", Act.KILL: "kill {}", Act.VOTE: "{}", Act.GO: "go {}"}
+_COMPACT_FORM = {Act.REPORT: "report_{}", Act.KILL: "kill_{}", Act.VOTE: "{}", Act.GO: "go_{}", Act.TASK: "do_task"}
+OPTION = {  # how an action reads among the options
+    Style.NATURAL: {a: _FORM.get(a.act, a.act.value).format(a.target) for a in ALL_ACTIONS},
+    Style.COMPACT: {a: _COMPACT_FORM.get(a.act, a.act.value).format(a.target.lower()) for a in ALL_ACTIONS},
+}
+
+# Strings of compact style that a tokenizer made for this game should keep whole; numbers are its own business.
+COMPACT_TOKENS = (
+    *LOWER.values(),
+    *ROOM_OF,
+    *(text for action, text in OPTION[Style.COMPACT].items() if action.act is not Act.VOTE),
+    *("grid", "imposters", "players", "you", "crewmate", "imposter", "with", "tasks"),
+    *("at", "in", "out", "body", "task", "cooldown", "ready", "done", "killer", "victim"),
+    *("meeting", "found", "living", "recall", "speak", "says", "cut", "vote", "votes", "ejected", "nobody"),
+    *("refused", "crewmates", "win", "time", "ejection", "parity"),
+    QUESTION[Style.COMPACT],
+    END,
+)
+
+# Words that mean nothing but who is who: a game with others of them, in the same order, might have been played as well.
+EXCHANGEABLE = {Style.NATURAL: NAMES, Style.COMPACT: tuple(LOWER.values())}
+
+
+def write(event: Event, style: Style) -> str:
+    """The event in words, as they stand in an observation."""
+    return _write_natural(event) if style is Style.NATURAL else _write_compact(event)
+
+
+def _write_compact(event: Event) -> str:
+    match event:
+        case Look(room, present, entering, leaving, bodies, tasks, cooldown):
+            text = " at " + ROOMS[room[1]][room[0]]
+            for name in present:
+                text += " " + LOWER[name]
+            for name, (x, y) in entering:
+                text += f" in {LOWER[name]} {ROOMS[y][x]}"
+            for name, (x, y) in leaving:
+                text += f" out {LOWER[name]} {ROOMS[y][x]}"
+            for name in bodies:
+                text += " body " + LOWER[name]
+            text += " task" * tasks
+            return text + ("" if cooldown < 0 else f" cooldown {cooldown}" if cooldown else " ready")
+        case Intro(name, role, width, height, names, imposters, fellows, tasks):
+            text = f" grid {width} {height} imposters {imposters} players{_spaced(names)} you {LOWER[name]} {role}"
+            text += f" with{_spaced(fellows)}" if fellows else ""
+            return text + (" tasks " + " ".join(ROOMS[y][x] for x, y in tasks) if tasks else "")
+        case Done():
+            return " done"
+        case Killed(killer, victim):
+            # Names come after what they are: small models find a killer thrice as soon so as in "red killed blue".
+            return f" killer {LOWER[killer]} victim {LOWER.get(victim, 'you')}"
+        case Meeting(finder, victim, (x, y), living):
+            return f" meeting {LOWER[finder]} found {LOWER[victim]} at {ROOMS[y][x]} living{_spaced(living)}"
+        case Recall(killings, sightings):
+            seen = "".join(f" killer {LOWER[killer]} victim {LOWER[victim]}" for killer, victim in killings)
+            return " recall" + seen + "".join(f" {LOWER[name]} {ROOMS[y][x]}" for name, (x, y) in sightings)
+        case SpeakNow():
+            return " speak"
+        case Said(speaker, message):
+            return f" {LOWER[speaker]} says {in_compact(message)}{' ' if message else ''}{END}"
+        case Cut():
+            return " cut"
+        case VoteNow():
+            return " vote"
+        case Tally(counts, ejected):
+            votes = "".join(f" {choice.lower()} {n}" for choice, n in counts)
+            return f" votes{votes} ejected {LOWER.get(ejected, 'nobody')}"
+        case Refused(instead):
+            return f" refused {instead}"
+        case Over(winner, ending):
+            return f" {winner}s win {ending}" if winner else " nobody win time"
+
+
+def _spaced(names: Sequence[str]) -> str:
+    return "".join(" " + LOWER[name] for name in names)
+
+
+def _write_natural(event: Event) -> str:
+    match event:
+        case Look(room, present, entering, leaving, bodies, tasks, cooldown):
+            text = f"You are in room {cell_of(room)}."
+            if present:
+                text += f" Here with you: {', '.join(present)}."
+            for name, origin in entering:
+                text += f" {name} is entering from room {cell_of(origin)}."
+            for name, target in leaving:
+                text += f" {name} is leaving to room {cell_of(target)}."
+            if not (present or entering or leaving):
+                text += " Nobody else is here."
+            for name in bodies:
+                text += f" The body of {name} lies here!"
+            if tasks:
+                text += f" Tasks of yours to do here: {tasks}."
+            if cooldown >= 0:
+                text += f" Steps until you may kill: {cooldown}." if cooldown else " You may kill now."
+            return text + "\n"
+        case Intro(name, role, width, height, names, imposters, fellows, tasks):
+            text = f"You play Among Us on a grid of rooms, {width} wide and {height} high.\n"
+            text += f"Players: {', '.join(names)}. Imposters among them: {imposters}.\n"
+            text += f"You are {name}, {'an imposter' if role is Role.IMPOSTER else 'a crewmate'}.\n"
+            text += f"Your fellow imposters: {', '.join(fellows)}.\n" if fellows else ""
+            return text + (
+                f"Your tasks are in: {', '.join(f'room {cell_of(room)}' for room in tasks)}.\n" if tasks else ""
+            )
+        case Done():
+            return "You have done the task.\n"
+        case Killed(killer, victim):
+            return f"You notice {killer} killing {victim}!\n" if victim else f"{killer} has killed you. You are dead.\n"
+        case Meeting(finder, victim, room, living):
+            return (
+                f"{finder} has found the body of {victim} in room {cell_of(room)}. A discussion begins. "
+                f"Alive: {', '.join(living)}.\n"
+            )
+        case Recall(killings, sightings):
+            seen = [f"{killer} killed {victim}" for killer, victim in killings]
+            seen += [f"{name} was last in room {cell_of(room)}" for name, room in sightings]
+            return f"What you have seen: {', '.join(seen)}.\n"
+        case SpeakNow():
+            return "It is your turn to speak.\n"
+        case Said(speaker, message):
+            return f'{speaker} says: "{message}"\n'
+        case Cut():
+            return "Your message was too long and was cut: the others heard only its beginning.\n"
+        case VoteNow():
+            return "Now everybody votes: which player do you want to eject?\n"
+        case Tally(counts, ejected):
+            votes = ", ".join(f"{choice} {n}" for choice, n in counts)
+            return f"Votes: {votes}. {ejected or 'Nobody'} is ejected.\n"
+        case Refused(instead):
+            return f"Your reply was not one of your options. It counts as: {instead}.\n"
+        case Over(winner, ending):
+            won = f"The {winner}s win" if winner else "Nobody wins"
+            return f"The game is over. {won}: {REASON[ending]}.\n"
+
+
+REASON = {
+    Ending.EJECTION: "no imposter is left",
+    Ending.TASKS: "all tasks are done",
+    Ending.PARITY: "imposters are as many as crewmates",
+    Ending.TIME: "time has run out",
+}
+
+
+def cell_of(room: Room) -> str:
+    return f"({room[0]},{room[1]})"
+
+
+def explain(rules: Rules, start_room: Room) -> str:
+    """The rules in sentences, which natural style puts after the intro."""
+    steps = f"Walking to a neighbouring room takes {rules.walk_steps} steps, a task {rules.task_steps} steps"
+    reporting = "Everybody" if rules.imposters_report else "Crewmates"
+    if rules.messages_each:
+        talk = (
+            f"everybody alive speaks, {rules.messages_each} messages each of at most {rules.message_words} words, "
+            f"finished with {END}; then all vote"
+        )
+    else:
+        talk = "everybody alive votes"
+    return (
+        "Room (x,y) lies x rooms east and y rooms south of the north-west corner. "
+        f"All start in room {cell_of(start_room)}.\n"
+        f"Time runs in steps. {steps}; whoever does a task does not see the room.\n"
+        "Crewmates win when no imposter is alive, or when all tasks of the living crewmates are done. "
+        "Imposters win when they are as many as the living crewmates.\n"
+        "Imposters can kill a crewmate in their room; after the start, a kill or a discussion they must wait "
+        f"{rules.cooldown} steps. Who is there and not busy with a task notices.\n"
+        f"{reporting} can report a body that they see. Then {talk}: for a player to be ejected, or skip. "
+        "The player with most votes is ejected; when the vote is tied or most skip, nobody is. "
+        "Then all start again together.\n"
+        "When you are asked to act, answer with one of the options given, word for word.\n"
+    )

@@ -1,0 +1,135 @@
+"""What a reply means: a message, a proposal, or why it is refused."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from envs.core import END
+from envs.dond.rules import Triple
+
+# --- Replies ----------------------------------------------------------------------------------------------------------
+MESSAGE, PROPOSE = "[message]", "[propose]"
+
+
+class Reason(StrEnum):
+    """Why a reply is refused, in the order of the checks. The value is the correction that compact style shows."""
+
+    NOT_TEXT = "not text"
+    NO_TAG = "no tag"
+    SECOND_TAG = "second tag"
+    MESSAGE_AFTER_PROPOSAL = "proposal pending"
+    PROPOSAL_FIRST = "no message yet"
+    EMPTY_MESSAGE = "empty"
+    ITEMS = "items"
+    COUNTS = "three counts"
+    FORM = "form"
+    TOO_MANY = "too many"
+
+
+EXAMPLE = f"{PROPOSE} (1 books, 2 hats, 0 balls) {END}"
+_CORRECTIONS = {
+    Reason.NOT_TEXT: f"A reply is text. Start it with {MESSAGE} or {PROPOSE} and finish it with {END}.",
+    Reason.NO_TAG: f"Start your reply with {MESSAGE} or {PROPOSE}.",
+    Reason.SECOND_TAG: f"Send one message or one proposal at a time: write {MESSAGE} or {PROPOSE} once, at the start.",
+    Reason.MESSAGE_AFTER_PROPOSAL: f"Your partner has made a proposal, so you can only propose: start with {PROPOSE}.",
+    Reason.PROPOSAL_FIRST: f"Talk before you propose: the first turn of the game must be a {MESSAGE}.",
+    Reason.EMPTY_MESSAGE: f"Your message says nothing. Write some text after {MESSAGE}.",
+    Reason.ITEMS: f"Name all three items in the order books, hats, balls, like this: {EXAMPLE}",
+    Reason.COUNTS: f"Give exactly three counts as digits, one for each item, like this: {EXAMPLE}",
+    Reason.FORM: f"Write whole numbers and nothing else around them, like this: {EXAMPLE}",
+    Reason.TOO_MANY: "You claim more than the pool holds, which is {0} books, {1} hats and {2} balls.",
+}
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message; `reply[span[0]:span[1]] == text` in the reply that it was read from."""
+
+    text: str
+    span: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What the proposer claims."""
+
+    claim: Triple
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A reply that breaks a rule, and the sentence that says how to do better."""
+
+    reason: Reason
+    correction: str
+
+
+_ITEM_WORDS = tuple(re.compile(rf"(?<![a-z]){word}s?(?![a-z])", re.IGNORECASE) for word in ("book", "hat", "ball"))
+_COUNT = re.compile("[0-9]+")  # not \d: other scripts' digits aren't counts
+_CLAIM = re.compile(
+    r"\s*(\()?\s*([0-9]{1,9})\s*books?\s*,?\s*([0-9]{1,9})\s*hats?\s*,?\s*([0-9]{1,9})\s*balls?\s*(?(1)\))\s*\.?\s*",
+    re.IGNORECASE,
+)
+
+
+def parse_reply(
+    reply: object, counts: Triple, proposal_pending: bool, messages_sent: int
+) -> Message | Proposal | Refused:
+    """Reads a reply, once and for all: what isn't refused here is what gets said and scored.
+
+    The reply ends at the first `[END]`; of a proposal only the first line counts. The checks are those of Liao's
+    environment, in its order (see `Reason`). Beyond them a message must say something, and a proposal must be nothing
+    but three counts, each before its item (parentheses and commas may be missing, an item may be in the singular):
+    negative numbers, fractions, number words and sentences around the numbers are refused, as they could be misread.
+    """
+    if not isinstance(reply, str):
+        return _refused(Reason.NOT_TEXT, counts)
+    live = reply.partition(END)[0]
+    start = len(live) - len(live.lstrip())
+    if live.startswith(PROPOSE, start):
+        return _parse_proposal(live[start + len(PROPOSE) :], counts, messages_sent)
+    if not live.startswith(MESSAGE, start):
+        return _refused(Reason.NO_TAG, counts)
+
+    body = live[start + len(MESSAGE) :]
+    if MESSAGE in body or PROPOSE in body:
+        return _refused(Reason.SECOND_TAG, counts)
+    if proposal_pending:
+        return _refused(Reason.MESSAGE_AFTER_PROPOSAL, counts)
+    text = body.strip()
+    if not text:
+        return _refused(Reason.EMPTY_MESSAGE, counts)
+    begin = start + len(MESSAGE) + len(body) - len(body.lstrip())
+    return Message(text, (begin, begin + len(text)))
+
+
+def _parse_proposal(body: str, counts: Triple, messages_sent: int) -> Proposal | Refused:
+    line = (body.splitlines() or [""])[0]
+    if MESSAGE in line or PROPOSE in line:
+        return _refused(Reason.SECOND_TAG, counts)
+    if messages_sent == 0:
+        return _refused(Reason.PROPOSAL_FIRST, counts)
+    found = [word.search(line) for word in _ITEM_WORDS]
+    places = [match.start() for match in found if match]
+    if len(places) < 3 or places != sorted(places):
+        return _refused(Reason.ITEMS, counts)
+    if len(_COUNT.findall(line)) != 3:
+        return _refused(Reason.COUNTS, counts)
+    match = _CLAIM.fullmatch(line)
+    if not match:
+        return _refused(Reason.FORM, counts)
+    claim = (int(match[2]), int(match[3]), int(match[4]))
+    if any(n > held for n, held in zip(claim, counts, strict=True)):
+        return _refused(Reason.TOO_MANY, counts)
+    return Proposal(claim)
+
+
+def _refused(reason: Reason, counts: Triple) -> Refused:
+    return Refused(reason, _CORRECTIONS[reason].format(*counts))
+
+
+def proposal_text(claim: Triple) -> str:
+    """The reply that claims this, without the end marker."""
+    return f"{PROPOSE} ({claim[0]} books, {claim[1]} hats, {claim[2]} balls)"

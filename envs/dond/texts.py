@@ -1,0 +1,190 @@
+"""What players read, in each style."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from envs.core import END, Question, Style, clean
+from envs.dond.replies import EXAMPLE, MESSAGE, PROPOSE, Reason
+from envs.dond.rules import ITEMS, MAX_POINTS, Triple
+
+# --- What players read ------------------------------------------------------------------------------------------------
+_OPENING = "You are negotiating with a partner over a shared pool of books, hats and balls."
+_NATURAL_PROMPT = """{opening}
+Pool: {n[0]} books, {n[1]} hats, {n[2]} balls.
+Your values: {v[0]} per book, {v[1]} per hat, {v[2]} per ball.
+Your score: (your points) + ({objective:g}) x (your partner's points).
+The whole pool is worth exactly 10 points to each of you, but you may value the items differently.
+Neither of you sees the other's values.
+
+{goal}
+
+Rules:
+- You take turns. A turn is one message or one private proposal. Begin it with its tag and finish it with {end}.
+- To talk, reply: {message} your text {end}
+- To propose, reply: {form}
+  The numbers are what you claim for yourself, as digits, always in the order books, hats, balls.
+  Your partner should claim what you leave.
+- The first turn of the game must be a message.
+- A proposal closes the talk. The other player is told that it was made, but not what it says,
+  and must answer with a proposal.
+- If the two claims add up to exactly the pool, it is a deal: each of you gets the points of the items claimed.
+  Otherwise both of you get 0 points.
+- After {max_entries} messages and proposals the game ends without a deal, with 0 points for both.
+- A reply that breaks these rules comes back to you with a correction, and you try again.
+  After {max_errors} such replies in a row the game ends without a deal, with 0 points for both.
+"""
+_SEMI = (
+    "Your goal: win as many points for yourself as you can. Your partner's points are of no use to you. "
+    "Ask for what you want and push back on offers that are bad for you, but remember that no deal gives you nothing."
+)
+_COOP = (
+    "Your goal: make the sum of both players' points as large as you can. You are a team: find out what each of you "
+    "values, and let every item go to whoever gets more out of it."
+)
+_COMPETITIVE = (
+    "Your goal: make your lead as large as you can, that is, your points minus your partner's points. "
+    "A deal that gives your partner more than you is worse for you than no deal."
+)
+_MIXED = (
+    "Your goal: make your score, as given above, as large as you can. Each point of your partner counts {objective:g} "
+    "times as much for you as a point of your own."
+)
+_GOALS = {0.0: _SEMI, 1.0: _COOP, -1.0: _COMPETITIVE}
+
+
+@dataclass(frozen=True)
+class Wording:
+    """The lines of a style, one for each thing that can be read after the prompt."""
+
+    message: str  # what the partner said
+    proposed: str  # the partner made a proposal
+    error: str  # the correction of a refused reply
+    cut: str  # characters that were left of one's own message
+    deal: str  # own points, the partner's points
+    no_deal: str
+
+
+WORDING = {
+    Style.NATURAL: Wording(
+        message="Partner: {}",
+        proposed=f"Notice: Your partner has made a proposal. Answer with one of your own, starting with {PROPOSE}.",
+        error="Error: {}",
+        cut="Note: Your message was cut to its first {} characters.",
+        deal="The game is over: a deal. You get {} points, your partner gets {}.",
+        no_deal="The game is over: no deal. Both of you get 0 points.",
+    ),
+    Style.COMPACT: Wording(
+        message="them: {}",
+        proposed=f"them: {PROPOSE}",  # no message can read like this: tags within messages are refused
+        error="error: {}",
+        cut="note: cut {}",
+        deal="deal {} {}",
+        no_deal="no deal",
+    ),
+}
+_NATURAL_QUESTIONS = tuple(f"How many points is one {item} worth to your partner?" for item in ("book", "hat", "ball"))
+_COMPACT_QUESTIONS = tuple(f"<{item}?>" for item in ITEMS)
+_CANDIDATES = tuple(str(value) for value in range(MAX_POINTS + 1))
+QUESTIONS = {  # [style][item][the partner's value]
+    style: tuple(tuple(Question(text, _CANDIDATES, answer) for answer in _CANDIDATES) for text in texts)
+    for style, texts in ((Style.NATURAL, _NATURAL_QUESTIONS), (Style.COMPACT, _COMPACT_QUESTIONS))
+}
+
+# Strings of compact style that a tokenizer made for this game should keep whole; numbers are its own business.
+COMPACT_TOKENS = (
+    MESSAGE,
+    PROPOSE,
+    END,
+    *_COMPACT_QUESTIONS,
+    *ITEMS,
+    "objective",
+    "them:",
+    "error:",
+    "note:",
+    "cut",
+    "no deal",
+    "deal",
+    *(reason.value for reason in Reason),
+)
+
+
+def prompt(
+    counts: Triple, own_values: Triple, objective: float, style: Style, max_entries: int = 20, max_errors: int = 5
+) -> str:
+    """What a player reads at the start: rules (natural style only), pool, own values, objective."""
+    if style is Style.COMPACT:
+        shown = " ".join(f"{item} {n} {v}" for item, n, v in zip(ITEMS, counts, own_values, strict=True))
+        return f"{shown} objective {objective:g}\n"
+    goal = _GOALS.get(objective, _MIXED).format(objective=objective)
+    return _NATURAL_PROMPT.format(
+        opening=_OPENING, n=counts, v=own_values, objective=objective, goal=goal, message=MESSAGE, end=END, form=EXAMPLE,
+        max_entries=max_entries, max_errors=max_errors,
+    )  # fmt: skip
+
+
+_COMPACT_PROMPT_READ = re.compile(r"books (\d+) (\d+) hats (\d+) (\d+) balls (\d+) (\d+) objective (\S+)\n")
+_NATURAL_PROMPT_READ = re.compile(
+    re.escape(_OPENING) + r"\nPool: (\d+) books, (\d+) hats, (\d+) balls\.\n"
+    r"Your values: (\d+) per book, (\d+) per hat, (\d+) per ball\.\n"
+    r"Your score: \(your points\) \+ \((\S+)\) x \(your partner's points\)\.\n"
+)
+
+
+def parse_prompt(text: str) -> tuple[Triple, Triple, float]:
+    """Counts, own values and objective (to six digits) from a first observation of either style, whatever follows."""
+    if match := _COMPACT_PROMPT_READ.match(text):
+        c0, v0, c1, v1, c2, v2 = (int(n) for n in match.groups()[:6])
+    elif match := _NATURAL_PROMPT_READ.match(text):
+        c0, c1, c2, v0, v1, v2 = (int(n) for n in match.groups()[:6])
+    else:
+        raise ValueError(f"Expected the first observation of a game, got {text[:80]!r}.")
+    return (c0, c1, c2), (v0, v1, v2), float(match[7])
+
+
+def prompt_with(text: str, values: Triple) -> str:
+    """A first observation of either style as it reads with other values of one's own; the rest is as it was."""
+    counts, own, objective = parse_prompt(text)
+    for style in Style:
+        lines = [prompt(counts, v, objective, style).split("\n") for v in (own, values)]
+        for old, new in zip(*lines, strict=True):
+            if old != new:
+                text = text.replace(f"{old}\n", f"{new}\n", 1)
+    return text
+
+
+_ONE_LINE = {ord(c): " " for c in map(chr, range(0x3001)) if c.isspace()}  # all white space there is, one for one
+
+
+def passed_on(text: str, max_chars: int) -> str:
+    """A message as the partner gets it: on one line, in the characters of the text spaces, cut at `max_chars`."""
+    return clean(text.translate(_ONE_LINE), max_chars)
+
+
+def heard_text(text: str | None, style: Style) -> str:
+    """What a player reads of its partner's message, or (None) of its partner's proposal."""
+    words = WORDING[style]
+    return f"{words.proposed if text is None else words.message.format(text)}\n"
+
+
+def parse_heard(text: str) -> list[tuple[str, str]]:
+    """What an observation of either style reports, in order: ("message", text), ("proposal", ""), ("error", text), or
+    ("cut", how many characters are left of one's own message).
+
+    Prompts and the result of the game are passed over. A message is always a single line, so that what a partner
+    says can't pass for anything else.
+    """
+    heard = []
+    for line in text.split("\n"):
+        for words in WORDING.values():
+            if line == words.proposed:
+                heard.append(("proposal", ""))
+            elif line.startswith(words.message.format("")):
+                heard.append(("message", line.removeprefix(words.message.format(""))))
+            elif line.startswith(words.error.format("")):
+                heard.append(("error", line.removeprefix(words.error.format(""))))
+            elif line.startswith(words.cut.partition("{}")[0]):
+                before, _, after = words.cut.partition("{}")
+                heard.append(("cut", line.removeprefix(before).removesuffix(after)))
+    return heard

@@ -1,0 +1,421 @@
+"""Human dialogues of Deal or No Deal: reads the published files and plays them again through the real environment.
+
+The data are those of Lewis et al. 2017 (`data.txt`, `val.txt`, `test.txt` of the public repository
+facebookresearch/end-to-end-negotiator, folder `src/data/negotiate`), which are not part of this project. A row is one
+player's view of a dialogue, so most dialogues stand there twice. Words stay as they are: lower case, separated by
+spaces. Left out: tokens and batches.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal
+
+from envs.core import END, Question
+from envs.dond.environment import AGENTS, DealOrNoDeal
+from envs.dond.replies import MESSAGE, proposal_text
+from envs.dond.rules import ITEMS, Triple, points, rest
+
+Speaker = Literal["YOU", "THEM"]
+Split = Literal["all", "train", "val", "test"]
+Step = tuple[Literal["observe"], str, tuple[Question, ...]] | tuple[Literal["reply"], str]
+
+SELECTION = "<selection>"  # stands where a player ended the talk; no words
+
+
+class HumanEnding(StrEnum):
+    """How a human dialogue ended."""
+
+    DEAL = "deal"
+    DISAGREE = "disagree"  # both chose, and the choices don't add up to the pool
+    NO_AGREEMENT = "no agreement"  # a player chose to walk away
+    DISCONNECT = "disconnect"
+
+
+@dataclass(frozen=True)
+class HumanView:
+    """One player's view of a human dialogue: the player is YOU, its partner THEM.
+
+    `index`: row of `data.txt`, from 0. `turns`: who and the words, None where that player ended the talk; always the
+    last turn, and only that. `claim`: the items that YOU chose, None where nothing was chosen. `partner_claim`: what
+    THEM chose, where it is known: after a deal it is the rest, else it is looked up in the partner's own row.
+    """
+
+    index: int
+    counts: Triple
+    values: Triple
+    partner_values: Triple
+    turns: tuple[tuple[Speaker, str | None], ...]
+    claim: Triple | None
+    partner_claim: Triple | None
+    ending: HumanEnding
+
+    @property
+    def agree(self) -> bool:
+        """Whether a deal was made. Two players who both walked away count as no deal, although the file says agree."""
+        return self.ending is HumanEnding.DEAL
+
+    @property
+    def reward(self) -> int:
+        """YOUR points: what the claim is worth after a deal, else 0."""
+        return points(self.claim, self.values) if self.agree and self.claim is not None else 0
+
+    @property
+    def dialogue(self) -> str:
+        """Stands for the dialogue: the same in both players' views of it."""
+        theirs = tuple(("THEM" if who == "YOU" else "YOU", text) for who, text in self.turns)
+        return min(
+            repr((self.counts, self.values, self.partner_values, self.turns)),
+            repr((self.counts, self.partner_values, self.values, theirs)),
+        )
+
+    @property
+    def usable(self) -> bool:
+        """Whether the dialogue ends in a claim, as every game does that `replay` can play."""
+        return self.claim is not None
+
+    @property
+    def messages(self) -> tuple[str, ...]:
+        return tuple(text for _, text in self.turns if text is not None)
+
+
+@dataclass(frozen=True)
+class HumanSplit:
+    """All whole rows of a split in the order of `data.txt`.
+
+    `skipped` counts those that are not `usable`, by their ending, and as `broken pair` the rows that are not whole (see
+    `read_split`). Of the whole ones, `alone` have no row of their partner, and `deserted` were ended by a partner who
+    chose no agreement, while YOU chose items; neither is a reason to leave a row out.
+    """
+
+    views: tuple[HumanView, ...]
+    skipped: Counter[str]
+    alone: int
+    deserted: int
+
+    @property
+    def note(self) -> str:
+        """Those that are odd and count all the same, in a few words."""
+        return f"in all {self.alone} rows without a partner's row, {self.deserted} beside a partner who walked away"
+
+    @property
+    def usable(self) -> tuple[HumanView, ...]:
+        return tuple(view for view in self.views if view.usable)
+
+
+@dataclass(frozen=True)
+class HumanFigures:
+    """What `figures` measures. A score is YOUR points, a turn a message, a token a word as the data separate them."""
+
+    rows: int
+    agreed: float  # share of rows
+    score: float  # mean over all rows, 0 without a deal
+    score_agreed: float
+    turns: float  # messages a dialogue
+    tokens_per_turn: float
+    vocabulary: int
+    frequent: int  # words seen more than 20 times
+
+
+def figures(views: Iterable[HumanView]) -> HumanFigures:
+    """Published-style figures of some views. Raises ValueError where there is no deal among them."""
+    views = tuple(views)
+    deals = [view.reward for view in views if view.agree]
+    if not deals:
+        raise ValueError(f"Figures need at least one dialogue that ended in a deal, got {len(views)} views.")
+    messages = [message for view in views for message in view.messages]
+    words = Counter(word for message in messages for word in message.split())
+    return HumanFigures(
+        rows=len(views),
+        agreed=len(deals) / len(views),
+        score=sum(deals) / len(views),
+        score_agreed=sum(deals) / len(deals),
+        turns=len(messages) / len(views),
+        tokens_per_turn=words.total() / len(messages),
+        vocabulary=len(words),
+        frequent=sum(count > 20 for count in words.values()),
+    )
+
+
+# --- Reading ----------------------------------------------------------------------------------------------------------
+
+_CONTEXT = r"((?:\d{1,3} ){5}\d{1,3})"
+_ROW = re.compile(rf"{_CONTEXT} (.+) <eos> (YOU|THEM): {SELECTION} (.+) <eos> reward=(.+) (agree|disagree) {_CONTEXT}")
+_HELD_OUT = re.compile(
+    rf"<input> {_CONTEXT} </input> <dialogue> (.+) <eos> (YOU|THEM): {SELECTION} </dialogue> "
+    rf"<output> .+ </output> <partner_input> {_CONTEXT} </partner_input>"
+)
+_CHOICE = re.compile(r"item0=(\d{1,3}) item1=(\d{1,3}) item2=(\d{1,3})")
+
+Dialogue = tuple[str, str, str, str]  # own context, talk, who ended it, partner's context: what tells rows apart
+
+
+def read_split(directory: str | Path, split: Split) -> HumanSplit:
+    """Reads `data.txt`, `val.txt` and `test.txt` in `directory` and returns one split of their rows.
+
+    `data.txt` holds every row ("all"), `val.txt` and `test.txt` list which of them were held out, and "train" is the
+    rest. All rows are returned as they stand in `data.txt`, which tells more of how a dialogue ended.
+
+    A row is not whole where its two contexts have different counts, the choice is of more than the pool holds, or the
+    reward is not what it is worth: such rows are counted and left out. Raises ValueError for another split, for a line
+    that is no row at all, with file name, line number and what was expected there, and for a file without a whole row;
+    FileNotFoundError where a file is missing.
+    """
+    if split not in ("all", "train", "val", "test"):
+        raise ValueError(f"split must be all, train, val or test, got {split!r}.")
+    directory = Path(directory)
+    rows = _read_rows(directory / "data.txt")
+    known = {key for _, key in rows}
+    held_out = {name: _read_held_out(directory / f"{name}.txt", known) for name in ("val", "test")}
+    whole = {key: view for view, key in rows if view is not None}
+    if split in ("val", "test"):
+        rows = [(view, key) for view, key in rows if key in held_out[split]]
+    elif split == "train":
+        held = held_out["val"] | held_out["test"]
+        rows = [(view, key) for view, key in rows if key not in held]
+    views, skipped, alone, deserted = [], Counter[str](), 0, 0
+    for view, key in rows:
+        if view is None:
+            skipped["broken pair"] += 1
+            continue
+        partner = whole.get(_swapped(key))
+        views.append(view)
+        if not view.usable:
+            skipped[view.ending.value] += 1
+        alone += partner is None
+        deserted += view.usable and partner is not None and partner.ending is HumanEnding.NO_AGREEMENT
+    return HumanSplit(tuple(views), skipped, alone, deserted)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{path} is missing. Set data.dond to a folder with data.txt, val.txt and test.txt, as published in "
+            "facebookresearch/end-to-end-negotiator, src/data/negotiate."
+        ) from error
+    return text.rstrip("\n").split("\n")
+
+
+def _read_rows(path: Path) -> list[tuple[HumanView | None, Dialogue]]:
+    """Every row in order; None for those that are not whole."""
+    rows = []
+    for number, line in enumerate(_lines(path), start=1):
+        try:
+            rows.append(_parse_row(" ".join(line.split()), number - 1))
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: expected {error}, got {line!r}.") from error
+    # Each dialogue's claim by who made it, to look up what the partner of a failed deal chose.
+    claims = {key: view.claim for view, key in rows if view is not None}
+    if not claims:
+        raise ValueError(
+            f"{path}: expected human dialogues, but in each of its {len(rows)} rows the players' counts differ, or the "
+            "choice or reward does not fit them."
+        )
+    found: list[tuple[HumanView | None, Dialogue]] = []
+    for view, key in rows:
+        if view is not None:
+            theirs = claims.get(_swapped(key))
+            if view.agree and view.claim is not None:
+                theirs = rest(view.claim, view.counts)
+            view = replace(view, partner_claim=theirs)
+        found.append((view, key))
+    return found
+
+
+def _read_held_out(path: Path, known: set[Dialogue]) -> set[Dialogue]:
+    held_out = set()
+    for number, line in enumerate(_lines(path), start=1):
+        match = _HELD_OUT.fullmatch(" ".join(line.split()))
+        if not match:
+            form = "<input> … </input> <dialogue> … <selection> </dialogue> <output> … </output> <partner_input> …"
+            raise ValueError(f"{path}, line {number}: expected {form}, got {line!r}.")
+        key = (match[1], match[2], match[3], match[4])
+        if key not in known:
+            raise ValueError(f"{path}, line {number}: expected a dialogue that data.txt holds too, got {line!r}.")
+        held_out.add(key)
+    return held_out
+
+
+def _parse_row(line: str, index: int) -> tuple[HumanView | None, Dialogue]:
+    """A row of `data.txt` without its partner's claim, None where it is not whole. The ValueError says what was
+    expected."""
+    match = _ROW.fullmatch(line)
+    if not match:
+        raise ValueError(
+            "'CONTEXT YOU: … <eos> THEM: <selection> CHOICE <eos> reward=… agree|disagree CONTEXT' with six numbers a "
+            "context"
+        )
+    own, talk, ended_by, choice, reward, verdict, other = match.groups()
+    counts, values = _context(own)
+    partner_counts, partner_values = _context(other)
+    claim, ending = _parse_choice(choice, verdict)
+    turns = (*_parse_talk(talk, ended_by), (_speaker(ended_by), None))
+    view = HumanView(index, counts, values, partner_values, turns, claim, None, ending)
+    whole = partner_counts == counts and reward == (choice if claim is None else str(points(claim, values)))
+    whole = whole and (claim is None or all(n <= held for n, held in zip(claim, counts, strict=True)))
+    return view if whole else None, (own, talk, ended_by, other)
+
+
+def _parse_choice(choice: str, verdict: str) -> tuple[Triple | None, HumanEnding]:
+    if choice in ("no agreement", "disconnect"):
+        return None, HumanEnding(choice)
+    match = _CHOICE.fullmatch(choice)
+    if not match:
+        raise ValueError("a choice 'item0=N item1=N item2=N', 'no agreement' or 'disconnect'")
+    claim = (int(match[1]), int(match[2]), int(match[3]))
+    return claim, HumanEnding.DEAL if verdict == "agree" else HumanEnding.DISAGREE
+
+
+def _parse_talk(talk: str, ended_by: str) -> list[tuple[Speaker, str]]:
+    turns = []
+    for turn in talk.split(" <eos> "):
+        who, _, text = turn.partition(": ")
+        if not text:
+            raise ValueError("turns 'YOU: words' or 'THEM: words'")
+        turns.append((_speaker(who), text))
+    order = [who for who, _ in turns] + [_speaker(ended_by)]
+    if any(a == b for a, b in pairwise(order)):
+        raise ValueError("speakers who take turns")
+    return turns
+
+
+def _speaker(word: str) -> Speaker:
+    if word == "YOU":
+        return "YOU"
+    if word == "THEM":
+        return "THEM"
+    raise ValueError("YOU or THEM at the start of each turn")
+
+
+def _context(text: str) -> tuple[Triple, Triple]:
+    n0, v0, n1, v1, n2, v2 = map(int, text.split())
+    return (n0, n1, n2), (v0, v1, v2)
+
+
+def _swapped(key: Dialogue) -> Dialogue:
+    """The same dialogue as its partner's row has it."""
+    own, talk, ended_by, other = key
+    turns = []
+    for turn in talk.split(" <eos> "):
+        who, _, text = turn.partition(": ")
+        turns.append(f"{'THEM' if who == 'YOU' else 'YOU'}: {text}")
+    return other, " <eos> ".join(turns), "THEM" if ended_by == "YOU" else "YOU", own
+
+
+# --- Renaming the items -----------------------------------------------------------------------------------------------
+
+_ITEM = re.compile(r"(?<![a-z])(book|hat|ball)(?=s?(?![a-z]))")
+_OTHER_NAME = re.compile(r"[a-z](?:book|ball)|(?:book|ball)(?!s?(?![a-z]))")  # basketball, bookks
+
+
+def permuted(view: HumanView, order: Triple) -> HumanView:
+    """The same dialogue with its items renamed: what was called `ITEMS[order[i]]` is called `ITEMS[i]`.
+
+    Counts, values and claims move along, so that points stay what they were. A dialogue that names an item in another
+    way (basketballs) is returned as it is.
+    """
+    assert sorted(order) == [0, 1, 2], order
+    if any(_OTHER_NAME.search(message) for message in view.messages):
+        return view
+    new = {ITEMS[old][:-1]: item[:-1] for item, old in zip(ITEMS, order, strict=True)}
+
+    def moved(triple: Triple) -> Triple:
+        return triple[order[0]], triple[order[1]], triple[order[2]]
+
+    return replace(
+        view,
+        counts=moved(view.counts),
+        values=moved(view.values),
+        partner_values=moved(view.partner_values),
+        turns=tuple((who, text and _ITEM.sub(lambda found: new[found[0]], text)) for who, text in view.turns),
+        claim=view.claim and moved(view.claim),
+        partner_claim=view.partner_claim and moved(view.partner_claim),
+    )
+
+
+# --- Playing again ----------------------------------------------------------------------------------------------------
+
+
+class NotReplayable(ValueError):
+    """A human dialogue that the environment would not let happen. `reason` is short, for counting."""
+
+    def __init__(self, view: HumanView, reason: str) -> None:
+        super().__init__(f"The dialogue in row {view.index} can't be played again: {reason}.")
+        self.reason = reason
+
+
+def replay(view: HumanView, env: DealOrNoDeal) -> list[Step]:
+    """Plays the dialogue through `env` and returns what YOUR seat reads and replies, in order, as in live play.
+
+    Items are ("observe", text, questions) for every observation that holds text or brings belief questions, and
+    ("reply", text) for YOUR own turns, tags and end marker included. What the environment tells of the result is left
+    out, as it is in a rollout: no reply follows it. YOU are player_0 in rows with an even index, else player_1. Who
+    ended the talk proposes first. A partner's claim that isn't known is played as one that makes no deal, which is
+    what happened; YOU never see it.
+
+    Raises NotReplayable where YOU made no claim, or where the environment refuses or cuts a turn.
+    """
+    if view.claim is None:
+        raise NotReplayable(view, view.ending.value)
+    partner_claim = view.partner_claim
+    if partner_claim is None:  # only after a failed deal
+        exact = rest(view.claim, view.counts)
+        partner_claim = view.counts if exact != view.counts else (0, 0, 0)
+    seat = view.index % 2
+    values = (view.values, view.partner_values)
+    first = view.turns[0][0]
+    options = {
+        "counts": view.counts,
+        "values": values if seat == 0 else values[::-1],
+        "first": seat if first == "YOU" else 1 - seat,
+    }
+    # The second proposal ends the game, and belongs to the player who did not end the talk.
+    closing: tuple[Speaker, None] = ("THEM" if view.turns[-1][0] == "YOU" else "YOU", None)
+    you = AGENTS[seat]
+    try:
+        observations, infos = env.reset(options=options)
+    except ValueError as error:
+        raise NotReplayable(view, f"not a valid context: {error}") from error
+    steps: list[Step] = []
+    for who, text in (*view.turns, closing):
+        _note(steps, observations[you]["text"], infos[you]["questions"])
+        speaker = you if who == "YOU" else AGENTS[1 - seat]
+        if not env.agents:
+            raise NotReplayable(view, "longer than the environment allows")
+        claim = view.claim if who == "YOU" else partner_claim
+        body = proposal_text(claim) if text is None else f"{MESSAGE} {text}"
+        action = f"{body} {END}"
+        if who == "YOU":
+            steps.append(("reply", action))
+        observations, _, _, _, infos = env.step({speaker: action})
+        if infos[speaker]["error"]:
+            raise NotReplayable(view, f"refused: {infos[speaker]['error']}")
+        if text is not None and infos[speaker]["message"] != text:
+            raise NotReplayable(view, "a message that the environment changes")
+    assert not env.agents, view
+    return steps
+
+
+def _note(steps: list[Step], text: str, questions: tuple[Question, ...]) -> None:
+    if text or questions:
+        steps.append(("observe", text, questions))
+
+
+def replay_all(views: Iterable[HumanView], env: DealOrNoDeal) -> tuple[list[list[Step]], Counter[str]]:
+    """`replay` of each view, and how many could not be played, by reason."""
+    replayed = []
+    skipped: Counter[str] = Counter()
+    for view in views:
+        try:
+            replayed.append(replay(view, env))
+        except NotReplayable as error:
+            skipped[error.reason] += 1
+    return replayed, skipped

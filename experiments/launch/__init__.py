@@ -1,0 +1,1 @@
+"""From a command line to jobs: overrides, sweeps, the terminal."""

@@ -1,0 +1,125 @@
+"""What a person at the terminal sees while things run: a progress bar, and lines that stay."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import TextIO
+
+from tqdm import tqdm
+
+from marl.metrics.training import Progress
+
+STDOUT, STDERR = 1, 2  # file descriptors
+
+
+@contextmanager
+def unheard(stream: int) -> Iterator[None]:
+    """Within, a reader who has left, as in `... | head -1`, does not end the run: what is written goes nowhere then."""
+    try:
+        yield
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream)  # for what is in the buffer too, which Python writes at its end
+        os.close(nowhere)
+
+
+def say(line: str) -> None:
+    """A line that stays, above any progress bar. Halves of surrogate pairs, which no terminal shows, are escaped."""
+    with unheard(STDOUT):
+        tqdm.write(line.encode(errors="backslashreplace").decode(), file=sys.stdout)
+        sys.stdout.flush()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Within, nothing is said; errors are."""
+    with redirect_stdout(io.StringIO()):
+        yield
+
+
+@contextmanager
+def labelled(label: str) -> Iterator[None]:
+    """Within, each line on the terminal begins with the label, and there is no bar: for jobs that share a terminal."""
+    if not label:
+        yield
+        return
+    out, err = Labelled(label, sys.stdout), Labelled(label, sys.stderr)
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            yield
+    finally:
+        out.finish()
+        err.finish()
+
+
+class Labelled(io.TextIOBase):
+    """Passes whole lines on, each behind the label; what is written at once stays together. It is no terminal."""
+
+    def __init__(self, label: str, stream: TextIO) -> None:
+        self._label, self._stream, self._line = label, stream, ""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        *lines, self._line = (self._line + text).split("\n")
+        if lines:
+            self._stream.write("".join(f"{self._label} | {line}".rstrip() + "\n" for line in lines))
+            self._stream.flush()
+        return len(text)
+
+    def finish(self) -> None:
+        """Ends a line that was begun."""
+        if self._line:
+            self.write("\n")
+
+
+class Bar(Progress):
+    """One bar for the stage at hand; without a terminal there is none, but a line now and then in a long stage."""
+
+    EVERY = 20.0  # seconds between such lines
+
+    def __init__(self, enabled: bool = True) -> None:
+        self._enabled = enabled
+        self._bar: tqdm | None = None
+        self._name, self._done, self._total = "", 0, 0
+        self._told = time.monotonic()
+
+    def stage(self, name: str, total: int) -> None:
+        self.close()
+        self._name, self._done, self._total = name, 0, total
+        self._told = time.monotonic()
+        if self._enabled and sys.stderr.isatty():
+            with unheard(STDERR):
+                self._bar = tqdm(total=total, desc=name, leave=False, dynamic_ncols=True)
+
+    def advance(self, done: int = 1) -> None:
+        self._done += done
+        if self._bar is not None:
+            with unheard(STDERR):
+                self._bar.update(done)
+        elif self._enabled and time.monotonic() - self._told >= self.EVERY:
+            self._told = time.monotonic()
+            say(f"{self._name}: {self._done} of {self._total}")
+
+    def count(self, name: str, done: int, total: int) -> None:
+        """The same for callers that count: `done` of `total` in the stage `name`."""
+        if done <= 1 or (self._name, self._total) != (name, total):
+            self.stage(name, total)
+        self.advance(done - self._done)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            with unheard(STDERR):
+                self._bar.close()
+            self._bar = None
+
+
+def say_error(sentence: str) -> None:
+    with unheard(STDERR):
+        print(sentence, file=sys.stderr, flush=True)

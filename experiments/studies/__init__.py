@@ -1,0 +1,1 @@
+"""Commands that study finished runs: conditions, cross-play, drift, iterations, frontier."""

@@ -1,0 +1,377 @@
+"""Plays finished runs under other conditions than their own evaluation's, and tabulates what came of it.
+
+`python -m experiments.studies.conditions study=among_us_generalisation`. A study (conf/study/) names runs and conditions; each
+run, and the base of each seed, plays the same games under each of them. Each cell of this table is written as soon as
+it is played: a stopped command goes on where it was, several share the work, and the one that ends last writes the
+table. Intervals are those of experiments.report: over training seeds, of a single one over its games.
+
+Written: `NAME_per_seed.csv`, each run's own figures; made of it, `NAME.csv` (means over seeds), `NAME_differences.csv`
+(each condition minus the `reference`, and arms minus arms under each condition, paired by seed), `NAME.svg`, and where
+a study has a `headline` condition, `table.csv`, which has that alone; with `publish` the runs' cards as well.
+`study=NAME data=FOLDER/NAME_per_seed.csv` makes them again, without the runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+
+from experiments.launch.command import command
+from experiments.launch.terminal import Bar, say
+from experiments.setup.config import EvalConfig, cast_of, make, plain
+from experiments.setup.devices import pick_device, set_threads
+from experiments.setup.players import bare, check_players, is_run, player_slots, run_policy, seat_players, style_of
+from experiments.setup.players import policy_folder as run_policy_folder
+from experiments.setup.select import selected, write_cards
+from experiments.setup.stages import Stage, base_folder, end_of, stages_of
+from experiments.studies.conditions_tables import read_per_seed, read_published, results, tabulate, write_per_seed
+from experiments.studies.study import BASE, FORMAT, SILENT, TRAINED, Cell, Condition, Entrant, Limits
+from marl.agents.chat import CHAT
+from marl.agents.dubbed import SILENCE, Dubbed
+from marl.agents.model import model_agent
+from marl.common.errors import UserError, check_count, check_writable
+from marl.common.files import reading, write_json, writing
+from marl.decoding.memory import Slots, check_memory
+from marl.metrics.evaluation import metrics
+from marl.metrics.stats import Metrics
+from marl.metrics.wording import ARM_ORDER, ARMS, WORDING
+from marl.model.policy import Policy
+from marl.planning.planner import GAMES as PLANNED
+from marl.planning.planner import SLOTS, SUFFIX, planning_agent
+from marl.rollout.cast import LEARNERS, Seats, by_role, learners_of, places, players_of
+from marl.rollout.games import env_maker, file_digests
+from marl.rollout.rollout import rollout
+from marl.rollout.seeds import EVALUATION, draw_games
+from marl.storage.checkpoint import folder_digest
+from marl.storage.folder import finished_run, git_commit, open_lock
+
+
+@command("conditions")
+def main(cfg: DictConfig) -> None:
+    """Plays what is not played yet, then tabulates."""
+    for name in ("games", "concurrency"):
+        check_count(cfg[name], name)
+    check_count(cfg.seed, "seed", 0)
+    unknown = [name for name in cfg.metrics if name not in WORDING]
+    if unknown or not cfg.metrics:
+        raise UserError(f"metrics={list(cfg.metrics)}: {unknown[0] if unknown else 'nothing'} is no metric")
+    if cfg.data:
+        out = Path(cfg.publish or Path(cfg.data).parent)
+        check_writable(out, "publish")
+        played = read_per_seed(Path(cfg.data))
+        check_condition("reference", cfg.reference, played)
+        check_condition("headline", cfg.headline, played)
+        return tabulate(cfg, played, out, read_published(Path(cfg.published)) if cfg.published else {})
+    conditions = read_conditions(cfg)
+    check_condition("reference", cfg.reference, conditions)
+    check_condition("headline", cfg.headline, conditions)
+    found = entrants(Path(cfg.runs), cfg.select, list(cfg.arms), cfg.where)
+    table = [cell_of(entrant, name, each, cfg) for entrant in found for name, each in conditions.items()]
+    published = read_published(Path(cfg.published)) if cfg.published else {}
+    device = pick_device(cfg.device)
+    set_threads(cfg.threads)
+    folder, out = Path(cfg.cells), Path(cfg.publish or cfg.cells)
+    check_writable(folder, "cells")
+    check_writable(out / "run_cards" if cfg.publish else out, "publish")
+    if cfg.publish:
+        write_cards(dict.fromkeys(entrant.run for entrant in found), out)
+
+    cells = list({cell.file: cell for cell in table}.values())  # conditions that change nothing share one
+    left = [cell for cell in cells if not (folder / cell.file).exists()]
+    seeds = len({entrant.seed for entrant in found})
+    trained = {e.arm: {o.seed for o in found if o.arm == e.arm} for e in found if e.arm != BASE}
+    if any(own != max(trained.values(), key=len) for own in trained.values()):
+        told = "; ".join(f"{arm} {', '.join(map(str, sorted(own)))}" for arm, own in trained.items())
+        say(f"the arms' means are not over the same seeds: {told}")
+    say(
+        f"{len(found)} policies of {seeds} seeds under {len(conditions)} conditions, {cfg.games} games each: "
+        f"{len(left)} of {len(cells)} cells are still to be played"
+    )
+    bar, policies = Bar(enabled=cfg.progress), Policies(device)
+    for number, cell in enumerate(left, start=1):
+        with claimed(folder / cell.file) as mine:
+            if mine:
+                label = f"{number}/{len(left)}  {cell.entrant.arm}, seed {cell.entrant.seed}, {cell.condition}"
+                bar.stage(label, cfg.games)
+                of_cell = play(cell, cfg.games, cfg.seed, cfg.concurrency, policies, bar)
+                bar.close()
+                about = {"arm": cell.entrant.arm, "seed": cell.entrant.seed, "commit": git_commit(), **cell.settings}
+                figures = {name: interval.to_json() for name, interval in of_cell.items()}
+                write_json(folder / cell.file, {"about": about, "metrics": figures})
+                say(f"{label}: {cfg.metrics[0]} {of_cell[cfg.metrics[0]]}" if cfg.metrics[0] in of_cell else label)
+    missing = [cell for cell in cells if not (folder / cell.file).exists()]
+    if missing:
+        say(f"{len(missing)} cells are being played by another process, which writes the table when it has them")
+        return
+    path = out / f"{cfg.name}_per_seed.csv"
+    write_per_seed(path, results(table, folder, list(cfg.metrics)))
+    tabulate(cfg, read_per_seed(path), out, published)  # as anybody else will
+
+
+# --- What is to be played ---------------------------------------------------------------------------------------------
+def read_conditions(cfg: DictConfig) -> dict[str, Condition]:
+    """The study's conditions by name. UserError where there is none, or one has a field that is not known."""
+    settings = plain(cfg)["conditions"]
+    if not settings:
+        raise UserError(f"conditions: the study {cfg.name} names none; a file of conf/study/ lists what to play")
+    found = {}
+    for name, changes in settings.items():
+        if not isinstance(changes, Mapping):
+            raise UserError(f"conditions.{name}={changes}: must be a group of settings, as in {{env: {{players: 6}}}}")
+        try:
+            found[name] = make(Condition, changes, "condition")
+        except UserError as error:
+            raise UserError(f"conditions.{name}: {error}") from error
+    return found
+
+
+def check_condition(setting: str, name: str | None, conditions: Iterable[str]) -> None:
+    if name is not None and name not in conditions:
+        raise UserError(f"{setting}={name}: must be one of the conditions, {', '.join(conditions)}, or null")
+
+
+def entrants(runs: Path, select: Any, arms: Sequence[str], where: Any = None) -> list[Entrant]:
+    """The runs of these arms (all, where none is named), and before them the bases they started from, each once."""
+    folders = selected(runs, select, where)
+    found_runs = {folder: finished_run(folder) for folder in folders}
+    there = sorted({card["arm"] for _, card in found_runs.values()})
+    for arm in arms:
+        if arm not in there:
+            raise UserError(
+                f"arms: no finished run of {select} in {runs} is of arm {arm}; there are {', '.join(there)}"
+            )
+    found: dict[tuple[str, int], Entrant] = {}
+    for folder, (config, card) in found_runs.items():
+        if arms and card["arm"] not in arms:
+            continue
+        with reading(folder):
+            learners = learners_of(cast_of(config["cast"]))
+        trained = {name: end_of(folder, name) for name in learners}
+        base = base_folder(folder)
+        seed = card["seeds"][0]
+        arm = ARMS.get(card["arm"], card["arm"]) if config["env"]["game"] == "among_us" else card["arm"]
+        for entrant in (
+            Entrant(BASE, seed, folder, config, base, dict.fromkeys(learners, Stage(0, base))),
+            Entrant(arm, seed, folder, config, base, trained),
+        ):
+            key = (entrant.arm, seed)
+            if entrant.arm == BASE and any(
+                folder_digest(e.base) == folder_digest(base) for e in found.values() if e.arm == BASE
+            ):
+                continue  # one model counts once, also if it is the base of several seeds
+            if key in found:
+                what = "started from different bases" if entrant.arm == BASE else f"are both arm {card['arm']}"
+                raise UserError(
+                    f"select={select}: {found[key].run.name} and {folder.name} are of seed {seed} and {what}; "
+                    "choose names of which there is one for each arm and seed, or settings in `where`"
+                )
+            found[key] = entrant
+    order = {arm: i for i, arm in enumerate(ARM_ORDER)}
+    return sorted(found.values(), key=lambda e: (e.seed, order.get(e.arm, len(order))))
+
+
+def after(entrant: Entrant, iteration: int | None) -> Entrant:
+    """The entrant with its learners as they were after so many iterations; a base is what it is."""
+    if iteration is None or entrant.arm == BASE:
+        return entrant
+    learners = {}
+    for name in entrant.learners:
+        kept = {stage.iteration: stage for stage in stages_of(entrant.run, name)}
+        if iteration not in kept:
+            raise UserError(
+                f"iteration={iteration}: {entrant.run.name} has its {name} after {', '.join(map(str, kept))}; "
+                "checkpoint.every and checkpoint.keep say in training which stay"
+            )
+        learners[name] = kept[iteration]
+    return dataclasses.replace(entrant, learners=learners)
+
+
+def cell_of(entrant: Entrant, name: str, condition: Condition, cfg: DictConfig) -> Cell:
+    """The entrant's own evaluation with the condition's changes. UserError, naming the condition, if it can't be."""
+    config = entrant.config
+    with reading(entrant.run):
+        own = make(EvalConfig, config["eval"], "eval")
+    env = {**config["env"], **own.env, **condition.env}
+    try:
+        entrant = after(entrant, condition.iteration)
+        changed = dataclasses.replace(own, cast=merged(own.cast, condition.cast))
+        seating = changed.seating(cast_of(config["cast"]))
+        for who in players_of(seating):
+            if who in LEARNERS and who not in entrant.learners:
+                raise UserError(f"cast: there is no {who} in {entrant.run}; it has {', '.join(entrant.learners)}")
+            if who == CHAT:
+                raise UserError(f"cast: {CHAT} plays in train, evaluate and play only")
+        game = env_maker(env)()
+        check_players(seating, env["game"], game)
+        if condition.planner and env["game"] not in PLANNED:
+            raise UserError(f"planner: env.game={env['game']} has nothing to plan; leave it out")
+        voices = {role: str(voice) for role, voice in condition.voices.items() if voice is not None}
+        check_voices(voices, seating, entrant)
+    except UserError as error:
+        raise UserError(f"conditions.{name}: {error}") from error
+    own_voice = {role: identity_of(held.player, entrant) for role, held in seating.items()}
+    voices = {role: voice for role, voice in voices.items() if identity_of(voice, entrant) != own_voice[role]}
+    temperature = own.temperature if condition.temperature is None else condition.temperature
+    settings = {
+        "format": FORMAT,
+        "env": env,
+        **file_digests(env),
+        "cast": {role: dataclasses.asdict(held) for role, held in seating.items()},
+        "voices": voices,
+        "players": {who: identity_of(who, entrant) for who in (*players_of(seating), *voices.values())},
+        "temperature": temperature,
+        "max_new_tokens": config["algo"]["max_new_tokens"],
+        "context": config["algo"]["context"],
+        "games": cfg.games,
+        "seed": cfg.seed,
+    }
+    if condition.planner:
+        settings["planner"] = dataclasses.asdict(condition.planner)
+    return Cell(entrant, name, env, seating, voices, temperature, condition.planner, settings)
+
+
+def merged(cast: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The changes of two casts, role by role; the second wins."""
+    return {role: {**cast.get(role, {}), **changes.get(role, {})} for role in {**cast, **changes}}
+
+
+def check_voices(voices: Mapping[str, str], seating: Mapping[str, Seats], entrant: Entrant) -> None:
+    for role, voice in voices.items():
+        if role not in seating:
+            raise UserError(f"voices.{role}={voice}: there is no such role; the game's are {', '.join(seating)}")
+        if voice not in (*entrant.learners, BASE, SILENT) and not is_run(voice):
+            known = ", ".join((*entrant.learners, BASE, SILENT))
+            raise UserError(f"voices.{role}={voice}: must be {known}, null or the folder of a finished run")
+        if identity_of(seating[role].player, entrant) == seating[role].player:
+            raise UserError(f"voices.{role}={voice}: {seating[role].player} is no language model and keeps its voice")
+
+
+def policy_folder(name: str, entrant: Entrant) -> Path | None:
+    """Where the policy of a player who doesn't learn lies; None of those that have none."""
+    if bare(name) == BASE:
+        return entrant.base
+    return run_policy_folder(name) if name != SILENT and is_run(name) else None
+
+
+def identity_of(name: str, entrant: Entrant) -> str:
+    """What stands for a player: the digest of its policy's files; of others the name."""
+    if name in entrant.learners:
+        return entrant.learners[name].digest
+    folder = policy_folder(name, entrant)
+    if folder is None:
+        return name
+    plans = f"{SUFFIX} {dataclasses.asdict(entrant.planner)}" if name.endswith(SUFFIX) else ""
+    return folder_digest(folder) + plans
+
+
+# --- Playing ----------------------------------------------------------------------------------------------------------
+class Policies:
+    """Loaded policies; those of one run at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._run = Path()
+        self._loaded: dict[Stage, Policy] = {}
+
+    def of(self, entrant: Entrant) -> tuple[Policy, dict[str, Policy]]:
+        """Its base, and its learners by name. Their critics see no hidden facts: nobody asks them here."""
+        if entrant.run != self._run:
+            self._run, self._loaded = entrant.run, {}
+        for stage in (base := Stage(0, entrant.base), *entrant.learners.values()):
+            if stage not in self._loaded:
+                self._loaded[stage] = stage.load(self.device, 0)
+        return self._loaded[base], {name: self._loaded[stage] for name, stage in entrant.learners.items()}
+
+
+def play(cell: Cell, games: int, seed: int, concurrency: int, policies: Policies, bar: Bar) -> Metrics:
+    """The cell's games: metrics of the seats that the run learned to play in, for a base of the same ones."""
+    game, make_env = cell.env["game"], env_maker(cell.env)
+    base, learners = policies.of(cell.entrant)
+    limits = Limits(
+        games=games, concurrency=concurrency, max_new_tokens=cell.settings["max_new_tokens"],
+        context=cell.settings["context"], planner=cell.entrant.planner,
+    )  # fmt: skip
+    stand_ins = {name: (name if i else TRAINED, policy) for i, (name, policy) in enumerate(learners.items())}
+    seating = dict(cell.seating)
+    seated = {BASE: base, **learners}
+    room = places(seating, make_env())
+    dubbed = {name for role, voice in cell.voices.items() for name in (seating[role].player, voice)} - {SILENT}
+    dubbing = {name: seated.get(name) or run_policy(name, game, policies.device, base) for name in dubbed}
+    trained_in = cell.entrant.config["env"]  # its base and its learners
+    styles = {
+        name: trained_in.get("style") if name in seated else style_of(run_policy_folder(name), trained_in)
+        for name in dubbed
+    }
+    caches, _ = player_slots(seating, make_env(), limits, {name: policy.lm.config for name, policy in seated.items()})
+    for role, voice in cell.voices.items():
+        if voice != SILENT:
+            caches.append(Slots.of(dubbing[voice].lm.config, limits.context, room[seating[role].player]))
+    if cell.planner:  # plans are weighed with slots of their own
+        caches += [Slots.of(policy.lm.config, limits.context, 0, SLOTS) for policy in learners.values()]
+    fit = check_memory(
+        caches, 0, concurrency=limits.at_once, setting="concurrency", context=limits.context, device=policies.device
+    )
+    if fit.concurrency < limits.at_once:
+        say(fit.line)
+    limits = dataclasses.replace(limits, concurrency=fit.concurrency)
+    agents = seat_players(seating, make_env(), trained_in, base, limits, cell.temperature, stand_ins)
+    if cell.planner:
+        for name in agents.keys() & stand_ins.keys():
+            called, policy = stand_ins[name]
+            agents[name] = planning_agent(
+                called, policy, limits, room[name], cell.temperature, cell.planner, game, style=trained_in.get("style")
+            )
+
+    for role, voice in cell.voices.items():  # with agents of their own, since others may play with the same policies
+        player, called = seating[role].player, f"{role} in another's voice"
+        held = (limits, room[player], cell.temperature)
+        mover = model_agent(agents[player].name, dubbing[player], *held, styles[player])
+        speaker = SILENCE if voice == SILENT else model_agent(voice, dubbing[voice], *held, styles[voice])
+        agents[called] = Dubbed(mover, speaker, mover.name)
+        seating[role] = dataclasses.replace(seating[role], player=called)
+    drawn = draw_games(seed, EVALUATION, count=games)
+    episodes = rollout(drawn, by_role(seating, agents), make_env, limits.concurrency, bar.advance)
+    return metrics(episodes, game, float(cell.env.get("objective", 0.0)), {TRAINED})
+
+
+@contextmanager
+def claimed(path: Path) -> Iterator[bool]:
+    """Whether this file is ours to write: nobody else has written it, or is about to. A claim ends with its process."""
+    lock = path.with_name(f".{path.stem}.lock")
+    while True:
+        with writing(lock):
+            opened = open_lock(lock)
+        with opened as held:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            except OSError as error:
+                raise UserError(
+                    f"{path.parent}: its file system has no locks ({error.strerror}), by which several processes share "
+                    "the work; name a folder on another one"
+                ) from error
+            try:
+                is_there = os.path.samestat(os.fstat(held.fileno()), lock.stat())
+            except FileNotFoundError:
+                is_there = False
+            if not is_there:
+                continue  # removed in between by whoever had it: it keeps nobody out
+            try:
+                yield not path.exists()
+            finally:
+                lock.unlink(missing_ok=True)
+            return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,528 @@
+"""Everybody against everybody and against themselves, on the same games of Deal or No Deal.
+
+`python -m experiments.studies.crossplay players=[runs/A,'dond_human-full-s0-*',base,careful]`. At most eight players, named as
+for experiments.evaluate; a finished run also by a pattern that it alone matches. Every pair plays the same game seeds,
+each in both seatings, so that either has either's values and moves first; alone, a player meets itself once a seed,
+since both seatings are then one game. What a pair played is written at once, for good: a stopped command goes on where
+it was, other players may be added later, and several commands share the work. An endpoint that fails loses a game; a
+pair that met a refused key or a spent budget is not kept, so that the next command plays it again.
+
+Written: `NAME.csv` (a line for each row player, column player and metric; `lost_seats` to an endpoint),
+`NAME_differences.csv` (self-play minus cross-play, paired by game seed), `NAME.svg`, `cards/NAME.json`. Intervals:
+95 %, over game seeds. They say nothing of other training seeds: these players are these players.
+`data.table=FOLDER/NAME.csv` draws the figure again, without any game. Runs of several objectives meet in one game,
+which `env.objective` then has to name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import combinations_with_replacement, product
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from omegaconf import DictConfig, ListConfig
+
+from envs.dond import environment as dond_environment
+from experiments.launch.command import command
+from experiments.launch.terminal import Bar, say
+from experiments.setup.config import Parts, behind_endpoint, build, plain
+from experiments.setup.devices import pick_device, set_threads
+from experiments.setup.entrants import as_in_runs, configured_base, find_player, planner_config, text_player
+from experiments.setup.memory import with_room
+from experiments.setup.players import (
+    bare,
+    check_plans,
+    in_runs,
+    is_run,
+    one_run,
+    player_config,
+    policy_folder,
+    style_of,
+)
+from experiments.setup.select import public
+from experiments.setup.stages import base_folder
+from experiments.studies.conditions import claimed
+from marl.agents.base import Agent
+from marl.agents.chat import CHANGED, CHAT
+from marl.common.errors import UserError, check_count, check_temperature, check_writable
+from marl.common.files import FAULTS, digest, joined_name, read_json, reading, write_json, writing
+from marl.decoding.probes import size_of
+from marl.metrics.stats import Floats, Interval, bootstrap_mean, paired_difference, wilson
+from marl.metrics.tables import format_table, interval_of, read_csv, write_csv
+from marl.model.policy import load_tokenizer
+from marl.planning.planner import SUFFIX
+from marl.rollout.games import env_maker, file_digests
+from marl.rollout.rollout import Cast, rollout
+from marl.rollout.seeds import EVALUATION, draw_games
+from marl.storage.checkpoint import folder_digest, read_card
+from marl.storage.folder import CARD, CONFIG, run_card, run_settings
+from marl.types import Episode
+
+MOST = 8
+SHOWN = {  # compared in self-play and cross-play
+    "game/score/row": "Score of the row player",
+    "game/points/row": "Points of the row player",
+    "game/joint": "Joint points",
+    "game/agreement": "Agreement",
+}
+RATES = ("game/agreement", "game/pareto")
+# Of these, by objective: where both score alike the score is the joint one, where scores add up to nothing points tell.
+OF = {1.0: ("game/score/row", "game/agreement"), -1.0: ("game/points/row", "game/score/row", "game/agreement")}
+OF_OTHERS = ("game/score/row", "game/joint", "game/agreement")
+RECORDED = {"seed", "turned", "points", "deal", "pareto", "how", "turns"}  # what a pair's file has of each game
+COLUMNS = ("objective", "row", "column", "metric", "mean", "low", "high", "games", "lost_seats")
+OTHERS, ALL = "others", "all"  # stand for all other players; for everybody
+
+Pair = tuple[str, str]  # labels of the row player and the column player
+Games = list[dict[str, Any]]  # of one pair, as `recorded` keeps them
+Figures = dict[str, Floats]  # by metric, one number a game seed
+
+
+@dataclass(frozen=True)
+class Player:
+    """`name`: as `find_player` takes it. `label`: in tables. `made_of`: stands for all that it plays by."""
+
+    name: str
+    label: str
+    made_of: str
+
+    @property
+    def called(self) -> str:
+        return Path(self.name).name
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A pair, in an order of its own that the command line does not change."""
+
+    first: Player
+    second: Player
+    settings: Mapping[str, Any] = field(hash=False)  # all that determines its games, but for last digits
+
+    @property
+    def label(self) -> str:
+        return f"{self.first.label} v {self.second.label}"
+
+    @property
+    def file(self) -> str:
+        return f"{joined_name((self.first.called, self.second.called), '-v-')}-{digest(self.settings)}.json"
+
+
+@command("crossplay", implies={"data.dond": "base=human"})
+def main(cfg: DictConfig) -> None:
+    """Plays what is not played yet, then tabulates."""
+    if cfg.data.table:
+        if cfg.players is not None:
+            raise UserError("players and data.table: give one of them, who plays or a file written of such games")
+        data = Path(cfg.data.table)
+        folder = Path(cfg.publish or data.parent)
+        check_writable(folder, "publish")
+        show(data, folder / f"{data.stem}.svg")
+        say(f"\nfigure: {folder}")
+        return
+    check(cfg)
+    names = [resolved(str(name), cfg) for name in cfg.players]
+    cfg = as_in_runs(cfg, names)
+    if cfg.env.game != "dond":
+        raise UserError(f"env.game={cfg.env.game}: only players of Deal or No Deal change seats; must be dond")
+    parts = build(cfg, names, learns=False)
+    device = pick_device(cfg.device)
+    set_threads(cfg.threads)
+    cells, out = Path(cfg.cells), Path(cfg.publish or cfg.cells)
+    check_writable(cells, "cells")
+    check_writable(out / "cards", "publish")
+    players = entrants(names, cfg, parts, device)
+    table = [cell_of(a, b, cfg, parts) for a, b in combinations_with_replacement(players, 2)]
+    models = [player.name for player in players if is_run(player.name)]
+    heaviest = sorted(models, key=lambda name: size_of(player_config(name), parts.algo.context).weights)[-2:]
+    parts = with_room(cfg, parts, cfg.games // 2, [(name, name) for name in heaviest], device)
+
+    left = [cell for cell in table if not (cells / cell.file).exists()]
+    say(f"{len(players)} players, {cfg.games} games a pair: {len(left)} of {len(table)} pairs are still to play")
+    bar, agents = Bar(enabled=cfg.progress), Agents(cfg, parts, device)
+    for number, cell in enumerate(left, start=1):
+        with claimed(cells / cell.file) as mine:
+            if mine:
+                label = f"{number}/{len(left)}  {cell.label}"
+                found, spoiled = play(cell, cfg, parts, agents, bar, label)
+                if not spoiled:
+                    write_json(cells / cell.file, {"about": cell.settings, **found})
+                lost = f", {found['lost_seats']} seats lost to the endpoint" if found["lost_seats"] else ""
+                say(label + lost + (f", not kept: {spoiled}" if spoiled else ""))
+    if parts.chat:
+        say(parts.chat.summary())
+    missing = [cell for cell in table if not (cells / cell.file).exists()]
+    if missing and parts.chat and (reasons := parts.chat.lost_for_good()):
+        raise UserError(
+            f"chat: {', '.join(dict.fromkeys(reasons))}, so that {len(missing)} pairs are not kept and there is no "
+            f"table; start the same command again with {CHANGED}, and it plays those"
+        )
+    if missing:
+        say(f"{len(missing)} pairs are being played by another process, which writes the table when it has them")
+        return
+    games = {cell: games_of(cells / cell.file) for cell in table}
+    lost_seats = {cell: read_json(cells / cell.file).get("lost_seats", 0) for cell in table}
+    tabulate(players, games, lost_seats, float(parts.env["objective"]), cfg, out)
+    about = {player.label: {"player": player.called, "made_of": player.made_of} for player in players}
+    run_card(cells, digest({"pairs": [cell.file for cell in table]}), cfg.seed, arm=cfg.name, players=about,
+             env=parts.env, games=cfg.games, temperature=cfg.temperature,
+             lost_seats={cell.label: lost for cell, lost in lost_seats.items() if lost})  # fmt: skip
+    write_json(out / "cards" / f"{cfg.name}.json", public(read_json(cells / CARD)))
+    say(f"\ntables and figure: {out}")
+
+
+def check(cfg: DictConfig) -> None:
+    """Refuses bad settings before any player is looked for."""
+    if not isinstance(cfg.players, ListConfig) or not 2 <= len(cfg.players) <= MOST:
+        raise UserError(f"players={cfg.players}: must be a list of two to {MOST}")
+    check_count(cfg.concurrency, "concurrency")
+    check_count(cfg.seed, "seed", 0)
+    if type(cfg.games) is not int or cfg.games < 2 or cfg.games % 2:
+        raise UserError(f"games={cfg.games}: must be an even number, at least 2: each seed is played in both seatings")
+    check_temperature(cfg.temperature, "temperature")
+
+
+# --- Who plays --------------------------------------------------------------------------------------------------------
+
+
+def resolved(name: str, cfg: DictConfig) -> str:
+    """The name, with a run's folder in the place of a pattern. UserError for somebody who cannot play here."""
+    if "*" in name:
+        found = one_run(cfg.runs, bare(name), "players")
+        name = str(found) + name.removeprefix(bare(name))
+    name = in_runs(name, cfg.runs)
+    check_plans(name, "dond")
+    if bare(name) in ("base", CHAT):
+        return name
+    if is_run(name):
+        game = read_card(policy_folder(name)).get("game")
+        if game != "dond":
+            raise UserError(f"players: {name} was trained on {game}; name players of Deal or No Deal")
+        return name
+    text_player(name, "dond")
+    return name
+
+
+def entrants(names: Sequence[str], cfg: DictConfig, parts: Parts, device: torch.device) -> list[Player]:
+    """The players, `base` as the folder where it is kept. UserError where two are one, or speak other tokens."""
+    labels = labels_of(names)
+    base = the_base(names, cfg, parts, device) if any(bare(name) == "base" for name in names) else None
+    found: dict[str, Player] = {}
+    for given, label in zip(names, labels, strict=True):
+        name = f"{base}{given.removeprefix('base')}" if bare(given) == "base" else given
+        player = Player(name, label, made_of(name, cfg))
+        other = found.setdefault(player.made_of, player)
+        if other is not player:
+            raise UserError(f"players: {other.label} and {label} are one and the same; leave one of them out")
+    players = list(found.values())
+    models = [player for player in players if is_run(player.name)]
+    vocabularies = [load_tokenizer(str(policy_folder(player.name))).get_vocab() for player in models]
+    for player, vocabulary in zip(models, vocabularies, strict=True):
+        if vocabulary != vocabularies[0]:
+            raise UserError(
+                f"players: {player.label} has another tokenizer ({len(vocabulary)} tokens) than {models[0].label} "
+                f"({len(vocabularies[0])} tokens): name players that started from one base, or from one model.name"
+            )
+    return players
+
+
+def labels_of(names: Sequence[str]) -> list[str]:
+    """Of each player the shortest name that it shares with no other: a run's folder without its hash, the same with its
+    objective, its whole name, that with its folder's, its path."""
+    forms = [forms_of(name) for name in names]
+    labels = [shortest for shortest, *_ in forms]
+    for longer in zip(*forms, strict=True):
+        labels = [new if labels.count(label) > 1 else label for label, new in zip(labels, longer, strict=True)]
+    return labels
+
+
+def forms_of(name: str) -> tuple[str, ...]:
+    """A player's names, from the shortest to the path."""
+    path, plans = Path(bare(name)), name.removeprefix(bare(name))
+    whole = (f"{path.name}{plans}", f"{'/'.join(path.parts[-2:])}{plans}", name)
+    short = path.name.rpartition("-")[0]
+    if not (short and (path / CONFIG).is_file()):
+        return (whole[0], whole[0], *whole)
+    with reading(path):
+        objective = float(run_settings(path)["env"]["objective"])
+    return (f"{short}{plans}", f"{short} λ={objective:g}{plans}", *whole)
+
+
+def the_base(names: Sequence[str], cfg: DictConfig, parts: Parts, device: torch.device) -> Path:
+    """The folder of the one base from which the runs among these started; without any, of the configuration's."""
+    runs = [Path(bare(name)) for name in names if (Path(bare(name)) / CONFIG).is_file()]
+    bases = {folder_digest(folder): (run, folder) for run in runs for folder in [base_folder(run)]}
+    if len(bases) > 1:
+        (first, _), (other, _), *_ = bases.values()
+        raise UserError(
+            f"players: {first.name} and {other.name} started from different bases; name a base by its folder"
+        )
+    if bases:
+        return next(folder for _, folder in bases.values())
+    _, made = configured_base(cfg, parts, device)
+    if made is None:
+        raise UserError("players: base is an untouched model, which has no folder of a base; train a run from it")
+    return made
+
+
+def made_of(name: str, cfg: DictConfig) -> str:
+    """The digest of a policy's files, and of what else a player goes by; of scripted players the name."""
+    if name == CHAT:
+        return f"{CHAT} {digest(behind_endpoint(plain(cfg.chat)))}"
+    if not is_run(name):
+        return name
+    plans = f"{SUFFIX} {digest(asdict(planner_config(cfg)))}" if name.endswith(SUFFIX) else ""
+    return folder_digest(policy_folder(name)) + plans
+
+
+def cell_of(one: Player, other: Player, cfg: DictConfig, parts: Parts) -> Cell:
+    first, second = sorted((one, other), key=lambda player: player.made_of)
+    read = [style_of(policy_folder(each.name), parts.env) if is_run(each.name) else None for each in (first, second)]
+    settings = {
+        "players": [first.made_of, second.made_of],
+        **({"styles": read} if {*read} - {None, parts.env["style"]} else {}),
+        "env": parts.env,
+        **file_digests(parts.env),
+        "temperature": cfg.temperature,
+        "max_new_tokens": parts.algo.max_new_tokens,
+        "context": parts.algo.context,
+        **({"play_bf16": True} if parts.algo.play_bf16 else {}),
+        "games": cfg.games,
+        "seed": cfg.seed,
+    }
+    return Cell(first, second, settings)
+
+
+# --- Playing ----------------------------------------------------------------------------------------------------------
+
+
+class Agents:
+    """Players at the table: the two of the last pair, since each holds a model and its caches."""
+
+    def __init__(self, cfg: DictConfig, parts: Parts, device: torch.device) -> None:
+        self.cfg, self.parts, self.device = cfg, parts, device
+        self._seated: dict[str, Agent] = {}
+
+    def of(self, cell: Cell) -> tuple[Agent, Agent]:
+        names = [cell.first.name, cell.second.name]
+        self._seated = {name: agent for name, agent in self._seated.items() if name in names}
+        for name in names:
+            if name not in self._seated:
+                self._seated[name] = find_player(name, self.cfg, self.parts, self.device, name)
+        return self._seated[names[0]], self._seated[names[1]]
+
+
+def play(cell: Cell, cfg: DictConfig, parts: Parts, agents: Agents, bar: Bar, label: str) -> tuple[dict[str, Any], str]:
+    """The pair's games, in both seatings; one player's own in one, since they are the same. And what spoiled them,
+    where a refused key or a spent budget did, so that they are to be played again; else nothing."""
+    pair, make_env = agents.of(cell), env_maker(parts.env)
+    drawn = draw_games(cfg.seed, EVALUATION, count=cfg.games // 2)
+    seatings = (0,) if cell.first == cell.second else (0, 1)
+    before = len(parts.chat.lost) if parts.chat else 0
+    bar.stage(label, len(drawn) * len(seatings))
+    games: Games = []
+    for turned in seatings:
+        seated = in_order(pair[turned], pair[1 - turned])
+        episodes = rollout(drawn, seated, make_env, parts.algo.concurrency, bar.advance)
+        games += [recorded(episode, turned) for episode in episodes]
+    bar.close()
+    lost = len(parts.chat.lost) - before if parts.chat else 0
+    spoiled = parts.chat.lost_for_good(before) if parts.chat else []
+    return {"games": games, "lost_seats": lost}, ", ".join(dict.fromkeys(spoiled))
+
+
+def games_of(path: Path) -> Games:
+    """The games of a cell's file. UserError where it does not hold them."""
+    found = read_json(path)
+    try:
+        games: Games = found["games"]
+        assert games and all(game.keys() >= RECORDED for game in games)
+        assert isinstance(found.get("lost_seats", 0), int)
+        assert all(np.isfinite(values).all() for values in figures(games, 1.0, swapped=False).values())
+    except FAULTS as error:
+        raise UserError(
+            f"{path} does not hold a pair's games: remove it, and the same command plays them again"
+        ) from error
+    return games
+
+
+def in_order(first: Agent, second: Agent) -> Cast:
+    """The first player on the first seat in every game."""
+    return lambda game, env: dict(zip(env.possible_agents, (first, second), strict=True))
+
+
+def recorded(episode: Episode, turned: int) -> dict[str, Any]:
+    """What is kept of a game. `points`: of the pair's first player, who has seat `turned`, and of its second."""
+    points = [float(episode.outcome["points"][agent]) for agent in dond_environment.AGENTS]
+    return {
+        "seed": episode.seed,
+        "turned": turned,
+        "points": points[::-1] if turned else points,
+        "deal": bool(episode.outcome["deal"]),
+        "pareto": bool(episode.outcome["pareto"]),
+        "how": str(episode.outcome["how"]),
+        "turns": sum(not turn.error for turn in episode.turns),
+    }
+
+
+# --- Tables and figure ------------------------------------------------------------------------------------------------
+
+
+def figures(games: Games, objective: float, swapped: bool) -> Figures:
+    """By metric, one number for each game seed, in order: the mean of the games that were played on it.
+
+    The row player is the pair's first one, or with `swapped` its second. In self-play both seats are the row's and the
+    column's.
+    """
+    seats = np.array([game["points"] for game in games])  # (games, 2)
+    both = {"score": seats + objective * seats[:, ::-1], "points": seats}
+    if not any(game["turned"] for game in games):
+        both = {name: np.repeat(of_seats.mean(1, keepdims=True), 2, axis=1) for name, of_seats in both.items()}
+    values = {
+        f"game/{name}/{player}": of_player
+        for name, of_seats in both.items()
+        for player, of_player in zip(("row", "column"), of_seats.T[:: -1 if swapped else 1], strict=True)
+    }
+    values |= {
+        "game/joint": seats.sum(1),
+        "game/agreement": np.array([game["deal"] for game in games], float),
+        "game/pareto": np.array([game["pareto"] for game in games], float),
+        "talk/turns": np.array([game["turns"] for game in games], float),
+    }
+    seeds, index = np.unique([game["seed"] for game in games], return_inverse=True)
+    count = np.bincount(index, minlength=len(seeds))
+    return {name: np.bincount(index, weights=of_games) / count for name, of_games in values.items()}
+
+
+def interval(name: str, values: Floats) -> Interval:
+    """The mean over game seeds; Wilson's interval for a rate that is all or nothing at each of them."""
+    if name in RATES and set(values) <= {0.0, 1.0}:
+        return wilson(int(values.sum()), len(values))
+    return bootstrap_mean(values, rng=np.random.default_rng(0))
+
+
+def tabulate(
+    players: Sequence[Player],
+    games: Mapping[Cell, Games],
+    lost_seats: Mapping[Cell, int],
+    objective: float,
+    cfg: DictConfig,
+    out: Path,
+) -> None:
+    """Writes NAME.csv, NAME_differences.csv and NAME.svg, and prints the figures."""
+    of: dict[Pair, Figures] = {}
+    count: dict[Pair, tuple[int, int]] = {}  # games, and seats lost to an endpoint
+    for cell, played in games.items():
+        pair = (cell.first.label, cell.second.label)
+        for key, swapped in ((pair, False), (pair[::-1], True)):
+            of[key], count[key] = figures(played, objective, swapped), (len(played), lost_seats[cell])
+    labels = [player.label for player in players]
+    found = {
+        (row, column): {name: interval(name, values) for name, values in of[row, column].items()}
+        for row in labels
+        for column in labels
+    }
+    write_csv(
+        out / f"{cfg.name}.csv",
+        COLUMNS,
+        [
+            (objective, *key, name, i.mean, i.low, i.high, *count[key])
+            for key, each in found.items()
+            for name, i in each.items()
+        ],
+    )
+    differences = self_minus_cross(labels, of)
+    write_csv(
+        out / f"{cfg.name}_differences.csv",
+        ("row", "column", "metric", "self", "cross", "difference", "low", "high", "game_seeds"),
+        [(d.row, d.column, d.metric, d.own, d.cross, d.by.mean, d.by.low, d.by.high, d.by.n) for d in differences],
+    )
+    shown = show(out / f"{cfg.name}.csv", out / f"{cfg.name}.svg")
+    say("\nself-play minus cross-play with all others")
+    columns = {
+        row: {d.metric: d.by for d in differences if (d.row, d.column) == (row, OTHERS)} for row in (*labels, ALL)
+    }
+    say(format_table(columns, shown))
+
+
+def show(table: Path, figure: Path) -> Sequence[str]:
+    """Draws and prints what `NAME.csv` holds. Returns the metrics shown. UserError where it is no such file."""
+    found: dict[Pair, dict[str, Interval]] = {}
+    lines = read_csv(
+        table, "data.table", COLUMNS,
+        lambda line: (float(line["objective"]), (line["row"], line["column"]), line["metric"], interval_of(line)),
+    )  # fmt: skip
+    for _, pair, metric, own in lines:
+        found.setdefault(pair, {})[metric] = own
+    labels = list(dict.fromkeys(row for row, _ in found))
+    shown = OF.get(lines[0][0], OF_OTHERS)
+    for row, column in product(labels, repeat=2):
+        if lacking := set(shown) - found.get((row, column), {}).keys():
+            raise UserError(f"data.table={table}: has no {min(lacking)} of {row} with {column}")
+    draw(labels, found, shown, figure)
+    for name in shown:
+        say(f"\n{SHOWN[name]}; a line for each row player")
+        say(format_table({column: {row: found[row, column][name] for row in labels} for column in labels}, labels))
+    return shown
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What a player gets with itself, less what it gets with another. `own` and `cross`: the two means."""
+
+    row: str
+    column: str
+    metric: str
+    own: float
+    cross: float
+    by: Interval
+
+
+def self_minus_cross(labels: Sequence[str], of: Mapping[Pair, Figures]) -> list[Difference]:
+    """Each row player's figures in self-play minus those with each other player, with all others, and the mean of these
+    over all players; paired by game seed."""
+    found = []
+    for name in SHOWN:
+        own = {row: of[row, row][name] for row in labels}
+        cross = {row: {column: of[row, column][name] for column in labels if column != row} for row in labels}
+        others = {row: np.mean(list(cross[row].values()), axis=0) for row in labels}
+        pairs = [(row, column, own[row], values) for row in labels for column, values in cross[row].items()]
+        pairs += [(row, OTHERS, own[row], others[row]) for row in labels]
+        pairs += [(ALL, OTHERS, np.mean(list(own.values()), axis=0), np.mean(list(others.values()), axis=0))]
+        for row, column, alone, met in pairs:
+            by = paired_difference(alone, met, rng=np.random.default_rng(0))
+            found.append(Difference(row, column, name, float(alone.mean()), float(met.mean()), by))
+    return found
+
+
+def draw(labels: Sequence[str], found: Mapping[Pair, Mapping[str, Interval]], shown: Sequence[str], path: Path) -> None:
+    """A heat map for each metric: a line for each row player, a column for whom it met."""
+    side = 1.1 + 0.62 * len(labels)
+    figure = Figure(figsize=((side + 1.2) * len(shown), side + 1.0), layout="constrained")
+    for number, (axes, name) in enumerate(zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True)):
+        means = np.array([[found[row, column][name].mean for column in labels] for row in labels])
+        image = axes.imshow(means, cmap="Blues", **({"vmin": 0, "vmax": 1} if name in RATES else {}))
+        for (row, column), value in np.ndenumerate(means):
+            dark = image.norm(value) > 0.6
+            axes.text(
+                column, row, f"{100 * value:.0f} %" if name in RATES else f"{value:.1f}", ha="center", va="center",
+                fontsize=8, color="white" if dark else "black", fontweight="bold" if row == column else "normal",
+            )  # fmt: skip
+        axes.set_xticks(range(len(labels)), labels, rotation=90, fontsize=8)
+        axes.set_xlabel("against", fontsize=8)
+        axes.set_yticks(range(len(labels)), labels if number == 0 else [""] * len(labels), fontsize=8)
+        axes.set_title(SHOWN[name], fontsize=10, loc="left")
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+    with writing(path), matplotlib.rc_context({"svg.hashsalt": path.name}):
+        figure.savefig(path, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""What healthy runs of the shipped experiments look like, and whether a run looks like one.
+
+    python -m experiments.studies.expected name=dond_long curves=experiments/results/dond_long/curves.csv
+    python -m experiments.studies.expected name=among_us_ablation select='among_us_ablation-*'
+
+records bands in `experiments/results/expected/NAME.csv` (arm,metric,iteration,low,high), from a published table's curves or
+from finished runs. Training runs of that name and arm are compared with them: a line where they leave their band, and
+one at the end. That is a hint for a person and never an error: a run with other settings may well be elsewhere, and
+those of its command line are named.
+
+A band is the mean over the seeds at an iteration, and to either side `margin` times sqrt(1 + 1/seeds) times the seeds'
+standard deviation, pooled over the whole curve, because that of three seeds at one iteration may be next to nothing by
+chance. sqrt(1 + 1/seeds) is because a further seed is what is to be compared, not their mean. The seeds that made a
+band are inside it whatever the margin. What the bands cannot know: seeds of one base say nothing of how bases differ.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from omegaconf import DictConfig
+
+from experiments.launch.command import command
+from experiments.launch.terminal import say
+from experiments.setup.bands import FOLDER, HEADER, METRICS, NEVER_NEGATIVE, Band, Expected, bands_of, label, read_bands
+from experiments.setup.config import plain
+from experiments.setup.select import selected
+from marl.common.errors import UserError, check_writable
+from marl.common.files import FAULTS, csv_rows
+from marl.metrics.tables import write_csv
+from marl.report.page import read_run
+from marl.report.runs import variant_of
+
+Curves = dict[tuple[str, str], dict[int, dict[int, float]]]  # arm and metric -> seed -> iteration -> value
+
+
+@command("expected")
+def main(cfg: DictConfig) -> None:
+    """Records the bands of an experiment's arms; arms of its file that are not recorded anew stay as they are."""
+    settings = plain(cfg)
+    margin = settings["margin"]
+    if isinstance(margin, bool) or not isinstance(margin, int | float) or not margin > 0:
+        raise UserError(f"margin={margin}: must be a number above 0")
+    if not re.fullmatch(r"[\w.+-]+", str(cfg.name)):
+        raise UserError(f"name={cfg.name}: must be the name of an experiment, as in sweep=NAME")
+    if (cfg.curves is None) == (cfg.select is None):
+        raise UserError("curves and select: give one of them, a csv file or the names of finished runs")
+    if cfg.curves is not None:
+        curves = read_curves(Path(cfg.curves), settings["settings"] or {})
+    elif cfg.settings is not None:
+        raise UserError("settings: only curves need them; those of the runs that select finds are known")
+    else:
+        curves = curves_of_runs(selected(Path(cfg.runs), cfg.select, cfg.where))
+    bands = make_bands(curves, margin)
+    folder = Path(cfg.out) if cfg.out else FOLDER
+    check_writable(folder, "out")
+    path, arms = folder / f"{cfg.name}.csv", list(dict.fromkeys(band.arm for band in bands))
+    kept = [band for band in read_bands(path) if band.arm not in arms] if path.exists() else []
+    write_csv(path, HEADER, [(b.arm, b.metric, b.iteration, b.low, b.high) for b in [*kept, *bands]])
+    seeds = sorted({len(of_seed) for of_seed in curves.values()})
+    say(f"{path}: {', '.join(arms)}, from {' or '.join(map(str, seeds))} seeds each")
+    if trials := leave_one_out(curves, margin):
+        outside = Counter(metric for left in trials.values() for metric, _ in left)
+        inside = sum(not left for left in trials.values())
+        which = "".join(f", {count} x {metric} outside" for metric, count in outside.most_common())
+        say(f"made of the other seeds, the bands hold {inside} of {len(trials)} runs everywhere{which}")
+    blind = [arm for arm in arms if Expected(path, arm, bands_of(arm, bands)).blind]
+    if blind:
+        say(f"a run that learns nothing would be inside the bands of {', '.join(blind)}")
+
+
+def read_curves(path: Path, settings: Mapping[str, Any]) -> Curves:
+    """The training curves of a published table. UserError if it is no such file."""
+    curves: Curves = {}
+    try:
+        for row in csv_rows(path):
+            if row["phase"] == "train" and row["metric"] in METRICS:
+                of_seed = curves.setdefault((label(row["arm"], settings), row["metric"]), {})
+                of_seed.setdefault(int(row["seed"]), {})[int(row["iteration"])] = float(row["value"])
+    except UserError as error:
+        raise UserError(f"curves={error}") from error
+    except FAULTS as error:
+        raise UserError(f"curves={path}: expected the curves.csv of a published table ({error})") from error
+    return curves
+
+
+def curves_of_runs(folders: Sequence[Path]) -> Curves:
+    """The training curves of finished runs."""
+    runs = [read_run(folder) for folder in folders]
+    curves: Curves = {}
+    for run in runs:
+        name = label(run.arm, variant_of(run, runs))
+        for row in run.curves:
+            for metric in METRICS:
+                if row["phase"] == "train" and metric in row:
+                    curves.setdefault((name, metric), {}).setdefault(run.seed, {})[row["iteration"]] = row[metric]
+    return curves
+
+
+def make_bands(curves: Curves, margin: float) -> list[Band]:
+    """A band for each arm, metric and iteration that all of the arm's seeds have.
+
+    UserError where there are no curves, or an arm has a single seed, which says nothing of another one.
+    """
+    bands: list[Band] = []
+    for (arm, metric), of_seed in curves.items():
+        if metric == "game/score" and (arm, "game/win_rate/crewmates") in curves:
+            continue  # what the players are paid says little beside who wins
+        if len(of_seed) < 2:
+            raise UserError(f"arm {arm} has one seed, {next(iter(of_seed))}: a band takes two or more")
+        iterations = sorted(set.intersection(*(set(curve) for curve in of_seed.values())))
+        if not iterations:
+            raise UserError(f"arm {arm}: its seeds have no iteration with {metric} in common")
+        values = np.array([[curve[i] for i in iterations] for curve in of_seed.values()])  # (seeds, iterations)
+        spread = np.sqrt(values.var(axis=0, ddof=1).mean())
+        half = margin * spread * np.sqrt(1 + 1 / len(values))
+        low = np.minimum(values.mean(axis=0) - half, values.min(axis=0))
+        high = np.maximum(values.mean(axis=0) + half, values.max(axis=0))
+        if metric in NEVER_NEGATIVE:
+            low = low.clip(min=0)
+        ends = zip(iterations, low.tolist(), high.tolist(), strict=True)
+        bands += [Band(arm, metric, iteration, *pair) for iteration, *pair in ends]
+    if not bands:
+        raise UserError(f"there is nothing to record: no training curve of {', '.join(METRICS)}")
+    return bands
+
+
+def leave_one_out(curves: Curves, margin: float) -> dict[tuple[str, int], list[tuple[str, int]]]:
+    """How bands do on healthy runs that did not make them: for each arm and seed, the metrics and iterations where it
+    is outside the bands of the arm's other seeds. What only two seeds have is left out: one of them makes no band."""
+    found: dict[tuple[str, int], list[tuple[str, int]]] = {}
+    spare = {key: of_seed for key, of_seed in curves.items() if len(of_seed) > 2}
+    for arm in dict.fromkeys(arm for arm, _ in spare):
+        of_arm = {key: of_seed for key, of_seed in spare.items() if key[0] == arm}
+        for seed in sorted(set().union(*of_arm.values())):
+            others = {key: {s: c for s, c in of_seed.items() if s != seed} for key, of_seed in of_arm.items()}
+            bands = Expected(Path(), arm, bands_of(arm, make_bands(others, margin)))
+            own: dict[int, dict[str, float]] = {}
+            for (_, metric), of_seed in of_arm.items():
+                for iteration, value in of_seed.get(seed, {}).items():
+                    own.setdefault(iteration, {})[metric] = value
+            found[arm, seed] = [(m, at) for at, values in sorted(own.items()) for m in bands.outside(at, values)]
+    return found
+
+
+if __name__ == "__main__":
+    main()

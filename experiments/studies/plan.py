@@ -1,0 +1,47 @@
+"""How many games and seeds tell two arms apart: `python -m experiments.studies.plan a=0.55 b=0.59 between=0.02`.
+
+For arms that are compared by a rate, such as the crew's win rate, seed by seed, as published tables do. What it leaves
+out: what the two runs of a seed share (a base, the evaluation's games), which lets fewer do, and figures that are no
+rates.
+"""
+
+from __future__ import annotations
+
+from omegaconf import DictConfig
+
+from experiments.launch.command import command
+from experiments.launch.terminal import say
+from experiments.setup.config import plain
+from marl.common.errors import UserError
+from marl.metrics.stats import games_needed
+
+
+@command("plan")
+def main(cfg: DictConfig) -> None:
+    """A line for each number of seeds."""
+    settings = plain(cfg)
+    for name in ("a", "b", "power", "level"):
+        value = settings[name]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
+            raise UserError(f"{name}={value}: must be a number between 0 and 1")
+    a, b, between = settings["a"], settings["b"], settings["between"]
+    if a == b:
+        raise UserError(f"a={a} b={b}: equal rates cannot be told apart")
+    if isinstance(between, bool) or not isinstance(between, int | float) or not 0 <= between < 1:
+        raise UserError(f"between={between}: must be a number from 0 to below 1")
+    seeds = settings["seeds"] if isinstance(settings["seeds"], list) else [settings["seeds"]]
+    for count in seeds:
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise UserError(f"seeds={count}: must be whole numbers, at least 1")
+    say(f"rates of {a:g} and {b:g}, standard deviation over seeds {between:g}: found in {settings['power']:.0%} of")
+    say(f"experiments at the {settings['level']:.0%} level with")
+    say(f"{'seeds':>7}  {'games a seed':>13}  {'games an arm':>13}")
+    for count in seeds:
+        games = games_needed(a, b, count, between if count > 1 else 0.0, settings["power"], settings["level"])
+        each, whole = ("too few seeds", "") if games is None else (f"{games:,}", f"{games * count:,}")
+        note = "  (of one run only: says nothing of other seeds)" if count == 1 else ""
+        say(f"{count:>7}  {each:>13}  {whole:>13}{note}")
+
+
+if __name__ == "__main__":
+    main()

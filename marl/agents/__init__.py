@@ -1,0 +1,1 @@
+"""Who can sit in a game: language models, scripts, endpoints. base.py has the interface."""

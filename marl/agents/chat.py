@@ -1,0 +1,528 @@
+"""A player behind any OpenAI-compatible chat endpoint. It reads a game in natural style and answers like anybody else.
+
+Read downward: settings (`ChatConfig`), the file of answers that a later run can replay (`Answers`), one request with
+its tries, time limits and budget (`Endpoint`), and the seats (`ChatAgent`). A request that fails for good costs its
+game alone: that seat says nothing more, which the game refuses as it refuses any empty reply, and the loss is counted.
+
+The key comes from an environment variable and goes nowhere but into the request: no error text or body of an endpoint
+is ever shown or kept, and an answer that repeats the key has it struck out, as other secrets in `extra`. What a model
+thinks before it speaks is kept in the transcript, and nobody in the game hears it. An endpoint is not trusted: it sends
+nobody elsewhere, and more than `LONGEST_BODY` bytes are not read. Left out: streamed answers, tools, prices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import math
+import os
+import queue
+import re
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from envs.core import END, Style, TurnKind
+from marl.agents.base import Key, Reply, Request
+from marl.agents.completion import Answer, Lost, answer_of, read_answer
+from marl.common.errors import UserError, check_text
+from marl.common.files import canonical, writing
+from marl.common.secrets import SHORTEST, hidden, secrets_in
+from marl.types import Belief, Stream
+
+CHAT = "chat"  # what such a player is called in a cast
+YOUR_TURN = "It is your turn."  # a chat cannot end with the system's words, or one's own
+STRUCK_OUT = "[key]"
+LONGEST_BODY = 2**22  # bytes of a response; a longer one is no answer
+PACKED = ("identity", "gzip")  # as a response may be; others unpack to more than can be counted on the way
+TRY_AGAIN = (408, 409, 429)  # and all from 500 on
+
+ChatMessage = dict[str, str]  # role and content
+
+
+URL = "must be http(s)://HOST/PATH without user, password or query, as in http://localhost:8000/v1"
+
+
+def check_nothing_secret(url: Any, key: Any) -> None:
+    """Refuses an address (unless it is empty) or a key's name that may have a secret in it; neither is shown.
+
+    Of a run that nobody plays in through an endpoint too: its card keeps the command.
+    """
+    try:
+        parts = urlsplit(url if isinstance(url, str) else "")
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        fits = fits and parts.username is None and not parts.query
+    except (ValueError, AttributeError):
+        fits = False
+    if url not in ("", None) and not fits:
+        raise UserError(f"chat.url {URL}")
+    if not isinstance(key, str) or not re.fullmatch("([A-Z_][A-Z0-9_]*)?", key):
+        raise UserError("chat.key must be the name of an environment variable, in capitals, never the key itself")
+
+
+def known_secrets(key: str, extra: Mapping[str, Any]) -> list[str]:
+    """What stands in the environment variable `key`, and what might be a secret in the settings `extra`."""
+    found = [os.environ.get(key, "").strip() if key else "", *secrets_in(extra)]
+    return [secret for secret in found if len(secret) >= SHORTEST]
+
+
+@dataclass(frozen=True)
+class ChatConfig:
+    """Which endpoint, and how far to go with it.
+
+    `url`: up to what stands before /chat/completions, as in http://localhost:8000/v1. `key`: the environment variable
+    that holds the key; empty where the endpoint wants none. `temperature`: None leaves it to the endpoint. `max_tokens`
+    of an answer; `max_tokens_field`: what the request calls them (some models want max_completion_tokens). `timeout`:
+    seconds that one try may take in all. `retries`: further tries after the first. `parallel`: requests at a time.
+    `calls`, `tokens`: the budget of one command, each try counted, prompts and answers together. `answers`: a file that
+    keeps what was answered; the same request of the same game is answered from it; empty for none. `replay`: answer
+    from that file alone, without network. `extra`: more fields of the request's body.
+    """
+
+    url: str = ""
+    model: str = ""
+    key: str = "OPENAI_API_KEY"
+    temperature: float | None = 1.0
+    max_tokens: int = 200
+    max_tokens_field: str = "max_tokens"
+    timeout: float = 60.0
+    retries: int = 3
+    parallel: int = 8
+    calls: int = 10_000
+    tokens: int = 10_000_000
+    answers: str = ""
+    replay: bool = False
+    extra: Mapping[str, Any] = field(default_factory=dict, repr=False)  # it may hold a secret
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise UserError("chat.model is empty: name the model that the endpoint is to answer with")
+        if self.replay and not self.answers:
+            raise UserError("chat.replay=true: chat.answers must name the file of answers to replay")
+        if not self.url and not self.replay:
+            raise UserError(f"chat.url is empty: it {URL}")
+        check_nothing_secret(self.url, self.key)
+        check_text(self.answers, "chat.answers")
+        for name, least in (("max_tokens", 1), ("retries", 0), ("parallel", 1), ("calls", 0), ("tokens", 0)):
+            if getattr(self, name) < least:
+                raise UserError(f"chat.{name}={getattr(self, name)}: must be at least {least}")
+        if not self.timeout > 0:
+            raise UserError(f"chat.timeout={self.timeout}: must be above 0 seconds")
+        if self.temperature is not None and self.temperature < 0:
+            raise UserError(f"chat.temperature={self.temperature}: must be at least 0, or null")
+        if not isinstance(self.extra, Mapping) or {"messages", "model", "stream"} & {*self.extra}:
+            raise UserError("chat.extra must be a group of fields, without messages, model or stream")
+
+
+FOR_GOOD = (Lost.KEY, Lost.BUDGET, Lost.ABSENT)  # so would every further seat be lost
+CHANGED = "another chat.key, a larger chat.calls or chat.tokens, or chat.replay=false"  # what helps then
+
+
+# --- What was answered ------------------------------------------------------------------------------------------------
+
+
+class Answers:
+    """Answers by request, kept as a line of JSON each: seed, model, settings, messages, answer.
+
+    A request is the seat's seed, the model with its settings, and all messages: so that two games that began alike keep
+    answers of their own, and the same game is always answered the same. Failures are not kept.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Reads the file where there is one. A last line without its end, of a killed run, is cut off when more follow.
+
+        Raises UserError where another line is not one of ours.
+        """
+        self.path = path
+        self._answers: dict[str, Answer] = {}
+        content = b""
+        try:
+            if path.exists() and not path.is_file():
+                raise UserError(f"chat.answers={path}: is no file; name another")
+            content = path.read_bytes() if path.exists() else b""
+        except OSError as error:
+            raise UserError(f"chat.answers={path}: the file cannot be read ({error.strerror})") from error
+        lines = content.split(b"\n")
+        for number, line in enumerate(lines[:-1], start=1):
+            try:
+                entry = json.loads(line)
+                answer = _kept(entry)
+                self._answers[digest(entry["request"])] = answer
+            except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+                raise UserError(
+                    f"chat.answers={path}, line {number}: expected an answer as it was kept; name another file"
+                ) from error
+        self._torn = (len(content) - len(lines[-1]), len(content)) if lines[-1] else None  # bytes: whole lines, all
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def get(self, request: Mapping[str, Any]) -> Answer | None:
+        return self._answers.get(digest(request))
+
+    def add(self, request: Mapping[str, Any], answer: Answer) -> None:
+        """Keeps an answer at once: it was paid for."""
+        self._answers[digest(request)] = answer
+        entry = {"request": dict(request), "answer": answer.text, "tokens": answer.tokens}
+        entry |= {"thoughts": answer.thoughts} if answer.thoughts else {}
+        entry |= {"cut": True} if answer.cut else {}
+        line = json.dumps(entry) + "\n"
+        with writing(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self._torn and self.path.stat().st_size == self._torn[1]:
+                os.truncate(self.path, self._torn[0])
+            self._torn = None
+            with self.path.open("ab") as file:
+                file.write(line.encode())
+
+
+def _kept(entry: Mapping[str, Any]) -> Answer:
+    """An answer from its line. TypeError where it is none."""
+    text, tokens, thoughts, cut = entry["answer"], entry["tokens"], entry.get("thoughts", ""), entry.get("cut", False)
+    ours = isinstance(text, str) and isinstance(tokens, int | None) and isinstance(thoughts, str)
+    if not ours or not isinstance(entry["request"], dict):
+        raise TypeError("not as it was kept")
+    return answer_of(text, tokens, thoughts, cut is True)
+
+
+def digest(request: Mapping[str, Any]) -> str:
+    """The digest of a request, the same whatever its secrets are: a file of answers can be replayed without them."""
+    return hashlib.sha256(canonical(hidden(request, mark=lambda _: "secret")).encode()).hexdigest()
+
+
+# --- Requests ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Spent:
+    """What the endpoint was asked for so far. `reserved`: tokens that requests under way may still cost."""
+
+    calls: int = 0
+    tokens: int = 0
+    reserved: int = 0
+
+
+class Endpoint:
+    """One endpoint and its budget. `ask` never raises for what an endpoint does."""
+
+    def __init__(self, config: ChatConfig) -> None:
+        """Raises UserError where the client is not installed, or the key's variable is not set."""
+        try:
+            import openai
+        except ImportError as error:
+            raise UserError(
+                "chat: the package openai is missing; install it with pip install -e '.[chat]' -c constraints.txt"
+            ) from error
+        for client in ("httpx", "httpx2"):  # either is openai's, by its version, and logs a line for each request
+            logging.getLogger(client).setLevel(logging.WARNING)
+        self.config, self.spent = config, Spent()
+        self._openai = openai
+        self._key = os.environ.get(config.key, "").strip() if config.key else ""
+        if config.key and not self._key:
+            raise UserError(
+                f"chat.key={config.key}: this environment variable is not set; set it to the endpoint's key, or give "
+                "chat.key='' for an endpoint that wants none"
+            )
+        if not re.fullmatch("[!-~]*", self._key):
+            raise UserError(f"chat.key={config.key}: what this environment variable holds can't be a key")
+        self._secrets = {*known_secrets(config.key, config.extra), *filter(None, [self._key])}
+        # Tries are ours, so that each is counted. A local server that wants no key gets a word that is none.
+        self._client = openai.AsyncOpenAI(
+            api_key=self._key or "none",
+            base_url=config.url,
+            timeout=config.timeout,
+            max_retries=0,
+            default_headers={"Accept-Encoding": "gzip"},
+            http_client=_client_of(openai),
+        )
+        self._slots = asyncio.Semaphore(config.parallel)
+
+    async def ask(self, messages: Sequence[ChatMessage]) -> Answer | Lost:
+        """Up to 1 + `retries` tries, each within `timeout` seconds from its start to the answer's last byte."""
+        async with self._slots:
+            for attempt in range(self.config.retries + 1):
+                found, wait = await self._try(messages)
+                if wait is None or attempt == self.config.retries:
+                    return found
+                await asyncio.sleep(min(wait or 0.5 * 2**attempt, self.config.timeout))
+        raise AssertionError("there is always a first try")
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def _try(self, messages: Sequence[ChatMessage]) -> tuple[Answer | Lost, float | None]:
+        """One call, and how long to wait before the next one: 0 where the endpoint doesn't say, None for no other."""
+        # No tokenizer has more tokens than bytes, besides the marks around each message.
+        most = sum(len(m["content"].encode()) + 16 for m in messages) + self.config.max_tokens
+        spent, config = self.spent, self.config
+        if spent.calls >= config.calls or spent.tokens + spent.reserved + most > config.tokens:
+            return Lost.BUDGET, None
+        spent.calls += 1
+        spent.reserved += most
+        cost = 0
+        try:
+            async with asyncio.timeout(config.timeout):  # the client's own limit is one of each piece that it reads
+                body = {config.max_tokens_field: config.max_tokens, **config.extra}
+                if config.temperature is not None:
+                    body["temperature"] = config.temperature
+                create: Any = self._client.chat.completions.with_raw_response.create
+                response = await create(model=config.model, messages=list(messages), extra_body=body)
+            found = read_answer(response.http_response.content.decode("utf-8-sig", "replace"))
+            if isinstance(found, Lost):
+                cost = most
+                return found, None if found is Lost.DECLINED else 0.0
+            cost = most if found.tokens is None else found.tokens
+            return replace(found, text=self._struck(found.text), thoughts=self._struck(found.thoughts)), None
+        except (TimeoutError, self._openai.APITimeoutError):
+            cost = most  # it may have been answered, and paid for, all the same
+            return Lost.TIMEOUT, 0.0
+        except self._openai.APIStatusError as error:
+            status = error.status_code
+            if status == 401:
+                return Lost.KEY, None
+            if status == 403:  # a moderator's word on these messages, as a rule; a key that may nothing is counted so
+                return Lost.DECLINED, None
+            if 300 <= status < 400:
+                return Lost.MOVED, None
+            again = status in TRY_AGAIN or status >= 500
+            return Lost.BUSY if status == 429 else Lost.STATUS, _seconds(error.response.headers) if again else None
+        except self._openai.OpenAIError:
+            return Lost.UNREACHABLE, 0.0
+        finally:
+            spent.reserved -= most
+            spent.tokens += cost
+
+    def _struck(self, text: str) -> str:
+        for secret in self._secrets:
+            text = text.replace(secret, STRUCK_OUT)
+        return text
+
+
+def _client_of(openai: Any) -> Any:
+    """The client's own HTTP client, but it follows no redirect, keeps no cookie, and reads only so much of a response.
+
+    Of the headers only the one that is read goes on: others say how the text is to be decoded, and may name anything.
+    """
+
+    class Client(openai.DefaultAsyncHttpxClient):  # type: ignore[misc]
+        async def send(self, request: Any, **options: Any) -> Any:
+            response = await super().send(request, **{**options, "stream": True, "follow_redirects": False})
+            body = bytearray()
+            try:
+                if response.headers.get("content-encoding", "identity").lower() in PACKED:
+                    async for piece in response.aiter_bytes():
+                        body += piece
+                        if len(body) > LONGEST_BODY:
+                            body.clear()
+                            break
+            finally:
+                await response.aclose()
+            headers = {"retry-after": response.headers.get("retry-after", "0")}
+            return type(response)(response.status_code, headers=headers, content=bytes(body), request=request)
+
+    # A cookie is sent back, and may be of letters that no header can have.
+    return Client(cookies=CookieJar(policy=DefaultCookiePolicy(allowed_domains=[])))
+
+
+def _seconds(headers: Mapping[str, str]) -> float:
+    """How long the endpoint asks to wait; 0 where it doesn't say so in seconds."""
+    try:
+        seconds = float(headers.get("retry-after", "0"))
+    except ValueError:
+        return 0.0
+    return seconds if math.isfinite(seconds) and seconds > 0 else 0.0
+
+
+# --- Seats ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Seat:
+    """One seat: its chat so far, and the reply that is owed."""
+
+    seed: int
+    messages: list[ChatMessage]
+    options: tuple[str, ...] = ()
+    request: dict[str, Any] = field(default_factory=dict)
+    lost: bool = False
+
+    def hear(self, content: str) -> None:
+        """What the game tells is the user's; pieces without a reply between them are one message."""
+        if self.messages[-1]["role"] == "user":
+            self.messages[-1] = {"role": "user", "content": f"{self.messages[-1]['content']}\n{content}"}
+        else:
+            self.messages.append({"role": "user", "content": content})
+
+
+class ChatAgent:
+    """Any number of seats, each a chat of its own; requests of all games are under way at once.
+
+    A game's first observation is the system's message, own replies are the assistant's, everything else the user's. A
+    choice is listed by numbers and answered by one, or by the option's own words. `lost`: seats whose endpoint failed,
+    and why; they say nothing more.
+    """
+
+    style = Style.NATURAL
+
+    def __init__(self, config: ChatConfig, stops: bool = False) -> None:
+        """`stops`: with a UserError where all further seats would be lost as well (FOR_GOOD), which is no partner to
+        learn from; no other failure.
+
+        Raises UserError where there is no client, no key, or the file of answers is not one.
+        """
+        self.name, self.config, self.stops = CHAT, config, stops
+        self.answers = Answers(Path(config.answers)) if config.answers else None
+        if config.replay and not self.answers:
+            raise UserError(f"chat.replay=true: {config.answers} holds no answer; play once without it")
+        self.endpoint = None if config.replay else Endpoint(config)
+        self._extra = hidden(config.extra, known_secrets(config.key, config.extra))  # as it may be kept
+        self.lost: list[tuple[Key, Lost]] = []
+        self.kept = 0  # replies that came from the file
+        self.cut = 0  # replies that met the limit of their tokens
+        self._seats: dict[Key, _Seat] = {}
+        self._owed: set[Key] = set()
+        self._done: queue.SimpleQueue[tuple[Key, Answer | Lost | BaseException]] = queue.SimpleQueue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def act(self, requests: Sequence[Request]) -> list[Reply]:
+        replies = [reply for r in requests if (reply := self._begin(r)) is not None]
+        while self._owed and (not replies or not self._done.empty()):
+            key, found = self._done.get()
+            if isinstance(found, BaseException):
+                raise found
+            self._owed.remove(key)
+            seat = self._seats[key]
+            if isinstance(found, Answer) and self.answers is not None:
+                self.answers.add(seat.request, found)
+            replies.append(self._reply(key, seat, found))
+        return replies
+
+    def finish(self, keys: Sequence[Key]) -> dict[Key, tuple[Stream, list[Belief]]]:
+        for key in keys:
+            self._seats.pop(key, None)
+        return {}
+
+    def lost_for_good(self, since: int = 0) -> list[Lost]:
+        """Why seats were lost, where every further one would be too; of the losses from number `since` on."""
+        return [reason for _, reason in self.lost[since:] if reason in FOR_GOOD]
+
+    def figures(self, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Calls, tokens, replies from the file, replies cut at their limit where any were, and lost seats by reason; on
+        top of those that a run noted `before` it was stopped."""
+        before = before or {"calls": 0, "tokens": 0, "replayed": 0, "lost": {}}
+        spent = self.endpoint.spent if self.endpoint else Spent()
+        counted = Counter(before["lost"]) + Counter(reason.value for _, reason in self.lost)
+        cut = before.get("cut", 0) + self.cut
+        return {
+            "calls": before["calls"] + spent.calls,
+            "tokens": before["tokens"] + spent.tokens,
+            "replayed": before["replayed"] + self.kept,
+            **({"cut": cut} if cut else {}),
+            "lost": dict(sorted(counted.items())),
+        }
+
+    def summary(self) -> str:
+        """The figures in a line."""
+        found = self.figures()
+        lost = ", ".join(f"{count} {reason}" for reason, count in found["lost"].items())
+        cut = f"{found['cut']} answers cut at chat.max_tokens={self.config.max_tokens}; " if "cut" in found else ""
+        return (
+            f"chat: {found['calls']} calls, {found['tokens']} tokens, {found['replayed']} kept answers used; {cut}"
+            f"seats lost to the endpoint: {lost or 'none'}"
+        )
+
+    def _begin(self, r: Request) -> Reply | None:
+        """Reads; where a reply is owed, answers from the file or sends the request."""
+        text = r.text.strip("\n")
+        if r.key not in self._seats:
+            self._seats[r.key] = _Seat(r.seed, [{"role": "system", "content": text}])
+        elif text:
+            self._seats[r.key].hear(text)
+        seat = self._seats[r.key]
+        if r.turn == TurnKind.WAIT:
+            return None
+        if seat.lost:
+            return Reply(r.key, "")
+        seat.options = r.options
+        if r.options:
+            listed = "\n".join(f"{number}) {option}" for number, option in enumerate(r.options, start=1))
+            seat.hear(f"Choose one of these, and answer with its number alone:\n{listed}")
+        elif seat.messages[-1]["role"] != "user":
+            seat.hear(YOUR_TURN)
+        config = self.config
+        seat.request = {
+            "seed": seat.seed, "model": config.model, "temperature": config.temperature,
+            "max_tokens": config.max_tokens, "extra": self._extra, "messages": list(seat.messages),
+        }  # fmt: skip
+        known = self.answers.get(seat.request) if self.answers is not None else None
+        if known is not None:
+            self.kept += 1
+            return self._reply(r.key, seat, known)
+        if self.endpoint is None:
+            return self._reply(r.key, seat, Lost.ABSENT)
+        self._owed.add(r.key)
+        asyncio.run_coroutine_threadsafe(_ask(self.endpoint, r.key, list(seat.messages), self._done), self._running())
+        return None
+
+    def _reply(self, key: Key, seat: _Seat, found: Answer | Lost) -> Reply:
+        if isinstance(found, Lost):
+            seat.lost = True
+            self.lost.append((key, found))
+            if self.stops and found in FOR_GOOD:
+                raise UserError(
+                    f"chat: {found.value}, so that every further game would be lost; start the same command again with "
+                    f"{CHANGED}, and it goes on from its last checkpoint"
+                )
+            return Reply(key, "")
+        if found.text:  # some endpoints refuse a message without words
+            seat.messages.append({"role": "assistant", "content": found.text})
+        cut = found.cut and END not in found.text
+        self.cut += cut
+        said = found.text.strip()
+        if re.fullmatch("[0-9]{1,3}", said) and 1 <= int(said) <= len(seat.options):
+            said = seat.options[int(said) - 1]
+        return Reply(key, said if seat.options else found.text, thoughts=found.thoughts, cut=cut)
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        """The loop that requests run in, on a thread that ends with this agent."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=_run, args=(self._loop,), name=CHAT, daemon=True).start()
+            assert self.endpoint is not None  # a replay sends nothing
+            weakref.finalize(self, _leave, self._loop, self.endpoint)
+        return self._loop
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()
+
+
+async def _ask(
+    endpoint: Endpoint,
+    key: Key,
+    messages: Sequence[ChatMessage],
+    done: queue.SimpleQueue[tuple[Key, Answer | Lost | BaseException]],
+) -> None:
+    """Whatever happens, somebody waits to hear of it."""
+    try:
+        done.put((key, await endpoint.ask(messages)))
+    except BaseException as error:
+        done.put((key, error))
+        raise
+
+
+def _leave(loop: asyncio.AbstractEventLoop, endpoint: Endpoint) -> None:
+    async def leave() -> None:
+        await endpoint.close()
+        loop.stop()
+
+    asyncio.run_coroutine_threadsafe(leave(), loop)

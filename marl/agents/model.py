@@ -1,0 +1,331 @@
+"""Who plays a seat: a language model, a script, chance, a person. All answer `act(requests) -> replies`.
+
+An agent may answer some requests later: `act` returns whatever is ready, at least one reply while any is owed. Requests
+that need no reply (WAIT) are only read. What this module leaves out: the games' clocks (rollout.py).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from envs.core import TurnKind
+from marl.agents.base import Key, Reply, Request, beliefs_of
+from marl.common.errors import UserError, check_temperature
+from marl.decoding.engine import Engine
+from marl.decoding.probes import slowness
+from marl.decoding.sampling import uniforms
+from marl.kernels.packing import cheapest_groups, even_groups
+from marl.model.policy import Policy, half, take_weights
+from marl.model.sharding import is_split
+from marl.model.tokens import View
+from marl.types import Belief, Kind, Stream
+
+
+@dataclass
+class ModelSeat:
+    """One seat that a model plays: its view, its cache slot and the reply it is making."""
+
+    view: View
+    slot: int
+    seed: int
+    role: str
+    privileged: tuple[float, ...]
+    read: int = 0  # tokens of the stream that the cache holds
+    answers: list[np.ndarray] = field(default_factory=list)  # of the first questions of view.asked
+    kind: Kind | None = None  # of the reply that is owed; None where none is
+    options: tuple[str, ...] = ()
+    legal: tuple[int, ...] = ()
+    limit: int = 0  # how many tokens it may have
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    value: float = 0.0
+    lost: bool = False  # the next observation did not fit: nothing more is read, and replies are empty
+
+
+class ModelAgent:
+    """A language model in any number of seats: one cache slot a seat, one ragged pass for all that are ready.
+
+    A message ends at `END`, at the model's end of sequence, or after `max_new_tokens`. Observations are read when a
+    reply is due or the game ends, and belief questions are answered in passing. A seat whose stream outgrows `context`
+    hears and says nothing more, as a player who left; the game's own rules for empty replies do the rest.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        policy: Policy,
+        *,
+        slots: int,
+        context: int,
+        max_new_tokens: int = 40,
+        temperature: float = 1.0,
+        read_budget: int | None = None,
+        patience: float = 0.5,
+        decode_steps: int = 1,
+        bf16: bool = False,
+        style: str | None = None,
+    ) -> None:
+        """`read_budget`: about how many tokens one pass reads at most; None: as many as is fast. `decode_steps`: tokens
+        that a writing seat samples before it is looked at again; always 1 where `Engine.can_write` is not. `patience`,
+        where passes are padded or several tokens are written at a time: readers wait while others write, until their
+        shares of all seats that owe a reply add up to it from pass to pass; half of them wait for none, a tenth for
+        four. `bf16`: a copy in bfloat16 plays, which takes over the policy's weights whenever nobody is seated."""
+        self.name, self.tokens, self.style = name, policy.tokens, style
+        self.original = policy if bf16 else None
+        self.policy = half(policy) if bf16 else policy
+        self.engine = Engine(self.policy, slots, context, None if is_split(policy) else policy.lm)
+        if self.engine.unheld:
+            times, rows = slowness(self.policy.lm, slots, context)
+            warnings.warn(
+                f"{name}: {self.engine.unheld}, so every pass reads whole streams again: {context // 2} tokens in each "
+                f"of {rows} took {times:.0f} times as long as one token. A model.name whose layers are attention, or "
+                "recurrent with a cache of transformers (as Mamba), is faster",
+                stacklevel=2,
+            )
+        self.max_new_tokens, self.temperature = max_new_tokens, temperature
+        self.read_budget, self.patience = read_budget or self.engine.read_budget, patience
+        self.decode_steps = decode_steps if self.engine.can_write else 1
+        self._seats: dict[Key, ModelSeat] = {}
+        self._waited = 0.0  # see `patience`
+
+    def act(self, requests: Sequence[Request]) -> list[Reply]:
+        replies: list[Reply] = []
+        if not self._seats:
+            self._waited = 0.0  # so that games don't depend on those before
+            if self.original is not None:
+                take_weights(self.policy, self.original)
+        for r in requests:
+            seat = self._observe(r)
+            if r.turn != TurnKind.WAIT and seat.lost:
+                replies.append(Reply(r.key, "", start=len(seat.view.stream), value=seat.value))
+            elif r.turn != TurnKind.WAIT:
+                seat.kind = Kind.CHOICE if r.turn == TurnKind.CHOOSE else Kind.SPEECH
+                seat.options, seat.limit = r.options, min(self.max_new_tokens, self._free(seat))
+        owed = {key: seat for key, seat in self._seats.items() if seat.kind is not None}
+        while owed and not replies:
+            if self.engine.ragged and self.decode_steps == 1:
+                for group in self._groups(list(owed)):  # all that are ready, whatever they read
+                    self._advance(group)
+            else:
+                self._take_turns(owed)
+            for key in list(owed):
+                if self._complete(owed[key]):
+                    replies.append(self._reply(key, owed.pop(key)))
+        return replies
+
+    def _take_turns(self, owed: Mapping[Key, ModelSeat]) -> None:
+        """Readers read, or writers write: in a padded pass a token beside a message of 60 would cost what 60 do, and
+        where several tokens are written at a time nothing else is read meanwhile."""
+        reading = [key for key, seat in owed.items() if not seat.ids]
+        writing = [key for key, seat in owed.items() if seat.ids]
+        self._waited += len(reading) / len(owed)
+        if reading and (not writing or self._waited >= self.patience):
+            self._waited = 0.0
+            for group in self._groups(reading):
+                self._advance(group)
+        elif self.decode_steps > 1:
+            self._write(writing)
+        else:
+            self._advance(writing)
+
+    def repeat(self, request: Request, ids: Sequence[int]) -> int:
+        """Reads the request and gives these ids as its own reply, whoever chose them: nothing is sampled.
+
+        Returns where they stand in the seat's stream. They are read, and questions answered, when a reply is due.
+        """
+        seat = self._observe(request)
+        if seat.lost:
+            return len(seat.view.stream)
+        return seat.view.reply(ids, Kind.CHOICE if request.turn == TurnKind.CHOOSE else Kind.SPEECH)
+
+    def finish(self, keys: Sequence[Key]) -> dict[Key, tuple[Stream, list[Belief]]]:
+        """Answers what was still asked, and frees the slots."""
+        seats = {key: self._seats.pop(key) for key in keys}
+        unanswered = [key for key, seat in seats.items() if len(seat.answers) < len(seat.view.asked)]
+        self._seats.update(seats)
+        for group in self._groups(unanswered):
+            self._advance(group)
+        for key in keys:
+            self.engine.free(self._seats.pop(key).slot)
+        return {
+            key: (seat.view.stream, beliefs_of(key[1], seat.role, seat.view.asked, seat.answers))
+            for key, seat in seats.items()
+        }
+
+    def _observe(self, r: Request) -> ModelSeat:
+        if r.key not in self._seats:
+            self._seats[r.key] = ModelSeat(View(self.tokens), self.engine.allocate(), r.seed, r.role, r.privileged)
+        seat = self._seats[r.key]
+        if seat.lost:
+            return seat
+        length, asked = len(seat.view.stream), len(seat.view.asked)
+        seat.view.observe(r.text, r.questions, r.step)
+        if r.turn != TurnKind.WAIT:
+            seat.legal = seat.view.cue(r.options)
+        needed = int(r.turn != TurnKind.WAIT)  # at least a token of a reply
+        if self._free(seat) < needed:
+            if not length:
+                raise self.engine.outgrown(self.engine.context + needed - self._free(seat), begun=False)
+            seat.view.cut(length, asked)
+            seat.lost = True
+        return seat
+
+    def _free(self, seat: ModelSeat) -> int:
+        """How many tokens a reply may have so that it and what stands after it fit into the slot."""
+        return self.engine.context - len(seat.view.stream) - len(self.tokens.format.after_reply)
+
+    def _unread(self, seat: ModelSeat) -> list[int]:
+        return seat.view.stream.tokens[seat.read :] + seat.ids[-1:]
+
+    def _groups(self, keys: Sequence[Key]) -> list[list[Key]]:
+        """In groups of about `read_budget` tokens at most; where passes are padded seats with about as much to read.
+
+        A padded pass counts as a thirty-second of the budget beside its tokens (measured on a CPU at 8,192).
+        """
+        unread = {key: len(self._unread(self._seats[key])) for key in keys}
+        if self.engine.ragged:  # what is written stays together, where its slots stand side by side (`Desk`)
+            order = sorted(keys, key=lambda key: unread[key])
+            groups = even_groups([unread[key] for key in order], self.read_budget)
+        else:
+            order = sorted(keys, key=lambda key: unread[key], reverse=True)
+            groups = cheapest_groups([unread[key] for key in order], self.read_budget, self.read_budget / 32)
+        return [[order[i] for i in group] for group in groups]
+
+    @torch.no_grad()
+    def _advance(self, keys: Sequence[Key]) -> None:
+        """One forward pass over what these seats have not read; answers questions in it; samples a token where owed."""
+        seats = sorted((self._seats[key] for key in keys), key=lambda s: s.slot)
+        chunks = [self._unread(seat) for seat in seats]
+        hidden = self.engine.read([seat.slot for seat in seats], chunks)  # (N, D)
+        ends = np.cumsum([len(chunk) for chunk in chunks])
+        self._answer(seats, hidden, ends)
+        for seat, chunk in zip(seats, chunks, strict=True):
+            seat.read += len(chunk)
+        rows = [i for i, seat in enumerate(seats) if seat.kind is not None]
+        if not rows:
+            return
+        speaking = [seats[i] for i in rows]
+        last = hidden[torch.from_numpy(ends[rows] - 1).to(hidden.device)]  # (R, D)
+        starting = [i for i, seat in enumerate(speaking) if not seat.ids]
+        if starting:
+            facts = torch.tensor([speaking[i].privileged for i in starting], device=last.device)
+            for i, value in zip(starting, self.policy.value(last[starting], facts).tolist(), strict=True):
+                speaking[i].value = value
+        legal = [seat.legal for seat in speaking]
+        ids, logprobs = self.engine.sample(last, legal, self.temperature, self._uniform(speaking, 1)[:, 0])
+        for seat, token, logprob in zip(speaking, ids.tolist(), logprobs.tolist(), strict=True):
+            seat.ids.append(token)
+            seat.logprobs.append(logprob)
+
+    def _uniform(self, seats: Sequence[ModelSeat], steps: int) -> np.ndarray:
+        """What decides each seat's next tokens, (R, steps): of its own seed and their places in its stream alone."""
+        places = np.array([len(seat.view.stream) + len(seat.ids) for seat in seats], dtype=np.uint64)
+        seeds = np.array([seat.seed for seat in seats], dtype=np.uint64)
+        return uniforms(seeds[:, None], places[:, None] + np.arange(steps, dtype=np.uint64))
+
+    def _write(self, keys: Sequence[Key]) -> None:
+        """Several more tokens of speech that has begun. All that its seats have not read is their last token."""
+        seats = sorted((self._seats[key] for key in keys), key=lambda s: s.slot)
+        left = [seat.limit - len(seat.ids) for seat in seats]
+        steps = min(self.decode_steps, max(left))
+        ids, logprobs = self.engine.write(
+            [seat.slot for seat in seats], [seat.ids[-1] for seat in seats], left, self._uniform(seats, steps),
+            self.temperature,
+        )  # fmt: skip
+        for seat, more, theirs in zip(seats, ids, logprobs, strict=True):
+            seat.read += len(more)  # as many were read as were sampled: the last is not
+            seat.ids += more
+            seat.logprobs += theirs
+
+    def _answer(self, seats: Sequence[ModelSeat], hidden: torch.Tensor, ends: np.ndarray) -> None:
+        """Reads the answers of all questions whose last token was just read: a softmax over their candidates. `ends`
+        (R,): of each seat's tokens among the hidden states (N, D)."""
+        due = []
+        for seat, first, end in zip(seats, [0, *ends[:-1].tolist()], ends.tolist(), strict=True):
+            for asked in seat.view.asked[len(seat.answers) :]:
+                at = first + asked.position - seat.read
+                if first <= at < end:
+                    due.append((seat, at, asked.candidate_ids))
+        if not due:
+            return
+        logits = self.policy.logits(hidden[[at for _, at, _ in due]])  # (Q, V)
+        width = max(len(ids) for _, _, ids in due)
+        candidates = torch.tensor([[*ids, *[-1] * (width - len(ids))] for _, _, ids in due], device=logits.device)
+        scores = logits.gather(1, candidates.clamp_min(0)).masked_fill(candidates < 0, -torch.inf)  # (Q, K)
+        for (seat, _, ids), probs in zip(due, scores.double().softmax(-1).cpu().numpy(), strict=True):
+            seat.answers.append(probs[: len(ids)])
+
+    def _complete(self, seat: ModelSeat) -> bool:
+        if not seat.ids:
+            return False
+        return seat.kind == Kind.CHOICE or len(seat.ids) >= seat.limit or self.tokens.ends(seat.ids)
+
+    def _reply(self, key: Key, seat: ModelSeat) -> Reply:
+        assert seat.kind is not None
+        if seat.kind == Kind.CHOICE:
+            text = seat.options[seat.legal.index(seat.ids[0])]
+        else:
+            text = self.tokens.reply_text(seat.ids)
+        start = seat.view.reply(seat.ids, seat.kind)
+        # What is not in the cache yet, the last token at least, is read with the next observation.
+        assert start <= seat.read < start + len(seat.ids), (seat.read, start, len(seat.ids))
+        reply = Reply(key, text, tuple(seat.ids), start, tuple(seat.logprobs), seat.value, seat.legal)
+        seat.kind, seat.options, seat.legal, seat.ids, seat.logprobs = None, (), (), [], []
+        return reply
+
+
+@dataclass(frozen=True)
+class PlayConfig:
+    """How models play while they learn: `games` an iteration, up to `concurrency` of them at a time; lengths in tokens.
+
+    `decode_steps`: of speech, the tokens that are sampled without asking the host in between, from a captured graph
+    (speed only, for GPUs). `play_bf16`: models play as copies in bfloat16, whose caches take half the memory; what they
+    sample from, and its log-probabilities, are in float32 all the same, and the update scores with the trained weights.
+    """
+
+    iterations: int = 20
+    games: int = 192
+    concurrency: int = 192
+    temperature: float = 1.0
+    max_new_tokens: int = 32
+    context: int = 1024
+    decode_steps: int = 1
+    play_bf16: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("iterations", "games", "concurrency", "max_new_tokens", "context", "decode_steps"):
+            if getattr(self, name) < 1:
+                raise UserError(f"algo.{name}={getattr(self, name)}: must be at least 1")
+        check_temperature(self.temperature, "algo.temperature")
+        if self.temperature == 0:
+            raise UserError(f"algo.temperature={self.temperature}: must be above 0 to learn from what was sampled")
+
+    @property
+    def at_once(self) -> int:
+        """Games that are played at a time, for which caches have room."""
+        return min(self.concurrency, self.games)
+
+
+def room(limits: PlayConfig, seats: int, temperature: float) -> dict[str, Any]:
+    """What a `ModelAgent` is made with that has room for `limits.at_once` games of `seats` seats each."""
+    return {
+        "slots": seats * limits.at_once,
+        "context": limits.context,
+        "max_new_tokens": limits.max_new_tokens,
+        "temperature": temperature,
+        "decode_steps": limits.decode_steps,
+        "bf16": limits.play_bf16,
+    }
+
+
+def model_agent(
+    name: str, policy: Policy, limits: PlayConfig, seats: int, temperature: float, style: str | None = None
+) -> ModelAgent:
+    """A policy as a player with room for `limits.at_once` games of `seats` seats each. `style`: see `Agent`."""
+    return ModelAgent(name, policy, **room(limits, seats, temperature), style=style)

@@ -1,0 +1,1 @@
+"""The training loops: PPO, filtered behaviour cloning, RL-DiL-piKL."""

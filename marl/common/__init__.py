@@ -1,0 +1,1 @@
+"""What every room needs: errors that users read, files, several processes."""

@@ -1,0 +1,160 @@
+"""What goes wrong by someone's input rather than by our mistake."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+PLACES = {  # settings of commands, and what they name
+    **dict.fromkeys(("runs", "cache", "cells", "publish", "human"), "folder"),
+    **dict.fromkeys(("published", "curves", "data.table"), "file"),
+    **dict.fromkeys(("out", "data"), "folder or file"),
+    "data.dond": "folder",
+}
+NAMES = (*PLACES, "players", "opponent", "voices", "select", "model.name", "env.contexts")  # of files and folders
+LONGEST_PART = 255  # bytes of a file's name, on every common file system
+LONGEST = 200  # bytes of a name that the project gives: files beside it add to it, as in `.NAME_differences.csv.new`
+COLDEST, HOTTEST = 1e-3, 1000.0  # temperatures
+LARGEST = 1e30  # number of a setting: float32 holds its products, too
+MOST = 10**6  # of whole numbers that say how many or how long
+MOST_OF = {  # the same, by the setting's last name, where more makes sense
+    "seed": 2**63 - 1, "sampling": 2**63 - 1, "shuffling": 2**63 - 1,
+    "tokens": 10**12, "calls": 10**9, "token_budget": 10**9, "exact_limit": 10**9,
+}  # fmt: skip
+LONGEST = 2000  # letters of an error
+
+
+class UserError(ValueError):
+    """Bad input: its text is one clear sentence that names the setting or file, its value, and the fix.
+
+    Commands print the sentence and leave with a non-zero status, without a traceback. Any terminal and file can hold
+    it: halves of surrogate pairs, as names of files may have, are escaped, and what is very long is cut.
+    """
+
+    def __init__(self, sentence: str) -> None:
+        text = str(sentence).encode(errors="backslashreplace").decode()
+        super().__init__(text if len(text) <= LONGEST else f"{text[:LONGEST]}...")
+
+
+@contextmanager
+def naming(setting: str, term: object) -> Iterator[None]:
+    """Within, whatever a term's own code raises becomes a UserError with the setting, the error and the line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # anybody's code may raise anything
+        file = getattr(sys.modules.get(type(term).__module__), "__file__", None)
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if frame.filename == file]
+        place = (own or frames)[-1]
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(
+            f"{setting}: {type(term).__name__} raised {told} ({place.filename}, line {place.lineno}); "
+            "mend it, or leave it out"
+        ) from error
+
+
+def check_writable(folder: str | Path, setting: str) -> None:
+    """Makes the folder. UserError, naming the setting, if nothing can be written into it."""
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(f"{setting}={folder}: the folder cannot be written ({error.strerror}); name another") from error
+
+
+def check_places(settings: Mapping[str, Any]) -> None:
+    """Refuses settings that cannot say where something is, or is to be kept. Each command has some of them; whether
+    others than `runs`, `cache` and `cells`, or a name, may be null is for its defaults to say (experiments/launch/command.py)."""
+    for name, value in texts(settings):
+        named = name in NAMES or name.startswith(("init.", "cast.", "eval.cast."))
+        if named and any(bytes_of(part) > LONGEST_PART for part in value.split("/")):
+            raise UserError(f"{name}={value[:60]}...: a file's name has at most {LONGEST_PART} bytes. Shorten it.")
+    data = settings.get("data")
+    if isinstance(data, Mapping):  # a group in some commands
+        settings = {**settings, **{f"data.{name}": value for name, value in data.items()}, "data": None}
+    for name in (name for name in PLACES if name in settings):
+        value, may_be_null = settings[name], name not in ("runs", "cache", "cells")
+        if not (value is None and may_be_null) and (not isinstance(value, str) or not value or "\0" in value):
+            raise UserError(f"{name}={value!r}: must be the name of a {PLACES[name]}")
+    for name in {"name", "arm"} & settings.keys():  # parts of the folder's own name
+        value = settings[name]
+        if not (value is None and name == "name") and (
+            isinstance(value, bool)
+            or not isinstance(value, str | int | float)
+            or not re.fullmatch(r"[^/\0]+", f"{value}")
+        ):
+            raise UserError(f"{name}={value!r}: must be a name that can be part of a folder's, without slashes")
+        check_length(f"{value}", name)
+
+
+def bytes_of(name: str) -> int:
+    """Length of a name, as file systems count it."""
+    return len(name.encode(errors="surrogatepass"))
+
+
+def check_length(name: str, setting: str) -> None:
+    """UserError for a name that is too long for a file of ours."""
+    if bytes_of(name) > LONGEST:
+        raise UserError(f"{setting}={name[:60]}...: {bytes_of(name)} bytes are too many for a name. Use {LONGEST}.")
+
+
+def texts(settings: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """All texts in settings by their dotted names; those of a list by the list's."""
+    if isinstance(settings, Mapping):
+        for key, value in settings.items():
+            yield from texts(value, f"{name}.{key}" if name else f"{key}")
+    elif isinstance(settings, list | tuple):
+        for value in settings:
+            yield from texts(value, name)
+    elif isinstance(settings, str):
+        yield name, settings
+
+
+def check_sizes(value: Any, name: str) -> None:
+    """Refuses, anywhere in a setting's value, whole numbers beyond what is sane, and text that nobody can write."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            check_sizes(key, name)
+            check_sizes(each, f"{name}.{key}" if name else f"{key}")
+    elif isinstance(value, list | tuple):
+        for each in value:
+            check_sizes(each, name)
+    elif isinstance(value, int):
+        most = MOST_OF["seed"] if name.startswith("seeds.") else MOST_OF.get(name.rpartition(".")[2], MOST)
+        if abs(value) > most:
+            raise UserError(f"{name}={value if abs(value) < LARGEST else 'a huge number'}: must be at most {most:,}")
+    elif isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise UserError(f"{name}={value!r}: holds a letter that is no UTF-8 text; leave it out") from None
+
+
+def check_count(value: Any, name: str, least: int = 1) -> None:
+    """Refuses what is no whole number from `least` on, or beyond what is sane."""
+    if type(value) is not int or value < least:
+        raise UserError(f"{name}={value}: must be a whole number, at least {least}")
+    check_sizes(value, name)
+
+
+def check_temperature(value: Any, name: str) -> None:
+    """Refuses what logits cannot be divided by; 0 stands for the likeliest."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (number and (value == 0 or COLDEST <= value <= HOTTEST)):
+        raise UserError(f"{name}={value}: must be a number from {COLDEST} to {HOTTEST:,}, or 0 for the likeliest")
+
+
+def check_text(value: Any, name: str) -> None:
+    """Refuses what is neither text nor null."""
+    if value is not None and (not isinstance(value, str) or "\0" in value):
+        raise UserError(f"{name}={value!r}: must be text, or null")

@@ -1,0 +1,243 @@
+"""Files that appear whole or not at all, and the readers of files that others may have written.
+
+Where a disk is full, or a folder may not be written, what is there stays as it is, and one sentence names the place.
+A run's folder may come from anybody. Whatever is read from one is read here: as plain data of a limited size, from
+plain files, without references to the environment or to code. What is wrong with it becomes one UserError.
+"""
+
+from __future__ import annotations
+
+import csv
+import errno
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from io import StringIO
+from pathlib import Path
+from typing import Any, TextIO
+
+import yaml
+
+from marl.common.errors import LARGEST, LONGEST, UserError, bytes_of
+
+ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+WAY_ON = "start the same command again; it goes on from what is there"
+
+# Bytes that one file may have. YAML is the slowest to read: 64 KiB take some two seconds, a run's settings have 3 KiB.
+MOST_YAML, MOST_JSON, MOST_LINES = 1 << 16, 1 << 24, 1 << 28
+DEEPEST = 40  # levels of data within data
+
+# What Python raises where data are not what its reader expects. A UserError is a ValueError, and stays what it is.
+FAULTS = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError,
+    csv.Error, yaml.YAMLError,
+)  # fmt: skip
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What the system refuses to write in the block becomes a UserError that names the place, the reason, the fix."""
+    try:
+        yield
+    except Exception as error:
+        quoted = re.search(r"\(os error (\d+)\)", str(error))  # libraries in Rust raise errors of their own
+        number = error.errno if isinstance(error, OSError) else int(quoted[1]) if quoted else None
+        if number is None and not isinstance(error, OSError):
+            raise
+        reason = " ".join(str(error).split()) if number is None else os.strerror(number)
+        fix = "make room there" if number in ROOM else "see that it can be written"
+        raise UserError(f"{path} cannot be written ({reason}): {fix}, and {WAY_ON}") from error
+
+
+@contextmanager
+def whole_file(path: str | Path, newline: str | None = None) -> Iterator[TextIO]:
+    """A text file that takes its name in one step, once all is on the disk. Who is killed, or loses power, leaves the
+    old one."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        with writing(path):
+            temporary.unlink(missing_ok=True)  # a link of this name would lead the text elsewhere
+            with temporary.open("x", encoding="utf-8", newline=newline) as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            sync_folder(path.parent)
+    except BaseException:
+        with suppress(OSError):  # half a file would only take the room that is wanted
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Sees that the names in a folder are on the disk: without, a loss of power may take a rename back."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def joined_name(parts: Iterable[str], by: str) -> str:
+    """A file's name made of several; one that would be too long is cut, and ends in a digest of all of it."""
+    name = by.join(parts)
+    if bytes_of(name) <= LONGEST:
+        return name
+    whole = name.encode(errors="surrogatepass")
+    digest = hashlib.sha256(whole).hexdigest()[:12]
+    return f"{whole[: LONGEST - len(digest) - 1].decode(errors='ignore')}-{digest}"
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Writes a text in one step."""
+    with whole_file(path) as file:
+        file.write(text)
+
+
+def write_json(path: str | Path, data: Any) -> None:
+    """Writes JSON in one step."""
+    write_text(path, json.dumps(data, indent=1, sort_keys=True) + "\n")
+
+
+def canonical(data: Any) -> str:
+    """JSON of plain data, the same however whole numbers were typed: `1` or `1.0`."""
+
+    def typed(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: typed(each) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [typed(each) for each in value]
+        return int(value) if isinstance(value, float) and value.is_integer() else value
+
+    return json.dumps(typed(data), sort_keys=True)
+
+
+@contextmanager
+def reading(what: object) -> Iterator[None]:
+    """Data of `what`, a folder or file, that are not as the block expects become a UserError that names it."""
+    try:
+        yield
+    except UserError:
+        raise
+    except FAULTS as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise UserError(f"{what} is damaged, or of another version of this project ({reason}): name another") from error
+
+
+def read_bytes(path: str | Path, most: int = MOST_LINES, linked: bool = False) -> bytes:
+    """What a plain file holds. UserError for one that cannot be read, has more than `most` bytes, or is a pipe, a
+    device or a link out of its folder (`linked` allows links: for files that the command line names)."""
+    path = Path(path)
+    try:
+        if not linked and path.is_symlink():
+            inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(path.parent))
+            if not inside:
+                raise UserError(f"{path} is a link that leads out of its folder: put the file itself there")
+        with open(path, "rb", opener=_at_once) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise UserError(f"{path} is no plain file: put a file there")
+            data = file.read(most + 1)
+    except OSError as error:
+        raise UserError(f"{path}: the file cannot be read ({error.strerror})") from error
+    if len(data) > most:
+        raise UserError(f"{path} has more than {most:,} bytes: no file of this kind does; name another")
+    return data
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Opens without waiting: a pipe would wait for somebody who writes into it."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def read_text(path: Path, most: int = MOST_LINES, linked: bool = False) -> str:
+    """The same as text. UserError where it is not UTF-8."""
+    try:
+        return read_bytes(path, most, linked).decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: the file is not UTF-8 text ({error.reason} at byte {error.start})") from error
+
+
+def check_plain(data: Any) -> None:
+    """ValueError for what no file of ours holds: other types than JSON's, numbers that are not finite or beyond
+    LARGEST, halves of surrogate pairs, which nobody can print or write, and data that are nested too deeply."""
+    left = [(data, 0)]
+    while left:
+        value, depth = left.pop()
+        if depth > DEEPEST:
+            raise ValueError(f"it is nested more than {DEEPEST} levels deep")
+        if isinstance(value, dict):
+            left += ((each, depth + 1) for pair in value.items() for each in pair)
+        elif isinstance(value, list):
+            left += ((each, depth + 1) for each in value)
+        elif isinstance(value, str):
+            if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
+                raise ValueError(f"{value[:40]!r} is no text")
+        elif value is not None and not isinstance(value, int | float):
+            raise ValueError(f"a {type(value).__name__} is no plain data")
+        elif value is not None and not abs(value) <= LARGEST:  # nor is nan
+            raise ValueError(f"a number is not between {-LARGEST:g} and {LARGEST:g}")
+
+
+def parsed_json(text: str) -> Any:
+    """Plain data from JSON. ValueError for anything else."""
+    if len(text) > MOST_JSON:
+        raise ValueError(f"it has more than {MOST_JSON:,} letters")
+    try:
+        data = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(f"it is nested more than {DEEPEST} levels deep") from error
+    check_plain(data)
+    return data
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """A file that holds one JSON object. UserError, with its name, where it cannot be read or is something else."""
+    path = Path(path)
+    try:
+        data = parsed_json(read_text(path, MOST_JSON))
+    except ValueError as error:
+        raise UserError(f"{path}: expected one JSON object ({_reason(path, error)})") from error
+    if not isinstance(data, dict):
+        raise UserError(f"{path}: expected one JSON object, got {str(data)[:60]!r}")
+    return data
+
+
+def _reason(path: Path, error: Exception) -> str:
+    """What an error says, in one line, without the file's name before it."""
+    first = next(iter(f"{error}".splitlines()), "")
+    return first.removeprefix(f"{path}").lstrip(": ") or type(error).__name__
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """YAML without aliases: a file of a few lines could stand for more data than any memory holds."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("an alias (*NAME) stands for another part")
+        return super().compose_node(parent, index)
+
+
+def read_yaml(path: Path) -> Any:
+    """The plain data that a YAML file holds. UserError, with its name, where it cannot be read or is something else."""
+    try:
+        data = yaml.load(read_text(path, MOST_YAML), _PlainLoader)
+        check_plain(data)
+    except FAULTS as error:
+        raise UserError(f"{path}: expected YAML ({_reason(path, error)})") from error
+    return data
+
+
+def csv_rows(path: Path) -> list[dict[str, str]]:
+    """The lines of a csv file by its columns. UserError where it cannot be read; csv.Error, ValueError where it is no
+    csv file."""
+    return [*csv.DictReader(StringIO(read_text(path, linked=True), newline=""), strict=True)]
+
+
+def digest(settings: Mapping[str, Any]) -> str:
+    """Twelve hexadecimal digits that stand for these settings."""
+    return hashlib.sha256(canonical(settings).encode()).hexdigest()[:12]

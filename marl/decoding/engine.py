@@ -1,0 +1,267 @@
+"""Batched incremental decoding: every agent's view lives in one slot of a preallocated cache.
+
+A slot holds keys and values (attention), a state (recurrent layers), or both. Each call reads only new tokens, for rows
+of any length at once. Of models that keep something else, whole streams are read again at each call, which is slow
+(`WholeStreams`). What it leaves out: text, games, when to read what (agents.py).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from marl.common.errors import UserError
+from marl.decoding.cache import READ_BUDGET, SlotCache, SlotLayer, Unheld, slot_cache, span_of
+from marl.decoding.graphs import Writer
+from marl.decoding.passes import WholeStreams, one_pass
+from marl.decoding.probes import check_slots, goes_on, make_states, read_budget, reads_ragged
+from marl.decoding.sampling import draw
+from marl.kernels.cpu import takes
+from marl.model.policy import Policy, check_context, choice_logits
+from marl.model.sharding import is_split
+
+STRETCH = 128  # captured steps reach into slots by multiples of this
+
+
+class Engine:
+    """Reads tokens into slots and samples from what comes out. `lengths` (S,) says how much each slot holds."""
+
+    def __init__(self, policy: Policy, slots: int, context: int, alike: PreTrainedModel | None = None) -> None:
+        """`alike`: the model that the policy's is a copy of in bfloat16. Whether slots can hold it is seen there, where
+        what is forgotten is more than rounding."""
+        check_context(policy.lm.config, context)
+        lm = alike or policy.lm
+        self.policy, self.slots, self.context = policy, slots, context
+        self.cache: SlotCache | WholeStreams
+        self.unheld = ""  # why there is no cache, if so
+        self.ragged = False  # whether passes are without padding; tests unset it
+        try:
+            self.cache = slot_cache(policy.lm, slots, context)
+            self._goes_on = not self.cache.states or goes_on(lm)
+            if self.cache.states:
+                make_states(policy.lm, self.cache)
+            if not self.cache.states and not is_split(policy):
+                check_slots(lm)
+                # in bfloat16 a CPU makes kernels for each new number of tokens, which is another in every ragged pass
+                device, dtype = policy.device, policy.lm.dtype
+                made_anew = dtype == torch.bfloat16 and device.type == "cpu" and not takes(device, dtype)
+                self.ragged = not made_anew and reads_ragged(lm)
+        except Unheld as reason:
+            self.cache, self._goes_on, self.unheld = WholeStreams(slots), True, str(reason)
+        self.read_budget = READ_BUDGET  # tokens that a pass best reads
+        if self.ragged:
+            self.read_budget = read_budget(policy.lm.config, policy.device, policy.lm.dtype)
+        self.lengths = np.zeros(slots, dtype=np.int64)
+        self._free = list(range(slots))  # a heap: the lowest free slot is taken, whatever was freed before
+        self.tokens_read = 0
+        self.few_shapes = policy.device.type == "cuda"  # of `write`'s steps, since each is captured; tests set it, too
+        self._may_end: Tensor | None = None
+        self._writers: dict[tuple[int, int, float], Writer] = {}  # by shape
+        self._captured_at: tuple[int, ...] = ()
+        self._pool: Any = None  # of the graphs' memory
+        self._stream: torch.cuda.Stream | None = None
+
+    @property
+    def can_write(self) -> bool:
+        """Whether `write` is for this model: a recurrent layer's states would move on in rows that have ended."""
+        return isinstance(self.cache, SlotCache) and not self.cache.states
+
+    def allocate(self) -> int:
+        """An empty slot."""
+        if not self._free:
+            raise RuntimeError(f"all {self.slots} slots are taken")
+        slot = heapq.heappop(self._free)
+        self._empty(slot)
+        return slot
+
+    def free(self, slot: int) -> None:
+        heapq.heappush(self._free, slot)
+        if len(self._free) == self.slots and isinstance(self.cache, SlotCache):
+            self.cache.desk.clear()  # so that the next games don't depend on those before
+
+    def _empty(self, slot: int) -> None:
+        self.lengths[slot] = 0
+        self.cache.clear(slot)
+
+    @torch.no_grad()
+    def read(self, slots: Sequence[int], chunks: Sequence[Sequence[int]]) -> Tensor:
+        """Appends a chunk of new tokens to each slot. Returns hidden states (N, D) of all N tokens, chunk behind chunk.
+
+        Slots must be distinct; chunks must not be empty.
+        """
+        sizes = np.array([len(c) for c in chunks])
+        assert sizes.all(), "an empty chunk"
+        rows = np.asarray(slots, dtype=np.int64)
+        start = self.lengths[rows]
+        self._check_room(start, sizes)
+        if not self.cache.states:
+            return self._pass(rows, chunks)
+        # Padding would move a state on, so that rows are read in pieces, each for all rows that have as much to read.
+        parts: list[list[Tensor]] = [[] for _ in chunks]
+        done = np.zeros_like(sizes)
+        while (done < sizes).any():
+            which, size = self._piece(self.lengths[rows], sizes - done)
+            pieces = [chunks[i][done[i] : done[i] + size] for i in which]
+            for i, states in zip(which, self._pass(rows[which], pieces).split(size), strict=True):
+                parts[i].append(states)
+            done[which] += size
+        return torch.cat([states for own in parts for states in own])
+
+    def _check_room(self, start: np.ndarray, sizes: np.ndarray) -> None:
+        """That so many more tokens fit into slots that hold `start`."""
+        if int((start + sizes).max()) > self.context:
+            raise self.outgrown(int((start + sizes).max()), begun=bool(start[(start + sizes).argmax()]))
+
+    def outgrown(self, tokens: int, begun: bool) -> UserError:
+        """What to say of a stream that no slot holds: of a game that has begun, or of the first that a player reads."""
+        what = "an episode outgrew its slot" if begun else "a prompt is too long"
+        most = self.policy.context
+        way = f"raise model.context (the model reads up to {most}), " if most > self.context else ""
+        return UserError(
+            f"{what}: a stream of {tokens} tokens does not fit model.context={self.context}; {way}lower the game's "
+            "message and turn limits, or say the same in fewer tokens, as with env.style=compact"
+        )
+
+    def _piece(self, start: np.ndarray, left: np.ndarray) -> tuple[np.ndarray, int]:
+        """Which rows are to be read next, and how many tokens of each, where `left` (R,) are unread after `start`."""
+        if self._goes_on:
+            size = 1 << (int(left.max()).bit_length() - 1)  # the largest power of two: few passes, whatever the lengths
+            return np.flatnonzero(left >= size), size
+        new = (start == 0) & (left > 0)
+        if new.any():
+            size = int(left[new].max())
+            return np.flatnonzero(new & (left == size)), size
+        return np.flatnonzero(left > 0), 1
+
+    def _pass(self, rows: np.ndarray, chunks: Sequence[Sequence[int]]) -> Tensor:
+        if isinstance(self.cache, WholeStreams):
+            hidden = self.cache.read(self.policy.lm, rows, self.lengths[rows], chunks)
+        else:
+            hidden = one_pass(self.policy.lm, self.cache, rows, self.lengths[rows], chunks, self.ragged)
+        sizes = [len(chunk) for chunk in chunks]
+        self.lengths[rows] += sizes
+        self.tokens_read += sum(sizes)
+        return hidden
+
+    @torch.no_grad()
+    def score(self, slot: int, prefix: Sequence[int], texts: Sequence[Sequence[int]], temperature: float) -> np.ndarray:
+        """Log-probability of each text, (A,), as speech after `prefix`, which the slot holds at least as the start.
+
+        Texts must not be empty. The slot stays as it is; A free slots are needed meanwhile. Temperature 0 counts as 1.
+        """
+        known = len(prefix) - 1  # the prefix's last token is read again: what follows it is asked for
+        assert known <= self.lengths[slot], (known, self.lengths[slot])
+        scratch = [self.allocate() for _ in texts]
+        source = slot
+        if self.cache.states and known:  # a state has no way back to an earlier token
+            source = scratch[0]
+            self.read([source], [prefix[:known]])
+        if known:
+            self.cache.copy(source, [other for other in scratch if other != source], known)
+        self.lengths[scratch] = known
+        hidden = self.read(scratch, [[prefix[-1], *text[:-1]] for text in texts]).split([len(text) for text in texts])
+        for other in scratch:
+            self.free(other)
+        scores = []
+        for row, text in zip(hidden, texts, strict=True):  # one by one: a large vocabulary times A is too much at once
+            shaped = self.policy.speech_logits(self.policy.logits(row), temperature or 1.0)  # (n, V)
+            ids = torch.tensor(text, device=shaped.device)
+            scores.append(float(shaped.double().log_softmax(-1).gather(1, ids[:, None]).sum()))
+        return np.array(scores)
+
+    def rewind(self, slot: int, prefix: Sequence[int]) -> None:
+        """Forgets all but `prefix`, which the slot holds as its start."""
+        assert len(prefix) <= self.lengths[slot], (len(prefix), self.lengths[slot])
+        if self.cache.states and len(prefix) < self.lengths[slot]:  # a state has no way back: it is made again
+            self._empty(slot)
+            if prefix:
+                self.read([slot], [prefix])
+        self.lengths[slot] = len(prefix)
+
+    @torch.no_grad()
+    def sample(
+        self, hidden: Tensor, legal: Sequence[tuple[int, ...]], temperature: float, uniform: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """One token for each of R rows, from hidden states (R, D): out of its legal ids, or speech where it has none.
+
+        Temperature 0 takes the likeliest token. Else
+        `uniform` (R,) in [0, 1) decides (inverse of the cumulative distribution), so that a row's sample does not
+        depend on the rows beside it. Returns ids (R,) and their log-probabilities (R,) under the sampled distribution.
+        """
+        logits = self.policy.logits(hidden)
+        greedy, temperature = temperature == 0, temperature or 1.0
+        width, least = max(map(len, legal)), min(map(len, legal))
+        if width:
+            padded = torch.tensor([[*ids, *[-1] * (width - len(ids))] for ids in legal], device=logits.device)
+        if least:  # nobody speaks
+            shaped = choice_logits(logits, padded, temperature)
+        else:
+            shaped = self.policy.speech_logits(logits, temperature)
+            if width:
+                chosen = torch.tensor([bool(ids) for ids in legal], device=logits.device)
+                shaped[chosen] = choice_logits(logits[chosen], padded[chosen], temperature)
+        ids, found = draw(shaped.log_softmax(-1), None if greedy else torch.from_numpy(uniform).to(logits.device))
+        return ids.cpu().numpy(), found.cpu().numpy()
+
+    @torch.no_grad()
+    def write(
+        self, slots: Sequence[int], ids: Sequence[int], left: Sequence[int], uniform: np.ndarray, temperature: float
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """Goes on with speech in slots (R,) whose last ids (R,) are unread: up to K tokens each, as `uniform` (R, K)
+        says, at most `left` (R,), and none after one that may be an end. Returns ids and log-probabilities.
+
+        The same as `read` and `sample` K times (up to rounding), without a word to the host between. For engines that
+        `can_write`.
+        """
+        assert isinstance(self.cache, SlotCache) and self.can_write
+        rows, steps = np.asarray(slots, dtype=np.int64), uniform.shape[1]
+        start = self.lengths[rows]
+        self._check_room(start, np.ones_like(start))
+        for row, length in zip(rows.tolist(), start.tolist(), strict=True):
+            self.cache.desk.cut(row, length)
+        allowed = np.minimum(np.minimum(left, steps), self.context - start)
+        size, end = len(rows), int((start + allowed).max())
+        if self.few_shapes:
+            far = min(-(-end // STRETCH) * STRETCH, self.context)
+            writer = self._kept(1 << (size - 1).bit_length(), far, temperature)
+        else:
+            writer = Writer(self.policy, self.cache, size, end, temperature, self._pauses(), span_of(rows))
+        sampled, logprobs, counts = writer.write(rows, np.asarray(ids), start, allowed, uniform)
+        self.lengths[rows] += counts
+        self.tokens_read += int(counts.sum())
+        each = list(zip(sampled.tolist(), logprobs.tolist(), counts.tolist(), strict=True))
+        return [own[:count] for own, _, count in each], [own[:count] for _, own, count in each]
+
+    def _pauses(self) -> Tensor:
+        """Which tokens (V,) may end a reply."""
+        if self._may_end is None:
+            self._may_end = torch.zeros(self.policy.speech_mask.shape, dtype=torch.bool, device=self.policy.device)
+            self._may_end[sorted(self.policy.tokens.may_end)] = True
+        return self._may_end
+
+    def _kept(self, size: int, end: int, temperature: float) -> Writer:
+        """The writer of this shape: a new one where there is none yet, or the model or the desk has moved since."""
+        assert isinstance(self.cache, SlotCache)
+        self.cache.make_room(size)
+        moving = [*self.policy.parameters(), *self.policy.buffers()]
+        for layer in self.cache.layers:
+            if isinstance(layer, SlotLayer):
+                layer.make_room()
+                moving += layer.desk
+        there = tuple(tensor.data_ptr() for tensor in moving)
+        if self._captured_at != there:
+            self._writers, self._captured_at, self._pool = {}, there, None
+        key = (size, end, temperature)
+        if key not in self._writers:
+            self._writers[key] = Writer(self.policy, self.cache, *key, self._pauses())
+            if self.policy.device.type == "cuda":
+                self._pool = self._pool or torch.cuda.graph_pool_handle()
+                self._stream = self._stream or torch.cuda.Stream()
+                self._writers[key].capture(self._pool, self._stream)
+        return self._writers[key]

@@ -1,0 +1,45 @@
+"""Random draws: one token for each row, from a generator of its own."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def draw(logprobs: Tensor, uniform: Tensor | None) -> tuple[Tensor, Tensor]:
+    """One id for each row of (R, V), and its log-probability: the inverse of the cumulative distribution at `uniform`
+    (R,) in [0, 1), in double precision. Without `uniform` the likeliest, whose log-probability is 0."""
+    if uniform is None:
+        return logprobs.argmax(-1), torch.zeros(len(logprobs), device=logprobs.device)
+    cumulative = running_sums(logprobs.double().exp())
+    ids = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
+    ids = ids.clamp_max(logprobs.shape[1] - 1)
+    return ids[:, 0], logprobs.gather(1, ids)[:, 0]
+
+
+def running_sums(values: Tensor) -> Tensor:
+    """Cumulative sums of (R, V) along V. On a GPU torch's own differ from call to call, and are refused where it may
+    take deterministic algorithms only: there in log2(V) steps, each of which adds what stands twice as far back."""
+    if not (values.is_cuda and torch.are_deterministic_algorithms_enabled()):
+        return values.cumsum(-1)
+    return doubling_sums(values)
+
+
+def doubling_sums(values: Tensor) -> Tensor:
+    """Cumulative sums along the last dimension by doubling (Hillis and Steele 1986)."""
+    back = 1
+    while back < values.shape[-1]:
+        values = torch.cat([values[..., :back], values[..., back:] + values[..., :-back]], -1)
+        back *= 2
+    return values
+
+
+def uniforms(seeds: np.ndarray, counters: np.ndarray) -> np.ndarray:
+    """Uniform numbers in [0, 1), each a function of its own seed and counter only (splitmix64, Steele et al. 2014)."""
+    with np.errstate(over="ignore"):
+        z = seeds.astype(np.uint64) + (counters.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            z = (z ^ (z >> np.uint64(shift))) * np.uint64(factor)
+        z ^= z >> np.uint64(31)
+    return (z >> np.uint64(11)).astype(np.float64) / float(1 << 53)

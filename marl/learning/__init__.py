@@ -1,0 +1,1 @@
+"""Episodes -> gradient: batch, advantages, forward pass, update."""

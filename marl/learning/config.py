@@ -1,0 +1,43 @@
+"""Settings of an update."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from marl.common.errors import UserError
+from marl.model.optim import OPTIMIZERS
+
+
+@dataclass(frozen=True)
+class UpdateConfig:
+    """`minibatches` a pass, `epochs` passes; `token_budget` padded tokens in one forward pass (memory only)."""
+
+    optimizer: str = "adamw"
+    learning_rate: float = 5e-4
+    epochs: int = 1
+    minibatches: int = 4
+    rows: int | None = None  # rows of a minibatch, instead of their number
+    max_grad_norm: float = 0.5
+    weight_decay: float = 0.0
+    token_budget: int = 2048
+    target_kl: float | None = None  # stop the passes once approx_kl exceeds it
+    temperature: float = 1.0  # set by the loops to the rollout's: the distribution that was sampled is the one scored
+    bf16: bool = False  # autocast the forward pass; log-probabilities stay in float32
+    gradient_checkpointing: bool = False  # compute activations again in the backward pass: memory and speed only
+    padding_free: bool = False  # rows one behind the other, by attention that knows where each begins: speed only
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "minibatches", "token_budget"):
+            if getattr(self, name) < 1:
+                raise UserError(f"algo.update.{name}={getattr(self, name)}: must be at least 1")
+        if self.optimizer not in OPTIMIZERS:
+            raise UserError(f"algo.update.optimizer={self.optimizer}: must be one of {', '.join(OPTIMIZERS)}")
+        if self.rows is not None and self.rows < 1:
+            raise UserError(f"algo.update.rows={self.rows}: must be at least 1, or null")
+        if self.target_kl is not None and self.target_kl < 0:
+            raise UserError(f"algo.update.target_kl={self.target_kl}: must not be negative; null for none")
+        if self.learning_rate < 0 or self.weight_decay < 0 or self.max_grad_norm <= 0:
+            raise UserError(
+                f"algo.update.learning_rate={self.learning_rate}, weight_decay={self.weight_decay}, max_grad_norm="
+                f"{self.max_grad_norm}: the first two must not be negative, the last must be above 0"
+            )

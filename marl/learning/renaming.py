@@ -1,0 +1,68 @@
+"""Other names: a game whose words can stand for one another gives, renamed, another game that is as true.
+
+Which of the colours of Among Us play is drawn afresh in each game and means nothing, so a row in which Red and Blue are
+Green and Pink throughout is a row of a game that might have been played as well. (Lists of names are in the palette's
+order, so that is kept.) What is learned from the truth, and not from what was sampled, may be learned from renamed
+rows: they are new in every pass, where the rows themselves are soon known by heart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from marl.model.tokens import Tokens
+from marl.types import TokenBatch
+
+
+@dataclass(frozen=True)
+class Renaming:
+    """Trades words. `families` (F, W): ids of tokens that differ only in which of the W words they hold."""
+
+    families: Tensor
+    size: int  # of the vocabulary
+    generator: torch.Generator = field(default_factory=torch.Generator)
+
+    def __call__(self, batch: TokenBatch) -> TokenBatch:
+        """The batch with the words of every row (and those of its candidates) traded for others, in the same order."""
+        rows, words = batch.shape[0], self.families.shape[1]
+        place = torch.full((self.size,), -1)
+        place[self.families] = torch.arange(words)
+        table = torch.arange(self.size).repeat(rows, 1)  # (B, V)
+        for b, tokens in enumerate(place[batch.tokens.cpu()]):
+            held = torch.isin(torch.arange(words), tokens)
+            drawn = torch.zeros(words, dtype=torch.bool)
+            drawn[torch.randperm(words, generator=self.generator)[: int(held.sum())]] = True
+            for before, after in ((held, drawn), (~held, ~drawn)):  # those of others may be candidates too
+                table[b, self.families[:, before]] = self.families[:, after]  # both in the palette's order
+        table = table.to(batch.tokens.device)
+        known = batch.candidates >= 0
+        return replace(
+            batch,
+            tokens=table.gather(1, batch.tokens),
+            candidates=torch.where(known, table[batch.row].gather(1, batch.candidates.clamp_min(0)), -1),
+        )
+
+
+def renaming(tokens: Tokens, words: Sequence[str]) -> Renaming | None:
+    """Of these words, however players write them. None where one of them, as it stands or in small letters, after a
+    space or without, is no single token of this tokenizer: what is said of it could not be renamed with the rest."""
+    small = [word.lower() for word in words]
+    if not words or any(len(tokens.encode(before + word)) != 1 for word in (*words, *small) for before in ("", " ")):
+        return None
+    cases = (list(words), small, [word.upper() for word in words])
+    place = {word: i for case in cases for i, word in enumerate(case)}
+    of_case = {word: number for number, case in reversed(list(enumerate(cases))) for word in case}
+    either = "|".join(re.escape(word) for word in place)
+    whole = re.compile(rf"(?<![^\W_])(?:{either})(?![^\W_])")
+    found: dict[tuple[int, str], dict[int, int]] = {}
+    for i in range(tokens.size):
+        text = tokens.decode([i])
+        if held := whole.findall(text):
+            found.setdefault((of_case[held[0]], whole.sub("{}", text)), {})[place[held[0]]] = i
+    families = [[ids[i] for i in range(len(words))] for ids in found.values() if len(ids) == len(words)]
+    return Renaming(torch.tensor(families), tokens.size)

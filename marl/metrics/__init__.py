@@ -1,0 +1,1 @@
+"""What is measured of games, beliefs and talk, with intervals."""

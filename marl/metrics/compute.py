@@ -1,0 +1,91 @@
+"""What training costs, counted in token passes, and runs side by side where they have cost the same.
+
+A token pass is one token put through the model once. It says of a method what seconds say of a machine: a term that
+takes passes of its own, such as listening on renamed rows, makes an iteration dearer, and at equal games that is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from marl.metrics.stats import Interval
+from marl.metrics.tables import ArmRun
+from marl.planning.planner import SUFFIX
+from marl.rollout.cast import Seats, players_of
+from marl.storage.tracking import TIMING_FILE, read_metrics
+
+PASSES = "compute/token_passes"  # of an evaluation on the way: what training has cost so far
+GAMES = "compute/training_games"
+
+Row = Mapping[str, Any]
+
+
+def learned_tokens(folder: str | Path) -> dict[int, int]:
+    """By iteration, how many tokens the rows had that a run learned from: the speed of its updates times their time."""
+    folder = Path(folder)
+    speed, seconds = "speed/update_tokens_per_second", "time/update"
+    rows = read_metrics(folder / TIMING_FILE)
+    # missing where an older run's round of games had nothing to keep
+    return {row["iteration"]: round(row[speed] * row[seconds]) for row in rows if speed in row and seconds in row}
+
+
+def token_passes(config: Mapping[str, Any], rows: Sequence[Row], learned: Mapping[int, int]) -> dict[int, int]:
+    """Token passes of training by each iteration, from a run's settings and the lines of its `metrics.jsonl`.
+
+    A token is put through the model once to play it, three times each time that it is learned from (a backward pass is
+    worth two), as often for beliefs of renamed rows, and once for a reference. `learned`: tokens that were learned
+    from, by iteration; of filtered games those of the kept rows. Passes that stop before a row's end count to its end.
+    Empty where it is not known of each update what was learned from, where players plan, whose passes are not counted,
+    and where `target_kl` may have ended an update early.
+    """
+    losses = {name: term for name, term in (config.get("loss") or {}).items() if term is not None}
+    update = (config.get("algo") or {}).get("update") or {}
+    seated = players_of({role: Seats(**seats) for role, seats in (config.get("cast") or {}).items()})
+    plans = "plan" in losses or any(name.endswith(SUFFIX) for name in seated)
+    updated = {row["iteration"] for row in rows if row["phase"] == "train" and any(k.startswith("loss/") for k in row)}
+    if not learned or updated - learned.keys() or plans or update.get("target_kl") is not None:
+        return {}
+    each, once = 3, 0  # passes of learning: in each epoch, and once for all
+    listening = losses.get("listening") or {}
+    if listening.get("renamed") and listening.get("weight", 1.0):  # of weight 0 it is read off the other terms' pass
+        each += 3
+    kinds = [term.get("estimator") == "exact" for name, term in losses.items() if name == "kl" or "estimator" in term]
+    each, once = each + (True in kinds), once + (False in kinds)
+    spent, found = 0.0, {0: 0}
+    for row in rows:
+        if row["phase"] == "train":
+            again = learned.get(row["iteration"], 0) * (each * update.get("epochs", 1) + once)
+            spent += row.get("rollout/tokens", 0) + again
+            found[row["iteration"]] = round(spent)
+    return found
+
+
+def at_equal_compute(
+    curves: Mapping[tuple[str, int], Sequence[Row]], games: Mapping[tuple[str, int], tuple[int, int]]
+) -> list[ArmRun]:
+    """Runs by arm and seed, each where it has cost as many token passes as the cheapest run of its seed has in all:
+    every metric of the evaluations on the way, linear between two of them, and at what cost (`PASSES`) and after how
+    many training games (`GAMES`) that is. Of the seeds that all arms have: another would stand at a cost of its own.
+    `games`: training games of an iteration, and games of an evaluation. Empty where arms share no seed, or a run was
+    not evaluated on its way, or does not say what it cost.
+    """
+    arms = {arm: {seed for other, seed in curves if other == arm} for arm, _ in curves}
+    shared = set.intersection(*arms.values()) if arms else set()
+    curves = {(arm, seed): rows for (arm, seed), rows in curves.items() if seed in shared}
+    watched = {key: [row for row in rows if row["phase"] == "eval" and PASSES in row] for key, rows in curves.items()}
+    ends = {key: max((row[PASSES] for row in rows), default=0) for key, rows in watched.items()}
+    if not ends or not all(ends.values()):
+        return []
+    found = []
+    for (arm, seed), rows in watched.items():
+        most = min(end for (_, other), end in ends.items() if other == seed)
+        trained, played = games[arm, seed]
+        known = [{**row, GAMES: row["iteration"] * trained} for row in rows]
+        names = [name for name in known[0] if "/" in name and all(name in row for row in known)]
+        at = {name: float(np.interp(most, [row[PASSES] for row in known], [r[name] for r in known])) for name in names}
+        found.append(ArmRun(arm, seed, {name: Interval(x, np.nan, np.nan, played) for name, x in at.items()}))
+    return found

@@ -1,0 +1,523 @@
+"""A causal language model of `transformers` with a value head. What it leaves out: caches (engine.py), losses."""
+
+from __future__ import annotations
+
+import copy
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils.logging import disable_progress_bar, get_verbosity, set_verbosity, set_verbosity_error
+
+from marl.common.errors import UserError
+from marl.kernels.cpu import quicken
+from marl.kernels.varlen import read_rows
+from marl.model.tokens import MOST_TOKENS, Tokens
+
+disable_progress_bar()  # of loading and saving a handful of tensors
+
+# What a model raises that wants other inputs, masks or another kind of cache than it is given.
+MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+# The largest shapes that are built: several times those of the largest models. Larger ones are refused before anything
+# takes time or memory.
+MOST = {
+    "vocab_size": MOST_TOKENS,
+    "hidden_size": 1 << 16,
+    "num_hidden_layers": 256,
+    "num_attention_heads": 1 << 10,
+    "num_key_value_heads": 1 << 10,
+    "intermediate_size": 1 << 18,
+    "max_position_embeddings": 1 << 24,
+}
+FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names of what is no quantised weight
+NO_MODEL, NO_TOKENIZER = "no causal language model can be loaded", "no tokenizer can be loaded from it"
+
+
+class Policy(nn.Module):
+    """Language model + value head.
+
+    The critic reads the hidden state before a reply's first token. A privileged critic (`privileged_size` > 0) also
+    reads a vector of hidden facts; the language model never does.
+    """
+
+    speech_mask: Tensor
+
+    def __init__(self, lm: PreTrainedModel, tokens: Tokens, privileged_size: int = 0) -> None:
+        super().__init__()
+        if lm.name_or_path:  # it was loaded, and so was its tokenizer
+            _check_rows(lm, tokens)
+        quicken(lm)
+        self.lm = lm
+        self.tokens = tokens
+        tokens.add_ends(_named_ends(lm))
+        width = lm.config.get_text_config().hidden_size
+        self.privileged_size = privileged_size
+        out = nn.Linear(width, 1)
+        nn.init.zeros_(out.weight)
+        nn.init.zeros_(out.bias)
+        self.value_head = nn.Sequential(nn.Linear(width + privileged_size, width), nn.Tanh(), out)
+        size = lm.get_output_embeddings().weight.shape[0]
+        mask = torch.zeros(size)
+        mask[tokens.size :] = -torch.inf  # rows that only pad the embedding
+        mask[[i for i in tokens.unspeakable if i < size]] = -torch.inf
+        self.register_buffer("speech_mask", mask, persistent=False)
+
+    @property
+    def device(self) -> torch.device:
+        return self.lm.device
+
+    @property
+    def context(self) -> int:
+        """The longest stream that the model can read, in tokens."""
+        return longest_stream(self.lm.config)
+
+    def hidden(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Last hidden states (B, T, D) of tokens (B, T). Rows are padded on the right, so causality is mask enough.
+        With `lengths` (B,), within `varlen(lm)`, padding is not read."""
+        if lengths is not None:
+            return read_rows(self.lm, tokens, lengths)
+        return self.lm.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Next-token logits (..., V) of hidden states (..., D), in float32."""
+        return self.lm.get_output_embeddings()(hidden).float()
+
+    def speech_logits(self, logits: Tensor, temperature: float) -> Tensor:
+        """The distribution that speech is sampled from: control tokens are never said."""
+        return logits / temperature + self.speech_mask
+
+    def value(self, hidden: Tensor, privileged: Tensor) -> Tensor:
+        """State values (...) of hidden states (..., D) and hidden facts (..., F), in float32."""
+        features = torch.cat([hidden.float(), privileged], -1) if self.privileged_size else hidden.float()
+        with torch.autocast(features.device.type, enabled=False):
+            return self.value_head(features).squeeze(-1)
+
+
+def longest_stream(config: PreTrainedConfig) -> int:
+    """The longest stream that a model of this configuration can read, in tokens."""
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return 1 << 30 if longest is None else min(int(longest), 1 << 30)
+
+
+def check_context(config: PreTrainedConfig, context: int, setting: str = "model.context") -> None:
+    """UserError where slots of so many tokens are more than the model can read. `setting`: what the user calls them."""
+    if context > (longest := longest_stream(config)):
+        raise UserError(f"{setting}={context} is more than the model can read ({longest} tokens): lower it")
+    text = config.get_text_config()
+    told = [getattr(text, name, None) for name in ("rope_parameters", "rope_scaling")]
+    ropes = [rope for rope in told if isinstance(rope, dict)]
+    for rope in [*ropes, *(own for whole in ropes for own in whole.values() if isinstance(own, dict))]:  # or by layers
+        short = rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
+        if "longrope" in (rope.get("rope_type"), rope.get("type")) and short and context > short:
+            raise UserError(
+                f"{setting}={context}: the model turns positions another way in passes that go beyond {short} tokens "
+                f"(longrope), so that what it says would depend on who shares its pass; set it to {short} at most"
+            )
+
+
+def half(policy: Policy) -> Policy:
+    """A copy of the policy whose language model computes in bfloat16, its output layer too; what is made of logits, and
+    the value head, stay in float32."""
+    copied = copy.deepcopy(policy).eval().requires_grad_(False)
+    copied.tokens = policy.tokens  # one vocabulary, and whoever watches it sees both
+    for parameter in copied.lm.parameters():  # no buffers: positions are turned by angles that bfloat16 cannot hold
+        parameter.data = parameter.data.to(torch.bfloat16)
+    return copied
+
+
+@torch.no_grad()
+def take_weights(policy: Policy, trained: Policy) -> None:
+    """Gives the policy the numbers of a trained one of the same shape, in its own precision, where they are."""
+    for own, theirs in zip(policy.parameters(), trained.parameters(), strict=True):
+        own.copy_(theirs)
+
+
+@contextmanager
+def recomputing(lm: PreTrainedModel) -> Iterator[None]:
+    """Within, each layer keeps only its input for the backward pass, which computes the rest again: less memory, a
+    third more work, the same gradients. Raises UserError where the model has no such layers."""
+    layers = [module for module in lm.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise UserError(f"algo.update.gradient_checkpointing=true: not with {type(lm).__name__}; leave it out")
+    # The models' own switch works in training mode only, and that brings their dropout.
+    for layer in layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward  # the class has its own
+
+
+def choice_logits(logits: Tensor, legal: Tensor, temperature: float) -> Tensor:
+    """The distribution that a choice is sampled from: (M, V) logits, legal ids (M, O) padded with -1."""
+    mask = torch.full_like(logits, -torch.inf)
+    # Padding repeats the first legal id, which changes nothing.
+    mask.scatter_(1, torch.where(legal >= 0, legal, legal[:, :1]), 0.0)
+    return logits / temperature + mask
+
+
+def tiny_config(
+    vocab_size: int,
+    *,
+    hidden_size: int = 128,
+    layers: int = 4,
+    heads: int = 4,
+    kv_heads: int = 1,
+    intermediate_size: int = 384,
+    context: int = 512,
+) -> LlamaConfig:
+    """Of a Llama of about one million parameters."""
+    return LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=context,
+        tie_word_embeddings=True,
+        initializer_range=0.06,  # wider than the usual 0.02, which is meant for wide models; this one started faster
+        bos_token_id=1,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+
+
+def tiny_lm(vocab_size: int, *, generator_seed: int = 0, **shape: int) -> LlamaForCausalLM:
+    """A model of `tiny_config`, freshly initialised from its own seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(generator_seed)
+        return LlamaForCausalLM(tiny_config(vocab_size, **shape))
+
+
+@contextmanager
+def reading(name: str, failed: str) -> Iterator[None]:
+    """Turns whatever reading a model raises into a UserError with its name. `failed`: what cannot be done."""
+    try:
+        yield
+    except (UserError, KeyboardInterrupt, SystemExit):
+        raise
+    # What configurations, tokenizers, weights and templates raise has no common class; a panic of tokenizers is not
+    # even an Exception.
+    except BaseException as error:
+        raise UserError(f"{called(name)}: {failed}: {_short(error)}{_hint(name)}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps back the tables that `transformers` prints of what it loads: what they tell is told here in a sentence."""
+    before = get_verbosity()
+    set_verbosity_error()
+    try:
+        yield
+    finally:
+        set_verbosity(before)
+
+
+def pretrained(name: str | Path, privileged_size: int = 0, *, seed: int, exact: bool = False) -> Policy:
+    """The model of a local folder or hub name with its tokenizer and a fresh value head, drawn with `seed`.
+
+    `exact`: as in `load_lm`.
+    """
+    name = str(name)
+    lm, tokenizer = load_lm(name, exact=exact), load_tokenizer(name)
+    with reading(name, "its tokenizer cannot be used"), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Policy(lm, Tokens(tokenizer), privileged_size)
+
+
+def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
+    """Loads the tokenizer of a local folder or hub name."""
+    name = str(name)
+    folder = Path(name)
+    if no_folder := _no_folder(name):
+        raise UserError(f"{called(name)}: {NO_TOKENIZER}: {no_folder}")
+    if folder.is_dir() and not any((folder / f).exists() for f in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        raise UserError(f"{called(name)}: the folder has no tokenizer (tokenizer.json); save one beside the weights")
+    with reading(name, NO_TOKENIZER):
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+
+
+def load_config(name: str | Path) -> PreTrainedConfig:
+    """Loads the configuration of a causal language model from a local folder or hub name."""
+    name = str(name)
+    if no_folder := _no_folder(name):
+        raise UserError(f"{called(name)}: {NO_MODEL}: {no_folder}")
+    with reading(name, NO_MODEL):
+        if (file := Path(name) / "config.json").is_file():
+            _check_counts(name, json.loads(file.read_text(encoding="utf-8")))
+        try:
+            config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+        except ValueError as error:
+            if "trust_remote_code" in str(error):
+                raise UserError(f"{called(name)}: it comes with code of its own, which is never run here") from error
+            raise
+        _check_config(name, config)
+    return config
+
+
+def load_lm(name: str | Path, dtype: torch.dtype = torch.float32, *, exact: bool = False) -> PreTrainedModel:
+    """Loads a causal language model of `transformers` from a local folder or hub name, from safetensors only.
+
+    UserError where a weight is missing or not finite; with `exact` also where the files hold more than the model.
+    """
+    name = str(name)
+    config = load_config(name)
+    with reading(name, NO_MODEL):
+        if Path(name).is_dir():
+            _check_files(name, config)
+        with _quiet():
+            lm, found = AutoModelForCausalLM.from_pretrained(
+                name,
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,  # which are refused below, by name
+                output_loading_info=True,
+            )
+        for key, there, wanted in found["mismatched_keys"]:
+            raise UserError(
+                f"{called(name)}: {key} has the shape {tuple(there)} in its files, and by its config.json "
+                f"{tuple(wanted)}{_way_on(name)}"
+            )
+        if missing := found["missing_keys"]:
+            raise UserError(f"{called(name)}: its files lack {min(missing)}{_way_on(name)}")
+        if more := found["unexpected_keys"]:
+            sentence = f"{called(name)}: by its config.json there is no place for {min(more)}, which its files hold"
+            if exact:
+                raise UserError(f"{sentence}{_way_on(name)}")
+            warnings.warn(f"{sentence}; {len(more)} such tensors are left out", stacklevel=2)
+        check_finite(lm.state_dict(), called(name))
+        _check_head(lm, name)
+    return lm
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Reads a safetensors file. UserError where it is damaged, or a number in it is not finite."""
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({_short(error)}). Restore it, or make it again.") from error
+    check_finite(tensors, str(path))
+    return tensors
+
+
+def check_finite(tensors: Mapping[str, Tensor], place: str) -> None:
+    """UserError, naming the first tensor that holds NaN or infinity."""
+    for name, tensor in tensors.items():
+        # the two ends tell, and take no memory
+        if tensor.is_floating_point() and tensor.numel() and not torch.stack(tensor.aminmax()).isfinite().all():
+            raise UserError(
+                f"{place}: the weights in {name} are not all finite (NaN or infinity). Take an earlier checkpoint, or "
+                "another model."
+            )
+
+
+def called(name: str) -> str:
+    """What an error calls a model: by its setting, or by its folder where that is a policy of ours."""
+    return name if (Path(name) / "policy.json").is_file() else f"model.name={name}"
+
+
+def _way_on(name: str) -> str:
+    """What to do about a model that cannot be read, as the second sentence of an error."""
+    ours = (Path(name) / "policy.json").is_file()
+    return ". Restore the folder, or make it again." if ours else ". Get the model again, or name another."
+
+
+def _check_counts(name: str, part: Any) -> None:
+    """Refuses numbers of layers and labels of which `transformers` would make endless lists as it reads them."""
+    for key, value in part.items() if isinstance(part, dict) else ():
+        if key.rstrip("s").endswith(("layer", "label")) and isinstance(value, int | float) and not value <= MOST_TOKENS:
+            raise UserError(f"{called(name)}: in config.json {key} is {value:.6g}, and at most {MOST_TOKENS} is read")
+        _check_counts(name, value)
+
+
+def _check_config(name: str, config: PreTrainedConfig) -> None:
+    """Refuses a configuration of what is not read here, or of shapes that no model has; and leaves attention to us."""
+    text = config.get_text_config()
+    if getattr(config, "is_encoder_decoder", False):
+        why = f"{config.model_type} is an encoder-decoder, no causal language model"
+    elif type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        why = f"transformers has no causal language model of the kind {config.model_type}"
+    else:
+        why = ""
+    if why:
+        raise UserError(f"{called(name)}: {why}; name a model that goes on with a text, such as a Llama or a Qwen")
+    for each in (config, text):
+        for key in ("quantization_config", "compression_config", "quantization"):  # the last is MLX's
+            if (quantised := getattr(each, key, None)) is not None:
+                kind = quantised.get("quant_method", "") if isinstance(quantised, dict) else ""
+                raise UserError(
+                    f"{called(name)}: its weights are quantised{f' ({kind})' if kind else ''}, which is not read here. "
+                    "Name the model in full precision (float32, bfloat16 or float16)."
+                )
+    for key, most in MOST.items():
+        size = getattr(text, key, None)
+        if isinstance(size, int | float) and not size <= most:
+            raise UserError(f"{called(name)}: in config.json {key} is {size:.6g}, and at most {most} is read")
+    longest = getattr(text, "max_position_embeddings", None)
+    if longest is not None and (type(longest) is not int or longest < 1):
+        raise UserError(f"{called(name)}: in config.json max_position_embeddings is {longest!r}, no number of tokens")
+    check_context(config, 1)  # so that what it compares is of the right kinds
+    # Other kinds of attention would need packages, or fetch code from the hub; they differ in speed alone.
+    if not {each._attn_implementation for each in (config, text)} <= {None, "eager", "sdpa"}:
+        config._attn_implementation = None
+
+
+def _check_files(name: str, config: PreTrainedConfig) -> None:
+    """Refuses a folder whose weights are not there, not whole, quantised, or too few for the model."""
+    folder = Path(name)
+    index = folder / "model.safetensors.index.json"
+    if (folder / "model.safetensors").is_file() or not index.is_file():
+        files = ["model.safetensors"]
+    else:
+        files = sorted({*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+    for file in files:
+        if not (folder / file).is_file():
+            raise UserError(f"{called(name)}: {NO_MODEL}: {file} is not there{_hint(name)}")
+        try:
+            with safe_open(folder / file, "pt") as tensors:
+                kinds = {tensors.get_slice(key).get_dtype(): key for key in tensors.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{called(name)}: {NO_MODEL}: {file} is damaged ({_short(error)}){_hint(name)}") from error
+        if other := kinds.keys() - {*FLOATS}:
+            kind = min(other)
+            raise UserError(
+                f"{called(name)}: {kinds[kind]} in {file} holds numbers of the kind {kind}: quantised weights are not "
+                "read here. Name the model in full precision (float32, bfloat16 or float16)."
+            )
+    held = sum((folder / file).stat().st_size for file in files)
+    with torch.device("meta"):
+        wanted = sum(p.numel() for p in AutoModelForCausalLM.from_config(copy.deepcopy(config)).parameters())
+    if wanted > held:  # each number takes a byte at least: not one of the missing ones is made up first
+        raise UserError(
+            f"{called(name)}: config.json is of a model of {wanted:,} numbers, and its files have {held:,} bytes"
+            f"{_way_on(name)}"
+        )
+
+
+def _hint(name: str) -> str:
+    """The second sentence of an error about a folder: what is seen to be wrong with it, and the way on."""
+    folder = Path(name)
+    for path in sorted(folder.glob("*")) if folder.is_dir() else ():
+        if path.suffix in (".safetensors", ".json", ".model", ".txt") and path.is_file():
+            with path.open("rb") as file:
+                if file.read(30).startswith(b"version https://git-lfs"):
+                    return f". {path.name} is a Git LFS pointer: run `git lfs pull` in the folder."
+    if any(folder.glob("*.safetensors")) or not folder.is_dir():
+        return _way_on(name)
+    if any(folder.glob("*.gguf")):
+        return ". The folder has GGUF weights: name the model's safetensors folder."
+    if any(path.suffix in (".bin", ".pt", ".pth", ".ckpt") for path in folder.iterdir()):
+        return ". The folder has pickled weights, which may run code and are not read: save them as safetensors."
+    return _way_on(name)
+
+
+def _named_ends(lm: PreTrainedModel) -> list[int]:
+    """The ends of sequence that a model's generation config names: one id, a list, or none."""
+    named = getattr(lm.generation_config, "eos_token_id", None)
+    ids = named if isinstance(named, list) else [] if named is None else [named]
+    if any(type(each) is not int for each in ids):  # true is no token
+        raise UserError(
+            f"{called(lm.name_or_path)}: eos_token_id is {named!r}. In generation_config.json (or config.json) it must "
+            "be a token's number, a list of them, or null."
+        )
+    return ids
+
+
+def _no_folder(name: str) -> str:
+    """What is wrong with a name that must be a folder's, no hub's, where there is no such folder; else nothing."""
+    if not (name.startswith(("/", ".", "~")) or name.count("/") > 1) or Path(name).is_dir():
+        return ""
+    return "there is no such folder" + (" (write out what ~ stands for)" if name.startswith("~") else "")
+
+
+def _check_rows(lm: PreTrainedModel, tokens: Tokens) -> None:
+    """UserError where a stream may hold tokens that the model has no rows for. Special tokens that none ever holds may
+    lie beyond them (of images, say), and rows beyond all tokens only pad."""
+    layers = lm.get_input_embeddings(), lm.get_output_embeddings()
+    rows = min(layer.get_parameter("weight").shape[0] for layer in layers)
+    marks, never = tokens.format.marks(), set(tokens.unspeakable)
+    if any(i in marks or i not in never for i in range(rows, tokens.size)):
+        raise UserError(
+            f"{called(lm.name_or_path)}: its tokenizer has {tokens.size} tokens, and the model's embedding only "
+            f"{rows} rows; load both, call model.resize_token_embeddings({tokens.size}) and save the model again"
+        )
+
+
+def _check_head(lm: PreTrainedModel, name: str) -> None:
+    """Some models bend their logits after the last layer (soft caps, scales); we read them off the layer itself. Some
+    see what comes later, or do not read a stream of tokens alone."""
+    lm.eval()
+    ids = torch.arange(min(8, lm.config.get_text_config().vocab_size))[None]
+    head = lm.get_output_embeddings()
+    try:
+        # what the layer reads is magnified, so that a soft cap shows in a model of small logits too
+        with torch.no_grad(), head.register_forward_pre_hook(lambda _, args: (100 * args[0],)):
+            whole = lm(input_ids=ids).logits.float()
+            ours = head(lm.base_model(input_ids=ids).last_hidden_state).float()
+            start = head(lm.base_model(input_ids=ids[:, : ids.shape[1] // 2]).last_hidden_state).float()
+    except MISFITS as error:
+        raise UserError(
+            f"{called(name)}: {type(lm).__name__} does not read tokens as causal language models do: {_short(error)}"
+        ) from error
+    if not whole.isfinite().all():
+        raise UserError(f"{called(name)}: its logits are not all finite: its weights are too large{_way_on(name)}")
+    if not torch.allclose(whole, ours, atol=1e-3, rtol=1e-3):
+        raise UserError(f"{called(name)}: {type(lm).__name__} changes its logits after the output layer: not supported")
+    near = 1e-3 if lm.dtype == torch.float32 else 0.05  # of the largest
+    if not torch.allclose(ours[:, : start.shape[1]], start, atol=near * float(ours.abs().max())):
+        raise UserError(
+            f"{called(name)}: {type(lm).__name__} sees tokens that come later, so that it is no causal language "
+            "model as it is configured"
+        )
+
+
+def _short(error: BaseException) -> str:
+    """An error's text in one line that any terminal can show."""
+    text = " ".join(str(error).split()).encode("utf-8", "backslashreplace").decode()
+    if " " not in text:  # no sentence, such as the name of a key
+        text = f"{type(error).__name__} {text}".strip()
+    return text.rstrip(".") if len(text) <= 200 else f"{text[:200]}..."
+
+
+@contextmanager
+def dropout(policy: Policy, rate: float, generator: torch.Generator) -> Iterator[None]:
+    """Drops features of the embeddings and of what attention and MLP add, at this rate; updates themselves use none."""
+
+    def drop(module: torch.nn.Module, args: Any, out: torch.Tensor) -> torch.Tensor:
+        kept = torch.rand(out.shape, generator=generator) >= rate
+        return out * (kept / (1 - rate)).to(out.device)
+
+    added = [module for name, module in policy.lm.named_modules() if name.endswith((".o_proj", ".mlp"))]
+    places = [policy.lm.get_input_embeddings(), *added] if rate else []
+    hooks = [module.register_forward_hook(drop) for module in places]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

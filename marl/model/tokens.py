@@ -1,0 +1,389 @@
+"""Text <-> ids: small tokenizers made here, any tokenizer of `transformers`, and how one agent's stream is written.
+
+A reply's ids are kept as sampled; only what an agent reads is ever encoded. Text that others wrote is encoded as plain
+text: it cannot forge a control token. What this module leaves out: models, sampling, masks.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from itertools import chain
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from envs.core import END, Question
+from marl.common.errors import UserError
+from marl.model.chat_template import UNREADABLE, Ends, Marks, read_marks, strip
+from marl.types import Kind, Stream
+
+PAD, BOS, CUE = "<|pad|>", "<|bos|>", "<|you|>"
+NUMBERS = tuple(str(n) for n in range(11))
+YOUR_TURN = "Your turn."  # what the user says where a reply is due, nothing cues it and the model has spoken last
+MOST_TOKENS = 1 << 20  # several times the largest vocabularies
+BEFORE = ("\n", "|", "x")  # of which one, put before a text, stays a token of its own
+
+
+def train_tokenizer(texts: Iterable[str], keep: Sequence[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE in which every string of `keep` is one token, and so is every number 0..10.
+
+    Words and numbers are single tokens with and without a space before them, tags as they are (`END` with its space
+    too). Any other text still encodes, byte by byte where needed, and decodes to itself.
+    """
+    words = [*NUMBERS, *(token for token in keep if token.isalpha() or token.isdecimal())]
+    tags = [*(token for token in keep if token not in words), f" {END}"]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r" ?[\p{L}']+| ?\d+| ?[^\s\p{L}\d']|\s"), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(tags),
+        special_tokens=[PAD, BOS, CUE],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    # Repeated until their merges come first: these must be whole words of the vocabulary.
+    whole = [f"{word} {word}\n{word}" for word in words] * 2000
+    tokenizer.train_from_iterator([*whole, *texts], trainer)
+    tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in tags])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, bos_token=BOS)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What stands around a text that is read: ids, and next to the text plain words, which are encoded with it in one
+    piece, because a token may reach from one into the other."""
+
+    before: list[int] = field(default_factory=list)
+    lead: str = ""
+    trail: str = ""
+    after: list[int] = field(default_factory=list)
+    begins: bool = False  # whether the piece begins a stream: some tokenizers put a space before it
+    ends: Ends = ("", "")  # what is taken off the text
+
+
+@dataclass(frozen=True)
+class Format:
+    """What stands between what is said."""
+
+    first: Frame  # around the opening observation
+    heard: Frame  # around later ones
+    cue: list[int]  # before every reply
+    after_reply: list[int]  # after a reply that ended at `END`, and after the place where a question is answered
+    ask_in_turn: bool  # whether a belief question is asked as a turn of its own (chat models)
+
+    def marks(self) -> frozenset[int]:
+        """The ids that stand between texts, but for plain words next to a text."""
+        first, heard = self.first, self.heard
+        return frozenset(chain(first.before, first.after, heard.before, heard.after, self.cue, self.after_reply))
+
+
+class Tokens:
+    """Text <-> ids for one tokenizer, with its way of marking turns (a chat template where it has one)."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        self._labels: dict[tuple[str, ...], tuple[list[int], str]] = {}
+        self._encoded = lru_cache(maxsize=4096)(self._encode)  # questions and stock phrases come again and again
+        # Calling the tokenizer takes four times as long as what it calls in the end.
+        self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        if self._backend is not None:
+            self._backend.no_truncation()
+            self._backend.no_padding()
+        vocabulary = tokenizer.get_vocab()
+        self.size = 1 + max(vocabulary.values(), default=-1)  # there may be gaps
+        if not 0 < self.size <= MOST_TOKENS:
+            raise UserError(
+                f"The tokenizer {tokenizer.name_or_path} has ids up to {self.size - 1}. From 1 to {MOST_TOKENS} tokens "
+                "are read: choose another model.name."
+            )
+        self.pad_id = _first(tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+        self.eos_ids = frozenset(i for i in (tokenizer.eos_token_id,) if i is not None)
+        # Some tokenizers put a space before whatever they encode: only what begins the stream shall have it.
+        self._spaced = self._behind("x", self._plain) != self._plain("x")
+        cue = vocabulary.get(CUE)
+        self.format = self._small_format(cue) if cue is not None else self._text_format()
+        turn_ends, marks = self._turn_marks()
+        self.eos_ids |= turn_ends
+        # Tokens that may complete a reply: the model's own end, and those after which the text is looked at for `END`.
+        self.may_end = self.eos_ids | {i for piece, i in vocabulary.items() if END[-1] in piece}
+        control = {tokenizer.pad_token_id, tokenizer.bos_token_id, cue, tokenizer.unk_token_id, *marks}
+        self._control = frozenset(i for i in control if i is not None)
+        # Some tokenizers have line breaks as added tokens: these are text.
+        added = tokenizer.added_tokens_decoder.items()
+        special = {
+            i for i, token in added if token.special and not token.content.isspace() and END not in token.content
+        }
+        gaps = set(range(self.size)).difference(vocabulary.values())
+        self.unspeakable = sorted((self._control | special | gaps) - self.eos_ids)  # never sampled in speech
+
+    def add_ends(self, ids: Iterable[int]) -> None:
+        """Further ends of sequence, which a model names: these may be said and end a reply, unless they stand between
+        turns, begin a stream or pad. Ids that no token has end nothing."""
+        self.eos_ids |= frozenset(ids).intersection(range(self.size)) - self._control
+        self.may_end |= self.eos_ids
+        self.unspeakable = [i for i in self.unspeakable if i not in self.eos_ids]
+
+    # -- text and ids ------------------------------------------------------------------------------------------------
+
+    def encode(self, text: str, begins: bool = False) -> list[int]:
+        """Plain text to ids, of a text that begins the stream or goes on with it. Strings that look like special tokens
+        are encoded letter by letter."""
+        return list(self._encoded(text, begins)) if text else []
+
+    def framed(self, text: str, frame: Frame) -> list[int]:
+        """The ids of a text that is read, with what stands around it."""
+        piece = frame.lead + strip(text, frame.ends) + frame.trail
+        return [*frame.before, *self.encode(piece, frame.begins), *frame.after]
+
+    def _encode(self, text: str, begins: bool) -> tuple[int, ...]:
+        return tuple(self._behind(text, self._plain) if self._spaced and not begins else self._plain(text))
+
+    def _plain(self, text: str) -> list[int]:
+        """Encodes a text alone; no string in it is a special token."""
+        if self._backend is None:
+            return list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids)
+        self._backend.encode_special_tokens = True
+        return list(self._backend.encode(text, add_special_tokens=False).ids)
+
+    def _behind(self, text: str, encode: Callable[[str], list[int]], before: str = "") -> list[int]:
+        """The ids of a text as they are behind another one: `before`, or any that stays apart from it."""
+        for other in (before, *BEFORE):
+            first, both = encode(other) if other else [], encode(other + text)
+            if first and len(both) > len(first) and both[: len(first)] == first:
+                return both[len(first) :]
+        return encode(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        if self._backend is not None:
+            return str(self._backend.decode(list(ids), skip_special_tokens=False))
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def ends(self, ids: Sequence[int]) -> bool:
+        """Whether a reply is complete: it holds `END`, or ends with the model's own end of sequence or of a turn."""
+        last = ids[-1]
+        return last in self.eos_ids or (last in self.may_end and END in self.decode(ids))
+
+    def reply_text(self, ids: Sequence[int]) -> str:
+        """What the game gets to read: the reply without the model's own end of sequence or of a turn."""
+        return self.decode(ids[:-1] if ids and ids[-1] in self.eos_ids else ids)
+
+    def within(self, ids: Sequence[int], span: tuple[int, int]) -> tuple[int, int]:
+        """The range of `ids` whose characters lie within `span` of the decoded text; (0, 0) for an empty span."""
+        if span[0] >= span[1]:
+            return (0, 0)
+        text_of = cache(lambda length: self.decode(ids[:length]))
+
+        def inside(i: int) -> bool:
+            """A token may hold part of a character: what it changes of the text begins where the two texts part."""
+            return len(text_of(i + 1)) > span[0] and _shared(text_of(i), text_of(i + 1)) < span[1]
+
+        # From either end: a reply is nearly all body, and each look decodes all that stands before.
+        first = next((i for i in range(len(ids)) if inside(i)), None)
+        if first is None:
+            return (0, 0)
+        return first, next(i for i in reversed(range(len(ids))) if inside(i)) + 1
+
+    # -- one token per choice ----------------------------------------------------------------------------------------
+
+    def label(self, options: Sequence[str]) -> tuple[list[int], str]:
+        """One token id for each option, and the text that lists them where letters have to stand for them.
+
+        Options that are single tokens (with or without a leading space) stand for themselves and are not listed. Where
+        replies begin a turn, letters come before options that are single tokens after a space alone.
+        """
+        key = tuple(options)
+        if key not in self._labels:
+            self._labels[key] = self._label(key)
+        return self._labels[key]
+
+    def _label(self, options: Sequence[str]) -> tuple[list[int], str]:
+        letters = tuple(string.ascii_uppercase[: len(options)])
+        listing = "".join(f"\n{letter}) {option}" for letter, option in zip(letters, options, strict=False))
+        itself, by_letter = (options, ""), (letters, listing)
+        if self.format.ask_in_turn:  # chat models hardly ever put a space first
+            ways = [(itself, ""), (by_letter, ""), (itself, " "), (by_letter, " ")]
+        else:
+            ways = [(itself, " "), (itself, ""), (by_letter, " "), (by_letter, "")]
+        for (texts, listed), prefix in ways:
+            ids = [self.encode(prefix + text) for text in texts]
+            if len(texts) == len(options) and all(len(i) == 1 for i in ids) and len({i[0] for i in ids}) == len(ids):
+                return [i[0] for i in ids], listed
+        raise UserError(
+            f"{len(options)} options such as {options[0]!r} cannot be one token each, nor can letters for them, in the "
+            f"tokenizer {self.tokenizer.name_or_path or type(self.tokenizer).__name__}: choose another model.name"
+        )
+
+    # -- formats -----------------------------------------------------------------------------------------------------
+
+    def _small_format(self, cue: int) -> Format:
+        first = Frame([self.tokenizer.bos_token_id], begins=True)
+        return Format(first, heard=Frame(), cue=[cue], after_reply=[], ask_in_turn=False)
+
+    def _text_format(self) -> Format:
+        if getattr(self.tokenizer, "chat_template", None):
+            return self._chat_format(self._chat_marks())
+        first = Frame([i for i in (self.tokenizer.bos_token_id,) if i is not None], begins=True)
+        return Format(first, Frame(), cue=self.encode("\nyou:"), after_reply=self.encode("\n"), ask_in_turn=False)
+
+    def _chat_marks(self) -> Marks:
+        """Those of the chat template. Where it has no system role, or does not show the system's words as a turn of
+        their own, the opening is the first thing the user says."""
+        try:
+            return read_marks(self.tokenizer, "system")
+        except UNREADABLE:
+            try:
+                return read_marks(self.tokenizer, "user")
+            except UNREADABLE as error:
+                raise UserError(
+                    f"the chat template of {self.tokenizer.name_or_path} does not keep the turns apart, so it cannot "
+                    "be written turn by turn: choose another model.name, or remove the template from its folder"
+                ) from error
+
+    def _chat_format(self, marks: Marks) -> Format:
+        return Format(
+            first=self._frame(*marks.first, marks.strip_first, None),
+            heard=self._frame(*marks.heard, marks.strip_heard, marks.after_reply),
+            cue=self._marks(marks.cue, marks.heard[1]),
+            after_reply=self._marks(marks.after_reply),
+            ask_in_turn=True,
+        )
+
+    def _frame(self, before: str, after: str, ends: Ends, behind: str | None) -> Frame:
+        """The frame of texts between these marks, which stand `behind` another mark, or begin a stream."""
+        (*through, lead), (trail, *rest) = self._pieces(before), self._pieces(after)
+        *earlier, joined = self._pieces((behind or "") + before)
+        if earlier:  # some tokenizers put a space behind each control token as well
+            begins = joined == lead and self._control_too(earlier[-1] + "x")[1:] == self._plain("x")
+        else:
+            begins = behind is None
+        before_ids, after_ids = self._marks("".join(through), behind or ""), self._control_too("".join(rest))
+        left, right = ends
+        # Some control tokens take the white space beside them away, as Phi-3's.
+        if through and self._control_too(through[-1] + " ") == self._control_too(through[-1]):
+            lead, left = lead.lstrip(), left if lead.strip() else None
+        if rest and self._control_too(" " + rest[0]) == self._control_too(rest[0]):
+            trail, right = trail.rstrip(), right if trail.strip() else None
+        return Frame(before_ids, lead, trail, after_ids, begins, (left, right))
+
+    def _pieces(self, mark: str) -> list[str]:
+        """A mark in pieces: plain text, and in every second place a control token."""
+        # Some tokenizers have line breaks as added tokens: these are text.
+        added = [token.content for token in self.tokenizer.added_tokens_decoder.values() if not token.content.isspace()]
+        pattern = "|".join(map(re.escape, sorted(added, key=len, reverse=True)))
+        return re.split(f"({pattern})", mark) if pattern else [mark]
+
+    def _marks(self, text: str, before: str = "") -> list[int]:
+        """Encodes the template's own text, in which special tokens are meant, as it is behind `before`."""
+        if text and self._spaced:
+            return self._behind(text, self._control_too, before)
+        return self._control_too(text)
+
+    def _control_too(self, text: str) -> list[int]:
+        """Encodes a text alone; strings that look like special tokens are these."""
+        return list(self.tokenizer(text, add_special_tokens=False).input_ids) if text else []
+
+    def _turn_marks(self) -> tuple[frozenset[int], frozenset[int]]:
+        """The token with which a model ends its turn, if any, and all control tokens that stand between turns.
+
+        Where nothing closes a turn, models end theirs with the mark that opens the next.
+        """
+        if not self.format.ask_in_turn:
+            return frozenset(), frozenset()
+        form, added = self.format, self.tokenizer.added_tokens_decoder.items()
+        # Some tokenizers have line breaks as added tokens: these are text.
+        control = {i for i, token in added if not token.content.isspace()} - {self.tokenizer.bos_token_id}
+        ends = [i for i in (*form.after_reply, *form.heard.before) if i in control | self.eos_ids]
+        return frozenset(ends[:1]), control & form.marks()
+
+
+def _shared(a: str, b: str) -> int:
+    """How many characters two texts share at their start."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _first(*ids: int | None) -> int:
+    return next(i for i in ids if i is not None)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A belief question as it stands in a stream: read the answer at `position`, among `candidate_ids` (K,)."""
+
+    position: int
+    step: int
+    question: Question
+    candidate_ids: tuple[int, ...]
+
+
+@dataclass
+class View:
+    """Writes one agent's stream: what it reads, the questions it is asked, the cue, its replies."""
+
+    tokens: Tokens
+    stream: Stream = field(default_factory=Stream)
+    asked: list[Asked] = field(default_factory=list)
+
+    def observe(self, text: str, questions: Sequence[Question], step: int) -> None:
+        """Appends an observation and the belief questions that are due with it."""
+        form = self.tokens.format
+        if text:
+            ids = self._heard(text) if self.stream.tokens else self.tokens.framed(text, form.first)
+            self.stream.append(ids, Kind.OBSERVATION)
+        for question in questions:
+            ids, listing = self.tokens.label(question.candidates)
+            text_ids = self._heard(question.text + listing)
+            if form.ask_in_turn:
+                text_ids += form.cue
+            elif form.after_reply and not self.tokens.decode(self.stream.tokens[-1:]).endswith("\n"):
+                text_ids = [*form.after_reply, *text_ids]  # a question begins a line
+            self.stream.append(text_ids, Kind.QUESTION)
+            self.asked.append(Asked(len(self.stream) - 1, step, question, tuple(ids)))
+            self.stream.append(form.after_reply, Kind.OBSERVATION)
+
+    def _heard(self, text: str) -> list[int]:
+        """What is heard with the marks around it, less the first one where a reply has ended with it."""
+        form, last = self.tokens.format, self.stream.tokens[-1:]
+        ids = self.tokens.framed(text, form.heard)
+        ended = not form.after_reply and last == form.heard.before[:1] and self.tokens.eos_ids.issuperset(last)
+        return ids[1:] if ended else ids
+
+    def cut(self, length: int, asked: int) -> None:
+        """Takes back all but the first `length` tokens and the first `asked` questions."""
+        del self.stream.tokens[length:], self.stream.kinds[length:], self.asked[asked:]
+
+    def cue(self, options: Sequence[str] = ()) -> tuple[int, ...]:
+        """Appends the cue to reply; for a choice, the options' listing before it. Returns the options' token ids."""
+        if options:
+            ids, listing = self.tokens.label(options)
+            if self.tokens.format.ask_in_turn:  # what was heard before has ended its turn
+                listing = listing.removeprefix("\n")
+            if listing:
+                self.stream.append(self._heard(listing), Kind.OBSERVATION)
+        if self.tokens.format.ask_in_turn and not self.tokens.format.cue and self._spoke_last():
+            self.stream.append(self._heard(YOUR_TURN), Kind.OBSERVATION)
+        self.stream.append(self.tokens.format.cue, Kind.OBSERVATION)
+        return tuple(ids) if options else ()
+
+    def _spoke_last(self) -> bool:
+        """Whether the stream ends with a turn of the agent's: a reply, or the place where a question is answered."""
+        turn = self.stream.kinds[-1 - len(self.tokens.format.after_reply) :]
+        return any(kind is not Kind.OBSERVATION for kind in turn)
+
+    def reply(self, ids: Sequence[int], kind: Kind) -> int:
+        """Appends a reply and what stands after it. Returns the position of the reply's first token."""
+        start = len(self.stream)
+        self.stream.append(list(ids), kind)
+        after = self.tokens.format.after_reply
+        if ids and ids[-1] in self.tokens.eos_ids and ids[-1] in after:
+            after = after[after.index(ids[-1]) + 1 :]  # the model ended its turn itself
+        self.stream.append(after, Kind.OBSERVATION)
+        return start

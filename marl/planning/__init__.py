@@ -1,0 +1,1 @@
+"""Planning near a human-like anchor: piKL's solvers, and the agents that use them."""

@@ -1,0 +1,469 @@
+"""Planning near what a language model would do itself (piKL, see pikl.py) at the decision that the talk leads up to.
+
+The language model talks, believes and decides when to propose; the planner chooses what it claims (Deal or No Deal) or
+whom it votes for (Among Us). In both:
+
+1. The anchor tau is a model's probability of each legal action, scored on the player's stream and normalised: its own,
+   or a frozen model's.
+2. What the others will do is predicted: as their anchors say, or as planners near them would play (DiL-piKL).
+3. Q(a) is what action a is worth against that prediction, under the model's belief in what is hidden.
+4. The plan is the anchored response, softmax of (Q + lambda log tau) / lambda, with the smallest of the lambdas
+   (Bakhtin et al. 2022 play their smallest type). Large lambdas leave the anchor as it is, 0 plays the best action.
+
+Models of the others. In Deal or No Deal each value vector that the partner may have makes a stage game, in which both
+know both players' values. The partner's anchor is read from its side, in the stream that it would have if those were
+its values (`partner=view`), or it is the planner's own: the partner claims what the planner leaves (`partner=mirror`).
+In Among Us everybody else is expected to vote as the anchor does, never for itself, and to want what the planner wants;
+that an imposter wants something else is left out.
+
+Left out: planning what to say and when to propose, votes of imposters, who know what others must believe, other games.
+Learning from plans is in rl_pikl.py and losses/plan.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from envs import among_us_v0, dond_v0
+from envs.among_us import reading as among_us_reading
+from envs.among_us import state as among_us_state
+from envs.core import END, Question
+from envs.dond import replies as dond_replies
+from envs.dond import rules as dond_rules
+from envs.dond import texts as dond_texts
+from marl.agents.base import Key, Reply, Request
+from marl.agents.model import ModelAgent, ModelSeat, PlayConfig, room
+from marl.common.errors import UserError
+from marl.decoding.engine import Engine
+from marl.model.policy import Policy
+from marl.model.tokens import Tokens, View
+from marl.planning import pikl
+from marl.planning.pikl import Floats
+from marl.types import Belief, Kind, Planned, Stream
+
+GAMES = ("dond", "among_us")  # where there is something to plan
+MOST_ACTIONS = 36  # allocations of the largest pool in Deal or No Deal
+SLOTS = MOST_ACTIONS + 1  # cache slots that scoring them takes, beside those of the seats
+FLOOR = pikl.Settings.anchor_floor  # the least that an anchor gives a legal action
+PLAN = 1  # a named place of a seat's seed: the draw from the plan owes nothing to the tokens' draws
+SUFFIX = "+plan"  # of the names of those who plan
+CHOICES = {
+    "others": ("plan", "anchor"),
+    "partner": ("mirror", "view"),
+    "belief": ("listening", "prior"),
+    "choose": ("sample", "best", "own"),
+}
+
+
+@dataclass(frozen=True)
+class PlannerConfig:
+    """How to plan. Lambdas have the payoff's unit a nat: points in Deal or No Deal, caught imposters in Among Us.
+
+    `others`: whether they are expected to play their anchor, or to plan too (`iterations` of DiL-piKL from the anchor;
+    `iterate` and the types `lambdas` with probabilities `beta` are those of `pikl.Settings`). `partner`, in Deal or No
+    Deal: whether its anchor is the planner's mirrored, or read from its side, once for each value vector that it may
+    have. `belief`: the model's own answers to the belief questions, or the exact prior without any talk. `choose`: a
+    sample of the plan, or its mode; `own`, the model's own sample, with the plan noted beside it (to learn from).
+    """
+
+    lambdas: tuple[float, ...] = (0.1,)
+    beta: tuple[float, ...] | None = None  # null is uniform
+    iterations: int = 100
+    iterate: str = "average"
+    others: str = "plan"
+    partner: str = "mirror"
+    belief: str = "listening"
+    choose: str = "sample"
+    mistake: float = 0.0  # what ejecting a crewmate costs, in caught imposters; above 0, skipping may be best
+
+    def __post_init__(self) -> None:
+        for name, allowed in CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise UserError(f"planner.{name}={getattr(self, name)}: must be one of {', '.join(allowed)}")
+        if not 0 <= self.mistake < math.inf:
+            raise UserError(f"planner.mistake={self.mistake}: must be a number, at least 0")
+        try:
+            self.settings.type_probs(1)
+        except UserError as error:
+            raise UserError(f"planner.{error}") from error
+
+    @property
+    def settings(self) -> pikl.Settings:
+        """For the stage games. From the anchor and without kappa, so that the anchor decides between equilibria."""
+        return pikl.Settings(
+            iterations=self.iterations, lambdas=self.lambdas, beta=self.beta, iterate=self.iterate, kappa="zero",
+            first="anchor",
+        )  # fmt: skip
+
+
+def respond(values: Floats, anchor: Floats, config: PlannerConfig) -> Floats:
+    """The plan, (A,): what is played, from values (A,) in the payoff's unit and the anchor (A,)."""
+    plan: Floats = pikl.respond(values, np.log(np.maximum(anchor, FLOOR)), [min(config.lambdas)])[0]
+    if not np.isfinite(plan).all():
+        raise UserError(
+            "a plan has probabilities that are not numbers: the model's own, or its beliefs, are not finite"
+        )
+    return plan
+
+
+def floored(*anchors: Floats | None) -> float:
+    """The share of these probabilities that are below FLOOR, and so are raised to it."""
+    given = np.concatenate([anchor.ravel() for anchor in anchors if anchor is not None])
+    return float((given < FLOOR).mean())
+
+
+# --- Deal or No Deal --------------------------------------------------------------------------------------------------
+
+
+def partner_belief(answers: Floats, counts: dond_rules.Triple, own: dond_rules.Triple) -> Floats:
+    """Probability of each of `dond_v0.partner_values(counts, own)`, (K,), from the answers (3, 11) to the three
+    questions: their product over the items, among the vectors that the rules allow."""
+    values = np.array(dond_rules.partner_values(counts, own))  # (K, 3)
+    product = np.maximum(answers, 1e-12)[np.arange(3), values].prod(-1)
+    return product / product.sum()
+
+
+def claim_values(
+    counts: dond_rules.Triple,
+    own: dond_rules.Triple,
+    objective: float,
+    belief: Floats,
+    anchor: Floats,
+    config: PlannerConfig,
+    partners: Floats | None = None,
+) -> Floats:
+    """Expected score R_i + objective * R_j, in points, of each claim of `dond_v0.allocations(counts)`, (A,).
+
+    `belief` (K,) over `dond_v0.partner_values(counts, own)`; `anchor` (A,). The partner's b-th action is to claim what
+    the b-th claim leaves, so that only equal actions are a deal. `partners` (K, A): its anchor over these actions, for
+    each of its value vectors; without it the planner's anchor is the partner's too.
+    """
+    claims = np.array(dond_rules.allocations(counts))  # (A, 3)
+    mine = claims @ np.array(own)  # (A,)
+    theirs = np.array(dond_rules.partner_values(counts, own)) @ (np.array(counts) - claims).T  # (K, A)
+    gains = mine + objective * theirs  # (K, A): the planner's, if there is a deal
+    expected = anchor if partners is None else partners
+    if config.others == "anchor":
+        return belief @ (expected * gains)
+    deal = np.eye(len(claims))
+    payoffs = [each[:, :, None] * deal for each in (gains, theirs + objective * mine)]  # (K, A, A)
+    agreeing = pikl.solve(payoffs, [anchor, expected], config.settings).population[1]  # (K, A)
+    return belief @ (agreeing * gains)
+
+
+# What both heard, in order: whether it was the planner's, and its words; None stands for a proposal.
+Talk = Sequence[tuple[bool, str | None]]
+
+
+def partner_streams(opening: str, talk: Talk, questions: Sequence[Question], tokens: Tokens) -> list[list[int]]:
+    """The partner's stream up to the cue of its proposal, if its values were each of `dond_v0.partner_values`.
+
+    `opening`: what the planner read first; `questions`: the belief questions that both are asked after every message.
+    The partner's replies stand as text encodes, and replies of its that the game refused are not known.
+    """
+    counts, own, objective = dond_texts.parse_prompt(opening)
+    compact = opening.startswith(dond_texts.prompt(counts, own, objective, dond_v0.Style.COMPACT))
+    style = dond_v0.Style.COMPACT if compact else dond_v0.Style.NATURAL
+    if (False, None) not in talk:
+        talk = [*talk, (True, None)]  # the planner proposes first, and the partner answers
+    streams = []
+    for values in dond_rules.partner_values(counts, own):
+        view = View(tokens)
+        view.observe(dond_texts.prompt_with(opening, values), questions, 0)
+        for mine, words in talk:
+            asked = questions if words is not None else ()
+            if mine:
+                view.observe(dond_texts.heard_text(words, style), asked, 0)
+            elif words is not None:
+                view.cue()
+                view.reply(tokens.encode(f"{dond_replies.MESSAGE} {words} {END}"), Kind.SPEECH)
+                view.observe("", asked, 0)
+            else:
+                break
+        view.cue()
+        streams.append(view.stream.tokens)
+    return streams
+
+
+# --- Among Us ---------------------------------------------------------------------------------------------------------
+
+
+@cache
+def ejected(players: int) -> np.ndarray:
+    """Who is ejected, (players + 1,) * players, from everybody's vote; the number of players stands for nobody.
+
+    A strict plurality ejects, and skip is voted for like a name (`among_us_v0.count_votes`).
+    """
+    votes = np.indices((players + 1,) * players)  # (players, ...)
+    counts = np.stack([(votes == choice).sum(0) for choice in range(players + 1)])
+    leads = counts == counts.max(0)
+    found = np.where(leads.sum(0) == 1, leads.argmax(0), players)
+    found.flags.writeable = False  # shared by all callers
+    return found
+
+
+def vote_values(me: int, belief: Floats, anchor: Floats, config: PlannerConfig) -> Floats:
+    """What each vote is worth, (n + 1,): for one of n living players, or (last) for nobody.
+
+    Probability that an imposter is ejected, less `mistake` times that a crewmate is. `me` is the planner's number,
+    `belief` (n,) the probability of being the imposter, `anchor` (n + 1,).
+    """
+    players = len(belief)
+    worth = np.append(belief - config.mistake * (1 - belief), 0.0)
+    payoff = worth[ejected(players)]  # (n + 1,) * n
+    legal = np.ones((players, players + 1), dtype=np.bool_)
+    legal[np.arange(players), np.arange(players)] = np.arange(players) == me  # nobody else is expected to give up
+    policies = np.maximum(anchor, FLOOR) * legal  # (n, n + 1)
+    policies /= policies.sum(-1, keepdims=True)
+    if config.others == "plan":
+        policies = np.stack(pikl.solve([payoff] * players, list(policies), config.settings, list(legal)).population)
+    return pikl.expected_values([payoff] * players, list(policies))[me]
+
+
+# --- The player -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is to be planned: A actions, as words and as the ids of the reply, and their values given the anchor (A,).
+
+    `others`: streams in which the partner would decide, one for each of its K value vectors, and then `values` also
+    takes what a model says there of the same actions, (K, A). None where its anchor is the planner's.
+    """
+
+    actions: tuple[str, ...]
+    ids: tuple[tuple[int, ...], ...]
+    values: Callable[[Floats, Floats | None], Floats]
+    others: Callable[[], Sequence[Sequence[int]]] | None = None
+
+
+def proposal(
+    opening: str,
+    talk: Talk,
+    answers: Sequence[Floats],
+    questions: Sequence[Question],
+    tokens: Tokens,
+    config: PlannerConfig,
+) -> Decision:
+    """The claims to choose from. `opening`, `questions` as for `partner_streams`; `answers`: the model's own to all
+    belief questions so far, three at a time, (11,) each."""
+    counts, own, objective = dond_texts.parse_prompt(opening)
+    claims = dond_rules.allocations(counts)
+    if config.belief == "prior":
+        possible = len(dond_rules.partner_values(counts, own))
+        belief = np.full(possible, 1 / possible)
+    else:
+        belief = partner_belief(np.stack(answers[-3:]), counts, own)
+    left = [claims.index(dond_rules.rest(claim, counts)) for claim in claims]  # what the partner claims to agree
+
+    def values(anchor: Floats, others: Floats | None) -> Floats:
+        partners = None if others is None else others[:, left]
+        return claim_values(counts, own, objective, belief, anchor, config, partners)
+
+    return Decision(
+        tuple(dond_replies.proposal_text(claim).removeprefix(dond_replies.PROPOSE).strip() for claim in claims),
+        tuple(tuple(tokens.encode(f"{dond_replies.proposal_text(claim)} {END}")) for claim in claims),
+        values,
+        (lambda: partner_streams(opening, talk, questions, tokens)) if config.partner == "view" else None,
+    )
+
+
+def vote(
+    intro: str, options: Sequence[str], legal: Sequence[int], believed: dict[str, float], config: PlannerConfig
+) -> Decision | None:
+    """The vote to plan; None where the options are no vote.
+
+    `intro`: the first thing that the seat read; `legal`: the options' ids; `believed`: the answer to the last belief
+    question, by candidate. With several imposters the question is about the first of them, and so is the plan.
+    """
+    skip = among_us_state.SKIP.act.value
+    if skip not in options:
+        return None
+    order = [*sorted(set(range(len(options))) - {options.index(skip)}), options.index(skip)]  # skip comes last
+    living = [options[i] for i in order[:-1]]
+    style = among_us_v0.Style.NATURAL if living[0] in among_us_state.NAMES else among_us_v0.Style.COMPACT
+    name = next(e.name for e in among_us_reading.read(intro, style) if isinstance(e, among_us_state.Intro))
+    me = [word.lower() for word in living].index(name.lower())
+    weights = [1.0 if config.belief == "prior" else max(believed.get(word, 0.0), 1e-12) for word in living]
+    weights[me] = 0.0
+    belief = np.array(weights) / sum(weights)
+    return Decision(
+        tuple(options[i] for i in order),
+        tuple((legal[i],) for i in order),
+        lambda anchor, others: vote_values(me, belief, anchor, config),
+    )
+
+
+def next_tokens(planned: Planned) -> list[dict[int, float]]:
+    """For each token of the played action, the tokens that may stand there given those before it, and how probable the
+    plan makes each. Nothing from where the plan never gets."""
+    plan, left, found = np.array(planned.plan), np.ones(len(planned.ids), dtype=np.bool_), []
+    for i, token in enumerate(planned.ids[planned.chosen]):
+        following = np.array([text[i] if len(text) > i else -1 for text in planned.ids])
+        before = plan[left].sum()
+        if before <= 0:
+            break
+        choices = [int(choice) for choice in np.unique(following[left])]
+        found.append({choice: float(plan[left & (following == choice)].sum() / before) for choice in choices})
+        left &= following == token
+    return found
+
+
+class Reader:
+    """A language model's probabilities of whole replies, in streams that it has not read before."""
+
+    def __init__(self, policy: Policy, context: int, temperature: float) -> None:
+        self.engine, self.temperature = Engine(policy, SLOTS, context), temperature
+
+    def probabilities(self, stream: Sequence[int], replies: Sequence[Sequence[int]]) -> Floats:
+        """(A,), of sum 1: of each reply, given that it is one of them."""
+        slot = self.engine.allocate()
+        if len(stream) > 1:
+            self.engine.read([slot], [stream[:-1]])
+        scores = self.engine.score(slot, stream, replies, self.temperature)
+        self.engine.free(slot)
+        found: Floats = np.exp(scores - scores.max())
+        return found / found.sum()
+
+
+def weigh(decision: Decision, stream: Sequence[int], anchor: Reader, own: Reader) -> tuple[Floats, Floats | None]:
+    """The anchor (A,) of whoever decides with this stream, and the others' (K, A), who are expected to be as the
+    player is; both as `Decision.values` takes them."""
+    tau = anchor.probabilities(stream, decision.ids)
+    if decision.others is None:
+        return tau, None
+    return tau, np.stack([own.probabilities(other, decision.ids) for other in decision.others()])
+
+
+class PlanningAgent(ModelAgent):
+    """A language model whose claims or votes are planned; everything else is as `ModelAgent` plays it.
+
+    Where it plans, what the model itself sampled is dropped, and a draw from the plan takes its place in the stream.
+    `logprobs` are then those of that draw, given that there is a claim or a vote; the best action's are 0. With
+    `choose=own` the plan is only noted: it plays, to the last bit, as `ModelAgent` does.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        policy: Policy,
+        config: PlannerConfig,
+        game: str,
+        *,
+        context: int,
+        temperature: float = 1.0,
+        anchor: Policy | None = None,
+        **limits: Any,
+    ) -> None:
+        """`limits` as of `ModelAgent`; `game` is one of GAMES. `anchor`: whose probabilities the plan stays near, and
+        who others are expected to be; the policy's own, where none is given."""
+        assert game in GAMES, (game, GAMES)
+        super().__init__(name, policy, context=context, temperature=temperature, **limits)
+        self.config, self.game = config, game
+        self.reader = Reader(anchor or policy, context, temperature)
+        self._openings: dict[Key, str] = {}
+        self._talk: dict[Key, list[tuple[bool, str | None]]] = {}
+
+    def _observe(self, r: Request) -> ModelSeat:
+        self._openings.setdefault(r.key, r.text)
+        lost = r.key in self._seats and self._seats[r.key].lost
+        if self.game == "dond" and not lost:
+            talk = self._talk.setdefault(r.key, [])
+            for kind, words in dond_texts.parse_heard(r.text):
+                if kind == "error":
+                    talk.pop()  # the reply that was refused
+                elif kind == "cut":
+                    talk[-1] = (True, (talk[-1][1] or "")[: int(words)])
+                else:
+                    talk.append((False, words if kind == "message" else None))
+        return super()._observe(r)
+
+    def finish(self, keys: Sequence[Key]) -> dict[Key, tuple[Stream, list[Belief]]]:
+        for key in keys:
+            self._openings.pop(key, None)
+            self._talk.pop(key, None)
+        return super().finish(keys)
+
+    def _decision(self, key: Key, seat: ModelSeat) -> Decision | None:
+        """What is to be planned; None where nothing is."""
+        if self.game == "dond":
+            talk = self._talk[key]
+            proposes = self.tokens.reply_text(seat.ids).lstrip().startswith(dond_replies.PROPOSE)
+            # Before any message no proposal is allowed; to a proposal there is no other answer.
+            if not talk or not (proposes or (False, None) in talk):
+                return None
+            questions = [asked.question for asked in seat.view.asked[:3]]
+            return proposal(self._openings[key], talk, seat.answers, questions, self.tokens, self.config)
+        if seat.kind != Kind.CHOICE or seat.role != among_us_state.Role.CREWMATE:
+            return None
+        last = seat.view.asked[len(seat.answers) - 1].question if seat.answers else None
+        believed = dict(zip(last.candidates, seat.answers[-1].tolist(), strict=True)) if last else {}
+        return vote(self._openings[key], seat.options, seat.legal, believed, self.config)
+
+    def _reply(self, key: Key, seat: ModelSeat) -> Reply:
+        decision = self._decision(key, seat)
+        if decision is not None and max(map(len, decision.ids)) > self._free(seat):
+            decision = None  # no room to weigh them
+        own = self.config.choose == "own"
+        planned = None
+        if decision is not None and not (own and tuple(seat.ids) not in decision.ids):
+            stream = seat.view.stream.tokens  # up to the cue
+            anchor, others = weigh(decision, stream, self.reader, self.reader)
+            values = decision.values(anchor, others)
+            plan = respond(values, anchor, self.config)
+            if own:
+                chosen = decision.ids.index(tuple(seat.ids))
+            elif self.config.choose == "best":
+                chosen = int(plan.argmax())
+            else:
+                rng = np.random.default_rng([seat.seed, len(stream), PLAN])
+                chosen = int(pikl.sample([plan], 1, rng)[0, 0])
+            planned = Planned(
+                decision.actions, decision.ids, tuple(anchor.tolist()), tuple(values.tolist()), tuple(plan.tolist()),
+                chosen, played=not own, floored=floored(anchor, others),
+            )  # fmt: skip
+            if not own:
+                self.engine.rewind(seat.slot, stream)
+                seat.read = len(stream)
+                seat.ids = list(decision.ids[chosen])
+                seat.logprobs = [0.0] * len(seat.ids)
+                if self.config.choose == "sample":
+                    following = zip(next_tokens(planned), seat.ids, strict=True)
+                    seat.logprobs = [math.log(after[token]) for after, token in following]
+        reply = replace(super()._reply(key, seat), planned=planned)
+        if self.game == "dond":
+            parsed = dond_replies.parse_reply(reply.text, (0, 0, 0), False, 1)
+            said = (
+                dond_texts.passed_on(parsed.text, len(parsed.text))
+                if isinstance(parsed, dond_replies.Message)
+                else None
+            )
+            self._talk[key].append((True, said))
+        return reply
+
+
+def planning_agent(
+    name: str,
+    policy: Policy,
+    limits: PlayConfig,
+    seats: int,
+    temperature: float,
+    config: PlannerConfig,
+    game: str,
+    anchor: Policy | None = None,
+    style: str | None = None,
+) -> PlanningAgent:
+    """As `agents.model_agent`, a policy that plans. UserError where draws from plans were to be greedy."""
+    if temperature == 0 and config.choose == "sample":
+        raise UserError(
+            f"temperature=0: {name} draws claims or votes from plans near its own, not greedy as all else that "
+            "it does is; choose planner.choose=best, or a small temperature, as 0.01"
+        )
+    limits_there = room(limits, seats, temperature)
+    return PlanningAgent(name, policy, config, game, anchor=anchor, style=style, **limits_there)

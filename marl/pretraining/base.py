@@ -1,0 +1,276 @@
+"""The base model: a small language model that knows the game's language, before any reinforcement.
+
+Trained once on dialogues of scripted players (or of people) and cached by a hash of everything that made it. A model of
+`transformers` is its own base. What this leaves out: rewards. The base imitates, models the world and listens.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from envs.human_dond import Split
+from marl.common.errors import UserError, check_writable
+from marl.common.files import canonical
+from marl.losses import Loss
+from marl.losses.kl import KLLoss
+from marl.losses.listening import ListeningLoss
+from marl.model.optim import OPTIMIZERS, MuonAndAdamW
+from marl.model.policy import Policy, check_context, dropout, pretrained, tiny_lm
+from marl.model.tokens import Tokens, train_tokenizer
+from marl.pretraining.config import BaseConfig, ModelConfig, tokenizer_games
+from marl.pretraining.corpus import (
+    CORPUS,
+    LISTENING,
+    Recorded,
+    chunk_batches,
+    data_files,
+    held_out_seats,
+    human_epochs,
+    recorded,
+    scripted_chunks,
+    scripted_texts,
+    seats_with_beliefs,
+    variants,
+)
+from marl.pretraining.fit import fit, held_out_figures
+from marl.rollout.games import file_digests, game_module, scripts_module
+from marl.storage.checkpoint import copy_folder, load_policy, make_once, read_card, save_policy
+
+FORMAT = 2  # raised when the same settings would make another base
+HF_STREAMS = 2  # raised when models of `transformers` would read other streams
+
+
+def base_policy(
+    model: ModelConfig,
+    base: BaseConfig,
+    env: Mapping[str, Any],
+    *,
+    cache: Path,
+    human_data: str | None = None,
+    privileged_size: int = 0,
+    device: torch.device | str = "cpu",
+    kept: Path | None = None,
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    report: Callable[[str], None] = print,
+) -> tuple[Policy, Path | None]:
+    """The base, from the cache where it is there, and its folder (None for an untouched `transformers` model). `kept`:
+    where a copy of it may be, to be put into the cache before another one is made."""
+    if model.kind == "hf" and base.data == "none":
+        return pretrained(model.name, privileged_size, seed=base.seed).to(device).eval(), None
+    if base.data == "human" and not human_data:
+        raise UserError(
+            "base.data=human needs the human dialogues: give their folder as data.dond=DIR (files data.txt, val.txt, "
+            "test.txt of facebookresearch/end-to-end-negotiator, src/data/negotiate)"
+        )
+    made_of = base_settings(model, base, env, human_data)
+    folder = base_folder(cache, made_of)
+
+    def make() -> None:
+        report(f"training the base model on {base.data} dialogues (once; kept in {folder})")
+        games = variants(env, base.vary)
+        policy, figures = _train(model, base, env, games, human_data, device, progress, report)
+        save_policy(folder, policy, {"made_of": made_of, "figures": figures, "game": env["game"]})
+
+    def teach() -> None:
+        untaught = replace(base, lessons=())
+        policy, _ = base_policy(
+            model, untaught, env, cache=cache, human_data=human_data, device=device, progress=progress, report=report
+        )
+        report(f"teaching the base model to listen (once; kept in {folder})")
+        figures = _teach(policy, base, env, progress, report)
+        save_policy(folder, policy, {"made_of": made_of, "figures": figures, "game": env["game"]})
+
+    def put_back() -> None:
+        assert kept is not None
+        report(f"the base model is not in the cache any more: {kept} is put there")
+        copy_folder(kept, folder)
+
+    def is_it(there: Path) -> bool:
+        return canonical(read_card(there).get("made_of")) == canonical(made_of)
+
+    if not folder.exists():
+        check_context(model.lm_config(), model.context)
+        check_writable(cache, "cache")
+        there = kept is not None and kept.is_dir() and is_it(kept)
+        make_once(folder, put_back if there else teach if base.lessons else make, report)
+    policy = load_policy(folder, device, privileged_size)  # checks all that is in the folder
+    if not is_it(folder):
+        raise UserError(f"{folder} holds a base made of other settings (policy.json says of which): remove it")
+    figures = read_card(folder).get("figures", {})
+    report("base model: " + ", ".join(f"{name} {value:.3g}" for name, value in figures.items()))
+    return policy, folder
+
+
+def base_settings(
+    model: ModelConfig, base: BaseConfig, env: Mapping[str, Any], human_data: str | None = None
+) -> dict[str, Any]:
+    """All that a trained base is made of: settings, and digests of the texts and files that it learns from."""
+    human = data_files(Path(human_data)) if base.data == "human" and human_data else None
+    unused = {*base.vary, *getattr(game_module(env["game"]), "PAYMENT", ())}
+    varied = [{**env, name: value} for name, values in base.vary.items() for value in values]
+    if human_data and human:
+        unused |= {"contexts", "split"}  # people played contexts of their own
+        texts = _digest("".join(recorded(human_data, "val", variants(env, base.vary)).texts))
+    else:
+        files = file_digests(env, *varied)
+        texts = _scripted_digest(*map(json.dumps, (dict(env), dict(base.vary), files)), base.seed, base.players)
+    made_of = {
+        "format": FORMAT,
+        "texts": texts,
+        "model": asdict(model),
+        "base": base.made_of(),
+        "env": {k: v for k, v in env.items() if k not in unused},
+        "human_data": human,
+    }
+    if not human and tokenizer_games(base) < base.tokenizer_games:
+        made_of["tokenizer_games"] = tokenizer_games(base)
+    if not human:
+        made_of |= getattr(scripts_module(env["game"]), "VERSION", {})
+        made_of |= file_digests(env, *varied, *({**env, **lesson.env} for lesson in base.lessons))
+    if model.kind == "hf":
+        made_of["streams"] = HF_STREAMS
+    if model.kind == "hf" and (folder := Path(model.name)).is_dir():
+        made_of["model_files"] = {p.name: _file_digest(p, *_stamp(p)) for p in sorted(folder.iterdir()) if p.is_file()}
+    return made_of
+
+
+@cache
+def _scripted_digest(env: str, vary: str, files: str, seed: int, players: str) -> str:
+    """Of what is said in fifty scripted games of these settings (JSON): the runs of a process play them once. `files`:
+    of what these settings name, so that edited ones are read again."""
+    settings = json.loads(env)
+    games = variants(settings, json.loads(vary))
+    return _digest("".join(scripted_texts(settings["game"], games, seed, 50, players)))
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    return path.stat().st_size, path.stat().st_mtime_ns
+
+
+@cache
+def _file_digest(path: Path, size: int, modified: int) -> str:
+    """Of a file as it is since then: weights are gigabytes, which are read once in a process."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def base_folder(cache: Path, made_of: Mapping[str, Any]) -> Path:
+    """Where in the cache the base of these `base_settings` is, or will be."""
+    return cache / f"{made_of['env']['game']}-{made_of['base']['data']}-{_digest(canonical(made_of))}"
+
+
+def _train(
+    model: ModelConfig,
+    base: BaseConfig,
+    env: Mapping[str, Any],
+    games: Sequence[Callable[[], Any]],
+    human_data: str | None,
+    device: torch.device | str,
+    progress: Callable[[str, int, int], None],
+    report: Callable[[str], None],
+) -> tuple[Policy, dict[str, float]]:
+    game = env["game"]
+    human: dict[str, Recorded] = {}
+    if base.data == "human":
+        assert human_data is not None
+        splits: tuple[Split, ...] = ("train", "val", "test")
+        human = {split: recorded(human_data, split, games, base) for split in splits}
+        for split, found in human.items():
+            left_out = ", ".join(f"{count} {why}" for why, count in found.left_out.items())
+            counts = f"{len(found.steps)} views of {len(set(found.dialogues))} dialogues"
+            report(f"human dialogues, {split}: {counts}; left out: {left_out or 'none'}; {found.note}")
+    if model.kind == "tiny":
+        if human_data and human:  # of all dialogues, so that bases of few and of many share their tokens
+            whole = replace(base, keep="all", human_games=0)
+            texts = (human["train"] if whole == base else recorded(human_data, "train", games, whole)).texts
+        else:
+            texts = scripted_texts(game, games, base.seed, tokenizer_games(base))
+        tokens = Tokens(train_tokenizer(texts, game_module(game).COMPACT_TOKENS, model.vocab_size))
+        lm = tiny_lm(tokens.size, **model.shape(), generator_seed=base.seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(base.seed)
+            policy = Policy(lm, tokens).to(device)
+    else:
+        policy = pretrained(model.name, seed=base.seed).to(device)
+        tokens = policy.tokens
+    if human:
+        held_out = human["val"].seats(tokens)
+        test = human["test"].seats(tokens)
+        assert human_data is not None
+        steps = base.epochs * math.ceil(len(human["train"].steps) / base.rows)
+        draw = human_epochs(human_data, games, tokens, base)
+    else:
+        held_out = held_out_seats(env, tokens, base)
+        lengths = sorted(len(episode.streams[agent]) for episode, agent in held_out)
+        longer = sum(length > model.context for length in lengths) / len(lengths)
+        if longer > 0.5:
+            raise UserError(
+                f"model.context={model.context}: one seat's view of a scripted game has {lengths[len(lengths) // 2]} "
+                f"tokens in the middle, up to {lengths[-1]}; raise model.context or lower the game's limits"
+            )
+        if longer:
+            report(
+                f"model.context={model.context} is shorter than {longer:.1%} of the views of scripted games (up to "
+                f"{lengths[-1]} tokens): players whose view outgrows it hear and say nothing more"
+            )
+        steps = math.ceil(len(games[0]().possible_agents) * base.games / base.rows)
+        draw = chunk_batches(
+            scripted_chunks(game, games, tokens, base, base.players, (CORPUS,), steps * base.rows), base, (CORPUS,)
+        )
+    with dropout(policy, base.dropout, torch.Generator().manual_seed(base.seed)):
+        # On scripted dialogues a small model started faster with Muon than with AdamW alone (single trials).
+        learn = MuonAndAdamW(policy, base.learning_rate, base.weight_decay)
+        fit(policy, draw, steps, base, base.losses(), learn, lambda done: progress("base", done, steps))
+    figures = held_out_figures(policy, held_out)
+    if human:
+        figures |= {f"test_{name}": value for name, value in held_out_figures(policy, test).items()}
+    return policy, figures
+
+
+def _teach(
+    policy: Policy,
+    base: BaseConfig,
+    env: Mapping[str, Any],
+    progress: Callable[[str, int, int], None],
+    report: Callable[[str], None],
+) -> dict[str, float]:
+    """Gives the lessons, says how those ended that end by what was learned, and returns the figures of the outcome."""
+    game, tokens = env["game"], policy.tokens
+    # Beside imitation listening is hardly learned: Adam scales a step by the size of the whole gradient, which random
+    # play fills with noise. The gradient of KL to what was learned has none, and is 0 at first.
+    first = copy.deepcopy(policy)
+    for place, lesson in enumerate(base.lessons):
+        terms: dict[str, Loss] = {"listening": ListeningLoss()}
+        if lesson.anchor:
+            terms["kl"] = KLLoss(lesson.anchor, over="both")
+        taught = variants({**env, **lesson.env}, {k: v for k, v in base.vary.items() if k not in lesson.env})
+        path = (LISTENING, place)
+        chunks = scripted_chunks(game, taught, tokens, base, lesson.players, path, lesson.steps * base.rows)
+        draw = chunk_batches(seats_with_beliefs(chunks), base, path)
+        optimizer = OPTIMIZERS[lesson.optimizer](policy, lesson.learning_rate, 0.0)
+
+        def at(done: int, what: str = f"base, lesson {place + 1}", steps: int = lesson.steps) -> None:
+            progress(what, done, steps)
+
+        taken, loss = fit(policy, draw, lesson.steps, base, terms, optimizer, at, first, lesson.until)
+        if lesson.until:
+            learned = loss < lesson.until
+            report(
+                f"lesson {place + 1} of the base: listening loss {loss:.2f} after {taken} steps"
+                + ("" if learned else f", not below its until={lesson.until:g}: it listens less well than was meant")
+            )
+    return held_out_figures(policy, held_out_seats(env, tokens, base))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,198 @@
+"""Settings of a model and of its base."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from marl.common.errors import UserError
+from marl.losses import Loss
+from marl.losses.claim import ClaimLoss
+from marl.losses.imitation import ImitationLoss
+from marl.losses.listening import ListeningLoss
+from marl.losses.world_model import WorldModelLoss
+from marl.model.optim import OPTIMIZERS
+from marl.model.policy import MOST, load_config, tiny_config
+
+DATA, KINDS, KEEPS = ("scripted", "human", "none"), ("tiny", "hf"), ("all", "nonzero")
+MOST_SEEDS = 2**63 - 1  # as torch takes them
+FEWEST_TOKENS = 400  # 256 bytes, and the words that Deal or No Deal keeps whole; Among Us has more
+SIZES = {  # of a tiny model's settings, what `transformers` calls them
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "intermediate_size": "intermediate_size",
+    "context": "max_position_embeddings",
+}
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """`kind` tiny (trained here from scratch) or hf (`name`: a local folder or hub name)."""
+
+    kind: str = "tiny"
+    name: str = ""
+    vocab_size: int = 1024
+    hidden_size: int = 128
+    layers: int = 4
+    heads: int = 4
+    kv_heads: int = 1
+    intermediate_size: int = 384
+    context: int = 1024
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise UserError(f"model.kind={self.kind}: must be one of {', '.join(KINDS)}")
+        for name, key in SIZES.items():
+            if getattr(self, name) < 1:
+                raise UserError(f"model.{name}={getattr(self, name)}: must be at least 1")
+            if getattr(self, name) > MOST[key]:
+                raise UserError(f"model.{name}={getattr(self, name)}: must be at most {MOST[key]}")
+        if self.kind != "tiny":  # has a shape of its own
+            return
+        if self.vocab_size < FEWEST_TOKENS:
+            raise UserError(
+                f"model.vocab_size={self.vocab_size}: must be at least {FEWEST_TOKENS}: 256 bytes, and a game's words"
+            )
+        if self.name:
+            raise UserError(f"model.name={self.name}: the small model, which is trained here, has none; add model=hf")
+        if self.heads % self.kv_heads:
+            raise UserError(f"model.kv_heads={self.kv_heads}: must divide model.heads={self.heads}, which share them")
+        if self.hidden_size % (2 * self.heads):
+            raise UserError(
+                f"model.hidden_size={self.hidden_size}: must be a multiple of {2 * self.heads}, so that each of "
+                f"model.heads={self.heads} has an even part, which positions rotate"
+            )
+
+    def shape(self) -> dict[str, int]:
+        """Of a tiny model, as `tiny_config` takes it."""
+        names = ("hidden_size", "layers", "heads", "kv_heads", "intermediate_size", "context")
+        return {name: getattr(self, name) for name in names}
+
+    def lm_config(self) -> PreTrainedConfig:
+        """The language model's own configuration; a tiny one's vocabulary may turn out smaller."""
+        return tiny_config(self.vocab_size, **self.shape()) if self.kind == "tiny" else load_config(self.name)
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A stage of a scripted base that trains listening alone: `steps` on games of the scripted `players`.
+
+    With `until` above 0 it ends early, once the log-loss of the last ten steps is below, and its learning rate stays.
+    `env`: settings of the game that differ in the lesson, and don't vary in it. KL of all replies to the model before
+    the first lesson, with weight `anchor`, keeps what it does.
+    """
+
+    players: str
+    steps: int
+    env: Mapping[str, Any] = field(default_factory=dict)
+    until: float = 0.0
+    optimizer: str = "adamw"
+    learning_rate: float = 3e-4
+    anchor: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "until", "anchor", "learning_rate"):
+            if getattr(self, name) < 0:
+                raise UserError(f"base.lessons: {name}={getattr(self, name)} must not be negative")
+        if self.optimizer not in OPTIMIZERS:
+            raise UserError(f"base.lessons: optimizer={self.optimizer} must be one of {', '.join(OPTIMIZERS)}")
+        if "game" in self.env or "style" in self.env:
+            raise UserError(f"base.lessons: env={dict(self.env)} must leave game and style to env")
+
+
+@dataclass(frozen=True)
+class BaseConfig:
+    """What the base is trained on, and how.
+
+    `data`: `scripted`, `human` (needs data.dond), or `none`. `games`: scripted games. `tokenizer_games`: those whose
+    words the tokenizer is trained on, no more than `games` but 20 at least. `players`: whose, by the name of scripted
+    players; empty for the game's default ones. Human data only: `epochs`, passes over them; `permute_items`,
+    books, hats and balls swap names at random in each pass; `deals_only`, dialogues without a deal are not learned
+    from; `claim`, the weight of a further loss on claims and tags (losses/claim.py); `hold_out`, dialogues over the
+    game's test contexts are not learned from (without it, a base is only fit for contexts of another origin); `keep`
+    nonzero, views whose player scored 0 are not learned from; `human_games`, how many dialogues are learned from, drawn
+    by `seed` from those that are left (0: all of them).
+    `dropout`: of the embeddings and of what each block adds to them, while the base learns (Llama-family models).
+    `after_questions`: whether world modelling foretells what follows a belief question, from where its answer is read.
+    `vary`: game settings that change from game to game, so that one base serves them all (the objective, which neither
+    scripts nor the human data know). `lessons`: further stages, one after another.
+    """
+
+    data: str = "scripted"
+    games: int = 10000
+    tokenizer_games: int = 800
+    players: str = ""
+    epochs: int = 4
+    permute_items: bool = False
+    deals_only: bool = False
+    claim: float = 0.0
+    hold_out: bool = True
+    keep: str = "all"
+    human_games: int = 0
+    dropout: float = 0.0
+    rows: int = 16  # in one step
+    learning_rate: float = 4e-3
+    warmup: float = 0.05
+    weight_decay: float = 0.01
+    bf16: bool = False
+    seed: int = 0
+    vary: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    imitation: float = 1.0
+    world_model: float = 0.1
+    after_questions: bool = True
+    listening: float = 0.5
+    lessons: tuple[Lesson, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.data not in DATA:
+            raise UserError(f"base.data={self.data}: must be one of {', '.join(DATA)}")
+        for name in ("games", "tokenizer_games", "epochs", "rows"):
+            if getattr(self, name) < 1:
+                raise UserError(f"base.{name}={getattr(self, name)}: must be at least 1")
+        if self.keep not in KEEPS:
+            raise UserError(f"base.keep={self.keep}: must be one of {', '.join(KEEPS)}")
+        if self.human_games < 0:
+            raise UserError(f"base.human_games={self.human_games}: must be at least 1, or 0 for all of them")
+        for name in ("learning_rate", "weight_decay", "warmup"):
+            if getattr(self, name) < 0:
+                raise UserError(f"base.{name}={getattr(self, name)}: must not be negative")
+        if not 0 <= self.seed <= MOST_SEEDS:
+            raise UserError(f"base.seed={self.seed}: must be from 0 to {MOST_SEEDS}")
+        if not 0 <= self.dropout < 1:
+            raise UserError(f"base.dropout={self.dropout}: must lie in [0, 1)")
+        for name, values in self.vary.items():
+            if not values:
+                raise UserError(
+                    f"base.vary.{name}=[]: must name at least one value; or leave it out (~base.vary.{name})"
+                )
+
+    def losses(self) -> dict[str, Loss]:
+        terms: dict[str, Loss] = {
+            "imitation": ImitationLoss(self.imitation),
+            "world_model": WorldModelLoss(self.world_model, self.after_questions),
+            "listening": ListeningLoss(self.listening),
+        }
+        if self.claim:
+            terms["claim"] = ClaimLoss(self.claim)
+        return terms
+
+    def made_of(self) -> dict[str, Any]:
+        """The settings that the trained base depends on: what concerns human data only where they are used."""
+        default = BaseConfig()
+        later = ("players", "hold_out", "dropout", "keep", "human_games", "tokenizer_games", "after_questions")
+        unused = {name for name in later if getattr(self, name) == getattr(default, name)}
+        of_people = {"permute_items", "deals_only", "claim", "hold_out", "keep", "human_games"}
+        unused |= {"tokenizer_games"} if self.data == "human" else of_people
+        unused |= set() if self.lessons else {"lessons"}
+        return {name: value for name, value in asdict(self).items() if name not in unused}
+
+
+def tokenizer_games(base: BaseConfig) -> int:
+    """A small base needs no tokenizer of more scripted games than it learns from."""
+    return min(max(base.games, 20), base.tokenizer_games)

@@ -1,0 +1,264 @@
+"""The base's training data: scripted and human games as rows of tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from envs.core import END, TurnKind
+from envs.dond.replies import MESSAGE
+from envs.dond.rules import Context, in_test
+from envs.human_dond import HumanSplit, HumanView, Split, Step, permuted, read_split, replay_all
+from marl.agents.base import Player, beliefs_of
+from marl.agents.text import TextAgent
+from marl.common.errors import UserError
+from marl.learning.batch import Seat, seats_of
+from marl.model.tokens import Tokens, View
+from marl.pretraining.config import BaseConfig
+from marl.rollout.games import env_maker, scripted, scripts_module
+from marl.rollout.rollout import rollout
+from marl.rollout.seeds import Game, draw_games
+from marl.types import INSIDERS, Episode, Kind, Turn
+
+CORPUS, TOKENIZER, HELD_OUT, LISTENING, CHOICE = 101, 102, 103, 104, 105  # named places of the seed
+ORDERS = tuple(itertools.permutations(range(3), 3))
+CHUNK = 512  # seats among which batches of equal length are sought
+
+
+@dataclass
+class _Sink:
+    """A player that notes every text it reads or says."""
+
+    player: Player
+    texts: list[str] = field(default_factory=list)
+
+    def know(self, privileged: Sequence[float]) -> None:
+        if hasattr(self.player, "know"):
+            self.player.know(privileged)
+
+    def observe(self, text: str) -> None:
+        self.texts.append(text)
+        self.player.observe(text)
+
+    def reply(self, text: str, options: Sequence[str] = ()) -> str:
+        said = self.player.reply(text, options)
+        self.texts.extend((text, said, *options))
+        return said
+
+
+def held_out_seats(env: Mapping[str, Any], tokens: Tokens, base: BaseConfig) -> list[Seat]:
+    games = draw_games(base.seed, HELD_OUT, count=min(base.games, max(base.games // 15, 64), 256))
+    return scripted_seats(env["game"], variants(env, base.vary)[0], tokens, games, base.players)
+
+
+def variants(env: Mapping[str, Any], vary: Mapping[str, Sequence[Any]]) -> list[Callable[[], Any]]:
+    """Makers of the environment under every combination of the varied settings."""
+    combinations = itertools.product(*([(name, value) for value in values] for name, values in vary.items()))
+    return [env_maker({**env, **dict(settings)}) for settings in combinations]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Human dialogues replayed in the game: what each view reads and replies, and which of the `dialogues` it is of;
+    how many views were left out, and why; and a `note` on those of the split."""
+
+    steps: list[list[Step]]
+    left_out: Counter[str]
+    dialogues: list[str] = field(default_factory=list)  # one for each view, twice where both its views are here
+    note: str = ""
+
+    @property
+    def texts(self) -> list[str]:
+        return [step[1] for steps in self.steps for step in steps]
+
+    def seats(self, tokens: Tokens) -> list[Seat]:
+        """One row a view. A view is an episode of which only one seat is known."""
+        return [human_seat(steps, tokens, index) for index, steps in enumerate(self.steps)]
+
+
+def recorded(
+    folder: str,
+    split: Split,
+    games: Sequence[Callable[[], Any]],
+    base: BaseConfig = BaseConfig(),
+    permute: np.random.Generator | None = None,
+) -> Recorded:
+    """The views of a split, played again in the game's variants in turn.
+
+    What is learned from, the training split, is what `base` wants: without dialogues over the game's test contexts
+    (`hold_out`), without a deal (`deals_only`), without views that scored 0 (`keep`), and of the rest as many dialogues
+    as `human_games`. `permute` renames the items of each view at random, with `hold_out` never so that its context
+    comes to be a test context. UserError where there are fewer dialogues than wanted.
+    """
+
+    def held_out(view: HumanView) -> bool:
+        return base.hold_out and split == "train" and in_test(Context(view.counts, (view.values, view.partner_values)))
+
+    def unwanted(view: HumanView) -> str:
+        if held_out(view):
+            return "test context"
+        if split == "train" and base.deals_only and not view.agree:
+            return "no deal"
+        return "scored 0" if split == "train" and base.keep == "nonzero" and not view.reward else ""
+
+    environments = [make() for make in games]
+    found = _read(folder, split)
+    left_out = Counter(found.skipped)
+    reasons = {view.index: unwanted(view) for view in found.usable}
+    wanted = [view for view in found.usable if not reasons[view.index]]
+    left_out += Counter(filter(None, reasons.values()))
+    if split == "train" and base.human_games:
+        dialogues = list(dict.fromkeys(view.dialogue for view in wanted))
+        if base.human_games > len(dialogues):
+            raise UserError(
+                f"base.human_games={base.human_games}: data.dond={folder} has {len(dialogues)} dialogues to learn from "
+                "under these settings; 0 takes them all"
+            )
+        rng = np.random.default_rng([base.seed, CHOICE])
+        chosen = {dialogues[i] for i in rng.permutation(len(dialogues))[: base.human_games]}
+        before = len(wanted)
+        wanted = [view for view in wanted if view.dialogue in chosen]
+        left_out["not drawn"] = before - len(wanted)
+    place = {view.index: i for i, view in enumerate(found.usable)}
+    steps, known = [], []
+    for view in wanted:
+        dialogue, variant = view.dialogue, place[view.index] % len(environments)
+        if permute is not None:
+            renamed = [new for new in (permuted(view, order) for order in ORDERS) if not held_out(new)]
+            view = renamed[permute.integers(len(renamed))]
+        replayed, refused = replay_all([view], environments[variant])
+        steps += replayed
+        known += [dialogue] * len(replayed)
+        left_out += refused
+    return Recorded(steps, left_out, known, found.note)
+
+
+def _read(folder: str, split: Split) -> HumanSplit:
+    try:
+        return read_split(folder, split)
+    except (OSError, ValueError) as error:
+        raise UserError(f"data.dond={folder}: {error}") from error
+
+
+def data_files(folder: str | Path) -> dict[str, str]:
+    """Digests of the human data's files. Reads a split, so that a malformed file is refused at once."""
+    folder = Path(folder)
+    _read(str(folder), "all")
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest()[:16] for p in sorted(folder.glob("*.txt"))}
+
+
+def human_seat(steps: Sequence[Step], tokens: Tokens, index: int) -> Seat:
+    message = f"{MESSAGE} "
+    view, turns = View(tokens), []
+    for number, step in enumerate(steps):
+        if step[0] == "observe":
+            view.observe(step[1], step[2], number)
+        else:
+            view.cue()
+            ids = tuple(tokens.encode(step[1]))
+            start = view.reply(ids, Kind.SPEECH)
+            span = (len(message), len(step[1]) - len(f" {END}")) if step[1].startswith(message) else (0, 0)
+            turns.append(
+                Turn(
+                    "you", "negotiator", number, TurnKind.SPEAK, step[1], ids, start, (0.0,) * len(ids),
+                    body=tokens.within(ids, span),
+                )
+            )  # fmt: skip
+    uniform = [np.full(len(a.candidate_ids), 1 / len(a.candidate_ids)) for a in view.asked]
+    beliefs = beliefs_of("you", "negotiator", view.asked, uniform)
+    episode = Episode(
+        seed=index, players={"you": "human"}, roles={"you": "negotiator"}, streams={"you": view.stream},
+        turns=tuple(turns), beliefs=tuple(beliefs), payments=(), outcome={}, steps=len(steps),
+    )  # fmt: skip
+    return episode, "you"
+
+
+def scripted_texts(
+    game: str, variants: Sequence[Callable[[], Any]], seed: int, games: int, players: str = ""
+) -> list[str]:
+    """Everything that is read and said in scripted games, for a tokenizer."""
+    module, sinks = scripts_module(game), []
+
+    def make(player_seed: int, role: str) -> Player:
+        sinks.append(_Sink(module.make_player(players or module.DEFAULT, player_seed, role)))
+        return sinks[-1]
+
+    agent = TextAgent("scripted", make)
+    for number, make_env in enumerate(variants):
+        drawn = draw_games(seed, TOKENIZER, number, count=games // len(variants))
+        rollout(drawn, lambda g, e: dict.fromkeys(e.possible_agents, agent), make_env, 64)
+    return [text for sink in sinks for text in sink.texts]
+
+
+def scripted_seats(
+    game: str, make_env: Callable[[], Any], tokens: Tokens, games: Sequence[Game], players: str = ""
+) -> list[Seat]:
+    """Scripted games as a language model would have met them, one row a seat."""
+    agent = scripted(game, players, tokens)
+    episodes = rollout(games, lambda g, e: dict.fromkeys(e.possible_agents, agent), make_env, 64)
+    return seats_of(episodes, {agent.name})
+
+
+def scripted_chunks(
+    game: str,
+    variants: Sequence[Callable[[], Any]],
+    tokens: Tokens,
+    base: BaseConfig,
+    players: str,
+    path: tuple[int, ...],
+    wanted: int,
+) -> Iterator[list[Seat]]:
+    """Games of scripted players, played as they are needed, about CHUNK seats at a time or as few as are `wanted`.
+    `path`: place of the seed."""
+    size = len(variants[0]().possible_agents)
+    for chunk in itertools.count():
+        games = draw_games(base.seed, *path, chunk, count=max(min(CHUNK, wanted) // size, 1))
+        yield scripted_seats(game, variants[chunk % len(variants)], tokens, games, players)
+
+
+def seats_with_beliefs(chunks: Iterable[Sequence[Seat]]) -> Iterator[list[Seat]]:
+    """The seats with beliefs, and imposters beside them: what they do must not drift either."""
+    for seats in chunks:
+        yield [
+            (episode, agent)
+            for episode, agent in seats
+            if any(b.listener == agent for b in episode.beliefs)
+            or (episode.beliefs and episode.roles[agent] in INSIDERS)
+        ]
+
+
+def chunk_batches(chunks: Iterable[Sequence[Seat]], base: BaseConfig, path: tuple[int, ...]) -> Iterator[list[Seat]]:
+    """Batches of the seats of each chunk."""
+    for chunk, seats in enumerate(chunks):
+        yield from batches(seats, base.rows, np.random.default_rng([base.seed, *path, chunk]))
+
+
+def human_epochs(
+    folder: str, games: Sequence[Callable[[], Any]], tokens: Tokens, base: BaseConfig
+) -> Iterator[list[Seat]]:
+    """Batches of the human dialogues, in another order in each pass, and with items renamed if so set."""
+    seats: list[Seat] = []
+    for epoch in itertools.count():
+        rng = np.random.default_rng([base.seed, CORPUS, epoch])
+        if not seats or base.permute_items:
+            permute = rng if base.permute_items else None
+            seats = recorded(folder, "train", games, base, permute).seats(tokens)
+        yield from batches(seats, base.rows, rng)
+
+
+def batches(seats: Sequence[Seat], rows: int, rng: np.random.Generator) -> Iterator[list[Seat]]:
+    """Seats in batches of about equal length (padding is lost work), drawn from shuffled chunks, in random order."""
+    order = rng.permutation(len(seats))
+    groups = []
+    for start in range(0, len(order), CHUNK):
+        chunk = sorted(order[start : start + CHUNK].tolist(), key=lambda i: len(seats[i][0].streams[seats[i][1]]))
+        groups += [chunk[i : i + rows] for i in range(0, len(chunk), rows)]
+    for group in rng.permutation(len(groups)).tolist():
+        yield [seats[i] for i in groups[group]]

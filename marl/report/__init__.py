@@ -1,0 +1,1 @@
+"""The report of a run or of a sweep: transcripts, figures, page."""

@@ -1,0 +1,373 @@
+"""The figures of a report."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from marl.common.files import writing
+from marl.metrics.stats import Interval, Metrics
+from marl.metrics.tables import ArmRun, TableRow, ablation_table, profile_table
+from marl.metrics.wording import PANELS, Panel, bounds, number, of_ones_own, wording
+from marl.report.runs import TRAINED, Run, arm_label, base_names, by_games, curve_of, mean_curve, over_compute, smooth
+
+# Colours that matplotlib draws with, and the page's variables that take their place.
+INK, MUTED, GRID = "#010101", "#020202", "#030303"
+SERIES = tuple(f"#0400{i:02x}" for i in range(8))
+VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--line", **{c: f"--c{i}" for i, c in enumerate(SERIES)}}
+
+# The same on paper, for figures in files of their own: Okabe and Ito's palette, told apart without red and green.
+PAPER = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#6a51a3", "#555555")
+
+
+def profile_panel(arms: Sequence[ArmRun], metrics: Sequence[str], colours: Mapping[str, int]) -> dict[str, Any] | None:
+    """The performance profiles of the first of these metrics that arms with several seeds have; None without seeds."""
+    rows = profile_table(arms, metrics)
+    if not rows:
+        return None
+    metric = rows[0].metric
+    drawn = [row for row in rows if row.metric == metric]
+    ends = [row.threshold for row in drawn]
+    margin = 0.05 * (max(ends) - min(ends)) or 1.0
+    figure, axes = new_panel()
+    for arm in dict.fromkeys(row.arm for row in drawn):
+        mine = [row for row in drawn if row.arm == arm]
+        # The share holds up to its threshold and falls behind it; all seeds reach what is below every one of them.
+        x = [min(ends) - margin, *(row.threshold for row in mine), max(ends) + margin]
+        y = [1.0, *(row.share.mean for row in mine), 0.0]
+        axes.step(x, y, where="pre", color=SERIES[colours[arm]], linewidth=1.8)
+    axes.set_xlabel(metric, fontsize=9)
+    _limits(axes, 0.0, 1.0)
+    title = f"{wording(metric).label}, by seed"
+    unit = "share of seeds that reach at least this"
+    return {"title": title, "unit": unit, "metric": metric, "svg": to_svg(figure, "profile", title)}
+
+
+def strip_svg(found: Mapping[str, Interval], colours: Mapping[str, int]) -> Markup:
+    """The intervals of one metric above one another on a common scale, without axis: the numbers stand beside it."""
+    ends = [v for i in found.values() for v in (i.mean, i.low, i.high) if math.isfinite(v)]
+    if not ends:
+        return Markup("")
+    low, high = min(ends), max(ends)
+    span = (high - low) or 1.0
+    width, step = 120.0, 9.0
+
+    def x(value: float) -> float:
+        return round(6 + (width - 12) * ((value - low) / span if high > low else 0.5), 1)
+
+    parts = []
+    for i, (name, interval) in enumerate(found.items()):
+        y, colour = step * (i + 0.5), f"var(--c{colours[name]})"
+        if math.isfinite(interval.low):
+            parts.append(
+                f'<line x1="{x(interval.low)}" x2="{x(interval.high)}" y1="{y}" y2="{y}" '
+                f'style="stroke:{colour};stroke-width:2.5;stroke-linecap:round;opacity:.5"/>'
+            )
+        if math.isfinite(interval.mean):
+            parts.append(f'<circle cx="{x(interval.mean)}" cy="{y}" r="3.2" style="fill:{colour}"/>')
+    height = step * len(found)
+    drawn = "".join(parts)
+    return Markup(
+        f'<svg class="strip" viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}">{drawn}</svg>'
+    )
+
+
+# --- Figures ----------------------------------------------------------------------------------------------------------
+def new_panel() -> tuple[Figure, Axes]:
+    """A small plot in the page's colours."""
+    figure = Figure(figsize=(4.0, 2.5))
+    axes = figure.add_axes((0.13, 0.19, 0.85, 0.77))  # a place that fits all panels, so that each is laid out only once
+    style_axes(axes)
+    return figure, axes
+
+
+def style_axes(axes: Axes, ink: str = INK, muted: str = MUTED, grid: str = GRID) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(grid)
+    axes.tick_params(colors=muted, labelsize=9, length=0)
+    axes.grid(axis="y", color=grid, linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.xaxis.label.set_color(muted)
+    axes.yaxis.label.set_color(muted)
+    axes.title.set_color(ink)
+
+
+def to_svg(figure: Figure, name: str, label: str) -> Markup:
+    """The figure as inline SVG: scales with the page, its colours are the page's variables, its ids its own."""
+    buffer = io.StringIO()
+    # The salt makes ids of clip paths unique within the page and the same from one build to the next.
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "font.family": "sans-serif"}):
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    head, body = svg.split(">", 1)
+    viewbox = head[head.index("viewBox") :].split('"')[1]
+    for colour, variable in VARIABLES.items():
+        body = body.replace(colour, f"var({variable})")
+    body = body.replace("'DejaVu Sans', ", "").replace("'DejaVu Sans'", "sans-serif")
+    return (
+        Markup(f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="{viewbox}" role="img">')
+        + Markup("<title>{}</title>").format(label)
+        + Markup(body)
+    )
+
+
+def training_panels(
+    runs: Sequence[Run], columns: Mapping[str, Metrics], colours: Mapping[str, int]
+) -> list[dict[str, Any]]:
+    """One panel for each quantity that any run logged over training."""
+    panels = []
+    scale = by_games(runs)
+    own = of_ones_own(name for run in runs for row in run.curves for name in row)
+    for panel in (*PANELS, *(Panel(name, wording(name).label, own_unit(name)) for name in own)):
+        if panel.metric == "game/score" and any(run.game == "among_us" for run in runs):
+            continue  # what the learners were paid: the wins once more
+        curves = (curve_of(run, panel, phase, scale) for run in runs for phase in ("train", "eval"))
+        if not any(any(curve.values()) for curve in curves):
+            continue  # nobody logged it, or it never happened
+        figure, axes = new_panel()
+        for arm in dict.fromkeys(arm_label(run, runs) for run in runs):
+            mine = [run for run in runs if arm_label(run, runs) == arm]
+            _draw_arm(axes, mine, panel, SERIES[colours[arm]], scale)
+        _keep_lines_in_sight(axes)
+        for ceiling in {round(m[panel.ceiling].mean, 3) for m in columns.values() if panel.ceiling in m}:
+            _level(axes, ceiling, f"best possible {number(ceiling)}")
+        chances = [m[panel.chance].mean for m in columns.values() if panel.chance in m]
+        if chances:  # differs a little from arm to arm, with who is alive when
+            _level(axes, float(np.mean(chances)), "by chance")
+        if panel.unit.startswith("share"):
+            _limits(axes, 0.0, 1.0)
+        axes.set_xlabel("training games" if scale else "iteration", fontsize=9)
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.margins(x=0.02)
+        axes.set_xlim(left=-0.02 * axes.get_xlim()[1])
+        svg = to_svg(figure, panel.metric, f"{panel.title} over training")
+        panels.append({"title": panel.title, "unit": panel.unit, "metric": panel.metric, "svg": svg})
+    return panels
+
+
+def own_unit(metric: str) -> str:
+    """What a term or a game of one's own is measured in, as far as that is known."""
+    return "share of games" if wording(metric).percent else "unweighted"
+
+
+def _keep_lines_in_sight(axes: Axes) -> None:
+    """Bands of two or three seeds can be many times wider than all there is to see: they are cut beyond the span of the
+    lines above and below them."""
+    drawn = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines])
+    low, high = float(drawn.min()), float(drawn.max())
+    bottom, top = axes.get_ylim()
+    if high > low:
+        axes.set_ylim(max(bottom, 2 * low - high), min(top, 2 * high - low))
+
+
+def _level(axes: Axes, height: float, label: str) -> None:
+    axes.axhline(height, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)))
+    axes.annotate(
+        label, (1, height), (0, 3), xycoords=("axes fraction", "data"), textcoords="offset points", ha="right",
+        fontsize=8, color=MUTED,
+    )  # fmt: skip
+
+
+def _limits(axes: Axes, low: float, high: float) -> None:
+    """Never beyond what a share can be, with a little room for lines at the edges."""
+    bottom, top = axes.get_ylim()
+    margin = 0.03 * (high - low)
+    axes.set_ylim(max(bottom, low - margin), min(top, high + margin))
+
+
+def _draw_arm(axes: Axes, runs: Sequence[Run], panel: Panel, colour: str, scale: bool) -> None:
+    """An arm's seeds as thin lines and their mean as a bold one; evaluation games as dots, with a band where there are
+    several seeds."""
+    training = [curve for run in runs if (curve := curve_of(run, panel, "train", scale))]
+    for curve in training:
+        axes.plot(list(curve), list(curve.values()), color=colour, linewidth=0.8, alpha=0.35)
+    if training:
+        x, intervals = mean_curve(training)
+        axes.plot(x, smooth(np.array([i.mean for i in intervals])), color=colour, linewidth=1.8)
+    watched = [curve for run in runs if (curve := curve_of(run, panel, "eval", scale))]
+    if watched:
+        _draw_mean(axes, watched, colour, panel.metric, line=not training)
+
+
+def _draw_mean(
+    axes: Axes, curves: Sequence[dict[int, float]], colour: str, metric: str, line: bool, label: str = ""
+) -> None:
+    """The mean of a metric over seeds as dots, with its 95 % interval as a band where there are several."""
+    x, intervals = mean_curve(curves)
+    axes.plot(
+        x, [i.mean for i in intervals], color=colour, linewidth=1.6 if line else 0, marker="o", markersize=4.2,
+        label=label,
+    )  # fmt: skip
+    if len(curves) > 1:
+        low, high = np.clip([(i.low, i.high) for i in intervals], *bounds(metric)).T
+        axes.fill_between(x, low, high, color=colour, alpha=0.14, linewidth=0)
+
+
+def belief_panels(runs: Sequence[Run], colours: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Belief by number of messages heard, with the exact prior on the same questions, or equal odds for all candidates.
+
+    Where there is no exact prior, also by how much an answer beats the same listener's answer before it.
+    """
+    panels = []
+    found = mean_entries(runs)
+    floor = "prior" if any("prior_log_loss" in entry for entries in found.values() for entry in entries) else "chance"
+    for metric, title, unit in (
+        ("log_loss", "Log-loss by message", "nats a question, lower is better"),
+        ("accuracy", "Accuracy by message", "share of answers"),
+        ("gain", "Gain by message", "nats, against the listener's answer before"),
+    ):
+        if metric == "gain" and floor == "prior":
+            continue
+        figure, axes = new_panel()
+        drawn = False
+        for name, entries in found.items():
+            points = [(k, e[metric]) for k, e in enumerate(entries) if metric in e]
+            if not points:
+                continue
+            drawn = True
+            x = [k for k, _ in points]
+            colour = SERIES[colours.get(name, 0)]
+            axes.plot(x, [i.mean for _, i in points], color=colour, linewidth=1.8, marker="o", markersize=4)
+            band = np.array([(i.low, i.high) for _, i in points]).T
+            low, high = band.clip(0, 1) if unit.startswith("share") else band
+            axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+            below = [entries[k][f"{floor}_{metric}"].mean for k in x if f"{floor}_{metric}" in entries[k]]
+            if len(below) == len(x):
+                axes.plot(x, below, color=colour, linewidth=1.2, linestyle=(0, (4, 3)))
+        if drawn:
+            if metric == "gain":
+                axes.axhline(0, color=MUTED, linewidth=1)
+            axes.set_xlabel("messages so far", fontsize=9)
+            axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+            if unit.startswith("share"):
+                _limits(axes, 0.0, 1.0)
+            panels.append(
+                {"title": title, "unit": unit, "metric": f"belief/{metric}", "svg": to_svg(figure, title, title)}
+            )
+    return panels
+
+
+def messages_of(run: Run) -> list[list[dict[str, Any]]]:
+    return list(run.evaluation.get("belief_by_message", {}).values())
+
+
+def mean_entries(runs: Sequence[Run]) -> dict[str, list[dict[str, TableRow]]]:
+    """Belief by message of each arm: over its seeds, where it has several, each counting the same (`ablation_table`).
+
+    What a seed lacks, or has of fewer than ten games, which say nothing, is left out. One base counts once.
+    """
+    found: dict[str, list[list[dict[str, Any]]]] = {}  # name -> entries of each model
+    bases = base_names(runs)
+    for run in runs:
+        for condition, entries in run.evaluation.get("belief_by_message", {}).items():
+            name = arm_label(run, runs) if condition == TRAINED else bases.get((run.folder, condition))
+            if name:
+                found.setdefault(name, []).append(entries)
+    means: dict[str, list[dict[str, TableRow]]] = {}
+    for name, models in found.items():
+        means[name] = []
+        for number_heard in range(max(map(len, models))):
+            here = [entries[number_heard] if number_heard < len(entries) else {} for entries in models]
+            each = [
+                ArmRun(name, number, {f"belief/{metric}": Interval.from_json(own) for metric, own in entry.items()})
+                for number, entry in enumerate(here)
+            ]
+            told = [metric for metric in each[0].metrics if all(_tells(one.metrics.get(metric)) for one in each)]
+            means[name].append({row.metric.removeprefix("belief/"): row for row in ablation_table(each, told)})
+    return means
+
+
+def _tells(value: Interval | None) -> bool:
+    return value is not None and value.n >= 10
+
+
+@dataclass(frozen=True)
+class Published:
+    """A figure of the paper that a table stands beside."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def ablation_figure(
+    rows: Sequence[TableRow],
+    metrics: Sequence[str],
+    path: Path,
+    title: str = "",
+    published: Mapping[str, Published] | None = None,
+    runs: Sequence[Run] = (),
+    curve: str = "",
+) -> None:
+    """Means and intervals of each arm, a panel for each metric, as a file of its own (`.svg`, `.png` or `.pdf`).
+
+    `published` stands in the first panel as open markers, by arm. With `curve`, the learning curves of that metric in
+    evaluation games follow, means over the seeds of `runs` with 95 % bands: over training games, and where runs say
+    what they have cost, over that.
+    """
+    arms = list(dict.fromkeys(row.arm for row in rows))
+    costed = bool(curve) and len({run.arm for run in runs}) > 1 and bool(over_compute(runs, curve))
+    curves = bool(curve) + costed
+    count = len(metrics) + curves
+    height = max(0.42 * len(arms) + 1.1, 3.1 if curve else 0)
+    figure = Figure(figsize=(3.1 * count + 0.8 + curves, height), layout="constrained")
+    ratios = [1.0] * len(metrics) + [1.4] * curves
+    panels = figure.subplots(1, count, squeeze=False, gridspec_kw={"width_ratios": ratios})[0]
+    for i, (axes, metric) in enumerate(zip(panels, metrics, strict=False)):
+        style_axes(axes, ink="#222222", muted="#555555", grid="#dddddd")
+        axes.grid(axis="y", visible=False)
+        axes.grid(axis="x", color="#dddddd", linewidth=0.7)
+        for y, arm in enumerate(arms):
+            colour = PAPER[y % len(PAPER)]
+            for row in rows:
+                if (row.arm, row.metric) == (arm, metric):
+                    if math.isfinite(row.low):
+                        axes.plot(
+                            [row.low, row.high], [y, y], color=colour, linewidth=2.5, alpha=0.5, solid_capstyle="round"
+                        )
+                    axes.plot([row.mean], [y], color=colour, marker="o", markersize=6)
+            if i == 0 and published and arm in published:
+                theirs, beside = published[arm], y + 0.26
+                axes.plot([theirs.low, theirs.high], [beside, beside], color="#777777", linewidth=1)
+                axes.plot([theirs.mean], [beside], color="#777777", marker="o", markersize=5, markerfacecolor="white")
+        if wording(metric).percent:  # intervals may be wider than what there is
+            left, right = axes.get_xlim()
+            axes.set_xlim(max(left, -0.02), min(right, 1.02))
+        axes.set_ylim(len(arms) - 0.5, -0.5)
+        axes.set_yticks(range(len(arms)), arms if i == 0 else [""] * len(arms))
+        axes.set_title(wording(metric).label, fontsize=10, loc="left")
+        axes.set_xlabel(f"{metric} (open: published)" if i == 0 and published else metric, fontsize=8)
+    for axes, compute in zip(panels[len(metrics) :], (False, True), strict=False):
+        style_axes(axes, ink="#222222", muted="#555555", grid="#dddddd")
+        axes.sharey(panels[len(metrics)])
+        scale = by_games(runs)
+        for y, arm in enumerate(arms):
+            mine = [run for run in runs if run.arm == arm]
+            if compute:
+                drawn = over_compute(mine, curve)
+            else:
+                drawn = [found for run in mine if (found := curve_of(run, Panel(curve, "", ""), "eval", scale))]
+            if drawn:
+                _draw_mean(axes, drawn, PAPER[y % len(PAPER)], wording(curve).percent, line=True, label=arm)
+        label = wording(curve).label
+        axes.set_title(f"{label}, over {'compute' if compute else 'training'}", fontsize=10, loc="left")
+        unit = "million token passes" if compute else "training games" if scale else "iteration"
+        axes.set_xlabel(unit, fontsize=8)
+        if compute:
+            axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1e6:g}")
+    if title:
+        figure.suptitle(title, fontsize=11, x=0.01, ha="left")
+    with writing(path), matplotlib.rc_context({"svg.hashsalt": path.name}):
+        figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)

@@ -1,0 +1,229 @@
+"""The sentences of a report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from marl.metrics.compute import GAMES, PASSES
+from marl.metrics.stats import Metrics
+from marl.metrics.tables import ArmRun, arm_differences
+from marl.metrics.wording import ENDS, headline, number, of_ones_own, pairs_of, wording
+from marl.report.runs import Run, arm_label, equal_compute, settings_of_run
+from marl.report.tables import columns_of, table_cell
+from marl.storage.folder import flat, unlike
+
+
+# --- In plain words ---------------------------------------------------------------------------------------------------
+def mixed(runs: Sequence[Run]) -> list[str]:
+    """Where runs differ in what no arm is about, a sentence each: seeds of one arm with other settings, runs of one
+    seed from other bases, and runs of other commits. What pairs them by seed then compares that, too."""
+    told = []
+    of_arm: dict[str, list[Run]] = {}
+    for run in runs:
+        of_arm.setdefault(arm_label(run, runs), []).append(run)
+    for first, *others in of_arm.values():
+        for key in dict.fromkeys(key for other in others for key in unlike(first.config, other.config)):
+            values = dict.fromkeys(str(flat(run.config).get(key)) for run in (first, *others))
+            told.append(f"Seeds of {first.arm} differ in {key} as well ({', '.join(values)}).")
+    bases: dict[int, dict[str, list[str]]] = {}
+    commits: dict[str, None] = {}
+    for run in runs:
+        if base := run.card.get("base_digest"):
+            bases.setdefault(run.seed, {}).setdefault(str(base), []).append(run.arm)
+        if commit := run.card.get("git_commit"):
+            commits |= dict.fromkeys(str(commit).split(", "))
+    for seed, found in sorted(bases.items()):
+        if len(found) > 1:
+            arms = "; ".join(f"{', '.join(dict.fromkeys(names))} from {base}" for base, names in found.items())
+            told.append(
+                f"Runs of seed {seed} start from different bases ({arms}), so that they differ in these as well."
+            )
+    if len(commits) > 1:
+        told.append(f"The runs are of {len(commits)} commits: {', '.join(commits)}.")
+    return told
+
+
+def what_was_run(runs: Sequence[Run]) -> list[str]:
+    """A few sentences on the game, the learner and the evaluation, from what the configurations say."""
+    first = runs[0].config
+    env, algo, model = (first.get(part) or {} for part in ("env", "algo", "model"))
+    sentences = []
+    if env.get("game") == "dond":
+        objectives = sorted({float((run.config.get("env") or {}).get("objective", 0)) for run in runs}, reverse=True)
+        kinds = {1.0: "cooperative", 0.0: "semi-competitive", -1.0: "strictly competitive"}
+        which = " and ".join(f"{kinds.get(value, 'mixed')} (λ = {value:g})" for value in objectives)
+        sentences.append(
+            f"Deal or No Deal, {which}: two players share books, hats and balls, each knows only its own values, "
+            "they talk, and each then claims items. Claims that fit pay a player its points plus λ times its "
+            "partner's; claims that do not pay nothing."
+        )
+    elif env.get("game") == "among_us":
+        sentences += among_us_sentences(first)
+    elif env.get("game"):
+        sentences.append(f"The game is {env['game']}.")
+    arms = list(dict.fromkeys(run.arm for run in runs))
+    seeds = sorted({run.seed for run in runs})
+    count = "One run" if len(runs) == 1 else f"{len(runs)} runs"
+    of = f" of {len(arms)} arms ({', '.join(arms)})" if len(arms) > 1 else ""
+    sentences.append(f"{count}{of}, {'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}.")
+    if algo.get("kind"):
+        learner = {"ppo": "PPO", "filtered_bc": "filtered behaviour cloning"}.get(algo["kind"], algo["kind"])
+        what = f"Learned by {learner}"
+        if algo.get("iterations") and algo.get("games"):
+            what += f": {algo['iterations']} iterations of {algo['games']} games"
+        name = model.get("name") or ""
+        kind = (
+            "a model trained here from scratch" if model.get("kind") == "tiny" else f"the language model {name}".strip()
+        )
+        sentences.append(f"{what}, with {kind}.")
+    sentences += weight_sentences(runs)
+    about = runs[0].evaluation.get("about", {})
+    if about.get("games"):
+        sentences.append(f"Evaluated on {about['games']} games a condition, the same games for each.")
+    return sentences
+
+
+def weights_of(config: Mapping[str, Any]) -> dict[str, str]:
+    """The weight of each term of a run, wherever it is from: `listening loss` -> `0.3`."""
+    return {
+        f"{name} {group}": f"{weight:g}" if isinstance(weight := term.get("weight"), int | float) else "its default"
+        for group in ("loss", "reward")
+        for name, term in settings_of_run(config.get(group)).items()
+        if isinstance(term, Mapping)
+    }
+
+
+def weight_sentences(runs: Sequence[Run]) -> list[str]:
+    """What each arm trains: all weights of a single one, of several those in which they differ."""
+    by_arm = {run.arm: weights_of(run.config) for run in runs}
+    names = list(dict.fromkeys(name for weights in by_arm.values() for name in weights))
+    several = len(by_arm) > 1
+    if several:
+        names = [name for name in names if len({weights.get(name) for weights in by_arm.values()}) > 1]
+    told = []
+    for arm, weights in by_arm.items():
+        each = ", ".join(f"{name} {weights.get(name, 'absent')}" for name in names)
+        told.append(f"{arm}: {each}" if several else each)
+    return [f"Weights{' in which arms differ' if several else ''}: {'; '.join(told)}."] if names else []
+
+
+def among_us_sentences(config: Mapping[str, Any]) -> list[str]:
+    """The game as it is evaluated, and who holds the seats."""
+    env = {**config["env"], **((config.get("eval") or {}).get("env") or {})}
+    changes = (config.get("eval") or {}).get("cast") or {}
+    cast = {role: {**seats, **changes.get(role, {})} for role, seats in (config.get("cast") or {}).items()}
+    imposters = "one is an imposter" if env["imposters"] == 1 else f"{env['imposters']} are imposters"
+    shaping = f" Deeds earn {env['shaping']:g} beside the win." if env.get("shaping") else ""
+    sentences = [
+        f"Grid Among Us, {env['width']} by {env['height']} rooms, {env['players']} players of whom {imposters}. "
+        f"Crewmates win when nobody left is an imposter or all of their {env['tasks']} tasks each are done; imposters "
+        f"win when they are as many. A body that is found is talked over, and all vote.{shaping}"
+    ]
+    who = []
+    for role, seats in cast.items():
+        partner = f", {seats['partners']:g} of them {seats['partner']}" if seats.get("partners") else ""
+        who.append(f"{role}s are {seats['player']}{partner}")
+    if who:
+        sentences.append(f"Who plays: {'; '.join(who)}.")
+    return sentences
+
+
+def findings(columns: Mapping[str, Metrics]) -> list[str]:
+    """What the table says, in sentences that claim no more than the intervals do."""
+    said_so: list[str] = []
+    for metric in ("game/win_rate/crewmates", "vote/imposter", "game/score", "game/agreement"):
+        words = wording(metric)
+        found = {name: metrics[metric] for name, metrics in columns.items() if metric in metrics}
+        if not found:
+            continue
+        parts = []
+        for name, interval in found.items():
+            cell = table_cell(interval, words)
+            assert cell is not None
+            parts.append(f"{name} {cell['mean']}" + (f" ({cell['range']})" if cell["range"] else ""))
+        sentence = f"{words.label}: {', '.join(parts)}"
+        ceilings = {number(m["game/score_ceiling"].mean) for m in columns.values() if "game/score_ceiling" in m}
+        if metric == "game/score" and len(ceilings) == 1:
+            sentence += f"; {ceilings.pop()} is the best that these games allow"
+        if len(found) == 2:
+            before, after = found.values()
+            if after.low > before.high:
+                sentence += ". The intervals are apart: it rose"
+            elif after.high < before.low:
+                sentence += ". The intervals are apart: it fell"
+            else:
+                sentence += ". The intervals overlap"
+        said_so.append(sentence + ".")
+    for name, metrics in columns.items():
+        gain = metrics.get("belief/gain_over_prior")
+        if gain is None or not math.isfinite(gain.low):
+            continue
+        verdict = (
+            "beats what the rules alone tell"
+            if gain.low > 0
+            else "is worse than the exact prior"
+            if gain.high < 0
+            else "cannot be told from the exact prior"
+        )
+        amount = f"gain {number(gain.mean)} nats a question, {number(gain.low)} to {number(gain.high)}"
+        said_so.append(f"Listening, {name}: after the last message the belief {verdict} ({amount}).")
+    return said_so
+
+
+COMPARED = {  # of a game: the metric, what it is called, and in how many points a unit is told
+    "among_us": ("game/win_rate/crewmates", "Crewmates' wins", 100),
+    "dond": ("game/score", "Score", 1),
+}
+
+
+def comparisons(arms: Sequence[ArmRun], runs: Sequence[Run]) -> list[str]:
+    """How far arms of one game are apart in what is played for, paired by seed, or by game where there is one seed."""
+    trained = [arm_label(run, runs) for run in runs]
+    if len({run.game for run in runs}) > 1 or trained != [run.arm for run in runs] or runs[0].game not in COMPARED:
+        return []
+    metric, what, unit = COMPARED[runs[0].game]
+    rows = arm_differences([a for a in arms if metric in a.metrics], pairs_of(trained, runs[0].game), [metric])
+    shown = [row for row in rows if not row.arm.endswith(" - base")]
+    if not shown:
+        return []
+    each = [f"{row.arm}: {unit * row.mean:+.1f} ({unit * row.low:+.1f} to {unit * row.high:+.1f})" for row in shown]
+    by = "seed" if max(row.seeds for row in shown) > 1 else "game; of one training seed"
+    return [f"{what}, differences in points, paired by {by}: {'; '.join(each)}."]
+
+
+def costs(runs: Sequence[Run]) -> list[str]:
+    """How arms compare where they have cost the same, in a sentence; none where that is not known."""
+    arms = equal_compute(runs)
+    shared = set.intersection(*(set(arm.metrics) for arm in arms)) if arms else set()
+    metric = next((m for game in dict.fromkeys(run.game for run in runs) for m in headline(game, shared)), None)
+    if metric is None:
+        return []
+    parts = []
+    for arm, found in columns_of(arms).items():
+        cell = table_cell(found[metric], wording(metric))
+        assert cell is not None
+        spread = f"{cell['range']}; " if cell["range"] else ""
+        parts.append(f"{arm} {cell['mean']} ({spread}{found[GAMES].mean:,.0f} training games)")
+    passes = np.mean([arm.metrics[PASSES].mean for arm in arms]) / 1e6
+    label = wording(metric).label
+    return [f"{label} at equal compute, {passes:.3g} million token passes of training: {', '.join(parts)}."]
+
+
+def own_ends(columns: Mapping[str, Metrics]) -> dict[str, str]:
+    """The endings of a game that the library does not know, in its own words."""
+    found = of_ones_own(name for metrics in columns.values() for name in metrics if name.startswith("game/how/"))
+    return {how: how for how in (name.removeprefix("game/how/") for name in found)}
+
+
+def endings(columns: Mapping[str, Metrics], ends: Mapping[str, str] = ENDS) -> list[dict[str, Any]]:
+    """How games ended, a bar for each column: shares in the order of `ends`, those that never happened left out."""
+    bars = []
+    for name, metrics in columns.items():
+        shares = [(i, metrics[f"game/how/{how}"].mean) for i, how in enumerate(ends) if f"game/how/{how}" in metrics]
+        if shares:
+            bars.append({"name": name, "shares": [{"end": i, "share": share} for i, share in shares if share > 0]})
+    return bars

@@ -1,0 +1,260 @@
+"""What a report reads of finished runs: settings, curves, evaluations."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from marl.common.errors import UserError
+from marl.common.files import FAULTS, read_json
+from marl.common.secrets import hidden
+from marl.metrics.compute import PASSES, at_equal_compute, learned_tokens, token_passes
+from marl.metrics.evaluation import conditions_from_json
+from marl.metrics.stats import Interval, Metrics, seed_mean
+from marl.metrics.tables import ArmRun
+from marl.metrics.wording import ARM_ORDER, Panel, arm_name
+from marl.report.transcripts import Transcript, read_episodes
+from marl.storage.folder import read_run_card, read_settings
+from marl.storage.tracking import METRICS_FILE, read_metrics
+
+TRAINED = "trained"  # the condition of `evaluation.json` that a run's arm stands for
+MEASURED = {"base": "untrained", TRAINED: TRAINED}  # whom a condition measures, by name in its transcripts
+
+
+@dataclass
+class Run:
+    """A run's folder, read."""
+
+    folder: Path
+    arm: str
+    seed: int
+    config: dict[str, Any]
+    card: dict[str, Any]
+    curves: list[dict[str, Any]]
+    evaluation: dict[str, Any]
+    transcripts: dict[str, list[Transcript]] = field(default_factory=dict)
+
+    @property
+    def game(self) -> str:
+        return str((self.config.get("env") or {}).get("game", ""))
+
+    @property
+    def games(self) -> int:
+        """Training games of an iteration; 0 where the configuration does not say."""
+        return int((self.config.get("algo") or {}).get("games") or 0)
+
+    @property
+    def conditions(self) -> dict[str, Metrics]:
+        return conditions_from_json(self.evaluation) if self.evaluation else {}
+
+
+def read(folder: Path) -> Run:
+    config, card = hidden(read_settings(folder)), read_run_card(folder) or {}
+    evaluated = folder / "evaluation.json"
+    evaluation = read_evaluation(evaluated) if os.path.lexists(evaluated) else {}
+    seed = card.get("seed", config.get("seed", 0))
+    if not isinstance(seed, int):
+        raise UserError(f"{folder}: expected a whole number for its seed, got {seed!r}")
+    curves = read_metrics(folder / METRICS_FILE)
+    try:
+        passes = token_passes(config, curves, learned_tokens(folder))
+    except UserError:
+        raise
+    except FAULTS as error:
+        raise UserError(f"{folder}: its settings and metrics don't say what training cost ({error!r})") from error
+    for row in curves:
+        if row["phase"] == "eval" and row["iteration"] in passes:
+            row[PASSES] = passes[row["iteration"]]
+    arm = str(card.get("arm") or config.get("arm") or folder.name)
+    return Run(
+        folder=folder,
+        arm=arm_name(arm, (config.get("env") or {}).get("game", "")),
+        seed=seed,
+        config=config,
+        card=card,
+        curves=curves,
+        evaluation=evaluation,
+        transcripts={path.stem: read_episodes(path) for path in sorted((folder / "episodes").glob("*.jsonl"))},
+    )
+
+
+def read_evaluation(path: str | Path) -> dict[str, Any]:
+    """An `evaluation.json`. UserError where it cannot be read, or its figures are not where they should be."""
+    evaluation = read_json(path)
+    try:
+        conditions_from_json(evaluation)
+        for by_message in evaluation.get("belief_by_message", {}).values():
+            for entry in by_message:
+                for value in entry.values():
+                    Interval.from_json(value)
+        for found in evaluation.get("by_game", {}).values():
+            for values in found.values():
+                if np.asarray(values, dtype=np.float64).ndim != 1:
+                    raise ValueError(f"by_game holds {values!r}")
+    except FAULTS as error:
+        raise UserError(f"{path}: expected figures with mean, low, high and n by condition ({error!r})") from error
+    return evaluation
+
+
+def arm_runs(runs: Sequence[Run]) -> list[ArmRun]:
+    """The conditions of all evaluations as arms: `trained` under the run's arm, others (`base`) under their own name.
+
+    Runs often start from one and the same base. Counting it once for each of them would be taking one model for many
+    seeds, and its interval would shrink to nothing: `base_names`.
+    """
+    arms: dict[tuple[str, int], ArmRun] = {}
+    same_games = len({measured_in(run) for run in runs}) == 1
+    bases = base_names(runs)
+    for run in runs:
+        for condition, found in run.conditions.items():
+            if condition == TRAINED:
+                name = arm_label(run, runs)
+                if (name, run.seed) in arms:
+                    raise UserError(
+                        f"{run.folder} repeats arm {name!r}, seed {run.seed}: give each run its own seed or arm"
+                    )
+            else:
+                name = bases[run.folder, condition]
+                if not name:
+                    continue
+            games = run.evaluation.get("by_game", {}).get(condition, {}) if same_games else {}
+            arms[(name, run.seed)] = ArmRun(name, run.seed, found, games)
+    order = {name: i for i, name in enumerate(ARM_ORDER)}
+    return sorted(
+        arms.values(),
+        key=lambda arm: (not arm.arm.startswith("base"), order.get(arm.arm, len(order))),  # otherwise as they come
+    )
+
+
+def base_names(runs: Sequence[Run]) -> dict[tuple[Path, str], str]:
+    """What the base of each run, by its folder and condition, is called in tables; empty where an earlier run has the
+    same base in the same games. The same base in other games, or another one of the same seed, is that of an arm."""
+    names: dict[tuple[Path, str], str] = {}
+    known: dict[tuple[str, str], set[str]] = {}  # a model's games
+    taken: set[tuple[str, int]] = set()
+    for run in runs:
+        figures = run.evaluation.get("conditions", {})
+        heard = run.evaluation.get("belief_by_message", {})
+        for condition in dict.fromkeys([*figures, *heard, *(each for each in MEASURED if each in run.transcripts)]):
+            if condition == TRAINED:
+                continue
+            name, games = condition + _suffix(run, runs), measured_in(run)
+            before = known.setdefault((name, model_of(run, figures.get(condition))), set())
+            if games in before:
+                name = ""
+            elif before or (name, run.seed) in taken:
+                name = f"{name} of {arm_label(run, runs)}"
+            before.add(games)
+            taken.add((name, run.seed))
+            names[run.folder, condition] = name
+    return names
+
+
+def measured_in(run: Run) -> str:
+    """What stands for the games that a run was measured in, and the seats that played them: others are no pairs, and a
+    base has other figures there. Runs that differ in their seed alone are the same."""
+    evaluation = settings_of_run(run.config.get("eval"))
+    seats = {role: dict(settings_of_run(own)) for role, own in settings_of_run(run.config.get("cast")).items()}
+    for role, changes in settings_of_run(evaluation.get("cast")).items():
+        seats[role] = {**seats.get(role, {}), **settings_of_run(changes)}
+    for own in seats.values():
+        if not own.get("partners"):
+            own.pop("partner", None)
+    about = [run.evaluation.get("about"), run.config.get("env"), evaluation.get("env"), evaluation.get("temperature")]
+    return re.sub(r"-s\d+-[0-9a-f]{8}", "", json.dumps([*about, seats], sort_keys=True, default=str))
+
+
+def settings_of_run(group: Any) -> Mapping[str, Any]:
+    """A group of a run's settings; none where it is of another version, or damaged."""
+    return group if isinstance(group, Mapping) else {}
+
+
+def model_of(run: Run, figures: Any) -> str:
+    """What stands for the run's base: its digest, for one made again under the same name is another model; where the
+    card has none its name, or these figures of it."""
+    return str(run.card.get("base_digest") or run.card.get("base") or json.dumps(figures, sort_keys=True))
+
+
+def arm_label(run: Run, runs: Sequence[Run]) -> str:
+    """The arm's name on the page: `trained` where there is only one arm."""
+    several = len({(other.arm, _suffix(other, runs)) for other in runs}) > 1
+    return (run.arm if several else TRAINED) + _suffix(run, runs)
+
+
+def _suffix(run: Run, runs: Sequence[Run]) -> str:
+    """Tells runs of different games apart where a report shows several."""
+    variant = variant_of(run, runs)
+    if not variant:
+        return ""
+    settings = {key: value for key, value in variant.items() if key != "game"}
+    parts = [f"λ={value:g}" if key == "objective" else f"{key}={value}" for key, value in settings.items()]
+    return f" ({', '.join([run.game, *parts])})"
+
+
+def variant_of(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
+    """The run's settings of the game in which any two of these runs differ; of different games, the objective alone."""
+    games: list[dict[str, Any]] = [each.config.get("env") or {} for each in runs]
+    keys = list(dict.fromkeys(key for game in games for key in game))
+    differing = [key for key in keys if any(game.get(key) != games[0].get(key) for game in games)]
+    own = run.config.get("env") or {}
+    return {key: own[key] for key in (("game", "objective") if "game" in differing else differing) if key in own}
+
+
+def equal_compute(runs: Sequence[Run]) -> list[ArmRun]:
+    """What `at_equal_compute` finds of runs of several arms."""
+    keys = [(arm_label(run, runs), run.seed) for run in runs]
+    if len({arm for arm, _ in keys}) < 2:
+        return []
+    played = [int((run.config.get("eval") or {}).get("games") or 0) for run in runs]
+    return at_equal_compute(
+        {key: run.curves for key, run in zip(keys, runs, strict=True)},
+        {key: (run.games, games) for key, run, games in zip(keys, runs, played, strict=True)},
+    )
+
+
+def by_games(runs: Sequence[Run]) -> bool:
+    """Whether curves can be drawn over games played; else over iterations."""
+    return all(run.games for run in runs)
+
+
+def curve_of(run: Run, panel: Panel, phase: str, scale: bool) -> dict[int, float]:
+    """Training games (or iterations, where `scale` is off) -> value."""
+    return {
+        int(row["iteration"]) * (run.games if scale else 1): panel.sign * float(row[panel.metric])
+        for row in run.curves
+        if row.get("phase") == phase and panel.metric in row
+    }
+
+
+def over_compute(runs: Sequence[Run], metric: str, points: int = 17) -> list[dict[int, float]]:
+    """Token passes of training -> value in evaluation games, of each run at the same points, linear between two
+    evaluations, as far as all of them go. Empty where a run does not say what it cost."""
+    curves = []
+    for run in runs:
+        watched = [row for row in run.curves if row["phase"] == "eval" and metric in row and PASSES in row]
+        curves.append({int(row[PASSES]): float(row[metric]) for row in watched})
+    end = min((max(curve, default=0) for curve in curves), default=0)
+    if not end:
+        return []
+    grid = np.linspace(0, end, points).astype(int)
+    values = [np.interp(grid, [*curve], [*curve.values()]) for curve in curves]
+    return [dict(zip(grid.tolist(), found.tolist(), strict=True)) for found in values]
+
+
+def mean_curve(curves: Sequence[dict[int, float]]) -> tuple[list[int], list[Interval]]:
+    """Mean over seeds with its interval, at the points that all of them reached."""
+    shared = sorted(set.intersection(*(set(curve) for curve in curves)))
+    return shared, [seed_mean([curve[x] for curve in curves]) for x in shared]
+
+
+def smooth(values: np.ndarray) -> np.ndarray:
+    """Centred moving mean over a twentieth of the curve; windows shrink at the ends, so no end is pulled."""
+    half = len(values) // 40
+    return np.array([values[max(0, i - half) : i + half + 1].mean() for i in range(len(values))])

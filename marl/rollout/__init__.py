@@ -1,0 +1,1 @@
+"""Games x agents -> Episodes."""

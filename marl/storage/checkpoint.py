@@ -1,0 +1,494 @@
+"""Saves and loads policies and training states: safetensors and JSON only, written atomically, verified by checksum."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from marl.common.distributed import ONE, Ranks
+from marl.common.errors import UserError
+from marl.common.files import FAULTS, read_json, sync_folder, write_text, writing
+from marl.model.optim import Optimizer, slots_of
+from marl.model.policy import Policy, pretrained, read_tensors
+from marl.model.sharding import like, whole
+
+WAY_ON = "remove that folder to go on from the checkpoint before it"
+FORMAT = 1  # of a checkpoint's files; raised when what they hold, or how, changes
+UNFIT = (*FAULTS, RuntimeError, SafetensorError)  # what tensors raise that are not those of this policy
+STEPPED = "stepped"  # of an optimiser's tensors, the one that says which parameters have any
+Trained = Mapping[str, tuple[Policy, Optimizer]]  # what learns, by its name in the cast
+
+
+def write_folder(folder: str | Path, write: Callable[[Path], None]) -> None:
+    """Lets `write` fill a temporary folder, notes the checksums of its files, and moves it to its name in one step."""
+    folder = Path(folder)
+    temporary = folder.with_name(f".{folder.name}.new")
+    shutil.rmtree(temporary, ignore_errors=True)
+    with writing(folder), _away_at_last(temporary):
+        temporary.mkdir(parents=True)
+        write(temporary)
+        sums = {p.name: _sha256(p) for p in sorted(temporary.iterdir()) if p.is_file()}
+        (temporary / "checksums.json").write_text(json.dumps(sums, indent=1))
+        for path in temporary.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        sync_folder(temporary)
+        old = folder.with_name(f".{folder.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        if folder.is_dir():  # moved aside, so that at every moment one of the two is whole; a file is not ours to move
+            os.replace(folder, old)
+        try:
+            os.replace(temporary, folder)
+        except OSError:
+            if old.exists():
+                os.replace(old, folder)
+            raise
+        sync_folder(folder.parent)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def _away_at_last(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def listed(folder: str | Path) -> dict[str, str]:
+    """The digests of a folder that `write_folder` made, by file. UserError where it has none, or names what is no file
+    of its own: the folder may come from anybody."""
+    folder = Path(folder)
+    sums = read_json(folder / "checksums.json")
+    for name, digest in sums.items():
+        # The last: a drive or a stream on Windows.
+        plain = (
+            name not in (".", "..", "checksums.json")
+            and 0 < len(name.encode()) < 256
+            and not re.search(r"[/\\\0:]", name)
+        )
+        if not plain or not isinstance(digest, str):
+            raise UserError(f"{folder}: checksums.json names {name[:80]!r}, which is no file of the folder")
+        if (folder / name).is_symlink():
+            raise UserError(f"{folder / name} is a link: put the file itself there")
+    return sums
+
+
+def verify_folder(folder: str | Path) -> str:
+    """What is wrong with a folder that `write_folder` made; empty where nothing is."""
+    folder = Path(folder)
+    try:
+        sums = listed(folder)
+    except UserError as error:
+        return f"{folder}: checksums.json cannot be read ({error})"
+    if not sums:
+        return f"{folder}: checksums.json lists no file"
+    try:
+        wrong = [n for n, digest in sums.items() if not (folder / n).is_file() or _sha256(folder / n) != digest]
+    except OSError as error:
+        return f"{error.filename or folder} cannot be read ({error.strerror})"
+    if wrong:
+        return f"{folder}: damaged file {', '.join(wrong)}"
+    read = {path.name for path in folder.glob("[!.]*") if path.suffix in (".json", ".safetensors")}
+    unlisted = read - {*sums, "checksums.json"}
+    return f"{folder}: checksums.json does not list {', '.join(sorted(unlisted))}" if unlisted else ""
+
+
+def missing_files(folder: str | Path) -> list[str]:
+    """Files of a folder that `write_folder` made which are not there any more."""
+    try:
+        return [name for name in listed(folder) if not Path(folder, name).is_file()]
+    except UserError:
+        return ["checksums.json"]
+
+
+def folder_digest(folder: str | Path) -> str:
+    """Twelve hexadecimal digits that stand for all files of a folder that `write_folder` made."""
+    sums = listed(folder)
+    return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def policy_digest(policy: Policy) -> str:
+    """Twelve hexadecimal digits that stand for all parameters of a policy that is in no folder of ours."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(policy.state_dict().items()):
+        found.update(name.encode())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()[:12]
+
+
+def make_once(path: Path, make: Callable[[], object], report: Callable[[str], None] = print) -> None:
+    """Calls `make` to make `path`, unless it is there; of several processes one does so, and the others wait for it.
+
+    `path` must appear in one step, whole. Where a process fails or dies before that, one that waited makes it.
+    """
+    if path.exists():
+        return
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path.with_name(f".{path.name}.lock"))  # the system frees it when its holder dies
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            report(f"waiting for another process, which is making {path}")
+            lock.acquire(poll_interval=0.5)
+    try:
+        if not path.exists():
+            make()
+    finally:
+        lock.release()
+
+
+def save_policy(folder: str | Path, policy: Policy, card: Mapping[str, Any]) -> None:
+    """A policy with all that it takes to play: model, tokenizer, value head, and a card that says what it is."""
+
+    def write(to: Path) -> None:
+        policy.lm.save_pretrained(to)
+        assert (to / "config.json").exists(), "of several ranks transformers saves on the first alone"
+        policy.tokens.tokenizer.save_pretrained(to)
+        save_file({k: v.contiguous() for k, v in policy.value_head.state_dict().items()}, to / "value_head.safetensors")
+        (to / "policy.json").write_text(json.dumps({**card, "privileged_size": policy.privileged_size}, indent=1))
+
+    write_folder(folder, write)
+
+
+def copy_folder(source: str | Path, to: str | Path, texts: Mapping[str, str] | None = None) -> None:
+    """A folder that `write_folder` made once more, with other `texts` in some files: links to the others, which nobody
+    writes into, where the file system has them. UserError where it is damaged."""
+    source = Path(source)
+    if problem := verify_folder(source):
+        raise UserError(f"{problem}: remove the folder")
+
+    def write(new: Path) -> None:
+        for name in listed(source):
+            if texts and name in texts:
+                write_text(new / name, texts[name])
+                continue
+            try:
+                os.link(source / name, new / name)
+            except OSError:
+                shutil.copyfile(source / name, new / name)
+
+    write_folder(to, write)
+
+
+def load_policy(folder: str | Path, device: torch.device | str = "cpu", privileged_size: int | None = None) -> Policy:
+    """Loads what `save_policy` wrote. With another `privileged_size` the value head starts afresh."""
+    folder = Path(folder)
+    problem = verify_folder(folder)
+    if problem:
+        raise UserError(f"{problem}: remove the folder and make it again")
+    own_size = read_card(folder).get("privileged_size")
+    if type(own_size) is not int or own_size < 0:
+        raise UserError(
+            f"{folder / 'policy.json'} does not say what its critic reads: it is of another version of this project, "
+            "or damaged; make it again"
+        )
+    size = own_size if privileged_size is None else privileged_size
+    head = read_tensors(folder / "value_head.safetensors") if size == own_size else {}
+    if head and size > sum(tensor.numel() for tensor in head.values()):  # before a head of that size is made
+        raise _other_critic(folder, size)
+    policy = pretrained(str(folder), size, seed=0, exact=True)  # a fresh head is the same one every time
+    if size == own_size:
+        try:
+            policy.value_head.load_state_dict(head)
+        except RuntimeError as error:
+            raise _other_critic(folder, size) from error
+    return policy.to(device).eval()
+
+
+def _other_critic(folder: Path, size: int) -> UserError:
+    return UserError(
+        f"{folder / 'value_head.safetensors'} is not the critic that {folder / 'policy.json'} says, which reads {size} "
+        "numbers beside the text: one is of another version of the project; make both again"
+    )
+
+
+def read_card(folder: str | Path) -> dict[str, Any]:
+    """Reads what `save_policy` noted of a policy. UserError where a note is of another kind than its readers expect."""
+    folder = Path(folder)
+    try:
+        card = read_json(folder / "policy.json")
+    except UserError as error:
+        raise UserError(f"{folder} holds no policy of this project: {error}") from error
+    for name, value in card.items():
+        if not _noted(name, value):
+            raise UserError(f"{folder / 'policy.json'} is damaged: {name} is {str(value)[:60]!r}; make it again")
+    return card
+
+
+def _noted(name: str, value: Any) -> bool:
+    """Whether a policy's note is of the kind that its readers expect."""
+    match name:
+        case "game" | "run" | "learner":
+            return isinstance(value, str)
+        case "made_of":
+            parts = [value.get(part, {}) for part in ("base", "env")] if isinstance(value, dict) else [None]
+            return all(isinstance(part, dict) for part in parts)
+        case "figures":
+            return isinstance(value, dict) and all(isinstance(figure, int | float) for figure in value.values())
+    return True
+
+
+def started_from(folder: str | Path) -> str | None:
+    """The folder of the base that a run's policy, kept in `folder`, started from; None for an untouched model."""
+    folder = Path(folder)
+    card = read_card(folder)
+    base = card.get("base", ...)
+    if base is not None and not isinstance(base, str):
+        raise UserError(
+            f"{folder / 'policy.json'} does not say from which base it started: it is damaged; name another run"
+        )
+    return base
+
+
+def save_training(
+    folder: Path,
+    iteration: int,
+    trained: Trained,
+    state: Mapping[str, Any],
+    keep: int,
+    ranks: Ranks = ONE,
+    best: int | None = None,
+    every: int = 1,
+) -> None:
+    """Checkpoint `folder/iteration-NNNNNN`: after it, `iteration` iterations are done. Beside it the last `keep` of
+    those at multiples of `every` stay (it is among them where it is one), and the one of iteration `best`. Later ones
+    go: they were damaged, or the run would not have come here again.
+
+    Of several ranks all call this, and the first writes; what an optimiser holds in parts is put together.
+    """
+    moments = {name: optimizer_tensors(optimizer, ranks.first) for name, (_, optimizer) in trained.items()}
+    if not ranks.first:
+        return
+
+    def write(to: Path) -> None:
+        for name, (policy, _) in trained.items():
+            save_file(_distinct(policy.state_dict()), to / f"{name}.safetensors")
+            save_file(moments[name], to / f"{name}-optimizer.safetensors")
+        notes = {**state, "iteration": iteration, "format": FORMAT}
+        (to / "state.json").write_text(json.dumps(notes, sort_keys=True))
+
+    write_folder(folder / _name(iteration), write)
+    prune(folder, iteration, keep, best, every)
+
+
+def prune(folder: Path, iteration: int, keep: int, best: int | None = None, every: int = 1) -> None:
+    """Removes the checkpoints that `save_training` lets go, and what is left of one whose writing or removal was cut
+    off."""
+    regular = [number for number in range(every, iteration + 1, every) if (folder / _name(number)).is_dir()]
+    stay = {_name(number) for number in (*regular[-keep:], iteration, *([] if best is None else [best]))}
+    for other in checkpoints_in(folder):
+        if other.name not in stay:
+            with writing(other):
+                shutil.rmtree(other)
+    for left in folder.glob(".iteration-*"):
+        if re.fullmatch(r"\.iteration-\d{6}\.(new|old)", left.name):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def checkpoints_in(folder: str | Path) -> list[Path]:
+    """A run's checkpoints, the oldest first. Other names, as those of somebody's copies, are left alone."""
+    folder = Path(folder)
+    return sorted(p for p in folder.glob("iteration-*") if re.fullmatch(r"iteration-\d{6}", p.name) and p.is_dir())
+
+
+def newest_checkpoint(folder: str | Path, report: Callable[[str], None] = print) -> Path | None:
+    """The newest whole checkpoint of a run; damaged ones are reported and passed over."""
+    found = checkpoints_in(folder)
+    for number, path in reversed([*enumerate(found)]):
+        problem = verify_folder(path)
+        if not problem:
+            return path
+        way = "going back to the checkpoint before it" if number else "no checkpoint is left, and the run begins anew"
+        report(f"{problem}; {way}")
+    return None
+
+
+def load_training(newest: Path | None, trained: Trained, ranks: Ranks = ONE) -> dict[str, Any] | None:
+    """Restores a run's newest whole checkpoint, as `newest_checkpoint` found it, and returns its state; None for none.
+
+    Of several ranks all go on from the one that the first found. UserError, on all of them, where one of them reads
+    it otherwise; and where it is whole and yet not of these learners: another model's, or another version's of this
+    project.
+    """
+    path = ranks.objects(newest)[0]
+    if path is None:
+        return None
+    if ranks.size > 1:
+        check_same(path, ranks)
+    state = read_state(path)
+    for name, (policy, optimizer) in trained.items():
+        try:
+            load_weights(policy, read_tensors(path / f"{name}.safetensors"))
+            load_optimizer(optimizer, load_file(path / f"{name}-optimizer.safetensors"))
+        except UNFIT as error:
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(f"{path} does not fit {name} as it is now ({reason}): {WAY_ON}") from error
+    return state
+
+
+def load_weights(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
+    """Gives the policy its weights of a checkpoint, where tied ones stand once. ValueError where some are missing, or
+    others are there; RuntimeError where they have other shapes."""
+    missing, unexpected = policy.load_state_dict(tensors, strict=False)
+    own = policy.state_dict()
+    lacking = {*missing} - ({*own} - {*_distinct(own)})
+    if lacking or unexpected:
+        raise ValueError(f"missing {sorted(lacking)}, unexpected {unexpected}")
+
+
+def check_same(checkpoint: Path, ranks: Ranks) -> None:
+    """UserError, on all ranks, where one of them does not find the checkpoint as the first one does."""
+    problems = ranks.objects(verify_folder(checkpoint))  # "" for none
+    digests = ranks.objects("" if any(problems) else folder_digest(checkpoint))
+    for rank, (problem, digest) in enumerate(zip(problems, digests, strict=True)):
+        if problem or digest != digests[0]:
+            raise UserError(
+                f"{problem or f'{checkpoint} is another one'}, as process {rank} of {ranks.size} reads it: let all "
+                f"processes read the same folder, or {WAY_ON}"
+            )
+
+
+def check_alike(policies: Mapping[str, Policy], ranks: Ranks) -> None:
+    """UserError, on all ranks, where they do not have the same parameters: what they learn would be nobody's."""
+    if ranks.size == 1:
+        return
+    digests = ranks.objects({name: policy_digest(policy) for name, policy in policies.items()})
+    for rank, found in enumerate(digests):
+        if differ := [name for name in found if found[name] != digests[0][name]]:
+            raise UserError(
+                f"{', '.join(differ)}: process {rank} of {ranks.size} has other parameters than the first one; let all "
+                "processes read the same cache and the same runs, on hardware of one kind"
+            )
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """What a checkpoint notes beside its tensors; `iteration` is the number of iterations done. UserError if none."""
+    state = read_json(checkpoint / "state.json")
+    if not isinstance(state.get("iteration"), int):
+        raise UserError(f"{checkpoint}: state.json does not say after which iteration it was saved: {WAY_ON}")
+    if (made := state.pop("format", 0)) != FORMAT:
+        raise UserError(
+            f"{checkpoint} was saved by another version of this project (format {made}, here {FORMAT}): go on with "
+            "that version (state.json lists its commits), or remove the run's folder to begin anew"
+        )
+    if _name(state["iteration"]) != checkpoint.name:
+        raise UserError(f"{checkpoint}: in state.json iteration is {state['iteration']}: {WAY_ON}")
+    for name, value in state.items():
+        if not _fits(name, value):
+            raise UserError(f"{checkpoint}: in state.json {name} is {value!r}: {WAY_ON}")
+    return state
+
+
+def _fits(name: str, value: Any) -> bool:
+    """Whether a note is of the kind that a run which goes on reads."""
+    match name:
+        case "run" | "begun_as":
+            return isinstance(value, str)
+        case "base":
+            return isinstance(value, str | None)
+        case "wall_time":
+            return isinstance(value, int | float)
+        case "metrics_lines":
+            return isinstance(value, int)
+        case "inputs":
+            return isinstance(value, dict)
+        case "chat":
+            counts = (
+                {**value, **value["lost"]} if isinstance(value, dict) and isinstance(value.get("lost"), dict) else {}
+            )
+            named = {"calls", "tokens", "replayed", "lost"} <= counts.keys()
+            return named and all(isinstance(count, int) for name, count in counts.items() if name != "lost")
+        case "commits":
+            return isinstance(value, list) and all(isinstance(each, str) for each in value)
+        case "made_with":  # earlier versions noted one alone
+            return isinstance(value, dict) or (isinstance(value, list) and all(isinstance(e, dict) for e in value))
+        case "best":
+            known = isinstance(value, dict) and {"iteration", "score"} <= value.keys()
+            return value is None or (known and all(isinstance(value[n], int | float) for n in ("iteration", "score")))
+    return True
+
+
+def optimizer_tensors(optimizer: Optimizer, keep: bool = True) -> dict[str, Tensor]:
+    """The optimizer's state as named tensors: `INDEX.NAME`, in the order of its parameters; `stepped`: which have one.
+
+    What it holds in parts is put together, by all ranks; one that does not `keep` it only helps.
+    """
+    found = {}
+    stepped = optimizer.state_dict()["state"]
+    for index, slots in stepped.items():
+        for name, value in slots.items():
+            tensor = whole(value)
+            if keep:
+                found[f"{index}.{name}"] = tensor.cpu().contiguous()
+    return {**found, STEPPED: torch.tensor(sorted(stepped), dtype=torch.int64)}
+
+
+def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """The reverse of `optimizer_tensors`. ValueError for tensors that this optimiser would not have left so."""
+    if STEPPED not in tensors:
+        raise ValueError(f"it does not say which parameters were {STEPPED}")
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    kept = slots_of(optimizer)
+    state: dict[int, dict[str, Tensor]] = {index: {} for index in tensors[STEPPED].tolist()}
+    if not state.keys() <= set(range(len(parameters))):
+        raise ValueError(f"it has moments of {len(state)} parameters, the optimiser {len(parameters)} parameters")
+    for name, tensor in tensors.items():
+        if name != STEPPED:
+            index, _, slot = name.partition(".")
+            at = int(index)
+            scalar = kept[at].get(slot) if at in state else None
+            if scalar is None or tensor.shape != (torch.Size([]) if scalar else parameters[at].shape):
+                raise ValueError(f"{name} of shape {tuple(tensor.shape)} is of no parameter of the optimiser")
+            if not tensor.isfinite().all():
+                raise ValueError(f"{name} is not finite")
+            state[at][slot] = tensor if scalar else like(parameters[at], tensor)
+    for at, slots in state.items():
+        if slots.keys() != kept[at].keys():
+            raise ValueError(f"of parameter {at} it has {sorted(slots)}, the optimiser keeps {sorted(kept[at])}")
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _name(iteration: int) -> str:
+    return f"iteration-{iteration:06d}"
+
+
+def _distinct(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tied weights share memory; safetensors wants each once."""
+    seen: dict[int, str] = {}
+    for name, tensor in tensors.items():
+        seen.setdefault(tensor.data_ptr(), name)
+    return {name: tensors[name].contiguous() for name in seen.values()}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """A checkpoint every `every` iterations, of which the last `keep` stay."""
+
+    every: int = 5
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("every", "keep"):
+            if getattr(self, name) < 1:
+                raise UserError(f"checkpoint.{name}={getattr(self, name)}: must be at least 1")

@@ -1,0 +1,332 @@
+"""A run's folder: its identity, its lock, its card.
+
+The folder's name follows from the configuration, so that the same command finds its own run again, and another
+configuration never writes into it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import hashlib
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache, reduce
+from importlib.metadata import PackageNotFoundError, distribution, version
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+import yaml
+
+from marl.common.errors import UserError, check_sizes
+from marl.common.files import canonical, read_json, read_text, read_yaml, reading, write_json, write_text
+from marl.common.secrets import told
+from marl.kernels.cpu import in_use
+
+CARD = "run.json"
+CONFIG = "config.yaml"
+REFERENCE = "reference"  # the base that the run began with
+# Settings that don't make it another run: where things are, what is kept, and on how much hardware it runs. The latter
+# changes last digits (in which order numbers are added), so a checkpoint and the run card note it as `made_with`. Human
+# dialogues count by their contents, which make the base another one.
+ELSEWHERE = ("runs", "tracker", "progress", "threads", "cache", "shard", "deterministic", "data", "checkpoint",
+             "only")  # fmt: skip
+GROUPS = ("env", "cast", "eval.env", "eval.cast", "algo", "loss", "model", "base")  # of settings, that every run has
+SETTINGS: dict[str, type | tuple[type, ...]] = {  # that those who measure runs read
+    "env.game": str,
+    "eval.temperature": (int, float),
+    "algo.iterations": int,
+    "algo.context": int,
+    "algo.max_new_tokens": int,
+    **dict.fromkeys(GROUPS, dict),
+}
+
+
+def read_run_card(folder: str | Path) -> dict[str, Any] | None:
+    """The run card of a finished run, None where there is none yet. UserError where it is damaged."""
+    folder = Path(folder)
+    path = folder / CARD
+    if not os.path.lexists(path):
+        return None
+    try:
+        card = read_json(path)
+        if not isinstance(card.get("inputs", {}), dict):
+            raise UserError(f"{path}: expected inputs by name")
+        return card
+    except UserError as error:
+        raise UserError(f"{error}: remove it, and the run's own command goes on from its last checkpoint") from error
+
+
+def read_settings(folder: str | Path) -> dict[str, Any]:
+    """The configuration that a run's folder holds, as plain data. UserError where there is none, or it is something
+    else."""
+    folder = Path(folder)
+    path = folder / CONFIG
+    check_sizes(str(folder), "folder")
+    if not os.path.lexists(path):
+        raise UserError(
+            f"{folder} is not a run's folder: it has no {CONFIG}; name folders that experiments.train wrote"
+        )
+    settings = read_yaml(path)
+    parts = [settings, *(settings.get(p) or {} for p in ("env", "algo"))] if isinstance(settings, dict) else [settings]
+    if not all(isinstance(part, dict) for part in parts) or not isinstance(settings.get("init") or {}, dict):
+        raise UserError(f"{path}: expected the settings of a run, with groups env and algo")
+    # What an endpoint is sent besides (chat.extra) may have any keys and texts.
+    own = {name: part for name, part in settings.items() if name != "chat"}
+    if unnamed := _unnamed(own):
+        raise UserError(f"{path}: expected settings by name, and {unnamed[0]!r} is no name")
+    if open_ := [name for name, value in flat(own).items() if "${" in f"{value}" or "???" in f"{value}"]:
+        raise UserError(f"{path}: {open_[0]} refers to something else (${{...}}, ???): write its value there")
+    for name in ("name", "arm"):
+        if "/" in f"{settings.get(name)}":
+            raise UserError(f"{path}: {name} must be part of a folder's name, without slashes")
+    return settings
+
+
+def _unnamed(settings: Any) -> list[Any]:
+    """The keys, at any depth, that are no text."""
+    if isinstance(settings, list):
+        return [key for value in settings for key in _unnamed(value)]
+    if not isinstance(settings, dict):
+        return []
+    return [key for key in settings if not isinstance(key, str)] + _unnamed(list(settings.values()))
+
+
+def run_settings(folder: str | Path) -> dict[str, Any]:
+    """The same, with everything that a run's configuration has."""
+    folder = Path(folder)
+    settings = read_settings(folder)
+
+    def part(settings: Any, key: str) -> Any:
+        return settings.get(key) if isinstance(settings, dict) else None
+
+    if lacking := [n for n, kind in SETTINGS.items() if not isinstance(reduce(part, n.split("."), settings), kind)]:
+        raise UserError(
+            f"{folder / CONFIG} is of an older version of this project, or damaged: it lacks {', '.join(lacking)}; "
+            "name another run"
+        )
+    return settings
+
+
+def finished_run(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The configuration and the card of a finished run. UserError where either is not whole."""
+    folder = Path(folder)
+    settings, card = run_settings(folder), read_run_card(folder)
+    if card is None:
+        raise UserError(f"{folder} is not the folder of a finished run (it has no {CARD})")
+    seeds = card.get("seeds")
+    if not isinstance(card.get("arm"), str) or not (isinstance(seeds, list) and seeds and isinstance(seeds[0], int)):
+        raise UserError(f"{folder / CARD}: expected the card of a run, with arm and seeds")
+    return settings, card
+
+
+@contextmanager
+def claim(folder: Path, config_yaml: str) -> Iterator[TextIO]:
+    """Makes the folder and holds its lock, so that no two processes write into it; the lock ends with the process.
+    Yields the lock's file, which `check_there` knows again."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open_lock(folder / ".lock")
+    except OSError as error:
+        raise UserError(
+            f"runs={folder.parent}: the output folder cannot be written ({error.strerror}); name another"
+        ) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"{folder} is being written by another process: wait for it, or change the configuration"
+            ) from error
+        except OSError as error:
+            raise UserError(
+                f"runs={folder.parent}: its file system has no locks ({error.strerror}), which keep two processes from "
+                "writing into one run; name a folder on another one"
+            ) from error
+        check_unedited(folder, config_yaml)
+        if not (folder / CONFIG).exists():
+            write_text(folder / CONFIG, config_yaml)
+        yield lock
+
+
+def open_lock(path: Path) -> TextIO:
+    """Opens the file of a lock, and makes it where there is none. OSError for a link or a pipe: it is not ours."""
+    return open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666), "r+")
+
+
+def check_unedited(folder: Path, config_yaml: str) -> None:
+    """UserError where a run's folder holds another configuration than the one that its name follows from."""
+    path = folder / CONFIG
+    if not os.path.lexists(path):
+        return
+    with suppress(UserError):
+        if read_text(path) == config_yaml:
+            return
+    there, here = _settings(path), yaml.safe_load(config_yaml)
+    with reading(path):
+        same = canonical(there) == canonical(here)
+    if not same:
+        raise UserError(
+            f"{path} was edited{_told(differences(there, here))}: the folder's name says which configuration made it; "
+            "restore or remove it"
+        )
+
+
+def check_there(folder: Path, lock: TextIO) -> None:
+    """UserError where the folder that a run writes into is there no more, or is one that somebody made anew, in which
+    the `lock` that the run holds is not the one that others ask."""
+    there = folder / ".lock"
+    if not (folder / CONFIG).exists() or not there.exists():
+        raise UserError(
+            f"{folder} was moved or removed while its run was going on: put it back, and start the same command again"
+        )
+    if not os.path.samestat(os.fstat(lock.fileno()), there.stat()):
+        raise UserError(
+            f"{folder} was removed while its run was going on, and is there anew: this process stops, and leaves it to "
+            "whoever writes there now"
+        )
+
+
+def nearest_run(folder: Path) -> str:
+    """On the run of the same name, arm and seed whose settings differ in the fewest places; "" where there is none."""
+    own, same = _settings(folder / CONFIG), glob.escape(folder.name.rpartition("-")[0])
+    others = [p for p in sorted(folder.parent.glob(f"{same}-*/{CONFIG}")) if p.parent != folder]
+    found = [(p.parent.name, differences(_settings(p), own)) for p in others]
+    if not found:
+        return ""
+    name, differ = min(found, key=lambda each: len(each[1]))
+    return f"another configuration than {name}{_told(differ)}"
+
+
+def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """What differs between two configurations, as `algo.games=8, here 16`."""
+    old, new = flat(there), flat(here)
+    return [
+        f"{name}={old.get(name, 'absent')}, here {new.get(name, 'absent')}"
+        for name in sorted({*old, *new})
+        if name not in old or name not in new or old[name] != new[name]
+    ]
+
+
+def _told(differ: Sequence[str]) -> str:
+    more = f"; and {len(differ) - 4} more" if len(differ) > 4 else ""
+    return f" ({'; '.join(differ[:4])}{more})" if differ else ""
+
+
+def flat(settings: Any, name: str = "") -> dict[str, Any]:
+    """Settings by their dotted names."""
+    if not isinstance(settings, Mapping) or not settings:
+        return {name: settings}
+    return {
+        k: v for key, each in settings.items() for k, v in flat(each, f"{name}.{key}" if name else f"{key}").items()
+    }
+
+
+def unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """The settings that both runs have and that are not the same, but for seeds, names, players that are runs of other
+    seeds, and what changes nothing but last digits."""
+    first, second = (
+        {key: re.sub(r"-s\d+-[0-9a-f]{8}", "", value) if isinstance(value, str) else value for key, value in of.items()}
+        for of in (flat(one), flat(other))
+    )
+    seeds = ("seed", "base.seed", "seeds.games", "seeds.sampling", "seeds.shuffling")
+    same = (*seeds, "name", "device", "algo.concurrency", "algo.update.token_budget")
+    differ = [key for key, value in first.items() if key in second and second[key] != value and key not in same]
+    return [key for key in differ if key.partition(".")[0] not in ELSEWHERE]
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    """A configuration that may have been edited into anything; {} where it is no YAML of settings, or gone."""
+    try:
+        found = read_yaml(path)
+    except UserError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def run_card(folder: Path, config_hash: str, seed: int, **facts: Any) -> dict[str, Any]:
+    """Writes `run.json`: what made the run, on what, and its final figures."""
+    card = {
+        "run": folder.name,
+        "config_hash": config_hash,
+        "command": told([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "git_commit": git_commit(),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("torch", "transformers", "pettingzoo", "numpy", "hydra-core")},
+        },
+        "hardware": hardware(),
+        "seeds": [seed],
+        **facts,
+    }
+    write_json(folder / CARD, card)
+    return card
+
+
+UNKNOWN = "unknown"  # the commit of code that is in no checkout and was not installed
+SOURCES = ("envs/*.py", "marl/*.py", "marl/*.c", "experiments/*.py", "conf/*.yaml")  # git's `*` reaches into folders
+
+
+@cache
+def git_commit() -> str:
+    """The commit of the code, where files differ from it with `+` and a digest of how. Of an installed package its
+    version, `+` and a digest of its code; of a copy that is neither, `unknown`.
+
+    As it was when this process first asked: what is committed later is not what runs. Code and settings of the project
+    count, also those that git does not know yet: a new term is such a file. Pages and tests do not."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():  # a repository around it is somebody else's
+        return _installed_version(root)
+
+    def git(*arguments: str) -> bytes:
+        return subprocess.run(
+            ["git", "--no-optional-locks", *arguments], cwd=root, capture_output=True, check=True
+        ).stdout
+
+    try:
+        commit = git("rev-parse", "--short=12", "HEAD").decode().strip()
+        edits = git("diff", "--no-ext-diff", "HEAD", "--", *SOURCES)
+        new = git("ls-files", "-z", "--others", "--exclude-standard", "--", *SOURCES).split(b"\0")[:-1]
+    except (OSError, subprocess.CalledProcessError):
+        return UNKNOWN
+    found, edited = hashlib.sha256(edits), bool(edits)
+    for name in new:
+        with suppress(OSError):  # an editor's lock, or gone since
+            found.update(b"\0" + name + b"\0" + (root / os.fsdecode(name)).read_bytes())
+            edited = True
+    return commit + (f"+{found.hexdigest()[:6]}" if edited else "")
+
+
+def _installed_version(root: Path) -> str:
+    """The version of the package that was installed into this folder, with a digest of its code."""
+    try:
+        package = distribution("marl-language-games")
+    except PackageNotFoundError:
+        return UNKNOWN
+    if Path(str(package.locate_file("marl"))).resolve() != root / "marl":
+        return UNKNOWN  # another copy was installed
+    found = hashlib.sha256()
+    for pattern in SOURCES:
+        folder, _, name = pattern.partition("/")
+        for path in filter(Path.is_file, sorted((root / folder).rglob(name))):
+            found.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    return f"{package.version}+{found.hexdigest()[:6]}"
+
+
+def hardware() -> dict[str, Any]:
+    """What the run ran on."""
+    info: Mapping[str, Any] = {
+        "machine": platform.machine(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "kernels": in_use(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+    return dict(info)
