@@ -1,7 +1,7 @@
 """Grid Among Us: crewmates do tasks, imposters kill; a body that is found is talked over, and then there is a vote.
 
-Read downward: settings, state, how a game starts, what a player sees and may do, the three phases (moving, talking,
-voting), the words in which players read of it, pictures, and at the end the PettingZoo environment. The game is that of
+Read `envs/among_us/` in this order: `state` (settings, state, events), `rules` (start, what a player sees and may do,
+moving, talking, voting), `texts` (the words that players read), `environment` (the PettingZoo one). The game is that of
 Sarkar, Xia, Liu & Sadigh 2025 ("Training Language Models for Social Deduction with Multi-Agent Reinforcement
 Learning"). Left out: players, models, belief answers.
 
@@ -27,7 +27,11 @@ Where the published rules leave a choice, this is what holds here:
 from __future__ import annotations
 
 from envs.among_us.environment import AmongUs
-from envs.core import aec
+from envs.among_us.state import PAYMENT
+from envs.among_us.texts import COMPACT_TOKENS, EXCHANGEABLE
+from envs.core import Style, aec
+
+__all__ = ["COMPACT_TOKENS", "EXCHANGEABLE", "PAYMENT", "AmongUs", "Style", "env", "parallel_env"]
 
 parallel_env = AmongUs  # the game as a native parallel environment
 env = aec(parallel_env)  # the game in PettingZoo's AEC form

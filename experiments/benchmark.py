@@ -44,7 +44,7 @@ start); else what `out` holds is put aside as benchmark-1.json. What a figure is
   else had meanwhile (Linux). Where the first is below 1 on a CPU or the second is not small, the times mean little; the
   line says so.
 - memory: how far the process's resident set (a GPU: torch's memory) rose in all that an engine did; and this engine's
-  cache in bytes a slot, and the rise that was predicted before it played (marl/decoding/memory.py). A process that has done
+  cache in bytes a slot, and the rise that was predicted before it played (decoding/memory.py). A process that has done
   other things takes more: what it gave back lies between what lives. Hence `apart`.
 """
 

@@ -2,7 +2,7 @@
 
 `python -m experiments.evaluate players=[runs/NAME,scripted] games=1000`. A player is a run's folder, `base` (of the run
 beside it, or of the configuration), `scripted`, a scripted temperament, `random`, or `chat`, a model behind any
-OpenAI-compatible endpoint (settings `chat.*`, marl/agents/chat.py). One name plays itself. In a game with several roles the
+OpenAI-compatible endpoint (settings `chat.*`, agents/chat.py). One name plays itself. In a game with several roles the
 first player holds the first of them, and its partner `cast.crewmate.partners` of the seats where the player is a
 language model or the partner is none (`cast.crewmate.partner=random`); the second player holds the others.
 `voices=[base]`: the first player's messages are the base's; `voices=[silence]`: it says nothing. A player called

@@ -7,39 +7,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# A module of marl imports only modules that stand in an earlier line. A folder is one entry.
-# Modules in one line do not know each other. A new module gets a line below all that it imports.
-LAYERS = [
-    "types errors grouping wording kernels secrets completion chat_template",
-    "files ranks",
-    "stats runs",
-    "tokens pikl varlen",
-    "policy renaming",
-    "optim sharding",
-    "checkpoint tracking",
-    "ragged",
-    "engine",
-    "agents memory",
-    "scripted human_dond chat",
-    "games speech planner negotiation",
-    "rollout",
-    "cast rewards",
-    "advantages",
-    "batch",
-    "losses",
-    "update",
-    "pretrain monitor",
-    "filtered_bc rl_pikl",
-    "ppo",
-    "evaluate transcripts",
-    "compute",
-    "report drift",
-    "config",
-    "longer",
-]
-LAYER = {name: depth for depth, line in enumerate(LAYERS) for name in line.split()}
+# A room of marl imports only rooms that stand before it. docs/ draws them.
+ROOMS = [
+    "types", "common", "kernels", "model", "decoding", "rewards", "losses", "agents", "planning", "rollout", "learning",
+    "storage", "metrics", "pretraining", "algorithms", "report",
+]  # fmt: skip
+# A room of experiments imports only rooms that stand before it; commands stand beside the rooms.
+EXPERIMENT_ROOMS = ["launch", "setup", "bench", "studies"]
+LONGEST = 600  # lines of a file
 
-KNOWS_HYDRA = {"experiments/setup/config.py"}
 KNOWS_WANDB = {"marl/storage/tracking.py"}
 
 
@@ -67,13 +43,13 @@ def roots(path: Path) -> set[str]:
     return {name.partition(".")[0] for name in imported(path)}
 
 
-def marl_modules(path: Path) -> set[str]:
-    """The entries of LAYERS that a file imports."""
-    return {name.split(".")[1] for name in imported(path) if name.startswith("marl.")}
+def rooms_of(path: Path, package: str) -> set[str]:
+    """The rooms of a package that a file imports."""
+    return {name.split(".")[1] for name in imported(path) if name.startswith(f"{package}.")}
 
 
-def entry(path: Path) -> str:
-    return path.relative_to(ROOT / "marl").parts[0].removesuffix(".py")
+def room_of(path: Path, package: str) -> str:
+    return path.relative_to(ROOT / package).parts[0].removesuffix(".py")
 
 
 def test_there_is_something_to_check() -> None:
@@ -93,7 +69,7 @@ def test_games_know_nothing_of_learning(path: Path) -> None:
 def test_marl_knows_neither_commands_nor_hydra(path: Path) -> None:
     name = name_of(path)
     assert not roots(path) & {"experiments", "conf"}
-    assert name in KNOWS_HYDRA or not roots(path) & {"hydra", "omegaconf"}
+    assert not roots(path) & {"hydra", "omegaconf"}
     assert name in KNOWS_WANDB or "wandb" not in roots(path)
 
 
@@ -103,13 +79,23 @@ def test_only_tracking_knows_wandb(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [p for p in sources("marl") if p != ROOT / "marl/__init__.py"], ids=name_of)
-def test_marl_imports_run_downward(path: Path) -> None:
-    here = entry(path)
-    assert here in LAYER, f"marl/{here} has no place in LAYERS; add it below what it imports"
-    for other in marl_modules(path):
-        assert other in LAYER, f"{path.name} imports marl.{other}, which has no place in LAYERS"
-        if other != here:
-            assert LAYER[other] < LAYER[here], f"{path.name} imports marl.{other}, which stands no earlier than {here}"
+def test_imports_of_marl_run_downward(path: Path) -> None:
+    here = room_of(path, "marl")
+    assert here in ROOMS, f"marl/{here} is no room of ROOMS; put it after all that it imports"
+    for other in rooms_of(path, "marl") - {here}:
+        assert ROOMS.index(other) < ROOMS.index(here), (
+            f"{name_of(path)} imports marl.{other}, which stands after {here}"
+        )
+
+
+@pytest.mark.parametrize("path", sources("experiments"), ids=name_of)
+def test_imports_of_experiments_run_downward(path: Path) -> None:
+    here = room_of(path, "experiments")
+    if here not in EXPERIMENT_ROOMS:
+        return  # a command
+    for other in rooms_of(path, "experiments") - {here}:
+        assert other in EXPERIMENT_ROOMS, f"{name_of(path)} imports the command experiments.{other}"
+        assert EXPERIMENT_ROOMS.index(other) < EXPERIMENT_ROOMS.index(here), f"{name_of(path)} imports {other}"
 
 
 def test_terms_do_not_know_one_another() -> None:
@@ -119,3 +105,10 @@ def test_terms_do_not_know_one_another() -> None:
         for path in sources(f"marl/{folder}"):
             named = {name.split(".")[2] for name in imported(path) if name.startswith(f"marl.{folder}.")}
             assert not named & terms, f"marl/{folder}/{path.name} imports {named & terms}"
+
+
+@pytest.mark.parametrize(
+    "path", [p for package in ("envs", "marl", "experiments") for p in sources(package)], ids=name_of
+)
+def test_no_file_is_too_long(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST

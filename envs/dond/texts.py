@@ -119,8 +119,8 @@ def prompt(
         return f"{shown} objective {objective:g}\n"
     goal = _GOALS.get(objective, _MIXED).format(objective=objective)
     return _NATURAL_PROMPT.format(
-        opening=_OPENING, n=counts, v=own_values, objective=objective, goal=goal, message=MESSAGE, end=END, form=EXAMPLE,
-        max_entries=max_entries, max_errors=max_errors,
+        opening=_OPENING, n=counts, v=own_values, objective=objective, goal=goal, message=MESSAGE, end=END,
+        form=EXAMPLE, max_entries=max_entries, max_errors=max_errors,
     )  # fmt: skip
 
 

@@ -127,7 +127,7 @@ def run(
     after: After | None = None,
     folder_of: FolderOf | None = None,
 ) -> None:
-    """Hands over to Hydra. Jobs that fail say_error so at once; a sweep goes on with its other jobs and then exits with 1."""
+    """Hands over to Hydra. Jobs that fail say so at once; a sweep goes on with its other jobs and then exits with 1."""
 
     @functools.wraps(task)
     def job(cfg: DictConfig) -> Any:

@@ -1,6 +1,8 @@
 """Plays finished runs under other conditions than their own evaluation's, and tabulates what came of it.
 
-`python -m experiments.studies.conditions study=among_us_generalisation`. A study (conf/study/) names runs and conditions; each
+    python -m experiments.studies.conditions study=among_us_generalisation
+
+A study (conf/study/) names runs and conditions; each
 run, and the base of each seed, plays the same games under each of them. Each cell of this table is written as soon as
 it is played: a stopped command goes on where it was, several share the work, and the one that ends last writes the
 table. Intervals are those of experiments.report: over training seeds, of a single one over its games.

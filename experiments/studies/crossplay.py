@@ -1,6 +1,8 @@
 """Everybody against everybody and against themselves, on the same games of Deal or No Deal.
 
-`python -m experiments.studies.crossplay players=[runs/A,'dond_human-full-s0-*',base,careful]`. At most eight players, named as
+    python -m experiments.studies.crossplay players=[runs/A,'dond_human-full-s0-*',base,careful]
+
+At most eight players, named as
 for experiments.evaluate; a finished run also by a pattern that it alone matches. Every pair plays the same game seeds,
 each in both seatings, so that either has either's values and moves first; alone, a player meets itself once a seed,
 since both seatings are then one game. What a pair played is written at once, for good: a stopped command goes on where

@@ -3,8 +3,8 @@
     python -m experiments.studies.expected name=dond_long curves=experiments/results/dond_long/curves.csv
     python -m experiments.studies.expected name=among_us_ablation select='among_us_ablation-*'
 
-records bands in `experiments/results/expected/NAME.csv` (arm,metric,iteration,low,high), from a published table's curves or
-from finished runs. Training runs of that name and arm are compared with them: a line where they leave their band, and
+records bands in `experiments/results/expected/NAME.csv` (arm,metric,iteration,low,high), from a published
+table's curves or from finished runs. Training runs of that name and arm are compared with them: a line where they leave their band, and
 one at the end. That is a hint for a person and never an error: a run with other settings may well be elsewhere, and
 those of its command line are named.
 

@@ -1,6 +1,8 @@
 """Score against closeness to people: planning near the human-data model, lambda after lambda (Deal or No Deal).
 
-`python -m experiments.studies.frontier data.dond=DIR`. The model of human dialogues talks, and decides when to propose; only
+    python -m experiments.studies.frontier data.dond=DIR
+
+The model of human dialogues talks, and decides when to propose; only
 its claims are planned, at each lambda (planner.py). Two things are measured of each: what the claims are worth in games
 against others, and how well they predict what people claimed in dialogues that nobody learned from. Finished runs that
 started from the same model stand beside them.

@@ -21,7 +21,7 @@ all seeds are one policy, as before training, over its games, where their spread
   independent, although they are of the same games, and a player's score as if a game were one observation, which it is
   where both get the same; both err towards calling a rise noise. `plateau/mean` is the same of the seeds' mean curve.
 - `score/at_equal_games`, `agreement/at_equal_games`: at the most training games that all runs of the objective have
-  had, linear between two evaluations; `.../at_equal_compute`: at the most token passes (marl/metrics/compute.py). A run that
+  had, linear between two evaluations; `.../at_equal_compute`: at the most token passes (metrics/compute.py). A run that
   ended early holds all others there: leave it out by its name. `trained/...` and `passes/...` say where that is, in
   games and in thousand passes. The arm `ARM - filtered_bc` is the difference to filtered cloning, or to the arm that
   `reference` names, paired by seed.

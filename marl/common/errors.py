@@ -74,7 +74,7 @@ def check_writable(folder: str | Path, setting: str) -> None:
 
 def check_places(settings: Mapping[str, Any]) -> None:
     """Refuses settings that cannot say where something is, or is to be kept. Each command has some of them; whether
-    others than `runs`, `cache` and `cells`, or a name, may be null is for its defaults to say (experiments/launch/command.py)."""
+    others than `runs`, `cache` and `cells`, or a name, may be null is for its defaults to say (launch/command.py)."""
     for name, value in texts(settings):
         named = name in NAMES or name.startswith(("init.", "cast.", "eval.cast."))
         if named and any(bytes_of(part) > LONGEST_PART for part in value.split("/")):

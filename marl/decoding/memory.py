@@ -35,8 +35,8 @@ from marl.model.policy import recomputing
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 LARGE = 100 * MIB  # weights, or a cache, whose passes are worth a second of asking
-# By torch on a CPU, of kernels for bfloat16, where `experiments.launch.command.FEW_KERNELS` holds: measured, also with AMX; and of
-# those for float32, where oneDNN makes them, too.
+# By torch on a CPU, of kernels for bfloat16, where the commands set FEW_KERNELS: measured, also with AMX; and of those
+# for float32, where oneDNN makes them, too.
 KEPT, KEPT_AMX, KEPT_FLOAT = 64 * MIB, 128 * MIB, 32 * MIB
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 # What a process takes for what an update has alive, on a CPU, in float32 and in bfloat16: measured, see

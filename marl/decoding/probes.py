@@ -1,4 +1,4 @@
-"""Facts about a model that are found by trying it: size of a slot, attention, speed, whether streams are independent."""
+"""Facts about a model that are found by trying it: a slot's size, its attention and speed, independence of streams."""
 
 from __future__ import annotations
 

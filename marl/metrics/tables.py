@@ -62,7 +62,7 @@ def ablation_table(runs: Sequence[ArmRun], metrics: Sequence[str] | None = None)
     """One row for each arm and metric, arms and metrics in the order in which they first appear.
 
     Across seeds the interval is `seed_mean`'s, cut to what the metric can be (a share to 0 and 1, refused replies to 0;
-    see `marl.metrics.wording.bounds`), and of a share that is the same in all seeds Wilson's over all games; an arm with a
+    see `wording.bounds`), and of a share that is the same in all seeds Wilson's over all games; an arm with a
     single seed keeps its run's interval over games. `games` counts those that the figure rests on, over all seeds.
     Raises ValueError if an arm has the same seed twice, or if a wanted metric is missing from a run: a table has no
     blank cell.

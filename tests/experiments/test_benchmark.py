@@ -25,11 +25,14 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from envs.among_us.environment import AmongUs
 from envs.among_us.texts import COMPACT_TOKENS
 from experiments import benchmark
-from experiments.bench import bench, measure, settings
+from experiments.bench import bench as bench_module
+from experiments.bench import measure
 from experiments.bench.baselines import ALL_CALLS, GenerateAgent, trl_iteration, trl_version
+from experiments.bench.bench import Bench, made_by
 from experiments.bench.figures import UNASKED, along, labels, line, parts, ratios, table, targets
 from experiments.bench.measure import PHASES, Counts, Load, Rates, Shape, Stopwatch, UpdateCounts, limits, step_alone
 from experiments.bench.pieces import STAGE_GAMES, game_alone
+from experiments.bench.settings import DTYPES, INNER, Axes, Point, Settings, baseline_points, points_of
 from experiments.bench.workload import FULL, ReplayAgent, Script, play_recorded, record
 from experiments.setup.config import make, plain
 from marl.agents.base import Agent, Key
@@ -52,7 +55,7 @@ def run(*overrides: str) -> dict[str, Any]:
     with initialize_config_module("conf", version_base="1.3"):
         cfg = compose("benchmark", overrides=["bench=quick", "device=cpu", *overrides])
     with (
-        patch.object(bench, "git_commit", lambda: "0123456789ab"),  # whoever commits meanwhile
+        patch.object(bench_module, "git_commit", lambda: "0123456789ab"),  # whoever commits meanwhile
         patch.multiple(measure, TIMINGS=2, MOMENT=0.0005),  # rates are not what is tested
     ):
         benchmark.main(cfg)
@@ -72,12 +75,12 @@ def command_of(process: str) -> str:
         return ""
 
 
-def settings_of(*overrides: str) -> tuple[settings.Settings, dict[str, Any]]:
+def settings_of(*overrides: str) -> tuple[Settings, dict[str, Any]]:
     """The benchmark's settings, and all that was composed."""
     with initialize_config_module("conf", version_base="1.3"):
         given = plain(compose("benchmark", overrides=list(overrides)))
-    known = settings.Settings.__dataclass_fields__
-    return make(settings.Settings, {k: v for k, v in given.items() if k in known}, "benchmark"), given
+    known = Settings.__dataclass_fields__
+    return make(Settings, {k: v for k, v in given.items() if k in known}, "benchmark"), given
 
 
 @pytest.fixture(scope="module")
@@ -106,13 +109,13 @@ def test_it_goes_on_from_what_was_measured(found: dict[str, Any], tmp_path: Path
 
 
 def test_a_centre_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "free_memory", lambda device: 1_000)
+    monkeypatch.setattr(bench_module, "free_memory", lambda device: 1_000)
     with pytest.raises(
         UserError, match=r"centre.slots=10, centre.context=256: needs at least .* KiB are free: not even"
     ):
         run(f"out={tmp_path}")
     with pytest.raises(UserError, match=r"centre.slots=100000000, .* games \([0-9]* slots\) would fit"):
-        monkeypatch.setattr(bench, "free_memory", lambda device: 10**8)
+        monkeypatch.setattr(bench_module, "free_memory", lambda device: 10**8)
         run(f"out={tmp_path}", "centre.slots=100000000")
 
 
@@ -447,14 +450,14 @@ def test_ratios_are_of_one_model() -> None:
 
 
 @pytest.fixture(scope="module")
-def small() -> tuple[settings.Settings, dict[str, Any], Tokens]:
+def small() -> tuple[Settings, dict[str, Any], Tokens]:
     settings, given = settings_of("bench=quick")
     env = {**given["env"], **given["games"]["among_us"]}
     tokens = Tokens(train_tokenizer(scripted_texts("among_us", [env_maker(env)], 0, games=20), COMPACT_TOKENS, 1024))
     return settings, env, tokens
 
 
-class Told(bench.Bench):
+class Told(Bench):
     """Measures nothing: says what would be measured, and how long `generate` takes with so many rows."""
 
     takes: dict[int, float] = {4: 3.0, 8: 2.0, 1: 1.0}  # noqa: RUF012
@@ -467,17 +470,15 @@ class Told(bench.Bench):
         took = dict.fromkeys(PHASES, 0.0) | {"prefill": seconds / 2, "beliefs": seconds / 2}
         return {"seconds": took, "read": {}, "peak_bytes": None}
 
-    def ours(self, script: Script, point: settings.Point) -> dict[str, Any]:
+    def ours(self, script: Script, point: Point) -> dict[str, Any]:
         self.asked.append(("ours", point))
         return self.made(script, 1.0)
 
-    def generate(
-        self, script: Script, point: settings.Point, keep_cache: bool, rows: int, calls: range
-    ) -> dict[str, Any]:
+    def generate(self, script: Script, point: Point, keep_cache: bool, rows: int, calls: range) -> dict[str, Any]:
         self.asked.append(("generate, cache kept" if keep_cache else "generate", point, rows, calls))
         return self.made(script, self.takes[rows] + (rows == 8) * keep_cache * 5)
 
-    def trl(self, script: Script, point: settings.Point, rows: int, calls: range) -> dict[str, Any]:
+    def trl(self, script: Script, point: Point, rows: int, calls: range) -> dict[str, Any]:
         self.asked.append(("TRL", point, rows, calls))
         return self.made(script, 1.0)
 
@@ -495,14 +496,14 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def test_a_slow_quarter_of_an_hour_is_no_points_own(
-    small: tuple[settings.Settings, dict[str, Any], Tokens], tmp_path: Path, quiet: list[str]
+    small: tuple[Settings, dict[str, Any], Tokens], tmp_path: Path, quiet: list[str]
 ) -> None:
     """Everything once, then everything again; the fewest rows of a call were not the fastest, and that is found once.
     One call in six is computed where histories are read again, other ones in the second repeat, and a quarter of them
     to try rows. What is measured is kept: a second start asks for what is missing alone."""
     settings, env, tokens = small
-    settings = replace(settings, axes=settings.Axes(games=(1,)), baseline_every=6)
-    points, beside = settings.points_of(settings, None), settings.baseline_points(settings, None)
+    settings = replace(settings, axes=Axes(games=(1,)), baseline_every=6)
+    points, beside = points_of(settings, None), baseline_points(settings, None)
     begin = Told(env, settings, CPU, tokens, tmp_path, points, beside)
     begin.alone = {"game": [{"agent_steps_per_second": 1.0}], "solver": [], "steps": []}
     begin.measure()
@@ -538,10 +539,10 @@ def test_a_slow_quarter_of_an_hour_is_no_points_own(
 
 
 def test_figures_of_another_commit_say_how_to_go_on(
-    small: tuple[settings.Settings, dict[str, Any], Tokens], tmp_path: Path, quiet: list[str]
+    small: tuple[Settings, dict[str, Any], Tokens], tmp_path: Path, quiet: list[str]
 ) -> None:
     settings, env, tokens = small
-    bench = Told(env, settings, CPU, tokens, tmp_path, settings.points_of(settings, None))
+    bench = Told(env, settings, CPU, tokens, tmp_path, points_of(settings, None))
     bench.write()
     path = tmp_path / "benchmark.json"
     kept = json.loads(path.read_text())
@@ -558,12 +559,12 @@ def test_figures_of_another_commit_say_how_to_go_on(
 
 @pytest.mark.usefixtures("torchs_attention")
 def test_a_batch_is_memory_of_the_processor(
-    small: tuple[settings.Settings, dict[str, Any], Tokens], tmp_path: Path, quiet: list[str]
+    small: tuple[Settings, dict[str, Any], Tokens], tmp_path: Path, quiet: list[str]
 ) -> None:
     """100 bytes a token of 10 slots and of the 8 rows that are learned from, each 256 long; on a GPU none of them, nor
     the copies of two slots that speak, where a step is one token."""
     settings, env, tokens = small
-    point = settings.points_of(settings, None)[0]
+    point = points_of(settings, None)[0]
     predicted = []
     for name in ("cpu", "cuda"):
         bench = Told(env, settings, torch.device(name), tokens, tmp_path, [point])
@@ -575,30 +576,32 @@ def test_a_batch_is_memory_of_the_processor(
 
 
 def test_a_point_without_room_says_once_how_many_games_have(
-    small: tuple[settings.Settings, dict[str, Any], Tokens], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: tuple[Settings, dict[str, Any], Tokens], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings, env, tokens = small
-    centre = settings.points_of(settings, None)[0]
-    bench = Told(env, settings, CPU, tokens, tmp_path, [centre, replace(centre, games=50)])
-    models = 2 * size_of(bench.config(centre), centre.context).weights
-    free = bench.predicted_bytes(replace(centre, games=7)) + models
-    monkeypatch.setattr(bench, "free_memory", lambda device: free)
+    chosen, env, tokens = small
+    centre = points_of(chosen, None)[0]
+    told = Told(env, chosen, CPU, tokens, tmp_path, [centre, replace(centre, games=50)])
+    models = 2 * size_of(told.config(centre), centre.context).weights
+    free = told.predicted_bytes(replace(centre, games=7)) + models
+    monkeypatch.setattr(bench_module, "free_memory", lambda device: free)
     said: list[str] = []
-    monkeypatch.setattr(benchmark, "say", said.append)
-    assert [bench.has_room(row) for row in (*bench.around, *bench.around)] == [True, False, True, False]
-    assert not bench.around[0].skipped and bench.around[1].skipped.endswith(": 7 games (35 slots) would fit")
+    monkeypatch.setattr(bench_module, "say", said.append)
+    assert [told.has_room(row) for row in (*told.around, *told.around)] == [True, False, True, False]
+    assert not told.around[0].skipped and told.around[1].skipped.endswith(": 7 games (35 slots) would fit")
     assert len(said) == 1 and said[0].startswith("ours, 50 games of 5, context 256, width 32, float32: needs at least ")
 
 
 def test_a_gpu_without_bfloat16_and_memory_that_runs_out_leave_a_word(
-    small: tuple[settings.Settings, dict[str, Any], Tokens], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: tuple[Settings, dict[str, Any], Tokens], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, env, tokens = small
-    full, half_, *_ = settings.points_of(settings, None)
+    full, half_, *_ = points_of(settings, None)
     bench = Told(env, settings, CPU, tokens, tmp_path, [full, half_])
-    monkeypatch.setattr(bench, "without_bf16", lambda device: "GPU X has no bfloat16, which would only be imitated")
+    monkeypatch.setattr(
+        bench_module, "without_bf16", lambda device: "GPU X has no bfloat16, which would only be imitated"
+    )
 
-    def exhausted(script: Script, point: settings.Point) -> dict[str, Any]:
+    def exhausted(script: Script, point: Point) -> dict[str, Any]:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB\nmore")
 
     bench.ours = exhausted  # type: ignore[method-assign]
@@ -609,14 +612,12 @@ def test_a_gpu_without_bfloat16_and_memory_that_runs_out_leave_a_word(
     ]
 
 
-def test_fewer_games_are_the_first_of_more(
-    small: tuple[settings.Settings, dict[str, Any], Tokens], tmp_path: Path
-) -> None:
+def test_fewer_games_are_the_first_of_more(small: tuple[Settings, dict[str, Any], Tokens], tmp_path: Path) -> None:
     """So that what a game costs can be compared along the axis of games."""
-    settings, env, tokens = small
-    few, many = (settings.Point(games, 5, 384, 32) for games in (4, 24))
-    bench = bench.Bench(env, settings, CPU, tokens, tmp_path, [few, many])
-    first, script = bench.script(few), bench.script(many)
+    chosen, env, tokens = small
+    few, many = (Point(games, 5, 384, 32) for games in (4, 24))
+    engine = Bench(env, chosen, CPU, tokens, tmp_path, [few, many])
+    first, script = engine.script(few), engine.script(many)
     assert first.games == script.games[:4] and first.streams == script.streams[:4]
 
 
@@ -670,27 +671,27 @@ def test_no_time_is_left(tmp_path: Path) -> None:
 def test_what_the_same_bits_cost_is_measured_apart() -> None:
     """Figures of one mode are no start for the other's; on a CPU both compute the same."""
     plain_, same = (settings_of("bench=quick", f"deterministic={mode}")[0] for mode in ("false", "true"))
-    made = [bench.made_by({"game": "dond"}, settings, CPU)["settings"] for settings in (plain_, same)]
+    made = [made_by({"game": "dond"}, settings, CPU)["settings"] for settings in (plain_, same)]
     assert {name for name, value in made[0].items() if made[1][name] != value} == {"deterministic"}
 
 
 def test_the_full_size_spans_what_it_says() -> None:
     settings, _ = settings_of()
-    points = settings.points_of(settings, None)
+    points = points_of(settings, None)
     centre = points[0]
     assert (centre.games * centre.players, centre.context, centre.players) == (255, 1024, 5)
     assert points[1] == replace(centre, dtype="bfloat16") and {p.dtype for p in points[2:]} == {"float32"}
     assert {p.games for p in points} >= {16, 1024} and {p.context for p in points} == {256, 512, 1024, 2048}
     assert {p.players for p in points} == {4, 5, 6, 7} and len(set(points)) == len(points)
-    assert settings.baseline_points(settings, None) == [replace(centre, games=256)]
+    assert baseline_points(settings, None) == [replace(centre, games=256)]
     assert [round(parameters(settings, width) / 1e6) for width in settings.axes.width] == [1, 4, 9, 16]
     assert settings.centre.width == settings.axes.width[1]
 
 
-def parameters(settings: settings.Settings, width: int) -> int:
+def parameters(settings: Settings, width: int) -> int:
     shape = settings.shape(width)
     config = tiny_config(
-        settings.vocab_size, hidden_size=width, intermediate_size=settings.INNER * width, layers=shape.layers,
+        settings.vocab_size, hidden_size=width, intermediate_size=INNER * width, layers=shape.layers,
         heads=shape.heads, kv_heads=shape.kv_heads,
     )  # fmt: skip
     return size_of(config, 8).weights // 4
@@ -699,11 +700,11 @@ def parameters(settings: settings.Settings, width: int) -> int:
 def test_the_size_for_a_gpu_spans_what_it_says() -> None:
     settings, given = settings_of("bench=gpu")
     assert given["device"] == "cuda" and settings.decode_steps > 1
-    points, beside = settings.points_of(settings, None), settings.baseline_points(settings, None)
+    points, beside = points_of(settings, None), baseline_points(settings, None)
     sizes = {width: parameters(settings, width) for width in settings.axes.width}
     for found, wanted in zip(sizes.values(), (1e6, 15e6, 150e6, 500e6), strict=True):
         assert found == pytest.approx(wanted, rel=0.08)
-    for dtype in settings.DTYPES:
+    for dtype in DTYPES:
         assert {p.width for p in points if p.dtype == dtype and p.games == 256} == set(sizes)
     assert {(p.games, p.width) for p in beside} == {(256, width) for width in sizes} and beside[0] == points[0]
     for width in sizes:

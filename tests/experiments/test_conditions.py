@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 from experiments import evaluate, train
 from experiments.setup import entrants
 from experiments.setup.stages import Stage, base_folder, stages_of
-from experiments.studies import conditions, conditions_tables, study
+from experiments.studies import conditions, conditions_tables
+from experiments.studies import study as nouns
 from marl.common.errors import UserError
 from marl.common.files import read_json, write_json
 from marl.decoding import memory
@@ -264,7 +265,7 @@ def test_what_another_process_plays_is_left_to_it(
 ) -> None:
     cfg = study(runs, f"cells={tmp_path}", "arms=[game_only]", named={"as_trained": {}})
     (run,) = (entrant for entrant in conditions.entrants(runs, "tiny-*", ["game_only"]) if entrant.arm == "RL")
-    cell = conditions.cell_of(run, "as_trained", study.Condition(), cfg)
+    cell = conditions.cell_of(run, "as_trained", nouns.Condition(), cfg)
     code = (
         "import sys; from pathlib import Path; from experiments.studies.conditions import claimed\n"
         "with claimed(Path(sys.argv[1])) as mine: print(mine, flush=True); sys.stdin.read()"

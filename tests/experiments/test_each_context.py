@@ -58,9 +58,9 @@ def test_a_base_plays_contexts_that_it_did_not_learn_from(
     """Whatever is played, it is the base that training makes, from training's contexts."""
     made: list[dict] = []
     monkeypatch.setattr(entrants, "base_policy", lambda model, base, env, **rest: made.append(env))
-    monkeypatch.setattr(evaluate.HydraConfig, "initialized", lambda: True)
+    monkeypatch.setattr(entrants.HydraConfig, "initialized", lambda: True)
     overrides = OmegaConf.create({"overrides": {"task": given}})
-    monkeypatch.setattr(evaluate.HydraConfig, "get", lambda: overrides)
+    monkeypatch.setattr(entrants.HydraConfig, "get", lambda: overrides)
     cfg = entrants.as_in_runs(configure("players=[base]", *given), ["base"])
     assert cfg.env.split == (given[0].partition("=")[2] if given else "test")
     entrants.configured_base(cfg, build(cfg, ["base"]), torch.device("cpu"))

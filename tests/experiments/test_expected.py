@@ -278,7 +278,7 @@ def test_a_damaged_file_is_told_of_and_stops_nothing(tmp_path: Path, capsys: pyt
 def test_training_says_where_it_leaves_the_band(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(expected, "FOLDER", tmp_path)
+    monkeypatch.setattr(bands, "FOLDER", tmp_path)
     lines = [("custom", "game/score", 1, 100, 101), ("custom", "game/score", 2, -100, 100)]
     write_csv(tmp_path / "dond_quickstart.csv", bands.HEADER, lines)
     cfg = configure(*SMALL, f"runs={tmp_path / 'runs'}", command="train")

@@ -133,8 +133,8 @@ def test_tables_of_hand_made_runs(tmp_path: Path, capsys: pytest.CaptureFixture[
         first[path.name] = path.read_bytes()
     assert "GPT-3.5, published" in drawn and "from 300 human games, published" in drawn
     again = tmp_path / "again"  # from the data alone
-    iterations.main(configure("iterations", f"data={out / 'iterations.csv'}", f"publish={again}",
-                              "published=experiments/results/dond_selfplay/published.csv", "headline=true"))  # fmt: skip
+    iterations.main(configure("iterations", f"data={out / 'iterations.csv'}", f"publish={again}", "headline=true",
+                              "published=experiments/results/dond_selfplay/published.csv"))  # fmt: skip
     assert {path.name: path.read_bytes() for path in again.iterdir()} == {
         name: found for name, found in first.items() if name != "iterations.csv"
     }

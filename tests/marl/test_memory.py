@@ -276,7 +276,8 @@ def test_what_is_freed_in_a_rollout_goes_back_at_once() -> None:
     """Every other of 40 blocks of 8 MiB, in a process of its own that has freed a larger one: its C library keeps what
     lies between those that live. Afterwards it does so again."""
     work = (
-        "import torch\nfrom experiments.bench.measure import _status\nfrom marl.decoding.memory import give_back, sparing\n"
+        "import torch\nfrom experiments.bench.measure import _status\n"
+        "from marl.decoding.memory import give_back, sparing\n"
         "def held():\n"
         "    give_back()\n    before = _status('VmRSS')\n"
         "    blocks = [torch.ones(1 << 21) for _ in range(40)]\n    del blocks[::2]\n"

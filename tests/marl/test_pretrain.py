@@ -17,7 +17,8 @@ from marl.learning.batch import Seat, collate, seats_of
 from marl.model.policy import Policy, tiny_lm
 from marl.model.tokens import Tokens, train_tokenizer
 from marl.pretraining import base as pretrain
-from marl.pretraining import corpus, fit
+from marl.pretraining import corpus
+from marl.pretraining import fit as fitting
 from marl.pretraining.base import base_policy
 from marl.pretraining.config import BaseConfig, Lesson, ModelConfig, tokenizer_games
 from marl.pretraining.corpus import scripted_texts
@@ -56,7 +57,7 @@ def truthful(seats: list[Seat]) -> bool:
 def test_lessons_train_listening_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They see games in which somebody was asked, teach no reply, and hold to the model before them."""
     steps: list[tuple[dict[str, float], list[Seat]]] = []
-    real = pretrain.update
+    real = fitting.update
 
     def spy(policy: Any, reference: Any, batch: TokenBatch, losses: Any, *rest: Any) -> dict[str, float]:
         steps.append(({name: loss.weight for name, loss in losses.items()}, seats[-1]))
@@ -69,8 +70,8 @@ def test_lessons_train_listening_alone(tmp_path: Path, monkeypatch: pytest.Monke
         seats.append(batch)
         return collate(batch, rewards, silent_roles=silent_roles)
 
-    monkeypatch.setattr(fit, "collate", note)
-    monkeypatch.setattr(fit, "update", spy)
+    monkeypatch.setattr(fitting, "collate", note)
+    monkeypatch.setattr(fitting, "update", spy)
     monkeypatch.setattr(corpus, "CHUNK", 20)
     monkeypatch.setattr(corpus, "draw_games", lambda *path, count: draw_games(*path, count=min(count, 20)))
     said: list[str] = []
@@ -138,8 +139,8 @@ def test_the_pace_warms_up_and_falls_to_a_tenth(monkeypatch: pytest.MonkeyPatch)
         rates.append(tuple(group["lr"] for group in optimizer.param_groups))
         return {}
 
-    monkeypatch.setattr(fit, "update", note)
-    monkeypatch.setattr(fit, "collate", lambda seats, weights, **_: None)
+    monkeypatch.setattr(fitting, "update", note)
+    monkeypatch.setattr(fitting, "collate", lambda seats, weights, **_: None)
 
     def nothing() -> Iterator[list[Seat]]:
         while True:
@@ -163,8 +164,8 @@ def test_a_lesson_ends_once_it_is_learned(monkeypatch: pytest.MonkeyPatch) -> No
         rates.append(optimizer.param_groups[0]["lr"])
         return {"loss/listening": 1.5 - 0.1 * (len(rates) - 1)}
 
-    monkeypatch.setattr(fit, "update", note)
-    monkeypatch.setattr(fit, "collate", lambda seats, weights, **_: None)
+    monkeypatch.setattr(fitting, "update", note)
+    monkeypatch.setattr(fitting, "collate", lambda seats, weights, **_: None)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     told = fit(None, iter([[]] * 50), 40, BaseConfig(warmup=0.1), {}, optimizer, lambda done: None, until=0.95)  # type: ignore[arg-type]
     assert told == (12, pytest.approx(0.85))
