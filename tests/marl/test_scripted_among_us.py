@@ -53,8 +53,8 @@ class Played:
 
 
 def play(seed: int, crew: str, imposter: str, **rules: Any) -> Played:
-    """A game of scripted players. No reply may be refused or cut."""
-    env = parallel_env(**{"style": "compact", **rules})
+    """A game of scripted players, with tasks of three steps. No reply may be refused or cut."""
+    env = parallel_env(**{"task_steps": 3, **rules})
     observations, infos = env.reset(seed=seed)
     names = env.facts["names"]
     players: dict[str, Memory] = {}
