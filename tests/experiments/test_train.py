@@ -32,7 +32,7 @@ from marl.rollout.games import env_maker
 from marl.rollout.seeds import Seeds
 from marl.storage.checkpoint import folder_digest, newest_checkpoint, read_state, save_policy
 from marl.storage.folder import REFERENCE, claim, nearest_run
-from marl.types import Episode
+from marl.types import Episode, Payment
 from tests.marl.episodes import aborted_game, deal_game, failed_game
 from tests.marl.models import CHATML, hf_tokenizer, random_lm, save, tiny_policy
 from tests.torture import LEARNED, TALKING, always
@@ -561,10 +561,11 @@ def hopeless(episodes: list[Episode], capsys: pytest.CaptureFixture[str], *overr
 
 
 def test_games_that_nothing_can_be_learned_from_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    deals, failed, refused = [deal_game(0)], [failed_game(i) for i in range(20)], [aborted_game(i) for i in range(4)]
+    deals = [replace(deal_game(0), payments=tuple(Payment(seat, 3, 13.0) for seat in ("player_0", "player_1")))]
+    failed, refused = [failed_game(i) for i in range(20)], [aborted_game(i) for i in range(4)]
     assert hopeless(deals * 2 + failed, capsys) == ""  # one in eleven agrees
     none = "warning: next to nothing can be learned so far: the game refuses "
-    assert hopeless(deals + failed, capsys).startswith(none)  # one in twenty-one, whose players get 9 and 4
+    assert hopeless(deals + failed, capsys).startswith(none)  # one in twenty-one
     assert hopeless(deals + failed, capsys).endswith(
         "pays 95% of its seats 0. Stop this run and train a better base, by more games (base.games=10000).\n"
     )
