@@ -70,8 +70,8 @@ from marl.pretrain import base_settings, data_files, recorded
 from marl.report import read_run
 from marl.runs import read_run_card
 from marl.tracking import JsonlTracker
-from marl.transcripts import write_episodes
-from tests.marl.episodes import beliefs, episode, message, propose
+from marl.transcripts import episode_to_json, write_episodes
+from tests.marl.episodes import beliefs, deal_game, episode, message, propose
 from tests.marl.hint import hint_policy
 from tests.marl.test_human_dond import ROWS, TEST, VAL
 
@@ -489,7 +489,7 @@ RUN = {
             "belief_by_message": {"trained": [{"log_loss": {"mean": 1.0, "low": 0.5, "high": 1.5, "n": 9}}]},
         }
     ),
-    "episodes/trained.jsonl": json.dumps({"turns": [], "beliefs": [], "questions": [], "outcome": {}}) + "\n",
+    "episodes/trained.jsonl": json.dumps(episode_to_json(deal_game())) + "\n",
     "expected.csv": "arm,metric,iteration,low,high\nfull,game/score,1,0.5,1.5\nfull,game/score,2,0.5,1.5\n",
     "curves.csv": "arm,seed,phase,iteration,games,metric,value\nfull,0,train,1,8,game/score,1\n",
 }
