@@ -56,12 +56,12 @@ from marl.model.policy import Policy
 from marl.pretraining.base import base_settings
 from marl.pretraining.corpus import data_files, recorded
 from marl.report.page import read_run
-from marl.report.transcripts import write_episodes
+from marl.report.transcripts import episode_to_json, write_episodes
 from marl.rollout.games import env_maker
 from marl.storage.checkpoint import load_training, newest_checkpoint, optimizer_tensors, save_policy, save_training
 from marl.storage.folder import read_run_card
 from marl.storage.tracking import JsonlTracker
-from tests.marl.episodes import beliefs, episode, message, propose
+from tests.marl.episodes import beliefs, deal_game, episode, message, propose
 from tests.marl.hint import hint_policy
 from tests.marl.test_human_dond import ROWS, TEST, VAL
 
@@ -479,7 +479,7 @@ RUN = {
             "belief_by_message": {"trained": [{"log_loss": {"mean": 1.0, "low": 0.5, "high": 1.5, "n": 9}}]},
         }
     ),
-    "episodes/trained.jsonl": json.dumps({"turns": [], "beliefs": [], "questions": [], "outcome": {}}) + "\n",
+    "episodes/trained.jsonl": json.dumps(episode_to_json(deal_game())) + "\n",
     "expected.csv": "arm,metric,iteration,low,high\nfull,game/score,1,0.5,1.5\nfull,game/score,2,0.5,1.5\n",
     "curves.csv": "arm,seed,phase,iteration,games,metric,value\nfull,0,train,1,8,game/score,1\n",
 }

@@ -5,8 +5,8 @@
 
 records bands in `experiments/results/expected/NAME.csv` (arm,metric,iteration,low,high), from a published
 table's curves or from finished runs. Training runs of that name and arm are compared with them: a line where they
-leave their band, and one at the end. That is a hint for a person and never an error: a run with other settings may well be elsewhere, and
-those of its command line are named.
+leave their band, and one at the end. That is a hint for a person and never an error: a run with other settings may
+well be elsewhere, and those of its command line are named.
 
 A band is the mean over the seeds at an iteration, and to either side `margin` times sqrt(1 + 1/seeds) times the seeds'
 standard deviation, pooled over the whole curve, because that of three seeds at one iteration may be next to nothing by
