@@ -14,8 +14,7 @@ from omegaconf import DictConfig
 
 from experiments.launch.terminal import say
 from experiments.studies.study import PER_SEED, Cell, Point
-from marl.common.errors import UserError
-from marl.common.files import csv_rows, reading, writing
+from marl.common.files import writing
 from marl.metrics.stats import Metrics
 from marl.metrics.tables import (
     ArmRun,
@@ -123,14 +122,11 @@ def read_per_seed(path: Path) -> dict[str, list[ArmRun]]:
 
 def read_published(path: Path) -> dict[Point, float]:
     """Others' figures by arm and condition. UserError where the file or a line of it is not as it should be."""
-    found = {}
-    with reading(f"published={path}"):
-        for row in csv_rows(path):
-            try:
-                found[row["arm"], f"{row['setting']}_{row['value']}"] = float(row["mean"])
-            except (KeyError, TypeError, ValueError) as error:
-                raise UserError(f"{path}: expected the columns arm,setting,value,mean, got {row}") from error
-    return found
+    columns = ("arm", "setting", "value", "mean")
+    lines = read_csv(
+        path, "published", columns, lambda row: ((row["arm"], f"{row['setting']}_{row['value']}"), float(row["mean"]))
+    )
+    return dict(lines)
 
 
 def panels(conditions: Sequence[str]) -> dict[str, list[str]]:

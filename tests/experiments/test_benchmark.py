@@ -114,9 +114,9 @@ def test_a_centre_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         UserError, match=r"centre.slots=10, centre.context=256: needs at least .* KiB are free: not even"
     ):
         run(f"out={tmp_path}")
-    with pytest.raises(UserError, match=r"centre.slots=100000000, .* games \([0-9]* slots\) would fit"):
+    with pytest.raises(UserError, match=r"centre.slots=1000000, .* games \([0-9]* slots\) would fit"):
         monkeypatch.setattr(bench_module, "free_memory", lambda device: 10**8)
-        run(f"out={tmp_path}", "centre.slots=100000000")
+        run(f"out={tmp_path}", "centre.slots=1000000")
 
 
 def measured(found: dict[str, Any]) -> list[dict[str, Any]]:
@@ -491,7 +491,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         ("draw", lambda rows, path: None), ("free_memory", lambda device: 1 << 60), ("trl_version", lambda: "1"),
         ("say", said.append), ("playing_bytes", lambda *_, **__: 1000), ("learning_bytes", lambda *_, **__: 5000),
     ):  # fmt: skip
-        monkeypatch.setattr(benchmark, name, instead)
+        monkeypatch.setattr(bench_module, name, instead)
     yield said
 
 
