@@ -45,7 +45,11 @@ def spoken(game: dict[str, Any]) -> dict[str, Any]:
         ("player_0", f"[propose] ({books} books, 0 hats, 0 balls) [END]"),
         ("player_1", f"[propose] (0 books, {hats} hats, {balls} balls) [END]"),
     )
-    turns = [{"agent": who, "text": text, "message": "" if "[" in text else text, "error": ""} for who, text in said]
+    first = game["turns"][0]
+    turns = [
+        {**first, "step": step, "agent": who, "text": text, "message": "" if "[" in text else text, "error": ""}
+        for step, (who, text) in enumerate(said)
+    ]
     return {**game, "turns": turns}
 
 

@@ -18,7 +18,7 @@ from envs.human_dond import HumanEnding, HumanView, read_split
 from marl.agents.scripted.dond_language import understand
 from marl.metrics.negotiation import Line, Talk, explicit, human_talk, inverted_figures, read_talk, talk_of, told_values
 from marl.report.transcripts import episode_to_json
-from marl.rollout.games import scripted
+from marl.rollout.games import env_maker, scripted
 from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import draw_games
 from marl.types import Episode
@@ -113,7 +113,8 @@ def test_what_is_told_of_own_values(message: str, told: dict[int, int]) -> None:
 
 def test_scripts_are_read_as_they_understand_each_other() -> None:
     """And what they understand stays as it is: it decides what they say, and so what bases are made of."""
-    games = rollout(draw_games(5, count=150), everyone(scripted("dond", "mixture")), dond_v0.parallel_env, 150)
+    make_env = env_maker({"game": "dond", "style": "natural", "split": "all", "max_entries": 50})
+    games = rollout(draw_games(5, count=150), everyone(scripted("dond", "mixture")), make_env, 150)
     messages = [(turn.message, game.facts["counts"]) for game in games for turn in game.turns if turn.message]
     read = [told_values(message) for message, _ in messages]
     heard = [understand(*message).values for message in messages]
