@@ -161,9 +161,9 @@ def update(
                             values, mask = returned(part, name, loss, outputs)
                             summed = values[mask].sum() / max(counts[name], 1)
                             amount = float(summed.detach())
-                            if not math.isfinite(amount):
-                                raise NotFinite(why_not_finite(name, loss, values[mask], outputs))
                             if loss.weight:
+                                if not math.isfinite(amount):
+                                    raise NotFinite(why_not_finite(name, loss, values[mask].detach(), outputs))
                                 total = total + loss.weight * summed
                             totals.add(f"loss/{name}", amount * counts[name], 0)
                         if total.requires_grad:
