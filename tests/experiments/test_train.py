@@ -799,7 +799,7 @@ def test_names_follow_from_the_configuration() -> None:
         ),
         (["algo.context=4096"], "algo.context=4096 is more than the model can read"),
         ([f"algo.context={10**30}"], f"algo.context={10**30} is more than the model can read"),
-        ([f"model.context={10**30}"], f"model.context={10**30} is more than the model can read"),
+        ([f"model.context={10**30}"], f"model.context={10**30}: must be at most 16777216"),
         (["chat.url=[]"], "chat.url must be http"),
     ],
 )

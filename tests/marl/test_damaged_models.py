@@ -126,8 +126,8 @@ def test_a_setting_of_any_kind_is_one_sentence_or_does_no_harm(
         ("config.json", "max_position_embeddings", 10**9, "max_position_embeddings is 1e.09, and at most 16777216"),
         ("config.json", "max_position_embeddings", -1, "max_position_embeddings is -1, no number of tokens"),
         ("config.json", "model_type", "clip", "transformers has no causal language model of the kind clip"),
-        ("generation_config.json", "eos_token_id", True, "eos_token_id is True. In generation_config.json"),
-        ("generation_config.json", "eos_token_id", [5, "x"], r"eos_token_id is \[5, 'x'\]. In generation_config.json"),
+        ("generation_config.json", "eos_token_id", True, "eos_token_id is 'True'. In generation_config.json"),
+        ("generation_config.json", "eos_token_id", [5, "x"], r"eos_token_id is .*x.*. In generation_config.json"),
         ("policy.json", "privileged_size", 10**9, "is not the critic that .* says, which reads 1000000000 numbers"),
         ("policy.json", "figures", {"a": "x"}, "is damaged: figures is"),
         ("policy.json", "made_of", {"base": 3}, "is damaged: made_of is"),
@@ -234,7 +234,7 @@ def test_a_download_that_broke_off(model: Path) -> None:
 def test_quantised_weights_are_refused_by_name(quantised: dict[str, Any], model: Path) -> None:
     with_setting("config.json", "quantization_config", quantised)(model)
     method = quantised.get("quant_method", "")
-    assert f"its weights are quantised{method and f' ({method})'}, which is not read here" in refused(model)
+    assert f"its weights are quantised{method and f" ('{method}')"}, which is not read here" in refused(model)
     with pytest.raises(UserError, match="its weights are quantised"):  # before they are loaded
         load_config(str(model))
     with_setting("config.json", "quantization_config", None)(model)
