@@ -353,8 +353,8 @@ class View:
         """What is heard with the marks around it, less the first one where a reply has ended with it."""
         form, last = self.tokens.format, self.stream.tokens[-1:]
         ids = self.tokens.framed(text, form.heard)
-        ended = not form.after_reply and last == form.heard.before[:1] and self.tokens.eos_ids.issuperset(last)
-        return ids[1:] if ended else ids
+        shared = form.heard.before[:1] if not form.after_reply else []
+        return ids[1:] if shared and last == shared and self.tokens.eos_ids.issuperset(last) else ids
 
     def cut(self, length: int, asked: int) -> None:
         """Takes back all but the first `length` tokens and the first `asked` questions."""

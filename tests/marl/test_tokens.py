@@ -735,6 +735,14 @@ def test_a_small_models_stream_is_written_as_it_is_meant() -> None:
     assert all(a.question is question and len(a.candidate_ids) == 11 for a in view.asked)
 
 
+@pytest.mark.parametrize("template", [None, CHATML, NO_SYSTEM, OPENED, UNCUED])
+def test_a_question_before_anything_was_heard_is_read_whole(template: str | None) -> None:
+    for tokens in (hf_tokens(template), small_tokens()):
+        view = View(tokens)
+        view.observe("", (Question("books and hats?", NUMBERS[:10], "3"),), 0)
+        assert "books and hats?" in tokens.decode(view.stream.tokens)
+
+
 def test_a_small_model_reads_listings_as_they_are() -> None:
     tokens = small_tokens()
     view = View(tokens)
