@@ -170,7 +170,7 @@ GAMES = {"dond": ("experiment=dond_quickstart",), "among_us": ("experiment=among
 
 
 BEGINNINGS = (
-    (train, "torchrun_ranks"), (evaluate, "base_policy"), (evaluate, "rollout"), (play, "rollout"),
+    (train, "torchrun_ranks"), (entrants, "base_policy"), (evaluate, "rollout"), (play, "rollout"),
     (frontier, "check_writable"), (conditions, "check_writable"), (drift, "check_writable"),
     (crossplay, "check_writable"), (benchmark, "check_writable"), (iterations, "check_writable"),
     (expected, "check_writable"), (report, "write_report"),

@@ -373,8 +373,7 @@ def _check_config(name: str, config: PreTrainedConfig) -> None:
                 kind = quantised.get("quant_method", "") if isinstance(quantised, dict) else ""
                 raise UserError(
                     f"{called(name)}: its weights are quantised{f' ({kind!r})' if kind else ''}, which is not read "
-                    "here. "
-                    "Name the model in full precision (float32, bfloat16 or float16)."
+                    "here. Name the model in full precision (float32, bfloat16 or float16)."
                 )
     for key, most in MOST.items():
         size = getattr(text, key, None)
@@ -444,9 +443,8 @@ def _named_ends(lm: PreTrainedModel) -> list[int]:
     ids = named if isinstance(named, list) else [] if named is None else [named]
     if any(type(each) is not int for each in ids):  # true is no token
         raise UserError(
-            f"{called(lm.name_or_path)}: eos_token_id is {str(named)[:60]!r}. In generation_config.json (or config.json) it "
-            "must "
-            "be a token's number, a list of them, or null."
+            f"{called(lm.name_or_path)}: eos_token_id is {str(named)[:60]!r}. In generation_config.json (or "
+            "config.json) it must be a token's number, a list of them, or null."
         )
     return ids
 

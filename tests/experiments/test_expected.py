@@ -103,7 +103,7 @@ def test_one_seed_makes_no_band() -> None:
 
 
 def test_every_shipped_experiment_has_its_bands_or_is_listed_as_missing() -> None:
-    root = FOLDER.parents[1]
+    root = FOLDER.parents[2]
     files = [*root.glob("conf/sweep/*.yaml"), *root.glob("conf/experiment/*.yaml")]
     shipped = {path.stem for path in files if path.stem != "none"}
     for path in files:  # a file of bands is found by the run's name
@@ -310,7 +310,8 @@ def test_recording_from_finished_runs(tmp_path: Path, capsys: pytest.CaptureFixt
     for seed, score in ((0, 5.0), (1, 7.0)):
         folder = tmp_path / f"mine-full-s{seed}"
         folder.mkdir()
-        (folder / "config.yaml").write_text(f"arm: full\nseed: {seed}\nenv: {{game: among_us}}\n")
+        env = "{game: among_us, width: 2, height: 2, players: 5, imposters: 1, tasks: 4}"
+        (folder / "config.yaml").write_text(f"arm: full\nseed: {seed}\nenv: {env}\n")
         (folder / "run.json").write_text("{}")
         rows = f'{{"iteration": 1, "phase": "train", "game/score": {score}}}\n'
         (folder / "metrics.jsonl").write_text(rows + '{"iteration": 1, "phase": "eval", "game/score": 50}\n')

@@ -237,19 +237,19 @@ def test_figures_are_drawn_again_from_what_is_published(published: Path, tmp_pat
             report.main(configure(f"data={folder}", command="report"))
 
 
-EXPERIMENTS = Path(report.__file__).parent
+RESULTS = Path(report.__file__).parent / "results"
 
 
-@pytest.mark.parametrize("table", [path.parent.name for path in sorted(EXPERIMENTS.glob("*/curves.csv"))])
+@pytest.mark.parametrize("table", [path.parent.name for path in sorted(RESULTS.glob("*/curves.csv"))])
 def test_published_figures_are_those_of_the_published_data(table: str, tmp_path: Path) -> None:
-    report.main(configure(f"data={EXPERIMENTS / table}", f"publish={tmp_path}", command="report"))
+    report.main(configure(f"data={RESULTS / table}", f"publish={tmp_path}", command="report"))
 
     def content(path: Path) -> str:
         """Clipped areas are named after digests of their corners, whose last bits depend on numpy's version."""
         return re.sub(r"(?<=url\(#)p\w{10}(?=\))|(?<=clipPath id=\")p\w{10}(?=\")", "area", path.read_text())
 
     for path in tmp_path.iterdir():
-        assert content(path) == content(EXPERIMENTS / table / path.name)
+        assert content(path) == content(RESULTS / table / path.name)
 
 
 @pytest.mark.parametrize(
@@ -411,7 +411,7 @@ def test_variants_put_the_headline_first() -> None:
 
 
 def test_published_figures_are_read_and_checked(tmp_path: Path) -> None:
-    folder = Path(report.__file__).parent / "among_us_ablation"
+    folder = RESULTS / "among_us_ablation"
     found = read_published(folder / "published.csv")
     assert found["RL+L+S"] == Published(0.59, 0.58, 0.60) and set(found) == {"base", "L", "RL", "RL+L", "RL+L+S"}
     assert read_published(tmp_path / "published.csv") == {}
