@@ -44,7 +44,7 @@ def load(name: str) -> ctypes.CDLL | None:
     if spec is None or spec.origin is None:
         return None
     # Only in a checkout do times tell of edits: an installed package's are its installer's.
-    checkout = SOURCE.exists() and (SOURCE.parents[1] / "pyproject.toml").exists()
+    checkout = SOURCE.exists() and (SOURCE.parents[2] / "pyproject.toml").exists()
     if checkout and SOURCE.stat().st_mtime > Path(spec.origin).stat().st_mtime:
         warnings.warn(
             f"{SOURCE.name} has changed since it was built: attention and norms are torch's, which is slower, until "

@@ -503,10 +503,10 @@ def test_nearest_names_the_most_similar_first() -> None:
 def test_a_reader_who_leaves_does_not_end_the_run(toy: Path, tmp_path: Path, closed: str) -> None:
     """As in `... | head -1`."""
     (tmp_path / "app.py").write_text(
-        "from pathlib import Path\nfrom experiments import cli, terminal\n\n\n"
-        "@cli.command('train', package='toy_conf')\n"
+        "from pathlib import Path\nfrom experiments.launch import command, terminal\n\n\n"
+        "@command.command('train', package='toy_conf')\n"
         "def main(cfg):\n"
-        "    for _ in range(3):\n        terminal.say('to stdout')\n        cli.say('to stderr')\n"
+        "    for _ in range(3):\n        terminal.say('to stdout')\n        terminal.say_error('to stderr')\n"
         "    Path('end').touch()\n\n\n"
         "if __name__ == '__main__':\n    main()\n"
     )

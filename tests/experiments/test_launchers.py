@@ -31,9 +31,9 @@ ROOT = Path(__file__).resolve().parents[2]
 APP = """
 import os, signal, sys, time
 from pathlib import Path
-from experiments.cli import command
-from experiments.terminal import Bar, say
-from marl.errors import UserError
+from experiments.launch.command import command
+from experiments.launch.terminal import Bar, say
+from marl.common.errors import UserError
 
 
 @command("toy", package="toy_conf", after=lambda folders: say("made " + " ".join(map(str, folders))))

@@ -26,11 +26,12 @@ ENV = {"game": "among_us", "style": "compact", "tasks": 2, "max_steps": 60}
 OTHER = f"""
 import sys, time
 from pathlib import Path
-from marl import pretrain
-from marl.pretrain import BaseConfig, ModelConfig, base_policy
+from marl.pretraining import corpus
+from marl.pretraining.base import base_policy
+from marl.pretraining.config import BaseConfig, ModelConfig
 from tests.marl.test_base_cache import few
 
-pretrain.CHUNK, pretrain.draw_games = 20, few
+corpus.CHUNK, corpus.draw_games = 20, few
 cache, go = map(Path, sys.argv[1:])
 
 def progress(what, done, total):

@@ -174,7 +174,7 @@ def test_passes_in_bfloat16_are_filled_up_with_tokens_that_are_nobodys(
         policy = half(policies[name])
         rows, found, sizes = streams(policy, [CONTEXT, 1, 17, 30, 5]), [], []
         for more in (0, 7):
-            monkeypatch.setattr("marl.decoding.engine.round_up", lambda count, more=more: count + more)
+            monkeypatch.setattr("marl.decoding.passes.round_up", lambda count, more=more: count + more)
             engine, read = Engine(policy, 6, CONTEXT, policies[name].lm), []
             hook = policy.lm.get_input_embeddings().register_forward_hook(
                 lambda _, args, out, read=read: read.append(args[0].shape[1])

@@ -161,7 +161,7 @@ def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytes
 def test_the_commit_is_that_of_the_code_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not of what is committed while a process goes on with what it has read."""
     before = git_commit()
-    monkeypatch.setattr(runs, "__file__", "/nowhere/marl/runs.py")
+    monkeypatch.setattr(runs, "__file__", "/nowhere/marl/storage/folder.py")
     assert git_commit.__wrapped__() == UNKNOWN and git_commit() == before
 
 
@@ -174,11 +174,11 @@ def test_a_package_inside_another_repository_has_not_its_commit(
     site = tmp_path / ".venv" / "site-packages"
     for folder in ("marl", "conf/reward", "marl_language_games-7.8.9.dist-info"):
         (site / folder).mkdir(parents=True)
-    (site / "marl" / "runs.py").write_text("x = 1")
+    (site / "marl" / "storage" / "folder.py").write_text("x = 1")
     (site / "conf" / "reward" / "default.yaml").write_text("x: 1")
     for command in ("init -q", "add .", "-c user.name=a -c user.email=a@b commit -qm one"):
         subprocess.run(["git", *command.split()], cwd=tmp_path, check=True)
-    monkeypatch.setattr(runs, "__file__", str(site / "marl" / "runs.py"))
+    monkeypatch.setattr(runs, "__file__", str(site / "marl" / "storage" / "folder.py"))
     assert git_commit.__wrapped__() == UNKNOWN
     (site / "marl_language_games-7.8.9.dist-info" / "METADATA").write_text(
         "Name: marl-language-games\nVersion: 7.8.9\n"
@@ -193,12 +193,12 @@ def test_a_package_inside_another_repository_has_not_its_commit(
         (site / name).write_text(text)
         found.append(git_commit.__wrapped__())
     assert len(set(found)) == 4 and all(re.fullmatch(r"7\.8\.9\+[0-9a-f]{6}", each) for each in found)
-    monkeypatch.setattr(runs, "__file__", str(tmp_path / "copy" / "marl" / "runs.py"))  # beside what was installed
+    monkeypatch.setattr(runs, "__file__", str(tmp_path / "copy" / "marl" / "storage" / "folder.py"))  # beside what was installed
     assert git_commit.__wrapped__() == UNKNOWN
 
 
 def test_the_commit_tells_of_files_that_git_does_not_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "__file__", str(tmp_path / "marl" / "runs.py"))
+    monkeypatch.setattr(runs, "__file__", str(tmp_path / "marl" / "storage" / "folder.py"))
     for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
         monkeypatch.delenv(name, raising=False)
     assert git_commit.__wrapped__() == UNKNOWN

@@ -353,7 +353,7 @@ def sync(folder: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from marl.tracking import make_tracker
+from marl.storage.tracking import make_tracker
 
 folder, first, last, mode, resume = sys.argv[1:]
 tracker = make_tracker(
