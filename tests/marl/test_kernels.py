@@ -88,18 +88,18 @@ def test_what_compiles_here_is_there(tmp_path: Path) -> None:
     if not made:
         pytest.skip("nothing can be compiled for this processor")
     assert made == BUILT and best() == made[0]
-    assert kernels.in_use().startswith(f"attention and norms {made[0].split('_kernels_')[1]}")
+    assert kernels.in_use().startswith(f"attention and norms {made[0].split('_cpu_')[1]}")
 
 
 @needs_build
 def test_a_build_of_other_source_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "marl").mkdir()
-    source = tmp_path / "marl" / "kernels.c"
+    (tmp_path / "marl" / "kernels").mkdir(parents=True)
+    source = tmp_path / "marl" / "kernels" / "cpu.c"
     source.write_text("changed")  # now, after the build
     monkeypatch.setattr(kernels, "SOURCE", source)
     assert load.__wrapped__(BUILT[0]) is not None  # installed: times are the installer's
     (tmp_path / "pyproject.toml").touch()  # a checkout
-    with pytest.warns(UserWarning, match=r"kernels\.c has changed since it was built: .* install"):
+    with pytest.warns(UserWarning, match=r"cpu\.c has changed since it was built: .* install"):
         assert load.__wrapped__(BUILT[0]) is None
     monkeypatch.setattr(kernels, "SOURCE", tmp_path / "not_there.c")  # as where only what was built is installed
     assert load.__wrapped__(BUILT[0]) is not None

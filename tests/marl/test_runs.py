@@ -172,7 +172,7 @@ def test_a_package_inside_another_repository_has_not_its_commit(
     for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
         monkeypatch.delenv(name, raising=False)
     site = tmp_path / ".venv" / "site-packages"
-    for folder in ("marl", "conf/reward", "marl_language_games-7.8.9.dist-info"):
+    for folder in ("marl/storage", "marl/kernels", "conf/reward", "marl_language_games-7.8.9.dist-info"):
         (site / folder).mkdir(parents=True)
     (site / "marl" / "storage" / "folder.py").write_text("x = 1")
     (site / "conf" / "reward" / "default.yaml").write_text("x: 1")
@@ -193,7 +193,8 @@ def test_a_package_inside_another_repository_has_not_its_commit(
         (site / name).write_text(text)
         found.append(git_commit.__wrapped__())
     assert len(set(found)) == 4 and all(re.fullmatch(r"7\.8\.9\+[0-9a-f]{6}", each) for each in found)
-    monkeypatch.setattr(runs, "__file__", str(tmp_path / "copy" / "marl" / "storage" / "folder.py"))  # beside what was installed
+    beside = tmp_path / "copy" / "marl" / "storage" / "folder.py"  # beside what was installed
+    monkeypatch.setattr(runs, "__file__", str(beside))
     assert git_commit.__wrapped__() == UNKNOWN
 
 
