@@ -286,7 +286,7 @@ def kept(
         bar.close()
         write_json(path, {"about": settings, "arms": found})
         say(f"{path.name}: {', '.join(f'{k}={v}' for k, v in about.items() if k != 'env')}")
-    arms = read_json(path).get("arms")
+    arms: Any = read_json(path).get("arms")
     try:
         for of_arm in arms.values():
             for values in of_arm.values():

@@ -154,7 +154,7 @@ def _at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def read_text(path: Path, most: int = MOST_LINES, linked: bool = False) -> str:
+def read_text(path: str | Path, most: int = MOST_LINES, linked: bool = False) -> str:
     """The same as text. UserError where it is not UTF-8."""
     try:
         return read_bytes(path, most, linked).decode()
@@ -231,7 +231,7 @@ def read_yaml(path: Path) -> Any:
     return data
 
 
-def csv_rows(path: Path) -> list[dict[str, str]]:
+def csv_rows(path: str | Path) -> list[dict[str, str]]:
     """The lines of a csv file by its columns. UserError where it cannot be read; csv.Error, ValueError where it is no
     csv file."""
     return [*csv.DictReader(StringIO(read_text(path, linked=True), newline=""), strict=True)]

@@ -97,7 +97,8 @@ def read_marks(tokenizer: PreTrainedTokenizerBase, opening: str) -> Marks:
     bare = [longer, [longer[0], *longer[-4:]]]
     padded = [[(role, text if role == "assistant" else OUTER + text + OUTER) for role, text in chat] for chat in bare]
     rendered = [(chat, render(chat, cue=True)) for chat in (*bare, *padded)]
-    ends: list[Ends] = list(product(("", None, "\n"), repeat=2))
+    trims: tuple[str | None, ...] = ("", None, "\n")
+    ends: list[Ends] = [(first, last) for first in trims for last in trims]
     for (after_reply, before_heard), strip_first, strip_heard in product(ways, ends, ends):
         marks = Marks(
             (before_first, after_first), (before_heard, after_heard), after_reply, cue, strip_first, strip_heard

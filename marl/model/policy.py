@@ -214,7 +214,7 @@ def tiny_lm(vocab_size: int, *, generator_seed: int = 0, **shape: int) -> LlamaF
 
 
 @contextmanager
-def reading(name: str, failed: str) -> Iterator[None]:
+def reading(name: str | None, failed: str) -> Iterator[None]:
     """Turns whatever reading a model raises into a UserError with its name. `failed`: what cannot be done."""
     try:
         yield
@@ -223,7 +223,7 @@ def reading(name: str, failed: str) -> Iterator[None]:
     # What configurations, tokenizers, weights and templates raise has no common class; a panic of tokenizers is not
     # even an Exception.
     except BaseException as error:
-        raise UserError(f"{called(name)}: {failed}: {_short(error)}{_hint(name)}") from error
+        raise UserError(f"{called(name)}: {failed}: {_short(error)}{_hint(str(name))}") from error
 
 
 @contextmanager
@@ -290,7 +290,7 @@ def load_lm(name: str | Path, dtype: torch.dtype = torch.float32, *, exact: bool
         if Path(name).is_dir():
             _check_files(name, config)
         with _quiet():
-            lm, found = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 name,
                 config=config,
                 dtype=dtype,
@@ -299,6 +299,8 @@ def load_lm(name: str | Path, dtype: torch.dtype = torch.float32, *, exact: bool
                 ignore_mismatched_sizes=True,  # which are refused below, by name
                 output_loading_info=True,
             )
+        lm: PreTrainedModel
+        lm, found = loaded
         for key, there, wanted in found["mismatched_keys"]:
             raise UserError(
                 f"{called(name)}: {key} has the shape {tuple(there)} in its files, and by its config.json "
@@ -337,9 +339,9 @@ def check_finite(tensors: Mapping[str, Tensor], place: str) -> None:
             )
 
 
-def called(name: str) -> str:
+def called(name: str | None) -> str:
     """What an error calls a model: by its setting, or by its folder where that is a policy of ours."""
-    return name if (Path(name) / "policy.json").is_file() else f"model.name={name}"
+    return name if name and (Path(name) / "policy.json").is_file() else f"model.name={name}"
 
 
 def _way_on(name: str) -> str:

@@ -302,7 +302,7 @@ class Tokens:
         # Some tokenizers have line breaks as added tokens: these are text.
         control = {i for i, token in added if not token.content.isspace()} - {self.tokenizer.bos_token_id}
         ends = [i for i in (*form.after_reply, *form.heard.before) if i in control | self.eos_ids]
-        return frozenset(ends[:1]), control & form.marks()
+        return frozenset(ends[:1]), frozenset(control & form.marks())
 
 
 def _shared(a: str, b: str) -> int:

@@ -360,7 +360,7 @@ def ablation_figure(
             else:
                 drawn = [found for run in mine if (found := curve_of(run, Panel(curve, "", ""), "eval", scale))]
             if drawn:
-                _draw_mean(axes, drawn, PAPER[y % len(PAPER)], wording(curve).percent, line=True, label=arm)
+                _draw_mean(axes, drawn, PAPER[y % len(PAPER)], curve, line=True, label=arm)
         label = wording(curve).label
         axes.set_title(f"{label}, over {'compute' if compute else 'training'}", fontsize=10, loc="left")
         unit = "million token passes" if compute else "training games" if scale else "iteration"
