@@ -19,7 +19,7 @@ PLACES = {  # settings of commands, and what they name
 }
 NAMES = (*PLACES, "players", "opponent", "voices", "select", "model.name", "env.contexts")  # of files and folders
 LONGEST_PART = 255  # bytes of a file's name, on every common file system
-LONGEST = 200  # bytes of a name that the project gives: files beside it add to it, as in `.NAME_differences.csv.new`
+LONGEST_NAME = 200  # bytes of a name that the project gives: files beside it add to it, as in `.NAME_differences.csv.new`
 COLDEST, HOTTEST = 1e-3, 1000.0  # temperatures
 LARGEST = 1e30  # number of a setting: float32 holds its products, too
 MOST = 10**6  # of whole numbers that say how many or how long
@@ -27,7 +27,7 @@ MOST_OF = {  # the same, by the setting's last name, where more makes sense
     "seed": 2**63 - 1, "sampling": 2**63 - 1, "shuffling": 2**63 - 1,
     "tokens": 10**12, "calls": 10**9, "token_budget": 10**9, "exact_limit": 10**9,
 }  # fmt: skip
-LONGEST = 2000  # letters of an error
+LONGEST_ERROR = 2000  # letters of an error
 
 
 class UserError(ValueError):
@@ -39,7 +39,7 @@ class UserError(ValueError):
 
     def __init__(self, sentence: str) -> None:
         text = str(sentence).encode(errors="backslashreplace").decode()
-        super().__init__(text if len(text) <= LONGEST else f"{text[:LONGEST]}...")
+        super().__init__(text if len(text) <= LONGEST_ERROR else f"{text[:LONGEST_ERROR]}...")
 
 
 @contextmanager
@@ -104,8 +104,8 @@ def bytes_of(name: str) -> int:
 
 def check_length(name: str, setting: str) -> None:
     """UserError for a name that is too long for a file of ours."""
-    if bytes_of(name) > LONGEST:
-        raise UserError(f"{setting}={name[:60]}...: {bytes_of(name)} bytes are too many for a name. Use {LONGEST}.")
+    if bytes_of(name) > LONGEST_NAME:
+        raise UserError(f"{setting}={name[:60]}...: {bytes_of(name)} bytes are too many for a name. Use {LONGEST_NAME}.")
 
 
 def texts(settings: Any, name: str = "") -> Iterator[tuple[str, str]]:

@@ -22,7 +22,7 @@ from typing import Any, TextIO
 
 import yaml
 
-from marl.common.errors import LARGEST, LONGEST, UserError, bytes_of
+from marl.common.errors import LARGEST, LONGEST_NAME, UserError, bytes_of
 
 ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 WAY_ON = "start the same command again; it goes on from what is there"
@@ -86,11 +86,11 @@ def sync_folder(folder: Path) -> None:
 def joined_name(parts: Iterable[str], by: str) -> str:
     """A file's name made of several; one that would be too long is cut, and ends in a digest of all of it."""
     name = by.join(parts)
-    if bytes_of(name) <= LONGEST:
+    if bytes_of(name) <= LONGEST_NAME:
         return name
     whole = name.encode(errors="surrogatepass")
     digest = hashlib.sha256(whole).hexdigest()[:12]
-    return f"{whole[: LONGEST - len(digest) - 1].decode(errors='ignore')}-{digest}"
+    return f"{whole[: LONGEST_NAME - len(digest) - 1].decode(errors='ignore')}-{digest}"
 
 
 def write_text(path: str | Path, text: str) -> None:

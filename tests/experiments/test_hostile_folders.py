@@ -26,7 +26,7 @@ from experiments.launch.terminal import say
 from experiments.setup.config import run_folder
 from experiments.setup.stages import stages_of
 from experiments.studies import conditions, crossplay
-from marl.common.errors import LONGEST, MOST, UserError, check_count, check_writable
+from marl.common.errors import LONGEST_ERROR, MOST, UserError, check_count, check_writable
 from marl.common.files import MOST_JSON, MOST_LINES, MOST_YAML, read_json, read_yaml, write_text
 from marl.report.games import game_view
 from marl.report.page import build_report, read_run
@@ -118,7 +118,7 @@ def read_all(run: Path, configs: dict[str, DictConfig], page: bool = True) -> di
             told[name] = ""
         except UserError as error:
             told[name] = said = str(error)
-            assert said.encode() and "\n" not in said and len(said) <= LONGEST + 3, (name, said)
+            assert said.encode() and "\n" not in said and len(said) <= LONGEST_ERROR + 3, (name, said)
         assert time.process_time() - began < SECONDS, name
     assert everything(run.parent.parent) == before, "something was changed"
     return told
@@ -232,7 +232,7 @@ def read_run_or_refuse(run: Path) -> None:
     try:
         read_run(run)
     except UserError as error:
-        assert len(str(error)) <= LONGEST + 3
+        assert len(str(error)) <= LONGEST_ERROR + 3
 
 
 # --- Code, references, names ------------------------------------------------------------------------------------------
@@ -623,7 +623,7 @@ def test_tables_of_others_are_drawn_or_refused(tmp_path: Path, name: str, text: 
     try:
         report.draw(tmp_path, "", tmp_path)
     except UserError as error:
-        assert len(str(error)) <= LONGEST + 3
+        assert len(str(error)) <= LONGEST_ERROR + 3
 
 
 # --- Numbers and names on the command line ----------------------------------------------------------------------------
@@ -694,5 +694,5 @@ def test_folders_whose_names_are_no_text(run: Path, configs: dict[str, DictConfi
 
 
 def test_long_errors_are_cut() -> None:
-    assert len(str(UserError("x" * 10**6))) == LONGEST + 3
+    assert len(str(UserError("x" * 10**6))) == LONGEST_ERROR + 3
     assert str(UserError("a\ud800")) == r"a\ud800"
