@@ -19,7 +19,7 @@ PLACES = {  # settings of commands, and what they name
 }
 NAMES = (*PLACES, "players", "opponent", "voices", "select", "model.name", "env.contexts")  # of files and folders
 LONGEST_PART = 255  # bytes of a file's name, on every common file system
-LONGEST_NAME = 200  # bytes of a name that the project gives: files beside it add to it, as in `.NAME_differences.csv.new`
+LONGEST_NAME = 200  # bytes of a name that the project gives: files beside it add to it, as `.NAME_iqm.csv.new` does
 COLDEST, HOTTEST = 1e-3, 1000.0  # temperatures
 LARGEST = 1e30  # number of a setting: float32 holds its products, too
 MOST = 10**6  # of whole numbers that say how many or how long
@@ -105,7 +105,9 @@ def bytes_of(name: str) -> int:
 def check_length(name: str, setting: str) -> None:
     """UserError for a name that is too long for a file of ours."""
     if bytes_of(name) > LONGEST_NAME:
-        raise UserError(f"{setting}={name[:60]}...: {bytes_of(name)} bytes are too many for a name. Use {LONGEST_NAME}.")
+        raise UserError(
+            f"{setting}={name[:60]}...: {bytes_of(name)} bytes are too many for a name. Use {LONGEST_NAME} at most."
+        )
 
 
 def texts(settings: Any, name: str = "") -> Iterator[tuple[str, str]]:
