@@ -106,7 +106,7 @@ def check_length(name: str, setting: str) -> None:
     """UserError for a name that is too long for a file of ours."""
     if bytes_of(name) > LONGEST_NAME:
         raise UserError(
-            f"{setting}={name[:60]}...: {bytes_of(name)} bytes are too many for a name. Use {LONGEST_NAME} at most."
+            f"{setting}={name[:60]}...: {bytes_of(name)} bytes are too many for a name. Use {LONGEST_NAME}."
         )
 
 
