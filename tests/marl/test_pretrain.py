@@ -28,7 +28,7 @@ from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import draw_games
 from marl.types import TokenBatch
 
-ENV = {"game": "among_us", "style": "compact", "tasks": 6, "max_steps": 60}
+ENV = {"game": "among_us", "style": "compact", "tasks": 6, "task_steps": 3, "max_steps": 60}
 MODEL = ModelConfig(vocab_size=700, hidden_size=16, layers=1, heads=2, intermediate_size=16, context=1024)
 
 CROWD = {"players": 7, "width": 2, "height": 1, "cooldown": 1}
