@@ -367,9 +367,10 @@ def _check_config(name: str, config: PreTrainedConfig) -> None:
     for each in (config, text):
         for key in ("quantization_config", "compression_config", "quantization"):  # the last is MLX's
             if (quantised := getattr(each, key, None)) is not None:
-                kind = quantised.get("quant_method", "") if isinstance(quantised, dict) else ""
+                method = quantised.get("quant_method") if isinstance(quantised, dict) else None
+                kind = f" ({method!r})" if method else ""
                 raise UserError(
-                    f"{called(name)}: its weights are quantised{f' ({kind!r})' if kind else ''}, which is not read here. "
+                    f"{called(name)}: its weights are quantised{kind}, which is not read here. "
                     "Name the model in full precision (float32, bfloat16 or float16)."
                 )
     for key, most in MOST.items():
@@ -440,8 +441,8 @@ def _named_ends(lm: PreTrainedModel) -> list[int]:
     ids = named if isinstance(named, list) else [] if named is None else [named]
     if any(type(each) is not int for each in ids):  # true is no token
         raise UserError(
-            f"{called(lm.name_or_path)}: eos_token_id is {str(named)[:60]!r}. In generation_config.json (or config.json) it must "
-            "be a token's number, a list of them, or null."
+            f"{called(lm.name_or_path)}: eos_token_id is {str(named)[:60]!r}. In generation_config.json (or "
+            "config.json) it must be a token's number, a list of them, or null."
         )
     return ids
 
