@@ -372,10 +372,11 @@ def _check_config(name: str, config: PreTrainedConfig) -> None:
     for each in (config, text):
         for key in ("quantization_config", "compression_config", "quantization"):  # the last is MLX's
             if (quantised := getattr(each, key, None)) is not None:
-                kind = quantised.get("quant_method", "") if isinstance(quantised, dict) else ""
+                method = quantised.get("quant_method") if isinstance(quantised, dict) else None
+                kind = f" ({method!r})" if method else ""
                 raise UserError(
-                    f"{called(name)}: its weights are quantised{f' ({kind!r})' if kind else ''}, which is not read "
-                    "here. Name the model in full precision (float32, bfloat16 or float16)."
+                    f"{called(name)}: its weights are quantised{kind}, which is not read here. "
+                    "Name the model in full precision (float32, bfloat16 or float16)."
                 )
     for key, most in MOST.items():
         size = getattr(text, key, None)

@@ -40,7 +40,7 @@ from marl.model.tokens import Tokens
 
 def game_module(game: str) -> ModuleType:
     """The environment's module."""
-    if not game.isidentifier():
+    if not isinstance(game, str) or not game.isidentifier():
         raise UserError(f"env.game={game}: must be the name of a game, as in env.game=dond")
     try:
         return importlib.import_module(f"envs.{game}_v0")

@@ -258,7 +258,7 @@ def test_evaluating_a_run_against_scripts(
     own, other, again = told
     assert other[0] == own[0] and other[1] != own[1] and again == other
     assert json.loads((tmp_path / "evaluation.json").read_text())["about"]["sampling"] == 1
-    with pytest.raises(UserError, match="sampling=-1: must be a whole number, at least 0, or null"):
+    with pytest.raises(UserError, match="sampling=-1: must be a whole number, at least 0"):
         evaluate.main(configure("players=[random]", "sampling=-1", *common, command="evaluate"))
     with pytest.raises(UserError, match="neither a run's folder nor base"):
         evaluate.main(configure("players=[nobody]", *common, command="evaluate"))
@@ -398,7 +398,7 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 @pytest.mark.parametrize("preset", list(PRESETS))
 def test_arms_differ_in_the_weights_of_their_terms_and_in_nothing_else(preset: str, sweep: str) -> None:
     usual, cfg = configure(f"sweep={sweep}"), configure(f"sweep={sweep}", f"ablation={preset}")
-    before, after = flat(plain(usual)), flat(plain(cfg))
+    before, after = ({k: v for k, v in flat(plain(each)).items() if not k.startswith("only.")} for each in (usual, cfg))
     assert before.keys() == after.keys()
     changed = {name: value for name, value in after.items() if value != before[name] and name != "arm"}
     assert changed == {name: value for name, value in PRESETS[preset].items() if before[name] not in (0, value)}
@@ -747,7 +747,7 @@ def test_names_follow_from_the_configuration() -> None:
         (["base.rows=0"], "base.rows=0: must be at least 1"),
         (["base.dropout=1.0"], "base.dropout=1.0: must lie in"),
         (["base.seed=-1"], "base.seed=-1: must be from 0 to 9223372036854775807"),
-        (["base.seed=9223372036854775808"], "base.seed=9223372036854775808: must be from 0 to"),
+        (["base.seed=9223372036854775808"], "base.seed=9223372036854775808: must be at most"),
         (["base.learning_rate=-0.5"], "base.learning_rate=-0.5: must not be negative"),
         (["eval.temperature=1e-40"], "eval.temperature=1e-40: must be a number from 0.001 to 1,000.0, or 0"),
         (["algo.temperature=-1"], "algo.temperature=-1.0: must be a number from 0.001"),
@@ -762,11 +762,11 @@ def test_names_follow_from_the_configuration() -> None:
         (["model.vocab_size=7"], "model.vocab_size=7: must be at least 400"),
         (["model.kind=small"], "model.kind=small: must be one of tiny, hf"),
         (["model.layers=0"], "model.layers=0: must be at least 1"),
-        (["model.layers=10000000"], "model.layers=10000000: must be at most 256"),
-        (["model.context=1000000000"], "model.context=1000000000: must be at most 16777216"),
-        (["model.vocab_size=1000000000"], "model.vocab_size=1000000000: must be at most 1048576"),
+        (["model.layers=10000000"], "model.layers=10000000: must be at most 1,000,000"),
+        (["model.context=1000000000"], "model.context=1000000000: must be at most 1,000,000"),
+        (["model.vocab_size=1000000000"], "model.vocab_size=1000000000: must be at most 1,000,000"),
         (["model.context=1e9"], r"model.context=1000000000.0: must be a whole number"),
-        (["model.hidden_size=1000000000000000000"], "model.hidden_size=1000000000000000000: must be at most 65536"),
+        (["model.hidden_size=1000000000000000000"], "model.hidden_size=1000000000000000000: must be at most 1,000,000"),
         (["model.kv_heads=3"], "model.kv_heads=3: must divide model.heads=4"),
         (["model.hidden_size=12"], "model.hidden_size=12: must be a multiple of 8"),
         (
@@ -784,7 +784,7 @@ def test_names_follow_from_the_configuration() -> None:
         (["init.learner=true"], "init.learner=True: must be text, or null"),
         (["base=human", "data.dond=5"], "data.dond=5: must be the name of a folder"),
         (["algo.kind=[]"], r"algo.kind=\[\]: must be one of ppo, filtered_bc"),
-        (["env.game=null"], "env.game=None: there is no game of this name"),
+        (["env.game=null"], "env.game=None: must be the name of a game"),
         (["cast.negotiator.partners=inf"], "cast.negotiator.partners=inf: must be a number from -1e[+]30 to 1e[+]30"),
         (["loss.kl._target_=null"], "loss.kl=.* has no _target_: give the whole term, as conf/loss/default.yaml"),
         (["model.name=/models/mine"], "model.name=/models/mine: the small model, .* has none; add model=hf"),
@@ -798,8 +798,8 @@ def test_names_follow_from_the_configuration() -> None:
             "reward.mine.weight=2: a speaking reward that pays is called reward.speaking",
         ),
         (["algo.context=4096"], "algo.context=4096 is more than the model can read"),
-        ([f"algo.context={10**30}"], f"algo.context={10**30} is more than the model can read"),
-        ([f"model.context={10**30}"], f"model.context={10**30}: must be at most 16777216"),
+        ([f"algo.context={10**30}"], f"algo.context={10**30}: must be at most 1,000,000"),
+        ([f"model.context={10**30}"], f"model.context={10**30}: must be at most 1,000,000"),
         (["chat.url=[]"], "chat.url must be http"),
     ],
 )
@@ -881,9 +881,13 @@ def test_games_of_the_base_are_those_that_a_run_would_have_played(cache: Path, t
 def test_each_run_of_a_chain_plays_other_games(tmp_path: Path) -> None:
     """Each starts where the one before ended, by its learner or its rival. A second start from nearer the base does not
     make the chain shorter, and the runs before the last need not be there any more."""
-    starts = {"a": ["init.learner=a"], "b": [f"init.rival={tmp_path}/b/rival"], "c": ["init.learner=c", "init.rival=a"]}
+    beginnings = {
+        "a": ["init.learner=a"],
+        "b": [f"init.rival={tmp_path}/b/rival"],
+        "c": ["init.learner=c", "init.rival=a"],
+    }
     chain = [configure("seed=3", f"runs={tmp_path}")]
-    for name, start in starts.items():
+    for name, start in beginnings.items():
         folder = tmp_path / name
         (folder / "rival").mkdir(parents=True)
         (folder / "rival" / "policy.json").write_text("{}")

@@ -234,8 +234,8 @@ def test_a_download_that_broke_off(model: Path) -> None:
 def test_quantised_weights_are_refused_by_name(quantised: dict[str, Any], model: Path) -> None:
     with_setting("config.json", "quantization_config", quantised)(model)
     method = quantised.get("quant_method", "")
-    named = f" ({method!r})" if method else ""
-    assert f"its weights are quantised{named}, which is not read here" in refused(model)
+    told = f" ({method!r})" if method else ""
+    assert f"its weights are quantised{told}, which is not read here" in refused(model)
     with pytest.raises(UserError, match="its weights are quantised"):  # before they are loaded
         load_config(str(model))
     with_setting("config.json", "quantization_config", None)(model)
