@@ -106,7 +106,8 @@ def command(
                 if {"--help", "-h"} & set(flags):
                     about = (sys.modules[task.__module__].__doc__ or "").partition("\n")[0]
                     configs = Path(str(importlib.import_module(package).__file__)).parent
-                    return print(short_help(config_name, about, configs / f"{config_name}.yaml"))
+                    print(short_help(config_name, about, configs / f"{config_name}.yaml"))
+                    return None
                 overrides += implied(overrides, implies or {})
                 plan = check_command_line(config_name, package, flags, overrides)
             except UsageError as error:

@@ -447,7 +447,7 @@ def test_effective_number() -> None:
 
 def test_metrics_brings_all_together() -> None:
     found = metrics(GAMES, "dond", objective=1.0)
-    assert {name.split("/")[0] for name in found} == {"game", "talk", "errors", "belief", "speech"}
+    assert {name.split("/")[0] for name in found} == {"game", "talk", "errors", "belief", "speech", "reward"}
     assert found == metrics(GAMES, "dond", objective=1.0)  # intervals too
     assert "game/win_rate/crewmates" in metrics([ejection_game()], "among_us")
     assert [name for name in metrics([imposter_game()], "toy") if name.startswith("game/")] == ["game/score"]

@@ -598,7 +598,7 @@ def with_terms(run: Path, **config: Any) -> Path:
 def test_terms_of_ones_own_are_in_the_sentence_of_weights_and_the_figures(tmp_path: Path) -> None:
     run = with_terms(make_run(tmp_path / "run"), **OWN_TERMS)
     text = page_of([run], tmp_path / "report.html").text
-    assert "Weights: listening loss 0.3, doubt loss 0.1, speaking reward 0.5, short reward its default." in text
+    assert "Weights: doubt loss 0.1, listening loss 0.3, short reward its default, speaking reward 0.5." in text
     assert "Loss: doubt over training" in text and "Reward: short over training" in text
 
 
@@ -611,8 +611,8 @@ def test_arms_name_the_weights_in_which_they_differ(tmp_path: Path) -> None:
     ]
     text = page_of(runs, tmp_path / "report.html").text
     assert (
-        "Weights in which arms differ: full: listening loss 0.3, doubt loss 0.1, short reward its default; "
-        "game_only: listening loss 0, doubt loss absent, short reward absent."
+        "Weights in which arms differ: full: doubt loss 0.1, listening loss 0.3, short reward its default; "
+        "game_only: doubt loss absent, listening loss 0, short reward absent."
     ) in text
 
 

@@ -304,7 +304,7 @@ def test_understand_takes_any_text(text: str, counts: tuple[int, int, int]) -> N
 @given(st.sampled_from(sorted(TEMPERAMENTS)), st.lists(BABBLE, min_size=1, max_size=6), st.integers(0, 1000))
 def test_a_game_against_babble_ends(name: str, texts: list[str], seed: int) -> None:
     """The partner says the same few things over and over, and never proposes by itself."""
-    table, player = env(), Negotiator(TEMPERAMENTS[name], seed)
+    table, player = parallel_env(objective=1.0, style="compact", max_entries=50), Negotiator(TEMPERAMENTS[name], seed)
     observations, infos = table.reset(seed=seed)
     turn = 0
     while table.agents:
