@@ -288,7 +288,7 @@ def cell_of(one: Player, other: Player, cfg: DictConfig, parts: Parts) -> Cell:
     read = [style_of(policy_folder(each.name), parts.env) if is_run(each.name) else None for each in (first, second)]
     settings = {
         "players": [first.made_of, second.made_of],
-        **({"styles": read} if {*read} - {None, parts.env["style"]} else {}),
+        **({"styles": read} if {*read} - {None, parts.env.get("style")} else {}),
         "env": parts.env,
         **file_digests(parts.env),
         "temperature": cfg.temperature,

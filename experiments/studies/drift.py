@@ -226,7 +226,7 @@ def measure(subject: Subject, people: Path, cfg: DictConfig, device: torch.devic
         if likely is not None:
             found["drift/human_dialogues"] = likely
     judge = load_policy(people, device)
-    again = env_maker({**env, "style": style_of(people, env) or env["style"]})()
+    again = env_maker({**env, "style": style_of(people, env) or env.get("style")})()
     own = likelihood(judge, [retold(episode, again, judge.tokens, (SPEAKER,)) for episode in episodes], rng)
     if own is not None:
         found["drift/own_speech"] = own

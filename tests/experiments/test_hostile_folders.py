@@ -201,7 +201,7 @@ def test_files_that_are_no_files_of_a_run(run: Path, configs: dict[str, DictConf
         shutil.copytree(run, whole, symlinks=True)
         DAMAGES[how](run / name)
         told = read_all(run, configs, page=False)
-        if name == "config.yaml":
+        if name == "config.yaml" and how != "torn":  # what is left of it may be whole YAML
             assert told["page"] and told["stages"] and told["entrants"]
             assert str(run) in told["page"]
         if name == "policy/checksums.json":
