@@ -104,9 +104,11 @@ def command(
             try:
                 flags, overrides = split_arguments(sys.argv[1:])
                 if {"--help", "-h"} & set(flags):
+                    spec = sys.modules[task.__module__].__spec__
+                    module = spec.name if spec else f"experiments.{config_name}"
                     about = (sys.modules[task.__module__].__doc__ or "").partition("\n")[0]
                     configs = Path(str(importlib.import_module(package).__file__)).parent
-                    print(short_help(config_name, about, configs / f"{config_name}.yaml"))
+                    print(short_help(module, about, configs / f"{config_name}.yaml"))
                     return None
                 overrides += implied(overrides, implies or {})
                 plan = check_command_line(config_name, package, flags, overrides)

@@ -11,13 +11,13 @@ CHOICE = re.compile(r"  - ([\w/]+): (\w+|\?\?\?)(?:  # (.*))?$")  # of the defau
 SETTING = re.compile(r"( *)(\w+): ?(.*?)(?:  # (.*))?$")
 
 
-def short_help(command: str, about: str, config: Path) -> str:
-    """The help of `python -m experiments.COMMAND`, configured by the file `config`. `about`: what the command does."""
+def short_help(module: str, about: str, config: Path) -> str:
+    """The help of `python -m MODULE`, configured by the file `config`. `about`: what the command does."""
     lines = config.read_text(encoding="utf-8").splitlines()
     rows = choices_of(lines, config.parent), settings_of(lines)
     top = [about, *(f"  {line}" for line in comment_at(lines))]
     more = [
-        f"All settings: python -m experiments.{command} --cfg job; of one choice: --cfg job --package env",
+        f"All settings: python -m {module} --cfg job; of one choice: --cfg job --package env",
         f"What each does: {config.parent.name}/{config.name} and the files that it lists; experiments/README.md",
         "-m sweeps over KEY=A,B,C. Flags: --hydra-help",
     ]

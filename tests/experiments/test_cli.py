@@ -28,6 +28,14 @@ from marl.common.errors import UserError
 from marl.decoding.memory import has_bf16_instructions, kept_kernels
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def module_of(command: str) -> str:
+    """Where a command is: studies have a folder of their own."""
+    folder = "experiments.studies" if (ROOT / "experiments" / "studies" / f"{command}.py").exists() else "experiments"
+    return f"{folder}.{command}"
+
+
 FILES = {
     "__init__.py": "",
     "hydra_settings.yaml": (ROOT / "conf/hydra_settings.yaml").read_text(),
@@ -189,7 +197,7 @@ def test_our_own_warnings_are_sentences() -> None:
     with plain_warnings():
         assert warnings.formatwarning("slow", UserWarning, agents.__file__, 7) == "slow\n"
         assert "torch.py:7: UserWarning: slow" in warnings.formatwarning("slow", UserWarning, "/x/torch.py", 7)
-    assert "agents.py:7: UserWarning: slow" in warnings.formatwarning("slow", UserWarning, agents.__file__, 7)
+    assert "model.py:7: UserWarning: slow" in warnings.formatwarning("slow", UserWarning, agents.__file__, 7)
 
 
 def test_sweeps_run_the_product_of_all_choices(cli: Cli) -> None:
@@ -560,14 +568,14 @@ LONG = "a file's name has at most 255 bytes. Shorten it."
 def test_help_is_short_and_says_what_settings_are(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module = importlib.import_module(f"experiments.{name}")
+    module = importlib.import_module(module_of(name))
     monkeypatch.setattr(sys, "argv", [name, "--help"])
     module.main()
     first, *lines = capsys.readouterr().out.splitlines()
     assert first == (module.__doc__ or "").splitlines()[0] and len(lines) < 40 and max(map(len, lines)) <= 120
     rows = [re.fullmatch(r"  ([\w./]+)=(.+?)  +(\S.*)", line) for line in lines[lines.index("") :]]
     shown = {row[1]: row[2] for row in rows if row}
-    assert len(shown) >= 4 and f"  python -m experiments.{name} " in lines[0]
+    assert len(shown) >= 4 and f"  python -m {module_of(name)} " in lines[0]
     assert any(f"conf/{name}.yaml" in line for line in lines) and any("--cfg job" in line for line in lines)
     text = (ROOT / "conf" / f"{name}.yaml").read_text()
     for key, value in shown.items():
@@ -598,7 +606,7 @@ def test_help_has_the_comments_of_the_configuration(tmp_path: Path) -> None:
         *(f"v{i}: 0  # of many" for i in range(60)),
     ]
     (tmp_path / "c.yaml").write_text("\n".join(lines))
-    top, *rows = short_help("c", "Does it.", tmp_path / "c.yaml").splitlines()
+    top, *rows = short_help("experiments.c", "Does it.", tmp_path / "c.yaml").splitlines()
     assert (top, rows[0], len(rows)) == ("Does it.", "  python -m experiments.c x=1", 39)
     assert [re.split("  +", row.strip()) for row in rows[2:6]] == [
         ["env=own", "A game of one's own.; or other"], ["x=0", "What x is."], ["group.z=2", "of a group"],
@@ -659,7 +667,7 @@ def test_bad_settings_of_commands_are_one_line(
     monkeypatch.setattr(sys, "argv", [module, *words])
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
-        importlib.import_module(f"experiments.{module}").main()
+        importlib.import_module(module_of(module)).main()
     assert capsys.readouterr().err.strip() == said and list(tmp_path.iterdir()) == []
 
 
