@@ -213,7 +213,7 @@ def test_a_context_that_some_views_outgrow_is_said(
         return seats
 
     monkeypatch.setattr(pretrain, "fit", lambda *_: None)
-    monkeypatch.setattr(pretrain, "_held_out", noted)
+    monkeypatch.setattr(pretrain, "held_out_seats", noted)
     base_policy(replace(MODEL, context=context), small(), ENV, cache=tmp_path, report=said.append)
     share = sum(length > context for length in lengths) / len(lengths)
     assert (0 < share <= 0.5) == (context == 260)
