@@ -450,7 +450,9 @@ def test_metrics_brings_all_together() -> None:
     assert {name.split("/")[0] for name in found} == {"game", "talk", "errors", "belief", "speech", "reward"}
     assert found == metrics(GAMES, "dond", objective=1.0)  # intervals too
     assert "game/win_rate/crewmates" in metrics([ejection_game()], "among_us")
-    assert [name for name in metrics([imposter_game()], "toy") if name.startswith("game/")] == ["game/score"]
+    of_own_game = {name for name in metrics([imposter_game()], "toy") if name.startswith("game/")}
+    assert "game/score" in of_own_game  # and how it ended, and who won, in its own words
+    assert all(name.startswith(("game/how/", "game/win_rate/")) for name in of_own_game - {"game/score"})
     with pytest.raises(ValueError, match="no episodes"):
         metrics([], "dond")
 
