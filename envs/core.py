@@ -1,4 +1,4 @@
-"""What every game shares: kinds of turn, styles of wording, belief questions, seeds, and the text spaces."""
+"""The parts that all games share: kinds of turn, styles of wording, belief questions, seeds, and the text spaces."""
 
 from __future__ import annotations
 

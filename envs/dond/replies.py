@@ -1,4 +1,4 @@
-"""What a reply means: a message, a proposal, or why it is refused."""
+"""The meaning of a reply: a message, a proposal, or why it is refused."""
 
 from __future__ import annotations
 

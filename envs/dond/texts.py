@@ -1,4 +1,4 @@
-"""What players read, in each style."""
+"""The texts that players read, in each style."""
 
 from __future__ import annotations
 

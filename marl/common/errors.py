@@ -44,7 +44,7 @@ class UserError(ValueError):
 
 @contextmanager
 def naming(setting: str, term: object) -> Iterator[None]:
-    """Within, whatever a term's own code raises becomes a UserError with the setting, the error and the line."""
+    """Turns whatever a term's own code raises into a UserError with the setting, the error and the line."""
     try:
         yield
     except UserError:

@@ -40,7 +40,7 @@ FAULTS = (
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """What the system refuses to write in the block becomes a UserError that names the place, the reason, the fix."""
+    """Turns what the system refuses to write into a UserError that names the place, the reason and the fix."""
     try:
         yield
     except Exception as error:
