@@ -110,7 +110,7 @@ def test_human_proposals_are_read_as_they_stood(tmp_path: Path) -> None:
         (["env.style=natural"], r"env.style=natural: .*must be compact"),
         (["lambdas=[-1]"], r"lambdas=\[-1\]: each must be a number, 0 \(no anchor\) or above"),
         (["games=1"], "games=1: must be a whole number, at least 2"),
-        (["proposals=0"], "proposals=0: must be a whole number, at least 2, or null"),
+        (["proposals=0"], "proposals=0: must be a whole number, at least 2"),
         (["opponents=[nobody]"], "no scripted negotiator 'nobody'"),
         (["objectives=[2]"], "env.objective"),
         (["+variants.two={lambdas: [0.1, 1]}"], r"variants.two.lambdas=\[0.1, 1\]: every variant has those of lambdas"),
