@@ -18,7 +18,7 @@ TEST_ENV := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 WANDB_MODE=offline WANDB_SIL
 # A file's tests stay together, so that what they share is made once; long files come before the short ones of marl.
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help quickstart negotiation test test-slow torture hostile lint format bench clean
+.PHONY: help quickstart negotiation test test-slow torture hostile lint docs format bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,10 @@ lint: $(STAMP) ## style and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy $(PACKAGES)
+
+docs: $(STAMP) ## build the documentation into site/
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev,docs]' --constraint constraints.txt
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 format: $(STAMP) ## put the code into the style that lint asks for
 	@$(BIN)/ruff check --fix-only .

@@ -1,0 +1,48 @@
+"""Draws discussion.json, one recorded discussion, as discussion.svg: `python docs/draw_discussion.py`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+
+HERE = Path(__file__).parent
+COLOURS = ("#3b6fb6", "#2a9d5c", "#c2571a", "#8a4fb0")
+
+
+def main() -> None:
+    """One row a message: who said what, what it earned, and each listener's belief in the truth after it."""
+    game = json.loads((HERE / "discussion.json").read_text(encoding="utf-8"))
+    lines = game["lines"]
+    listeners = list(lines[0]["belief"])
+    plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "discussion", "font.size": 11})
+    figure, (said, moved) = plt.subplots(
+        1, 2, figsize=(10, 0.36 * len(lines) + 0.9), width_ratios=(1.25, 1), sharey=True, layout="constrained"
+    )
+    for row, line in enumerate(lines):
+        role = " (imposter)" if line["speaker"] == game["imposter"] else ""
+        speaker = f"{line['speaker']}{role}: " if line["speaker"] else ""
+        weight = "bold" if line["reward"] >= 0.2 else "normal"
+        said.text(0, row, f"{speaker}{line['message']}", va="center", weight=weight)
+        if line["speaker"] and line["speaker"] != game["imposter"]:
+            earned = f"{line['reward']:+.2f}".replace("0.", ".")
+            said.text(1, row, earned, va="center", ha="right", weight=weight)
+    said.set_axis_off()
+    said.set(xlim=(0, 1.03), ylim=(len(lines) - 0.5, -0.7))
+    said.set_title("what was said, and what it earned its speaker", loc="left", fontsize=11)
+    for listener, colour in zip(listeners, COLOURS, strict=False):
+        path = [(line["belief"][listener], row) for row, line in enumerate(lines) if listener in line["belief"]]
+        moved.plot(*zip(*path, strict=True), color=colour, marker="o", markersize=4, label=listener)
+    moved.set(xlim=(0, 1), xticks=(0, 0.5, 1), yticks=[])
+    moved.set_title(f"belief that {game['imposter']} is the imposter (it is)", loc="left", fontsize=11)
+    moved.legend(loc="lower right", frameon=False, fontsize=10)
+    moved.spines[["top", "right", "left"]].set_visible(False)
+    figure.savefig(HERE / "discussion.svg", metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""Fills pages of the site from the project itself: settings from the YAML's comments, results from their folders."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "experiments" / "results"
+SETTINGS = "<!-- settings -->"
+GROUPS = ("env", "model", "base", "algo", "loss", "reward", "planner", "chat", "tracker", "ablation", "experiment", "sweep")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Adds the pages and figures of published results."""
+    for path in sorted(RESULTS.rglob("*")):
+        if path.suffix in (".md", ".svg", ".png"):
+            place = Path("results") / path.relative_to(RESULTS)
+            files.append(File.generated(config, str(place), abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Puts the settings where the page asks for them, and makes links out of the results' folders absolute ones."""
+    if page.file.src_uri.startswith("results/"):
+        return re.sub(r"\]\((\.\./)+(README|experiments|marl|envs|tests|conf)[^)]*\)", "](../../index.md)", markdown)
+    return markdown.replace(SETTINGS, settings()) if SETTINGS in markdown else markdown
+
+
+def settings() -> str:
+    """Every configuration file that a training run reads, with its comments: they are the reference."""
+    parts = [section("train", ROOT / "conf" / "train.yaml")]
+    for group in GROUPS:
+        parts.append(f"## {group}\n")
+        parts += [section(f"{group}={path.stem}", path) for path in sorted((ROOT / "conf" / group).glob("*.yaml"))]
+    return "\n".join(parts)
+
+
+def section(title: str, path: Path) -> str:
+    """One file, under the override that chooses it."""
+    return f"### `{title}`\n\n```yaml\n{path.read_text(encoding='utf-8').strip()}\n```\n"
