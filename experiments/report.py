@@ -1,10 +1,11 @@
 """Turns runs into one self-contained page, and into the folder of a published table.
 
 `python -m experiments.report select='dond_ablation-*'` writes `runs/report.html`; with `publish=experiments/NAME` it
-also writes the table, the per-seed and per-iteration data, the differences between arms, the figure and the run cards
-there, and `data=experiments/NAME` draws the figure again from these files, without any run. Intervals: over training
+also writes the table, the per-seed and per-iteration data, the differences between arms, the figure and a line for
+each run (`cards.jsonl`) there, and `data=experiments/NAME` draws the figure again from these files, without any run.
+Intervals: over training
 seeds where an arm has several (Student's t), else over the run's evaluation games. `ratios.csv` says of Among Us how
-many times as often one arm wins as another. `iqm.csv`, `profiles.csv` and `bootstrap.csv` have interquartile means,
+many times as often one arm wins as another. `iqm.csv`, `profiles.csv.gz` and `bootstrap.csv` have interquartile means,
 performance profiles and intervals by the bootstrap over seeds and games, of the arms with several seeds; the latter
 also of differences, which are those of the same game under the same seed. `forms.csv`
 has how each run's players put their messages most often. `equal_compute.csv` compares arms where they have cost as many
@@ -171,7 +172,7 @@ def publish(runs: Sequence[Run], folder: Path, part: str = "") -> None:
         raise UserError(
             f"publish={folder}: the runs play {' and '.join(games)}; select runs of one game, {' or '.join(TABLE)}"
         )
-    check_writable(folder / "run_cards", "publish")
+    check_writable(folder, "publish")
     for suffix, group in variants(runs).items():
         publish_variant(games[0], group, folder, part + suffix)
     write_cards((run.folder for run in runs), folder)
@@ -212,20 +213,20 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -
     for name in TABLE[game]:
         without = [f"{arm.arm} seed {arm.seed}" for arm in arms if name not in arm.metrics]
         if name not in names and len(without) < len(arms):
-            say(f"{name} is not in the table: {', '.join(without)} never had a case of it; per_seed.csv has the others")
+            say(f"{name} is not in the table: {', '.join(without)} never had a case of it; per_seed.csv.gz has it")
     rows = ablation_table(arms, names)
     write_table(folder / f"table{suffix}.csv", rows)
-    write_per_seed(folder / f"per_seed{suffix}.csv", arms, TABLE[game])
+    write_per_seed(folder / f"per_seed{suffix}.csv.gz", arms, TABLE[game])
     pairs = pairs_of((arm_label(run, runs) for run in runs), game)
     write_over_seeds(folder, suffix, arms, names, [name for name in FIGURE[game] if name in names], pairs)
-    write_curves(folder / f"curves{suffix}.csv", runs)
-    write_beliefs(folder / f"belief_by_message{suffix}.csv", runs)
-    write_mean_beliefs(folder / f"belief_by_message_mean{suffix}.csv", runs)
+    write_curves(folder / f"curves{suffix}.csv.gz", runs)
+    write_beliefs(folder / f"belief_by_message{suffix}.csv.gz", runs)
+    write_mean_beliefs(folder / f"belief_by_message_mean{suffix}.csv.gz", runs)
     write_forms(folder / f"forms{suffix}.csv", runs)
     differences = arm_differences(arms, pairs, names)
     if differences:
         write_table(folder / f"differences{suffix}.csv", differences)
-        write_curve_differences(folder / f"curve_differences{suffix}.csv", runs, pairs)
+        write_curve_differences(folder / f"curve_differences{suffix}.csv.gz", runs, pairs)
     equal = equal_compute(runs)
     if equal:
         told = dict.fromkeys((GAMES, *TABLE[game], *CURVES))
@@ -253,9 +254,9 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -
 
 def redraw(folder: Path, out: Path) -> None:
     """The figures of a published table's folder. UserError where it is none."""
-    suffixes = [path.stem.removeprefix("curves") for path in sorted(folder.glob("curves*.csv"))]
+    suffixes = [path.name[len("curves") : -len(".csv.gz")] for path in sorted(folder.glob("curves*.csv.gz"))]
     if not suffixes:
-        raise UserError(f"data={folder}: no table that this command published is there (it has no curves.csv)")
+        raise UserError(f"data={folder}: no table that this command published is there (it has no curves.csv.gz)")
     check_writable(out, "publish")
     for suffix in suffixes:
         draw(folder, suffix, out)
@@ -265,7 +266,7 @@ def redraw(folder: Path, out: Path) -> None:
 def draw(folder: Path, suffix: str, out: Path) -> None:
     """A published table's figure, from the files of its folder alone. UserError where one is malformed."""
     with reading(folder):
-        rows, runs = read_table(folder / f"table{suffix}.csv"), read_curves(folder / f"curves{suffix}.csv")
+        rows, runs = read_table(folder / f"table{suffix}.csv"), read_curves(folder / f"curves{suffix}.csv.gz")
         redrawn(rows, runs, folder, suffix, out)
 
 
@@ -283,7 +284,7 @@ def redrawn(rows: Sequence[TableRow], runs: Sequence[Run], folder: Path, suffix:
 
 
 def read_curves(path: Path) -> list[Run]:
-    """The runs of a `curves.csv`, as far as their curves go."""
+    """The runs of a `curves.csv.gz`, as far as their curves go."""
     found: dict[tuple[str, int], Run] = {}
     lines: dict[tuple[str, int, str, int], dict[str, Any]] = {}
     for row in csv_rows(path):
@@ -331,8 +332,8 @@ def write_over_seeds(
     profiled: Sequence[str],
     pairs: Sequence[tuple[str, str]],
 ) -> None:
-    """`iqm.csv` of the metrics `names`, `profiles.csv` of those `profiled` and `bootstrap.csv` of those known by game,
-    with the differences of the pairs, where any arm has several seeds."""
+    """`iqm.csv` of the metrics `names`, `profiles.csv.gz` of those `profiled` and `bootstrap.csv` of those known by
+    game, with the differences of the pairs, where any arm has several seeds."""
     rows = iqm_table(arms, names)
     if rows:
         lines = [(r.arm, r.metric, r.mean, r.low, r.high, r.seeds, r.games) for r in rows]
@@ -342,7 +343,7 @@ def write_over_seeds(
             for r in profile_table(arms, profiled)
         ]
         header = ("arm", "metric", "threshold", "share", "low", "high", "seeds")
-        write_csv(folder / f"profiles{suffix}.csv", header, shares)
+        write_csv(folder / f"profiles{suffix}.csv.gz", header, shares)
     resampled = bootstrap_table(arms, pairs)
     if resampled:
         write_table(folder / f"bootstrap{suffix}.csv", resampled)

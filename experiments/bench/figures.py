@@ -8,14 +8,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
 from experiments.bench.measure import PHASES
-from marl.common.files import writing
 from marl.metrics.wording import number
-from marl.report.figures import PAPER, style_axes
+from marl.report.figures import PAPER, save_figure, style_axes
 
 BUSY = 0.9  # processor seconds in a second; whoever has the machine gets at least 1, one for each thread at work
 OTHERS = 0.1  # of all processors' time: more than that, and somebody else is at work
@@ -453,5 +451,4 @@ def draw(around: Sequence[Data], path: Path) -> None:
     first = figure.axes[0]
     first.set_ylabel("seconds of 1,000 tokens", fontsize=9)
     first.legend(fontsize=8, frameon=False)
-    with writing(path), matplotlib.rc_context({"svg.hashsalt": path.name}):
-        figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)
+    save_figure(figure, path)

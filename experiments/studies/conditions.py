@@ -7,10 +7,10 @@ run, and the base of each seed, plays the same games under each of them. Each ce
 it is played: a stopped command goes on where it was, several share the work, and the one that ends last writes the
 table. Intervals are those of experiments.report: over training seeds, of a single one over its games.
 
-Written: `NAME_per_seed.csv`, each run's own figures; made of it, `NAME.csv` (means over seeds), `NAME_differences.csv`
+Written: `NAME_per_seed.csv.gz`, each run's own figures; made of it, `NAME.csv` (means over seeds), `NAME_differences.csv.gz`
 (each condition minus the `reference`, and arms minus arms under each condition, paired by seed), `NAME.svg`, and where
 a study has a `headline` condition, `table.csv`, which has that alone; with `publish` the runs' cards as well.
-`study=NAME data=FOLDER/NAME_per_seed.csv` makes them again, without the runs.
+`study=NAME data=FOLDER/NAME_per_seed.csv.gz` makes them again, without the runs.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def main(cfg: DictConfig) -> None:
     set_threads(cfg.threads)
     folder, out = Path(cfg.cells), Path(cfg.publish or cfg.cells)
     check_writable(folder, "cells")
-    check_writable(out / "run_cards" if cfg.publish else out, "publish")
+    check_writable(out, "publish")
     if cfg.publish:
         write_cards(dict.fromkeys(entrant.run for entrant in found), out)
 
@@ -113,7 +113,7 @@ def main(cfg: DictConfig) -> None:
     if missing:
         say(f"{len(missing)} cells are being played by another process, which writes the table when it has them")
         return
-    path = out / f"{cfg.name}_per_seed.csv"
+    path = out / f"{cfg.name}_per_seed.csv.gz"
     write_per_seed(path, results(table, folder, list(cfg.metrics)))
     tabulate(cfg, read_per_seed(path), out, published)  # as anybody else will
 

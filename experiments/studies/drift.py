@@ -6,10 +6,10 @@ are the transcripts that the run kept of each of its evaluations: fewer games, a
 one policy is written at once, so that a stopped command goes on where it was, and what several runs started from is
 measured once. Figures are defined in marl/metrics/drift.py.
 
-Written: `drift.csv` (a line for each policy and metric), `kept.csv` (the same of kept transcripts), `people.csv` (of
-the human dialogues themselves); made of the first, `drift_by_arm.csv` (means over seeds at the iterations that all runs
+Written: `drift.csv.gz` (a line for each policy and metric), `kept.csv.gz` (the same of kept transcripts), `people.csv` (of
+the human dialogues themselves); made of the first, `drift_by_arm.csv.gz` (means over seeds at the iterations that all runs
 of an arm kept, the base and the end at least; intervals as in experiments.studies.iterations) and `drift.svg`.
-`data.table=FOLDER/drift.csv` makes these again, without the runs.
+`data.table=FOLDER/drift.csv.gz` makes these again, without the runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import matplotlib
 import numpy as np
 import torch
 from matplotlib.figure import Figure
@@ -44,7 +43,7 @@ from experiments.studies.iterations import (
 )
 from marl.agents.model import PlayConfig, model_agent
 from marl.common.errors import UserError, check_count, check_writable
-from marl.common.files import digest, reading, write_json, writing
+from marl.common.files import digest, reading, write_json
 from marl.decoding.memory import Slots, check_memory
 from marl.metrics.drift import likelihood, retold, talk_drift
 from marl.metrics.games import dond_metrics
@@ -54,7 +53,7 @@ from marl.metrics.tables import format_table, interval_of, read_csv, read_figure
 from marl.metrics.talk import talk_metrics
 from marl.metrics.wording import WORDING
 from marl.pretraining.corpus import data_files, recorded
-from marl.report.figures import PAPER
+from marl.report.figures import PAPER, save_figure
 from marl.report.transcripts import read_episodes
 from marl.rollout.cast import learners_of
 from marl.rollout.games import env_maker, file_digests
@@ -142,12 +141,12 @@ def main(cfg: DictConfig) -> None:
             write_json(path, {"about": settings, "metrics": figures})
             say(label)
         found[subject] = read_figures(path)
-    write_lines(out / "drift.csv", found.items())
-    write_lines(out / "kept.csv", (each for run in runs for each in kept_transcripts(run)))
+    write_lines(out / "drift.csv.gz", found.items())
+    write_lines(out / "kept.csv.gz", (each for run in runs for each in kept_transcripts(run)))
     if human:
         lines = [(name, i.mean, i.low, i.high, i.n) for name, i in sorted(human.items())]
         write_csv(out / "people.csv", COLUMNS[5:], lines)
-    tabulate(out / "drift.csv", out, human)
+    tabulate(out / "drift.csv.gz", out, human)
 
 
 # --- What there is to measure -----------------------------------------------------------------------------------------
@@ -281,7 +280,7 @@ def write_lines(path: Path, found: Iterable[tuple[Subject, Metrics]]) -> None:
 
 
 def read_policies(path: Path) -> Policies:
-    """What `drift.csv` holds. UserError where it is no such file."""
+    """What `drift.csv.gz` holds. UserError where it is no such file."""
     found: Policies = {}
     for key, iteration, metric, own in read_csv(
         path, "data.table", COLUMNS,
@@ -299,13 +298,13 @@ def read_policies(path: Path) -> Policies:
 
 
 def tabulate(table: Path, out: Path, human: Metrics | None = None) -> None:
-    """Writes `drift_by_arm.csv` and `drift.svg` from `drift.csv`, and prints all policies beside people."""
+    """Writes `drift_by_arm.csv.gz` and `drift.svg` from `drift.csv.gz`, and prints all policies beside people."""
     policies = read_policies(table)
     refuse_doubles(((Path(run), objective, arm, seed) for objective, arm, seed, run in policies), "data.table")
     arms: dict[tuple[float, str], dict[int, dict[int, Metrics]]] = {}
     for (objective, arm, seed, _), of_run in policies.items():
         arms.setdefault((objective, arm), {})[seed] = of_run
-    write_by_arm(out / "drift_by_arm.csv", {key: by_iteration(seeds) for key, seeds in arms.items()}, arms)
+    write_by_arm(out / "drift_by_arm.csv.gz", {key: by_iteration(seeds) for key, seeds in arms.items()}, arms)
     draw(policies, out / "drift.svg")
     columns = {
         f"λ={objective:g} {arm} s{seed} it {iteration}": metrics
@@ -351,8 +350,7 @@ def draw(policies: Policies, path: Path) -> None:
                 axes.set_ylim(bottom=0)
     shown = sorted(handles)
     figure.legend([handles[arm] for arm in shown], shown, loc="outside right upper", frameon=False, fontsize=8)
-    with writing(path), matplotlib.rc_context({"svg.hashsalt": path.name}):
-        figure.savefig(path, metadata={"Date": None})
+    save_figure(figure, path)
 
 
 if __name__ == "__main__":

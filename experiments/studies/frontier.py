@@ -24,7 +24,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import torch
 from matplotlib.figure import Figure
@@ -42,11 +41,11 @@ from experiments.setup.config import Parts, build, config_hash, make, plain
 from experiments.setup.devices import pick_device, set_threads
 from experiments.setup.entrants import turn_about
 from experiments.setup.players import policy_folder, run_policy
-from experiments.setup.select import public, selected, write_cards
+from experiments.setup.select import add_cards, card_line, selected, write_cards
 from marl.agents.base import Agent
 from marl.agents.model import model_agent
 from marl.common.errors import UserError, check_count, check_writable
-from marl.common.files import FAULTS, digest, read_json, reading, write_json, writing
+from marl.common.files import FAULTS, digest, read_json, reading, write_json
 from marl.decoding.memory import Slots, check_memory
 from marl.learning.batch import collate
 from marl.learning.config import UpdateConfig
@@ -60,7 +59,7 @@ from marl.planning.pikl import Floats
 from marl.planning.planner import SLOTS, Decision, PlannerConfig, Reader, planning_agent, proposal, respond, weigh
 from marl.pretraining.base import base_policy
 from marl.pretraining.corpus import human_seat
-from marl.report.figures import PAPER
+from marl.report.figures import PAPER, save_figure
 from marl.rollout.games import env_maker, file_digests, scripted
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import EVALUATION, draw_games
@@ -116,8 +115,7 @@ def main(cfg: DictConfig) -> None:
     set_threads(cfg.threads)
     cells, out = Path(cfg.cells), Path(cfg.publish)
     check_writable(cells, "cells")
-    for name in ("cards", "run_cards"):
-        check_writable(out / name, "publish")
+    check_writable(out, "publish")
     base, folder = base_policy(
         parts.model, parts.base, parts.env, cache=Path(cfg.cache), human_data=cfg.data.dond, device=device, report=say
     )
@@ -184,7 +182,7 @@ def main(cfg: DictConfig) -> None:
         say(format_table({arm: {r.metric: r.interval for r in rows if r.arm == arm} for arm in arms_of(rows)}))
     run_card(cells, config_hash(cfg), cfg.seed, arm="frontier", base=folder.name, base_digest=entrants[0].made_of,
              compared=[e.folder.name for e in entrants[1:]])  # fmt: skip
-    write_json(out / "cards" / f"{cfg.name}.json", public(read_json(cells / CARD)))
+    add_cards([{**card_line(read_json(cells / CARD)), "run": cfg.name}], out)
     write_cards((e.folder for e in entrants[1:]), out)
     say(f"\ntables and figures: {out}")
 
@@ -494,8 +492,7 @@ def draw(rows: Sequence[TableRow], cfg: DictConfig, objective: float, path: Path
     note = f"Objective {objective:g}.\nNumbers: lambda (planned) or the\nstrength of the pull (trained)"
     grid[1, -1].legend(*grid[0, 0].get_legend_handles_labels(), frameon=False, fontsize=9, loc="center left",
                        title=note, title_fontsize=9, alignment="left")  # fmt: skip
-    with writing(path), matplotlib.rc_context({"svg.hashsalt": path.name}):
-        figure.savefig(path, metadata={"Date": None})
+    save_figure(figure, path)
 
 
 if __name__ == "__main__":

@@ -170,7 +170,7 @@ WORDING = {
 
 
 COUNTED = (
-    "errors/", "talk/", "drift/", "trained", "passes", "game/meetings", "game/reports", "game/tasks_done", "game/steps",
+    "errors/", "talk/", "trained", "passes", "game/meetings", "game/reports", "game/tasks_done", "game/steps",
     "game/decisions", "game/points", "game/joint",
 )  # fmt: skip
 
