@@ -99,4 +99,3 @@ def in_a_name(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "-".join(map(in_a_name, value))
     return f"{value:g}" if isinstance(value, float) else str(value).lower()
-

@@ -10,8 +10,8 @@ it was, other players may be added later, and several commands share the work. A
 pair that met a refused key or a spent budget is not kept, so that the next command plays it again.
 
 Written: `NAME.csv.gz` (a line for each row player, column player and metric; `lost_seats` to an endpoint),
-`NAME_differences.csv.gz` (self-play minus cross-play, paired by game seed), `NAME.svg`, a line in `cards.jsonl`. Intervals:
-95 %, over game seeds. They say nothing of other training seeds: these players are these players.
+`NAME_differences.csv.gz` (self-play minus cross-play, paired by game seed), `NAME.svg`, a line in `cards.jsonl`.
+Intervals: 95 %, over game seeds. They say nothing of other training seeds: these players are these players.
 `data.table=FOLDER/NAME.csv.gz` draws the figure again, without any game. Runs of several objectives meet in one game,
 which `env.objective` then has to name.
 """

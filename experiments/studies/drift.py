@@ -6,9 +6,9 @@ are the transcripts that the run kept of each of its evaluations: fewer games, a
 one policy is written at once, so that a stopped command goes on where it was, and what several runs started from is
 measured once. Figures are defined in marl/metrics/drift.py.
 
-Written: `drift.csv.gz` (a line for each policy and metric), `kept.csv.gz` (the same of kept transcripts), `people.csv` (of
-the human dialogues themselves); made of the first, `drift_by_arm.csv.gz` (means over seeds at the iterations that all runs
-of an arm kept, the base and the end at least; intervals as in experiments.studies.iterations) and `drift.svg`.
+Written: `drift.csv.gz` (a line for each policy and metric), `kept.csv.gz` (the same of kept transcripts), `people.csv`
+(of the human dialogues themselves); made of the first, `drift_by_arm.csv.gz` (means over seeds at the iterations that
+all runs of an arm kept, the base and the end at least; intervals as in experiments.studies.iterations) and `drift.svg`.
 `data.table=FOLDER/drift.csv.gz` makes these again, without the runs.
 """
 

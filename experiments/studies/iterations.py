@@ -6,10 +6,10 @@
 The first form reads the evaluations that finished runs of Deal or No Deal made while they trained, the second what the
 first has written: the same tables and figure, in seconds, without the runs.
 
-Written: `NAME.csv.gz`, a line for each run, iteration and metric, and with `publish` the runs' cards; `NAME_by_arm.csv.gz`,
-means over seeds with 95 % intervals (Student's t over seeds, cut to what a metric can be; of a single seed, and where
-all seeds are one policy, as before training, over its games, where their spread is known); `NAME.svg`; with `headline`
-`table.csv`, the ends of the largest objective; and `NAME_summary.csv`:
+Written: `NAME.csv.gz`, a line for each run, iteration and metric, and with `publish` the runs' cards;
+`NAME_by_arm.csv.gz`, means over seeds with 95 % intervals (Student's t over seeds, cut to what a metric can be; of a
+single seed, and where all seeds are one policy, as before training, over its games, where their spread is known);
+`NAME.svg`; with `headline` `table.csv`, the ends of the largest objective; and `NAME_summary.csv`:
 
 - `correlation/games`: Pearson's r between the iteration and a player's score, over all players of all evaluation games
   of a run, iteration 0 (before training) included; `correlation/agreed_games`: over games with a deal. Liao, Tomlin &
@@ -75,8 +75,8 @@ Z = 1.959964  # of a 95 % interval
 
 @dataclass(frozen=True)
 class Line:
-    """One line of NAME.csv.gz. `trained`: games that the run had learned from; `passes`: thousands of tokens that training
-    had put through the model (marl/metrics/compute.py); `games`: of the evaluation."""
+    """One line of NAME.csv.gz. `trained`: games that the run had learned from; `passes`: thousands of tokens that
+    training had put through the model (marl/metrics/compute.py); `games`: of the evaluation."""
 
     objective: float
     arm: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -242,12 +243,12 @@ def test_it_sits_beside_a_learner_and_the_runs_drift_is_measured(server: Server,
     (base,) = (runs / "bases").glob("dond-*")
     config.human = str(base)
     drift.main(config)
-    lines = (runs / "drift" / "drift.csv").read_text().splitlines()
+    lines = gzip.decompress((runs / "drift" / "drift.csv.gz").read_bytes()).decode().splitlines()
     assert lines[0] == "objective,run,arm,seed,iteration,metric,mean,low,high,games"
     rows = [line.split(",") for line in lines[1:]]
     assert {row[4] for row in rows} == {"0", "1", "2"} and all(len(row) == 10 and all(row) for row in rows)
     assert {"game/score", "talk/turns"} <= {row[5] for row in rows}
-    assert (runs / "drift" / "drift.svg").is_file() and (runs / "drift" / "kept.csv").is_file()
+    assert (runs / "drift" / "drift.svg").is_file() and (runs / "drift" / "kept.csv.gz").is_file()
     before = {path: path.stat().st_mtime_ns for path in (runs / "drift").glob("*.json")}
     assert len(before) == 3
     drift.main(config)  # nothing is measured twice

@@ -1,6 +1,5 @@
 """Finished runs under other conditions: what is played, shared, resumed and tabulated, in small real runs."""
 
-import csv
 import json
 import shutil
 import subprocess
@@ -20,7 +19,7 @@ from experiments.setup.stages import Stage, base_folder, stages_of
 from experiments.studies import conditions, conditions_tables
 from experiments.studies import study as nouns
 from marl.common.errors import UserError
-from marl.common.files import read_json, write_json
+from marl.common.files import csv_rows, read_json, write_json
 from marl.decoding import memory
 from marl.metrics.stats import Interval, seed_mean
 from marl.metrics.tables import ArmRun
@@ -79,8 +78,7 @@ def played(runs: Path) -> Path:
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+    return csv_rows(path)
 
 
 def cells_of(folder: Path) -> dict[str, dict]:
@@ -155,7 +153,7 @@ def test_conditions_differ_in_what_they_change(runs: Path, played: Path) -> None
 
 
 def test_the_table(runs: Path, played: Path) -> None:
-    rows, per_seed = (rows_of(played / f"small{part}.csv") for part in ("", "_per_seed"))
+    rows, per_seed = (rows_of(played / f"small{part}") for part in (".csv", "_per_seed.csv.gz"))
     assert list(rows[0]) == ["arm", "condition", "metric", "mean", "low", "high", "seeds", "games"]
     assert all(all(row.values()) for row in rows)
     assert list(dict.fromkeys(row["arm"] for row in rows)) == ["base", "RL", "RL+L+S"]
@@ -172,7 +170,7 @@ def test_the_table(runs: Path, played: Path) -> None:
         assert float(wins["RL+L+S"]["low"]) == pytest.approx(max(expected.low, 0), rel=1e-4, abs=1e-4)
         assert (wins["base"]["seeds"], wins["RL+L+S"]["seeds"], wins["RL"]["seeds"]) == ("1", "2", "1")
         assert (wins["RL+L+S"]["games"], wins["RL"]["games"]) == ("12", "6")
-    differences = rows_of(played / "small_differences.csv")
+    differences = rows_of(played / "small_differences.csv.gz")
     assert {row["condition"] for row in differences} == {f"{name} - as_trained" for name in [*CONDITIONS][1:]}
     same = [float(row["mean"]) for row in differences if row["condition"] == "players_5 - as_trained"]
     assert same and not any(same)
@@ -217,12 +215,12 @@ def test_tables_and_figure_are_made_again_from_the_figures_of_each_run(
     played: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(conditions, "entrants", lambda *args: pytest.fail("a run was looked for"))
-    conditions.main(study(Path("none"), f"data={played / 'small_per_seed.csv'}", f"publish={tmp_path}"))
-    names = {"small.csv", "small_differences.csv", "small.svg"}
+    conditions.main(study(Path("none"), f"data={played / 'small_per_seed.csv.gz'}", f"publish={tmp_path}"))
+    names = {"small.csv", "small_differences.csv.gz", "small.svg"}
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
         name: (played / name).read_bytes() for name in names
     }
-    again = [f"data={played / 'small_per_seed.csv'}", f"publish={tmp_path}"]
+    again = [f"data={played / 'small_per_seed.csv.gz'}", f"publish={tmp_path}"]
     conditions.main(study(Path("none"), *again, "headline=as_trained"))
     header, *lines = (tmp_path / "small.csv").read_text().splitlines()
     assert header.replace("condition,", "") == (tmp_path / "table.csv").read_text().splitlines()[0]
@@ -231,7 +229,7 @@ def test_tables_and_figure_are_made_again_from_the_figures_of_each_run(
     with pytest.raises(UserError, match="headline=usual: must be one of the conditions, as_trained, "):
         conditions.main(study(Path("none"), *again, "headline=usual"))
     with pytest.raises(UserError, match="reference=usual: must be one of the conditions, as_trained, "):
-        conditions.main(study(Path("none"), f"data={played / 'small_per_seed.csv'}", "reference=usual"))
+        conditions.main(study(Path("none"), f"data={played / 'small_per_seed.csv.gz'}", "reference=usual"))
     for data, said in (("none.csv", "cannot be read"), (played / "small.csv", "expected the columns arm, seed")):
         with pytest.raises(UserError, match=rf"data={data}: .*{said}"):
             conditions.main(study(Path("none"), f"data={data}", f"publish={tmp_path}"))
@@ -390,8 +388,10 @@ def test_published_figures_stand_beside_ours(runs: Path, played: Path, tmp_path:
     path.write_text("arm,setting,value,mean\nRL,players,4,0.25\n")
     assert conditions_tables.read_published(path) == {("RL", "players_4"): 0.25}
     conditions.main(study(runs, f"published={path}", f"publish={tmp_path}"))
-    assert {card.stem for card in (tmp_path / "run_cards").iterdir()} == {run.name for run in runs.glob("tiny-*")}
-    assert "(open: published)" in (tmp_path / "small.svg").read_text()  # text is drawn, and stands in a comment
+    assert {json.loads(line)["run"] for line in (tmp_path / "cards.jsonl").read_text().splitlines()} == {
+        run.name for run in runs.glob("tiny-*")
+    }
+    assert "(open: published)" in (tmp_path / "small.svg").read_text()
     path.write_text("arm,mean\nRL,0.25\n")
     with pytest.raises(UserError, match=r"published\.csv: expected the columns arm, setting, value, mean"):
         conditions_tables.read_published(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import csv
 import json
 import re
 import shutil
@@ -27,6 +26,7 @@ from experiments.setup.config import build, plain
 from experiments.studies import crossplay
 from marl.agents.text import TextAgent
 from marl.common.errors import UserError
+from marl.common.files import csv_rows, unpacked
 from marl.model.policy import Policy
 from marl.rollout.games import env_maker, file_digests
 from marl.rollout.seeds import EVALUATION, draw_games
@@ -63,8 +63,7 @@ def takers(name: str, *others: object) -> TextAgent:
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+    return csv_rows(path)
 
 
 def table_of(path: Path) -> dict[tuple[str, str, str], float]:
@@ -87,7 +86,7 @@ def test_the_table_of_players_whose_games_are_known(tmp_path: Path, monkeypatch:
             books.append(counts[0] * own[0])
             rest.append(sum(counts[i] * other[i] for i in (1, 2)))
     of_books, of_rest = np.mean(books) + 0.5 * np.mean(rest), np.mean(rest) + 0.5 * np.mean(books)
-    found = table_of(tmp_path / "crossplay" / "crossplay.csv")
+    found = table_of(tmp_path / "crossplay" / "crossplay.csv.gz")
     pair = ("stubborn", "generous")
     assert found[*pair, "game/score/row"] == pytest.approx(of_books, rel=1e-5)
     assert found[*pair, "game/score/column"] == pytest.approx(of_rest, rel=1e-5)
@@ -96,12 +95,13 @@ def test_the_table_of_players_whose_games_are_known(tmp_path: Path, monkeypatch:
     assert found[*pair[::-1], "game/score/row"] == pytest.approx(of_rest, rel=1e-5)
     for name in pair:
         assert found[name, name, "game/score/row"] == found[name, name, "game/agreement"] == 0
-    rows = rows_of(tmp_path / "crossplay" / "crossplay.csv")
+    rows = rows_of(tmp_path / "crossplay" / "crossplay.csv.gz")
     assert {r["games"] for r in rows if r["row"] != r["column"]} == {"10"}
     assert {r["games"] for r in rows if r["row"] == r["column"]} == {"5"}
     assert all(value for row in rows for value in row.values())
     gaps = {
-        (r["row"], r["column"], r["metric"]): r for r in rows_of(tmp_path / "crossplay" / "crossplay_differences.csv")
+        (r["row"], r["column"], r["metric"]): r
+        for r in rows_of(tmp_path / "crossplay" / "crossplay_differences.csv.gz")
     }
     assert float(gaps["stubborn", "others", "game/score/row"]["difference"]) == pytest.approx(-of_books, rel=1e-5)
     both = gaps["all", "others", "game/score/row"]
@@ -109,7 +109,7 @@ def test_the_table_of_players_whose_games_are_known(tmp_path: Path, monkeypatch:
     assert float(both["low"]) <= float(both["difference"]) <= float(both["high"]) < 0
     assert float(gaps["all", "others", "game/agreement"]["difference"]) == -1 and both["game_seeds"] == "5"
     assert (tmp_path / "crossplay" / "crossplay.svg").read_text().count("<svg") == 1
-    whole = (tmp_path / "crossplay" / "crossplay.csv").read_text()
+    whole = unpacked(tmp_path / "crossplay" / "crossplay.csv.gz")
     (tmp_path / "cut.csv").write_text(re.sub(".*generous,stubborn.*\n", "", whole))
     with pytest.raises(UserError, match=r"cut\.csv: has no game/\w+(/row)? of generous with stubborn"):
         crossplay.main(configure("crossplay", f"data.table={tmp_path / 'cut.csv'}"))
@@ -126,13 +126,13 @@ def test_where_scores_add_up_to_nothing_points_are_shown(
     said = capsys.readouterr().out
     assert "Points of the row player" in said and "Score of the row player" in said and "Joint points" not in said
     out, again = tmp_path / "crossplay", tmp_path / "again"
-    found = table_of(out / "crossplay.csv")
+    found = table_of(out / "crossplay.csv.gz")
     pair = ("stubborn", "generous")
     assert found[*pair, "game/score/row"] == pytest.approx(
         found[*pair, "game/points/row"] - found[*pair, "game/points/column"], abs=1e-4
     )
     monkeypatch.setattr(crossplay, "find_player", lambda *args: pytest.fail("a player was looked for"))
-    crossplay.main(configure("crossplay", f"data.table={out / 'crossplay.csv'}", f"publish={again}"))
+    crossplay.main(configure("crossplay", f"data.table={out / 'crossplay.csv.gz'}", f"publish={again}"))
     assert (again / "crossplay.svg").read_bytes() == (out / "crossplay.svg").read_bytes()
     (tmp_path / "x.csv").write_text("row,column\na,b\n")
     for overrides, message in (
@@ -246,7 +246,7 @@ def test_runs_of_two_objectives_play_the_one_that_is_given(
         else:
             assert entrants.as_in_runs(configure(*settings, *given), names).env.objective == -1
             crossplay.main(configure(*settings, *given))
-    assert {row["objective"] for row in rows_of(tmp_path / "crossplay.csv")} == {"-1"}
+    assert {row["objective"] for row in rows_of(tmp_path / "crossplay.csv.gz")} == {"-1"}
 
 
 def test_self_play_is_the_plain_evaluation_and_nothing_is_played_twice(
@@ -262,7 +262,7 @@ def test_self_play_is_the_plain_evaluation_and_nothing_is_played_twice(
     assert len(played) == 1 + 2 + 2  # one seating of careful with itself, two with each of the others
     assert "3 of 6 pairs are still to play" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    found = rows_of(tmp_path / "out" / "crossplay.csv")
+    found = rows_of(tmp_path / "out" / "crossplay.csv.gz")
     of = {(row["row"], row["column"], row["metric"]): row for row in found}
     assert list(dict.fromkeys(row["row"] for row in found)) == ["base", "careful", "a-full-s0"]
     for a in ("base", "careful", "a-full-s0"):
@@ -299,7 +299,7 @@ def test_a_stopped_command_goes_on_where_it_was(runs: Path, tmp_path: Path, monk
     assert len(list((tmp_path / "crossplay").glob("*-v-*.json"))) == 4
     crossplay.main(cfg)
     assert next(count) == 5 + 2  # of six pairs two were left
-    assert (tmp_path / "crossplay" / "crossplay.csv").is_file()
+    assert (tmp_path / "crossplay" / "crossplay.csv.gz").is_file()
     damaged = next((tmp_path / "crossplay").glob("*-v-*.json"))
     damaged.write_text("{}")
     with pytest.raises(UserError, match=rf"{damaged.name} does not hold a pair's games: remove it"):

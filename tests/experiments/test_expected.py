@@ -1,6 +1,5 @@
 """Bands of healthy runs: what they are made from stays inside, what goes wrong does not, and training says so."""
 
-import csv
 import itertools
 import re
 from collections.abc import Iterator
@@ -18,22 +17,23 @@ from experiments.setup.config import run_folder
 from experiments.studies import expected
 from experiments.studies.expected import leave_one_out, make_bands, read_curves
 from marl.common.errors import UserError
+from marl.common.files import csv_rows, stem
 from marl.metrics.tables import write_csv
 from tests.experiments.test_train import SMALL
 
 PUBLISHED = {  # file of curves under experiments/ -> name of the experiment, settings of the game
-    "dond_ablation/curves.csv": ("dond_ablation", {"objective": 1.0}),
-    "dond_ablation/curves_objective_0.csv": ("dond_ablation", {"objective": 0.0}),
-    "dond_long/curves.csv": ("dond_long", {"objective": 1.0}),
-    "dond_human/curves.csv": ("dond_human", {"objective": 1.0}),
-    "dond_pikl/curves.csv": ("dond_pikl", {"objective": 1.0}),
+    "dond_ablation/curves.csv.gz": ("dond_ablation", {"objective": 1.0}),
+    "dond_ablation/curves_objective_0.csv.gz": ("dond_ablation", {"objective": 0.0}),
+    "dond_long/curves.csv.gz": ("dond_long", {"objective": 1.0}),
+    "dond_human/curves.csv.gz": ("dond_human", {"objective": 1.0}),
+    "dond_pikl/curves.csv.gz": ("dond_pikl", {"objective": 1.0}),
 }
 AMONG_US = {
-    "among_us_ablation/curves.csv": ("among_us_ablation", {"game": "among_us"}),
-    "among_us_ablation/curves_long.csv": ("among_us_long", {"game": "among_us"}),
-    "among_us_ablation/curves_shaping.csv": ("among_us_shaping", {"game": "among_us"}),
-    "among_us_ablation/curves_confirm.csv": ("among_us_confirm", {"game": "among_us"}),
-    "among_us_ablation/curves_reports.csv": ("among_us_reports", {"game": "among_us"}),
+    "among_us_ablation/curves.csv.gz": ("among_us_ablation", {"game": "among_us"}),
+    "among_us_ablation/curves_long.csv.gz": ("among_us_long", {"game": "among_us"}),
+    "among_us_ablation/curves_shaping.csv.gz": ("among_us_shaping", {"game": "among_us"}),
+    "among_us_ablation/curves_confirm.csv.gz": ("among_us_confirm", {"game": "among_us"}),
+    "among_us_ablation/curves_reports.csv.gz": ("among_us_reports", {"game": "among_us"}),
 }
 Row = dict[str, Any]
 
@@ -46,12 +46,11 @@ def configure(*overrides: str, command: str = "expected") -> DictConfig:
 def published_runs(path: Path) -> Iterator[tuple[str, list[Row]]]:
     """The arm of each run behind a file of curves, and its training lines as they were in `metrics.jsonl`."""
     runs: dict[tuple[str, str], dict[int, Row]] = {}
-    with path.open(newline="") as file:
-        for line in csv.DictReader(file):
-            if line["phase"] == "train":
-                at = int(line["iteration"])
-                row = runs.setdefault((line["arm"], line["seed"]), {}).setdefault(at, {"phase": "train"})
-                row |= {"iteration": at, line["metric"]: float(line["value"])}
+    for line in csv_rows(path):
+        if line["phase"] == "train":
+            at = int(line["iteration"])
+            row = runs.setdefault((line["arm"], line["seed"]), {}).setdefault(at, {"phase": "train"})
+            row |= {"iteration": at, line["metric"]: float(line["value"])}
     return ((arm, list(rows.values())) for (arm, _), rows in runs.items())
 
 
@@ -110,7 +109,7 @@ def test_every_shipped_experiment_has_its_bands_or_is_listed_as_missing() -> Non
         assert path.stem == "none" or f"\nname: {path.stem}\n" in path.read_text()
     listed = (FOLDER / "README.md").read_text().partition("| missing |")[2].partition("\n\n")[0]
     missing = {name for line in listed.splitlines() for name in re.findall(r"`([\w/.]+)`", line.partition(" | ")[0])}
-    recorded = {path.stem for path in FOLDER.glob("*.csv")}
+    recorded = {stem(path) for path in FOLDER.glob("*.csv.gz")}
     assert recorded | (missing & shipped) == shipped and not recorded & missing
     without = set()
     for path in files:
@@ -155,7 +154,7 @@ def test_the_shipped_bands_are_what_the_command_makes(file: str) -> None:
     name, env = {**PUBLISHED, **AMONG_US}[file]
     several = {"objective": env["objective"]} if name == "dond_ablation" else {}
     made = make_bands(read_curves(FOLDER.parent / file, several), margin=5.0)
-    shipped = [band for band in read_bands(FOLDER / f"{name}.csv") if band.arm in {each.arm for each in made}]
+    shipped = [band for band in read_bands(FOLDER / f"{name}.csv.gz") if band.arm in {each.arm for each in made}]
     assert [(b.arm, b.metric, b.iteration) for b in shipped] == [(b.arm, b.metric, b.iteration) for b in made]
     assert [b.low for b in shipped] == pytest.approx([b.low for b in made], rel=1e-5)
 
@@ -164,7 +163,7 @@ def test_longer_runs_of_the_same_settings_are_inside_too() -> None:
     """Those of dond_long did not make the ablation's band; for its twenty iterations they do the same."""
     found = expected_of("dond_ablation", "full", {"game": "dond", "objective": 1.0})
     assert found is not None
-    for _, rows in published_runs(FOLDER.parent / "dond_long/curves.csv"):
+    for _, rows in published_runs(FOLDER.parent / "dond_long/curves.csv.gz"):
         assert len(rows) == 40 and "inside" in found.verdict(rows) and "all of 20 iterations" in found.verdict(rows)
 
 
@@ -199,7 +198,7 @@ def test_runs_that_go_wrong_leave_the_shipped_bands(file: str, metric: str, spoi
 def test_arms_are_told_apart_by_the_games_settings(tmp_path: Path) -> None:
     lines = [("full objective=1", "game/score", 1, 10, 12), ("full objective=0", "game/score", 1, 5, 6)]
     lines.append(("RL+L+S", "game/win_rate/crewmates", 1, 0.4, 0.6))
-    write_csv(tmp_path / "NAME.csv", bands.HEADER, lines)
+    write_csv(tmp_path / "NAME.csv.gz", bands.HEADER, lines)
 
     def warning(arm: str, env: Row, **found: float) -> str | None:
         own = expected_of("NAME", arm, env, tmp_path)
@@ -216,13 +215,13 @@ def test_arms_are_told_apart_by_the_games_settings(tmp_path: Path) -> None:
 
 def test_a_verdict_names_metrics_and_iterations(tmp_path: Path) -> None:
     lines = [("full", metric, at, 0, 1) for metric in ("game/score", "loss/entropy") for at in (1, 2, 3)]
-    write_csv(tmp_path / "NAME.csv", bands.HEADER, lines)
+    write_csv(tmp_path / "NAME.csv.gz", bands.HEADER, lines)
     found = expected_of("NAME", "full", {"game": "dond"}, tmp_path)
     assert found is not None
     rows = [{"phase": "train", "iteration": at, "game/score": at - 1, "loss/entropy": -0.1} for at in (1, 2, 3, 4)]
     rows.append({"phase": "eval", "iteration": 3, "game/score": 99})
     assert found.verdict(rows) == (
-        "not as expected: outside what NAME.csv has for healthy runs of full at 3 of 3 iterations "
+        "not as expected: outside what NAME.csv.gz has for healthy runs of full at 3 of 3 iterations "
         "(loss/entropy at 1, 2, 3; game/score at 3); other settings may be why"
     )
     assert found.verdict([rows[-1]]) == ""  # nothing to compare
@@ -230,7 +229,7 @@ def test_a_verdict_names_metrics_and_iterations(tmp_path: Path) -> None:
 
 
 def test_a_verdict_names_what_the_command_line_changed(tmp_path: Path) -> None:
-    write_csv(tmp_path / "NAME.csv", bands.HEADER, [("full objective=0", "game/score", 1, 0, 1)])
+    write_csv(tmp_path / "NAME.csv.gz", bands.HEADER, [("full objective=0", "game/score", 1, 0, 1)])
     kept = ["sweep=NAME", "ablation=full", "seed=3", "base.seed=3", "threads=1", "eval.games=8", "+tracker=wandb",
             "env.objective=0", "data.dond=there", "env=dond", "seeds.games=1"]  # fmt: skip
     changed = ["algo.games=8", "~loss.kl", "base.seeds=1", "env.rounds=2"]
@@ -260,7 +259,7 @@ def test_bands_know_whether_they_tell_a_run_that_learns_nothing(
 ) -> None:
     flat = [("full", "errors/per_turn", at, 0, 1) for at in (1, 2, 3)]
     lines = [("full", "belief/log_loss", at, *pair) for at, pair in enumerate(ends, start=1)]
-    write_csv(tmp_path / "NAME.csv", bands.HEADER, [*flat, *lines])
+    write_csv(tmp_path / "NAME.csv.gz", bands.HEADER, [*flat, *lines])
     found = expected_of("NAME", "full", {"game": "dond"}, tmp_path)
     assert found is not None and found.blind == blind
     inside = found.verdict([{"phase": "train", "iteration": 1, "errors/per_turn": 0.5}])
@@ -268,10 +267,10 @@ def test_bands_know_whether_they_tell_a_run_that_learns_nothing(
 
 
 def test_a_damaged_file_is_told_of_and_stops_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "NAME.csv").write_text("arm,metric,iteration,low,high\nfull,game/score,one,2,3\n")
+    (tmp_path / "NAME.csv.gz").write_text("arm,metric,iteration,low,high\nfull,game/score,one,2,3\n")
     assert expected_of("NAME", "full", {"game": "dond"}, tmp_path) is None
     told = capsys.readouterr().out
-    assert told.count("\n") == 1 and "NAME.csv: expected the columns arm,metric,iteration,low,high" in told
+    assert told.count("\n") == 1 and "NAME.csv.gz: expected the columns arm,metric,iteration,low,high" in told
 
 
 @pytest.mark.slow
@@ -280,7 +279,7 @@ def test_training_says_where_it_leaves_the_band(
 ) -> None:
     monkeypatch.setattr(bands, "FOLDER", tmp_path)
     lines = [("custom", "game/score", 1, 100, 101), ("custom", "game/score", 2, -100, 100)]
-    write_csv(tmp_path / "dond_quickstart.csv", bands.HEADER, lines)
+    write_csv(tmp_path / "dond_quickstart.csv.gz", bands.HEADER, lines)
     cfg = configure(*SMALL, f"runs={tmp_path / 'runs'}", command="train")
     train.main(cfg)
     told = [line for line in capsys.readouterr().out.splitlines() if "as expected" in line]
@@ -297,11 +296,11 @@ def test_recording_replaces_the_arms_that_it_records(tmp_path: Path) -> None:
         curves = FOLDER.parent / "dond_ablation" / name
         expected.main(configure("name=mine", f"curves={curves}", f"settings={settings}", f"out={tmp_path}"))
 
-    record("curves.csv", "{objective: 1}")
-    record("curves_objective_0.csv", "{objective: 0}")
-    both = read_bands(tmp_path / "mine.csv")
-    record("curves.csv", "{objective: 1}")
-    again = read_bands(tmp_path / "mine.csv")
+    record("curves.csv.gz", "{objective: 1}")
+    record("curves_objective_0.csv.gz", "{objective: 0}")
+    both = read_bands(tmp_path / "mine.csv.gz")
+    record("curves.csv.gz", "{objective: 1}")
+    again = read_bands(tmp_path / "mine.csv.gz")
     assert len(both) == 2 * 4 * 4 * 20 and sorted(map(str, both)) == sorted(map(str, again))
     assert {band.arm for band in both} >= {"full objective=1", "full objective=0"}
 
@@ -316,7 +315,7 @@ def test_recording_from_finished_runs(tmp_path: Path, capsys: pytest.CaptureFixt
         rows = f'{{"iteration": 1, "phase": "train", "game/score": {score}}}\n'
         (folder / "metrics.jsonl").write_text(rows + '{"iteration": 1, "phase": "eval", "game/score": 50}\n')
     expected.main(configure("name=mine", "select=mine-*", f"runs={tmp_path}", f"out={tmp_path}", "margin=2"))
-    [band] = read_bands(tmp_path / "mine.csv")
+    [band] = read_bands(tmp_path / "mine.csv.gz")
     half = 2 * 2**0.5 * 1.5**0.5
     assert (band.arm, band.metric, band.iteration) == ("RL+L+S", "game/score", 1)
     assert (band.low, band.high) == (pytest.approx(6 - half, abs=1e-4), pytest.approx(6 + half, abs=1e-4))
@@ -327,7 +326,7 @@ def test_recording_from_finished_runs(tmp_path: Path, capsys: pytest.CaptureFixt
     ("overrides", "said"),
     [
         (["curves=missing.csv"], r"curves=missing\.csv: the file cannot be read"),
-        ([f"curves={Path(__file__)}"], "expected the curves.csv of a published table"),
+        ([f"curves={Path(__file__)}"], "expected the curves.csv.gz of a published table"),
         ([], "curves and select: give one of them"),
         (["curves=a.csv", "select=a-*"], "curves and select: give one of them"),
         (["select=none-*"], "no finished run"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from pathlib import Path
@@ -15,6 +14,7 @@ from experiments import train
 from experiments.studies import crossplay, iterations
 from experiments.studies.iterations import correlation, plateau
 from marl.common.errors import UserError
+from marl.common.files import csv_rows
 from marl.metrics.stats import Interval, seed_mean, wilson
 from tests.composing import configure
 from tests.experiments.test_frontier import TEST
@@ -23,8 +23,7 @@ from tests.marl.test_human_dond import ROWS, write
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+    return csv_rows(path)
 
 
 def test_the_correlation_is_that_of_all_single_scores() -> None:
@@ -98,7 +97,7 @@ def test_tables_of_hand_made_runs(tmp_path: Path, capsys: pytest.CaptureFixture[
         (r["objective"], r["arm"], r["figure"]): Interval(float(r["mean"]), float(r["low"]), float(r["high"]), 0)
         for r in rows_of(out / "iterations_summary.csv")
     }
-    told = {row["metric"] for row in rows_of(out / "iterations.csv") if row["objective"] == "-1"}
+    told = {row["metric"] for row in rows_of(out / "iterations.csv.gz") if row["objective"] == "-1"}
     assert "game/points" in told and not any(name.startswith("game/score") for name in told)
     each = [
         correlation(range(4), scores, [2] * 4, [100] * 4) for scores in ([1, 3, 5, 5.1], [2, 4, 6, 8])
@@ -119,7 +118,7 @@ def test_tables_of_hand_made_runs(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert of_points["correlation/means"].mean == pytest.approx(np.mean(rs), rel=1e-4)
     assert of_points["points/at_equal_games"].mean == 9
     by_arm = {
-        (r["objective"], r["arm"], r["iteration"], r["metric"]): r for r in rows_of(out / "iterations_by_arm.csv")
+        (r["objective"], r["arm"], r["iteration"], r["metric"]): r for r in rows_of(out / "iterations_by_arm.csv.gz")
     }
     row, mean = by_arm["1", "cloned", "1", "game/score"], seed_mean([3, 4])
     assert (float(row["mean"]), float(row["low"]), row["seeds"]) == (3.5, pytest.approx(mean.low, rel=1e-4), "2")
@@ -133,13 +132,15 @@ def test_tables_of_hand_made_runs(tmp_path: Path, capsys: pytest.CaptureFixture[
         first[path.name] = path.read_bytes()
     assert "GPT-3.5, published" in drawn and "from 300 human games, published" in drawn
     again = tmp_path / "again"  # from the data alone
-    iterations.main(configure("iterations", f"data={out / 'iterations.csv'}", f"publish={again}", "headline=true",
+    iterations.main(configure("iterations", f"data={out / 'iterations.csv.gz'}", f"publish={again}", "headline=true",
                               "published=experiments/results/dond_selfplay/published.csv"))  # fmt: skip
     assert {path.name: path.read_bytes() for path in again.iterdir()} == {
-        name: found for name, found in first.items() if name != "iterations.csv"
+        name: found for name, found in first.items() if name != "iterations.csv.gz"
     }
     for over, words in (("passes", "thousand token passes"), ("trained", "training games")):
-        iterations.main(configure("iterations", f"data={out / 'iterations.csv'}", f"publish={again}", f"over={over}"))
+        iterations.main(
+            configure("iterations", f"data={out / 'iterations.csv.gz'}", f"publish={again}", f"over={over}")
+        )
         assert words in (again / "iterations.svg").read_text()
     assert "plateau/mean" in capsys.readouterr().out
 
@@ -158,7 +159,7 @@ def test_intervals_of_one_policy_are_over_its_games_and_of_shares_within_0_and_1
             line["talk/inverted"] = inverted if line["iteration"] else 0.05
             line["game/agreement"] = end if line["iteration"] else 0.58
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = by_name(collect(tmp_path) / "iterations_by_arm.csv", "iteration", "metric")
+    found = by_name(collect(tmp_path) / "iterations_by_arm.csv.gz", "iteration", "metric")
     base = found["0", "game/score"]
     assert float(base["high"]) - 8.08 == pytest.approx(1.96 * 0.2, rel=1e-3) and base["seeds"] == "3"
     assert found["0", "game/agreement"]["low"] == f"{wilson(58, 100).low:.6g}"
@@ -210,11 +211,11 @@ def test_arms_are_compared_at_equal_games_and_at_equal_compute(tmp_path: Path) -
 def test_settings_tell_runs_of_one_arm_apart(tmp_path: Path) -> None:
     run(tmp_path, "x-0", "a", 0, [1, 2])
     run(tmp_path, "x-1", "a", 0, [1, 2], games=250)
-    found = rows_of(collect(tmp_path, "where={algo.games:250}") / "iterations.csv")
+    found = rows_of(collect(tmp_path, "where={algo.games:250}") / "iterations.csv.gz")
     assert {row["trained"] for row in found} == {"0", "250"}
     for seed, objective in ((1, -0.5), (2, 0.0)):
         run(tmp_path, f"x-further-{seed}", "a", seed, [1, 2], objective, games=250)
-    found = rows_of(collect(tmp_path, "where={algo.games: 250, env.objective: [0, 1]}") / "iterations.csv")
+    found = rows_of(collect(tmp_path, "where={algo.games: 250, env.objective: [0, 1]}") / "iterations.csv.gz")
     assert {(row["objective"], row["seed"]) for row in found} == {("0", "2"), ("1", "0")}
 
 
@@ -261,20 +262,20 @@ def test_a_file_that_lacks_a_line_is_refused(part: str, said: str, tmp_path: Pat
 def test_what_is_published_says_what_made_it_and_keeps_its_name(tmp_path: Path) -> None:
     run(tmp_path, "x-0", "a", 0, [1, 2])
     out = collect(tmp_path, "name=starts", f"publish={tmp_path / 'page'}")
-    assert json.loads((out / "run_cards/x-0.json").read_text())["command"] == "train.py"  # no places of this machine
+    assert json.loads((out / "cards.jsonl").read_text())["command"] == "train.py"  # no places of this machine
     made = {path.name for path in out.glob("starts*")}
-    assert made == {"starts.csv", "starts_by_arm.csv", "starts_summary.csv", "starts.svg"}
+    assert made == {"starts.csv.gz", "starts_by_arm.csv.gz", "starts_summary.csv", "starts.svg"}
     for path in (*out.glob("starts_*"), out / "starts.svg"):
         path.unlink()
-    iterations.main(configure("iterations", f"data={out / 'starts.csv'}"))  # made again, and no other table's
-    assert {path.name for path in out.iterdir()} == made | {"run_cards"}
+    iterations.main(configure("iterations", f"data={out / 'starts.csv.gz'}"))  # made again, and no other table's
+    assert {path.name for path in out.iterdir()} == made | {"cards.jsonl"}
 
 
 def test_a_runs_objective_is_that_of_its_evaluation(tmp_path: Path) -> None:
     run(tmp_path, "x-0", "a", 0, [1, 2], objective=-1.0)
     config = OmegaConf.load(tmp_path / "x-0/config.yaml")
     OmegaConf.save(OmegaConf.merge(config, {"eval": {"env": {"objective": 0.5}}}), tmp_path / "x-0/config.yaml")
-    found = rows_of(collect(tmp_path) / "iterations.csv")
+    found = rows_of(collect(tmp_path) / "iterations.csv.gz")
     assert {row["objective"] for row in found} == {"0.5"} and "game/score" in {row["metric"] for row in found}
 
 
@@ -330,7 +331,7 @@ def test_filtered_cloning_from_a_stronger_player_and_from_few_human_games(
     end, start = (evaluated(strong)[-1], evaluated(cloned)[0])
     assert end["game/score"] == start["game/score"] and end["talk/turns"] == start["talk/turns"]
     iterations.main(configure("iterations", f"runs={tmp_path}", "select=['*_bc-*','*_300-*']"))
-    found = rows_of(tmp_path / "iterations" / "iterations.csv")
+    found = rows_of(tmp_path / "iterations" / "iterations.csv.gz")
     assert {(r["arm"], r["iteration"]) for r in found} == {(a, i) for a in ("from_ppo", "from_300") for i in "012"}
     assert {"game/score_sd", "game/score_ceiling", "talk/vocabulary"} <= {r["metric"] for r in found}
     quiet = ["games=4", "concurrency=4", "progress=false", "threads=1", f"runs={tmp_path}"]

@@ -273,7 +273,7 @@ def test_publishing_a_table(finished: Path, tmp_path: Path) -> None:
     header, *rows = (tmp_path / "table.csv").read_text().splitlines()
     assert header == "arm,metric,mean,low,high,seeds,games"
     assert rows and all(row.count(",") == 6 and ",," not in row for row in rows)
-    assert {"figure.svg", "curves.csv", "per_seed.csv", "run_cards"} <= {p.name for p in tmp_path.iterdir()}
+    assert {"figure.svg", "curves.csv.gz", "per_seed.csv.gz", "cards.jsonl"} <= {p.name for p in tmp_path.iterdir()}
     with pytest.raises(UserError, match="select="):
         report.main(configure(f"runs={tmp_path}", "select=none-*", command="report"))
 
