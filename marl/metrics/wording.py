@@ -252,7 +252,7 @@ COMPARISONS = (
     # the speaking reward alone makes the difference, with and without the game's advantage in messages
     ("game_beside", "RL+L"), ("RL+L+S", "listening_unsaid"),
     # what the game's advantage does to messages, without the speaking reward
-    ("RL+L", "listening_unsaid"), ("RL", "game_unsaid"),
+    ("RL+L", "listening_unsaid"),
     # normalising the speaking reward, and where it goes
     ("game_beside", "raw_credit"), ("raw_credit", "common_raw_credit"),
 )  # fmt: skip
