@@ -6,14 +6,12 @@ import json
 import os
 import sys
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
-from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -22,15 +20,15 @@ import torch
 from transformers import LlamaConfig, PreTrainedTokenizerBase
 
 from experiments.bench.baselines import ALL_CALLS, INSTALL_TRL, GenerateAgent, trl_iteration, trl_version
-from experiments.bench.figures import draw, line, ratios, summary, targets
+from experiments.bench.figures import draw, line, ratios, summary
 from experiments.bench.measure import (
-    Load,
     PeakMemory,
     Shape,
     Stopwatch,
     UpdateCounts,
     limits,
     measure_rates,
+    on_processor,
     step_alone,
 )
 from experiments.bench.pieces import game_alone, solver_alone
@@ -110,20 +108,16 @@ class Bench:
         self._made_by = made_by(env, settings, device)
 
     def go_on(self) -> None:
-        """Takes what an earlier start with the same settings measured, or puts another's figures aside."""
+        """Takes over what an earlier start with the same settings measured. UserError for other figures in `out`."""
         path = self.out / FIGURES
         if not path.exists():
             return
         found = read_json(path)
         other = [name for name, value in self._made_by.items() if found.get(name) != value]
         if other:
-            aside = next(p for n in count(1) if not (p := self.out / f"{path.stem}-{n}.json").exists())
-            path.rename(aside)
-            what = f"other settings, another machine or another commit ({', '.join(other)})"
-            say(f"{path} was of {what}: it is now {aside}")
-            if "git_commit" in other:
-                say(how_to_go_on(str(found.get("git_commit")), aside))
-            return
+            raise UserError(
+                f"out={self.out}: its {FIGURES} has another {', '.join(other)}. Name another folder, or remove it"
+            )
         with reading(path):
             for rows, part in ((self.around, "around"), (self.baselines, "baselines")):
                 known = {(row.engine, row.point): row for row in map(Row.of, found[part])}
@@ -327,19 +321,13 @@ class Bench:
         models = 2 * size_of(self.config(row.point), row.point.context).weights  # who plays, and who learns
         free = free_memory(self.device)
 
-        def needed(games: int) -> int:
-            point = replace(row.point, games=games)
-            cache = self.cache_bytes(point) + models
-            return cache if cache > free else self.predicted_bytes(point) + models
-
-        most = needed(row.point.games)
-        if most > free and not row.repeats and not row.skipped.startswith(NO_ROOM):
-            fitting = bisect_left(range(1, row.point.games), True, key=lambda games: needed(games) > free)
-            slots = fitting * row.point.players
-            way = f"{fitting} games ({slots} slots) would fit" if fitting else "not even a game fits"
-            row.skipped = f"{NO_ROOM} {readable(most)} of memory, and {readable(free)} are free: {way}"
+        needed = self.cache_bytes(row.point) + models
+        if needed <= free:
+            needed = self.predicted_bytes(row.point) + models
+        if needed > free and not row.repeats and not row.skipped.startswith(NO_ROOM):
+            row.skipped = f"{NO_ROOM} {readable(needed)} of memory, and {readable(free)} are free"
             say(f"{row.engine}, {row.point}: {row.skipped}")
-        return most <= free
+        return needed <= free
 
     def ours(self, script: Script, point: Point) -> dict[str, Any]:
         """This engine once: a rollout and an update, and the limit of both."""
@@ -356,10 +344,10 @@ class Bench:
         work = self.learn(learner, batch, dtype, watch)
         peak, cache, counts = memory.rise(), agent.engine.cache.nbytes, agent.engine.counts
         rates = measure_rates(
-            shape, counts["decode"].rows, counts["mixed"].rows, point.games, script.seats,
+            shape, counts["decode"].rows, counts["mixed"].rows, script.seats,
             self.settings.update_tokens, cache, dtype, self.device,
         )  # fmt: skip
-        limit = limits(shape, rates, dtype.itemsize, counts, point.games, script.sampled, script.answers, work)
+        limit = limits(shape, rates, dtype.itemsize, counts, script.sampled, script.answers, work)
         return {
             "seconds": watch.seconds, "read": {phase: c.tokens for phase, c in counts.items()},
             "counts": {phase: asdict(c) for phase, c in counts.items()}, "rates": asdict(rates), "limit": limit,
@@ -454,7 +442,6 @@ class Bench:
             "baselines": baselines,
             "alone": self.alone,
             "ratios": ratios(around, baselines),
-            "targets": targets(around, baselines, self.alone),
         }
         write_json(self.out / FIGURES, found)
 
@@ -474,26 +461,16 @@ def made_by(env: Mapping[str, Any], settings: Settings, device: torch.device) ->
     return json.loads(json.dumps(known))  # as a file has them
 
 
-def how_to_go_on(commit: str, aside: Path) -> str:
-    """What to do about figures of another commit: figures of different code do not mix."""
-    if not commit.isalnum() or commit == "unknown":
-        return f"it cannot be gone on with: its code ({commit}) is no commit"
-    return (
-        f"to go on with it, take the code that it was measured with: git worktree add ../{commit} {commit}; and there "
-        f"the same command with out= a folder that holds {aside.name} as {FIGURES}"
-    )
-
-
 def calls_of(agent: GenerateAgent) -> dict[str, int]:
     """How many of its calls were computed."""
     return {"all": agent.work["calls"], "computed": agent.computed["calls"]}
 
 
 def watched(measure: Measure, script: Script) -> dict[str, Any]:
-    """One repeat, with what it and all others got of the processors meanwhile, where it does not say so itself."""
-    load = Load()
-    repeat = measure(script)
-    return {"on_processor": load.own(), "others": load.others(), **repeat}
+    """Measures one repeat, and what it got of the processors, unless it says so itself."""
+    with on_processor() as share:
+        repeat = measure(script)
+    return {"on_processor": share[0], **repeat}
 
 
 def alone(
@@ -530,8 +507,6 @@ def figures(repeat: Mapping[str, Any], played: Mapping[str, int]) -> dict[str, f
         "seconds_per_1000_tokens": 1000 * collected / played["tokens"],
         "on_processor": repeat["on_processor"],
     }
-    if repeat["others"] is not None:
-        made["others"] = repeat["others"]
     for name, phase, n in (
         ("prefill_tokens", "prefill", read.get("prefill", 0)),
         ("decode_tokens", "decode", read.get("decode", 0)),
@@ -559,5 +534,4 @@ def figures(repeat: Mapping[str, Any], played: Mapping[str, int]) -> dict[str, f
         decode = repeat["counts"]["decode"]
         if decode["passes"]:
             made["decode_rows"] = decode["tokens"] / decode["passes"]
-            made["decode_of_full"] = repeat["limit"]["decode"]["full"] / s["decode"]
     return made
