@@ -48,11 +48,11 @@ from experiments.setup.players import (
 )
 from experiments.setup.select import add_cards, card_line
 from experiments.setup.stages import base_folder
-from experiments.studies.conditions import claimed
+from experiments.studies.cells import compute
 from marl.agents.base import Agent
 from marl.agents.chat import CHANGED, CHAT
 from marl.common.errors import UserError, check_count, check_temperature, check_writable
-from marl.common.files import FAULTS, digest, joined_name, read_json, reading, stem, write_json
+from marl.common.files import FAULTS, digest, joined_name, read_json, reading, stem
 from marl.decoding.probes import size_of
 from marl.metrics.stats import Floats, Interval, bootstrap_mean, paired_difference, wilson
 from marl.metrics.tables import format_table, interval_of, read_csv, write_csv
@@ -145,21 +145,21 @@ def main(cfg: DictConfig) -> None:
     heaviest = sorted(models, key=lambda name: size_of(player_config(name), parts.algo.context).weights)[-2:]
     parts = with_room(cfg, parts, cfg.games // 2, [(name, name) for name in heaviest], device)
 
-    left = [cell for cell in table if not (cells / cell.file).exists()]
-    say(f"{len(players)} players, {cfg.games} games a pair: {len(left)} of {len(table)} pairs are still to play")
+    pairs = {cells / cell.file: cell for cell in table}
+    left = sum(not path.exists() for path in pairs)
+    say(f"{len(players)} players, {cfg.games} games a pair: {left} of {len(table)} pairs are still to play")
     bar, agents = Bar(enabled=cfg.progress), Agents(cfg, parts, device)
-    for number, cell in enumerate(left, start=1):
-        with claimed(cells / cell.file) as mine:
-            if mine:
-                label = f"{number}/{len(left)}  {cell.label}"
-                found, spoiled = play(cell, cfg, parts, agents, bar, label)
-                if not spoiled:
-                    write_json(cells / cell.file, {"about": cell.settings, **found})
-                lost = f", {found['lost_seats']} seats lost to the endpoint" if found["lost_seats"] else ""
-                say(label + lost + (f", not kept: {spoiled}" if spoiled else ""))
+
+    def played(cell: Cell, number: str) -> dict[str, Any] | None:
+        label = f"{number}  {cell.label}"
+        found, spoiled = play(cell, cfg, parts, agents, bar, label)
+        lost = f", {found['lost_seats']} seats lost to the endpoint" if found["lost_seats"] else ""
+        say(label + lost + (f", not kept: {spoiled}" if spoiled else ""))
+        return None if spoiled else {"about": cell.settings, **found}
+
+    missing = compute(pairs, played)
     if parts.chat:
         say(parts.chat.summary())
-    missing = [cell for cell in table if not (cells / cell.file).exists()]
     if missing and parts.chat and (reasons := parts.chat.lost_for_good()):
         raise UserError(
             f"chat: {', '.join(dict.fromkeys(reasons))}, so that {len(missing)} pairs are not kept and there is no "

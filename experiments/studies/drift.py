@@ -33,6 +33,7 @@ from experiments.setup.devices import pick_device, set_threads
 from experiments.setup.players import style_of
 from experiments.setup.select import selected
 from experiments.setup.stages import Stage, base_folder, stages_of
+from experiments.studies.cells import compute, with_room
 from experiments.studies.iterations import (
     by_iteration,
     evaluated_game,
@@ -43,8 +44,8 @@ from experiments.studies.iterations import (
 )
 from marl.agents.model import PlayConfig, model_agent
 from marl.common.errors import UserError, check_count, check_writable
-from marl.common.files import digest, reading, write_json
-from marl.decoding.memory import Slots, check_memory
+from marl.common.files import digest, reading
+from marl.decoding.memory import Slots
 from marl.metrics.drift import likelihood, retold, talk_drift
 from marl.metrics.games import dond_metrics
 from marl.metrics.negotiation import READING, Reading, human_talk, read_talk, talk_of
@@ -128,20 +129,22 @@ def main(cfg: DictConfig) -> None:
     if not cfg.data.dond:
         say("data.dond=null: the likelihood of human dialogues is left out")
 
-    bar, found = Bar(enabled=cfg.progress), {}
-    for number, subject in enumerate(subjects, start=1):
-        settings = settings_of(subject, people[subject.run], dialogues, cfg)
-        path = cells / f"{digest(settings)}.json"
-        if not path.exists():
-            label = f"{number}/{len(subjects)}  {subject.run.name}, iteration {subject.iteration}"
-            bar.stage(label, cfg.games)
-            measured = measure(subject, people[subject.run], cfg, device, bar)
-            bar.close()
-            figures = {name: interval.to_json() for name, interval in measured.items()}
-            write_json(path, {"about": settings, "metrics": figures})
-            say(label)
-        found[subject] = read_figures(path)
-    write_lines(out / "drift.csv.gz", found.items())
+    bar = Bar(enabled=cfg.progress)
+    about = {subject: settings_of(subject, people[subject.run], dialogues, cfg) for subject in subjects}
+    paths = {subject: cells / f"{digest(settings)}.json" for subject, settings in about.items()}
+
+    def measured(subject: Subject, number: str) -> dict[str, Any]:
+        label = f"{number}  {subject.run.name}, iteration {subject.iteration}"
+        bar.stage(label, cfg.games)
+        metrics = measure(subject, people[subject.run], cfg, device, bar)
+        bar.close()
+        say(label)
+        return {"about": about[subject], "metrics": {name: i.to_json() for name, i in metrics.items()}}
+
+    if missing := compute({path: subject for subject, path in paths.items()}, measured):
+        say(f"{len(missing)} policies are being measured by another process, which writes the table when it has them")
+        return
+    write_lines(out / "drift.csv.gz", [(subject, read_figures(path)) for subject, path in paths.items()])
     write_lines(out / "kept.csv.gz", (each for run in runs for each in kept_transcripts(run)))
     if human:
         lines = [(name, i.mean, i.low, i.high, i.n) for name, i in sorted(human.items())]
@@ -207,13 +210,7 @@ def measure(subject: Subject, people: Path, cfg: DictConfig, device: torch.devic
     limits = PlayConfig(
         games=cfg.games, concurrency=cfg.concurrency, max_new_tokens=algo["max_new_tokens"], context=algo["context"]
     )
-    slots = Slots.of(policy.lm.config, limits.context, 2)
-    fit = check_memory(
-        [slots], 0, concurrency=limits.at_once, setting="concurrency", context=limits.context, device=device
-    )
-    if fit.concurrency < limits.at_once:
-        say(fit.line)
-    limits = replace(limits, concurrency=fit.concurrency)
+    limits = with_room(limits, [Slots.of(policy.lm.config, limits.context, 2)], device)
     agent = model_agent(SPEAKER, policy, limits, 2, settings["temperature"])
     drawn = draw_games(cfg.seed, EVALUATION, count=cfg.games)
     episodes = rollout(drawn, everyone(agent), env_maker(env), limits.concurrency, bar.advance)

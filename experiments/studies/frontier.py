@@ -42,11 +42,12 @@ from experiments.setup.devices import pick_device, set_threads
 from experiments.setup.entrants import turn_about
 from experiments.setup.players import policy_folder, run_policy
 from experiments.setup.select import add_cards, card_line, selected, write_cards
+from experiments.studies.cells import with_room
 from marl.agents.base import Agent
 from marl.agents.model import model_agent
 from marl.common.errors import UserError, check_count, check_writable
 from marl.common.files import FAULTS, digest, read_json, reading, write_json
-from marl.decoding.memory import Slots, check_memory
+from marl.decoding.memory import Slots
 from marl.learning.batch import collate
 from marl.learning.config import UpdateConfig
 from marl.learning.forward import forward
@@ -122,11 +123,7 @@ def main(cfg: DictConfig) -> None:
     assert folder is not None
     slots = Slots.of(base.lm.config, parts.algo.context, 2, SLOTS)  # one who plans against another of its size
     limits = replace(parts.algo, games=cfg.games, concurrency=cfg.concurrency)
-    fit = check_memory(
-        [slots], 0, concurrency=limits.at_once, setting="concurrency", context=limits.context, device=device
-    )
-    say(fit.line)
-    parts = replace(parts, algo=replace(limits, concurrency=fit.concurrency))
+    parts = replace(parts, algo=with_room(limits, [slots], device))
     entrants = [Entrant(ANCHOR, 0, base, folder, folder_digest(folder), planners)]
     entrants += compared(cfg, base, folder, device)
     single = {arm: count == 1 for arm, count in Counter(entrant.arm for entrant in entrants).items()}

@@ -266,7 +266,7 @@ def test_what_another_process_plays_is_left_to_it(
     (run,) = (entrant for entrant in conditions.entrants(runs, "tiny-*", ["game_only"]) if entrant.arm == "RL")
     cell = conditions.cell_of(run, "as_trained", nouns.Condition(), cfg)
     code = (
-        "import sys; from pathlib import Path; from experiments.studies.conditions import claimed\n"
+        "import sys; from pathlib import Path; from experiments.studies.cells import claimed\n"
         "with claimed(Path(sys.argv[1])) as mine: print(mine, flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(

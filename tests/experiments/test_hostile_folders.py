@@ -415,7 +415,7 @@ def test_links_do_not_lead_what_is_written_elsewhere(run: Path, tmp_path: Path) 
     with pytest.raises(UserError, match="cannot be written"), claim(run, (run / "config.yaml").read_text()):
         pass
     JsonlTracker(run, resume_from_iteration=2).close()
-    with pytest.raises(UserError, match=r"\.a\.lock cannot be written"), conditions.claimed(run / "a.json"):
+    with pytest.raises(UserError, match=r"\.a\.lock cannot be written"), cells.claimed(run / "a.json"):
         pass
     (run / ".lock").unlink()
     os.mkfifo(run / ".report.html.new")  # which nobody reads: writing into it would wait for ever
