@@ -20,7 +20,19 @@ from marl.storage.folder import CARD, CONFIG, flat, read_settings
 
 CARDS = "cards.jsonl"
 PLACES = ("runs=", "cache=", "cells=", "publish=", "data.dond=", "threads=", "progress=", "hydra.")  # of one machine
-KEPT = ("run", "arm", "seeds", "git_commit", "config_hash", "command", "base", "base_digest", "games")  # of a run card
+KEPT = (
+    "run",
+    "arm",
+    "seeds",
+    "git_commit",
+    "config_hash",
+    "command",
+    "base",
+    "base_digest",
+    "games",
+    "players",
+    "lost_seats",
+)  # of a run card
 
 
 def selected(runs: Path, select: Any, where: Any = None) -> list[Path]:
@@ -71,7 +83,8 @@ def narrowed(folders: Sequence[Path], where: Any) -> list[Path]:
 
 def write_cards(runs: Iterable[Path], folder: Path) -> None:
     """Adds a line for each run to `cards.jsonl` of a published table: what made it, and its final headline figures."""
-    add_cards([card_line(read_json(run / CARD), read_settings(run)["env"]["game"]) for run in runs], folder)
+    cards = {run: (read_json(run / CARD), read_settings(run)["env"]["game"]) for run in runs}
+    add_cards([{"run": run.name} | card_line(*card) for run, card in cards.items()], folder)
 
 
 def card_line(card: Mapping[str, Any], game: str = "") -> dict[str, Any]:
@@ -81,7 +94,10 @@ def card_line(card: Mapping[str, Any], game: str = "") -> dict[str, Any]:
     line = {**card, "command": command, "base": Path(str(base)).name if base else None}
     figures = card.get("figures", {}).get(TRAINED, {})
     ends = {name: figures[name] for name in headline(game, figures)}
-    rounded = {name: [round(each[end], 4) for end in ("mean", "low", "high")] for name, each in ends.items()}
+    rounded = {
+        name: [end if end is None else round(end, 4) for end in (each["mean"], each["low"], each["high"])]
+        for name, each in ends.items()
+    }
     return {name: line[name] for name in KEPT if name in line} | ({"figures": rounded} if rounded else {})
 
 

@@ -17,6 +17,7 @@ from experiments import evaluate, play, train
 from experiments.setup.config import config_hash
 from experiments.studies import crossplay, drift
 from marl.common.errors import UserError
+from marl.common.files import unpacked
 from marl.common.secrets import told
 from tests.composing import configure
 from tests.marl.test_chat import KEY, Server, sensible
@@ -98,12 +99,12 @@ def test_cross_play_goes_on_past_failures_and_keeps_no_pair_that_met_a_spent_bud
     with pytest.raises(UserError, match=r"chat: budget spent, so that 2 pairs are not kept.*chat\.calls"):
         go(1)
     assert [path.name.partition("-")[0] for path in out.glob("*.json")] == ["careful"]
-    assert capsys.readouterr().out.count("not kept: budget spent") == 2 and not (out / "crossplay.csv").exists()
+    assert capsys.readouterr().out.count("not kept: budget spent") == 2 and not (out / "crossplay.csv.gz").exists()
     go(1000)
-    rows = [line.split(",") for line in (out / "crossplay.csv").read_text().splitlines()]
+    rows = [line.split(",") for line in unpacked(out / "crossplay.csv.gz").splitlines()]
     assert rows[0][-2:] == ["games", "lost_seats"]
     assert sum({frozenset(row[1:3]): int(row[-1]) for row in rows[1:]}.values()) == 1
-    card = json.loads((out / "cards" / "crossplay.json").read_text())
+    card = json.loads((out / "cards.jsonl").read_text())
     assert list(card["lost_seats"].values()) == [1] and "1 declined to answer" in capsys.readouterr().out
 
 

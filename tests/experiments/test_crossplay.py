@@ -280,7 +280,7 @@ def test_self_play_is_the_plain_evaluation_and_nothing_is_played_twice(
         assert float(row["mean"]) == pytest.approx(alone[theirs]["mean"], rel=1e-5)
         if ours in ("game/score/row", "game/agreement"):  # the same interval too
             assert float(row["low"]) == pytest.approx(alone[theirs]["low"], rel=1e-5)
-    card = json.loads((tmp_path / "out" / "cards" / "crossplay.json").read_text())
+    card = json.loads((tmp_path / "out" / "cards.jsonl").read_text())
     assert set(card["players"]) == {"base", "careful", "a-full-s0"} and str(runs) not in json.dumps(card["players"])
 
 

@@ -1,5 +1,6 @@
 """Bands of healthy runs: what they are made from stays inside, what goes wrong does not, and training says so."""
 
+import gzip
 import itertools
 import re
 from collections.abc import Iterator
@@ -267,7 +268,7 @@ def test_bands_know_whether_they_tell_a_run_that_learns_nothing(
 
 
 def test_a_damaged_file_is_told_of_and_stops_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "NAME.csv.gz").write_text("arm,metric,iteration,low,high\nfull,game/score,one,2,3\n")
+    (tmp_path / "NAME.csv.gz").write_bytes(gzip.compress(b"arm,metric,iteration,low,high\nfull,game/score,one,2,3\n"))
     assert expected_of("NAME", "full", {"game": "dond"}, tmp_path) is None
     told = capsys.readouterr().out
     assert told.count("\n") == 1 and "NAME.csv.gz: expected the columns arm,metric,iteration,low,high" in told

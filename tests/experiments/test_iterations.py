@@ -336,7 +336,7 @@ def test_filtered_cloning_from_a_stronger_player_and_from_few_human_games(
     assert {"game/score_sd", "game/score_ceiling", "talk/vocabulary"} <= {r["metric"] for r in found}
     quiet = ["games=4", "concurrency=4", "progress=false", "threads=1", f"runs={tmp_path}"]
     crossplay.main(configure("crossplay", f"players=[{strong},{cloned},{weak},careful]", *quiet))
-    labels = {row["row"] for row in rows_of(tmp_path / "crossplay" / "crossplay.csv")}
+    labels = {row["row"] for row in rows_of(tmp_path / "crossplay" / "crossplay.csv.gz")}
     assert labels == {
         "dond_filtered_bc_ppo-full-s0", "dond_filtered_bc-from_ppo-s0", "dond_filtered_bc_300-from_300-s0", "careful"
     }  # fmt: skip
