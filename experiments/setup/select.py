@@ -20,19 +20,9 @@ from marl.storage.folder import CARD, CONFIG, flat, read_settings
 
 CARDS = "cards.jsonl"
 PLACES = ("runs=", "cache=", "cells=", "publish=", "data.dond=", "threads=", "progress=", "hydra.")  # of one machine
-KEPT = (
-    "run",
-    "arm",
-    "seeds",
-    "git_commit",
-    "config_hash",
-    "command",
-    "base",
-    "base_digest",
-    "games",
-    "players",
-    "lost_seats",
-)  # of a run card
+KEPT = (  # of a run card
+    "run", "arm", "seeds", "git_commit", "config_hash", "command", "base", "base_digest", "games", "players", "lost_seats",
+)  # fmt: skip
 
 
 def selected(runs: Path, select: Any, where: Any = None) -> list[Path]:

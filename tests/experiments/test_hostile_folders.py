@@ -27,7 +27,7 @@ from experiments import evaluate, play, report, train
 from experiments.launch.terminal import say
 from experiments.setup.config import run_folder
 from experiments.setup.stages import stages_of
-from experiments.studies import conditions, crossplay
+from experiments.studies import cells, conditions, crossplay
 from marl.common.errors import LONGEST_ERROR, MOST, UserError, check_count, check_writable
 from marl.common.files import MOST_JSON, MOST_LINES, MOST_YAML, read_json, read_yaml, write_text
 from marl.report.games import game_view
