@@ -82,7 +82,7 @@ class Row:
 
 
 class Bench:
-    """What measurements share, and what they found so far."""
+    """State that measurements share, and what they found so far."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class Bench:
         return record(env, point.context, point.games, self.tokens, self.settings.reply_tokens, self.settings.seed)
 
     def shape(self, point: Point) -> dict[str, int]:
-        """Of the point's model, as `tiny_config` has it."""
+        """Returns the size of the point's model, as `tiny_config` takes it."""
         shape = self.settings.shape(point.width)
         return {
             "hidden_size": shape.width, "intermediate_size": INNER * shape.width, "layers": shape.layers,
@@ -159,7 +159,7 @@ class Bench:
     # -- Measurements --------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """That all points can be played, and the centre has room: before anything is measured. UserError where not."""
+        """Raises UserError if a point cannot be played, or the centre does not fit into memory."""
         centre, kinds = self.around[0].point, ("players", "context") if "players" in self.env else ("context",)
         for point in {(row.point.players, row.point.context): row.point for row in self.around}.values():
             changed = [
@@ -175,7 +175,7 @@ class Bench:
             raise UserError(f"centre.slots={slots}, centre.context={centre.context}: {self.around[0].skipped}")
 
     def cache_bytes(self, point: Point) -> int:
-        """Of all slots, and of second copies where there are any."""
+        """Bytes of all cache slots, and of their staging copies if there are any."""
         config, dtype, slots = self.config(point), DTYPES[point.dtype], point.games * point.players
         copied = point.games > 1 and has_desk(config, self.device, dtype, self.settings.decode_steps)
         held = slots + (places_for(point.games, slots) if copied else 0)
@@ -215,7 +215,7 @@ class Bench:
             self.trl(script, single, rows, calls)
 
     def measure_alone(self, make_env: Callable[[], Any]) -> None:
-        """What needs no model."""
+        """Measures what needs no model."""
         if self.alone:
             return
         s = self.settings
@@ -276,12 +276,12 @@ class Bench:
                 self.take(row, self.script(row.point), repeat, measure)
 
     def calls(self, repeat: int) -> range:
-        """Which calls are computed of those that read whole histories: other ones in each repeat."""
+        """Selects the calls that are computed of those that read whole histories: other ones in each repeat."""
         every = self.settings.baseline_every
         return range(repeat * every // self.settings.repeats, sys.maxsize, every)
 
     def is_due(self, row: Row, repeat: int) -> bool:
-        """Whether this repeat is to be measured now; a row without any that is not says why."""
+        """Returns True if this repeat is to be measured now; otherwise a row without repeats says why."""
         if row.point.dtype != "float32" and (lacking := without_bf16(self.device)):
             row.skipped = lacking
             return False
@@ -317,7 +317,8 @@ class Bench:
         return int(min(row.tried, key=row.tried.__getitem__))
 
     def has_room(self, row: Row) -> bool:
-        """Whether this engine's memory at the point is free: others take more, and are not asked where it is not."""
+        """Returns True if this engine's memory at the point is free. Baselines take more, and are skipped too if it is
+        not."""
         models = 2 * size_of(self.config(row.point), row.point.context).weights  # who plays, and who learns
         free = free_memory(self.device)
 
@@ -416,7 +417,7 @@ class Bench:
     # -- What is told --------------------------------------------------------------------------------------------------
 
     def spent(self, row: Row) -> bool:
-        """Whether no time is left for another repeat of the row, which then says so if it has none."""
+        """Returns True if no time is left for another repeat of the row; a row without repeats says so."""
         if self.over() and not row.repeats:
             row.skipped = "the time set as `minutes` was spent"
         return self.over()
@@ -447,7 +448,7 @@ class Bench:
 
 
 def made_by(env: Mapping[str, Any], settings: Settings, device: torch.device) -> dict[str, Any]:
-    """What figures must have in common to stand in one file."""
+    """Settings and versions that figures must share to stand in one file."""
     versions = {name: version(name) for name in ("torch", "transformers")} | {"trl": trl_version()}
     known: dict[str, Any] = {
         "game": env["game"],

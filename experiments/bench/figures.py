@@ -1,4 +1,4 @@
-"""What the benchmark's measurements say: medians and spread, ratios, tables for the terminal, and the chart of cost."""
+"""Summaries of the benchmark's measurements: medians and spread, ratios, a table and the chart of cost."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def summary(repeats: Sequence[Data]) -> dict[str, Any]:
-    """Of each figure that all repeats have median, lowest and highest; shares of time by phase, of all together. Empty
+    """Summarises repeats: median, lowest and highest of each figure that all have; shares of time by phase. Empty
     of none."""
     if not repeats:
         return {}
@@ -139,8 +139,8 @@ def line(repeat: Data) -> str:
 
 
 def table(around: Sequence[Data], baselines: Sequence[Data], alone: Data) -> str:
-    """What was measured: a block for the centre, its other precision and each baseline, a line for the rest; ratios;
-    and what needs no model."""
+    """Formats all measurements: a block for the centre, its other precision and each baseline, a line for the rest;
+    ratios; and what needs no model."""
     lines: list[str] = []
     half = in_half(around)
     blocks = [row for row in (*around[:1], half, *baselines) if row is not None]
@@ -231,7 +231,7 @@ def along(axis: str, around: Sequence[Data]) -> list[tuple[float, Data]]:
 
 
 def labels(places: Sequence[float]) -> list[str]:
-    """Of these places along a logarithmic axis, in order; empty where one would stand on the one before it."""
+    """Labels places along a logarithmic axis, in order; empty if one would cover the one before it."""
     found, room, last = [], (places[-1] / places[0]) ** 0.1, 0.0
     for place in places:
         near = place < room * last

@@ -1,5 +1,4 @@
-"""What the benchmark measures with: a stopwatch of phases, peak memory, who else had the processors, counted work, and
-the rates of this machine.
+"""Instruments of the benchmark: a stopwatch of phases, peak memory, counted work, and the rates of this machine.
 
 The limit of a phase is the larger of two times: its multiply-adds at the rate of matrix products of the model's own
 shapes, and the bytes that it must touch at the rate of copying, both measured here and now. What is counted is named in
@@ -53,7 +52,8 @@ class Stopwatch:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Within, time counts as this phase's; on a GPU its work is waited for, so that nobody else pays for it."""
+        """Counts the block's time as this phase's. On a GPU it waits for the phase's work, so that no other phase pays
+        for it."""
         self._turn()
         self._open.append(name)
         try:
@@ -82,13 +82,13 @@ class Stopwatch:
 
     @contextmanager
     def on(self, owner: object, name: str, *methods: str) -> Iterator[None]:
-        """Within, these methods of this one object are clocked."""
+        """Clocks these methods of this one object inside the block."""
         with replaced(owner, {method: self.wrap(name, getattr(owner, method)) for method in methods}):
             yield
 
     @contextmanager
     def on_tokens(self, tokens: Tokens) -> Iterator[None]:
-        """Within, what becomes ids counts as tokenising, and what becomes text as text."""
+        """Counts encoding as tokenising and decoding as text inside the block."""
         with ExitStack() as stack:
             stack.enter_context(self.on(tokens, "tokenising", "encode", "label"))
             stack.enter_context(self.on(tokens, "text", "reply_text", "ends", "within"))
@@ -107,7 +107,7 @@ class Stopwatch:
 
 @contextmanager
 def replaced(owner: object, methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Within, this one object has these methods in place of its own."""
+    """Gives this one object these methods in place of its own, inside the block."""
     before = {name: vars(owner)[name] for name in methods if name in vars(owner)}
     for name, method in methods.items():
         setattr(owner, name, method)
@@ -221,7 +221,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Rates:
-    """Of this machine at this moment: multiply-adds a second, and bytes a second of copying (read + written)."""
+    """Rates of this machine at this moment: multiply-adds a second, and bytes a second of copying (read + written)."""
 
     read: float  # through all of the model's matrices, each by itself, as many rows as a pass that reads may have
     decode: float  # the same with as many rows as passes that decode had
@@ -318,8 +318,8 @@ def limits(
     answers: int,
     update: UpdateCounts,
 ) -> dict[str, dict[str, float]]:
-    """By phase its multiply-adds (`macs`), seconds of `arithmetic`, of `memory`, and the larger as `limit`. `size`:
-    bytes of one number.
+    """Returns, by phase, its multiply-adds (`macs`), seconds of `arithmetic`, of `memory`, and the larger as `limit`.
+    `size`: bytes of one number.
 
     Prefill, decode and mixed passes: every token goes once through the layers, each pair of attention counts once; a
     pass reads the weights once and each row's keys and values once, and writes new ones. The passes are those that this
@@ -343,7 +343,7 @@ def limits(
 
 
 def _of_passes(shape: Shape, rates: Rates, size: int, c: Counts, rate: float, passes: float) -> dict[str, float]:
-    """Of the work of so many passes, whose products run at this rate."""
+    """Limit of so many passes, whose products run at this rate."""
     body, head = c.tokens * shape.body + c.attended * shape.attention, c.outputs * shape.head
     memory = passes * shape.body * size / rates.weights + (c.cached + c.tokens) * shape.cache * size / rates.cache
     return _larger(body + head, body / rate + head / rates.output, memory)

@@ -21,7 +21,8 @@ from marl.storage.folder import CARD, CONFIG, flat, read_settings
 CARDS = "cards.jsonl"
 PLACES = ("runs=", "cache=", "cells=", "publish=", "data.dond=", "threads=", "progress=", "hydra.")  # of one machine
 KEPT = (  # of a run card
-    "run", "arm", "seeds", "git_commit", "config_hash", "command", "base", "base_digest", "games", "players", "lost_seats",
+    "run", "arm", "seeds", "git_commit", "config_hash", "command", "base", "base_digest", "games", "players",
+    "lost_seats",
 )  # fmt: skip
 
 
@@ -49,7 +50,7 @@ def selected(runs: Path, select: Any, where: Any = None) -> list[Path]:
 
 
 def narrowed(folders: Sequence[Path], where: Any) -> list[Path]:
-    """Those of these runs whose settings are so; a list has several values that a setting may have."""
+    """Keeps the runs that have these settings; a list names several values that a setting may have."""
     if where is None:
         return list(folders)
     if not isinstance(where, DictConfig):

@@ -252,14 +252,14 @@ def check_voices(voices: Mapping[str, str], seating: Mapping[str, Seats], entran
 
 
 def policy_folder(name: str, entrant: Entrant) -> Path | None:
-    """Where the policy of a player who doesn't learn lies; None of those that have none."""
+    """Returns the policy's folder of a player who doesn't learn, None if it has none."""
     if bare(name) == BASE:
         return entrant.base
     return run_policy_folder(name) if name != SILENT and is_run(name) else None
 
 
 def identity_of(name: str, entrant: Entrant) -> str:
-    """What stands for a player: the digest of its policy's files; of others the name."""
+    """Identifies a player: by the digest of its policy's files, or by name if it has no policy."""
     if name in entrant.learners:
         return entrant.learners[name].digest
     folder = policy_folder(name, entrant)

@@ -32,7 +32,7 @@ from marl.report.figures import PAPER, save_figure
 
 # --- Tables and figure ------------------------------------------------------------------------------------------------
 def results(table: Sequence[Cell], folder: Path, wanted: Sequence[str]) -> dict[str, list[ArmRun]]:
-    """What was played under each condition, arms in the order of tables."""
+    """Reads what was played under each condition, arms in the order of tables."""
     played: dict[str, list[ArmRun]] = {}
     for cell in table:
         found = read_figures(folder / cell.file)

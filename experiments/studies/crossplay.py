@@ -1,4 +1,4 @@
-"""Everybody against everybody and against themselves, on the same games of Deal or No Deal.
+"""Cross-play: each player against each other and itself, on the same games of Deal or No Deal.
 
     python -m experiments.studies.crossplay players=[runs/A,'dond_human-full-s0-*',base,careful]
 
@@ -235,7 +235,7 @@ def entrants(names: Sequence[str], cfg: DictConfig, parts: Parts, device: torch.
 
 
 def labels_of(names: Sequence[str]) -> list[str]:
-    """Of each player the shortest name that it shares with no other: a run's folder without its hash, the same with its
+    """Labels each player by the shortest name that no other has: a run's folder without its hash, the same with its
     objective, its whole name, that with its folder's, its path."""
     forms = [forms_of(name) for name in names]
     labels = [shortest for shortest, *_ in forms]
@@ -360,7 +360,8 @@ def in_order(first: Agent, second: Agent) -> Cast:
 
 
 def recorded(episode: Episode, turned: int) -> dict[str, Any]:
-    """What is kept of a game. `points`: of the pair's first player, who has seat `turned`, and of its second."""
+    """Keeps what is needed of a game. `points`: of the pair's first player, who has seat `turned`, and of its
+    second."""
     points = [float(episode.outcome["points"][agent]) for agent in dond_environment.AGENTS]
     return {
         "seed": episode.seed,
@@ -377,7 +378,7 @@ def recorded(episode: Episode, turned: int) -> dict[str, Any]:
 
 
 def figures(games: Games, objective: float, swapped: bool) -> Figures:
-    """By metric, one number for each game seed, in order: the mean of the games that were played on it.
+    """Returns, by metric, one number for each game seed, in order: the mean of the games played on it.
 
     The row player is the pair's first one, or with `swapped` its second. In self-play both seats are the row's and the
     column's.
@@ -476,7 +477,7 @@ def show(table: Path, figure: Path) -> Sequence[str]:
 
 @dataclass(frozen=True)
 class Difference:
-    """What a player gets with itself, less what it gets with another. `own` and `cross`: the two means."""
+    """Difference between a player's figure in self-play and with another. `own` and `cross`: the two means."""
 
     row: str
     column: str

@@ -167,7 +167,7 @@ def subjects_of(run: Path) -> list[Subject]:
 
 
 def people_folder(run: Path, human: str | None) -> Path:
-    """Where the frozen model of people is kept."""
+    """Returns the folder of the frozen model of people."""
     if human is not None:
         if not (Path(human) / "policy.json").is_file():
             raise UserError(f"human={human}: no policy is in it; name the folder of a base made with base=human")
@@ -184,7 +184,7 @@ def people_folder(run: Path, human: str | None) -> Path:
 
 
 def settings_of(subject: Subject, people: Path, dialogues: Mapping[str, Any] | None, cfg: DictConfig) -> dict[str, Any]:
-    """All that the figures depend on, but for last digits. `dialogues`: which human ones are read, if any."""
+    """Settings that determine the figures, but for last digits. `dialogues`: which human ones are read, if any."""
     return {
         "policy": subject.stage.digest,
         "people": folder_digest(people),
@@ -204,7 +204,7 @@ def settings_of(subject: Subject, people: Path, dialogues: Mapping[str, Any] | N
 
 
 def measure(subject: Subject, people: Path, cfg: DictConfig, device: torch.device, bar: Bar) -> Metrics:
-    """What the policy plays and says with itself, and the two likelihoods."""
+    """Measures what the policy plays and says with itself, and the two likelihoods."""
     env, policy, rng = subject.game, subject.stage.load(device), np.random.default_rng(0)
     settings, algo = subject.config["eval"], subject.config["algo"]
     limits = PlayConfig(
@@ -250,7 +250,7 @@ def by_dialogue(dialogues: Iterable[str], views: Iterable[V]) -> list[list[V]]:
 
 
 def kept_transcripts(run: Path) -> list[tuple[Subject, Metrics]]:
-    """What the transcripts say that a run kept of its evaluations, by iteration."""
+    """Reads the transcripts that a run kept of its evaluations, by iteration."""
     first, *_ = subjects_of(run)
     name = learners_of(cast_of(first.config["cast"]))[0]
     found = []
@@ -277,7 +277,7 @@ def write_lines(path: Path, found: Iterable[tuple[Subject, Metrics]]) -> None:
 
 
 def read_policies(path: Path) -> Policies:
-    """What `drift.csv.gz` holds. UserError where it is no such file."""
+    """Reads `drift.csv.gz`. UserError if it is no such file."""
     found: Policies = {}
     for key, iteration, metric, own in read_csv(
         path, "data.table", COLUMNS,

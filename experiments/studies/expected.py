@@ -1,4 +1,4 @@
-"""What healthy runs of the shipped experiments look like, and whether a run looks like one.
+"""Bands of what healthy runs of the shipped experiments look like.
 
     python -m experiments.studies.expected name=dond_long curves=experiments/results/dond_long/curves.csv.gz
     python -m experiments.studies.expected name=among_us_ablation select='among_us_ablation-*'

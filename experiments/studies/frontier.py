@@ -231,7 +231,7 @@ def planners_of(cfg: DictConfig) -> dict[str, PlannerConfig]:
 
 
 def drawn(figure: str, dialogues: Sequence[str]) -> Sequence[str] | None:
-    """What is drawn again for a figure's interval: games, which None stands for, or these dialogues of people."""
+    """Returns what a figure's bootstrap draws: dialogues of people, or None for games."""
     return dialogues if figure.startswith("human/") else None
 
 
@@ -270,7 +270,7 @@ def compared(cfg: DictConfig, base: Policy, anchor: Path, device: torch.device) 
 def kept(
     cfg: DictConfig, cells: Path, about: Mapping[str, Any], entrant: Entrant, bar: Bar, find: Callable[[], Arms]
 ) -> Arms:
-    """What `find` finds, from the file where it is kept."""
+    """Returns what `find` finds, from its file if it was found before."""
     settings = {
         **about, "format": FORMAT, "entrant": entrant.made_of,
         "arms": {arm: asdict(found) for arm, found in entrant.planners.items()},
@@ -297,7 +297,7 @@ def kept(
 
 
 def plans(situation: Situation, entrant: Entrant, anchor: Reader) -> dict[str, Floats]:
-    """By arm, the probabilities of all claims, (A,): the policy's own, and planned near them."""
+    """Returns, by arm, the probabilities of all claims, (A,): the policy's own, and planned near them."""
     views = any(planner.partner == "view" for planner in entrant.planners.values())
     decision = situation.decision(entrant.policy, PlannerConfig(partner="view" if views else "mirror"))
     tau, others = weigh(decision, situation.stream, anchor, anchor)
@@ -338,8 +338,8 @@ def against(
 
 
 def outcomes(episode: Episode, entrant: Entrant, anchor: Reader) -> dict[str, tuple[float, float]]:
-    """By arm, the player's expected score R_i + objective R_j and the probability of a deal, over the claims it may
-    make; what the partner claimed is given."""
+    """Returns, by arm, the player's expected score R_i + objective R_j and the probability of a deal, over the claims
+    it may make; what the partner claimed is given."""
     agent = next(name for name, player in episode.players.items() if player == PLAYER)
     seat = dond_environment.AGENTS.index(agent)
     theirs = episode.outcome["claims"][1 - seat]

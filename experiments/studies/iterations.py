@@ -1,4 +1,4 @@
-"""What each iteration of training changed: score, agreement, length and vocabulary, iteration by iteration.
+"""Score, agreement, length and vocabulary of runs, iteration by iteration.
 
     python -m experiments.studies.iterations select='dond_filtered_bc*' publish=experiments/results/dond_selfplay
     python -m experiments.studies.iterations data=experiments/results/dond_selfplay/iterations.csv.gz
@@ -194,12 +194,12 @@ def evaluated_game(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def objective_of(config: Mapping[str, Any]) -> float:
-    """Of the game of Deal or No Deal that a run is evaluated in."""
+    """Returns the objective of the game that a run is evaluated in."""
     return float(evaluated_game(config)["objective"])
 
 
 def nothing(metric: str, objective: float) -> bool:
-    """Whether the metric is 0 whatever is played: scores that add up to nothing."""
+    """Returns True if the metric is 0 whatever is played, as scores are under objective -1."""
     return objective == COMPETITIVE and metric.startswith("game/score")
 
 
@@ -216,7 +216,7 @@ def refuse_doubles(runs: Iterable[tuple[Path, float, str, int]], setting: str = 
 
 
 def read_lines(path: Path) -> list[Line]:
-    """What `NAME.csv.gz` holds. UserError where it is no such file."""
+    """Reads `NAME.csv.gz`. UserError if it is no such file."""
     lines = read_csv(
         path, "data", Line.__annotations__,
         lambda row: Line(
@@ -258,7 +258,7 @@ def curves_of(lines: Sequence[Line]) -> Curves:
 
 
 def weight(metric: str, at: Mapping[str, float]) -> float:
-    """Of how many evaluation games the figure is."""
+    """Counts the evaluation games of a figure."""
     return round(at["games"] * at["game/agreement"]) if metric in OF_AGREED else at["games"]
 
 
@@ -272,8 +272,8 @@ def over_games(metric: str, at: Mapping[str, float]) -> Interval:
 
 
 def standard_error(metric: str, at: Mapping[str, float]) -> float:
-    """Of a mean score, an upper bound unless both players of a game get the same; of mean points, the largest that
-    numbers from 0 to 10 with this mean can have; nan of other figures."""
+    """Standard error. Of a mean score, an upper bound unless both players of a game get the same; of mean points, the
+    largest that numbers from 0 to 10 with this mean can have; nan of other figures."""
     if metric == "game/points":
         spread = math.sqrt(at[metric] * (MAX_POINTS - at[metric]))
     else:
@@ -282,7 +282,7 @@ def standard_error(metric: str, at: Mapping[str, float]) -> float:
 
 
 def measure_of(objective: float) -> str:
-    """What tells how well a player of this objective does."""
+    """Names the metric that tells how well a player of this objective does."""
     return "game/points" if objective == COMPETITIVE else "game/score"
 
 
@@ -293,7 +293,7 @@ def of_games(curve: Curve) -> dict[int, Metrics]:
 
 
 def by_iteration(seeds: Mapping[int, Mapping[int, Metrics]]) -> dict[int, Metrics]:
-    """By iteration that all seeds have, the means of the metrics that all have of it. Seeds with the very same figures
+    """Averages over seeds, at each iteration that all have, the metrics that all have. Seeds with the very same figures
     are one policy, as before training: its intervals are over its games."""
     shared = sorted(set.intersection(*(set(of_seed) for of_seed in seeds.values())))
     found: dict[int, Metrics] = {}
