@@ -19,7 +19,7 @@ from marl.common.files import csv_rows, read_json, write_json
 from marl.metrics.stats import Interval, Metrics, seed_mean
 from marl.storage.checkpoint import folder_digest
 from tests.composing import configure
-from tests.experiments.test_frontier import TEST
+from tests.experiments.studies.test_frontier import TEST
 from tests.marl.test_human_dond import write
 
 QUIET = ["progress=false", "threads=1"]

@@ -419,7 +419,7 @@ def test_shipped_studies_can_be_played_by_these_runs(runs: Path, shipped: dict[s
         for name in shipped["among_us_generalisation"].conditions
         for key, value in [name.rsplit("_", 1)]
     }
-    published = rows_of(Path(__file__).parents[2] / shipped["among_us_generalisation"].published)
+    published = rows_of(Path(__file__).parents[3] / shipped["among_us_generalisation"].published)
     assert {(row["setting"], row["value"]) for row in published} == settings
 
 
