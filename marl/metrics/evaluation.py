@@ -17,7 +17,7 @@ from marl.metrics.games import among_us_metrics, dond_metrics, ways_of_ending
 from marl.metrics.shares import Valued, counts_turn, mean_metrics, rate
 from marl.metrics.stats import Interval, Metrics, bootstrap_mean, bootstrap_ratio
 from marl.metrics.talk import cut_metrics, talk_metrics
-from marl.metrics.training import counted, tries, winners
+from marl.metrics.training import tries, winners
 from marl.types import INSIDERS, Episode
 
 
@@ -103,7 +103,7 @@ def reward_metrics(
     turns = [(game, turn) for game, e in enumerate(episodes) for turn in e.turns if counts_turn(turn, e, players)]
     values: dict[str, Valued] = {}
     for name in sorted({name for _, turn in turns for name in turn.rewards}):
-        own = [(game, turn) for game, turn in turns if name in turn.rewards and counted(turn, name)]
+        own = [(game, turn) for game, turn in turns if name in turn.rewards]
         values[f"reward/{name}"] = [(game, turn.rewards[name]) for game, turn in own]
     return mean_metrics(values, rng)
 

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from envs.core import Question, TurnKind
+from marl.rewards import Reward
+from marl.rewards.game import GameReward
+from marl.rewards.speaking import SpeakingReward
 from marl.types import Belief, Episode, Kind, Payment, Planned, Stream, Turn
 
 OBS, Q, C, S = Kind.OBSERVATION, Kind.QUESTION, Kind.CHOICE, Kind.SPEECH
@@ -22,6 +25,11 @@ PLANNED = Planned(
     1,
     played=False,
 )
+
+
+def paying(**weights: float) -> dict[str, Reward]:
+    """Rewards of these weights, by name; `speaking` is credited to messages."""
+    return {n: SpeakingReward(weight=w) if n == "speaking" else GameReward(weight=w) for n, w in weights.items()}
 
 
 def stream(*pieces: tuple[int, Kind]) -> Stream:

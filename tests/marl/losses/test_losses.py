@@ -25,7 +25,7 @@ from marl.losses.policy import PolicyLoss
 from marl.losses.value import ValueLoss
 from marl.losses.world_model import WorldModelLoss
 from marl.types import Kind, TokenBatch
-from tests.marl.batches import three_turns
+from tests.marl.batches import paying, three_turns
 
 EVERY: list[Loss] = [
     PolicyLoss(), PolicyLoss(speech=0.2), ValueLoss(), EntropyLoss(), EntropyLoss(over="choice"),
@@ -40,7 +40,7 @@ def batch() -> TokenBatch:
     """The three-turn game with advantages, returns and a reference drawn at random."""
     generator = torch.Generator().manual_seed(0)
     episode = three_turns()
-    b = collate([(episode, "a"), (episode, "b")], {"game": 1.0})
+    b = collate([(episode, "a"), (episode, "b")], paying(game=1.0))
     noise = torch.randn(3, *b.shape, generator=generator)
     return replace(
         b,
@@ -165,7 +165,7 @@ def one_token(
         reference_logprobs=real + reference * at,
         values=real,
         rewards=real,
-        speaking=real,
+        message_rewards=torch.zeros(1, 2, 0),
         advantages=real + advantage * at,
         returns=real + ret * at,
         imitate=at,

@@ -15,9 +15,10 @@ from torch import Tensor
 from envs.among_us import texts as among_us_texts
 from envs.core import TurnKind
 from marl.agents.base import Request
-from marl.algorithms import rl_pikl as rl_pikl_module
+from marl.algorithms import training as training_module
 from marl.algorithms.ppo import PPOConfig, train_ppo
 from marl.algorithms.rl_pikl import VALUES, RLPiklConfig, as_expected, expected_votes, train_rl_pikl
+from marl.algorithms.training import Training
 from marl.common.errors import UserError
 from marl.learning.advantages import Credit, add_advantages
 from marl.learning.batch import collate, seats_of
@@ -29,7 +30,6 @@ from marl.losses.listening import ListeningLoss
 from marl.losses.plan import PlanLoss
 from marl.losses.policy import PolicyLoss
 from marl.losses.value import ValueLoss
-from marl.metrics.training import Progress
 from marl.model.policy import Policy, tiny_lm
 from marl.planning.planner import PlannerConfig
 from marl.rewards import add_rewards
@@ -37,7 +37,7 @@ from marl.rewards.game import GameReward
 from marl.rollout.cast import Seats
 from marl.rollout.seeds import Seeds
 from marl.types import Episode, Payment, TokenBatch, Turn
-from tests.marl.batches import PLANNED, proposed, said, talk
+from tests.marl.batches import PLANNED, paying, proposed, said, talk
 from tests.marl.models import small_tokens, tiny_policy, with_critic
 from tests.marl.test_planner import COMPACT, MEETINGS, config, negotiator, proposing
 
@@ -98,8 +98,8 @@ def test_a_claim_is_worth_what_its_plan_expected() -> None:
 
     def returns(episode: Episode) -> list[list[float]]:
         (valued,) = add_rewards([as_expected(episode)], {"game": GameReward(scale=0.1)})
-        batch = collate([(valued, "a"), (valued, "b")], {"game": 2.0}, drawn_from_plans=True)
-        batch = add_advantages(batch, Credit(gamma=0.5, gae_lambda=1.0, speech="common"), 0.0)
+        batch = collate([(valued, "a"), (valued, "b")], paying(game=2.0), drawn_from_plans=True)
+        batch = add_advantages(batch, paying(game=2.0), Credit(gamma=0.5, gae_lambda=1.0))
         return [batch.returns[b, batch.decision[b]].tolist() for b in range(2)]
 
     assert returns(game) == [pytest.approx([0.075, 0.15]), pytest.approx([0.6, 1.2])]
@@ -121,9 +121,8 @@ def test_a_vote_is_worth_what_its_plan_expected() -> None:
 
     def returns(games: Sequence[Episode]) -> list[list[float]]:
         seats = [(episode, "b") for episode in add_rewards(games, {"game": GameReward()})]
-        batch = add_advantages(
-            collate(seats, {"game": 1.0}, drawn_from_plans=True), Credit(gae_lambda=1.0, speech="common"), 0.0
-        )
+        batch = collate(seats, paying(game=1.0), drawn_from_plans=True)
+        batch = add_advantages(batch, paying(game=1.0), Credit(gae_lambda=1.0))
         found = expected_votes(batch, seats)
         return [found.returns[b, found.decision[b]].tolist() for b in range(len(seats))]
 
@@ -144,7 +143,7 @@ def test_an_iteration_regresses_the_critic_to_it(value: str, monkeypatch: pytest
         batches.append(batch)
         return {}
 
-    monkeypatch.setattr(rl_pikl_module, "update", spy)
+    monkeypatch.setattr(training_module, "update", spy)
     ((_, episodes),) = rl_pikl(learner(), 1, gamma=0.5, value=value)
     (batch,) = batches
     rows, different = seats_of(episodes, {"learner"}), 0
@@ -183,8 +182,8 @@ def common(
     seen: list[tuple[dict[str, float], Sequence[Episode]]], start: int = 0, seeds: Seeds = SEEDS
 ) -> dict[str, Any]:
     return {
-        "game": "dond", "cast": {"negotiator": Seats()}, "frozen": {}, "seeds": seeds, "start": start,
-        "progress": Progress(), "after": lambda iteration, metrics, episodes: seen.append((metrics, episodes)),
+        "game": "dond", "make_env": COMPACT, "cast": {"negotiator": Seats()}, "frozen": {}, "seeds": seeds,
+        "start": start, "after": lambda iteration, metrics, episodes: seen.append((metrics, episodes)),
     }  # fmt: skip
 
 
@@ -197,7 +196,7 @@ def rl_pikl(
     }  # fmt: skip
     how = RLPiklConfig(iterations=iterations, planner=config(0.1, iterations=10), anneal_lr=False,
                        **settings, **LIMITS)  # fmt: skip
-    train_rl_pikl(one, COMPACT, {"game": GameReward(weight=2.0)}, losses, how, **common(seen, start, seeds))
+    train_rl_pikl(Training([one], rewards=paying(game=2.0), losses=losses, **common(seen, start, seeds)), how)
     return seen
 
 
@@ -255,8 +254,9 @@ def ppo(plan: PlanLoss | None) -> tuple[Policy, dict[str, float], Sequence[Episo
     how = PPOConfig(iterations=1, games=3, concurrency=3, max_new_tokens=4, context=1024,
                     planner=config(0.1, iterations=3, choose="own"))  # fmt: skip
     seen: list[tuple[dict[str, float], Sequence[Episode]]] = []
-    settings = {**common(seen), "game": "among_us", "cast": {"crewmate": Seats(), "imposter": Seats()}}
-    train_ppo([one], MEETINGS, {"game": GameReward()}, losses, how, **settings)
+    cast = {"crewmate": Seats(), "imposter": Seats()}
+    settings = {**common(seen), "game": "among_us", "cast": cast, "make_env": MEETINGS}
+    train_ppo(Training([one], rewards={"game": GameReward()}, losses=losses, **settings), how)
     return (one.policy, *seen[0])
 
 

@@ -11,7 +11,7 @@ from marl.common.errors import UserError
 from marl.learning.advantages import Credit, add_advantages, gae
 from marl.learning.batch import collate, seats_of
 from marl.types import Episode, TokenBatch, Turn
-from tests.marl.batches import chose, proposed, said, talk, three_turns
+from tests.marl.batches import chose, paying, proposed, said, talk, three_turns
 
 real = st.floats(-10, 10, width=32)
 share = st.floats(0, 1, width=32)
@@ -59,8 +59,7 @@ SPEAKING = 2 * 0.5**0.5  # of a speaking reward of +.25 against one of -.25, wit
 
 def credited(talk_of: list[list[Turn]], credit: Credit, weights: dict[str, float]) -> TokenBatch:
     seats = seats_of([talk(*talk_of)], {"learner"})
-    batch = collate(seats, weights, separate_speech=credit.separate)
-    return add_advantages(batch, credit, weights.get("speaking", 0.0))
+    return add_advantages(collate(seats, paying(**weights)), paying(**weights), credit)
 
 
 def rows(*per_row: list[float]) -> torch.Tensor:
@@ -186,8 +185,8 @@ def test_a_single_message_has_nothing_to_be_compared_with() -> None:
 
 def test_rows_without_turns_are_harmless() -> None:
     quiet: Episode = replace(three_turns(), turns=three_turns().turns[:1])
-    batch = collate([(quiet, "a"), (quiet, "b")], {"game": 1.0})
-    filled = add_advantages(batch, Credit(gamma=1.0, normalize=False), 0.0)
+    rewards = paying(game=1.0)
+    filled = add_advantages(collate([(quiet, "a"), (quiet, "b")], rewards), rewards, Credit(normalize=False))
     assert filled.advantages.tolist() == [[0, 0, 0, 0, 1.5, 1.5, 1.5, 1.5, 0, 0, 0, 0], [0.0] * 12]
 
 
@@ -206,8 +205,8 @@ def test_the_gradient_of_stopping_is_exact(speech: str, stopped: float, went_on:
         talk([said(0, body=(0, len(ids) - 1), game=0.0, speaking=s)]) for ids, s in zip(said_ids, earned, strict=True)
     ]
     credit = Credit(speech=speech)
-    batch = collate(seats_of(talks, {"learner"}), {"game": 1.0, "speaking": 1.0}, separate_speech=credit.separate)
-    batch = add_advantages(batch, credit, 1.0)
+    rewards = paying(game=1.0, speaking=1.0)
+    batch = add_advantages(collate(seats_of(talks, {"learner"}), rewards), rewards, credit)
     score = torch.zeros(
         batch.shape
     )  # d log p(token) / d logit of stopping, p = 1/2; the second token of `a` rows decides

@@ -160,7 +160,7 @@ def play(
 
 
 def rows_of(episodes: Sequence[Episode]) -> TokenBatch:
-    return collate(seats_of(episodes, {"learner"}), {}, privileged=lambda episode, agent: episode.privileged[agent])
+    return collate(seats_of(episodes, {"learner"}), {})
 
 
 @torch.no_grad()

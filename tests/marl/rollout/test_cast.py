@@ -25,7 +25,6 @@ from marl.losses.kl import KLLoss
 from marl.losses.listening import ListeningLoss
 from marl.losses.policy import PolicyLoss
 from marl.losses.value import ValueLoss
-from marl.metrics.training import Progress
 from marl.model.policy import Policy
 from marl.rewards import Reward
 from marl.rewards.game import GameReward
@@ -33,10 +32,10 @@ from marl.rewards.speaking import SpeakingReward
 from marl.rollout.cast import Seats, by_role, learners_of, places, players_of
 from marl.rollout.games import env_maker, scripted
 from marl.rollout.rollout import rollout
-from marl.rollout.seeds import GAMES, Game, Seeds, draw_games
+from marl.rollout.seeds import GAMES, Game, draw_games
 from marl.storage.checkpoint import optimizer_tensors
 from marl.types import Belief, Episode, Stream
-from tests.marl.hint import Hint, hint_policy
+from tests.marl.hint import hint_policy, training
 
 DOND = env_maker({"game": "dond", "style": "compact"})
 AMONG_US = env_maker({"game": "among_us", "style": "compact", "players": 5, "imposters": 1})
@@ -203,10 +202,7 @@ def train(
         metrics.append(found)
         played.extend(episodes)
 
-    train_ppo(
-        learners, Hint, REWARDS, LOSSES, config,
-        game="hint", cast=cast, frozen=opponents or {}, seeds=Seeds.of(0), start=0, after=after, progress=Progress(),
-    )  # fmt: skip
+    train_ppo(training(learners, LOSSES, rewards=REWARDS, cast=cast, frozen=opponents or {}, after=after), config)
     return states, metrics, played
 
 

@@ -23,9 +23,9 @@ from marl.learning.advantages import Credit, add_advantages
 from marl.learning.batch import collate, seats_of
 from marl.learning.config import UpdateConfig
 from marl.learning.forward import forward
-from marl.learning.micro_batches import blank, micro_batches, padded
+from marl.learning.micro_batches import blank, micro_batches
 from marl.learning.update import Learner, add_reference, explained_variance, make_optimizer, update
-from marl.losses import Loss, Outputs, count_tokens
+from marl.losses import Loss, Outputs, mask_of
 from marl.losses.entropy import EntropyLoss
 from marl.losses.imitation import ImitationLoss
 from marl.losses.kl import KLLoss
@@ -34,16 +34,14 @@ from marl.losses.plan import PlanLoss
 from marl.losses.policy import PolicyLoss
 from marl.losses.value import ValueLoss
 from marl.losses.world_model import WorldModelLoss
-from marl.metrics.training import Progress
 from marl.model.policy import Policy
 from marl.rewards import Reward, add_rewards
 from marl.rewards.game import GameReward
 from marl.rewards.speaking import SpeakingReward
-from marl.rollout.cast import Seats
 from marl.rollout.rollout import rollout
-from marl.rollout.seeds import Game, Seeds, draw_games
+from marl.rollout.seeds import Game, draw_games
 from marl.types import Episode, Kind, Planned, TokenBatch, Turn
-from tests.marl.hint import Hint, hint_policy
+from tests.marl.hint import Hint, hint_policy, training
 from tests.marl.models import hf_policy, small_tokens
 
 TERMS: dict[str, Loss] = {
@@ -58,7 +56,7 @@ TERMS: dict[str, Loss] = {
     "exact": KLLoss(weight=0.05, estimator="exact", over="both"),
 }
 READS = {"reply": True, "values": True, "beliefs": True, "observed": True, "planned": True}
-WEIGHTS = {"game": 1.0, "speaking": 0.5}
+REWARDS: dict[str, Reward] = {"game": GameReward(), "speaking": SpeakingReward(weight=0.5)}
 
 
 def noisy(policy: Policy, seed: int) -> Policy:
@@ -107,11 +105,8 @@ def planned(episode: Episode) -> Episode:
 
 
 def to_batch(episodes: list[Episode], players: tuple[str, ...] = ("learner",)) -> TokenBatch:
-    batch = collate(
-        seats_of(episodes, players), WEIGHTS, separate_speech=True, privileged=lambda e, agent: e.privileged[agent],
-        imitate=lambda e, agent: bool(e.outcome["right"]),
-    )  # fmt: skip
-    return add_advantages(batch, Credit(), WEIGHTS["speaking"])
+    batch = collate(seats_of(episodes, players), REWARDS, imitate=lambda e, agent: bool(e.outcome["right"]))
+    return add_advantages(batch, REWARDS, Credit())
 
 
 @cache
@@ -328,8 +323,8 @@ def test_two_minibatches_are_two_steps_each_with_its_own_counts(rows: int) -> No
 
 def test_no_term_reads_anything_of_a_blank_row() -> None:
     _, batch = played()
-    assert min(count_tokens(batch, TERMS).values()) > 0
-    assert set(count_tokens(blank(batch), TERMS).values()) == {0}
+    for name, loss in TERMS.items():
+        assert mask_of(batch, name, loss).any() and not mask_of(blank(batch), name, loss).any(), name
 
 
 def test_micro_batches_hold_every_row_once_within_the_budget() -> None:
@@ -416,11 +411,8 @@ def test_a_reward_of_weight_zero_is_a_reward_that_is_absent(speech: str) -> None
         )
         optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3)
         losses = {name: loss for name, loss in TERMS.items() if name != "plan"}  # in this game there is nothing to plan
-        train_ppo(
-            [Learner("learner", policy, copy.deepcopy(policy), optimizer)], Hint, rewards, losses, config,
-            game="hint", cast={"speaker": Seats(), "listener": Seats()}, frozen={}, seeds=Seeds.of(0), start=0,
-            after=lambda iteration, metrics, episodes: None, progress=Progress(),
-        )  # fmt: skip
+        one = Learner("learner", policy, copy.deepcopy(policy), optimizer)
+        train_ppo(training([one], losses, rewards=rewards), config)
         return weights_of(policy)
 
     game = GameReward()
@@ -509,7 +501,8 @@ def test_a_term_may_work_with_any_of_the_outputs() -> None:
     theirs = {"exact": TERMS["exact"], "plan": PlanLoss(weight=0.05, form="cross_entropy")}
     assert identical(trained(ours), trained(theirs))
     _, batch = _played()
-    assert shapes and count_tokens(batch, ours) == count_tokens(batch, theirs)
+    for name in ours:
+        assert torch.equal(mask_of(batch, name, ours[name]), mask_of(batch, name, theirs[name]))
     whole = (24, batch.shape[1])
     assert shapes[-1] == {
         **dict.fromkeys(("logprobs", "entropy", "values", "observed", "divergence"), whole),
@@ -619,25 +612,6 @@ def test_the_reference_is_read_where_it_is_compared() -> None:
     some = add_reference(batch, reference, UpdateConfig(), where=speech).reference_logprobs
     assert sum(outputs) == int(speech.sum()) and not some[~speech].any()
     torch.testing.assert_close(some[speech], whole[speech], atol=1e-5, rtol=1e-5)
-
-
-def test_rows_of_half_precision_come_in_few_lengths() -> None:
-    """On a CPU: eight from one power of two to the next, less than an eighth more, and no longer than the batch."""
-    _, batch = played()
-    cpu, lengths = torch.device("cpu"), torch.arange(4097)
-    wide = replace(batch, tokens=torch.zeros(1, 4096))
-    found = padded(lengths, wide, UpdateConfig(bf16=True), cpu)
-    assert found[:17].tolist() == list(range(17))
-    assert found[17:33].tolist() == [18, 18, 20, 20, 22, 22, 24, 24, 26, 26, 28, 28, 30, 30, 32, 32]
-    assert bool((found >= lengths).all()) and bool((found < lengths + (lengths / 8).clamp_min(1)).all())
-    assert len(set(found[1025:2049].tolist())) == 8
-    narrow = replace(batch, tokens=torch.zeros(1, 17))
-    assert padded(torch.tensor([17]), narrow, UpdateConfig(bf16=True), cpu).tolist() == [17]
-    for config, device in (
-        (UpdateConfig(), cpu), (UpdateConfig(bf16=True, padding_free=True), cpu),
-        (UpdateConfig(bf16=True), torch.device("cuda")),
-    ):  # fmt: skip
-        assert torch.equal(padded(lengths, wide, config, device), lengths)
 
 
 def test_the_reference_is_read_at_the_rollouts_temperature() -> None:

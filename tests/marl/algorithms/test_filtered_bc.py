@@ -19,7 +19,6 @@ from envs.dond import environment as dond_environment
 from marl.agents.text import TextAgent
 from marl.algorithms.filtered_bc import (
     FilteredBCConfig,
-    keep_records,
     seat_reward,
     select,
     train_filtered_bc,
@@ -31,42 +30,16 @@ from marl.learning.config import UpdateConfig
 from marl.learning.forward import forward
 from marl.learning.update import Learner
 from marl.losses.imitation import ImitationLoss
-from marl.metrics.training import Progress
 from marl.model.policy import Policy
 from marl.model.tokens import Tokens
-from marl.rewards.game import GameReward
-from marl.rollout.cast import Seats
 from marl.rollout.rollout import everyone, rollout
-from marl.rollout.seeds import Game, Seeds
+from marl.rollout.seeds import Game
 from marl.types import Episode, Kind, Payment, Turn
 from tests.marl.episodes import episode
-from tests.marl.hint import Hint, hint_policy
+from tests.marl.hint import Hint, hint_policy, training
 from tests.marl.models import CHATML, hf_tokenizer, small_tokens
 
 # -- the selection -----------------------------------------------------------------------------------------------------
-
-PUBLISHED = np.array([[0, 5, 8], [0, 5, 2]])  # player_0's and player_1's rewards in three games: mean 3.333
-
-
-def test_the_published_filter() -> None:
-    assert PUBLISHED.mean() == pytest.approx(3.333, abs=1e-3)
-    assert keep_records(PUBLISHED, "above_mean").tolist() == [[False, True, True], [False, True, False]]
-
-
-def test_above_the_mean_is_strictly_above() -> None:
-    assert keep_records(np.array([1.0, 2.0, 3.0]), "above_mean").tolist() == [False, False, True]
-    assert not keep_records(np.array([4.0, 4.0]), "above_mean").any()
-
-
-def test_the_other_filters() -> None:
-    rewards = np.array([0.0, -2.0, 5.0])
-    assert keep_records(rewards, "nonzero").tolist() == [False, True, True]
-    assert keep_records(rewards, "all").tolist() == [True, True, True]
-    assert keep_records(rewards, "above_mean", np.array([True, False, False])).tolist() == [True, False, True]
-    with pytest.raises(UserError, match=r"algo\.keep=best: must be one of above_mean, nonzero, all"):
-        keep_records(rewards, "best")
-    with pytest.raises(UserError, match=r"algo\.keep=best"):
-        FilteredBCConfig(keep="best")
 
 
 def paid(rewards: tuple[float, float], deal: bool = True) -> Episode:
@@ -82,11 +55,14 @@ def chosen(games: Sequence[Episode], keep: str, competitive: bool = False) -> li
 
 
 def test_seats_are_selected_by_what_they_were_paid() -> None:
-    games = [paid((0, 0), deal=False), paid((5, 5)), paid((8, 2))]
+    games = [paid((0, 0), deal=False), paid((5, 5)), paid((8, 2))]  # the published example, mean 3.333
     assert [seat_reward(games[2], a) for a in dond_environment.AGENTS] == [8, 2]
     assert chosen(games, "above_mean") == [(1, "player_0"), (2, "player_0"), (1, "player_1")]
     assert chosen(games, "nonzero") == [(1, "player_0"), (2, "player_0"), (1, "player_1"), (2, "player_1")]
     assert len(chosen(games, "all")) == 6 and select([], "above_mean", False) == []
+    assert chosen([paid((4, 4))], "above_mean") == []  # strictly above the mean
+    with pytest.raises(UserError, match=r"algo\.keep=best: must be one of above_mean, nonzero, all"):
+        FilteredBCConfig(keep="best")
 
 
 def test_the_competitive_rule_keeps_both_sides_of_even_deals() -> None:
@@ -241,11 +217,8 @@ CONFIG = FilteredBCConfig(
 def clone(policy: Policy, make_env: Any, config: FilteredBCConfig) -> tuple[dict[str, float], list[Episode]]:
     seen: list[tuple[dict[str, float], list[Episode]]] = []
     learner = Learner("learner", policy, copy.deepcopy(policy), torch.optim.AdamW(policy.parameters(), lr=3e-3))
-    train_filtered_bc(
-        learner, make_env, {"game": GameReward()}, {"imitation": ImitationLoss()}, config,
-        cast={"speaker": Seats(), "listener": Seats()}, frozen={}, seeds=Seeds.of(0), start=0,
-        after=lambda iteration, metrics, episodes: seen.append((metrics, list(episodes))), progress=Progress(),
-    )  # fmt: skip
+    after = lambda iteration, metrics, episodes: seen.append((metrics, list(episodes)))  # noqa: E731
+    train_filtered_bc(training([learner], {"imitation": ImitationLoss()}, make_env=make_env, after=after), config)
     (only,) = seen
     return only
 
