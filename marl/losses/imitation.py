@@ -15,7 +15,7 @@ from marl.types import TokenBatch
 class ImitationLoss:
     """-log p(token) at the reply tokens in `batch.imitate`."""
 
-    weight: float = 1.0
+    weight: float = 0.3
     reads: str = "reply"
     needs_filter: ClassVar[bool] = True
 

@@ -25,7 +25,7 @@ ESTIMATORS = (*SAMPLED, "exact")
 class KLLoss:
     """KL divergence at reply tokens, by one of ESTIMATORS. `over`: speech (as published), choice, or both."""
 
-    weight: float = 0.05
+    weight: float = 0.1
     estimator: str = "k2"
     over: str = "speech"
 

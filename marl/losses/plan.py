@@ -29,7 +29,7 @@ class PlanLoss:
     is raised to `floor`, lest KL be infinite at actions it rules out; all tokens outside the plan count as one.
     """
 
-    weight: float = 1.0
+    weight: float = 0.3
     form: str = "kl"
     floor: float = 1e-4
     reads: str = "planned"

@@ -18,7 +18,7 @@ class WorldModelLoss:
     belief is read, so training on them biases the belief.
     """
 
-    weight: float = 0.1
+    weight: float = 0.0
     after_questions: bool = True
     reads: str = "observed"
 

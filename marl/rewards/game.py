@@ -18,7 +18,7 @@ class GameReward:
     """
 
     weight: float = 1.0
-    scale: float = 1.0
+    scale: float = 0.1
     is_game: ClassVar[bool] = True
 
     def __call__(self, episode: Episode) -> np.ndarray:

@@ -29,7 +29,7 @@ class SpeakingReward:
     `adversaries`: roles that earn the negative and are no listeners (an imposter in training).
     """
 
-    weight: float = 1.0
+    weight: float = 0.5
     listeners: str = "others"
     of: str = "probability"
     players: tuple[str, ...] = ()

@@ -29,7 +29,9 @@ PLANNED = Planned(
 
 def paying(**weights: float) -> dict[str, Reward]:
     """Rewards of these weights, by name; `speaking` is credited to messages."""
-    return {n: SpeakingReward(weight=w) if n == "speaking" else GameReward(weight=w) for n, w in weights.items()}
+    return {
+        n: SpeakingReward(weight=w) if n == "speaking" else GameReward(weight=w, scale=1.0) for n, w in weights.items()
+    }
 
 
 def stream(*pieces: tuple[int, Kind]) -> Stream:

@@ -124,7 +124,7 @@ def training(learners: Sequence[Learner], losses: Mapping[str, Loss], **given: A
     """Training in games of hints, all seats the learners' own, for the game's reward; `given` changes any of it."""
     settings: dict[str, Any] = {
         "game": "hint", "make_env": Hint, "cast": {"speaker": Seats(), "listener": Seats()}, "frozen": {},
-        "rewards": {"game": GameReward()}, "seeds": Seeds.of(0), "after": lambda *found: None,
+        "rewards": {"game": GameReward(scale=1.0)}, "seeds": Seeds.of(0), "after": lambda *found: None,
     }  # fmt: skip
     return Training(learners=learners, losses=losses, **{**settings, **given})
 

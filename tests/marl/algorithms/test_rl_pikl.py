@@ -120,7 +120,7 @@ def test_a_vote_is_worth_what_its_plan_expected() -> None:
     games += [game((0.25, 0.75, 0.0), "parity", 0.0), game((0.25, 0.75, 0.0), "time", 0.0)]
 
     def returns(games: Sequence[Episode]) -> list[list[float]]:
-        seats = [(episode, "b") for episode in add_rewards(games, {"game": GameReward()})]
+        seats = [(episode, "b") for episode in add_rewards(games, {"game": GameReward(scale=1.0)})]
         batch = collate(seats, paying(game=1.0), drawn_from_plans=True)
         batch = add_advantages(batch, paying(game=1.0), Credit(gae_lambda=1.0))
         found = expected_votes(batch, seats)
@@ -256,7 +256,7 @@ def ppo(plan: PlanLoss | None) -> tuple[Policy, dict[str, float], Sequence[Episo
     seen: list[tuple[dict[str, float], Sequence[Episode]]] = []
     cast = {"crewmate": Seats(), "imposter": Seats()}
     settings = {**common(seen), "game": "among_us", "cast": cast, "make_env": MEETINGS}
-    train_ppo(Training([one], rewards={"game": GameReward()}, losses=losses, **settings), how)
+    train_ppo(Training([one], rewards={"game": GameReward(scale=1.0)}, losses=losses, **settings), how)
     return (one.policy, *seen[0])
 
 
