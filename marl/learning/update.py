@@ -7,6 +7,7 @@ terms don't dilute one another. A term of weight 0 is measured on detached outpu
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -140,7 +141,7 @@ def update(
             for name, count in counts.items():
                 totals.add(f"loss/{name}", 0.0, count)
         totals.take(drift)
-        if config.target_kl is not None and drift.over(ranks).mean("update/approx_kl") > config.target_kl:
+        if config.target_kl is not None and drift.over(ranks).means().get("update/approx_kl", 0.0) > config.target_kl:
             break
     return {**totals.over(ranks).means(), "update/explained_variance": explained_variance(batch)}
 
@@ -239,12 +240,12 @@ def explained_variance(batch: TokenBatch) -> float:
 class Means:
     """Running means by name."""
 
-    sums: dict[str, float] = field(default_factory=dict)
-    counts: dict[str, float] = field(default_factory=dict)
+    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    counts: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def add(self, name: str, total: float, count: float) -> None:
-        self.sums[name] = self.sums.get(name, 0.0) + total
-        self.counts[name] = self.counts.get(name, 0.0) + count
+        self.sums[name] += total
+        self.counts[name] += count
 
     def take(self, other: Means) -> None:
         for name, total in other.sums.items():
@@ -257,11 +258,8 @@ class Means:
             whole.take(part)
         return whole
 
-    def mean(self, name: str) -> float:
-        return self.sums.get(name, 0.0) / max(self.counts.get(name, 0.0), 1.0)
-
     def means(self) -> dict[str, float]:
-        return {name: self.mean(name) for name in self.sums}
+        return {name: total / max(self.counts[name], 1.0) for name, total in self.sums.items()}
 
 
 def note_drift(drift: Means, batch: TokenBatch, outputs: Outputs) -> None:
