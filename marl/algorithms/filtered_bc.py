@@ -17,6 +17,7 @@ from marl.algorithms.training import TrainConfig, Training
 from marl.common.errors import UserError
 from marl.learning.batch import Seat, collate, seats_of
 from marl.learning.config import UpdateConfig
+from marl.rewards import add_rewards
 from marl.types import Episode, Stream
 
 KEEPS = ("above_mean", "nonzero", "all")
@@ -44,12 +45,12 @@ def train_filtered_bc(training: Training, config: FilteredBCConfig) -> None:
     agent = model_agent(learner.name, learner.policy, config, training.seats(learner), config.temperature)
     rivals = competitive(training.make_env())
     for iteration in training.iterations(config, {learner.name: agent}):
-        episodes = iteration.play()
+        episodes = add_rewards(iteration.rollout(), training.rewards)  # measured; `select` reads what the game paid
         seats = seats_of(episodes, {learner.name})
         kept = [without_errors(seat) for seat in select(seats, config.keep, rivals)]
         iteration.add({"filter/kept": len(kept) / max(len(seats), 1)}, learner)
         if kept:
-            iteration.learn(learner, collate(kept, {}))
+            iteration.update(learner, collate(kept, {}))
         iteration.finish(episodes)
 
 

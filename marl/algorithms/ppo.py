@@ -19,6 +19,7 @@ from marl.learning.batch import collate, seats_of
 from marl.learning.update import Learner
 from marl.losses import any_reads
 from marl.planning.planner import PlannerConfig, planning_agent
+from marl.rewards import add_rewards
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ def train_ppo(training: Training, config: PPOConfig) -> None:
     agents = {learner.name: player(learner, training, config) for learner in training.learners}
     rivals = competitive(training.make_env())
     for iteration in training.iterations(config, agents):
-        episodes = iteration.play()  # with beliefs and rewards
+        episodes = iteration.rollout()  # also answers the belief questions
+        episodes = add_rewards(episodes, training.rewards)  # fills turn.rewards by name
         for learner in learning(training.learners, config.alternate, iteration.number):
             seats = seats_of(episodes, {learner.name})
             if not seats:  # a rare partner may hold no seat in these games
@@ -65,7 +67,7 @@ def train_ppo(training: Training, config: PPOConfig) -> None:
                 imitate=lambda episode, agent: (id(episode), agent) in kept,  # noqa: B023
             )
             batch = add_advantages(batch, training.rewards, config.credit)
-            iteration.learn(learner, batch)
+            iteration.update(learner, batch)
         iteration.finish(episodes)
 
 

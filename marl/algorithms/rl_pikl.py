@@ -64,7 +64,7 @@ def train_rl_pikl(training: Training, config: RLPiklConfig) -> None:
     paid = {name: reward for name, reward in training.rewards.items() if not credits_messages(reward)}
     returns = Credit(gamma=config.gamma, gae_lambda=1.0)  # what is paid from there on
     for iteration in training.iterations(config, {learner.name: agent}):
-        episodes = iteration.play()
+        episodes = add_rewards(iteration.rollout(), training.rewards)
         valued: Sequence[Episode] = episodes
         if config.value == "plan" and training.game == "dond":
             valued = add_rewards([as_expected(episode) for episode in episodes], paid)
@@ -73,7 +73,7 @@ def train_rl_pikl(training: Training, config: RLPiklConfig) -> None:
             batch = add_advantages(collate(seats, paid, drawn_from_plans=True), paid, returns)
             if config.value == "plan" and training.game == "among_us":
                 batch = expected_votes(batch, seats)
-            iteration.learn(learner, batch)
+            iteration.update(learner, batch)
         iteration.finish(episodes)
 
 

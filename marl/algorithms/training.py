@@ -21,7 +21,7 @@ from marl.learning.renaming import Renaming
 from marl.learning.update import Learner, update
 from marl.losses import Loss
 from marl.metrics.training import Progress, episode_metrics, speed_metrics
-from marl.rewards import Reward, add_rewards
+from marl.rewards import Reward
 from marl.rollout.cast import Seats, by_role, places
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import RENAME, Seeds, shuffle_seed
@@ -69,7 +69,7 @@ class Training:
 
 
 class Iteration:
-    """One iteration: `play` its games, `learn` from them, `finish` with what is logged."""
+    """One iteration: `rollout` its games, `update` each learner, `finish` with what is logged."""
 
     def __init__(self, training: Training, config: TrainConfig, agents: Mapping[str, Agent], number: int) -> None:
         self.training, self.config, self.number = training, config, number
@@ -79,17 +79,17 @@ class Iteration:
         self.tokens = 0  # learned from
         self.began = self.played = time.perf_counter()
 
-    def play(self) -> list[Episode]:
-        """Plays the games and fills in what they pay; of several ranks each plays its share and gets all."""
+    def rollout(self) -> list[Episode]:
+        """Plays the games; of several ranks each plays its share and gets all."""
         t = self.training
         games = t.ranks.share(t.seeds.draw(self.number, self.config.games))
         t.progress.stage(f"{self.name}: games", len(games))
         episodes = rollout(games, self.cast, t.make_env, self.config.concurrency, t.progress.advance)
         episodes = t.ranks.collect(episodes)
         self.played = time.perf_counter()
-        return add_rewards(episodes, t.rewards)
+        return episodes
 
-    def learn(self, learner: Learner, batch: TokenBatch) -> None:
+    def update(self, learner: Learner, batch: TokenBatch) -> None:
         """Updates a learner, at its learning rate of this iteration (`anneal_lr`: falls linearly to 0)."""
         t, settings = self.training, self.config.update
         left = 1 - self.number / self.config.iterations if getattr(self.config, "anneal_lr", False) else 1.0
