@@ -47,25 +47,25 @@ def train_filtered_bc(training: Training, config: FilteredBCConfig) -> None:
     for iteration in training.iterations(config, {learner.name: agent}):
         episodes = add_rewards(iteration.rollout(), training.rewards)  # measured; `select` reads what the game paid
         seats = seats_of(episodes, {learner.name})
-        kept = [without_errors(seat) for seat in select(seats, config.keep, rivals)]
+        flags = select(seats, config.keep, rivals)
+        kept = [without_errors(seat) for seat, good in zip(seats, flags, strict=True) if good]
         iteration.add({"filter/kept": len(kept) / max(len(seats), 1)}, learner)
         if kept:
             iteration.update(learner, collate(kept, {}))
         iteration.finish(episodes)
 
 
-def select(seats: Sequence[Seat], keep: str, competitive: bool) -> list[Seat]:
-    """Returns the seats to imitate, by what the game paid them.
+def select(seats: Sequence[Seat], keep: str, competitive: bool) -> list[bool]:
+    """Marks the seats to imitate, by what the game paid them.
 
     `keep`: `above_mean` (strictly above the mean of all seats), `nonzero`, `all`. `competitive`: also both sides of
     valid deals that paid neither anything.
     """
+    if not seats:
+        return []
     paid = np.array([seat_reward(episode, agent) for episode, agent in seats])
-    if keep == "above_mean":
-        kept = paid > paid.mean() if seats else paid
-    else:
-        kept = paid != 0 if keep == "nonzero" else np.ones_like(paid)
-    return [(e, agent) for (e, agent), good in zip(seats, kept, strict=True) if good or (competitive and drawn(e))]
+    kept = {"above_mean": paid > paid.mean(), "nonzero": paid != 0, "all": np.ones(len(seats), bool)}[keep]
+    return [bool(good) or (competitive and drawn(e)) for (e, _), good in zip(seats, kept, strict=True)]
 
 
 def seat_reward(episode: Episode, agent: str) -> float:

@@ -60,12 +60,7 @@ def train_ppo(training: Training, config: PPOConfig) -> None:
             seats = seats_of(episodes, {learner.name})
             if not seats:  # a rare partner may hold no seat in these games
                 continue
-            kept = {(id(episode), agent) for episode, agent in select(seats, config.imitate, rivals)}
-            batch = collate(
-                seats,
-                training.rewards,
-                imitate=lambda episode, agent: (id(episode), agent) in kept,  # noqa: B023
-            )
+            batch = collate(seats, training.rewards, imitate=select(seats, config.imitate, rivals))
             batch = add_advantages(batch, training.rewards, config.credit)
             iteration.update(learner, batch)
         iteration.finish(episodes)

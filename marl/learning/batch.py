@@ -7,7 +7,7 @@ learned from them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -31,16 +31,16 @@ def collate(
     seats: Sequence[Seat],
     rewards: Mapping[str, Reward],
     *,
-    imitate: Callable[[Episode, str], bool] = lambda episode, agent: True,
+    imitate: Sequence[bool] | None = None,
     silent_roles: Collection[str] = INSIDERS,
     drawn_from_plans: bool = False,
 ) -> TokenBatch:
     """Pads the seats' streams on the right and marks every token.
 
-    `rewards` fill `rewards` and `message_rewards`, by where they are credited; at weight 0 they pay nothing. `imitate`:
-    the seats that imitation learns from, all but their refused replies. `silent_roles` are not asked for beliefs.
-    `drawn_from_plans`: replies may be a planner's; then no loss may compare the policy with `logprobs`. Advantages,
-    returns and reference log-probabilities are left at 0.
+    `rewards` fill `rewards` and `message_rewards`, by where they are credited; at weight 0 they pay nothing. `imitate`
+    marks the seats that imitation learns from (None: all), but for refused replies. Beliefs of `silent_roles` are left
+    out. `drawn_from_plans`: replies may be a planner's; then no loss may compare the policy with `logprobs`.
+    Advantages, returns and reference log-probabilities are left at 0.
     """
     assert seats, "an empty batch has no shape"
     rows = [[t for t in episode.turns if t.agent == agent and t.reply_ids] for episode, agent in seats]
@@ -58,7 +58,7 @@ def collate(
         stream = episode.streams[agent]
         a["tokens"][b, : len(stream)] = stream.tokens
         a["kind"][b, : len(stream)] = stream.kinds
-        learn = imitate(episode, agent)
+        learn = imitate is None or imitate[b]
         for turn in turns:
             assert drawn_from_plans or turn.planned is None or not turn.planned.played, (
                 f"{agent}'s reply in step {turn.step} is a planner's, no sample of its policy"

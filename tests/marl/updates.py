@@ -96,7 +96,8 @@ def planned(episode: Episode) -> Episode:
 
 
 def to_batch(episodes: list[Episode], players: tuple[str, ...] = ("learner",)) -> TokenBatch:
-    batch = collate(seats_of(episodes, players), REWARDS, imitate=lambda e, agent: bool(e.outcome["right"]))
+    seats = seats_of(episodes, players)
+    batch = collate(seats, REWARDS, imitate=[bool(episode.outcome["right"]) for episode, _ in seats])
     return add_advantages(batch, REWARDS, Credit())
 
 

@@ -51,7 +51,8 @@ def paid(rewards: tuple[float, float], deal: bool = True) -> Episode:
 
 def chosen(games: Sequence[Episode], keep: str, competitive: bool = False) -> list[tuple[int, str]]:
     seats = [(g, a) for a in dond_environment.AGENTS for g in games]
-    return [(next(i for i, g in enumerate(games) if g is e), a) for e, a in select(seats, keep, competitive)]
+    flags = select(seats, keep, competitive)
+    return [(next(i for i, g in enumerate(games) if g is e), a) for (e, a), f in zip(seats, flags, strict=True) if f]
 
 
 def test_seats_are_selected_by_what_they_were_paid() -> None:

@@ -142,7 +142,7 @@ def test_rewards_of_weight_zero_pay_nothing() -> None:
 
 def test_imitation_can_be_kept_from_rows() -> None:
     episode = three_turns()
-    batch = collate([(episode, "a"), (episode, "b")], REWARDS, imitate=lambda e, agent: agent == "b")
+    batch = collate([(episode, "a"), (episode, "b")], REWARDS, imitate=[False, True])
     assert batch.imitate.equal(flags(".... .... ....", ".... .... ...x"))
 
 
