@@ -95,8 +95,7 @@ def naive(loss: Loss, batch: TokenBatch, o: Outputs) -> list[float]:
         if isinstance(loss, KLLoss) and kind == Kind.SPEECH:
             d = new - float(batch.reference_logprobs[b, t])
             whole = float(o.divergence[b, t])
-            out.append({"k1": d, "k2": d * d / 2, "k3": math.exp(-d) - 1 + d, "squared": d * d,
-                        "exact": whole}[loss.estimator])  # fmt: skip
+            out.append({"k2": d * d / 2, "k3": math.exp(-d) - 1 + d, "exact": whole}[loss.estimator])
         if isinstance(loss, WorldModelLoss) and kind == Kind.OBSERVATION and t > 0:
             answer_is_read_there = batch.kind[b, t - 1] == Kind.QUESTION
             if loss.after_questions or not answer_is_read_there:
@@ -263,9 +262,7 @@ def test_the_plan_term_by_hand() -> None:
     assert only(PlanLoss(floor=0.25)(sure, outputs)) == pytest.approx(0.5 * LN2 - 0.5 * LN2)
 
 
-@pytest.mark.parametrize(
-    ("estimator", "value"), [("k1", LN2), ("k2", LN2**2 / 2), ("k3", LN2 - 0.5), ("squared", LN2**2)]
-)
+@pytest.mark.parametrize(("estimator", "value"), [("k2", LN2**2 / 2), ("k3", LN2 - 0.5)])
 def test_kl_by_hand(estimator: str, value: float) -> None:
     """pi = 1/2, reference = 1/4: d = ln 2, and reference / pi = 1/2."""
     batch = one_token(Kind.SPEECH, reference=-2 * LN2)
@@ -311,9 +308,7 @@ def test_gradients_of_the_estimators_in_expectation() -> None:
         torch.testing.assert_close(expected_gradient(estimator, logits, reference), expected, atol=1e-12, rtol=1e-9)
 
     check("k2", gradient_of("reverse"))
-    check("squared", 2 * gradient_of("reverse"))
     check("k3", gradient_of("forward"))
-    check("k1", torch.zeros(3, dtype=torch.float64))
     assert float(gradient_of("reverse").abs().max()) > 0.05  # there was something to agree on
 
 
@@ -321,9 +316,8 @@ def test_gradients_of_the_estimators_in_expectation() -> None:
     ("make", "named"),
     [
         (lambda: EntropyLoss(over="all"), "loss.entropy.over=all: must be one of choice, speech, both"),
-        (lambda: KLLoss(estimator="k4"), "loss.kl.estimator=k4: must be one of k1, k2, k3, squared, exact"),
+        (lambda: KLLoss(estimator="k4"), "loss.kl.estimator=k4: must be one of k2, k3, exact"),
         (lambda: KLLoss(over="all"), "loss.kl.over=all: must be one of choice, speech, both"),
-        (lambda: KLLoss(weight=0.1, estimator="k1"), "loss.kl.estimator=k1 has no gradient"),
         (lambda: PlanLoss(form="squared"), "loss.plan.form=squared: must be one of cross_entropy, kl"),
         (lambda: PlanLoss(floor=0.0), "loss.plan.floor=0.0: must lie between 0 and 1"),
     ],
