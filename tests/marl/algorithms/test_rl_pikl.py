@@ -168,11 +168,9 @@ def identical(a: Policy, b: Policy) -> bool:
     return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
 
 
-def learner(start: Policy | None = None) -> Learner:
-    policy = copy.deepcopy(start or negotiator())
-    return Learner(
-        "learner", policy, copy.deepcopy(negotiator()), make_optimizer(policy, UpdateConfig(learning_rate=1e-3))
-    )
+def learner() -> Learner:
+    policy, anchor = copy.deepcopy(negotiator()), copy.deepcopy(negotiator())
+    return Learner("learner", policy, anchor, make_optimizer(policy, UpdateConfig(learning_rate=1e-3)))
 
 
 SEEDS = Seeds.of(0)
