@@ -182,7 +182,7 @@ def test_select_keeps_rows_and_questions_aligned(batch: TokenBatch) -> None:
 
 def test_select_of_every_row_is_the_batch() -> None:
     episode = talk([said(0), chose(2)], [chose(1, legal=(40, 41, 42))])
-    batch = collate(seats_of([episode, three_turns()], {"learner"}), REWARDS)
+    batch = collate(seats_of([episode, replace(three_turns(), privileged={})], {"learner"}), REWARDS)
     whole = batch.select(torch.arange(4))
     for name in (*BY_TOKEN, "row", "position", "candidates", "answer", "also", "privileged"):
         assert getattr(whole, name).equal(getattr(batch, name)), name
