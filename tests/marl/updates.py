@@ -127,6 +127,6 @@ def trained(losses: Mapping[str, Loss], batch: TokenBatch | None = None, **setti
     policy, own = played()
     reference = another()
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3, weight_decay=0.1)
-    config = UpdateConfig(**{"minibatches": 2, "token_budget": 64, **settings})  # type: ignore[arg-type]
+    config = UpdateConfig(**{"minibatches": 2, "token_budget": 128, **settings})  # type: ignore[arg-type]
     update(policy, reference, batch or own, losses, optimizer, config, torch.Generator().manual_seed(0))
     return weights_of(policy)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.marl.test_renaming import batch, seeded, tokens  # noqa: F401  fixtures
+from tests.marl.learning.test_renaming import batch, seeded, tokens  # noqa: F401  fixtures
 
 from marl.learning.config import UpdateConfig
 from marl.learning.update import update

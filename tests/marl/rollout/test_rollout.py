@@ -175,7 +175,7 @@ def agree(policy: Policy, batch: TokenBatch, probs: np.ndarray, temperature: flo
 # --- Sampler and trainer ---
 
 
-@pytest.mark.parametrize(("name", "temperature"), zip(NAMES, (0.7, 1.0, 0.7, 1.0), strict=True))
+@pytest.mark.parametrize(("name", "temperature"), list(zip(NAMES, (0.7, 1.0, 0.7, 1.0), strict=True)))
 def test_sampler_and_trainer_agree(name: str, temperature: float, policies: dict[str, Policy]) -> None:
     episodes = play(name, policies, draw_games(0, GAMES, count=12), temperature=temperature)
     probs = [b.probs for e, a in seats_of(episodes, {"learner"}) for b in e.beliefs if b.listener == a]
