@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.marl.learning.test_renaming import batch, seeded, tokens  # noqa: F401  fixtures
 
 from marl.learning.config import UpdateConfig
 from marl.learning.update import update
@@ -23,6 +22,7 @@ from marl.model.policy import Policy, tiny_lm
 from marl.model.tokens import Tokens
 from marl.report.runs import Run, over_compute
 from marl.types import Kind, TokenBatch
+from tests.marl.learning.test_renaming import batch, seeded, tokens  # noqa: F401  fixtures
 
 Row = dict[str, Any]
 
