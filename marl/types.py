@@ -20,7 +20,7 @@ from envs.core import Question, TurnKind
 
 
 class Kind(IntEnum):
-    """What a token of a stream is."""
+    """Kind of a stream's token."""
 
     PAD = 0
     OBSERVATION = 1  # read: prompts, what others said, corrections, the cue to reply
@@ -46,7 +46,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Planned:
-    """What a planner weighed before a reply (`planning/planner.py`): A actions, in one order throughout."""
+    """A planner's notes on a reply (`planning/planner.py`): A actions, in one order throughout."""
 
     actions: tuple[str, ...]  # (A,) a claim, a name or skip
     ids: tuple[tuple[int, ...], ...]  # (A,) each as a whole reply
@@ -130,7 +130,7 @@ def pooled(probs: np.ndarray, answer: int, also: Sequence[int]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Payment:
-    """What the environment paid `agent` in its `step`-th step (from 0)."""
+    """A payment by the environment to `agent` in its `step`-th step (from 0)."""
 
     agent: str
     step: int

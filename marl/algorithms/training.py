@@ -1,4 +1,4 @@
-"""What all training loops share: an iteration's games, the update of a learner, and what is logged.
+"""Parts that all training loops share: an iteration's games, the update of a learner, and what is logged.
 
 Everything random in iteration `i` is a function of the seeds and `i`, so a run that continues from a checkpoint is the
 run that was never stopped. What a learner makes of the games it played is in `ppo.py`, `filtered_bc.py`, `rl_pikl.py`.
@@ -37,7 +37,7 @@ class TrainConfig(PlayConfig):
 
 @dataclass(frozen=True)
 class Training:
-    """Who learns, in which games, from which terms.
+    """A training run: who learns, in which games, from which terms.
 
     `cast` says who plays each role; `frozen` are the players in it that don't learn. `start`: the first iteration,
     0-based. `after` gets each finished iteration's number (from 1), metrics (a second learner's begin with its name)

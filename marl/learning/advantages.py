@@ -21,7 +21,7 @@ CREDITS = ("common", "separate", "separate_raw", "separate_only")
 
 @dataclass(frozen=True)
 class Credit:
-    """How turns and messages are credited.
+    """Settings of credit: how turns and messages are credited.
 
     `speech`: where rewards that are credited to messages go. `common`: into the GAE with the game's reward (Sarkar et
     al. 2025). `separate`: a message gets the game's advantage plus each such reward, normalised over the batch's heard

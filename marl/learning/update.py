@@ -36,7 +36,7 @@ class NotFinite(UserError):
 
 @dataclass(frozen=True)
 class Learner:
-    """Who learns: its name in the cast, its policy, the frozen reference of its KL term, its optimiser.
+    """A learner: its name in the cast, its policy, the frozen reference of its KL term, its optimiser.
 
     With `shards` (of the policy) the optimiser steps those.
     """

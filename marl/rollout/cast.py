@@ -1,4 +1,4 @@
-"""Who plays whom: each role is held by a learner or by somebody frozen, and some of its seats by somebody else.
+"""Casts, or who plays whom: each role is held by a learner or by somebody frozen, and some of its seats by somebody else.
 
 `learner` and `rival` learn; all others are frozen: `base`, a finished run's folder, scripted players by name. Which
 seats of a role a partner holds follows from the game's seed, so that the same games have the same cast.
@@ -24,7 +24,7 @@ CAST = 4  # a part of a game's seed
 
 @dataclass(frozen=True)
 class Seats:
-    """Who holds the seats of one role: `player`, but for `partners` of them in each game, which `partner` holds.
+    """Seats of one role: all are `player`'s, but for `partners` of them in each game, which `partner` holds.
 
     A fraction is the share of games that have one more: 1.25 is one partner in each game and two in a quarter of them.
     """
