@@ -1,4 +1,4 @@
-"""Casts, or who plays whom: each role is held by a learner or by somebody frozen, and some of its seats by somebody else.
+"""Casts: each role is held by a learner or by somebody frozen, and some of its seats by somebody else.
 
 `learner` and `rival` learn; all others are frozen: `base`, a finished run's folder, scripted players by name. Which
 seats of a role a partner holds follows from the game's seed, so that the same games have the same cast.
