@@ -15,8 +15,7 @@ from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 
-from experiments import evaluate, final_games, play, report, train
-from experiments.launch import show
+from experiments import evaluate, final_games, play, report, show, train
 from experiments.setup import starts
 from experiments.setup.config import Parts, build, check_read, config_hash, identity, plain, run_folder
 from experiments.setup.stages import base_folder

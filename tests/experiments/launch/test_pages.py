@@ -13,7 +13,7 @@ from experiments.launch import command as cli
 from marl.metrics.tables import read_table
 from marl.metrics.wording import bounds
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FIRST = [ROOT / "README.md", ROOT / "experiments/README.md"]
 PAGES = [*FIRST, *sorted({*(ROOT / "experiments").rglob("*.md")} - {*FIRST})]
 
@@ -48,7 +48,7 @@ def settings(text: str) -> list[str]:
 def accepted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], bool]:
     """Says whether a command line would have been run."""
     ran: list[str] = []
-    monkeypatch.setattr(cli, "run", lambda *arguments: ran.append(arguments[1]))
+    monkeypatch.setattr(cli, "launch", lambda task, plan: [] if ran.append(str(plan.jobs)) else [])
     (tmp_path / "srun").touch(mode=0o755)  # this machine may have no Slurm
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
 
