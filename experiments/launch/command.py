@@ -41,6 +41,11 @@ from marl.common.processes import end_with
 from marl.common.secrets import told
 
 Task = Callable[[DictConfig], Any]
+GOES_ON = "The same command goes on from what is there."
+
+
+class LauncherError(Exception):
+    """A launcher stopped before all jobs of a sweep had ended."""
 
 
 def command(
@@ -77,9 +82,9 @@ def command(
             except (UserError, HydraException, OmegaConfBaseException) as error:
                 leave(error, 2, one_line(error))
             except KeyboardInterrupt as error:
-                leave(error, 130, "Interrupted; the same command goes on from what is there.")
-            except Exception as error:  # a launcher's own; jobs tell theirs
-                leave(error, 1, f"The launcher stopped: {one_line(error)} The same command goes on from what is there.")
+                leave(error, 130, f"Interrupted. {GOES_ON}")
+            except LauncherError as error:
+                leave(error, 1, f"{error} {GOES_ON}")
             failed = [result.job for result in results if isinstance(result, Failed)]
             try:
                 made = [result for result in results if not (result is None or isinstance(result, Failed))]
@@ -180,10 +185,13 @@ class Job:
 
 
 def launch(task: Task, plan: Plan) -> list[Any]:
-    """Runs all jobs. Returns what each task returned, or `Failed`. Raises what the launcher raises."""
+    """Runs all jobs. Returns what each task returned, or `Failed`. LauncherError where not all jobs ended."""
     context = HydraContext(GlobalHydra.instance().config_loader(), callbacks=cast(Any, Callback()))
     job = Job(task, plan.swept if plan.jobs else None, os.getpid())
     if not plan.jobs:
         return [run_job(job, plan.config, "hydra.run.dir", None, context).return_value]
     launcher = Plugins.instance().instantiate_launcher(context, job, plan.config)
-    return [result.return_value for result in launcher.launch(plan.jobs, initial_job_idx=0)]
+    try:
+        return [result.return_value for result in launcher.launch(plan.jobs, initial_job_idx=0)]
+    except Exception as error:  # whatever it is; errors of jobs are told by the jobs
+        raise LauncherError(f"The launcher stopped ({type(error).__name__}): {one_line(error)}") from error

@@ -119,7 +119,7 @@ class Checker:
 
     def choose(self, files: Sequence[Override]) -> DictConfig:
         """The configuration files that are chosen. UserError where one is not there."""
-        known = self.compose().hydra.runtime.choices
+        known = self.loader.compute_defaults_list(self.config_name, [], RunMode.MULTIRUN).overrides.known_choices
         for override in files:
             key, options = override.key_or_group, self.loader.get_group_options(override.key_or_group)
             if override.is_delete():

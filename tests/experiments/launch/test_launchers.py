@@ -119,7 +119,7 @@ def test_a_job_whose_process_is_killed_ends_the_sweep_in_one_sentence(toy: Path)
     done = run(toy, "ablation=full", "seed=3")
     assert done.returncode == 1 and done.stdout == "", done.stdout
     said = done.stderr.splitlines()[-1]
-    assert said.startswith("The launcher stopped: A worker process") and "SIGKILL" in said
+    assert said.startswith("The launcher stopped (TerminatedWorkerError): A worker process") and "SIGKILL" in said
     assert said.endswith("The same command goes on from what is there.") and "Traceback" not in done.stderr
 
 
@@ -159,7 +159,7 @@ def test_jobs_of_submitit_run_apart_and_those_that_fail_are_named(toy: Path) -> 
     assert done.stdout.splitlines()[-1] == "made full-1"
     assert any("RuntimeError: boom" in log.read_text() for log in (toy / "logs").rglob("*.err"))
     killed = run(toy, "ablation=full", "seed=3,1", launcher=("submitit_local", "hydra.launcher.cpus_per_task=3"))
-    assert killed.returncode == 1 and killed.stderr.startswith("The launcher stopped: "), killed.stderr
+    assert killed.returncode == 1 and killed.stderr.startswith("The launcher stopped ("), killed.stderr
 
 
 def test_a_machine_without_slurm_is_told(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +167,7 @@ def test_a_machine_without_slurm_is_told(toy: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("PATH", str(toy))
     done = run(toy, "seed=0,1", launcher=("submitit_slurm", "hydra.launcher.nodes=1"))
     assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
-    assert done.stderr.startswith('The launcher stopped: Could not detect "srun"')
+    assert done.stderr.startswith('The launcher stopped (RuntimeError): Could not detect "srun"')
 
 
 @pytest.mark.slow
