@@ -46,9 +46,10 @@ class Checker:
         self.loader = GlobalHydra.instance().config_loader()
         self.parser = OverridesParser.create(config_loader=self.loader)
         self.composed: dict[tuple[str, ...], DictConfig] = {}
+        self.groups = self.loader.compute_defaults_list(config_name, [], RunMode.MULTIRUN).overrides.known_choices
 
     def plan(self, overrides: Sequence[str], multirun: bool = False, show: bool = False) -> Plan:
-        """Checks all jobs. UserError for the first mistake. `show`: of one run, to which values may be missing."""
+        """Checks all jobs. UserError for the first mistake. `show`: plans one run, whose values may be missing."""
         given = [self.parse(text) for text in overrides]
         for each in given:
             if each.is_delete() and not each.key_or_group.startswith(REMOVABLE):
@@ -119,14 +120,13 @@ class Checker:
 
     def choose(self, files: Sequence[Override]) -> DictConfig:
         """The configuration files that are chosen. UserError where one is not there."""
-        known = self.loader.compute_defaults_list(self.config_name, [], RunMode.MULTIRUN).overrides.known_choices
         for override in files:
             key, options = override.key_or_group, self.loader.get_group_options(override.key_or_group)
             if override.is_delete():
                 continue
             if override.value() is None:
                 raise UserError(f"{shown(override)} does not fit: choose one of {', '.join(options)}.")
-            if key not in known and not override.package and not key.startswith("hydra"):
+            if key not in self.groups and not override.package and not key.startswith("hydra"):
                 raise UserError(f"{shown(override)}: {key} is for other commands, and {self.config_name} reads none.")
         try:
             return self.compose(*(str(override.input_line) for override in files))
