@@ -45,9 +45,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         train.main(configure(*SMALL, f"ablation={arm}", "seed=0", f"runs={root}"))
         (run,) = root.glob(f"tiny-{arm}-s0-????????")
         again = shutil.copytree(run, root / run.name.replace("-s0-", "-s1-"))
-        for name, old, new in (("config.yaml", "\nseed: 0", "\nseed: 1"), ("run.json", '"seed": 0', '"seed": 1')):
-            assert old in (again / name).read_text()
-            (again / name).write_text((again / name).read_text().replace(old, new))
+        config = (again / "config.yaml").read_text()
+        assert "\nseed: 0\n" in config
+        (again / "config.yaml").write_text(config.replace("\nseed: 0\n", "\nseed: 1\n"))
+        card = json.loads((again / "run.json").read_text())
+        (again / "run.json").write_text(json.dumps({**card, "seeds": [1], **({"seed": 1} if "seed" in card else {})}))
         evaluation = json.loads((again / "evaluation.json").read_text())
         evaluation["conditions"]["trained"]["game/win_rate/crewmates"]["mean"] = won
         evaluation["by_game"]["trained"]["game/win_rate/crewmates"] = [1.0] * int(8 * won) + [0.0] * int(8 - 8 * won)
