@@ -17,7 +17,6 @@ from marl.metrics.beliefs import belief_by_message
 from marl.metrics.evaluation import evaluation_to_json, metrics
 from marl.metrics.stats import Interval
 from marl.metrics.tables import ablation_table
-from marl.metrics.wording import bounds, headline, of_ones_own, pairs_of, wording
 from marl.report.figures import ablation_figure, mean_entries, strip_svg, training_panels
 from marl.report.games import speakers
 from marl.report.page import build_report, read_run
@@ -549,17 +548,6 @@ def test_published_figures_and_curves_stand_beside(among_us_runs: list[Path], tm
     assert "training games" in full and full.count("FillBetweenPolyCollection") == 3  # a band for each arm
 
 
-def test_every_arm_is_compared_with_something() -> None:
-    assert set(pairs_of(["RL+L+S", "mine"], "among_us")) >= {("mine", "RL+L+S"), ("mine", "RL"), ("RL+L+S", "RL")}
-    assert ("mine", "baseline") in pairs_of(["baseline", "mine"], "among_us")  # neither of the usual two is there
-    assert pairs_of(["full", "game_only", "base_line"], "dond") == [
-        ("full", "game_only"), ("base_line", "game_only"),
-        ("full", "ppo"), ("game_only", "ppo"), ("base_line", "ppo"),
-        ("full", "filtered_bc"), ("game_only", "filtered_bc"), ("base_line", "filtered_bc"),
-    ]  # fmt: skip
-    assert pairs_of(["base_line", "mine", "other"], "dond")[-2:] == [("mine", "base_line"), ("other", "base_line")]
-
-
 OWN_TERMS = {
     "loss": {"listening": {"weight": 0.3}, "doubt": {"_target_": "mine.Doubt", "weight": 0.1}},
     "reward": {"speaking": {"weight": 0.5}, "short": {"_target_": "mine.Short"}},
@@ -609,16 +597,3 @@ def test_a_game_of_ones_own_shows_its_endings(tmp_path: Path) -> None:
     assert "How games ended" in text and "Won by red team" in text and "unknown" not in text
     assert all(f"Ends: {how}" in text for how in ends)
     assert "the right colour is named" in text and "red team won (time runs out)" in text
-
-
-def test_the_words_of_a_metric() -> None:
-    assert wording("game/how/checkmate").label == "Ends: checkmate" and wording("game/how/checkmate").percent
-    assert wording("game/win_rate/crewmates").label == "Crewmates win"
-    assert wording("loss/doubt").label == "Loss: doubt" and wording("reward/short").label == "Reward: short"
-    assert wording("what/ever").label == "what/ever" and bounds("game/win_rate/white") == (0.0, 1.0)
-    own = ["loss/doubt", "game/how/checkmate", "game/win_rate/white", "reward/short"]
-    losses = ("policy", "value", "entropy", "kl", "listening", "world_model", "imitation", "plan")
-    ours = ["reward/game", "reward/speaking", *(f"loss/{name}" for name in losses), "game/how/deal", "talk/turns"]
-    assert of_ones_own([*ours, *own, *own]) == own
-    assert headline("dond", ["talk/turns", "loss/doubt", "game/score"]) == ["game/score", "talk/turns", "loss/doubt"]
-    assert headline("chess", ["game/how/mate", "game/score"]) == ["game/score", "game/how/mate"]
