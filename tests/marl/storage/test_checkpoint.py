@@ -36,7 +36,6 @@ from marl.report.page import read_run
 from marl.rewards import Reward
 from marl.rewards.game import GameReward
 from marl.rewards.speaking import SpeakingReward
-from marl.rollout.cast import Seats
 from marl.rollout.seeds import Seeds
 from marl.storage.checkpoint import (
     checkpoints_in,
@@ -111,7 +110,6 @@ LOSSES: dict[str, Loss] = {
 }
 UPDATE = UpdateConfig(learning_rate=1e-3, minibatches=2, epochs=2)
 After = Callable[[int, dict[str, float], Sequence[Episode]], None]
-CAST = {"speaker": Seats(), "listener": Seats()}
 SEEDS = Seeds.of(4)
 
 
