@@ -16,7 +16,7 @@ from envs.core import END, TurnKind
 from envs.dond.replies import MESSAGE
 from envs.dond.rules import Context, in_test
 from envs.human_dond import HumanSplit, HumanView, Split, Step, permuted, read_split, replay_all
-from marl.agents.base import Player, beliefs_of
+from marl.agents.base import Player, uniform_beliefs
 from marl.agents.text import TextAgent
 from marl.common.errors import UserError
 from marl.learning.batch import Seat, seats_of
@@ -171,8 +171,7 @@ def human_seat(steps: Sequence[Step], tokens: Tokens, index: int) -> Seat:
                     body=tokens.within(ids, span),
                 )
             )  # fmt: skip
-    uniform = [np.full(len(a.candidate_ids), 1 / len(a.candidate_ids)) for a in view.asked]
-    beliefs = beliefs_of("you", "negotiator", view.asked, uniform)
+    beliefs = uniform_beliefs("you", "negotiator", view.asked)
     episode = Episode(
         seed=index, players={"you": "human"}, roles={"you": "negotiator"}, streams={"you": view.stream},
         turns=tuple(turns), beliefs=tuple(beliefs), payments=(), outcome={}, steps=len(steps),
