@@ -56,8 +56,8 @@ class EvalConfig:
     """Evaluation games. `every` iterations (0: only at the end) `games` are played, at the end `final_games`. `env`:
     game settings that differ from training; `cast`: who plays, where that differs."""
 
-    every: int = 10
-    games: int = 256
+    every: int = 5
+    games: int = 128
     final_games: int = 1000
     temperature: float = 1.0
     seed: int = 7

@@ -112,8 +112,9 @@ class FilteredBCConfig(PlayConfig):
 
     iterations: int = 10
     games: int = 500
+    concurrency: int = 256
     keep: str = "above_mean"
-    update: UpdateConfig = field(default_factory=lambda: UpdateConfig(epochs=3, minibatches=8, max_grad_norm=1.0))
+    update: UpdateConfig = field(default_factory=lambda: UpdateConfig(learning_rate=5e-4, epochs=3, max_grad_norm=1.0))
 
     def __post_init__(self) -> None:
         super().__post_init__()

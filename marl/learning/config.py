@@ -13,9 +13,9 @@ class UpdateConfig:
     """`minibatches` a pass, `epochs` passes; `token_budget` padded tokens in one forward pass (memory only)."""
 
     optimizer: str = "adamw"
-    learning_rate: float = 5e-4
+    learning_rate: float = 1e-3
     epochs: int = 1
-    minibatches: int = 4
+    minibatches: int = 8
     rows: int | None = None  # rows of a minibatch, instead of their number
     max_grad_norm: float = 0.5
     weight_decay: float = 0.0

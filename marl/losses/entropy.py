@@ -15,7 +15,7 @@ from marl.types import TokenBatch
 class EntropyLoss:
     """-H at reply tokens. `over`: choices (as published), speech, or both."""
 
-    weight: float = 0.01
+    weight: float = 0.0
     over: str = "both"
     reads: str = "reply"
 

@@ -14,7 +14,7 @@ from marl.types import TokenBatch
 class ImitationLoss:
     """-log p(token) at the reply tokens in `batch.imitate`."""
 
-    weight: float = 1.0
+    weight: float = 0.3
     reads: str = "reply"
 
     def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:

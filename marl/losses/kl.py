@@ -29,7 +29,7 @@ class KLLoss:
     `over`: speech (as published), choices, or both.
     """
 
-    weight: float = 0.05
+    weight: float = 0.1
     estimator: str = "k2"
     over: str = "speech"
 

@@ -19,7 +19,7 @@ class ListeningLoss:
     the weight is 0 the rows are read as they are.
     """
 
-    weight: float = 1.0
+    weight: float = 0.3
     renamed: bool = False
 
     @property

@@ -28,7 +28,7 @@ class PlanLoss:
     || plan), with the plan raised to `floor`, since it rules actions out and KL would be infinite; all tokens that are
     none of the plan's count as one."""
 
-    weight: float = 1.0
+    weight: float = 0.3
     form: str = "kl"
     floor: float = 1e-4
     reads: str = "planned"

@@ -18,7 +18,7 @@ class WorldModelLoss:
     speaks for a name as the next word speaks for it as the answer, too.
     """
 
-    weight: float = 0.1
+    weight: float = 0.0
     after_questions: bool = True
     reads: str = "observed"
 

@@ -250,7 +250,7 @@ def _teach(
     # play fills with noise. The gradient of KL to what was learned has none, and is 0 at first.
     first = copy.deepcopy(policy)
     for place, lesson in enumerate(base.lessons):
-        terms: dict[str, Loss] = {"listening": ListeningLoss()}
+        terms: dict[str, Loss] = {"listening": ListeningLoss(weight=1.0)}
         if lesson.anchor:
             terms["kl"] = KLLoss(lesson.anchor, over="both")
         taught = variants({**env, **lesson.env}, {k: v for k, v in base.vary.items() if k not in lesson.env})

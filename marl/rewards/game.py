@@ -17,7 +17,7 @@ class GameReward:
     """
 
     weight: float = 1.0
-    scale: float = 1.0
+    scale: float = 0.1
 
     def __call__(self, episode: Episode) -> np.ndarray:
         amounts = np.zeros(len(episode.turns))

@@ -27,7 +27,7 @@ class SpeakingReward:
     which nobody was asked again earns 0. `adversaries`: roles that earn the negative (an imposter in training).
     """
 
-    weight: float = 1.0
+    weight: float = 0.5
     listeners: str = "others"
     of: str = "probability"
     players: tuple[str, ...] = ()

@@ -160,7 +160,7 @@ def test_evaluation_may_have_a_cast_of_its_own() -> None:
 LOSSES: dict[str, Loss] = {
     "policy": PolicyLoss(), "value": ValueLoss(), "kl": KLLoss(), "listening": ListeningLoss(),
 }  # fmt: skip
-REWARDS: dict[str, Reward] = {"game": GameReward(), "speaking": SpeakingReward(weight=0.5)}
+REWARDS: dict[str, Reward] = {"game": GameReward(scale=1.0), "speaking": SpeakingReward(weight=0.5)}
 CONFIG = PPOConfig(
     iterations=1, games=16, concurrency=16, max_new_tokens=2, context=32,
     update=UpdateConfig(learning_rate=3e-3, minibatches=2),

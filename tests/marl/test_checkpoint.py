@@ -181,7 +181,7 @@ def ppo(
     policy: Policy, optimizer: torch.optim.Optimizer, start: int, iterations: int, after: After,
     seeds: Seeds = SEEDS,
 ) -> None:  # fmt: skip
-    rewards: dict[str, Reward] = {"game": GameReward(), "speaking": SpeakingReward()}
+    rewards: dict[str, Reward] = {"game": GameReward(scale=1.0), "speaking": SpeakingReward()}
     config = PPOConfig(
         iterations=iterations, games=12, concurrency=8, max_new_tokens=2, context=32, credit=Credit(), update=UPDATE
     )
@@ -199,7 +199,7 @@ def cloning(
         iterations=iterations, games=12, concurrency=8, max_new_tokens=2, context=32, update=UPDATE
     )
     train_filtered_bc(
-        Learner("learner", policy, hint_policy(0), optimizer), Hint, {"game": GameReward()},
+        Learner("learner", policy, hint_policy(0), optimizer), Hint, {"game": GameReward(scale=1.0)},
         {"imitation": ImitationLoss()}, config,
         cast=CAST, frozen={}, seeds=seeds, start=start, after=after, progress=Progress(),
     )  # fmt: skip

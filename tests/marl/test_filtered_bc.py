@@ -242,7 +242,7 @@ def clone(policy: Policy, make_env: Any, config: FilteredBCConfig) -> tuple[dict
     seen: list[tuple[dict[str, float], list[Episode]]] = []
     learner = Learner("learner", policy, copy.deepcopy(policy), torch.optim.AdamW(policy.parameters(), lr=3e-3))
     train_filtered_bc(
-        learner, make_env, {"game": GameReward()}, {"imitation": ImitationLoss()}, config,
+        learner, make_env, {"game": GameReward(scale=1.0)}, {"imitation": ImitationLoss()}, config,
         cast={"speaker": Seats(), "listener": Seats()}, frozen={}, seeds=Seeds.of(0), start=0,
         after=lambda iteration, metrics, episodes: seen.append((metrics, list(episodes))), progress=Progress(),
     )  # fmt: skip

@@ -56,7 +56,7 @@ def test_payments_go_to_the_latest_turn() -> None:
         Payment("c", 9, 128.0),  # nobody here
     ]
     game = episode(turns, payments=payments)
-    assert GameReward()(game).tolist() == [3.0, 0.0, 8.0, 100.0, 16.0]
+    assert GameReward(scale=1.0)(game).tolist() == [3.0, 0.0, 8.0, 100.0, 16.0]
     assert GameReward(scale=0.5)(game).tolist() == [1.5, 0.0, 4.0, 50.0, 8.0]
 
 
@@ -66,12 +66,13 @@ def test_a_turn_for_which_a_stream_had_no_room_is_paid_nothing() -> None:
     outgrown = replace(turn("a", 1), start=9)
     assert outgrown.outgrown and not spoken.outgrown and not turn("a", 1).outgrown
     game = episode([spoken, outgrown, turn("b", 1)], payments=[Payment("a", 2, 1.0), Payment("b", 2, 2.0)])
-    assert GameReward()(game).tolist() == [1.0, 0.0, 2.0] and game.outgrown
+    assert GameReward(scale=1.0)(game).tolist() == [1.0, 0.0, 2.0] and game.outgrown
 
 
 def test_turns_in_the_same_step_are_paid_apart() -> None:
     turns = [turn("a", 0), turn("b", 0), turn("a", 1), turn("b", 1)]
-    assert GameReward()(episode(turns, payments=[Payment("b", 1, 1.0), Payment("a", 0, 3.0)])).tolist() == [3, 0, 0, 1]
+    payments = [Payment("b", 1, 1.0), Payment("a", 0, 3.0)]
+    assert GameReward(scale=1.0)(episode(turns, payments=payments)).tolist() == [3, 0, 0, 1]
 
 
 # -- speaking of several imposters ----------------------------------------------------------------------------------
@@ -186,7 +187,7 @@ def test_games_of_the_other_tests_by_hand() -> None:
 
 
 def test_rewards_are_filled_in_by_name_and_unweighted() -> None:
-    terms: dict[str, Reward] = {"game": GameReward(weight=0.0), "speaking": SpeakingReward(weight=7.0)}
+    terms: dict[str, Reward] = {"game": GameReward(weight=0.0, scale=1.0), "speaking": SpeakingReward(weight=7.0)}
     paid = replace(TALK, payments=(Payment("c", 2, 5.0),))
     (filled,) = add_rewards([paid], terms)
     assert [set(t.rewards) for t in filled.turns] == [{"game", "speaking"}] * 3
@@ -230,7 +231,7 @@ def test_a_reward_may_be_any_list_of_numbers(amounts: Any) -> None:
 )
 def test_what_is_no_number_for_each_turn_is_refused(returned: Any, told: str) -> None:
     with pytest.raises(UserError) as error:
-        add_rewards([TALK], {"game": GameReward(), "mine": Returns(returned)})
+        add_rewards([TALK], {"game": GameReward(scale=1.0), "mine": Returns(returned)})
     assert str(error.value) == (
         f"reward.mine: returned {told}; must be finite numbers of shape (3,), one for each turn of the episode"
     )
@@ -257,7 +258,7 @@ class Raises:
 )
 def test_a_reward_that_raises_is_named_with_its_line(of: Callable[[Episode], Any], told: str) -> None:
     with pytest.raises(UserError) as error:
-        add_rewards([TALK], {"game": GameReward(), "bad": Raises(of)})
+        add_rewards([TALK], {"game": GameReward(scale=1.0), "bad": Raises(of)})
     said = str(error.value)
     assert said.startswith(f"reward.bad: Raises raised {told} ({__file__}, line ") and "\n" not in said
     assert f"line {of.__code__.co_firstlineno})" in said

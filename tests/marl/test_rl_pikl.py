@@ -120,7 +120,7 @@ def test_a_vote_is_worth_what_its_plan_expected() -> None:
     games += [game((0.25, 0.75, 0.0), "parity", 0.0), game((0.25, 0.75, 0.0), "time", 0.0)]
 
     def returns(games: Sequence[Episode]) -> list[list[float]]:
-        seats = [(episode, "b") for episode in add_rewards(games, {"game": GameReward()})]
+        seats = [(episode, "b") for episode in add_rewards(games, {"game": GameReward(scale=1.0)})]
         batch = add_advantages(
             collate(seats, {"game": 1.0}, drawn_from_plans=True), Credit(gae_lambda=1.0, speech="common"), 0.0
         )
@@ -197,7 +197,7 @@ def rl_pikl(
     }  # fmt: skip
     how = RLPiklConfig(iterations=iterations, planner=config(0.1, iterations=10), anneal_lr=False,
                        **settings, **LIMITS)  # fmt: skip
-    train_rl_pikl(one, COMPACT, {"game": GameReward(weight=2.0)}, losses, how, **common(seen, start, seeds))
+    train_rl_pikl(one, COMPACT, {"game": GameReward(weight=2.0, scale=1.0)}, losses, how, **common(seen, start, seeds))
     return seen
 
 
@@ -256,7 +256,7 @@ def ppo(plan: PlanLoss | None) -> tuple[Policy, dict[str, float], Sequence[Episo
                     planner=config(0.1, iterations=3, choose="own"))  # fmt: skip
     seen: list[tuple[dict[str, float], Sequence[Episode]]] = []
     settings = {**common(seen), "game": "among_us", "cast": {"crewmate": Seats(), "imposter": Seats()}}
-    train_ppo([one], MEETINGS, {"game": GameReward()}, losses, how, **settings)
+    train_ppo([one], MEETINGS, {"game": GameReward(scale=1.0)}, losses, how, **settings)
     return (one.policy, *seen[0])
 
 

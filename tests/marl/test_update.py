@@ -89,7 +89,7 @@ def play(policy: Policy, games: int, temperature: float = 1.0, reference: Policy
         return {agent: agents["base" if agent == frozen else "learner"] for agent in env.possible_agents}
 
     episodes = rollout(draw_games(3, 1, count=games), cast, Hint, games)
-    return add_rewards(episodes, {"game": GameReward(), "speaking": SpeakingReward()})
+    return add_rewards(episodes, {"game": GameReward(scale=1.0), "speaking": SpeakingReward()})
 
 
 def planned(episode: Episode) -> Episode:
@@ -423,7 +423,7 @@ def test_a_reward_of_weight_zero_is_a_reward_that_is_absent(speech: str) -> None
         )  # fmt: skip
         return weights_of(policy)
 
-    game = GameReward()
+    game = GameReward(scale=1.0)
     absent = after({"game": game})
     assert identical(after({"game": game, "speaking": SpeakingReward(weight=0.0)}), absent)
     assert not identical(after({"game": game, "speaking": SpeakingReward(weight=0.5)}), absent)
