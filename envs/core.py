@@ -127,7 +127,7 @@ class TextGame(ParallelEnv[str, dict[str, Any], str]):
     and, at the end, the `outcome`. The reset option `styles` gives agents a style of their own.
     """
 
-    generator: ClassVar[Callable[[int | None], Any]] = staticmethod(np.random.default_rng)
+    generator: ClassVar[Callable[..., Any]] = staticmethod(np.random.default_rng)  # makes `rng` from a seed
 
     def __init__(
         self,

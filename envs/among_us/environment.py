@@ -94,8 +94,8 @@ class AmongUs(TextGame):
         game.step += 1
         game.counts["decisions"] += len(game.due)
         came_to: dict[int, dict[str, Any]] = {}  # fields of the view of whoever acted, by seat
-        replies = {seat: actions.get(self.possible_agents[seat]) for seat in game.due}
-        replies = {seat: reply if isinstance(reply, str) else "" for seat, reply in replies.items()}
+        given = {seat: actions.get(self.possible_agents[seat]) for seat in game.due}
+        replies = {seat: reply if isinstance(reply, str) else "" for seat, reply in given.items()}
         if game.phase is Phase.TALK:
             seat = game.speakers[0]
             compact = self.styles[self.possible_agents[seat]] is Style.COMPACT

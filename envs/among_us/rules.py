@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Mapping
 from random import Random
 from typing import Any, NamedTuple, SupportsIndex
 
@@ -36,7 +37,7 @@ from envs.core import END, clean
 
 
 # --- The start --------------------------------------------------------------------------------------------------------
-def new_game(rules: Rules, seed: int, options: dict[str, Any] | None = None) -> Game:
+def new_game(rules: Rules, seed: int, options: Mapping[str, Any] | None = None) -> Game:
     """Draws names, roles and tasks; `options` may fix some (see `AmongUs`). Raises ValueError where they fit no game.
 
     Every hidden fact is drawn from a generator of its own, so that fixing one leaves all others as they were.
@@ -66,13 +67,13 @@ def new_game(rules: Rules, seed: int, options: dict[str, Any] | None = None) -> 
     guilty = tuple(p.name for p in game.by_name if p.role is Role.IMPOSTER)
     for seat, p in enumerate(players):
         fellows = tuple(name for name in guilty if name != p.name) if p.role is Role.IMPOSTER else ()
-        tasks = tuple(sorted(p.tasks, key=lambda room: (room[1], room[0])))
-        game.told[seat].append(events.Intro(p.name, p.role, width, height, everyone, len(imposters), fellows, tasks))
+        to_do = tuple(sorted(p.tasks, key=lambda room: (room[1], room[0])))
+        game.told[seat].append(events.Intro(p.name, p.role, width, height, everyone, len(imposters), fellows, to_do))
     _ask_movers(game)
     return game
 
 
-def _read_start(options: dict[str, Any], rules: Rules) -> dict[str, Any]:
+def _read_start(options: Mapping[str, Any], rules: Rules) -> dict[str, Any]:
     """The known reset options, checked."""
     start: dict[str, Any] = {}
     for key in ("imposters", "names", "layout", "tasks"):

@@ -39,7 +39,7 @@ from marl.rollout.seeds import Seeds
 from marl.types import Episode, Payment, TokenBatch, Turn
 from tests.marl.batches import PLANNED, proposed, said, talk
 from tests.marl.models import small_tokens, tiny_policy, with_critic
-from tests.marl.test_planner import COMPACT, MEETINGS, config, negotiator, proposing
+from tests.marl.planners import COMPACT, MEETINGS, config, negotiator, proposing
 
 LIMITS: dict[str, Any] = {"games": 6, "concurrency": 6, "max_new_tokens": 24, "context": 1024}
 

@@ -16,24 +16,9 @@ from collections.abc import Sequence
 from random import Random
 from typing import NamedTuple
 
+from envs.among_us import events
 from envs.among_us.reading import read
-from envs.among_us.state import (
-    DIRECTIONS,
-    NAMES,
-    SKIP,
-    VOTE,
-    WAIT,
-    Act,
-    Action,
-    Done,
-    Intro,
-    Killed,
-    Look,
-    Meeting,
-    Room,
-    Said,
-    Tally,
-)
+from envs.among_us.state import DIRECTIONS, NAMES, SKIP, VOTE, WAIT, Act, Action, Room
 from envs.among_us.texts import OPTION
 from envs.core import Question, Style
 from marl.agents.scripted.among_us_language import (
@@ -88,11 +73,11 @@ class Memory(ABC):
         self.room: Room = (0, 0)
         self.tasks: list[Room] = []
         self.living: list[str] = []  # as far as is known, oneself included
-        self.look: Look | None = None
+        self.look: events.Look | None = None
         self.looks = 0
         self.kills: dict[str, str] = {}  # seen with own eyes: killer -> victim
-        self.meeting: Meeting | None = None
-        self.said: list[Said] = []  # by others in this discussion
+        self.meeting: events.Meeting | None = None
+        self.said: list[events.Said] = []  # by others in this discussion
         self.spoken = 0  # own messages in it
         self.forget()
 
@@ -106,29 +91,29 @@ class Memory(ABC):
             self.style = Style.COMPACT if text.startswith(" ") else Style.NATURAL
         for event in read(text, self.style):
             match event:
-                case Intro():
+                case events.Intro():
                     self.me, self.fellows, self.imposters = event.name, event.fellows, event.imposters
                     self.width, self.height = event.width, event.height
                     self.tasks, self.living = list(event.tasks), list(event.names)
-                case Look():
+                case events.Look():
                     self._look(event)
-                case Done():
+                case events.Done():
                     self.tasks.remove(self.room)
-                case Killed(killer, victim) if victim:
+                case events.Killed(killer, victim) if victim:
                     self.kills[killer] = victim
-                case Meeting():
+                case events.Meeting():
                     self.meeting, self.said, self.spoken = event, [], 0
                     self.living = list(event.living)
                     self.opened()
-                case Said():
+                case events.Said():
                     self.said.append(event)
                     self.heard(event.speaker, understand(event.message))
-                case Tally():
+                case events.Tally():
                     self.living = [name for name in self.living if name != event.ejected]
                     self.voted(event)
                     self.forget()
 
-    def _look(self, event: Look) -> None:
+    def _look(self, event: events.Look) -> None:
         self.look, self.room = event, event.room
         self.looks += 1
         self.visited[event.room] = self.looks
@@ -144,7 +129,7 @@ class Memory(ABC):
     def heard(self, speaker: str, statements: Sequence[Statement]) -> None:  # noqa: B027
         """Called when somebody else has spoken."""
 
-    def voted(self, tally: Tally) -> None:  # noqa: B027
+    def voted(self, tally: events.Tally) -> None:  # noqa: B027
         """Called when a discussion is over."""
 
     def reply(self, text: str, options: Sequence[str] = ()) -> str:
@@ -353,7 +338,7 @@ class CarefulCrewmate(Memory):
             if claims and seen is not None and seen.room == body and s.room != body:
                 self.suspicion[speaker] += 0.4
 
-    def voted(self, tally: Tally) -> None:
+    def voted(self, tally: events.Tally) -> None:
         """With one imposter, whoever was ejected was innocent if play goes on: suspects its accusers a little more."""
         if tally.ejected and self.imposters == 1:
             for name in self.accusers.get(tally.ejected, ()):

@@ -27,6 +27,8 @@ from marl.agents.scripted.dond import (
 from marl.agents.scripted.dond_language import say_split, say_value, understand
 
 COUNTS = sorted({context.counts for context in contexts()})
+
+
 SPLIT_FORMS = (
     dond_language.ASK,
     dond_language.ASK_REST,

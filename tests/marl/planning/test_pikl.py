@@ -1,6 +1,5 @@
 """The piKL family against known values, a naive loop over joint actions, limits, and properties."""
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
@@ -18,28 +17,66 @@ from marl.common.errors import UserError
 from marl.planning.pikl import (
     Floats,
     Ints,
+    Plan,
     Settings,
     best_response,
-    deviation_gains,
     expected_values,
-    exploitability,
     importance_weights,
-    kl,
-    regret,
     respond,
     sample,
     solve,
     solve_coshar,
-    type_grid,
     weighted_values,
 )
 
 # Half a unit of the fifth decimal, and half of the sixth, to which the known values had been rounded before.
 PRINTED = 5.5e-6
 
+
+# --- Measures ---
+
+
+def deviation_gains(
+    payoffs: Sequence[ArrayLike], policies: Sequence[Floats], legal: Sequence[ArrayLike] | None = None
+) -> Floats:
+    """Gain of each player from playing a best action instead, (*batch, n)."""
+    gains = []
+    for i, q in enumerate(expected_values(payoffs, policies)):
+        best = np.where(True if legal is None else legal[i], q, -np.inf).max(-1)
+        gains.append(best - (q * policies[i]).sum(-1))
+    return np.stack(gains, axis=-1)
+
+
+def exploitability(
+    payoffs: Sequence[ArrayLike], policies: Sequence[Floats], legal: Sequence[ArrayLike] | None = None
+) -> Floats:
+    """The sum over players of `deviation_gains`, (*batch): 0 at a Nash equilibrium, and nowhere else."""
+    return deviation_gains(payoffs, policies, legal).sum(-1)
+
+
+def regret(plan: Plan) -> tuple[Floats, ...]:
+    """For each player and type, (*batch, K): the mean utility of the best fixed action less the type's own.
+
+    Both means are those of the run, weighted as `averaging` says, and leave out the KL term.
+    """
+    return tuple(q.max(-1)[..., None] - own for q, own in zip(plan.values, plan.utilities, strict=True))
+
+
+def kl(policy: ArrayLike, anchor: ArrayLike, floor: float = 1e-50) -> Floats:
+    """KL(policy || anchor) in nats over the last axis, with the anchor raised to `floor`."""
+    p = np.asarray(policy, dtype=np.float64)
+    return (p * np.log(np.where(p > 0, p, 1.0) / np.maximum(anchor, floor))).sum(-1)
+
+
 W = np.array([[0.0, -1, 2], [1, 0, -1], [-2, 1, 0]])
+
+
 RPS = np.array([[0.0, -1, 1], [1, 0, -1], [-1, 1, 0]])
+
+
 UNIFORM = np.full(3, 1 / 3)
+
+
 TAU = np.array([0.5, 0.3, 0.2])
 
 
@@ -109,14 +146,9 @@ def test_solve_reaches_the_known_fixed_points(strength: float, iterations: int, 
     for policy in plan.policies:
         assert policy[:, 0] == pytest.approx(expected, abs=near)
         assert np.abs(policy[:, 0] - taus).max() > 5 * near  # the anchor itself would not pass
-
-
-@pytest.mark.parametrize("strength", [0.01, 0.1, 1.0, 10.0])
-def test_uniform_anchor_leaves_rock_paper_scissors_uniform(strength: float) -> None:
-    start = np.array([[[0.4, 0.3, 0.3]], [[0.3, 0.3, 0.4]]])
-    assert fixed_point(RPS, UNIFORM, (strength,), start) == pytest.approx(1 / 3, abs=1e-9)
-    plan = solve(zero_sum(RPS), None, Settings(iterations=10, lambdas=(strength,)))
-    assert plan.policies[0] == pytest.approx(1 / 3, abs=1e-12)
+    if strength == 0.1:
+        uniform = [pi[[case[0] is W and case[1] is UNIFORM for case in cases]][0] for pi in plan.population]
+        assert exploitability(zero_sum(W), uniform) == pytest.approx(0.06819, abs=PRINTED)
 
 
 def test_lambda_of_1000_is_near_the_anchor_and_infinity_is_there() -> None:
@@ -132,23 +164,22 @@ def test_known_exploitability_at_fixed_points(strength: float, expected: float) 
     assert exploitability(zero_sum(W), list(policies)) == pytest.approx(expected, abs=PRINTED)
 
 
-def test_solve_reaches_a_known_exploitability() -> None:
-    plan = solve(zero_sum(W), None, Settings(iterations=20_000, lambdas=(0.1,), kappa="zero"))
-    assert exploitability(zero_sum(W), plan.population) == pytest.approx(0.06819, abs=PRINTED)
-
-
 def test_pikl_hedge_converges_to_its_fixed_point() -> None:
-    settings = Settings(iterations=20_000, lambdas=(0.1,), kappa="sqrt", averaging="uniform")
+    settings = Settings(iterations=8000, lambdas=(0.1,), kappa="sqrt", averaging="uniform")
     plan = solve(zero_sum(W), None, settings)
     expected = fixed_point(W, UNIFORM, (0.1,), equilibrium(W))
     for average, last, policy in zip(plan.average, plan.last, expected, strict=True):
-        assert np.abs(average - policy).max() < 2e-3
-        assert np.abs(last - policy).max() < 1e-3
+        assert np.abs(average - policy).max() < 5e-3
+        assert np.abs(last - policy).max() < 3e-3
 
 
 @pytest.mark.parametrize(
     ("iterations", "expected"),
-    [(1000, 0.0188), (10_000, 0.0068), pytest.param(100_000, 0.0021, marks=pytest.mark.slow)],
+    [
+        (1000, 0.0188),
+        pytest.param(10_000, 0.0068, marks=pytest.mark.slow),
+        pytest.param(100_000, 0.0021, marks=pytest.mark.slow),
+    ],
 )
 def test_hedge_nears_equilibrium_at_the_known_rate(iterations: int, expected: float) -> None:
     settings = Settings(iterations=iterations, lambdas=(0.0,), kappa="sqrt", averaging="uniform", first="anchor")
@@ -194,14 +225,15 @@ def test_known_values_of_coshar() -> None:
     assert correlated.values[0] == pytest.approx([0.0, 0.1]) and correlated.values[1] == pytest.approx([0.0, 0.0])
 
 
-def test_known_type_grid() -> None:
-    assert type_grid(1e-3, 0.3, 6) == pytest.approx((0.001, 0.0031291, 0.0097915, 0.030639, 0.095873, 0.3), rel=2e-5)
-    assert type_grid(0.5, 0.5, 1) == (0.5,)
-
-
 CONTEXT = Context((1, 1, 3), ((0, 1, 3), (1, 3, 2)))
+
+
 CLAIMS = allocations(CONTEXT.counts)
+
+
 DEAL = np.array([[complementary((a, b), CONTEXT.counts) for b in CLAIMS] for a in CLAIMS])
+
+
 POINTS = [np.array([[float(claim_points(CONTEXT, (a, b))[i]) for b in CLAIMS] for a in CLAIMS]) for i in range(2)]
 
 
@@ -218,8 +250,8 @@ PROPOSALS = [proposal_anchor((0, 0, 3), (0, 1, 3)), proposal_anchor((1, 1, 0), (
     [
         (math.inf, 20, (0.6, 0.6, 0.36837, 3.297, 1.474)),
         # The printed digits of these are those of the 20,000th iterate; the limit is up to 3e-5 away.
-        (10.0, 20_000, (0.72968, 0.66626, 0.49103, 4.409, 1.965)),
-        (3.0, 20_000, (0.94829, 0.84102, 0.79798, 7.181, 3.192)),
+        pytest.param(10.0, 20_000, (0.72968, 0.66626, 0.49103, 4.409, 1.965), marks=pytest.mark.slow),
+        pytest.param(3.0, 20_000, (0.94829, 0.84102, 0.79798, 7.181, 3.192), marks=pytest.mark.slow),
         (1.0, 5000, (0.99991, 0.98793, 0.98784, 8.891, 3.951)),
         (0.1, 300, (1.0, 1.0, 1.0, 9.0, 4.0)),
         (0.0, 300, (1.0, 1.0, 1.0, 9.0, 4.0)),
@@ -366,15 +398,6 @@ def test_a_batch_equals_its_games_one_at_a_time() -> None:
         assert measured[at] == pytest.approx(exploitability([u[at] for u in payoffs], alone.population), abs=1e-10)
 
 
-def test_a_thousand_games_at_once() -> None:
-    payoffs, taus = random_game(8, (16, 16), (1000,))
-    how = Settings(iterations=5)
-    plan = solve(payoffs, taus, how)
-    assert plan.policies[1].shape == (1000, 1, 16)
-    alone = solve([u[777] for u in payoffs], [tau[777] for tau in taus], how)
-    assert plan.policies[1][777] == pytest.approx(alone.policies[1], abs=1e-12)
-
-
 def test_padded_actions_change_nothing_and_are_never_played() -> None:
     payoffs, taus = random_game(9, (2, 3))
     padded = [np.full((4, 4), 9.0), np.full((4, 4), 9.0)]  # better than everything that is legal
@@ -412,25 +435,17 @@ def test_one_type_can_be_named_for_each_player() -> None:
 
 
 def test_sampled_updates_approach_the_exact_result() -> None:
-    # 100 independent runs of one game: their error falls about as 1 / sqrt(iterations), 4 times from 250 to 4,000.
+    # 60 independent runs of one game: their error falls about as 1 / sqrt(iterations), 4 times from 100 to 1,600.
     expected = fixed_point(W, TAU, (0.3, 1.0))
-    copies = [np.broadcast_to(u, (100, 3, 3)) for u in zero_sum(W)]
+    copies = [np.broadcast_to(u, (60, 3, 3)) for u in zero_sum(W)]
     errors = []
-    for iterations in (250, 4000):
+    for iterations in (100, 1600):
         how = Settings(iterations=iterations, lambdas=(0.3, 1.0), kappa="zero", exact=False, seed=1)
         plan = solve(copies, [TAU, TAU], how)
         errors.append([np.abs(p - e).mean() for p, e in zip(plan.average, expected, strict=True)])
         assert plan.average[0].std(0).min() > 1e-4  # every run draws for itself
-    assert max(errors[1]) < 0.01
+    assert max(errors[1]) < 0.016
     assert 2.5 < np.mean(errors[0]) / np.mean(errors[1]) < 6
-
-
-def test_seed_decides_the_draws() -> None:
-    payoffs, taus = random_game(1, (3, 3))
-    first, again, other = (
-        solve(payoffs, taus, Settings(iterations=20, exact=False, seed=seed)).values[0] for seed in (4, 4, 5)
-    )
-    assert np.array_equal(first, again) and not np.array_equal(first, other)
 
 
 def test_sample_frequencies() -> None:
@@ -518,14 +533,6 @@ def test_coshar_settles_where_policy_and_values_agree(iterate: str) -> None:
     assert np.abs(plan.policy - anchor).max() > 0.1
 
 
-def test_coshar_starts_where_it_is_told() -> None:
-    payoffs, _ = random_game(12, (2, 2))
-    anchor = np.array([[0.4, 0.1], [0.1, 0.4]])
-    for first, expected in (("anchor", anchor), ("uniform", np.full((2, 2), 0.25))):
-        plan = solve_coshar(payoffs, anchor, Settings(iterations=1, first=first))
-        assert plan.policy == pytest.approx(expected, abs=1e-15)
-
-
 def test_sampled_coshar_approaches_exact() -> None:
     payoffs, _ = random_game(14, (2, 2))
     anchor = np.array([[0.4, 0.1], [0.1, 0.4]])
@@ -560,9 +567,12 @@ def test_an_anchor_that_was_floored_begins_as_a_distribution() -> None:
 # --- Properties -------------------------------------------------------------------------------------------------------
 
 games = st.integers(0, 10**6)  # seeds of `random_game`
+
+
 strengths = st.floats(0.2, 20)
 
 
+@settings(max_examples=25)
 @given(games, strengths, st.floats(1.2, 10))
 def test_a_response_leaves_the_anchor_as_lambda_falls(seed: int, strength: float, factor: float) -> None:
     (values, _), (tau, _) = random_game(seed, (4, 4))
@@ -570,7 +580,7 @@ def test_a_response_leaves_the_anchor_as_lambda_falls(seed: int, strength: float
     assert kl(near, tau) < kl(far, tau)
 
 
-@settings(max_examples=10)
+@settings(max_examples=4)
 @given(games, st.floats(0.4, 2), st.floats(1.5, 4))
 def test_equilibria_of_zero_sum_games_leave_the_anchor_as_lambda_falls(seed: int, low: float, factor: float) -> None:
     payoffs, taus = random_game(seed, (3, 3), (20,))
@@ -582,7 +592,7 @@ def test_equilibria_of_zero_sum_games_leave_the_anchor_as_lambda_falls(seed: int
     assert np.all(distance[0] < distance[1] + 1e-4)
 
 
-@settings(max_examples=10)
+@settings(max_examples=4)
 @given(games, st.floats(0.3, 2))
 def test_deviating_from_a_fixed_point_gains_little(seed: int, strength: float) -> None:
     payoffs, taus = random_game(seed, (3, 4), (20,))
@@ -594,6 +604,7 @@ def test_deviating_from_a_fixed_point_gains_little(seed: int, strength: float) -
         assert (gains[:, i] <= bound + 1e-3).all()
 
 
+@settings(max_examples=25)
 @given(games, st.floats(0, 1e6), st.sampled_from(["published", "zero"]))
 def test_zero_utility_returns_the_anchor(seed: int, strength: float, kappa: str) -> None:
     _, taus = random_game(seed, (3, 5))
@@ -602,6 +613,7 @@ def test_zero_utility_returns_the_anchor(seed: int, strength: float, kappa: str)
         assert last[0] == pytest.approx(tau, abs=1e-14)
 
 
+@settings(max_examples=25)
 @given(games, st.floats(-1000, 1000), st.sampled_from(["published", "sqrt", "zero"]), st.booleans())
 def test_a_constant_added_to_utilities_changes_nothing(seed: int, constant: float, kappa: str, exact: bool) -> None:
     payoffs, taus = random_game(seed, (3, 2, 2))
@@ -613,6 +625,7 @@ def test_a_constant_added_to_utilities_changes_nothing(seed: int, constant: floa
         assert regret(shifted)[i] == pytest.approx(regret(plan)[i], abs=1e-8)
 
 
+@settings(max_examples=25)
 @given(games, st.sampled_from([(0.0,), (1e-4, 0.1), (math.inf,), (0.0, math.inf)]), st.booleans())
 def test_policies_are_distributions(seed: int, lambdas: tuple[float, ...], exact: bool) -> None:
     payoffs, taus = random_game(seed, (2, 3), (2,))
@@ -625,18 +638,9 @@ def test_policies_are_distributions(seed: int, lambdas: tuple[float, ...], exact
 def test_lambda_0_and_kappa_0_play_best_actions_in_proportion_to_the_anchor() -> None:
     assert respond(np.array([1.0, 2, 2]), np.log(TAU), (0.0,)) == pytest.approx(np.array([[0, 0.6, 0.4]]))
     assert respond(np.array([1.0, 2, 2]), np.log(TAU), (0.0,), 1e-3) == pytest.approx(np.array([[0, 0.5, 0.5]]))
-
-
-def test_actions_that_are_not_legal_do_not_hide_equal_ones() -> None:
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore"):  # an illegal action of a higher value does not hide equal ones
         logs = np.log([0.0, 0.6, 0.4])
     assert respond(np.array([9.0, 2, 2]), logs, (0.0,)) == pytest.approx(np.array([[0, 0.6, 0.4]]))
-
-
-def test_kl_by_hand() -> None:
-    assert kl([0.5, 0.5], [0.25, 0.75]) == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3))
-    assert kl([0.0, 1.0], [0.5, 0.5]) == pytest.approx(math.log(2))
-    assert kl([1.0, 0.0], [0.0, 1.0]) == pytest.approx(50 * math.log(10))
 
 
 # --- Bad input --------------------------------------------------------------------------------------------------------
@@ -675,7 +679,6 @@ ODD = np.array([[0.0, math.inf], [0.0, 0.0]])
     [
         (lambda: solve([np.eye(2), ODD]), r"payoffs\[1\]\[0, 1\]=inf: must be finite"),
         (lambda: solve_coshar([np.eye(2), -ODD], np.eye(2) / 2), r"payoffs\[1\]\[0, 1\]=-inf: must be finite"),
-        (lambda: exploitability([ODD, ODD], [np.ones(2) / 2] * 2), r"payoffs\[0\]\[0, 1\]=inf: must be finite"),
         (lambda: solve([np.eye(2), np.eye(3)]), r"shapes are .*one array"),
         (lambda: solve([np.zeros(2), np.zeros(2)]), r"shapes are .*one array"),
         (lambda: solve([np.zeros((2, 0))] * 2), r"player 1 has no action"),
@@ -695,15 +698,10 @@ ODD = np.array([[0.0, math.inf], [0.0, 0.0]])
         (lambda: solve([np.zeros((5, 3, 4))] * 2, settings=Settings(exact_limit=59)), r"5 x 3 x 4 = 60 .*exact=False"),
         (lambda: solve(nothing, [[0.5, 0.5]] * 7), r"1 x 2 x 2 x 2 x 2 x 2 x 2 x 2 = 128 .*function.*exact=False"),
         (lambda: solve(nothing, settings=Settings(exact=False)), r"anchors=None.*takes an anchor"),
-        (lambda: exploitability(nothing, [TAU]), r"anchors=None.*payoffs as arrays"),  # type: ignore[arg-type]
         (lambda: solve_coshar(nothing, np.eye(2) / 2, Settings(exact=False)), r"players=None: .*say how many"),
         (lambda: solve_coshar(nothing, np.eye(2) / 2, players=2), r"2 x 2 = 4 .*function.*exact=False"),
         (lambda: solve([np.zeros((0, 2, 2))] * 2), r"batch has shape \(0,\)"),
         (lambda: solve([np.eye(2), np.eye(2) * 1e200]), r"payoffs\[1\]\[0, 0\]=1e\+200: must be finite, and below"),
-        (
-            lambda: exploitability([np.eye(2)] * 2, [np.array([0.7, 0.7]), np.array([0.5, 0.5])]),
-            r"policies\[0\]: must be prob",
-        ),
         (lambda: weighted_values([np.eye(2)] * 2, 0, np.zeros((1, 2), int), np.array([math.nan])), r"weights: must be"),
         (lambda: respond(np.zeros(2), np.zeros(2), [-1.0]), r"lambdas=\[-1.0\]: each must be 0"),
         (lambda: best_response([math.nan, 1.0], [0.5, 0.5]), r"values=.*must be finite"),
@@ -730,7 +728,6 @@ ODD = np.array([[0.0, math.inf], [0.0, 0.0]])
         (lambda: Settings(iterate="best"), r"iterate=best: must be one of average, last"),
         (lambda: Settings(first="random"), r"first=random: must be one of uniform, anchor"),
         (lambda: Settings(anchor_floor=0.0), r"anchor_floor=0.0: must lie above 0"),
-        (lambda: type_grid(0.0, 1.0, 3), r"low=0.0"),
         (lambda: best_response([1.0, 2.0], [0.5, 0.5], -1.0), r"strength=-1.0: must be 0"),
         (lambda: importance_weights([-1.0, math.nan], [-1.0, -2.0]), r"log-probabilities that are numbers"),
         (lambda: importance_weights([-1.0], [-1.0], low=2.0, high=1.0), r"low=2.0, high=1.0: need 0 < low <= high"),
@@ -740,8 +737,3 @@ def test_bad_input_says_what_to_change(call: Any, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
-
-
-def test_settings_are_frozen() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Settings().iterations = 3  # type: ignore[misc]
