@@ -1,4 +1,4 @@
-"""What all games share, and how to write a new one.
+"""The base class of all games, and how to write a new one.
 
 A game is a subclass of `TextGame`. It gives its agents and limits to `__init__`, and writes two methods:
 
@@ -40,7 +40,7 @@ MAX_BYTES = 1 << 26  # largest file that a setting may name
 
 
 class TurnKind(IntEnum):
-    """What an observation asks of its agent."""
+    """The demand of an observation on its agent."""
 
     WAIT = 0  # any action is ignored
     CHOOSE = 1  # reply with one of `options`, word for word
@@ -108,7 +108,7 @@ class View:
 
 @dataclass
 class Step:
-    """What `play` returns: views and rewards by agent, and at the end the outcome."""
+    """The result of `play`: views and rewards by agent, and at the end the outcome."""
 
     views: Mapping[str, View]
     rewards: Mapping[str, float]

@@ -129,7 +129,7 @@ class AmongUs(TextGame):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What is hidden from the players at the start, for analysts: layout, and by agent names, roles and tasks."""
+        """Hidden facts of the start, for analysts: layout, and by agent names, roles and tasks."""
         self.check_started()
         return self._facts
 
@@ -139,7 +139,7 @@ class AmongUs(TextGame):
         return [a for a, p in zip(self.possible_agents, self._game.players, strict=True) if p.alive]
 
     def privileged(self, agent: str) -> tuple[float, ...]:
-        """What a privileged critic may know: for each of the seven names in order, 1 if it is an imposter's, else 0."""
+        """Numbers for a privileged critic: for each of the seven names in order, 1 if it is an imposter's, else 0."""
         imposters = {self._game.players[seat].name for seat in self._game.imposters}
         return tuple(float(name in imposters) for name in NAMES)
 

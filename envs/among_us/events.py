@@ -1,4 +1,4 @@
-"""What players get to know, event by event: names and rooms of the game. texts.py puts them into words."""
+"""Events that players get to know. texts.py puts them into words, reading.py reads them back."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Meeting(NamedTuple):
 
 
 class Recall(NamedTuple):
-    """What the player has seen: killings by living players, and where the others alive were last seen."""
+    """A reminder: killings by living players that the player noticed, and where it last saw the others alive."""
 
     killings: tuple[tuple[str, str], ...]  # killer, victim
     sightings: tuple[tuple[str, Room], ...]

@@ -105,7 +105,7 @@ def _read_start(options: Mapping[str, Any], rules: Rules) -> dict[str, Any]:
 
 # --- What a player sees and may do ------------------------------------------------------------------------------------
 def look(game: Game, player: Player) -> events.Look:
-    """What the player sees of its room, without its cooldown.
+    """The sight of a player in its room, without its cooldown.
 
     A player who was killed on its way is still seen from the other end of it until it would have arrived.
     """
@@ -359,7 +359,7 @@ class Heard(NamedTuple):
 
 
 def hear(reply: str, max_words: int, max_chars: int, compact: bool = False) -> Heard:
-    """What others hear of a reply: its words up to `[END]`, on one line, within both limits; perhaps none.
+    """The message that others hear: the words of a reply up to `[END]`, on one line, within both limits; perhaps none.
 
     No message can pass for the game's own words: < > and " become ( ) and '. In compact style, which writes without
     these, it is in lower case, "says" becomes "say" and _ becomes -, so that it can pass neither for somebody else's

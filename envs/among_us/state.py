@@ -114,7 +114,7 @@ class Phase(Enum):
 
 
 class Ending(StrEnum):
-    """How a game ended: crewmates win by the first two, imposters by the third, nobody by the last."""
+    """Endings: crewmates win by the first two, imposters by the third, nobody by the last."""
 
     EJECTION = "ejection"  # no imposter lives
     TASKS = "tasks"  # living crewmates have none left

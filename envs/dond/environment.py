@@ -37,7 +37,7 @@ MAX_TAGS = 20  # characters that tag and end marker add to a message
 
 
 class Ending(StrEnum):
-    """How a game ended. Only a deal gives points."""
+    """Endings of a game. Only a deal gives points."""
 
     DEAL = "deal"
     MISMATCH = "mismatch"  # the two claims don't add up to the pool
@@ -179,7 +179,7 @@ class DealOrNoDeal(TextGame):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What is hidden from the players, for analysts: counts, values in seat order, first mover, objective."""
+        """Hidden facts, for analysts: counts, values in seat order, first mover, objective."""
         self.check_started()
         context = self._context
         return {
@@ -187,7 +187,7 @@ class DealOrNoDeal(TextGame):
         }  # fmt: skip
 
     def privileged(self, agent: str) -> tuple[float, ...]:
-        """What only a privileged critic sees at this seat: the partner's values of the items, one-hot, 3 x 11."""
+        """Numbers for a privileged critic at this seat: the partner's values of the items, one-hot, 3 x 11."""
         values = self._context.values[1 - AGENTS.index(agent)]
         return tuple(float(v == value) for value in values for v in range(MAX_POINTS + 1))
 

@@ -25,7 +25,7 @@ Triple = tuple[int, int, int]  # one number per item, in the order of ITEMS
 # --- Contexts ---------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Context:
-    """How many of each item there are, and what one of each is worth to each player, in seat order.
+    """The counts of the items, and each player's values of one of each, in seat order.
 
     Raises ValueError, naming the rule, unless all rules of Lewis et al. 2017 hold.
     """
@@ -64,7 +64,7 @@ def _is_triple(x: object) -> bool:
 
 
 def _overlap(own: Triple, other: Triple) -> tuple[bool, bool]:
-    """Whether every item is worth something to a player, and whether one is to both."""
+    """Two booleans: every item is worth something to a player; some item is to both."""
     pairs = tuple(zip(own, other, strict=True))
     return all(a or b for a, b in pairs), any(a and b for a, b in pairs)
 
@@ -153,12 +153,12 @@ def allocations(counts: Triple) -> tuple[Triple, ...]:
 
 
 def points(claim: Triple, values: Triple) -> int:
-    """What the claimed items are worth under these values."""
+    """The worth of the claimed items under these values."""
     return claim[0] * values[0] + claim[1] * values[1] + claim[2] * values[2]
 
 
 def rest(claim: Triple, counts: Triple) -> Triple:
-    """What a claim leaves to the partner."""
+    """The items that a claim leaves to the partner."""
     return counts[0] - claim[0], counts[1] - claim[1], counts[2] - claim[2]
 
 

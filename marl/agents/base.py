@@ -21,7 +21,7 @@ Key = tuple[int, str]  # a seat: (the game's index in its rollout, agent)
 
 @dataclass(frozen=True)
 class Request:
-    """What one seat sees now, and whether it must reply."""
+    """An observation of one seat, and the reply that it asks for."""
 
     key: Key
     seed: int  # the seat's own in this episode

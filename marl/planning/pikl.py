@@ -6,15 +6,15 @@ with its own lambda. With one lambda it is piKL-hedge (Jacob et al. 2022), and w
 response to correlated opponents are those of FAIR 2022 (Cicero).
 
 Shapes: `*batch` are any leading axes, one entry a stage game; n players; A_i actions of player i; M_i joint actions of
-the others; K types. A game is either one payoff array for each player, (*batch, A_1, ..., A_n), or a function that
-samples utilities (`Utilities`). Games of unequal size share a batch by padding; `legal` says which actions exist.
-Utilities and lambda have the payoff's unit; KL is in nats. Left out: where anchors, payoffs and types come from.
+the others; K types. A game is one payoff array for each player, (*batch, A_1, ..., A_n). Games of unequal size share a
+batch by padding; `legal` says which actions exist. Utilities and lambda have the payoff's unit; KL is in nats. Left
+out: where anchors, payoffs and types come from.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -27,10 +27,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Shape = tuple[int, ...]
 
-# utilities(i, actions) -> (*batch, A_i): what each action of player i earns against the others' `actions`, integers of
-# shape (*batch, n), whose column i is ignored. It may be noisy: a value network, one rollout.
-Utilities = Callable[[int, Ints], ArrayLike]
-Game = Sequence[ArrayLike] | Utilities
+Game = Sequence[ArrayLike]  # one payoff array for each player, (*batch, A_1, ..., A_n)
 
 CHOICES = {
     "kappa": ("published", "sqrt", "zero"),
@@ -44,7 +41,7 @@ SMALLEST, LARGEST = 1e-200, 1e200  # stand for a lambda of 0 and of infinity, so
 
 @dataclass(frozen=True)
 class Settings:
-    """How to plan. Raises UserError, naming the setting, for bad values.
+    """Settings of a solver. Raises UserError, naming the setting, for bad values.
 
     `kappa` decides how far one iteration moves: `published` 3 S_t / (10 sqrt(t)), with S_t the running standard
     deviation of a type's utility; `sqrt` 1 / sqrt(t); `zero`, fictitious play. `averaging`: iteration t counts t times
@@ -158,14 +155,13 @@ def solve(
 ) -> Plan:
     """DiL-piKL (Bakhtin et al. 2022, algorithm 1); piKL-hedge and hedge are its cases of one type.
 
-    `anchors` and `legal`: for each player (A_i,) or (*batch, A_i); by default uniform, and all legal. A game given as a
-    function needs anchors, which say how many actions there are, and `exact=False`. Raises UserError for payoffs that
-    are not finite, anchors that do not sum to 1, a player without an action, and a joint too large for exact mode.
+    `anchors` and `legal`: for each player (A_i,) or (*batch, A_i); by default uniform, and all legal. Raises UserError
+    for payoffs that are not finite, anchors that do not sum to 1, a player without an action, and a joint too large for
+    exact mode.
     """
     settings = settings or Settings()
-    batch, counts = _sizes(game, anchors)
+    batch, counts = _sizes(game)
     tables = _tables(game, batch, counts, settings)
-    utilities = _sampler(game, tables, counts)
     players, lambdas = range(len(counts)), np.asarray(settings.lambdas, dtype=np.float64)
     given, allowed = _one_each("anchors", anchors, len(counts)), _one_each("legal", legal, len(counts))
     taus, floored = zip(
@@ -191,7 +187,7 @@ def solve(
                 others = _product(population, i)  # (*batch, M_i)
                 q = _matvec(tables[i], others)  # (*batch, A_i)
             else:
-                q = utilities(i, drawn)
+                q = _utilities(tables[i], i, drawn, counts)
             earned = _matvec(policies[i], q)  # (*batch, K)
             change = earned - means[i]
             if settings.kappa == "published":
@@ -209,29 +205,20 @@ def solve(
     return Plan(tuple(average), tuple(policies), found, tuple(means), beta, settings.iterate, floored)
 
 
-def solve_coshar(
-    game: Game, anchor: ArrayLike, settings: Settings | None = None, players: int | None = None
-) -> JointPlan:
+def solve_coshar(game: Game, anchor: ArrayLike, settings: Settings | None = None) -> JointPlan:
     """CoShar piKL (FAIR 2022): one correlated policy, pi(a) proportional to tau(a) exp(sum_i Q_i(a_i) / lambda).
 
     `anchor`: (*batch, A_1, ..., A_n), over joint actions. Q_i(a_i) is the running mean of player i's utility against
-    the others' actions under pi. There is one lambda; kappa and beta play no part. A game given as a function needs
-    `players` (the last axes of the anchor are their actions) and `exact=False`. Raises UserError as `solve`.
+    the others' actions under pi. There is one lambda; kappa and beta play no part. Raises UserError as `solve`.
     """
     settings = settings or Settings()
     if len(settings.lambdas) != 1:
         raise UserError(f"lambdas={settings.lambdas}: a joint policy has a single lambda; name just one")
-    shape = np.shape(anchor)
-    if not callable(game):
-        batch, counts = _sizes(game)
-    elif players is None or not 1 <= players <= len(shape):
-        raise UserError(f"players={players}: of a game given as a function say how many; the anchor has shape {shape}")
-    else:
-        batch, counts = shape[:-players], shape[-players:]
-    if shape != (*batch, *counts):
-        raise UserError(f"anchor: has shape {shape}; give one probability a joint action, {batch + counts}")
+    batch, counts = _sizes(game)
+    if np.shape(anchor) != (*batch, *counts):
+        raise UserError(f"anchor: has shape {np.shape(anchor)}; give one probability a joint action, {batch + counts}")
     tables = _tables(game, batch, counts, settings)
-    utilities, everyone, size = _sampler(game, tables, counts), range(len(counts)), math.prod(counts)
+    everyone, size = range(len(counts)), math.prod(counts)
     tau, floored = _anchor("anchor", np.reshape(anchor, (*batch, size)), None, (*batch, size), settings)
     rng = np.random.default_rng(settings.seed)
 
@@ -245,7 +232,7 @@ def solve_coshar(
             if settings.exact:
                 q = _matvec(tables[i], joint.sum(len(batch) + i).reshape(*batch, -1))  # (*batch, A_i)
             else:
-                q = utilities(i, drawn)
+                q = _utilities(tables[i], i, drawn, counts)
             values[i] += step * (q - values[i])
             total += values[i].reshape(*batch, *(counts[j] if j == i else 1 for j in everyone))
         average += step * (policy - average)
@@ -305,10 +292,10 @@ def weighted_values(game: Game, player: int, actions: Ints, weights: Floats) -> 
     """
     if not (np.isfinite(weights) & (np.asarray(weights) >= 0)).all():
         raise UserError("weights: must be finite, and 0 or more")
-    batch, counts = ((), ()) if callable(game) else _sizes(game)
-    utilities = _sampler(game, _tables(game, batch, counts), counts)
-    rows = np.stack([utilities(player, row) for row in np.moveaxis(actions, -2, 0)], axis=-1)  # (*batch, A_i, N)
-    return _matvec(rows, weights)
+    batch, counts = _sizes(game)
+    table = _tables(game, batch, counts)[player]
+    rows = [_utilities(table, player, row, counts) for row in np.moveaxis(actions, -2, 0)]  # each (*batch, A_i)
+    return _matvec(np.stack(rows, axis=-1), weights)
 
 
 def expected_values(payoffs: Sequence[ArrayLike], policies: Sequence[Floats]) -> tuple[Floats, ...]:
@@ -320,21 +307,12 @@ def expected_values(payoffs: Sequence[ArrayLike], policies: Sequence[Floats]) ->
 # --- Reading games and anchors ----------------------------------------------------------------------------------------
 
 
-def _sizes(game: Game, anchors: Sequence[ArrayLike] | None = None) -> tuple[Shape, Shape]:
-    """`batch` and `counts`, the A_i: from the payoffs' shape, or from the anchors' if the game is a function."""
-    if callable(game):
-        if anchors is None:
-            raise UserError(
-                "anchors=None: a function does not say how many actions there are; `solve` takes an anchor for each "
-                "player, and measures take payoffs as arrays"
-            )
-        shapes = [np.atleast_1d(anchor).shape for anchor in anchors]
-        batch, counts = np.broadcast_shapes(*(shape[:-1] for shape in shapes)), tuple(shape[-1] for shape in shapes)
-    else:
-        shapes = [np.shape(payoff) for payoff in game]
-        if not shapes or len(set(shapes)) > 1 or len(shapes[0]) < len(shapes):
-            raise UserError(f"payoffs: their shapes are {shapes}; give each player one array (*batch, A_1, ..., A_n)")
-        batch, counts = shapes[0][: -len(shapes)], shapes[0][-len(shapes) :]
+def _sizes(game: Game) -> tuple[Shape, Shape]:
+    """`batch` and `counts`, the A_i."""
+    shapes = [np.shape(payoff) for payoff in game]
+    if not shapes or len(set(shapes)) > 1 or len(shapes[0]) < len(shapes):
+        raise UserError(f"payoffs: their shapes are {shapes}; give each player one array (*batch, A_1, ..., A_n)")
+    batch, counts = shapes[0][: -len(shapes)], shapes[0][-len(shapes) :]
     if 0 in batch:
         raise UserError(f"the batch has shape {batch}: there is no game to solve")
     if 0 in counts:
@@ -345,14 +323,11 @@ def _sizes(game: Game, anchors: Sequence[ArrayLike] | None = None) -> tuple[Shap
 def _tables(game: Game, batch: Shape, counts: Shape, settings: Settings | None = None) -> list[Floats]:
     """Each player's payoffs as (*batch, A_i, M_i). Raises UserError if exact mode can't have them."""
     size = math.prod(batch) * math.prod(counts)
-    if settings and settings.exact and (callable(game) or size > settings.exact_limit):
-        reason = "a function has no table" if callable(game) else f"exact_limit={settings.exact_limit}"
+    if settings and settings.exact and size > settings.exact_limit:
         raise UserError(
-            f"exact=True: {math.prod(batch)} x {' x '.join(map(str, counts))} = {size} joint actions over the batch, "
-            f"but {reason}; set exact=False to sample"
+            f"exact=True: {math.prod(batch)} x {' x '.join(map(str, counts))} = {size} joint actions over the batch "
+            f"exceed exact_limit={settings.exact_limit}. Set exact=False to sample"
         )
-    if callable(game):
-        return []
     tables = []
     for i, payoff in enumerate(game):
         array = np.asarray(payoff, dtype=np.float64)
@@ -367,25 +342,11 @@ def _tables(game: Game, batch: Shape, counts: Shape, settings: Settings | None =
     return tables
 
 
-def _sampler(game: Game, tables: list[Floats], counts: Shape) -> Callable[[int, Ints], Floats]:
-    """The game as a function, `Utilities`. Checks the results of a caller's own function."""
-
-    def from_tables(i: int, actions: Ints) -> Floats:
-        others = [j for j in range(len(counts)) if j != i]
-        column = reduce(lambda index, j: index * counts[j] + actions[..., j], others, np.zeros_like(actions[..., 0]))
-        return np.take_along_axis(tables[i], column[..., None, None], axis=-1)[..., 0]
-
-    if not callable(game):
-        return from_tables
-    function = game
-
-    def from_function(i: int, actions: Ints) -> Floats:
-        q = np.asarray(function(i, actions), dtype=np.float64)
-        if q.shape[:-1] != actions.shape[:-1] or (counts and q.shape[-1] != counts[i]) or not np.isfinite(q).all():
-            raise UserError(f"game({i}, actions) gave {q}; it must give one finite utility an action, in each game")
-        return q
-
-    return from_function
+def _utilities(table: Floats, i: int, actions: Ints, counts: Shape) -> Floats:
+    """The utility of each action of player i, (*batch, A_i), against the others' `actions` (*batch, n)."""
+    others = [j for j in range(len(counts)) if j != i]
+    column = reduce(lambda index, j: index * counts[j] + actions[..., j], others, np.zeros_like(actions[..., 0]))
+    return np.take_along_axis(table, column[..., None, None], axis=-1)[..., 0]
 
 
 def _product(policies: Sequence[Floats], i: int) -> Floats:

@@ -62,7 +62,7 @@ CHOICES = {
 
 @dataclass(frozen=True)
 class PlannerConfig:
-    """How to plan. Raises UserError, naming the setting, for bad values.
+    """Settings of a planner. Raises UserError, naming the setting, for bad values.
 
     Lambdas are in the payoff's unit per nat: points in Deal or No Deal, caught imposters in Among Us.
     """

@@ -23,7 +23,7 @@ from marl.agents.scripted import dond_language as language
 
 @dataclass(frozen=True)
 class Temperament:
-    """How a negotiator plays. A split's worth to it is its own points + `care` * its partner's expected points."""
+    """The manner of a negotiator. A split's worth to it is its own points + `care` * its partner's expected points."""
 
     name: str
     care: float

@@ -118,10 +118,10 @@ def test_prompts_can_be_read_back(style: str, objective: float) -> None:
 
 
 def test_each_objective_has_its_own_words() -> None:
-    texts = [texts.prompt(GAME.counts, GAME.values[0], x, dond.Style.NATURAL) for x in (0.0, 1.0, -1.0, 0.5)]
-    semi, coop, competitive, mixed = texts
+    prompts = [texts.prompt(GAME.counts, GAME.values[0], x, dond.Style.NATURAL) for x in (0.0, 1.0, -1.0, 0.5)]
+    semi, coop, competitive, mixed = prompts
     assert "push back" in semi and "sum of both" in coop and "lead" in competitive and "0.5 times" in mixed
-    for own, others in ((t, [o for o in texts if o is not t]) for t in texts):
+    for own, others in ((t, [o for o in prompts if o is not t]) for t in prompts):
         goal = next(line for line in own.split("\n") if line.startswith("Your goal"))
         assert not any(goal in other for other in others)
 
