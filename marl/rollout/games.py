@@ -7,7 +7,7 @@ stand for one another. The scripts' module has `make_player(name, seed, role)` a
 that a base corpus is made of; where these changed, a `VERSION` that a base is known by. The command line knows a game
 by `conf/env/NAME.yaml`, and where a learner needs other settings in it, by `conf/tuned/NAME_LEARNER.yaml`.
 
-The environment is a PettingZoo parallel one (envs/core.py has its spaces). Each observation has `text` (what is new),
+The environment is a PettingZoo parallel one (subclass `envs.core.TextGame`). Each observation has `text` (what is new),
 `turn` (a TurnKind) and `options` (empty unless one is to be chosen). `infos[agent]` always has `role`, `questions` (a
 tuple of `Question`: what the agent is asked after this text) and, of what it just did, `error` (why it was refused, or
 ""), `message` (what others hear: without one nothing is paid to speech), `span` (where that stands in the reply) and
