@@ -222,7 +222,7 @@ def test_a_context_that_some_views_outgrow_is_said(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(pretrain, "fit", lambda *_: None)
     monkeypatch.setattr(pretrain, "held_out_seats", noted)
     base_policy(replace(MODEL, context=260), small(), ENV, cache=tmp_path, report=said.append)
-    share = sum(length > context for length in lengths) / len(lengths)
+    share = sum(length > 260 for length in lengths) / len(lengths)
     assert 0 < share <= 0.5
     told = [line for line in said if "is shorter than" in line]
     expected = (

@@ -417,5 +417,5 @@ def test_players_by_name() -> None:
     drawn = [make_player(dond.DEFAULT, seed).temperament for seed in range(200)]
     assert drawn == [make_player(dond.DEFAULT, seed).temperament for seed in range(200)]
     assert set(drawn) == set(MIXTURE)
-    with pytest.raises(ValueError, match="'grumpy'. Choose from mixture, random, fair"):
+    with pytest.raises(ValueError, match=r"'grumpy'\. Choose from mixture, random, fair"):
         make_player("grumpy", 0)
