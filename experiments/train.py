@@ -55,11 +55,13 @@ from marl.agents.chat import CHAT
 from marl.algorithms.filtered_bc import FilteredBCConfig, train_filtered_bc
 from marl.algorithms.ppo import train_ppo
 from marl.algorithms.rl_pikl import RLPiklConfig, train_rl_pikl
+from marl.algorithms.training import Training
 from marl.common.distributed import Ranks, torchrun_ranks
 from marl.common.errors import UserError
 from marl.common.files import read_bytes
 from marl.learning.renaming import renaming
 from marl.learning.update import Learner, check_model, make_optimizer
+from marl.losses import any_reads
 from marl.metrics.wording import of_ones_own
 from marl.model.policy import Policy, load_tokenizer
 from marl.model.sharding import Shards
@@ -489,23 +491,23 @@ def learn(
     if start == 0:
         watch(work, tracker, 0, base, policies, bar, ranks)
     rename = None
-    if any(loss.reads == "renamed" for loss in parts.losses.values()):
+    if any_reads(parts.losses, "renamed"):
         rename = renaming(base.tokens, exchangeable(parts.env))
         if rename is None:
             say("names are no single tokens of this model, so listening learns from rows as they are, not renamed")
         elif len(make_env().possible_agents) >= rename.families.shape[1]:
             rename = None  # their order is kept, so there is one way to name them
             say("all names play in each game, so listening learns from rows as they are: there are no others")
-    common: dict[str, Any] = {
-        "cast": parts.cast, "frozen": frozen, "seeds": seeds_of(cfg), "start": start, "after": after, "progress": bar,
-        "rename": rename, "ranks": ranks,
-    }  # fmt: skip
+    training = Training(
+        learners, game, make_env, parts.cast, frozen, parts.rewards, parts.losses, seeds_of(cfg), after,
+        start=start, progress=bar, rename=rename, ranks=ranks,
+    )  # fmt: skip
     if isinstance(config, FilteredBCConfig):
-        train_filtered_bc(learners[0], make_env, parts.rewards, parts.losses, config, **common)
+        train_filtered_bc(training, config)
     elif isinstance(config, RLPiklConfig):
-        train_rl_pikl(learners[0], make_env, parts.rewards, parts.losses, config, game=game, **common)
+        train_rl_pikl(training, config)
     else:
-        train_ppo(learners, make_env, parts.rewards, parts.losses, config, game=game, **common)
+        train_ppo(training, config)
     if ranks.first:  # a run that was stopped while it removed the last ones saves no more
         kept = best["iteration"] if best else None
         prune(checkpoints, config.iterations, cfg.checkpoint.keep, kept, cfg.checkpoint.every)

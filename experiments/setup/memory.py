@@ -18,6 +18,7 @@ from experiments.setup.players import bare, is_run, player_config, player_slots
 from experiments.setup.starts import start_of
 from marl.decoding.memory import Fit, Slots, check_memory, learning_bytes
 from marl.decoding.probes import size_of
+from marl.losses import any_reads
 from marl.model.policy import check_context, load_config
 from marl.planning.planner import SLOTS, SUFFIX
 from marl.rollout.cast import learners_of
@@ -93,7 +94,7 @@ def memory_of_run(
             )  # fmt: skip
             learning = max(learning, one_pass)
     caches = [*playing, *(watched if evaluation.games else ())]  # played in the midst of training, whose caches stay
-    if "plan" in parts.losses:  # plans are weighed with slots of their own
+    if any_reads(parts.losses, "planned"):  # plans are weighed with slots of their own
         caches = [*caches, *(Slots.of(config, context, 0, SLOTS) for config in learners.values())]
     return check_memory(
         caches, models + runs + more_runs, concurrency=parts.algo.concurrency, setting="algo.concurrency",
