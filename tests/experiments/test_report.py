@@ -224,7 +224,7 @@ def test_figures_are_drawn_again_from_what_is_published(published: Path, tmp_pat
     assert all((tmp_path / name).read_bytes() == (published / name).read_bytes() for name in names)
     (tmp_path / "curves.csv.gz").write_bytes(gzip.compress(b"arm,seed\nRL,0\n"))
     (tmp_path / "table.csv").write_text("arm,metric,mean,low,high,seeds,games\n")
-    for folder, said in ((tmp_path, "is damaged, or of another version"), (tmp_path / "no", "no table")):
+    for folder, said in ((tmp_path, "is damaged, or of another version"), (tmp_path / "no", "no published table")):
         with pytest.raises(UserError, match=said):
             report.main(configure(f"data={folder}", command="report"))
 
