@@ -131,7 +131,7 @@ def expected_of(
 
     A file that cannot be read is told of, and nothing is expected: a hint must not stop a run.
     """
-    path = (folder or FOLDER) / f"{name}.csv"
+    path = (folder or FOLDER) / f"{name}.csv.gz"
     if not path.is_file():
         return None
     try:
