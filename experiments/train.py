@@ -21,11 +21,11 @@ import torch
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from experiments.final_games import final_evaluation, warn_if_hopeless, watch
-from experiments.launch.command import command, set_beside
-from experiments.launch.show import show
+from experiments.launch.command import command
 from experiments.launch.terminal import Bar, quiet, say
 from experiments.report import report_sweep
-from experiments.setup.bands import expected_of
+from experiments.setup.arms import check_arm
+from experiments.setup.bands import expected_of, set_beside
 from experiments.setup.config import (
     EvalConfig,
     build,
@@ -51,6 +51,7 @@ from experiments.setup.starts import (
     start_of,
     warm_starts,
 )
+from experiments.show import show
 from marl.agents.chat import CHAT
 from marl.algorithms.filtered_bc import FilteredBCConfig, train_filtered_bc
 from marl.algorithms.ppo import train_ppo
@@ -105,15 +106,7 @@ from marl.types import Episode
 PLANNED = 8  # of an iteration's games with a planner, which note every action that it weighed
 
 
-def folder_of(cfg: DictConfig) -> Path:
-    """The folder that a job will write into, before it has begun: of a copy, whose patterns are names."""
-    cfg = copy.deepcopy(cfg)
-    find_starts(cfg)
-    train_only(cfg)
-    return run_folder(cfg)
-
-
-@command("train", implies={"data.dond": "base=human"}, after=report_sweep, folder_of=folder_of)
+@command("train", implies={"data.dond": "base=human"}, after=report_sweep, check=check_arm)
 def main(cfg: DictConfig) -> Path:
     """One run, from its configuration to its report. Returns its folder."""
     # An endpoint that fails costs its game. But one that refuses the key, or whose budget is spent, would be silent in

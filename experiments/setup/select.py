@@ -9,10 +9,9 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from experiments.launch.overrides import nearest
 from experiments.launch.terminal import say
 from experiments.setup.config import plain
-from marl.common.errors import UserError
+from marl.common.errors import UserError, nearest
 from marl.common.files import parsed_json, read_json, read_text, reading, write_text
 from marl.metrics.wording import headline
 from marl.report.runs import TRAINED
@@ -61,7 +60,8 @@ def narrowed(folders: Sequence[Path], where: Any) -> list[Path]:
         there = [own[name] for own in settings.values() if name in own]
         if not there:
             known = dict.fromkeys(key for own in settings.values() for key in own)
-            raise UserError(f"where.{name}={value}: no selected run has such a setting; {nearest(name, known)}")
+            near = nearest(name, known) or "config.yaml lists them"
+            raise UserError(f"where.{name}={value}: no selected run has such a setting; {near}")
         if len(there) < len(settings):
             say(f"where.{name}: {len(settings) - len(there)} runs without such a setting are left out")
         values = [value, *value] if isinstance(value, list) else [value]  # a setting may be a list itself
@@ -75,7 +75,7 @@ def narrowed(folders: Sequence[Path], where: Any) -> list[Path]:
 def write_cards(runs: Iterable[Path], folder: Path) -> None:
     """Adds a line for each run to `cards.jsonl` of a published table: what made it, and its final headline figures."""
     cards = {run: (read_json(run / CARD), read_settings(run)["env"]["game"]) for run in runs}
-    add_cards([{"run": run.name} | card_line(*card) for run, card in cards.items()], folder)
+    add_cards([card_line(*card) | {"run": run.name} for run, card in cards.items()], folder)
 
 
 def card_line(card: Mapping[str, Any], game: str = "") -> dict[str, Any]:

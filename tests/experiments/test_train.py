@@ -15,8 +15,7 @@ from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 
-from experiments import evaluate, final_games, play, report, train
-from experiments.launch import show
+from experiments import evaluate, final_games, play, report, show, train
 from experiments.setup import starts
 from experiments.setup.config import Parts, build, check_read, config_hash, identity, plain, run_folder
 from experiments.setup.stages import base_folder
@@ -500,7 +499,6 @@ def test_presets_that_promise_what_is_on_train_nothing_else(preset: str) -> None
         **{(g, n): term["weight"] for g in ("loss", "reward") for n, term in shipped[g].items()},
     }  # fmt: skip
     assert train.train_only(cfg) == []
-    assert train.folder_of(configure(*given)) == run_folder(cfg)
     named = configure(*given, "arm=mine")  # as it is called it may train anything
     assert train.train_only(named) == [] and named.loss.own.weight == 5.0
 
@@ -900,11 +898,12 @@ def test_each_run_of_a_chain_plays_other_games(tmp_path: Path) -> None:
     assert starts.seeds_of(configure("seed=3", "runs=elsewhere", f"init.learner={tmp_path}/c")) == seeds[-1]
 
 
-def test_the_folder_of_a_job_is_that_of_the_run_it_starts_from(finished: Path) -> None:
+def test_the_folder_of_a_run_follows_from_the_run_that_its_pattern_finds(finished: Path) -> None:
     cfg = configure(f"runs={finished.parent}", f"init.learner={finished.name[:-2]}*")
     named = configure(f"runs={finished.parent}", f"init.learner={finished.name}")
-    assert train.folder_of(cfg) == run_folder(named) != run_folder(cfg)
-    assert cfg.init.learner.endswith("*")
+    assert run_folder(cfg) != run_folder(named)
+    starts.find_starts(cfg)
+    assert run_folder(cfg) == run_folder(named)
 
 
 def test_a_model_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
