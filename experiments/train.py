@@ -157,7 +157,7 @@ def main(cfg: DictConfig) -> Path:
         if ranks.first:
             say(fit.line)
             if device.type == "cuda" and algo.decode_steps == 1:
-                say("for speed on a GPU: algo.decode_steps=8, algo.update.bf16=true, algo.update.padding_free=true")
+                say("for speed on a GPU: algo.decode_steps=8, algo.update.bf16=true")
             bands = expected_of(str(cfg.name), str(cfg.arm), parts.env, overrides=set_beside())
             work = replace(work, expected=bands)
             with claim(folder, written(cfg)) as lock:

@@ -360,8 +360,7 @@ def identity(cfg: DictConfig) -> dict[str, Any]:
         settings[part] = {name: term for name, term in settings[part].items() if term is not None}
     algo = settings["algo"]
     steps = algo["update"]
-    faster = ((algo, "decode_steps", 1), (algo, "play_bf16", False), (steps, "gradient_checkpointing", False),
-              (steps, "padding_free", False))  # fmt: skip
+    faster = ((algo, "decode_steps", 1), (algo, "play_bf16", False), (steps, "gradient_checkpointing", False))
     for part, name, off in faster:
         if part[name] == off:
             del part[name]
