@@ -22,7 +22,6 @@ from omegaconf import DictConfig
 
 from envs.dond.environment import pool
 from experiments.launch.command import command
-from experiments.launch.show import by_message_table, chat_figures, rows_of, show
 from experiments.launch.terminal import Bar, say
 from experiments.setup.config import build, cast_of, plain
 from experiments.setup.devices import pick_device, set_threads
@@ -37,6 +36,7 @@ from experiments.setup.entrants import (
 )
 from experiments.setup.memory import with_room
 from experiments.setup.players import bare, in_runs, is_run
+from experiments.show import by_message_table, chat_figures, rows_of, show
 from marl.agents.dubbed import Alias
 from marl.agents.model import ModelAgent
 from marl.common.errors import UserError, check_count, check_temperature, check_writable

@@ -21,11 +21,11 @@ import torch
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from experiments.final_games import final_evaluation, warn_if_hopeless, watch
-from experiments.launch.command import command, set_beside
-from experiments.launch.show import show
+from experiments.launch.command import command
 from experiments.launch.terminal import Bar, quiet, say
 from experiments.report import report_sweep
-from experiments.setup.bands import expected_of
+from experiments.setup.arms import check_arm
+from experiments.setup.bands import expected_of, set_beside
 from experiments.setup.config import (
     EvalConfig,
     build,
@@ -51,15 +51,18 @@ from experiments.setup.starts import (
     start_of,
     warm_starts,
 )
+from experiments.show import show
 from marl.agents.chat import CHAT
 from marl.algorithms.filtered_bc import FilteredBCConfig, train_filtered_bc
 from marl.algorithms.ppo import train_ppo
 from marl.algorithms.rl_pikl import RLPiklConfig, train_rl_pikl
+from marl.algorithms.training import Training
 from marl.common.distributed import Ranks, torchrun_ranks
 from marl.common.errors import UserError
 from marl.common.files import read_bytes
 from marl.learning.renaming import renaming
 from marl.learning.update import Learner, check_model, make_optimizer
+from marl.losses import any_reads
 from marl.metrics.wording import of_ones_own
 from marl.model.policy import Policy, load_tokenizer
 from marl.model.sharding import Shards
@@ -103,15 +106,7 @@ from marl.types import Episode
 PLANNED = 8  # of an iteration's games with a planner, which note every action that it weighed
 
 
-def folder_of(cfg: DictConfig) -> Path:
-    """The folder that a job will write into, before it has begun: of a copy, whose patterns are names."""
-    cfg = copy.deepcopy(cfg)
-    find_starts(cfg)
-    train_only(cfg)
-    return run_folder(cfg)
-
-
-@command("train", implies={"data.dond": "base=human"}, after=report_sweep, folder_of=folder_of)
+@command("train", implies={"data.dond": "base=human"}, after=report_sweep, check=check_arm)
 def main(cfg: DictConfig) -> Path:
     """One run, from its configuration to its report. Returns its folder."""
     # An endpoint that fails costs its game. But one that refuses the key, or whose budget is spent, would be silent in
@@ -162,7 +157,7 @@ def main(cfg: DictConfig) -> Path:
         if ranks.first:
             say(fit.line)
             if device.type == "cuda" and algo.decode_steps == 1:
-                say("for speed on a GPU: algo.decode_steps=8, algo.update.bf16=true, algo.update.padding_free=true")
+                say("for speed on a GPU: algo.decode_steps=8, algo.update.bf16=true")
             bands = expected_of(str(cfg.name), str(cfg.arm), parts.env, overrides=set_beside())
             work = replace(work, expected=bands)
             with claim(folder, written(cfg)) as lock:
@@ -489,23 +484,23 @@ def learn(
     if start == 0:
         watch(work, tracker, 0, base, policies, bar, ranks)
     rename = None
-    if any(loss.reads == "renamed" for loss in parts.losses.values()):
+    if any_reads(parts.losses, "renamed"):
         rename = renaming(base.tokens, exchangeable(parts.env))
         if rename is None:
             say("names are no single tokens of this model, so listening learns from rows as they are, not renamed")
         elif len(make_env().possible_agents) >= rename.families.shape[1]:
             rename = None  # their order is kept, so there is one way to name them
             say("all names play in each game, so listening learns from rows as they are: there are no others")
-    common: dict[str, Any] = {
-        "cast": parts.cast, "frozen": frozen, "seeds": seeds_of(cfg), "start": start, "after": after, "progress": bar,
-        "rename": rename, "ranks": ranks,
-    }  # fmt: skip
+    training = Training(
+        learners, game, make_env, parts.cast, frozen, parts.rewards, parts.losses, seeds_of(cfg), after,
+        start=start, progress=bar, rename=rename, ranks=ranks,
+    )  # fmt: skip
     if isinstance(config, FilteredBCConfig):
-        train_filtered_bc(learners[0], make_env, parts.rewards, parts.losses, config, **common)
+        train_filtered_bc(training, config)
     elif isinstance(config, RLPiklConfig):
-        train_rl_pikl(learners[0], make_env, parts.rewards, parts.losses, config, game=game, **common)
+        train_rl_pikl(training, config)
     else:
-        train_ppo(learners, make_env, parts.rewards, parts.losses, config, game=game, **common)
+        train_ppo(training, config)
     if ranks.first:  # a run that was stopped while it removed the last ones saves no more
         kept = best["iteration"] if best else None
         prune(checkpoints, config.iterations, cfg.checkpoint.keep, kept, cfg.checkpoint.every)

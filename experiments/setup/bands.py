@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
+
 from experiments.launch.terminal import say
 from experiments.setup.select import in_a_name
 from marl.common.errors import UserError
 from marl.common.files import FAULTS, csv_rows
+from marl.common.secrets import told
 from marl.metrics.wording import arm_name, number
 from marl.storage.folder import ELSEWHERE
 
@@ -128,7 +131,7 @@ def expected_of(
 
     A file that cannot be read is told of, and nothing is expected: a hint must not stop a run.
     """
-    path = (folder or FOLDER) / f"{name}.csv"
+    path = (folder or FOLDER) / f"{name}.csv.gz"
     if not path.is_file():
         return None
     try:
@@ -145,6 +148,16 @@ def expected_of(
             return Expected(path, recorded, bands_of(recorded, bands), changed)
     say(f"{path.name} says nothing of what healthy runs of {arm} look like")
     return None
+
+
+def set_beside() -> list[str]:
+    """The overrides of the job that runs, but for choices of its sweep's own file; none where Hydra runs no job."""
+    if not HydraConfig.initialized():
+        return []
+    hydra = HydraConfig.get()
+    params = {name: str(values).split(",") for name, values in (hydra.sweeper.get("params") or {}).items()}
+    given = [(each, *each.lstrip("+").partition("=")[::2]) for each in hydra.overrides.task]
+    return [told([each]) for each, name, value in given if value not in params.get(name, ())]
 
 
 def _sets(override: str, settings: Iterable[str]) -> bool:

@@ -20,15 +20,10 @@ from marl.algorithms.rl_pikl import RLPiklConfig
 from marl.common.errors import LARGEST, UserError, check_length, check_sizes, check_temperature, check_text
 from marl.common.files import digest
 from marl.common.secrets import hidden, told
-from marl.losses import READS, Loss, needs_reference
-from marl.losses.entropy import EntropyLoss
-from marl.losses.policy import PolicyLoss
-from marl.losses.value import ValueLoss
+from marl.losses import READS, Loss, any_reads, needs
 from marl.planning.planner import GAMES as PLANNED
 from marl.pretraining.config import BaseConfig, ModelConfig
-from marl.rewards import Reward
-from marl.rewards.game import GameReward
-from marl.rewards.speaking import SpeakingReward
+from marl.rewards import CREDITS, Reward, credits_messages, is_game
 from marl.rollout.cast import Seats, players_of
 from marl.rollout.games import env_maker, exchangeable, scripted
 from marl.storage.folder import ELSEWHERE
@@ -56,8 +51,8 @@ class EvalConfig:
     """Evaluation games. `every` iterations (0: only at the end) `games` are played, at the end `final_games`. `env`:
     game settings that differ from training; `cast`: who plays, where that differs."""
 
-    every: int = 10
-    games: int = 256
+    every: int = 5
+    games: int = 128
     final_games: int = 1000
     temperature: float = 1.0
     seed: int = 7
@@ -114,13 +109,13 @@ def build(cfg: DictConfig, players: Sequence[str] = (), stops: bool = False, lea
     if not isinstance(kind, str) or kind not in configs:
         raise UserError(f"algo.kind={kind}: must be one of {', '.join(configs)}")
     losses = terms(settings["loss"], "loss") if learns else {}
-    if kind == "filtered_bc" and "plan" in losses:
+    plans = any_reads(losses, "planned")
+    if kind == "filtered_bc" and plans:
         raise UserError("loss=plan: algo=filtered_bc imitates games as they were played; drop it, or take algo=ppo")
-    if kind == "filtered_bc":  # its batches have no advantages, values or behaviour log-probabilities
-        losses = {k: loss for k, loss in losses.items() if not of_ppo(loss)}
-    if kind == "pikl" and learns:  # its planned replies have the plan's log-probabilities, not the policy's
-        losses.pop("policy", None)
-        if "plan" not in losses:
+    lacks = {"filtered_bc": ("advantages", "returns"), "pikl": ("advantages",)}.get(kind, ())  # what batches have not
+    losses = {name: loss for name, loss in losses.items() if not any(needs(loss, what) for what in lacks)}
+    if kind == "pikl" and learns:
+        if not plans:
             raise UserError("loss: with algo=pikl the policy learns from plans, and there is no loss.plan; keep it")
         of_game, mistake = settings["env"], (algo.get("planner") or {}).get("mistake")
         if algo.get("value") == "plan" and of_game["game"] == "among_us" and (of_game["imposters"] != 1 or mistake):
@@ -129,12 +124,12 @@ def build(cfg: DictConfig, players: Sequence[str] = (), stops: bool = False, lea
                 "does not say how probable a win by the vote is; take paid, or one imposter and mistake 0"
             )
     for name, loss in losses.items():
-        if kind != "ppo" and needs_reference(loss):
+        if kind != "ppo" and needs(loss, "reference"):
             raise UserError(
                 f"loss.{name}.estimator={getattr(loss, 'estimator', '')}: algo={kind} does not learn from plain "
                 "samples of the policy, which it takes; must be exact"
             )
-    if "plan" in losses and settings["env"]["game"] not in PLANNED:
+    if plans and settings["env"]["game"] not in PLANNED:
         raise UserError(f"loss.plan: env.game={settings['env']['game']} has nothing to plan; leave it out (~loss.plan)")
     if learns and not any(loss.weight for loss in losses.values()):
         raise UserError(f"loss: with algo={kind} every weight is 0, so there is nothing to learn; raise one")
@@ -180,11 +175,8 @@ def build(cfg: DictConfig, players: Sequence[str] = (), stops: bool = False, lea
             )
     rewards = terms(settings["reward"], "reward") if learns else {}
     for name, reward in rewards.items():
-        if isinstance(reward, SpeakingReward) and reward.weight and name != "speaking":
-            raise UserError(
-                f"reward.{name}.weight={reward.weight:g}: a speaking reward that pays is called reward.speaking, by "
-                f"which algo.credit.speech knows it; set that one (reward.{name}.weight=0 only measures)"
-            )
+        if (credited := getattr(reward, "credits", "turn")) not in CREDITS:
+            raise UserError(f"reward.{name}.credits={credited!r}: must be one of {', '.join(CREDITS)}")
     try:
         learner = make(configs[kind], algo, "algo")
     except UserError as error:  # the planner's class is also used elsewhere, and does not know where it stands here
@@ -208,22 +200,22 @@ def check_read(parts: Parts) -> None:
     algo, base = parts.algo, parts.base
     kind = "ppo" if isinstance(algo, PPOConfig) else "pikl" if isinstance(algo, RLPiklConfig) else "filtered_bc"
     for name, reward in parts.rewards.items() if kind != "ppo" else ():
-        learned = isinstance(reward, GameReward) or (kind == "pikl" and not isinstance(reward, SpeakingReward))
+        learned = is_game(reward) or (kind == "pikl" and not credits_messages(reward))
         if reward.weight and not learned:
             raise UserError(
                 f"reward.{name}.weight={reward.weight:g}: algo={kind} learns nothing from it; must be 0, which "
                 "measures it, or take algo=ppo"
             )
-    imitation = parts.losses.get("imitation")
-    if kind == "pikl" and imitation is not None and imitation.weight:
+    for name, loss in parts.losses.items():
+        if kind == "pikl" and needs(loss, "filter") and loss.weight:
+            raise UserError(
+                f"loss.{name}.weight={loss.weight:g}: algo=pikl imitates plans, and by this it would imitate every "
+                "seat; must be 0"
+            )
+    if algo.update.target_kl is not None and not any(needs(loss, "advantages") for loss in parts.losses.values()):
         raise UserError(
-            f"loss.imitation.weight={imitation.weight:g}: algo=pikl imitates plans, by loss.plan, and by this it would "
-            "imitate every seat; must be 0"
-        )
-    if algo.update.target_kl is not None and not isinstance(parts.losses.get("policy"), PolicyLoss):
-        raise UserError(
-            f"algo.update.target_kl={algo.update.target_kl:g}: how far the policy has moved is known where "
-            "loss.policy compares it with its own draws; must be null without that term"
+            f"algo.update.target_kl={algo.update.target_kl:g}: how far the policy has moved is known only beside a "
+            "loss on advantages, as loss.policy; must be null without one"
         )
     if base.players and base.data == "human":
         raise UserError(
@@ -235,11 +227,6 @@ def check_read(parts: Parts) -> None:
             raise UserError(
                 f"base.{name}={getattr(base, name)}: base=scripted does not read it; leave it out, or take base=human"
             )
-
-
-def of_ppo(loss: Loss) -> bool:
-    """Whether the term is one of PPO's, which filtered cloning leaves out; entropy is where it has no weight."""
-    return isinstance(loss, (PolicyLoss, ValueLoss)) or (isinstance(loss, EntropyLoss) and not loss.weight)
 
 
 def _scripted(game: str, players: str, where: str) -> None:
@@ -373,8 +360,7 @@ def identity(cfg: DictConfig) -> dict[str, Any]:
         settings[part] = {name: term for name, term in settings[part].items() if term is not None}
     algo = settings["algo"]
     steps = algo["update"]
-    faster = ((algo, "decode_steps", 1), (algo, "play_bf16", False), (steps, "gradient_checkpointing", False),
-              (steps, "padding_free", False))  # fmt: skip
+    faster = ((algo, "decode_steps", 1), (algo, "play_bf16", False), (steps, "gradient_checkpointing", False))
     for part, name, off in faster:
         if part[name] == off:
             del part[name]

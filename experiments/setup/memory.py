@@ -18,6 +18,7 @@ from experiments.setup.players import bare, is_run, player_config, player_slots
 from experiments.setup.starts import start_of
 from marl.decoding.memory import Fit, Slots, check_memory, learning_bytes
 from marl.decoding.probes import size_of
+from marl.losses import any_reads
 from marl.model.policy import check_context, load_config
 from marl.planning.planner import SLOTS, SUFFIX
 from marl.rollout.cast import learners_of
@@ -45,7 +46,7 @@ def with_room(
         else:
             continue
         context, more = parts.algo.context, SLOTS if name.endswith(SUFFIX) else 0
-        caches.append(Slots.of(config, context, seats(parts.env), more, parts.algo.play_bf16, parts.algo.decode_steps))
+        caches.append(Slots.of(config, context, seats(parts.env), more, parts.algo.play_bf16))
         models += size_of(config, context).weights
     if not caches:
         return parts
@@ -79,21 +80,19 @@ def memory_of_run(
     )
     # weights, gradients and two moments of each learner; the base beside them
     models, learning = size_of(base, context).weights, 0
-    large = any(slots.large(parts.algo.concurrency) for slots in (*playing, *watched, *tested))
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     for config in learners.values():
         weights = size_of(config, context).weights
         # Split, a learner is whole while games are played, beside its part of everything.
         models += weights + 4 * weights // processes if cfg.shard and processes > 1 else 4 * weights
-        if large:
-            update = parts.algo.update
-            one_pass = learning_bytes(
-                config, device, rows=max(update.token_budget // context, 1), length=context, replies=context // 2,
-                bf16=update.bf16, gradient_checkpointing=update.gradient_checkpointing,
-            )  # fmt: skip
-            learning = max(learning, one_pass)
+        update = parts.algo.update
+        one_pass = learning_bytes(
+            config, rows=max(update.token_budget // context, 1), length=context, replies=context // 2,
+            bf16=update.bf16, gradient_checkpointing=update.gradient_checkpointing,
+        )  # fmt: skip
+        learning = max(learning, one_pass)
     caches = [*playing, *(watched if evaluation.games else ())]  # played in the midst of training, whose caches stay
-    if "plan" in parts.losses:  # plans are weighed with slots of their own
+    if any_reads(parts.losses, "planned"):  # plans are weighed with slots of their own
         caches = [*caches, *(Slots.of(config, context, 0, SLOTS) for config in learners.values())]
     return check_memory(
         caches, models + runs + more_runs, concurrency=parts.algo.concurrency, setting="algo.concurrency",

@@ -54,7 +54,7 @@ def computed_with(cfg: DictConfig, parts: Parts, device: torch.device) -> dict[s
     return {
         "torch": torch.__version__, "transformers": version("transformers"), "device": device.type,
         "deterministic": bool(cfg.deterministic), "algo.concurrency": parts.algo.concurrency,
-        **{name: on[name] for name in ("instructions", "kernels", "threads", "gpu")},
+        **{name: on[name] for name in ("instructions", "threads", "gpu")},
     }  # fmt: skip
 
 

@@ -1,0 +1,123 @@
+"""What the pages say can be typed: every command that stands in them is one, with settings that there are."""
+
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from experiments.launch import command as cli
+from experiments.launch.overrides import Plan
+from marl.metrics.tables import read_table
+from marl.metrics.wording import bounds
+
+ROOT = Path(__file__).parents[3]
+FIRST = [ROOT / "README.md", ROOT / "experiments/README.md"]
+PAGES = [*FIRST, *sorted({*(ROOT / "experiments").rglob("*.md")} - {*FIRST})]
+
+
+def code(text: str) -> list[str]:
+    """The code spans of a page, and the lines of its code blocks."""
+    spans = re.findall(r"(`+)(.+?)\1", text.replace("\\\n", " "), re.S)
+    lines = [line for tick, body in spans for line in ([body] if tick == "`" else body.splitlines())]
+    return [re.sub(r"\s+#.*", "", " ".join(line.split())) for line in lines]
+
+
+def commands(text: str) -> list[str]:
+    found = [line[line.index("-m experiments.") + 3 :] for line in code(text) if "-m experiments." in line]
+    return [command for command in dict.fromkeys(found) if not command.startswith("experiments.NAME")]
+
+
+def settings(text: str) -> list[str]:
+    """What tables list in their first column as overrides; of `KEY=ONE`, `TWO` the second is KEY=TWO."""
+    found: list[str] = []
+    for row in (line.split(" | ")[0] for line in text.splitlines() if line.startswith("| `")):
+        key = ""
+        for span in code(row):
+            if "=" in span or span.startswith("~"):
+                found.append(span)
+                key = span.partition("=")[0]
+            elif key:
+                found.append(f"{key}={span}")
+    return [setting for setting in found if "-m experiments." not in setting]
+
+
+@pytest.fixture
+def accepted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], bool]:
+    """Says whether a command line would have been run."""
+    ran: list[Plan] = []
+
+    def launch(task: object, plan: Plan) -> list[object]:
+        ran.append(plan)
+        return []
+
+    monkeypatch.setattr(cli, "launch", launch)
+
+    def typed(command: str) -> bool:
+        ran.clear()
+        module, *arguments = shlex.split(command)
+        monkeypatch.setattr(sys, "argv", [module, *(a for a in arguments if a != "...")])
+        import_module(module).main()
+        return len(ran) == 1
+
+    return typed
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page if page in FIRST else pytest.param(page, marks=pytest.mark.slow) for page in PAGES],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_every_command_of_a_page_is_one(page: Path, accepted: Callable[[str], bool]) -> None:
+    for command in commands(page.read_text()):
+        assert accepted(command), command
+
+
+def test_every_listed_setting_is_one(accepted: Callable[[str], bool]) -> None:
+    listed = [setting for page in FIRST for setting in settings(page.read_text())]
+    assert len(listed) > 40
+    together: list[dict[str, str]] = []  # settings of different parts, to be tried at once
+    for setting in dict.fromkeys(listed):
+        setting = f"env=among_us {setting}" if "imposter" in setting and "env=" not in setting else setting
+        parts = set(re.findall(r"(?:^|\s)~?(\w+)", setting))
+        room = next((line for line in together if not parts & line.keys()), None)
+        if room is None:
+            together.append(room := {})
+        room |= dict.fromkeys(parts, setting)
+    for line in together:
+        flag = "-m" if "hydra" in line else ""
+        own = "" if "arm" in line else "arm=mine"  # settings that nobody would give with that ablation
+        typed = f"experiments.train {flag} {' '.join(dict.fromkeys(line.values()))} {own}"
+        assert accepted(typed), typed
+
+
+def test_links_lead_to_files_and_headings() -> None:
+    for page in PAGES:
+        for link, heading in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text()):
+            there = page.parent / link if link else page
+            assert there.exists(), f"{page.relative_to(ROOT)}: {link}"
+            if heading:
+                assert heading in headings(there), f"{page.relative_to(ROOT)}: {link}#{heading}"
+
+
+def headings(page: Path) -> set[str]:
+    """As links name them: small letters, words joined by hyphens, nothing else."""
+    page = page / "README.md" if page.is_dir() else page
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_published_intervals_hold_what_the_metric_can_be() -> None:
+    """No share below 0 or above 1, no log-loss or count below 0; each mean within its interval."""
+    tables = sorted((ROOT / "experiments").rglob("table*.csv"))
+    rows = [(path, row) for path in tables for row in read_table(path)]
+    assert len(rows) > 1000
+    wrong = [
+        (path.parent.name, path.name, row.arm, row.metric)
+        for path, row in rows
+        if row.low < bounds(row.metric)[0] or row.high > bounds(row.metric)[1] or not row.low <= row.mean <= row.high
+    ]
+    assert wrong == []

@@ -1,0 +1,587 @@
+"""The player behind a chat endpoint, against a server of our own on a real socket."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import socket
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envs import among_us_v0, dond_v0
+from envs.among_us import texts as among_us_texts
+from envs.core import Style
+from marl.agents.chat import Answers, ChatAgent, ChatConfig, Endpoint
+from marl.agents.completion import Answer, Lost
+from marl.common.errors import UserError
+from marl.common.secrets import hidden
+from marl.report.transcripts import episode_to_json
+from marl.rollout.games import scripted
+from marl.rollout.rollout import everyone, rollout
+from marl.rollout.seeds import draw_games
+from marl.types import Episode
+from tests.endpoint import KEY, Answering, Server, move, sensible
+
+pytest.importorskip("openai")
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Answering], Server]]:
+    """Starts servers that answer as told; the key is in the environment."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    servers = []
+
+    def start(answering: Answering) -> Server:
+        servers.append(Server(answering))
+        threading.Thread(target=servers[-1].serve_forever, args=(0.01,), daemon=True).start()
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stopped.set()
+        server.shutdown()
+        server.server_close()
+
+
+def agent_of(url: str, **settings: Any) -> ChatAgent:
+    return ChatAgent(ChatConfig(url=url, model="m", **{"retries": 0, "timeout": 5.0, **settings}))
+
+
+def make_env(style: str = "natural") -> Any:
+    return dond_v0.parallel_env(style=style)
+
+
+def play(agent: ChatAgent, games: int = 4, style: str = "natural", seed: int = 0) -> list[Episode]:
+    """Against itself."""
+    return rollout(draw_games(seed, count=games), everyone(agent), lambda: make_env(style), games)
+
+
+def test_a_right_answer_is_played(serve: Callable[[Answering], Server]) -> None:
+    server = serve(sensible)
+    agent = agent_of(server.url)
+    episodes = play(agent)
+    assert [e.outcome["how"] for e in episodes] == ["mismatch"] * 4 and not agent.lost
+    assert all(e.players == {"player_0": "chat", "player_1": "chat"} for e in episodes)
+    # first mover and partner greet, then both claim: four replies a game
+    assert len(server.asked) == agent.endpoint.spent.calls == 16  # type: ignore[union-attr]
+    assert agent.endpoint.spent.tokens == 1600 and agent.endpoint.spent.reserved == 0  # type: ignore[union-attr]
+    assert set(server.keys) == {f"Bearer {KEY}"}
+    first = next(asked for asked in server.asked if len(asked["messages"]) == 2)
+    assert first["path"] == "/v1/chat/completions" and first["max_tokens"] == 200 and first["temperature"] == 1.0
+    assert [m["role"] for m in first["messages"]] == ["system", "user"]
+    assert "Your goal" in first["messages"][0]["content"] and first["messages"][1]["content"] == "It is your turn."
+    claim = next(asked for asked in server.asked if len(asked["messages"]) == 4)
+    assert [m["role"] for m in claim["messages"]] == ["system", "user", "assistant", "user"]
+    assert claim["messages"][2]["content"] == "[message] hello {} [END]"
+    assert claim["messages"][3]["content"] == "Partner: hello {}"
+
+
+def test_games_do_not_wait_for_one_another(serve: Callable[[Answering], Server]) -> None:
+    """No first answer comes before eight were asked for; more than `parallel` are never under way."""
+    eight = threading.Barrier(8, timeout=10)
+
+    def together(server: Server, body: dict[str, Any], handler: Any) -> None:
+        if len(body["messages"]) == 2 and body["messages"][1]["content"] == "It is your turn.":
+            eight.wait()
+        sensible(server, body, handler)
+
+    server = serve(together)
+    agent = agent_of(server.url, timeout=30.0, parallel=8)
+    assert len(play(agent, games=16)) == 16 and not agent.lost
+    assert server.most_open == 8
+
+
+def test_a_slow_game_holds_up_no_other(serve: Callable[[Answering], Server]) -> None:
+    """The first request is only answered once all other games are over."""
+    others = threading.Event()
+    slow: list[str] = []
+
+    def answering(server: Server, body: dict[str, Any], handler: Any) -> None:
+        with server.lock:
+            mine = not slow
+            if mine:
+                slow.append("taken")
+        if mine:
+            assert others.wait(20)
+        sensible(server, body, handler)
+
+    server = serve(answering)
+    agent = agent_of(server.url, timeout=30.0)
+    over: list[int] = []
+
+    def progress(count: int) -> None:
+        over.append(count)
+        if sum(over) == 3:
+            others.set()
+
+    episodes = rollout(draw_games(0, count=4), everyone(agent), make_env, 4, progress)
+    assert len(episodes) == 4 and not agent.lost and sum(over) == 4
+
+
+def test_nonsense_text_is_corrected_like_anybodys(serve: Callable[[Answering], Server]) -> None:
+    server = serve(lambda server, body, handler: handler.say("I'd rather talk about the weather."))
+    agent = agent_of(server.url)
+    (episode,) = play(agent, games=1)
+    assert episode.outcome["how"] == "abort" and episode.outcome["errors"] == 5 and not agent.lost
+    assert [t.error for t in episode.turns] == ["Start your reply with [message] or [propose]."] * 5
+    told = server.asked[1]["messages"]
+    assert told[2] == {"role": "assistant", "content": "I'd rather talk about the weather."}
+    assert told[3] == {"role": "user", "content": "Error: Start your reply with [message] or [propose]."}
+
+
+def raw(*lines: str) -> Answering:
+    """Sends these lines as they are, and hangs up."""
+
+    def answering(server: Server, body: dict[str, Any], handler: Any) -> None:
+        handler.wfile.write("\r\n".join([*lines, ""]).encode("latin-1"))
+        handler.close_connection = True
+
+    return answering
+
+
+def endless(packed: bool = False) -> Answering:
+    """A body in pieces, without end."""
+
+    def answering(server: Server, body: dict[str, Any], handler: Any) -> None:
+        handler.send_response(200)
+        handler.send_header("Transfer-Encoding", "chunked")
+        if packed:
+            handler.send_header("Content-Encoding", "gzip")
+        handler.end_headers()
+        pack = zlib.compressobj(9, zlib.DEFLATED, 31)
+        while not server.stopped.is_set():
+            piece = pack.compress(bytes(2**20)) if packed else b" " * 2**16
+            if piece:
+                handler.wfile.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
+
+    return answering
+
+
+def of_kind(charset: str, body: str = '{"choices": []}', status: int = 200) -> Answering:
+    return lambda s, b, h: h.send(body, status, {"Content-Type": f"application/json; charset={charset}"})
+
+
+OK = "HTTP/1.1 200 OK"
+
+
+HOSTILE: dict[str, tuple[Answering, Lost]] = {
+    "html": (lambda s, b, h: h.send("<html>welcome</html>", headers={"Content-Type": "text/html"}), Lost.NONSENSE),
+    "half": (lambda s, b, h: h.send('{"choices": [{"mess'), Lost.NONSENSE),
+    "list": (lambda s, b, h: h.send("[1, 2]"), Lost.NONSENSE),
+    "empty": (lambda s, b, h: h.send(""), Lost.NONSENSE),
+    "no choice": (lambda s, b, h: h.send('{"choices": []}'), Lost.NONSENSE),
+    "null": (lambda s, b, h: h.say(None), Lost.NONSENSE),
+    "number": (lambda s, b, h: h.say(7), Lost.NONSENSE),
+    "deep": (lambda s, b, h: h.send("[" * 100_000), Lost.NONSENSE),
+    "gzip": (lambda s, b, h: h.send("not packed", headers={"Content-Encoding": "gzip"}), Lost.UNREACHABLE),
+    "declined": (lambda s, b, h: h.say(None, refusal="I can't help with that."), Lost.DECLINED),
+    "server error": (lambda s, b, h: h.send("{}", 500), Lost.STATUS),
+    "bad request": (lambda s, b, h: h.send("{}", 400), Lost.STATUS),
+    "no such model": (lambda s, b, h: h.send("{}", 404), Lost.STATUS),
+    "busy": (lambda s, b, h: h.send("{}", 429), Lost.BUSY),
+    "key": (lambda s, b, h: h.send(json.dumps({"error": {"message": s.keys[0]}}), 401), Lost.KEY),
+    "forbidden": (lambda s, b, h: h.send("{}", 403), Lost.DECLINED),
+    "charset hex": (of_kind("hex"), Lost.NONSENSE),
+    "charset zlib, no text": (of_kind("zlib", "\x00"), Lost.NONSENSE),
+    "charset undefined": (of_kind("undefined", "{}", 400), Lost.STATUS),
+    "charset idna": (of_kind("idna", "{}", 429), Lost.BUSY),
+    "moved": (lambda s, b, h: h.send("{}", 307, {"Location": "/v1/elsewhere"}), Lost.MOVED),
+    "moved without an address": (lambda s, b, h: h.send("{}", 302), Lost.MOVED),
+    "moved to no address": (lambda s, b, h: h.send("{}", 308, {"Location": "http://[:1"}), Lost.MOVED),
+    "endless": (endless(), Lost.NONSENSE),
+    "endless, packed": (endless(packed=True), Lost.NONSENSE),
+    "packed twice": (lambda s, b, h: h.send("{}", headers={"Content-Encoding": "gzip, gzip"}), Lost.NONSENSE),
+    "length too large": (raw(OK, "Content-Length: 99", "", "{}"), Lost.UNREACHABLE),
+    "length too small": (lambda s, b, h: h.send('{"choices": []}', headers={"Content-Length": "3"}), Lost.NONSENSE),
+    "length below 0": (raw(OK, "Content-Length: -5", "", "{}"), Lost.UNREACHABLE),
+    "not HTTP": (raw("hello"), Lost.UNREACHABLE),
+    "endless headers": (raw(OK, *(f"X-{n}: {n}" for n in range(20_000)), "", "{}"), Lost.UNREACHABLE),
+    "odd cookies": (raw(OK, "Set-Cookie: \xff=\x01; expires=soon", "Content-Length: 2", "", "{}"), Lost.NONSENSE),
+    "hangs up": (lambda s, b, h: h.connection.shutdown(socket.SHUT_RDWR), Lost.UNREACHABLE),
+}
+
+
+def test_a_failure_costs_its_game_and_the_others_go_on(serve: Callable[[Answering], Server]) -> None:
+    """Each of the first games meets another failure in its first request; the last three end as they would have."""
+
+    def answering(server: Server, body: dict[str, Any], handler: Any) -> None:
+        number = len(server.asked) - 1  # one at a time: first the openings, in the order of the games
+        (bad[number][0] if number < len(bad) else sensible)(server, body, handler)
+
+    bad = list(HOSTILE.values())
+    server = serve(answering)
+    agent = agent_of(server.url, parallel=1)
+    episodes = play(agent, games=len(bad) + 3)
+    assert [e.outcome["how"] for e in episodes] == ["abort"] * len(bad) + ["mismatch"] * 3
+    assert {index: why for (index, _), why in agent.lost} == dict(enumerate(reason for _, reason in bad))
+    assert all([t.text for t in e.turns] == [""] * 5 for e in episodes[: len(bad)])
+    assert len(server.asked) == len(bad) + 3 * 4  # a lost seat's endpoint is not asked again
+    lost = agent.figures()["lost"]
+    assert sum(lost.values()) == len(bad) and lost["key refused"] == 1 and "1 key refused" in agent.summary()
+    assert "3 redirected elsewhere" in agent.summary()
+    before = {"calls": 5, "tokens": 100, "replayed": 2, "lost": {"key refused": 2, "budget spent": 1}}
+    now, whole = agent.figures(), agent.figures(before)  # of a run that was stopped and goes on
+    assert [whole[name] - now[name] for name in ("calls", "tokens", "replayed")] == [5, 100, 2]
+    assert whole["lost"] == {**now["lost"], "key refused": 3, "budget spent": 1}
+
+
+def test_a_right_answer_is_read_whatever_its_header_says(serve: Callable[[Answering], Server]) -> None:
+    """JSON is UTF-8; of the headers none says otherwise."""
+    body = json.dumps({"choices": [{"message": {"content": "[message] h\u00fcte [END]"}}]}, ensure_ascii=False)
+    charsets = ("hex", "zlib", "base64", "rot13", "idna", "undefined", "utf-32", "no-such")
+
+    def answering(server: Server, asked: dict[str, Any], handler: Any) -> None:
+        of_kind(charsets[len(server.asked) % len(charsets)], body)(server, asked, handler)
+
+    server = serve(answering)
+    agent = agent_of(server.url)
+    (episode,) = play(agent, games=1)
+    assert {turn.message for turn in episode.turns} == {"h\u00fcte"} and not agent.lost
+    assert len(server.asked) >= len(charsets)
+
+
+def test_a_packed_answer_is_read(serve: Callable[[Answering], Server]) -> None:
+    body = gzip.compress(json.dumps({"choices": [{"message": {"content": "[message] hi [END]"}}]}).encode())
+
+    def answering(server: Server, asked: dict[str, Any], handler: Any) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Encoding", "gzip")
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    agent = agent_of(serve(answering).url)
+    assert play(agent, games=1)[0].turns[0].message == "hi" and not agent.lost
+
+
+def test_nobody_is_sent_elsewhere(serve: Callable[[Answering], Server]) -> None:
+    """Neither the messages nor the key go to another address, and each call is counted."""
+    other = serve(sensible)
+
+    def moved(server: Server, body: dict[str, Any], handler: Any) -> None:
+        status = (301, 302, 303, 307, 308)[len(server.asked) - 1]
+        handler.send("{}", status, {"Location": f"{other.url}/chat/completions"})
+
+    server = serve(moved)
+    agent = agent_of(server.url, retries=2, parallel=1)
+    assert [e.outcome["how"] for e in play(agent, games=5)] == ["abort"] * 5
+    assert not other.asked and len(server.asked) == agent.figures()["calls"] == 5
+    assert agent.figures()["lost"] == {"redirected elsewhere": 5}
+
+
+@pytest.mark.parametrize("drips", [False, True])
+def test_a_hanging_endpoint_is_given_up(drips: bool, serve: Callable[[Answering], Server]) -> None:
+    """One that never answers, and one that sends a byte now and then, so that no single read takes long."""
+
+    def hang(server: Server, body: dict[str, Any], handler: Any) -> None:
+        if drips:
+            handler.send_response(200)
+            handler.send_header("Content-Type", "application/json")
+            handler.send_header("Content-Length", "100000")
+            handler.end_headers()
+        while not server.stopped.wait(0.05):
+            if drips:
+                handler.wfile.write(b" ")
+                handler.wfile.flush()
+
+    agent = agent_of(serve(hang).url, timeout=0.3)
+    began = time.monotonic()
+    episodes = play(agent, games=3)
+    assert [e.outcome["how"] for e in episodes] == ["abort"] * 3 and time.monotonic() - began < 20
+    assert agent.figures()["lost"] == {"no answer in time": 3}
+
+
+def test_nobody_listens(serve: Callable[[Answering], Server]) -> None:
+    server = serve(sensible)
+    server.shutdown()
+    server.server_close()
+    agent = agent_of(server.url)
+    assert [e.outcome["how"] for e in play(agent, games=2)] == ["abort"] * 2
+    assert agent.figures()["lost"] == {"cannot be reached": 2}
+
+
+def test_too_many_requests_then_right(serve: Callable[[Answering], Server]) -> None:
+    def answering(server: Server, body: dict[str, Any], handler: Any) -> None:
+        if len(server.asked) % 2:
+            handler.send("{}", 429, {"Retry-After": "0.01"})
+        else:
+            sensible(server, body, handler)
+
+    server = serve(answering)
+    agent = agent_of(server.url, retries=1, parallel=1)
+    assert [e.outcome["how"] for e in play(agent, games=1)] == ["mismatch"] and not agent.lost
+    assert agent.endpoint.spent.calls == len(server.asked) == 8  # type: ignore[union-attr]
+
+
+def test_a_refused_key_is_not_tried_again(serve: Callable[[Answering], Server]) -> None:
+    server = serve(lambda server, body, handler: handler.send("{}", 401))
+    agent = agent_of(server.url, retries=5)
+    play(agent, games=3)
+    assert len(server.asked) == 3 and agent.figures()["lost"] == {"key refused": 3}
+
+
+@pytest.mark.parametrize(("status", "stops"), [(401, True), (403, False), (404, False), (500, False)])
+def test_beside_a_learner_a_refused_key_alone_stops(
+    status: int, stops: bool, serve: Callable[[Answering], Server]
+) -> None:
+    """403 is what a moderator says of one request."""
+
+    def answering(server: Server, body: dict[str, Any], handler: Any) -> None:
+        if len(server.asked) == 2:
+            handler.send("{}", status)
+        else:
+            sensible(server, body, handler)
+
+    agent = agent_of(serve(answering).url, parallel=1)
+    agent.stops = True
+    if stops:
+        with pytest.raises(UserError, match="chat: key refused"):
+            play(agent)
+    else:
+        assert sorted(e.outcome["how"] for e in play(agent)) == ["abort"] + ["mismatch"] * 3
+    assert len(agent.lost) == 1 and len(agent.lost_for_good()) == stops
+
+
+def test_the_budget_in_calls(serve: Callable[[Answering], Server]) -> None:
+    server = serve(sensible)
+    agent = agent_of(server.url, calls=6, parallel=1)
+    episodes = play(agent, games=4)
+    assert len(episodes) == 4 and len(server.asked) == 6
+    assert set(agent.figures()["lost"]) == {"budget spent"} and agent.figures()["calls"] == 6
+
+
+def test_the_budget_in_tokens_is_never_overdrawn(serve: Callable[[Answering], Server]) -> None:
+    """What an answer may cost at most is set aside before the request; what it did cost counts afterwards."""
+    server = serve(lambda server, body, handler: handler.say(move(body["messages"]), tokens=1000))
+    agent = agent_of(server.url, tokens=6000, parallel=4)
+    play(agent, games=4)
+    assert 0 < agent.figures()["tokens"] == 1000 * len(server.asked) <= 6000
+    assert set(agent.figures()["lost"]) == {"budget spent"}
+
+
+def test_answers_are_kept_and_replayed_without_network(serve: Callable[[Answering], Server], tmp_path: Path) -> None:
+    server = serve(sensible)
+    path = tmp_path / "kept" / "answers.jsonl"
+    first = play(agent_of(server.url, answers=str(path)))
+    asked = len(server.asked)
+    again = agent_of(server.url, answers=str(path))
+    assert play(again) == first and len(server.asked) == asked  # nothing was sent
+    assert again.figures() == {"calls": 0, "tokens": 0, "replayed": 16, "lost": {}}
+    server.shutdown()
+    replay = ChatAgent(ChatConfig(model="m", answers=str(path), replay=True))
+    assert play(replay) == first
+    others = play(replay, games=1, seed=1)  # games that were not played then
+    assert others[0].outcome["how"] == "abort" and replay.figures()["lost"] == {"not among the kept answers": 1}
+    assert {e.outcome["how"] for e in play(ChatAgent(ChatConfig(model="other", answers=str(path), replay=True)))} == {
+        "abort"
+    }
+
+
+def test_a_killed_runs_last_line_is_mended_and_a_broken_one_refused(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    answers = Answers(path)
+    answers.add({"a": 1}, Answer("one", 3))
+    answers.add({"a": 2}, Answer("two\n\ud83d\ude00", None))
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"request": {"a"')
+    torn = Answers(path)
+    assert len(torn) == 2 and torn.get({"a": 1}) == Answer("one", 3)
+    torn.add({"a": 3}, Answer("three"))
+    assert path.read_bytes().startswith(whole) and len(Answers(path)) == 3
+    path.write_bytes(b"{}\n" + whole)
+    with pytest.raises(UserError, match="line 1"):
+        Answers(path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"", b"\xff\xfe\x00", b"7", b"null", b'["request"]', b"[" * 100_000, b'{"request":' * 100_000,
+        b'{"request": {"a": ' + b"[" * 490 + b"]" * 490 + b'}, "answer": "hi", "tokens": 1' + b"}" * 2,
+        b'{"request": "abc", "answer": "hi", "tokens": 1}', b'{"request": {}, "answer": 7, "tokens": 1}',
+        b'{"request": {}, "answer": "hi", "tokens": "1"}', b'{"request": {}, "answer": "hi"}',
+        b'{"request": {}, "answer": "hi", "tokens": 1, "thoughts": 2}', b"9" * 10_000,
+    ],
+)  # fmt: skip
+def test_a_damaged_file_of_answers_is_one_sentence(line: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    Answers(path).add({"a": 1}, Answer("one", 3))
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    with pytest.raises(UserError, match="line 2: expected an answer as it was kept") as refused:
+        Answers(path)
+    assert len(str(refused.value)) < 300
+
+
+def test_a_file_of_answers_is_a_file_whose_texts_can_be_sent(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    for place in (tmp_path, fifo, tmp_path / ("x" * 300)):
+        with pytest.raises(UserError, match=r"chat\.answers"):
+            Answers(place)
+    with pytest.raises(UserError, match=r"chat\.answers"):
+        ChatConfig(url="http://localhost/v1", model="m", answers="a\0b")
+    path = tmp_path / "answers.jsonl"
+    path.write_text('{"request": {"a": 1}, "answer": "a\\ud800", "tokens": null, "thoughts": "\\udfff"}\n')
+    assert Answers(path).get({"a": 1}) == Answer("a?", None, "?")
+
+
+def test_secrets_beside_the_key_are_in_no_file_and_no_words(
+    serve: Callable[[Answering], Server], tmp_path: Path
+) -> None:
+    """Even from an endpoint that says them back; the file is good for who has another secret, or none."""
+    secrets = {"api_key": "first-31415926", "a": [{"headers": {"Authorization": "Bearer second-27182818"}}]}
+
+    def telling(server: Server, body: dict[str, Any], handler: Any) -> None:
+        handler.say(f"<think>{body['api_key']}</think>[message] it is {body['a'][0]['headers']['Authorization']} [END]")
+
+    path = tmp_path / "answers.jsonl"
+    agent = agent_of(serve(telling).url, answers=str(path), extra={**secrets, "user": KEY, "effort": "low"})
+    episodes = play(agent, games=1)
+    asked = agent.endpoint.config.extra  # type: ignore[union-attr]
+    assert asked["api_key"] == "first-31415926" and episodes[0].turns[0].message == "it is [key]"
+    said = [repr(episodes), repr(agent.config), path.read_text()]
+    assert not any(word in text for text in said for word in ("31415926", "27182818"))
+    assert '"effort": "low"' in path.read_text()
+    for other in ({"api_key": "another", "a": [{"headers": {"Authorization": "none"}}]}, hidden(secrets)):
+        extra = {**other, "user": KEY, "effort": "low"}
+        replay = ChatAgent(ChatConfig(model="m", answers=str(path), replay=True, extra=extra))
+        assert play(replay, games=1) == episodes and not replay.lost
+    other = ChatAgent(ChatConfig(model="m", answers=str(path), replay=True, extra={**secrets, "effort": "high"}))
+    assert play(other, games=1)[0].outcome["how"] == "abort"
+
+
+def test_the_key_is_in_no_file_and_no_words(
+    serve: Callable[[Answering], Server], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Even from an endpoint that says it back, in an answer or in an error."""
+
+    def telling(server: Server, body: dict[str, Any], handler: Any) -> None:
+        if len(server.asked) == 3:
+            handler.send(json.dumps({"error": {"message": f"bad key {server.keys[0]}"}}), 401)
+        else:
+            handler.say(f"[message] your key is {server.keys[0]}")
+
+    server = serve(telling)
+    agent = agent_of(server.url, answers=str(tmp_path / "answers.jsonl"), parallel=1)
+    episodes = play(agent, games=2)
+    assert server.keys[0] == f"Bearer {KEY}" and agent.figures()["lost"] == {"key refused": 1}
+    assert any("your key is Bearer [key]" in t.message for e in episodes for t in e.turns)
+    shown = capsys.readouterr()
+    said = [repr(episodes), agent.summary(), repr(agent), repr(agent.config), shown.out, shown.err]
+    said += [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(said) == 7 and not any(KEY in text for text in said)
+
+
+def test_it_reads_natural_words_whatever_the_others_read(serve: Callable[[Answering], Server]) -> None:
+    natural, compact = serve(sensible), serve(sensible)
+    play(agent_of(natural.url, parallel=1), games=2)
+    play(agent_of(compact.url, parallel=1), games=2, style="compact")
+    assert compact.asked == natural.asked
+    scripts = scripted("dond", "careful")
+    agent = agent_of(compact.url)
+    cast = {"player_0": agent, "player_1": scripts}
+    (episode,) = rollout(draw_games(0, count=1), lambda g, e: cast, lambda: make_env("compact"), 1)
+    assert set(episode.players.values()) == {"chat", "careful"} and not agent.lost
+
+
+def test_choices_are_answered_by_number(serve: Callable[[Answering], Server]) -> None:
+    def first_option(server: Server, body: dict[str, Any], handler: Any) -> None:
+        last = body["messages"][-1]["content"]
+        handler.say("1" if "answer with its number alone:\n1) " in last else "hello all [END]")
+
+    server = serve(first_option)
+    agent = ChatAgent(ChatConfig(url=server.url, model="m", retries=0))
+    env = among_us_v0.parallel_env(players=4, max_steps=4)  # of compact style, as scripts read it
+    scripts = scripted("among_us", "random")
+
+    def cast(game: Any, env: Any) -> dict[str, Any]:
+        return {**dict.fromkeys(env.possible_agents, scripts), env.possible_agents[0]: agent}
+
+    (episode,) = rollout(draw_games(0, count=1), cast, lambda: env, 1)
+    own = [t for t in episode.turns if t.agent == "player_0"]
+    assert own and not any(t.error for t in own) and not agent.lost
+    assert {t.text for t in own} <= set(among_us_texts.OPTION[Style.NATURAL].values())
+    assert "You play Among Us on a grid of rooms" in server.asked[0]["messages"][0]["content"]
+
+
+def test_bad_settings_are_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    good: dict[str, Any] = {"url": "http://localhost:8000/v1", "model": "m"}
+    for change, named in (
+        ({"url": ""}, "chat.url"), ({"url": "ftp://x"}, "chat.url"), ({"url": f"http://{KEY}@host/v1"}, "chat.url"),
+        ({"url": f"http://h/v1?key={KEY}"}, "chat.url"), ({"url": "http://h:99999/"}, "chat.url"),
+        ({"model": ""}, "chat.model"), ({"key": KEY}, "chat.key"), ({"retries": -1}, "chat.retries"),
+        ({"timeout": 0.0}, "chat.timeout"), ({"timeout": float("nan")}, "chat.timeout"),
+        ({"parallel": 0}, "chat.parallel"), ({"temperature": -1.0}, "chat.temperature"),
+        ({"replay": True}, "chat.replay"), ({"extra": {"messages": []}}, "chat.extra"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=named) as refused:
+            ChatConfig(**{**good, **change})
+        assert KEY not in str(refused.value)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(UserError, match="OPENAI_API_KEY"):
+        Endpoint(ChatConfig(**good))
+    monkeypatch.setenv("OPENAI_API_KEY", "two words")
+    with pytest.raises(UserError, match="can't be a key") as refused:
+        Endpoint(ChatConfig(**good))
+    assert "two words" not in str(refused.value)
+    with pytest.raises(UserError, match="holds no answer"):
+        ChatAgent(ChatConfig(model="m", answers=str(tmp_path / "none.jsonl"), replay=True))
+
+
+SAID = "[message] I'd like the hats. [END]"
+
+
+def test_thoughts_are_heard_by_nobody_and_kept(serve: Callable[[Answering], Server], tmp_path: Path) -> None:
+    def answering(server: Server, body: dict[str, Any], handler: Any) -> None:
+        if len(server.asked) == 1:
+            handler.say(f"<think>They want books.</think>{SAID}", reasoning_content="In a field.")
+        else:
+            handler.say(None, reasoning="In a field of another name.")
+
+    server, path = serve(answering), str(tmp_path / "kept.jsonl")
+    episodes = play(agent_of(server.url, answers=path), games=1)
+    first, second, *_ = episodes[0].turns
+    assert (first.text, first.message, first.thoughts) == (SAID, "I'd like the hats.", "In a field.\nThey want books.")
+    assert (second.text, second.thoughts, second.cut) == ("", "In a field of another name.", False) and second.error
+    assert not any(word in json.dumps(asked) for word in ("They want", "In a field") for asked in server.asked)
+    assert all(message["content"] for asked in server.asked for message in asked["messages"])
+    kept = episode_to_json(episodes[0])["turns"]
+    assert (
+        kept[0]["thoughts"] == "In a field.\nThey want books."
+        and "thoughts" not in episode_to_json(play(agent_of(serve(sensible).url), games=1)[0])["turns"][0]
+    )
+    replay = ChatAgent(ChatConfig(model="m", answers=path, replay=True))
+    assert play(replay, games=1) == episodes and not replay.lost
+
+
+def test_a_reply_cut_at_its_limit_says_so(serve: Callable[[Answering], Server], tmp_path: Path) -> None:
+    contents = [None, "", "<think>They want", "[message] I'd like", *[None] * 20]
+
+    def answering(server: Server, body: dict[str, Any], handler: Any) -> None:
+        message = {"content": contents[len(server.asked) - 1], "reasoning_content": "They want"}
+        handler.send(json.dumps({"choices": [{"finish_reason": "length", "message": message}]}))
+
+    path = str(tmp_path / "kept.jsonl")
+    agent = agent_of(serve(answering).url, answers=path)
+    episodes = play(agent, games=1)
+    turns = episodes[0].turns
+    assert [(t.text, t.cut) for t in turns[:5]] == [*[("", True)] * 3, ("[message] I'd like", True), ("", True)]
+    assert agent.figures()["cut"] == len(turns) and episode_to_json(episodes[0])["turns"][0]["cut"] and not agent.lost
+    assert f"{len(turns)} answers cut at chat.max_tokens=200" in agent.summary()
+    assert agent.figures({"calls": 0, "tokens": 0, "replayed": 0, "cut": 2, "lost": {}})["cut"] == len(turns) + 2
+    replay = ChatAgent(ChatConfig(model="m", answers=path, replay=True))
+    assert play(replay, games=1) == episodes and replay.figures()["cut"] == len(turns)
+
+
+def test_a_message_that_ended_before_the_limit_is_whole(serve: Callable[[Answering], Server]) -> None:
+    choice = {"finish_reason": "length", "message": {"content": f"{SAID} And then"}}
+    agent = agent_of(serve(lambda s, b, h: h.send(json.dumps({"choices": [choice]}))).url)
+    assert not any(turn.cut for turn in play(agent, games=1)[0].turns) and "cut" not in agent.figures()

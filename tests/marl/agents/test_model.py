@@ -1,0 +1,336 @@
+"""Agents on requests made by hand: what they read, what they answer, what they keep."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from envs.core import END, Question, TurnKind
+from marl.agents.base import Reply, Request
+from marl.agents.model import ModelAgent, ModelSeat
+from marl.common.errors import UserError
+from marl.decoding.probes import size_of
+from marl.model.policy import Policy
+from marl.types import Kind, Stream
+from tests.marl.models import CHATML, hf_policy, precise, tiny_policy
+
+NUMBERS = tuple(str(n) for n in range(11))
+
+
+QUESTION = Question("<books?>", NUMBERS, "3")
+
+
+SPEAK, CHOOSE, WAIT = TurnKind.SPEAK, TurnKind.CHOOSE, TurnKind.WAIT
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Policy]:
+    return {
+        "tiny": tiny_policy(privileged_size=2),
+        "gpt2": hf_policy(tmp_path_factory.mktemp("gpt2"), "gpt2", privileged_size=2),
+        "chat": hf_policy(
+            tmp_path_factory.mktemp("chat"), "qwen3", chat_template=CHATML, single_digits=True, privileged_size=2
+        ),
+    }
+
+
+NAMES = ("tiny", "gpt2", "chat")
+
+
+def model(policy: Policy, **settings: Any) -> ModelAgent:
+    return ModelAgent("learner", policy, **{"slots": 12, "context": 512, "max_new_tokens": 6, **settings})
+
+
+def request(game: int, turn: TurnKind, text: str, step: int = 0, **fields: Any) -> Request:
+    return Request(
+        (game, "player_0"), 100 + game, "negotiator", step, turn, text, **{"privileged": (0.5, -1.0), **fields}
+    )
+
+
+def serve(agent: ModelAgent, requests: Sequence[Request]) -> dict[int, Reply]:
+    """Asks until nothing is owed."""
+    owed = sum(r.turn != WAIT for r in requests)
+    replies = agent.act(requests)
+    while len(replies) < owed:
+        more = agent.act(())
+        assert more, "an agent that owes replies gave none"
+        replies += more
+    assert agent.act(()) == []
+    assert len({r.key for r in replies}) == len(replies) == owed
+    return {r.key[0]: r for r in replies}
+
+
+def play(agent: ModelAgent, games: Sequence[int]) -> tuple[list[dict[int, Reply]], dict[int, tuple[Stream, list]]]:
+    """Three exchanges of each game, texts of different lengths, with questions, a choice and an unread end."""
+    rounds = [
+        serve(agent, [request(g, SPEAK, "books 1 2 " * (1 + g), questions=(QUESTION,)) for g in games]),
+        serve(agent, [request(g, WAIT, "them: 5\n", 1, questions=(QUESTION, QUESTION)) for g in games]),
+        serve(agent, [request(g, CHOOSE, "cut", 2, options=("go on", "1", str(g % 7 + 2))) for g in games]),
+        serve(agent, [request(g, SPEAK, "", 3) for g in games]),
+        serve(agent, [request(g, WAIT, "no deal\n" * g, 4, questions=(QUESTION,) * (g % 2)) for g in games]),
+    ]
+    kept = agent.finish([(g, "player_0") for g in games])
+    return rounds, {key[0]: views for key, views in kept.items()}
+
+
+def same_replies(a: Reply, b: Reply) -> None:
+    assert (a.key, a.text, a.ids, a.start, a.legal) == (b.key, b.text, b.ids, b.start, b.legal)
+    np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-5, rtol=0)
+    assert a.value == pytest.approx(b.value, abs=1e-5)
+
+
+# --- Language models ---
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("tiny", {}),
+        ("tiny", {"read_budget": 1}),
+        ("tiny", {"read_budget": 1}),
+        ("tiny", {"patience": 1.0, "read_budget": 50}),
+        ("tiny", {"decode_steps": 3}),
+        ("gpt2", {"read_budget": 50}),
+        ("gpt2", {"patience": 0.0}),
+        ("chat", {}),
+        ("chat", {"decode_steps": 3}),
+    ],
+    ids=str,
+)
+def test_a_seat_plays_the_same_alone_and_in_company(name: str, settings: dict, policies: dict[str, Policy]) -> None:
+    games, policy = list(range(5)), precise(policies[name])
+    rounds, kept = play(model(policy, **settings), games)
+    for game in games:
+        own_rounds, own_kept = play(model(policy), [game])
+        for together, alone in zip(rounds, own_rounds, strict=True):
+            assert (game in together) == (game in alone)
+            if game in alone:
+                same_replies(together[game], alone[game])
+        assert kept[game][0] == own_kept[game][0]
+        for a, b in zip(kept[game][1], own_kept[game][1], strict=True):
+            assert (a.step, a.position, a.question, a.candidate_ids) == (
+                b.step,
+                b.position,
+                b.question,
+                b.candidate_ids,
+            )
+            np.testing.assert_allclose(a.probs, b.probs, atol=1e-5, rtol=0)
+
+
+class Endless(ModelAgent):
+    """Messages are as long as they may be. Keeps how many seats read how much in each pass."""
+
+    def _complete(self, seat: ModelSeat) -> bool:
+        return bool(seat.ids) and (seat.kind == Kind.CHOICE or len(seat.ids) == seat.limit)
+
+    def _advance(self, keys: Sequence[tuple[int, str]]) -> None:
+        self.passes.append((len(keys), max(len(self._unread(self._seats[key])) for key in keys) > 1))
+        super()._advance(keys)
+
+    passes: list[tuple[int, bool]]
+
+
+@pytest.mark.parametrize(
+    ("patience", "readers", "waited"), [(0.5, 1, 4), (0.5, 5, 0), (0.5, 3, 1), (0.0, 1, 0), (0.95, 1, 9)]
+)
+def test_readers_wait_while_others_write(
+    patience: float, readers: int, waited: int, policies: dict[str, Policy]
+) -> None:
+    agent = Endless("learner", policies["tiny"], slots=10, context=512, max_new_tokens=30, patience=patience)
+    agent.passes = []
+    choosing = [request(g, CHOOSE, "cut", options=("1", "2")) for g in range(readers)]
+    assert len(agent.act([*choosing, *(request(g, SPEAK, "cut") for g in range(readers, 10))])) == readers
+    for wave in range(2):  # what was waited before does not count again
+        agent.passes.clear()
+        again = [request(g, CHOOSE, "cut", 1 + wave, options=("1", "2")) for g in range(readers)]
+        assert len(agent.act(again)) == readers
+        assert agent.passes == [(10 - readers, False)] * waited + [(readers, True)]
+
+
+@pytest.mark.parametrize(("name", "temperature"), [("tiny", 1.0), ("gpt2", 0.6), ("chat", 1.0)])
+def test_what_is_on_record_is_what_one_full_pass_says(
+    name: str, temperature: float, policies: dict[str, Policy]
+) -> None:
+    policy = policies[name]
+    rounds, kept = play(model(policy, temperature=temperature), range(4))
+    for game in range(4):
+        stream, beliefs = kept[game]
+        with torch.no_grad():
+            hidden = policy.hidden(torch.tensor([stream.tokens]))[0]  # (T, D)
+            logits = policy.lm(input_ids=torch.tensor([stream.tokens])).logits[0]  # (T, V)
+        replies = [r[game] for r in rounds if game in r]
+        assert [bool(r.legal) for r in replies] == [False, True, False]
+        for reply in replies:
+            assert tuple(stream.tokens[reply.start : reply.start + len(reply.ids)]) == reply.ids
+            for i, (token, logprob) in enumerate(zip(reply.ids, reply.logprobs, strict=True)):
+                shaped = (logits[reply.start + i - 1] / temperature).double()
+                allowed = torch.zeros(len(shaped), dtype=torch.bool)
+                if reply.legal:
+                    allowed[list(reply.legal)] = True
+                else:
+                    allowed[[t for t in range(policy.tokens.size) if t not in policy.tokens.unspeakable]] = True
+                shaped[~allowed] = -torch.inf
+                assert logprob == pytest.approx(float(shaped.log_softmax(0)[token]), abs=1e-4)
+            facts = torch.tensor([0.5, -1.0])
+            assert reply.value == pytest.approx(float(policy.value(hidden[reply.start - 1], facts).detach()), abs=1e-4)
+        assert [b.step for b in beliefs] == [0, 1, 1, *[4] * (game % 2)]
+        for belief in beliefs:
+            assert stream.kinds[belief.position] == Kind.QUESTION
+            probs = logits[belief.position, list(belief.candidate_ids)].double().softmax(0)
+            np.testing.assert_allclose(belief.probs, probs, atol=1e-4)
+            assert belief.probs.shape == (11,) and belief.probs.sum() == pytest.approx(1)
+            assert (belief.listener, belief.role, belief.truth) == ("player_0", "negotiator", belief.probs[3])
+
+
+@pytest.mark.parametrize("name", ["tiny", "gpt2"])
+def test_a_copy_in_bfloat16_plays_for_the_policy(name: str, policies: dict[str, Policy]) -> None:
+    """What is on record is what the copy says in one pass, normalised in float32, and about what the policy says."""
+    policy = copy.deepcopy(policies[name])
+    whole, agent = model(policy), model(policy, bf16=True)
+    play(whole, [0])
+    rounds, kept = play(agent, range(3))
+    assert agent.policy.tokens is policy.tokens
+    assert agent.policy.lm.dtype == torch.bfloat16 and policy.lm.dtype == torch.float32
+    assert 2 * agent.engine.cache.nbytes == whole.engine.cache.nbytes
+    assert 2 * size_of(policy.lm.config, 512, torch.bfloat16).slot == size_of(policy.lm.config, 512).slot
+    for game in range(3):
+        ids = torch.tensor([kept[game][0].tokens])
+        for by, within in ((agent.policy, 0.05), (policy, 0.2)):  # processors round sums of bfloat16 otherwise
+            with torch.no_grad():
+                logits = by.logits(by.hidden(ids)[0])
+            for reply in (r[game] for r in rounds if game in r and not r[game].legal):
+                shaped = by.speech_logits(logits[reply.start - 1 : reply.start - 1 + len(reply.ids)], 1.0)
+                own = shaped.double().log_softmax(-1).gather(1, torch.tensor([reply.ids]).T)[:, 0]
+                np.testing.assert_allclose(reply.logprobs, own, atol=within)
+    with torch.no_grad():
+        policy.value_head[-1].bias += 1.0
+    later, _ = play(agent, range(3))  # new games are played with what was learned meanwhile
+    assert [later[0][game].value for game in range(3)] == pytest.approx([rounds[0][g].value + 1.0 for g in range(3)])
+    with torch.no_grad():
+        next(policy.lm.parameters()).mul_(0.5)
+    play(agent, [0])
+    assert torch.equal(next(agent.policy.lm.parameters()), next(policy.lm.parameters()).bfloat16())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_choice_is_one_of_its_options_word_for_word(name: str, policies: dict[str, Policy]) -> None:
+    agent = model(policies[name])
+    options = [("go on", "1"), ("0", "10", "3"), ("wait",), tuple(f"room {i}" for i in range(20))]
+    replies = serve(agent, [request(i, CHOOSE, "cut", options=o) for i, o in enumerate(options)])
+    for i, o in enumerate(options):
+        assert replies[i].text in o and len(replies[i].ids) == 1 and len(replies[i].legal) == len(o)
+        assert replies[i].ids[0] == replies[i].legal[o.index(replies[i].text)]
+    assert replies[2].text == "wait" and replies[2].logprobs == (0.0,)
+    hot = serve(
+        model(policies[name], slots=30, temperature=8.0),
+        [request(i, CHOOSE, "cut", options=("1", "2", "3")) for i in range(30)],
+    )
+    assert {r.text for r in hot.values()} == {"1", "2", "3"}
+
+
+def test_a_message_ends_at_its_limit_at_the_end_marker_or_at_the_models_own_end(policies: dict[str, Policy]) -> None:
+    seen = set()
+    for policy in policies.values():
+        tokens = policy.tokens
+        agent = model(policy, slots=250, context=60, max_new_tokens=30)
+        for reply in serve(agent, [request(i, SPEAK, "books") for i in range(250)]).values():
+            ended = [tokens.ends(reply.ids[: i + 1]) for i in range(len(reply.ids))]
+            assert not any(ended[:-1]) and (ended[-1] or len(reply.ids) == 30)
+            own = reply.ids[-1] in tokens.eos_ids
+            assert reply.text == tokens.decode(reply.ids[:-1] if own else reply.ids)
+            seen.add("eos" if own else "end" if END in reply.text else "limit")
+            assert len(reply.logprobs) == len(reply.ids)
+    assert seen == {"eos", "end", "limit"}
+
+
+def test_cold_sampling_takes_the_likeliest(policies: dict[str, Policy]) -> None:
+    policy = policies["gpt2"]
+    agent = model(policy, temperature=1e-3)
+    reply = serve(agent, [request(0, SPEAK, "books 1")])[0]
+    stream = agent.finish([(0, "player_0")])[(0, "player_0")][0]
+    with torch.no_grad():
+        best = policy.lm(input_ids=torch.tensor([stream.tokens])).logits[0].argmax(-1)
+    assert list(reply.ids) == best[reply.start - 1 : reply.start - 1 + len(reply.ids)].tolist()
+
+
+def test_waiting_costs_no_forward_pass_until_a_reply_is_due(policies: dict[str, Policy]) -> None:
+    agent = model(policies["tiny"])
+    for step in range(5):
+        assert agent.act([request(0, WAIT, "them: 1\n", step)]) == []
+    assert agent.engine.tokens_read == 0
+    stream, beliefs = agent.finish([(0, "player_0")])[(0, "player_0")]
+    assert agent.engine.tokens_read == 0 and beliefs == [] and len(stream) == 1 + 5 * 3
+
+
+def test_every_token_is_read_once(policies: dict[str, Policy]) -> None:
+    """All but what nothing is sampled from: the last reply's last token and what stands behind it."""
+    agent = model(policies["tiny"])
+    rounds, kept = play(agent, [0, 2])
+    assert agent.engine.tokens_read == sum(r[g].start + len(r[g].ids) - 1 for r in rounds[3:4] for g in (0, 2))
+    agent = model(policies["tiny"])
+    _, kept = play(agent, [1])  # its last observation asks a question
+    assert agent.engine.tokens_read == len(kept[1][0])
+
+
+@pytest.mark.parametrize(("name", "decode_steps"), [("tiny", 1), ("tiny", 3), ("chat", 1)])
+def test_a_seat_that_outgrows_its_slot_falls_silent_and_the_others_go_on(
+    name: str, decode_steps: int, policies: dict[str, Policy]
+) -> None:
+    """Two seats with room for 150 tokens, of which one reads more and more."""
+    policy = policies[name]
+    agent = model(policy, context=150, max_new_tokens=60, decode_steps=decode_steps)
+    seen, lengths = 0, []
+    for step in range(12):
+        texts = ("books 1 2 " * 6, "")
+        asked = [request(g, SPEAK, text, step, questions=(QUESTION,)) for g, text in enumerate(texts)]
+        if step > 1:
+            asked = asked[:1]  # the other waits
+        replies = serve(agent, asked)
+        (stream, lost) = (agent._seats[0, "player_0"].view.stream, agent._seats[0, "player_0"].lost)
+        reply = replies[0]
+        if lost:
+            assert (reply.text, reply.ids, reply.start, reply.logprobs) == ("", (), len(stream), ())
+            lengths.append(len(stream))
+        else:
+            assert reply.ids and len(stream) <= 150  # cut short, perhaps, by the slot's end
+            seen = len(agent._seats[0, "player_0"].view.asked)
+    assert len(lengths) > 2 and len(set(lengths)) == 1  # it reads nothing more
+    kept = agent.finish([(0, "player_0"), (1, "player_0")])
+    assert len(kept[0, "player_0"][1]) == seen > 0 and len(kept[0, "player_0"][0]) == lengths[0]
+    alone = model(policy, context=150, max_new_tokens=60)
+    for step in range(2):
+        serve(alone, [request(1, SPEAK, "", step, questions=(QUESTION,))])
+    assert alone.finish([(1, "player_0")])[1, "player_0"][0] == kept[1, "player_0"][0]
+
+
+def test_a_prompt_that_no_slot_holds_is_refused(policies: dict[str, Policy]) -> None:
+    with pytest.raises(UserError, match=r"a prompt is too long: .* Raise model\.context"):
+        model(policies["tiny"], context=20).act([request(0, SPEAK, "books 1 2 " * 20)])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_prompt_leaves_room_for_a_token_and_what_stands_after_it(name: str, policies: dict[str, Policy]) -> None:
+    policy = policies[name]
+    prompt = serve(model(policy), [request(0, SPEAK, "books 1 2")])[0].start
+    least = prompt + 1 + len(policy.tokens.format.after_reply)
+    agent = model(policy, context=least)
+    assert len(serve(agent, [request(0, SPEAK, "books 1 2")])[0].ids) == 1
+    assert len(agent._seats[0, "player_0"].view.stream) == least
+    with pytest.raises(UserError, match=rf"a prompt is too long: a stream of {least} tokens does not fit"):
+        model(policy, context=least - 1).act([request(0, SPEAK, "books 1 2")])
+
+
+def test_slots_go_back_when_games_end(policies: dict[str, Policy]) -> None:
+    agent = model(policies["tiny"], slots=2)
+    first = play(agent, [0, 1])
+    assert first[0][0][0].ids != first[0][0][1].ids  # different seeds say different things
+    for _ in range(3):
+        again = play(agent, [0, 1])
+        for one, other in zip(first[0], again[0], strict=True):
+            for game in one:
+                same_replies(one[game], other[game])
+    with pytest.raises(RuntimeError, match="2 slots"):
+        agent.act([request(g, WAIT, "x") for g in range(3)])

@@ -1,0 +1,159 @@
+"""What training costs: by hand, against the passes that an update makes, and arms where they have cost the same."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from marl.learning.config import UpdateConfig
+from marl.learning.update import update
+from marl.losses import Loss
+from marl.losses.kl import KLLoss
+from marl.losses.listening import ListeningLoss
+from marl.losses.policy import PolicyLoss
+from marl.metrics.compute import GAMES, PASSES, at_equal_compute, learned_tokens, token_passes
+from marl.model.policy import Policy, tiny_lm
+from marl.model.tokens import Tokens
+from marl.report.runs import Run, over_compute
+from marl.types import Kind, TokenBatch
+from tests.marl.learning.test_renaming import batch, seeded, tokens  # noqa: F401  fixtures
+
+Row = dict[str, Any]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [  # of a million tokens in the first round and two in the second: played, and then learned from
+        (
+            {"loss": {"imitation": {}}, "algo": {"update": {"epochs": 3}}, "share": 0.5},
+            [0, 5.5, 16.5],
+        ),
+        ({"loss": {"kl": {"estimator": "exact"}}, "algo": {"update": {"epochs": 2}}}, [0, 9, 27]),  # 1 + 2 * (3 + 1)
+        ({"loss": {"kl": {"estimator": "k2"}}, "algo": {"update": {"epochs": 2}}}, [0, 8, 24]),  # 1 + 2 * 3 + 1
+        ({"loss": {"kl": None, "listening": {"renamed": True}}, "algo": {"update": {"epochs": 1}}}, [0, 7, 21]),
+        ({"loss": {"listening": {"renamed": True, "weight": 0}}, "algo": {"update": {"epochs": 1}}}, [0, 4, 12]),
+        ({"loss": {}, "share": 0}, [0, 1, 3]),  # nothing was kept
+    ],
+)
+def test_compute_is_counted_in_passes(settings: dict[str, Any], expected: list[float]) -> None:
+    share = settings.pop("share", 1)
+    rows = [{"iteration": i, "phase": "train", "rollout/tokens": 1_000_000 * i} for i in (1, 2)]
+    evaluations = [{"iteration": i, "phase": "eval", "rollout/tokens": 5_000} for i in (0, 1, 2)]
+    found = token_passes(settings, [*evaluations, *rows], {i: round(1_000_000 * i * share) for i in (1, 2)})
+    assert found == {i: 1_000_000 * expected[i] for i in (0, 1, 2)}
+    assert token_passes(settings, [*evaluations, *rows], {}) == {}  # nobody noted it
+    update = settings.get("algo", {}).get("update", {})
+    stopping = {**settings, "algo": {"update": {**update, "target_kl": 0.1}}}
+    assert token_passes(stopping, [*evaluations, *rows], {1: 5, 2: 5}) == {}  # nor how early its updates ended
+    planned = {**settings, "algo": {"update": update, "planner": {"iterations": 100}}}
+    assert token_passes(planned, [*evaluations, *rows], {1: 5, 2: 5}) == {}  # nor what plans have cost
+    for share, known in ((0.5, False), (0.0, True)):  # nor a partner's, where it sits down
+        cast = {"negotiator": {"player": "learner", "partner": "base+plan", "partners": share}}
+        assert bool(token_passes({**settings, "cast": cast}, [*evaluations, *rows], {1: 5, 2: 5})) == known
+    updates = [{**row, "loss/policy": 1.0} for row in rows]
+    assert token_passes(settings, updates, {1: 5}) == {} != token_passes(settings, updates, {1: 5, 2: 5})
+
+
+def test_a_round_in_which_nothing_was_kept_has_no_learned_tokens(tmp_path: Path) -> None:
+    kept = {"iteration": 2, "phase": "train", "speed/update_tokens_per_second": 40.0, "time/update": 2.5}
+    rows = [{"iteration": 1, "phase": "train"}, kept]
+    (tmp_path / "timing.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert learned_tokens(tmp_path) == {2: 100}
+    assert learned_tokens(tmp_path / "nowhere") == {}
+
+
+@pytest.mark.parametrize(
+    ("losses", "least"),
+    [  # passes that stop before a row's end count to its end, so that these cost more than they are said to by a little
+        ({"policy": PolicyLoss()}, 1.0),
+        ({"policy": PolicyLoss(), "listening": ListeningLoss(0.0, renamed=True)}, 1.0),
+        ({"policy": PolicyLoss(), "kl": KLLoss(estimator="exact", over="both")}, 1.0),
+        ({"policy": PolicyLoss(), "kl": KLLoss(over="choice")}, 0.9),
+        ({"policy": PolicyLoss(), "listening": ListeningLoss(renamed=True)}, 0.75),
+    ],
+)
+def test_an_update_makes_as_many_passes_as_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+    tokens: Tokens,  # noqa: F811
+    batch: TokenBatch,  # noqa: F811
+    losses: Mapping[str, Loss],
+    least: float,
+) -> None:
+    made = 0
+    hidden = Policy.hidden
+
+    def counted(self: Policy, read: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:
+        nonlocal made
+        made += int((read != 0).sum()) * (3 if torch.is_grad_enabled() else 1)  # 0 is padding
+        return hidden(self, read, lengths)
+
+    monkeypatch.setattr(Policy, "hidden", counted)
+    lm = tiny_lm(tokens.size, hidden_size=16, layers=1, heads=2, intermediate_size=32, context=512)
+    policy = Policy(lm, tokens)
+    update(
+        policy, copy.deepcopy(policy), batch, losses, torch.optim.SGD(policy.parameters(), lr=1e-3),
+        UpdateConfig(minibatches=2, epochs=2), torch.Generator().manual_seed(0), rename=seeded(tokens),
+    )  # fmt: skip
+    learned = int((batch.kind != Kind.PAD).sum())
+    terms = {name: dict(vars(loss)) for name, loss in losses.items()}
+    said = token_passes(
+        {"loss": terms, "algo": {"update": {"epochs": 2}}}, [{"iteration": 1, "phase": "train"}], {1: learned}
+    )[1]
+    assert least * said <= made <= said
+
+
+def test_arms_where_they_have_cost_the_same() -> None:
+    """By hand: a run that costs twice as much stands at half its games where the other ends, seed by seed."""
+
+    def evaluations(cost: int, wins: list[float]) -> list[Row]:
+        rows: list[Row] = [
+            {"iteration": 2 * i, "phase": "eval", PASSES: 2 * i * cost, "game/wins": win} for i, win in enumerate(wins)
+        ]
+        return [*rows, {"iteration": 3, "phase": "train", PASSES: 3 * cost, "game/wins": 9.0}]
+
+    curves = {
+        ("full", 0): evaluations(20, [0.0, 0.25, 1.0]),  # cost 0, 40, 80
+        ("RL", 0): evaluations(10, [0.0, 0.5, 0.75]),  # 0, 20, 40
+        ("full", 1): evaluations(30, [0.0, 0.5, 1.0]),  # 0, 60, 120
+        ("RL", 1): evaluations(10, [0.0, 0.25, 0.5, 0.625]),  # 0, 20, 40, 60
+        ("RL", 2): evaluations(10, [0.0, 1.0]),  # the other arm has no such seed
+    }
+    found = {(run.arm, run.seed): run.metrics for run in at_equal_compute(curves, dict.fromkeys(curves, (8, 100)))}
+    assert {key: own["game/wins"].mean for key, own in found.items()} == {
+        ("full", 0): 0.25, ("RL", 0): 0.75, ("full", 1): 0.5, ("RL", 1): 0.625,
+    }  # fmt: skip
+    assert {key: own[GAMES].mean for key, own in found.items()} == {
+        ("full", 0): 16, ("RL", 0): 32, ("full", 1): 16, ("RL", 1): 48,
+    }  # fmt: skip
+    assert found["full", 1][PASSES].mean == found["RL", 1][PASSES].mean == 60
+    assert found["RL", 0]["game/wins"].n == 100
+    between = at_equal_compute(
+        {("full", 0): evaluations(20, [0.0, 0.25, 1.0]), ("RL", 0): evaluations(15, [0.0, 0.5, 0.75])},
+        {("full", 0): (8, 100), ("RL", 0): (8, 100)},
+    )
+    assert between[0].metrics["game/wins"].mean == pytest.approx(0.625)  # half way from 40 to 80
+    unknown = {("full", 0): curves["full", 0], ("RL", 0): [{"iteration": 2, "phase": "eval", "game/wins": 1.0}]}
+    assert at_equal_compute(unknown, dict.fromkeys(unknown, (8, 100))) == []
+    apart = {("full", 0): curves["full", 0], ("RL", 1): curves["RL", 1]}
+    assert at_equal_compute(apart, dict.fromkeys(apart, (8, 100))) == []
+
+
+def test_curves_over_compute_stand_at_the_same_points() -> None:
+    """As far as the cheaper of the two goes, linear between evaluations."""
+
+    def run(seed: int, cost: int, *wins: float) -> Run:
+        rows = [{"iteration": i, "phase": "eval", PASSES: i * cost, "wins": win} for i, win in enumerate(wins)]
+        return Run(
+            Path(), "full", seed, {}, {}, [*rows, {"iteration": 1, "phase": "train", PASSES: 1, "wins": 7.0}], {}
+        )
+
+    found = over_compute([run(0, 10, 0.0, 0.5, 0.75), run(1, 40, 0.0, 1.0)], "wins", points=3)
+    assert found == [{0: 0.0, 10: 0.5, 20: 0.75}, {0: 0.0, 10: 0.25, 20: 0.5}]
+    assert over_compute([run(0, 10, 0.0, 0.5), Run(Path(), "full", 1, {}, {}, [], {})], "wins") == []
+    assert over_compute([run(0, 10, 0.0, 0.5)], "score") == []

@@ -1,0 +1,267 @@
+"""The base of scripted games: what it is cached by, its lessons, and the pace of its learning."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from envs.among_us.texts import COMPACT_TOKENS
+from envs.core import TurnKind
+from marl.common.errors import UserError
+from marl.learning.batch import Seat, collate, seats_of
+from marl.model.policy import Policy, tiny_lm
+from marl.model.tokens import Tokens, train_tokenizer
+from marl.pretraining import base as pretrain
+from marl.pretraining import corpus
+from marl.pretraining import fit as fitting
+from marl.pretraining.base import base_policy
+from marl.pretraining.config import BaseConfig, Lesson, ModelConfig, tokenizer_games
+from marl.pretraining.corpus import scripted_texts
+from marl.pretraining.fit import fit, held_out_figures
+from marl.rollout.games import env_maker, scripted
+from marl.rollout.rollout import everyone, rollout
+from marl.rollout.seeds import draw_games
+from marl.types import TokenBatch
+
+ENV = {"game": "among_us", "style": "compact", "tasks": 6, "task_steps": 3, "max_steps": 60}
+
+
+MODEL = ModelConfig(vocab_size=700, hidden_size=16, layers=1, heads=2, intermediate_size=16, context=1024)
+
+
+CROWD = {"players": 7, "width": 2, "height": 1, "cooldown": 1}
+
+
+VARY = {"players": [4, 5]}  # in turn: a chunk of games with four, a chunk with five
+
+
+LESSONS = (
+    Lesson("gullible", 1, CROWD, optimizer="muon", learning_rate=1e-3, anchor=0.0),
+    Lesson("informed", 1, anchor=0.1),
+    Lesson("random", 2, anchor=0.2),
+)
+
+
+def small(**changes: Any) -> BaseConfig:
+    return BaseConfig(**{"games": 4, "rows": 4, "world_model": 1.0, "listening": 2.0, **changes})
+
+
+def truthful(seats: list[Seat]) -> bool:
+    """Whether all of crewmates' recorded answers are true."""
+    return all(
+        belief.question.answer in {episode.facts["names"][agent].lower() for agent in episode.facts["imposters"]}
+        for episode, _ in seats
+        for belief in episode.beliefs
+        if belief.role == "crewmate"
+    )
+
+
+def few_games(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of twenty games at most."""
+    monkeypatch.setattr(corpus, "CHUNK", 20)
+    monkeypatch.setattr(corpus, "draw_games", lambda *path, count: draw_games(*path, count=min(count, 20)))
+
+
+def test_lessons_train_listening_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They see games in which somebody was asked, teach no reply, and hold to the model before them."""
+    steps: list[tuple[dict[str, float], list[Seat]]] = []
+    real = fitting.update
+
+    def spy(policy: Any, reference: Any, batch: TokenBatch, losses: Any, *rest: Any) -> dict[str, float]:
+        steps.append(({name: loss.weight for name, loss in losses.items()}, seats[-1]))
+        return real(policy, reference, batch, losses, *rest)
+
+    seats: list[list[Seat]] = []
+
+    def note(batch: list[Seat], rewards: dict[str, float], silent_roles: tuple[str, ...]) -> TokenBatch:
+        assert silent_roles == ("imposter",)  # they know the answer
+        seats.append(batch)
+        return collate(batch, rewards, silent_roles=silent_roles)
+
+    monkeypatch.setattr(fitting, "collate", note)
+    monkeypatch.setattr(fitting, "update", spy)
+    few_games(monkeypatch)
+    said: list[str] = []
+    plain, first = base_policy(MODEL, small(vary=VARY), ENV, cache=tmp_path, report=said.append)
+    count = len(steps)
+    both, second = base_policy(MODEL, small(lessons=LESSONS, vary=VARY), ENV, cache=tmp_path, report=said.append)
+    assert count == 4 and first != second
+    assert [text.split(" (once")[0] for text in said if "(once" in text] == [
+        "training the base model on scripted dialogues",
+        "teaching the base model to listen",  # the first stage came from the cache
+    ]
+    stage, lessons = steps[:count], steps[count:]
+    assert [weights for weights, _ in stage] == [{"imitation": 1.0, "world_model": 1.0, "listening": 2.0}] * count
+    assert [weights for weights, _ in lessons] == [
+        {"listening": 1.0},
+        {"listening": 1.0, "kl": 0.1},
+        *[{"listening": 1.0, "kl": 0.2}] * 2,
+    ]
+    assert all(episode.beliefs for _, batch in lessons for episode, _ in batch), "without a question"
+    assert not all(episode.beliefs for _, batch in stage for episode, _ in batch)
+    roles = {episode.roles[agent] for _, batch in lessons for episode, agent in batch}
+    assert [len(batch[0][0].roles) for _, batch in lessons] == [7, 4, 4, 5], (
+        "the first lesson's own game, then the varied ones"
+    )
+    assert [truthful(batch) for _, batch in lessons] == [False, True, False, False]
+    assert roles == {"crewmate", "imposter"}, "what imposters do would drift"
+    assert any(not torch.equal(a, b) for a, b in zip(plain.parameters(), both.parameters(), strict=True))
+    count = len(steps)
+    paid = {**ENV, "shaping": 0.2, "loser_reward": -1.0}  # nobody reads of it
+    again, folder = base_policy(MODEL, small(lessons=LESSONS, vary=VARY), paid, cache=tmp_path, report=said.append)
+    assert len(steps) == count and folder == second
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), both.parameters(), strict=True))
+    assert first is not None and second is not None
+    shutil.rmtree(second)
+    shutil.copytree(first, second)
+    with pytest.raises(UserError, match=f"{second.name} holds a base made of other settings"):
+        base_policy(MODEL, small(lessons=LESSONS, vary=VARY), ENV, cache=tmp_path, report=said.append)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"steps": -1}, "base.lessons: steps=-1 must not be negative"),
+        ({"anchor": -0.1}, "base.lessons: anchor=-0.1 must not be negative"),
+        ({"optimizer": "lion"}, "base.lessons: optimizer=lion must be one of adamw"),
+        ({"env": {"style": "natural"}}, "base.lessons: env={'style': 'natural'} must leave game and style to env"),
+    ],
+)
+def test_bad_lessons_are_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        Lesson(**{"players": "random", "steps": 1, **changes})
+
+
+def test_the_pace_warms_up_and_falls_to_a_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates: list[tuple[float, ...]] = []
+
+    def note(policy: Any, reference: Any, batch: Any, losses: Any, optimizer: Any, *rest: Any) -> dict[str, float]:
+        rates.append(tuple(group["lr"] for group in optimizer.param_groups))
+        return {}
+
+    monkeypatch.setattr(fitting, "update", note)
+    monkeypatch.setattr(fitting, "collate", lambda seats, weights, **_: None)
+
+    def nothing() -> Iterator[list[Seat]]:
+        while True:
+            yield []
+
+    weights = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    optimizer = torch.optim.SGD([{"params": weights[:1], "lr": 1.0}, {"params": weights[1:], "lr": 0.5}])
+    done: list[int] = []
+    fit(None, nothing(), 100, BaseConfig(warmup=0.1), {}, optimizer, done.append)  # type: ignore[arg-type]
+    first, second = ([pair[i] for pair in rates] for i in (0, 1))
+    assert first[0] == pytest.approx(0.1) and max(first) == max(first[9:12]) and done == [*range(1, 101)]
+    assert all(a > b for a, b in pairwise(first[10:])) and first[-1] == pytest.approx(0.1, abs=1e-3)
+    assert second == pytest.approx([rate / 2 for rate in first])
+
+
+def test_a_lesson_ends_once_it_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mean loss of the last ten steps is 1.5 - 0.1 (n - 5.5) after n steps: below 0.95 from n = 12."""
+    rates: list[float] = []
+
+    def note(policy: Any, reference: Any, batch: Any, losses: Any, optimizer: Any, *rest: Any) -> dict[str, float]:
+        rates.append(optimizer.param_groups[0]["lr"])
+        return {"loss/listening": 1.5 - 0.1 * (len(rates) - 1)}
+
+    monkeypatch.setattr(fitting, "update", note)
+    monkeypatch.setattr(fitting, "collate", lambda seats, weights, **_: None)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    told = fit(None, iter([[]] * 50), 40, BaseConfig(warmup=0.1), {}, optimizer, lambda done: None, until=0.95)  # type: ignore[arg-type]
+    assert told == (12, pytest.approx(0.85))
+    assert rates == [0.25, 0.5, 0.75] + [1.0] * (len(rates) - 3) and len(rates) == 12
+
+
+def test_a_base_says_how_its_lessons_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few_games(monkeypatch)
+    said: list[str] = []
+    lessons = (Lesson("informed", 2, until=1e-3), Lesson("informed", 30, until=100.0), Lesson("random", 1))
+    base_policy(MODEL, small(lessons=lessons), ENV, cache=tmp_path, report=said.append)
+    first, second = [line for line in said if line.startswith("lesson")]
+    assert "after 2 steps, not below until=0.001: it listens less well than intended" in first
+    assert second.startswith("lesson 2 of the base: listening loss ") and second.endswith(" after 10 steps")
+
+
+def test_how_many_games_a_tokenizer_is_made_of() -> None:
+    games = [tokenizer_games(BaseConfig(games=games)) for games in (5, 300, 10_000)]
+    assert games == [20, 300, 800] and tokenizer_games(BaseConfig(tokenizer_games=200)) == 200
+    assert "tokenizer_games" not in BaseConfig().made_of()  # bases made before there was the setting are found
+    assert BaseConfig(tokenizer_games=200).made_of()["tokenizer_games"] == 200
+    assert "tokenizer_games" not in BaseConfig(data="human", tokenizer_games=200).made_of()
+    with pytest.raises(UserError, match=r"base\.tokenizer_games=0: must be at least 1"):
+        BaseConfig(tokenizer_games=0)
+
+
+def test_a_context_that_holds_no_scripted_game_is_refused_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few_games(monkeypatch)
+    monkeypatch.setattr(pretrain, "fit", lambda *_: pytest.fail("it began to train"))
+    short = replace(MODEL, context=64)
+    with pytest.raises(
+        UserError, match=r"^model.context=64 is too short: .* median of \d{3,} tokens, up to \d{3,}\. Raise"
+    ):
+        base_policy(short, small(), ENV, cache=tmp_path, report=lambda _: None)
+    assert not list(tmp_path.glob("*/policy.json"))
+
+
+def test_a_context_that_some_views_outgrow_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few_games(monkeypatch)
+    views, lengths, said = corpus.held_out_seats, [], []
+
+    def noted(*given: Any) -> list[Seat]:
+        seats = views(*given)
+        lengths.extend(len(episode.streams[agent]) for episode, agent in seats)
+        return seats
+
+    monkeypatch.setattr(pretrain, "fit", lambda *_: None)
+    monkeypatch.setattr(pretrain, "held_out_seats", noted)
+    base_policy(replace(MODEL, context=260), small(), ENV, cache=tmp_path, report=said.append)
+    share = sum(length > 260 for length in lengths) / len(lengths)
+    assert 0 < share <= 0.5
+    told = [line for line in said if "is shorter than" in line]
+    expected = (
+        f"model.context=260 is shorter than {share:.1%} of the views of scripted games (up to {max(lengths)} tokens)"
+    )
+    assert [line.partition(":")[0] for line in told] == [expected]
+
+
+def test_an_edited_file_of_contexts_makes_another_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the few games whose texts name a base are none of those that changed."""
+    file, named = tmp_path / "contexts.txt", []
+
+    def stop(folder: Path, *_: Any) -> None:
+        named.append(folder.name)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pretrain, "make_once", stop)
+    monkeypatch.setattr(pretrain, "scripted_texts", lambda *_: [])
+    for text in ("1 4 4 1 1 2\n1 0 4 2 1 2\n", "3 1 1 5 2 1\n3 2 1 2 2 1\n") * 2:
+        file.write_text(text)
+        with pytest.raises(KeyboardInterrupt):
+            base_policy(MODEL, small(), {"game": "dond", "contexts": str(file)}, cache=tmp_path)
+    first, second, *again = named
+    assert first != second and [first, second] == again
+
+
+def test_words_are_of_speech_alone() -> None:
+    """Moves and votes say nothing: in Among Us they are most of the replies, and no word of what is said."""
+    env = env_maker({"game": "among_us", "style": "compact", "players": 5, "max_steps": 80})
+    tokens = Tokens(train_tokenizer(scripted_texts("among_us", [env], 0, games=10), COMPACT_TOKENS, 1024))
+    blank = Policy(tiny_lm(tokens.size, hidden_size=16, layers=1, heads=2, intermediate_size=32), tokens)
+    with torch.no_grad():
+        for parameter in blank.lm.parameters():
+            parameter.zero_()
+    episodes = rollout(draw_games(0, 1, count=8), everyone(scripted("among_us", "random", tokens)), env, 8)
+    seats = seats_of(episodes, {"random"})
+    turns = [t for episode, agent in seats for t in episode.turns if t.agent == agent and t.kind == TurnKind.SPEAK]
+    spoken, words = sum(len(t.reply_ids) for t in turns), sum(len(t.text.split()) for t in turns)
+    assert spoken and len(turns) < sum(t.agent == agent for episode, agent in seats for t in episode.turns) / 2
+    figures = held_out_figures(blank, seats)
+    may_be_said = tokens.size - len(tokens.unspeakable)
+    assert figures["perplexity_per_word"] == pytest.approx(may_be_said ** (spoken / words), rel=1e-3)

@@ -1,0 +1,140 @@
+"""Processes that need the same base at the same time: one makes it, the others wait; a dead one is in nobody's way."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from marl.common.errors import UserError
+from marl.pretraining import corpus
+from marl.pretraining.base import base_policy
+from marl.pretraining.config import BaseConfig, ModelConfig
+from marl.rollout.seeds import Game, draw_games
+from marl.storage.checkpoint import make_once, verify_folder
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+MODEL = {"vocab_size": 700, "hidden_size": 16, "layers": 1, "heads": 2, "intermediate_size": 16, "context": 1024}
+
+
+BASE = {"games": 2, "rows": 4}
+
+
+ENV = {"game": "among_us", "style": "compact", "tasks": 2, "max_steps": 60}
+
+
+# Another process that makes the base, and in its first step of learning waits for the file `go`.
+OTHER = f"""
+import sys, time
+from pathlib import Path
+from marl.pretraining import corpus
+from marl.pretraining.base import base_policy
+from marl.pretraining.config import BaseConfig, ModelConfig
+from tests.marl.pretraining.test_base_cache import few
+
+corpus.CHUNK, corpus.draw_games = 20, few
+cache, go = map(Path, sys.argv[1:])
+
+def progress(what, done, total):
+    while not go.exists():
+        time.sleep(0.05)
+
+base_policy(
+    ModelConfig(**{MODEL}), BaseConfig(**{BASE}), {ENV}, cache=cache, progress=progress,
+    report=lambda line: print(line, flush=True),
+)
+"""
+
+
+def few(*path: int, count: int) -> list[Game]:
+    return draw_games(*path, count=min(count, 20))
+
+
+@pytest.mark.parametrize("dies", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_one_process_trains_the_base_and_another_waits(
+    dies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus, "CHUNK", 20)
+    monkeypatch.setattr(corpus, "draw_games", few)
+    cache, go = tmp_path / "cache", tmp_path / "go"
+    other = subprocess.Popen(
+        [sys.executable, "-c", OTHER, str(cache), str(go)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout is not None
+    told = other.stdout.readline()
+    said: list[str] = []
+    seen: list[list[Path]] = []  # of the cache, while the other process is at work
+
+    def report(line: str) -> None:
+        said.append(line)
+        if line.startswith("waiting"):
+            seen.append([path for path in cache.iterdir() if not path.name.startswith(".")])
+            if dies:
+                other.kill()
+            go.touch()
+
+    policy, folder = base_policy(ModelConfig(**MODEL), BaseConfig(**BASE), ENV, cache=cache, report=report)
+    assert folder is not None and told == f"training the base model on scripted dialogues (once; kept in {folder})\n"
+    assert said[0] == f"waiting for another process, which is making {folder}" and seen == [[]]
+    assert [line.startswith("training the base") for line in said[1:-1]] == [True] * dies
+    rest, _ = other.communicate(timeout=120)
+    assert dies or (other.returncode == 0 and rest.strip() == said[-1])  # the figures of one and the same base
+    assert verify_folder(folder) == "" and [p for p in cache.iterdir() if not p.name.startswith(".")] == [folder]
+    again, _ = base_policy(ModelConfig(**MODEL), BaseConfig(**BASE), ENV, cache=cache, report=said.append)
+    assert said[-1].startswith("base model: ") and said[-2] == said[-1]
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), policy.parameters(), strict=True))
+
+
+def test_of_many_one_makes_it(tmp_path: Path) -> None:
+    path, made, said = tmp_path / "new" / "thing", [], []
+    begun, waiting = threading.Event(), threading.Event()
+
+    def make(name: str) -> None:
+        made.append(name)
+        begun.set()
+        assert waiting.wait(60)
+        path.touch()
+
+    def report(line: str) -> None:
+        said.append(line)
+        waiting.set()
+
+    def take(name: str) -> threading.Thread:
+        thread = threading.Thread(target=make_once, args=(path, lambda: make(name), report))
+        thread.start()
+        return thread
+
+    first = take("first")
+    assert begun.wait(60)
+    others = [take("second"), take("third")]
+    for thread in (first, *others):
+        thread.join(60)
+    assert made == ["first"] and set(said) == {f"waiting for another process, which is making {path}"}
+
+
+def test_who_waited_for_one_that_failed_makes_it(tmp_path: Path) -> None:
+    path: Path = tmp_path / "thing"
+
+    def fail() -> Any:
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        make_once(path, fail)
+    make_once(path, path.touch, report=pytest.fail)
+    make_once(path, fail)  # it is there
+
+
+def test_where_it_cannot_be_made_one_line_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"file/new/thing cannot be written \(Not a directory\)"):
+        make_once(tmp_path / "file" / "new" / "thing", pytest.fail)
+    (tmp_path / ".thing.lock").mkdir()
+    with pytest.raises(UserError, match=r"thing cannot be written \(Is a directory\)"):
+        make_once(tmp_path / "thing", pytest.fail)

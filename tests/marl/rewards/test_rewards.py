@@ -1,0 +1,254 @@
+"""Who is paid for what: the game's reward at turns, and what a message did to its listeners, by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from envs.core import Question, TurnKind
+from marl.common.errors import UserError
+from marl.metrics.beliefs import belief_changes
+from marl.rewards import Reward, add_rewards
+from marl.rewards.game import GameReward
+from marl.rewards.speaking import FLOOR, SpeakingReward
+from marl.types import Belief, Episode, Payment, Turn
+from tests.marl.episodes import deal_game, failed_game, imposter_game
+
+WHO = Question("who?", ("x", "y"), "x")
+WHAT = Question("what?", ("p", "q", "r"), "q")
+
+
+def turn(agent: str, step: int, message: str = "", role: str = "crewmate") -> Turn:
+    return Turn(agent, role, step, TurnKind.SPEAK if message else TurnKind.CHOOSE, message, message=message)
+
+
+def belief(listener: str, step: int, truth: float, question: Question = WHO, role: str = "crewmate") -> Belief:
+    probs = np.full(len(question.candidates), (1 - truth) / (len(question.candidates) - 1))
+    probs[question.answer_index] = truth
+    return Belief(listener, role, step, 0, question, probs)
+
+
+def episode(
+    turns: list[Turn], beliefs: list[Belief] | None = None, payments: list[Payment] | None = None, **players: str
+) -> Episode:
+    return Episode(0, players, {}, {}, tuple(turns), tuple(beliefs or []), tuple(payments or []), {}, len(turns))
+
+
+# -- the game's ------------------------------------------------------------------------------------------------------
+
+
+def test_payments_go_to_the_latest_turn() -> None:
+    turns = [turn("a", 0), turn("b", 1), turn("a", 2), turn("b", 3), turn("a", 5)]
+    payments = [
+        Payment("a", 0, 1.0),  # in the step of its turn
+        Payment("a", 1, 2.0),  # while it waited
+        Payment("b", 0, 100.0),  # before it had done anything
+        Payment("b", 3, 4.0),
+        Payment("a", 4, 8.0),
+        Payment("a", 5, 16.0),
+        Payment("b", 9, 32.0),
+        Payment("b", 9, 64.0),
+        Payment("c", 9, 128.0),  # nobody here
+    ]
+    game = episode(turns, payments=payments)
+    assert GameReward(scale=1.0)(game).tolist() == [3.0, 0.0, 8.0, 100.0, 16.0]
+    assert GameReward(scale=0.5)(game).tolist() == [1.5, 0.0, 4.0, 50.0, 8.0]
+
+
+def test_a_turn_for_which_a_stream_had_no_room_is_paid_nothing() -> None:
+    """No token of it could learn from the payment, so the last turn that has tokens gets it; scripts have none."""
+    spoken = replace(turn("a", 0), start=3, reply_ids=(7, 8))
+    outgrown = replace(turn("a", 1), start=9)
+    assert outgrown.outgrown and not spoken.outgrown and not turn("a", 1).outgrown
+    game = episode([spoken, outgrown, turn("b", 1)], payments=[Payment("a", 2, 1.0), Payment("b", 2, 2.0)])
+    assert GameReward(scale=1.0)(game).tolist() == [1.0, 0.0, 2.0] and game.outgrown
+
+
+def test_turns_in_the_same_step_are_paid_apart() -> None:
+    turns = [turn("a", 0), turn("b", 0), turn("a", 1), turn("b", 1)]
+    payments = [Payment("b", 1, 1.0), Payment("a", 0, 3.0)]
+    assert GameReward(scale=1.0)(episode(turns, payments=payments)).tolist() == [3, 0, 0, 1]
+
+
+# -- speaking of several imposters ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("answer", "also"), [("red", "pink"), ("pink", "red")])
+def test_whoever_names_the_other_imposter_is_paid_as_much(answer: str, also: str) -> None:
+    """Belief that moves from an innocent one to an imposter is worth the same whichever that is, from the one imposter
+    to the other nothing."""
+    who = Question("who?", ("red", "blue", "pink"), answer, (also,))
+    believed = ([0.2, 0.6, 0.2], [0.2, 0.4, 0.4], [0.4, 0.2, 0.4], [0.1, 0.2, 0.7])
+    heard = [Belief("b", "crewmate", step, 0, who, np.array(probs)) for step, probs in enumerate(believed)]
+    assert [b.truth for b in heard] == pytest.approx([0.4, 0.6, 0.8, 0.8])
+    said = [turn("a", 0, "it is pink"), turn("a", 1, "it is red"), turn("a", 2, "no, pink")]
+    assert SpeakingReward()(episode(said, heard)).tolist() == pytest.approx([0.2, 0.2, 0.0])
+    logs = SpeakingReward(of="log_probability")(episode(said, heard))
+    assert logs.tolist() == pytest.approx([math.log(0.6 / 0.4), math.log(0.8 / 0.6), 0.0])
+
+
+# -- speaking --------------------------------------------------------------------------------------------------------
+
+# Three seats, two messages. Truths:        at the start   after a's   after b's
+HEARD = [
+    belief("a", 0, 0.5), belief("a", 1, 0.6), belief("a", 2, 0.9),
+    belief("b", 0, 0.5), belief("b", 1, 0.7), belief("b", 2, 0.75),
+    belief("c", 0, 0.2), belief("c", 1, 0.1), belief("c", 2, 0.4),
+]  # fmt: skip
+TALK = episode([turn("a", 0, "one"), turn("b", 1, "two"), turn("c", 2)], HEARD, a="learner", b="learner", c="base")
+
+
+def test_what_a_message_did_to_the_others() -> None:
+    # a: b +.2, c -.1. b: a +.3, c +.3.
+    np.testing.assert_allclose(SpeakingReward()(TALK), [0.1, 0.6, 0.0], atol=1e-12)
+
+
+def test_the_speaker_counts_on_request() -> None:
+    # a's own +.1, b's own +.05
+    np.testing.assert_allclose(SpeakingReward(listeners="all")(TALK), [0.2, 0.65, 0.0], atol=1e-12)
+
+
+def test_log_probabilities() -> None:
+    expected = [math.log(0.7 / 0.5) + math.log(0.1 / 0.2), math.log(0.9 / 0.6) + math.log(0.4 / 0.1), 0.0]
+    np.testing.assert_allclose(SpeakingReward(of="log_probability")(TALK), expected, atol=1e-12)
+    certain = episode([turn("a", 0, "no")], [belief("b", 0, 0.5), belief("b", 1, 0.0)], a="x", b="x")
+    np.testing.assert_allclose(SpeakingReward(of="log_probability")(certain), [math.log(FLOOR / 0.5)], atol=1e-12)
+    assert SpeakingReward()(certain).tolist() == [-0.5]
+
+
+def test_only_listeners_of_the_named_players_count() -> None:
+    np.testing.assert_allclose(SpeakingReward(players=("base",))(TALK), [-0.1, 0.3, 0.0], atol=1e-12)
+    np.testing.assert_allclose(SpeakingReward(players=("learner",))(TALK), [0.2, 0.3, 0.0], atol=1e-12)
+    np.testing.assert_allclose(SpeakingReward(players=("learner", "base"))(TALK), SpeakingReward()(TALK))
+    assert not SpeakingReward(players=("nobody",))(TALK).any()
+
+
+def test_adversaries_earn_the_negative_and_are_no_listeners() -> None:
+    beliefs = [b if b.listener != "c" else replace(b, role="imposter") for b in HEARD]
+    turns = [turn("a", 0, "one", role="imposter"), turn("b", 1, "two")]
+    game = episode(turns, beliefs, a="x", b="x", c="x")
+    np.testing.assert_allclose(SpeakingReward()(game), [-0.2, 0.3], atol=1e-12)
+    np.testing.assert_allclose(SpeakingReward(adversaries=())(game), [0.1, 0.6], atol=1e-12)
+
+
+def test_questions_add_up_and_are_compared_with_themselves() -> None:
+    beliefs = [
+        belief("b", 0, 0.5), belief("b", 0, 0.2, WHAT), belief("b", 1, 0.6), belief("b", 1, 0.9, WHAT),
+        belief("b", 3, 0.8, WHAT),  # the first question was not asked this time
+    ]  # fmt: skip
+    game = episode([turn("a", 0, "one"), turn("a", 2, "two")], beliefs, a="x", b="x")
+    np.testing.assert_allclose(SpeakingReward()(game), [0.1 + 0.7, -0.1], atol=1e-12)
+
+
+def test_a_message_that_changes_nothing_was_heard_all_the_same() -> None:
+    """Both before and after the first one the listener is below the floor of log-probabilities."""
+    told = episode(
+        [turn("a", 1, "hello"), turn("a", 3, "it is c"), turn("a", 5, "bye")],
+        [belief("b", 1, 1e-6), belief("b", 2, 2e-6), belief("b", 4, 0.1)],
+    )
+    reward = SpeakingReward(of="log_probability")
+    assert [len(each) for each in reward.changes(told)] == [1, 1, 0]
+    np.testing.assert_allclose(reward(told), [0.0, np.log(0.1 / FLOOR), 0.0])
+    np.testing.assert_allclose(belief_changes(told, "log_probability"), [0.0, np.log(0.1 / FLOOR), np.nan])
+
+
+@pytest.mark.parametrize(
+    ("turns", "beliefs", "paid"),
+    [
+        ([turn("a", 0, "one"), turn("a", 1, "two")], [(0, 0.1), (1, 0.5)], [0.4, 0.0]),  # nobody was asked after two
+        ([turn("a", 0, "one")], [(1, 0.9)], [0.0]),  # a first question has nothing before it
+        ([turn("a", 5, "late")], [(0, 0.1), (3, 0.5), (6, 0.6)], [0.1]),  # the belief before is the latest one
+        ([turn("a", 0)], [(0, 0.1), (1, 0.9)], [0.0]),  # nothing was said
+    ],
+)
+def test_a_message_is_paid_by_the_beliefs_right_before_and_after(
+    turns: list[Turn], beliefs: list[tuple[int, float]], paid: list[float]
+) -> None:
+    game = episode(turns, [belief("b", step, truth) for step, truth in beliefs], a="x", b="x")
+    np.testing.assert_allclose(SpeakingReward()(game), paid, atol=1e-12)
+
+
+def test_games_of_the_other_tests_by_hand() -> None:
+    """Beliefs as their docstrings give them, three questions a listener."""
+    np.testing.assert_allclose(SpeakingReward()(deal_game()), [0.2 + 0.2 + 0.8, 0.9, 0.0, 0.0], atol=1e-12)
+    assert not SpeakingReward()(failed_game()).any()
+    # Lime .2 -> .6 after Blue's; Blue .5 -> .4 after Red's lie; nobody was asked after Lime's and after Blue's "no"
+    np.testing.assert_allclose(SpeakingReward()(imposter_game()), [0, 0.4, 0, 0, 0, 0.1, 0, 0], atol=1e-12)
+
+
+def test_rewards_are_filled_in_by_name_and_unweighted() -> None:
+    terms: dict[str, Reward] = {"game": GameReward(weight=0.0, scale=1.0), "speaking": SpeakingReward(weight=7.0)}
+    paid = replace(TALK, payments=(Payment("c", 2, 5.0),))
+    (filled,) = add_rewards([paid], terms)
+    assert [set(t.rewards) for t in filled.turns] == [{"game", "speaking"}, {"game", "speaking"}, {"game"}]
+    assert [t.rewards["game"] for t in filled.turns] == [0.0, 0.0, 5.0]
+    assert [t.rewards["speaking"] for t in filled.turns[:2]] == pytest.approx([0.1, 0.6])  # of messages only
+    assert not paid.turns[0].rewards  # the episode that was given stays as it was
+    assert [t.rewards for t in add_rewards([paid], {})[0].turns] == [{}] * 3
+
+
+@dataclass(frozen=True)
+class Returns:
+    """A reward of somebody's own, which returns this."""
+
+    returned: Any
+    weight: float = 1.0
+
+    def __call__(self, episode: Episode) -> Any:
+        return self.returned
+
+
+def test_a_reward_may_be_any_list_of_numbers() -> None:
+    for amounts in ([1, 0.5, -2.0], (1, 0.5, -2), np.array([1, 0.5, -2], dtype=np.float32)):
+        (filled,) = add_rewards([TALK], {"mine": Returns(amounts)})
+        assert [t.rewards for t in filled.turns] == [{"mine": 1.0}, {"mine": 0.5}, {"mine": -2.0}]
+
+
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [
+        ([1.0, 2.0], "[1.0, 2.0] of shape (2,)"),
+        (0.5, "0.5 of shape ()"),
+        (None, "None of shape ()"),
+        ([0.0, math.nan, 0.0], "[0.0, nan, 0.0] of shape (3,)"),
+        ([[0.0], [], []], "[[0.0], [], []]"),
+        ({"a": 1.0}, "{'a': 1.0}"),
+        (["one", "two", "three"], "['one', 'two', 'three']"),
+    ],
+    ids=repr,
+)
+def test_what_is_no_number_for_each_turn_is_refused(returned: Any, told: str) -> None:
+    with pytest.raises(UserError) as error:
+        add_rewards([TALK], {"game": GameReward(scale=1.0), "mine": Returns(returned)})
+    assert str(error.value) == (
+        f"reward.mine: returned {told}. Return finite numbers of shape (3,), one for each turn."
+    )
+
+
+@dataclass(frozen=True)
+class Divides:
+    """A reward of somebody's own with a mistake."""
+
+    weight: float = 0.0
+
+    def __call__(self, episode: Episode) -> Any:
+        return [1 / len(episode.payments) for _ in episode.turns]
+
+
+def test_a_reward_that_raises_is_named_with_its_line() -> None:
+    line = Divides.__call__.__code__.co_firstlineno + 1
+    with pytest.raises(UserError) as error:
+        add_rewards([TALK], {"game": GameReward(scale=1.0), "bad": Divides()})
+    said = f"reward.bad: Divides raised ZeroDivisionError: division by zero ({__file__}, line {line})"
+    assert str(error.value).startswith(said)
+
+
+def test_bad_options_are_named() -> None:
+    with pytest.raises(UserError, match=r"reward\.speaking\.listeners=some: must be one of others, all"):
+        SpeakingReward(listeners="some")
+    with pytest.raises(UserError, match=r"reward\.speaking\.of=odds: must be one of probability, log_probability"):
+        SpeakingReward(of="odds")

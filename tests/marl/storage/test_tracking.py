@@ -1,0 +1,473 @@
+"""Trackers: what the files hold, what resuming keeps, and a real W&B run without network."""
+
+import gzip
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+import wandb
+
+from marl.common.errors import UserError
+from marl.storage.tracking import AGENTS, JsonlTracker, Tracker, WandbTracker, make_tracker
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_files_hold_exactly_what_was_logged(tmp_path: Path) -> None:
+    with JsonlTracker(tmp_path / "run") as tracker:
+        tracker.log(0, {"game/score": 10.0, "belief/accuracy": np.float32(0.5)}, phase="evaluate")
+        assert len(lines(tmp_path / "run/metrics.jsonl")) == 1  # on disk at once
+        tracker.log(1, {"loss/value": torch.tensor(0.25), "speed/tokens_per_second": 9.5, "time/update": 2, "a": 3})
+        tracker.log(2, {"time/update": 1.5})
+    assert (tmp_path / "run/metrics.jsonl").read_text() == (
+        '{"iteration": 0, "phase": "evaluate", "belief/accuracy": 0.5, "game/score": 10.0}\n'
+        '{"iteration": 1, "phase": "train", "a": 3, "loss/value": 0.25}\n'
+    )
+    assert (tmp_path / "run/timing.jsonl").read_text() == (
+        '{"iteration": 1, "phase": "train", "speed/tokens_per_second": 9.5, "time/update": 2}\n'
+        '{"iteration": 2, "phase": "train", "time/update": 1.5}\n'
+    )
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "wandb"])
+def test_both_files_are_on_the_disk_once_synced(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = []
+    with make_tracker(kind, tmp_path, name="n", run_id="id", config={}) as tracker:
+        tracker.log(1, {"x": 1.0, "time/x": 1.0})
+        monkeypatch.setattr(
+            os, "fsync", lambda number: synced.append(Path(os.readlink(f"/proc/self/fd/{number}")).name)
+        )
+        tracker.sync()
+        monkeypatch.undo()
+    assert synced == ["metrics.jsonl", "timing.jsonl"]
+
+
+@pytest.mark.parametrize("value", [math.nan, torch.tensor(-math.inf), "1.0", None])
+def test_what_is_not_a_finite_number_is_named_and_leaves_no_line(tmp_path: Path, value: object) -> None:
+    with JsonlTracker(tmp_path) as tracker, pytest.raises(ValueError, match="loss/policy"):
+        tracker.log(1, {"loss/value": 1.0, "loss/policy": value})
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+
+
+def test_resume_drops_what_the_checkpoint_does_not_know(tmp_path: Path) -> None:
+    with JsonlTracker(tmp_path) as tracker:
+        for iteration in range(1, 6):
+            tracker.log(iteration, {"x": iteration, "time/x": iteration})
+    with JsonlTracker(tmp_path, resume_from_iteration=3) as tracker:
+        tracker.log(4, {"x": 40})
+    assert [line["x"] for line in lines(tmp_path / "metrics.jsonl")] == [1, 2, 3, 40]
+    assert [line["time/x"] for line in lines(tmp_path / "timing.jsonl")] == [1, 2, 3]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["metrics.jsonl", "timing.jsonl"]
+    with JsonlTracker(tmp_path) as tracker:  # without a checkpoint the files start anew
+        tracker.log(1, {"x": 2})
+    assert [line["x"] for line in lines(tmp_path / "metrics.jsonl")] == [2]
+
+
+def test_a_line_cut_off_by_a_crash_is_dropped_but_a_foreign_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"iteration": 1, "phase": "train", "x": 1}\n{"iteration": 2, "pha')
+    JsonlTracker(tmp_path, resume_from_iteration=5).close()
+    assert [line["iteration"] for line in lines(path)] == [1]
+    path.write_text(path.read_text().rstrip("\n"))  # whole, but for its end
+    with JsonlTracker(tmp_path, resume_from_iteration=1) as tracker:
+        tracker.log(2, {"x": 2})
+    assert [line["iteration"] for line in lines(path)] == [1, 2]
+    path.write_text('{"iteration": 1}\nhello\n{"iteration": 2}\n')
+    with pytest.raises(UserError, match=r"metrics\.jsonl, line 2 .*'hello'"):
+        JsonlTracker(tmp_path, resume_from_iteration=5)
+    assert "hello" in path.read_text()
+
+
+@pytest.mark.parametrize("line", [b"\xff\n", b"[1]\n", b'{"iteration": "x"}\n', b'{"iteration": null}\n'])
+def test_a_damaged_file_is_refused_before_the_other_is_cut(tmp_path: Path, line: bytes) -> None:
+    whole = b'{"iteration": 1, "phase": "train", "a": 1}\n{"iteration": 2, "phase": "train", "a": 1}\n'
+    (tmp_path / "metrics.jsonl").write_bytes(whole)
+    (tmp_path / "timing.jsonl").write_bytes(line)
+    with pytest.raises(UserError, match=r"timing\.jsonl, line 1 is not a line of metrics"):
+        JsonlTracker(tmp_path, resume_from_iteration=1)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == whole and (tmp_path / "timing.jsonl").read_bytes() == line
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "wandb"])
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UserError, match=r"cannot be written .*Name another one"):
+        make_tracker(kind, tmp_path / "file" / "run", name="n", run_id="id", config={})
+
+
+def test_unknown_kinds_are_named() -> None:
+    with pytest.raises(UserError, match=r"tracker=tensorboard is unknown. Use jsonl or wandb"):
+        make_tracker("tensorboard", Path("nowhere"), name="n", run_id="id", config={})
+    with pytest.raises(UserError, match=r"tracker\.mode=on is unknown"):
+        make_tracker("wandb", Path("nowhere"), name="n", run_id="id", config={}, mode="on")
+    assert not Path("nowhere").exists()
+
+
+def test_wandb_offline_writes_a_run_and_the_files(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "openai", ModuleType("openai"))  # beside which W&B advertises
+    tracker = make_tracker("wandb", tmp_path, name="full-0", run_id="abc123", config={"seed": 0, "loss": {"x": 1.0}})
+    assert isinstance(tracker, WandbTracker)
+    with tracker:
+        tracker.log(1, {"game/score": 10.5, "time/update": 2.0})
+        tracker.log(1, {"game/score": 11.0}, phase="evaluate")
+        tracker.transcripts(1, ["episode", "text"], [[0, "first hello"]])
+        tracker.transcripts(2, ["episode", "text"], [[0, "second hello"], [1, "third hello"]])
+    assert [line["game/score"] for line in lines(tmp_path / "metrics.jsonl")] == [10.5, 11.0]
+    [run] = (tmp_path / "wandb").glob("offline-run-*-abc123")
+    record = (run / "run-abc123.wandb").read_bytes()
+    for text in (b"game/score", b"evaluate/game/score", b"time/update", b"transcripts", b"full-0"):
+        assert text in record, text
+    tables = sorted((run / "files/media/table").glob("*.table.json"), key=lambda p: p.stat().st_mtime_ns)
+    assert [json.loads(t.read_text())["data"] for t in tables] == [
+        [[0, "first hello"]],
+        [[0, "second hello"], [1, "third hello"]],
+    ]
+    assert all(t.name.startswith("transcripts_") for t in tables)  # one key, repeated
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", "")
+
+
+def test_wandb_keeps_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither of the configuration nor of the command line, of which it would keep each word; nor do its logs."""
+    key = "sk-test-31415926"
+    monkeypatch.setattr(sys, "argv", ["train", f"+chat.extra={{api_key: {key}}}", f"--password={key}", "word=typed"])
+    config = {"chat": {"extra": {"api_key": key, "headers": {"Authorization": f"Bearer {key}"}}}, "arm": "no secret"}
+    with make_tracker("wandb", tmp_path, name="n", run_id="abc123", config=config) as tracker:
+        tracker.log(1, {"game/score": 10.5})
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    [record] = tmp_path.glob("wandb/offline-run-*/run-abc123.wandb")
+    assert b"no secret" in files[record] and b"secret:" in files[record]  # the rest of it can be read
+    assert not [path for path, content in files.items() if key.encode() in content or b"word=typed" in content]
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"WANDB_SWEEP_ID": "s1", "WANDB_PROJECT": "p", "WANDB_RUN_ID": "other"},
+        {"WANDB_LAUNCH": "true", "WANDB_ENTITY": "them"},
+        {"SM_TRAINING_ENV": "{}", "TRAINING_JOB_NAME": "job"},
+    ],
+    ids=["sweep agent", "launch", "SageMaker"],
+)
+def test_a_run_is_its_own_whoever_started_it(
+    tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second start goes on in the same run, in one folder that `wandb sync RUN/wandb/offline-run-*` finds."""
+    monkeypatch.setattr("wandb.integration.sagemaker.is_using_sagemaker", lambda: "SM_TRAINING_ENV" in os.environ)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    agents = [name for name in environment if name in AGENTS]
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            with make_tracker("wandb", tmp_path, name="n", run_id="own", config={}, project="ours") as tracker:
+                tracker.log(1, {"x": 1})
+                assert isinstance(tracker, WandbTracker)
+                assert (tracker._run.id, tracker._run.project) == ("own", "ours")
+        assert [str(each.message).partition(":")[0] for each in said if "ignored" in str(each.message)] == agents
+        [run] = (tmp_path / "wandb").glob("offline-run-*")
+        assert run.name.endswith("-own")
+        run.rename(run.with_name("offline-run-20000101_000000-own"))  # folders are named by the second
+    assert {name: os.environ[name] for name in environment} == environment
+
+
+def test_an_id_that_is_not_the_runs_own_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    init = wandb.init
+    monkeypatch.setattr(wandb, "init", lambda **given: init(**{**given, "id": "theirs"}))
+    with pytest.raises(UserError, match=r"W&B calls this run theirs instead of own\. .*tracker=jsonl"):
+        make_tracker("wandb", tmp_path, name="n", run_id="own", config={})
+
+
+def test_wandb_online_without_an_account_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("NETRC", str(tmp_path / "home/netrc"))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    with JsonlTracker(tmp_path) as tracker:
+        tracker.log(1, {"x": 1})
+    with pytest.raises(UserError, match=r"tracker\.mode=offline .* or tracker=jsonl") as caught:
+        make_tracker("wandb", tmp_path, name="n", run_id="id", config={}, mode="online")
+    assert "\n" not in str(caught.value)
+    assert [line["x"] for line in lines(tmp_path / "metrics.jsonl")] == [1]  # what an earlier attempt wrote stays
+
+
+NOTHING: dict[str, Any] = {"offset": 0, "content": []}
+
+
+class Service(BaseHTTPRequestHandler):
+    """As much of W&B's service as one online run talks to; keeps the history lines that arrive, and the run's id."""
+
+    history: ClassVar[list[dict[str, Any]]] = []
+    runs: ClassVar[set[str]] = set()
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.headers.get("Content-Encoding") == "gzip":
+            body = gzip.decompress(body)
+        answer: dict[str, Any] = {}
+        if self.path == "/graphql":
+            asked = json.loads(body)
+            answer = {"data": self.graphql(asked["query"], asked.get("variables") or {})}
+        elif self.path.endswith("/file_stream"):
+            self.file_stream((json.loads(body).get("files") or {}).get("wandb-history.jsonl") or NOTHING)
+        reply = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(reply)))
+        self.end_headers()
+        self.wfile.write(reply)
+
+    do_PUT = do_GET = do_POST
+
+    def file_stream(self, sent: dict[str, Any]) -> None:
+        self.history.extend(json.loads(line) for line in sent["content"])
+
+    def graphql(self, query: str, variables: dict[str, Any]) -> dict[str, Any]:
+        if "viewer" in query:
+            return {"viewer": {"id": "u", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}}}
+        if "upsertBucket" in query:
+            self.runs.add(variables["name"])
+            project = {"id": "p", "name": variables["project"], "entity": {"id": "e", "name": "me"}}
+            bucket = {"id": "b", "name": variables["name"], "config": "{}", "project": project, "historyLineCount": 0}
+            return {"upsertBucket": {"bucket": bucket, "inserted": True}}
+        if "createRunFiles" in query:
+            host = self.headers["Host"]
+            files = [{"name": name, "uploadUrl": f"http://{host}/upload/{name}"} for name in variables["files"]]
+            return {"createRunFiles": {"runID": "b", "uploadHeaders": [], "files": files}}
+        if "createArtifact(" in query:
+            sequence = {"id": "s", "latestArtifact": None}
+            return {"createArtifact": {"artifact": {"id": "a", "state": "COMMITTED", "artifactSequence": sequence}}}
+        return {"project": {"artifact": None}} if "artifact(" in query else {}
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Says nothing."""
+
+
+@contextmanager
+def serving(service: type[Service], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), service)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    yield
+    server.shutdown()
+    server.server_close()
+
+
+def test_wandb_online_sends_metrics_and_transcripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a server on this machine: there is no network in tests, and no account."""
+    wandb.teardown()  # an earlier test's W&B process knows another server
+    with (
+        serving(Service, monkeypatch),
+        make_tracker("wandb", tmp_path, name="full-0", run_id="abc", config={"seed": 0}, mode="online") as tracker,
+    ):
+        tracker.log(1, {"loss/listening": 0.5})
+        tracker.transcripts(1, ["game", "text"], [[0, "hello"]])
+        tracker.log(2, {"game/score": 3.0}, phase="eval")
+    assert Service.runs == {"abc"}
+    assert [line["loss/listening"] for line in Service.history if "loss/listening" in line] == [0.5]
+    assert [line["eval/game/score"] for line in Service.history if "eval/game/score" in line] == [3]
+    assert [line["transcripts"]["nrows"] for line in Service.history if "transcripts" in line] == [1]
+
+
+class KeepingService(Service):
+    """Keeps a run's rows at the places that they are sent to, and tells who resumes it what it has. Who does not, sends
+    from the first place on, in the stead of all that is there."""
+
+    rows: ClassVar[dict[int, dict[str, Any]]]
+
+    def file_stream(self, sent: dict[str, Any]) -> None:
+        new = {place: json.loads(line) for place, line in enumerate(sent["content"], start=sent["offset"])}
+        if new:
+            type(self).rows = {place: row for place, row in self.rows.items() if place < sent["offset"]} | new
+
+    def graphql(self, query: str, variables: dict[str, Any]) -> dict[str, Any]:
+        if "RunResumeStatus" in query and self.rows:
+            last = json.dumps(self.rows[max(self.rows)])
+            counts = {"historyLineCount": len(self.rows), "eventsLineCount": 0, "logLineCount": 0}
+            tails = {"historyTail": json.dumps([last]), "eventsTail": "[]", "summaryMetrics": last}
+            texts = {"config": "{}", "wandbConfig": '{"t": 1}', "displayName": "n", "tags": []}
+            bucket = {"id": "b", "name": variables["name"]} | counts | tails | texts
+            return {"model": {"id": "p", "name": "p", "entity": {"id": "e", "name": "me"}, "bucket": bucket}}
+        return super().graphql(query, variables)
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[KeepingService]]:
+    monkeypatch.setattr(KeepingService, "rows", {}, raising=False)
+    with serving(KeepingService, monkeypatch):
+        yield KeepingService
+
+
+def rows_of(service: type[KeepingService], name: str) -> list[tuple[int, Any]]:
+    """The steps of the rows that have the metric, in the server's order, each with its value."""
+    rows = [row for _, row in sorted(service.rows.items())]
+    assert all(row["_step"] == row["iteration"] for row in rows)
+    return [(row["iteration"], row[name]) for row in rows if name in row]
+
+
+def sync(folder: Path) -> None:
+    """Uploads what `wandb sync offline-run-*` takes."""
+    runs = sorted(str(path) for path in (folder / "wandb").glob("offline-run-*"))
+    command = [sys.executable, "-m", "wandb", "sync", *runs]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=folder)
+    assert done.returncode == 0 and "ERROR" not in done.stderr, done.stderr
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from marl.storage.tracking import make_tracker
+
+folder, first, last, mode, resume = sys.argv[1:]
+tracker = make_tracker(
+    "wandb", Path(folder), name="n", run_id="same", config={}, mode=mode, resume_from_iteration=eval(resume)
+)
+for i in range(int(first), int(last) + 1):
+    tracker.log(i, {"x": i / 10, "time/update": 1.5})
+    tracker.log(i, {"score": i}, phase="eval")
+    tracker.transcripts(i, ["text"], [["hello"]])
+print("logged", flush=True)
+if mode == "online":
+    sys.stdin.read(1)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def log_and_be_killed(folder: Path, first: int, last: int, resume: int | None = None) -> None:
+    arguments = [str(folder), str(first), str(last), "offline", str(resume)]
+    done = subprocess.run([sys.executable, "-c", KILLED, *arguments], timeout=100)
+    assert done.returncode == -signal.SIGKILL
+
+
+@pytest.mark.slow
+def test_a_killed_offline_run_is_one_curve_once_it_has_ended(tmp_path: Path, service: type[KeepingService]) -> None:
+    """After a sync in between, two kills and a broken end `wandb sync` brings each iteration once, in order."""
+    with make_tracker("wandb", tmp_path, name="n", run_id="same", config={}) as tracker:
+        tracker.log(1, {"x": 0.1})
+    sync(tmp_path)
+    assert rows_of(service, "x") == [(1, 0.1)]
+    time.sleep(1.1)  # folders are named by the second
+    log_and_be_killed(tmp_path, 1, 4)
+    log_and_be_killed(tmp_path, 3, 150, resume=2)  # W&B writes the file block by block
+    assert len(list((tmp_path / "wandb").glob("offline-run-*"))) == 1
+    with (
+        pytest.raises(KeyboardInterrupt),
+        make_tracker("wandb", tmp_path, name="n", run_id="same", config={}, resume_from_iteration=3) as tracker,
+    ):
+        tracker.log(4, {"x": 0.4})
+        raise KeyboardInterrupt
+    assert len(list((tmp_path / "wandb/earlier").iterdir())) == 3
+    sync(tmp_path)
+    assert rows_of(service, "x") == [(i, i / 10) for i in (1, 2, 3, 4)]
+    time.sleep(1.1)
+    with make_tracker("wandb", tmp_path, name="n", run_id="same", config={}, resume_from_iteration=3) as tracker:
+        for i in (4, 5):
+            tracker.log(i, {"x": i})
+            tracker.transcripts(i, ["text"], [["bye"]])
+    [newest] = (tmp_path / "wandb").glob("offline-run-*")
+    assert not (tmp_path / "wandb/earlier").exists()
+    sync(tmp_path)
+    assert rows_of(service, "x") == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 4), (5, 5)]
+    assert rows_of(service, "eval/score") == rows_of(service, "iteration")[:3] == [(1, 1), (2, 2), (3, 3)]
+    assert rows_of(service, "time/update") == [(1, 1.5), (2, 1.5), (3, 1.5)]
+    tables = [newest / "files" / table["path"] for _, table in rows_of(service, "transcripts")]
+    assert [json.loads(path.read_text())["data"][0][0] for path in tables] == ["hello"] * 3 + ["bye"] * 2
+
+
+def test_a_restarted_offline_run_is_whole_in_its_newest_folder(tmp_path: Path, service: type[KeepingService]) -> None:
+    with make_tracker("wandb", tmp_path, name="n", run_id="same", config={}) as tracker:
+        for i in (1, 2, 3):
+            tracker.log(i, {"x": i / 10, "time/update": 1.5})
+            tracker.transcripts(i, ["text"], [["hello"]])
+    [first] = (tmp_path / "wandb").glob("offline-run-*")
+    os.truncate(first / "run-same.wandb", 7)  # as a kill leaves it
+    first.rename(first.with_name("offline-run-20000101_000000-same"))  # folders are named by the second
+    with make_tracker("wandb", tmp_path, name="n", run_id="same", config={}, resume_from_iteration=2) as tracker:
+        tracker.log(3, {"x": 3, "time/update": 2})
+    assert len(list((tmp_path / "wandb").glob("*offline-run-*"))) == 1
+    sync(tmp_path)
+    assert rows_of(service, "x") == [(1, 0.1), (2, 0.2), (3, 3)]
+    assert rows_of(service, "time/update") == [(1, 1.5), (2, 1.5), (3, 2)]
+    assert [step for step, _ in rows_of(service, "transcripts")] == [1, 2]
+
+
+def online(folder: Path, resume: int | None = None) -> Tracker:
+    wandb.teardown()  # an earlier test's W&B process knows another server
+    return make_tracker(
+        "wandb", folder, name="n", run_id="same", config={}, mode="online", resume_from_iteration=resume
+    )
+
+
+def test_online_iterations_lost_and_made_again_are_there_once(tmp_path: Path, service: type[KeepingService]) -> None:
+    with pytest.raises(KeyboardInterrupt), online(tmp_path / "a") as tracker:
+        for i in (1, 2, 3, 4):
+            tracker.log(i, {"x": i / 10})
+        raise KeyboardInterrupt  # before the evaluation: the row of 4 is not whole
+    assert rows_of(service, "x") == [(1, 0.1), (2, 0.2), (3, 0.3)]
+    with JsonlTracker(tmp_path / "a", resume_from_iteration=3) as files:  # what a kill leaves: not all was sent
+        for i in (4, 5, 6):
+            files.log(i, {"x": i / 10})
+    with online(tmp_path / "a", resume=5) as tracker:
+        for i in (6, 7):
+            tracker.log(i, {"x": i / 10})
+            tracker.log(i, {"score": i}, phase="eval")
+            tracker.transcripts(i, ["text"], [["hello"]])
+    whole = [(i, i / 10) for i in range(1, 8)]
+    assert rows_of(service, "x") == whole
+    assert rows_of(service, "eval/score") == [(6, 6), (7, 7)]
+    with online(tmp_path / "a") as tracker:  # begun anew, and all of it is there
+        for i in (1, 2):
+            tracker.log(i, {"x": 10 * i})
+    with pytest.raises(UserError, match=r"run same .* project .* from another folder. Delete it there"):
+        online(tmp_path / "b")
+    assert not (tmp_path / "b/metrics.jsonl").exists()
+    (tmp_path / "b/metrics.jsonl").write_text((tmp_path / "a/metrics.jsonl").read_text())  # as taken from another run
+    with pytest.raises(UserError, match="made from another folder"):
+        online(tmp_path / "b", resume=1)
+    assert rows_of(service, "x") == whole
+
+
+@pytest.mark.slow
+def test_a_killed_online_run_goes_on_with_each_iteration_once(tmp_path: Path, service: type[KeepingService]) -> None:
+    arguments = [str(tmp_path), "1", "4", "online", "None"]
+    with subprocess.Popen([sys.executable, "-c", KILLED, *arguments], stdin=subprocess.PIPE) as child:
+        end = time.monotonic() + 60
+        while not service.rows and time.monotonic() < end:
+            time.sleep(0.1)
+        child.communicate(b"x")
+    assert child.returncode == -signal.SIGKILL and service.rows
+    time.sleep(5)  # the killed run's W&B process may send what it still has
+    with online(tmp_path, resume=2) as tracker:
+        for i in (3, 4, 5):
+            tracker.log(i, {"x": i / 10})
+            tracker.log(i, {"score": i}, phase="eval")
+    assert rows_of(service, "x") == [(i, i / 10) for i in (1, 2, 3, 4, 5)]
+    assert rows_of(service, "eval/score") == [(i, i) for i in (1, 2, 3, 4, 5)]
+
+
+@pytest.mark.slow
+def test_wandb_unreachable_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # nobody listens there
+    with pytest.raises(UserError, match=r"tracker\.mode=offline .* or tracker=jsonl") as caught:
+        make_tracker("wandb", tmp_path, name="n", run_id="id", config={}, mode="online")
+    assert "\n" not in str(caught.value)
