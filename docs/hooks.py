@@ -24,9 +24,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Puts the settings where the page asks for them, and makes links out of the results' folders absolute ones."""
+    """Fills in the settings, and turns links of the repository into links of the site, where results lie beside pages."""
     if page.file.src_uri.startswith("results/"):
-        return re.sub(r"\]\((\.\./)+(README|experiments|marl|envs|tests|conf)[^)]*\)", "](../../index.md)", markdown)
+        return re.sub(r"\]\((?:\.\./){2,}\w[^)]*\)", "](../../index.md)", markdown)
+    markdown = re.sub(r"\]\(\.\./((?:\.\./)*)experiments/results/", r"](\1results/", markdown)
     return markdown.replace(SETTINGS, settings()) if SETTINGS in markdown else markdown
 
 

@@ -136,7 +136,7 @@ def short_help(task: Task, package: str, name: str) -> str:
         if line and not line.startswith(("defaults:", "  - ")):
             lines.append(f"  {line}" if len(line) < 118 else f"  {line[:114]}...")
     path = module.__spec__.name if module.__spec__ else f"experiments.{name}"
-    more = f"All settings: python -m {path} --cfg job (of one choice: -p env); experiments/README.md"
+    more = f"All settings: python -m {path} --cfg job (of one choice: -p env); docs/howto/commands.md"
     return "\n".join([*lines[:37], more, "Give NAME=VALUE, as in seed=1 or eval.games=64; -m sweeps over NAME=A,B,C"])
 
 

@@ -15,8 +15,9 @@ from marl.metrics.tables import read_table
 from marl.metrics.wording import bounds
 
 ROOT = Path(__file__).parents[3]
-FIRST = [ROOT / "README.md", ROOT / "experiments/README.md"]
-PAGES = [*FIRST, *sorted({*(ROOT / "experiments").rglob("*.md")} - {*FIRST})]
+FIRST = [ROOT / "README.md", ROOT / "docs/howto/commands.md"]
+OTHERS = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "experiments").rglob("*.md"), ROOT / "CONTRIBUTING.md"]
+PAGES = [*FIRST, *sorted({*OTHERS} - {*FIRST})]
 
 
 def code(text: str) -> list[str]:
