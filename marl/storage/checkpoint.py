@@ -398,7 +398,7 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 def _fits(name: str, value: Any) -> bool:
     """Whether a note is of the kind that a run which goes on reads."""
     match name:
-        case "run" | "begun_as":
+        case "run":
             return isinstance(value, str)
         case "base":
             return isinstance(value, str | None)

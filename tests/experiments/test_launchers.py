@@ -23,9 +23,10 @@ from omegaconf import DictConfig
 from experiments.launch.overrides import UsageError, Where, check_command_line
 from experiments.launch.sweeps import PLACE, THREADS, run_apart
 from experiments.launch.terminal import Bar, Labelled, labelled
-from experiments.setup.config import build, run_folder
 from experiments.setup.devices import check_bf16, device_of, pick_device
+from experiments.setup.spec import run_spec
 from marl.common.errors import UserError
+from tests.composing import run_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 APP = """
@@ -401,7 +402,7 @@ def test_the_quickstart_is_two_arms_side_by_side_from_one_base() -> None:
     assert run_folder(full).name.startswith("among_us_quickstart-full-s12-") and full.base.seed == 12
     tuned = configure()
     assert full.algo == tuned.algo and full.algo.credit.gamma == 0.99  # what is tuned for the game holds
-    parts, bare = build(full), build(game_only)
+    parts, bare = run_spec(full), run_spec(game_only)
     assert parts.losses["listening"].weight > 0 and parts.rewards["speaking"].weight > 0
     assert bare.losses["listening"].weight == 0 and bare.rewards["speaking"].weight == 0
 
