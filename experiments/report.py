@@ -1,14 +1,16 @@
-"""Turns runs into one self-contained page, and into the folder of a published table.
+"""Turns finished runs into a report, and into the folder of a published table.
 
-`python -m experiments.report select='dond_ablation-*'` writes `runs/report.html`; with `publish=experiments/NAME` it
-also writes the table, the per-seed and per-iteration data, the differences between arms, the figure and the run cards
-there, and `data=experiments/NAME` draws the figure again from these files, without any run. Intervals: over training
-seeds where an arm has several (Student's t), else over the run's evaluation games. `ratios.csv` says of Among Us how
-many times as often one arm wins as another. `iqm.csv`, `profiles.csv` and `bootstrap.csv` have interquartile means,
-performance profiles and intervals by the bootstrap over seeds and games, of the arms with several seeds; the latter
-also of differences, which are those of the same game under the same seed. `forms.csv`
-has how each run's players put their messages most often. `equal_compute.csv` compares arms where they have cost as many
-token passes (marl/metrics/compute.py), by the evaluations on the way; `compute/training_games` says where that is.
+`python -m experiments.report select='NAME-*'` writes `runs/report.html`. With `publish=FOLDER` it also writes, for each
+variant of the game:
+
+- `table.csv`: arms over training seeds (Student's t), or over games for a single seed; `per_seed.csv`: each run
+- `differences.csv`, `ratios.csv`, `curve_differences.csv`: pairs of arms, paired by seed
+- `equal_compute.csv`: arms at equal token passes (marl/metrics/compute.py)
+- `iqm.csv`, `profiles.csv`, `bootstrap.csv`: further statistics over seeds, for arms with several
+- `curves.csv`, `belief_by_message.csv`, `belief_by_message_mean.csv`, `forms.csv`: what figures are drawn from
+- `figure.svg`, and the run cards
+
+`data=FOLDER` draws the figure of such a folder again, without any run.
 """
 
 from __future__ import annotations
@@ -33,7 +35,6 @@ from marl.metrics.compute import GAMES, PASSES
 from marl.metrics.stats import Interval
 from marl.metrics.tables import (
     ArmRun,
-    TableRow,
     ablation_table,
     arm_differences,
     arm_ratios,
@@ -46,19 +47,17 @@ from marl.metrics.tables import (
     write_table,
 )
 from marl.metrics.wording import headline, pairs_of
-from marl.report.figures import Published, ablation_figure, mean_entries
+from marl.report.figures import ablation_figure, mean_entries
 from marl.report.games import speakers
-from marl.report.page import read_run, write_report
-from marl.report.page import told as folders_of
+from marl.report.page import folders_of, read_run, write_report
 from marl.report.prose import costs, mixed
 from marl.report.runs import TRAINED, Run, arm_label, arm_runs, base_names, equal_compute, variant_of
 from marl.report.tables import columns_of
 from marl.storage.folder import flat, unlike
 
-NUMBERS = ("mean", "low", "high", "n")  # of an interval
-PUBLISHED = "published.csv"  # the paper's figures, where the table's folder has them: arm,mean,low,high,source
+PUBLISHED = "published.csv"  # optional, the paper's figures: arm,mean,low,high,source
 
-# The metrics of a game's table, in this order; those that every arm has are shown.
+# Rows of a game's table; those that every arm has are shown.
 TABLE = {
     "dond": (
         "game/score", "game/score_agreed", "game/score_ceiling", "game/points", "game/joint", "game/agreement",
@@ -81,12 +80,12 @@ TABLE = {
     ),
 }  # fmt: skip
 
-# The figure's panels; the first is the one that published figures and the learning curves are of.
+# Panels of the figure. Published figures and learning curves are of the first.
 FIGURE = {
     "dond": ("game/score", "game/agreement", "belief/gain_over_prior", "speech/belief_change"),
     "among_us": ("game/win_rate/crewmates", "vote/imposter", "belief/last_accuracy"),
 }
-RATIOS = ("game/win_rate/crewmates",)  # metrics of which arms are also compared as so many times each other's
+RATIOS = ("game/win_rate/crewmates",)  # metrics whose ratios between arms are also shown
 CURVES = (
     "game/score", "game/score_agreed", "game/points", "game/agreement", "game/pareto", "game/pareto_agreed",
     "game/win_rate/crewmates", "vote/imposter", "vote/witness", "talk/names_imposter", "belief/accuracy",
@@ -118,11 +117,10 @@ def main(cfg: DictConfig) -> None:
 
 
 def report_sweep(folders: Sequence[Path]) -> None:
-    """What `experiments.train` ends a sweep with: one table over these finished runs, and `NAME.html` beside them."""
+    """Ends a sweep of `experiments.train`: one table over these finished runs, and `NAME.html` beside them."""
     runs = told_apart([read_run(folder) for folder in dict.fromkeys(folders)])
     say(counted(runs))
-    names = dict.fromkeys(str(run.config.get("name", run.folder.name)) for run in runs)
-    name = joined_name(names, "+")
+    name = joined_name(dict.fromkeys(str(run.config.get("name", run.folder.name)) for run in runs), "+")
     out = folders[0].parent / f"{name}.html"
     write_report(runs, out, title=name)
     show(runs)
@@ -130,14 +128,16 @@ def report_sweep(folders: Sequence[Path]) -> None:
 
 
 def counted(runs: Sequence[Run]) -> str:
-    """How many runs there are, and what sets them apart beside their arms."""
-    told = mixed(runs)
-    return " ".join([f"{len(runs)} runs.", *told]) if told else f"{len(runs)} runs"
+    """The number of runs, and their differences beside the arms."""
+    sentences = mixed(runs)
+    return " ".join([f"{len(runs)} runs.", *sentences]) if sentences else f"{len(runs)} runs"
 
 
 def told_apart(runs: Sequence[Run]) -> list[Run]:
-    """The runs, where some are of one arm and game with the settings in which these differ in all arms' names: of one
-    seed in any, of several seeds in what is no matter of the seed."""
+    """Adds settings to all arms' names if runs of one arm and game differ in them.
+
+    Runs of one seed may differ in any setting, runs of several seeds in those that a seed does not explain.
+    """
     alike: dict[str, list[Run]] = {}
     for run in runs:
         alike.setdefault(json.dumps([run.arm, variant_of(run, runs)]), []).append(run)
@@ -164,12 +164,15 @@ def show(runs: Sequence[Run]) -> None:
 
 
 def publish(runs: Sequence[Run], folder: Path, part: str = "") -> None:
-    """Writes a published table's files. The headline variant of the game is `table.csv`; the others' files say in their
-    names by which setting of the game they differ. `part` ends the names of all, for further tables in one folder."""
+    """Writes the files of a published table.
+
+    The headline variant of the game has plain names (`table.csv`); others' names end in the settings that differ.
+    `part` ends all names, for further tables in one folder.
+    """
     games = sorted({run.game for run in runs})
     if len(games) > 1 or games[0] not in TABLE:
         raise UserError(
-            f"publish={folder}: the runs play {' and '.join(games)}; select runs of one game, {' or '.join(TABLE)}"
+            f"publish={folder}: the runs play {' and '.join(games)}. Select runs of one game, {' or '.join(TABLE)}."
         )
     check_writable(folder / "run_cards", "publish")
     for suffix, group in variants(runs).items():
@@ -178,9 +181,9 @@ def publish(runs: Sequence[Run], folder: Path, part: str = "") -> None:
 
 
 def variants(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """The runs by the game's settings in which they differ, as endings of file names; the headline's is empty.
+    """Groups runs by the game's settings in which they differ, as endings of file names.
 
-    The headline is the variant with the largest objective, and of every other setting the smallest value.
+    The headline variant has an empty ending: the largest objective, and the smallest value of every other setting.
     """
 
     def order(run: Run) -> list[tuple[float, str]]:
@@ -194,8 +197,7 @@ def variants(runs: Sequence[Run]) -> dict[str, list[Run]]:
     groups: dict[str, list[Run]] = {}
     for run in sorted(runs, key=order):
         differs = "".join(f"_{key}_{in_a_name(value)}" for key, value in variant_of(run, runs).items())
-        differs = re.sub(r"[^\w.+-]", "-", differs)  # part of files' names
-        groups.setdefault(differs, []).append(run)
+        groups.setdefault(re.sub(r"[^\w.+-]", "-", differs), []).append(run)
     (_, headline), *others = groups.items()
     return {"": headline, **dict(others)}
 
@@ -205,8 +207,9 @@ def in_words(suffix: str) -> str:
 
 
 def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -> None:
+    """Writes the files of one variant of the game, and prints its table."""
     arms = arm_runs(runs)
-    if game == "among_us":  # a table names its arms, also where there is only one
+    if game == "among_us":  # its table names the arm even if there is only one
         arms = [replace(arm, arm=runs[0].arm) if arm.arm == TRAINED else arm for arm in arms]
     names = [name for name in TABLE[game] if all(name in arm.metrics for arm in arms)]
     for name in TABLE[game]:
@@ -252,10 +255,10 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -
 
 
 def redraw(folder: Path, out: Path) -> None:
-    """The figures of a published table's folder. UserError where it is none."""
+    """Draws the figures of a published table's folder again. UserError if it is none."""
     suffixes = [path.stem.removeprefix("curves") for path in sorted(folder.glob("curves*.csv"))]
     if not suffixes:
-        raise UserError(f"data={folder}: no table that this command published is there (it has no curves.csv)")
+        raise UserError(f"data={folder}: no published table is there (it has no curves.csv). Name another folder.")
     check_writable(out, "publish")
     for suffix in suffixes:
         draw(folder, suffix, out)
@@ -263,27 +266,23 @@ def redraw(folder: Path, out: Path) -> None:
 
 
 def draw(folder: Path, suffix: str, out: Path) -> None:
-    """A published table's figure, from the files of its folder alone. UserError where one is malformed."""
+    """Draws a published table's figure from the files of its folder. UserError if one is malformed."""
     with reading(folder):
         rows, runs = read_table(folder / f"table{suffix}.csv"), read_curves(folder / f"curves{suffix}.csv")
-        redrawn(rows, runs, folder, suffix, out)
-
-
-def redrawn(rows: Sequence[TableRow], runs: Sequence[Run], folder: Path, suffix: str, out: Path) -> None:
-    there = {row.metric for row in rows}
-    game = next((name for name, (headline, *_) in FIGURE.items() if headline in there), "dond")
-    ablation_figure(
-        rows,
-        [name for name in FIGURE[game] if name in there],
-        out / f"figure{suffix}.svg",
-        published=read_published(folder / PUBLISHED) if game == "among_us" else None,
-        runs=runs,
-        curve=FIGURE[game][0] if game == "among_us" else "",
-    )
+        there = {row.metric for row in rows}
+        game = next((name for name, (first, *_) in FIGURE.items() if first in there), "dond")
+        ablation_figure(
+            rows,
+            [name for name in FIGURE[game] if name in there],
+            out / f"figure{suffix}.svg",
+            published=read_published(folder / PUBLISHED) if game == "among_us" else None,
+            runs=runs,
+            curve=FIGURE[game][0] if game == "among_us" else "",
+        )
 
 
 def read_curves(path: Path) -> list[Run]:
-    """The runs of a `curves.csv`, as far as their curves go."""
+    """Reads the runs of a `curves.csv`: arm, seed and curves alone."""
     found: dict[tuple[str, int], Run] = {}
     lines: dict[tuple[str, int, str, int], dict[str, Any]] = {}
     for row in csv_rows(path):
@@ -298,22 +297,21 @@ def read_curves(path: Path) -> list[Run]:
     return list(found.values())
 
 
-def read_published(path: Path) -> dict[str, Published]:
-    """The paper's figures by arm; none where the folder has no such file. UserError where a line is malformed."""
+def read_published(path: Path) -> dict[str, Interval]:
+    """Reads the paper's figures by arm; empty if there is no such file. UserError if a line is malformed."""
     if not path.exists():
         return {}
     found = {}
-    with reading(path):
-        for row in csv_rows(path):
-            try:
-                found[row["arm"]] = Published(float(row["mean"]), float(row["low"]), float(row["high"]))
-            except (KeyError, TypeError, ValueError) as error:
-                raise UserError(f"{path}: expected the columns arm,mean,low,high with numbers, got {row}") from error
+    for row in csv_rows(path):
+        try:
+            found[row["arm"]] = Interval(float(row["mean"]), float(row["low"]), float(row["high"]), 0)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{path}: expected the columns arm,mean,low,high with numbers, got {row}") from error
     return found
 
 
 def write_per_seed(path: Path, arms: Sequence[ArmRun], names: Sequence[str]) -> None:
-    """Each run's own figures, with intervals over its games (`games`: those that have a case of it)."""
+    """Each run's own figures, with intervals over its games (`games`: those with a case of it)."""
     lines = [
         (arm.arm, arm.seed, name, own.mean, own.low, own.high, own.n)
         for arm in arms
@@ -331,8 +329,7 @@ def write_over_seeds(
     profiled: Sequence[str],
     pairs: Sequence[tuple[str, str]],
 ) -> None:
-    """`iqm.csv` of the metrics `names`, `profiles.csv` of those `profiled` and `bootstrap.csv` of those known by game,
-    with the differences of the pairs, where any arm has several seeds."""
+    """Writes iqm.csv of the metrics `names`, profiles.csv of those `profiled`, bootstrap.csv of those known by game."""
     rows = iqm_table(arms, names)
     if rows:
         lines = [(r.arm, r.metric, r.mean, r.low, r.high, r.seeds, r.games) for r in rows]
@@ -349,10 +346,10 @@ def write_over_seeds(
 
 
 def write_beliefs(path: Path, runs: Sequence[Run]) -> None:
-    """Belief after each message of a discussion (0: before the first): one line for each run, condition and figure."""
+    """Belief after each message of a discussion (0: before the first), by run, condition and figure."""
     bases = base_names(runs)
     lines = [
-        (arm, run.seed, message, name, *map(own.get, NUMBERS))
+        (arm, run.seed, message, name, *map(own.get, ("mean", "low", "high", "n")))
         for run in runs
         for condition, by_message in run.evaluation.get("belief_by_message", {}).items()
         if (arm := run.arm if condition == TRAINED else bases.get((run.folder, condition)))
@@ -363,7 +360,7 @@ def write_beliefs(path: Path, runs: Sequence[Run]) -> None:
 
 
 def write_forms(path: Path, runs: Sequence[Run]) -> None:
-    """How each run's players, and their base's, put their messages in the recorded games: the ten commonest forms."""
+    """The ten commonest forms of messages of each run's players and of their base, in the recorded games."""
     lines = [
         (
             runs[0].arm if speaker.arm == TRAINED else speaker.arm, speaker.seed, speaker.games, speaker.messages,
@@ -377,7 +374,7 @@ def write_forms(path: Path, runs: Sequence[Run]) -> None:
 
 
 def write_mean_beliefs(path: Path, runs: Sequence[Run]) -> None:
-    """The same of each arm: means over its seeds (`mean_entries`)."""
+    """Belief after each message, by arm: means over its seeds (`mean_entries`)."""
     lines = [
         (runs[0].arm if arm == TRAINED else arm, message, name, r.mean, r.low, r.high, r.seeds, r.games)
         for arm, entries in mean_entries(runs).items()
@@ -388,27 +385,19 @@ def write_mean_beliefs(path: Path, runs: Sequence[Run]) -> None:
 
 
 def write_curves(path: Path, runs: Sequence[Run]) -> None:
-    """Per-iteration data: one line for each arm, seed, phase, iteration and metric; `games` counts training games."""
+    """Per-iteration figures; `games` counts training games."""
     lines = [
-        (
-            run.arm,
-            run.seed,
-            line["phase"],
-            line["iteration"],
-            line["iteration"] * run.games,
-            metric,
-            f"{line[metric]:.5g}",
-        )
+        (run.arm, run.seed, row["phase"], row["iteration"], row["iteration"] * run.games, m, f"{row[m]:.5g}")
         for run in runs
-        for line in run.curves
-        for metric in CURVES
-        if metric in line
+        for row in run.curves
+        for m in CURVES
+        if m in row
     ]
     write_csv(path, ("arm", "seed", "phase", "iteration", "games", "metric", "value"), lines)
 
 
 def write_curve_differences(path: Path, runs: Sequence[Run], pairs: Sequence[tuple[str, str]]) -> None:
-    """The same of evaluation games along training: arm minus arm, paired by seed, after equally many training games."""
+    """Arm minus arm in the evaluations during training, paired by seed, after equally many training games."""
     after: dict[int, list[ArmRun]] = {}
     for run in runs:
         played = int(run.config["eval"]["games"])

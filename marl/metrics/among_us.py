@@ -1,7 +1,7 @@
-"""What was said and done in games of Among Us, read off their turns: votes, messages, whom they name, who saw a kill.
+"""Replays games of Among Us from their replies: rooms, deaths, votes, messages, and who saw a kill.
 
-A game is played through once more from its replies (`read_game`), by the rules of envs/among_us_v0.py: who lived, who
-was in which room, who noticed a killer. What it leaves out: how often any of it happens (evaluate.py, monitor.py).
+`story` plays a game once more by the rules of envs/among_us_v0.py; `read_game` lists its votes and messages. How often
+anything happens is counted in games.py and training.py.
 """
 
 from __future__ import annotations
@@ -10,26 +10,155 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from envs.among_us.state import DIRECTIONS, NAMES, SKIP, WAIT, Act, Action
+from envs.among_us.state import DIRECTIONS, NAMES, SKIP, WAIT, Act, Action, Room
 from envs.among_us.texts import OPTION, ROOMS
 from envs.core import Style, TurnKind
 from marl.agents.scripted.among_us_language import accused
 from marl.types import Episode, Turn
 
-_ACTIONS = {text: action for style in Style for action, text in OPTION[style].items()}
+_ACTIONS = {text.lower(): action for style in Style for action, text in OPTION[style].items()}
 _NAME = re.compile(rf"\b(?:{'|'.join(NAMES)})\b", re.IGNORECASE)
 _ROOM = re.compile(rf"(?:\broom )?\(\d, ?\d\)|\b(?:{'|'.join(name for row in ROOMS for name in row)})\b", re.IGNORECASE)
 
 
 def of_among_us(facts: Mapping[str, Any]) -> bool:
-    """Whether these are the facts of a game of Among Us."""
+    """True for the facts of a game of Among Us."""
     return {"names", "imposters"} <= facts.keys()
 
 
+# --- The game once more -----------------------------------------------------------------------------------------------
+class Reply(NamedTuple):
+    """A turn of an episode or of a transcript, as far as the replay reads it. `turn` is the original."""
+
+    agent: str
+    step: int
+    kind: str  # SPEAK or CHOOSE
+    text: str
+    error: str
+    turn: Any
+
+    @property
+    def action(self) -> Action:
+        """The action that a choice counted as: a refused one is a wait, or as its error says a skipped vote."""
+        if self.error:
+            return SKIP if self.error.endswith(f"{Act.SKIP}.") else WAIT
+        return _ACTIONS[self.text.strip().lower()]
+
+
+@dataclass(frozen=True)
+class Deed:
+    """A kill or a report of a body. Killer, finder and victim by name; `room` is where the body lies."""
+
+    step: int
+    act: Act
+    who: str
+    victim: str
+    room: str
+
+    def __str__(self) -> str:
+        done = "kills" if self.act is Act.KILL else "reports the body of"
+        return f"{self.who} {done} {self.victim} in {self.room}"
+
+
+@dataclass
+class Moves:
+    """The steps between two discussions: each player's action by step and name, and the kills and reports."""
+
+    by_step: dict[int, dict[str, Action]] = field(default_factory=dict)
+    deeds: list[Deed] = field(default_factory=list)
+
+
+@dataclass
+class Meeting:
+    """A discussion and its vote.
+
+    `reports` are those of the step that opened it (the game drew one of them). `seen[name]`: killers whom the player
+    noticed so far. `messages` and `voters` (by name) hold the original turns. `votes[name]` is a name, or empty for a
+    skipped vote; there are none if the game ended before. `ejected` is empty for nobody.
+    """
+
+    step: int
+    living: tuple[str, ...]
+    reports: list[Deed]
+    seen: dict[str, set[str]]
+    messages: list[Any] = field(default_factory=list)
+    vote_step: int = -1
+    votes: dict[str, str] = field(default_factory=dict)
+    voters: dict[str, Any] = field(default_factory=dict)
+    ejected: str = ""
+
+
+def story(facts: Mapping[str, Any], replies: Sequence[Reply]) -> list[Moves | Meeting]:
+    """Replays a game by its rules.
+
+    A walker belongs to the room that it walks to; kills of a step take effect in seat order; whoever is busy with a
+    task does not see the room; a strict plurality ejects; after a vote all stand in the start room.
+    """
+    names: dict[str, str] = facts["names"]  # by agent
+    living = list(names.values())
+    start = ((facts["width"] - 1) // 2, 0)
+    rooms = dict.fromkeys(living, start)
+    bodies: dict[str, str] = {}  # victim -> room
+    busy: set[str] = set()
+    seen: dict[str, set[str]] = {name: set() for name in living}
+    chapters: list[Moves | Meeting] = []
+    steps: dict[int, list[Reply]] = {}
+    for reply in replies:
+        steps.setdefault(reply.step, []).append(reply)
+    for step, now in sorted(steps.items()):
+        last = chapters[-1] if chapters else Moves()
+        talk = now[0].kind == TurnKind.SPEAK.name
+        chosen = {} if talk else {names[reply.agent]: reply.action for reply in now}
+        if talk or any(action.act in (Act.VOTE, Act.SKIP) for action in chosen.values()):
+            if isinstance(last, Moves):
+                reports = [d for d in last.deeds if d.act is Act.REPORT and d.step == max(last.by_step)]
+                last = Meeting(step, tuple(living), reports, {name: set(killers) for name, killers in seen.items()})
+                chapters.append(last)
+            if talk:
+                last.messages += [reply.turn for reply in now]
+                continue
+            last.vote_step = step
+            last.votes = {name: action.target for name, action in chosen.items()}
+            last.voters = {names[reply.agent]: reply.turn for reply in now}
+            (first, most), *others = Counter(last.votes.values()).most_common(2)
+            if first and not (others and others[0][1] == most):
+                last.ejected = first
+                living.remove(first)
+            rooms, busy = dict.fromkeys(living, start), set()
+            continue
+        if isinstance(last, Meeting) or not chapters:
+            last = Moves()
+            chapters.append(last)
+        last.by_step[step] = chosen
+        for who, action in chosen.items():
+            busy.discard(who)  # whoever has done a task is asked again at once
+            if action.act is Act.TASK:
+                busy.add(who)
+            elif action.act is Act.GO:
+                (x, y), (dx, dy) = rooms[who], DIRECTIONS[action.target]
+                rooms[who] = (x + dx, y + dy)
+        for who, action in chosen.items():
+            if action.act is Act.KILL and action.target in living:  # else another imposter was faster
+                living.remove(action.target)
+                bodies[action.target] = room_name(rooms[who])
+                last.deeds.append(Deed(step, Act.KILL, who, action.target, bodies[action.target]))
+                for name in living:
+                    if name != who and rooms[name] == rooms[who] and name not in busy:
+                        seen[name].add(who)
+            elif action.act is Act.REPORT:
+                last.deeds.append(Deed(step, Act.REPORT, who, action.target, bodies[action.target]))
+    return chapters
+
+
+def room_name(room: Room) -> str:
+    """Both names of a room that players read."""
+    return f"{ROOMS[room[1]][room[0]]} ({room[0]},{room[1]})"
+
+
+# --- Votes and messages -----------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Vote:
     """One player's vote for a living player, possibly itself, or for nobody."""
@@ -37,8 +166,8 @@ class Vote:
     turn: Turn
     target: str  # a name; empty: skip
     living: tuple[str, ...]  # names of all who vote
-    imposters: tuple[str, ...]  # those of them who are imposters
-    seen: tuple[str, ...] = ()  # and those whom the voter noticed killing
+    imposters: tuple[str, ...]  # the living ones
+    seen: tuple[str, ...] = ()  # living imposters whom the voter noticed killing
 
     @property
     def right(self) -> bool:
@@ -46,18 +175,18 @@ class Vote:
 
     @property
     def chance(self) -> float:
-        """How probable a right vote is if one votes for a living player at random."""
+        """Probability of a right vote for a living player drawn at random."""
         return len(self.imposters) / len(self.living)
 
 
 @dataclass(frozen=True)
 class Message:
-    """A message and what its speaker might say: names of the living others, imposters among them, killers it saw."""
+    """A message, with the names of the living others, the imposters among them, and killers whom its speaker saw."""
 
     turn: Turn
     others: tuple[str, ...]
     imposters: tuple[str, ...]
-    seen: tuple[str, ...]  # imposters alive whom the speaker noticed killing
+    seen: tuple[str, ...]
 
     @property
     def named(self) -> tuple[str, ...]:
@@ -67,23 +196,23 @@ class Message:
 
     @property
     def accused(self) -> tuple[str, ...]:
-        """The living others whom the message speaks against, as far as the scripted players' grammar tells."""
+        """The living others whom the message speaks against, by the scripted players' grammar."""
         against = set(accused(self.turn.message))
         return tuple(name for name in self.others if name in against)
 
     def meets(self, names: Collection[str]) -> bool:
-        """Whether one of these names is an imposter's."""
+        """True if one of these names is an imposter's."""
         return any(name in self.imposters for name in names)
 
     def chance(self, count: int) -> float:
-        """How probable it is that `count` different living others, drawn at random, include an imposter."""
+        """Probability that `count` different living others, drawn at random, include an imposter."""
         innocent = len(self.others) - len(self.imposters)
         return 1 - math.comb(innocent, count) / math.comb(len(self.others), count)
 
 
 @dataclass(frozen=True)
 class Record:
-    """One game: all votes and messages in order, whom each vote ejected (empty: nobody), and how many reported."""
+    """One game: all votes and messages in order, whom each vote ejected (empty: nobody), and the number of reports."""
 
     votes: tuple[Vote, ...]
     messages: tuple[Message, ...]
@@ -92,90 +221,34 @@ class Record:
 
 
 def read_game(episode: Episode) -> Record:
-    """What happened in a game of Among Us. Its `facts` and all its `turns` must be there, in order of their steps."""
-    names: dict[str, str] = dict(episode.facts["names"])  # by agent
+    """Lists the votes and messages of a game of Among Us. Needs its `facts` and all its `turns`."""
+    names: dict[str, str] = episode.facts["names"]
     guilty = {names[agent] for agent in episode.facts["imposters"]}
-    start = ((episode.facts["width"] - 1) // 2, 0)
-    living = {name: start for name in names.values()}  # and where they are; walkers, where they walk to
-    busy: set[str] = set()  # at a task: they do not see the room
-    seen: dict[str, set[str]] = {name: set() for name in living}  # killers whom each player noticed
     votes: list[Vote] = []
     messages: list[Message] = []
     ejected: list[str] = []
     reports = 0
-    for _, group in groupby(episode.turns, key=lambda turn: turn.step):
-        turns = list(group)
-        if turns[0].kind == TurnKind.SPEAK:
-            heard = [turn for turn in turns if turn.message]
-            messages += [_message(turn, names[turn.agent], list(living), guilty, seen) for turn in heard]
+    replies = [Reply(t.agent, t.step, t.kind.name, t.text, t.error, t) for t in episode.turns]
+    for chapter in story(episode.facts, replies):
+        if isinstance(chapter, Moves):
+            reports += sum(deed.act is Act.REPORT for deed in chapter.deeds)
             continue
-        acts = {names[turn.agent]: _action(turn) for turn in turns}
-        if any(action.act in (Act.VOTE, Act.SKIP) for action in acts.values()):
-            imposters = tuple(name for name in living if name in guilty)
-            for turn in turns:
-                noticed = tuple(name for name in imposters if name in seen[names[turn.agent]])
-                votes.append(Vote(turn, acts[names[turn.agent]].target, tuple(living), imposters, noticed))
-            ejected.append(_plurality(acts.values()))
-            living.pop(ejected[-1], None)
-            living = dict.fromkeys(living, start)
-            busy = set()
-            continue
-        for name, action in acts.items():
-            busy.discard(name)  # whoever has done a task is asked again at once
-            if action.act is Act.TASK:
-                busy.add(name)
-            elif action.act is Act.GO:
-                (x, y), (dx, dy) = living[name], DIRECTIONS[action.target]
-                living[name] = (x + dx, y + dy)
-            reports += action.act is Act.REPORT
-        rooms = dict(living)
-        for killer, action in acts.items():
-            if action.act is Act.KILL and action.target in living:  # else another imposter was faster
-                del living[action.target]
-                for name in living:
-                    if name != killer and rooms[name] == rooms[killer] and name not in busy:
-                        seen[name].add(killer)
+        imposters = tuple(name for name in chapter.living if name in guilty)
+        for turn in (turn for turn in chapter.messages if turn.message):
+            speaker = names[turn.agent]
+            others = tuple(name for name in chapter.living if name != speaker)
+            others_guilty = tuple(name for name in others if name in guilty)
+            seen = tuple(name for name in others if name in chapter.seen[speaker])
+            messages.append(Message(turn, others, others_guilty, seen))
+        for voter, target in chapter.votes.items():
+            noticed = tuple(name for name in imposters if name in chapter.seen[voter])
+            votes.append(Vote(chapter.voters[voter], target, chapter.living, imposters, noticed))
+        if chapter.votes:
+            ejected.append(chapter.ejected)
     return Record(tuple(votes), tuple(messages), tuple(ejected), reports)
-
-
-def _message(
-    turn: Turn, speaker: str, living: Sequence[str], guilty: Collection[str], seen: dict[str, set[str]]
-) -> Message:
-    others = tuple(name for name in living if name != speaker)
-    return Message(
-        turn,
-        others,
-        tuple(name for name in others if name in guilty),
-        tuple(name for name in others if name in seen[speaker]),
-    )
-
-
-def _action(turn: Turn) -> Action:
-    """What a choice counted as: a refused one as a wait or as no vote, and its error says which."""
-    if turn.error:
-        return SKIP if turn.error.endswith(f"{Act.SKIP}.") else WAIT
-    return _ACTIONS[turn.text.strip()]
-
-
-def _plurality(votes: Collection[Action]) -> str:
-    """The name with more votes than any other and than skip; empty where there is none."""
-    counts = Counter(vote.target for vote in votes)
-    most = max(counts.values())
-    leaders = [target for target, n in counts.items() if n == most]
-    return leaders[0] if len(leaders) == 1 else ""
 
 
 # --- Forms of sentences -----------------------------------------------------------------------------------------------
 def template(message: str) -> str:
-    """The message in lower case, with {name} and {room} for any name and room."""
+    """The form of a message: lower case, with {name} and {room} for any name and room."""
     return " ".join(_ROOM.sub("{room}", _NAME.sub("{name}", message)).lower().split())
-
-
-def sentence_forms(episodes: Sequence[Episode], players: Collection[str] | None = None) -> Counter[str]:
-    """How often these players (names in `Episode.players`; None: all) used each template of a message."""
-    return Counter(
-        template(turn.message)
-        for episode in episodes
-        for turn in episode.turns
-        if turn.message and (players is None or episode.players[turn.agent] in players)
-    )

@@ -1,18 +1,18 @@
-"""Beliefs: accuracy, log-loss, Brier score, by message; what a message changed."""
+"""Beliefs: accuracy, log-loss and Brier score, over all answers and by message; change across a message."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 
 import numpy as np
 
 from envs.core import Question, TurnKind
 from envs.dond import environment as dond_environment
 from envs.dond import rules as dond_rules
-from marl.metrics.shares import context
+from marl.metrics.negotiation import context
 from marl.metrics.stats import Floats, Interval, Metrics, bootstrap_mean
 from marl.rewards.speaking import SpeakingReward
 from marl.types import INSIDERS, Belief, Episode, pooled
@@ -23,11 +23,11 @@ PROB_FLOOR = 1e-12  # a true answer given less than this costs -log of this: 27.
 # --- Beliefs ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Graded:
-    """What a distribution over candidates is worth once the answer is known.
+    """Grades of a distribution over candidates.
 
     `accuracy`: 1 if the truth is the most probable candidate; of k that tie, 1/k. `log_loss`: -log p(truth) in nats.
-    `brier`: sum over candidates of (p - [candidate is true])², from 0 to 2 (Brier 1950). Of several true candidates any
-    is right, and for the last two they count as one.
+    `brier`: sum over candidates of (p - [candidate is true])², from 0 to 2 (Brier 1950). Several true candidates count
+    as one.
     """
 
     accuracy: float
@@ -39,7 +39,7 @@ GRADES = ("accuracy", "log_loss", "brier")
 
 
 def grade(probs: np.ndarray, answer: int, also: Sequence[int] = ()) -> Graded:
-    """Grades `probs`, shape (K,), by the index of the true candidate, and of others that are as true."""
+    """Grades `probs` (K,) by the index of the true candidate and those `also` true."""
     best = probs >= probs.max() - 1e-9
     right = best[[answer, *also]].sum()
     probs = pooled(probs, answer, also)
@@ -52,13 +52,12 @@ def grade(probs: np.ndarray, answer: int, also: Sequence[int] = ()) -> Graded:
 
 @dataclass(frozen=True)
 class BeliefTable:
-    """One row for each answered belief question, all columns of shape (N,).
+    """One row for each answered belief question, all columns of shape (N,); nan for a missing value.
 
-    A discussion is what lies between choices (moves, votes); Deal or No Deal is one discussion. `number` counts
-    the messages of the discussion so far: 0 before the first. `last` marks a listener's last answer to the question in
-    the discussion. `start_log_loss` is its first answer, if at number 0, and `before_log_loss` its answer before this
-    one; `prior_*` grades the exact prior. These are nan where there is no such answer or prior. `chance_*` grades the
-    uniform distribution over the candidates.
+    A discussion lies between choices (moves, votes); Deal or No Deal is one discussion. `number` counts the messages
+    of the discussion so far. `last` marks a listener's last answer to the question in the discussion.
+    `start_log_loss` is that of its first answer, if before any message; `before_log_loss` that of its answer before
+    this one. `prior_*` grades the exact prior, `chance_*` the uniform distribution over the candidates.
     """
 
     game: np.ndarray
@@ -81,39 +80,29 @@ class BeliefTable:
 
     def mean(self, column: str, where: np.ndarray, rng: np.random.Generator) -> Interval | None:
         """Mean of a column over the rows of a mask, interval over games; None if no row has a value."""
-        values: Floats = getattr(self, column)
-        return self.interval(values, where, rng)
+        return self.interval(getattr(self, column), where, rng)
 
     def interval(self, values: Floats, where: np.ndarray, rng: np.random.Generator) -> Interval | None:
-        """The same for any values of shape (N,), nan where there is none."""
+        """Mean of any values (N,) over the rows of a mask; nan values are left out."""
         where = where & ~np.isnan(values)
         return bootstrap_mean(values[where], self.game[where], rng=rng) if where.any() else None
 
 
-def belief_table(
-    episodes: Sequence[Episode], roles: Collection[str] | None = None, players: Collection[str] | None = None
-) -> BeliefTable:
-    """Grades every answer of the listeners with these roles and player names (None: all, of roles all but imposters,
-    who know)."""
+def belief_table(episodes: Sequence[Episode], players: Collection[str] | None = None) -> BeliefTable:
+    """Grades every answer of these players (None: all), except imposters', who know."""
     rows: list[tuple[float, ...]] = []
     for game, episode in enumerate(episodes):
         choices = sorted(turn.step for turn in episode.turns if turn.kind == TurnKind.CHOOSE)
         message_steps = sorted(turn.step for turn in episode.turns if turn.message)
         answers: dict[tuple[str, int, str], list[Belief]] = {}  # (listener, discussion, question) -> in order of time
         for belief in sorted(episode.beliefs, key=lambda b: b.step):
-            if (belief.role not in INSIDERS if roles is None else belief.role in roles) and (
-                players is None or episode.players[belief.listener] in players
-            ):
-                discussion = bisect_left(choices, belief.step)  # so many choices came before
+            if belief.role not in INSIDERS and (players is None or episode.players[belief.listener] in players):
+                discussion = bisect_left(choices, belief.step)  # the number of choices before it
                 answers.setdefault((belief.listener, discussion, belief.question.text), []).append(belief)
         for (listener, discussion, _), series in answers.items():
             said_before = bisect_right(message_steps, choices[discussion - 1]) if discussion else 0
             prior = exact_prior(episode, listener, series[0].question)
-            floor = (
-                grade(prior, series[0].question.answer_index)
-                if prior is not None
-                else Graded(math.nan, math.nan, math.nan)
-            )
+            floor = (math.nan,) * 3 if prior is None else astuple(grade(prior, series[0].question.answer_index))
             start = before = math.nan
             for i, belief in enumerate(series):
                 number = bisect_right(message_steps, belief.step - 1) - said_before
@@ -122,17 +111,15 @@ def belief_table(
                 chance = grade(np.full(len(belief.probs), 1 / len(belief.probs)), *right)
                 if i == 0 and number == 0:
                     start = graded.log_loss
-                rows.append(
-                    (game, number, i == len(series) - 1, graded.accuracy, graded.log_loss, graded.brier, start, before,
-                     floor.accuracy, floor.log_loss, floor.brier, chance.accuracy, chance.log_loss, chance.brier)
-                )  # fmt: skip
+                last = i == len(series) - 1
+                rows.append((game, number, last, *astuple(graded), start, before, *floor, *astuple(chance)))
                 before = graded.log_loss
-    columns = np.array(rows, dtype=np.float64).reshape(len(rows), 14).T
+    columns = np.array(rows, dtype=np.float64).reshape(len(rows), len(fields(BeliefTable))).T
     return BeliefTable(columns[0].astype(int), columns[1].astype(int), columns[2].astype(bool), *columns[3:])
 
 
 def exact_prior(episode: Episode, listener: str, question: Question) -> np.ndarray | None:
-    """What the rules alone tell `listener` about the answer before any talk, shape (K,); None for games without one.
+    """The distribution (K,) of the answer given the rules and the listener's own values; None for other games.
 
     Exact for contexts drawn uniformly from all valid ones.
     """
@@ -147,22 +134,17 @@ def exact_prior(episode: Episode, listener: str, question: Question) -> np.ndarr
 
 
 def belief_metrics(
-    episodes: Sequence[Episode],
-    rng: np.random.Generator,
-    roles: Collection[str] | None = None,
-    players: Collection[str] | None = None,
+    episodes: Sequence[Episode], rng: np.random.Generator, players: Collection[str] | None = None
 ) -> Metrics:
-    """How good the listeners' answers were, intervals over games. Roles and player names select listeners as in
-    `belief_table`.
+    """Grades of the listeners' answers, intervals over games.
 
-    `belief/accuracy`, `belief/log_loss`, `belief/brier`: all answers, and `belief/chance_*`, equal odds for all
-    candidates in their place; `belief/first_*`: before any message; `belief/last_*`: after the last one that the
-    listener was asked after; `belief/prior_*`: the exact prior on the same questions, the floor. The headline is
-    `belief/gain_over_prior` = prior log-loss minus last log-loss in nats a question, above 0 for a listener that
-    learned something from talk; `belief/gain_over_start` is the same against the listener's own answer before any
-    message of the same discussion.
+    `belief/accuracy`, `belief/log_loss`, `belief/brier`: all answers; `belief/chance_*`: equal odds for all candidates;
+    `belief/first_*`: before any message; `belief/last_*`: last answer of a discussion; `belief/prior_*`: the exact
+    prior on the same questions. `belief/gain_over_prior`: prior log-loss minus last log-loss in nats a question, above
+    0 for a listener that learned from talk; `belief/gain_over_start`: the same against the listener's own answer
+    before any message of the discussion.
     """
-    table = belief_table(episodes, roles, players)
+    table = belief_table(episodes, players)
     everywhere = np.ones(len(table), bool)
     found: dict[str, Interval | None] = {}
     for name in GRADES:
@@ -179,17 +161,15 @@ def belief_metrics(
 def belief_by_message(
     episodes: Sequence[Episode],
     rng: np.random.Generator | None = None,
-    roles: Collection[str] | None = None,
     players: Collection[str] | None = None,
 ) -> list[Metrics]:
-    """Entry k: the answers after k messages of the discussion: `accuracy`, `log_loss`, `brier`; `prior_*`, `chance_*`.
+    """Grades after k messages of a discussion, as entry k: `accuracy`, `log_loss`, `brier`; `prior_*`, `chance_*`.
 
-    Later entries are made of longer games (or of discussions with many alive) only, so entries are not to be compared
-    with each other but with the prior or chance of the same entry, or by `gain`: log-loss of the same listener's answer
-    before this one, minus this one's.
+    Later entries come from longer discussions only: compare an entry with its own prior or chance, or by `gain`, the
+    log-loss of the same listener's answer before this one minus this one's.
     """
     rng = rng or np.random.default_rng(0)
-    table = belief_table(episodes, roles, players)
+    table = belief_table(episodes, players)
     entries = []
     for number in range(int(table.number.max()) + 1 if len(table) else 0):
         here = table.number == number
@@ -208,9 +188,9 @@ CHANGES = {"speech/belief_change": "probability", "speech/log_belief_change": "l
 
 
 def belief_changes(episode: Episode, of: str = "probability") -> Floats:
-    """How far each turn's message moved the belief in the truth, summed over its listeners and questions, shape (U,).
+    """Change of belief in the truth across each turn's message, (U,), summed over its listeners and questions.
 
-    Above 0 is toward the truth, whoever spoke. nan where nothing was said or nobody was asked afterwards.
+    Above 0 is toward the truth, whoever spoke. nan if nothing was said or nobody was asked afterwards.
     """
     changes = SpeakingReward(of=of).changes(episode)
     return np.array([sum(each) if each else np.nan for each in changes], dtype=float)

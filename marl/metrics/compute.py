@@ -1,7 +1,6 @@
-"""What training costs, counted in token passes, and runs side by side where they have cost the same.
+"""The cost of training in token passes, and a comparison of runs at equal cost.
 
-A token pass is one token put through the model once. It says of a method what seconds say of a machine: a term that
-takes passes of its own, such as listening on renamed rows, makes an iteration dearer, and at equal games that is free.
+A token pass is one token put through the model once: the cost of a method, independent of the machine.
 """
 
 from __future__ import annotations
@@ -18,29 +17,26 @@ from marl.planning.planner import SUFFIX
 from marl.rollout.cast import Seats, players_of
 from marl.storage.tracking import TIMING_FILE, read_metrics
 
-PASSES = "compute/token_passes"  # of an evaluation on the way: what training has cost so far
+PASSES = "compute/token_passes"  # of an evaluation during training: the cost so far
 GAMES = "compute/training_games"
 
 Row = Mapping[str, Any]
 
 
 def learned_tokens(folder: str | Path) -> dict[int, int]:
-    """By iteration, how many tokens the rows had that a run learned from: the speed of its updates times their time."""
+    """Tokens of the rows that a run learned from, by iteration: speed of its updates times their duration."""
     folder = Path(folder)
     speed, seconds = "speed/update_tokens_per_second", "time/update"
     rows = read_metrics(folder / TIMING_FILE)
-    # missing where an older run's round of games had nothing to keep
     return {row["iteration"]: round(row[speed] * row[seconds]) for row in rows if speed in row and seconds in row}
 
 
 def token_passes(config: Mapping[str, Any], rows: Sequence[Row], learned: Mapping[int, int]) -> dict[int, int]:
-    """Token passes of training by each iteration, from a run's settings and the lines of its `metrics.jsonl`.
+    """Token passes of training up to each iteration, from a run's settings and the lines of its `metrics.jsonl`.
 
-    A token is put through the model once to play it, three times each time that it is learned from (a backward pass is
-    worth two), as often for beliefs of renamed rows, and once for a reference. `learned`: tokens that were learned
-    from, by iteration; of filtered games those of the kept rows. Passes that stop before a row's end count to its end.
-    Empty where it is not known of each update what was learned from, where players plan, whose passes are not counted,
-    and where `target_kl` may have ended an update early.
+    A token costs one pass to play, three for each time it is learned from (a backward pass is worth two), three more
+    for beliefs of renamed rows, and one for a reference. `learned`: tokens of the learned rows, by iteration. Empty if
+    the cost is unknown: `learned` has gaps, players plan, or `target_kl` may have ended an update early.
     """
     losses = {name: term for name, term in (config.get("loss") or {}).items() if term is not None}
     update = (config.get("algo") or {}).get("update") or {}
@@ -49,9 +45,9 @@ def token_passes(config: Mapping[str, Any], rows: Sequence[Row], learned: Mappin
     updated = {row["iteration"] for row in rows if row["phase"] == "train" and any(k.startswith("loss/") for k in row)}
     if not learned or updated - learned.keys() or plans or update.get("target_kl") is not None:
         return {}
-    each, once = 3, 0  # passes of learning: in each epoch, and once for all
+    each, once = 3, 0  # passes of learning: in each epoch, and once per update
     listening = losses.get("listening") or {}
-    if listening.get("renamed") and listening.get("weight", 1.0):  # of weight 0 it is read off the other terms' pass
+    if listening.get("renamed") and listening.get("weight", 1.0):  # with weight 0 it needs no pass of its own
         each += 3
     kinds = [term.get("estimator") == "exact" for name, term in losses.items() if name == "kl" or "estimator" in term]
     each, once = each + (True in kinds), once + (False in kinds)
@@ -67,11 +63,11 @@ def token_passes(config: Mapping[str, Any], rows: Sequence[Row], learned: Mappin
 def at_equal_compute(
     curves: Mapping[tuple[str, int], Sequence[Row]], games: Mapping[tuple[str, int], tuple[int, int]]
 ) -> list[ArmRun]:
-    """Runs by arm and seed, each where it has cost as many token passes as the cheapest run of its seed has in all:
-    every metric of the evaluations on the way, linear between two of them, and at what cost (`PASSES`) and after how
-    many training games (`GAMES`) that is. Of the seeds that all arms have: another would stand at a cost of its own.
-    `games`: training games of an iteration, and games of an evaluation. Empty where arms share no seed, or a run was
-    not evaluated on its way, or does not say what it cost.
+    """Metrics of each run (arm, seed) at the total cost of the cheapest run of its seed.
+
+    Metrics are interpolated linearly between the evaluations during training; `PASSES` and `GAMES` say at which cost
+    and after how many training games. `games`: training games of an iteration, games of an evaluation. Only seeds that
+    all arms have count. Empty if there is none, or a run lacks evaluations or its cost.
     """
     arms = {arm: {seed for other, seed in curves if other == arm} for arm, _ in curves}
     shared = set.intersection(*arms.values()) if arms else set()

@@ -1,18 +1,15 @@
-"""How far agents' language is from people's, in Deal or No Deal: likelihoods both ways, variety, whether words hold.
+"""Distance of agents' language from people's in Deal or No Deal: likelihoods both ways, and whether words are kept.
 
-Everything that is said about a policy here is a function of games and a policy. Which policies, of which runs and
-checkpoints, is for the command (experiments/studies/drift.py).
+All are functions of games and a policy; experiments/studies/drift.py chooses runs and checkpoints.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import norm
 
 from envs.core import END, TurnKind
 from envs.dond.environment import AGENTS
@@ -22,13 +19,13 @@ from marl.learning.batch import Seat, collate
 from marl.learning.forward import forward
 from marl.learning.micro_batches import micro_batches
 from marl.metrics.negotiation import Claimed, Reading
-from marl.metrics.stats import Interval, Metrics, bootstrap_mean, bootstrap_ratio, wilson
+from marl.metrics.stats import ByGame, Interval, Metrics, bootstrap_ratio, mean_metrics
+from marl.metrics.talk import distinct_ngrams
 from marl.model.policy import Policy
 from marl.model.tokens import Tokens, View
 from marl.types import Episode, Kind, Turn
 
 TOKENS_AT_ONCE = 16384
-NGRAM_WORDS = 5000  # the share of distinct n-grams falls with the words counted, so their number is fixed
 
 
 # --- Likelihood -------------------------------------------------------------------------------------------------------
@@ -36,11 +33,10 @@ NGRAM_WORDS = 5000  # the share of distinct n-grams falls with the words counted
 
 @torch.no_grad()
 def speech_likelihood(policy: Policy, seats: Sequence[Seat]) -> np.ndarray:
-    """Of each seat's own messages: (sum of log p of their tokens, words), shape (seats, 2), in nats.
+    """(sum of log p in nats, words) of each seat's own messages, shape (seats, 2).
 
-    p is the policy's at temperature 1, as it would have spoken in that seat, given everything that stands before. Tags,
-    end marker, proposals and refused replies are left out: only what others heard counts. Words are those between
-    white space, which no tokenizer changes, so that figures per word compare across models.
+    p is the policy's at temperature 1, given everything before. Only what others heard counts: no tags, end marker,
+    proposals or refused replies. Words are split at white space, so figures per word compare across tokenizers.
     """
     found = np.zeros((len(seats), 2))
     batch = collate(seats, {})
@@ -55,15 +51,12 @@ def speech_likelihood(policy: Policy, seats: Sequence[Seat]) -> np.ndarray:
 
 
 def heard_words(turn: Turn) -> list[str]:
-    """Of an accepted message; a replayed human's turn has no `message`, and was heard as it stands."""
+    """The words of an accepted message. A replayed human's turn has no `message`; its text counts."""
     return (turn.message or turn.text.removeprefix(MESSAGE).partition(END)[0]).split()
 
 
 def likelihood(policy: Policy, games: Sequence[Sequence[Seat]], rng: np.random.Generator) -> Interval | None:
-    """Mean log-likelihood in nats a word of what was said in these games, with an interval over games.
-
-    None where nothing was said.
-    """
+    """Mean log-likelihood of the messages in nats a word, with an interval over games; None without a message."""
     owner = [number for number, seats in enumerate(games) for _ in seats]
     found = speech_likelihood(policy, [seat for seats in games for seat in seats])
     sums = np.zeros((len(games), 2))
@@ -72,10 +65,10 @@ def likelihood(policy: Policy, games: Sequence[Sequence[Seat]], rng: np.random.G
 
 
 def retold(game: Mapping[str, Any] | Episode, env: Any, tokens: Tokens, players: Sequence[str]) -> list[Seat]:
-    """A game of Deal or No Deal played again from its replies, as a model with these tokens meets it at each seat.
+    """Replays a game of Deal or No Deal from its replies, as a model with these tokens reads it.
 
-    One row for each seat that one of `players` held. `env` must have the settings of the game, in the style that the
-    model reads. Replies are tokenised anew, the same way for all models, whoever made them.
+    Returns one row for each seat that one of `players` held. `env` must have the settings of the game, in the model's
+    style. Replies are tokenised anew, the same way for all models.
     """
     facts: Mapping[str, Any]
     held: Mapping[str, str]
@@ -122,103 +115,54 @@ def retold(game: Mapping[str, Any] | Episode, env: Any, tokens: Tokens, players:
     return [(episode, agent) for agent in AGENTS if held[agent] in players]
 
 
-# --- Variety ----------------------------------------------------------------------------------------------------------
-
-
-def distinct_ngrams(games: Sequence[Sequence[str]], size: int, words: int = NGRAM_WORDS) -> Interval | None:
-    """Different n-grams over all n-grams of messages (Li et al. 2016), in the first games that hold `words` words.
-
-    N-grams lie within a message; words are those between white space. Interval: delete-one-game jackknife of the ratio
-    (Efron and Tibshirani 1993, chapter 11). None where fewer words were said: a share over fewer would be larger for
-    that reason alone. `n`: games counted.
-    """
-    grams: list[list[tuple[str, ...]]] = []
-    said = 0
-    for messages in games:
-        found = []
-        for message in messages:
-            each = message.split()[: words - said]
-            said += len(each)
-            found += [tuple(each[i : i + size]) for i in range(len(each) - size + 1)]
-        grams.append(found)
-        if said >= words:
-            break
-    if said < words:
-        return None
-    used_by: dict[tuple[str, ...], int] = {}
-    for found in grams:
-        for gram in set(found):
-            used_by[gram] = used_by.get(gram, 0) + 1
-    unique, total, n = len(used_by), sum(map(len, grams)), len(grams)
-    if not total:
-        return None
-    mean = unique / total
-    if n == 1:
-        return Interval(mean, math.nan, math.nan, 1)
-    without = [
-        (unique - sum(used_by[gram] == 1 for gram in set(found))) / max(total - len(found), 1) for found in grams
-    ]
-    half = float(norm.ppf(0.975)) * math.sqrt((n - 1) * float(np.var(without)))
-    return Interval(mean, max(0.0, mean - half), min(1.0, mean + half), n)
-
-
-# --- Whether words hold -----------------------------------------------------------------------------------------------
+# --- Words kept -----------------------------------------------------------------------------------------------
 
 
 def talk_drift(readings: Sequence[Reading], rng: np.random.Generator) -> Metrics:
-    """What these games' measured players said, by `read_talk`; a figure that nothing was observed for is absent.
+    """Shares of proposals and messages of the measured players, read by `read_talk`.
 
-    Of proposals: `talk/split_kept`, the share that claims what the proposer's own last split gave it, over those
-    with such a split, which are `talk/split_coverage` of all; `talk/split_kept_explicit` and
-    `talk/split_coverage_explicit`, where that message said of all items who gets them; who agreed to the partner's
-    later split doesn't keep its own. `talk/table_kept`: the share that claims its side of the last split of either
-    player, so that an agreement counts, over those of which `talk/inverted` is a share. `talk/inverted`: the share that
-    claims the partner's side of the last split of either player, over those where the sides differ, which are
-    `talk/inverted_coverage` of all; `talk/inverted_explicit` likewise; `talk/inverted_chance`, what uniform claims
-    would give. `talk/worse_share`: claims of the side that is worth less to the proposer, over all proposals.
+    `talk/split_kept`: proposals that claim what the proposer's own last split gave it, over those with such a split
+    (`talk/split_coverage` of all). `talk/table_kept`: the same for the last split of either player. `talk/inverted`:
+    proposals that claim the partner's side of that split, over those whose sides differ (`talk/inverted_coverage`);
+    `talk/inverted_chance`: of claims drawn uniformly. `talk/worse_share`: claims of the side worth less to the
+    proposer. `*_explicit`: only splits that say of all items who gets them.
 
-    Of messages: `talk/understood`, in which the grammar found anything; `talk/value_claims`, statements about own
-    values per message; of these `talk/value_true`, and `talk/value_chance`, what they would be of values drawn
-    uniformly. `talk/distinct_1`, `_2`, `_3`: see `distinct_ngrams`.
+    `talk/understood`: messages in which the grammar found anything; `talk/value_claims`: statements about own values
+    per message; `talk/value_true`: true ones, and `talk/value_chance` of values drawn uniformly. `talk/distinct_1`,
+    `_2`, `_3`: see `distinct_ngrams`.
     """
-    found: Metrics = {}
+    claims = [(game, c) for game, reading in enumerate(readings) for c in reading.claims]
+    values = [(game, v) for game, reading in enumerate(readings) for v in reading.values]
 
-    def share(name: str, of: Callable[[Claimed], bool], among: Callable[[Claimed], bool] = lambda c: True) -> None:
-        pairs = [(game, of(c)) for game, r in enumerate(readings) for c in r.claims if among(c)]
-        if pairs:
-            found[name] = _share(pairs, rng)
+    def share(of: Callable[[Claimed], bool], among: Callable[[Claimed], bool] = lambda c: True) -> ByGame:
+        return [(game, of(c)) for game, c in claims if among(c)]
 
-    share("talk/split_kept", lambda c: c.claim == c.stated, lambda c: c.stated is not None)
-    share("talk/split_coverage", lambda c: c.stated is not None)
-    share("talk/split_kept_explicit", lambda c: c.claim == c.stated, lambda c: c.stated_explicit)
-    share("talk/split_coverage_explicit", lambda c: c.stated_explicit)
-    share("talk/table_kept", lambda c: c.claim == c.table, lambda c: c.telling)
-    share("talk/inverted", lambda c: c.inverted, lambda c: c.telling)
-    share("talk/inverted_coverage", lambda c: c.telling)
-    share("talk/inverted_explicit", lambda c: c.inverted, lambda c: c.telling and c.table_explicit)
-    share("talk/worse_share", lambda c: c.worse)
-    chances = [(game, c.chance) for game, r in enumerate(readings) for c in r.claims if c.telling]
-    if chances:
-        found["talk/inverted_chance"] = bootstrap_mean([p for _, p in chances], [g for g, _ in chances], rng=rng)
+    found = mean_metrics(
+        {
+            "talk/split_kept": share(lambda c: c.claim == c.stated, lambda c: c.stated is not None),
+            "talk/split_coverage": share(lambda c: c.stated is not None),
+            "talk/split_kept_explicit": share(lambda c: c.claim == c.stated, lambda c: c.stated_explicit),
+            "talk/split_coverage_explicit": share(lambda c: c.stated_explicit),
+            "talk/table_kept": share(lambda c: c.claim == c.table, lambda c: c.telling),
+            "talk/inverted": share(lambda c: c.inverted, lambda c: c.telling),
+            "talk/inverted_coverage": share(lambda c: c.telling),
+            "talk/inverted_explicit": share(lambda c: c.inverted, lambda c: c.telling and c.table_explicit),
+            "talk/worse_share": share(lambda c: c.worse),
+            "talk/inverted_chance": [(game, c.chance) for game, c in claims if c.telling],
+        },
+        rng,
+    )
     messages = [len(r.messages) for r in readings]
     if sum(messages):
         found["talk/understood"] = bootstrap_ratio([r.understood for r in readings], messages, rng=rng)
         found["talk/value_claims"] = bootstrap_ratio([len(r.values) for r in readings], messages, rng=rng)
-    values = [(game, v) for game, r in enumerate(readings) for v in r.values]
-    if values:
-        found["talk/value_true"] = _share([(game, v.true) for game, v in values], rng)
-        found["talk/value_chance"] = bootstrap_mean([v.chance for _, v in values], [g for g, _ in values], rng=rng)
+    found |= mean_metrics(
+        {"talk/value_true": [(game, v.true) for game, v in values],
+         "talk/value_chance": [(game, v.chance) for game, v in values]},
+        rng,
+    )  # fmt: skip
     for size in (1, 2, 3):
         distinct = distinct_ngrams([r.messages for r in readings], size)
         if distinct is not None:
             found[f"talk/distinct_{size}"] = distinct
     return found
-
-
-def _share(pairs: Sequence[tuple[int, bool]], rng: np.random.Generator) -> Interval:
-    """A share with an interval over games; where it holds always or never, games are counted (Wilson 1927)."""
-    games, flags = zip(*pairs, strict=True)
-    if len(set(flags)) == 1:
-        units = len(set(games))
-        return wilson(units * flags[0], units)
-    return bootstrap_mean(flags, games, rng=rng)

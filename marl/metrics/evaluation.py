@@ -1,7 +1,7 @@
-"""What finished games say: score, agreement, talk, errors, beliefs and what messages did to them, with 95 % intervals.
+"""Metrics of finished games with 95 % intervals: score, agreement, talk, errors, beliefs, effects of messages.
 
-Everything here is a function of `Episode`s. Who plays whom, on which seeds, is for the commands; means over several
-training seeds are in stats.py. A metric that nothing was observed for (a score of agreed games without any) is absent.
+`metrics` is a pure function of `Episode`s; means over training seeds are in tables.py. A metric without an observation
+(a score of agreed games if there is none) is absent.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import numpy as np
 
 from marl.metrics.beliefs import CHANGES, belief_changes, belief_metrics
 from marl.metrics.games import among_us_metrics, dond_metrics, ways_of_ending
-from marl.metrics.shares import Valued, counts_turn, mean_metrics, rate
-from marl.metrics.stats import Interval, Metrics, bootstrap_mean, bootstrap_ratio
-from marl.metrics.talk import cut_metrics, talk_metrics
+from marl.metrics.stats import ByGame, Interval, Metrics, bootstrap_mean, bootstrap_ratio, mean_metrics, rate
+from marl.metrics.talk import cut_metrics, played_by, talk_metrics
 from marl.metrics.training import counted, tries, winners
 from marl.types import INSIDERS, Episode
 
@@ -30,11 +29,10 @@ def metrics(
 ) -> Metrics:
     """All metrics of these games, by name.
 
-    `game`: `dond` or `among_us`; any other game gets what is common to all, as `game/score` what the environment paid
-    a player in all, and `game/how/HOW` and `game/win_rate/WINNER`, the shares of games that ended so, in its own words.
-    `objective` is Deal or No Deal's. `players` (names in `Episode.players`) limits talk, errors, beliefs, speech and
-    rewards to those players; the game's own figures always count everybody. Intervals are resampled with `rng`, by
-    default a fresh generator, so that the same episodes always give the same figures.
+    `game`: `dond`, `among_us` or another one. Another game gets `game/score` (a player's total payment), and
+    `game/how/HOW` and `game/win_rate/WINNER` (shares of games) in its own words. `objective` is Deal or No Deal's.
+    `players` (names in `Episode.players`) limits talk, errors, beliefs, speech and rewards to those players; the
+    game's own figures count everybody. The default `rng` gives the same intervals for the same episodes.
     """
     if not episodes:
         raise ValueError("no episodes to evaluate: play at least one game")
@@ -51,8 +49,8 @@ def metrics(
         **own,
         **talk_metrics(episodes, rng, players),
         **error_metrics(episodes, rng, players),
-        **belief_metrics(episodes, rng, players=players),
-        **speech_metrics(episodes, rng, players=players),
+        **belief_metrics(episodes, rng, players),
+        **speech_metrics(episodes, rng, players),
         **plan_metrics(episodes, rng, players),
         **cut_metrics(episodes, rng, players),
         **reward_metrics(episodes, rng, players),  # last: the other intervals' draws stay as they were
@@ -69,15 +67,14 @@ def _wins(episodes: Sequence[Episode]) -> Metrics:
 def error_metrics(
     episodes: Sequence[Episode], rng: np.random.Generator, players: Collection[str] | None = None
 ) -> Metrics:
-    """`errors/per_turn`: refused replies per turn (`monitor.tries`).
-
-    `errors/aborted`: games ended for too many refused replies in a row, over all games, whoever made them.
-    `errors/outgrown`: games with a turn for which a model's stream had no room.
+    """`errors/per_turn`: refused replies per turn (`training.tries`). `errors/aborted`: share of games that ended
+    after too many refused replies in a row, whoever made them. `errors/outgrown`: share of games in which a model's
+    stream had no room for a turn.
     """
     each = [tries(episode, players) for episode in episodes]
     refused, turns = [wrong for wrong, _ in each], [had for _, had in each]
     found = {"errors/aborted": rate([episode.outcome.get("how") == "abort" for episode in episodes])}
-    # also where it is 0, or the mean over an arm's seeds would lack it
+    # always present: a mean over seeds needs it in each
     found["errors/outgrown"] = rate([episode.outgrown for episode in episodes])
     if sum(turns):
         found["errors/per_turn"] = bootstrap_ratio(refused, turns, rng=rng)
@@ -87,21 +84,22 @@ def error_metrics(
 def plan_metrics(
     episodes: Sequence[Episode], rng: np.random.Generator, players: Collection[str] | None = None
 ) -> Metrics:
-    """`plan/floored`: the share of legal actions that an anchor gave next to nothing, and had raised to the floor, mean
-    over plans; absent where nobody planned."""
-    plans = [
-        (g, t.planned) for g, e in enumerate(episodes) for t in e.turns if t.planned and counts_turn(t, e, players)
+    """`plan/floored`: share of legal actions whose anchor probability was raised to the floor, mean over plans."""
+    plans: ByGame = [
+        (game, turn.planned.floored)
+        for game, e in enumerate(episodes)
+        for turn in e.turns
+        if turn.planned and played_by(players, turn, e)
     ]
-    shares, games = [planned.floored for _, planned in plans], [game for game, _ in plans]
-    return {"plan/floored": bootstrap_mean(shares, games, rng=rng)} if plans else {}
+    return mean_metrics({"plan/floored": plans}, rng)
 
 
 def reward_metrics(
     episodes: Sequence[Episode], rng: np.random.Generator, players: Collection[str] | None = None
 ) -> Metrics:
-    """`reward/NAME`: what each term pays a turn, unweighted, as training logs it; absent where no term was asked."""
-    turns = [(game, turn) for game, e in enumerate(episodes) for turn in e.turns if counts_turn(turn, e, players)]
-    values: dict[str, Valued] = {}
+    """`reward/NAME`: what each term pays a turn, unweighted, as training logs it."""
+    turns = [(game, turn) for game, e in enumerate(episodes) for turn in e.turns if played_by(players, turn, e)]
+    values: dict[str, ByGame] = {}
     for name in sorted({name for _, turn in turns for name in turn.rewards}):
         own = [(game, turn) for game, turn in turns if name in turn.rewards and counted(turn, name)]
         values[f"reward/{name}"] = [(game, turn.rewards[name]) for game, turn in own]
@@ -109,27 +107,19 @@ def reward_metrics(
 
 
 def speech_metrics(
-    episodes: Sequence[Episode],
-    rng: np.random.Generator,
-    roles: Collection[str] | None = None,
-    players: Collection[str] | None = None,
+    episodes: Sequence[Episode], rng: np.random.Generator, players: Collection[str] | None = None
 ) -> Metrics:
-    """What messages did to the other listeners' belief, by the speaker's role and player name (None: all).
+    """Change of the other listeners' belief across a message.
 
-    `speech/belief_change`: change of the probability of the truth across a message, summed over listeners and
-    questions, mean over messages after which somebody was asked, interval over games. `speech/log_belief_change`: the
-    same of the log-probability. These are the speaking reward's own figures, so an imposter's count negative.
+    `speech/belief_change`: change of the probability of the truth, summed over listeners and questions, mean over
+    messages after which somebody was asked. `speech/log_belief_change`: the same of the log-probability. These are the
+    speaking reward's figures, so an imposter's count negative.
     """
-    values: dict[str, Valued] = {}
+    values: dict[str, ByGame] = {}
     for name, of in CHANGES.items():
         for game, episode in enumerate(episodes):
             for turn, change in zip(episode.turns, belief_changes(episode, of), strict=True):
-                if (
-                    turn.message
-                    and not math.isnan(change)
-                    and counts_turn(turn, episode, players)
-                    and (roles is None or turn.role in roles)
-                ):
+                if turn.message and not math.isnan(change) and played_by(players, turn, episode):
                     sign = -1 if turn.role in INSIDERS else 1
                     values.setdefault(name, []).append((game, sign * float(change)))
     return mean_metrics(values, rng)
@@ -142,11 +132,10 @@ def evaluation_to_json(
     of_games: Mapping[str, Mapping[str, Sequence[float]]] | None = None,
     **about: Any,
 ) -> dict[str, Any]:
-    """What `evaluation.json` holds: `{"about": {...}, "conditions": {condition: {metric: {mean, low, high, n}}},
+    """The contents of `evaluation.json`: `{"about": {...}, "conditions": {condition: {metric: {mean, low, high, n}}},
     "belief_by_message": {condition: [{metric: {mean, low, high, n}}, ...]}, "by_game": {condition: {metric: [...]}}}`.
 
-    Conditions are named in the order to show them, `base` and `trained` for example. `about` is whatever
-    the reader should know of the games: game, objective, number of games, seed.
+    Conditions (`base`, `trained`) keep their order. `about` describes the games: game, objective, number, seed.
     """
     return {
         "about": about,

@@ -1,4 +1,4 @@
-"""Figures of each game: scores, deals, wins, votes, who names whom."""
+"""Metrics of each game: scores, deals, wins, votes, naming."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ import numpy as np
 from envs.among_us.state import Ending, Role
 from envs.dond import environment as dond_environment
 from envs.dond import rules as dond_rules
-from marl.metrics.among_us import Message, Record, read_game, template
+from marl.metrics.among_us import Message, Vote, read_game, template
 from marl.metrics.beliefs import CHANGES, belief_changes
-from marl.metrics.shares import Valued, context, counts_turn, mean_metrics, rate, spoken
-from marl.metrics.stats import Floats, Metrics, bootstrap_mean, bootstrap_ratio, wilson
-from marl.metrics.talk import effective_number
+from marl.metrics.negotiation import context
+from marl.metrics.stats import ByGame, Floats, Metrics, bootstrap_mean, bootstrap_ratio, mean_metrics, rate, wilson
+from marl.metrics.talk import effective_number, played_by, spoken
 from marl.types import INSIDERS, Episode
 
 
-# --- Games ------------------------------------------------------------------------------------------------------------
 def by_game(episodes: Sequence[Episode], game: str, objective: float = 0.0) -> dict[str, list[float]]:
-    """The headline figures of every game, in order: what players are compared by who met in the same games."""
+    """The headline figures of each game, in order, for comparing players in the same games."""
     if game == "dond":
         points = [[e.outcome["points"][agent] for agent in dond_environment.AGENTS] for e in episodes]
         return {
@@ -36,11 +35,10 @@ def by_game(episodes: Sequence[Episode], game: str, objective: float = 0.0) -> d
 def dond_metrics(episodes: Sequence[Episode], objective: float, rng: np.random.Generator) -> Metrics:
     """Score, points, agreement and Pareto rate of Deal or No Deal, per game (the mean of its two players).
 
-    `game/score` is R_i + objective * R_j over all games and `game/score_agreed` over games with a deal; `game/points`
-    is R_i alone and `game/joint` both players' sum. `game/pareto` counts games whose outcome no allocation weakly
-    dominates, over all games (Liao et al. 2024), `game/pareto_agreed` over agreed ones (Lewis et al. 2017).
-    `game/score_ceiling` is what the best deal of each of these contexts gives. `game/points/NAME`: what the
-    player of that name got.
+    `game/score`: R_i + objective * R_j; `game/points`: R_i alone; `game/joint`: both players' sum. `game/pareto`: share
+    of games whose outcome no allocation weakly dominates (Liao et al. 2024). `*_agreed`: the same over games with a
+    deal (Lewis et al. 2017). `game/score_ceiling`: score of the best deal of each context. `game/points/NAME`,
+    `game/score/NAME`: those of one player, if several met.
     """
     contexts = [context(episode) for episode in episodes]
     both = np.array(
@@ -68,7 +66,7 @@ def dond_metrics(episodes: Sequence[Episode], objective: float, rng: np.random.G
 
 
 def _by_player(episodes: Sequence[Episode], both: Floats, objective: float, rng: np.random.Generator) -> Metrics:
-    """Points and score by who held the seat, where different players met."""
+    """Points and score by player, if different players met."""
     seats = [
         (g, s, e.players[agent]) for g, e in enumerate(episodes) for s, agent in enumerate(dond_environment.AGENTS)
     ]
@@ -83,16 +81,23 @@ def _by_player(episodes: Sequence[Episode], both: Floats, objective: float, rng:
     return found
 
 
+def ways_of_ending(episodes: Sequence[Episode], known: Collection[str] = ()) -> Metrics:
+    """`game/how/ENDING`: the share of games that ended so. `known` endings are present also if no game ended so."""
+    endings = Counter(dict.fromkeys(known, 0))
+    endings.update(str(episode.outcome["how"]) for episode in episodes)
+    return {f"game/how/{how}": wilson(count, len(episodes)) for how, count in sorted(endings.items())}
+
+
+# --- Among Us ---------------------------------------------------------------------------------------------------------
 def among_us_metrics(
     episodes: Sequence[Episode], players: Collection[str] | None = None, rng: np.random.Generator | None = None
 ) -> Metrics:
-    """Who won Among Us and how, and what `players` (names in `Episode.players`; None: all) voted and said.
+    """Wins and endings of Among Us, and votes and messages of `players` (names in `Episode.players`; None: all).
 
-    Of everybody: `game/win_rate/crewmates`, `game/win_rate/imposters` and `game/how/ENDING` are shares of all games;
-    `game/meetings`, `game/reports` (choices to report; of several in one step one counts), `game/steps` of the
-    clock and `game/decisions` (all players' moves, messages and votes) are per game;
-    `game/ejected_imposter`, `game/ejected_crewmate`: the share of discussions that ended so; `game/tasks_done`: of the
-    crewmates' tasks, the share that was done. Votes and messages: see `vote_metrics`, `naming_metrics`.
+    Shares of all games: `game/win_rate/crewmates`, `game/win_rate/imposters`, `game/how/ENDING`. Per game:
+    `game/meetings`, `game/reports` (choices to report), `game/steps` of the clock, `game/decisions` (moves, messages
+    and votes of all players). Shares of discussions: `game/ejected_imposter`, `game/ejected_crewmate`.
+    `game/tasks_done`: share of the crewmates' tasks.
     """
     rng = rng or np.random.default_rng(0)
     winners = [episode.outcome["winner"] for episode in episodes]
@@ -107,19 +112,29 @@ def among_us_metrics(
         "game/reports": bootstrap_mean([record.reports for record in records], rng=rng),
         "game/tasks_done": bootstrap_ratio([e.outcome["tasks"] for e in episodes], tasks, rng=rng),
     }
-    ejected: dict[str, Valued] = {"game/ejected_imposter": [], "game/ejected_crewmate": []}
+    ejected: dict[str, ByGame] = {"game/ejected_imposter": [], "game/ejected_crewmate": []}
     for game, (episode, record, count) in enumerate(zip(episodes, records, meetings, strict=True)):
         guilty = {episode.facts["names"][agent] for agent in episode.facts["imposters"]}
         for name in (*record.ejected, *[""] * (count - len(record.ejected))):  # time may run out before the vote
             ejected["game/ejected_imposter"].append((game, name in guilty))
             ejected["game/ejected_crewmate"].append((game, bool(name) and name not in guilty))
+    votes = [
+        (game, vote)
+        for game, record in enumerate(records)
+        for vote in record.votes
+        if vote.turn.role == Role.CREWMATE and played_by(players, vote.turn, episodes[game])
+    ]
+    everybodys = [(game, message) for game, record in enumerate(records) for message in record.messages]
+    messages = [(game, message) for game, message in everybodys if played_by(players, message.turn, episodes[game])]
+    of_imposters = [(game, m) for game, m in everybodys if m.turn.role == Role.IMPOSTER]
+    forms = [Counter(template(t.message) for t in spoken(e, players) if t.message) for e in episodes]
     return {
         **found,
         **mean_metrics(ejected, rng),
-        **vote_metrics(episodes, records, rng, players),
-        **naming_metrics(episodes, records, rng, players),
-        **naming_effects(episodes, records, rng, players),
-        **form_metrics(episodes, players),
+        **mean_metrics(vote_values(votes), rng),
+        **mean_metrics(naming_values([(g, m) for g, m in messages if m.turn.role == Role.CREWMATE], of_imposters), rng),
+        **mean_metrics(naming_effects(episodes, everybodys, players), rng),
+        **({"talk/forms": effective_number(forms)} if any(forms) else {}),
         **{
             f"game/{name}": bootstrap_mean([e.outcome[name] for e in episodes], rng=rng)
             for name in ("steps", "decisions")
@@ -127,101 +142,82 @@ def among_us_metrics(
     }
 
 
-def vote_metrics(
-    episodes: Sequence[Episode], records: Sequence[Record], rng: np.random.Generator, players: Collection[str] | None
-) -> Metrics:
-    """Crewmates' votes: `vote/imposter` and `vote/skip` are shares of all, `vote/chance` is what `vote/imposter` would
-    be if everybody voted for a living player at random (for oneself, too: the game allows it). `vote/witness`: the
-    share of votes whose voter noticed a killer that still lives; `vote/witness_imposter` and `vote/other_imposter` are
-    what `vote/imposter` is among those and among the others."""
-    votes = [
-        (game, vote)
-        for game, record in enumerate(records)
-        for vote in record.votes
-        if vote.turn.role == Role.CREWMATE and counts_turn(vote.turn, episodes[game], players)
-    ]
-    return mean_metrics(
-        {
-            "vote/imposter": [(game, vote.right) for game, vote in votes],
-            "vote/skip": [(game, not vote.target) for game, vote in votes],
-            "vote/chance": [(game, vote.chance) for game, vote in votes],
-            "vote/witness": [(game, bool(vote.seen)) for game, vote in votes],
-            "vote/witness_imposter": [(game, vote.right) for game, vote in votes if vote.seen],
-            "vote/other_imposter": [(game, vote.right) for game, vote in votes if not vote.seen],
-        },
-        rng,
-    )
+def vote_values(votes: Sequence[tuple[int, Vote]]) -> dict[str, ByGame]:
+    """Crewmates' votes. `vote/imposter`, `vote/skip`: shares of all.
 
-
-def naming_metrics(
-    episodes: Sequence[Episode], records: Sequence[Record], rng: np.random.Generator, players: Collection[str] | None
-) -> Metrics:
-    """Whom messages name. Only living others count: a victim's name does not say who did it.
-
-    Crewmates': `talk/names` and `talk/names_imposter` are the shares that name anybody, an imposter; `talk/naming_true`
-    is the share that names an imposter of those that name anybody, and `talk/naming_chance` what it would be if as many
-    names as each has were drawn from the living others. `talk/accuses`, `talk/accusing_true` and `talk/accusing_chance`
-    are the same of those whom a message speaks against, as far as the scripted players' grammar tells (of free text it
-    tells little). `talk/knower_names_imposter`: of the messages of crewmates who noticed a killer that still lives, the
-    share that names such a killer. Imposters', whoever plays them: `talk/imposter_names`, the share that names anybody.
+    `vote/chance`: `vote/imposter` of votes for a random living player (oneself, too). `vote/witness`: share of voters
+    who noticed a living killer; `vote/witness_imposter`, `vote/other_imposter`: `vote/imposter` of these and of others.
     """
-    messages = _messages(episodes, records, players)
-    named = [(game, m, m.named) for game, m in messages if m.turn.role == Role.CREWMATE]
-    against = [(game, m, m.accused) for game, m in messages if m.turn.role == Role.CREWMATE]
-    return mean_metrics(
-        {
-            "talk/names": [(game, bool(names)) for game, _, names in named],
-            "talk/names_imposter": [(game, m.meets(names)) for game, m, names in named],
-            "talk/naming_true": [(game, m.meets(names)) for game, m, names in named if names],
-            "talk/naming_chance": [(game, m.chance(len(names))) for game, m, names in named if names],
-            "talk/accuses": [(game, bool(names)) for game, _, names in against],
-            "talk/accusing_true": [(game, m.meets(names)) for game, m, names in against if names],
-            "talk/accusing_chance": [(game, m.chance(len(names))) for game, m, names in against if names],
-            "talk/knower_names_imposter": [
-                (game, any(name in m.seen for name in names)) for game, m, names in named if m.seen
-            ],
-            "talk/imposter_names": [
-                (game, bool(m.named)) for game, m in _messages(episodes, records, None) if m.turn.role == Role.IMPOSTER
-            ],
-        },
-        rng,
-    )
+    return {
+        "vote/imposter": [(game, vote.right) for game, vote in votes],
+        "vote/skip": [(game, not vote.target) for game, vote in votes],
+        "vote/chance": [(game, vote.chance) for game, vote in votes],
+        "vote/witness": [(game, bool(vote.seen)) for game, vote in votes],
+        "vote/witness_imposter": [(game, vote.right) for game, vote in votes if vote.seen],
+        "vote/other_imposter": [(game, vote.right) for game, vote in votes if not vote.seen],
+    }
+
+
+def naming_values(
+    crews: Sequence[tuple[int, Message]], of_imposters: Sequence[tuple[int, Message]]
+) -> dict[str, ByGame]:
+    """Whom messages name, among living others: a victim's name does not say who did it.
+
+    Shares of crewmates' messages: `talk/names` (anybody), `talk/names_imposter`. Of those that name somebody:
+    `talk/naming_true` names an imposter, and `talk/naming_chance` would with as many random names. `talk/accuses`,
+    `talk/accusing_true`, `talk/accusing_chance`: the same for whom a message speaks against, by the scripted players'
+    grammar (it tells little of free text). `talk/knower_names_imposter`: of speakers who noticed a living killer, those
+    who name it. `talk/imposter_names`: share of imposters' messages, whoever plays them, that name anybody.
+    """
+    named = [(game, m, m.named) for game, m in crews]
+    against = [(game, m, m.accused) for game, m in crews]
+    return {
+        "talk/names": [(game, bool(names)) for game, _, names in named],
+        "talk/names_imposter": [(game, m.meets(names)) for game, m, names in named],
+        "talk/naming_true": [(game, m.meets(names)) for game, m, names in named if names],
+        "talk/naming_chance": [(game, m.chance(len(names))) for game, m, names in named if names],
+        "talk/accuses": [(game, bool(names)) for game, _, names in against],
+        "talk/accusing_true": [(game, m.meets(names)) for game, m, names in against if names],
+        "talk/accusing_chance": [(game, m.chance(len(names))) for game, m, names in against if names],
+        "talk/knower_names_imposter": [(game, any(n in m.seen for n in names)) for game, m, names in named if m.seen],
+        "talk/imposter_names": [(game, bool(m.named)) for game, m in of_imposters],
+    }
 
 
 def naming_effects(
-    episodes: Sequence[Episode], records: Sequence[Record], rng: np.random.Generator, players: Collection[str] | None
-) -> Metrics:
-    """What messages did to belief (see `speech_metrics`), toward the truth above 0, whoever spoke.
+    episodes: Sequence[Episode], messages: Sequence[tuple[int, Message]], players: Collection[str] | None
+) -> dict[str, ByGame]:
+    """Change of belief across messages, above 0 toward the truth, whoever spoke.
 
-    `speech/belief_change/toward_truth`: all messages, imposters' too, whoever plays: nobody accuses itself, so messages
-    of the crew alone help the truth even where they know nothing; 0 for speech that carries no information.
-    Crewmates' alone, by whom they name: `speech/belief_change/names_imposter`, `/names_other` (living others, none of
-    them an imposter) and `/names_nobody`. The same of `speech/log_belief_change`. `speech/pull`: what a message that
-    speaks against one player alone, rightly or not, did to a crewmate's belief that it is that one.
+    `speech/belief_change/toward_truth`: all messages, imposters' too: 0 for speech without information. (Nobody
+    accuses itself, so the crew's messages alone help the truth even if they know nothing.) `/names_imposter`,
+    `/names_other`, `/names_nobody`: crewmates' messages by whom they name. The same of `speech/log_belief_change`.
+    `speech/pull`: change of a crewmate's belief that it is the one player whom a message speaks against.
     """
-    values: dict[str, Valued] = {"speech/pull": []}
-    for game, (episode, record) in enumerate(zip(episodes, records, strict=True)):
-        for message in record.messages:
-            if len(message.accused) == 1 and counts_turn(message.turn, episode, players):
-                values["speech/pull"] += [(game, change) for change in pulls(episode, message)]
+    values: dict[str, ByGame] = {"speech/pull": []}
+    for game, message in messages:
+        if len(message.accused) == 1 and played_by(players, message.turn, episodes[game]):
+            values["speech/pull"] += [(game, change) for change in pulls(episodes[game], message)]
     for name, of in CHANGES.items():
-        for game, (episode, record) in enumerate(zip(episodes, records, strict=True)):
-            changes = belief_changes(episode, of)
-            heard = [change for turn, change in zip(episode.turns, changes, strict=True) if turn.message]
-            for message, change in zip(record.messages, heard, strict=True):
-                if math.isnan(change):
-                    continue
-                values.setdefault(f"{name}/toward_truth", []).append((game, float(change)))
-                if not counts_turn(message.turn, episode, players):
-                    continue
-                if message.turn.role == Role.CREWMATE:
-                    kind = "imposter" if message.meets(message.named) else "other" if message.named else "nobody"
-                    values.setdefault(f"{name}/names_{kind}", []).append((game, float(change)))
-    return mean_metrics(values, rng)
+        changes = [belief_changes(episode, of) for episode in episodes]
+        heard = [
+            float(change)
+            for episode, each in zip(episodes, changes, strict=True)
+            for turn, change in zip(episode.turns, each, strict=True)
+            if turn.message
+        ]
+        for (game, message), change in zip(messages, heard, strict=True):
+            if math.isnan(change):
+                continue
+            values.setdefault(f"{name}/toward_truth", []).append((game, change))
+            if message.turn.role == Role.CREWMATE and played_by(players, message.turn, episodes[game]):
+                kind = "imposter" if message.meets(message.named) else "other" if message.named else "nobody"
+                values.setdefault(f"{name}/names_{kind}", []).append((game, change))
+    return values
 
 
 def pulls(episode: Episode, message: Message) -> list[float]:
-    """Of each crewmate asked before and after the message: the change of its belief in the one player accused."""
+    """Change of each crewmate's belief in the one player accused, if it was asked before and after the message."""
     name = message.accused[0].lower()
     changes = []
     for after in episode.beliefs:
@@ -234,28 +230,3 @@ def pulls(episode: Episode, message: Message) -> list[float]:
         if len(believed) == 2 and all(name in candidates for candidates in believed):
             changes.append(float(believed[1][name] - believed[0][name]))
     return changes
-
-
-def form_metrics(episodes: Sequence[Episode], players: Collection[str] | None) -> Metrics:
-    """`talk/forms`: the effective number of sentence forms, exp of the entropy (in nats) of the templates in use."""
-    games = [Counter(template(t.message) for t in spoken(e, players) if t.message) for e in episodes]
-    return {"talk/forms": effective_number(games)} if any(games) else {}
-
-
-def _messages(
-    episodes: Sequence[Episode], records: Sequence[Record], players: Collection[str] | None
-) -> list[tuple[int, Message]]:
-    """(number of the game, message) of all messages of these players."""
-    return [
-        (game, message)
-        for game, record in enumerate(records)
-        for message in record.messages
-        if counts_turn(message.turn, episodes[game], players)
-    ]
-
-
-def ways_of_ending(episodes: Sequence[Episode], known: Collection[str] = ()) -> Metrics:
-    """`game/how/ENDING`: the share of games that ended so; of `known` endings also where no game did."""
-    endings = Counter(dict.fromkeys(known, 0))
-    endings.update(str(episode.outcome["how"]) for episode in episodes)
-    return {f"game/how/{how}": wilson(count, len(episodes)) for how, count in sorted(endings.items())}

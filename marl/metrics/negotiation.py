@@ -1,11 +1,8 @@
-"""What negotiators said and did in Deal or No Deal: splits named, values claimed, and what was proposed after all that.
+"""Reads Deal or No Deal dialogues: splits named, values claimed, and proposals that keep or invert them.
 
-Messages are read by the grammar of the scripted players (`understand` in scripted/dond.py), which knows some of what
-people and trained models say and guesses where something is left out: items that a message doesn't mention go to the
-other side. So every share here comes with how much it rests on (`coverage`), and with a stricter variant, `explicit`,
-in which the message itself says of all three items, or of "the rest", who gets them. What it says of values is read
-here (`told_values`), since the grammar takes words about the partner's values, and questions, for claims about one's
-own. Left out: intervals (drift.py).
+The grammar of the scripted players (`understand` in scripted/dond_language.py) reads splits. It gives items that a
+message leaves out to the other side, so shares come with their coverage, and `explicit` counts only messages that speak
+of all items. `told_values` reads statements about one's own values. Intervals are in drift.py.
 """
 
 from __future__ import annotations
@@ -17,12 +14,18 @@ from typing import Any
 
 from envs.dond.environment import AGENTS
 from envs.dond.replies import Proposal, parse_reply
-from envs.dond.rules import Triple, allocations, points, rest, value_vectors
+from envs.dond.rules import Context, Triple, allocations, points, rest, value_vectors
 from envs.human_dond import HumanView
 from marl.agents.scripted.dond_language import ITEM_OF, NEGATIONS, NUMBER_OF, REST_WORDS, understand
 from marl.types import Episode
 
-READING = 2  # counts up when messages come to be read otherwise: figures that were kept are then measured again
+READING = 2  # raise it when messages are read differently: kept figures are then measured again
+
+
+def context(episode: Episode) -> Context:
+    """The pool and both players' values of a game (from a file they are lists)."""
+    counts, (first, second) = episode.facts["counts"], episode.facts["values"]
+    return Context(tuple(counts), (tuple(first), tuple(second)))
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Talk:
-    """One game: the pool, both players' values in seat order, what was said and claimed, whose lines are measured."""
+    """One game: pool, values in seat order, lines, and the seats whose lines are measured."""
 
     counts: Triple
     values: tuple[Triple, Triple]
@@ -45,7 +48,7 @@ class Talk:
 
 
 def talk_of(game: Episode | Mapping[str, Any], players: Iterable[str] | None = None) -> Talk:
-    """An episode or a transcript as a talk. `players`: who is measured, by name; None for both seats."""
+    """Converts an episode or a transcript. `players`: the names to measure; None for both seats."""
     if isinstance(game, Episode):
         facts, held = game.facts, game.players
         turns = [(t.agent, t.text, t.message, t.error) for t in game.turns]
@@ -68,9 +71,9 @@ def talk_of(game: Episode | Mapping[str, Any], players: Iterable[str] | None = N
 
 
 def human_talk(view: HumanView) -> Talk:
-    """A human dialogue, of which YOU, seat 0, are measured: the partner's lines are measured in its own row.
+    """Converts a human dialogue. Only YOU, seat 0, is measured: the partner has a row of its own.
 
-    Both claims stand at the end, where they are known: people chose after the talk, each by themselves.
+    Both claims stand at the end: people chose after the talk, each alone.
     """
     lines = [Line(0 if who == "YOU" else 1, text) for who, text in view.turns if text is not None]
     lines += [Line(i, "", claim) for i, claim in enumerate((view.claim, view.partner_claim)) if claim is not None]
@@ -79,10 +82,10 @@ def human_talk(view: HumanView) -> Talk:
 
 @dataclass(frozen=True)
 class Claimed:
-    """A proposal and the talk before it. Shares are the proposer's.
+    """A proposal and the splits named before it, as the proposer's share.
 
-    `stated`: by its own last message that named a split, `table`: by the last of either player's; None where there is
-    none that the grammar reads. `*_explicit`: whether that message said of all items who gets them.
+    `stated`: the proposer's own last split; `table`: the last split of either player; None for none. `*_explicit`: the
+    message said of all items who gets them.
     """
 
     seat: int
@@ -96,29 +99,28 @@ class Claimed:
 
     @property
     def telling(self) -> bool:
-        """Whether a claim can be told from its inversion: there is a split, and its two sides differ."""
+        """True if a split was named and its sides differ, so that a claim differs from its inversion."""
         return self.table is not None and self.table != rest(self.table, self.counts)
 
     @property
     def inverted(self) -> bool:
-        """The partner's share of the split that was spoken of last, proposed as one's own (Liao et al. 2024)."""
-        return self.telling and self.table is not None and self.claim == rest(self.table, self.counts)
+        """True if it claims the partner's share of the last split (Liao et al. 2024)."""
+        return self.table is not None and self.telling and self.claim == rest(self.table, self.counts)
 
     @property
     def chance(self) -> float:
-        """How probable an inversion is for a claim drawn uniformly."""
+        """Probability of an inversion for a claim drawn uniformly."""
         return 1 / len(allocations(self.counts))
 
     @property
     def worse(self) -> bool:
-        """Whether the proposer claims the side that is worth less to itself: a sign that needs no reading of talk."""
+        """True if it claims the side worth less to the proposer; needs no reading of talk."""
         return points(self.claim, self.values) < points(rest(self.claim, self.counts), self.values)
 
 
 @dataclass(frozen=True)
-class Valued:
-    """A statement about one's own value of an item, whether it is true, and how probable that is of a value vector
-    drawn uniformly from those that the pool allows."""
+class ValueClaim:
+    """A statement about one's own value of an item. `chance`: probability that it is true of a random value vector."""
 
     seat: int
     item: int
@@ -129,17 +131,16 @@ class Valued:
 
 @dataclass(frozen=True)
 class Reading:
-    """What the grammar found in the measured lines of one game. `understood`: of `messages`, those in which it found
-    anything at all (a split, a value, a yes or no, a question)."""
+    """The measured lines of one game. `understood`: number of messages in which the grammar found anything."""
 
     messages: tuple[str, ...]
     understood: int
-    values: tuple[Valued, ...]
+    values: tuple[ValueClaim, ...]
     claims: tuple[Claimed, ...]
 
     @classmethod
     def of(cls, views: Sequence[Reading]) -> Reading:
-        """Of one game, of which each of these measured one player."""
+        """Joins readings of one game that each measured one player."""
         return cls(
             sum((view.messages for view in views), ()), sum(view.understood for view in views),
             sum((view.values for view in views), ()), sum((view.claims for view in views), ()),
@@ -152,7 +153,7 @@ def read_talk(talk: Talk) -> Reading:
     stated: list[tuple[Triple, bool] | None] = [None, None]  # each player's own last split, from its side
     table: tuple[Triple, bool] | None = None  # the last split of either, from seat 0's side
     messages: list[str] = []
-    values: list[Valued] = []
+    values: list[ValueClaim] = []
     claims: list[Claimed] = []
     understood = 0
     for line in talk.lines:
@@ -180,12 +181,12 @@ def read_talk(talk: Talk) -> Reading:
         possible = value_vectors(counts)
         for item, value in told.items():
             chance = sum(vector[item] == value for vector in possible) / len(possible)
-            values.append(Valued(seat, item, value, talk.values[seat][item] == value, chance))
+            values.append(ValueClaim(seat, item, value, talk.values[seat][item] == value, chance))
     return Reading(tuple(messages), understood, tuple(values), tuple(claims))
 
 
 def _side(share: Triple, seat: int, counts: Triple) -> Triple:
-    """Seat 0's share as the seat's own, and the other way round."""
+    """Converts between seat 0's share and this seat's own."""
     return share if seat == 0 else rest(share, counts)
 
 
@@ -220,10 +221,9 @@ _IN_ALL = re.compile(r"\b(?:total|together|altogether|combined)\b")
 
 
 def told_values(message: str) -> dict[int, int]:
-    """What a message says that each item is worth to its speaker: one of it, in points, by item.
+    """Points that a message says one of each item is worth to its speaker, by item.
 
-    A clause that speaks of "you" or of an "if", or that asks, says nothing of it, nor does one about several items
-    together.
+    Clauses with "you" or "if", questions, and clauses about several items together do not count.
     """
     text = " ".join(message.lower().replace("’", "'").split())
     found = {}
@@ -243,18 +243,14 @@ def told_values(message: str) -> dict[int, int]:
 
 
 def explicit(message: str) -> bool:
-    """Whether a message speaks of all three items, or of some and the rest, and refuses none of them."""
+    """True if a message speaks of all three items, or of some and the rest, and refuses none."""
     words = set(re.findall(r"[a-z][a-z']*", message.lower().replace("’", "'")))
     items = {ITEM_OF[word] for word in words if word in ITEM_OF}
     return not words & NEGATIONS and (len(items) == 3 or bool(words & REST_WORDS))
 
 
 def inverted_figures(games: Sequence[Episode], players: Iterable[str]) -> dict[str, float]:
-    """For monitoring, as `talk_drift` has them (drift.py), without intervals: the share of inverted proposals among
-    those that could show one, the same where the split was named in full, and what uniform claims would give.
-
-    A figure that nothing was observed for is absent.
-    """
+    """`talk/inverted`, `_explicit` and `_chance` of drift.py as plain means, for training."""
     wanted = set(players)
     telling = [c for game in games for c in read_talk(talk_of(game, wanted)).claims if c.telling]
     named = {

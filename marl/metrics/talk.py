@@ -1,4 +1,4 @@
-"""How much is said, in how many words."""
+"""Amount and variety of talk, in white-space words, with intervals over games."""
 
 from __future__ import annotations
 
@@ -7,57 +7,33 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 import numpy as np
-from scipy.stats import norm
 
-from marl.metrics.shares import Valued, mean_metrics, spoken
-from marl.metrics.stats import Interval, Metrics, bootstrap_mean, bootstrap_ratio
+from envs.core import TurnKind
+from marl.metrics.stats import ByGame, Interval, Metrics, bootstrap_mean, bootstrap_ratio, jackknife, mean_metrics
 from marl.metrics.training import VOCABULARY_GAMES
-from marl.types import Episode
+from marl.types import Episode, Turn
+
+NGRAM_WORDS = 5000  # the share of distinct n-grams falls with the words counted, so their number is fixed
 
 
-def effective_number(games: Sequence[Counter[str]], level: float = 0.95) -> Interval:
-    """exp(H), H = -sum p log p over all games' counts together: k forms used equally often count as k (Hill 1973).
-
-    Interval from the delete-one-game jackknife of H (Efron and Tibshirani 1993, chapter 11), never below 1. Few
-    messages show few forms, so compare equal numbers of games. `n`: games with a message.
-    """
-    games = [counts for counts in games if counts]
-    total = Counter[str]()
-    for counts in games:
-        total.update(counts)
-
-    def entropy(size: int, weight: float) -> float:
-        """-sum p log p, where `size` is the sum of counts c, and `weight` that of c log c."""
-        return math.log(size) - weight / size
-
-    def log_weight(count: int) -> float:
-        return count * math.log(count) if count else 0.0
-
-    size, weight = total.total(), sum(map(log_weight, total.values()))
-    mean = entropy(size, weight)
-    if len(games) == 1:
-        return Interval(math.exp(mean), math.nan, math.nan, 1)
-    without = [
-        entropy(
-            size - counts.total(),
-            weight + sum(log_weight(total[form] - n) - log_weight(total[form]) for form, n in counts.items()),
-        )
-        for counts in games
-    ]
-    half = float(norm.ppf((1 + level) / 2)) * math.sqrt((len(games) - 1) * np.var(without))
-    return Interval(math.exp(mean), math.exp(max(0.0, mean - half)), math.exp(mean + half), len(games))
+def played_by(players: Collection[str] | None, turn: Turn, episode: Episode) -> bool:
+    """Whether one of these players (names in `Episode.players`; None: anybody) took the turn."""
+    return players is None or episode.players[turn.agent] in players
 
 
-# --- Talk and errors --------------------------------------------------------------------------------------------------
+def spoken(episode: Episode, players: Collection[str] | None = None) -> list[Turn]:
+    """The SPEAK turns of these players (None: of all), in order."""
+    return [t for t in episode.turns if t.kind == TurnKind.SPEAK and played_by(players, t, episode)]
+
+
 def talk_metrics(
     episodes: Sequence[Episode], rng: np.random.Generator, players: Collection[str] | None = None
 ) -> Metrics:
-    """How much was said, and with how many words.
+    """Counts accepted spoken replies and their words.
 
-    `talk/turns`: spoken replies that the game accepted (messages and proposals), per game; `talk/messages`: those that
-    others heard. `talk/tokens_per_turn`: sampled tokens of an accepted spoken reply, end marker included.
-    `talk/words_per_message` and `talk/vocabulary` count white-space words as they stand. The vocabulary is that of the
-    first 500 games; with fewer games it is smaller for that reason alone, and `n` says how many there were.
+    `talk/turns`: messages and proposals per game; `talk/messages`: those that others heard. `talk/tokens_per_turn`:
+    sampled tokens of a reply, end marker included. `talk/words_per_message`. `talk/vocabulary`: see `vocabulary`, in
+    the first 500 games.
     """
     turns = [[turn for turn in spoken(e, players) if not turn.error] for e in episodes]
     messages = [[turn.message for turn in of_game if turn.message] for of_game in turns]
@@ -78,22 +54,75 @@ def talk_metrics(
 def cut_metrics(
     episodes: Sequence[Episode], rng: np.random.Generator, players: Collection[str] | None = None
 ) -> Metrics:
-    """`talk/cut`: of the spoken replies that the game accepted, the share that is unfinished (see `Turn.cut`)."""
-    replies: Valued = [(g, t.cut) for g, e in enumerate(episodes) for t in spoken(e, players) if not t.error]
+    """`talk/cut`: the share of accepted spoken replies that are unfinished (see `Turn.cut`)."""
+    replies: ByGame = [(g, t.cut) for g, e in enumerate(episodes) for t in spoken(e, players) if not t.error]
     return mean_metrics({"talk/cut": replies}, rng)
 
 
-def vocabulary(games: Sequence[Sequence[str]], level: float = 0.95) -> Interval:
-    """Number of different white-space words in the messages of these games, with a jackknife interval over games.
+def vocabulary(games: Sequence[Sequence[str]]) -> Interval:
+    """Number of different words in the messages of these games, with a jackknife interval over games.
 
-    Leaving game g out loses the words that only g used, u_g of them; the jackknife variance is
-    (n-1)/n sum (u_g - mean)² (Efron and Tibshirani 1993, chapter 11). It says how far the count hangs on single games,
-    not what more games would add. It ends at 0, below which there is no count.
+    The interval says how far the count hangs on single games, not what more games would add.
     """
     sets = [{word for text in of_game for word in text.split()} for of_game in games]
     used_by = Counter(word for words in sets for word in words)  # word -> number of games with it
-    unique = np.array([sum(used_by[word] == 1 for word in words) for words in sets], float)
-    if len(games) == 1:
-        return Interval(len(used_by), math.nan, math.nan, 1)
-    half = float(norm.ppf((1 + level) / 2)) * math.sqrt((len(games) - 1) * unique.var())
-    return Interval(len(used_by), len(used_by) - half, len(used_by) + half, len(games)).within(0.0, math.inf)
+    # Without a game its own words are missing; the constant before them does not change the variance.
+    without = [-sum(used_by[word] == 1 for word in words) for words in sets]
+    return jackknife(len(used_by), without).within(0.0, math.inf)
+
+
+def effective_number(games: Sequence[Counter[str]]) -> Interval:
+    """exp(H), H = -sum p log p over all games' counts together: k forms used equally often count as k (Hill 1973).
+
+    The interval is the jackknife's of H over games, never below 1. Compare equal numbers of games: few messages show
+    few forms. `n`: games with a message.
+    """
+    games = [counts for counts in games if counts]
+    total = sum(games, Counter[str]())
+
+    def entropy(size: int, weight: float) -> float:
+        """-sum p log p, from the sum of the counts c and that of c log c."""
+        return math.log(size) - weight / size
+
+    def log_weight(count: int) -> float:
+        return count * math.log(count) if count else 0.0
+
+    size, weight = total.total(), sum(map(log_weight, total.values()))
+    without = [
+        entropy(
+            size - counts.total(),
+            weight + sum(log_weight(total[form] - n) - log_weight(total[form]) for form, n in counts.items()),
+        )
+        if len(games) > 1
+        else math.nan
+        for counts in games
+    ]
+    found = jackknife(entropy(size, weight), without).within(0.0, math.inf)
+    return Interval(math.exp(found.mean), math.exp(found.low), math.exp(found.high), found.n)
+
+
+def distinct_ngrams(games: Sequence[Sequence[str]], size: int, words: int = NGRAM_WORDS) -> Interval | None:
+    """Different n-grams over all n-grams of messages (Li et al. 2016), in the first games that hold `words` words.
+
+    N-grams lie within a message. The interval is the jackknife's over games. None if fewer words were said: their
+    share would be larger for that reason alone. `n`: games counted.
+    """
+    grams: list[list[tuple[str, ...]]] = []
+    said = 0
+    for messages in games:
+        found = []
+        for message in messages:
+            each = message.split()[: words - said]
+            said += len(each)
+            found += [tuple(each[i : i + size]) for i in range(len(each) - size + 1)]
+        grams.append(found)
+        if said >= words:
+            break
+    used_by = Counter(gram for found in grams for gram in set(found))
+    unique, total = len(used_by), sum(map(len, grams))
+    if said < words or not total:
+        return None
+    without = [
+        (unique - sum(used_by[gram] == 1 for gram in set(found))) / max(total - len(found), 1) for found in grams
+    ]
+    return jackknife(unique / total, without).within(0.0, 1.0)

@@ -1,4 +1,4 @@
-"""What is logged of every training iteration, plain means over its episodes and speed; and how progress is told."""
+"""Figures logged in every training iteration: plain means over its episodes, and speed. And the progress interface."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from marl.metrics.among_us import of_among_us, read_game
 from marl.metrics.negotiation import inverted_figures
 from marl.types import INSIDERS, Episode, Turn
 
-VOCABULARY_GAMES = 500  # vocabulary grows with the number of games, so it is counted over a fixed number
+VOCABULARY_GAMES = 500  # vocabulary grows with the games counted, so their number is fixed
 
 
 class Progress:
-    """What a loop tells its caller as it goes; does nothing by default."""
+    """Receives a loop's progress; does nothing by default."""
 
     def stage(self, name: str, total: int) -> None: ...
 
@@ -23,14 +23,14 @@ class Progress:
 
 
 def episode_metrics(episodes: Sequence[Episode], players: Collection[str]) -> dict[str, float]:
-    """Rewards, game, talk and belief of these players' seats, as means; names as in the evaluation's tables."""
+    """Means of rewards, game, talk and belief over these players' seats, named as in the evaluation."""
     own = [(e, a) for e in episodes for a, player in e.players.items() if player in players]
     turns = [t for e in episodes for t in e.turns if e.players[t.agent] in players]
     metrics: dict[str, float] = {}
     for name in sorted({name for t in turns for name in t.rewards}):
         metrics[f"reward/{name}"] = _mean([t.rewards[name] for t in turns if counted(t, name)])
     scores = [sum(p.amount for p in e.payments if p.agent == a) for e, a in own]
-    if own:  # a rare partner may sit in none of these games
+    if own:  # a rare partner may have no seat in these games
         metrics["game/score"] = _mean(scores)
     first = episodes[0].outcome
     if {"deal", "points", "pareto"} <= first.keys():
@@ -87,17 +87,17 @@ def episode_metrics(episodes: Sequence[Episode], players: Collection[str]) -> di
 
 
 def counted(turn: Turn, reward: str) -> bool:
-    """Whether a reward's mean counts this turn: the speaking reward is one of messages, any other of all turns."""
+    """True if a reward's mean counts this turn: the speaking reward counts messages, any other all turns."""
     return reward != "speaking" or bool(turn.message)
 
 
 def winners(episodes: Sequence[Episode]) -> list[str]:
-    """Who won any of these games, by the names that the game gives them."""
+    """The winners of any of these games, by the game's own names."""
     return sorted({str(e.outcome["winner"]) for e in episodes if e.outcome.get("winner") is not None})
 
 
 def _crew_metrics(episodes: Sequence[Episode], players: Collection[str]) -> dict[str, float]:
-    """Of the crewmates among these players of Among Us: votes for an imposter and of who saw it, messages naming it."""
+    """Crewmates among these players: votes for an imposter, votes of witnesses, messages naming an imposter."""
     votes, witnesses, messages = [], [], []
     for episode in episodes:
         record = read_game(episode)
@@ -110,11 +110,12 @@ def _crew_metrics(episodes: Sequence[Episode], players: Collection[str]) -> dict
 
 
 def tries(episode: Episode, players: Collection[str] | None = None) -> tuple[int, int]:
-    """How many replies of these players (all) were refused, and how many turns they had. Tries at a spoken turn end
-    with an accepted reply or with the game; a refused choice is not tried again (it counts as one that the rules name),
-    so it is a turn."""
+    """(refused replies, turns) of these players (None: all).
+
+    A spoken turn ends with an accepted reply or with the game. A refused choice is not tried again: it is a turn.
+    """
     mine = [turn for turn in episode.turns if players is None or episode.players[turn.agent] in players]
-    # A turn that was never accepted is the last thing that happened in an aborted game.
+    # An aborted game ends with a turn that was never accepted.
     last = mine[-1] if mine and mine[-1] is episode.turns[-1] else None
     unfinished = last is not None and last.kind == TurnKind.SPEAK and bool(last.error)
     ended = sum(not turn.error or turn.kind == TurnKind.CHOOSE for turn in mine)
@@ -122,7 +123,7 @@ def tries(episode: Episode, players: Collection[str] | None = None) -> tuple[int
 
 
 def speed_metrics(episodes: Sequence[Episode], learned: int, rollout_s: float, update_s: float) -> dict[str, float]:
-    """Clock-dependent figures; tokens of all streams made, and of the rows learned from (`learned`)."""
+    """Figures that depend on the clock. `learned`: tokens of the rows learned from."""
     made = sum(len(s) for e in episodes for s in e.streams.values())
     return {
         "speed/tokens_per_second": made / rollout_s,

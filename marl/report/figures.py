@@ -1,11 +1,10 @@
-"""The figures of a report."""
+"""Figures of a report (inline SVG in the page's colours) and of a published table (a file)."""
 
 from __future__ import annotations
 
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +21,17 @@ from marl.metrics.tables import ArmRun, TableRow, ablation_table, profile_table
 from marl.metrics.wording import PANELS, Panel, bounds, number, of_ones_own, wording
 from marl.report.runs import TRAINED, Run, arm_label, base_names, by_games, curve_of, mean_curve, over_compute, smooth
 
-# Colours that matplotlib draws with, and the page's variables that take their place.
+# Placeholder colours for matplotlib; `to_svg` replaces them with the page's variables.
 INK, MUTED, GRID = "#010101", "#020202", "#030303"
 SERIES = tuple(f"#0400{i:02x}" for i in range(8))
 VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--line", **{c: f"--c{i}" for i, c in enumerate(SERIES)}}
 
-# The same on paper, for figures in files of their own: Okabe and Ito's palette, told apart without red and green.
+# Okabe and Ito's palette for figures in files: readable without red and green.
 PAPER = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#6a51a3", "#555555")
 
 
 def profile_panel(arms: Sequence[ArmRun], metrics: Sequence[str], colours: Mapping[str, int]) -> dict[str, Any] | None:
-    """The performance profiles of the first of these metrics that arms with several seeds have; None without seeds."""
+    """Performance profiles of the first of these metrics that arms with several seeds have; None if none does."""
     rows = profile_table(arms, metrics)
     if not rows:
         return None
@@ -43,19 +42,21 @@ def profile_panel(arms: Sequence[ArmRun], metrics: Sequence[str], colours: Mappi
     figure, axes = new_panel()
     for arm in dict.fromkeys(row.arm for row in drawn):
         mine = [row for row in drawn if row.arm == arm]
-        # The share holds up to its threshold and falls behind it; all seeds reach what is below every one of them.
         x = [min(ends) - margin, *(row.threshold for row in mine), max(ends) + margin]
         y = [1.0, *(row.share.mean for row in mine), 0.0]
         axes.step(x, y, where="pre", color=SERIES[colours[arm]], linewidth=1.8)
     axes.set_xlabel(metric, fontsize=9)
     _limits(axes, 0.0, 1.0)
-    title = f"{wording(metric).label}, by seed"
-    unit = "share of seeds that reach at least this"
-    return {"title": title, "unit": unit, "metric": metric, "svg": to_svg(figure, "profile", title)}
+    return _panel(f"{wording(metric).label}, by seed", "share of seeds that reach at least this", metric, figure)
+
+
+def _panel(title: str, unit: str, metric: str, figure: Figure, label: str = "") -> dict[str, Any]:
+    """A panel for the template."""
+    return {"title": title, "unit": unit, "metric": metric, "svg": to_svg(figure, title, label or title)}
 
 
 def strip_svg(found: Mapping[str, Interval], colours: Mapping[str, int]) -> Markup:
-    """The intervals of one metric above one another on a common scale, without axis: the numbers stand beside it."""
+    """The intervals of one metric below one another on a common scale, without axis."""
     ends = [v for i in found.values() for v in (i.mean, i.low, i.high) if math.isfinite(v)]
     if not ends:
         return Markup("")
@@ -83,11 +84,10 @@ def strip_svg(found: Mapping[str, Interval], colours: Mapping[str, int]) -> Mark
     )
 
 
-# --- Figures ----------------------------------------------------------------------------------------------------------
 def new_panel() -> tuple[Figure, Axes]:
     """A small plot in the page's colours."""
     figure = Figure(figsize=(4.0, 2.5))
-    axes = figure.add_axes((0.13, 0.19, 0.85, 0.77))  # a place that fits all panels, so that each is laid out only once
+    axes = figure.add_axes((0.13, 0.19, 0.85, 0.77))  # fits all panels, so none is laid out twice
     style_axes(axes)
     return figure, axes
 
@@ -104,9 +104,9 @@ def style_axes(axes: Axes, ink: str = INK, muted: str = MUTED, grid: str = GRID)
 
 
 def to_svg(figure: Figure, name: str, label: str) -> Markup:
-    """The figure as inline SVG: scales with the page, its colours are the page's variables, its ids its own."""
+    """Inline SVG that scales with the page and uses its colours."""
     buffer = io.StringIO()
-    # The salt makes ids of clip paths unique within the page and the same from one build to the next.
+    # The salt makes ids of clip paths unique in the page and the same in every build.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "font.family": "sans-serif"}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = buffer.getvalue()
@@ -126,16 +126,16 @@ def to_svg(figure: Figure, name: str, label: str) -> Markup:
 def training_panels(
     runs: Sequence[Run], columns: Mapping[str, Metrics], colours: Mapping[str, int]
 ) -> list[dict[str, Any]]:
-    """One panel for each quantity that any run logged over training."""
+    """A panel for each quantity that any run logged over training."""
     panels = []
     scale = by_games(runs)
     own = of_ones_own(name for run in runs for row in run.curves for name in row)
     for panel in (*PANELS, *(Panel(name, wording(name).label, own_unit(name)) for name in own)):
         if panel.metric == "game/score" and any(run.game == "among_us" for run in runs):
-            continue  # what the learners were paid: the wins once more
+            continue  # repeats the wins
         curves = (curve_of(run, panel, phase, scale) for run in runs for phase in ("train", "eval"))
         if not any(any(curve.values()) for curve in curves):
-            continue  # nobody logged it, or it never happened
+            continue
         figure, axes = new_panel()
         for arm in dict.fromkeys(arm_label(run, runs) for run in runs):
             mine = [run for run in runs if arm_label(run, runs) == arm]
@@ -144,7 +144,7 @@ def training_panels(
         for ceiling in {round(m[panel.ceiling].mean, 3) for m in columns.values() if panel.ceiling in m}:
             _level(axes, ceiling, f"best possible {number(ceiling)}")
         chances = [m[panel.chance].mean for m in columns.values() if panel.chance in m]
-        if chances:  # differs a little from arm to arm, with who is alive when
+        if chances:  # differs a little between arms
             _level(axes, float(np.mean(chances)), "by chance")
         if panel.unit.startswith("share"):
             _limits(axes, 0.0, 1.0)
@@ -152,19 +152,17 @@ def training_panels(
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.margins(x=0.02)
         axes.set_xlim(left=-0.02 * axes.get_xlim()[1])
-        svg = to_svg(figure, panel.metric, f"{panel.title} over training")
-        panels.append({"title": panel.title, "unit": panel.unit, "metric": panel.metric, "svg": svg})
+        panels.append(_panel(panel.title, panel.unit, panel.metric, figure, f"{panel.title} over training"))
     return panels
 
 
 def own_unit(metric: str) -> str:
-    """What a term or a game of one's own is measured in, as far as that is known."""
+    """The unit of a metric of a user's own term or game."""
     return "share of games" if wording(metric).percent else "unweighted"
 
 
 def _keep_lines_in_sight(axes: Axes) -> None:
-    """Bands of two or three seeds can be many times wider than all there is to see: they are cut beyond the span of the
-    lines above and below them."""
+    """Cuts bands beyond the span of the lines above and below: bands of few seeds can be many times wider."""
     drawn = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines])
     low, high = float(drawn.min()), float(drawn.max())
     bottom, top = axes.get_ylim()
@@ -181,15 +179,14 @@ def _level(axes: Axes, height: float, label: str) -> None:
 
 
 def _limits(axes: Axes, low: float, high: float) -> None:
-    """Never beyond what a share can be, with a little room for lines at the edges."""
+    """Limits the axis to the possible range, with a little room for lines at the edges."""
     bottom, top = axes.get_ylim()
     margin = 0.03 * (high - low)
     axes.set_ylim(max(bottom, low - margin), min(top, high + margin))
 
 
 def _draw_arm(axes: Axes, runs: Sequence[Run], panel: Panel, colour: str, scale: bool) -> None:
-    """An arm's seeds as thin lines and their mean as a bold one; evaluation games as dots, with a band where there are
-    several seeds."""
+    """Draws seeds as thin lines, their smoothed mean as a bold one, evaluation games as dots with a band."""
     training = [curve for run in runs if (curve := curve_of(run, panel, "train", scale))]
     for curve in training:
         axes.plot(list(curve), list(curve.values()), color=colour, linewidth=0.8, alpha=0.35)
@@ -204,7 +201,7 @@ def _draw_arm(axes: Axes, runs: Sequence[Run], panel: Panel, colour: str, scale:
 def _draw_mean(
     axes: Axes, curves: Sequence[dict[int, float]], colour: str, metric: str, line: bool, label: str = ""
 ) -> None:
-    """The mean of a metric over seeds as dots, with its 95 % interval as a band where there are several."""
+    """Draws the mean over seeds as dots, and the 95 % interval of several seeds as a band."""
     x, intervals = mean_curve(curves)
     axes.plot(
         x, [i.mean for i in intervals], color=colour, linewidth=1.6 if line else 0, marker="o", markersize=4.2,
@@ -216,9 +213,9 @@ def _draw_mean(
 
 
 def belief_panels(runs: Sequence[Run], colours: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Belief by number of messages heard, with the exact prior on the same questions, or equal odds for all candidates.
+    """Belief by number of messages heard, beside the exact prior, or beside equal odds for all candidates.
 
-    Where there is no exact prior, also by how much an answer beats the same listener's answer before it.
+    Without an exact prior also the gain: how much an answer beats the same listener's answer before it.
     """
     panels = []
     found = mean_entries(runs)
@@ -230,14 +227,16 @@ def belief_panels(runs: Sequence[Run], colours: Mapping[str, int]) -> list[dict[
     ):
         if metric == "gain" and floor == "prior":
             continue
+        drawn = {
+            n: p
+            for n, entries in found.items()
+            if (p := [(k, e[metric]) for k, e in enumerate(entries) if metric in e])
+        }
+        if not drawn:
+            continue
         figure, axes = new_panel()
-        drawn = False
-        for name, entries in found.items():
-            points = [(k, e[metric]) for k, e in enumerate(entries) if metric in e]
-            if not points:
-                continue
-            drawn = True
-            x = [k for k, _ in points]
+        for name, points in drawn.items():
+            entries, x = found[name], [k for k, _ in points]
             colour = SERIES[colours.get(name, 0)]
             axes.plot(x, [i.mean for _, i in points], color=colour, linewidth=1.8, marker="o", markersize=4)
             band = np.array([(i.low, i.high) for _, i in points]).T
@@ -246,27 +245,20 @@ def belief_panels(runs: Sequence[Run], colours: Mapping[str, int]) -> list[dict[
             below = [entries[k][f"{floor}_{metric}"].mean for k in x if f"{floor}_{metric}" in entries[k]]
             if len(below) == len(x):
                 axes.plot(x, below, color=colour, linewidth=1.2, linestyle=(0, (4, 3)))
-        if drawn:
-            if metric == "gain":
-                axes.axhline(0, color=MUTED, linewidth=1)
-            axes.set_xlabel("messages so far", fontsize=9)
-            axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-            if unit.startswith("share"):
-                _limits(axes, 0.0, 1.0)
-            panels.append(
-                {"title": title, "unit": unit, "metric": f"belief/{metric}", "svg": to_svg(figure, title, title)}
-            )
+        if metric == "gain":
+            axes.axhline(0, color=MUTED, linewidth=1)
+        axes.set_xlabel("messages so far", fontsize=9)
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        if unit.startswith("share"):
+            _limits(axes, 0.0, 1.0)
+        panels.append(_panel(title, unit, f"belief/{metric}", figure))
     return panels
 
 
-def messages_of(run: Run) -> list[list[dict[str, Any]]]:
-    return list(run.evaluation.get("belief_by_message", {}).values())
-
-
 def mean_entries(runs: Sequence[Run]) -> dict[str, list[dict[str, TableRow]]]:
-    """Belief by message of each arm: over its seeds, where it has several, each counting the same (`ablation_table`).
+    """Belief by message of each arm, as means over its seeds (`ablation_table`). One base counts once.
 
-    What a seed lacks, or has of fewer than ten games, which say nothing, is left out. One base counts once.
+    Leaves out what any seed lacks, or has of fewer than ten games.
     """
     found: dict[str, list[list[dict[str, Any]]]] = {}  # name -> entries of each model
     bases = base_names(runs)
@@ -284,22 +276,9 @@ def mean_entries(runs: Sequence[Run]) -> dict[str, list[dict[str, TableRow]]]:
                 ArmRun(name, number, {f"belief/{metric}": Interval.from_json(own) for metric, own in entry.items()})
                 for number, entry in enumerate(here)
             ]
-            told = [metric for metric in each[0].metrics if all(_tells(one.metrics.get(metric)) for one in each)]
-            means[name].append({row.metric.removeprefix("belief/"): row for row in ablation_table(each, told)})
+            shown = [m for m in each[0].metrics if all(m in one.metrics and one.metrics[m].n >= 10 for one in each)]
+            means[name].append({row.metric.removeprefix("belief/"): row for row in ablation_table(each, shown)})
     return means
-
-
-def _tells(value: Interval | None) -> bool:
-    return value is not None and value.n >= 10
-
-
-@dataclass(frozen=True)
-class Published:
-    """A figure of the paper that a table stands beside."""
-
-    mean: float
-    low: float
-    high: float
 
 
 def ablation_figure(
@@ -307,15 +286,14 @@ def ablation_figure(
     metrics: Sequence[str],
     path: Path,
     title: str = "",
-    published: Mapping[str, Published] | None = None,
+    published: Mapping[str, Interval] | None = None,
     runs: Sequence[Run] = (),
     curve: str = "",
 ) -> None:
-    """Means and intervals of each arm, a panel for each metric, as a file of its own (`.svg`, `.png` or `.pdf`).
+    """Writes means and intervals of each arm, a panel for each metric, as `.svg`, `.png` or `.pdf`.
 
-    `published` stands in the first panel as open markers, by arm. With `curve`, the learning curves of that metric in
-    evaluation games follow, means over the seeds of `runs` with 95 % bands: over training games, and where runs say
-    what they have cost, over that.
+    `published` figures are open markers in the first panel, by arm. With `curve`, learning curves of that metric in
+    evaluation games follow, means over seeds with 95 % bands: over training games, and over token passes if known.
     """
     arms = list(dict.fromkeys(row.arm for row in rows))
     costed = bool(curve) and len({run.arm for run in runs}) > 1 and bool(over_compute(runs, curve))
@@ -342,7 +320,7 @@ def ablation_figure(
                 theirs, beside = published[arm], y + 0.26
                 axes.plot([theirs.low, theirs.high], [beside, beside], color="#777777", linewidth=1)
                 axes.plot([theirs.mean], [beside], color="#777777", marker="o", markersize=5, markerfacecolor="white")
-        if wording(metric).percent:  # intervals may be wider than what there is
+        if wording(metric).percent:
             left, right = axes.get_xlim()
             axes.set_xlim(max(left, -0.02), min(right, 1.02))
         axes.set_ylim(len(arms) - 0.5, -0.5)

@@ -1,4 +1,7 @@
-"""The recorded games of a report, message by message."""
+"""The recorded games of a report: what the template shows of each, and the commonest forms of messages.
+
+All text is plain; the template escapes it.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from envs.among_us.state import NAMES
+from marl.metrics.among_us import Meeting, Moves
 from marl.report.runs import MEASURED, TRAINED, Run, arm_label, base_names
 from marl.report.transcripts import (
     CUT,
     Form,
-    Meeting,
-    Moves,
     Transcript,
+    beliefs_between,
     crew_shifts,
     fates,
     forms,
@@ -24,16 +28,17 @@ from marl.report.transcripts import (
     plan_text,
     printable,
     said,
-    shifts,
-    story,
+    shifts_by_listener,
+    story_of,
     verdict,
 )
 
+View = dict[str, Any]
 
-# --- What is said most ------------------------------------------------------------------------------------------------
+
 @dataclass(frozen=True)
 class Speaker:
-    """How the players whom a condition measures put their messages in its recorded games, the commonest form first."""
+    """The forms of the measured players' messages in one condition's recorded games, the commonest first."""
 
     arm: str
     seed: int
@@ -46,7 +51,7 @@ class Speaker:
 
 
 def speakers(runs: Sequence[Run]) -> list[Speaker]:
-    """Of each run and, once for each base, of what it began from. Runs without recorded games are left out."""
+    """The speakers of each run that recorded games, and once those of each base, bases first."""
     found: list[Speaker] = []
     bases = base_names(runs)
     for run in runs:
@@ -57,9 +62,8 @@ def speakers(runs: Sequence[Run]) -> list[Speaker]:
     return sorted(found, key=lambda speaker: not speaker.arm.startswith("base"))
 
 
-# --- Transcripts and run cards ----------------------------------------------------------------------------------------
-def shown_games(runs: Sequence[Run], count: int) -> list[dict[str, Any]]:
-    """The first games of each arm's first run, trained beside untrained where both played the same game."""
+def shown_games(runs: Sequence[Run], count: int) -> list[View]:
+    """The first games of each arm's first run, beside the base's if it played the same game."""
     firsts: dict[str, Run] = {}
     for run in runs:
         firsts.setdefault(arm_label(run, runs), run)
@@ -68,73 +72,51 @@ def shown_games(runs: Sequence[Run], count: int) -> list[dict[str, Any]]:
     for arm, run in firsts.items():
         evaluated = [games for name, games in run.transcripts.items() if name.startswith("iteration-")]
         trained = run.transcripts.get(TRAINED) or (evaluated[-1] if evaluated else [])
-        # Many games of Among Us end without a word; those where somebody spoke are what there is to read.
-        if any(map(is_among_us, trained)):
+        if any(map(is_among_us, trained)):  # many games end without a word
             trained = [t for t in trained if any(turn["message"] for turn in t["turns"])] or trained
-        others = {name: {t["seed"]: t for t in games} for name, games in run.transcripts.items() if name == "base"}
+        base = {transcript["seed"]: transcript for transcript in run.transcripts.get("base", [])}
         for transcript in trained[:each]:
             shown.append(game_view(transcript, arm))
-            shown.extend(
-                game_view(of[transcript["seed"]], name) for name, of in others.items() if transcript["seed"] in of
-            )
+            if transcript["seed"] in base:
+                shown.append(game_view(base[transcript["seed"]], "base"))
         planned = [games for name, games in run.transcripts.items() if name.startswith("planned-")]
         shown.extend(game_view(games[0], f"{arm}, in training, planned") for games in planned[-1:])
     return shown
 
 
-def game_view(transcript: Transcript, condition: str) -> dict[str, Any]:
-    """What the template shows of one game. All text is plain: the template escapes it."""
+def game_view(transcript: Transcript, condition: str) -> View:
+    """What the template shows of one game."""
+    view = {"condition": condition, "seed": transcript["seed"], "outcome": outcome_text(transcript), "chapters": None}
     if is_among_us(transcript):
-        return among_us_view(transcript, condition)
+        return {**view, **_among_us_view(transcript)}
     agents = list(transcript["players"])
-    rows = []
+    turns = []
     for turn in transcript["turns"]:
-        moved: dict[str, list[dict[str, Any]]] = {}
-        for shift in shifts(transcript, turn):
-            moved.setdefault(shift.listener, []).append(
-                {
-                    "topic": shift.question,
-                    "answer": shift.answer,
-                    "before": shift.before,
-                    "after": shift.after,
-                    "rose": shift.after >= shift.before,
-                }
-            )
-        rows.append(
-            {
-                "agent": turn["agent"],
-                "seat": agents.index(turn["agent"]),
-                "role": turn["role"],
-                "text": printable(said(turn)),
-                "kind": "refused" if turn["error"] else "message" if turn["message"] else "act",
-                "error": printable(turn["error"]),
-                "cut": CUT if turn.get("cut") else "",
-                "moved": [
-                    {"listener": listener, "bars": bars, "total": sum(b["after"] - b["before"] for b in bars)}
-                    for listener, bars in moved.items()
-                ],
-                "plan": plan_text(turn),
-                "rewards": {name: value for name, value in turn["rewards"].items() if value},
-            }
-        )
+        moved = [
+            {"listener": listener, "shifts": shifts, "total": sum(s.after - s.before for s in shifts)}
+            for listener, shifts in shifts_by_listener(transcript, turn).items()
+        ]
+        kind = "refused" if turn["error"] else "message" if turn["message"] else "act"
+        own = {"agent": turn["agent"], "seat": agents.index(turn["agent"]), "kind": kind, "text": printable(said(turn))}
+        turns.append({**_turn_view(turn), **own, "moved": moved, "plan": plan_text(turn)})
     facts = transcript["facts"]
     table = None
     if is_dond(transcript):
         table = {"counts": facts["counts"], "values": dict(zip(agents, facts["values"], strict=True))}
+    return {**view, "players": transcript["players"], "roles": transcript["roles"], "table": table, "turns": turns}
+
+
+def _turn_view(turn: dict[str, Any]) -> View:
     return {
-        "condition": condition,
-        "seed": transcript["seed"],
-        "chapters": None,
-        "players": transcript["players"],
-        "roles": transcript["roles"],
-        "table": table,
-        "turns": rows,
-        "outcome": outcome_text(transcript),
+        "role": turn["role"],
+        "error": printable(turn["error"]),
+        "cut": CUT if turn.get("cut") else "",
+        "rewards": {name: value for name, value in turn["rewards"].items() if value},
     }
 
 
-def among_us_view(transcript: Transcript, condition: str) -> dict[str, Any]:
-    """The same of Among Us: who is who, then moves (to fold) and discussions in turn."""
+def _among_us_view(transcript: Transcript) -> View:
+    """The players, then moves (to fold) and discussions in turn."""
     facts, names, ends = transcript["facts"], transcript["facts"]["names"], fates(transcript)
     imposters = {names[agent] for agent in facts["imposters"]}
     seats = [
@@ -151,86 +133,66 @@ def among_us_view(transcript: Transcript, condition: str) -> dict[str, Any]:
         _moves_view(chapter, [seat["name"] for seat in seats])
         if isinstance(chapter, Moves)
         else _meeting_view(chapter, transcript, imposters)
-        for chapter in story(transcript)
+        for chapter in story_of(transcript)
+    ]
+    return {"chapters": chapters, "seats": seats, "imposters": imposters, "truth": " or ".join(sorted(imposters))}
+
+
+def _moves_view(moves: Moves, names: Sequence[str]) -> View:
+    """A row for each step at which anybody chose, a cell for each player."""
+    marked = {(deed.step, deed.who) for deed in moves.deeds}
+    rows = [
+        {
+            "step": step,
+            "cells": [
+                {"text": " ".join(filter(None, chosen.get(name, ()))), "deed": (step, name) in marked} for name in names
+            ],
+        }
+        for step, chosen in moves.by_step.items()
     ]
     return {
-        "condition": condition,
-        "seed": transcript["seed"],
-        "chapters": chapters,
-        "seats": seats,
-        "imposters": imposters,
-        "truth": " or ".join(sorted(imposters)),
-        "outcome": outcome_text(transcript),
-    }
-
-
-def _moves_view(moves: Moves, names: Sequence[str]) -> dict[str, Any]:
-    """A row for each step at which anybody chose, a cell for each player."""
-    steps = list(moves.by_step)
-    marked = {(deed.step, deed.who) for deed in moves.deeds}
-    return {
         "kind": "moves",
-        "first": steps[0],
-        "last": steps[-1],
         "count": sum(map(len, moves.by_step.values())),
         "deeds": [{"step": deed.step, "act": deed.act.value, "text": str(deed)} for deed in moves.deeds],
         "names": names,
-        "rows": [
-            {
-                "step": step,
-                "cells": [
-                    {
-                        "text": " ".join(filter(None, chosen[name])) if name in chosen else "",
-                        "deed": (step, name) in marked,
-                    }
-                    for name in names
-                ],
-            }
-            for step, chosen in moves.by_step.items()
-        ],
+        "rows": rows,
     }
 
 
-def _meeting_view(meeting: Meeting, transcript: Transcript, imposters: set[str]) -> dict[str, Any]:
-    """Each message with the belief of those who heard it, before and after; then who voted for whom."""
+def _meeting_view(meeting: Meeting, transcript: Transcript, imposters: set[str]) -> View:
+    """Each message with the belief of its listeners before and after; then the votes."""
     names = transcript["facts"]["names"]
     messages = []
     for turn in meeting.messages:
         bars = [
-            {"name": names[s.listener], "before": s.before, "after": s.after, "rose": s.after >= s.before}
-            for s in crew_shifts(transcript, turn)
+            {"name": names[s.listener], "before": s.before, "after": s.after} for s in crew_shifts(transcript, turn)
         ]
-        pieces = mentions(printable(said(turn)))
-        messages.append(
-            {
-                "name": names[turn["agent"]],
-                "role": turn["role"],
-                "player": transcript["players"][turn["agent"]],
-                "pieces": [{"text": text, "marked": name in imposters} for text, name in pieces],
-                "error": printable(turn["error"]),
-                "cut": CUT if turn.get("cut") else "",
-                "bars": bars,
-                "total": sum(bar["after"] - bar["before"] for bar in bars),
-                "rewards": {name: value for name, value in turn["rewards"].items() if value},
-            }
-        )
+        own = {
+            "name": names[turn["agent"]],
+            "player": transcript["players"][turn["agent"]],
+            "pieces": [{"text": t, "marked": name in imposters} for t, name in mentions(printable(said(turn)))],
+            "bars": bars,
+            "total": sum(bar["after"] - bar["before"] for bar in bars),
+        }
+        messages.append({**_turn_view(turn), **own})
+    beliefs = beliefs_between(transcript, meeting.step, meeting.vote_step)
+    votes = [
+        {
+            "voter": voter,
+            "choice": choice or "skip",
+            "right": choice in imposters,
+            "belief": beliefs.get(voter),
+            "plan": plan_text(meeting.voters[voter]),
+        }
+        for voter, choice in meeting.votes.items()
+    ]
     return {
         "kind": "meeting",
-        "step": meeting.step,
         "title": opening(meeting),
-        "living": meeting.living,
-        "before": meeting.before,
+        "living": sorted(meeting.living, key=NAMES.index),
+        "before": beliefs_between(transcript, meeting.step, meeting.step),
         "messages": messages,
-        "votes": [
-            {
-                "voter": voter,
-                "choice": choice,
-                "right": choice in imposters,
-                "belief": meeting.after.get(voter),
-                "plan": meeting.plans.get(voter, ""),
-            }
-            for voter, choice in meeting.votes.items()
-        ],
+        "votes": votes,
         "verdict": verdict(meeting),
         "caught": meeting.ejected in imposters,
     }

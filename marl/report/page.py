@@ -1,7 +1,7 @@
-"""Run folders -> one self-contained `report.html`: what was run, table, curves, beliefs, transcripts, run cards.
+"""Writes `report.html` from run folders: setting, findings, tables, curves, beliefs, games, run cards.
 
-Figures are drawn by matplotlib as inline SVG in colours that the page sets, so that they follow light, dark and print.
-Whatever a model wrote is escaped by the template engine; only SVG made here is passed through.
+The page is templates/report.html, filled by `page_of`. It is self-contained. The template engine escapes whatever a
+model wrote; only SVG made here passes through.
 """
 
 from __future__ import annotations
@@ -16,21 +16,17 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from marl.common.errors import UserError
 from marl.common.files import reading, write_text, writing
+from marl.metrics.tables import ablation_table
 from marl.metrics.wording import ENDS, headline
-from marl.report.figures import SERIES, belief_panels, mean_entries, messages_of, profile_panel, training_panels
+from marl.report.figures import SERIES, belief_panels, mean_entries, profile_panel, training_panels
 from marl.report.games import game_view, shown_games, speakers
 from marl.report.prose import comparisons, costs, endings, findings, mixed, own_ends, what_was_run
-from marl.report.runs import Run, arm_label, arm_runs, by_games, read
-from marl.report.tables import columns_of, other_metrics, over_seeds, seed_counts, table_rows
-
-TEMPLATES = Path(__file__).parent / "templates"
+from marl.report.runs import Run, arm_label, arm_runs, read
+from marl.report.tables import columns_of, other_metrics, over_seeds, table_rows
 
 
 def read_run(folder: str | Path) -> Run:
-    """Reads what a run's folder holds so far; the arm by the name that its game's tables use.
-
-    UserError if it is no run's folder, or a file in it is malformed.
-    """
+    """Reads a run's folder. UserError if it is no run's folder, or a file in it is malformed."""
     folder = Path(folder)
     with reading(folder):
         run = read(folder)
@@ -39,7 +35,7 @@ def read_run(folder: str | Path) -> Run:
 
 
 def _try(run: Run) -> None:
-    """Puts into words what a page will say of this run by itself: what is damaged shows before any figure is drawn."""
+    """Builds the page's texts of this run alone, so that damage shows before any figure is drawn."""
     runs = [run]
     float((run.config.get("env") or {}).get("objective") or 0)
     arms = arm_runs(runs)
@@ -51,13 +47,8 @@ def _try(run: Run) -> None:
             game_view(transcript, "")
 
 
-# --- The page ---------------------------------------------------------------------------------------------------------
 def build_report(run_folders: Sequence[str | Path], out_path: str | Path, title: str, games_shown: int = 4) -> None:
-    """Writes the report of these runs to `out_path`, whole or not at all.
-
-    Runs with the same arm (`run.json`, else `config.yaml`, else the folder's name) are seeds of one arm. `games_shown`:
-    transcripts of each condition in all. UserError if there is no run, or a folder is not one.
-    """
+    """Reads these runs and writes their report to `out_path`, in one step. UserError if a folder is no run's."""
     if not run_folders:
         raise UserError("no runs to report on: name at least one run's folder")
     write_report([read_run(folder) for folder in run_folders], out_path, title, games_shown)
@@ -65,20 +56,17 @@ def build_report(run_folders: Sequence[str | Path], out_path: str | Path, title:
 
 @cache
 def _template() -> Template:
-    """The page's frame, compiled once however many pages a process writes."""
+    """The compiled template; cached per process."""
+    loader = FileSystemLoader(Path(__file__).parent / "templates")
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return environment.get_template("report.html")
 
 
 def write_report(runs: Sequence[Run], out_path: str | Path, title: str, games_shown: int = 4) -> None:
-    """The same of runs that have been read; there is at least one."""
-    with reading(told(runs)):
+    """Writes the report of one or more runs. Runs of the same arm are its seeds. `games_shown`: transcripts in all."""
+    with reading(folders_of(runs)):
         page = page_of(runs, title, games_shown)
     out_path = Path(out_path)
     with writing(out_path):
@@ -86,8 +74,8 @@ def write_report(runs: Sequence[Run], out_path: str | Path, title: str, games_sh
     write_text(out_path, page)
 
 
-def told(runs: Sequence[Run]) -> str:
-    """The folders of runs, in a few words."""
+def folders_of(runs: Sequence[Run]) -> str:
+    """The folders of the runs, for an error."""
     names = [str(run.folder) for run in runs]
     return ", ".join(names[:3]) + (f" or one of {len(names) - 3} more runs" if len(names) > 3 else "")
 
@@ -96,7 +84,6 @@ def page_of(runs: Sequence[Run], title: str, games_shown: int) -> str:
     """The page's text."""
     arms = arm_runs(runs)
     columns = columns_of(arms)
-    # Colours stand for arms, everywhere in the page alike.
     heard = [speaker for speaker in speakers(runs) if speaker.messages]
     names = list(dict.fromkeys([*columns, *(arm_label(run, runs) for run in runs), *(each.arm for each in heard)]))
     colours = {name: i % len(SERIES) for i, name in enumerate(names)}
@@ -114,13 +101,17 @@ def page_of(runs: Sequence[Run], title: str, games_shown: int) -> str:
         rest=table_rows(columns, other_metrics(columns, first_rows), colours),
         endings=endings(columns, ends) if games != ["dond"] else [],
         ends=list(enumerate(ends.values())),
-        by_games=by_games(runs),
         over_seeds=over_seeds(arms, list(columns), first_rows, colours),
         profile=profile_panel(arms, first_rows, colours),
-        seeds=max((interval.n for interval in seed_counts(arms).values()), default=1),
+        seeds=max((row.seeds for row in ablation_table(arms)), default=1),
         panels=training_panels(runs, columns, colours),
         beliefs=belief_panels(runs, colours),
-        prior=any("prior_log_loss" in entry for run in runs for entries in messages_of(run) for entry in entries),
+        prior=any(
+            "prior_log_loss" in entry
+            for run in runs
+            for entries in run.evaluation.get("belief_by_message", {}).values()
+            for entry in entries
+        ),
         speakers=heard,
         naming="among_us" in games,
         games=shown_games(runs, games_shown),
@@ -129,7 +120,7 @@ def page_of(runs: Sequence[Run], title: str, games_shown: int) -> str:
 
 
 def run_card(run: Run) -> dict[str, Any]:
-    """The run card without its figures, which the table shows, and the configuration as text."""
+    """The run card without its figures (the table shows them), and the configuration as text."""
     shown = {name: value for name, value in run.card.items() if name not in ("figures", "run")}
     return {
         "name": run.folder.name,

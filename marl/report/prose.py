@@ -1,4 +1,4 @@
-"""The sentences of a report."""
+"""Sentences of a report: setting, findings, comparisons of arms."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from marl.report.tables import columns_of, table_cell
 from marl.storage.folder import flat, unlike
 
 
-# --- In plain words ---------------------------------------------------------------------------------------------------
 def mixed(runs: Sequence[Run]) -> list[str]:
-    """Where runs differ in what no arm is about, a sentence each: seeds of one arm with other settings, runs of one
-    seed from other bases, and runs of other commits. What pairs them by seed then compares that, too."""
+    """A sentence for each difference beside the arms: seeds of one arm with other settings, runs of one seed from
+    different bases, runs of different commits.
+    """
     told = []
     of_arm: dict[str, list[Run]] = {}
     for run in runs:
@@ -48,7 +48,7 @@ def mixed(runs: Sequence[Run]) -> list[str]:
 
 
 def what_was_run(runs: Sequence[Run]) -> list[str]:
-    """A few sentences on the game, the learner and the evaluation, from what the configurations say."""
+    """Sentences on the game, the learner and the evaluation, from the configurations."""
     first = runs[0].config
     env, algo, model = (first.get(part) or {} for part in ("env", "algo", "model"))
     sentences = []
@@ -88,7 +88,7 @@ def what_was_run(runs: Sequence[Run]) -> list[str]:
 
 
 def weights_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """The weight of each term of a run, wherever it is from: `listening loss` -> `0.3`."""
+    """The weight of each term of a run: `listening loss` -> `0.3`."""
     return {
         f"{name} {group}": f"{weight:g}" if isinstance(weight := term.get("weight"), int | float) else "its default"
         for group in ("loss", "reward")
@@ -98,7 +98,7 @@ def weights_of(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def weight_sentences(runs: Sequence[Run]) -> list[str]:
-    """What each arm trains: all weights of a single one, of several those in which they differ."""
+    """The weights of a single arm, or those in which several arms differ."""
     by_arm = {run.arm: weights_of(run.config) for run in runs}
     names = list(dict.fromkeys(name for weights in by_arm.values() for name in weights))
     several = len(by_arm) > 1
@@ -112,7 +112,7 @@ def weight_sentences(runs: Sequence[Run]) -> list[str]:
 
 
 def among_us_sentences(config: Mapping[str, Any]) -> list[str]:
-    """The game as it is evaluated, and who holds the seats."""
+    """The game as evaluated, and its players."""
     env = {**config["env"], **((config.get("eval") or {}).get("env") or {})}
     changes = (config.get("eval") or {}).get("cast") or {}
     cast = {role: {**seats, **changes.get(role, {})} for role, seats in (config.get("cast") or {}).items()}
@@ -133,18 +133,15 @@ def among_us_sentences(config: Mapping[str, Any]) -> list[str]:
 
 
 def findings(columns: Mapping[str, Metrics]) -> list[str]:
-    """What the table says, in sentences that claim no more than the intervals do."""
+    """The table's main findings, as far as the intervals allow."""
     said_so: list[str] = []
     for metric in ("game/win_rate/crewmates", "vote/imposter", "game/score", "game/agreement"):
         words = wording(metric)
         found = {name: metrics[metric] for name, metrics in columns.items() if metric in metrics}
         if not found:
             continue
-        parts = []
-        for name, interval in found.items():
-            cell = table_cell(interval, words)
-            assert cell is not None
-            parts.append(f"{name} {cell['mean']}" + (f" ({cell['range']})" if cell["range"] else ""))
+        cells = {name: table_cell(interval, words) for name, interval in found.items()}
+        parts = [f"{n} {c['mean']} ({c['range']})" if c["range"] else f"{n} {c['mean']}" for n, c in cells.items()]
         sentence = f"{words.label}: {', '.join(parts)}"
         ceilings = {number(m["game/score_ceiling"].mean) for m in columns.values() if "game/score_ceiling" in m}
         if metric == "game/score" and len(ceilings) == 1:
@@ -174,14 +171,14 @@ def findings(columns: Mapping[str, Metrics]) -> list[str]:
     return said_so
 
 
-COMPARED = {  # of a game: the metric, what it is called, and in how many points a unit is told
+COMPARED = {  # game -> metric, label, points per unit
     "among_us": ("game/win_rate/crewmates", "Crewmates' wins", 100),
     "dond": ("game/score", "Score", 1),
 }
 
 
 def comparisons(arms: Sequence[ArmRun], runs: Sequence[Run]) -> list[str]:
-    """How far arms of one game are apart in what is played for, paired by seed, or by game where there is one seed."""
+    """Differences of arms of one game in its main figure, paired by seed, or by game for a single seed."""
     trained = [arm_label(run, runs) for run in runs]
     if len({run.game for run in runs}) > 1 or trained != [run.arm for run in runs] or runs[0].game not in COMPARED:
         return []
@@ -196,7 +193,7 @@ def comparisons(arms: Sequence[ArmRun], runs: Sequence[Run]) -> list[str]:
 
 
 def costs(runs: Sequence[Run]) -> list[str]:
-    """How arms compare where they have cost the same, in a sentence; none where that is not known."""
+    """A sentence on the arms at equal compute; none if the cost is unknown."""
     arms = equal_compute(runs)
     shared = set.intersection(*(set(arm.metrics) for arm in arms)) if arms else set()
     metric = next((m for game in dict.fromkeys(run.game for run in runs) for m in headline(game, shared)), None)
@@ -205,7 +202,6 @@ def costs(runs: Sequence[Run]) -> list[str]:
     parts = []
     for arm, found in columns_of(arms).items():
         cell = table_cell(found[metric], wording(metric))
-        assert cell is not None
         spread = f"{cell['range']}; " if cell["range"] else ""
         parts.append(f"{arm} {cell['mean']} ({spread}{found[GAMES].mean:,.0f} training games)")
     passes = np.mean([arm.metrics[PASSES].mean for arm in arms]) / 1e6
@@ -214,13 +210,13 @@ def costs(runs: Sequence[Run]) -> list[str]:
 
 
 def own_ends(columns: Mapping[str, Metrics]) -> dict[str, str]:
-    """The endings of a game that the library does not know, in its own words."""
+    """The endings of a user's own game, in its own words."""
     found = of_ones_own(name for metrics in columns.values() for name in metrics if name.startswith("game/how/"))
     return {how: how for how in (name.removeprefix("game/how/") for name in found)}
 
 
 def endings(columns: Mapping[str, Metrics], ends: Mapping[str, str] = ENDS) -> list[dict[str, Any]]:
-    """How games ended, a bar for each column: shares in the order of `ends`, those that never happened left out."""
+    """Shares of endings, a bar for each column, in the order of `ends`, without those that never happened."""
     bars = []
     for name, metrics in columns.items():
         shares = [(i, metrics[f"game/how/{how}"].mean) for i, how in enumerate(ends) if f"game/how/{how}" in metrics]

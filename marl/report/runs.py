@@ -1,4 +1,4 @@
-"""What a report reads of finished runs: settings, curves, evaluations."""
+"""Reads runs for a report: settings, curves, evaluations, transcripts; and names their arms and bases."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from marl.report.transcripts import Transcript, read_episodes
 from marl.storage.folder import read_run_card, read_settings
 from marl.storage.tracking import METRICS_FILE, read_metrics
 
-TRAINED = "trained"  # the condition of `evaluation.json` that a run's arm stands for
-MEASURED = {"base": "untrained", TRAINED: TRAINED}  # whom a condition measures, by name in its transcripts
+TRAINED = "trained"  # the condition of `evaluation.json` that a run's arm names
+MEASURED = {"base": "untrained", TRAINED: TRAINED}  # condition -> measured player of its transcripts
 
 
 @dataclass
 class Run:
-    """A run's folder, read."""
+    """The contents of a run's folder."""
 
     folder: Path
     arm: str
@@ -47,7 +47,7 @@ class Run:
 
     @property
     def games(self) -> int:
-        """Training games of an iteration; 0 where the configuration does not say."""
+        """Training games of an iteration; 0 if the configuration does not say."""
         return int((self.config.get("algo") or {}).get("games") or 0)
 
     @property
@@ -56,6 +56,7 @@ class Run:
 
 
 def read(folder: Path) -> Run:
+    """Reads a run's folder. UserError if a file in it is not as expected."""
     config, card = hidden(read_settings(folder)), read_run_card(folder) or {}
     evaluated = folder / "evaluation.json"
     evaluation = read_evaluation(evaluated) if os.path.lexists(evaluated) else {}
@@ -86,7 +87,7 @@ def read(folder: Path) -> Run:
 
 
 def read_evaluation(path: str | Path) -> dict[str, Any]:
-    """An `evaluation.json`. UserError where it cannot be read, or its figures are not where they should be."""
+    """Reads an `evaluation.json`. UserError if it does not hold figures by condition."""
     evaluation = read_json(path)
     try:
         conditions_from_json(evaluation)
@@ -104,10 +105,9 @@ def read_evaluation(path: str | Path) -> dict[str, Any]:
 
 
 def arm_runs(runs: Sequence[Run]) -> list[ArmRun]:
-    """The conditions of all evaluations as arms: `trained` under the run's arm, others (`base`) under their own name.
+    """Converts all evaluations to arms: `trained` under the run's arm, others (`base`) under their own name.
 
-    Runs often start from one and the same base. Counting it once for each of them would be taking one model for many
-    seeds, and its interval would shrink to nothing: `base_names`.
+    A base that several runs start from counts once (`base_names`): repeated, it would look like many seeds.
     """
     arms: dict[tuple[str, int], ArmRun] = {}
     same_games = len({measured_in(run) for run in runs}) == 1
@@ -129,13 +129,14 @@ def arm_runs(runs: Sequence[Run]) -> list[ArmRun]:
     order = {name: i for i, name in enumerate(ARM_ORDER)}
     return sorted(
         arms.values(),
-        key=lambda arm: (not arm.arm.startswith("base"), order.get(arm.arm, len(order))),  # otherwise as they come
+        key=lambda arm: (not arm.arm.startswith("base"), order.get(arm.arm, len(order))),
     )
 
 
 def base_names(runs: Sequence[Run]) -> dict[tuple[Path, str], str]:
-    """What the base of each run, by its folder and condition, is called in tables; empty where an earlier run has the
-    same base in the same games. The same base in other games, or another one of the same seed, is that of an arm."""
+    """Names of the runs' bases in tables, by folder and condition; empty if an earlier run has the same base in the
+    same games. The same base in other games, or another base of the same seed, is named after its arm.
+    """
     names: dict[tuple[Path, str], str] = {}
     known: dict[tuple[str, str], set[str]] = {}  # a model's games
     taken: set[tuple[str, int]] = set()
@@ -158,8 +159,7 @@ def base_names(runs: Sequence[Run]) -> dict[tuple[Path, str], str]:
 
 
 def measured_in(run: Run) -> str:
-    """What stands for the games that a run was measured in, and the seats that played them: others are no pairs, and a
-    base has other figures there. Runs that differ in their seed alone are the same."""
+    """Identifies the evaluation games and their players. Runs that differ in their seed alone have the same."""
     evaluation = settings_of_run(run.config.get("eval"))
     seats = {role: dict(settings_of_run(own)) for role, own in settings_of_run(run.config.get("cast")).items()}
     for role, changes in settings_of_run(evaluation.get("cast")).items():
@@ -172,24 +172,23 @@ def measured_in(run: Run) -> str:
 
 
 def settings_of_run(group: Any) -> Mapping[str, Any]:
-    """A group of a run's settings; none where it is of another version, or damaged."""
+    """A group of a run's settings; empty if it is none."""
     return group if isinstance(group, Mapping) else {}
 
 
 def model_of(run: Run, figures: Any) -> str:
-    """What stands for the run's base: its digest, for one made again under the same name is another model; where the
-    card has none its name, or these figures of it."""
+    """Identifies the run's base: its digest, else its name, else its figures."""
     return str(run.card.get("base_digest") or run.card.get("base") or json.dumps(figures, sort_keys=True))
 
 
 def arm_label(run: Run, runs: Sequence[Run]) -> str:
-    """The arm's name on the page: `trained` where there is only one arm."""
+    """The arm's name on the page: `trained` if there is only one arm."""
     several = len({(other.arm, _suffix(other, runs)) for other in runs}) > 1
     return (run.arm if several else TRAINED) + _suffix(run, runs)
 
 
 def _suffix(run: Run, runs: Sequence[Run]) -> str:
-    """Tells runs of different games apart where a report shows several."""
+    """The run's game settings in which the runs differ, in parentheses."""
     variant = variant_of(run, runs)
     if not variant:
         return ""
@@ -199,7 +198,7 @@ def _suffix(run: Run, runs: Sequence[Run]) -> str:
 
 
 def variant_of(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
-    """The run's settings of the game in which any two of these runs differ; of different games, the objective alone."""
+    """The run's game settings in which any of these runs differ; of different games, the objective alone."""
     games: list[dict[str, Any]] = [each.config.get("env") or {} for each in runs]
     keys = list(dict.fromkeys(key for game in games for key in game))
     differing = [key for key in keys if any(game.get(key) != games[0].get(key) for game in games)]
@@ -208,7 +207,7 @@ def variant_of(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def equal_compute(runs: Sequence[Run]) -> list[ArmRun]:
-    """What `at_equal_compute` finds of runs of several arms."""
+    """`at_equal_compute` of these runs; empty for a single arm."""
     keys = [(arm_label(run, runs), run.seed) for run in runs]
     if len({arm for arm, _ in keys}) < 2:
         return []
@@ -220,12 +219,12 @@ def equal_compute(runs: Sequence[Run]) -> list[ArmRun]:
 
 
 def by_games(runs: Sequence[Run]) -> bool:
-    """Whether curves can be drawn over games played; else over iterations."""
+    """True if curves can be drawn over training games; else they are over iterations."""
     return all(run.games for run in runs)
 
 
 def curve_of(run: Run, panel: Panel, phase: str, scale: bool) -> dict[int, float]:
-    """Training games (or iterations, where `scale` is off) -> value."""
+    """Training games (or iterations without `scale`) -> value."""
     return {
         int(row["iteration"]) * (run.games if scale else 1): panel.sign * float(row[panel.metric])
         for row in run.curves
@@ -234,8 +233,10 @@ def curve_of(run: Run, panel: Panel, phase: str, scale: bool) -> dict[int, float
 
 
 def over_compute(runs: Sequence[Run], metric: str, points: int = 17) -> list[dict[int, float]]:
-    """Token passes of training -> value in evaluation games, of each run at the same points, linear between two
-    evaluations, as far as all of them go. Empty where a run does not say what it cost."""
+    """Token passes of training -> value in evaluation games, for each run at the same points.
+
+    Linear between two evaluations, as far as all runs go. Empty if the cost of a run is unknown.
+    """
     curves = []
     for run in runs:
         watched = [row for row in run.curves if row["phase"] == "eval" and metric in row and PASSES in row]
@@ -249,12 +250,12 @@ def over_compute(runs: Sequence[Run], metric: str, points: int = 17) -> list[dic
 
 
 def mean_curve(curves: Sequence[dict[int, float]]) -> tuple[list[int], list[Interval]]:
-    """Mean over seeds with its interval, at the points that all of them reached."""
+    """Mean over seeds with its interval, at the points that all seeds reached."""
     shared = sorted(set.intersection(*(set(curve) for curve in curves)))
     return shared, [seed_mean([curve[x] for curve in curves]) for x in shared]
 
 
 def smooth(values: np.ndarray) -> np.ndarray:
-    """Centred moving mean over a twentieth of the curve; windows shrink at the ends, so no end is pulled."""
+    """Centred moving mean over a twentieth of the curve; windows shrink at the ends."""
     half = len(values) // 40
     return np.array([values[max(0, i - half) : i + half + 1].mean() for i in range(len(values))])

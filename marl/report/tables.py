@@ -1,4 +1,4 @@
-"""The tables of a report."""
+"""Tables of a report, as rows for the template."""
 
 from __future__ import annotations
 
@@ -13,28 +13,25 @@ from marl.report.figures import strip_svg
 
 
 def columns_of(arms: Sequence[ArmRun]) -> dict[str, Metrics]:
-    """One column for each arm: means over seeds where there are several, else the run's own intervals over games."""
+    """A column for each arm: intervals over its seeds, or over the games of a single run."""
     columns: dict[str, Metrics] = {}
     for row in ablation_table(arms):
-        columns.setdefault(row.arm, {})[row.metric] = Interval(row.mean, row.low, row.high, row.games)
+        columns.setdefault(row.arm, {})[row.metric] = row.interval
     return columns
 
 
 def over_seeds(
     arms: Sequence[ArmRun], names: Sequence[str], metrics: Sequence[str], colours: Mapping[str, int]
 ) -> list[dict[str, Any]]:
-    """Rows for the template with interquartile means, a cell for each of `names`; none where no arm has seeds."""
+    """Rows with interquartile means, a cell for each of `names`; none if no arm has several seeds."""
     found: dict[str, Metrics] = {name: {} for name in names}
     for row in iqm_table(arms, metrics):
         found[row.arm][row.metric] = row.interval
     return table_rows(found, [name for name in metrics if any(name in own for own in found.values())], colours)
 
 
-def seed_counts(arms: Sequence[ArmRun]) -> dict[str, Interval]:
-    return {row.arm: Interval(row.seeds, math.nan, math.nan, row.seeds) for row in ablation_table(arms)}
-
-
 def other_metrics(columns: Mapping[str, Metrics], shown: Sequence[str]) -> list[str]:
+    """The metrics of the full table that the first one does not show."""
     found = {name for metrics in columns.values() for name in metrics} - set(shown)
     return [name for name in WORDING if name in found] + sorted(found - WORDING.keys())
 
@@ -42,7 +39,7 @@ def other_metrics(columns: Mapping[str, Metrics], shown: Sequence[str]) -> list[
 def table_rows(
     columns: Mapping[str, Metrics], metrics: Sequence[str], colours: Mapping[str, int]
 ) -> list[dict[str, Any]]:
-    """Rows for the template: metric, wording, a cell for each column, and a small plot of the intervals."""
+    """Rows: metric, wording, a cell for each column, and a small plot of the intervals."""
     rows = []
     for metric in metrics:
         words = wording(metric)
@@ -51,19 +48,17 @@ def table_rows(
             {
                 "metric": metric,
                 "wording": words,
-                "cells": [table_cell(found.get(name), words) for name in columns],
+                "cells": [table_cell(found[name], words) if name in found else None for name in columns],
                 "strip": strip_svg(found, colours),
             }
         )
     return rows
 
 
-def table_cell(interval: Interval | None, wording: Wording) -> dict[str, str] | None:
-    if interval is None:
-        return None
-    bare = not math.isfinite(interval.low)
-    low, high = (0.0, 0.0) if bare else (interval.low, interval.high)
+def table_cell(interval: Interval, wording: Wording) -> dict[str, str]:
+    """Mean and range as text; the range is empty for a single unit."""
+    known = math.isfinite(interval.low)
     return {
         "mean": wording.show(interval.mean),
-        "range": "" if bare else f"{wording.show(low)} – {wording.show(high)}",
+        "range": f"{wording.show(interval.low)} – {wording.show(interval.high)}" if known else "",
     }

@@ -1,6 +1,6 @@
-"""Episodes as plain data: written to files, read back, and shown as text with what each message did to its listeners.
+"""Transcripts: episodes as JSON lines, for people to read. Writes, reads, checks and renders them as text.
 
-What it leaves out: tokens and streams. A transcript is for reading; training data never comes from one.
+A transcript has no tokens or streams, so training data never comes from one.
 """
 
 from __future__ import annotations
@@ -9,37 +9,45 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from envs.among_us import state as among_us_state
-from envs.among_us import texts as among_us_texts
-from envs.among_us.state import Act, Action
+from envs.among_us.state import NAMES, Act
 from envs.dond import environment as dond_environment
 from envs.dond import replies as dond_replies
 from envs.dond import rules as dond_rules
 from marl.common.errors import UserError
 from marl.common.files import parsed_json, read_bytes, reading, whole_file, writing
-from marl.metrics.among_us import of_among_us, template
+from marl.metrics.among_us import Meeting, Moves, Reply, of_among_us, story, template
 from marl.types import Episode, Planned, Turn
 
 Transcript = dict[str, Any]
-CUT = "cut at its limit"  # what is said of a turn that is unfinished
+NO_DEAL = {
+    "mismatch": "the two claims do not add up to the pool",
+    "abort": "too many refused replies in a row",
+    "limit": "too many turns",
+}
+ENDINGS = {
+    "ejection": "Crewmates win: no imposter is left",
+    "tasks": "Crewmates win: all tasks are done",
+    "parity": "Imposters win: they are as many as the crewmates",
+    "time": "Nobody wins: time ran out",
+}
+CUT = "cut at its limit"  # label of an unfinished turn
 
 
 def episode_to_json(episode: Episode) -> Transcript:
-    """What a reader wants of an episode, as JSON's own types.
+    """Converts an episode to JSON's types.
 
-    `turns`: agent, role, step, kind, text, message, error, rewards, `tokens` sampled and the sum of their `logprob`;
-    `cut` where it is unfinished (see `Turn.cut`), `thoughts` where an endpoint's model told any;
-    where a planner chose the reply, `planned`: all `actions` with `anchor`, `values` and `plan`, the `chosen` one, and
-    the share of anchor probabilities that were raised to the least one (`floored`).
-    `questions`: each different question once, with candidates and answer (`also`: further answers that are as true).
-    `beliefs`: listener, step, `question` (an index into `questions`), `probs` with four decimals.
+    `turns`: agent, role, step, kind, text, message, error, rewards, number of sampled `tokens`, sum of their `logprob`.
+    Some have `cut` (unfinished), `thoughts` (of an endpoint's model), or `planned`: all `actions` with `anchor`,
+    `values` and `plan`, the `chosen` one, and the share of raised anchor probabilities (`floored`). `questions`: each
+    question once, with candidates and answer (`also`: further true answers). `beliefs`: listener, step, `question` (an
+    index into `questions`), `probs` with four decimals.
     """
     questions = list(dict.fromkeys(belief.question for belief in episode.beliefs))
     number = {question: i for i, question in enumerate(questions)}
@@ -100,7 +108,7 @@ def _planned(planned: Planned) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """The value in JSON's types: tuples and arrays as lists, enums as their values. TypeError for anything else."""
+    """Converts tuples and arrays to lists, enums to their values. TypeError for anything that JSON lacks."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, dict):
@@ -115,12 +123,12 @@ def _plain(value: Any) -> Any:
 
 
 def write_episodes(path: str | Path, episodes: Iterable[Episode]) -> None:
-    """Writes one transcript a line. The file appears whole or not at all; its folder is made."""
+    """Writes one transcript a line, in one step. Makes the folder."""
     write_transcripts(path, map(episode_to_json, episodes))
 
 
 def write_transcripts(path: str | Path, transcripts: Iterable[Transcript]) -> None:
-    """The same of transcripts, which may hold more than an episode tells."""
+    """Writes transcripts, which may have further entries."""
     path = Path(path)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -130,11 +138,11 @@ def write_transcripts(path: str | Path, transcripts: Iterable[Transcript]) -> No
 
 
 def read_episodes(path: str | Path) -> list[Transcript]:
-    """The transcripts of a file, each of which can be shown. UserError with file and line number where one is not."""
+    """Reads the transcripts of a file. UserError with file and line number if one cannot be shown."""
     transcripts: list[Transcript] = []
     for number, line in enumerate(read_bytes(Path(path)).decode(errors="replace").split("\n"), start=1):
         if not line:
-            continue  # behind the last one
+            continue
         where = f"{path}, line {number}"
         try:
             transcript = parsed_json(line)
@@ -148,12 +156,12 @@ def read_episodes(path: str | Path) -> list[Transcript]:
     return transcripts
 
 
-NAME = 1000  # letters of a player's name or role, which tables are as wide as
-WORK = 10**7  # turns times beliefs of a transcript: what it takes to find what each message did
+NAME = 1000  # letters of a player's name or role at most
+WORK = 10**7  # turns times beliefs of a transcript at most: the time to find the effect of each message
 
 
 def check_transcript(transcript: Transcript) -> None:
-    """Raises an error of `files.FAULTS` for what is no transcript that can be shown."""
+    """Raises an error of `files.FAULTS` if the transcript cannot be shown."""
     players, roles, facts = (transcript[part] for part in ("players", "roles", "facts"))
     if len(transcript["turns"]) * len(transcript["beliefs"]) > WORK:
         raise ValueError(f"{len(transcript['turns'])} turns with {len(transcript['beliefs'])} beliefs are no game")
@@ -183,20 +191,19 @@ def check_transcript(transcript: Transcript) -> None:
 
 
 def _are(kind: type, *values: Any) -> None:
-    """TypeError unless all are of this kind; whole numbers are real ones, too."""
+    """TypeError unless all values are of this kind. A whole number counts as a real one."""
     wanted = (int, float) if kind is float else kind
     for value in values:
         if not isinstance(value, wanted):
             raise TypeError(f"expected {kind.__name__}, got {str(value)[:40]!r}")
 
 
-# --- What is said most ------------------------------------------------------------------------------------------------
+# --- Forms of messages ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Form:
-    """A way to put a message, with {name} and {room} for any (`speech.template`): in how many messages it is used, how
-    many of these name a player of Among Us, and how many an imposter (dead or alive)."""
+    """A form of messages (`among_us.template`): how many have it, name a player, name an imposter (dead or alive)."""
 
     text: str
     uses: int
@@ -205,7 +212,7 @@ class Form:
 
 
 def forms(transcripts: Iterable[Transcript], player: str) -> list[Form]:
-    """How a player (by its name in `Transcript["players"]`) puts its messages, the commonest form first."""
+    """The forms of a player's messages, the commonest first. `player`: a name of `transcript["players"]`."""
     found: dict[str, list[tuple[bool, bool]]] = {}
     for transcript in transcripts:
         names = transcript["facts"]["names"] if is_among_us(transcript) else {}
@@ -214,13 +221,11 @@ def forms(transcripts: Iterable[Transcript], player: str) -> list[Form]:
             if turn["message"] and transcript["players"][turn["agent"]] == player:
                 named = {name for _, name in mentions(turn["message"]) if name in names.values()}
                 found.setdefault(template(turn["message"]), []).append((bool(named), bool(named & imposters)))
-    counted = [
-        Form(text, len(uses), *(sum(flags) for flags in zip(*uses, strict=True))) for text, uses in found.items()
-    ]
+    counted = [Form(text, len(uses), *map(sum, zip(*uses, strict=True))) for text, uses in found.items()]
     return sorted(counted, key=lambda form: -form.uses)
 
 
-# --- What messages did ------------------------------------------------------------------------------------------------
+# --- Effects of messages ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -235,7 +240,7 @@ class Shift:
 
 
 def shifts(transcript: Transcript, turn: dict[str, Any]) -> list[Shift]:
-    """What the turn's message did to every other listener that was asked before and right after it."""
+    """Changes of belief of the other listeners that were asked before and right after the turn's message."""
     if not turn["message"]:
         return []
     found = []
@@ -247,29 +252,29 @@ def shifts(transcript: Transcript, turn: dict[str, Any]) -> list[Shift]:
     for after in transcript["beliefs"]:
         if after["step"] != turn["step"] + 1 or after["listener"] == turn["agent"]:
             continue
-        before = last.get((after["listener"], after["question"]))
-        if before:
+        if before := last.get((after["listener"], after["question"])):
             question = transcript["questions"][after["question"]]
-            found.append(
-                Shift(
-                    after["listener"],
-                    topic(question["text"]),
-                    question["answer"],
-                    truth_of(before, question),
-                    truth_of(after, question),
-                )
-            )
+            ends = truth_of(before, question), truth_of(after, question)
+            found.append(Shift(after["listener"], topic(question["text"]), question["answer"], *ends))
     return found
 
 
+def shifts_by_listener(transcript: Transcript, turn: dict[str, Any]) -> dict[str, list[Shift]]:
+    """The same, by listener."""
+    by_listener: dict[str, list[Shift]] = {}
+    for shift in shifts(transcript, turn):
+        by_listener.setdefault(shift.listener, []).append(shift)
+    return by_listener
+
+
 def truth_of(belief: dict[str, Any], question: dict[str, Any]) -> float:
-    """What a belief gives the true answer; of several, any of them."""
+    """Probability of the true answer, or of any of several."""
     right = (question["answer"], *question.get("also", ()))
     return float(sum(belief["probs"][question["candidates"].index(answer)] for answer in right))
 
 
 def topic(question: str) -> str:
-    """A question in a word, for labels: `books` for a question about the value of a book, else the question itself."""
+    """A short label of a question: `books` for a question about the value of a book, else the question itself."""
     return next((item for item in dond_rules.ITEMS if item.removesuffix("s") in question), question)
 
 
@@ -282,7 +287,7 @@ def is_among_us(transcript: Transcript) -> bool:
 
 
 def said(turn: dict[str, Any]) -> str:
-    """What a turn did, in words: the message, the claim of a proposal, or the bare reply."""
+    """A turn in words: the message, the claim of a proposal, or the bare reply."""
     if turn["message"]:
         return str(turn["message"])
     text = str(turn["text"]).strip()
@@ -292,20 +297,16 @@ def said(turn: dict[str, Any]) -> str:
 
 
 def outcome_text(transcript: Transcript) -> str:
-    """How the game ended, in one sentence."""
+    """The ending of a game, in one sentence."""
     outcome = transcript["outcome"]
     if is_among_us(transcript):
         return ENDINGS.get(outcome["how"], str(outcome["how"]))
     if not is_dond(transcript):
-        return own_ending(outcome)
-    endings = {
-        "deal": "Deal",
-        "mismatch": "No deal: the two claims do not add up to the pool",
-        "abort": "No deal: too many refused replies in a row",
-        "limit": "No deal: too many turns",
-    }
+        how = str(outcome.get("how") or ", ".join(f"{name} {value}" for name, value in outcome.items()))
+        winner = outcome.get("winner")
+        return printable(how if winner is None else f"{winner} won ({how})")
     if not outcome["deal"]:
-        return endings.get(outcome["how"], f"No deal: {outcome['how']}")
+        return f"No deal: {NO_DEAL.get(outcome['how'], outcome['how'])}"
     points = outcome["points"]
     counts, (first, second) = transcript["facts"]["counts"], transcript["facts"]["values"]
     best = dond_rules.best_joint(dond_rules.Context(tuple(counts), (tuple(first), tuple(second))))
@@ -313,16 +314,11 @@ def outcome_text(transcript: Transcript) -> str:
     return f"Deal: {each}; together {sum(points.values()):g} of at most {best}"
 
 
-def own_ending(outcome: dict[str, Any]) -> str:
-    """How a game that the library does not know ended, in its own words: `how`, behind its winner if it has one."""
-    how = str(outcome.get("how") or ", ".join(f"{name} {value}" for name, value in outcome.items()))
-    winner = outcome.get("winner")
-    return printable(how if winner is None else f"{winner} won ({how})")
-
-
 def plan_text(turn: dict[str, Any], most: int = 3) -> str:
-    """What a planner weighed, in one line: the chosen action and those it would likeliest have taken else, each with
-    its probability under the anchor and the plan, and its value. Empty where the reply was not planned."""
+    """A plan in one line: the chosen action and the likeliest others, with anchor and plan probabilities and values.
+
+    Empty if the reply was not planned.
+    """
     if "planned" not in turn:
         return ""
     p = turn["planned"]
@@ -334,11 +330,11 @@ def plan_text(turn: dict[str, Any], most: int = 3) -> str:
     return shown + (f"; {p['floored']:.0%} of the anchor raised from 0" if p.get("floored") else "")
 
 
-# --- As text ----------------------------------------------------------------------------------------------------------
+# --- Text -------------------------------------------------------------------------------------------------------------
 
 
 def render_text(transcript: Transcript) -> str:
-    """One transcript for the terminal: who knew what, the turns, and listeners' belief in the truth before -> after."""
+    """A transcript for the terminal: what each player knew, the turns, and beliefs in the truth before -> after."""
     if is_among_us(transcript):
         return "\n".join(_among_us_lines(transcript))
     lines = [*_heading(transcript), ""]
@@ -347,10 +343,7 @@ def render_text(transcript: Transcript) -> str:
         refused = f"   (refused: {turn['error']})" if turn["error"] else ""
         cut = f"   ({CUT})" if turn.get("cut") else ""
         lines.append(f"{turn['agent']:<{width}}  {printable(said(turn))}{cut}{printable(refused)}")
-        by_listener: dict[str, list[Shift]] = {}
-        for shift in shifts(transcript, turn):
-            by_listener.setdefault(shift.listener, []).append(shift)
-        for listener, moved in by_listener.items():
+        for listener, moved in shifts_by_listener(transcript, turn).items():
             each = ", ".join(f"{s.question}={s.answer} {s.before:.2f} -> {s.after:.2f}" for s in moved)
             total = sum(s.after - s.before for s in moved)
             lines.append(f"{'':<{width}}    {listener} believes {each}  ({total:+.2f})")
@@ -375,146 +368,24 @@ def _heading(transcript: Transcript) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """The text on one line without control characters, which could drive the terminal that shows it."""
+    """The text on one line, without control characters, which could drive the terminal."""
     return "".join(c if c.isprintable() else " " if c.isspace() else "�" for c in text)
 
 
-# --- Among Us: from turns to what happened ----------------------------------------------------------------------------
-
-ENDINGS = {
-    "ejection": "Crewmates win: no imposter is left",
-    "tasks": "Crewmates win: all tasks are done",
-    "parity": "Imposters win: they are as many as the crewmates",
-    "time": "Nobody wins: time ran out",
-}
-_ACTIONS = {words.lower(): action for of in among_us_texts.OPTION.values() for action, words in of.items()}
-
-
-@dataclass(frozen=True)
-class Deed:
-    """A kill or a report of a body. Killer, finder and victim by name; `room` is where the body lies."""
-
-    step: int
-    act: Act
-    who: str
-    victim: str
-    room: str
-
-    def __str__(self) -> str:
-        done = "kills" if self.act is Act.KILL else "reports the body of"
-        return f"{self.who} {done} {self.victim} in {self.room}"
-
-
-@dataclass
-class Moves:
-    """The steps between two discussions: `by_step[step]` has what each player chose, by name, and `deeds` what came
-    of it that others may get to know."""
-
-    by_step: dict[int, dict[str, Action]] = field(default_factory=dict)
-    deeds: list[Deed] = field(default_factory=list)
-
-
-@dataclass
-class Meeting:
-    """A discussion and its vote. `before[name]` is a listener's belief in the true imposter before any message, and
-    `after[name]` its last one before the vote. `votes[name]` is a name or `skip`; `ejected` is empty for nobody.
-
-    `reports` are those of the step that opened it (the game drew one of them). `plans[name]` is how a planner came to
-    its vote (`plan_text`).
-    """
-
-    step: int
-    living: tuple[str, ...]
-    reports: list[Deed]
-    messages: list[dict[str, Any]] = field(default_factory=list)
-    before: dict[str, float] = field(default_factory=dict)
-    after: dict[str, float] = field(default_factory=dict)
-    votes: dict[str, str] = field(default_factory=dict)
-    plans: dict[str, str] = field(default_factory=dict)
-    ejected: str = ""
-
-
-def story(transcript: Transcript) -> list[Moves | Meeting]:
-    """What happened in a game of Among Us, worked out from what everybody chose: rooms, deaths and votes.
-
-    Follows the game's rules: a walker belongs to the room that it walks to; kills of a step take effect in seat order;
-    after a vote all stand in the start room; a strict plurality ejects.
-    """
-    facts = transcript["facts"]
-    names: dict[str, str] = facts["names"]
-    living = sorted(names.values(), key=among_us_state.NAMES.index)
-    start = ((facts["width"] - 1) // 2, 0)
-    rooms = dict.fromkeys(living, start)
-    bodies: dict[str, str] = {}  # victim -> room
-    steps: dict[int, list[dict[str, Any]]] = {}
-    for turn in transcript["turns"]:
-        steps.setdefault(turn["step"], []).append(turn)
-    told: list[Moves | Meeting] = []
-    for step, turns in sorted(steps.items()):
-        talk, vote = turns[0]["kind"] == "SPEAK", _is_vote(turns[0])
-        if (talk or vote) and not (told and isinstance(told[-1], Meeting)):
-            before = told[-1] if told and isinstance(told[-1], Moves) else Moves()
-            reports = [d for d in before.deeds if d.act is Act.REPORT and d.step == max(before.by_step)]
-            told.append(Meeting(step, tuple(living), reports, before=_beliefs(transcript, step, step)))
-        if not (talk or vote) and not (told and isinstance(told[-1], Moves)):
-            told.append(Moves())
-        now = told[-1]
-        if isinstance(now, Meeting):
-            if talk:
-                now.messages.extend(turns)
-                continue
-            now.after |= _beliefs(transcript, now.step, step)
-            now.votes = {names[turn["agent"]]: action_of(turn).target or "skip" for turn in turns}
-            now.plans = {names[turn["agent"]]: plan_text(turn) for turn in turns if "planned" in turn}
-            (first, most), *others = [*Counter(now.votes.values()).most_common(2)]
-            if first != "skip" and not (others and others[0][1] == most):
-                now.ejected = first
-                living.remove(first)
-            rooms = dict.fromkeys(living, start)
-            continue
-        chosen = {names[turn["agent"]]: action_of(turn) for turn in turns}
-        now.by_step[step] = chosen
-        for who, action in chosen.items():
-            if action.act is Act.GO:
-                (x, y), (dx, dy) = rooms[who], among_us_state.DIRECTIONS[action.target]
-                rooms[who] = (x + dx, y + dy)
-        for who, action in chosen.items():
-            if action.act is Act.KILL and action.target in living:
-                living.remove(action.target)
-                bodies[action.target] = room_name(rooms[who])
-                now.deeds.append(Deed(step, Act.KILL, who, action.target, bodies[action.target]))
-            elif action.act is Act.REPORT:
-                now.deeds.append(Deed(step, Act.REPORT, who, action.target, bodies[action.target]))
-    return told
-
-
-def action_of(turn: dict[str, Any]) -> Action:
-    """What a choice of Among Us counted as."""
-    if turn["error"]:
-        return among_us_state.SKIP if _is_vote(turn) else among_us_state.WAIT
-    return _ACTIONS[str(turn["text"]).strip().lower()]
-
-
-def _is_vote(turn: dict[str, Any]) -> bool:
-    if turn["kind"] == "SPEAK":
-        return False
-    if turn["error"]:
-        return str(turn["error"]).endswith(" skip.")
-    return action_of(turn).act in (Act.VOTE, Act.SKIP)
-
-
-def room_name(room: tuple[int, int]) -> str:
-    """Both of the names that players read."""
-    return f"{among_us_texts.ROOMS[room[1]][room[0]]} ({room[0]},{room[1]})"
+# --- Among Us ---------------------------------------------------------------------------------------------------------
+def story_of(transcript: Transcript) -> list[Moves | Meeting]:
+    """The game replayed (`among_us.story`); meetings hold the transcript's own turns."""
+    replies = [Reply(t["agent"], t["step"], t["kind"], t["text"], t["error"], t) for t in transcript["turns"]]
+    return story(transcript["facts"], replies)
 
 
 def crew_shifts(transcript: Transcript, turn: dict[str, Any]) -> list[Shift]:
-    """What the turn's message did to the other crewmates; imposters, who know, are left out."""
+    """Changes of belief of the other crewmates; imposters know the truth."""
     return [shift for shift in shifts(transcript, turn) if transcript["roles"][shift.listener] != "imposter"]
 
 
-def _beliefs(transcript: Transcript, first: int, last: int) -> dict[str, float]:
-    """What each crewmate gives the truth, by name: its last answer after `first` to `last` steps."""
+def beliefs_between(transcript: Transcript, first: int, last: int) -> dict[str, float]:
+    """Each crewmate's probability of the truth, by name: its last answer after `first` to `last` steps."""
     names = transcript["facts"]["names"]
     found = {}
     for belief in sorted(transcript["beliefs"], key=lambda belief: belief["step"]):
@@ -525,9 +396,9 @@ def _beliefs(transcript: Transcript, first: int, last: int) -> dict[str, float]:
 
 
 def fates(transcript: Transcript) -> dict[str, str]:
-    """How each player of Among Us ended, by name: `alive`, or how it died."""
+    """The end of each player, by name: `alive`, or its death."""
     found = dict.fromkeys(transcript["facts"]["names"].values(), "alive")
-    for chapter in story(transcript):
+    for chapter in story_of(transcript):
         if isinstance(chapter, Meeting) and chapter.ejected:
             found[chapter.ejected] = f"voted out in step {chapter.step + len(chapter.messages)}"
         elif isinstance(chapter, Moves):
@@ -538,13 +409,13 @@ def fates(transcript: Transcript) -> dict[str, str]:
 
 
 def mentions(text: str) -> list[tuple[str, str]]:
-    """The text in pieces, each with the player's name that it is, or empty: for marking names in a message."""
-    pieces = [piece for piece in re.split(rf"\b({'|'.join(among_us_state.NAMES)})\b", text, flags=re.I) if piece]
-    return [(piece, piece.capitalize() if piece.capitalize() in among_us_state.NAMES else "") for piece in pieces]
+    """Splits a text at players' names: pieces, each with the name that it is, or empty."""
+    pieces = [piece for piece in re.split(rf"\b({'|'.join(NAMES)})\b", text, flags=re.I) if piece]
+    return [(piece, piece.capitalize() if piece.capitalize() in NAMES else "") for piece in pieces]
 
 
 def opening(meeting: Meeting) -> str:
-    """Why a discussion began, in one sentence."""
+    """The reason of a discussion, in one sentence."""
     if not meeting.reports:
         return "A discussion begins"
     finders = " and ".join(dict.fromkeys(deed.who for deed in meeting.reports))
@@ -553,16 +424,16 @@ def opening(meeting: Meeting) -> str:
 
 
 def verdict(meeting: Meeting) -> str:
-    """What a vote came to, in one sentence; empty if the game ended before it."""
+    """The result of a vote, in one sentence; empty if the game ended before it."""
     if not meeting.votes:
         return ""
-    counts = Counter(meeting.votes.values())
+    counts = Counter(choice or "skip" for choice in meeting.votes.values())
     each = ", ".join(f"{choice} {count}" for choice, count in counts.most_common())
     return f"{each}: {meeting.ejected or 'nobody'} is voted out"
 
 
 def _among_us_lines(transcript: Transcript) -> list[str]:
-    """The game as text: who is who, deaths and reports, and each discussion with its effect on every listener."""
+    """The game as text: players, deaths and reports, and each discussion with its effect on every listener."""
     facts = transcript["facts"]
     names, ends = facts["names"], fates(transcript)
     imposters = {names[agent] for agent in facts["imposters"]}
@@ -573,14 +444,16 @@ def _among_us_lines(transcript: Transcript) -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     truth = " or ".join(sorted(imposters))
-    for chapter in story(transcript):
+    for chapter in story_of(transcript):
         if isinstance(chapter, Moves):
             steps = list(chapter.by_step)
             count = sum(map(len, chapter.by_step.values()))
             lines += ["", f"steps {steps[0]} to {steps[-1]}: {count} moves"]
             lines += [f"  step {deed.step}: {deed}" for deed in chapter.deeds]
             continue
-        lines += ["", f"{opening(chapter)}. Belief in {truth}: {_each(chapter.before) or 'nobody was asked'}"]
+        before = beliefs_between(transcript, chapter.step, chapter.step)
+        each = ", ".join(f"{name} {belief:.2f}" for name, belief in before.items())
+        lines += ["", f"{opening(chapter)}. Belief in {truth}: {each or 'nobody was asked'}"]
         for turn in chapter.messages:
             speaker = names[turn["agent"]]
             cut = f"   ({CUT})" if turn.get("cut") else ""
@@ -590,11 +463,9 @@ def _among_us_lines(transcript: Transcript) -> list[str]:
                 each = ", ".join(f"{name} {before:.2f} -> {after:.2f}" for name, before, after in moved)
                 lines.append(f"           {each}  ({sum(after - before for _, before, after in moved):+.2f})")
         if chapter.votes:
-            lines.append("  votes: " + ", ".join(f"{voter} for {choice}" for voter, choice in chapter.votes.items()))
-            lines += [f"    {voter} planned (anchor -> plan): {plan}" for voter, plan in chapter.plans.items()]
+            votes = [f"{voter} for {choice or 'skip'}" for voter, choice in chapter.votes.items()]
+            lines.append("  votes: " + ", ".join(votes))
+            plans = {voter: plan_text(turn) for voter, turn in chapter.voters.items()}
+            lines += [f"    {voter} planned (anchor -> plan): {plan}" for voter, plan in plans.items() if plan]
             lines.append(f"  {verdict(chapter)}")
     return [*lines, "", outcome_text(transcript)]
-
-
-def _each(beliefs: dict[str, float]) -> str:
-    return ", ".join(f"{name} {truth:.2f}" for name, truth in beliefs.items())

@@ -20,6 +20,7 @@ import pytest
 import torch
 import yaml
 from omegaconf import DictConfig, OmegaConf
+from tests.marl.test_report import make_run
 
 from experiments import evaluate, play, report, train
 from experiments.launch.terminal import say
@@ -45,7 +46,6 @@ from tests.composing import run_folder
 from tests.hostile import Accepted, composed, configure, no_work, seal
 from tests.marl.episodes import aborted_game, deal_game, meeting_game
 from tests.marl.hint import hint_policy
-from tests.marl.test_report import make_run
 
 SECONDS = 5.0  # of the processor, for one reader: most take a tenth of one, and what grows beyond measure takes hours
 CHECKPOINT = "checkpoints/iteration-000001"

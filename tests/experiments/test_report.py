@@ -17,8 +17,8 @@ from experiments.report import publish, read_published, told_apart, variants
 from experiments.setup import select
 from marl.common.errors import UserError
 from marl.common.files import joined_name
+from marl.metrics.stats import Interval
 from marl.metrics.tables import TableRow, read_table
-from marl.report.figures import Published
 from marl.report.page import read_run
 from marl.report.runs import Run
 from marl.report.transcripts import read_episodes
@@ -413,7 +413,7 @@ def test_variants_put_the_headline_first() -> None:
 def test_published_figures_are_read_and_checked(tmp_path: Path) -> None:
     folder = RESULTS / "among_us_ablation"
     found = read_published(folder / "published.csv")
-    assert found["RL+L+S"] == Published(0.59, 0.58, 0.60) and set(found) == {"base", "L", "RL", "RL+L", "RL+L+S"}
+    assert found["RL+L+S"] == Interval(0.59, 0.58, 0.60, 0) and set(found) == {"base", "L", "RL", "RL+L", "RL+L+S"}
     assert read_published(tmp_path / "published.csv") == {}
     (tmp_path / "published.csv").write_text("arm,mean\nRL,0.3\n")
     with pytest.raises(UserError, match=r"published\.csv: expected the columns arm,mean,low,high"):

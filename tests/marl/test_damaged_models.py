@@ -16,7 +16,7 @@ from marl.common.errors import UserError
 from marl.model.policy import Policy, check_finite, load_config, load_lm, load_tokenizer, pretrained, read_tensors
 from marl.storage.checkpoint import load_policy, read_card, save_policy
 from tests.marl.models import CHATML, hf_tokenizer, random_lm, save, tiny_policy
-from tests.marl.test_checkpoint import same, seal
+from tests.marl.storage.test_checkpoint import same, seal
 
 Change = Callable[[Path], object]
 FILES = (

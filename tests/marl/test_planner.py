@@ -43,7 +43,7 @@ from marl.planning.planner import (
     vote,
     vote_values,
 )
-from marl.report.transcripts import episode_to_json, render_text, story
+from marl.report.transcripts import episode_to_json, plan_text, render_text, story_of
 from marl.rollout.games import env_maker, scripted
 from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import draw_games
@@ -567,8 +567,9 @@ def test_crewmates_plan_every_vote_and_nothing_else() -> None:
             values = vote_values(living.index(me), belief, np.array(turn.planned.anchor), how)
             np.testing.assert_allclose(turn.planned.values, values, atol=1e-6)
     assert len(planned) >= 3
-    plans = [c.plans for e in episodes for c in story(episode_to_json(e)) if hasattr(c, "plans")]
-    assert sum(map(len, plans)) == len(planned)
+    chapters = [chapter for e in episodes for chapter in story_of(episode_to_json(e))]
+    plans = [plan_text(turn) for c in chapters if hasattr(c, "voters") for turn in c.voters.values()]
+    assert sum(map(bool, plans)) == len(planned)
 
 
 # --- Bad input ---

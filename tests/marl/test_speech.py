@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -16,7 +16,7 @@ from envs.core import TurnKind
 from marl.agents.scripted.among_us import RandomPlayer
 from marl.agents.scripted.among_us_language import Statement
 from marl.agents.text import TextAgent
-from marl.metrics.among_us import Message, Vote, read_game, sentence_forms, template
+from marl.metrics.among_us import Message, Vote, read_game, template
 from marl.rollout.games import env_maker
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import draw_games
@@ -160,18 +160,3 @@ def test_templates() -> None:
     assert template("Orange and I were in room (1,0).") == "{name} and i were in {room}."
     assert template("I came from (0, 1)!") == "i came from {room}!"
     assert template("nothing here, tired") == "nothing here, tired"
-
-
-def test_sentence_forms() -> None:
-    game = meeting_game()
-    assert sentence_forms([game, game], {"learner"}) == Counter(
-        {
-            "{name} killed {name} i saw it": 2,
-            "vote for {name}": 2,
-            "i saw nothing": 2,
-            "who was in {room}": 2,
-        }
-    )
-    assert sentence_forms([game]).total() == 6
-    episodes, _ = play(60)
-    assert len(sentence_forms(episodes)) == 40  # the whole grammar of random players, and nothing else

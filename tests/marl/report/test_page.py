@@ -18,7 +18,7 @@ from marl.metrics.evaluation import evaluation_to_json, metrics
 from marl.metrics.stats import Interval
 from marl.metrics.tables import ablation_table
 from marl.metrics.wording import bounds, headline, of_ones_own, pairs_of, wording
-from marl.report.figures import Published, ablation_figure, mean_entries, strip_svg, training_panels
+from marl.report.figures import ablation_figure, mean_entries, strip_svg, training_panels
 from marl.report.games import speakers
 from marl.report.page import build_report, read_run
 from marl.report.prose import endings, findings, mixed
@@ -560,7 +560,7 @@ def test_endings_are_in_the_order_of_their_legend() -> None:
 def test_published_figures_and_curves_stand_beside(tmp_path: Path) -> None:
     runs = [read_run(folder) for folder in among_us_runs(tmp_path)]
     rows, metric = ablation_table(arm_runs(runs)), "game/win_rate/crewmates"
-    published = {"RL": Published(0.32, 0.29, 0.33), "absent": Published(0.5, 0.4, 0.6)}
+    published = {"RL": Interval(0.32, 0.29, 0.33, 0), "absent": Interval(0.5, 0.4, 0.6, 0)}
     ablation_figure(rows, [metric], tmp_path / "bare.svg")
     ablation_figure(rows, [metric], tmp_path / "full.svg", published=published, runs=runs, curve=metric)
     bare, full = ((tmp_path / name).read_text() for name in ("bare.svg", "full.svg"))

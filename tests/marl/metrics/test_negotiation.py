@@ -23,7 +23,7 @@ from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import draw_games
 from marl.types import Episode
 
-DATA = Path(os.environ.get("DOND_DATA", Path(__file__).resolve().parents[2] / "../shared/data/dond"))
+DATA = Path(os.environ.get("DOND_DATA", Path(__file__).resolve().parents[3] / "../shared/data/dond"))
 COUNTS: Triple = (1, 1, 3)
 VALUES: tuple[Triple, Triple] = ((0, 1, 3), (1, 9, 0))
 

@@ -13,8 +13,9 @@ from envs import dond_v0
 from envs.core import END
 from envs.dond import environment as dond_environment
 from envs.dond.replies import MESSAGE
-from marl.metrics.drift import distinct_ngrams, likelihood, retold, speech_likelihood, talk_drift
+from marl.metrics.drift import likelihood, retold, speech_likelihood, talk_drift
 from marl.metrics.negotiation import read_talk, talk_of
+from marl.metrics.talk import distinct_ngrams
 from marl.model.policy import Policy
 from marl.report.transcripts import episode_to_json
 from marl.rollout.games import scripted

@@ -64,7 +64,7 @@ from marl.types import Episode
 from tests.marl.hint import Hint, hint_policy
 from tests.marl.models import hf_policy, tiny_policy
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize("named", [str, Path])
