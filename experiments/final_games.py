@@ -24,8 +24,7 @@ from marl.metrics.training import episode_metrics
 from marl.model.policy import Policy
 from marl.report.runs import read_evaluation
 from marl.report.transcripts import Transcript, read_episodes, write_episodes
-from marl.rewards import Reward, add_rewards
-from marl.rewards.game import GameReward
+from marl.rewards import Reward, add_rewards, is_game
 from marl.rollout.cast import by_role
 from marl.rollout.games import file_digests
 from marl.rollout.rollout import rollout
@@ -86,7 +85,7 @@ def warn_if_hopeless(work: Work, episodes: Sequence[Episode]) -> None:
     refused = sum(bool(t.error) for t in turns) / len(turns)
     (amount, seats), *_ = paid.most_common(1)
     alike = seats / paid.total()
-    plays_for_it = any(isinstance(reward, GameReward) and reward.weight for reward in spec.rewards.values())
+    plays_for_it = any(is_game(reward) and reward.weight for reward in spec.rewards.values())
     if outgrown >= HOPELESS:
         wrong = f"{outgrown:.0%} of the learner's replies find no room in its context"
         way_out = f"give it more, by model.context (now {spec.model.context})"

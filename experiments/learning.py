@@ -15,9 +15,11 @@ from experiments.setup.work import Work, seeds_of
 from marl.algorithms.filtered_bc import FilteredBCConfig, train_filtered_bc
 from marl.algorithms.ppo import train_ppo
 from marl.algorithms.rl_pikl import RLPiklConfig, train_rl_pikl
+from marl.algorithms.training import Training
 from marl.common.distributed import Ranks
 from marl.learning.renaming import Renaming, renaming
 from marl.learning.update import Learner, check_model, make_optimizer
+from marl.losses import any_reads
 from marl.metrics.wording import of_ones_own
 from marl.model.policy import Policy
 from marl.model.sharding import Shards
@@ -64,17 +66,16 @@ def learn(
         say(f"continuing after iteration {start}")
     else:
         watch(work, tracker, 0, base, policies, bar, ranks)
-    common: dict[str, Any] = {
-        "cast": spec.cast, "frozen": frozen, "seeds": seeds_of(spec), "start": start, "after": after, "progress": bar,
-        "rename": names_to_swap(work, base), "ranks": ranks,
-    }  # fmt: skip
-    game = spec.env["game"]
+    training = Training(
+        learners, spec.env["game"], work.make_env, spec.cast, frozen, spec.rewards, spec.losses, seeds_of(spec), after,
+        start=start, progress=bar, rename=names_to_swap(work, base), ranks=ranks,
+    )  # fmt: skip
     if isinstance(algo, FilteredBCConfig):
-        train_filtered_bc(learners[0], work.make_env, spec.rewards, spec.losses, algo, **common)
+        train_filtered_bc(training, algo)
     elif isinstance(algo, RLPiklConfig):
-        train_rl_pikl(learners[0], work.make_env, spec.rewards, spec.losses, algo, game=game, **common)
+        train_rl_pikl(training, algo)
     else:
-        train_ppo(learners, work.make_env, spec.rewards, spec.losses, algo, game=game, **common)
+        train_ppo(training, algo)
     if ranks.first:  # a run that was stopped while it removed the last ones saves no more
         prune(after.checkpoints, algo.iterations, spec.checkpoint.keep, after.best_iteration, spec.checkpoint.every)
     return policies
@@ -108,7 +109,7 @@ def sizes(policy: Policy) -> dict[str, tuple[int, ...]]:
 def names_to_swap(work: Work, base: Policy) -> Renaming | None:
     """Returns the game's names as tokens, for losses that read renamed rows; None where rows are read as they are."""
     spec = work.spec
-    if all(loss.reads != "renamed" for loss in spec.losses.values()):
+    if not any_reads(spec.losses, "renamed"):
         return None
     rename = renaming(base.tokens, exchangeable(spec.env))
     if rename is None:

@@ -20,7 +20,7 @@ from envs.core import Question, TurnKind
 
 
 class Kind(IntEnum):
-    """What a token of a stream is."""
+    """Kind of a stream's token."""
 
     PAD = 0
     OBSERVATION = 1  # read: prompts, what others said, corrections, the cue to reply
@@ -31,7 +31,7 @@ class Kind(IntEnum):
 
 @dataclass
 class Stream:
-    """One agent's view of one episode: everything it read and wrote, as token ids, in order. Both lists: (T,)."""
+    """One agent's view of one episode: all that it read and wrote, in order. Both lists: (T,)."""
 
     tokens: list[int] = field(default_factory=list)
     kinds: list[Kind] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Planned:
-    """What a planner weighed before a reply (planner.py): its A actions, in one order throughout."""
+    """A planner's notes on a reply (`planning/planner.py`): A actions, in one order throughout."""
 
     actions: tuple[str, ...]  # (A,) a claim, a name or skip
     ids: tuple[tuple[int, ...], ...]  # (A,) each as a whole reply
@@ -54,19 +54,17 @@ class Planned:
     values: tuple[float, ...]  # (A,) what each is expected to be worth
     plan: tuple[float, ...]  # (A,) the planned probabilities
     chosen: int  # index of the action that was played
-    played: bool = True  # whether that was drawn from the plan; else it is the policy's own sample
-    floored: float = 0.0  # share of the anchors' probabilities, the others' too where they were read, that were raised
+    played: bool = True  # drawn from the plan; false: the policy's own sample
+    floored: float = 0.0  # share of the anchors' probabilities that were raised to the floor
 
 
 @dataclass(frozen=True)
 class Turn:
     """One reply of one agent, at the `step`-th call of the environment's `step` (from 0).
 
-    `reply_ids` stand in the agent's stream at `start : start + len(reply_ids)`. Players without a model have no
-    stream: `reply_ids` is empty and `start` is -1. It is empty, too, where a model's stream had no room for more.
-    `logprobs` are those of the distribution that was sampled from (temperature, legal mask). `body` is the range
-    within `reply_ids` that others got to hear: empty for choices, proposals and refused replies. `legal` are the
-    token ids that a CHOOSE reply was sampled from, empty for SPEAK.
+    `reply_ids` stand in the agent's stream at `start : start + len(reply_ids)`. They are empty for players without a
+    model (`start` is -1) and if the model's stream had no room (`outgrown`). `logprobs` are those of the distribution
+    that was sampled from (temperature, legal mask).
     """
 
     agent: str
@@ -78,18 +76,18 @@ class Turn:
     start: int = -1
     logprobs: tuple[float, ...] = ()
     value: float = 0.0
-    legal: tuple[int, ...] = ()
-    body: tuple[int, int] = (0, 0)
-    message: str = ""  # what the others heard; empty where nothing was said
-    error: str = ""  # why the game refused the reply; empty where it did not
+    legal: tuple[int, ...] = ()  # token ids that a CHOOSE reply was sampled from; empty for SPEAK
+    body: tuple[int, int] = (0, 0)  # range of `reply_ids` that others heard; empty for all but messages
+    message: str = ""  # what the others heard
+    error: str = ""  # why the game refused the reply; empty if it did not
     cut: bool = False  # unfinished: it met the limit of its tokens, or of what the game passes on
     thoughts: str = ""  # what an endpoint's model wrote for itself; nobody in the game reads it
-    planned: Planned | None = None  # None: the reply is the policy's own sample
+    planned: Planned | None = None
     rewards: dict[str, float] = field(default_factory=dict)  # by term, unweighted
 
     @property
     def outgrown(self) -> bool:
-        """Whether a model's stream had no room for it."""
+        """Tells whether a model's stream had no room for the reply."""
         return self.start >= 0 and not self.reply_ids
 
 
@@ -97,32 +95,31 @@ class Turn:
 class Belief:
     """A listener's answer to a belief question that fell due after `step` environment steps (0: at reset).
 
-    A message spoken in `Turn.step == s` is heard in the observations after `s + 1` steps: the belief it meets has
-    `step <= s`, the belief it leaves has `step == s + 1`. `position` is the index of the question's last token in the
-    listener's stream. `probs` has shape (K,) and sums to one; `candidate_ids` are the K token ids it was read from.
+    A message spoken in `Turn.step == s` is heard in the observations after `s + 1` steps: the belief before it has
+    `step <= s`, the belief after it has `step == s + 1`.
     """
 
     listener: str
     role: str
     step: int
-    position: int
+    position: int  # index of the question's last token in the listener's stream
     question: Question
-    probs: np.ndarray
-    candidate_ids: tuple[int, ...] = ()
+    probs: np.ndarray  # (K,), sums to one
+    candidate_ids: tuple[int, ...] = ()  # (K,) the tokens it was read from
 
     @property
     def truth(self) -> float:
-        """Probability of the true answer; of several, of any of them."""
+        """Probability of the true answer; if several are true, their sum."""
         return float(self.pooled[self.question.answer_index])
 
     @property
     def pooled(self) -> np.ndarray:
-        """`probs` (K,) with the probability of all true answers in the place of the first, and 0 for the others."""
+        """`probs` (K,) with all true answers pooled into the first."""
         return pooled(self.probs, self.question.answer_index, self.question.also_indices)
 
 
 def pooled(probs: np.ndarray, answer: int, also: Sequence[int]) -> np.ndarray:
-    """`probs` (K,) with the probability of all these candidates in the place of `answer`."""
+    """Moves the probabilities (K,) of the candidates `also` to the candidate `answer`."""
     if not also:
         return probs
     together = probs.copy()
@@ -133,7 +130,7 @@ def pooled(probs: np.ndarray, answer: int, also: Sequence[int]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Payment:
-    """What the environment paid `agent` in its `step`-th step (from 0)."""
+    """A payment by the environment to `agent` in its `step`-th step (from 0)."""
 
     agent: str
     step: int
@@ -142,11 +139,11 @@ class Payment:
 
 @dataclass(frozen=True)
 class Episode:
-    """A finished game. `streams` has an entry for every seat that a language model (or a recorded player) held.
+    """A finished game.
 
-    `players` names who held each seat (`learner`, `base`, `scripted`, ...). `outcome` is the game's own summary, the
-    same for every seat. `facts` is the game's hidden state at the start (contexts, roles), for analysts; `privileged`
-    is what of it a privileged critic sees at each seat, as numbers.
+    `players` names who held each seat (`learner`, `base`, `scripted`, ...); `streams` has those of language models and
+    recorded players. `outcome` is the game's own summary. `facts` is its hidden state at the start, for analysts;
+    `privileged` is what of it a privileged critic sees at each seat, as numbers.
     """
 
     seed: int
@@ -163,38 +160,34 @@ class Episode:
 
     @property
     def outgrown(self) -> bool:
-        """Whether it has a turn for which a model's stream had no room."""
+        """Tells whether a model's stream had no room for some reply."""
         return any(turn.outgrown for turn in self.turns)
 
 
 @dataclass
 class TokenBatch:
-    """Rows of tokens, padded on the right, and everything that the losses read. Made in `batch.py` only.
+    """Rows of tokens, padded on the right, and everything that the losses read. Made in `learning/batch.py` only.
 
-    `logprobs`, `reference_logprobs`: of each sampled token, 0 elsewhere. `values`, `rewards`, `speaking`, `returns`: at
-    the first token of a reply (`decision`), 0 elsewhere. `advantages`: at every token of a reply. `legal`: the legal
-    ids of CHOICE tokens. `imitate`: reply tokens that imitation may learn from. `plan_ids`, `plan`: at reply tokens
-    from a plan's first choice on, the tokens that might follow and their planned probabilities, given the reply so far.
-    `privileged`: what only a privileged critic sees.
+    A decision is the first token of a reply. What is said to stand at some tokens is 0 (ids: -1) elsewhere.
     """
 
     tokens: Tensor  # (B, T) int64
     kind: Tensor  # (B, T) int8, values of Kind
-    decision: Tensor  # (B, T) bool: the first token of a reply
-    body: Tensor  # (B, T) bool: reply tokens that others got to hear
-    message: Tensor  # (B, T) bool: the body and the tokens that end it, which the speaking reward is credited to
-    logprobs: Tensor  # (B, T)
-    reference_logprobs: Tensor  # (B, T)
+    decision: Tensor  # (B, T) bool
+    body: Tensor  # (B, T) bool: reply tokens that others heard
+    message: Tensor  # (B, T) bool: the body and the token that ends it, which get a message's credit
+    logprobs: Tensor  # (B, T) of reply tokens, when they were sampled
+    reference_logprobs: Tensor  # (B, T) of the reply tokens that a loss compares
     values: Tensor  # (B, T) the critic's, at decisions
-    rewards: Tensor  # (B, T) weighted sum of what enters the common GAE, at decisions
-    speaking: Tensor  # (B, T) weighted speaking reward with a credit of its own, at decisions
-    advantages: Tensor  # (B, T)
-    returns: Tensor  # (B, T)
-    imitate: Tensor  # (B, T) bool
-    legal: Tensor  # (B, T, O) int64: legal ids of CHOICE tokens, -1 elsewhere; O may be 0
-    plan_ids: Tensor  # (B, T, P) int64, padded with -1; P may be 0
-    plan: Tensor  # (B, T, P), 0 where plan_ids are -1
-    privileged: Tensor  # (B, F)
+    rewards: Tensor  # (B, T) weighted sum of the rewards credited to turns, at decisions
+    message_rewards: Tensor  # (B, T, M) weighted, each reward credited to messages, at decisions; M may be 0
+    advantages: Tensor  # (B, T) at reply tokens
+    returns: Tensor  # (B, T) at decisions
+    imitate: Tensor  # (B, T) bool: reply tokens that imitation may learn from
+    legal: Tensor  # (B, T, O) int64: legal ids of CHOICE tokens, padded with -1; O may be 0
+    plan_ids: Tensor  # (B, T, P) int64: from a plan's first choice on, the tokens that may follow; P may be 0
+    plan: Tensor  # (B, T, P) their planned probabilities, given the reply so far
+    privileged: Tensor  # (B, F) what only a privileged critic sees
     row: Tensor  # (N,) int64
     position: Tensor  # (N,) int64: index of the question's last token
     candidates: Tensor  # (N, K) int64, padded with -1
@@ -207,21 +200,21 @@ class TokenBatch:
 
     @property
     def reply(self) -> Tensor:
-        """(B, T) bool: tokens that the agent sampled."""
+        """Tokens that the agent sampled, (B, T) bool."""
         return (self.kind == Kind.CHOICE) | (self.kind == Kind.SPEECH)
 
     @property
     def planned(self) -> Tensor:
-        """(B, T) bool: tokens for which there is a plan."""
+        """Tokens for which there is a plan, (B, T) bool."""
         return (self.plan_ids >= 0).any(-1)
 
     @property
     def lengths(self) -> Tensor:
-        """(B,) int64: how many tokens each row has."""
+        """Number of tokens of each row, (B,) int64."""
         return (self.kind != Kind.PAD).sum(1)
 
     def select(self, rows: Tensor, length: int | None = None) -> TokenBatch:
-        """The given rows (int64 indices), cut to their longest or to `length`, with the questions before that."""
+        """Takes the given rows (int64 indices), cut to `length` (default: their longest), with their questions."""
         length = int(self.lengths[rows].max()) if length is None else length
         new_row = torch.full((self.tokens.shape[0],), -1, dtype=torch.int64)
         new_row[rows] = torch.arange(len(rows))
@@ -241,7 +234,7 @@ class TokenBatch:
         return TokenBatch(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
 
 
-# The fields of a TokenBatch that have axes (B, T).
+# Fields of a TokenBatch with axes (B, T).
 BY_TOKEN = ("tokens", "kind", "decision", "body", "message", "logprobs", "reference_logprobs", "values", "rewards",
-            "speaking", "advantages", "returns", "imitate", "legal", "plan_ids", "plan")  # fmt: skip
+            "message_rewards", "advantages", "returns", "imitate", "legal", "plan_ids", "plan")  # fmt: skip
 INSIDERS = (Role.IMPOSTER.value,)  # roles that know the answers to belief questions

@@ -9,5 +9,5 @@ import torch.multiprocessing as mp
 
 def together(work: Callable[..., None], processes: int, *args: Any) -> None:
     """Calls `work(rank, *args)` in each process, and raises what one of them raises."""
-    multiprocessing.set_forkserver_preload(["tests.marl.test_toy_game"])
+    multiprocessing.set_forkserver_preload(["tests.marl.algorithms.test_toy_game"])
     mp.start_processes(work, args, nprocs=processes, start_method="forkserver")

@@ -350,8 +350,9 @@ class Bench:
         agent = ReplayAgent(player, script, point.context, watch, self.settings.decode_steps)
         episodes = self.play(agent, script, watch)
         with watch.phase("collation"):
-            filled = add_rewards(episodes, {"game": GameReward()})
-            batch = add_advantages(collate(seats_of(filled, {"ours"}), {"game": 1.0}), Credit(), 0.0)
+            rewards = {"game": GameReward()}
+            filled = add_rewards(episodes, rewards)
+            batch = add_advantages(collate(seats_of(filled, {"ours"}), rewards), rewards, Credit())
         self.cell = self.cell or sum(getattr(batch, name).nbytes for name in BY_TOKEN) / batch.tokens.numel()
         work = self.learn(learner, batch, dtype, watch)
         peak, cache, counts = memory.rise(), agent.engine.cache.nbytes, agent.engine.counts

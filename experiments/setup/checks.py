@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING
 
 from marl.algorithms.rl_pikl import RLPiklConfig
 from marl.common.errors import UserError
-from marl.losses import needs_reference
-from marl.losses.policy import PolicyLoss
+from marl.losses import any_reads, needs
 from marl.planning.planner import GAMES as PLANNED
 from marl.pretraining.config import BaseConfig
-from marl.rewards.game import GameReward
-from marl.rewards.speaking import SpeakingReward
+from marl.rewards import CREDITS, credits_messages, is_game
 from marl.rollout.cast import players_of
 from marl.rollout.games import exchangeable, scripted
 
@@ -32,9 +30,10 @@ def check_scripted(game: str, players: str, where: str) -> None:
 def check_losses(spec: RunSpec) -> None:
     """Refuses losses that this learner or this game has no use for."""
     kind, game, losses = spec.kind, spec.env["game"], spec.losses
-    if kind == "filtered_bc" and "plan" in losses:
+    plans = any_reads(losses, "planned")
+    if kind == "filtered_bc" and plans:
         raise UserError("loss=plan: algo=filtered_bc imitates games as they were played; drop it, or take algo=ppo")
-    if kind == "pikl" and "plan" not in losses:
+    if kind == "pikl" and not plans:
         raise UserError("loss: with algo=pikl the policy learns from plans, and there is no loss.plan; keep it")
     if isinstance(spec.algo, RLPiklConfig) and spec.algo.value == "plan" and game == "among_us":
         imposters, mistake = spec.env["imposters"], spec.algo.planner.mistake
@@ -43,12 +42,12 @@ def check_losses(spec: RunSpec) -> None:
                 f"algo.value=plan: with env.imposters={imposters} and algo.planner.mistake={mistake} a plan does not "
                 "say how probable a win by the vote is; take paid, or one imposter and mistake 0"
             )
-    if "plan" in losses and game not in PLANNED:
+    if plans and game not in PLANNED:
         raise UserError(f"loss.plan: env.game={game} has nothing to plan; leave it out (~loss.plan)")
     if not any(loss.weight for loss in losses.values()):
         raise UserError(f"loss: with algo={kind} every weight is 0, so there is nothing to learn; raise one")
     for name, loss in losses.items():
-        if kind != "ppo" and needs_reference(loss):
+        if kind != "ppo" and needs(loss, "reference"):
             raise UserError(
                 f"loss.{name}.estimator={getattr(loss, 'estimator', '')}: algo={kind} does not learn from plain "
                 "samples of the policy, which it takes; must be exact"
@@ -58,37 +57,30 @@ def check_losses(spec: RunSpec) -> None:
                 f"loss.{name}.renamed=true: env.game={game} has no names that can stand for one another; "
                 "set it to false"
             )
-    imitation = losses.get("imitation")
-    if kind == "pikl" and imitation is not None and imitation.weight:
-        raise UserError(
-            f"loss.imitation.weight={imitation.weight:g}: algo=pikl imitates plans, by loss.plan, and by this it would "
-            "imitate every seat; must be 0"
-        )
+        if kind == "pikl" and needs(loss, "filter") and loss.weight:
+            raise UserError(
+                f"loss.{name}.weight={loss.weight:g}: algo=pikl imitates plans, and by this it would imitate every "
+                "seat; must be 0"
+            )
     target_kl = spec.algo.update.target_kl
-    if target_kl is not None and not isinstance(losses.get("policy"), PolicyLoss):
+    if target_kl is not None and not any(needs(loss, "advantages") for loss in losses.values()):
         raise UserError(
-            f"algo.update.target_kl={target_kl:g}: how far the policy has moved is known where loss.policy compares "
-            "it with its own draws; must be null without that term"
+            f"algo.update.target_kl={target_kl:g}: how far the policy has moved is known only beside a loss on "
+            "advantages, as loss.policy; must be null without one"
         )
 
 
 def check_rewards(spec: RunSpec) -> None:
     """Refuses a reward with a weight that this learner would not learn from."""
     for name, reward in spec.rewards.items():
-        if not reward.weight:
-            continue
-        speaks = isinstance(reward, SpeakingReward)
-        if speaks and name != "speaking":
+        if (credited := getattr(reward, "credits", "turn")) not in CREDITS:
+            raise UserError(f"reward.{name}.credits={credited!r}: must be one of {', '.join(CREDITS)}")
+        learned = spec.kind == "ppo" or is_game(reward) or (spec.kind == "pikl" and not credits_messages(reward))
+        if reward.weight and not learned:
             raise UserError(
-                f"reward.{name}.weight={reward.weight:g}: a speaking reward that pays is called reward.speaking, by "
-                f"which algo.credit.speech knows it; set that one (reward.{name}.weight=0 only measures)"
+                f"reward.{name}.weight={reward.weight:g}: algo={spec.kind} learns nothing from it; must be 0, which "
+                "measures it, or take algo=ppo"
             )
-        if spec.kind == "ppo" or isinstance(reward, GameReward) or (spec.kind == "pikl" and not speaks):
-            continue
-        raise UserError(
-            f"reward.{name}.weight={reward.weight:g}: algo={spec.kind} learns nothing from it; must be 0, which "
-            "measures it, or take algo=ppo"
-        )
 
 
 def check_base_is_read(base: BaseConfig) -> None:

@@ -16,6 +16,7 @@ from experiments.setup.spec import PlaySpec
 from experiments.setup.work import Work
 from marl.decoding.memory import Fit, Slots, check_memory, learning_bytes
 from marl.decoding.probes import size_of
+from marl.losses import any_reads
 from marl.model.policy import check_context, load_config
 from marl.planning.planner import SLOTS, SUFFIX
 from marl.rollout.games import seats
@@ -79,7 +80,7 @@ def memory_of_run(work: Work) -> Fit:
             )  # fmt: skip
             learning = max(learning, one_pass)
     caches = [*playing, *(watched if spec.eval.games else ())]  # played in the midst of training, whose caches stay
-    if "plan" in spec.losses:  # plans are weighed with slots of their own
+    if any_reads(spec.losses, "planned"):  # plans are weighed with slots of their own
         caches = [*caches, *(Slots.of(config, context, 0, SLOTS) for config in learners.values())]
     return check_memory(
         caches, models + runs + more_runs, concurrency=algo.concurrency, setting="algo.concurrency",

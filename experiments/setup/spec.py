@@ -25,10 +25,7 @@ from marl.algorithms.rl_pikl import RLPiklConfig
 from marl.common.errors import UserError, check_length, check_text
 from marl.common.files import digest
 from marl.common.secrets import hidden
-from marl.losses import Loss
-from marl.losses.entropy import EntropyLoss
-from marl.losses.policy import PolicyLoss
-from marl.losses.value import ValueLoss
+from marl.losses import Loss, needs
 from marl.planning.planner import PlannerConfig
 from marl.pretraining.config import BaseConfig, ModelConfig
 from marl.rewards import Reward
@@ -39,6 +36,7 @@ from marl.storage.folder import ELSEWHERE
 
 Algo = PPOConfig | FilteredBCConfig | RLPiklConfig
 ALGOS: dict[str, type[Algo]] = {"ppo": PPOConfig, "filtered_bc": FilteredBCConfig, "pikl": RLPiklConfig}
+LACKS = {"filtered_bc": ("advantages", "returns"), "pikl": ("advantages",)}  # by learner, what its batches lack
 CRITICS = ("private", "privileged")
 OF_CHAT = ("model", "temperature", "max_tokens", "extra")  # what of a chat's settings makes it another player
 
@@ -273,17 +271,8 @@ def zero_weights(settings: dict[str, Any]) -> list[str]:
 def losses_of(settings: Mapping[str, Any]) -> dict[str, Loss]:
     """Builds the losses that this learner can take."""
     losses: dict[str, Loss] = terms(settings["loss"], "loss")
-    match settings["algo"]["kind"]:
-        case "filtered_bc":  # its batches have no advantages, values or behaviour log-probabilities
-            return {name: loss for name, loss in losses.items() if not of_ppo(loss)}
-        case "pikl":  # planned replies have the plan's log-probabilities, not the policy's
-            return {name: loss for name, loss in losses.items() if name != "policy"}
-    return losses
-
-
-def of_ppo(loss: Loss) -> bool:
-    """Returns whether filtered cloning leaves the term out: PPO's own, and entropy where it has no weight."""
-    return isinstance(loss, (PolicyLoss, ValueLoss)) or (isinstance(loss, EntropyLoss) and not loss.weight)
+    lacks = LACKS.get(settings["algo"]["kind"], ())
+    return {name: loss for name, loss in losses.items() if not any(needs(loss, what) for what in lacks)}
 
 
 def identity(settings: Mapping[str, Any], chats: bool = False) -> dict[str, Any]:

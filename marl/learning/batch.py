@@ -1,24 +1,27 @@
 """Episodes -> TokenBatch: the only place where masks are made.
 
-A row is one seat's stream. What enters a row at which token is decided here and nowhere else; what it is worth is
-decided in advantages.py, what is learned from it in losses/.
+A row is one seat's stream. Decided here: which tokens are decisions, messages, choices and their legal sets (the mask
+of a vote), and which replies imitation may learn from. `advantages.py` says what they are worth, `losses/` what is
+learned from them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from marl.planning.planner import next_tokens
-from marl.types import Belief, Episode, TokenBatch
+from marl.rewards import Reward, of_messages
+from marl.types import INSIDERS, Belief, Episode, TokenBatch, Turn
 
 Seat = tuple[Episode, str]
 
 
 def seats_of(episodes: Sequence[Episode], players: Collection[str]) -> list[Seat]:
-    """The seats that any of these players held, in order: the rows of a batch. Seats of frozen players never are."""
+    """Lists the seats that any of these players held, in order: the rows of a batch."""
     return [
         (e, agent) for e in episodes for agent, player in e.players.items() if player in players and agent in e.streams
     ]
@@ -26,88 +29,99 @@ def seats_of(episodes: Sequence[Episode], players: Collection[str]) -> list[Seat
 
 def collate(
     seats: Sequence[Seat],
-    weights: Mapping[str, float],
+    rewards: Mapping[str, Reward],
     *,
-    separate_speech: bool = False,
-    imitate: Callable[[Episode, str], bool] = lambda episode, agent: True,
-    privileged: Callable[[Episode, str], Sequence[float]] = lambda episode, agent: (),
-    silent_roles: Collection[str] = (),
+    imitate: Sequence[bool] | None = None,
+    silent_roles: Collection[str] = INSIDERS,
     drawn_from_plans: bool = False,
 ) -> TokenBatch:
     """Pads the seats' streams on the right and marks every token.
 
-    `weights` of the rewards by name: terms of weight 0 pay nothing. With `separate_speech` the speaking reward goes to
-    `speaking`, otherwise into `rewards`. `imitate` selects rows that imitation learns from: their replies except those
-    that the game refused. `silent_roles` are not asked (their beliefs train no listener). `drawn_from_plans`: replies
-    that a planner drew may be among the rest; their log-probabilities are the plan's, so that no term may compare the
-    policy's with them. Advantages, returns and reference log-probabilities are left at 0.
+    `rewards` fill `rewards` and `message_rewards`, by where they are credited; at weight 0 they pay nothing. `imitate`
+    marks the seats that imitation learns from (None: all), but for refused replies. Beliefs of `silent_roles` are left
+    out. `drawn_from_plans`: replies may be a planner's; then no loss may compare the policy with `logprobs`.
+    Advantages, returns and reference log-probabilities are left at 0.
     """
     assert seats, "an empty batch has no shape"
+    rows = [[t for t in episode.turns if t.agent == agent and t.reply_ids] for episode, agent in seats]
+    plans = {id(t): next_tokens(t.planned) for turns in rows for t in turns if t.planned}
+    columns, weights = of_messages(rewards), {name: r.weight for name, r in rewards.items() if r.weight}
     size, length = len(seats), max(len(episode.streams[agent]) for episode, agent in seats)
-    choices = max((len(t.legal) for e, agent in seats for t in e.turns if t.agent == agent), default=0)
-    plans = {id(t): next_tokens(t.planned) for e, agent in seats for t in e.turns if t.agent == agent and t.planned}
-    widest = max((len(after) for following in plans.values() for after in following), default=0)
-    long, real, flag = np.int64, np.float32, np.bool_
-    shapes: dict[str, tuple[type, tuple[int, ...]]] = {
-        "tokens": (long, ()), "kind": (np.int8, ()), "decision": (flag, ()), "body": (flag, ()), "message": (flag, ()),
-        "logprobs": (real, ()), "reference_logprobs": (real, ()), "values": (real, ()), "rewards": (real, ()),
-        "speaking": (real, ()), "advantages": (real, ()), "returns": (real, ()), "imitate": (flag, ()),
-        "legal": (long, (choices,)), "plan_ids": (long, (widest,)), "plan": (real, (widest,)),
-    }  # fmt: skip
-    a: dict[str, np.ndarray] = {name: np.zeros((size, length, *tail), dtype) for name, (dtype, tail) in shapes.items()}
-    a["legal"] -= 1
-    a["plan_ids"] -= 1
+    a = _blank(
+        (size, length),
+        columns=len(columns),
+        options=max((len(t.legal) for turns in rows for t in turns), default=0),
+        planned=max((len(after) for following in plans.values() for after in following), default=0),
+    )
     asked: list[tuple[int, Belief]] = []
-    for b, (episode, agent) in enumerate(seats):
+    for b, ((episode, agent), turns) in enumerate(zip(seats, rows, strict=True)):
         stream = episode.streams[agent]
         a["tokens"][b, : len(stream)] = stream.tokens
         a["kind"][b, : len(stream)] = stream.kinds
-        learn = imitate(episode, agent)
-        for turn in episode.turns:
-            if turn.agent != agent or not turn.reply_ids:
-                continue
+        learn = imitate is None or imitate[b]
+        for turn in turns:
             assert drawn_from_plans or turn.planned is None or not turn.planned.played, (
                 f"{agent}'s reply in step {turn.step} is a planner's, no sample of its policy"
             )
             start, end = turn.start, turn.start + len(turn.reply_ids)
             a["decision"][b, start] = True
-            first, last = turn.body
-            a["body"][b, start + first : start + last] = True
-            if first < last:  # to stop is a decision about the message, unless the game cut the message before
-                a["message"][b, start + first : start + last if turn.cut else end] = True
+            a["body"][b, start + turn.body[0] : start + turn.body[1]] = True
+            a["message"][b, start + turn.body[0] : _message_end(turn)] = True
             a["logprobs"][b, start:end] = turn.logprobs
             a["values"][b, start] = turn.value
             a["imitate"][b, start:end] = learn and not turn.error
-            if turn.legal:
-                a["legal"][b, start, : len(turn.legal)] = turn.legal
+            a["legal"][b, start, : len(turn.legal)] = turn.legal
             following = plans.get(id(turn), [])
-            # Before the first choice stands what the policy itself decided: that it claims at all.
+            # What stands before the first choice is the policy's own decision: to make a claim at all.
             first = next((i for i, after in enumerate(following) if len(after) > 1), len(following))
             for t, after in enumerate(following[first:], start=start + first):
                 a["plan_ids"][b, t, : len(after)] = list(after)
                 a["plan"][b, t, : len(after)] = list(after.values())
-            for name, amount in turn.rewards.items():
-                into = "speaking" if separate_speech and name == "speaking" else "rewards"
-                if weights.get(name, 0.0):
-                    a[into][b, start] += weights[name] * amount
-        asked.extend(
-            (b, belief) for belief in episode.beliefs if belief.listener == agent and belief.role not in silent_roles
-        )
-    candidates = _padded([belief.candidate_ids for _, belief in asked])
-    also = _padded([belief.question.also_indices for _, belief in asked])
-    hidden = np.array([privileged(episode, agent) for episode, agent in seats], dtype=real)
+            for name, weight in weights.items():
+                weighted = weight * turn.rewards.get(name, 0.0)
+                if name in columns:
+                    a["message_rewards"][b, start, columns.index(name)] = weighted
+                else:
+                    a["rewards"][b, start] += weighted
+        asked += [(b, x) for x in episode.beliefs if x.listener == agent and x.role not in silent_roles]
+    privileged = np.array([episode.privileged.get(agent, ()) for episode, agent in seats], dtype=np.float32)
     return TokenBatch(
         **{name: torch.from_numpy(array) for name, array in a.items()},
-        privileged=torch.from_numpy(hidden.reshape(size, -1)),
+        privileged=torch.from_numpy(privileged.reshape(size, -1)),
         row=torch.tensor([b for b, _ in asked], dtype=torch.int64),
         position=torch.tensor([belief.position for _, belief in asked], dtype=torch.int64),
-        candidates=candidates,
+        candidates=_padded([belief.candidate_ids for _, belief in asked]),
         answer=torch.tensor([belief.question.answer_index for _, belief in asked], dtype=torch.int64),
-        also=also,
+        also=_padded([belief.question.also_indices for _, belief in asked]),
     )
 
 
-def _padded(rows: Sequence[Sequence[int]]) -> torch.Tensor:
-    """As one tensor, (rows, longest), with -1 after the shorter ones."""
+def _message_end(turn: Turn) -> int:
+    """Returns where a message ends in its stream, its end marker included: to stop is a decision about the message,
+    unless the game cut the message before."""
+    first, last = turn.body
+    if first == last:  # no message
+        return turn.start + first
+    return turn.start + (last if turn.cut else len(turn.reply_ids))
+
+
+def _blank(shape: tuple[int, int], columns: int, options: int, planned: int) -> dict[str, np.ndarray]:
+    """Makes the fields with axes (B, T), without a mark."""
+    flags = {name: np.zeros(shape, bool) for name in ("decision", "body", "message", "imitate")}
+    real = ("logprobs", "reference_logprobs", "values", "rewards", "advantages", "returns")
+    return {
+        "tokens": np.zeros(shape, np.int64),
+        "kind": np.zeros(shape, np.int8),
+        **flags,
+        **{name: np.zeros(shape, np.float32) for name in real},
+        "message_rewards": np.zeros((*shape, columns), np.float32),
+        "legal": np.full((*shape, options), -1, np.int64),
+        "plan_ids": np.full((*shape, planned), -1, np.int64),
+        "plan": np.zeros((*shape, planned), np.float32),
+    }
+
+
+def _padded(rows: Sequence[Sequence[int]]) -> Tensor:
+    """Returns the rows as one tensor, (rows, longest), padded with -1."""
     width = max(map(len, rows), default=0)
     return torch.tensor([[*row, *[-1] * (width - len(row))] for row in rows], dtype=torch.int64).view(len(rows), width)

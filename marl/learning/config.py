@@ -10,7 +10,7 @@ from marl.model.optim import OPTIMIZERS
 
 @dataclass(frozen=True)
 class UpdateConfig:
-    """`minibatches` a pass, `epochs` passes; `token_budget` padded tokens in one forward pass (memory only)."""
+    """`epochs` passes over a batch of `minibatches` each; at most `token_budget` padded tokens in a forward pass."""
 
     optimizer: str = "adamw"
     learning_rate: float = 1e-3
@@ -20,8 +20,8 @@ class UpdateConfig:
     max_grad_norm: float = 0.5
     weight_decay: float = 0.0
     token_budget: int = 2048
-    target_kl: float | None = None  # stop the passes once approx_kl exceeds it
-    temperature: float = 1.0  # set by the loops to the rollout's: the distribution that was sampled is the one scored
+    target_kl: float | None = None  # stop once approx_kl exceeds it
+    temperature: float = 1.0  # the rollout's, set by the loop: what was sampled is what is scored
     bf16: bool = False  # autocast the forward pass; log-probabilities stay in float32
     gradient_checkpointing: bool = False  # compute activations again in the backward pass: memory and speed only
     padding_free: bool = False  # rows one behind the other, by attention that knows where each begins: speed only

@@ -1,9 +1,9 @@
 """Other names: a game whose words can stand for one another gives, renamed, another game that is as true.
 
-Which of the colours of Among Us play is drawn afresh in each game and means nothing, so a row in which Red and Blue are
-Green and Pink throughout is a row of a game that might have been played as well. (Lists of names are in the palette's
-order, so that is kept.) What is learned from the truth, and not from what was sampled, may be learned from renamed
-rows: they are new in every pass, where the rows themselves are soon known by heart.
+Which colours play in Among Us is drawn afresh in each game and means nothing: a row in which Red and Blue are Green and
+Pink throughout is a row of a game that might have been played as well. (Lists of names are in the palette's order,
+which is kept.) What is learned from the truth, not from samples, may be learned from renamed rows: they are new in
+every pass, while the rows themselves are soon known by heart.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Renaming:
     generator: torch.Generator = field(default_factory=torch.Generator)
 
     def __call__(self, batch: TokenBatch) -> TokenBatch:
-        """The batch with the words of every row (and those of its candidates) traded for others, in the same order."""
+        """Trades the words of every row, and of its candidates, for words drawn at random, in the same order."""
         rows, words = batch.shape[0], self.families.shape[1]
         place = torch.full((self.size,), -1)
         place[self.families] = torch.arange(words)
@@ -37,7 +37,7 @@ class Renaming:
             held = torch.isin(torch.arange(words), tokens)
             drawn = torch.zeros(words, dtype=torch.bool)
             drawn[torch.randperm(words, generator=self.generator)[: int(held.sum())]] = True
-            for before, after in ((held, drawn), (~held, ~drawn)):  # those of others may be candidates too
+            for before, after in ((held, drawn), (~held, ~drawn)):  # words that the row lacks may be candidates
                 table[b, self.families[:, before]] = self.families[:, after]  # both in the palette's order
         table = table.to(batch.tokens.device)
         known = batch.candidates >= 0
@@ -49,8 +49,11 @@ class Renaming:
 
 
 def renaming(tokens: Tokens, words: Sequence[str]) -> Renaming | None:
-    """Of these words, however players write them. None where one of them, as it stands or in small letters, after a
-    space or without, is no single token of this tokenizer: what is said of it could not be renamed with the rest."""
+    """Makes the renaming of these words, in any case; None if a word is no single token of this tokenizer.
+
+    Each word must be one, as given and in small letters, after a space and without: else some mention would keep the
+    old name.
+    """
     small = [word.lower() for word in words]
     if not words or any(len(tokens.encode(before + word)) != 1 for word in (*words, *small) for before in ("", " ")):
         return None
@@ -59,7 +62,7 @@ def renaming(tokens: Tokens, words: Sequence[str]) -> Renaming | None:
     of_case = {word: number for number, case in reversed(list(enumerate(cases))) for word in case}
     either = "|".join(re.escape(word) for word in place)
     whole = re.compile(rf"(?<![^\W_])(?:{either})(?![^\W_])")
-    found: dict[tuple[int, str], dict[int, int]] = {}
+    found: dict[tuple[int, str], dict[int, int]] = {}  # by case and what else the token holds: the id of each word
     for i in range(tokens.size):
         text = tokens.decode([i])
         if held := whole.findall(text):

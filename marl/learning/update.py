@@ -7,9 +7,10 @@ terms don't dilute one another. A term of weight 0 is measured on detached outpu
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +20,9 @@ from marl.common.errors import UserError
 from marl.kernels.varlen import check_varlen, compiled, varlen
 from marl.learning.config import UpdateConfig
 from marl.learning.forward import forward
-from marl.learning.micro_batches import ends, last_questions, micro_batches, padded, passes
+from marl.learning.micro_batches import ends, last_questions, passes
 from marl.learning.renaming import Renaming
-from marl.losses import Loss, Outputs, count_tokens, needs_reference, places, returned
+from marl.losses import Loss, Outputs, evaluate, mask_of, needs
 from marl.model.optim import OPTIMIZERS, Optimizer
 from marl.model.policy import Policy, recomputing
 from marl.model.sharding import Shards, is_split
@@ -30,31 +31,15 @@ from marl.types import Kind, TokenBatch
 
 
 class NotFinite(UserError):
-    """A step that would leave nothing of the weights, since a rate or a weight is too large."""
-
-
-def make_optimizer(policy: Policy, config: UpdateConfig) -> Optimizer:
-    """The optimiser that the configuration names, over all parameters. Raises UserError where the model cannot be
-    updated as configured; of one that is split among ranks `check_model` has to ask before."""
-    if not is_split(policy):
-        check_model(policy, config)
-    return OPTIMIZERS[config.optimizer](policy, config.learning_rate, config.weight_decay)
-
-
-def check_model(policy: Policy, config: UpdateConfig) -> None:
-    """Raises UserError where the model cannot be updated as configured."""
-    with recomputation(config, policy):
-        pass
-    if config.padding_free:
-        if policy.device.type == "cuda" and not config.bf16:
-            raise UserError("algo.update.padding_free=true: on a GPU only with algo.update.bf16=true, or leave it out")
-        check_varlen(policy.lm, config.bf16)
+    """A step that would ruin the weights: a loss or the gradient is not finite."""
 
 
 @dataclass(frozen=True)
 class Learner:
-    """Who learns: its name in the cast, its policy, the frozen reference of its KL term, its optimiser. With `shards`
-    (of the policy) the optimiser steps those."""
+    """A learner: its name in the cast, its policy, the frozen reference of its KL term, its optimiser.
+
+    With `shards` (of the policy) the optimiser steps those.
+    """
 
     name: str
     policy: Policy
@@ -63,46 +48,41 @@ class Learner:
     shards: Shards | None = None
 
     def training(self) -> AbstractContextManager[Policy]:
-        """Within, what an update changes: the policy, or its shards, which then become the policy."""
+        """Gives what an update changes: the policy, or its shards, which become the policy at exit."""
         return nullcontext(self.policy) if self.shards is None else self.shards.training()
 
 
-@torch.no_grad()
-def add_reference(
-    batch: TokenBatch, reference: Policy, config: UpdateConfig, ranks: Ranks = ONE, where: Tensor | None = None
-) -> TokenBatch:
-    """Fills `reference_logprobs` from the frozen reference, under the same temperature and legal sets. `where` (B, T):
-    the places that matter; the others stay 0, and what comes behind a row's last one is not read."""
-    result = torch.zeros_like(batch.logprobs)
-    lengths = padded(batch.lengths if where is None else ends(where), batch, config, reference.device)
-    for rows in micro_batches(batch, lengths.nonzero()[:, 0], config.token_budget, ranks, lengths):
-        if not len(rows):
-            continue
-        part = batch.select(rows, int(lengths[rows].max()))
-        if where is not None:
-            unread = part.reply & ~where[rows, : part.shape[1]]
-            part = replace(part, kind=part.kind.masked_fill(unread, int(Kind.OBSERVATION)))
-        with autocast(config, reference.device), reading_rows(config, reference):
-            logprobs = forward(
-                reference, part.to(reference.device), config.temperature, {"reply": False},
-                padding_free=config.padding_free,
-            ).logprobs  # fmt: skip
-        result[rows, : part.shape[1]] = logprobs.cpu()
-    return replace(batch, reference_logprobs=ranks.add(result.to(reference.device)).cpu())
+def make_optimizer(policy: Policy, config: UpdateConfig) -> Optimizer:
+    """Makes the configured optimiser, over all parameters.
+
+    Raises UserError if the model cannot be updated as configured; before it is split among ranks, call `check_model`.
+    """
+    if not is_split(policy):
+        check_model(policy, config)
+    return OPTIMIZERS[config.optimizer](policy, config.learning_rate, config.weight_decay)
 
 
-def autocast(config: UpdateConfig, device: torch.device) -> torch.autocast:
-    return torch.autocast(device.type, torch.bfloat16, enabled=config.bf16)
+def check_model(policy: Policy, config: UpdateConfig) -> None:
+    """Raises UserError if the model cannot be updated as configured."""
+    with recomputation(policy, config):
+        pass
+    if config.padding_free:
+        if policy.device.type == "cuda" and not config.bf16:
+            raise UserError("algo.update.padding_free=true: on a GPU only with algo.update.bf16=true, or leave it out")
+        check_varlen(policy.lm, config.bf16)
 
 
-def recomputation(config: UpdateConfig, policy: Policy) -> AbstractContextManager[None]:
+def recomputation(policy: Policy, config: UpdateConfig) -> AbstractContextManager[None]:
     return recomputing(policy.lm) if config.gradient_checkpointing else nullcontext()
+
+
+def autocast(device: torch.device, config: UpdateConfig) -> torch.autocast:
+    return torch.autocast(device.type, torch.bfloat16, enabled=config.bf16)
 
 
 @contextmanager
 def reading_rows(config: UpdateConfig, *policies: Policy | None) -> Iterator[None]:
-    """Within, forward and backward passes of these policies are without padding, where the settings say so, and on a
-    CPU by compiled attention, where that reads what they do."""
+    """Lets these policies read rows without padding, if configured; on a CPU also by compiled attention, if it fits."""
     with ExitStack() as stack:
         for policy in policies:
             if policy is not None and (config.padding_free or (not is_split(policy) and compiled(policy.lm))):
@@ -122,78 +102,106 @@ def update(
     rename: Renaming | None = None,
     ranks: Ranks = ONE,
 ) -> dict[str, float]:
-    """Passes over the batch, a step for each minibatch. Returns metrics by name, means over all minibatches.
+    """Steps on every minibatch. Returns metrics by name, means over all minibatches.
 
-    `rename`: for a term that reads beliefs of renamed rows; without it they are read as they are. `ranks`: each reads
-    its share of every minibatch; all of them get the whole batch.
+    `generator` orders the rows. `rename` renames rows for terms that read "renamed"; None: these read rows as they are.
+    `ranks`: each reads its share of every minibatch; all of them get the whole batch. Raises NotFinite, before a step.
     """
-    compared = [places(batch, name, loss) for name, loss in losses.items() if needs_reference(loss)]
-    if compared and reference is not None:
-        batch = add_reference(batch, reference, config, ranks, torch.stack(compared).any(0))
+    masks = [mask_of(batch, name, loss) for name, loss in losses.items() if needs(loss, "reference")]
+    if masks and reference is not None:
+        batch = add_reference(batch, reference, config, ranks, torch.stack(masks).any(0))
     policy.eval()  # no dropout: what was sampled from is what is scored
-    reads: dict[str, bool] = {}
-    for loss in losses.values():
-        reads[loss.reads] = reads.get(loss.reads, False) or loss.weight != 0.0
-    totals = _Means()
-    size = batch.shape[0]
-    for _ in range(config.epochs):
-        order = torch.randperm(size, generator=generator)
-        stop = False
-        for rows in order.split(config.rows) if config.rows else order.tensor_split(min(config.minibatches, size)):
-            whole = batch.select(rows)
-            counts = count_tokens(whole, losses)
-            optimizer.zero_grad(set_to_none=True)
-            own = _Means()  # of this minibatch
-            # Terms that read renamed rows have passes of their own, up to each row's last question.
-            other = {name: loss for name, loss in losses.items() if loss.reads == "renamed"}
-            sides = [(whole, {n: x for n, x in losses.items() if n not in other}, reads, whole.lengths)]
-            if other:
-                renamed = rename(whole) if rename is not None else whole
-                sides.append((renamed, other, {"beliefs": reads["renamed"]}, last_questions(renamed)))
-            for side, terms, wanted, lengths in sides:
-                asked = lengths.nonzero()[:, 0] if terms else lengths[:0]
-                for part, read in passes(policy, side, asked, lengths, config, ranks):
-                    with reading_rows(config, policy, reference):
-                        with autocast(config, policy.device), recomputation(config, policy):
-                            outputs = forward(policy, part, config.temperature, wanted, reference, config.padding_free)
-                        total = torch.zeros((), device=policy.device)
-                        for name, loss in terms.items():
-                            values, mask = returned(part, name, loss, outputs)
-                            summed = values[mask].sum() / max(counts[name], 1)
-                            amount = float(summed.detach())
-                            if loss.weight:
-                                if not math.isfinite(amount):
-                                    raise NotFinite(why_not_finite(name, loss, values[mask].detach(), outputs))
-                                total = total + loss.weight * summed
-                            totals.add(f"loss/{name}", amount * counts[name], 0)
-                        if total.requires_grad:
-                            total.backward()
-                    if "policy" in terms:
-                        _diagnose(own, part, outputs)
-                    progress(read if side is whole else 0)
-            if not is_split(policy):  # whose parts have been summed in the passes
-                ranks.add_gradients(policy)
+    totals = Means()
+    for rows in minibatches(batch.shape[0], config, generator):
+        whole = batch.select(rows)
+        counts = {name: int(mask_of(whole, name, loss).sum()) for name, loss in losses.items()}
+        drift = Means()  # from the policy that played
+        optimizer.zero_grad(set_to_none=True)
+        for reading in readings(whole, losses, rename):
+            for part, read in passes(policy, reading.batch, reading.lengths, config.token_budget, ranks):
+                with reading_rows(config, policy, reference):
+                    with autocast(policy.device, config), recomputation(policy, config):
+                        outputs = forward(
+                            policy, part, config.temperature, reading.reads, reference, config.padding_free
+                        )
+                    backward(part, outputs, reading.losses, counts, totals)
+                if any(needs(loss, "advantages") for loss in reading.losses.values()):
+                    note_drift(drift, part, outputs)
+                progress(len(read) if reading.batch is whole else 0)
+        if not is_split(policy):  # else summed in the passes
+            ranks.add_gradients(policy)
+        norm = whole_tensor(nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm))
+        if not bool(torch.isfinite(norm)):
+            raise NotFinite(
+                f"the gradient is not finite ({float(norm)}): lower algo.update.learning_rate or a loss weight"
+            )
+        optimizer.step()
+        if ranks.first:
+            totals.add("update/grad_norm", float(norm), 1)
             for name, count in counts.items():
-                totals.add(f"loss/{name}", 0.0, count if ranks.first else 0)
-            norm = whole_tensor(nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm))
-            if not bool(torch.isfinite(norm)):
-                raise NotFinite(
-                    f"the gradient is not finite ({float(norm)}): lower algo.update.learning_rate or a loss weight"
-                )
-            optimizer.step()
-            if ranks.first:
-                totals.add("update/grad_norm", float(norm), 1)
-            totals.take(own)
-            if config.target_kl is not None and own.over(ranks).mean("update/approx_kl") > config.target_kl:
-                stop = True
-                break
-        if stop:
+                totals.add(f"loss/{name}", 0.0, count)
+        totals.take(drift)
+        if config.target_kl is not None and drift.over(ranks).means().get("update/approx_kl", 0.0) > config.target_kl:
             break
     return {**totals.over(ranks).means(), "update/explained_variance": explained_variance(batch)}
 
 
+def minibatches(size: int, config: UpdateConfig, generator: torch.Generator) -> Iterator[Tensor]:
+    """Yields the rows of each minibatch, in a new order in every epoch."""
+    for _ in range(config.epochs):
+        order = torch.randperm(size, generator=generator)
+        yield from order.split(config.rows) if config.rows else order.tensor_split(min(config.minibatches, size))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Losses that share forward passes, and what these read."""
+
+    batch: TokenBatch
+    losses: Mapping[str, Loss]
+    lengths: Tensor  # (B,) int64: how many tokens of each row are read
+
+    @property
+    def reads(self) -> dict[str, bool]:
+        """Each part of the outputs that is read, and whether it is trained."""
+        found: dict[str, bool] = {}
+        for loss in self.losses.values():
+            part = "beliefs" if loss.reads == "renamed" else loss.reads
+            found[part] = found.get(part, False) or loss.weight != 0.0
+        return found
+
+
+def readings(batch: TokenBatch, losses: Mapping[str, Loss], rename: Renaming | None) -> list[Reading]:
+    """Groups the losses by the rows they read: as they are, or renamed, up to each row's last question."""
+    renamed = {name: loss for name, loss in losses.items() if loss.reads == "renamed"}
+    plain = {name: loss for name, loss in losses.items() if name not in renamed}
+    found = [Reading(batch, plain, batch.lengths)] if plain else []
+    if renamed:
+        other = rename(batch) if rename is not None else batch
+        found.append(Reading(other, renamed, last_questions(other)))
+    return found
+
+
+def backward(
+    part: TokenBatch, outputs: Outputs, losses: Mapping[str, Loss], counts: Mapping[str, int], totals: Means
+) -> None:
+    """Adds the gradient of the weighted sum of losses, each divided by its places in the whole minibatch (`counts`)."""
+    total = torch.zeros((), device=outputs.logprobs.device)
+    for name, loss in losses.items():
+        values, mask = evaluate(part, name, loss, outputs)
+        mean = values[mask].sum() / max(counts[name], 1)
+        amount = float(mean.detach())
+        if loss.weight:
+            if not math.isfinite(amount):
+                raise NotFinite(why_not_finite(name, loss, values[mask].detach(), outputs))
+            total = total + loss.weight * mean
+        totals.add(f"loss/{name}", amount * counts[name], 0)
+    if total.requires_grad:
+        total.backward()
+
+
 def why_not_finite(name: str, loss: Loss, values: Tensor, outputs: Outputs) -> str:
-    """One sentence: the model's own outputs are no numbers any more, or this loss makes none of them."""
+    """Says whether the model's outputs or this loss's own values are not finite."""
     if any(bool(output.isnan().any()) for output in vars(outputs).values()):
         return f"loss.{name}: the model's outputs are not finite; lower algo.update.learning_rate or a loss weight"
     wrong = int((~values.isfinite()).sum())
@@ -203,45 +211,60 @@ def why_not_finite(name: str, loss: Loss, values: Tensor, outputs: Outputs) -> s
     )
 
 
+@torch.no_grad()
+def add_reference(
+    batch: TokenBatch, reference: Policy, config: UpdateConfig, ranks: Ranks = ONE, where: Tensor | None = None
+) -> TokenBatch:
+    """Fills `reference_logprobs` from the frozen reference, under the same temperature and legal sets.
+
+    `where` (B, T): the tokens that matter (None: all replies); others stay 0, and nothing after the last is read.
+    """
+    result = torch.zeros_like(batch.logprobs)
+    where = batch.reply if where is None else where
+    kind = batch.kind.masked_fill(batch.reply & ~where, int(Kind.OBSERVATION))
+    for part, rows in passes(reference, replace(batch, kind=kind), ends(where), config.token_budget, ranks):
+        with autocast(reference.device, config), reading_rows(config, reference):
+            outputs = forward(reference, part, config.temperature, {"reply": False}, padding_free=config.padding_free)
+        result[rows, : part.shape[1]] = outputs.logprobs.cpu()
+    return replace(batch, reference_logprobs=ranks.add(result.to(reference.device)).cpu())
+
+
 def explained_variance(batch: TokenBatch) -> float:
-    """1 - Var(return - value) / Var(return) of the critic that played; 0 where returns don't vary."""
+    """Computes 1 - Var(return - value) / Var(return) of the critic that played; 0 if returns don't vary."""
     returns, values = batch.returns[batch.decision], batch.values[batch.decision]
     variance = returns.var() if len(returns) > 1 else torch.tensor(0.0)
     return float(1 - (returns - values).var() / variance) if float(variance) > 0 else 0.0
 
 
-class _Means:
+@dataclass
+class Means:
     """Running means by name."""
 
-    def __init__(self) -> None:
-        self.sums: dict[str, float] = {}
-        self.counts: dict[str, float] = {}
+    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    counts: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def add(self, name: str, total: float, count: float) -> None:
-        self.sums[name] = self.sums.get(name, 0.0) + total
-        self.counts[name] = self.counts.get(name, 0.0) + count
+        self.sums[name] += total
+        self.counts[name] += count
 
-    def take(self, other: _Means) -> None:
+    def take(self, other: Means) -> None:
         for name, total in other.sums.items():
             self.add(name, total, other.counts[name])
 
-    def over(self, ranks: Ranks) -> _Means:
-        """Of all ranks together."""
-        whole = _Means()
+    def over(self, ranks: Ranks) -> Means:
+        """Adds up those of all ranks."""
+        whole = Means()
         for part in ranks.objects(self):
             whole.take(part)
         return whole
 
-    def mean(self, name: str) -> float:
-        return self.sums.get(name, 0.0) / max(self.counts.get(name, 0.0), 1.0)
-
     def means(self) -> dict[str, float]:
-        return {name: self.mean(name) for name in self.sums}
+        return {name: total / max(self.counts[name], 1.0) for name, total in self.sums.items()}
 
 
-def _diagnose(totals: _Means, batch: TokenBatch, outputs: Outputs) -> None:
-    """approx_kl (k3, Schulman 2020) and clipfrac (beyond 0.2) of reply tokens against the policy that played."""
+def note_drift(drift: Means, batch: TokenBatch, outputs: Outputs) -> None:
+    """Notes approx_kl (k3, Schulman 2020) and clipfrac (beyond 0.2) of replies against the policy that played."""
     mask = batch.reply
     ratio = (outputs.logprobs.detach() - batch.logprobs)[mask]
-    totals.add("update/approx_kl", float((ratio.exp() - 1 - ratio).sum()), int(mask.sum()))
-    totals.add("update/clipfrac", float(((ratio.exp() - 1).abs() > 0.2).float().sum()), int(mask.sum()))
+    drift.add("update/approx_kl", float((ratio.exp() - 1 - ratio).sum()), int(mask.sum()))
+    drift.add("update/clipfrac", float(((ratio.exp() - 1).abs() > 0.2).float().sum()), int(mask.sum()))

@@ -1,7 +1,7 @@
 """Losses: what a gradient is taken of. One small file each: `(TokenBatch, Outputs) -> values, mask`.
 
-`update.py` averages the values over the mask in the whole minibatch and sums the terms by weight. Adding a term means
-one file here and one line of configuration.
+`learning/update.py` averages the values over the mask in the whole minibatch and sums the terms by weight. A new term
+is one file, anywhere on Python's path, and one line of configuration.
 """
 
 from __future__ import annotations
@@ -17,34 +17,38 @@ from marl.common.errors import UserError, naming
 from marl.types import Kind, TokenBatch
 
 OVER = ("choice", "speech", "both")  # which reply tokens a term is about
-READS = ("reply", "values", "beliefs", "observed", "planned", "divergence", "renamed")  # what a term may need
+READS = ("reply", "values", "beliefs", "observed", "planned", "divergence", "renamed")  # what a term may read
 
 
 @dataclass
 class Outputs:
-    """What one forward pass says about a batch. Index `t` describes token `t`.
+    """Results of one forward pass over a batch. Index `t` describes token `t`; only what some loss `reads` is filled.
 
-    `logprobs`: at reply tokens under the distribution that is sampled from (temperature, legal mask), at observation
-    tokens (only where a loss asks for them) under the plain model; 0 elsewhere. `entropy`: at reply tokens. `values`:
-    at decisions. `beliefs`: log-probabilities of the candidates, -inf at padding. `planned`: where there is a plan,
-    log-probabilities of its tokens under the distribution that is sampled from, -inf at padding. `divergence`: at reply
-    tokens (only where a loss asks for it), KL(policy || reference) of the distributions that are sampled from.
+    `logprobs`, `entropy` (reply): at reply tokens, of the distribution that was sampled from (temperature, legal mask).
+    `values` (values): at decisions. `beliefs` (beliefs, renamed): log-probabilities of the candidates, -inf at padding.
+    `observed` (observed): log-probabilities of observation tokens under the plain model. `planned` (planned):
+    log-probabilities of the plan's tokens, -inf at padding. `divergence` (divergence): KL(policy || reference) at reply
+    tokens, of the distributions that are sampled from.
     """
 
     logprobs: Tensor  # (B, T)
     entropy: Tensor  # (B, T)
     values: Tensor  # (B, T)
     beliefs: Tensor  # (N, K)
-    observed: Tensor  # (B, T) log-probabilities of observation tokens
+    observed: Tensor  # (B, T)
     planned: Tensor = field(default_factory=lambda: torch.zeros(0))  # (B, T, P)
     divergence: Tensor = field(default_factory=lambda: torch.zeros(0))  # (B, T)
 
 
 class Loss(Protocol):
-    """A named loss term. A weight of 0 means: measured and logged, not trained on.
+    """A loss term, named in the configuration. Weight 0: measured and logged, not trained on.
 
-    One that reads `batch.reference_logprobs` has an attribute `needs_reference` that is true: they are computed for its
-    places alone, and are 0 elsewhere.
+    Terms that read the same share a forward pass; "renamed" (beliefs of renamed rows) has a pass of its own.
+    Optional attributes, false by default, say what else of a batch a term needs (`needs`):
+    `needs_advantages`: advantages, and `logprobs` that are the policy's own samples; learners without them drop it.
+    `needs_returns`: returns and values of the critic that played; likewise.
+    `needs_reference`: `batch.reference_logprobs`, which are computed at its mask and 0 elsewhere.
+    `needs_filter`: `batch.imitate`, the replies of games that a filter kept.
     """
 
     @property
@@ -52,54 +56,53 @@ class Loss(Protocol):
 
     @property
     def reads(self) -> str:
-        """What it needs of the outputs, one of READS (renamed: beliefs, of renamed rows)."""
+        """One of READS."""
         ...
 
     def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
-        """Values and a bool mask of the same shape, which no output changes: its places are counted, on outputs that
-        are all 0, before the model is read."""
+        """Values, and a bool mask of the same shape that depends on the batch alone: it is also asked for with outputs
+        that are all 0, before the model is read."""
         ...
 
 
-def needs_reference(loss: Loss) -> bool:
-    """Whether it compares the policy with the frozen reference at the tokens that were sampled."""
-    return bool(getattr(loss, "needs_reference", False))
+def needs(loss: Loss, what: str) -> bool:
+    """Tells whether a loss needs `advantages`, `returns`, the `reference` or a `filter` (see `Loss`)."""
+    return bool(getattr(loss, f"needs_{what}", False))
+
+
+def any_reads(losses: Mapping[str, Loss], what: str) -> bool:
+    """Tells whether any of these losses reads `what`, one of READS."""
+    return any(loss.reads == what for loss in losses.values())
 
 
 def replies(batch: TokenBatch, over: str) -> Tensor:
-    """The reply tokens of this sort (one of OVER), (B, T) bool."""
+    """Marks the reply tokens of one sort (one of OVER), (B, T) bool."""
     if over == "both":
         return batch.reply
     return batch.kind == {"choice": Kind.CHOICE, "speech": Kind.SPEECH}[over]
 
 
-def count_tokens(batch: TokenBatch, losses: Mapping[str, Loss]) -> dict[str, int]:
-    """How many places each loss averages over in a whole minibatch."""
-    return {name: int(places(batch, name, loss).sum()) for name, loss in losses.items()}
-
-
-def places(batch: TokenBatch, name: str, loss: Loss) -> Tensor:
-    """The loss's mask, which no output changes."""
+def mask_of(batch: TokenBatch, name: str, loss: Loss) -> Tensor:
+    """Returns the mask of a loss, before the model is read."""
     zeros = torch.zeros(batch.tokens.shape)
-    width = max(batch.candidates.shape[1], 1)
-    beliefs = torch.zeros(len(batch.row), width)
+    beliefs = torch.zeros(len(batch.row), max(batch.candidates.shape[1], 1))
     outputs = Outputs(zeros, zeros, zeros, beliefs, zeros, torch.zeros_like(batch.plan), zeros)
-    return returned(batch, name, loss, outputs)[1]
+    return evaluate(batch, name, loss, outputs)[1]
 
 
-def returned(batch: TokenBatch, name: str, loss: Loss, outputs: Outputs) -> tuple[Tensor, Tensor]:
-    """The loss's values and their mask. UserError, naming the loss, where it raises or returns anything else."""
+def evaluate(batch: TokenBatch, name: str, loss: Loss, outputs: Outputs) -> tuple[Tensor, Tensor]:
+    """Returns a loss's values and mask. Raises UserError, naming the loss, if it raises or returns anything else."""
     with naming(f"loss.{name}", loss):
         found: object = loss(batch, outputs)
     parts = list(found) if isinstance(found, tuple | list) else [found]
     match parts:
         case [Tensor() as values, Tensor(dtype=torch.bool) as mask] if values.shape == mask.shape:
             return values, mask
-    told = " and ".join(
+    shown = " and ".join(
         f"Tensor {tuple(part.shape)} of {part.dtype}" if isinstance(part, Tensor) else type(part).__name__
         for part in parts
     )
     raise UserError(
-        f"loss.{name}: {type(loss).__name__} returned {told or 'nothing'}; must be values and a bool mask of the same "
-        f"shape, here {batch.shape} if there is one for each token, ({len(batch.row)},) for each belief question"
+        f"loss.{name}: {type(loss).__name__} returned {shown or 'nothing'}. Return values and a bool mask of the same "
+        f"shape: {batch.shape} for tokens, ({len(batch.row)},) for belief questions."
     )

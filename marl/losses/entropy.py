@@ -1,4 +1,4 @@
-"""Negative entropy of the sampled distribution, so that a positive weight keeps it broad."""
+"""Entropy loss: negative entropy of the sampled distribution, so that a positive weight keeps it broad."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from marl.types import TokenBatch
 
 @dataclass(frozen=True)
 class EntropyLoss:
-    """-H at reply tokens. `over`: choices (as published), speech, or both."""
+    """-H at reply tokens. `over`: choice (as published), speech, or both."""
 
     weight: float = 0.0
     over: str = "both"
@@ -22,6 +22,11 @@ class EntropyLoss:
     def __post_init__(self) -> None:
         if self.over not in OVER:
             raise UserError(f"loss.entropy.over={self.over}: must be one of {', '.join(OVER)}")
+
+    @property
+    def needs_returns(self) -> bool:
+        """Is true at weight 0: it is measured where there is a critic."""
+        return not self.weight
 
     def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
         return -outputs.entropy, replies(batch, self.over)

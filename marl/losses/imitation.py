@@ -1,8 +1,9 @@
-"""Imitation: cross-entropy on the replies that the batch marks as worth imitating (see filters in filtered_bc.py)."""
+"""Imitation loss: cross-entropy on the replies that a filter kept (`algorithms/filtered_bc.py`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -16,6 +17,7 @@ class ImitationLoss:
 
     weight: float = 0.3
     reads: str = "reply"
+    needs_filter: ClassVar[bool] = True
 
     def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
         return -outputs.logprobs, batch.imitate & batch.reply

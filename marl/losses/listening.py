@@ -1,4 +1,4 @@
-"""The listening loss: cross-entropy of the listener's belief with the truth, at every belief question."""
+"""Listening loss: cross-entropy of the listener's belief with the truth, at every belief question."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from marl.types import TokenBatch
 
 @dataclass(frozen=True)
 class ListeningLoss:
-    """-log belief(true answer), (N,): Sarkar et al. 2025, the listening loss. Of several true answers, of any of them.
+    """-log belief(true answer), (N,) (Sarkar et al. 2025); the sum of beliefs if several answers are true.
 
-    `renamed`: learned from rows in which other names stand for the game's (renaming.py), in a pass of its own. Where
-    the weight is 0 the rows are read as they are.
+    `renamed`: learn from rows with other names in the place of the game's (`learning/renaming.py`), in a pass of its
+    own; at weight 0 rows are read as they are.
     """
 
     weight: float = 0.3
@@ -32,6 +32,6 @@ class ListeningLoss:
 
 
 def log_truth(batch: TokenBatch, beliefs: Tensor) -> Tensor:
-    """Log-probability of what is true, (N,), from those of the candidates, (N, K)."""
+    """Returns log-probabilities of the truth, (N,), from those of the candidates, (N, K)."""
     right = torch.cat([batch.answer[:, None], batch.also], dim=1)  # (N, 1 + A)
     return beliefs.gather(1, right.clamp_min(0)).masked_fill(right < 0, -torch.inf).logsumexp(1)

@@ -1,10 +1,9 @@
-"""Toward the plan: what a planner would play where it plans (planner.py), against what the policy would.
+"""Plan loss: draws the policy toward what a planner (`planning/planner.py`) would play.
 
-The plan is a distribution over tokens: the legal options of a choice, or those with which some legal claim goes on.
-The policy's is over all that it might say, so that both forms also teach it to say nothing else. A claim has several
-such tokens, and the plan of each is that of the claims that begin so. By the chain rule the sum over a claim's tokens
-has the expectation of the term for whole claims, if claims are drawn from the distribution that the term averages over:
-from the plan for `cross_entropy` (algo=pikl), from the policy for `kl` (algo=ppo).
+At each token the plan is a distribution over the legal options of a choice, or over the tokens that continue some legal
+claim; the policy's is over the whole vocabulary, so both forms also teach it to say nothing else. By the chain rule the
+sum over a claim's tokens has the expectation of the term for whole claims, if these are drawn from the distribution
+that the term averages over: the plan for `cross_entropy` (algo=pikl), the policy for `kl` (algo=ppo).
 """
 
 from __future__ import annotations
@@ -19,14 +18,16 @@ from marl.losses import Outputs
 from marl.types import TokenBatch
 
 FORMS = ("cross_entropy", "kl")
-LEAST = 1e-6  # less is rounding, and its logarithm has no gradient worth following
+LEAST = 1e-6  # probability of other tokens that counts; less is rounding
 
 
 @dataclass(frozen=True)
 class PlanLoss:
-    """`cross_entropy`: -sum plan log policy, as RL-DiL-piKL regresses the policy (Bakhtin et al. 2022). `kl`: KL(policy
-    || plan), with the plan raised to `floor`, since it rules actions out and KL would be infinite; all tokens that are
-    none of the plan's count as one."""
+    """Divergence of policy and plan at planned tokens.
+
+    `form`: `cross_entropy`, -sum plan log policy (Bakhtin et al. 2022), or `kl`, KL(policy || plan), in which the plan
+    is raised to `floor`, lest KL be infinite at actions it rules out; all tokens outside the plan count as one.
+    """
 
     weight: float = 0.3
     form: str = "kl"
@@ -41,7 +42,7 @@ class PlanLoss:
 
     def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
         mask = batch.planned
-        if not outputs.planned.numel():  # nothing was planned
+        if not outputs.planned.numel():  # no reply has a plan
             return torch.zeros(batch.shape, device=mask.device), mask
         absent = batch.plan_ids < 0
         logprobs = outputs.planned.masked_fill(absent, 0.0)  # (B, T, P)

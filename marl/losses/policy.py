@@ -1,8 +1,9 @@
-"""PPO's clipped surrogate (Schulman et al. 2017, eq. 7), per token."""
+"""Policy loss: PPO's clipped surrogate (Schulman et al. 2017, eq. 7), per token."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,9 +15,10 @@ from marl.types import Kind, TokenBatch
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """-min(ratio A, clip(ratio, 1 - clip_coef, 1 + clip_coef) A) at every token of a reply, times `speech` at tokens of
-    speech, `choice` at others. A message has many tokens, out of the whole vocabulary: unscaled, their gradient may
-    drown that of votes and moves (the release of Sarkar et al. 2025 has .2).
+    """-min(ratio A, clip(ratio, 1 - clip_coef, 1 + clip_coef) A) at every token of a reply.
+
+    `speech`, `choice`: factors at tokens of speech and at choices. A message has many tokens out of the whole
+    vocabulary, whose gradient may drown that of votes and moves (the release of Sarkar et al. 2025 has speech .2).
     """
 
     weight: float = 1.0
@@ -24,6 +26,7 @@ class PolicyLoss:
     speech: float = 1.0
     choice: float = 1.0
     reads: str = "reply"
+    needs_advantages: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("speech", "choice"):

@@ -1,8 +1,9 @@
-"""Squared error of the critic at every decision."""
+"""Value loss: squared error of the critic at every decision."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -16,6 +17,7 @@ class ValueLoss:
 
     weight: float = 0.5
     reads: str = "values"
+    needs_returns: ClassVar[bool] = True
 
     def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
         return 0.5 * (outputs.values - batch.returns) ** 2, batch.decision

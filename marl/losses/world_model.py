@@ -1,4 +1,4 @@
-"""World modelling: cross-entropy on what the agent reads."""
+"""World-model loss: cross-entropy on what the agent reads."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from marl.types import Kind, TokenBatch
 class WorldModelLoss:
     """-log p(token) at every observation token but a row's first.
 
-    `after_questions`: also at those right after a belief question. They are foretold where the answer is read: what
-    speaks for a name as the next word speaks for it as the answer, too.
+    `after_questions`: also at tokens right after a belief question. They are predicted from the position where the
+    belief is read, so training on them biases the belief.
     """
 
     weight: float = 0.0

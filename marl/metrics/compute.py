@@ -41,15 +41,15 @@ def token_passes(config: Mapping[str, Any], rows: Sequence[Row], learned: Mappin
     losses = {name: term for name, term in (config.get("loss") or {}).items() if term is not None}
     update = (config.get("algo") or {}).get("update") or {}
     seated = players_of({role: Seats(**seats) for role, seats in (config.get("cast") or {}).items()})
-    plans = "plan" in losses or any(name.endswith(SUFFIX) for name in seated)
+    noted = any("plan/floored" in row for row in rows)  # plans were made, for a loss that reads them
+    plans = noted or any(name.endswith(SUFFIX) for name in seated)
     updated = {row["iteration"] for row in rows if row["phase"] == "train" and any(k.startswith("loss/") for k in row)}
     if not learned or updated - learned.keys() or plans or update.get("target_kl") is not None:
         return {}
     each, once = 3, 0  # passes of learning: in each epoch, and once per update
-    listening = losses.get("listening") or {}
-    if listening.get("renamed") and listening.get("weight", 1.0):  # with weight 0 it needs no pass of its own
+    if any(term.get("renamed") and term.get("weight", 1.0) for term in losses.values()):  # a pass of their own
         each += 3
-    kinds = [term.get("estimator") == "exact" for name, term in losses.items() if name == "kl" or "estimator" in term]
+    kinds = [term.get("estimator") == "exact" for term in losses.values() if "estimator" in term]
     each, once = each + (True in kinds), once + (False in kinds)
     spent, found = 0.0, {0: 0}
     for row in rows:

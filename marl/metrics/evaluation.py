@@ -16,7 +16,7 @@ from marl.metrics.beliefs import CHANGES, belief_changes, belief_metrics
 from marl.metrics.games import among_us_metrics, dond_metrics, ways_of_ending
 from marl.metrics.stats import ByGame, Interval, Metrics, bootstrap_mean, bootstrap_ratio, mean_metrics, rate
 from marl.metrics.talk import cut_metrics, played_by, talk_metrics
-from marl.metrics.training import counted, tries, winners
+from marl.metrics.training import tries, winners
 from marl.types import INSIDERS, Episode
 
 
@@ -101,7 +101,7 @@ def reward_metrics(
     turns = [(game, turn) for game, e in enumerate(episodes) for turn in e.turns if played_by(players, turn, e)]
     values: dict[str, ByGame] = {}
     for name in sorted({name for _, turn in turns for name in turn.rewards}):
-        own = [(game, turn) for game, turn in turns if name in turn.rewards and counted(turn, name)]
+        own = [(game, turn) for game, turn in turns if name in turn.rewards]
         values[f"reward/{name}"] = [(game, turn.rewards[name]) for game, turn in own]
     return mean_metrics(values, rng)
 

@@ -9,7 +9,7 @@ import numpy as np
 from envs.core import TurnKind
 from marl.metrics.among_us import of_among_us, read_game
 from marl.metrics.negotiation import inverted_figures
-from marl.types import INSIDERS, Episode, Turn
+from marl.types import INSIDERS, Episode
 
 VOCABULARY_GAMES = 500  # vocabulary grows with the games counted, so their number is fixed
 
@@ -28,7 +28,7 @@ def episode_metrics(episodes: Sequence[Episode], players: Collection[str]) -> di
     turns = [t for e in episodes for t in e.turns if e.players[t.agent] in players]
     metrics: dict[str, float] = {}
     for name in sorted({name for t in turns for name in t.rewards}):
-        metrics[f"reward/{name}"] = _mean([t.rewards[name] for t in turns if counted(t, name)])
+        metrics[f"reward/{name}"] = _mean([t.rewards[name] for t in turns if name in t.rewards])
     scores = [sum(p.amount for p in e.payments if p.agent == a) for e, a in own]
     if own:  # a rare partner may have no seat in these games
         metrics["game/score"] = _mean(scores)
@@ -84,11 +84,6 @@ def episode_metrics(episodes: Sequence[Episode], players: Collection[str]) -> di
             [float(((b.pooled - np.eye(len(b.probs))[b.question.answer_index]) ** 2).sum()) for b in beliefs]
         )
     return metrics
-
-
-def counted(turn: Turn, reward: str) -> bool:
-    """True if a reward's mean counts this turn: the speaking reward counts messages, any other all turns."""
-    return reward != "speaking" or bool(turn.message)
 
 
 def winners(episodes: Sequence[Episode]) -> list[str]:

@@ -12,9 +12,17 @@ import numpy as np
 from marl.common.errors import UserError, naming
 from marl.types import Episode
 
+CREDITS = ("turn", "message")
+
 
 class Reward(Protocol):
-    """A named reward term. A weight of 0 means: measured and logged, not trained on."""
+    """A reward term, named in the configuration. Weight 0: measured and logged, not trained on.
+
+    Two class attributes are optional:
+    `credits`: "turn" (default), added to the game's reward, or "message", credited to the message's own tokens
+    (`learning/advantages.py`); such a reward counts at turns with a message only.
+    `is_game`: true if it is what the environment pays, which learners without advantages select games by.
+    """
 
     @property
     def weight(self) -> float: ...
@@ -24,14 +32,32 @@ class Reward(Protocol):
         ...
 
 
+def credits_messages(reward: Reward) -> bool:
+    """Tells whether a reward is credited to messages."""
+    return getattr(reward, "credits", "turn") == "message"
+
+
+def is_game(reward: Reward) -> bool:
+    """Tells whether a reward is what the environment pays."""
+    return bool(getattr(reward, "is_game", False))
+
+
+def of_messages(rewards: Mapping[str, Reward]) -> list[str]:
+    """Names the rewards that are credited to messages and trained on: the columns of `TokenBatch.message_rewards`."""
+    return [name for name, reward in rewards.items() if credits_messages(reward) and reward.weight]
+
+
 def add_rewards(episodes: Sequence[Episode], rewards: Mapping[str, Reward]) -> list[Episode]:
-    """Fills `turn.rewards` by name, unweighted. UserError, naming the reward, where it raises or pays anything but a
-    number for each turn."""
+    """Fills `turn.rewards` by name, unweighted; those credited to messages at turns with a message only.
+
+    Raises UserError, naming the reward, if it raises or returns anything but a number for each turn.
+    """
     filled = []
     for episode in episodes:
         paid = {name: _amounts(name, reward, episode) for name, reward in rewards.items()}
+        silent = {name for name, reward in rewards.items() if credits_messages(reward)}  # where nothing is said
         turns = tuple(
-            replace(turn, rewards={name: float(amounts[u]) for name, amounts in paid.items()})
+            replace(turn, rewards={n: float(x[u]) for n, x in paid.items() if turn.message or n not in silent})
             for u, turn in enumerate(episode.turns)
         )
         filled.append(replace(episode, turns=turns))
@@ -39,7 +65,7 @@ def add_rewards(episodes: Sequence[Episode], rewards: Mapping[str, Reward]) -> l
 
 
 def _amounts(name: str, reward: Reward, episode: Episode) -> np.ndarray:
-    """What a reward pays, as (U,) floats."""
+    """Returns what a reward pays, as (U,) floats."""
     with naming(f"reward.{name}", reward):
         returned: object = reward(episode)
     turns = len(episode.turns)
@@ -49,9 +75,8 @@ def _amounts(name: str, reward: Reward, episode: Episode) -> np.ndarray:
         amounts = None
     if amounts is None or amounts.shape != (turns,) or not np.isfinite(amounts).all():
         shape = "" if amounts is None else f" of shape {amounts.shape}"
-        told = " ".join(reprlib.repr(returned).split())
+        shown = " ".join(reprlib.repr(returned).split())
         raise UserError(
-            f"reward.{name}: returned {told}{shape}; must be finite numbers of shape ({turns},), one for each turn of "
-            "the episode"
+            f"reward.{name}: returned {shown}{shape}. Return finite numbers of shape ({turns},), one for each turn."
         )
     return amounts

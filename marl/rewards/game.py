@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -13,11 +14,12 @@ from marl.types import Episode
 class GameReward:
     """Payments of the environment, per turn (U,). `scale` multiplies them, so that the critic's targets are near one.
 
-    A payment to an agent that has had no turn yet is nobody's doing and is dropped.
+    A payment to an agent before its first turn is dropped: none of its turns earned it.
     """
 
     weight: float = 1.0
     scale: float = 0.1
+    is_game: ClassVar[bool] = True
 
     def __call__(self, episode: Episode) -> np.ndarray:
         amounts = np.zeros(len(episode.turns))

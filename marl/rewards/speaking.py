@@ -2,11 +2,13 @@
 
 S = B_after - B_before, with B the sum over listeners and questions of the probability (or log-probability) of the true
 answer (Sarkar et al. 2025, section on speaking; there over all living crewmates, the speaker too).
+Its credit goes to the message's tokens: see `learning/advantages.py`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -15,16 +17,16 @@ from marl.types import Belief, Episode, Turn
 
 LISTENERS = ("others", "all")
 OF = ("probability", "log_probability")
-FLOOR = 1e-4  # a log-probability below its log counts as its log, or one certain fool would outweigh every listener
+FLOOR = 1e-4  # of a probability before its log is taken, or one listener who is surely wrong would outweigh the others
 
 
 @dataclass(frozen=True)
 class SpeakingReward:
-    """Per turn (U,): the change of belief across each message, 0 for turns that said nothing.
+    """Change of belief across each message, per turn (U,); 0 if nobody was asked before and right after it.
 
     `listeners`: `others` (everyone but the speaker) or `all`. `of`: what is summed, `probability` or `log_probability`.
-    `players`: count only listeners played by these (names in `Episode.players`); empty counts all. A message after
-    which nobody was asked again earns 0. `adversaries`: roles that earn the negative (an imposter in training).
+    `players`: count only listeners played by these (names in `Episode.players`); empty counts all.
+    `adversaries`: roles that earn the negative and are no listeners (an imposter in training).
     """
 
     weight: float = 0.5
@@ -32,6 +34,7 @@ class SpeakingReward:
     of: str = "probability"
     players: tuple[str, ...] = ()
     adversaries: tuple[str, ...] = ("imposter",)
+    credits: ClassVar[str] = "message"
 
     def __post_init__(self) -> None:
         if self.listeners not in LISTENERS:
@@ -45,31 +48,26 @@ class SpeakingReward:
         return np.where(against, 0.0 - amounts, amounts)
 
     def changes(self, episode: Episode) -> list[list[float]]:
-        """By turn, how far each answer after its message is from the one before: of every listener that counts and
-        question that it was asked. Empty where nothing was said, or nobody was asked."""
-        by_listener: dict[str, list[Belief]] = {}
-        for belief in episode.beliefs:
-            if belief.role not in self.adversaries and (
-                not self.players or episode.players[belief.listener] in self.players
-            ):
-                by_listener.setdefault(belief.listener, []).append(belief)
-        return [
-            [
-                change
-                for listener, beliefs in by_listener.items()
-                if turn.message and (listener != turn.agent or self.listeners == "all")
-                for change in self._across(turn, beliefs)
-            ]
-            for turn in episode.turns
+        """Changes of each counted listener's answers across each turn's message; empty if nothing was said or asked."""
+        hearing = [
+            belief
+            for belief in episode.beliefs
+            if belief.role not in self.adversaries
+            and (not self.players or episode.players[belief.listener] in self.players)
         ]
+        return [self._across(turn, hearing) if turn.message else [] for turn in episode.turns]
 
-    def _across(self, turn: Turn, beliefs: list[Belief]) -> list[float]:
-        """Of one listener, for each question that it was asked right after the message."""
+    def _across(self, turn: Turn, hearing: list[Belief]) -> list[float]:
         found = []
-        for after in (b for b in beliefs if b.step == turn.step + 1):
-            before = [b for b in beliefs if b.step <= turn.step and b.question.text == after.question.text]
-            if before:
-                found.append(self._amount(after) - self._amount(before[-1]))
+        for after in hearing:
+            if after.step == turn.step + 1 and (after.listener != turn.agent or self.listeners == "all"):
+                before = [
+                    b
+                    for b in hearing
+                    if (b.listener, b.question.text) == (after.listener, after.question.text) and b.step <= turn.step
+                ]
+                if before:
+                    found.append(self._amount(after) - self._amount(before[-1]))
         return found
 
     def _amount(self, belief: Belief) -> float:

@@ -1,7 +1,7 @@
-"""Who plays whom: each role is held by a learner or by somebody frozen, and some of its seats by somebody else.
+"""Casts: each role is held by a learner or by somebody frozen, and some of its seats by somebody else.
 
-`learner` and `rival` learn; everybody else is frozen: `base`, a finished run's folder, scripted players by name. Which
-seats of a role a partner holds is a function of the game's seed, so that the same games have the same cast.
+`learner` and `rival` learn; all others are frozen: `base`, a finished run's folder, scripted players by name. Which
+seats of a role a partner holds follows from the game's seed, so that the same games have the same cast.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from marl.rollout.rollout import Cast
 from marl.rollout.seeds import Game
 
 LEARNERS = ("learner", "rival")  # each a policy of its own that learns
-CAST = 4  # a named place of a game's seed
+CAST = 4  # a part of a game's seed
 
 
 @dataclass(frozen=True)
 class Seats:
-    """The seats of one role: all are `player`'s, except `partners` of them in each game, which are `partner`'s.
+    """Seats of one role: all are `player`'s, but for `partners` of them in each game, which `partner` holds.
 
     A fraction is the share of games that have one more: 1.25 is one partner in each game and two in a quarter of them.
     """
@@ -39,13 +39,13 @@ class Seats:
 
 
 def players_of(cast: Mapping[str, Seats]) -> list[str]:
-    """The names of all who play, each once."""
+    """Names all who play, each once."""
     names = [name for seats in cast.values() for name in (seats.player, *([seats.partner] * bool(seats.partners)))]
     return list(dict.fromkeys(names))
 
 
 def learners_of(cast: Mapping[str, Seats]) -> list[str]:
-    """Those of them who learn, in the order of LEARNERS. UserError where nobody does."""
+    """Names all who learn, in the order of LEARNERS. Raises UserError if nobody does."""
     found = [name for name in LEARNERS if name in players_of(cast)]
     if not found:
         played = ", ".join(f"cast.{role}.player={seats.player}" for role, seats in cast.items())
@@ -54,9 +54,9 @@ def learners_of(cast: Mapping[str, Seats]) -> list[str]:
 
 
 def places(cast: Mapping[str, Seats], env: Any) -> dict[str, int]:
-    """How many seats of a game each player may hold at most.
+    """Counts how many seats of a game each player may hold at most.
 
-    Refuses a cast whose roles are not the game's, or with more partners than a role has seats.
+    Raises UserError if the cast's roles are not the game's, or if a role has fewer seats than partners.
     """
     _, infos = env.reset(seed=0)
     roles = [info["role"] for info in infos.values()]
@@ -82,11 +82,11 @@ def by_role(cast: Mapping[str, Seats], agents: Mapping[str, Agent]) -> Cast:
         rng = np.random.default_rng([game.seed, CAST])
         held: dict[str, Agent] = {}
         for role, seats in cast.items():
-            places = [agent for agent in env.possible_agents if roles[agent] == role]
-            held |= dict.fromkeys(places, agents[seats.player])
+            own = [agent for agent in env.possible_agents if roles[agent] == role]
+            held |= dict.fromkeys(own, agents[seats.player])
             count = math.floor(seats.partners + rng.random())
-            for place in rng.permutation(len(places))[:count].tolist() if count else []:
-                held[places[place]] = agents[seats.partner]
+            for place in rng.permutation(len(own))[:count].tolist() if count else []:
+                held[own[place]] = agents[seats.partner]
         return held
 
     return seat

@@ -1,25 +1,26 @@
 """From a game's name to its parts, by convention: `envs/NAME_v0.py` and `marl/agents/scripted/NAME.py`.
 
-The environment's module has `parallel_env` and `COMPACT_TOKENS` (strings that a small tokenizer keeps whole); the
-environment has `facts` and `privileged(agent)`. Where the module has them: `PAYMENT` names settings that no player
-reads of, so that they make no other base; `FILES` those that name files; `EXCHANGEABLE` has, by style, words that can
-stand for one another. The scripts' module has `make_player(name, seed, role)` and `DEFAULT`, the name of the players
-that a base corpus is made of; where these changed, a `VERSION` that a base is known by. The command line knows a game
-by `conf/env/NAME.yaml`, and where a learner needs other settings in it, by `conf/tuned/NAME_LEARNER.yaml`.
+What a game must have (`Hint` in tests/marl/hint.py is the smallest whole one):
 
-The environment is a PettingZoo parallel one (envs/core.py has its spaces). Each observation has `text` (what is new),
-`turn` (a TurnKind) and `options` (empty unless one is to be chosen). `infos[agent]` always has `role`, `questions` (a
-tuple of `Question`: what the agent is asked after this text) and, of what it just did, `error` (why it was refused, or
-""), `message` (what others hear: without one nothing is paid to speech), `span` (where that stands in the reply) and
-`entry` (what it counted as, in a word of the game's own, as "message" or "vote"; "" where no reply was due). At the end
-`infos[agent]` has `outcome`, the same for all: `how` the game ended, in a few words of its own and one of a few ways,
-and the `winner`, the name of a side or a seat, or None (a game that ends in a `deal` or without one needs no winner).
-These words stand as they are in transcripts, as `game/how/HOW` and `game/win_rate/WINNER` in tables. `check_said`
-refuses a game that leaves any of this out. `facts` has `roles` where there are several. A game of several styles has
-the setting and attribute `style` and the reset option `styles`, by agent, so that players of different styles meet in
-one game (`envs.core.read_styles`). A scripted player has `observe(text)` and `reply(text, options)`. The smallest whole
-game is `Hint` in tests/marl/hint.py. Figures of a game's own, beside these and what its players were paid, go into
+The environment's module: `parallel_env` and `COMPACT_TOKENS` (strings that a small tokenizer keeps whole). Optional:
+`PAYMENT`, settings that no player reads of, so that they make no other base; `FILES`, settings that name files;
+`EXCHANGEABLE`, by style, words that can stand for one another.
+
+The environment: a PettingZoo parallel one (`envs/core.py` has its spaces) with `facts` (the hidden state; `roles` in it
+if there are several) and `privileged(agent)`. A game of several styles has the setting and attribute `style` and the
+reset option `styles`, by agent, so that players of different styles meet in one game (`envs.core.read_styles`).
+
+`infos[agent]`, always: `role`; `questions`, the belief questions after this text; and of the reply just played `error`
+(why it was refused, or ""), `message` (what others hear), `span` (where that stands in the reply) and `entry` (what it
+counted as, in the game's own word, or ""). At the end also `outcome`, the same for all: `how` the game ended, in a few
+words, and the `winner`, a side's or a seat's name or None (not needed in a game that ends in a `deal` or without one).
+Tables show these words as `game/how/HOW` and `game/win_rate/WINNER`. More figures of a game go into
 marl/metrics/evaluation.py.
+
+The scripts' module: `make_player(name, seed, role)`, a player with `observe(text)` and `reply(text, options)`, and
+`DEFAULT`, the name of the players that a base corpus is made of; if these changed, a `VERSION` that a base is known by.
+
+The command line: `conf/env/NAME.yaml`, and `conf/tuned/NAME_LEARNER.yaml` if a learner needs other settings in it.
 """
 
 from __future__ import annotations
@@ -37,9 +38,11 @@ from marl.agents.text import TextAgent
 from marl.common.errors import UserError
 from marl.model.tokens import Tokens
 
+SAID = ("role", "questions", "error", "message", "span", "entry")  # what `infos` has of each agent, always
+
 
 def game_module(game: str) -> ModuleType:
-    """The environment's module."""
+    """Imports the environment's module. Raises UserError if there is none."""
     if not isinstance(game, str) or not game.isidentifier():
         raise UserError(f"env.game={game}: must be the name of a game, as in env.game=dond")
     try:
@@ -49,13 +52,13 @@ def game_module(game: str) -> ModuleType:
 
 
 def scripts_module(game: str) -> ModuleType:
-    """The module of the game's scripted players."""
+    """Imports the module of the game's scripted players."""
     game_module(game)  # refuses a game that is not there
     return importlib.import_module(f"marl.agents.scripted.{game}")
 
 
 def env_maker(env: Mapping[str, Any]) -> Callable[[], Any]:
-    """Makes environments from the settings `env.*`. Builds one at once, so that bad settings are refused here."""
+    """Returns what makes environments of the settings `env.*`. Builds one, and raises UserError for bad settings."""
     settings = {k: v for k, v in env.items() if k != "game"}
     module = game_module(env["game"])
 
@@ -71,11 +74,8 @@ def env_maker(env: Mapping[str, Any]) -> Callable[[], Any]:
     return make
 
 
-SAID = ("role", "questions", "error", "message", "span", "entry")  # what `infos` has of each agent, always
-
-
 def check_said(env: Any, infos: Mapping[str, Any]) -> None:
-    """UserError, naming the game, where its `infos` lack what a game has to say (above)."""
+    """Raises UserError, naming the game, if its `infos` lack what a game has to say (above)."""
     game = type(env).__name__
     for agent, info in infos.items():
         if lacking := [name for name in SAID if name not in info]:
@@ -86,22 +86,21 @@ def check_said(env: Any, infos: Mapping[str, Any]) -> None:
     if env.agents:
         return
     outcome = next(iter(infos.values())).get("outcome")
+    ended = f"{game}: outcome={outcome!r} at the end of a game"
     if not isinstance(outcome, Mapping) or not (isinstance(outcome.get("how"), str) and outcome["how"]):
-        raise UserError(
-            f"{game}: outcome={outcome!r} at the end of a game; must have `how`, a few words on how the game ended"
-        )
+        raise UserError(f"{ended}; must have `how`, a few words on how the game ended")
     if not ("winner" in outcome or "deal" in outcome) or not isinstance(outcome.get("winner"), str | None):
-        raise UserError(
-            f"{game}: outcome={outcome!r} at the end of a game; must have `winner`, the name of who won, or None"
-        )
+        raise UserError(f"{ended}; must have `winner`, the name of who won, or None")
 
 
 def file_digests(*envs: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """`files`: twelve hexadecimal digits that stand for what is in each file that these settings name. Empty where they
-    name none; of an edited file a cache would not know otherwise. UserError where one cannot be read."""
-    named = ((e, str(e[name])) for e in envs for name in getattr(game_module(e["game"]), "FILES", ()) if e.get(name))
+    """Returns `files`: twelve hexadecimal digits of the contents of each file that these settings name; {} without any.
+
+    Raises UserError if a file cannot be read.
+    """
+    named = {str(e[name]): e for e in envs for name in getattr(game_module(e["game"]), "FILES", ()) if e.get(name)}
     found: dict[str, str] = {}
-    for path, env in sorted({path: env for env, path in named}.items(), key=lambda item: item[0]):
+    for path, env in sorted(named.items(), key=lambda item: item[0]):
         try:
             check_file(path)
             found[path] = hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]
@@ -116,24 +115,25 @@ def _unreadable(env: Mapping[str, Any], error: OSError) -> UserError:
 
 
 def exchangeable(env: Mapping[str, Any]) -> tuple[str, ...]:
-    """The words of the game in its style that can stand for one another; most games have none."""
+    """Returns the words of the game in its style that can stand for one another; most games have none."""
     return tuple(getattr(game_module(env["game"]), "EXCHANGEABLE", {}).get(env.get("style"), ()))
 
 
 def seats(env: Mapping[str, Any]) -> int:
-    """How many players the game has under these settings."""
+    """Counts the players that the game has under these settings."""
     return len(env_maker(env)().possible_agents)
 
 
 def scripted(game: str, name: str = "", tokens: Tokens | None = None) -> TextAgent:
-    """Scripted players of a game as an agent; with `tokens` it records streams."""
+    """Makes an agent of the game's scripted players; with `tokens` it records streams."""
     module = scripts_module(game)
-    try:
-        module.make_player(name or module.DEFAULT, 0, "")
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    name_of = name or module.DEFAULT
 
     def make(seed: int, role: str) -> Player:
-        return module.make_player(name or module.DEFAULT, seed, role)
+        return module.make_player(name_of, seed, role)
 
+    try:
+        make(0, "")
+    except ValueError as error:
+        raise UserError(str(error)) from error
     return TextAgent(name or "scripted", make, tokens)

@@ -20,7 +20,6 @@ import pytest
 import torch
 import yaml
 from omegaconf import DictConfig, OmegaConf
-from tests.marl.test_report import make_run
 
 from experiments import evaluate, play, report, train
 from experiments.launch.terminal import say
@@ -46,6 +45,7 @@ from tests.composing import run_folder
 from tests.hostile import Accepted, composed, configure, no_work, seal
 from tests.marl.episodes import aborted_game, deal_game, meeting_game
 from tests.marl.hint import hint_policy
+from tests.marl.report.test_page import make_run
 
 SECONDS = 5.0  # of the processor, for one reader: most take a tenth of one, and what grows beyond measure takes hours
 CHECKPOINT = "checkpoints/iteration-000001"

@@ -801,10 +801,6 @@ def test_names_follow_from_the_configuration() -> None:
         (["reward.game._target_=marl.losses.kl.KLLoss"], "is no class of a reward"),
         (["+loss.policy.reads=value"], r"loss\.policy\.reads='value': must be one of reply, values, "),
         (["loss.listening.weight=-0.5"], r"loss\.listening\.weight=-0\.5: would learn the opposite; must be 0 "),
-        (
-            ["+reward.mine={_target_: marl.rewards.speaking.SpeakingReward, weight: 2.0}"],
-            "reward.mine.weight=2: a speaking reward that pays is called reward.speaking",
-        ),
         (["algo.context=4096"], "algo.context=4096 is more than the model can read"),
         ([f"algo.context={10**30}"], f"algo.context={10**30}: must be at most 1,000,000"),
         ([f"model.context={10**30}"], f"model.context={10**30}: must be at most 1,000,000"),

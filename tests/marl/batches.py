@@ -7,6 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from envs.core import Question, TurnKind
+from marl.rewards import Reward
+from marl.rewards.game import GameReward
+from marl.rewards.speaking import SpeakingReward
 from marl.types import Belief, Episode, Kind, Payment, Planned, Stream, Turn
 
 OBS, Q, C, S = Kind.OBSERVATION, Kind.QUESTION, Kind.CHOICE, Kind.SPEECH
@@ -14,14 +17,16 @@ OBS, Q, C, S = Kind.OBSERVATION, Kind.QUESTION, Kind.CHOICE, Kind.SPEECH
 COLOUR = Question("which?", ("red", "blue"), "blue")
 NUMBER = Question("how many?", ("one", "two", "three"), "one")
 PLANNED = Planned(
-    ("red", "blue", "green"),
-    ((50,), (51,), (52,)),
-    (0.3, 0.4, 0.3),
-    (0.0, 1.0, 0.5),
-    (0.25, 0.75, 0.0),
-    1,
-    played=False,
-)
+    actions=("red", "blue", "green"), ids=((50,), (51,), (52,)), anchor=(0.3, 0.4, 0.3), values=(0.0, 1.0, 0.5),
+    plan=(0.25, 0.75, 0.0), chosen=1, played=False,
+)  # fmt: skip
+
+
+def paying(**weights: float) -> dict[str, Reward]:
+    """Rewards of these weights, by name; `speaking` is credited to messages."""
+    return {
+        n: SpeakingReward(weight=w) if n == "speaking" else GameReward(weight=w, scale=1.0) for n, w in weights.items()
+    }
 
 
 def stream(*pieces: tuple[int, Kind]) -> Stream:
@@ -36,19 +41,9 @@ def three_turns() -> Episode:
     """
     a = stream((1, OBS), (20, OBS), (30, Q), (2, OBS), (40, S), (41, S), (42, S), (43, S))
     b = stream(
-        (1, OBS),
-        (30, Q),
-        (31, Q),
-        (41, OBS),
-        (42, OBS),
-        (30, Q),
-        (2, OBS),
-        (44, S),
-        (45, S),
-        (9, OBS),
-        (2, OBS),
+        (1, OBS), (30, Q), (31, Q), (41, OBS), (42, OBS), (30, Q), (2, OBS), (44, S), (45, S), (9, OBS), (2, OBS),
         (51, C),
-    )
+    )  # fmt: skip
     return Episode(
         seed=5,
         players={"a": "learner", "b": "learner"},

@@ -5,6 +5,7 @@ The game keeps the contract of `envs/`. It stands here because it is made for te
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +17,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from envs.core import END, Question, TurnKind, action_space, clean, observation_space
+from marl.algorithms.training import Training
+from marl.learning.update import Learner
+from marl.losses import Loss
 from marl.model.policy import Policy, tiny_lm
 from marl.model.tokens import BOS, CUE, PAD, Tokens
+from marl.rewards.game import GameReward
+from marl.rollout.cast import Seats
+from marl.rollout.seeds import Seeds
 
 SEATS = ("player_0", "player_1")
 FACTS = ("red", "blue")
@@ -111,6 +118,15 @@ class Hint(ParallelEnv[str, dict[str, Any], str]):
 
 def _info(role: str, **known: Any) -> dict[str, Any]:
     return {"role": role, "questions": (), "error": "", "message": "", "span": (0, 0), "entry": "", **known}
+
+
+def training(learners: Sequence[Learner], losses: Mapping[str, Loss], **given: Any) -> Training:
+    """Training in games of hints, all seats the learners' own, for the game's reward; `given` changes any of it."""
+    settings: dict[str, Any] = {
+        "game": "hint", "make_env": Hint, "cast": {"speaker": Seats(), "listener": Seats()}, "frozen": {},
+        "rewards": {"game": GameReward(scale=1.0)}, "seeds": Seeds.of(0), "after": lambda *found: None,
+    }  # fmt: skip
+    return Training(learners=learners, losses=losses, **{**settings, **given})
 
 
 def hint_policy(seed: int, privileged_size: int = 0) -> Policy:

@@ -16,8 +16,8 @@ from marl.common.distributed import ONE, Ranks
 from marl.common.errors import UserError
 from marl.model.policy import Policy
 from marl.storage.checkpoint import check_alike, load_training, newest_checkpoint, save_training
+from tests.marl.algorithms.test_toy_game import BOTH, STEPS, play, train
 from tests.marl.hint import hint_policy
-from tests.marl.test_toy_game import BOTH, STEPS, play, train
 from tests.together import together
 
 

@@ -58,7 +58,7 @@ def test_what_was_sampled_is_what_the_trainer_computes_and_learns_from(game: str
     for p, q in zip(probs, own, strict=True):
         np.testing.assert_allclose(q[: len(p)], p, atol=atol)
 
-    batch = add_advantages(batch, Credit(), 0.0)
+    batch = add_advantages(batch, {}, Credit())
     pupil = Policy(policy.lm, policy.tokens)
     config = UpdateConfig(learning_rate=0.0, minibatches=1, token_budget=100_000, temperature=0.9)
     losses = {"policy": PolicyLoss(), "listening": ListeningLoss(weight=1.0)}

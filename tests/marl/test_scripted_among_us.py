@@ -336,7 +336,7 @@ def test_recorded_answers_are_what_a_base_learns_to_believe() -> None:
     spread = math.sqrt(sum(x * x for x in surplus.values()))
     assert len(recorded) > 200 and abs(sum(surplus.values())) < 3.5 * spread and 0 < sum(right) < len(right)
     seats = seats_of(episodes, {"scripted"})
-    batch = collate(seats, {})
+    batch = collate(seats, {}, silent_roles=())
     expected = [b.question.answer_index for e, a in seats for b in e.beliefs if b.listener == a]
     assert batch.answer.tolist() == expected and len(set(expected)) > 1
 

@@ -24,7 +24,7 @@ from marl.storage.checkpoint import load_training, newest_checkpoint, save_train
 from marl.types import TokenBatch
 from tests.marl.hint import hint_policy
 from tests.marl.models import random_lm, small_tokens, with_critic
-from tests.marl.test_update import TERMS, noisy, play, to_batch
+from tests.marl.updates import TERMS, noisy, play, to_batch
 from tests.together import together
 
 # Rows that don't go round, so that ranks have passes without any; in one case most rows are asked nothing.

@@ -21,7 +21,7 @@ from marl.kernels.varlen import attention, check_varlen, read_rows, varlen
 from marl.learning.config import UpdateConfig
 from marl.learning.update import make_optimizer, update
 from tests.marl.models import ARCHITECTURES, RECURRENT, hf_policy, random_lm
-from tests.marl.test_update import TERMS, noisy, play, to_batch, weights_of
+from tests.marl.updates import TERMS, noisy, play, to_batch, weights_of
 
 LENGTHS = (5, 1, 7, 0, 3)
 SHAPE = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,

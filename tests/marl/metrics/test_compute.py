@@ -22,7 +22,7 @@ from marl.model.policy import Policy, tiny_lm
 from marl.model.tokens import Tokens
 from marl.report.runs import Run, over_compute
 from marl.types import Kind, TokenBatch
-from tests.marl.test_renaming import batch, seeded, tokens  # noqa: F401  fixtures
+from tests.marl.learning.test_renaming import batch, seeded, tokens  # noqa: F401  fixtures
 
 Row = dict[str, Any]
 

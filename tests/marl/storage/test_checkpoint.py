@@ -32,7 +32,6 @@ from marl.losses.listening import ListeningLoss
 from marl.losses.policy import PolicyLoss
 from marl.losses.value import ValueLoss
 from marl.metrics.tables import TableRow, read_table, write_table
-from marl.metrics.training import Progress
 from marl.model.optim import OPTIMIZERS, Optimizer
 from marl.model.policy import Policy, load_config, load_lm, load_tokenizer
 from marl.report.page import read_run
@@ -61,7 +60,7 @@ from marl.storage.checkpoint import (
 from marl.storage.folder import finished_run, read_run_card, read_settings, run_settings
 from marl.storage.tracking import JsonlTracker, read_metrics
 from marl.types import Episode
-from tests.marl.hint import Hint, hint_policy
+from tests.marl.hint import hint_policy, training
 from tests.marl.models import hf_policy, tiny_policy
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -185,10 +184,8 @@ def ppo(
     config = PPOConfig(
         iterations=iterations, games=12, concurrency=8, max_new_tokens=2, context=32, credit=Credit(), update=UPDATE
     )
-    train_ppo(
-        [Learner("learner", policy, hint_policy(0), optimizer)], Hint, rewards, LOSSES, config,
-        game="hint", cast=CAST, frozen={}, seeds=seeds, start=start, after=after, progress=Progress(),
-    )  # fmt: skip
+    one = Learner("learner", policy, hint_policy(0), optimizer)
+    train_ppo(training([one], LOSSES, rewards=rewards, seeds=seeds, start=start, after=after), config)
 
 
 def cloning(
@@ -198,11 +195,8 @@ def cloning(
     config = FilteredBCConfig(
         iterations=iterations, games=12, concurrency=8, max_new_tokens=2, context=32, update=UPDATE
     )
-    train_filtered_bc(
-        Learner("learner", policy, hint_policy(0), optimizer), Hint, {"game": GameReward(scale=1.0)},
-        {"imitation": ImitationLoss()}, config,
-        cast=CAST, frozen={}, seeds=seeds, start=start, after=after, progress=Progress(),
-    )  # fmt: skip
+    one = Learner("learner", policy, hint_policy(0), optimizer)
+    train_filtered_bc(training([one], {"imitation": ImitationLoss()}, seeds=seeds, start=start, after=after), config)
 
 
 @pytest.mark.parametrize("train", [ppo, cloning])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,18 +17,15 @@ from envs.dond import environment as dond_environment
 from marl.agents.base import Agent, Player, Reply, Request
 from marl.agents.model import ModelAgent
 from marl.agents.text import TextAgent
-from marl.common.errors import UserError
 from marl.decoding.engine import Engine
 from marl.learning.batch import collate, seats_of
 from marl.learning.forward import forward
 from marl.model.policy import Policy
 from marl.model.tokens import Tokens
-from marl.rollout.cast import Seats, by_role
 from marl.rollout.games import env_maker, scripted
 from marl.rollout.rollout import Cast, everyone, rollout
-from marl.rollout.seeds import GAMES, SHUFFLE, Game, Seeds, draw_games, sampling_seed, shuffle_seed
+from marl.rollout.seeds import GAMES, Game, Seeds, draw_games, sampling_seed
 from marl.types import Episode, Kind, Stream, TokenBatch
-from tests.marl.hint import Hint
 from tests.marl.models import CHATML, NO_SYSTEM, hf_policy, precise, teach, tiny_policy
 
 COMPACT = env_maker({"game": "dond", "style": "compact", "objective": 1.0, "max_entries": 12})
@@ -160,7 +156,7 @@ def play(
 
 
 def rows_of(episodes: Sequence[Episode]) -> TokenBatch:
-    return collate(seats_of(episodes, {"learner"}), {}, privileged=lambda episode, agent: episode.privileged[agent])
+    return collate(seats_of(episodes, {"learner"}), {})
 
 
 @torch.no_grad()
@@ -179,8 +175,7 @@ def agree(policy: Policy, batch: TokenBatch, probs: np.ndarray, temperature: flo
 # --- Sampler and trainer ---
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "temperature"), list(zip(NAMES, (0.7, 1.0, 0.7, 1.0), strict=True)))
 def test_sampler_and_trainer_agree(name: str, temperature: float, policies: dict[str, Policy]) -> None:
     episodes = play(name, policies, draw_games(0, GAMES, count=12), temperature=temperature)
     probs = [b.probs for e, a in seats_of(episodes, {"learner"}) for b in e.beliefs if b.listener == a]
@@ -188,7 +183,7 @@ def test_sampler_and_trainer_agree(name: str, temperature: float, policies: dict
     agree(policies[name], rows_of(episodes), np.array(probs), temperature)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["tiny", "llama"])
 def test_sampler_and_trainer_agree_on_choices_too(name: str, policies: dict[str, Policy]) -> None:
     privileged = Policy(policies[name].lm, policies[name].tokens, 2)
     torch.nn.init.constant_(privileged.value_head[2].weight, 0.1)  # type: ignore[arg-type]
@@ -223,7 +218,7 @@ def same_episodes(one: Sequence[Episode], other: Sequence[Episode], exact: bool 
             np.testing.assert_allclose(p.probs, q.probs, **tolerance)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["tiny", "gpt2"])
 def test_the_same_games_are_the_same_episodes_at_any_concurrency(name: str, policies: dict[str, Policy]) -> None:
     games, policies = draw_games(3, GAMES, count=8), {name: precise(policies[name])}
     eight = play(name, policies, games, 8)
@@ -236,9 +231,7 @@ def test_the_same_games_are_the_same_episodes_at_any_concurrency(name: str, poli
 def test_concurrency_changes_nothing_where_turns_fall_together(policies: dict[str, Policy]) -> None:
     policy = precise(Policy(policies["tiny"].lm, policies["tiny"].tokens).eval())
     games = draw_games(4, GAMES, count=9)
-    runs = [rollout(games, everyone(model(policy, slots=27)), Relay, n) for n in (9, 1, 4)]
-    same_episodes(runs[0], runs[1])
-    same_episodes(runs[0], runs[2])
+    same_episodes(*(rollout(games, everyone(model(policy, slots=27)), Relay, at_once) for at_once in (9, 4)))
 
 
 def test_an_episode_is_a_function_of_its_own_game(policies: dict[str, Policy]) -> None:
@@ -251,15 +244,7 @@ def test_an_episode_is_a_function_of_its_own_game(policies: dict[str, Policy]) -
 
     forward_run, backward = run(range(6)), run(range(5, -1, -1))
     same_episodes(forward_run, backward[::-1])
-    same_episodes(forward_run[2:4], run([2, 3]))
     assert len({tuple(e.streams["player_0"].tokens) for e in forward_run}) == 6
-
-
-def test_start_positions_reach_the_game(policies: dict[str, Policy]) -> None:
-    start = {"counts": (1, 1, 3), "values": ((0, 1, 3), (1, 3, 2)), "first": 1}
-    episodes = rollout([Game(s, start) for s in range(3)], everyone(scripted("dond")), COMPACT, 3)
-    for episode in episodes:
-        assert episode.facts == {**start, "objective": 1.0} and episode.turns[0].agent == "player_1"
 
 
 def test_a_game_that_ends_makes_room_for_the_next_at_once() -> None:
@@ -281,15 +266,9 @@ def test_a_game_that_ends_makes_room_for_the_next_at_once() -> None:
 
     agent = Watching("watching", scripted("dond").make)
     rollout(draw_games(0, GAMES, count=11), everyone(agent), make_env, 4, closed.append)
-    assert len(opened) == sum(closed) == 11
+    assert len(opened) == sum(closed) == 11 and min(closed) >= 1
+    assert rollout([], everyone(agent), make_env, 4) == []
     assert len(closed) > 3 and at_once.count(4) > 3  # they end one after the other, so that rooms are taken over
-
-
-def test_progress_counts_every_game_once() -> None:
-    told: list[int] = []
-    rollout(draw_games(0, GAMES, count=11), everyone(scripted("dond")), COMPACT, 4, told.append)
-    assert sum(told) == 11 and min(told) >= 1
-    assert rollout([], everyone(scripted("dond")), COMPACT, 4) == []
 
 
 # --- What an episode holds ---
@@ -321,10 +300,10 @@ def test_turns_and_payments_are_those_of_the_game(policies: dict[str, Policy]) -
 
 @pytest.mark.parametrize("decode_steps", [1, 4])
 def test_replies_that_meet_the_limit_of_their_tokens_are_marked(decode_steps: int, policies: dict[str, Policy]) -> None:
-    games = play("tiny", policies, draw_games(7, GAMES, count=20), max_new_tokens=9, decode_steps=decode_steps)
+    games = play("tiny", policies, draw_games(7, GAMES, count=14), max_new_tokens=9, decode_steps=decode_steps)
     said = [t for e in games for t in e.turns if t.reply_ids]
     assert all(t.cut == (END not in t.text) for t in said)  # this tokenizer's models have no other end
-    assert all(len(t.reply_ids) == 9 for t in said if t.cut) and 10 < sum(t.cut for t in said) < len(said) - 10
+    assert all(len(t.reply_ids) == 9 for t in said if t.cut) and 5 < sum(t.cut for t in said) < len(said) - 5
     assert not any(t.cut for e in games for t in e.turns if not t.reply_ids)  # the script's
 
 
@@ -342,7 +321,7 @@ class Wordy:
         return (reports or options)[-1] if options else " red" * self.words + f" {END} and more that nobody hears"
 
 
-@pytest.mark.parametrize("words", [0, 20, 21])
+@pytest.mark.parametrize("words", [20, 21])
 def test_messages_that_the_game_cuts_are_marked(words: int) -> None:
     """Of twenty words all others hear is all of it; what follows the end marker was never said."""
     make_env = env_maker({"game": "among_us", "style": "compact", "tasks": 10})
@@ -401,7 +380,7 @@ def test_the_games_of_the_relay_are_told_to_the_right_seats(policies: dict[str, 
         assert [(b.listener, b.step) for b in episode.beliefs] == [("c", 1), ("c", 3)]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["tiny", "qwen3"])
 def test_questions_stand_where_they_fell_due(name: str, policies: dict[str, Policy]) -> None:
     """Once before the first message, then after every message; each after its text, in the order of the items."""
     tokens = policies[name].tokens
@@ -425,24 +404,16 @@ def test_questions_stand_where_they_fell_due(name: str, policies: dict[str, Poli
                     assert following == [Kind.OBSERVATION]
                     asked = asked.removesuffix(tokens.decode(tokens.format.cue)).removesuffix("<|im_end|>\n")
                 assert asked.endswith(belief.question.text + listing)
-            for turn in (t for t in episode.turns if t.agent == agent):
+            turns = [t for t in episode.turns if t.agent == agent]
+            spoken = [i for i, kind in enumerate(stream.kinds) if kind == Kind.SPEECH]
+            assert spoken == [t.start + i for t in turns for i in range(len(t.reply_ids))]
+            for turn in turns:
+                assert tuple(stream.tokens[turn.start : turn.start + len(turn.reply_ids)]) == turn.reply_ids
                 before = [b for b in own if b.position < turn.start]
                 assert {b.step for b in before} <= set(range(turn.step + 1))
                 assert all(b.step > turn.step for b in own[len(before) :])
         # others' answers come sorted by when they were due
         assert [b.step for b in episode.beliefs] == sorted(b.step for b in episode.beliefs)
-
-
-@pytest.mark.parametrize("name", ["tiny", "qwen3"])
-def test_every_token_is_of_one_kind_and_replies_are_the_turns(name: str, policies: dict[str, Policy]) -> None:
-    for episode, agent in seats_of(play(name, policies, draw_games(2, GAMES, count=6)), {"learner"}):
-        stream = episode.streams[agent]
-        assert len(stream.tokens) == len(stream.kinds)
-        spoken = [i for i, kind in enumerate(stream.kinds) if kind == Kind.SPEECH]
-        turns = [t for t in episode.turns if t.agent == agent]
-        assert spoken == [t.start + i for t in turns for i in range(len(t.reply_ids))]
-        for turn in turns:
-            assert tuple(stream.tokens[turn.start : turn.start + len(turn.reply_ids)]) == turn.reply_ids
 
 
 # --- Casts ---
@@ -467,20 +438,6 @@ def test_only_models_leave_streams_and_only_learners_rows(policies: dict[str, Po
     expected = [(e, a) for e in episodes for a in SEATS if e.players[a] == "learner"]
     assert [(id(e), a) for e, a in seats_of(episodes, {"learner"})] == [(id(e), a) for e, a in expected]
     assert len(expected) == 12 and len(seats_of(episodes, {"base"})) == 3 and seats_of(episodes, {"scripted"}) == []
-
-
-def test_a_partner_does_not_change_how_the_games_of_others_go(policies: dict[str, Policy]) -> None:
-    policy = precise(policies["tiny"])
-    learner, base = model(policy), model(policy, "base")
-    games = draw_games(11, GAMES, count=12)
-    seated = by_role({"negotiator": Seats(partners=0.5)}, {"learner": learner, "base": base})
-    alone = rollout(games, everyone(learner), COMPACT, 6)
-    mixed = rollout(games, seated, COMPACT, 6)
-    shared = [i for i, e in enumerate(mixed) if set(e.players.values()) == {"learner"}]
-    assert 2 <= len(shared) <= 10
-    same_episodes([alone[i] for i in shared], [mixed[i] for i in shared])
-    for a, b in zip(alone, mixed, strict=True):  # the same weights in both seats say the same
-        assert a.streams == b.streams
 
 
 def test_recorded_scripts_leave_the_streams_that_a_model_would(policies: dict[str, Policy]) -> None:
@@ -545,18 +502,6 @@ def test_agents_may_answer_late_and_out_of_order() -> None:
     assert [e.outcome for e in late] == [e.outcome for e in prompt]
 
 
-def test_every_seat_of_every_game_has_a_seed_of_its_own() -> None:
-    made: list[int] = []
-
-    def make(seed: int, role: str) -> Player:
-        made.append(seed)
-        return Rambling("")
-
-    games = [*draw_games(15, GAMES, count=20), *(Game(s) for s in range(20))]
-    rollout(games, everyone(TextAgent("rambling", make)), Relay, 8)
-    assert len(set(made)) == len(made) == 3 * len(games)
-
-
 def test_what_players_draw_can_have_a_seed_of_its_own(policies: dict[str, Policy]) -> None:
     """The same games, other draws; without it, each game's own."""
     agent = everyone(model(policies["tiny"]))
@@ -570,12 +515,8 @@ def test_what_players_draw_can_have_a_seed_of_its_own(policies: dict[str, Policy
 
 def test_every_seat_has_a_seed_of_its_own_whatever_the_sampling_seed() -> None:
     games = [*draw_games(15, GAMES, count=40), *(Game(s) for s in range(40))]
-    seeds = {
-        sampling_seed(dataclasses.replace(g, sampling=n), seat)
-        for g in games
-        for seat in range(3)
-        for n in (None, 0, 1)
-    }
+    sampled = [dataclasses.replace(game, sampling=n) for game in games for n in (None, 0, 1)]
+    seeds = {sampling_seed(game, seat) for game in sampled for seat in range(3)}
     assert len(seeds) == 80 * 3 * 3 and all(0 <= seed < 1 << 63 for seed in seeds)
     assert Seeds.of(3) == Seeds(3, None, 3)
 
@@ -592,9 +533,7 @@ class Rambling:
         return options[0] if options else self.text
 
 
-@pytest.mark.parametrize(
-    "text", ["", "\x00", "數字🙂" * 3000, "[message] <|you|><|pad|> [END]", "[message] \ud800 [END]", "]" * 5000]
-)
+@pytest.mark.parametrize("text", ["\x00", "數字🙂" * 3000, "[message] <|you|><|pad|> \ud800 [END]"])
 def test_any_text_as_a_reply_leaves_the_game_standing(text: str, policies: dict[str, Policy]) -> None:
     def make(seed: int, role: str) -> Player:
         return Rambling(text)
@@ -603,125 +542,6 @@ def test_any_text_as_a_reply_leaves_the_game_standing(text: str, policies: dict[
     cast = against(learner, TextAgent("rambling", make))
     for episode in rollout(draw_games(14, GAMES, count=4), cast, NATURAL, 4):
         assert "deal" in episode.outcome
-        assert (
-            policies["gpt2"].tokens.tokenizer.eos_token_id
-            not in [
-                t
-                for t, k in zip(*dataclasses.astuple(episode.streams["player_0"]), strict=True)
-                if k == Kind.OBSERVATION
-            ][1:]
-        )
-
-
-# --- Styles ---
-
-
-class Noting:
-    """A scripted player that notes all that it reads."""
-
-    def __init__(self, player: Player, read: list[str]) -> None:
-        self.player, self.read = player, read
-
-    def observe(self, text: str) -> None:
-        self.read.append(text)
-        self.player.observe(text)
-
-    def reply(self, text: str, options: Sequence[str] = ()) -> str:
-        self.read.extend((text, *options))
-        return self.player.reply(text, options)
-
-
-def noting(name: str, game: str, style: str | None) -> tuple[TextAgent, list[str]]:
-    read: list[str] = []
-    made = scripted(game, "random")
-    return TextAgent(name, lambda seed, role: Noting(made.make(seed, role), read), style=style), read
-
-
-@pytest.mark.parametrize("own", ["natural", "compact"])
-@pytest.mark.parametrize(("game", "opening"), [("dond", "books "), ("among_us", " grid ")])
-def test_players_of_two_styles_meet_in_one_game(game: str, opening: str, own: str) -> None:
-    """Each reads its own style whatever the game's is; who has none reads the game's."""
-    natural, english = noting("natural", game, "natural")
-    compact, brief = noting("compact", game, "compact")
-    plain, of_game = noting("plain", game, None)
-    make_env = env_maker({"game": game, "style": own})
-    games = draw_games(3, 1, count=4)
-    for one, other in ((natural, compact), (natural, plain), (plain, compact)):
-        for episode in rollout(games, against(one, other), make_env, 2):
-            assert not any(turn.error.startswith("'") for turn in episode.turns)  # every choice is one of its options
-    for read, style in ((english, "natural"), (brief, "compact"), (of_game, own)):
-        assert any(text.startswith(opening) for text in read) == (style == "compact")
-        assert any(text.startswith("You ") for text in read) == (style == "natural")
-        if game == "among_us":
-            moves = {text for text in read if text.startswith("go")}
-            assert moves and all(("_" in move) == (style == "compact") for move in moves)
-
-
-def test_a_game_without_styles_is_played_by_players_that_have_one() -> None:
-    speaker = TextAgent("speaker", lambda *_: Rambling("ba"), style="natural")
-    (episode,) = rollout(draw_games(0, 1, count=1), everyone(speaker), Hint, 1)
-    assert "right" in episode.outcome
-
-
-# --- Games ---
-
-
-def without(name: str) -> Callable[[dict[str, Any], bool], None]:
-    return lambda info, over: info.pop(name)
-
-
-def ending(outcome: Any) -> Callable[[dict[str, Any], bool], None]:
-    return lambda info, over: info.update(outcome=outcome) if over else None
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (
-            without("entry"),
-            r"^Untold: infos\['player_\d'\] has no entry; a game says these of each agent at every step",
-        ),
-        (without("message"), r"^Untold: infos\['player_\d'\] has no message; "),
-        (without("questions"), r"^Untold: infos\['player_\d'\] has no questions; "),
-        (ending({"right": True}), r"^Untold: outcome={'right': True} at the end of a game; must have `how`"),
-        (ending({"how": "", "winner": None}), r"^Untold: outcome={'how': '', .* must have `how`"),
-        (ending(None), r"^Untold: outcome=None at the end of a game; must have `how`"),
-        (
-            ending({"how": "checkmate"}),
-            r"^Untold: outcome={'how': 'checkmate'} .* must have `winner`, the name of who won",
-        ),
-        (ending({"how": "checkmate", "winner": 0}), r"^Untold: outcome={'how': 'checkmate', 'winner': 0} .* `winner`"),
-        (ending({"how": "even", "winner": "white"}), ""),
-        (ending({"how": "shake hands", "deal": True}), ""),
-    ],
-)
-def test_what_a_game_leaves_unsaid_is_named_in_its_first_game(
-    change: Callable[[dict[str, Any], bool], None], said: str
-) -> None:
-    class Untold(Hint):
-        def step(self, actions: dict[str, str]) -> Any:
-            *rest, infos = super().step(actions)
-            for info in infos.values():
-                change(info, not self.agents)
-            return *rest, infos
-
-    agent = everyone(TextAgent("said", lambda *_: Wordy(1)))
-    with pytest.raises(UserError, match=said) if said else nullcontext():
-        rollout([Game(0)], agent, Untold, 1)
-
-
-def test_games_of_a_place_are_the_same_forever() -> None:
-    assert [g.seed for g in draw_games(0, GAMES, 1, count=3)] == [
-        1554199118406742183,
-        1581778138908509251,
-        3708516775575914691,
-    ]
-    assert draw_games(0, GAMES, 1, count=8)[:3] == draw_games(0, GAMES, 1, count=3)
-    assert shuffle_seed(0, 1) == 1961547765
-
-
-def test_other_places_have_other_games() -> None:
-    places = [(seed, part, iteration) for seed in range(4) for part in (GAMES, SHUFFLE) for iteration in range(1, 40)]
-    seeds = [g.seed for place in places for g in draw_games(place[0], *place[1:], count=16)]
-    assert len(set(seeds)) == len(seeds) and all(0 <= s < 1 << 63 for s in seeds)
-    assert len({shuffle_seed(s, i) for s in range(5) for i in range(1, 100)}) == 5 * 99
+        stream, end = episode.streams["player_0"], policies["gpt2"].tokens.tokenizer.eos_token_id
+        read = [t for t, kind in zip(stream.tokens, stream.kinds, strict=True) if kind == Kind.OBSERVATION]
+        assert end not in read[1:]

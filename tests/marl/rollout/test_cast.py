@@ -25,18 +25,16 @@ from marl.losses.kl import KLLoss
 from marl.losses.listening import ListeningLoss
 from marl.losses.policy import PolicyLoss
 from marl.losses.value import ValueLoss
-from marl.metrics.training import Progress
 from marl.model.policy import Policy
 from marl.rewards import Reward
 from marl.rewards.game import GameReward
 from marl.rewards.speaking import SpeakingReward
 from marl.rollout.cast import Seats, by_role, learners_of, places, players_of
 from marl.rollout.games import env_maker, scripted
-from marl.rollout.rollout import rollout
-from marl.rollout.seeds import GAMES, Game, Seeds, draw_games
+from marl.rollout.seeds import GAMES, Game, draw_games
 from marl.storage.checkpoint import optimizer_tensors
 from marl.types import Belief, Episode, Stream
-from tests.marl.hint import Hint, hint_policy
+from tests.marl.hint import hint_policy, training
 
 DOND = env_maker({"game": "dond", "style": "compact"})
 AMONG_US = env_maker({"game": "among_us", "style": "compact", "players": 5, "imposters": 1})
@@ -69,13 +67,13 @@ def casts(cast: Mapping[str, Seats], env: Any, games: Sequence[Game]) -> list[di
 def test_partners_have_their_share_of_the_games_and_every_seat_its_turn(
     partners: float, counts: dict[int, float]
 ) -> None:
-    games = draw_games(0, GAMES, count=6000)
+    games = draw_games(0, GAMES, count=2000)
     held = casts({"negotiator": Seats(partners=partners)}, DOND(), games)
     assert all(set(seats) == {"player_0", "player_1"} for seats in held)
     found = Counter(list(seats.values()).count("base") for seats in held)
     assert set(found) == set(counts)
     for count, share in counts.items():
-        assert abs(found[count] / 6000 - share) <= 4 * (share * (1 - share) / 6000) ** 0.5
+        assert abs(found[count] / 2000 - share) <= 4 * (share * (1 - share) / 2000) ** 0.5
     alone = [seats for seats in held if list(seats.values()).count("base") == 1]
     first = sum(seats["player_0"] == "base" for seats in alone)
     assert abs(first - len(alone) / 2) <= 2 * len(alone) ** 0.5  # four standard deviations
@@ -83,7 +81,7 @@ def test_partners_have_their_share_of_the_games_and_every_seat_its_turn(
 
 def test_one_crewmate_is_frozen_and_never_the_imposter() -> None:
     cast = {"crewmate": Seats(partners=1), "imposter": Seats("rival")}
-    env, games = AMONG_US(), draw_games(1, GAMES, count=2000)
+    env, games = AMONG_US(), draw_games(1, GAMES, count=500)
     frozen: Counter[str] = Counter()
     for game, seats in zip(games, casts(cast, env, games), strict=True):
         _, infos = env.reset(seed=game.seed)
@@ -92,7 +90,7 @@ def test_one_crewmate_is_frozen_and_never_the_imposter() -> None:
         assert all((seats[agent] == "rival") == (roles[agent] == "imposter") for agent in roles)
         frozen.update(agent for agent in seats if seats[agent] == "base")
     assert set(frozen) == set(env.possible_agents)
-    assert all(abs(count - 400) < 4 * (2000 * 0.2 * 0.8) ** 0.5 for count in frozen.values())
+    assert all(abs(count - 100) < 4 * (500 * 0.2 * 0.8) ** 0.5 for count in frozen.values())
 
 
 def test_the_same_game_has_the_same_cast() -> None:
@@ -110,15 +108,13 @@ def test_the_same_game_has_the_same_cast() -> None:
     [
         ({"crewmate": Seats(partners=1), "imposter": Seats("base")}, {"learner": 3, "base": 2}),
         ({"crewmate": Seats(partners=1.25), "imposter": Seats("rival")}, {"learner": 3, "base": 2, "rival": 1}),
-        ({"crewmate": Seats("random"), "imposter": Seats("learner")}, {"random": 4, "learner": 1}),
-        ({"crewmate": Seats(), "imposter": Seats()}, {"learner": 5}),
         ({"crewmate": Seats(partners=4), "imposter": Seats("rival", "base", 0.5)},
          {"learner": 0, "base": 5, "rival": 1}),
     ],
 )  # fmt: skip
 def test_places_are_the_most_that_anybody_holds(cast: dict[str, Seats], most: dict[str, int]) -> None:
     assert places(cast, AMONG_US()) == most
-    held = [Counter(seats.values()) for seats in casts(cast, AMONG_US(), draw_games(3, GAMES, count=300))]
+    held = [Counter(seats.values()) for seats in casts(cast, AMONG_US(), draw_games(3, GAMES, count=100))]
     assert {name: max(seats[name] for seats in held) for name in most} == most
 
 
@@ -203,16 +199,16 @@ def train(
         metrics.append(found)
         played.extend(episodes)
 
-    train_ppo(
-        learners, Hint, REWARDS, LOSSES, config,
-        game="hint", cast=cast, frozen=opponents or {}, seeds=Seeds.of(0), start=0, after=after, progress=Progress(),
-    )  # fmt: skip
+    train_ppo(training(learners, LOSSES, rewards=REWARDS, cast=cast, frozen=opponents or {}, after=after), config)
     return states, metrics, played
 
 
 def test_two_learn_at_once_as_each_would_beside_the_other_frozen() -> None:
     one, two = learner("learner", 0), learner("rival", 1)
     (both,), (metrics,), episodes = train([one, two], APART)
+    second = {name.removeprefix("rival/") for name in metrics if name.startswith("rival/")}
+    of_listeners = {"belief/accuracy", "belief/brier", "belief/log_loss", "choices/entropy"}
+    assert second - metrics.keys() == of_listeners and {"loss/listening", "update/grad_norm"} <= second
     assert all(
         e.players[a] == {"speaker": "learner", "listener": "rival"}[e.roles[a]] for e in episodes for a in e.roles
     )
@@ -233,21 +229,11 @@ def test_two_learn_at_once_as_each_would_beside_the_other_frozen() -> None:
         assert name.startswith(("speed/", "time/", "rollout/")) or metrics[f"rival/{name}"] == value, name
 
 
-def test_the_second_learners_metrics_begin_with_its_name() -> None:
-    _, (found,), _ = train([learner("learner", 0), learner("rival", 1)], APART)
-    first = {name for name in found if not name.startswith("rival/")}
-    second = {name.removeprefix("rival/") for name in found if name.startswith("rival/")}
-    learned = {"loss/policy", "loss/value", "loss/kl", "loss/listening", "update/grad_norm", "reward/speaking"}
-    assert learned <= first and learned <= second
-    of_listeners = {"belief/accuracy", "belief/brier", "belief/log_loss", "choices/entropy"}
-    assert second - first == of_listeners and not any(name.startswith("speed/") for name in second)
-
-
 def test_alternating_learners_stand_still_while_the_other_learns() -> None:
     one, two = learner("learner", 0), learner("rival", 1)
     before: Snapshot = {"learner": state(one), "rival": state(two)}
-    states, metrics, _ = train([one, two], APART, replace(CONFIG, iterations=6, alternate=2))
-    turns = ["learner", "learner", "rival", "rival", "learner", "learner"]
+    states, metrics, _ = train([one, two], APART, replace(CONFIG, iterations=4, alternate=2))
+    turns = ["learner", "learner", "rival", "rival"]
     for whose, now, found in zip(turns, states, metrics, strict=True):
         other = "rival" if whose == "learner" else "learner"
         assert not identical(now[whose], before[whose]) and identical(now[other], before[other])
@@ -277,16 +263,8 @@ class Spoiled:
         }
 
 
-@pytest.mark.parametrize(
-    "cast",
-    [
-        {"speaker": Seats("learner"), "listener": Seats("base")},
-        {"speaker": Seats("base"), "listener": Seats("learner")},
-        {"speaker": Seats("learner", "base", 0.5), "listener": Seats("learner", "base", 0.5)},
-    ],
-    ids=["speaks", "listens", "both"],
-)
-def test_nothing_that_a_frozen_player_records_is_learned_from(cast: dict[str, Seats]) -> None:
+def test_nothing_that_a_frozen_player_records_is_learned_from() -> None:
+    cast = {"speaker": Seats("learner", "base", 0.5), "listener": Seats("learner", "base", 0.5)}
     config = replace(CONFIG, iterations=2)
     plain, _, episodes = train([learner("learner", 0)], cast, config, {"base": frozen(hint_policy(1))})
     spoiled, _, _ = train([learner("learner", 0)], cast, config, {"base": Spoiled(frozen(hint_policy(1)))})
@@ -294,13 +272,3 @@ def test_nothing_that_a_frozen_player_records_is_learned_from(cast: dict[str, Se
     assert identical(plain[-1]["learner"], spoiled[-1]["learner"])
     assert not identical(plain[-1]["learner"], other[-1]["learner"])  # but who it is matters
     assert any("base" in e.players.values() for e in episodes)
-
-
-def test_a_game_of_many_roles_is_played_by_its_cast() -> None:
-    cast = {"crewmate": Seats("careful", "random", 1), "imposter": Seats("random")}
-    agents: dict[str, Agent] = {name: scripted("among_us", name) for name in ("careful", "random")}
-    for episode in rollout(draw_games(5, GAMES, count=8), by_role(cast, agents), AMONG_US, 4):
-        assert episode.roles == episode.facts["roles"]
-        crew = sorted(episode.players[a] for a in episode.roles if episode.roles[a] == "crewmate")
-        assert crew == ["careful", "careful", "careful", "random"]
-        assert all(episode.players[a] == "random" for a in episode.facts["imposters"])

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from marl.learning.batch import collate, seats_of
 from marl.types import BY_TOKEN, Episode, Kind, Planned, TokenBatch
-from tests.marl.batches import chose, said, talk, three_turns
+from tests.marl.batches import chose, paying, said, talk, three_turns
 
 P, OBS, Q, C, S = Kind.PAD, Kind.OBSERVATION, Kind.QUESTION, Kind.CHOICE, Kind.SPEECH
-WEIGHTS = {"game": 0.5, "speaking": 2.0}
+REWARDS = paying(game=0.5, speaking=2.0)
 
 
 def hand(*rows: list[float]) -> Tensor:
@@ -25,7 +25,7 @@ def flags(*rows: str) -> Tensor:
 @pytest.fixture
 def batch() -> TokenBatch:
     episode = three_turns()
-    return collate([(episode, "a"), (episode, "b")], WEIGHTS, privileged=lambda e, agent: e.privileged[agent])
+    return collate([(episode, "a"), (episode, "b")], REWARDS)
 
 
 def test_every_token_of_the_three_turn_game(batch: TokenBatch) -> None:
@@ -48,9 +48,10 @@ def test_every_token_of_the_three_turn_game(batch: TokenBatch) -> None:
         hand([0, 0, 0, 0, -0.1, -0.2, -0.3, -0.4, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0, -0.5, -0.6, 0, 0, -0.7])
     )
     assert batch.values.equal(hand([0, 0, 0, 0, 0.5, 0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0, 0.25, 0, 0, 0, -0.5]))
-    # .5 x 2 + 2 x .25 at the message, .5 x 3 at the choice
-    assert batch.rewards.equal(hand([0, 0, 0, 0, 1.5, 0, 0, 0, 0, 0, 0, 0], [0.0] * 11 + [1.5]))
-    for name in ("speaking", "advantages", "returns", "reference_logprobs"):
+    # .5 x 2 at the message and .5 x 3 at the choice; 2 x .25, credited to the message
+    assert batch.rewards.equal(hand([0, 0, 0, 0, 1.0, 0, 0, 0, 0, 0, 0, 0], [0.0] * 11 + [1.5]))
+    assert batch.message_rewards.equal(hand([0, 0, 0, 0, 0.5, 0, 0, 0, 0, 0, 0, 0], [0.0] * 12)[..., None])
+    for name in ("advantages", "returns", "reference_logprobs"):
         assert not getattr(batch, name).any() and getattr(batch, name).shape == (2, 12), name
     assert batch.privileged.equal(hand([1, 0], [0, 1]))
 
@@ -125,39 +126,31 @@ def test_several_true_answers_stand_beside_the_first(batch: TokenBatch) -> None:
         else b
         for b in episode.beliefs
     )
-    several = collate([(replace(episode, beliefs=beliefs), "a"), (replace(episode, beliefs=beliefs), "b")], WEIGHTS)
+    several = collate([(replace(episode, beliefs=beliefs), "a"), (replace(episode, beliefs=beliefs), "b")], REWARDS)
     assert several.answer.tolist() == [1, 1, 1, 1] and several.also.tolist() == [[-1, -1], [-1, -1], [0, 2], [-1, -1]]
     assert several.select(torch.tensor([0])).also.tolist() == [[-1, -1]]
 
 
-def test_the_speaking_reward_stands_apart_on_request() -> None:
-    episode = three_turns()
-    batch = collate([(episode, "a"), (episode, "b")], WEIGHTS, separate_speech=True)
-    assert batch.rewards[0].nonzero().tolist() == [[4]] and batch.rewards[0, 4] == 1.0 and batch.rewards[1, 11] == 1.5
-    assert batch.speaking[0, 4] == 0.5 and int(batch.speaking.count_nonzero()) == 1
-
-
-@pytest.mark.parametrize("separate", [False, True])
-def test_rewards_of_weight_zero_pay_nothing(separate: bool) -> None:
+def test_rewards_of_weight_zero_pay_nothing() -> None:
     """Even one that is not a number, which 0 times would spread."""
     episode = three_turns()
     turns = (replace(episode.turns[0], rewards={"game": 2.0, "speaking": float("nan")}), *episode.turns[1:])
-    batch = collate([(replace(episode, turns=turns), "a")], {"game": 0.5, "speaking": 0.0}, separate_speech=separate)
-    assert batch.rewards[0, 4] == 1.0 and not batch.speaking.any()
+    batch = collate([(replace(episode, turns=turns), "a")], paying(game=0.5, speaking=0.0))
+    assert batch.rewards[0, 4] == 1.0 and batch.message_rewards.shape == (1, 8, 0)
     assert not collate([(episode, "a")], {}).rewards.any()
 
 
 def test_imitation_can_be_kept_from_rows() -> None:
     episode = three_turns()
-    batch = collate([(episode, "a"), (episode, "b")], WEIGHTS, imitate=lambda e, agent: agent == "b")
+    batch = collate([(episode, "a"), (episode, "b")], REWARDS, imitate=[False, True])
     assert batch.imitate.equal(flags(".... .... ....", ".... .... ...x"))
 
 
 def test_silent_roles_are_not_asked() -> None:
     episode = three_turns()
-    batch = collate([(episode, "a"), (episode, "b")], WEIGHTS, silent_roles=("listener",))
+    batch = collate([(episode, "a"), (episode, "b")], REWARDS, silent_roles=("listener",))
     assert batch.row.tolist() == [0] and batch.position.tolist() == [2] and batch.candidates.tolist() == [[50, 51]]
-    nobody = collate([(episode, "b")], WEIGHTS, silent_roles=("listener",))
+    nobody = collate([(episode, "b")], REWARDS, silent_roles=("listener",))
     assert nobody.row.shape == nobody.answer.shape == (0,) and nobody.candidates.shape[0] == 0
 
 
@@ -189,7 +182,7 @@ def test_select_keeps_rows_and_questions_aligned(batch: TokenBatch) -> None:
 
 def test_select_of_every_row_is_the_batch() -> None:
     episode = talk([said(0), chose(2)], [chose(1, legal=(40, 41, 42))])
-    batch = collate(seats_of([episode, three_turns()], {"learner"}), WEIGHTS)
+    batch = collate(seats_of([episode, replace(three_turns(), privileged={})], {"learner"}), REWARDS)
     whole = batch.select(torch.arange(4))
     for name in (*BY_TOKEN, "row", "position", "candidates", "answer", "also", "privileged"):
         assert getattr(whole, name).equal(getattr(batch, name)), name

@@ -58,9 +58,7 @@ def test_each_row_is_the_same_game_in_other_names(tokens: Tokens, batch: TokenBa
         became = {old: new for old, new in zip(before, after, strict=True) if old in WORDS}
         assert len(became) == 5  # everybody is named in the first observation
         old = sorted(became, key=WORDS.index)
-        assert [became[word] for word in old] == sorted(
-            set(became.values()), key=WORDS.index
-        )  # five, in the same order
+        assert [became[word] for word in old] == sorted(set(became.values()), key=WORDS.index)  # in the same order
         assert after == [became.get(word, word) for word in before]
         orders.add(tuple(sorted(became.items())))
         for n in (batch.row == b).nonzero()[:, 0].tolist():

@@ -25,15 +25,13 @@ from marl.losses.entropy import EntropyLoss
 from marl.losses.listening import ListeningLoss
 from marl.losses.policy import PolicyLoss
 from marl.losses.value import ValueLoss
-from marl.metrics.training import Progress
 from marl.model.policy import Policy
 from marl.rewards import Reward
 from marl.rewards.game import GameReward
 from marl.rewards.speaking import SpeakingReward
-from marl.rollout.cast import Seats
 from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import EVALUATION, Seeds, draw_games
-from tests.marl.hint import FACTS, Hint, hint_policy
+from tests.marl.hint import FACTS, Hint, hint_policy, training
 
 # Arms as (weight of the speaking reward, weight of the listening loss). Accuracy seen over 400 held-out games after 40
 # iterations, seeds 0 to 7 (the mean probability of the truth after the message in brackets):
@@ -77,11 +75,7 @@ def train(
         update=steps,
     )
     learner = Learner("learner", policy, policy, make_optimizer(policy, config.update))
-    train_ppo(
-        [learner], Hint, rewards, losses, config,
-        game="hint", cast={"speaker": Seats(), "listener": Seats()}, frozen={}, seeds=Seeds.of(seed), start=0,
-        after=lambda iteration, metrics, episodes: None, progress=Progress(), ranks=ranks,
-    )  # fmt: skip
+    train_ppo(training([learner], losses, rewards=rewards, seeds=Seeds.of(seed), ranks=ranks), config)
     return policy
 
 
@@ -147,7 +141,7 @@ def test_both_terms_make_a_language(both: tuple[Policy, Played]) -> None:
 
 
 def test_without_the_terms_play_stays_at_chance(both: tuple[Policy, Played]) -> None:
-    neither = play(train(0, *NEITHER))
+    neither = play(train(0, *NEITHER, iterations=10))  # all 40, of five seeds, in test_it_takes_two
     assert abs(neither.accuracy - 0.5) < 0.1 and abs(neither.after - 0.5) < 0.05
     assert both[1].accuracy - neither.accuracy > 0.35
 

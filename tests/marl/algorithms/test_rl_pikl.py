@@ -15,9 +15,10 @@ from torch import Tensor
 from envs.among_us import texts as among_us_texts
 from envs.core import TurnKind
 from marl.agents.base import Request
-from marl.algorithms import rl_pikl as rl_pikl_module
+from marl.algorithms import training as training_module
 from marl.algorithms.ppo import PPOConfig, train_ppo
 from marl.algorithms.rl_pikl import VALUES, RLPiklConfig, as_expected, expected_votes, train_rl_pikl
+from marl.algorithms.training import Training
 from marl.common.errors import UserError
 from marl.learning.advantages import Credit, add_advantages
 from marl.learning.batch import collate, seats_of
@@ -29,19 +30,20 @@ from marl.losses.listening import ListeningLoss
 from marl.losses.plan import PlanLoss
 from marl.losses.policy import PolicyLoss
 from marl.losses.value import ValueLoss
-from marl.metrics.training import Progress
 from marl.model.policy import Policy, tiny_lm
 from marl.planning.planner import PlannerConfig
 from marl.rewards import add_rewards
 from marl.rewards.game import GameReward
 from marl.rollout.cast import Seats
+from marl.rollout.games import env_maker
 from marl.rollout.seeds import Seeds
 from marl.types import Episode, Payment, TokenBatch, Turn
-from tests.marl.batches import PLANNED, proposed, said, talk
+from tests.marl.batches import PLANNED, paying, proposed, said, talk
 from tests.marl.models import small_tokens, tiny_policy, with_critic
-from tests.marl.test_planner import COMPACT, MEETINGS, config, negotiator, proposing
+from tests.marl.test_planner import MEETINGS, config, negotiator, proposing
 
-LIMITS: dict[str, Any] = {"games": 6, "concurrency": 6, "max_new_tokens": 24, "context": 1024}
+LIMITS: dict[str, Any] = {"games": 4, "concurrency": 4, "max_new_tokens": 24, "context": 1024}
+SHORT = env_maker({"game": "dond", "style": "compact", "objective": 1.0, "max_entries": 6})
 
 
 def answers(policy: Policy, how: PlannerConfig, seeds: Sequence[int]) -> list[Episode]:
@@ -76,7 +78,7 @@ def off(policy: Policy, episodes: Sequence[Episode]) -> float:
 def test_the_policy_comes_to_play_the_plan(form: str) -> None:
     """An untrained model's claims, toward a plan that the rules, the exact prior and its own anchor make."""
     policy = tiny_policy()
-    episodes = answers(policy, config(0.1, belief="prior", others="anchor"), range(16))
+    episodes = answers(policy, config(0.1, belief="prior", others="anchor"), range(6))
     assert len({e.turns[0].planned.plan for e in episodes if e.turns[0].planned}) == 1  # they all read the same
     before = off(policy, episodes)
     batch = collate([(episode, "you") for episode in episodes], {}, drawn_from_plans=True)
@@ -98,8 +100,8 @@ def test_a_claim_is_worth_what_its_plan_expected() -> None:
 
     def returns(episode: Episode) -> list[list[float]]:
         (valued,) = add_rewards([as_expected(episode)], {"game": GameReward(scale=0.1)})
-        batch = collate([(valued, "a"), (valued, "b")], {"game": 2.0}, drawn_from_plans=True)
-        batch = add_advantages(batch, Credit(gamma=0.5, gae_lambda=1.0, speech="common"), 0.0)
+        batch = collate([(valued, "a"), (valued, "b")], paying(game=2.0), drawn_from_plans=True)
+        batch = add_advantages(batch, paying(game=2.0), Credit(gamma=0.5, gae_lambda=1.0))
         return [batch.returns[b, batch.decision[b]].tolist() for b in range(2)]
 
     assert returns(game) == [pytest.approx([0.075, 0.15]), pytest.approx([0.6, 1.2])]
@@ -121,9 +123,8 @@ def test_a_vote_is_worth_what_its_plan_expected() -> None:
 
     def returns(games: Sequence[Episode]) -> list[list[float]]:
         seats = [(episode, "b") for episode in add_rewards(games, {"game": GameReward(scale=1.0)})]
-        batch = add_advantages(
-            collate(seats, {"game": 1.0}, drawn_from_plans=True), Credit(gae_lambda=1.0, speech="common"), 0.0
-        )
+        batch = collate(seats, paying(game=1.0), drawn_from_plans=True)
+        batch = add_advantages(batch, paying(game=1.0), Credit(gae_lambda=1.0))
         found = expected_votes(batch, seats)
         return [found.returns[b, found.decision[b]].tolist() for b in range(len(seats))]
 
@@ -144,7 +145,7 @@ def test_an_iteration_regresses_the_critic_to_it(value: str, monkeypatch: pytest
         batches.append(batch)
         return {}
 
-    monkeypatch.setattr(rl_pikl_module, "update", spy)
+    monkeypatch.setattr(training_module, "update", spy)
     ((_, episodes),) = rl_pikl(learner(), 1, gamma=0.5, value=value)
     (batch,) = batches
     rows, different = seats_of(episodes, {"learner"}), 0
@@ -163,17 +164,13 @@ def test_an_iteration_regresses_the_critic_to_it(value: str, monkeypatch: pytest
 # --- Whole iterations ---
 
 
-def weights_of(policy: Policy) -> dict[str, Tensor]:
-    return {name: p.detach().clone() for name, p in policy.named_parameters()}
-
-
 def identical(a: Policy, b: Policy) -> bool:
     return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
 
 
-def learner(start: Policy | None = None) -> Learner:
-    policy = copy.deepcopy(start or negotiator())
-    return Learner("learner", policy, negotiator(), make_optimizer(policy, UpdateConfig(learning_rate=1e-3)))
+def learner() -> Learner:
+    policy, anchor = copy.deepcopy(negotiator()), copy.deepcopy(negotiator())
+    return Learner("learner", policy, anchor, make_optimizer(policy, UpdateConfig(learning_rate=1e-3)))
 
 
 SEEDS = Seeds.of(0)
@@ -183,8 +180,8 @@ def common(
     seen: list[tuple[dict[str, float], Sequence[Episode]]], start: int = 0, seeds: Seeds = SEEDS
 ) -> dict[str, Any]:
     return {
-        "game": "dond", "cast": {"negotiator": Seats()}, "frozen": {}, "seeds": seeds, "start": start,
-        "progress": Progress(), "after": lambda iteration, metrics, episodes: seen.append((metrics, episodes)),
+        "game": "dond", "make_env": SHORT, "cast": {"negotiator": Seats()}, "frozen": {}, "seeds": seeds,
+        "start": start, "after": lambda iteration, metrics, episodes: seen.append((metrics, episodes)),
     }  # fmt: skip
 
 
@@ -197,31 +194,23 @@ def rl_pikl(
     }  # fmt: skip
     how = RLPiklConfig(iterations=iterations, planner=config(0.1, iterations=10), anneal_lr=False,
                        **settings, **LIMITS)  # fmt: skip
-    train_rl_pikl(one, COMPACT, {"game": GameReward(weight=2.0, scale=1.0)}, losses, how, **common(seen, start, seeds))
+    train_rl_pikl(Training([one], rewards=paying(game=2.0), losses=losses, **common(seen, start, seeds)), how)
     return seen
 
 
-def test_the_order_of_rows_has_a_seed_of_its_own() -> None:
-    weights, said = [], []
-    for shuffling in (0, 0, 1):
-        one = learner()
-        ((_, episodes),) = rl_pikl(one, 1, seeds=Seeds(0, None, shuffling))
-        weights.append(weights_of(one.policy))
-        said.append([[turn.text for turn in episode.turns] for episode in episodes])
-    assert said[0] == said[1] == said[2]
-    same = [all(torch.equal(weights[0][name], each[name]) for name in each) for each in weights]
-    assert same == [True, True, False]
-
-
-def test_iterations_play_the_plan_and_learn_it_while_the_anchor_stays() -> None:
+@pytest.fixture(scope="module")
+def trained() -> tuple[Learner, list[tuple[dict[str, float], Sequence[Episode]]]]:
+    """Two iterations."""
     one = learner()
-    anchor = weights_of(one.reference)
-    (found, episodes), (_, again) = rl_pikl(one, 2)
+    return one, rl_pikl(one, 2)
+
+
+def test_iterations_play_the_plan_and_learn_it_while_the_anchor_stays(trained: Any) -> None:
+    one, ((found, episodes), (_, again)) = trained
     planned = [t.planned for e in episodes for t in e.turns if t.planned]
     assert planned and all(p.played for p in planned)
     assert {"loss/plan", "loss/value", "loss/listening", "game/score"} <= found.keys() and "loss/policy" not in found
-    assert not identical(one.policy, one.reference)
-    assert all(torch.equal(anchor[name], p) for name, p in one.reference.named_parameters())
+    assert not identical(one.policy, one.reference) and identical(negotiator(), one.reference)
     # a plan of the second iteration is near the frozen anchor, not near the policy as it is by then
     turn, episode = next((t, e) for e in again for t in e.turns if t.planned)
     assert turn.planned is not None
@@ -235,10 +224,14 @@ def test_iterations_play_the_plan_and_learn_it_while_the_anchor_stays() -> None:
     np.testing.assert_allclose(turn.planned.anchor, torch.tensor(scores).double().softmax(0), atol=1e-4)
 
 
-def test_a_stopped_run_goes_on_as_if_it_never_was() -> None:
-    whole, halves = learner(), learner()
-    rl_pikl(whole, 2)
-    rl_pikl(halves, 1)
+def test_a_stopped_run_goes_on_as_if_it_never_was_and_rows_have_a_seed_of_their_own(trained: Any) -> None:
+    whole, ((_, episodes), _) = trained
+    halves, other = learner(), learner()
+    ((_, first),) = rl_pikl(halves, 1)
+    ((_, again),) = rl_pikl(other, 1, seeds=Seeds(0, None, 1))
+    for games in (first, again):
+        assert [[t.text for t in e.turns] for e in games] == [[t.text for t in e.turns] for e in episodes]
+    assert not identical(halves.policy, other.policy)
     rl_pikl(halves, 2, start=1)
     assert identical(whole.policy, halves.policy)
 
@@ -255,8 +248,9 @@ def ppo(plan: PlanLoss | None) -> tuple[Policy, dict[str, float], Sequence[Episo
     how = PPOConfig(iterations=1, games=3, concurrency=3, max_new_tokens=4, context=1024,
                     planner=config(0.1, iterations=3, choose="own"))  # fmt: skip
     seen: list[tuple[dict[str, float], Sequence[Episode]]] = []
-    settings = {**common(seen), "game": "among_us", "cast": {"crewmate": Seats(), "imposter": Seats()}}
-    train_ppo([one], MEETINGS, {"game": GameReward(scale=1.0)}, losses, how, **settings)
+    cast = {"crewmate": Seats(), "imposter": Seats()}
+    settings = {**common(seen), "game": "among_us", "cast": cast, "make_env": MEETINGS}
+    train_ppo(Training([one], rewards={"game": GameReward(scale=1.0)}, losses=losses, **settings), how)
     return (one.policy, *seen[0])
 
 

@@ -1,0 +1,123 @@
+"""Parts that all training loops share: an iteration's games, the update of a learner, and what is logged.
+
+Everything random in iteration `i` is a function of the seeds and `i`, so a run that continues from a checkpoint is the
+run that was never stopped. What a learner makes of the games it played is in `ppo.py`, `filtered_bc.py`, `rl_pikl.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from marl.agents.base import Agent
+from marl.agents.model import PlayConfig
+from marl.common.distributed import ONE, Ranks
+from marl.learning.config import UpdateConfig
+from marl.learning.renaming import Renaming
+from marl.learning.update import Learner, update
+from marl.losses import Loss
+from marl.metrics.training import Progress, episode_metrics, speed_metrics
+from marl.rewards import Reward
+from marl.rollout.cast import Seats, by_role, places
+from marl.rollout.rollout import rollout
+from marl.rollout.seeds import RENAME, Seeds, shuffle_seed
+from marl.types import Episode, Kind, TokenBatch
+
+
+@dataclass(frozen=True)
+class TrainConfig(PlayConfig):
+    """Settings of every algorithm: how its games are played, and `update`."""
+
+    update: UpdateConfig = field(default_factory=UpdateConfig)
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training run: who learns, in which games, from which terms.
+
+    `cast` says who plays each role; `frozen` are the players in it that don't learn. `start`: the first iteration,
+    0-based. `after` gets each finished iteration's number (from 1), metrics (a second learner's begin with its name)
+    and episodes: it logs, evaluates, saves. `rename`: see `update`.
+    """
+
+    learners: Sequence[Learner]
+    game: str
+    make_env: Callable[[], Any]
+    cast: Mapping[str, Seats]
+    frozen: Mapping[str, Agent]
+    rewards: Mapping[str, Reward]
+    losses: Mapping[str, Loss]
+    seeds: Seeds
+    after: Callable[[int, dict[str, float], Sequence[Episode]], None]
+    start: int = 0
+    progress: Progress = field(default_factory=Progress)
+    rename: Renaming | None = None
+    ranks: Ranks = ONE
+
+    def seats(self, learner: Learner) -> int:
+        """Counts the seats of a game that a learner may hold at most."""
+        return places(self.cast, self.make_env())[learner.name]
+
+    def iterations(self, config: TrainConfig, agents: Mapping[str, Agent]) -> Iterator[Iteration]:
+        """Yields the iterations that are left; `agents` are the learners' players, by name."""
+        for number in range(self.start, config.iterations):
+            yield Iteration(self, config, agents, number)
+
+
+class Iteration:
+    """One iteration: `rollout` its games, `update` each learner, `finish` with what is logged."""
+
+    def __init__(self, training: Training, config: TrainConfig, agents: Mapping[str, Agent], number: int) -> None:
+        self.training, self.config, self.number = training, config, number
+        self.cast = by_role(training.cast, {**training.frozen, **agents})
+        self.name = f"iteration {number + 1}/{config.iterations}"
+        self.metrics: dict[str, float] = {}
+        self.tokens = 0  # learned from
+        self.began = self.played = time.perf_counter()
+
+    def rollout(self) -> list[Episode]:
+        """Plays the games; of several ranks each plays its share and gets all."""
+        t = self.training
+        games = t.ranks.share(t.seeds.draw(self.number, self.config.games))
+        t.progress.stage(f"{self.name}: games", len(games))
+        episodes = rollout(games, self.cast, t.make_env, self.config.concurrency, t.progress.advance)
+        episodes = t.ranks.collect(episodes)
+        self.played = time.perf_counter()
+        return episodes
+
+    def update(self, learner: Learner, batch: TokenBatch) -> None:
+        """Updates a learner, at its learning rate of this iteration (`anneal_lr`: falls linearly to 0)."""
+        t, settings = self.training, self.config.update
+        left = 1 - self.number / self.config.iterations if getattr(self.config, "anneal_lr", False) else 1.0
+        for group in learner.optimizer.param_groups:
+            group["lr"] = settings.learning_rate * left
+        t.progress.stage(f"{self.name}: update of {learner.name}", settings.epochs * batch.shape[0])
+        generator = torch.Generator().manual_seed(shuffle_seed(t.seeds.shuffling, self.number))
+        if t.rename is not None:
+            t.rename.generator.manual_seed(shuffle_seed(t.seeds.shuffling, self.number, RENAME))
+        scored = replace(settings, temperature=self.config.temperature)  # what was sampled is what is scored
+        with learner.training() as policy:
+            found = update(
+                policy, learner.reference, batch, t.losses, learner.optimizer, scored, generator, t.progress.advance,
+                t.rename, t.ranks,
+            )  # fmt: skip
+        self.tokens += int((batch.kind != Kind.PAD).sum())
+        self.add(found, learner)
+
+    def add(self, metrics: Mapping[str, float], learner: Learner) -> None:
+        """Notes metrics of a learner; a second one's begin with its name."""
+        prefix = "" if learner is self.training.learners[0] else f"{learner.name}/"
+        self.metrics |= {prefix + name: value for name, value in metrics.items()}
+
+    def finish(self, episodes: Sequence[Episode]) -> None:
+        """Adds what the games and the clock say, and hands everything to `after`."""
+        t = self.training
+        for learner in t.learners:
+            self.add(episode_metrics(episodes, {learner.name}), learner)
+        played, learned = self.played - self.began, time.perf_counter() - self.played
+        self.metrics |= speed_metrics(episodes, self.tokens, played, learned)
+        t.after(self.number + 1, self.metrics, episodes)

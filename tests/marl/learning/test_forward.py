@@ -1,0 +1,201 @@
+"""The forward pass: the distributions that were sampled, of the policy and of the reference."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from marl.common.errors import UserError
+from marl.learning.batch import seats_of
+from marl.learning.config import UpdateConfig
+from marl.learning.forward import forward
+from marl.learning.update import add_reference, make_optimizer, update
+from marl.losses import Loss
+from marl.losses.kl import KLLoss
+from marl.losses.policy import PolicyLoss
+from marl.model.policy import Policy
+from marl.types import Kind
+from tests.marl.hint import hint_policy
+from tests.marl.models import hf_policy, small_tokens
+from tests.marl.updates import (
+    READS,
+    TERMS,
+    another,
+    identical,
+    noisy,
+    play,
+    played,
+    to_batch,
+    weights_of,
+)
+
+# -- the distribution that was sampled ---------------------------------------------------------------------------------
+
+
+def test_sampler_and_trainer_agree() -> None:
+    temperature = 0.6
+    policy = noisy(hint_policy(1, privileged_size=2), 1)
+    episodes = play(policy, 12, temperature)
+    batch = to_batch(episodes)
+    with torch.no_grad():
+        outputs = forward(policy, batch, temperature, READS)
+        other = forward(policy, batch, 0.9, READS)
+    assert float((outputs.logprobs - batch.logprobs).abs().max()) < 1e-4
+    assert float((outputs.values - batch.values).abs().max()) < 1e-4 and batch.values.any()
+    assert float((other.logprobs - batch.logprobs).abs().max()) > 1e-2  # another temperature is another distribution
+    beliefs = [b for e, a in seats_of(episodes, {"learner"}) for b in e.beliefs if b.listener == a]
+    assert len(beliefs) == len(batch.row) == 24
+    for n, belief in enumerate(beliefs):
+        assert outputs.beliefs[n].exp().tolist() == pytest.approx(belief.probs.tolist(), abs=1e-4)
+
+
+def test_entropy_is_that_of_the_sampled_distribution() -> None:
+    policy, batch = played()
+    with torch.no_grad():
+        outputs = forward(policy, batch, 0.5, READS)
+        logits = policy.logits(policy.hidden(batch.tokens))
+    for b, t in batch.reply.nonzero().tolist():
+        scores = (logits[b, t - 1] / 0.5).double()
+        if batch.kind[b, t] == Kind.CHOICE:
+            probs = scores[batch.legal[b, t]].softmax(-1)
+        else:
+            scores[policy.tokens.unspeakable] = -torch.inf
+            probs = scores.softmax(-1)
+        entropy = -sum(p * p.log() for p in probs if p > 0)
+        assert float(outputs.entropy[b, t]) == pytest.approx(float(entropy), abs=1e-4)
+    assert not outputs.entropy[~batch.reply].any() and not outputs.logprobs[~batch.reply].any()
+
+
+def test_the_exact_divergence_is_that_of_the_sampled_distributions() -> None:
+    policy, batch = played()
+    reference = another()
+    with torch.no_grad():
+        found = forward(policy, batch, 0.5, {"divergence": True}, reference).divergence
+        logits = [model.logits(model.hidden(batch.tokens)) for model in (policy, reference)]
+    for b, t in batch.reply.nonzero().tolist():
+        p, q = ((each[b, t - 1] / 0.5).double() for each in logits)
+        if batch.kind[b, t] == Kind.CHOICE:
+            p, q = p[batch.legal[b, t]].softmax(-1), q[batch.legal[b, t]].softmax(-1)
+        else:
+            said = torch.ones(len(p), dtype=torch.bool)
+            said[policy.tokens.unspeakable] = False
+            p, q = p[said].softmax(-1), q[said].softmax(-1)
+        assert float(found[b, t]) == pytest.approx(float((p * (p / q).log()).sum()), abs=1e-4)
+    assert not found[~batch.reply].any() and float(found.max()) > 0.1
+
+
+def test_the_first_minibatch_is_on_policy() -> None:
+    policy, batch = played()
+    metrics = update(policy, None, batch, {"policy": PolicyLoss()}, torch.optim.SGD(policy.parameters(), lr=0.1),
+                     UpdateConfig(minibatches=1), torch.Generator().manual_seed(0))  # fmt: skip
+    assert abs(metrics["update/approx_kl"]) < 1e-7 and metrics["update/clipfrac"] == 0.0
+    assert metrics["loss/policy"] == pytest.approx(-float(batch.advantages[batch.reply].mean()), abs=1e-5)
+    assert metrics["update/grad_norm"] > 0
+
+
+def test_models_with_dropout_are_on_policy_too(tmp_path: Path) -> None:
+    """GPT-2 drops a tenth of everything in training mode: then the ratio would not be 1, nor a run repeatable."""
+    policy = hf_policy(tmp_path / "gpt2", "gpt2")
+    assert policy.lm.config.resid_pdrop > 0
+    batch = to_batch(play(policy, 3))
+    before = torch.get_rng_state()
+    metrics = update(policy, None, batch, {"policy": PolicyLoss()}, torch.optim.SGD(policy.parameters(), lr=0.0),
+                     UpdateConfig(minibatches=1), torch.Generator().manual_seed(0))  # fmt: skip
+    assert abs(metrics["update/approx_kl"]) < 1e-6 and metrics["update/clipfrac"] == 0.0
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt"])
+def test_activations_that_are_computed_again_give_the_same_weights(name: str, tmp_path: Path) -> None:
+    """Also where a model has dropout, of its own (GPT-2) or in its layers' code (OPT), which must stay off."""
+    if name == "opt":
+        lm: PreTrainedModel = OPTForCausalLM(
+            OPTConfig(vocab_size=small_tokens().size, hidden_size=32, ffn_dim=64, num_hidden_layers=2,
+                      num_attention_heads=2, max_position_embeddings=256, word_embed_proj_dim=32, dropout=0.1)
+        )  # fmt: skip
+        policy = Policy(lm, small_tokens()).eval()
+    else:
+        policy = hf_policy(tmp_path / name, name)
+    batch, reference = to_batch(play(policy, 3)), noisy(copy.deepcopy(policy), 1)
+    ends, passes = [], []
+    for again in (False, True):
+        learner, read = copy.deepcopy(policy), []
+        first = next(module for module in learner.lm.modules() if isinstance(module, GradientCheckpointingLayer))
+        next(first.children()).register_forward_pre_hook(lambda *_, read=read: read.append(1))
+        config = UpdateConfig(minibatches=1, token_budget=1 << 20, gradient_checkpointing=again)
+        optimizer = make_optimizer(learner, config)
+        update(learner, reference, batch, TERMS, optimizer, config, torch.Generator().manual_seed(0))
+        ends.append(weights_of(learner))
+        passes.append(len(read))
+        assert not any(module.training for module in learner.modules())
+        assert "forward" not in vars(first)  # nothing is left switched on
+    assert identical(*ends) and not identical(ends[0], weights_of(policy))
+    assert passes == [1, 2]
+
+
+def test_a_model_whose_activations_cannot_be_computed_again_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, _ = played()
+    monkeypatch.setattr("marl.model.policy.GradientCheckpointingLayer", RuntimeError)  # a model without any
+    with pytest.raises(UserError, match=r"gradient_checkpointing=true: not with LlamaForCausalLM; leave it out"):
+        make_optimizer(policy, UpdateConfig(gradient_checkpointing=True))
+    make_optimizer(policy, UpdateConfig())
+
+
+# -- the reference -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("token_budget", [1, 50])
+def test_reference_logprobs_are_the_references_of_the_same_tokens(token_budget: int) -> None:
+    policy, batch = played()
+    config = UpdateConfig(token_budget=token_budget)
+    itself = add_reference(batch, policy, config).reference_logprobs
+    assert float((itself - batch.logprobs).abs().max()) < 1e-4
+    reference = another()
+    other = add_reference(batch, reference, config).reference_logprobs
+    with torch.no_grad():
+        expected = forward(reference, batch, 1.0, {"reply": False}).logprobs
+    torch.testing.assert_close(other, expected, atol=1e-5, rtol=1e-5)
+    assert not other[~batch.reply].any() and float((other - itself).abs().max()) > 0.1
+
+
+def test_the_reference_is_read_where_it_is_compared() -> None:
+    """The same there as everywhere, in passes whose output layer has no other place."""
+    _, batch = played()
+    reference, speech = another(), batch.reply & (batch.kind == Kind.SPEECH)
+    outputs: list[int] = []
+    logits = reference.logits
+    reference.logits = lambda hidden: outputs.append(len(hidden)) or logits(hidden)  # type: ignore[method-assign, func-returns-value]
+    whole = add_reference(batch, reference, UpdateConfig()).reference_logprobs
+    assert sum(outputs) == int(batch.reply.sum()) > int(speech.sum()) > 0
+    outputs.clear()
+    some = add_reference(batch, reference, UpdateConfig(), where=speech).reference_logprobs
+    assert sum(outputs) == int(speech.sum()) and not some[~speech].any()
+    torch.testing.assert_close(some[speech], whole[speech], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("estimator", ["k2", "exact"])
+def test_kl_to_oneself_is_zero_and_the_reference_is_left_alone(estimator: str) -> None:
+    policy, batch = played()
+    reference = copy.deepcopy(policy)
+    before = weights_of(reference)
+    metrics = update(policy, reference, batch, {"kl": KLLoss(1.0, estimator)},
+                     torch.optim.SGD(policy.parameters(), lr=1.0), UpdateConfig(minibatches=1),
+                     torch.Generator().manual_seed(0))  # fmt: skip
+    assert metrics["loss/kl"] == pytest.approx(0.0, abs=1e-8) and metrics["update/grad_norm"] < 1e-3
+    assert identical(weights_of(reference), before) and all(p.grad is None for p in reference.parameters())
+
+
+@pytest.mark.parametrize(
+    "terms", [{"near_base": KLLoss(1.0, over="both")}, {"kl": KLLoss(1.0), "of_choices": KLLoss(1.0, over="choice")}]
+)
+def test_terms_are_compared_with_the_reference_whatever_they_are_called(terms: dict[str, Loss]) -> None:
+    policy, batch = played()
+    metrics = update(policy, copy.deepcopy(policy), batch, terms, torch.optim.SGD(policy.parameters(), lr=1.0),
+                     UpdateConfig(minibatches=1), torch.Generator().manual_seed(0))  # fmt: skip
+    assert [metrics[f"loss/{name}"] for name in terms] == pytest.approx([0.0] * len(terms), abs=1e-8)
+    assert metrics["update/grad_norm"] < 1e-3
