@@ -20,7 +20,7 @@ On the same games token for token (workload.py; random weights, nothing is train
 All of it is measured once, then again: a slow quarter of an hour is no single point's. Printed, and written to `out`:
 benchmark.json after every repeat (each repeat; medians with lowest and highest), and the chart cost.svg after every
 point. Started again with the same settings, on the same machine and commit, it goes on from there (`minutes` is of each
-start); else what `out` holds is put aside as benchmark-1.json. What a figure is:
+start). What a figure is:
 
 - games: each ends where its longest stream has just filled the context; games that end long before by themselves are
   left out. `mean_stream` is over all seats, also of those that were killed early.
@@ -36,13 +36,12 @@ start); else what `out` holds is put aside as benchmark-1.json. What a figure is
   that answers them in one pass over each finished game would read them once: between the two ratios that are printed.
   On a GPU each phase is waited for, which costs a little.
 - rows: in one game one player at a time speaks, so that a pass that decodes has at most a row for each game. Its limit
-  is that of products with as many rows as passes had on average; beside it stands what a row for every game would take.
+  is that of products with as many rows as passes had on average.
 - update: policy, value and listening in one pass (no reference, and no rows with other names, which take passes of
   their own where they are trained); measured over at most `update_rows` rows, in passes of at most `update_tokens`
   tokens, and scaled to all by their tokens; TRL's too, with whole games, one at least in all and in a pass.
-- on_processor: processor seconds that the process got in a second; others: the share of all processors that everybody
-  else had meanwhile (Linux). Where the first is below 1 on a CPU or the second is not small, the times mean little; the
-  line says so.
+- on_processor: processor seconds that the process got in a second. Where it is below 1 on a CPU, the machine is busy
+  and the times mean little; the line says so.
 - memory: how far the process's resident set (a GPU: torch's memory) rose in all that an engine did; and this engine's
   cache in bytes a slot, and the rise that was predicted before it played (decoding/memory.py). A process that has done
   other things takes more: what it gave back lies between what lives. Hence `apart`.

@@ -175,7 +175,7 @@ def new_file(folder: Path, name: str, number: int) -> Path:
 
 
 def settings_of(opponent: Agent, cfg: DictConfig, parts: PlaySpec) -> dict[str, Any]:
-    """Who the opponent is and by what it plays, in which game, from which seed."""
+    """Records the opponent, the settings that it plays by, the game and the seed."""
     return {
         "opponent": cfg.opponent,
         **({"temperature": cfg.temperature} if isinstance(opponent, ModelAgent) else {}),
@@ -189,7 +189,7 @@ def settings_of(opponent: Agent, cfg: DictConfig, parts: PlaySpec) -> dict[str, 
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Within, a closed window and a polite kill interrupt as Ctrl-C does. Only the first one does: then all is kept."""
+    """Lets a closed window and SIGTERM interrupt as Ctrl-C does. Later signals are ignored while the game is kept."""
 
     def interrupt(number: int, frame: Any) -> None:
         for each in before:

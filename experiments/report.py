@@ -3,12 +3,12 @@
 `python -m experiments.report select='NAME-*'` writes `runs/report.html`. With `publish=FOLDER` it also writes, for each
 variant of the game:
 
-- `table.csv`: arms over training seeds (Student's t), or over games for a single seed; `per_seed.csv`: each run
-- `differences.csv`, `ratios.csv`, `curve_differences.csv`: pairs of arms, paired by seed
+- `table.csv`: arms over training seeds (Student's t), or over games for a single seed; `per_seed.csv.gz`: each run
+- `differences.csv`, `ratios.csv`, `curve_differences.csv.gz`: pairs of arms, paired by seed
 - `equal_compute.csv`: arms at equal token passes (marl/metrics/compute.py)
-- `iqm.csv`, `profiles.csv`, `bootstrap.csv`: further statistics over seeds, for arms with several
-- `curves.csv`, `belief_by_message.csv`, `belief_by_message_mean.csv`, `forms.csv`: what figures are drawn from
-- `figure.svg`, and the run cards
+- `iqm.csv`, `profiles.csv.gz`, `bootstrap.csv`: further statistics over seeds, for arms with several
+- `curves.csv.gz`, `belief_by_message.csv.gz`, `belief_by_message_mean.csv.gz`, `forms.csv`: what figures are drawn from
+- `figure.svg`, and `cards.jsonl`, a line for each run
 
 `data=FOLDER` draws the figure of such a folder again, without any run.
 """
@@ -174,7 +174,7 @@ def publish(runs: Sequence[Run], folder: Path, part: str = "") -> None:
         raise UserError(
             f"publish={folder}: the runs play {' and '.join(games)}. Select runs of one game, {' or '.join(TABLE)}."
         )
-    check_writable(folder / "run_cards", "publish")
+    check_writable(folder, "publish")
     for suffix, group in variants(runs).items():
         publish_variant(games[0], group, folder, part + suffix)
     write_cards((run.folder for run in runs), folder)
@@ -215,20 +215,20 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -
     for name in TABLE[game]:
         without = [f"{arm.arm} seed {arm.seed}" for arm in arms if name not in arm.metrics]
         if name not in names and len(without) < len(arms):
-            say(f"{name} is not in the table: {', '.join(without)} never had a case of it; per_seed.csv has the others")
+            say(f"{name} is not in the table: {', '.join(without)} never had a case of it; see per_seed.csv.gz")
     rows = ablation_table(arms, names)
     write_table(folder / f"table{suffix}.csv", rows)
-    write_per_seed(folder / f"per_seed{suffix}.csv", arms, TABLE[game])
+    write_per_seed(folder / f"per_seed{suffix}.csv.gz", arms, TABLE[game])
     pairs = pairs_of((arm_label(run, runs) for run in runs), game)
     write_over_seeds(folder, suffix, arms, names, [name for name in FIGURE[game] if name in names], pairs)
-    write_curves(folder / f"curves{suffix}.csv", runs)
-    write_beliefs(folder / f"belief_by_message{suffix}.csv", runs)
-    write_mean_beliefs(folder / f"belief_by_message_mean{suffix}.csv", runs)
+    write_curves(folder / f"curves{suffix}.csv.gz", runs)
+    write_beliefs(folder / f"belief_by_message{suffix}.csv.gz", runs)
+    write_mean_beliefs(folder / f"belief_by_message_mean{suffix}.csv.gz", runs)
     write_forms(folder / f"forms{suffix}.csv", runs)
     differences = arm_differences(arms, pairs, names)
     if differences:
         write_table(folder / f"differences{suffix}.csv", differences)
-        write_curve_differences(folder / f"curve_differences{suffix}.csv", runs, pairs)
+        write_curve_differences(folder / f"curve_differences{suffix}.csv.gz", runs, pairs)
     equal = equal_compute(runs)
     if equal:
         told = dict.fromkeys((GAMES, *TABLE[game], *CURVES))
@@ -256,9 +256,9 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -
 
 def redraw(folder: Path, out: Path) -> None:
     """Draws the figures of a published table's folder again. UserError if it is none."""
-    suffixes = [path.stem.removeprefix("curves") for path in sorted(folder.glob("curves*.csv"))]
+    suffixes = [path.name[len("curves") : -len(".csv.gz")] for path in sorted(folder.glob("curves*.csv.gz"))]
     if not suffixes:
-        raise UserError(f"data={folder}: no published table is there (it has no curves.csv). Name another folder.")
+        raise UserError(f"data={folder}: no published table is there (it has no curves.csv.gz). Name another folder.")
     check_writable(out, "publish")
     for suffix in suffixes:
         draw(folder, suffix, out)
@@ -268,7 +268,7 @@ def redraw(folder: Path, out: Path) -> None:
 def draw(folder: Path, suffix: str, out: Path) -> None:
     """Draws a published table's figure from the files of its folder. UserError if one is malformed."""
     with reading(folder):
-        rows, runs = read_table(folder / f"table{suffix}.csv"), read_curves(folder / f"curves{suffix}.csv")
+        rows, runs = read_table(folder / f"table{suffix}.csv"), read_curves(folder / f"curves{suffix}.csv.gz")
         there = {row.metric for row in rows}
         game = next((name for name, (first, *_) in FIGURE.items() if first in there), "dond")
         ablation_figure(
@@ -282,7 +282,7 @@ def draw(folder: Path, suffix: str, out: Path) -> None:
 
 
 def read_curves(path: Path) -> list[Run]:
-    """Reads the runs of a `curves.csv`: arm, seed and curves alone."""
+    """Reads the runs of a `curves.csv.gz`: arm, seed and curves alone."""
     found: dict[tuple[str, int], Run] = {}
     lines: dict[tuple[str, int, str, int], dict[str, Any]] = {}
     for row in csv_rows(path):
@@ -329,7 +329,7 @@ def write_over_seeds(
     profiled: Sequence[str],
     pairs: Sequence[tuple[str, str]],
 ) -> None:
-    """Writes iqm.csv of the metrics `names`, profiles.csv of those `profiled`, bootstrap.csv of those known by game."""
+    """Writes iqm.csv of the metrics `names`, profiles.csv.gz of those `profiled`, bootstrap.csv of those by game."""
     rows = iqm_table(arms, names)
     if rows:
         lines = [(r.arm, r.metric, r.mean, r.low, r.high, r.seeds, r.games) for r in rows]
@@ -339,7 +339,7 @@ def write_over_seeds(
             for r in profile_table(arms, profiled)
         ]
         header = ("arm", "metric", "threshold", "share", "low", "high", "seeds")
-        write_csv(folder / f"profiles{suffix}.csv", header, shares)
+        write_csv(folder / f"profiles{suffix}.csv.gz", header, shares)
     resampled = bootstrap_table(arms, pairs)
     if resampled:
         write_table(folder / f"bootstrap{suffix}.csv", resampled)

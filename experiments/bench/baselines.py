@@ -1,4 +1,4 @@
-"""What the benchmark is measured against: `generate` of transformers for every turn, and TRL's trainer around it.
+"""Baselines of the benchmark: `generate` of transformers for every turn, and TRL's trainer around it.
 
 All of them play the recorded games of workload.py: a logits processor forces each token, in place of the mask of legal
 choices that they would need, and the rest of the work is theirs. They leave out what this engine does besides: values,
@@ -145,7 +145,7 @@ class GenerateAgent:
 
     @contextmanager
     def _clocked(self) -> Iterator[None]:
-        """Within, the model's passes in `generate` are clocked apart: the first of a call reads, the others decode."""
+        """Clocks the model's passes in `generate` apart: the first of a call reads, the others decode."""
         model_forward: Any = self.policy.lm.forward
         reading, writing = self.watch.wrap("prefill", model_forward), self.watch.wrap("decode", model_forward)
 
@@ -292,7 +292,7 @@ class GenerateAgent:
 
 
 def trl_version() -> str | None:
-    """Of the TRL that is installed; None where there is none."""
+    """Returns the version of the installed TRL, None without one."""
     return version("trl") if importlib.util.find_spec("trl") else None
 
 

@@ -6,14 +6,12 @@ import json
 import os
 import sys
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
-from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -22,15 +20,15 @@ import torch
 from transformers import LlamaConfig, PreTrainedTokenizerBase
 
 from experiments.bench.baselines import ALL_CALLS, INSTALL_TRL, GenerateAgent, trl_iteration, trl_version
-from experiments.bench.figures import draw, line, ratios, summary, targets
+from experiments.bench.figures import draw, line, ratios, summary
 from experiments.bench.measure import (
-    Load,
     PeakMemory,
     Shape,
     Stopwatch,
     UpdateCounts,
     limits,
     measure_rates,
+    on_processor,
     step_alone,
 )
 from experiments.bench.pieces import game_alone, solver_alone
@@ -84,7 +82,7 @@ class Row:
 
 
 class Bench:
-    """What measurements share, and what they found so far."""
+    """State that measurements share, and what they found so far."""
 
     def __init__(
         self,
@@ -110,20 +108,16 @@ class Bench:
         self._made_by = made_by(env, settings, device)
 
     def go_on(self) -> None:
-        """Takes what an earlier start with the same settings measured, or puts another's figures aside."""
+        """Takes over what an earlier start with the same settings measured. UserError for other figures in `out`."""
         path = self.out / FIGURES
         if not path.exists():
             return
         found = read_json(path)
         other = [name for name, value in self._made_by.items() if found.get(name) != value]
         if other:
-            aside = next(p for n in count(1) if not (p := self.out / f"{path.stem}-{n}.json").exists())
-            path.rename(aside)
-            what = f"other settings, another machine or another commit ({', '.join(other)})"
-            say(f"{path} was of {what}: it is now {aside}")
-            if "git_commit" in other:
-                say(how_to_go_on(str(found.get("git_commit")), aside))
-            return
+            raise UserError(
+                f"out={self.out}: its {FIGURES} has another {', '.join(other)}. Name another folder, or remove it"
+            )
         with reading(path):
             for rows, part in ((self.around, "around"), (self.baselines, "baselines")):
                 known = {(row.engine, row.point): row for row in map(Row.of, found[part])}
@@ -147,7 +141,7 @@ class Bench:
         return record(env, point.context, point.games, self.tokens, self.settings.reply_tokens, self.settings.seed)
 
     def shape(self, point: Point) -> dict[str, int]:
-        """Of the point's model, as `tiny_config` has it."""
+        """Returns the size of the point's model, as `tiny_config` takes it."""
         shape = self.settings.shape(point.width)
         return {
             "hidden_size": shape.width, "intermediate_size": INNER * shape.width, "layers": shape.layers,
@@ -165,7 +159,7 @@ class Bench:
     # -- Measurements --------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """That all points can be played, and the centre has room: before anything is measured. UserError where not."""
+        """Raises UserError if a point cannot be played, or the centre does not fit into memory."""
         centre, kinds = self.around[0].point, ("players", "context") if "players" in self.env else ("context",)
         for point in {(row.point.players, row.point.context): row.point for row in self.around}.values():
             changed = [
@@ -181,7 +175,7 @@ class Bench:
             raise UserError(f"centre.slots={slots}, centre.context={centre.context}: {self.around[0].skipped}")
 
     def cache_bytes(self, point: Point) -> int:
-        """Of all slots, and of second copies where there are any."""
+        """Bytes of all cache slots, and of their staging copies if there are any."""
         config, dtype, slots = self.config(point), DTYPES[point.dtype], point.games * point.players
         copied = point.games > 1 and has_desk(config, self.device, dtype, self.settings.decode_steps)
         held = slots + (places_for(point.games, slots) if copied else 0)
@@ -221,7 +215,7 @@ class Bench:
             self.trl(script, single, rows, calls)
 
     def measure_alone(self, make_env: Callable[[], Any]) -> None:
-        """What needs no model."""
+        """Measures what needs no model."""
         if self.alone:
             return
         s = self.settings
@@ -282,12 +276,12 @@ class Bench:
                 self.take(row, self.script(row.point), repeat, measure)
 
     def calls(self, repeat: int) -> range:
-        """Which calls are computed of those that read whole histories: other ones in each repeat."""
+        """Selects the calls that are computed of those that read whole histories: other ones in each repeat."""
         every = self.settings.baseline_every
         return range(repeat * every // self.settings.repeats, sys.maxsize, every)
 
     def is_due(self, row: Row, repeat: int) -> bool:
-        """Whether this repeat is to be measured now; a row without any that is not says why."""
+        """Returns True if this repeat is to be measured now; otherwise a row without repeats says why."""
         if row.point.dtype != "float32" and (lacking := without_bf16(self.device)):
             row.skipped = lacking
             return False
@@ -323,23 +317,18 @@ class Bench:
         return int(min(row.tried, key=row.tried.__getitem__))
 
     def has_room(self, row: Row) -> bool:
-        """Whether this engine's memory at the point is free: others take more, and are not asked where it is not."""
+        """Returns True if this engine's memory at the point is free. Baselines take more, and are skipped too if it is
+        not."""
         models = 2 * size_of(self.config(row.point), row.point.context).weights  # who plays, and who learns
         free = free_memory(self.device)
 
-        def needed(games: int) -> int:
-            point = replace(row.point, games=games)
-            cache = self.cache_bytes(point) + models
-            return cache if cache > free else self.predicted_bytes(point) + models
-
-        most = needed(row.point.games)
-        if most > free and not row.repeats and not row.skipped.startswith(NO_ROOM):
-            fitting = bisect_left(range(1, row.point.games), True, key=lambda games: needed(games) > free)
-            slots = fitting * row.point.players
-            way = f"{fitting} games ({slots} slots) would fit" if fitting else "not even a game fits"
-            row.skipped = f"{NO_ROOM} {readable(most)} of memory, and {readable(free)} are free: {way}"
+        needed = self.cache_bytes(row.point) + models
+        if needed <= free:
+            needed = self.predicted_bytes(row.point) + models
+        if needed > free and not row.repeats and not row.skipped.startswith(NO_ROOM):
+            row.skipped = f"{NO_ROOM} {readable(needed)} of memory, and {readable(free)} are free"
             say(f"{row.engine}, {row.point}: {row.skipped}")
-        return most <= free
+        return needed <= free
 
     def ours(self, script: Script, point: Point) -> dict[str, Any]:
         """This engine once: a rollout and an update, and the limit of both."""
@@ -357,10 +346,10 @@ class Bench:
         work = self.learn(learner, batch, dtype, watch)
         peak, cache, counts = memory.rise(), agent.engine.cache.nbytes, agent.engine.counts
         rates = measure_rates(
-            shape, counts["decode"].rows, counts["mixed"].rows, point.games, script.seats,
+            shape, counts["decode"].rows, counts["mixed"].rows, script.seats,
             self.settings.update_tokens, cache, dtype, self.device,
         )  # fmt: skip
-        limit = limits(shape, rates, dtype.itemsize, counts, point.games, script.sampled, script.answers, work)
+        limit = limits(shape, rates, dtype.itemsize, counts, script.sampled, script.answers, work)
         return {
             "seconds": watch.seconds, "read": {phase: c.tokens for phase, c in counts.items()},
             "counts": {phase: asdict(c) for phase, c in counts.items()}, "rates": asdict(rates), "limit": limit,
@@ -429,7 +418,7 @@ class Bench:
     # -- What is told --------------------------------------------------------------------------------------------------
 
     def spent(self, row: Row) -> bool:
-        """Whether no time is left for another repeat of the row, which then says so if it has none."""
+        """Returns True if no time is left for another repeat of the row; a row without repeats says so."""
         if self.over() and not row.repeats:
             row.skipped = "the time set as `minutes` was spent"
         return self.over()
@@ -455,13 +444,12 @@ class Bench:
             "baselines": baselines,
             "alone": self.alone,
             "ratios": ratios(around, baselines),
-            "targets": targets(around, baselines, self.alone),
         }
         write_json(self.out / FIGURES, found)
 
 
 def made_by(env: Mapping[str, Any], settings: Settings, device: torch.device) -> dict[str, Any]:
-    """What figures must have in common to stand in one file."""
+    """Settings and versions that figures must share to stand in one file."""
     versions = {name: version(name) for name in ("torch", "transformers")} | {"trl": trl_version()}
     known: dict[str, Any] = {
         "game": env["game"],
@@ -475,26 +463,16 @@ def made_by(env: Mapping[str, Any], settings: Settings, device: torch.device) ->
     return json.loads(json.dumps(known))  # as a file has them
 
 
-def how_to_go_on(commit: str, aside: Path) -> str:
-    """What to do about figures of another commit: figures of different code do not mix."""
-    if not commit.isalnum() or commit == "unknown":
-        return f"it cannot be gone on with: its code ({commit}) is no commit"
-    return (
-        f"to go on with it, take the code that it was measured with: git worktree add ../{commit} {commit}; and there "
-        f"the same command with out= a folder that holds {aside.name} as {FIGURES}"
-    )
-
-
 def calls_of(agent: GenerateAgent) -> dict[str, int]:
     """How many of its calls were computed."""
     return {"all": agent.work["calls"], "computed": agent.computed["calls"]}
 
 
 def watched(measure: Measure, script: Script) -> dict[str, Any]:
-    """One repeat, with what it and all others got of the processors meanwhile, where it does not say so itself."""
-    load = Load()
-    repeat = measure(script)
-    return {"on_processor": load.own(), "others": load.others(), **repeat}
+    """Measures one repeat, and what it got of the processors, unless it says so itself."""
+    with on_processor() as share:
+        repeat = measure(script)
+    return {"on_processor": share[0], **repeat}
 
 
 def alone(
@@ -531,8 +509,6 @@ def figures(repeat: Mapping[str, Any], played: Mapping[str, int]) -> dict[str, f
         "seconds_per_1000_tokens": 1000 * collected / played["tokens"],
         "on_processor": repeat["on_processor"],
     }
-    if repeat["others"] is not None:
-        made["others"] = repeat["others"]
     for name, phase, n in (
         ("prefill_tokens", "prefill", read.get("prefill", 0)),
         ("decode_tokens", "decode", read.get("decode", 0)),
@@ -560,5 +536,4 @@ def figures(repeat: Mapping[str, Any], played: Mapping[str, int]) -> dict[str, f
         decode = repeat["counts"]["decode"]
         if decode["passes"]:
             made["decode_rows"] = decode["tokens"] / decode["passes"]
-            made["decode_of_full"] = repeat["limit"]["decode"]["full"] / s["decode"]
     return made

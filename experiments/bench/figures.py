@@ -1,26 +1,20 @@
-"""What the benchmark's measurements say: medians and spread, ratios, tables for the terminal, and the chart of cost."""
+"""Summaries of the benchmark's measurements: medians and spread, ratios, a table and the chart of cost."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
 from experiments.bench.measure import PHASES
-from marl.common.files import writing
 from marl.metrics.wording import number
-from marl.report.figures import PAPER, style_axes
+from marl.report.figures import PAPER, save_figure, style_axes
 
-BUSY = 0.9  # processor seconds in a second; whoever has the machine gets at least 1, one for each thread at work
-OTHERS = 0.1  # of all processors' time: more than that, and somebody else is at work
-# What the targets name: how many games, how long a context, and the ends of what is to be flat or to grow slowly.
-GAMES, CONTEXT, FLAT, LONG = 256, 1024, (64, 1024), (256, 2048)
+BUSY = 0.9  # processor seconds in a second; a process that has the machine gets at least 1, one for each thread at work
 LEARNING = ("collation", "update")  # the phases that are no rollout
 ALL = "rollout and update"
 UNASKED = ", nothing read for answers"
@@ -47,12 +41,10 @@ SPEEDS = {
     "times_limit": "times its limit",
     "prefill_of_limit": "prefill: share of its limit",
     "decode_of_limit": "decode: share of its limit",
-    "decode_of_full": "  of passes with every game",
     "decode_rows": "decode: rows a pass, mean",
     "mixed_of_limit": "passes that do both: share of their limit",
     "update_of_limit": "update: share of its limit",
     "on_processor": "processor s in a s",
-    "others": "others' share of processors",
 }
 AROUND = (  # columns of the points around the centre
     "games_per_second", "tokens_per_second", "seconds_per_game", "seconds_per_1000_tokens", "update_tokens_per_second",
@@ -68,7 +60,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def summary(repeats: Sequence[Data]) -> dict[str, Any]:
-    """Of each figure that all repeats have median, lowest and highest; shares of time by phase, of all together. Empty
+    """Summarises repeats: median, lowest and highest of each figure that all have; shares of time by phase. Empty
     of none."""
     if not repeats:
         return {}
@@ -124,163 +116,9 @@ def in_half(around: Sequence[Data]) -> Data | None:
     return next((row for row in around[1:] if row["point"] == wanted), None)
 
 
-def targets(around: Sequence[Data], baselines: Sequence[Data], alone: Data) -> list[dict[str, Any]]:
-    """What this engine is meant to reach on two cores at the full size, and what was found: `name`, `value` (None where
-    nothing was measured, or not at the size that is named), the bounds `least` and `most` (None: no bound), and whether
-    it is `met` (None without a bound, too: said beside the one above it)."""
-    if not around:
-        return []
-    compared = ratios(around, baselines)
-    at_size = bool(baselines) and (baselines[0]["point"]["games"], baselines[0]["point"]["context"]) == (GAMES, CONTEXT)
-
-    def slower(engine: str, part: str) -> float | None:
-        found = compared.get(engine, {}).get(part) if at_size else None
-        return found["median"] if found else None
-
-    centre, half = around[0], in_half(around)
-    many = dict(along("games", around)).get(GAMES) if centre["point"]["context"] == CONTEXT else None
-    written = kept = None
-    if centre["repeats"]:
-        shares = centre["summary"]["shares"]
-        rollout = sum(share for phase, share in shares.items() if phase not in LEARNING)
-        written = sum(shares[phase] for phase in ("game", "text", "tokenising")) / rollout
-        kept = shares["bookkeeping"] / rollout
-    predicted = [share for row in around if (share := _predicted(row)) is not None]
-    size = f"{GAMES} games, context {CONTEXT:,}"
-    flat, long = (f"from {low:,} to {high:,}" for low, high in (FLAT, LONG))
-    steps = _steps(alone)
-    share = steps[CONTEXT]["of_limit"] if CONTEXT in steps else None
-    rows: list[tuple[str, float | None, float | None, float | None]] = [
-        (f"generate at {size}: times as long, rollout", slower("generate", "rollout"), 10.0, None),
-        ("  generate, had it read nothing again for answers", slower("generate", f"rollout{UNASKED}"), None, None),
-        (f"TRL at {size}: times as long, rollout", slower("TRL", "rollout"), 5.0, None),
-        ("  TRL, had it read nothing again for answers", slower("TRL", f"rollout{UNASKED}"), None, None),
-        (f"TRL at {size}: times as long, with update", slower("TRL", ALL), 5.0, None),
-        ("  TRL with update, had it read nothing again for answers", slower("TRL", f"{ALL}{UNASKED}"), None, None),
-        (f"a step of {GAMES} rows, {CONTEXT:,} tokens each: share of its limit", share, 0.5, None),
-        (f"decode at {size}: share of its limit", _figure(many, "decode_of_limit"), 0.5, None),
-        (f"  the same, had every pass {GAMES} rows", _figure(many, "decode_of_full"), 0.5, None),
-        ("  rows that a pass had, on average", _figure(many, "decode_rows"), None, None),
-        ("update, float32: share of its limit", _figure(centre, "update_of_limit"), 0.6, None),
-        ("update, bfloat16: share of its limit", _figure(half, "update_of_limit"), 0.4, None),
-        ("game, text and tokenising: share of a rollout", written, None, 0.1),
-        ("  bookkeeping, which is not in that sum", kept, None, None),
-        (f"rollout of a game {flat} games: most unlike the first's", _steepest(around, "games"), 0.9, 1.1),
-        ("  rollout of a token", _steepest(around, "tokens"), None, None),
-        ("  a game with its update", _steepest(around, "games", ALL), 0.9, 1.1),
-        (f"a step of {GAMES} rows, {long} tokens each: growth without attention", _grown(steps, "rest"), None, 1.1),
-        (f"  what it takes more {long} tokens, by what torch's attention does", _own_growth(steps), None, 1.0),
-        ("  its growth by that of its multiply-adds", _grown(steps, "per_mac"), None, None),
-        (f"a pass that reads, {long} tokens: growth without attention", _grown(steps, "reading_rest"), None, 1.1),
-        ("  prefill in games: growth by that of its multiply-adds", _growth(around, "prefill"), None, None),
-        ("  decode in games: growth by that of its multiply-adds", _growth(around, "decode"), None, None),
-        ("  growth of its passes' rows, which share what a pass costs", _widened(around), None, None),
-        (
-            "the game with random players, one core: agent-steps/s",
-            median(repeat["agent_steps_per_second"] for repeat in alone["game"]) if alone else None,
-            20_000.0,
-            None,
-        ),
-        *(
-            (f"memory as predicted, {row['point']['dtype']}: of what it took", _predicted(row), 0.9, 1.1)
-            for row in (centre, half)
-            if row
-        ),
-        ("memory as predicted, of all points the worst", _furthest(predicted), 0.9, 1.1),
-    ]
-    return [
-        {
-            "name": name,
-            "value": value,
-            "least": least,
-            "most": most,
-            "met": None if value is None or least is most is None else (least or 0.0) <= value <= (most or math.inf),
-        }
-        for name, value, least, most in rows
-    ]
-
-
-def _steps(alone: Data) -> dict[int, dict[str, float]]:
-    """Of decode steps of GAMES rows by context: medians of the share of the limit, of seconds a multiply-add, of the
-    seconds of a step and of torch's attention alone, and of what a step, and a pass that reads, take beside attention,
-    where that was timed."""
-    found: dict[int, list[Data]] = {}
-    for step in (step for repeat in alone.get("steps", ()) for step in repeat):
-        if step["rows"] == GAMES:
-            found.setdefault(step["context"], []).append(step)
-    made = {
-        context: {
-            "of_limit": median(step["limit"] / step["seconds"] for step in each),
-            "per_mac": median(step["seconds"] / step["macs"] for step in each),
-            "seconds": median(step["seconds"] for step in each),
-            "attention": median(step["attention"] for step in each),
-        }
-        for context, each in found.items()
-    }
-    for context, each in found.items():
-        for name, whole, part in (
-            ("rest", "seconds", "own_attention"), ("reading_rest", "reading", "reading_attention")
-        ):  # fmt: skip
-            if all(step.get(part) is not None for step in each):
-                made[context][name] = median(step[whole] - step[part] for step in each)
-    return made
-
-
-def _figure(row: Data | None, name: str) -> float | None:
-    found = row["summary"].get("figures", {}).get(name) if row else None
+def _figure(row: Data, name: str) -> float | None:
+    found = row["summary"].get("figures", {}).get(name)
     return found["median"] if found else None
-
-
-def _furthest(ratios: Sequence[float]) -> float | None:
-    """The one that is furthest from 1."""
-    return max(ratios, key=lambda ratio: abs(math.log(ratio)), default=None)
-
-
-def _predicted(row: Data) -> float | None:
-    predicted, peak = _figure(row, "predicted_bytes"), _figure(row, "peak_bytes")
-    return predicted / peak if predicted is not None and peak else None
-
-
-def _steepest(around: Sequence[Data], what: str, part: str = "rollout") -> float | None:
-    """Seconds of a rollout (or ALL) by what was played (`games`, `tokens`), among more games, beside those among the
-    fewest of FLAT: the most unlike. None where either end, or an update, was not measured."""
-    rows = {place: row for place, row in along("games", around) if FLAT[0] <= place <= FLAT[1]}
-    if not set(FLAT) <= set(rows) or any(part not in parts(r) for row in rows.values() for r in row["repeats"]):
-        return None
-    first, *others = (median(parts(r)[part] for r in row["repeats"]) / row["played"][what] for row in rows.values())
-    return _furthest([cost / first for cost in others])
-
-
-def _grown(steps: Mapping[int, Data], name: str) -> float | None:
-    """How many times as large a step's figure is at the long context as at the short one; None where one is unknown."""
-    short, long = (steps.get(context, {}).get(name) for context in LONG)
-    return long / short if short and long else None
-
-
-def _own_growth(steps: Mapping[int, Data]) -> float | None:
-    """How much longer a step takes at the long context than at the short one (0 where it takes less), as a multiple of
-    how much longer torch's attention alone does; None where one of them was not measured."""
-    if not set(LONG) <= set(steps):
-        return None
-    short, long = (steps[context] for context in LONG)
-    return max(long["seconds"] - short["seconds"], 0.0) / (long["attention"] - short["attention"])
-
-
-def _growth(around: Sequence[Data], phase: str) -> float | None:
-    """How a phase's time for a multiply-add, of products and attention, grows from one end of LONG to the other. None
-    where either end was not measured, or had nothing of the phase."""
-    rows = dict(along("context", around))
-    if not set(LONG) <= set(rows) or not all(r["read"].get(phase) for n in LONG for r in rows[n]["repeats"]):
-        return None
-    short, long = (median(r["seconds"][phase] / r["limit"][phase]["macs"] for r in rows[n]["repeats"]) for n in LONG)
-    return long / short
-
-
-def _widened(around: Sequence[Data]) -> float | None:
-    """How many times as many rows passes that decode have at the longer end of LONG. None as `_growth` is."""
-    rows = dict(along("context", around))
-    short, long = (_figure(rows.get(n), "decode_rows") for n in LONG)
-    return long / short if short and long else None
 
 
 # --- For the terminal -------------------------------------------------------------------------------------------------
@@ -297,19 +135,12 @@ def line(repeat: Data) -> str:
         text += f", by {calls['computed']} of {calls['all']} calls"
     if f["on_processor"] < BUSY:
         text += f" (on a processor only {f['on_processor']:.0%} of the time: the machine is busy)"
-    elif f.get("others", 0.0) > OTHERS:
-        text += f" (others had {f['others']:.0%} of all processors: the machine is busy)"
     return text
 
 
-def busy(repeat: Data) -> bool:
-    """Whether others took part of the machine from this repeat."""
-    return repeat["figures"]["on_processor"] < BUSY or repeat["figures"].get("others", 0.0) > OTHERS
-
-
 def table(around: Sequence[Data], baselines: Sequence[Data], alone: Data) -> str:
-    """What was measured: a block for the centre, its other precision and each baseline, a line for the rest; ratios;
-    and what needs no model."""
+    """Formats all measurements: a block for the centre, its other precision and each baseline, a line for the rest;
+    ratios; and what needs no model."""
     lines: list[str] = []
     half = in_half(around)
     blocks = [row for row in (*around[:1], half, *baselines) if row is not None]
@@ -321,10 +152,6 @@ def table(around: Sequence[Data], baselines: Sequence[Data], alone: Data) -> str
     for row in rest:
         said = "  ".join(f"{shown(name, _figure(row, name)):>8}" for name in AROUND)
         lines.append(f"  {place(row):72} {said if row['repeats'] else missing(row)}")
-    repeats = [r for row in (*around, *baselines) for r in row["repeats"]]
-    taken = sum(map(busy, repeats))
-    if taken:
-        lines += ["", f"others were at work during {taken} of {len(repeats)} measurements: these times are too long"]
     compared = ratios(around, baselines)
     if compared:
         lines += ["", "times as long as ours (bfloat16: as float32), medians and spread over repeats"]
@@ -332,14 +159,6 @@ def table(around: Sequence[Data], baselines: Sequence[Data], alone: Data) -> str
         for part, r in each.items():
             text = f"{number(r['median']):>8}  ({number(r['low'])} to {number(r['high'])})"
             lines.append(f"  {name:22} {part:46} {text}")
-    lines += ["", "meant to be reached on two cores by 4 million parameters; where no size is named, at the centre"]
-    for t in targets(around, baselines, alone):
-        both = " to ".join(number(t[k]) for k in ("least", "most") if t[k] is not None)
-        kind = "" if not both else "at least " if t["most"] is None else "at most " if t["least"] is None else ""
-        bounds = kind + both
-        verdict = "" if t["met"] is None else ", met" if t["met"] else ", missed"
-        found = "not measured" if t["value"] is None else f"{number(t['value'])}{verdict}"
-        lines.append(f"  {t['name']:72} {bounds:>16}: {found}")
     lines += ["", "alone, a decode step: ms, and share of its limit; torch's attention and the products alone: ms"]
     for step in (step for repeat in alone["steps"] for step in repeat):
         share = step["limit"] / step["seconds"]
@@ -412,7 +231,7 @@ def along(axis: str, around: Sequence[Data]) -> list[tuple[float, Data]]:
 
 
 def labels(places: Sequence[float]) -> list[str]:
-    """Of these places along a logarithmic axis, in order; empty where one would stand on the one before it."""
+    """Labels places along a logarithmic axis, in order; empty if one would cover the one before it."""
     found, room, last = [], (places[-1] / places[0]) ** 0.1, 0.0
     for place in places:
         near = place < room * last
@@ -453,5 +272,4 @@ def draw(around: Sequence[Data], path: Path) -> None:
     first = figure.axes[0]
     first.set_ylabel("seconds of 1,000 tokens", fontsize=9)
     first.legend(fontsize=8, frameon=False)
-    with writing(path), matplotlib.rc_context({"svg.hashsalt": path.name}):
-        figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)
+    save_figure(figure, path)

@@ -1,5 +1,4 @@
-"""What the benchmark measures with: a stopwatch of phases, peak memory, who else had the processors, counted work, and
-the rates of this machine.
+"""Instruments of the benchmark: a stopwatch of phases, peak memory, counted work, and the rates of this machine.
 
 The limit of a phase is the larger of two times: its multiply-adds at the rate of matrix products of the model's own
 shapes, and the bytes that it must touch at the rate of copying, both measured here and now. What is counted is named in
@@ -10,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import os
 import re
 import time
 from collections import Counter
@@ -23,12 +21,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AttentionInterface
 
 from marl.decoding.cache import READ_BUDGET
 from marl.decoding.engine import Engine
 from marl.decoding.memory import give_back
-from marl.kernels import ragged
 from marl.kernels.cpu import product
 from marl.model.policy import Policy
 from marl.model.tokens import Tokens
@@ -41,7 +37,6 @@ PHASES = (
     "bookkeeping", "collation", "update",
 )  # fmt: skip
 STEPS = 9  # of decoding, alone
-CHUNK, PREFILLED = 256, 4  # tokens of a pass that reads alone, in each of so many slots
 TIMINGS, MOMENT = 5, 0.005  # of a product or a copy, and the seconds that each lasts at least
 ON_DEVICE = {"prefill", "questions", "decode", "mixed", "sampling", "beliefs", "capture", "cache", "update"}
 
@@ -57,7 +52,8 @@ class Stopwatch:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Within, time counts as this phase's; on a GPU its work is waited for, so that nobody else pays for it."""
+        """Counts the block's time as this phase's. On a GPU it waits for the phase's work, so that no other phase pays
+        for it."""
         self._turn()
         self._open.append(name)
         try:
@@ -86,13 +82,13 @@ class Stopwatch:
 
     @contextmanager
     def on(self, owner: object, name: str, *methods: str) -> Iterator[None]:
-        """Within, these methods of this one object are clocked."""
+        """Clocks these methods of this one object inside the block."""
         with replaced(owner, {method: self.wrap(name, getattr(owner, method)) for method in methods}):
             yield
 
     @contextmanager
     def on_tokens(self, tokens: Tokens) -> Iterator[None]:
-        """Within, what becomes ids counts as tokenising, and what becomes text as text."""
+        """Counts encoding as tokenising and decoding as text inside the block."""
         with ExitStack() as stack:
             stack.enter_context(self.on(tokens, "tokenising", "encode", "label"))
             stack.enter_context(self.on(tokens, "text", "reply_text", "ends", "within"))
@@ -111,7 +107,7 @@ class Stopwatch:
 
 @contextmanager
 def replaced(owner: object, methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Within, this one object has these methods in place of its own."""
+    """Gives this one object these methods in place of its own, inside the block."""
     before = {name: vars(owner)[name] for name in methods if name in vars(owner)}
     for name, method in methods.items():
         setattr(owner, name, method)
@@ -163,37 +159,13 @@ def _status(field: str) -> int | None:
     return int(found[1]) * 1024 if found else None
 
 
-class Load:
-    """What this process and all others got of the processors since it was made."""
-
-    def __init__(self, stat: Path = Path("/proc/stat")) -> None:
-        self.stat = stat
-        self._wall, self._own, self._all = time.perf_counter(), time.process_time(), busy_seconds(stat)
-
-    def own(self) -> float:
-        """Processor seconds that this process got in a second."""
-        return (time.process_time() - self._own) / (time.perf_counter() - self._wall)
-
-    def others(self) -> float | None:
-        """Of the time of all processors, the share that others had; None where the system does not tell."""
-        now = busy_seconds(self.stat)
-        if now is None or self._all is None:
-            return None
-        (spent, processors), (before, _) = now, self._all
-        taken = spent - before - (time.process_time() - self._own)  # the system counts in ticks: it may fall below 0
-        return max(taken, 0.0) / processors / (time.perf_counter() - self._wall)
-
-
-def busy_seconds(stat: Path) -> tuple[float, int] | None:
-    """Seconds that all processors have worked since the system started, and how many they are; None where it does not
-    tell (it is Linux that does). What a hypervisor gave to others counts."""
-    try:
-        lines = stat.read_text().splitlines()
-    except OSError:
-        return None
-    user, nice, system, _idle, _waiting, irq, softirq, stolen = map(int, lines[0].split()[1:9])
-    processors = sum(line.startswith("cpu") for line in lines) - 1
-    return (user + nice + system + irq + softirq + stolen) / os.sysconf("SC_CLK_TCK"), processors
+@contextmanager
+def on_processor() -> Iterator[list[float]]:
+    """Yields a list that holds the processor seconds that this process got in a second, once the block ends."""
+    share: list[float] = []
+    wall, own = time.perf_counter(), time.process_time()
+    yield share
+    share.append((time.process_time() - own) / (time.perf_counter() - wall))
 
 
 @dataclass
@@ -249,12 +221,11 @@ class Shape:
 
 @dataclass(frozen=True)
 class Rates:
-    """Of this machine at this moment: multiply-adds a second, and bytes a second of copying (read + written)."""
+    """Rates of this machine at this moment: multiply-adds a second, and bytes a second of copying (read + written)."""
 
     read: float  # through all of the model's matrices, each by itself, as many rows as a pass that reads may have
     decode: float  # the same with as many rows as passes that decode had
     mixed: float  # with as many as those in which some read and some write
-    full: float  # with a row for each game: in these games one player at a time speaks
     output: float  # through the output layer, one row for each slot
     update: float  # forward and backward, as many rows as a pass of the update has; in float32 or under autocast
     weights: float  # copying as much as the model's weights, which a processor's own cache may hold
@@ -265,7 +236,6 @@ def measure_rates(
     shape: Shape,
     rows: int,
     mixed: int,
-    games: int,
     slots: int,
     budget: int,
     cache_bytes: int,
@@ -280,7 +250,6 @@ def measure_rates(
         read=_product_rate(shape.matrices, READ_BUDGET, dtype, device),
         decode=_product_rate(shape.matrices, rows, dtype, device),
         mixed=_product_rate(shape.matrices, mixed, dtype, device),
-        full=_product_rate(shape.matrices, games, dtype, device),
         output=_product_rate((shape.output,), slots, dtype, device),
         update=_product_rate((*shape.matrices, shape.output), budget, dtype, device, backward=True),
         weights=_copy_rate(shape.parameters * dtype.itemsize, device),
@@ -345,26 +314,24 @@ def limits(
     rates: Rates,
     size: int,
     counts: dict[str, Counts],
-    games: int,
     sampled: int,
     answers: int,
     update: UpdateCounts,
 ) -> dict[str, dict[str, float]]:
-    """By phase its multiply-adds (`macs`), seconds of `arithmetic`, of `memory`, and the larger as `limit`. `size`:
-    bytes of one number.
+    """Returns, by phase, its multiply-adds (`macs`), seconds of `arithmetic`, of `memory`, and the larger as `limit`.
+    `size`: bytes of one number.
 
-    Prefill, decode, and both in one: every token once through the layers, each pair of attention once; the weights once
-    a pass, each row's keys and values once a pass, new ones written. The passes are those that this engine made; `full`
-    is decode's limit had each of them had a row for every game. Sampling and belief answers: one output row each, in
-    decode where that is where it was sampled. The update, in float32: three times the forward pass's products (once
-    forward, twice backward); weights and gradients once forward and once backward a pass, and AdamW's reading and
-    writing (7 numbers a weight a step). Activations are not counted, nor is anything that is no product.
+    Prefill, decode and mixed passes: every token goes once through the layers, each pair of attention counts once; a
+    pass reads the weights once and each row's keys and values once, and writes new ones. The passes are those that this
+    engine made. Sampling and belief answers: one output row each, counted as decode where sampling is part of it.
+    The update, in float32: three times the products of a forward pass (one forward, two backward); weights and
+    gradients once forward and once backward a pass, and AdamW's 7 numbers a weight a step. Activations, and all that is
+    no product, are not counted.
     """
     prefill, decode, mixed = counts["prefill"], counts["decode"], counts["mixed"]
-    full = _of_passes(shape, rates, size, decode, rates.full, decode.tokens / games)
     found = {
         "prefill": _of_passes(shape, rates, size, prefill, rates.read, prefill.passes),
-        "decode": _of_passes(shape, rates, size, decode, rates.decode, decode.passes) | {"full": full["limit"]},
+        "decode": _of_passes(shape, rates, size, decode, rates.decode, decode.passes),
         "mixed": _of_passes(shape, rates, size, mixed, rates.mixed, mixed.passes),
     }
     for phase, outputs in (("sampling", sampled - decode.outputs), ("beliefs", answers)):
@@ -376,7 +343,7 @@ def limits(
 
 
 def _of_passes(shape: Shape, rates: Rates, size: int, c: Counts, rate: float, passes: float) -> dict[str, float]:
-    """Of the work of so many passes, whose products run at this rate."""
+    """Limit of so many passes, whose products run at this rate."""
     body, head = c.tokens * shape.body + c.attended * shape.attention, c.outputs * shape.head
     memory = passes * shape.body * size / rates.weights + (c.cached + c.tokens) * shape.cache * size / rates.cache
     return _larger(body + head, body / rate + head / rates.output, memory)
@@ -393,15 +360,14 @@ def step_alone(policy: Policy, rows: int, context: int, decode_steps: int, devic
     In games passes have as many rows as players happen to speak, and fewer where contexts are short: that their tokens
     cost less in longer contexts says nothing of attention. The median of STEPS, after one that is not counted.
 
-    Beside it what two of its parts take alone, for one token in each slot: torch's own `attention` over keys and values
-    of this size, side by side, called as transformers calls it, and the `products` with the layers' matrices; and what
-    attention took of the step itself, `own_attention`. `reading`, `reading_attention`: the same of a pass that reads
-    the context's last CHUNK tokens in each of PREFILLED slots. Where attention is not ours (a GPU's), it is not timed.
+    Beside it what two parts take alone, for one token in each slot: torch's own `attention` over keys and values of
+    this size, and the `products` with the layers' matrices.
     """
     engine, shape = Engine(policy, rows + 1, context), Shape.of(policy)
     slots = [slot for slot in range(rows + 1) if slot != 1]  # not side by side, as in games: copied, once
     several = decode_steps if engine.can_write else 1
-    some, chunk = slots[:PREFILLED], [0] * min(CHUNK, context)
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    spent: list[float] = []
 
     def step() -> None:
         engine.lengths[:] = start
@@ -410,52 +376,25 @@ def step_alone(policy: Policy, rows: int, context: int, decode_steps: int, devic
         else:
             engine.read(slots, [[0]] * rows)
 
-    def read() -> None:
-        engine.lengths[:] = context - len(chunk)
-        engine.read(some, [chunk] * len(some))
-
     start = max(context - several, 0)
-    seconds, attended = (median(each) / several for each in _own_times(step, device))
-    reading, reading_attended = (median(each) for each in _own_times(read, device))
+    for _ in range(STEPS + 1):
+        wait()
+        began = time.perf_counter()
+        step()
+        wait()
+        spent.append(time.perf_counter() - began)
     counts = Counts()
     for place in range(several):
         counts.add(np.full(rows, start + place), np.ones(rows, dtype=np.int64))
     counts.outputs = counts.tokens * (several > 1)
     size = next(policy.lm.parameters()).dtype
-    rates = measure_rates(shape, rows, rows, rows, rows, rows, engine.cache.nbytes, size, device)
+    rates = measure_rates(shape, rows, rows, rows, rows, engine.cache.nbytes, size, device)
     limit = _of_passes(shape, rates, size.itemsize, counts, rates.decode, counts.passes)
     return {
-        "rows": rows, "context": context, "seconds": seconds, "macs": limit["macs"] / several,
+        "rows": rows, "context": context, "seconds": median(spent[1:]) / several, "macs": limit["macs"] / several,
         "limit": limit["limit"] / several, "attention": _attention_alone(policy, rows, context, device),
-        "products": rows * shape.body / rates.decode, "own_attention": attended or None,
-        "reading": reading, "reading_attention": reading_attended or None,
+        "products": rows * shape.body / rates.decode,
     }  # fmt: skip
-
-
-def _own_times(call: Callable[[], None], device: torch.device) -> tuple[list[float], list[float]]:
-    """Seconds of STEPS calls, after one that is not counted, and what the attention of ragged passes took of each."""
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    spent: list[float] = []
-    attended: list[float] = []
-
-    def timed(*given: Any, **named: Any) -> tuple[torch.Tensor, None]:
-        began = time.perf_counter()
-        found = ragged.attention(*given, **named)
-        attended[-1] += 0.0 if device.type == "cuda" else time.perf_counter() - began  # there it has only begun
-        return found
-
-    AttentionInterface.register(ragged.RAGGED, timed)
-    try:
-        for _ in range(STEPS + 1):
-            attended.append(0.0)
-            wait()
-            began = time.perf_counter()
-            call()
-            wait()
-            spent.append(time.perf_counter() - began)
-    finally:
-        AttentionInterface.register(ragged.RAGGED, ragged.attention)
-    return spent[1:], attended[1:]
 
 
 def _attention_alone(policy: Policy, rows: int, context: int, device: torch.device) -> float:

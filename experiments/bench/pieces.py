@@ -1,4 +1,4 @@
-"""What self-play needs besides a model, each clocked alone: a game's rules and the planners' solver.
+"""Timings of what self-play needs besides a model: a game's rules and the planners' solver.
 
 Processor seconds of this process, so that others on the machine count little. Left out: everything with a model in it
 (benchmark.py).

@@ -22,7 +22,7 @@ INNER = 3  # a layer's inside is so many times as wide as the hidden states
 
 @dataclass(frozen=True)
 class Centre:
-    """Of the axes; `width` is that of the model's hidden states."""
+    """Centre of the axes; `width` is that of the model's hidden states."""
 
     slots: int
     context: int
@@ -63,7 +63,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Settings:
-    """What `conf/benchmark.yaml` and `conf/bench/` set beside the game."""
+    """Settings of `conf/benchmark.yaml` and `conf/bench/`, without the game's."""
 
     centre: Centre
     axes: Axes
@@ -120,14 +120,14 @@ class Settings:
             self.shape(width)
 
     def shape(self, width: int) -> ModelShape:
-        """Of the model of this width. Raises UserError where there is no such model."""
+        """Returns the shape of the model of this width. UserError if there is no such model."""
         own = [shape for shape in self.shapes if shape.width == width]
         return own[0] if own else ModelShape(width, self.layers, self.heads, self.kv_heads)
 
 
 @dataclass(frozen=True)
 class Point:
-    """What is played and by whom: games at once, players of each, tokens of a slot, the model's width, its numbers."""
+    """Point that is measured: games at once, players of each, tokens of a slot, the model's width and number format."""
 
     games: int
     players: int
@@ -155,7 +155,7 @@ def points_of(settings: Settings, players: int | None) -> list[Point]:
 
 
 def baseline_points(settings: Settings, players: int | None) -> list[Point]:
-    """Where all engines are measured: on games of the centre's kind, by each model."""
+    """Returns the points of all engines: games of the centre's kind, by each model."""
     centre, *_ = points_of(settings, players)
     widths = settings.baseline_widths or (centre.width,)
     return [replace(centre, games=settings.baseline_games, width=n) for n in dict.fromkeys(widths)]

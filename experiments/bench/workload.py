@@ -69,7 +69,7 @@ class Script:
         return len(self.drawn)
 
     def facts(self) -> dict[str, int]:
-        """What was played, in numbers."""
+        """Counts what was played."""
         turns = sum(len(replies) for replies in self.replies.values())
         return {
             "games": len(self.games), "slots": self.seats, "steps": self.steps, "turns": turns, "tokens": self.tokens,
@@ -272,7 +272,7 @@ class ReplayEngine(Engine):
     def write(
         self, slots: Sequence[int], ids: Sequence[int], left: Sequence[int], uniform: np.ndarray, temperature: float
     ) -> tuple[list[list[int]], list[list[float]]]:
-        """As it is, at an infinite temperature: all that can be said is then as likely, so that a number in the middle
+        """Writes at an infinite temperature: all that can be said is then as likely, so that a number in the middle
         of the recorded token's share draws it, within a captured step, too. Sampling is part of decoding here.
         """
         recorded = [[self.script.drawn.get(u, -1) for u in row] for row in uniform.tolist()]  # -1: the reply is over

@@ -1,4 +1,4 @@
-"""Bands: what healthy runs of a shipped experiment look like, `experiments/results/expected/NAME.csv`."""
+"""Bands: what healthy runs of a shipped experiment look like, `experiments/results/expected/NAME.csv.gz`."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def expected_of(name: str, arm: str, env: Mapping[str, Any], folder: Path | None
 
     Says so where the file cannot be read, and expects nothing: a hint must not stop a run.
     """
-    path = (folder or FOLDER) / f"{name}.csv"
+    path = (folder or FOLDER) / f"{name}.csv.gz"
     if not path.is_file():
         return None
     try:

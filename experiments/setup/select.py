@@ -1,8 +1,9 @@
-"""Selects finished runs, and writes their cards."""
+"""Selects finished runs, and lists them in a published table's `cards.jsonl`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,17 @@ from experiments.launch.overrides import nearest
 from experiments.launch.terminal import say
 from experiments.setup.config import plain
 from marl.common.errors import UserError
-from marl.common.files import read_json, write_json
+from marl.common.files import parsed_json, read_json, read_text, reading, write_text
+from marl.metrics.wording import headline
+from marl.report.runs import TRAINED
 from marl.storage.folder import CARD, CONFIG, flat, read_settings
+
+CARDS = "cards.jsonl"
+PLACES = ("runs=", "cache=", "cells=", "publish=", "data.dond=", "threads=", "progress=", "hydra.")  # of one machine
+KEPT = (  # of a run card
+    "run", "arm", "seeds", "git_commit", "config_hash", "command", "base", "base_digest", "games", "players",
+    "lost_seats",
+)  # fmt: skip
 
 
 def selected(runs: Path, select: Any, where: Any = None) -> list[Path]:
@@ -40,7 +50,7 @@ def selected(runs: Path, select: Any, where: Any = None) -> list[Path]:
 
 
 def narrowed(folders: Sequence[Path], where: Any) -> list[Path]:
-    """Those of these runs whose settings are so; a list has several values that a setting may have."""
+    """Keeps the runs that have these settings; a list names several values that a setting may have."""
     if where is None:
         return list(folders)
     if not isinstance(where, DictConfig):
@@ -63,9 +73,32 @@ def narrowed(folders: Sequence[Path], where: Any) -> list[Path]:
 
 
 def write_cards(runs: Iterable[Path], folder: Path) -> None:
-    """`run_cards/` of a published table: what made each of its runs, on what."""
-    for run in runs:
-        write_json(folder / "run_cards" / f"{run.name}.json", public(read_json(run / CARD)))
+    """Adds a line for each run to `cards.jsonl` of a published table: what made it, and its final headline figures."""
+    cards = {run: (read_json(run / CARD), read_settings(run)["env"]["game"]) for run in runs}
+    add_cards([{"run": run.name} | card_line(*card) for run, card in cards.items()], folder)
+
+
+def card_line(card: Mapping[str, Any], game: str = "") -> dict[str, Any]:
+    """A run card's line: no settings of the machine, and `[mean, low, high]` of the game's headline figures."""
+    command = " ".join(word for word in str(card.get("command", "")).split() if not word.startswith(PLACES))
+    base = card.get("base")
+    line = {**card, "command": command, "base": Path(str(base)).name if base else None}
+    figures = card.get("figures", {}).get(TRAINED, {})
+    ends = {name: figures[name] for name in headline(game, figures)}
+    rounded = {
+        name: [end if end is None else round(end, 4) for end in (each["mean"], each["low"], each["high"])]
+        for name, each in ends.items()
+    }
+    return {name: line[name] for name in KEPT if name in line} | ({"figures": rounded} if rounded else {})
+
+
+def add_cards(lines: Iterable[Mapping[str, Any]], folder: Path) -> None:
+    """Writes these lines into `cards.jsonl`, in place of those of the same runs, in the runs' order."""
+    path = folder / CARDS
+    with reading(path):
+        kept = [parsed_json(line) for line in read_text(path).splitlines()] if path.exists() else []
+        by_run = {line["run"]: line for line in [*kept, *lines]}
+    write_text(path, "".join(json.dumps(by_run[run]) + "\n" for run in sorted(by_run)))
 
 
 def in_a_name(value: Any) -> str:
@@ -73,11 +106,3 @@ def in_a_name(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "-".join(map(in_a_name, value))
     return f"{value:g}" if isinstance(value, float) else str(value).lower()
-
-
-def public(card: dict[str, Any]) -> dict[str, Any]:
-    """A run card without what only says where on some machine the run was made."""
-    places = ("runs=", "cache=", "cells=", "publish=", "data.dond=", "threads=", "progress=", "hydra.")
-    command = " ".join(word for word in str(card.get("command", "")).split() if not word.startswith(places))
-    base = card.get("base")
-    return {**card, "command": command, "base": Path(str(base)).name if base else None}

@@ -7,19 +7,16 @@ run, and the base of each seed, plays the same games under each of them. Each ce
 it is played: a stopped command goes on where it was, several share the work, and the one that ends last writes the
 table. Intervals are those of experiments.report: over training seeds, of a single one over its games.
 
-Written: `NAME_per_seed.csv`, each run's own figures; made of it, `NAME.csv` (means over seeds), `NAME_differences.csv`
-(each condition minus the `reference`, and arms minus arms under each condition, paired by seed), `NAME.svg`, and where
-a study has a `headline` condition, `table.csv`, which has that alone; with `publish` the runs' cards as well.
-`study=NAME data=FOLDER/NAME_per_seed.csv` makes them again, without the runs.
+Written: `NAME_per_seed.csv.gz`, each run's own figures; made of it, `NAME.csv` (means over seeds),
+`NAME_differences.csv.gz` (each condition minus the `reference`, and arms minus arms under each condition, paired by
+seed), `NAME.svg`, and where a study has a `headline` condition, `table.csv`, which has that alone; with `publish` the
+runs' cards as well. `study=NAME data=FOLDER/NAME_per_seed.csv.gz` makes them again, without the runs.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import fcntl
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +31,15 @@ from experiments.setup.players import bare, check_players, is_run, player_slots,
 from experiments.setup.players import policy_folder as run_policy_folder
 from experiments.setup.select import selected, write_cards
 from experiments.setup.stages import Stage, base_folder, end_of, stages_of
+from experiments.studies.cells import compute, with_room
 from experiments.studies.conditions_tables import read_per_seed, read_published, results, tabulate, write_per_seed
 from experiments.studies.study import BASE, FORMAT, SILENT, TRAINED, Cell, Condition, Entrant, Limits
 from marl.agents.chat import CHAT
 from marl.agents.dubbed import SILENCE, Dubbed
 from marl.agents.model import model_agent
 from marl.common.errors import UserError, check_count, check_writable
-from marl.common.files import reading, write_json, writing
-from marl.decoding.memory import Slots, check_memory
+from marl.common.files import reading
+from marl.decoding.memory import Slots
 from marl.metrics.evaluation import metrics
 from marl.metrics.stats import Metrics
 from marl.metrics.wording import ARM_ORDER, ARMS, WORDING
@@ -53,7 +51,7 @@ from marl.rollout.games import env_maker, file_digests
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import EVALUATION, draw_games
 from marl.storage.checkpoint import folder_digest
-from marl.storage.folder import finished_run, git_commit, open_lock
+from marl.storage.folder import finished_run, git_commit
 
 
 @command("conditions")
@@ -82,12 +80,11 @@ def main(cfg: DictConfig) -> None:
     set_threads(cfg.threads)
     folder, out = Path(cfg.cells), Path(cfg.publish or cfg.cells)
     check_writable(folder, "cells")
-    check_writable(out / "run_cards" if cfg.publish else out, "publish")
+    check_writable(out, "publish")
     if cfg.publish:
         write_cards(dict.fromkeys(entrant.run for entrant in found), out)
 
-    cells = list({cell.file: cell for cell in table}.values())  # conditions that change nothing share one
-    left = [cell for cell in cells if not (folder / cell.file).exists()]
+    cells = {folder / cell.file: cell for cell in table}  # conditions that change nothing share one
     seeds = len({entrant.seed for entrant in found})
     trained = {e.arm: {o.seed for o in found if o.arm == e.arm} for e in found if e.arm != BASE}
     if any(own != max(trained.values(), key=len) for own in trained.values()):
@@ -95,25 +92,23 @@ def main(cfg: DictConfig) -> None:
         say(f"the arms' means are not over the same seeds: {told}")
     say(
         f"{len(found)} policies of {seeds} seeds under {len(conditions)} conditions, {cfg.games} games each: "
-        f"{len(left)} of {len(cells)} cells are still to be played"
+        f"{sum(not path.exists() for path in cells)} of {len(cells)} cells are still to be played"
     )
     bar, policies = Bar(enabled=cfg.progress), Policies(device)
-    for number, cell in enumerate(left, start=1):
-        with claimed(folder / cell.file) as mine:
-            if mine:
-                label = f"{number}/{len(left)}  {cell.entrant.arm}, seed {cell.entrant.seed}, {cell.condition}"
-                bar.stage(label, cfg.games)
-                of_cell = play(cell, cfg.games, cfg.seed, cfg.concurrency, policies, bar)
-                bar.close()
-                about = {"arm": cell.entrant.arm, "seed": cell.entrant.seed, "commit": git_commit(), **cell.settings}
-                figures = {name: interval.to_json() for name, interval in of_cell.items()}
-                write_json(folder / cell.file, {"about": about, "metrics": figures})
-                say(f"{label}: {cfg.metrics[0]} {of_cell[cfg.metrics[0]]}" if cfg.metrics[0] in of_cell else label)
-    missing = [cell for cell in cells if not (folder / cell.file).exists()]
-    if missing:
+
+    def played(cell: Cell, number: str) -> dict[str, Any]:
+        label = f"{number}  {cell.entrant.arm}, seed {cell.entrant.seed}, {cell.condition}"
+        bar.stage(label, cfg.games)
+        of_cell = play(cell, cfg.games, cfg.seed, cfg.concurrency, policies, bar)
+        bar.close()
+        say(f"{label}: {cfg.metrics[0]} {of_cell[cfg.metrics[0]]}" if cfg.metrics[0] in of_cell else label)
+        about = {"arm": cell.entrant.arm, "seed": cell.entrant.seed, "commit": git_commit(), **cell.settings}
+        return {"about": about, "metrics": {name: interval.to_json() for name, interval in of_cell.items()}}
+
+    if missing := compute(cells, played):
         say(f"{len(missing)} cells are being played by another process, which writes the table when it has them")
         return
-    path = out / f"{cfg.name}_per_seed.csv"
+    path = out / f"{cfg.name}_per_seed.csv.gz"
     write_per_seed(path, results(table, folder, list(cfg.metrics)))
     tabulate(cfg, read_per_seed(path), out, published)  # as anybody else will
 
@@ -257,14 +252,14 @@ def check_voices(voices: Mapping[str, str], seating: Mapping[str, Seats], entran
 
 
 def policy_folder(name: str, entrant: Entrant) -> Path | None:
-    """Where the policy of a player who doesn't learn lies; None of those that have none."""
+    """Returns the policy's folder of a player who doesn't learn, None if it has none."""
     if bare(name) == BASE:
         return entrant.base
     return run_policy_folder(name) if name != SILENT and is_run(name) else None
 
 
 def identity_of(name: str, entrant: Entrant) -> str:
-    """What stands for a player: the digest of its policy's files; of others the name."""
+    """Identifies a player: by the digest of its policy's files, or by name if it has no policy."""
     if name in entrant.learners:
         return entrant.learners[name].digest
     folder = policy_folder(name, entrant)
@@ -318,12 +313,7 @@ def play(cell: Cell, games: int, seed: int, concurrency: int, policies: Policies
             caches.append(Slots.of(dubbing[voice].lm.config, limits.context, room[seating[role].player]))
     if cell.planner:  # plans are weighed with slots of their own
         caches += [Slots.of(policy.lm.config, limits.context, 0, SLOTS) for policy in learners.values()]
-    fit = check_memory(
-        caches, 0, concurrency=limits.at_once, setting="concurrency", context=limits.context, device=policies.device
-    )
-    if fit.concurrency < limits.at_once:
-        say(fit.line)
-    limits = dataclasses.replace(limits, concurrency=fit.concurrency)
+    limits = with_room(limits, caches, policies.device)
     agents = seat_players(seating, make_env(), trained_in, base, limits, cell.temperature, stand_ins)
     if cell.planner:
         for name in agents.keys() & stand_ins.keys():
@@ -342,37 +332,6 @@ def play(cell: Cell, games: int, seed: int, concurrency: int, policies: Policies
     drawn = draw_games(seed, EVALUATION, count=games)
     episodes = rollout(drawn, by_role(seating, agents), make_env, limits.concurrency, bar.advance)
     return metrics(episodes, game, float(cell.env.get("objective", 0.0)), {TRAINED})
-
-
-@contextmanager
-def claimed(path: Path) -> Iterator[bool]:
-    """Whether this file is ours to write: nobody else has written it, or is about to. A claim ends with its process."""
-    lock = path.with_name(f".{path.stem}.lock")
-    while True:
-        with writing(lock):
-            opened = open_lock(lock)
-        with opened as held:
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
-            except OSError as error:
-                raise UserError(
-                    f"{path.parent}: its file system has no locks ({error.strerror}), by which several processes share "
-                    "the work; name a folder on another one"
-                ) from error
-            try:
-                is_there = os.path.samestat(os.fstat(held.fileno()), lock.stat())
-            except FileNotFoundError:
-                is_there = False
-            if not is_there:
-                continue  # removed in between by whoever had it: it keeps nobody out
-            try:
-                yield not path.exists()
-            finally:
-                lock.unlink(missing_ok=True)
-            return
 
 
 if __name__ == "__main__":

@@ -7,14 +7,12 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from omegaconf import DictConfig
 
 from experiments.launch.terminal import say
 from experiments.studies.study import PER_SEED, Cell, Point
-from marl.common.files import writing
 from marl.metrics.stats import Metrics
 from marl.metrics.tables import (
     ArmRun,
@@ -29,12 +27,12 @@ from marl.metrics.tables import (
     write_table,
 )
 from marl.metrics.wording import ARM_ORDER, COMPARISONS, WORDING
-from marl.report.figures import PAPER
+from marl.report.figures import PAPER, save_figure
 
 
 # --- Tables and figure ------------------------------------------------------------------------------------------------
 def results(table: Sequence[Cell], folder: Path, wanted: Sequence[str]) -> dict[str, list[ArmRun]]:
-    """What was played under each condition, arms in the order of tables."""
+    """Reads what was played under each condition, arms in the order of tables."""
     played: dict[str, list[ArmRun]] = {}
     for cell in table:
         found = read_figures(folder / cell.file)
@@ -49,13 +47,13 @@ def results(table: Sequence[Cell], folder: Path, wanted: Sequence[str]) -> dict[
 def tabulate(
     cfg: DictConfig, played: Mapping[str, Sequence[ArmRun]], out: Path, published: Mapping[Point, float]
 ) -> None:
-    """Writes NAME.csv, NAME_differences.csv and NAME.svg, and prints the figures."""
+    """Writes NAME.csv, NAME_differences.csv.gz and NAME.svg, and prints the figures."""
     wanted = list(cfg.metrics)
     rows = {condition: ablation_table(runs) for condition, runs in played.items()}
     write_rows(out / f"{cfg.name}.csv", rows)
     if cfg.headline:
         write_table(out / "table.csv", rows[cfg.headline])
-    write_rows(out / f"{cfg.name}_differences.csv", differences(played, wanted, cfg.reference))
+    write_rows(out / f"{cfg.name}_differences.csv.gz", differences(played, wanted, cfg.reference))
     draw(rows, played, wanted[0], out / f"{cfg.name}.svg", published)
     for metric in reversed(wanted):  # the first one last, where the eye is
         columns: dict[str, Metrics] = {}
@@ -183,5 +181,4 @@ def draw(
     figure.supxlabel(WORDING[metric].label + open_too + ("; ticks: each seed" if several else ""), fontsize=9)
     marks = [Line2D([], [], color=PAPER[i % len(PAPER)], marker="o", linewidth=0) for i in range(len(arms))]
     figure.legend(marks, arms, loc="outside right upper", frameon=False, fontsize=9)
-    with writing(path), matplotlib.rc_context({"svg.hashsalt": path.name}):
-        figure.savefig(path, metadata={"Date": None})
+    save_figure(figure, path)

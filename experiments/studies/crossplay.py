@@ -1,4 +1,4 @@
-"""Everybody against everybody and against themselves, on the same games of Deal or No Deal.
+"""Cross-play: each player against each other and itself, on the same games of Deal or No Deal.
 
     python -m experiments.studies.crossplay players=[runs/A,'dond_human-full-s0-*',base,careful]
 
@@ -9,10 +9,10 @@ since both seatings are then one game. What a pair played is written at once, fo
 it was, other players may be added later, and several commands share the work. An endpoint that fails loses a game; a
 pair that met a refused key or a spent budget is not kept, so that the next command plays it again.
 
-Written: `NAME.csv` (a line for each row player, column player and metric; `lost_seats` to an endpoint),
-`NAME_differences.csv` (self-play minus cross-play, paired by game seed), `NAME.svg`, `cards/NAME.json`. Intervals:
-95 %, over game seeds. They say nothing of other training seeds: these players are these players.
-`data.table=FOLDER/NAME.csv` draws the figure again, without any game. Runs of several objectives meet in one game,
+Written: `NAME.csv.gz` (a line for each row player, column player and metric; `lost_seats` to an endpoint),
+`NAME_differences.csv.gz` (self-play minus cross-play, paired by game seed), `NAME.svg`, a line in `cards.jsonl`.
+Intervals: 95 %, over game seeds. They say nothing of other training seeds: these players are these players.
+`data.table=FOLDER/NAME.csv.gz` draws the figure again, without any game. Runs of several objectives meet in one game,
 which `env.objective` then has to name.
 """
 
@@ -24,7 +24,6 @@ from itertools import combinations_with_replacement, product
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import torch
 from matplotlib.figure import Figure
@@ -47,19 +46,20 @@ from experiments.setup.players import (
     policy_folder,
     style_of,
 )
-from experiments.setup.select import public
+from experiments.setup.select import add_cards, card_line
 from experiments.setup.spec import PlaySpec, behind_endpoint, play_spec
 from experiments.setup.stages import base_folder
-from experiments.studies.conditions import claimed
+from experiments.studies.cells import compute
 from marl.agents.base import Agent
 from marl.agents.chat import CHANGED, CHAT
 from marl.common.errors import UserError, check_count, check_temperature, check_writable
-from marl.common.files import FAULTS, digest, joined_name, read_json, reading, write_json, writing
+from marl.common.files import FAULTS, digest, joined_name, read_json, reading, stem
 from marl.decoding.probes import size_of
 from marl.metrics.stats import Floats, Interval, bootstrap_mean, paired_difference, wilson
 from marl.metrics.tables import format_table, interval_of, read_csv, write_csv
 from marl.model.policy import load_tokenizer
 from marl.planning.planner import SUFFIX
+from marl.report.figures import save_figure
 from marl.rollout.games import env_maker, file_digests
 from marl.rollout.rollout import Cast, rollout
 from marl.rollout.seeds import EVALUATION, draw_games
@@ -126,7 +126,7 @@ def main(cfg: DictConfig) -> None:
         data = Path(cfg.data.table)
         folder = Path(cfg.publish or data.parent)
         check_writable(folder, "publish")
-        show(data, folder / f"{data.stem}.svg")
+        show(data, folder / f"{stem(data)}.svg")
         say(f"\nfigure: {folder}")
         return
     check(cfg)
@@ -139,28 +139,28 @@ def main(cfg: DictConfig) -> None:
     set_threads(cfg.threads)
     cells, out = Path(cfg.cells), Path(cfg.publish or cfg.cells)
     check_writable(cells, "cells")
-    check_writable(out / "cards", "publish")
+    check_writable(out, "publish")
     players = entrants(names, cfg, parts, device)
     table = [cell_of(a, b, cfg, parts) for a, b in combinations_with_replacement(players, 2)]
     models = [player.name for player in players if is_run(player.name)]
     heaviest = sorted(models, key=lambda name: size_of(player_config(name), parts.algo.context).weights)[-2:]
     parts = with_room(parts, cfg.games // 2, [(name, name) for name in heaviest], device)
 
-    left = [cell for cell in table if not (cells / cell.file).exists()]
-    say(f"{len(players)} players, {cfg.games} games a pair: {len(left)} of {len(table)} pairs are still to play")
+    pairs = {cells / cell.file: cell for cell in table}
+    left = sum(not path.exists() for path in pairs)
+    say(f"{len(players)} players, {cfg.games} games a pair: {left} of {len(table)} pairs are still to play")
     bar, agents = Bar(enabled=cfg.progress), Agents(cfg, parts, device)
-    for number, cell in enumerate(left, start=1):
-        with claimed(cells / cell.file) as mine:
-            if mine:
-                label = f"{number}/{len(left)}  {cell.label}"
-                found, spoiled = play(cell, cfg, parts, agents, bar, label)
-                if not spoiled:
-                    write_json(cells / cell.file, {"about": cell.settings, **found})
-                lost = f", {found['lost_seats']} seats lost to the endpoint" if found["lost_seats"] else ""
-                say(label + lost + (f", not kept: {spoiled}" if spoiled else ""))
+
+    def played(cell: Cell, number: str) -> dict[str, Any] | None:
+        label = f"{number}  {cell.label}"
+        found, spoiled = play(cell, cfg, parts, agents, bar, label)
+        lost = f", {found['lost_seats']} seats lost to the endpoint" if found["lost_seats"] else ""
+        say(label + lost + (f", not kept: {spoiled}" if spoiled else ""))
+        return None if spoiled else {"about": cell.settings, **found}
+
+    missing = compute(pairs, played)
     if parts.chat:
         say(parts.chat.summary())
-    missing = [cell for cell in table if not (cells / cell.file).exists()]
     if missing and parts.chat and (reasons := parts.chat.lost_for_good()):
         raise UserError(
             f"chat: {', '.join(dict.fromkeys(reasons))}, so that {len(missing)} pairs are not kept and there is no "
@@ -176,7 +176,7 @@ def main(cfg: DictConfig) -> None:
     run_card(cells, digest({"pairs": [cell.file for cell in table]}), cfg.seed, arm=cfg.name, players=about,
              env=parts.env, games=cfg.games, temperature=cfg.temperature,
              lost_seats={cell.label: lost for cell, lost in lost_seats.items() if lost})  # fmt: skip
-    write_json(out / "cards" / f"{cfg.name}.json", public(read_json(cells / CARD)))
+    add_cards([{**card_line(read_json(cells / CARD)), "run": cfg.name}], out)
     say(f"\ntables and figure: {out}")
 
 
@@ -236,7 +236,7 @@ def entrants(names: Sequence[str], cfg: DictConfig, parts: PlaySpec, device: tor
 
 
 def labels_of(names: Sequence[str]) -> list[str]:
-    """Of each player the shortest name that it shares with no other: a run's folder without its hash, the same with its
+    """Labels each player by the shortest name that no other has: a run's folder without its hash, the same with its
     objective, its whole name, that with its folder's, its path."""
     forms = [forms_of(name) for name in names]
     labels = [shortest for shortest, *_ in forms]
@@ -363,7 +363,8 @@ def in_order(first: Agent, second: Agent) -> Cast:
 
 
 def recorded(episode: Episode, turned: int) -> dict[str, Any]:
-    """What is kept of a game. `points`: of the pair's first player, who has seat `turned`, and of its second."""
+    """Keeps what is needed of a game. `points`: of the pair's first player, who has seat `turned`, and of its
+    second."""
     points = [float(episode.outcome["points"][agent]) for agent in dond_environment.AGENTS]
     return {
         "seed": episode.seed,
@@ -380,7 +381,7 @@ def recorded(episode: Episode, turned: int) -> dict[str, Any]:
 
 
 def figures(games: Games, objective: float, swapped: bool) -> Figures:
-    """By metric, one number for each game seed, in order: the mean of the games that were played on it.
+    """Returns, by metric, one number for each game seed, in order: the mean of the games played on it.
 
     The row player is the pair's first one, or with `swapped` its second. In self-play both seats are the row's and the
     column's.
@@ -434,7 +435,7 @@ def tabulate(
         for column in labels
     }
     write_csv(
-        out / f"{cfg.name}.csv",
+        out / f"{cfg.name}.csv.gz",
         COLUMNS,
         [
             (objective, *key, name, i.mean, i.low, i.high, *count[key])
@@ -444,11 +445,11 @@ def tabulate(
     )
     differences = self_minus_cross(labels, of)
     write_csv(
-        out / f"{cfg.name}_differences.csv",
+        out / f"{cfg.name}_differences.csv.gz",
         ("row", "column", "metric", "self", "cross", "difference", "low", "high", "game_seeds"),
         [(d.row, d.column, d.metric, d.own, d.cross, d.by.mean, d.by.low, d.by.high, d.by.n) for d in differences],
     )
-    shown = show(out / f"{cfg.name}.csv", out / f"{cfg.name}.svg")
+    shown = show(out / f"{cfg.name}.csv.gz", out / f"{cfg.name}.svg")
     say("\nself-play minus cross-play with all others")
     columns = {
         row: {d.metric: d.by for d in differences if (d.row, d.column) == (row, OTHERS)} for row in (*labels, ALL)
@@ -457,7 +458,7 @@ def tabulate(
 
 
 def show(table: Path, figure: Path) -> Sequence[str]:
-    """Draws and prints what `NAME.csv` holds. Returns the metrics shown. UserError where it is no such file."""
+    """Draws and prints what `NAME.csv.gz` holds. Returns the metrics shown. UserError where it is no such file."""
     found: dict[Pair, dict[str, Interval]] = {}
     lines = read_csv(
         table, "data.table", COLUMNS,
@@ -479,7 +480,7 @@ def show(table: Path, figure: Path) -> Sequence[str]:
 
 @dataclass(frozen=True)
 class Difference:
-    """What a player gets with itself, less what it gets with another. `own` and `cross`: the two means."""
+    """Difference between a player's figure in self-play and with another. `own` and `cross`: the two means."""
 
     row: str
     column: str
@@ -525,8 +526,7 @@ def draw(labels: Sequence[str], found: Mapping[Pair, Mapping[str, Interval]], sh
         axes.set_title(SHOWN[name], fontsize=10, loc="left")
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
-    with writing(path), matplotlib.rc_context({"svg.hashsalt": path.name}):
-        figure.savefig(path, metadata={"Date": None})
+    save_figure(figure, path)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,10 @@ are the transcripts that the run kept of each of its evaluations: fewer games, a
 one policy is written at once, so that a stopped command goes on where it was, and what several runs started from is
 measured once. Figures are defined in marl/metrics/drift.py.
 
-Written: `drift.csv` (a line for each policy and metric), `kept.csv` (the same of kept transcripts), `people.csv` (of
-the human dialogues themselves); made of the first, `drift_by_arm.csv` (means over seeds at the iterations that all runs
-of an arm kept, the base and the end at least; intervals as in experiments.studies.iterations) and `drift.svg`.
-`data.table=FOLDER/drift.csv` makes these again, without the runs.
+Written: `drift.csv.gz` (a line for each policy and metric), `kept.csv.gz` (the same of kept transcripts), `people.csv`
+(of the human dialogues themselves); made of the first, `drift_by_arm.csv.gz` (means over seeds at the iterations that
+all runs of an arm kept, the base and the end at least; intervals as in experiments.studies.iterations) and `drift.svg`.
+`data.table=FOLDER/drift.csv.gz` makes these again, without the runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import matplotlib
 import numpy as np
 import torch
 from matplotlib.figure import Figure
@@ -34,6 +33,7 @@ from experiments.setup.devices import pick_device, set_threads
 from experiments.setup.players import style_of
 from experiments.setup.select import selected
 from experiments.setup.stages import Stage, base_folder, stages_of
+from experiments.studies.cells import compute, with_room
 from experiments.studies.iterations import (
     by_iteration,
     evaluated_game,
@@ -44,8 +44,8 @@ from experiments.studies.iterations import (
 )
 from marl.agents.model import PlayConfig, model_agent
 from marl.common.errors import UserError, check_count, check_writable
-from marl.common.files import digest, reading, write_json, writing
-from marl.decoding.memory import Slots, check_memory
+from marl.common.files import digest, reading
+from marl.decoding.memory import Slots
 from marl.metrics.drift import likelihood, retold, talk_drift
 from marl.metrics.games import dond_metrics
 from marl.metrics.negotiation import READING, Reading, human_talk, read_talk, talk_of
@@ -54,7 +54,7 @@ from marl.metrics.tables import format_table, interval_of, read_csv, read_figure
 from marl.metrics.talk import talk_metrics
 from marl.metrics.wording import WORDING
 from marl.pretraining.corpus import data_files, recorded
-from marl.report.figures import PAPER
+from marl.report.figures import PAPER, save_figure
 from marl.report.transcripts import read_episodes
 from marl.rollout.cast import learners_of
 from marl.rollout.games import env_maker, file_digests
@@ -129,25 +129,27 @@ def main(cfg: DictConfig) -> None:
     if not cfg.data.dond:
         say("data.dond=null: the likelihood of human dialogues is left out")
 
-    bar, found = Bar(enabled=cfg.progress), {}
-    for number, subject in enumerate(subjects, start=1):
-        settings = settings_of(subject, people[subject.run], dialogues, cfg)
-        path = cells / f"{digest(settings)}.json"
-        if not path.exists():
-            label = f"{number}/{len(subjects)}  {subject.run.name}, iteration {subject.iteration}"
-            bar.stage(label, cfg.games)
-            measured = measure(subject, people[subject.run], cfg, device, bar)
-            bar.close()
-            figures = {name: interval.to_json() for name, interval in measured.items()}
-            write_json(path, {"about": settings, "metrics": figures})
-            say(label)
-        found[subject] = read_figures(path)
-    write_lines(out / "drift.csv", found.items())
-    write_lines(out / "kept.csv", (each for run in runs for each in kept_transcripts(run)))
+    bar = Bar(enabled=cfg.progress)
+    about = {subject: settings_of(subject, people[subject.run], dialogues, cfg) for subject in subjects}
+    paths = {subject: cells / f"{digest(settings)}.json" for subject, settings in about.items()}
+
+    def measured(subject: Subject, number: str) -> dict[str, Any]:
+        label = f"{number}  {subject.run.name}, iteration {subject.iteration}"
+        bar.stage(label, cfg.games)
+        metrics = measure(subject, people[subject.run], cfg, device, bar)
+        bar.close()
+        say(label)
+        return {"about": about[subject], "metrics": {name: i.to_json() for name, i in metrics.items()}}
+
+    if missing := compute({path: subject for subject, path in paths.items()}, measured):
+        say(f"{len(missing)} policies are being measured by another process, which writes the table when it has them")
+        return
+    write_lines(out / "drift.csv.gz", [(subject, read_figures(path)) for subject, path in paths.items()])
+    write_lines(out / "kept.csv.gz", (each for run in runs for each in kept_transcripts(run)))
     if human:
         lines = [(name, i.mean, i.low, i.high, i.n) for name, i in sorted(human.items())]
         write_csv(out / "people.csv", COLUMNS[5:], lines)
-    tabulate(out / "drift.csv", out, human)
+    tabulate(out / "drift.csv.gz", out, human)
 
 
 # --- What there is to measure -----------------------------------------------------------------------------------------
@@ -165,7 +167,7 @@ def subjects_of(run: Path) -> list[Subject]:
 
 
 def people_folder(run: Path, human: str | None) -> Path:
-    """Where the frozen model of people is kept."""
+    """Returns the folder of the frozen model of people."""
     if human is not None:
         if not (Path(human) / "policy.json").is_file():
             raise UserError(f"human={human}: no policy is in it; name the folder of a base made with base=human")
@@ -182,7 +184,7 @@ def people_folder(run: Path, human: str | None) -> Path:
 
 
 def settings_of(subject: Subject, people: Path, dialogues: Mapping[str, Any] | None, cfg: DictConfig) -> dict[str, Any]:
-    """All that the figures depend on, but for last digits. `dialogues`: which human ones are read, if any."""
+    """Settings that determine the figures, but for last digits. `dialogues`: which human ones are read, if any."""
     return {
         "policy": subject.stage.digest,
         "people": folder_digest(people),
@@ -202,19 +204,13 @@ def settings_of(subject: Subject, people: Path, dialogues: Mapping[str, Any] | N
 
 
 def measure(subject: Subject, people: Path, cfg: DictConfig, device: torch.device, bar: Bar) -> Metrics:
-    """What the policy plays and says with itself, and the two likelihoods."""
+    """Measures what the policy plays and says with itself, and the two likelihoods."""
     env, policy, rng = subject.game, subject.stage.load(device), np.random.default_rng(0)
     settings, algo = subject.config["eval"], subject.config["algo"]
     limits = PlayConfig(
         games=cfg.games, concurrency=cfg.concurrency, max_new_tokens=algo["max_new_tokens"], context=algo["context"]
     )
-    slots = Slots.of(policy.lm.config, limits.context, 2)
-    fit = check_memory(
-        [slots], 0, concurrency=limits.at_once, setting="concurrency", context=limits.context, device=device
-    )
-    if fit.concurrency < limits.at_once:
-        say(fit.line)
-    limits = replace(limits, concurrency=fit.concurrency)
+    limits = with_room(limits, [Slots.of(policy.lm.config, limits.context, 2)], device)
     agent = model_agent(SPEAKER, policy, limits, 2, settings["temperature"])
     drawn = draw_games(cfg.seed, EVALUATION, count=cfg.games)
     episodes = rollout(drawn, everyone(agent), env_maker(env), limits.concurrency, bar.advance)
@@ -254,7 +250,7 @@ def by_dialogue(dialogues: Iterable[str], views: Iterable[V]) -> list[list[V]]:
 
 
 def kept_transcripts(run: Path) -> list[tuple[Subject, Metrics]]:
-    """What the transcripts say that a run kept of its evaluations, by iteration."""
+    """Reads the transcripts that a run kept of its evaluations, by iteration."""
     first, *_ = subjects_of(run)
     name = learners_of(cast_of(first.config["cast"]))[0]
     found = []
@@ -281,7 +277,7 @@ def write_lines(path: Path, found: Iterable[tuple[Subject, Metrics]]) -> None:
 
 
 def read_policies(path: Path) -> Policies:
-    """What `drift.csv` holds. UserError where it is no such file."""
+    """Reads `drift.csv.gz`. UserError if it is no such file."""
     found: Policies = {}
     for key, iteration, metric, own in read_csv(
         path, "data.table", COLUMNS,
@@ -299,13 +295,13 @@ def read_policies(path: Path) -> Policies:
 
 
 def tabulate(table: Path, out: Path, human: Metrics | None = None) -> None:
-    """Writes `drift_by_arm.csv` and `drift.svg` from `drift.csv`, and prints all policies beside people."""
+    """Writes `drift_by_arm.csv.gz` and `drift.svg` from `drift.csv.gz`, and prints all policies beside people."""
     policies = read_policies(table)
     refuse_doubles(((Path(run), objective, arm, seed) for objective, arm, seed, run in policies), "data.table")
     arms: dict[tuple[float, str], dict[int, dict[int, Metrics]]] = {}
     for (objective, arm, seed, _), of_run in policies.items():
         arms.setdefault((objective, arm), {})[seed] = of_run
-    write_by_arm(out / "drift_by_arm.csv", {key: by_iteration(seeds) for key, seeds in arms.items()}, arms)
+    write_by_arm(out / "drift_by_arm.csv.gz", {key: by_iteration(seeds) for key, seeds in arms.items()}, arms)
     draw(policies, out / "drift.svg")
     columns = {
         f"λ={objective:g} {arm} s{seed} it {iteration}": metrics
@@ -351,8 +347,7 @@ def draw(policies: Policies, path: Path) -> None:
                 axes.set_ylim(bottom=0)
     shown = sorted(handles)
     figure.legend([handles[arm] for arm in shown], shown, loc="outside right upper", frameon=False, fontsize=8)
-    with writing(path), matplotlib.rc_context({"svg.hashsalt": path.name}):
-        figure.savefig(path, metadata={"Date": None})
+    save_figure(figure, path)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What healthy runs of the shipped experiments look like, and whether a run looks like one.
+"""Bands of what healthy runs of the shipped experiments look like.
 
-    python -m experiments.studies.expected name=dond_long curves=experiments/results/dond_long/curves.csv
+    python -m experiments.studies.expected name=dond_long curves=experiments/results/dond_long/curves.csv.gz
     python -m experiments.studies.expected name=among_us_ablation select='among_us_ablation-*'
 
-records bands in `experiments/results/expected/NAME.csv` (arm,metric,iteration,low,high), from a published
+records bands in `experiments/results/expected/NAME.csv.gz` (arm,metric,iteration,low,high), from a published
 table's curves or from finished runs. Training runs of that name and arm are compared with them: a line where they
 leave their band, and one at the end. That is a hint for a person and never an error: a run with other settings may
 well be elsewhere, and those of its command line are named.
@@ -59,7 +59,7 @@ def main(cfg: DictConfig) -> None:
     bands = make_bands(curves, margin)
     folder = Path(cfg.out) if cfg.out else FOLDER
     check_writable(folder, "out")
-    path, arms = folder / f"{cfg.name}.csv", list(dict.fromkeys(band.arm for band in bands))
+    path, arms = folder / f"{cfg.name}.csv.gz", list(dict.fromkeys(band.arm for band in bands))
     kept = [band for band in read_bands(path) if band.arm not in arms] if path.exists() else []
     write_csv(path, HEADER, [(b.arm, b.metric, b.iteration, b.low, b.high) for b in [*kept, *bands]])
     seeds = sorted({len(of_seed) for of_seed in curves.values()})
@@ -82,7 +82,7 @@ def read_curves(path: Path, settings: Mapping[str, Any]) -> Curves:
     except UserError as error:
         raise UserError(f"curves={error}") from error
     except FAULTS as error:
-        raise UserError(f"curves={path}: expected the curves.csv of a published table ({error})") from error
+        raise UserError(f"curves={path}: expected the curves.csv.gz of a published table ({error})") from error
     return curves
 
 

@@ -24,7 +24,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import torch
 from matplotlib.figure import Figure
@@ -42,13 +41,14 @@ from experiments.setup.config import make, plain
 from experiments.setup.devices import pick_device, set_threads
 from experiments.setup.entrants import turn_about
 from experiments.setup.players import policy_folder, run_policy
-from experiments.setup.select import public, selected, write_cards
+from experiments.setup.select import add_cards, card_line, selected, write_cards
 from experiments.setup.spec import PlaySpec, identity, play_spec
+from experiments.studies.cells import with_room
 from marl.agents.base import Agent
 from marl.agents.model import model_agent
 from marl.common.errors import UserError, check_count, check_writable
-from marl.common.files import FAULTS, digest, read_json, reading, write_json, writing
-from marl.decoding.memory import Slots, check_memory
+from marl.common.files import FAULTS, digest, read_json, reading, write_json
+from marl.decoding.memory import Slots
 from marl.learning.batch import collate
 from marl.learning.config import UpdateConfig
 from marl.learning.forward import forward
@@ -61,7 +61,7 @@ from marl.planning.pikl import Floats
 from marl.planning.planner import SLOTS, Decision, PlannerConfig, Reader, planning_agent, proposal, respond, weigh
 from marl.pretraining.base import base_policy
 from marl.pretraining.corpus import human_seat
-from marl.report.figures import PAPER
+from marl.report.figures import PAPER, save_figure
 from marl.rollout.games import env_maker, file_digests, scripted
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import EVALUATION, draw_games
@@ -117,19 +117,14 @@ def main(cfg: DictConfig) -> None:
     set_threads(cfg.threads)
     cells, out = Path(cfg.cells), Path(cfg.publish)
     check_writable(cells, "cells")
-    for name in ("cards", "run_cards"):
-        check_writable(out / name, "publish")
+    check_writable(out, "publish")
     base, folder = base_policy(
         parts.model, parts.base, parts.env, cache=Path(cfg.cache), human_data=cfg.data.dond, device=device, report=say
     )
     assert folder is not None
     slots = Slots.of(base.lm.config, parts.algo.context, 2, SLOTS)  # one who plans against another of its size
     limits = replace(parts.algo, games=cfg.games, concurrency=cfg.concurrency)
-    fit = check_memory(
-        [slots], 0, concurrency=limits.at_once, setting="concurrency", context=limits.context, device=device
-    )
-    say(fit.line)
-    parts = replace(parts, algo=replace(limits, concurrency=fit.concurrency))
+    parts = replace(parts, algo=with_room(limits, [slots], device))
     entrants = [Entrant(ANCHOR, 0, base, folder, folder_digest(folder), planners)]
     entrants += compared(cfg, base, folder, device)
     single = {arm: count == 1 for arm, count in Counter(entrant.arm for entrant in entrants).items()}
@@ -185,7 +180,7 @@ def main(cfg: DictConfig) -> None:
         say(format_table({arm: {r.metric: r.interval for r in rows if r.arm == arm} for arm in arms_of(rows)}))
     run_card(cells, digest(identity(plain(cfg))), cfg.seed, arm="frontier", base=folder.name,
              base_digest=entrants[0].made_of, compared=[e.folder.name for e in entrants[1:]])  # fmt: skip
-    write_json(out / "cards" / f"{cfg.name}.json", public(read_json(cells / CARD)))
+    add_cards([{**card_line(read_json(cells / CARD)), "run": cfg.name}], out)
     write_cards((e.folder for e in entrants[1:]), out)
     say(f"\ntables and figures: {out}")
 
@@ -237,7 +232,7 @@ def planners_of(cfg: DictConfig) -> dict[str, PlannerConfig]:
 
 
 def drawn(figure: str, dialogues: Sequence[str]) -> Sequence[str] | None:
-    """What is drawn again for a figure's interval: games, which None stands for, or these dialogues of people."""
+    """Returns what a figure's bootstrap draws: dialogues of people, or None for games."""
     return dialogues if figure.startswith("human/") else None
 
 
@@ -276,7 +271,7 @@ def compared(cfg: DictConfig, base: Policy, anchor: Path, device: torch.device) 
 def kept(
     cfg: DictConfig, cells: Path, about: Mapping[str, Any], entrant: Entrant, bar: Bar, find: Callable[[], Arms]
 ) -> Arms:
-    """What `find` finds, from the file where it is kept."""
+    """Returns what `find` finds, from its file if it was found before."""
     settings = {
         **about, "format": FORMAT, "entrant": entrant.made_of,
         "arms": {arm: asdict(found) for arm, found in entrant.planners.items()},
@@ -303,7 +298,7 @@ def kept(
 
 
 def plans(situation: Situation, entrant: Entrant, anchor: Reader) -> dict[str, Floats]:
-    """By arm, the probabilities of all claims, (A,): the policy's own, and planned near them."""
+    """Returns, by arm, the probabilities of all claims, (A,): the policy's own, and planned near them."""
     views = any(planner.partner == "view" for planner in entrant.planners.values())
     decision = situation.decision(entrant.policy, PlannerConfig(partner="view" if views else "mirror"))
     tau, others = weigh(decision, situation.stream, anchor, anchor)
@@ -344,8 +339,8 @@ def against(
 
 
 def outcomes(episode: Episode, entrant: Entrant, anchor: Reader) -> dict[str, tuple[float, float]]:
-    """By arm, the player's expected score R_i + objective R_j and the probability of a deal, over the claims it may
-    make; what the partner claimed is given."""
+    """Returns, by arm, the player's expected score R_i + objective R_j and the probability of a deal, over the claims
+    it may make; what the partner claimed is given."""
     agent = next(name for name, player in episode.players.items() if player == PLAYER)
     seat = dond_environment.AGENTS.index(agent)
     theirs = episode.outcome["claims"][1 - seat]
@@ -495,8 +490,7 @@ def draw(rows: Sequence[TableRow], cfg: DictConfig, objective: float, path: Path
     note = f"Objective {objective:g}.\nNumbers: lambda (planned) or the\nstrength of the pull (trained)"
     grid[1, -1].legend(*grid[0, 0].get_legend_handles_labels(), frameon=False, fontsize=9, loc="center left",
                        title=note, title_fontsize=9, alignment="left")  # fmt: skip
-    with writing(path), matplotlib.rc_context({"svg.hashsalt": path.name}):
-        figure.savefig(path, metadata={"Date": None})
+    save_figure(figure, path)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""What each iteration of training changed: score, agreement, length and vocabulary, iteration by iteration.
+"""Score, agreement, length and vocabulary of runs, iteration by iteration.
 
     python -m experiments.studies.iterations select='dond_filtered_bc*' publish=experiments/results/dond_selfplay
-    python -m experiments.studies.iterations data=experiments/results/dond_selfplay/iterations.csv
+    python -m experiments.studies.iterations data=experiments/results/dond_selfplay/iterations.csv.gz
 
 The first form reads the evaluations that finished runs of Deal or No Deal made while they trained, the second what the
 first has written: the same tables and figure, in seconds, without the runs.
 
-Written: `NAME.csv`, a line for each run, iteration and metric, and with `publish` the runs' cards; `NAME_by_arm.csv`,
-means over seeds with 95 % intervals (Student's t over seeds, cut to what a metric can be; of a single seed, and where
-all seeds are one policy, as before training, over its games, where their spread is known); `NAME.svg`; with `headline`
-`table.csv`, the ends of the largest objective; and `NAME_summary.csv`:
+Written: `NAME.csv.gz`, a line for each run, iteration and metric, and with `publish` the runs' cards;
+`NAME_by_arm.csv.gz`, means over seeds with 95 % intervals (Student's t over seeds, cut to what a metric can be; of a
+single seed, and where all seeds are one policy, as before training, over its games, where their spread is known);
+`NAME.svg`; with `headline` `table.csv`, the ends of the largest objective; and `NAME_summary.csv`:
 
 - `correlation/games`: Pearson's r between the iteration and a player's score, over all players of all evaluation games
   of a run, iteration 0 (before training) included; `correlation/agreed_games`: over games with a deal. Liao, Tomlin &
@@ -38,7 +38,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
@@ -49,12 +48,12 @@ from experiments.launch.command import command
 from experiments.launch.terminal import say
 from experiments.setup.select import selected, write_cards
 from marl.common.errors import UserError, check_writable
-from marl.common.files import reading, writing
+from marl.common.files import reading, stem
 from marl.metrics.compute import PASSES
 from marl.metrics.stats import Interval, Metrics, seed_mean, wilson
 from marl.metrics.tables import TableRow, format_table, read_csv, write_csv, write_table
 from marl.metrics.wording import WORDING, bounds
-from marl.report.figures import PAPER
+from marl.report.figures import PAPER, save_figure
 from marl.report.page import read_run
 from marl.report.runs import TRAINED, Run
 
@@ -76,8 +75,8 @@ Z = 1.959964  # of a 95 % interval
 
 @dataclass(frozen=True)
 class Line:
-    """One line of NAME.csv. `trained`: games that the run had learned from; `passes`: thousands of tokens that training
-    had put through the model (marl/metrics/compute.py); `games`: of the evaluation."""
+    """One line of NAME.csv.gz. `trained`: games that the run had learned from; `passes`: thousands of tokens that
+    training had put through the model (marl/metrics/compute.py); `games`: of the evaluation."""
 
     objective: float
     arm: str
@@ -114,7 +113,7 @@ def main(cfg: DictConfig) -> None:
         raise UserError("select and data: give one of them, the names of finished runs or a file written from such")
     published = read_published(Path(cfg.published)) if cfg.published else []
     folder = Path(cfg.data).parent if cfg.data else Path(cfg.runs) / "iterations"
-    called = cfg.name or (Path(cfg.data).stem if cfg.data else "iterations")
+    called = cfg.name or (stem(Path(cfg.data)) if cfg.data else "iterations")
     out = Path(cfg.publish) if cfg.publish else folder
     if cfg.data:
         lines = read_lines(Path(cfg.data))
@@ -122,16 +121,16 @@ def main(cfg: DictConfig) -> None:
     else:
         runs = [read_run(folder) for folder in selected(Path(cfg.runs), cfg.select, cfg.where)]
         lines = collected(runs)
-        check_writable(out / "run_cards" if cfg.publish else out, "publish")
-        write_csv(out / f"{called}.csv", tuple(Line.__annotations__), [tuple(vars(line).values()) for line in lines])
+        check_writable(out, "publish")
+        write_csv(out / f"{called}.csv.gz", tuple(Line.__annotations__), [tuple(vars(line).values()) for line in lines])
         if cfg.publish:
             write_cards((run.folder for run in runs), out)
-        lines = read_lines(out / f"{called}.csv")  # as anybody else will
+        lines = read_lines(out / f"{called}.csv.gz")  # as anybody else will
     curves = curves_of(lines)
     means = {
         key: by_iteration({seed: of_games(curve) for seed, curve in seeds.items()}) for key, seeds in curves.items()
     }
-    write_by_arm(out / f"{called}_by_arm.csv", means, curves)
+    write_by_arm(out / f"{called}_by_arm.csv.gz", means, curves)
     if cfg.headline:
         write_table(out / "table.csv", ends_of(means, curves))
     if cfg.reference not in {arm for _, arm in curves}:
@@ -195,12 +194,12 @@ def evaluated_game(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def objective_of(config: Mapping[str, Any]) -> float:
-    """Of the game of Deal or No Deal that a run is evaluated in."""
+    """Returns the objective of the game that a run is evaluated in."""
     return float(evaluated_game(config)["objective"])
 
 
 def nothing(metric: str, objective: float) -> bool:
-    """Whether the metric is 0 whatever is played: scores that add up to nothing."""
+    """Returns True if the metric is 0 whatever is played, as scores are under objective -1."""
     return objective == COMPETITIVE and metric.startswith("game/score")
 
 
@@ -217,7 +216,7 @@ def refuse_doubles(runs: Iterable[tuple[Path, float, str, int]], setting: str = 
 
 
 def read_lines(path: Path) -> list[Line]:
-    """What `NAME.csv` holds. UserError where it is no such file."""
+    """Reads `NAME.csv.gz`. UserError if it is no such file."""
     lines = read_csv(
         path, "data", Line.__annotations__,
         lambda row: Line(
@@ -259,7 +258,7 @@ def curves_of(lines: Sequence[Line]) -> Curves:
 
 
 def weight(metric: str, at: Mapping[str, float]) -> float:
-    """Of how many evaluation games the figure is."""
+    """Counts the evaluation games of a figure."""
     return round(at["games"] * at["game/agreement"]) if metric in OF_AGREED else at["games"]
 
 
@@ -273,8 +272,8 @@ def over_games(metric: str, at: Mapping[str, float]) -> Interval:
 
 
 def standard_error(metric: str, at: Mapping[str, float]) -> float:
-    """Of a mean score, an upper bound unless both players of a game get the same; of mean points, the largest that
-    numbers from 0 to 10 with this mean can have; nan of other figures."""
+    """Standard error. Of a mean score, an upper bound unless both players of a game get the same; of mean points, the
+    largest that numbers from 0 to 10 with this mean can have; nan of other figures."""
     if metric == "game/points":
         spread = math.sqrt(at[metric] * (MAX_POINTS - at[metric]))
     else:
@@ -283,7 +282,7 @@ def standard_error(metric: str, at: Mapping[str, float]) -> float:
 
 
 def measure_of(objective: float) -> str:
-    """What tells how well a player of this objective does."""
+    """Names the metric that tells how well a player of this objective does."""
     return "game/points" if objective == COMPETITIVE else "game/score"
 
 
@@ -294,7 +293,7 @@ def of_games(curve: Curve) -> dict[int, Metrics]:
 
 
 def by_iteration(seeds: Mapping[int, Mapping[int, Metrics]]) -> dict[int, Metrics]:
-    """By iteration that all seeds have, the means of the metrics that all have of it. Seeds with the very same figures
+    """Averages over seeds, at each iteration that all have, the metrics that all have. Seeds with the very same figures
     are one policy, as before training: its intervals are over its games."""
     shared = sorted(set.intersection(*(set(of_seed) for of_seed in seeds.values())))
     found: dict[int, Metrics] = {}
@@ -488,8 +487,7 @@ def draw(
     figure.legend(
         [legend[label] for label in labels], labels, loc="outside lower center", ncols=3, frameon=False, fontsize=8
     )
-    with writing(path), matplotlib.rc_context({"svg.hashsalt": path.name}):
-        figure.savefig(path, metadata={"Date": None})
+    save_figure(figure, path)
 
 
 if __name__ == "__main__":

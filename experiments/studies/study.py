@@ -27,7 +27,7 @@ Point = tuple[str, str]  # arm, condition
 
 @dataclass(frozen=True)
 class Condition:
-    """What differs from a run's own evaluation. `voices`: by role, whose messages its `player` sends; a role's
+    """Changes to a run's own evaluation. `voices`: by role, whose messages its `player` sends; a role's
     partners speak for themselves. `planner`: how learners plan claims or votes near what their own policy would do.
     `iteration`: the learners as they were after so many, from a checkpoint that the run kept (0: as they began)."""
 
@@ -54,14 +54,14 @@ class Condition:
 
 @dataclass(frozen=True)
 class Limits(PlayConfig):
-    """Of play beside players that plan."""
+    """Limits of play beside players that plan."""
 
     planner: PlannerConfig = field(default_factory=PlannerConfig)
 
 
 @dataclass(frozen=True)
 class Entrant:
-    """Who is tested: the policies that a run ended with, or what it started from. `run` says where all else is."""
+    """Policies under test: those that a run ended with, or its base. `run` holds all else."""
 
     arm: str
     seed: int

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import csv
 import errno
+import gzip
 import hashlib
 import json
 import os
 import re
 import stat
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -55,15 +57,20 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def whole_file(path: str | Path, newline: str | None = None) -> Iterator[TextIO]:
-    """A text file that takes its name in one step, once all is on the disk. Who is killed, or loses power, leaves the
-    old one."""
+    """Opens a text file that takes its name in one step, once all is on the disk: a killed process leaves the old
+    file. A name that ends in `.gz` is compressed, to the same bytes each time."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.new")
     try:
         with writing(path):
             temporary.unlink(missing_ok=True)  # a link of this name would lead the text elsewhere
-            with temporary.open("x", encoding="utf-8", newline=newline) as file:
-                yield file
+            with temporary.open("xb") as file:
+                packed = gzip.GzipFile("", "wb", 9, file, mtime=0) if path.suffix == ".gz" else file
+                text = TextIOWrapper(packed, "utf-8", newline=newline)
+                yield text
+                text.detach()  # flushes
+                if packed is not file:
+                    packed.close()
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
@@ -232,9 +239,28 @@ def read_yaml(path: Path) -> Any:
 
 
 def csv_rows(path: str | Path) -> list[dict[str, str]]:
-    """The lines of a csv file by its columns. UserError where it cannot be read; csv.Error, ValueError where it is no
-    csv file."""
-    return [*csv.DictReader(StringIO(read_text(path, linked=True), newline=""), strict=True)]
+    """Reads the lines of a csv file (`.csv` or `.csv.gz`) by column. UserError if it cannot be read; csv.Error or
+    ValueError if it is no csv file."""
+    path = Path(path)
+    text = unpacked(path) if path.suffix == ".gz" else read_text(path, linked=True)
+    return [*csv.DictReader(StringIO(text, newline=""), strict=True)]
+
+
+def unpacked(path: Path) -> str:
+    """Reads a compressed text. UserError if it is not one, or longer than MOST_LINES."""
+    try:
+        with gzip.open(BytesIO(read_bytes(path, linked=True))) as file:
+            text = file.read(MOST_LINES + 1)
+        if len(text) > MOST_LINES:
+            raise UserError(f"{path} holds more than {MOST_LINES:,} bytes: no file of this kind does; name another")
+        return text.decode()
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is no compressed text ({error}): name another") from error
+
+
+def stem(path: Path) -> str:
+    """The file's name without `.csv` or `.csv.gz`."""
+    return path.name.removesuffix(".gz").removesuffix(".csv")
 
 
 def digest(settings: Mapping[str, Any]) -> str:

@@ -50,7 +50,7 @@ def _read_wording() -> dict[str, Wording]:
 WORDING = _read_wording()  # in the order of the full table
 
 COUNTED = (  # metrics that are never below 0
-    "errors/", "talk/", "drift/", "trained", "passes", "game/meetings", "game/reports", "game/tasks_done", "game/steps",
+    "errors/", "talk/", "trained", "passes", "game/meetings", "game/reports", "game/tasks_done", "game/steps",
     "game/decisions", "game/points", "game/joint",
 )  # fmt: skip
 
@@ -130,7 +130,7 @@ COMPARISONS = (
     # the speaking reward alone makes the difference, with and without the game's advantage in messages
     ("game_beside", "RL+L"), ("RL+L+S", "listening_unsaid"),
     # what the game's advantage does to messages, without the speaking reward
-    ("RL+L", "listening_unsaid"), ("RL", "game_unsaid"),
+    ("RL+L", "listening_unsaid"),
     # normalising the speaking reward, and where it goes
     ("game_beside", "raw_credit"), ("raw_credit", "common_raw_credit"),
 )  # fmt: skip

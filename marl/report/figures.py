@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from marl.common.files import writing
+from marl.common.files import write_text, writing
 from marl.metrics.stats import Interval, Metrics
 from marl.metrics.tables import ArmRun, TableRow, ablation_table, profile_table
 from marl.metrics.wording import PANELS, Panel, bounds, number, of_ones_own, wording
@@ -101,6 +102,27 @@ def style_axes(axes: Axes, ink: str = INK, muted: str = MUTED, grid: str = GRID)
     axes.xaxis.label.set_color(muted)
     axes.yaxis.label.set_color(muted)
     axes.title.set_color(ink)
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Writes a figure to a file (`.svg`, `.png` or `.pdf`): the same bytes each time.
+
+    An SVG keeps text as text, and coordinates to a tenth of a point, so that published figures stay small.
+    """
+    if path.suffix != ".svg":
+        with writing(path):
+            figure.savefig(path, dpi=160)
+        return
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": path.name}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    svg = re.sub(r"font-family: '.*?(sans-serif)", r"font-family: \1", buffer.getvalue())
+    svg = re.sub(r' (d|x|y)="[^"]*"', lambda found: re.sub(r"\d+\.\d+", _to_a_tenth, found[0]), svg)
+    write_text(path, re.sub(r"\n\s+", "\n", svg))
+
+
+def _to_a_tenth(number: re.Match[str]) -> str:
+    return f"{float(number[0]):.1f}".removesuffix(".0")
 
 
 def to_svg(figure: Figure, name: str, label: str) -> Markup:
@@ -347,5 +369,4 @@ def ablation_figure(
             axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1e6:g}")
     if title:
         figure.suptitle(title, fontsize=11, x=0.01, ha="left")
-    with writing(path), matplotlib.rc_context({"svg.hashsalt": path.name}):
-        figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)
+    save_figure(figure, path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from experiments import evaluate, play, train
 from experiments.studies import crossplay, drift
 from marl.common.errors import UserError
+from marl.common.files import unpacked
 from marl.common.secrets import told
 from tests.composing import config_hash, configure
 from tests.marl.test_chat import KEY, Server, sensible
@@ -96,12 +98,12 @@ def test_cross_play_goes_on_past_failures_and_keeps_no_pair_that_met_a_spent_bud
     with pytest.raises(UserError, match=r"chat: budget spent, so that 2 pairs are not kept.*chat\.calls"):
         go(1)
     assert [path.name.partition("-")[0] for path in out.glob("*.json")] == ["careful"]
-    assert capsys.readouterr().out.count("not kept: budget spent") == 2 and not (out / "crossplay.csv").exists()
+    assert capsys.readouterr().out.count("not kept: budget spent") == 2 and not (out / "crossplay.csv.gz").exists()
     go(1000)
-    rows = [line.split(",") for line in (out / "crossplay.csv").read_text().splitlines()]
+    rows = [line.split(",") for line in unpacked(out / "crossplay.csv.gz").splitlines()]
     assert rows[0][-2:] == ["games", "lost_seats"]
     assert sum({frozenset(row[1:3]): int(row[-1]) for row in rows[1:]}.values()) == 1
-    card = json.loads((out / "cards" / "crossplay.json").read_text())
+    card = json.loads((out / "cards.jsonl").read_text())
     assert list(card["lost_seats"].values()) == [1] and "1 declined to answer" in capsys.readouterr().out
 
 
@@ -241,12 +243,12 @@ def test_it_sits_beside_a_learner_and_the_runs_drift_is_measured(server: Server,
     (base,) = (runs / "bases").glob("dond-*")
     config.human = str(base)
     drift.main(config)
-    lines = (runs / "drift" / "drift.csv").read_text().splitlines()
+    lines = gzip.decompress((runs / "drift" / "drift.csv.gz").read_bytes()).decode().splitlines()
     assert lines[0] == "objective,run,arm,seed,iteration,metric,mean,low,high,games"
     rows = [line.split(",") for line in lines[1:]]
     assert {row[4] for row in rows} == {"0", "1", "2"} and all(len(row) == 10 and all(row) for row in rows)
     assert {"game/score", "talk/turns"} <= {row[5] for row in rows}
-    assert (runs / "drift" / "drift.svg").is_file() and (runs / "drift" / "kept.csv").is_file()
+    assert (runs / "drift" / "drift.svg").is_file() and (runs / "drift" / "kept.csv.gz").is_file()
     before = {path: path.stat().st_mtime_ns for path in (runs / "drift").glob("*.json")}
     assert len(before) == 3
     drift.main(config)  # nothing is measured twice

@@ -5,6 +5,7 @@ Nothing in it is imported or run, refers to the environment, leads out of the fo
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
@@ -24,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from experiments import evaluate, play, report, train
 from experiments.launch.terminal import say
 from experiments.setup.stages import stages_of
-from experiments.studies import conditions, crossplay
+from experiments.studies import cells, conditions, crossplay
 from marl.common.errors import LONGEST_ERROR, MOST, UserError, check_count, check_writable
 from marl.common.files import MOST_JSON, MOST_LINES, MOST_YAML, read_json, read_yaml, write_text
 from marl.report.games import game_view
@@ -414,7 +415,7 @@ def test_links_do_not_lead_what_is_written_elsewhere(run: Path, tmp_path: Path) 
     with pytest.raises(UserError, match="cannot be written"), claim(run, (run / "config.yaml").read_text()):
         pass
     JsonlTracker(run, resume_from_iteration=2).close()
-    with pytest.raises(UserError, match=r"\.a\.lock cannot be written"), conditions.claimed(run / "a.json"):
+    with pytest.raises(UserError, match=r"\.a\.lock cannot be written"), cells.claimed(run / "a.json"):
         pass
     (run / ".lock").unlink()
     os.mkfifo(run / ".report.html.new")  # which nobody reads: writing into it would wait for ever
@@ -604,7 +605,7 @@ def test_cards_of_policies_of_other_kinds(run: Path, configs: dict[str, DictConf
 # --- Tables -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["table.csv", "curves.csv", "published.csv"])
+@pytest.mark.parametrize("name", ["table.csv", "curves.csv.gz", "published.csv"])
 @pytest.mark.parametrize(
     "text",
     ["", "a,b\n1\n", "{head}\n", "{head}\nfull,1\n", "{head}\n" + ",".join(["nan"] * 7), "{head}\n" + "inf," * 7,
@@ -614,12 +615,13 @@ def test_cards_of_policies_of_other_kinds(run: Path, configs: dict[str, DictConf
 def test_tables_of_others_are_drawn_or_refused(tmp_path: Path, name: str, text: str) -> None:
     tables = {
         "table.csv": "arm,metric,mean,low,high,seeds,games\nfull,game/win_rate/crewmates,0.5,0.4,0.6,2,10\n",
-        "curves.csv": "arm,seed,phase,iteration,games,metric,value\nfull,0,eval,1,8,game/win_rate/crewmates,0.5\n",
+        "curves.csv.gz": "arm,seed,phase,iteration,games,metric,value\nfull,0,eval,1,8,game/win_rate/crewmates,0.5\n",
         "published.csv": "arm,mean,low,high,source\nfull,0.5,0.4,0.6,a\n",
     }
     head = tables[name].partition("\n")[0]
     for file, own in {**tables, name: text.replace("{head}", head)}.items():
-        (tmp_path / file).write_text(own, encoding="latin-1")
+        data = own.encode("latin-1")
+        (tmp_path / file).write_bytes(gzip.compress(data) if file.endswith(".gz") and len(data) < 9000 else data)
     try:
         report.draw(tmp_path, "", tmp_path)
     except UserError as error:

@@ -1,6 +1,6 @@
 """From runs of Among Us to the page and the folder of a published table: small real runs, trained as anybody would."""
 
-import csv
+import gzip
 import json
 import math
 import re
@@ -16,7 +16,7 @@ from experiments import report, train
 from experiments.report import publish, read_published, told_apart, variants
 from experiments.setup import select
 from marl.common.errors import UserError
-from marl.common.files import joined_name
+from marl.common.files import csv_rows, joined_name
 from marl.metrics.stats import Interval
 from marl.metrics.tables import TableRow, read_table
 from marl.report.page import read_run
@@ -68,8 +68,7 @@ def by_name(rows: list[TableRow]) -> dict[tuple[str, str], TableRow]:
 
 
 def test_tables_have_the_columns_and_arms_of_the_design(published: Path) -> None:
-    with (published / "table.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(published / "table.csv")
     assert list(rows[0]) == ["arm", "metric", "mean", "low", "high", "seeds", "games"]
     assert all(all(cell for cell in row.values()) for row in rows)
     assert list(dict.fromkeys(row["arm"] for row in rows)) == ["base", "RL", "RL+L+S"]
@@ -89,8 +88,7 @@ def test_tables_are_those_of_the_evaluations(root: Path, published: Path) -> Non
         means.append(conditions["trained"]["game/win_rate/crewmates"]["mean"])
     found = by_name(read_table(published / "table.csv"))["RL+L+S", "game/win_rate/crewmates"]
     assert found.mean == pytest.approx(sum(means) / 2, abs=1e-5)
-    with (published / "per_seed.csv").open(newline="") as file:
-        per_seed = [row for row in csv.DictReader(file) if row["metric"] == "game/win_rate/crewmates"]
+    per_seed = [row for row in csv_rows(published / "per_seed.csv.gz") if row["metric"] == "game/win_rate/crewmates"]
     own = {row["seed"]: float(row["mean"]) for row in per_seed if row["arm"] == "RL+L+S"}
     assert own == {"0": pytest.approx(means[0], abs=1e-5), "1": pytest.approx(means[1], abs=1e-5)}
     both = {row.arm: row for row in read_table(published / "differences.csv") if row.metric == found.metric}
@@ -133,13 +131,12 @@ def test_beliefs_by_message_are_also_means_over_seeds(published: Path, tmp_path:
         f"full,1,accuracy,0.52,{0.52 - half:.6g},{0.52 + half:.6g},2,100",
         "base,0,accuracy,0.5,0,1,1,50",  # one base, which counts once, as in the table
     ]
-    header, *_ = (published / "belief_by_message_mean.csv").read_text().splitlines()
+    header, *_ = gzip.decompress((published / "belief_by_message_mean.csv.gz").read_bytes()).decode().splitlines()
     assert header == "arm,message,metric,mean,low,high,seeds,games"
 
 
 def test_what_is_said_most_is_published(root: Path, published: Path) -> None:
-    with (published / "forms.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(published / "forms.csv")
     assert list(rows[0]) == ["arm", "seed", "games", "messages", "form", "uses", "naming", "naming_imposter"]
     assert {(row["arm"], row["seed"]) for row in rows} <= {(a, s) for a in ("base", "RL", "RL+L+S") for s in "01"}
     (folder,) = root.glob("tiny-full-s1-*")
@@ -153,15 +150,13 @@ def test_what_is_said_most_is_published(root: Path, published: Path) -> None:
 
 
 def test_statistics_over_seeds_have_files_of_their_own(published: Path) -> None:
-    with (published / "iqm.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(published / "iqm.csv")
     assert list(rows[0]) == ["arm", "metric", "iqm", "low", "high", "seeds", "games"]
     table = by_name(read_table(published / "table.csv"))
     assert {row["arm"] for row in rows} == {"RL", "RL+L+S"}  # their base is one model
     for row in rows:  # of two seeds none is left out
         assert float(row["iqm"]) == pytest.approx(table[row["arm"], row["metric"]].mean, abs=1e-4)
-    with (published / "profiles.csv").open(newline="") as file:
-        profiles = list(csv.DictReader(file))
+    profiles = csv_rows(published / "profiles.csv.gz")
     assert list(profiles[0]) == ["arm", "metric", "threshold", "share", "low", "high", "seeds"]
     assert all(0 <= float(row["low"]) <= float(row["share"]) <= float(row["high"]) <= 1 for row in profiles)
     resampled = by_name(read_table(published / "bootstrap.csv"))
@@ -178,7 +173,7 @@ def test_statistics_over_seeds_have_files_of_their_own(published: Path) -> None:
 
 def test_another_variant_of_the_game_has_files_of_its_own(published: Path) -> None:
     names = {path.name for path in published.iterdir()}
-    assert {"table.csv", "figure.svg", "curves.csv", "table_shaping_0.2.csv", "figure_shaping_0.2.svg"} <= names
+    assert {"table.csv", "figure.svg", "curves.csv.gz", "table_shaping_0.2.csv", "figure_shaping_0.2.svg"} <= names
     (row,) = read_table(published / "differences_shaping_0.2.csv")  # one seed: paired by game, of one metric
     assert (row.arm, row.metric, row.seeds, row.games) == ("RL - base", "game/win_rate/crewmates", 1, 16)
     assert {row.arm for row in read_table(published / "table_shaping_0.2.csv")} == {"base", "RL"}
@@ -186,14 +181,12 @@ def test_another_variant_of_the_game_has_files_of_its_own(published: Path) -> No
 
 def test_arms_are_compared_along_training(published: Path) -> None:
     """Of two seeds: the mean of their differences in the evaluation games after equally many training games."""
-    with (published / "curves.csv").open(newline="") as file:
-        value = {
-            (r["arm"], r["seed"], int(r["games"])): float(r["value"])
-            for r in csv.DictReader(file)
-            if (r["phase"], r["metric"]) == ("eval", "game/win_rate/crewmates")
-        }
-    with (published / "curve_differences.csv").open(newline="") as file:
-        rows = [r for r in csv.DictReader(file) if r["metric"] == "game/win_rate/crewmates"]
+    value = {
+        (r["arm"], r["seed"], int(r["games"])): float(r["value"])
+        for r in csv_rows(published / "curves.csv.gz")
+        if (r["phase"], r["metric"]) == ("eval", "game/win_rate/crewmates")
+    }
+    rows = [r for r in csv_rows(published / "curve_differences.csv.gz") if r["metric"] == "game/win_rate/crewmates"]
     seeds = sorted({seed for _, seed, _ in value})
     assert len(seeds) == 2 and {int(r["training_games"]) for r in rows} == {games for *_, games in value}
     for row in (r for r in rows if r["arm"] == "RL+L+S - RL"):
@@ -216,8 +209,7 @@ def test_arms_are_compared_at_equal_compute(root: Path, published: Path) -> None
 
 
 def test_curves_and_figure(published: Path) -> None:
-    with (published / "curves.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(published / "curves.csv.gz")
     wins = [row for row in rows if (row["arm"], row["seed"], row["phase"]) == ("RL", "0", "eval")]
     wins = [row for row in wins if row["metric"] == "game/win_rate/crewmates"]
     assert [(row["iteration"], row["games"]) for row in wins] == [("0", "0"), ("2", "8")]
@@ -230,7 +222,7 @@ def test_figures_are_drawn_again_from_what_is_published(published: Path, tmp_pat
     names = {"figure.svg", "figure_shaping_0.2.svg"}
     assert {path.name for path in tmp_path.iterdir()} == names
     assert all((tmp_path / name).read_bytes() == (published / name).read_bytes() for name in names)
-    (tmp_path / "curves.csv").write_text("arm,seed\nRL,0\n")
+    (tmp_path / "curves.csv.gz").write_bytes(gzip.compress(b"arm,seed\nRL,0\n"))
     (tmp_path / "table.csv").write_text("arm,metric,mean,low,high,seeds,games\n")
     for folder, said in ((tmp_path, "is damaged, or of another version"), (tmp_path / "no", "no table")):
         with pytest.raises(UserError, match=said):
@@ -240,7 +232,7 @@ def test_figures_are_drawn_again_from_what_is_published(published: Path, tmp_pat
 RESULTS = Path(report.__file__).parent / "results"
 
 
-@pytest.mark.parametrize("table", [path.parent.name for path in sorted(RESULTS.glob("*/curves.csv"))])
+@pytest.mark.parametrize("table", [path.parent.name for path in sorted(RESULTS.glob("*/curves.csv.gz"))])
 def test_published_figures_are_those_of_the_published_data(table: str, tmp_path: Path) -> None:
     report.main(configure(f"data={RESULTS / table}", f"publish={tmp_path}", command="report"))
 
@@ -298,8 +290,9 @@ def test_settings_narrow_the_selection(root: Path) -> None:
 
 
 def test_run_cards_say_nothing_of_the_machine(root: Path, published: Path) -> None:
-    cards = sorted((published / "run_cards").iterdir())
-    assert len(cards) == 5 and not any(str(root) in card.read_text() for card in cards)
+    text = (published / "cards.jsonl").read_text()
+    assert len(text.splitlines()) == 5 and str(root) not in text and "threads" not in text
+    assert all(json.loads(line).keys() >= {"run", "git_commit", "seeds", "figures"} for line in text.splitlines())
 
 
 def test_a_sweep_ends_with_one_table_of_its_runs(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -393,7 +386,7 @@ def test_runs_of_different_games_make_no_table(root: Path, tmp_path: Path) -> No
 def test_places_that_cannot_be_written_are_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     run = Run(tmp_path, "full", 0, {"env": {"game": "dond"}}, {}, [], {})
-    with pytest.raises(UserError, match=r"publish=.*file/run_cards: the folder cannot be written \(Not a directory\)"):
+    with pytest.raises(UserError, match=r"publish=.*file: the folder cannot be written"):
         publish([run], tmp_path / "file")
 
 

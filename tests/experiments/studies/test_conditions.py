@@ -1,0 +1,513 @@
+"""Finished runs under other conditions: what is played, shared, resumed and tabulated, in small real runs."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import DictConfig, OmegaConf
+from safetensors.torch import load_file, save_file
+
+from experiments import evaluate, train
+from experiments.setup import entrants
+from experiments.setup.stages import Stage, base_folder, stages_of
+from experiments.studies import conditions, conditions_tables
+from experiments.studies import study as nouns
+from marl.common.errors import UserError
+from marl.common.files import csv_rows, read_json, write_json
+from marl.decoding import memory
+from marl.metrics.stats import Interval, seed_mean
+from marl.metrics.tables import ArmRun
+from marl.planning.planner import PlannerConfig
+from marl.storage.checkpoint import folder_digest, load_policy, read_card, save_policy
+from marl.storage.folder import CARD, REFERENCE
+from tests.composing import BRIEF, configure
+
+SMALL = [
+    "env=among_us", *BRIEF, "env.height=1", "env.walk_steps=1", "progress=false", "threads=1", "base.games=12",
+    "base.lessons=[{players:random,steps:1}]", "model.hidden_size=32", "model.layers=1", "model.intermediate_size=64",
+    "model.max_new_tokens=8",
+]  # fmt: skip
+TRAIN = [
+    *SMALL, "name=tiny", "algo.iterations=1", "algo.games=4", "algo.concurrency=6",
+    "algo.update.minibatches=1", "eval.games=0", "eval.every=0", "eval.final_games=6",
+]  # fmt: skip
+STUDY = [
+    "study=among_us_speech", "name=small", "select=tiny-*", "arms=[]", "games=6", "seed=7", "concurrency=6",
+    "threads=1",
+]  # fmt: skip
+CONDITIONS = {
+    "as_trained": {},
+    "crew_as_base": {"voices": {"crewmate": "base"}},
+    "silent": {"voices": {"crewmate": "silence"}},
+    "players_4": {"env": {"players": 4}},
+    "players_5": {"env": {"players": 5}},
+    "careful": {"cast": {"imposter": {"player": "careful"}, "crewmate": {"partners": 0}}, "temperature": 0.0},
+    "copied": {"voices": {"imposter": "learner"}},
+    "planned": {"planner": {"iterations": 3, "lambdas": [0.01]}},
+}
+
+
+def study(runs: Path, *overrides: str, named: dict | None = None) -> DictConfig:
+    cfg = configure("conditions", *STUDY, "progress=false", f"runs={runs}", *overrides)
+    OmegaConf.set_struct(cfg, False)
+    cfg.conditions = CONDITIONS if named is None else named
+    return cfg
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two arms, one of them with two seeds, all from one base."""
+    folder = tmp_path_factory.mktemp("runs")
+    for arm, seed in (("full", 0), ("full", 1), ("game_only", 0)):
+        train.main(configure("train", *TRAIN, f"ablation={arm}", f"seed={seed}", f"runs={folder}"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def played(runs: Path) -> Path:
+    """The folder of a finished study."""
+    cfg = study(runs)
+    conditions.main(cfg)
+    return Path(cfg.cells)
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    return csv_rows(path)
+
+
+def cells_of(folder: Path) -> dict[str, dict]:
+    return {path.name: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+
+
+def run_of(runs: Path, arm: str, seed: int) -> Path:
+    (found,) = runs.glob(f"tiny-{arm}-s{seed}-*")
+    return found
+
+
+def of_run(cells: dict[str, dict], run: Path, **wanted: object) -> dict[str, dict]:
+    """The metrics of the run's one cell with such settings."""
+    (found,) = (
+        cell["metrics"]
+        for name, cell in cells.items()
+        if name.startswith(run.name) and all(cell["about"].get(key) == value for key, value in wanted.items())
+    )
+    return found
+
+
+def assert_same(ours: dict[str, dict], theirs: dict[str, dict]) -> None:
+    """The same metrics, up to the rounding of probabilities in float32. What terms say is training's alone."""
+    theirs = {name: figures for name, figures in theirs.items() if not name.startswith(("loss/", "reward/"))}
+    assert ours.keys() == theirs.keys() and "game/win_rate/crewmates" in ours
+    for name, figures in ours.items():
+        a, b = (vars(Interval.from_json(each)) for each in (figures, theirs[name]))
+        assert a == pytest.approx(b, rel=1e-5, abs=1e-6, nan_ok=True), name
+
+
+def usual(run: Path) -> dict[str, object]:
+    """Settings of the run's own evaluation."""
+    config = OmegaConf.load(run / "config.yaml")
+    return {"env": OmegaConf.to_container(config.env), "voices": {}, "temperature": 1.0, "planner": None,
+            "cast": OmegaConf.to_container(config.cast)}  # fmt: skip
+
+
+def test_as_trained_is_the_runs_own_evaluation(runs: Path, played: Path) -> None:
+    for arm, seed in (("full", 0), ("full", 1), ("game_only", 0)):
+        run = run_of(runs, arm, seed)
+        own = json.loads((run / "run.json").read_text())["figures"]["trained"]
+        assert_same(of_run(cells_of(played), run, **usual(run)), own)
+
+
+def test_the_figures_are_those_of_evaluate(runs: Path, played: Path, tmp_path: Path) -> None:
+    """Against the command that plays any two: with another's voice, in another game, and with planned votes."""
+    run = run_of(runs, "full", 0)
+    common = [*SMALL, "games=6", "concurrency=6", f"out={tmp_path}", f"cache={runs / 'bases'}"]
+    how = {"planner": asdict(PlannerConfig(iterations=3, lambdas=(0.01,)))}
+    planned = json.loads(json.dumps(how))  # as it is written
+    for player, extra, changed in (
+        (f"{run}", ["voices=[base]"], {"voices": {"crewmate": "base"}}),
+        (f"{run}", ["env.players=4"], {"env": {**usual(run)["env"], "players": 4}}),
+        (f"{run}+plan", ["planner=pikl", "planner.iterations=3", "planner.lambdas=[0.01]"], planned),
+    ):
+        with pytest.MonkeyPatch.context() as patch:  # what the command line would say wins over the run
+            if extra[0].startswith("env."):
+                patch.setattr(evaluate, "as_in_runs", lambda cfg, names: cfg)
+            evaluate.main(configure("evaluate", *common, f"players=[{player},base]", *extra))
+        (theirs,) = json.loads((tmp_path / "evaluation.json").read_text())["conditions"].values()
+        assert_same(of_run(cells_of(played), run, **{**usual(run), **changed}), theirs)
+
+
+def test_conditions_differ_in_what_they_change(runs: Path, played: Path) -> None:
+    cells, run = cells_of(played), run_of(runs, "full", 0)
+    silent = of_run(cells, run, voices={"crewmate": "silence"})
+    assert "vote/imposter" in silent and "talk/names" not in silent
+    assert "talk/names" in of_run(cells, run, **usual(run))
+    # as trained = five players; a base in its own voice = as trained
+    of_base = [name for name in cells if name.startswith("among_us-scripted")]
+    assert len(cells) == 3 * 7 + len(of_base) and len(of_base) == 5
+
+
+def test_the_table(runs: Path, played: Path) -> None:
+    rows, per_seed = (rows_of(played / f"small{part}") for part in (".csv", "_per_seed.csv.gz"))
+    assert list(rows[0]) == ["arm", "condition", "metric", "mean", "low", "high", "seeds", "games"]
+    assert all(all(row.values()) for row in rows)
+    assert list(dict.fromkeys(row["arm"] for row in rows)) == ["base", "RL", "RL+L+S"]
+    assert {row["condition"] for row in rows} == set(CONDITIONS)
+    for condition in CONDITIONS:
+        wins = {r["arm"]: r for r in rows if (r["condition"], r["metric"]) == (condition, "game/win_rate/crewmates")}
+        own = [
+            float(r["mean"])
+            for r in per_seed
+            if (r["arm"], r["condition"], r["metric"]) == ("RL+L+S", condition, "game/win_rate/crewmates")
+        ]
+        expected = seed_mean(own)
+        assert len(own) == 2 and float(wins["RL+L+S"]["mean"]) == pytest.approx(expected.mean, rel=1e-4)
+        assert float(wins["RL+L+S"]["low"]) == pytest.approx(max(expected.low, 0), rel=1e-4, abs=1e-4)
+        assert (wins["base"]["seeds"], wins["RL+L+S"]["seeds"], wins["RL"]["seeds"]) == ("1", "2", "1")
+        assert (wins["RL+L+S"]["games"], wins["RL"]["games"]) == ("12", "6")
+    differences = rows_of(played / "small_differences.csv.gz")
+    assert {row["condition"] for row in differences} == {f"{name} - as_trained" for name in [*CONDITIONS][1:]}
+    same = [float(row["mean"]) for row in differences if row["condition"] == "players_5 - as_trained"]
+    assert same and not any(same)
+    assert "<svg" in (played / "small.svg").read_text()
+
+
+def test_differences_are_to_the_reference_and_between_arms() -> None:
+    def runs(*wins: float) -> list[ArmRun]:
+        arms = [(arm, seed) for arm in ("RL", "RL+L+S") for seed in (0, 1)]
+        return [
+            ArmRun(arm, seed, {"vote/imposter": Interval(mean, 0, 1, 10)})
+            for (arm, seed), mean in zip(arms, wins, strict=True)
+        ]
+
+    played = {"small": runs(0.1, 0.2, 0.3, 0.4), "usual": runs(0.5, 0.6, 0.9, 0.8), "large": runs(0.2, 0.2, 0.2, 0.2)}
+    found = {
+        (name, row.arm): round(row.mean, 6)
+        for name, rows in conditions_tables.differences(played, ["vote/imposter"], "usual").items()
+        for row in rows
+    }
+    assert found == {
+        ("small - usual", "RL"): -0.4, ("small - usual", "RL+L+S"): -0.5, ("large - usual", "RL"): -0.35,
+        ("large - usual", "RL+L+S"): -0.65, ("small", "RL+L+S - RL"): 0.2, ("usual", "RL+L+S - RL"): 0.3,
+        ("large", "RL+L+S - RL"): 0.0,
+    }  # fmt: skip
+    assert "usual - small" in conditions_tables.differences(played, ["vote/imposter"])  # the first, where none is named
+
+
+def test_a_finished_study_only_tabulates(runs: Path, played: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in played.glob("*.json")}
+    table = (played / "small.csv").read_text()
+    (played / "small.csv").unlink()
+    conditions.main(study(runs))
+    said = capsys.readouterr().out
+    assert "0 of 26 cells are still to be played" in said
+    assert "the arms' means are not over the same seeds: RL 0; RL+L+S 0, 1" in said
+    assert {path: path.stat().st_mtime_ns for path in played.glob("*.json")} == before
+    assert (played / "small.csv").read_text() == table
+
+
+def test_tables_and_figure_are_made_again_from_the_figures_of_each_run(
+    played: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conditions, "entrants", lambda *args: pytest.fail("a run was looked for"))
+    conditions.main(study(Path("none"), f"data={played / 'small_per_seed.csv.gz'}", f"publish={tmp_path}"))
+    names = {"small.csv", "small_differences.csv.gz", "small.svg"}
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+        name: (played / name).read_bytes() for name in names
+    }
+    again = [f"data={played / 'small_per_seed.csv.gz'}", f"publish={tmp_path}"]
+    conditions.main(study(Path("none"), *again, "headline=as_trained"))
+    header, *lines = (tmp_path / "small.csv").read_text().splitlines()
+    assert header.replace("condition,", "") == (tmp_path / "table.csv").read_text().splitlines()[0]
+    own = [line.replace(",as_trained,", ",") for line in lines if ",as_trained," in line]
+    assert own == (tmp_path / "table.csv").read_text().splitlines()[1:] and own
+    with pytest.raises(UserError, match="headline=usual: must be one of the conditions, as_trained, "):
+        conditions.main(study(Path("none"), *again, "headline=usual"))
+    with pytest.raises(UserError, match="reference=usual: must be one of the conditions, as_trained, "):
+        conditions.main(study(Path("none"), f"data={played / 'small_per_seed.csv.gz'}", "reference=usual"))
+    for data, said in (("none.csv", "cannot be read"), (played / "small.csv", "expected the columns arm, seed")):
+        with pytest.raises(UserError, match=rf"data={data}: .*{said}"):
+            conditions.main(study(Path("none"), f"data={data}", f"publish={tmp_path}"))
+
+
+def test_a_stopped_study_goes_on_where_it_was(
+    runs: Path, played: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = {name: CONDITIONS[name] for name in ("as_trained", "silent")}
+    cfg = study(runs, f"cells={tmp_path}", named=few)
+    play, count = conditions.play, iter(range(99))
+
+    def stopping(*args: object) -> object:
+        if next(count) == 3:
+            raise KeyboardInterrupt
+        return play(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(conditions, "play", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        conditions.main(cfg)
+    assert len(cells_of(tmp_path)) == 3 and not (tmp_path / "small.csv").exists()
+    conditions.main(cfg)
+    assert next(count) == 4 + 5  # of eight cells, five were left
+    whole = cells_of(played)
+    assert all(whole[name] == cell for name, cell in cells_of(tmp_path).items())
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.slow
+def test_what_another_process_plays_is_left_to_it(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cfg = study(runs, f"cells={tmp_path}", "arms=[game_only]", named={"as_trained": {}})
+    (run,) = (entrant for entrant in conditions.entrants(runs, "tiny-*", ["game_only"]) if entrant.arm == "RL")
+    cell = conditions.cell_of(run, "as_trained", nouns.Condition(), cfg)
+    code = (
+        "import sys; from pathlib import Path; from experiments.studies.cells import claimed\n"
+        "with claimed(Path(sys.argv[1])) as mine: print(mine, flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / cell.file)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout is not None and other.stdout.readline() == "True\n"
+        conditions.main(cfg)
+        assert "1 cells are being played by another process" in capsys.readouterr().out
+        assert len(cells_of(tmp_path)) == 1 and not (tmp_path / "small.csv").exists()
+        other.communicate("")
+    conditions.main(cfg)
+    assert len(cells_of(tmp_path)) == 2 and (tmp_path / "small.csv").exists()
+
+
+@pytest.mark.slow
+def test_learners_are_played_as_they_were_after_an_iteration(tmp_path: Path) -> None:
+    rounds = ["algo.iterations=2", "algo.alternate=1", "checkpoint.every=1", "cast.imposter.player=rival"]
+    train.main(configure("train", *TRAIN, *rounds, "ablation=full", "arm=turns", "seed=0", f"runs={tmp_path}"))
+    run = run_of(tmp_path, "turns", 0)
+    begun, turned, ended = stages_of(run, "learner")
+    of_rival = stages_of(run, "rival")
+    assert [stage.iteration for stage in of_rival] == [0, 1, 2] and ended.folder == run / "policy"
+
+    def weights(stage: Stage) -> bytes:
+        return b"".join(each.numpy().tobytes() for each in stage.load(torch.device("cpu"), 0).lm.state_dict().values())
+
+    moved = {name: [weights(stage) for stage in stages_of(run, name)] for name in ("learner", "rival")}
+    assert moved["learner"][0] != moved["learner"][1] == moved["learner"][2]  # the learner's turn, then the rival's
+    assert moved["rival"][0] == moved["rival"][1] != moved["rival"][2]
+
+    named = {"at_first": {"iteration": 0}, "between": {"iteration": 1}, "at_last": {"iteration": 2}, "as_is": {}}
+    conditions.main(study(tmp_path, named=named))
+    cells = cells_of(Path(study(tmp_path).cells))
+    of_run = [cell for name, cell in cells.items() if name.startswith(run.name)]
+    assert len(of_run) == 3 and len(cells) == 4  # its end and its own evaluation are one, and so is all of the base
+    (of_base,) = (cell for cell in cells.values() if cell["about"]["arm"] == "base")
+    by_player = {cell["about"]["players"]["learner"]: cell["metrics"] for cell in of_run}
+    assert by_player[begun.digest] == of_base["metrics"]
+    assert set(by_player) == {begun.digest, turned.digest, ended.digest}
+
+    halfway = run / "checkpoints" / "iteration-000001" / "learner.safetensors"
+    weights_then = load_file(halfway)
+    name = next(name for name in weights_then if "mlp" in name)
+    save_file({key: value for key, value in weights_then.items() if key != name}, halfway)
+    with pytest.raises(UserError, match=f"learner.safetensors does not fit the policy in .*missing .*{name}"):
+        turned.load(torch.device("cpu"))
+    save_file(weights_then, halfway)
+
+    foreign = run.with_name("another-s0-00000000")  # its settings are those of this run, its checkpoints were copied
+    shutil.copytree(run, foreign)
+    write_json(foreign / CARD, {**read_json(run / CARD), "run": foreign.name})
+    assert [stage.iteration for stage in stages_of(foreign, "learner")] == [0, 2]
+
+
+def test_what_does_not_fit_is_refused_before_it_is_played(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda device: 100_000)
+    with pytest.raises(UserError, match=r"^Not enough memory: even concurrency=1 needs"):
+        conditions.main(study(runs, "name=too_large", f"cells={runs / 'too_large'}"))
+
+
+def test_a_base_of_several_seeds_counts_once(runs: Path) -> None:
+    """One model is not many seeds, whoever started from it."""
+    found = conditions.entrants(runs, "tiny-*", [])
+    assert [(e.arm, e.seed) for e in found] == [("base", 0), ("RL", 0), ("RL+L+S", 0), ("RL+L+S", 1)]
+    assert len({e.base for e in found}) == 1
+
+
+def test_each_seeds_own_base_is_an_entrant(runs: Path, tmp_path: Path) -> None:
+    for run in (run_of(runs, "full", 0), run_of(runs, "full", 1)):
+        shutil.copytree(run, tmp_path / run.name)
+    base = base_folder(run_of(runs, "full", 0))
+    shutil.copytree(base, tmp_path / "bases" / base.name)
+    other = load_policy(base, torch.device("cpu"))
+    with torch.no_grad():
+        next(other.parameters()).mul_(0.5)
+    save_policy(tmp_path / "bases" / "another", other, {"game": "among_us"})
+    run = run_of(tmp_path, "full", 1)
+    card = run / "policy" / "policy.json"
+    card.write_text(json.dumps({**json.loads(card.read_text()), "base": "moved/another"}))
+    digest = folder_digest(tmp_path / "bases" / "another")
+    (run / CARD).write_text(json.dumps({**read_json(run / CARD), "base_digest": digest}))
+    found = [e for e in conditions.entrants(tmp_path, "tiny-*", []) if e.arm == "base"]
+    assert [(e.seed, e.name) for e in found] == [(0, base.name), (1, "another")]
+
+
+def test_a_base_made_again_under_its_name_is_not_the_runs(runs: Path, tmp_path: Path) -> None:
+    """The one that a run began with is played, from the copy that the run keeps; without that nothing is."""
+    run = tmp_path / run_of(runs, "full", 0).name
+    shutil.copytree(run_of(runs, "full", 0), run)
+    trained = load_policy(run / "policy", torch.device("cpu"))
+    card = {**read_card(run / "policy"), "base": f"moved/{base_folder(run).name}"}
+    save_policy(run / "policy", trained, {key: card[key] for key in ("game", "base", "run", "learner")})
+    there = tmp_path / "bases" / base_folder(runs / run.name).name
+    other = load_policy(base_folder(runs / run.name), torch.device("cpu"))
+    with torch.no_grad():
+        next(other.parameters()).mul_(0.5)
+    save_policy(there, other, {"game": "among_us"})
+
+    assert base_folder(run) == run / REFERENCE
+    named = {"as_trained": {}}
+    conditions.main(study(tmp_path, named=named))
+    own = read_json(run / CARD)["figures"]["trained"]
+    assert_same(of_run(cells_of(Path(study(tmp_path).cells)), run, **usual(run)), own)
+
+    shutil.rmtree(run / REFERENCE)
+    with pytest.raises(
+        UserError, match=f"{there.name} is not the base that .*{run.name} began with: it was made again"
+    ):
+        base_folder(run)
+    with pytest.raises(UserError, match="is not the base that"):
+        entrants.base_beside(str(run))
+
+
+def test_published_figures_stand_beside_ours(runs: Path, played: Path, tmp_path: Path) -> None:
+    path = tmp_path / "published.csv"
+    path.write_text("arm,setting,value,mean\nRL,players,4,0.25\n")
+    assert conditions_tables.read_published(path) == {("RL", "players_4"): 0.25}
+    conditions.main(study(runs, f"published={path}", f"publish={tmp_path}"))
+    assert {json.loads(line)["run"] for line in (tmp_path / "cards.jsonl").read_text().splitlines()} == {
+        run.name for run in runs.glob("tiny-*")
+    }
+    assert "(open: published)" in (tmp_path / "small.svg").read_text()
+    path.write_text("arm,mean\nRL,0.25\n")
+    with pytest.raises(UserError, match=r"published\.csv: expected the columns arm, setting, value, mean"):
+        conditions_tables.read_published(path)
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Iterator[dict[str, DictConfig]]:
+    names = ("among_us_generalisation", "among_us_speech", "among_us_iterated")
+    yield {name: configure("conditions", f"study={name}") for name in names}
+
+
+def test_shipped_studies_can_be_played_by_these_runs(runs: Path, shipped: dict[str, DictConfig]) -> None:
+    entrant = conditions.entrants(runs, "tiny-*", [])[-1]
+    for name, cfg in shipped.items():
+        assert cfg.name == name
+        for condition, changes in conditions.read_conditions(cfg).items():
+            here = replace(changes, iteration=changes.iteration and 1)  # these runs have one iteration
+            assert conditions.cell_of(entrant, condition, here, cfg).condition == condition
+    sweep = configure("train", "sweep=among_us_iterated")
+    asked = {each.iteration for each in conditions.read_conditions(shipped["among_us_iterated"]).values()} - {None, 0}
+    kept = range(sweep.checkpoint.every, sweep.algo.iterations, sweep.checkpoint.every)
+    assert asked == set(kept) and len(kept) < sweep.checkpoint.keep
+    settings = {
+        (key, str(value))
+        for name in shipped["among_us_generalisation"].conditions
+        for key, value in [name.rsplit("_", 1)]
+    }
+    published = rows_of(Path(__file__).parents[3] / shipped["among_us_generalisation"].published)
+    assert {(row["setting"], row["value"]) for row in published} == settings
+
+
+def test_others_plan_as_in_the_run(runs: Path) -> None:
+    """A partner that plans is weighed as the run's own evaluation did, and cells know how."""
+    entrant = conditions.entrants(runs, "tiny-*", ["game_only"])[-1]
+    planner = asdict(PlannerConfig(lambdas=(3.0,), choose="own"))
+    other = replace(entrant, config={**entrant.config, "algo": {**entrant.config["algo"], "planner": planner}})
+    assert entrant.planner == PlannerConfig() and other.planner == PlannerConfig(lambdas=(3.0,))
+    names = [conditions.identity_of("base+plan", each) for each in (entrant, other)]
+    assert names[0] != names[1] and conditions.identity_of("base", entrant) == conditions.identity_of("base", other)
+
+
+def test_points_of_a_setting_share_a_panel() -> None:
+    found = conditions_tables.panels(["as_trained", "players_4", "players_6", "shape_2x1", "no_frozen_crewmate"])
+    assert found == {
+        "": ["as_trained", "no_frozen_crewmate"], "players": ["players_4", "players_6"], "shape": ["shape_2x1"]
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named", "said"),
+    [
+        ([], {}, "the study small names none"),
+        (["select=none-*"], None, "select=none-*: no finished run in .* has such a name"),
+        (["where={env.shape:0}"], None, "where.env.shape=0: no selected run has such a setting; the nearest"),
+        (["where={seed:5}"], None, "where.seed=5: none of the selected runs has it; theirs: 0, 1"),
+        (["arms=[fulll]"], None, "is of arm fulll; there are full, game_only"),
+        (["reference=usual"], None, "reference=usual: must be one of the conditions, as_trained, "),
+        (["games=0"], None, "games=0: must be a whole number, at least 1"),
+        (["metrics=[game/wins]"], None, "game/wins is no metric"),
+        (["published=missing.csv"], None, "published=missing.csv: the file cannot be read"),
+        ([], {"a": 3}, "conditions.a=3: must be a group of settings"),
+        (
+            [],
+            {"a": {"envv": {}}},
+            "conditions.a: .*envv is no setting.*known: cast, env, iteration, planner, temperature, voices",
+        ),
+        ([], {"a": {"env": 3}}, "conditions.a: condition.env=3: must be a group of settings"),
+        ([], {"a": {"env": {"player": 4}}}, "conditions.a: env.*player"),
+        ([], {"a": {"env": {"players": 9}}}, "conditions.a: env.players must be a whole number from 4 to 7"),
+        ([], {"a": {"planner": {"lambdas": [-1]}}}, r"conditions.a: planner.lambdas=.*name at least one, each 0"),
+        ([], {"a": {"planner": {"choose": "own"}}}, "conditions.a: planner.choose=own: only training notes plans"),
+        (
+            [],
+            {"a": {"planner": {}, "voices": {"crewmate": "base"}}},
+            "conditions.a: planner, voices=.*who plans speaks for itself",
+        ),
+        ([], {"a": {"iteration": -1}}, "conditions.a: iteration=-1: must be at least 0"),
+        (
+            [],
+            {"a": {"iteration": 7}},
+            "conditions.a: iteration=7: tiny-.* has its learner after 0, 1; checkpoint.every",
+        ),
+        ([], {"a": {"temperature": -1}}, "conditions.a: temperature=-1.0"),
+        ([], {"a": {"cast": {"imposter": "careful"}}}, "conditions.a: cast.imposter=careful: must be a group"),
+        (
+            [],
+            {"a": {"cast": {"imposter": {"player": "nobody"}}}},
+            "conditions.a: cast.imposter: nobody is none of learner",
+        ),
+        ([], {"a": {"cast": {"imposter": {"player": "rival"}}}}, "conditions.a: cast: there is no rival in"),
+        ([], {"a": {"cast": {"crewmate": {"partners": 7}}}}, "conditions.a: cast.crewmate.partners=7"),
+        ([], {"a": {"voices": {"pilot": "base"}}}, "conditions.a: voices.pilot=base: there is no such role"),
+        ([], {"a": {"voices": {"crewmate": "loud"}}}, "conditions.a: voices.crewmate=loud: must be learner, base"),
+        (
+            [],
+            {"a": {"voices": {"imposter": "base"}, "cast": {"imposter": {"player": "careful"}}}},
+            "careful is no language model",
+        ),
+    ],
+)
+def test_mistakes_are_refused_before_any_game(
+    overrides: list[str], named: dict | None, said: str, runs: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=said.replace("*:", r"\*:")) as error:
+        conditions.main(study(runs, f"cells={tmp_path}", *overrides, named=named))
+    assert "\n" not in str(error.value) and not cells_of(tmp_path)
+
+
+def test_two_runs_of_one_arm_and_seed_are_refused(runs: Path, tmp_path: Path) -> None:
+    for run in runs.glob("tiny-*"):
+        (tmp_path / run.name).symlink_to(run)
+    again = shutil.copytree(run_of(runs, "full", 1), tmp_path / "tiny-again")
+    config = OmegaConf.load(again / "config.yaml")
+    config.env.shaping = 0.2
+    OmegaConf.save(config, again / "config.yaml")
+    with pytest.raises(UserError, match=r"are of seed 1 and are both arm full; .*, or settings in `where`"):
+        conditions.entrants(tmp_path, "tiny-*", [])
+    found = conditions.entrants(tmp_path, "tiny-*", [], OmegaConf.create({"env.shaping": 0}))
+    assert [(e.arm, e.seed) for e in found] == [("base", 0), ("RL", 0), ("RL+L+S", 0), ("RL+L+S", 1)]

@@ -1,0 +1,163 @@
+"""The drift of a small real run's language: every policy is measured, once, and what is left out is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from experiments import train
+from experiments.setup.stages import Stage, stages_of
+from experiments.studies import drift
+from experiments.studies.drift import Subject
+from experiments.studies.iterations import refuse_doubles
+from marl.common.errors import UserError
+from marl.common.files import csv_rows, read_json, write_json
+from marl.metrics.stats import Interval, Metrics, seed_mean
+from marl.storage.checkpoint import folder_digest
+from tests.composing import configure
+from tests.experiments.studies.test_frontier import TEST
+from tests.marl.test_human_dond import write
+
+QUIET = ["progress=false", "threads=1"]
+SMALL = [
+    *QUIET, "env=dond", "base=human", "base.epochs=1", "model.hidden_size=32", "model.layers=1",
+    "model.intermediate_size=64", "model.max_new_tokens=8", "name=tiny", "arm=full", "algo.iterations=2",
+    "algo.games=4", "algo.concurrency=4",
+    "algo.update.minibatches=1", "eval.games=3", "eval.every=1", "eval.final_games=3", "checkpoint.every=1",
+]  # fmt: skip
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    return csv_rows(path)
+
+
+def spoken(game: dict[str, Any]) -> dict[str, Any]:
+    """The game as it would stand there had its players said this."""
+    books, hats, balls = game["facts"]["counts"]
+    said = (
+        ("player_0", "i take all the books , you take the rest"),
+        ("player_0", f"[propose] ({books} books, 0 hats, 0 balls) [END]"),
+        ("player_1", f"[propose] (0 books, {hats} hats, {balls} balls) [END]"),
+    )
+    first = game["turns"][0]
+    turns = [
+        {**first, "step": step, "agent": who, "text": text, "message": "" if "[" in text else text, "error": ""}
+        for step, (who, text) in enumerate(said)
+    ]
+    return {**game, "turns": turns}
+
+
+def test_a_runs_drift_from_its_base_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "data").mkdir()
+    data = write(tmp_path / "data", test=TEST)
+    train.main(configure("train", *SMALL, f"data.dond={data}", f"runs={tmp_path}"))
+    capsys.readouterr()
+    (kept_games,) = tmp_path.glob("tiny-*/episodes/iteration-000001.jsonl")
+    kept_games.write_text(json.dumps(spoken(json.loads(kept_games.read_text().splitlines()[0]))) + "\n")
+    cfg = configure("drift", *QUIET, f"runs={tmp_path}", "select=tiny-*", f"data.dond={data}", "games=4")
+    drift.main(cfg)
+    assert "test: 2 views of human dialogues; left out: none" in capsys.readouterr().out
+    out = tmp_path / "drift"
+    found = {(row["iteration"], row["metric"]): row for row in rows(out / "drift.csv.gz")}
+    assert {iteration for iteration, _ in found} == {"0", "1", "2"}  # base, checkpoint, end
+    likely = [float(found[iteration, "drift/human_dialogues"]["mean"]) for iteration in "012"]
+    assert all(nats < 0 for nats in likely) and len(set(likely)) == 3
+    kept = {(row["iteration"], row["metric"]): row["mean"] for row in rows(out / "kept.csv.gz")}
+    assert kept["1", "talk/table_kept"] == kept["1", "talk/understood"] == "1"
+    assert float(next(row for row in rows(out / "people.csv") if row["metric"] == "talk/understood")["mean"]) > 0
+    assert (out / "drift.svg").read_text().count("<svg") == 1
+
+    again = tmp_path / "again"
+    drift.main(configure("drift", f"data.table={out / 'drift.csv.gz'}", f"publish={again}"))  # without the run
+    assert {path.name for path in again.iterdir()} == {"drift_by_arm.csv.gz", "drift.svg"}
+    assert all(path.read_bytes() == (out / path.name).read_bytes() for path in again.iterdir())
+
+    cells = {path: path.stat().st_mtime_ns for path in out.glob("*.json")}
+    assert len(cells) == 3
+    drift.main(cfg)  # nothing is measured again
+    assert {path: path.stat().st_mtime_ns for path in cells} == cells
+
+    (data / "val.txt").write_text((data / "test.txt").read_text())  # other dialogues are other figures
+    drift.main(configure("drift", *QUIET, f"runs={tmp_path}", "select=tiny-*", f"data.dond={data}", "games=4"))
+    assert len([*out.glob("*.json")]) == 6
+
+    people = (out / "people.csv").read_bytes()
+    drift.main(configure("drift", *QUIET, f"runs={tmp_path}", "select=tiny-*", "games=4"))
+    assert (out / "people.csv").read_bytes() == people and "drift/human" not in str(rows(out / "drift.csv.gz"))
+
+    (run,) = tmp_path.glob("tiny-*")
+    assert stages_of(run, "learner")[0].folder.parent == tmp_path / "bases"
+    config = OmegaConf.load(run / "config.yaml")
+    config.init.learner = run.name  # as if it had started from where it ended
+    OmegaConf.save(config, run / "config.yaml")
+    assert stages_of(run, "learner")[0].folder == run / "policy"
+    card = read_json(run / "run.json")
+    write_json(run / "run.json", {**card, "inputs": {f"init.learner={run.name}": folder_digest(run / "policy")}})
+    assert stages_of(run, "learner")[0].folder == run / "policy"
+    write_json(run / "run.json", {**card, "inputs": {f"init.learner={run.name}": "0123"}})
+    with pytest.raises(UserError, match=r"policy is not the policy that .* began with: it was made again"):
+        stages_of(run, "learner")
+
+
+def policy(
+    run: str, objective: float, arm: str, seed: int, iteration: int, **figures: float
+) -> tuple[Subject, Metrics]:
+    config = {"env": {"objective": objective}, "eval": {}}
+    subject = Subject(Path(run), arm, seed, config, Stage(iteration, Path(run)))
+    return subject, {f"{kind}/{name}": Interval(value, value - 0.1, value + 0.1, 100)
+                     for key, value in figures.items() for kind, _, name in [key.partition("_")]}  # fmt: skip
+
+
+def test_objectives_have_rows_of_their_own_and_arms_means_over_seeds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = {"game_score": 0.0, "game_points": 4.0, "talk_inverted": 0.02, "drift_own_speech": -2.0}
+    found = [policy("alike-1", 1.0, "cloned", 0, i, **{**base, "game_score": 8.0 + i}) for i in (0, 5)]
+    for seed, (kept, end) in enumerate([(1, 0.3), (7, 0.0), (9, 0.0)]):  # no checkpoint is kept of all
+        for i, inverted in ((0, 0.02), (kept, 0.1), (12, end)):
+            found.append(policy(f"alike-{seed + 2}", -1.0, "cloned", seed, i, **{**base, "talk_inverted": inverted}))
+    drift.write_lines(tmp_path / "drift.csv.gz", found)
+    drift.tabulate(tmp_path / "drift.csv.gz", tmp_path)
+    means = {(r["objective"], r["iteration"], r["metric"]): r for r in rows(tmp_path / "drift_by_arm.csv.gz")}
+    assert {key[:2] for key in means} == {("1", "0"), ("1", "5"), ("-1", "0"), ("-1", "12")}
+    end, base_row = means["-1", "12", "talk/inverted"], means["-1", "0", "talk/inverted"]
+    assert (float(end["mean"]), end["low"], end["seeds"]) == (pytest.approx(0.1), "0", "3")
+    assert float(end["high"]) == pytest.approx(seed_mean([0.3, 0, 0]).high, rel=1e-4)
+    assert (base_row["mean"], base_row["low"], base_row["high"]) == ("0.02", "-0.08", "0.12")  # one policy: its games'
+    said = capsys.readouterr().out
+    assert all(f"λ={where}" in said for where in ("1 cloned s0 it 5", "-1 cloned s0 it 1", "-1 cloned s2 it 12"))
+    drawn = (tmp_path / "drift.svg").read_text()
+    assert drawn.count("of those that could be, λ") == 2 and ">points<" in drawn and ">score<" in drawn
+
+
+def test_runs_that_no_column_tells_apart_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"a and b are both of objective 0, arm full and seed 1; choose names .*`where`"
+    ):
+        refuse_doubles((Path(name), where, "full", 1) for name, where in (("a", 0), ("c", 1), ("a", 0), ("b", 0)))
+    (tmp_path / "drift.csv").write_text("run,arm\nx,full\n")
+    for name, said in (("drift.csv", "expected the columns objective, run, arm"), ("none.csv", "cannot be read")):
+        with pytest.raises(UserError, match=rf"data.table={tmp_path / name}: .*{said}"):
+            drift.main(configure("drift", f"data.table={tmp_path / name}"))
+    line = "0,x,full,1,3,game/agreement,.5,.4,.6,9\n"
+    (tmp_path / "drift.csv").write_text("objective,run,arm,seed,iteration,metric,mean,low,high,games\n" + line)
+    with pytest.raises(UserError, match="has no game/score of x at iteration 3"):
+        drift.main(configure("drift", f"data.table={tmp_path / 'drift.csv'}"))
+    twice = "".join(f"0,{run},full,1,3,game/score,5,4,6,9\n" for run in "xy")
+    (tmp_path / "drift.csv").write_text("objective,run,arm,seed,iteration,metric,mean,low,high,games\n" + twice)
+    with pytest.raises(UserError, match=r"data\.table: x and y are both of objective 0, arm full and seed 1"):
+        drift.main(configure("drift", f"data.table={tmp_path / 'drift.csv'}"))
+    with pytest.raises(UserError, match="select=: must be names of runs' folders"):
+        drift.main(configure("drift", "select=''", f"runs={tmp_path}"))
+
+
+def test_people_who_did_not_end_in_claims_are_counted_and_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = drift.people_metrics(str(write(tmp_path)), "train")
+    assert "4 views of human dialogues; left out: 1 no agreement; in all 2 rows without" in capsys.readouterr().out
+    assert found["talk/understood"].n == 3 and found["talk/worse_share"].n == 3  # dialogues
