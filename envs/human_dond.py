@@ -30,7 +30,7 @@ SELECTION = "<selection>"  # stands where a player ended the talk; no words
 
 
 class HumanEnding(StrEnum):
-    """How a human dialogue ended."""
+    """Endings of a human dialogue."""
 
     DEAL = "deal"
     DISAGREE = "disagree"  # both chose, and the choices don't add up to the pool
@@ -42,9 +42,9 @@ class HumanEnding(StrEnum):
 class HumanView:
     """One player's view of a human dialogue: the player is YOU, its partner THEM.
 
-    `index`: row of `data.txt`, from 0. `turns`: who and the words, None where that player ended the talk; always the
-    last turn, and only that. `claim`: the items that YOU chose, None where nothing was chosen. `partner_claim`: what
-    THEM chose, where it is known: after a deal it is the rest, else it is looked up in the partner's own row.
+    `index`: row of `data.txt`, from 0. `turns`: speaker and words; the last turn, and only that, has None: there the
+    player ended the talk. `claim`: the items that YOU chose, or None. `partner_claim`: the items that THEM chose, where
+    known: the rest after a deal, else looked up in the partner's own row.
     """
 
     index: int
@@ -58,7 +58,7 @@ class HumanView:
 
     @property
     def agree(self) -> bool:
-        """Whether a deal was made. Two players who both walked away count as no deal, although the file says agree."""
+        """True for a deal. Two players who both walked away are none, although the file says agree."""
         return self.ending is HumanEnding.DEAL
 
     @property
@@ -68,7 +68,7 @@ class HumanView:
 
     @property
     def dialogue(self) -> str:
-        """Stands for the dialogue: the same in both players' views of it."""
+        """Identifies the dialogue: the same string in both players' views of it."""
         theirs = tuple(("THEM" if who == "YOU" else "YOU", text) for who, text in self.turns)
         return min(
             repr((self.counts, self.values, self.partner_values, self.turns)),
@@ -77,7 +77,7 @@ class HumanView:
 
     @property
     def usable(self) -> bool:
-        """Whether the dialogue ends in a claim, as every game does that `replay` can play."""
+        """True where the dialogue ends in a claim, as every game does that `replay` can play."""
         return self.claim is not None
 
     @property
@@ -87,11 +87,11 @@ class HumanView:
 
 @dataclass(frozen=True)
 class HumanSplit:
-    """All whole rows of a split in the order of `data.txt`.
+    """All consistent rows of a split in the order of `data.txt`.
 
-    `skipped` counts those that are not `usable`, by their ending, and as `broken pair` the rows that are not whole (see
-    `read_split`). Of the whole ones, `alone` have no row of their partner, and `deserted` were ended by a partner who
-    chose no agreement, while YOU chose items; neither is a reason to leave a row out.
+    `skipped` counts those that are not `usable`, by their ending, and inconsistent rows as `broken pair` (see
+    `read_split`). Two oddities are counted but kept: `alone` rows lack their partner's row, and in `deserted` ones the
+    partner walked away while YOU chose items.
     """
 
     views: tuple[HumanView, ...]
@@ -101,46 +101,12 @@ class HumanSplit:
 
     @property
     def note(self) -> str:
-        """Those that are odd and count all the same, in a few words."""
+        """The oddities, in a few words."""
         return f"in all {self.alone} rows without a partner's row, {self.deserted} beside a partner who walked away"
 
     @property
     def usable(self) -> tuple[HumanView, ...]:
         return tuple(view for view in self.views if view.usable)
-
-
-@dataclass(frozen=True)
-class HumanFigures:
-    """What `figures` measures. A score is YOUR points, a turn a message, a token a word as the data separate them."""
-
-    rows: int
-    agreed: float  # share of rows
-    score: float  # mean over all rows, 0 without a deal
-    score_agreed: float
-    turns: float  # messages a dialogue
-    tokens_per_turn: float
-    vocabulary: int
-    frequent: int  # words seen more than 20 times
-
-
-def figures(views: Iterable[HumanView]) -> HumanFigures:
-    """Published-style figures of some views. Raises ValueError where there is no deal among them."""
-    views = tuple(views)
-    deals = [view.reward for view in views if view.agree]
-    if not deals:
-        raise ValueError(f"Figures need at least one dialogue that ended in a deal, got {len(views)} views.")
-    messages = [message for view in views for message in view.messages]
-    words = Counter(word for message in messages for word in message.split())
-    return HumanFigures(
-        rows=len(views),
-        agreed=len(deals) / len(views),
-        score=sum(deals) / len(views),
-        score_agreed=sum(deals) / len(deals),
-        turns=len(messages) / len(views),
-        tokens_per_turn=words.total() / len(messages),
-        vocabulary=len(words),
-        frequent=sum(count > 20 for count in words.values()),
-    )
 
 
 # --- Reading ----------------------------------------------------------------------------------------------------------
@@ -162,10 +128,9 @@ def read_split(directory: str | Path, split: Split) -> HumanSplit:
     `data.txt` holds every row ("all"), `val.txt` and `test.txt` list which of them were held out, and "train" is the
     rest. All rows are returned as they stand in `data.txt`, which tells more of how a dialogue ended.
 
-    A row is not whole where its two contexts have different counts, the choice is of more than the pool holds, or the
-    reward is not what it is worth: such rows are counted and left out. Raises ValueError for another split, for a line
-    that is no row at all, with file name, line number and what was expected there, and for a file without a whole row;
-    FileNotFoundError where a file is missing.
+    Inconsistent rows are counted and left out: the two contexts have different counts, the choice is of more than the
+    pool holds, or the reward is not its worth. Raises ValueError for a line that is no row, with file name, line number
+    and what was expected there; for a file without a consistent row; for another split. Raises FileNotFoundError.
     """
     if split not in ("all", "train", "val", "test"):
         raise ValueError(f"split must be all, train, val or test, got {split!r}.")
@@ -173,7 +138,7 @@ def read_split(directory: str | Path, split: Split) -> HumanSplit:
     rows = _read_rows(directory / "data.txt")
     known = {key for _, key in rows}
     held_out = {name: _read_held_out(directory / f"{name}.txt", known) for name in ("val", "test")}
-    whole = {key: view for view, key in rows if view is not None}
+    consistent = {key: view for view, key in rows if view is not None}
     if split in ("val", "test"):
         rows = [(view, key) for view, key in rows if key in held_out[split]]
     elif split == "train":
@@ -184,7 +149,7 @@ def read_split(directory: str | Path, split: Split) -> HumanSplit:
         if view is None:
             skipped["broken pair"] += 1
             continue
-        partner = whole.get(_swapped(key))
+        partner = consistent.get(_swapped(key))
         views.append(view)
         if not view.usable:
             skipped[view.ending.value] += 1
@@ -205,7 +170,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _read_rows(path: Path) -> list[tuple[HumanView | None, Dialogue]]:
-    """Every row in order; None for those that are not whole."""
+    """Every row in order; None for inconsistent ones."""
     rows = []
     for number, line in enumerate(_lines(path), start=1):
         try:
@@ -245,7 +210,7 @@ def _read_held_out(path: Path, known: set[Dialogue]) -> set[Dialogue]:
 
 
 def _parse_row(line: str, index: int) -> tuple[HumanView | None, Dialogue]:
-    """A row of `data.txt` without its partner's claim, None where it is not whole. The ValueError says what was
+    """A row of `data.txt` without its partner's claim, or None if it is inconsistent. A ValueError says what was
     expected."""
     match = _ROW.fullmatch(line)
     if not match:
@@ -288,11 +253,9 @@ def _parse_talk(talk: str, ended_by: str) -> list[tuple[Speaker, str]]:
 
 
 def _speaker(word: str) -> Speaker:
-    if word == "YOU":
-        return "YOU"
-    if word == "THEM":
-        return "THEM"
-    raise ValueError("YOU or THEM at the start of each turn")
+    if word not in ("YOU", "THEM"):
+        raise ValueError("YOU or THEM at the start of each turn")
+    return "YOU" if word == "YOU" else "THEM"
 
 
 def _context(text: str) -> tuple[Triple, Triple]:
@@ -301,7 +264,7 @@ def _context(text: str) -> tuple[Triple, Triple]:
 
 
 def _swapped(key: Dialogue) -> Dialogue:
-    """The same dialogue as its partner's row has it."""
+    """The same dialogue as in the partner's row."""
     own, talk, ended_by, other = key
     turns = []
     for turn in talk.split(" <eos> "):
@@ -317,10 +280,10 @@ _OTHER_NAME = re.compile(r"[a-z](?:book|ball)|(?:book|ball)(?!s?(?![a-z]))")  # 
 
 
 def permuted(view: HumanView, order: Triple) -> HumanView:
-    """The same dialogue with its items renamed: what was called `ITEMS[order[i]]` is called `ITEMS[i]`.
+    """The same dialogue with its items renamed: `ITEMS[order[i]]` becomes `ITEMS[i]`.
 
-    Counts, values and claims move along, so that points stay what they were. A dialogue that names an item in another
-    way (basketballs) is returned as it is.
+    Counts, values and claims move along, so points stay the same. A dialogue that names an item in another way
+    (basketballs) is returned unchanged.
     """
     assert sorted(order) == [0, 1, 2], order
     if any(_OTHER_NAME.search(message) for message in view.messages):
@@ -345,7 +308,7 @@ def permuted(view: HumanView, order: Triple) -> HumanView:
 
 
 class NotReplayable(ValueError):
-    """A human dialogue that the environment would not let happen. `reason` is short, for counting."""
+    """A human dialogue that breaks the environment's rules. `reason` is short, for counting."""
 
     def __init__(self, view: HumanView, reason: str) -> None:
         super().__init__(f"The dialogue in row {view.index} can't be played again: {reason}.")
@@ -355,11 +318,10 @@ class NotReplayable(ValueError):
 def replay(view: HumanView, env: DealOrNoDeal) -> list[Step]:
     """Plays the dialogue through `env` and returns what YOUR seat reads and replies, in order, as in live play.
 
-    Items are ("observe", text, questions) for every observation that holds text or brings belief questions, and
-    ("reply", text) for YOUR own turns, tags and end marker included. What the environment tells of the result is left
-    out, as it is in a rollout: no reply follows it. YOU are player_0 in rows with an even index, else player_1. Who
-    ended the talk proposes first. A partner's claim that isn't known is played as one that makes no deal, which is
-    what happened; YOU never see it.
+    Items are ("observe", text, questions) for every observation with text or belief questions, and ("reply", text) for
+    YOUR own turns, with tags and end marker. The result of the game is left out, as in a rollout: no reply follows it.
+    YOU are player_0 in rows with an even index, else player_1. The player that ended the talk proposes first. An
+    unknown claim of the partner is played as one that makes no deal, which is what happened; YOU never see it.
 
     Raises NotReplayable where YOU made no claim, or where the environment refuses or cuts a turn.
     """
@@ -386,7 +348,8 @@ def replay(view: HumanView, env: DealOrNoDeal) -> list[Step]:
         raise NotReplayable(view, f"not a valid context: {error}") from error
     steps: list[Step] = []
     for who, text in (*view.turns, closing):
-        _note(steps, observations[you]["text"], infos[you]["questions"])
+        if observations[you]["text"] or infos[you]["questions"]:
+            steps.append(("observe", observations[you]["text"], infos[you]["questions"]))
         speaker = you if who == "YOU" else AGENTS[1 - seat]
         if not env.agents:
             raise NotReplayable(view, "longer than the environment allows")
@@ -402,11 +365,6 @@ def replay(view: HumanView, env: DealOrNoDeal) -> list[Step]:
             raise NotReplayable(view, "a message that the environment changes")
     assert not env.agents, view
     return steps
-
-
-def _note(steps: list[Step], text: str, questions: tuple[Question, ...]) -> None:
-    if text or questions:
-        steps.append(("observe", text, questions))
 
 
 def replay_all(views: Iterable[HumanView], env: DealOrNoDeal) -> tuple[list[list[Step]], Counter[str]]:

@@ -19,16 +19,17 @@ from omegaconf import DictConfig
 
 from experiments.final_games import final_evaluation
 from experiments.launch.command import command
-from experiments.launch.show import show
 from experiments.launch.terminal import Bar, quiet, say
 from experiments.learning import learn
 from experiments.report import report_sweep
+from experiments.setup.arms import check_arm
 from experiments.setup.bands import expected_of
 from experiments.setup.devices import set_deterministic, set_threads
 from experiments.setup.memory import memory_of_run
 from experiments.setup.record import Record
 from experiments.setup.spec import RunSpec, run_spec
 from experiments.setup.work import Work, inputs_of
+from experiments.show import show
 from marl.common.distributed import Ranks, torchrun_ranks
 from marl.common.errors import UserError
 from marl.model.policy import Policy
@@ -44,12 +45,7 @@ from marl.storage.folder import REFERENCE, check_unedited, claim, read_run_card
 from marl.storage.tracking import METRICS_FILE, Tracker, Unlogged, make_tracker, read_metrics
 
 
-def folder_of(cfg: DictConfig) -> Path:
-    """Returns the folder that a job writes into."""
-    return run_spec(cfg).folder
-
-
-@command("train", implies={"data.dond": "base=human"}, after=report_sweep, folder_of=folder_of)
+@command("train", implies={"data.dond": "base=human"}, after=report_sweep, check=check_arm)
 def main(cfg: DictConfig) -> Path:
     """Makes one run, from its configuration to its report. Returns its folder."""
     # What is configured.

@@ -62,9 +62,9 @@ from marl.storage.checkpoint import load_training, newest_checkpoint, optimizer_
 from marl.storage.folder import read_run_card
 from marl.storage.tracking import JsonlTracker
 from tests.composing import identity, run_folder
+from tests.human_dialogues import ROWS, TEST, VAL
 from tests.marl.episodes import beliefs, deal_game, episode, message, propose
 from tests.marl.hint import hint_policy
-from tests.marl.test_human_dond import ROWS, TEST, VAL
 
 TEXT = st.text(st.characters(), max_size=60)  # any string that Python can hold, halves of surrogate pairs too
 

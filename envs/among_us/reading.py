@@ -4,31 +4,11 @@ from __future__ import annotations
 
 import re
 
-from envs.among_us.state import (
-    NAMES,
-    Act,
-    Cut,
-    Done,
-    Ending,
-    Event,
-    Intro,
-    Killed,
-    Look,
-    Meeting,
-    Over,
-    Recall,
-    Refused,
-    Role,
-    Room,
-    Said,
-    SpeakNow,
-    Tally,
-    VoteNow,
-)
+from envs.among_us import events
+from envs.among_us.state import NAMES, Act, Ending, Role, Room
 from envs.among_us.texts import LOWER, REASON, ROOM_OF
 from envs.core import END, Style
 
-# --- Reading, for scripted players and analysts -----------------------------------------------------------------------
 _N = f"(?:{'|'.join(NAMES)})"
 _n = f"(?:{'|'.join(LOWER.values())})"
 _R, _r = r"\(\d,\d\)", f"(?:{'|'.join(ROOM_OF)})"
@@ -36,112 +16,112 @@ _PATTERNS: dict[Style, tuple[tuple[type, re.Pattern[str]], ...]] = {
     Style.COMPACT: tuple(
         (kind, re.compile(pattern))
         for kind, pattern in (
-            (Said, rf" ({_n}) says (?:(.*?) )?{re.escape(END)}"),
-            (Killed, rf" killer ({_n}) victim ({_n}|you)"),
+            (events.Said, rf" ({_n}) says (?:(.*?) )?{re.escape(END)}"),
+            (events.Killed, rf" killer ({_n}) victim ({_n}|you)"),
             (
-                Look,
+                events.Look,
                 rf" at ({_r})((?: {_n})*)((?: in {_n} {_r})*)((?: out {_n} {_r})*)((?: body {_n})*)((?: task)*)"
                 r"( ready| cooldown \d+)?",
             ),
-            (Done, " done"),
-            (SpeakNow, " speak"),
-            (VoteNow, r" vote\b"),
-            (Cut, " cut"),
-            (Refused, " refused (wait|skip)"),
-            (Tally, rf" votes((?: (?:{_n}|skip) \d+)+) ejected ({_n}|nobody)"),
-            (Meeting, rf" meeting ({_n}) found ({_n}) at ({_r}) living((?: {_n})+)"),
-            (Recall, rf" recall((?: killer {_n} victim {_n})*)((?: {_n} {_r})*)"),
+            (events.Done, " done"),
+            (events.SpeakNow, " speak"),
+            (events.VoteNow, r" vote\b"),
+            (events.Cut, " cut"),
+            (events.Refused, " refused (wait|skip)"),
+            (events.Tally, rf" votes((?: (?:{_n}|skip) \d+)+) ejected ({_n}|nobody)"),
+            (events.Meeting, rf" meeting ({_n}) found ({_n}) at ({_r}) living((?: {_n})+)"),
+            (events.Recall, rf" recall((?: killer {_n} victim {_n})*)((?: {_n} {_r})*)"),
             (
-                Intro,
+                events.Intro,
                 rf" grid (\d) (\d) imposters (\d) players((?: {_n})+) you ({_n}) (crewmate|imposter)"
                 rf"(?: with((?: {_n})+))?(?: tasks((?: {_r})+))?",
             ),
-            (Over, " (crewmates|imposters|nobody) win ([a-z]+)"),
+            (events.Over, " (crewmates|imposters|nobody) win ([a-z]+)"),
         )
     ),
     Style.NATURAL: tuple(
         (kind, re.compile(pattern))
         for kind, pattern in (
-            (Said, rf'({_N}) says: "(.*)"\n'),
-            (Killed, rf"You notice ({_N}) killing ({_N})!\n|({_N}) has killed you\..*\n"),
+            (events.Said, rf'({_N}) says: "(.*)"\n'),
+            (events.Killed, rf"You notice ({_N}) killing ({_N})!\n|({_N}) has killed you\..*\n"),
             (
-                Look,
+                events.Look,
                 rf"You are in room ({_R})\.( Here with you: [\w, ]+\.)?((?: {_N} is entering from room {_R}\.)*)"
                 rf"((?: {_N} is leaving to room {_R}\.)*)(?: Nobody else is here\.)?((?: The body of {_N} lies here!)*)"
                 r"( Tasks of yours to do here: \d+\.)?( Steps until you may kill: \d+\.| You may kill now\.)?\n",
             ),
-            (Done, "You have done the task.\n"),
-            (SpeakNow, "It is your turn to speak.\n"),
-            (VoteNow, "Now everybody votes.*\n"),
-            (Cut, "Your message was too long.*\n"),
-            (Refused, r"Your reply was not one of your options\. It counts as: (wait|skip)\.\n"),
-            (Tally, rf"Votes: ([\w, ]+)\. ({_N}|Nobody) is ejected\.\n"),
-            (Meeting, rf"({_N}) has found the body of ({_N}) in room ({_R})\..*Alive: ([\w, ]+)\.\n"),
+            (events.Done, "You have done the task.\n"),
+            (events.SpeakNow, "It is your turn to speak.\n"),
+            (events.VoteNow, "Now everybody votes.*\n"),
+            (events.Cut, "Your message was too long.*\n"),
+            (events.Refused, r"Your reply was not one of your options\. It counts as: (wait|skip)\.\n"),
+            (events.Tally, rf"Votes: ([\w, ]+)\. ({_N}|Nobody) is ejected\.\n"),
+            (events.Meeting, rf"({_N}) has found the body of ({_N}) in room ({_R})\..*Alive: ([\w, ]+)\.\n"),
             (
-                Recall,
+                events.Recall,
                 rf"What you have seen: ((?:{_N} killed {_N}(?:, )?)*)((?:{_N} was last in room {_R}(?:, )?)*)\.\n",
             ),
             (
-                Intro,
+                events.Intro,
                 rf"You play Among Us on a grid of rooms, (\d) wide and (\d) high\.\nPlayers: ([\w, ]+)\. "
                 rf"Imposters among them: (\d)\.\nYou are ({_N}), an? (crewmate|imposter)\.\n"
                 r"(?:Your fellow imposters: ([\w, ]+)\.\n)?(?:Your tasks are in: (.*)\.\n)?",
             ),
-            (Over, r"The game is over\. (?:The (crewmates|imposters) win|Nobody wins): (.*)\.\n"),
+            (events.Over, r"The game is over\. (?:The (crewmates|imposters) win|Nobody wins): (.*)\.\n"),
             (type(None), ".*\n"),  # the rules explained
         )
     ),
 }
 
 
-def read(text: str, style: Style) -> list[Event]:
-    """The events that an observation's text tells of: the inverse of `write`. ValueError where it is no such text.
+def read(text: str, style: Style) -> list[events.Event]:
+    """The events in an observation's text: the inverse of `write`. Raises ValueError for any other text.
 
-    Compact style tells messages in lower case, so that is how they are read.
+    Messages of compact style are read as they stand, in lower case.
     """
-    events: list[Event] = []
+    found: list[events.Event] = []
     position = 0
     while position < len(text):
         for kind, pattern in _PATTERNS[style]:
-            if found := pattern.match(text, position):
+            if match := pattern.match(text, position):
                 if kind is not type(None):
-                    events.append(_event(kind, found, style))
-                position = found.end()
+                    found.append(_event(kind, match, style))
+                position = match.end()
                 break
         else:
-            raise ValueError(f"This is no {style} text of the game: {text[position : position + 80]!r}")
-    return events
+            raise ValueError(f"Expected a {style} text of the game, got {text[position : position + 80]!r}.")
+    return found
 
 
-def _event(kind: type, found: re.Match[str], style: Style) -> Event:
+def _event(kind: type, found: re.Match[str], style: Style) -> events.Event:
     g = found.groups()
-    if kind is Said:
-        return Said(_names(g[0])[0], g[1] or "")
-    if kind is Killed:
+    if kind is events.Said:
+        return events.Said(_names(g[0])[0], g[1] or "")
+    if kind is events.Killed:
         killer, victim = (g[0] or g[2], g[1] or "") if style is Style.NATURAL else (g[0], g[1])
-        return Killed(_names(killer)[0], "".join(_names(victim)))
-    if kind is Look:
+        return events.Killed(_names(killer)[0], "".join(_names(victim)))
+    if kind is events.Look:
         here = _rooms(g[0], style)[0]
         entering, leaving = (
             tuple(zip(_names(walkers or ""), _rooms(walkers or "", style), strict=True)) for walkers in (g[2], g[3])
         )
         tasks = int("".join(filter(str.isdigit, g[5] or "0"))) if style is Style.NATURAL else g[5].count("task")
         cooldown = int("0" + "".join(filter(str.isdigit, g[6]))) if g[6] else -1
-        return Look(here, _names(g[1] or ""), entering, leaving, _names(g[4] or ""), tasks, cooldown)
-    if kind is Refused:
-        return Refused(Act(g[0]))
-    if kind is Tally:
+        return events.Look(here, _names(g[1] or ""), entering, leaving, _names(g[4] or ""), tasks, cooldown)
+    if kind is events.Refused:
+        return events.Refused(Act(g[0]))
+    if kind is events.Tally:
         counts = tuple((word.capitalize() if word != Act.SKIP else word, int(n)) for word, n in _COUNT.findall(g[0]))
-        return Tally(counts, "".join(_names(g[1])))
-    if kind is Meeting:
-        return Meeting(_names(g[0])[0], _names(g[1])[0], _rooms(g[2], style)[0], _names(g[3]))
-    if kind is Recall:
+        return events.Tally(counts, "".join(_names(g[1])))
+    if kind is events.Meeting:
+        return events.Meeting(_names(g[0])[0], _names(g[1])[0], _rooms(g[2], style)[0], _names(g[3]))
+    if kind is events.Recall:
         killings = _names(g[0])
         sightings = zip(_names(g[1]), _rooms(g[1], style), strict=True)
-        return Recall(tuple(zip(killings[::2], killings[1::2], strict=True)), tuple(sightings))
-    if kind is Intro:
+        return events.Recall(tuple(zip(killings[::2], killings[1::2], strict=True)), tuple(sightings))
+    if kind is events.Intro:
         names, imposters = (g[2], g[3]) if style is Style.NATURAL else (g[3], g[2])
-        return Intro(
+        return events.Intro(
             name=_names(g[4])[0],
             role=Role(g[5]),
             width=int(g[0]),
@@ -151,9 +131,9 @@ def _event(kind: type, found: re.Match[str], style: Style) -> Event:
             fellows=_names(g[6] or ""),
             tasks=_rooms(g[7] or "", style),
         )
-    if kind is Over:
+    if kind is events.Over:
         winner = None if g[0] in (None, "nobody") else Role(g[0][:-1])
-        return Over(winner, Ending(g[1]) if style is Style.COMPACT else _ENDING[g[1]])
+        return events.Over(winner, Ending(g[1]) if style is Style.COMPACT else _ENDING[g[1]])
     return kind()  # type: ignore[no-any-return]  # those without fields
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Mapping
 from random import Random
 from typing import Any, NamedTuple, SupportsIndex
 
+from envs.among_us import events
 from envs.among_us.state import (
     DIRECTIONS,
     GO,
@@ -21,24 +23,12 @@ from envs.among_us.state import (
     Action,
     Activity,
     Body,
-    Cut,
-    Done,
     Ending,
     Game,
-    Intro,
-    Killed,
-    Look,
-    Meeting,
-    Over,
     Phase,
     Player,
-    Recall,
     Role,
     Rules,
-    Said,
-    SpeakNow,
-    Tally,
-    VoteNow,
     check_layouts,
     check_pairs,
 )
@@ -47,60 +37,44 @@ from envs.core import END, clean
 
 
 # --- The start --------------------------------------------------------------------------------------------------------
-def new_game(rules: Rules, seed: int, options: dict[str, Any] | None = None) -> Game:
-    """Draws names, roles and tasks; `options` may fix some (see `AmongUs`). ValueError for values that fit no game.
+def new_game(rules: Rules, seed: int, options: Mapping[str, Any] | None = None) -> Game:
+    """Draws names, roles and tasks; `options` may fix some (see `AmongUs`). Raises ValueError where they fit no game.
 
     Every hidden fact is drawn from a generator of its own, so that fixing one leaves all others as they were.
     """
     start = _read_start(options or {}, rules)
     rng = Random(f"{seed} layout")
-    width, height = rng.choice(rules.layouts or ((rules.width, rules.height),))
-    low, high = rules.tasks_range or (rules.tasks, rules.tasks)
-    tasks_each = rng.randint(low, high)
-    width, height = start.get("layout", (width, height))
+    layout = rng.choice(rules.layouts or ((rules.width, rules.height),))
+    tasks_each = rng.randint(*(rules.tasks_range or (rules.tasks, rules.tasks)))
+    width, height = start.get("layout", layout)
     names = start.get("names") or Random(f"{seed} names").sample(NAMES, rules.players)
     imposters = start.get("imposters") or Random(f"{seed} roles").sample(range(rules.players), rules.imposters)
     players = []
     for seat, name in enumerate(names):
         own = Random(f"{seed} seat {seat}")
         tasks = [(own.randrange(width), own.randrange(height)) for _ in range(tasks_each)]  # imposters draw too
-        role = Role.IMPOSTER if seat in imposters else Role.CREWMATE
         if "tasks" in start:
             tasks = list(start["tasks"][seat])
-        players.append(
-            Player(
-                name=name,
-                role=role,
-                room=((width - 1) // 2, 0),
-                tasks=tasks if role is Role.CREWMATE else [],
-                cooldown=rules.cooldown if role is Role.IMPOSTER else 0,
-                rng=own,
-            )
-        )
-    game = Game(rules, width, height, tasks_each, players, tuple(imposters), Random(f"{seed} talk"))
+        room = ((width - 1) // 2, 0)
+        if seat in imposters:
+            players.append(Player(name, Role.IMPOSTER, room, [], rules.cooldown, own))
+        else:
+            players.append(Player(name, Role.CREWMATE, room, tasks, 0, own))
+    game = Game(rules, width, height, players, tuple(imposters), Random(f"{seed} talk"))
     if any(not 0 <= x < width or not 0 <= y < height for p in players for x, y in p.tasks):
         raise ValueError(f"The reset option 'tasks' names rooms outside the grid of {width} x {height}.")
     everyone = tuple(p.name for p in game.by_name)
+    guilty = tuple(p.name for p in game.by_name if p.role is Role.IMPOSTER)
     for seat, p in enumerate(players):
-        fellows = tuple(q.name for q in game.by_name if q.role is p.role and q is not p)
-        game.told[seat].append(
-            Intro(
-                name=p.name,
-                role=p.role,
-                width=width,
-                height=height,
-                names=everyone,
-                imposters=len(imposters),
-                fellows=fellows if p.role is Role.IMPOSTER else (),
-                tasks=tuple(sorted(p.tasks, key=lambda room: (room[1], room[0]))),
-            )
-        )
+        fellows = tuple(name for name in guilty if name != p.name) if p.role is Role.IMPOSTER else ()
+        to_do = tuple(sorted(p.tasks, key=lambda room: (room[1], room[0])))
+        game.told[seat].append(events.Intro(p.name, p.role, width, height, everyone, len(imposters), fellows, to_do))
     _ask_movers(game)
     return game
 
 
-def _read_start(options: dict[str, Any], rules: Rules) -> dict[str, Any]:
-    """The reset options that it knows, checked; others are ignored."""
+def _read_start(options: Mapping[str, Any], rules: Rules) -> dict[str, Any]:
+    """The known reset options, checked."""
     start: dict[str, Any] = {}
     for key in ("imposters", "names", "layout", "tasks"):
         if key in options and not isinstance(options[key], list | tuple):
@@ -130,8 +104,11 @@ def _read_start(options: dict[str, Any], rules: Rules) -> dict[str, Any]:
 
 
 # --- What a player sees and may do ------------------------------------------------------------------------------------
-def look(game: Game, player: Player) -> Look:
-    """What the player sees of its room, without its cooldown."""
+def look(game: Game, player: Player) -> events.Look:
+    """The sight of a player in its room, without its cooldown.
+
+    A player who was killed on its way is still seen from the other end of it until it would have arrived.
+    """
     room = player.room
     present, entering, leaving = [], [], []
     for other in game.by_name:
@@ -141,7 +118,7 @@ def look(game: Game, player: Player) -> Look:
         if not other.alive:
             if other.bound is None or goal == room:
                 continue
-            goal = other.bound  # at this end of its way nothing tells yet what happened at the other
+            goal = other.bound
         if goal == room:
             if other.origin is None:
                 present.append(other.name)
@@ -151,11 +128,11 @@ def look(game: Game, player: Player) -> Look:
             leaving.append((other.name, goal))
     bodies = tuple(body.name for body in game.bodies if body.room == room) if game.bodies else ()
     tasks = player.tasks.count(room)
-    return Look(room, tuple(present), tuple(entering), tuple(leaving), bodies, tasks)
+    return events.Look(room, tuple(present), tuple(entering), tuple(leaving), bodies, tasks)
 
 
-def legal_moves(game: Game, player: Player, sight: Look) -> list[Action]:
-    """All that a player may do, in a fixed order. It may kill whom it sees, those entering or leaving too."""
+def legal_moves(game: Game, player: Player, sight: events.Look) -> list[Action]:
+    """Everything the player may do, in a fixed order. It may kill whom it sees, those entering or leaving too."""
     x, y = player.room
     moves = [
         GO[direction]
@@ -174,7 +151,7 @@ def legal_moves(game: Game, player: Player, sight: Look) -> list[Action]:
 
 
 def _ask_movers(game: Game) -> None:
-    """Asks everybody who is ready, and those who wait and see something new or have waited long enough."""
+    """Asks everybody who is ready, and those whose wait is over or whose sight has changed."""
     game.due = {}
     for seat, player in enumerate(game.players):
         if not player.alive or player.activity is Activity.WALK or player.activity is Activity.TASK:
@@ -193,7 +170,7 @@ def _ask_movers(game: Game) -> None:
 
 # --- Moving -----------------------------------------------------------------------------------------------------------
 def play_moves(game: Game, actions: dict[int, Action]) -> None:
-    """One step of moving. `actions` holds a legal action for each seat in `game.due`."""
+    """Plays one step of moving. `actions` holds a legal action for each seat in `game.due`."""
     rules = game.rules
     kills: list[tuple[int, Action]] = []
     reports: list[tuple[int, Action]] = []
@@ -229,7 +206,7 @@ def play_moves(game: Game, actions: dict[int, Action]) -> None:
 
 
 def _pass_time(game: Game, seat: int, player: Player) -> None:
-    """Walks, tasks and waits go on for one step; those that end leave the player ready."""
+    """Advances walks, tasks and waits by one step; those that end leave the player ready."""
     if player.cooldown:
         player.cooldown -= 1
     if not player.timer:
@@ -239,13 +216,13 @@ def _pass_time(game: Game, seat: int, player: Player) -> None:
         return
     if player.activity is Activity.TASK:
         player.tasks.remove(player.room)
-        game.told[seat].append(Done())
+        game.told[seat].append(events.Done())
         _earn(game, seat, "tasks")
     player.activity, player.origin, player.bound = Activity.READY, None, None
 
 
 def _kill(game: Game, killer_seat: int, victim_seat: int, doing_a_task: set[int]) -> None:
-    """The kill of a step that is over. Everybody in the room notices, except who did a task during the step."""
+    """Kills the victim at the end of a step. Everybody in the room notices, except who did a task during the step."""
     killer, victim = game.players[killer_seat], game.players[victim_seat]
     killer.cooldown = game.rules.cooldown
     if not victim.alive:
@@ -258,10 +235,10 @@ def _kill(game: Game, killer_seat: int, victim_seat: int, doing_a_task: set[int]
     victim.room = killer.room
     game.bodies.append(Body(victim.name, killer.room))
     game.bodies.sort(key=lambda body: NAMES.index(body.name))
-    game.told[victim_seat].append(Killed(killer.name, ""))
+    game.told[victim_seat].append(events.Killed(killer.name, ""))
     for seat, player in enumerate(game.players):
         if player.alive and player is not killer and player.room == killer.room and seat not in doing_a_task:
-            game.told[seat].append(Killed(killer.name, victim.name))
+            game.told[seat].append(events.Killed(killer.name, victim.name))
             player.killings[killer.name] = victim.name
     _earn(game, killer_seat, "kills")
 
@@ -272,15 +249,7 @@ def _earn(game: Game, seat: int, deed: str) -> None:
 
 
 def _ended(game: Game) -> bool:
-    """Ends the game if somebody has won, or else time has run out: before anything new begins."""
-    if not _won(game) and game.step >= game.rules.max_steps:
-        game.ending = Ending.TIME
-        _close(game)
-    return game.phase is Phase.OVER
-
-
-def _won(game: Game) -> bool:
-    """Ends the game if somebody has won."""
+    """Ends the game if somebody has won, or if time has run out; before anything new begins."""
     living = [p for p in game.players if p.alive]
     imposters = sum(p.role is Role.IMPOSTER for p in living)
     if not imposters:
@@ -289,17 +258,14 @@ def _won(game: Game) -> bool:
         game.winner, game.ending = Role.IMPOSTER, Ending.PARITY
     elif not any(p.tasks for p in living):
         game.winner, game.ending = Role.CREWMATE, Ending.TASKS
+    elif game.step >= game.rules.max_steps:
+        game.ending = Ending.TIME
     else:
         return False
-    _close(game)
-    return True
-
-
-def _close(game: Game) -> None:
-    assert game.ending is not None
     game.phase, game.due, game.asks = Phase.OVER, {}, False
-    for events in game.told:
-        events.append(Over(game.winner, game.ending))
+    for told in game.told:
+        told.append(events.Over(game.winner, game.ending))
+    return True
 
 
 # --- Talking and voting -----------------------------------------------------------------------------------------------
@@ -308,10 +274,10 @@ def _open_discussion(game: Game, finder: int, victim: str) -> None:
     body = next(body for body in game.bodies if body.name == victim)
     game.bodies.remove(body)
     _earn(game, finder, "discussions")
-    game.tell_living(Meeting(player.name, victim, body.room, game.living()))
+    game.tell_living(events.Meeting(player.name, victim, body.room, game.living()))
     order = [seat for seat, p in enumerate(game.players) if p.alive]
     for seat in order if game.rules.recall else ():
-        if (recall := _recall(game, game.players[seat])) != Recall((), ()):
+        if (recall := _recall(game, game.players[seat])) != events.Recall((), ()):
             game.told[seat].append(recall)
     game.rng.shuffle(order)
     game.speakers = order * game.rules.messages_each
@@ -319,19 +285,19 @@ def _open_discussion(game: Game, finder: int, victim: str) -> None:
     _next_speaker(game)
 
 
-def _recall(game: Game, player: Player) -> Recall:
+def _recall(game: Game, player: Player) -> events.Recall:
     living = [name for name in game.living() if name != player.name]
-    return Recall(
+    return events.Recall(
         tuple((name, player.killings[name]) for name in living if name in player.killings),
         tuple((name, player.sightings[name]) for name in living if name in player.sightings),
     )
 
 
 def _next_speaker(game: Game) -> None:
-    """Asks the next one to speak, or everybody to vote."""
+    """Asks the next speaker for a message, or, after the last one, everybody for a vote."""
     if game.speakers:
         game.phase, game.due = Phase.TALK, {game.speakers[0]: []}
-        game.told[game.speakers[0]].append(SpeakNow())
+        game.told[game.speakers[0]].append(events.SpeakNow())
         return
     game.phase, game.due = Phase.VOTE, {}
     for seat, player in enumerate(game.players):
@@ -339,23 +305,23 @@ def _next_speaker(game: Game) -> None:
             options = [*(VOTE[name] for name in game.living()), SKIP]
             player.rng.shuffle(options)
             game.due[seat] = options
-    game.tell_living(VoteNow())
+    game.tell_living(events.VoteNow())
 
 
 def say(game: Game, message: str, cut: bool) -> None:
-    """The next speaker says this to all others."""
+    """Passes the next speaker's message on to all others alive. `cut`: it was longer."""
     seat = game.speakers.pop(0)
     game.counts["messages"] += 1
     if cut:
-        game.told[seat].append(Cut())
-    game.tell_living(Said(game.players[seat].name, message), but=seat)
+        game.told[seat].append(events.Cut())
+    game.tell_living(events.Said(game.players[seat].name, message), but=seat)
     game.asks = True
     if not _ended(game):
         _next_speaker(game)
 
 
 def count_votes(game: Game, votes: dict[int, Action]) -> None:
-    """`votes` of all living seats, VOTE or SKIP. Then the game goes on in the start room, or is over."""
+    """Counts the `votes` of all living seats (VOTE or SKIP). Then the game goes on in the start room, or is over."""
     counts: dict[str, int] = {}
     for seat, vote in votes.items():
         choice = vote.target or vote.act.value
@@ -367,7 +333,7 @@ def count_votes(game: Game, votes: dict[int, Action]) -> None:
     most = max(counts.values())
     leaders = [choice for choice, n in counts.items() if n == most]
     ejected = leaders[0] if len(leaders) == 1 and leaders[0] != Act.SKIP else ""
-    game.tell_living(Tally(tuple((c, counts[c]) for c in (*NAMES, Act.SKIP.value) if c in counts), ejected))
+    game.tell_living(events.Tally(tuple((c, counts[c]) for c in (*NAMES, Act.SKIP.value) if c in counts), ejected))
     if ejected:
         game.players[game.seat[ejected]].alive = False
         game.counts["ejections"] += 1
@@ -393,11 +359,11 @@ class Heard(NamedTuple):
 
 
 def hear(reply: str, max_words: int, max_chars: int, compact: bool = False) -> Heard:
-    """What others hear of a reply: its words up to `[END]`, on one line, within both limits. No words is no message.
+    """The message that others hear: the words of a reply up to `[END]`, on one line, within both limits; perhaps none.
 
-    Angle brackets and double quotes become ( ) and ', so that no message can pass for the game's own words. In compact
-    style, which writes without these, a message is in lower case, its "says" becomes "say" and its underscores -, so
-    that it can pass neither for somebody else's message nor for an option.
+    No message can pass for the game's own words: < > and " become ( ) and '. In compact style, which writes without
+    these, it is in lower case, "says" becomes "say" and _ becomes -, so that it can pass neither for somebody else's
+    message nor for an option.
     """
     words = list(re.finditer(r"\S+", reply.partition(END)[0]))
     heard: list[str] = []

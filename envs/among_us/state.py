@@ -1,11 +1,16 @@
-"""Settings, state and events of the game."""
+"""Settings and state of the game."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from enum import Enum, StrEnum
 from random import Random
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from envs.core import check_number, check_whole
+
+if TYPE_CHECKING:
+    from envs.among_us.events import Event, Look
 
 NAMES = ("Red", "Blue", "Green", "Yellow", "Orange", "Purple", "Pink")  # the palette; lists of names keep this order
 DIRECTIONS = {"north": (0, -1), "south": (0, 1), "west": (-1, 0), "east": (1, 0)}
@@ -19,7 +24,7 @@ Room = tuple[int, int]  # x from the west, y from the north
 # --- Settings ---------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Rules:
-    """The settings of the game. Raises ValueError, naming the setting, where they make no game."""
+    """The settings of the game. Raises ValueError, naming the setting, for values that make no game."""
 
     width: int  # rooms, 1 to 5
     height: int
@@ -47,7 +52,7 @@ class Rules:
         most = {"width": MAX_SIDE, "height": MAX_SIDE, "players": MAX_PLAYERS, "tasks": MAX_TASKS, "messages_each": 10}
         for f in fields(self):
             if f.type == "int":
-                _check_int(f.name, getattr(self, f.name), least.get(f.name, 1), most.get(f.name, 1_000))
+                check_whole(f.name, getattr(self, f.name), least.get(f.name, 1), most.get(f.name, 1_000))
         if 2 * self.imposters >= self.players:
             raise ValueError(
                 f"imposters must be fewer than crewmates, at most {(self.players - 1) // 2} among {self.players} "
@@ -70,17 +75,11 @@ class Rules:
         if self.candidates not in ("living_others", "all_names"):
             raise ValueError(f"candidates must be living_others or all_names, got {self.candidates!r}.")
         for name in ("shaping", "loser_reward"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= 100:
-                raise ValueError(f"{name} must be a number from -100 to 100, got {value!r}.")
-
-
-def _check_int(name: str, value: object, least: int, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ValueError(f"{name} must be a whole number from {least} to {most}, got {value!r}.")
+            check_number(name, getattr(self, name), -100, 100)
 
 
 def check_layouts(value: Any) -> tuple[Room, ...]:
+    """Pairs (width, height) as tuples. Raises ValueError for sides that make no grid."""
     layouts = check_pairs("layouts", value)
     for width, height in layouts:
         if not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE and width * height > 1):
@@ -91,10 +90,11 @@ def check_layouts(value: Any) -> tuple[Room, ...]:
 
 
 def check_pairs(name: str, value: Any) -> tuple[tuple[int, int], ...]:
+    """Pairs of whole numbers as tuples. Raises ValueError, naming the setting, for anything else."""
     try:
         pairs = tuple((a, b) for a, b in value)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} must be made of pairs of whole numbers, got {value!r}.") from error
+    except (TypeError, ValueError):
+        pairs = ((None, None),)
     if not all(isinstance(n, int) and not isinstance(n, bool) for pair in pairs for n in pair):
         raise ValueError(f"{name} must be made of pairs of whole numbers, got {value!r}.")
     return pairs
@@ -114,7 +114,7 @@ class Phase(Enum):
 
 
 class Ending(StrEnum):
-    """How a game ended: crewmates win by the first two, imposters by the third, nobody by the last."""
+    """Endings: crewmates win by the first two, imposters by the third, nobody by the last."""
 
     EJECTION = "ejection"  # no imposter lives
     TASKS = "tasks"  # living crewmates have none left
@@ -140,7 +140,7 @@ class Act(StrEnum):
 
 
 class Action(NamedTuple):
-    """A choice. `target` is a direction of GO, a name of REPORT, KILL and VOTE, else empty."""
+    """A choice. `target`: a direction (GO), a name (REPORT, KILL, VOTE) or empty."""
 
     act: Act
     target: str = ""
@@ -163,9 +163,9 @@ class Player:
     activity: Activity = Activity.READY
     timer: int = 0  # steps until the activity ends
     origin: Room | None = None  # where a walker comes from
-    bound: Room | None = None  # where the walk of one who was killed on its way would have ended
+    bound: Room | None = None  # where a walker that was killed on its way would have arrived
     seen: Look | None = None  # what it saw when it was last asked, without the cooldown
-    sightings: dict[str, Room] = field(default_factory=dict)  # where it last saw whom since the last discussion
+    sightings: dict[str, Room] = field(default_factory=dict)  # the others' last known rooms since the last discussion
     killings: dict[str, str] = field(default_factory=dict)  # victims by killer, as far as it noticed
 
 
@@ -176,12 +176,11 @@ class Body(NamedTuple):
 
 @dataclass
 class Game:
-    """One episode. `told` and `earned` hold what the last step brought, by seat; transitions add to them."""
+    """One episode. `told` and `earned` hold what the last step brought, by seat; the rules add to them."""
 
     rules: Rules
     width: int
     height: int
-    tasks_each: int
     players: list[Player]  # by seat
     imposters: tuple[int, ...]  # seats, in the order drawn
     rng: Random  # who speaks when, and which of several reports counts
@@ -222,84 +221,3 @@ class Game:
     @property
     def start_room(self) -> Room:
         return (self.width - 1) // 2, 0
-
-
-# What players get to know. Names and rooms are those of the game; the words come later.
-class Intro(NamedTuple):
-    name: str
-    role: Role
-    width: int
-    height: int
-    names: tuple[str, ...]
-    imposters: int
-    fellows: tuple[str, ...]  # the other imposters; of a crewmate, nobody
-    tasks: tuple[Room, ...]
-
-
-class Look(NamedTuple):
-    room: Room
-    present: tuple[str, ...]
-    entering: tuple[tuple[str, Room], ...]  # and where from
-    leaving: tuple[tuple[str, Room], ...]  # and where to
-    bodies: tuple[str, ...]
-    tasks: int  # own tasks to be done here
-    cooldown: int = -1  # -1 for crewmates
-
-
-class Done(NamedTuple):
-    """A task is done."""
-
-
-class Killed(NamedTuple):
-    killer: str
-    victim: str  # empty: you
-
-
-class Meeting(NamedTuple):
-    finder: str
-    victim: str
-    room: Room
-    living: tuple[str, ...]
-
-
-class Recall(NamedTuple):
-    """What the player has seen: killings by living players, and where the others alive were last seen."""
-
-    killings: tuple[tuple[str, str], ...]  # killer, victim
-    sightings: tuple[tuple[str, Room], ...]
-
-
-class SpeakNow(NamedTuple):
-    pass
-
-
-class Said(NamedTuple):
-    speaker: str
-    message: str
-
-
-class Cut(NamedTuple):
-    """Your message was too long."""
-
-
-class VoteNow(NamedTuple):
-    pass
-
-
-class Tally(NamedTuple):
-    counts: tuple[tuple[str, int], ...]  # name or "skip", votes; without those that got none
-    ejected: str  # empty: nobody
-
-
-class Refused(NamedTuple):
-    """Your reply was none of the options and counts as this one."""
-
-    instead: Act
-
-
-class Over(NamedTuple):
-    winner: Role | None
-    ending: Ending
-
-
-Event = Intro | Look | Done | Killed | Meeting | Recall | SpeakNow | Said | Cut | VoteNow | Tally | Refused | Over

@@ -5,35 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from envs.among_us.state import (
-    GO,
-    KILL,
-    NAMES,
-    REPORT,
-    SKIP,
-    TASK,
-    VOTE,
-    WAIT,
-    Act,
-    Cut,
-    Done,
-    Ending,
-    Event,
-    Intro,
-    Killed,
-    Look,
-    Meeting,
-    Over,
-    Recall,
-    Refused,
-    Role,
-    Room,
-    Rules,
-    Said,
-    SpeakNow,
-    Tally,
-    VoteNow,
-)
+from envs.among_us import events
+from envs.among_us.state import GO, KILL, NAMES, REPORT, SKIP, TASK, VOTE, WAIT, Act, Ending, Role, Room, Rules
 from envs.core import END, Style
 
 
@@ -78,14 +51,14 @@ COMPACT_TOKENS = (
 EXCHANGEABLE = {Style.NATURAL: NAMES, Style.COMPACT: tuple(LOWER.values())}
 
 
-def write(event: Event, style: Style) -> str:
+def write(event: events.Event, style: Style) -> str:
     """The event in words, as they stand in an observation."""
     return _write_natural(event) if style is Style.NATURAL else _write_compact(event)
 
 
-def _write_compact(event: Event) -> str:
+def _write_compact(event: events.Event) -> str:
     match event:
-        case Look(room, present, entering, leaving, bodies, tasks, cooldown):
+        case events.Look(room, present, entering, leaving, bodies, tasks, cooldown):
             text = " at " + ROOMS[room[1]][room[0]]
             for name in present:
                 text += " " + LOWER[name]
@@ -97,34 +70,34 @@ def _write_compact(event: Event) -> str:
                 text += " body " + LOWER[name]
             text += " task" * tasks
             return text + ("" if cooldown < 0 else f" cooldown {cooldown}" if cooldown else " ready")
-        case Intro(name, role, width, height, names, imposters, fellows, tasks):
+        case events.Intro(name, role, width, height, names, imposters, fellows, tasks):
             text = f" grid {width} {height} imposters {imposters} players{_spaced(names)} you {LOWER[name]} {role}"
             text += f" with{_spaced(fellows)}" if fellows else ""
             return text + (" tasks " + " ".join(ROOMS[y][x] for x, y in tasks) if tasks else "")
-        case Done():
+        case events.Done():
             return " done"
-        case Killed(killer, victim):
+        case events.Killed(killer, victim):
             # Names come after what they are: small models find a killer thrice as soon so as in "red killed blue".
             return f" killer {LOWER[killer]} victim {LOWER.get(victim, 'you')}"
-        case Meeting(finder, victim, (x, y), living):
+        case events.Meeting(finder, victim, (x, y), living):
             return f" meeting {LOWER[finder]} found {LOWER[victim]} at {ROOMS[y][x]} living{_spaced(living)}"
-        case Recall(killings, sightings):
+        case events.Recall(killings, sightings):
             seen = "".join(f" killer {LOWER[killer]} victim {LOWER[victim]}" for killer, victim in killings)
             return " recall" + seen + "".join(f" {LOWER[name]} {ROOMS[y][x]}" for name, (x, y) in sightings)
-        case SpeakNow():
+        case events.SpeakNow():
             return " speak"
-        case Said(speaker, message):
+        case events.Said(speaker, message):
             return f" {LOWER[speaker]} says {in_compact(message)}{' ' if message else ''}{END}"
-        case Cut():
+        case events.Cut():
             return " cut"
-        case VoteNow():
+        case events.VoteNow():
             return " vote"
-        case Tally(counts, ejected):
+        case events.Tally(counts, ejected):
             votes = "".join(f" {choice.lower()} {n}" for choice, n in counts)
             return f" votes{votes} ejected {LOWER.get(ejected, 'nobody')}"
-        case Refused(instead):
+        case events.Refused(instead):
             return f" refused {instead}"
-        case Over(winner, ending):
+        case events.Over(winner, ending):
             return f" {winner}s win {ending}" if winner else " nobody win time"
 
 
@@ -132,9 +105,9 @@ def _spaced(names: Sequence[str]) -> str:
     return "".join(" " + LOWER[name] for name in names)
 
 
-def _write_natural(event: Event) -> str:
+def _write_natural(event: events.Event) -> str:
     match event:
-        case Look(room, present, entering, leaving, bodies, tasks, cooldown):
+        case events.Look(room, present, entering, leaving, bodies, tasks, cooldown):
             text = f"You are in room {cell_of(room)}."
             if present:
                 text += f" Here with you: {', '.join(present)}."
@@ -151,7 +124,7 @@ def _write_natural(event: Event) -> str:
             if cooldown >= 0:
                 text += f" Steps until you may kill: {cooldown}." if cooldown else " You may kill now."
             return text + "\n"
-        case Intro(name, role, width, height, names, imposters, fellows, tasks):
+        case events.Intro(name, role, width, height, names, imposters, fellows, tasks):
             text = f"You play Among Us on a grid of rooms, {width} wide and {height} high.\n"
             text += f"Players: {', '.join(names)}. Imposters among them: {imposters}.\n"
             text += f"You are {name}, {'an imposter' if role is Role.IMPOSTER else 'a crewmate'}.\n"
@@ -159,33 +132,33 @@ def _write_natural(event: Event) -> str:
             return text + (
                 f"Your tasks are in: {', '.join(f'room {cell_of(room)}' for room in tasks)}.\n" if tasks else ""
             )
-        case Done():
+        case events.Done():
             return "You have done the task.\n"
-        case Killed(killer, victim):
+        case events.Killed(killer, victim):
             return f"You notice {killer} killing {victim}!\n" if victim else f"{killer} has killed you. You are dead.\n"
-        case Meeting(finder, victim, room, living):
+        case events.Meeting(finder, victim, room, living):
             return (
                 f"{finder} has found the body of {victim} in room {cell_of(room)}. A discussion begins. "
                 f"Alive: {', '.join(living)}.\n"
             )
-        case Recall(killings, sightings):
+        case events.Recall(killings, sightings):
             seen = [f"{killer} killed {victim}" for killer, victim in killings]
             seen += [f"{name} was last in room {cell_of(room)}" for name, room in sightings]
             return f"What you have seen: {', '.join(seen)}.\n"
-        case SpeakNow():
+        case events.SpeakNow():
             return "It is your turn to speak.\n"
-        case Said(speaker, message):
+        case events.Said(speaker, message):
             return f'{speaker} says: "{message}"\n'
-        case Cut():
+        case events.Cut():
             return "Your message was too long and was cut: the others heard only its beginning.\n"
-        case VoteNow():
+        case events.VoteNow():
             return "Now everybody votes: which player do you want to eject?\n"
-        case Tally(counts, ejected):
+        case events.Tally(counts, ejected):
             votes = ", ".join(f"{choice} {n}" for choice, n in counts)
             return f"Votes: {votes}. {ejected or 'Nobody'} is ejected.\n"
-        case Refused(instead):
+        case events.Refused(instead):
             return f"Your reply was not one of your options. It counts as: {instead}.\n"
-        case Over(winner, ending):
+        case events.Over(winner, ending):
             won = f"The {winner}s win" if winner else "Nobody wins"
             return f"The game is over. {won}: {REASON[ending]}.\n"
 

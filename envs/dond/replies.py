@@ -9,12 +9,11 @@ from enum import StrEnum
 from envs.core import END
 from envs.dond.rules import Triple
 
-# --- Replies ----------------------------------------------------------------------------------------------------------
 MESSAGE, PROPOSE = "[message]", "[propose]"
 
 
 class Reason(StrEnum):
-    """Why a reply is refused, in the order of the checks. The value is the correction that compact style shows."""
+    """Reasons to refuse a reply, in the order of the checks. The value is the correction that compact style shows."""
 
     NOT_TEXT = "not text"
     NO_TAG = "no tag"
@@ -53,7 +52,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Proposal:
-    """What the proposer claims."""
+    """The items that the proposer claims."""
 
     claim: Triple
 
@@ -77,12 +76,11 @@ _CLAIM = re.compile(
 def parse_reply(
     reply: object, counts: Triple, proposal_pending: bool, messages_sent: int
 ) -> Message | Proposal | Refused:
-    """Reads a reply, once and for all: what isn't refused here is what gets said and scored.
+    """Reads a reply. Whatever isn't refused here is said and scored as it is.
 
     The reply ends at the first `[END]`; of a proposal only the first line counts. The checks are those of Liao's
-    environment, in its order (see `Reason`). Beyond them a message must say something, and a proposal must be nothing
-    but three counts, each before its item (parentheses and commas may be missing, an item may be in the singular):
-    negative numbers, fractions, number words and sentences around the numbers are refused, as they could be misread.
+    environment, in its order (see `Reason`). In addition a message must have words, and a proposal must be nothing but
+    three counts, each before its item: anything else could be misread. Parentheses and commas may be missing.
     """
     if not isinstance(reply, str):
         return _refused(Reason.NOT_TEXT, counts)

@@ -25,19 +25,15 @@ Triple = tuple[int, int, int]  # one number per item, in the order of ITEMS
 # --- Contexts ---------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Context:
-    """What is shared out: how many of each item there are, and what one of each is worth to each player, in seat order.
+    """The counts of the items, and each player's values of one of each, in seat order.
 
-    Making one that breaks a rule of the game raises a ValueError that says which.
+    Raises ValueError, naming the rule, unless all rules of Lewis et al. 2017 hold.
     """
 
     counts: Triple
     values: tuple[Triple, Triple]
 
     def __post_init__(self) -> None:
-        self.validate()
-
-    def validate(self) -> None:
-        """Raises ValueError, naming the rule, unless all rules of Lewis et al. 2017 hold."""
         counts, values = self.counts, self.values
         if not _is_triple(counts):
             raise ValueError(f"counts must be three whole numbers (books, hats, balls), got {counts!r}.")
@@ -53,9 +49,10 @@ class Context:
                     f"Values must be 0 or more and make the whole pool worth {MAX_POINTS} points to each player, "
                     f"got values {own} for player_{player} with counts {counts}."
                 )
-        if not all(a or b for a, b in zip(*values, strict=True)):
+        each, both = _overlap(*values)
+        if not each:
             raise ValueError(f"Every item must be worth something to at least one player, got values {values}.")
-        if not any(a and b for a, b in zip(*values, strict=True)):
+        if not both:
             raise ValueError(
                 f"Some item must be worth something to both players, or both could reach {MAX_POINTS} points, "
                 f"got values {values}."
@@ -64,6 +61,12 @@ class Context:
 
 def _is_triple(x: object) -> bool:
     return isinstance(x, tuple) and len(x) == 3 and all(isinstance(n, int) for n in x)
+
+
+def _overlap(own: Triple, other: Triple) -> tuple[bool, bool]:
+    """Two booleans: every item is worth something to a player; some item is to both."""
+    pairs = tuple(zip(own, other, strict=True))
+    return all(a or b for a, b in pairs), any(a and b for a, b in pairs)
 
 
 @cache
@@ -77,16 +80,11 @@ def value_vectors(counts: Triple) -> tuple[Triple, ...]:
 def partner_values(counts: Triple, own_values: Triple) -> tuple[Triple, ...]:
     """The partner's possible values given the counts and one's own values: those that make a valid context.
 
-    Raises ValueError when the pool isn't worth 10 points under `own_values`.
+    Raises ValueError unless the pool is worth 10 points under `own_values`.
     """
     if points(counts, own_values) != MAX_POINTS:
         raise ValueError(f"With counts {counts}, values {own_values} don't make the pool worth {MAX_POINTS} points.")
-    return tuple(
-        other
-        for other in value_vectors(counts)
-        if all(a or b for a, b in zip(own_values, other, strict=True))
-        and any(a and b for a, b in zip(own_values, other, strict=True))
-    )
+    return tuple(other for other in value_vectors(counts) if all(_overlap(own_values, other)))
 
 
 @cache
@@ -103,7 +101,7 @@ def contexts() -> tuple[Context, ...]:
 
 
 class ContextSplit(StrEnum):
-    """Which contexts a game is drawn from, so that agents can be tested where they never trained."""
+    """The contexts that games are drawn from, so that agents can be tested where they never trained."""
 
     ALL = "all"
     TRAIN = "train"
@@ -112,40 +110,37 @@ class ContextSplit(StrEnum):
 
 
 def in_test(context: Context) -> bool:
-    """Whether a context is held out: about a fifth are, the same ones in every file, in either order of the players."""
+    """True for the held-out fifth of all contexts: the same ones in every file, in either order of the players."""
     return crc32(repr((context.counts, tuple(sorted(context.values)))).encode()) % 5 == 0
 
 
 def read_contexts(path: str | Path) -> tuple[Context, ...]:
     """Reads the published `selfplay.txt`: two lines a game, one for each player, `count value` for each item.
 
-    Raises ValueError with file name, line number and what was expected there; FileNotFoundError where there is no file.
+    Raises ValueError with file name, line number and what was expected there, and FileNotFoundError.
     """
     check_file(path)
     lines = Path(path).read_text(encoding="utf-8", errors="replace").rstrip().split("\n")
-    rows: list[tuple[Triple, Triple]] = []
+    games: list[Context] = []
+    first: tuple[Triple, Triple] | None = None  # the first player's line of a game
     for number, line in enumerate(lines, start=1):
-        fields = line.split()
-        if len(fields) != 6 or not all(re.fullmatch("[0-9]{1,3}", field) for field in fields):
-            raise ValueError(
-                f"{path}, line {number}: expected six whole numbers, a count and a value for books, hats and balls, "
-                f"got {line!r}."
-            )
-        c0, v0, c1, v1, c2, v2 = map(int, fields)
-        rows.append(((c0, c1, c2), (v0, v1, v2)))
-    if len(rows) % 2:
-        raise ValueError(f"{path}, line {len(rows)}: expected one more line, the second player of the last game.")
-    games = []
-    for number in range(0, len(rows), 2):
-        (counts, values), (partner_counts, other) = rows[number], rows[number + 1]
-        if counts != partner_counts:
-            raise ValueError(
-                f"{path}, line {number + 2}: expected the counts of the line before, {counts}, got {partner_counts}."
-            )
+        where = f"{path}, line {number}: expected"
+        if not re.fullmatch(r"\s*([0-9]{1,3}\s+){5}[0-9]{1,3}\s*", line):
+            raise ValueError(f"{where} six whole numbers, a count and a value for books, hats and balls, got {line!r}.")
+        c0, v0, c1, v1, c2, v2 = map(int, line.split())
+        counts, values = (c0, c1, c2), (v0, v1, v2)
+        if first is None:
+            first = counts, values
+            continue
+        if counts != first[0]:
+            raise ValueError(f"{where} the counts of the line before, {first[0]}, got {counts}.")
         try:
-            games.append(Context(counts, (values, other)))
+            games.append(Context(counts, (first[1], values)))
         except ValueError as error:
-            raise ValueError(f"{path}, line {number + 2}: expected a valid context. {error}") from error
+            raise ValueError(f"{where} a valid context. {error}") from error
+        first = None
+    if first is not None:
+        raise ValueError(f"{path}, line {len(lines)}: expected one more line, the second player of the last game.")
     return tuple(games)
 
 
@@ -158,12 +153,12 @@ def allocations(counts: Triple) -> tuple[Triple, ...]:
 
 
 def points(claim: Triple, values: Triple) -> int:
-    """What the claimed items are worth under these values."""
+    """The worth of the claimed items under these values."""
     return claim[0] * values[0] + claim[1] * values[1] + claim[2] * values[2]
 
 
 def rest(claim: Triple, counts: Triple) -> Triple:
-    """What a claim leaves to the partner."""
+    """The items that a claim leaves to the partner."""
     return counts[0] - claim[0], counts[1] - claim[1], counts[2] - claim[2]
 
 
@@ -173,7 +168,7 @@ def deal_points(context: Context, claim: Triple) -> tuple[int, int]:
 
 
 def complementary(claims: tuple[Triple | None, Triple | None], counts: Triple) -> bool:
-    """Whether both players made a claim and the claims add up to the counts, item by item: a deal."""
+    """True for a deal: both players made a claim, and the claims add up to the counts, item by item."""
     return claims[0] is not None and claims[1] == rest(claims[0], counts)
 
 
@@ -190,8 +185,8 @@ def scores(both: tuple[float, float], objective: float) -> tuple[float, float]:
 
 
 def undominated(context: Context, reached: tuple[float, float], objective: float) -> bool:
-    """Whether no allocation is at least as good for both players and better for one, by their scores."""
-    slack = 1e-9  # scores that are equal on paper may differ in the last bit when the objective isn't an integer
+    """True unless some allocation is at least as good for both players and better for one, by their scores."""
+    slack = 1e-9  # equal scores may differ in the last bit when the objective isn't an integer
     u0, u1 = scores(reached, objective)
     for claim in allocations(context.counts):
         w0, w1 = scores(deal_points(context, claim), objective)
@@ -201,19 +196,11 @@ def undominated(context: Context, reached: tuple[float, float], objective: float
 
 
 def pareto_optimal(context: Context, claims: tuple[Triple | None, Triple | None], objective: float) -> bool:
-    """Whether no allocation weakly dominates what these claims lead to, under the objective.
+    """True unless some allocation weakly dominates what these claims lead to, under the objective.
 
-    Without a deal that is the outcome (0, 0), measured like any other: dominated wherever both can gain, and
-    Pareto-optimal when the objective is -1, as every outcome then is.
+    Without a deal that is (0, 0), measured like any other outcome. With objective -1 every outcome is Pareto-optimal.
     """
     return undominated(context, claim_points(context, claims), objective)
-
-
-def pareto_allocations(context: Context, objective: float) -> tuple[Triple, ...]:
-    """Player_0's claims of all deals that are Pareto-optimal under the objective; player_1 takes the rest."""
-    return tuple(
-        claim for claim in allocations(context.counts) if undominated(context, deal_points(context, claim), objective)
-    )
 
 
 def best_joint(context: Context) -> int:
@@ -228,10 +215,9 @@ def best_score(context: Context, objective: float) -> float:
 
 @cache
 def prior(counts: Triple, own_values: Triple) -> np.ndarray:
-    """What a player knows of the partner's values before any talk: `probs[item, value]`, shape (3, 11), read-only.
+    """Probabilities of the partner's values before any talk: `probs[item, value]`, shape (3, 11), read-only.
 
-    Exact when contexts are drawn uniformly from `contexts()`: the marginals of the uniform distribution over
-    `partner_values(counts, own_values)`. A listener that heard nothing can't do better, and none should do worse.
+    The marginals of the uniform distribution over `partner_values`, exact when contexts are drawn from `contexts()`.
     """
     candidates = partner_values(counts, own_values)
     probs = np.zeros((3, MAX_POINTS + 1))

@@ -9,7 +9,6 @@ from envs.core import END, Question, Style, clean
 from envs.dond.replies import EXAMPLE, MESSAGE, PROPOSE, Reason
 from envs.dond.rules import ITEMS, MAX_POINTS, Triple
 
-# --- What players read ------------------------------------------------------------------------------------------------
 _OPENING = "You are negotiating with a partner over a shared pool of books, hats and balls."
 _NATURAL_PROMPT = """{opening}
 Pool: {n[0]} books, {n[1]} hats, {n[2]} balls.
@@ -113,7 +112,7 @@ COMPACT_TOKENS = (
 def prompt(
     counts: Triple, own_values: Triple, objective: float, style: Style, max_entries: int = 20, max_errors: int = 5
 ) -> str:
-    """What a player reads at the start: rules (natural style only), pool, own values, objective."""
+    """The first text that a player reads: rules (natural style only), pool, own values, objective."""
     if style is Style.COMPACT:
         shown = " ".join(f"{item} {n} {v}" for item, n, v in zip(ITEMS, counts, own_values, strict=True))
         return f"{shown} objective {objective:g}\n"
@@ -133,7 +132,10 @@ _NATURAL_PROMPT_READ = re.compile(
 
 
 def parse_prompt(text: str) -> tuple[Triple, Triple, float]:
-    """Counts, own values and objective (to six digits) from a first observation of either style, whatever follows."""
+    """Counts, own values and objective (to six digits), read from a first observation of either style.
+
+    Raises ValueError for any other text.
+    """
     if match := _COMPACT_PROMPT_READ.match(text):
         c0, v0, c1, v1, c2, v2 = (int(n) for n in match.groups()[:6])
     elif match := _NATURAL_PROMPT_READ.match(text):
@@ -144,7 +146,7 @@ def parse_prompt(text: str) -> tuple[Triple, Triple, float]:
 
 
 def prompt_with(text: str, values: Triple) -> str:
-    """A first observation of either style as it reads with other values of one's own; the rest is as it was."""
+    """The same first observation, of either style, with other values of one's own."""
     counts, own, objective = parse_prompt(text)
     for style in Style:
         lines = [prompt(counts, v, objective, style).split("\n") for v in (own, values)]
@@ -158,33 +160,31 @@ _ONE_LINE = {ord(c): " " for c in map(chr, range(0x3001)) if c.isspace()}  # all
 
 
 def passed_on(text: str, max_chars: int) -> str:
-    """A message as the partner gets it: on one line, in the characters of the text spaces, cut at `max_chars`."""
+    """The message as the partner reads it: on one line, in the characters of the text spaces, cut at `max_chars`."""
     return clean(text.translate(_ONE_LINE), max_chars)
 
 
 def heard_text(text: str | None, style: Style) -> str:
-    """What a player reads of its partner's message, or (None) of its partner's proposal."""
+    """The line that tells a player of its partner's message, or (None) of its partner's proposal."""
     words = WORDING[style]
     return f"{words.proposed if text is None else words.message.format(text)}\n"
 
 
 def parse_heard(text: str) -> list[tuple[str, str]]:
-    """What an observation of either style reports, in order: ("message", text), ("proposal", ""), ("error", text), or
-    ("cut", how many characters are left of one's own message).
+    """The events in an observation of either style, in order: ("message", text), ("proposal", ""), ("error", text), or
+    ("cut", number of characters left of one's own message).
 
-    Prompts and the result of the game are passed over. A message is always a single line, so that what a partner
-    says can't pass for anything else.
+    Skips prompts and the result of the game. A message is a single line, so it can't pass for anything else.
     """
     heard = []
     for line in text.split("\n"):
         for words in WORDING.values():
             if line == words.proposed:
                 heard.append(("proposal", ""))
-            elif line.startswith(words.message.format("")):
-                heard.append(("message", line.removeprefix(words.message.format(""))))
-            elif line.startswith(words.error.format("")):
-                heard.append(("error", line.removeprefix(words.error.format(""))))
-            elif line.startswith(words.cut.partition("{}")[0]):
-                before, _, after = words.cut.partition("{}")
-                heard.append(("cut", line.removeprefix(before).removesuffix(after)))
+                continue
+            for kind, form in (("message", words.message), ("error", words.error), ("cut", words.cut)):
+                before, _, after = form.partition("{}")
+                if line.startswith(before):
+                    heard.append((kind, line.removeprefix(before).removesuffix(after)))
+                    break
     return heard

@@ -34,12 +34,12 @@ from experiments.bench.measure import (
 from experiments.bench.pieces import game_alone, solver_alone
 from experiments.bench.settings import DTYPES, ENGINES, FIGURES, INNER, NO_ROOM, TRIED, Measure, Point, Settings
 from experiments.bench.workload import ReplayAgent, Script, record
-from experiments.launch.sweeps import end_with
 from experiments.launch.terminal import say
 from experiments.setup.devices import set_deterministic, set_threads, without_bf16
 from marl.agents.base import Agent
 from marl.common.errors import UserError
 from marl.common.files import read_json, reading, write_json
+from marl.common.processes import end_with
 from marl.decoding.cache import places_for
 from marl.decoding.memory import free_memory, learning_bytes, playing_bytes, readable
 from marl.decoding.probes import has_desk, size_of

@@ -19,7 +19,7 @@ STDOUT, STDERR = 1, 2  # file descriptors
 
 @contextmanager
 def unheard(stream: int) -> Iterator[None]:
-    """Within, a reader who has left, as in `... | head -1`, does not end the run: what is written goes nowhere then."""
+    """Keeps a run going after its reader has left, as in `... | head -1`. What is written goes nowhere then."""
     try:
         yield
     except BrokenPipeError:
@@ -29,7 +29,7 @@ def unheard(stream: int) -> Iterator[None]:
 
 
 def say(line: str) -> None:
-    """A line that stays, above any progress bar. Halves of surrogate pairs, which no terminal shows, are escaped."""
+    """Writes a line that stays, above any progress bar. Escapes halves of surrogate pairs: no terminal shows them."""
     with unheard(STDOUT):
         tqdm.write(line.encode(errors="backslashreplace").decode(), file=sys.stdout)
         sys.stdout.flush()
@@ -37,14 +37,14 @@ def say(line: str) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Within, nothing is said; errors are."""
+    """Silences what is said, but for errors."""
     with redirect_stdout(io.StringIO()):
         yield
 
 
 @contextmanager
 def labelled(label: str) -> Iterator[None]:
-    """Within, each line on the terminal begins with the label, and there is no bar: for jobs that share a terminal."""
+    """Begins each line on the terminal with the label, and shows no bar: for jobs that share a terminal."""
     if not label:
         yield
         return
@@ -58,7 +58,7 @@ def labelled(label: str) -> Iterator[None]:
 
 
 class Labelled(io.TextIOBase):
-    """Passes whole lines on, each behind the label; what is written at once stays together. It is no terminal."""
+    """Stream that passes whole lines on, each behind the label. What is written at once stays together."""
 
     def __init__(self, label: str, stream: TextIO) -> None:
         self._label, self._stream, self._line = label, stream, ""
@@ -80,7 +80,7 @@ class Labelled(io.TextIOBase):
 
 
 class Bar(Progress):
-    """One bar for the stage at hand; without a terminal there is none, but a line now and then in a long stage."""
+    """Progress bar of the current stage. Without a terminal it is a line now and then in a long stage."""
 
     EVERY = 20.0  # seconds between such lines
 
@@ -108,7 +108,7 @@ class Bar(Progress):
             say(f"{self._name}: {self._done} of {self._total}")
 
     def count(self, name: str, done: int, total: int) -> None:
-        """The same for callers that count: `done` of `total` in the stage `name`."""
+        """Shows `done` of `total` in the stage `name`, for callers that count."""
         if done <= 1 or (self._name, self._total) != (name, total):
             self.stage(name, total)
         self.advance(done - self._done)

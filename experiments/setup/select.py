@@ -9,10 +9,9 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from experiments.launch.overrides import nearest
 from experiments.launch.terminal import say
 from experiments.setup.config import plain
-from marl.common.errors import UserError
+from marl.common.errors import UserError, nearest
 from marl.common.files import parsed_json, read_json, read_text, reading, write_text
 from marl.metrics.wording import headline
 from marl.report.runs import TRAINED
@@ -61,7 +60,8 @@ def narrowed(folders: Sequence[Path], where: Any) -> list[Path]:
         there = [own[name] for own in settings.values() if name in own]
         if not there:
             known = dict.fromkeys(key for own in settings.values() for key in own)
-            raise UserError(f"where.{name}={value}: no selected run has such a setting; {nearest(name, known)}")
+            near = nearest(name, known) or "config.yaml lists them"
+            raise UserError(f"where.{name}={value}: no selected run has such a setting; {near}")
         if len(there) < len(settings):
             say(f"where.{name}: {len(settings) - len(there)} runs without such a setting are left out")
         values = [value, *value] if isinstance(value, list) else [value]  # a setting may be a list itself

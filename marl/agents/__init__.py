@@ -1,1 +1,1 @@
-"""Who can sit in a game: language models, scripts, endpoints. base.py has the interface."""
+"""Agents, who sit in games: language models, scripts, endpoints. base.py has the interface."""

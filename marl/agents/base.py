@@ -1,4 +1,8 @@
-"""The interface between a game and its players: `Request`, `Reply`, `Agent`."""
+"""The interface between games and players: a `Request` to each seat that sees something, a `Reply` where one is due.
+
+An `Agent` plays any number of seats in any number of games at once. A `Player` is one seat of one game in plain text;
+`TextAgent` (text.py) makes an agent of players.
+"""
 
 from __future__ import annotations
 
@@ -12,60 +16,59 @@ from envs.core import Question, TurnKind
 from marl.model.tokens import Asked
 from marl.types import Belief, Planned, Stream
 
-Key = tuple[int, str]  # (game's index in its rollout, agent)
+Key = tuple[int, str]  # a seat: (the game's index in its rollout, agent)
 
 
 @dataclass(frozen=True)
 class Request:
-    """What one seat sees now, and whether it must reply. `seed` is the seat's own seed in this episode."""
+    """An observation of one seat, and the reply that it asks for."""
 
     key: Key
-    seed: int
+    seed: int  # the seat's own in this episode
     role: str
     step: int
-    turn: TurnKind
-    text: str
+    turn: TurnKind  # WAIT: read only; CHOOSE: reply with one of `options`; SPEAK: reply with a message
+    text: str  # what is new
     options: tuple[str, ...] = ()
-    questions: tuple[Question, ...] = ()
-    privileged: tuple[float, ...] = ()
+    questions: tuple[Question, ...] = ()  # belief questions asked after the text
+    privileged: tuple[float, ...] = ()  # what only a privileged critic sees
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A reply's text, and for language models what it was made of (see `Turn`).
-
-    Of an endpoint's model also what it thought, and whether the reply was cut at its limit before its end.
-    """
+    """A reply's text. Language models also say what it was made of."""
 
     key: Key
     text: str
-    ids: tuple[int, ...] = ()
-    start: int = -1
-    logprobs: tuple[float, ...] = ()
+    ids: tuple[int, ...] = ()  # tokens as sampled
+    start: int = -1  # position of the first in the seat's stream
+    logprobs: tuple[float, ...] = ()  # one a token
     value: float = 0.0
-    legal: tuple[int, ...] = ()
+    legal: tuple[int, ...] = ()  # tokens of the options
     planned: Planned | None = None
-    thoughts: str = ""
-    cut: bool = False
+    thoughts: str = ""  # of an endpoint's model, before it replied
+    cut: bool = False  # an endpoint's model met its limit of tokens
 
 
 class Agent(Protocol):
-    """Plays any number of seats at once. `style`, where it has one, is the style of wording that it reads and writes,
-    whatever the game's; None: the game's."""
+    """Plays any number of seats at once. An agent that reads one style only says so in its attribute `style`."""
 
-    name: str  # who this is in `Episode.players`
+    name: str  # in `Episode.players`
 
     def act(self, requests: Sequence[Request]) -> list[Reply]:
-        """Reads the requests; returns replies to some that are owed (at least one while any is)."""
+        """Reads the requests; returns the replies that are ready, at least one while any is owed.
+
+        A reply may come in a later call, after others. Requests with turn WAIT get none.
+        """
         ...
 
     def finish(self, keys: Sequence[Key]) -> dict[Key, tuple[Stream, list[Belief]]]:
-        """The games of these seats are over: their streams and beliefs, where the agent keeps any."""
+        """Ends the games of these seats; returns their streams and beliefs, if the agent keeps any."""
         ...
 
 
 class Player(Protocol):
-    """One seat of one game, in plain text: what scripts, chance and people are."""
+    """One seat of one game, in plain text: a script, chance or a person."""
 
     def observe(self, text: str) -> None: ...
 
@@ -78,3 +81,9 @@ def beliefs_of(agent: str, role: str, asked: Sequence[Asked], probs: Sequence[np
         Belief(agent, role, a.step, a.position, a.question, p, a.candidate_ids)
         for a, p in zip(asked, probs, strict=True)
     ]
+
+
+def uniform_beliefs(agent: str, role: str, asked: Sequence[Asked]) -> list[Belief]:
+    """Beliefs of a seat that has no opinion: every candidate is equally probable."""
+    sizes = [len(a.candidate_ids) for a in asked]
+    return beliefs_of(agent, role, asked, [np.full(size, 1 / size) for size in sizes])

@@ -2,12 +2,12 @@
 
 Read downward: settings (`ChatConfig`), the file of answers that a later run can replay (`Answers`), one request with
 its tries, time limits and budget (`Endpoint`), and the seats (`ChatAgent`). A request that fails for good costs its
-game alone: that seat says nothing more, which the game refuses as it refuses any empty reply, and the loss is counted.
+own game only: that seat says nothing more, the game refuses the empty replies, and the loss is counted.
 
-The key comes from an environment variable and goes nowhere but into the request: no error text or body of an endpoint
-is ever shown or kept, and an answer that repeats the key has it struck out, as other secrets in `extra`. What a model
-thinks before it speaks is kept in the transcript, and nobody in the game hears it. An endpoint is not trusted: it sends
-nobody elsewhere, and more than `LONGEST_BODY` bytes are not read. Left out: streamed answers, tools, prices.
+Secrets: the key comes from an environment variable and is only ever sent. Bodies and error texts of an endpoint are
+never shown or kept; the key and other secrets are struck out of answers. Thoughts are kept in the transcript, and
+nobody in the game hears them. An endpoint is not trusted: redirects are not followed, and at most `LONGEST_BODY` bytes
+are read. Left out: streamed answers, tools, prices.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ URL = "must be http(s)://HOST/PATH without user, password or query, as in http:/
 
 
 def check_nothing_secret(url: Any, key: Any) -> None:
-    """Refuses an address (unless it is empty) or a key's name that may have a secret in it; neither is shown.
+    """Raises UserError, without showing it, for an address or a key's name that may hold a secret.
 
-    Of a run that nobody plays in through an endpoint too: its card keeps the command.
+    Every run checks this, even if nobody plays through an endpoint: its card keeps the command.
     """
     try:
         parts = urlsplit(url if isinstance(url, str) else "")
@@ -69,44 +69,35 @@ def check_nothing_secret(url: Any, key: Any) -> None:
 
 
 def known_secrets(key: str, extra: Mapping[str, Any]) -> list[str]:
-    """What stands in the environment variable `key`, and what might be a secret in the settings `extra`."""
+    """The value of the environment variable `key`, and whatever might be a secret in the settings `extra`."""
     found = [os.environ.get(key, "").strip() if key else "", *secrets_in(extra)]
     return [secret for secret in found if len(secret) >= SHORTEST]
 
 
 @dataclass(frozen=True)
 class ChatConfig:
-    """Which endpoint, and how far to go with it.
+    """The endpoint and its limits. Raises UserError, naming the setting, for bad values."""
 
-    `url`: up to what stands before /chat/completions, as in http://localhost:8000/v1. `key`: the environment variable
-    that holds the key; empty where the endpoint wants none. `temperature`: None leaves it to the endpoint. `max_tokens`
-    of an answer; `max_tokens_field`: what the request calls them (some models want max_completion_tokens). `timeout`:
-    seconds that one try may take in all. `retries`: further tries after the first. `parallel`: requests at a time.
-    `calls`, `tokens`: the budget of one command, each try counted, prompts and answers together. `answers`: a file that
-    keeps what was answered; the same request of the same game is answered from it; empty for none. `replay`: answer
-    from that file alone, without network. `extra`: more fields of the request's body.
-    """
-
-    url: str = ""
+    url: str = ""  # the part before /chat/completions, as in http://localhost:8000/v1
     model: str = ""
-    key: str = "OPENAI_API_KEY"
-    temperature: float | None = 1.0
-    max_tokens: int = 200
-    max_tokens_field: str = "max_tokens"
-    timeout: float = 60.0
-    retries: int = 3
-    parallel: int = 8
-    calls: int = 10_000
-    tokens: int = 10_000_000
-    answers: str = ""
-    replay: bool = False
-    extra: Mapping[str, Any] = field(default_factory=dict, repr=False)  # it may hold a secret
+    key: str = "OPENAI_API_KEY"  # the environment variable that holds the key; "" for an endpoint without one
+    temperature: float | None = 1.0  # None leaves it to the endpoint
+    max_tokens: int = 200  # of an answer
+    max_tokens_field: str = "max_tokens"  # its name in the request; some models want max_completion_tokens
+    timeout: float = 60.0  # seconds that one try may take in all
+    retries: int = 3  # further tries after the first
+    parallel: int = 8  # requests at a time
+    calls: int = 10_000  # budget of one command; each try counts
+    tokens: int = 10_000_000  # the same, prompts and answers together
+    answers: str = ""  # a file that keeps answers, and gives them to the same request of the same game
+    replay: bool = False  # answer from that file only, without network
+    extra: Mapping[str, Any] = field(default_factory=dict, repr=False)  # more fields of the body; perhaps a secret
 
     def __post_init__(self) -> None:
         if not self.model:
-            raise UserError("chat.model is empty: name the model that the endpoint is to answer with")
+            raise UserError("chat.model is empty. Name the model that the endpoint is to use")
         if self.replay and not self.answers:
-            raise UserError("chat.replay=true: chat.answers must name the file of answers to replay")
+            raise UserError("chat.replay=true needs a file. Name it in chat.answers")
         if not self.url and not self.replay:
             raise UserError(f"chat.url is empty: it {URL}")
         check_nothing_secret(self.url, self.key)
@@ -122,31 +113,31 @@ class ChatConfig:
             raise UserError("chat.extra must be a group of fields, without messages, model or stream")
 
 
-FOR_GOOD = (Lost.KEY, Lost.BUDGET, Lost.ABSENT)  # so would every further seat be lost
+FOR_GOOD = (Lost.KEY, Lost.BUDGET, Lost.ABSENT)  # every further seat would be lost too
 CHANGED = "another chat.key, a larger chat.calls or chat.tokens, or chat.replay=false"  # what helps then
 
 
-# --- What was answered ------------------------------------------------------------------------------------------------
+# --- The file of answers ----------------------------------------------------------------------------------------------
 
 
 class Answers:
-    """Answers by request, kept as a line of JSON each: seed, model, settings, messages, answer.
+    """A file of answers by request, one line of JSON each.
 
-    A request is the seat's seed, the model with its settings, and all messages: so that two games that began alike keep
-    answers of their own, and the same game is always answered the same. Failures are not kept.
+    A request is the seat's seed, the model with its settings, and all messages. So games that began alike keep answers
+    of their own, and the same game is always answered the same. Failures are not kept.
     """
 
     def __init__(self, path: Path) -> None:
-        """Reads the file where there is one. A last line without its end, of a killed run, is cut off when more follow.
+        """Reads the file, if it exists. Cuts off an unfinished last line, of a killed run, before adding more.
 
-        Raises UserError where another line is not one of ours.
+        Raises UserError for any other line that is no answer.
         """
         self.path = path
         self._answers: dict[str, Answer] = {}
         content = b""
         try:
             if path.exists() and not path.is_file():
-                raise UserError(f"chat.answers={path}: is no file; name another")
+                raise UserError(f"chat.answers={path} is no file. Name another")
             content = path.read_bytes() if path.exists() else b""
         except OSError as error:
             raise UserError(f"chat.answers={path}: the file cannot be read ({error.strerror})") from error
@@ -154,11 +145,10 @@ class Answers:
         for number, line in enumerate(lines[:-1], start=1):
             try:
                 entry = json.loads(line)
-                answer = _kept(entry)
-                self._answers[digest(entry["request"])] = answer
+                self._answers[digest(entry["request"])] = _kept(entry)
             except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
                 raise UserError(
-                    f"chat.answers={path}, line {number}: expected an answer as it was kept; name another file"
+                    f"chat.answers={path}, line {number}: expected an answer as it was kept. Name another file"
                 ) from error
         self._torn = (len(content) - len(lines[-1]), len(content)) if lines[-1] else None  # bytes: whole lines, all
 
@@ -194,7 +184,7 @@ def _kept(entry: Mapping[str, Any]) -> Answer:
 
 
 def digest(request: Mapping[str, Any]) -> str:
-    """The digest of a request, the same whatever its secrets are: a file of answers can be replayed without them."""
+    """The digest of a request without its secrets, so that a file of answers can be replayed without them."""
     return hashlib.sha256(canonical(hidden(request, mark=lambda _: "secret")).encode()).hexdigest()
 
 
@@ -203,23 +193,23 @@ def digest(request: Mapping[str, Any]) -> str:
 
 @dataclass
 class Spent:
-    """What the endpoint was asked for so far. `reserved`: tokens that requests under way may still cost."""
+    """The spent part of the budget."""
 
     calls: int = 0
     tokens: int = 0
-    reserved: int = 0
+    reserved: int = 0  # tokens that requests under way may still cost
 
 
 class Endpoint:
-    """One endpoint and its budget. `ask` never raises for what an endpoint does."""
+    """One endpoint and its budget. `ask` never raises for anything that an endpoint does."""
 
     def __init__(self, config: ChatConfig) -> None:
-        """Raises UserError where the client is not installed, or the key's variable is not set."""
+        """Raises UserError if the client is not installed, or the key's variable is not set."""
         try:
             import openai
         except ImportError as error:
             raise UserError(
-                "chat: the package openai is missing; install it with pip install -e '.[chat]' -c constraints.txt"
+                "chat: the package openai is missing. Install it with pip install -e '.[chat]' -c constraints.txt"
             ) from error
         for client in ("httpx", "httpx2"):  # either is openai's, by its version, and logs a line for each request
             logging.getLogger(client).setLevel(logging.WARNING)
@@ -228,11 +218,11 @@ class Endpoint:
         self._key = os.environ.get(config.key, "").strip() if config.key else ""
         if config.key and not self._key:
             raise UserError(
-                f"chat.key={config.key}: this environment variable is not set; set it to the endpoint's key, or give "
+                f"chat.key={config.key}: this environment variable is not set. Set it to the endpoint's key, or give "
                 "chat.key='' for an endpoint that wants none"
             )
         if not re.fullmatch("[!-~]*", self._key):
-            raise UserError(f"chat.key={config.key}: what this environment variable holds can't be a key")
+            raise UserError(f"chat.key={config.key}: the value of this environment variable can't be a key")
         self._secrets = {*known_secrets(config.key, config.extra), *filter(None, [self._key])}
         # Tries are ours, so that each is counted. A local server that wants no key gets a word that is none.
         self._client = openai.AsyncOpenAI(
@@ -246,7 +236,7 @@ class Endpoint:
         self._slots = asyncio.Semaphore(config.parallel)
 
     async def ask(self, messages: Sequence[ChatMessage]) -> Answer | Lost:
-        """Up to 1 + `retries` tries, each within `timeout` seconds from its start to the answer's last byte."""
+        """Tries up to 1 + `retries` times, each within `timeout` seconds from its start to the answer's last byte."""
         async with self._slots:
             for attempt in range(self.config.retries + 1):
                 found, wait = await self._try(messages)
@@ -259,7 +249,7 @@ class Endpoint:
         await self._client.close()
 
     async def _try(self, messages: Sequence[ChatMessage]) -> tuple[Answer | Lost, float | None]:
-        """One call, and how long to wait before the next one: 0 where the endpoint doesn't say, None for no other."""
+        """Calls once. Returns also the seconds to wait before the next try: 0 if unknown, None for no other try."""
         # No tokenizer has more tokens than bytes, besides the marks around each message.
         most = sum(len(m["content"].encode()) + 16 for m in messages) + self.config.max_tokens
         spent, config = self.spent, self.config
@@ -288,7 +278,7 @@ class Endpoint:
             status = error.status_code
             if status == 401:
                 return Lost.KEY, None
-            if status == 403:  # a moderator's word on these messages, as a rule; a key that may nothing is counted so
+            if status == 403:  # as a rule a moderator's refusal of these messages
                 return Lost.DECLINED, None
             if 300 <= status < 400:
                 return Lost.MOVED, None
@@ -307,9 +297,9 @@ class Endpoint:
 
 
 def _client_of(openai: Any) -> Any:
-    """The client's own HTTP client, but it follows no redirect, keeps no cookie, and reads only so much of a response.
+    """The client's own HTTP client, without redirects and cookies, and with a limit on the response.
 
-    Of the headers only the one that is read goes on: others say how the text is to be decoded, and may name anything.
+    Only one header is passed on: others, such as the charset, may name anything.
     """
 
     class Client(openai.DefaultAsyncHttpxClient):  # type: ignore[misc]
@@ -333,7 +323,7 @@ def _client_of(openai: Any) -> Any:
 
 
 def _seconds(headers: Mapping[str, str]) -> float:
-    """How long the endpoint asks to wait; 0 where it doesn't say so in seconds."""
+    """Seconds that the endpoint asks to wait; 0 if it doesn't say so in seconds."""
     try:
         seconds = float(headers.get("retry-after", "0"))
     except ValueError:
@@ -355,7 +345,7 @@ class _Seat:
     lost: bool = False
 
     def hear(self, content: str) -> None:
-        """What the game tells is the user's; pieces without a reply between them are one message."""
+        """Adds a text of the game as the user's; texts without a reply between them are one message."""
         if self.messages[-1]["role"] == "user":
             self.messages[-1] = {"role": "user", "content": f"{self.messages[-1]['content']}\n{content}"}
         else:
@@ -366,27 +356,25 @@ class ChatAgent:
     """Any number of seats, each a chat of its own; requests of all games are under way at once.
 
     A game's first observation is the system's message, own replies are the assistant's, everything else the user's. A
-    choice is listed by numbers and answered by one, or by the option's own words. `lost`: seats whose endpoint failed,
-    and why; they say nothing more.
+    choice is listed by numbers and answered by one, or by the option's own words.
     """
 
     style = Style.NATURAL
 
     def __init__(self, config: ChatConfig, stops: bool = False) -> None:
-        """`stops`: with a UserError where all further seats would be lost as well (FOR_GOOD), which is no partner to
-        learn from; no other failure.
+        """`stops`: raise UserError when all further seats would be lost too (FOR_GOOD), as beside a learner.
 
-        Raises UserError where there is no client, no key, or the file of answers is not one.
+        Raises UserError without a client or a key, and for a bad file of answers.
         """
         self.name, self.config, self.stops = CHAT, config, stops
         self.answers = Answers(Path(config.answers)) if config.answers else None
         if config.replay and not self.answers:
-            raise UserError(f"chat.replay=true: {config.answers} holds no answer; play once without it")
+            raise UserError(f"chat.replay=true: {config.answers} holds no answer. Play once without it")
         self.endpoint = None if config.replay else Endpoint(config)
         self._extra = hidden(config.extra, known_secrets(config.key, config.extra))  # as it may be kept
-        self.lost: list[tuple[Key, Lost]] = []
-        self.kept = 0  # replies that came from the file
-        self.cut = 0  # replies that met the limit of their tokens
+        self.lost: list[tuple[Key, Lost]] = []  # seats whose endpoint failed: they say nothing more
+        self.kept = 0  # replies from the file
+        self.cut = 0  # replies that met the limit of tokens
         self._seats: dict[Key, _Seat] = {}
         self._owed: set[Key] = set()
         self._done: queue.SimpleQueue[tuple[Key, Answer | Lost | BaseException]] = queue.SimpleQueue()
@@ -411,12 +399,12 @@ class ChatAgent:
         return {}
 
     def lost_for_good(self, since: int = 0) -> list[Lost]:
-        """Why seats were lost, where every further one would be too; of the losses from number `since` on."""
+        """Reasons for which every further seat would be lost too, among the losses from number `since` on."""
         return [reason for _, reason in self.lost[since:] if reason in FOR_GOOD]
 
     def figures(self, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Calls, tokens, replies from the file, replies cut at their limit where any were, and lost seats by reason; on
-        top of those that a run noted `before` it was stopped."""
+        """Calls, tokens, replies from the file, cut replies (if any), and lost seats by reason; added to those that a
+        run noted `before` it was stopped."""
         before = before or {"calls": 0, "tokens": 0, "replayed": 0, "lost": {}}
         spent = self.endpoint.spent if self.endpoint else Spent()
         counted = Counter(before["lost"]) + Counter(reason.value for _, reason in self.lost)
@@ -440,7 +428,7 @@ class ChatAgent:
         )
 
     def _begin(self, r: Request) -> Reply | None:
-        """Reads; where a reply is owed, answers from the file or sends the request."""
+        """Reads the request. If a reply is owed, answers from the file or asks the endpoint."""
         text = r.text.strip("\n")
         if r.key not in self._seats:
             self._seats[r.key] = _Seat(r.seed, [{"role": "system", "content": text}])
@@ -478,8 +466,8 @@ class ChatAgent:
             self.lost.append((key, found))
             if self.stops and found in FOR_GOOD:
                 raise UserError(
-                    f"chat: {found.value}, so that every further game would be lost; start the same command again with "
-                    f"{CHANGED}, and it goes on from its last checkpoint"
+                    f"chat: {found.value}, so every further game would be lost. Start the same command again with "
+                    f"{CHANGED}; it goes on from its last checkpoint"
                 )
             return Reply(key, "")
         if found.text:  # some endpoints refuse a message without words
@@ -492,7 +480,7 @@ class ChatAgent:
         return Reply(key, said if seat.options else found.text, thoughts=found.thoughts, cut=cut)
 
     def _running(self) -> asyncio.AbstractEventLoop:
-        """The loop that requests run in, on a thread that ends with this agent."""
+        """The event loop of the requests, on a thread that ends with this agent."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=_run, args=(self._loop,), name=CHAT, daemon=True).start()
@@ -512,7 +500,7 @@ async def _ask(
     messages: Sequence[ChatMessage],
     done: queue.SimpleQueue[tuple[Key, Answer | Lost | BaseException]],
 ) -> None:
-    """Whatever happens, somebody waits to hear of it."""
+    """Puts the answer, or whatever went wrong, into the queue: `act` waits for it."""
     try:
         done.put((key, await endpoint.ask(messages)))
     except BaseException as error:

@@ -1,7 +1,4 @@
-"""What a chat completion says: the words, the thoughts before them, the tokens, or why there is no answer in it.
-
-Whatever an endpoint sends is read without raising. Left out: how it is sent (chat.py).
-"""
+"""Reads chat completions: words, thoughts, tokens, or why there is no answer. Never raises. chat.py sends requests."""
 
 from __future__ import annotations
 
@@ -11,13 +8,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-LONGEST_ANSWER = 10_000  # characters; what an endpoint says beyond is dropped
-LONGEST_THOUGHTS = 100_000  # the same of what is thought before
-MOST_TOKENS = 10**9  # of one answer; a larger number is none that was counted
+LONGEST_ANSWER = 10_000  # characters; the rest is dropped
+LONGEST_THOUGHTS = 100_000  # the same of thoughts
+MAX_TOKENS = 10**9  # of one answer; no endpoint counts more
 
 
 class Lost(StrEnum):
-    """Why a request got no answer, after all tries."""
+    """Reasons why a request got no answer, after all tries."""
 
     TIMEOUT = "no answer in time"
     UNREACHABLE = "cannot be reached"
@@ -33,22 +30,19 @@ class Lost(StrEnum):
 
 @dataclass(frozen=True)
 class Answer:
-    """What was said, and the tokens of prompt and answer together as the endpoint counts them (None: it doesn't).
-
-    `thoughts`: what the model wrote for itself before or beside it. `cut`: whether it met the limit of its tokens.
-    """
+    """A model's answer."""
 
     text: str
-    tokens: int | None = None
-    thoughts: str = ""
-    cut: bool = False
+    tokens: int | None = None  # prompt and answer together; None where the endpoint doesn't count
+    thoughts: str = ""  # written for itself, before the answer or beside it
+    cut: bool = False  # at the limit of tokens
 
 
 def read_answer(body: str) -> Answer | Lost:
-    """The first choice of a chat completion; NONSENSE for anything that is none, DECLINED where a filter spoke.
+    """The first choice of a chat completion; NONSENSE for any other body, DECLINED for a filter's refusal.
 
     Thoughts stand in a field of their own, or within the content (`without_thoughts`). A model that thinks until its
-    tokens are spent says nothing, which is an answer.
+    tokens are spent gives an empty answer.
     """
     try:
         found = json.loads(body)
@@ -70,7 +64,7 @@ def read_answer(body: str) -> Answer | Lost:
         return Lost.NONSENSE
     text, within = without_thoughts(content)
     tokens = usage.get("total_tokens") if isinstance(usage, dict) else None
-    counted = isinstance(tokens, int) and not isinstance(tokens, bool) and 0 <= tokens <= MOST_TOKENS
+    counted = isinstance(tokens, int) and not isinstance(tokens, bool) and 0 <= tokens <= MAX_TOKENS
     thoughts = "\n".join(each for each in (beside, within) if each)
     return answer_of(text, tokens if counted else None, thoughts, cut)
 
@@ -79,10 +73,10 @@ TAG = re.compile(r"(^[ \t]*)?(?:<(/)?(?:think|thinking|thought)>|\[(/)?THINK\])[
 
 
 def without_thoughts(text: str) -> tuple[str, str]:
-    """What is said in a text, and what is thought in it: `<think>...</think>`, also where its end or beginning lacks.
+    """Parts a text into words and thoughts, `<think>...</think>`. The first or the last tag may be missing.
 
-    A block begins a line, or follows another block; what only ends a block stands at the edge of a line, since some
-    templates begin it for the model. Within a line the tags are words like others.
+    A block begins a line, or follows another block. An end tag without a beginning, which some templates leave, stands
+    at the edge of a line. Within a line the tags are words like others.
     """
     said, thoughts, start, thinking = [], [], 0, False
     for tag in TAG.finditer(text):
@@ -101,17 +95,16 @@ def without_thoughts(text: str) -> tuple[str, str]:
 
 
 def _text(found: Any) -> str:
-    """Text, or that of all parts of a list; empty for anything else."""
+    """Text, or the texts of all parts of a list; empty for anything else."""
     parts = found if isinstance(found, list) else [found]
     texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
     return "\n".join(text for text in texts if isinstance(text, str))
 
 
 def answer_of(text: str, tokens: int | None, thoughts: str, cut: bool) -> Answer:
-    """An answer whose texts can be kept and sent again: no longer than the limits, and no half of a surrogate pair."""
-    text, thoughts = text[:LONGEST_ANSWER], thoughts[:LONGEST_THOUGHTS]
-    return Answer(_whole(text), tokens, _whole(thoughts), cut)
-
-
-def _whole(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()
+    """An answer whose texts can be kept and sent again: within the limits, without half surrogate pairs."""
+    said, thought = (
+        whole[:most].encode("utf-8", "replace").decode()
+        for whole, most in ((text, LONGEST_ANSWER), (thoughts, LONGEST_THOUGHTS))
+    )
+    return Answer(said, tokens, thought, cut)

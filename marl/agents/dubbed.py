@@ -15,24 +15,24 @@ SILENCE = f" {END}"  # a message of no words
 
 
 class Dubbed:
-    """Moves and believes with one mind and speaks with another's mouth: to ask what speech alone is worth.
+    """Moves and believes as one model and speaks as another, to measure what speech alone is worth.
 
-    Choices, values of choices and beliefs are the mover's; messages are sampled by the speaker, or are one fixed text
-    (`SILENCE`, say). Both read all the same and take each other's replies for their own: what is said stands in the
-    mover's stream as if it had said it. So a policy that is dubbed by itself plays exactly as it does alone.
+    Choices, their values and beliefs are the mover's. Messages are sampled by the speaker, or are one fixed text, such
+    as `SILENCE`. Both models read everything and take each other's replies for their own, so a policy dubbed by itself
+    plays exactly as it does alone.
     """
 
     def __init__(self, mover: ModelAgent, speaker: ModelAgent | str, name: str) -> None:
-        """Mover and speaker must be two agents (of one policy, perhaps) with room for all seats, and play no others.
+        """Mover and speaker must be two agents (perhaps of one policy) with room for all seats, and play no others.
 
-        Raises UserError where they do not share a tokenizer, or read in different styles.
+        Raises UserError if they differ in tokenizer or style.
         """
         if isinstance(speaker, ModelAgent):
             assert speaker is not mover, "a speaker needs cache slots of its own: make another agent of the same policy"
             if speaker.tokens.tokenizer.get_vocab() != mover.tokens.tokenizer.get_vocab():
                 raise UserError(
-                    f"{speaker.name} cannot speak for {mover.name}: they have different tokenizers "
-                    f"({speaker.tokens.size} and {mover.tokens.size} tokens); choose two policies of one base"
+                    f"{speaker.name} cannot speak for {mover.name}: their tokenizers differ ({speaker.tokens.size} and "
+                    f"{mover.tokens.size} tokens). Choose two policies of one base"
                 )
             if speaker.style and mover.style and speaker.style != mover.style:
                 raise UserError(
@@ -70,16 +70,10 @@ class Dubbed:
 
 
 class Alias:
-    """An agent under another name, so that in episodes its seats are told from those that a namesake holds."""
+    """An agent under another name, to tell its seats from a namesake's."""
 
     def __init__(self, agent: Agent, name: str) -> None:
         self.agent, self.name = agent, name
+        self.act, self.finish = agent.act, agent.finish
         self.tokens: Tokens | None = getattr(agent, "tokens", None)
         self.style: str | None = getattr(agent, "style", None)
-
-    def act(self, requests: Sequence[Request]) -> list[Reply]:
-        """Replies may also be to requests that the agent got under its own name."""
-        return self.agent.act(requests)
-
-    def finish(self, keys: Sequence[Key]) -> dict[Key, tuple[Stream, list[Belief]]]:
-        return self.agent.finish(keys)

@@ -1,8 +1,4 @@
-"""Who plays a seat: a language model, a script, chance, a person. All answer `act(requests) -> replies`.
-
-An agent may answer some requests later: `act` returns whatever is ready, at least one reply while any is owed. Requests
-that need no reply (WAIT) are only read. What this module leaves out: the games' clocks (rollout.py).
-"""
+"""Language models as agents: one cache slot a seat, one forward pass for all seats that are ready."""
 
 from __future__ import annotations
 
@@ -29,31 +25,31 @@ from marl.types import Belief, Kind, Stream
 
 @dataclass
 class ModelSeat:
-    """One seat that a model plays: its view, its cache slot and the reply it is making."""
+    """A seat that a model plays: its view, its cache slot and the reply under way."""
 
     view: View
     slot: int
     seed: int
     role: str
     privileged: tuple[float, ...]
-    read: int = 0  # tokens of the stream that the cache holds
-    answers: list[np.ndarray] = field(default_factory=list)  # of the first questions of view.asked
-    kind: Kind | None = None  # of the reply that is owed; None where none is
+    read: int = 0  # tokens of the stream in the cache
+    answers: list[np.ndarray] = field(default_factory=list)  # to the first questions of view.asked
+    kind: Kind | None = None  # of the reply that is owed; None: no reply is
     options: tuple[str, ...] = ()
     legal: tuple[int, ...] = ()
-    limit: int = 0  # how many tokens it may have
+    limit: int = 0  # most tokens of the reply
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     value: float = 0.0
-    lost: bool = False  # the next observation did not fit: nothing more is read, and replies are empty
+    lost: bool = False  # an observation did not fit: nothing more is read, and replies are empty
 
 
 class ModelAgent:
-    """A language model in any number of seats: one cache slot a seat, one ragged pass for all that are ready.
+    """A language model in any number of seats.
 
     A message ends at `END`, at the model's end of sequence, or after `max_new_tokens`. Observations are read when a
-    reply is due or the game ends, and belief questions are answered in passing. A seat whose stream outgrows `context`
-    hears and says nothing more, as a player who left; the game's own rules for empty replies do the rest.
+    reply is due or the game ends; the same pass answers their belief questions. A seat whose stream outgrows `context`
+    falls silent: it reads nothing more, and the game refuses its empty replies.
     """
 
     def __init__(
@@ -71,11 +67,11 @@ class ModelAgent:
         bf16: bool = False,
         style: str | None = None,
     ) -> None:
-        """`read_budget`: about how many tokens one pass reads at most; None: as many as is fast. `decode_steps`: tokens
-        that a writing seat samples before it is looked at again; always 1 where `Engine.can_write` is not. `patience`,
-        where passes are padded or several tokens are written at a time: readers wait while others write, until their
-        shares of all seats that owe a reply add up to it from pass to pass; half of them wait for none, a tenth for
-        four. `bf16`: a copy in bfloat16 plays, which takes over the policy's weights whenever nobody is seated."""
+        """`read_budget`: most tokens of a pass, about; None: as many as is fast. `decode_steps`: tokens that a writing
+        seat samples in one go; always 1 if the engine can't write. `patience`, where passes are padded or several
+        tokens are written in one go: readers wait while others write, until their share of all seats that owe a reply,
+        summed over passes, reaches it. `bf16`: a copy in bfloat16 plays; it takes over the policy's weights whenever no
+        seat is taken."""
         self.name, self.tokens, self.style = name, policy.tokens, style
         self.original = policy if bf16 else None
         self.policy = half(policy) if bf16 else policy
@@ -92,7 +88,7 @@ class ModelAgent:
         self.read_budget, self.patience = read_budget or self.engine.read_budget, patience
         self.decode_steps = decode_steps if self.engine.can_write else 1
         self._seats: dict[Key, ModelSeat] = {}
-        self._waited = 0.0  # see `patience`
+        self._waited = 0.0  # the sum that `patience` bounds
 
     def act(self, requests: Sequence[Request]) -> list[Reply]:
         replies: list[Reply] = []
@@ -120,8 +116,8 @@ class ModelAgent:
         return replies
 
     def _take_turns(self, owed: Mapping[Key, ModelSeat]) -> None:
-        """Readers read, or writers write: in a padded pass a token beside a message of 60 would cost what 60 do, and
-        where several tokens are written at a time nothing else is read meanwhile."""
+        """Lets either readers read or writers write: in a padded pass one token beside 60 costs as much as 60, and
+        writing several tokens in one go excludes reading."""
         reading = [key for key, seat in owed.items() if not seat.ids]
         writing = [key for key, seat in owed.items() if seat.ids]
         self._waited += len(reading) / len(owed)
@@ -135,9 +131,9 @@ class ModelAgent:
             self._advance(writing)
 
     def repeat(self, request: Request, ids: Sequence[int]) -> int:
-        """Reads the request and gives these ids as its own reply, whoever chose them: nothing is sampled.
+        """Reads the request and takes these ids as the seat's own reply, instead of sampling one.
 
-        Returns where they stand in the seat's stream. They are read, and questions answered, when a reply is due.
+        Returns their position in the seat's stream. They are read, and questions answered, when a reply is due.
         """
         seat = self._observe(request)
         if seat.lost:
@@ -145,7 +141,7 @@ class ModelAgent:
         return seat.view.reply(ids, Kind.CHOICE if request.turn == TurnKind.CHOOSE else Kind.SPEECH)
 
     def finish(self, keys: Sequence[Key]) -> dict[Key, tuple[Stream, list[Belief]]]:
-        """Answers what was still asked, and frees the slots."""
+        """Answers open questions, and frees the slots."""
         seats = {key: self._seats.pop(key) for key in keys}
         unanswered = [key for key, seat in seats.items() if len(seat.answers) < len(seat.view.asked)]
         self._seats.update(seats)
@@ -177,16 +173,16 @@ class ModelAgent:
         return seat
 
     def _free(self, seat: ModelSeat) -> int:
-        """How many tokens a reply may have so that it and what stands after it fit into the slot."""
+        """Most tokens of a reply for which it and the tokens after it fit into the slot."""
         return self.engine.context - len(seat.view.stream) - len(self.tokens.format.after_reply)
 
     def _unread(self, seat: ModelSeat) -> list[int]:
         return seat.view.stream.tokens[seat.read :] + seat.ids[-1:]
 
     def _groups(self, keys: Sequence[Key]) -> list[list[Key]]:
-        """In groups of about `read_budget` tokens at most; where passes are padded seats with about as much to read.
+        """Groups of seats with about `read_budget` tokens to read; for padded passes, with similar amounts each.
 
-        A padded pass counts as a thirty-second of the budget beside its tokens (measured on a CPU at 8,192).
+        A padded pass costs a thirty-second of the budget beside its tokens (measured on a CPU at 8,192).
         """
         unread = {key: len(self._unread(self._seats[key])) for key in keys}
         if self.engine.ragged:  # what is written stays together, where its slots stand side by side (`Desk`)
@@ -199,7 +195,7 @@ class ModelAgent:
 
     @torch.no_grad()
     def _advance(self, keys: Sequence[Key]) -> None:
-        """One forward pass over what these seats have not read; answers questions in it; samples a token where owed."""
+        """Runs one forward pass over the unread tokens of these seats; answers questions; samples a token if owed."""
         seats = sorted((self._seats[key] for key in keys), key=lambda s: s.slot)
         chunks = [self._unread(seat) for seat in seats]
         hidden = self.engine.read([seat.slot for seat in seats], chunks)  # (N, D)
@@ -224,13 +220,13 @@ class ModelAgent:
             seat.logprobs.append(logprob)
 
     def _uniform(self, seats: Sequence[ModelSeat], steps: int) -> np.ndarray:
-        """What decides each seat's next tokens, (R, steps): of its own seed and their places in its stream alone."""
+        """Uniform numbers for each seat's next tokens, (R, steps), from its seed and their positions in its stream."""
         places = np.array([len(seat.view.stream) + len(seat.ids) for seat in seats], dtype=np.uint64)
         seeds = np.array([seat.seed for seat in seats], dtype=np.uint64)
         return uniforms(seeds[:, None], places[:, None] + np.arange(steps, dtype=np.uint64))
 
     def _write(self, keys: Sequence[Key]) -> None:
-        """Several more tokens of speech that has begun. All that its seats have not read is their last token."""
+        """Samples several more tokens of messages under way, of which only the last token is unread."""
         seats = sorted((self._seats[key] for key in keys), key=lambda s: s.slot)
         left = [seat.limit - len(seat.ids) for seat in seats]
         steps = min(self.decode_steps, max(left))
@@ -244,8 +240,8 @@ class ModelAgent:
             seat.logprobs += theirs
 
     def _answer(self, seats: Sequence[ModelSeat], hidden: torch.Tensor, ends: np.ndarray) -> None:
-        """Reads the answers of all questions whose last token was just read: a softmax over their candidates. `ends`
-        (R,): of each seat's tokens among the hidden states (N, D)."""
+        """Answers all questions whose last token was just read: a softmax over their candidates. `ends` (R,): the end
+        of each seat's tokens among the hidden states (N, D)."""
         due = []
         for seat, first, end in zip(seats, [0, *ends[:-1].tolist()], ends.tolist(), strict=True):
             for asked in seat.view.asked[len(seat.answers) :]:
@@ -282,11 +278,11 @@ class ModelAgent:
 
 @dataclass(frozen=True)
 class PlayConfig:
-    """How models play while they learn: `games` an iteration, up to `concurrency` of them at a time; lengths in tokens.
+    """Settings of play while models learn. Lengths are in tokens.
 
-    `decode_steps`: of speech, the tokens that are sampled without asking the host in between, from a captured graph
-    (speed only, for GPUs). `play_bf16`: models play as copies in bfloat16, whose caches take half the memory; what they
-    sample from, and its log-probabilities, are in float32 all the same, and the update scores with the trained weights.
+    `decode_steps`: tokens of speech that are sampled from a captured graph without asking the host (speed only, for
+    GPUs). `play_bf16`: models play as copies in bfloat16, with caches of half the memory; they sample in float32, and
+    the update scores with the trained weights.
     """
 
     iterations: int = 20
@@ -313,7 +309,7 @@ class PlayConfig:
 
 
 def room(limits: PlayConfig, seats: int, temperature: float) -> dict[str, Any]:
-    """What a `ModelAgent` is made with that has room for `limits.at_once` games of `seats` seats each."""
+    """Arguments of a `ModelAgent` with room for `limits.at_once` games of `seats` seats each."""
     return {
         "slots": seats * limits.at_once,
         "context": limits.context,
@@ -327,5 +323,5 @@ def room(limits: PlayConfig, seats: int, temperature: float) -> dict[str, Any]:
 def model_agent(
     name: str, policy: Policy, limits: PlayConfig, seats: int, temperature: float, style: str | None = None
 ) -> ModelAgent:
-    """A policy as a player with room for `limits.at_once` games of `seats` seats each. `style`: see `Agent`."""
+    """A policy as an agent with room for `limits.at_once` games of `seats` seats each. `style`: see `Agent`."""
     return ModelAgent(name, policy, **room(limits, seats, temperature), style=style)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,12 @@ def check_places(settings: Mapping[str, Any]) -> None:
         check_length(f"{value}", name)
 
 
+def check_settings(settings: Any) -> None:
+    """UserError for numbers and names, anywhere in a command's settings, that no command can use."""
+    check_sizes(settings, "")
+    check_places(settings)
+
+
 def bytes_of(name: str) -> int:
     """Length of a name, as file systems count it."""
     return len(name.encode(errors="surrogatepass"))
@@ -160,3 +167,14 @@ def check_text(value: Any, name: str) -> None:
     """Refuses what is neither text nor null."""
     if value is not None and (not isinstance(value, str) or "\0" in value):
         raise UserError(f"{name}={value!r}: must be text, or null")
+
+
+def nearest(word: str, names: Iterable[str]) -> str:
+    """A clause with the names most like a word; empty if none is. A word without dots finds last parts: `algo.lr`."""
+    like = {
+        name: difflib.SequenceMatcher(None, word, name if "." in word else name.rpartition(".")[2]).ratio()
+        for name in names
+    }
+    least = max(0.6, max(like.values(), default=0.0) - 0.1)
+    found = sorted((name for name in like if like[name] >= least), key=lambda name: -like[name])[:3]
+    return f"the nearest {'is' if len(found) == 1 else 'are'} {', '.join(found)}" if found else ""

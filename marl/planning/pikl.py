@@ -1,22 +1,20 @@
 """Planning near an anchor policy: hedge, piKL-hedge, DiL-piKL, CoShar piKL and the anchored best response.
 
-Player i of a one-shot game maximises u_i(pi) - lambda KL(pi_i || tau_i), where the anchor tau_i is how people play and
+Player i of a one-shot game maximises u_i(pi) - lambda KL(pi_i || tau_i): the anchor tau_i is how people play, and
 lambda how much that matters. `solve` is DiL-piKL (Bakhtin et al. 2022), where a player is one of several types, each
-with a lambda of its own. With one lambda it is piKL-hedge (Jacob et al. 2022), and with lambda 0 hedge. CoShar piKL and
-the response to correlated opponents are those of FAIR 2022 (Cicero).
+with its own lambda. With one lambda it is piKL-hedge (Jacob et al. 2022), and with lambda 0 hedge. CoShar piKL and the
+response to correlated opponents are those of FAIR 2022 (Cicero).
 
 Shapes: `*batch` are any leading axes, one entry a stage game; n players; A_i actions of player i; M_i joint actions of
-the others; K types. A game is either one payoff array for each player, (*batch, A_1, ..., A_n), or a function that
-samples utilities (`Utilities`). Games of unequal size share a batch by padding, and `legal` says which actions exist.
-Utilities and lambda have the payoff's unit; KL is in nats.
-
-Left out: where anchors, payoffs and beliefs over types come from, and learning from plans.
+the others; K types. A game is one payoff array for each player, (*batch, A_1, ..., A_n). Games of unequal size share a
+batch by padding; `legal` says which actions exist. Utilities and lambda have the payoff's unit; KL is in nats. Left
+out: where anchors, payoffs and types come from.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -29,10 +27,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Shape = tuple[int, ...]
 
-# utilities(i, actions) -> (*batch, A_i): what each action of player i earns against the others' `actions`, integers of
-# shape (*batch, n), whose column i is ignored. It may be noisy: a value network, one rollout.
-Utilities = Callable[[int, Ints], ArrayLike]
-Game = Sequence[ArrayLike] | Utilities
+Game = Sequence[ArrayLike]  # one payoff array for each player, (*batch, A_1, ..., A_n)
 
 CHOICES = {
     "kappa": ("published", "sqrt", "zero"),
@@ -46,7 +41,7 @@ SMALLEST, LARGEST = 1e-200, 1e200  # stand for a lambda of 0 and of infinity, so
 
 @dataclass(frozen=True)
 class Settings:
-    """How to plan.
+    """Settings of a solver. Raises UserError, naming the setting, for bad values.
 
     `kappa` decides how far one iteration moves: `published` 3 S_t / (10 sqrt(t)), with S_t the running standard
     deviation of a type's utility; `sqrt` 1 / sqrt(t); `zero`, fictitious play. `averaging`: iteration t counts t times
@@ -87,7 +82,7 @@ class Settings:
         return t**-0.5 if self.kappa == "sqrt" else 0.0
 
     def type_probs(self, players: int) -> Floats:
-        """Each player's distribution over types, (n, K). UserError unless it has one probability for each lambda."""
+        """Each player's distribution over types, (n, K). Raises UserError for a `beta` that is none."""
         types = len(self.lambdas)
         beta = np.asarray([1 / types] * types if self.beta is None else self.beta, dtype=np.float64)
         if beta.shape not in {(types,), (players, types)} or (beta < 0).any() or not np.allclose(beta.sum(-1), 1):
@@ -100,7 +95,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Plan:
-    """What `solve` found; tuples have one entry for each player."""
+    """The result of `solve`; tuples have one entry for each player."""
 
     average: tuple[Floats, ...]  # (*batch, K, A_i): each type's mean policy over the iterations
     last: tuple[Floats, ...]  # (*batch, K, A_i): each type's response to the final values
@@ -123,7 +118,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class JointPlan:
-    """What `solve_coshar` found."""
+    """The result of `solve_coshar`."""
 
     policy: Floats  # (*batch, A_1, ..., A_n): the wanted iterate
     values: tuple[Floats, ...]  # (*batch, A_i): Q_i
@@ -136,9 +131,9 @@ class JointPlan:
 def respond(values: Floats, anchor_logprobs: Floats, lambdas: ArrayLike, kappa: Floats | float = 0.0) -> Floats:
     """Each type's policy, (*batch, K, A): softmax of (Q + lambda log tau) / (kappa + lambda).
 
-    `values` and `anchor_logprobs` (-inf where an action is not legal): (*batch, A); `lambdas`: (K,); `kappa`: a number
-    or (*batch, K). With lambda and kappa 0 it is the limit of a small lambda: the best actions in proportion to tau.
-    UserError for a lambda below 0.
+    `values` and `anchor_logprobs` (-inf for illegal actions): (*batch, A); `lambdas`: (K,), at least 0; `kappa`: a
+    number or (*batch, K). With lambda and kappa 0 it is the limit of a small lambda: the best actions in proportion to
+    tau.
     """
     if not (np.asarray(lambdas) >= 0).all():
         raise UserError(f"lambdas={lambdas!r}: each must be 0 (no anchor) or above")
@@ -160,15 +155,13 @@ def solve(
 ) -> Plan:
     """DiL-piKL (Bakhtin et al. 2022, algorithm 1); piKL-hedge and hedge are its cases of one type.
 
-    `anchors` and `legal`: for each player (A_i,) or (*batch, A_i); by default uniform, and all legal. A game given as a
-    function needs anchors, which say how many actions there are, and `exact=False`. UserError, naming what to change,
-    for payoffs that are not finite, anchors that do not sum to 1, a player without an action, and a joint too large
-    for exact mode.
+    `anchors` and `legal`: for each player (A_i,) or (*batch, A_i); by default uniform, and all legal. Raises UserError
+    for payoffs that are not finite, anchors that do not sum to 1, a player without an action, and a joint too large for
+    exact mode.
     """
     settings = settings or Settings()
-    batch, counts = _sizes(game, anchors)
+    batch, counts = _sizes(game)
     tables = _tables(game, batch, counts, settings)
-    utilities = _sampler(game, tables, counts)
     players, lambdas = range(len(counts)), np.asarray(settings.lambdas, dtype=np.float64)
     given, allowed = _one_each("anchors", anchors, len(counts)), _one_each("legal", legal, len(counts))
     taus, floored = zip(
@@ -194,7 +187,7 @@ def solve(
                 others = _product(population, i)  # (*batch, M_i)
                 q = _matvec(tables[i], others)  # (*batch, A_i)
             else:
-                q = utilities(i, drawn)
+                q = _utilities(tables[i], i, drawn, counts)
             earned = _matvec(policies[i], q)  # (*batch, K)
             change = earned - means[i]
             if settings.kappa == "published":
@@ -212,29 +205,20 @@ def solve(
     return Plan(tuple(average), tuple(policies), found, tuple(means), beta, settings.iterate, floored)
 
 
-def solve_coshar(
-    game: Game, anchor: ArrayLike, settings: Settings | None = None, players: int | None = None
-) -> JointPlan:
+def solve_coshar(game: Game, anchor: ArrayLike, settings: Settings | None = None) -> JointPlan:
     """CoShar piKL (FAIR 2022): one correlated policy, pi(a) proportional to tau(a) exp(sum_i Q_i(a_i) / lambda).
 
     `anchor`: (*batch, A_1, ..., A_n), over joint actions. Q_i(a_i) is the running mean of player i's utility against
-    the others' actions under pi. There is one lambda; kappa and beta play no part. A game given as a function needs
-    `players`, whose actions the last axes of the anchor are, and `exact=False`. UserError as in `solve`.
+    the others' actions under pi. There is one lambda; kappa and beta play no part. Raises UserError as `solve`.
     """
     settings = settings or Settings()
     if len(settings.lambdas) != 1:
         raise UserError(f"lambdas={settings.lambdas}: a joint policy has a single lambda; name just one")
-    shape = np.shape(anchor)
-    if not callable(game):
-        batch, counts = _sizes(game)
-    elif players is None or not 1 <= players <= len(shape):
-        raise UserError(f"players={players}: of a game given as a function say how many; the anchor has shape {shape}")
-    else:
-        batch, counts = shape[:-players], shape[-players:]
-    if shape != (*batch, *counts):
-        raise UserError(f"anchor: has shape {shape}; give one probability a joint action, {batch + counts}")
+    batch, counts = _sizes(game)
+    if np.shape(anchor) != (*batch, *counts):
+        raise UserError(f"anchor: has shape {np.shape(anchor)}; give one probability a joint action, {batch + counts}")
     tables = _tables(game, batch, counts, settings)
-    utilities, everyone, size = _sampler(game, tables, counts), range(len(counts)), math.prod(counts)
+    everyone, size = range(len(counts)), math.prod(counts)
     tau, floored = _anchor("anchor", np.reshape(anchor, (*batch, size)), None, (*batch, size), settings)
     rng = np.random.default_rng(settings.seed)
 
@@ -248,7 +232,7 @@ def solve_coshar(
             if settings.exact:
                 q = _matvec(tables[i], joint.sum(len(batch) + i).reshape(*batch, -1))  # (*batch, A_i)
             else:
-                q = utilities(i, drawn)
+                q = _utilities(tables[i], i, drawn, counts)
             values[i] += step * (q - values[i])
             total += values[i].reshape(*batch, *(counts[j] if j == i else 1 for j in everyone))
         average += step * (policy - average)
@@ -264,8 +248,7 @@ def solve_coshar(
 def best_response(values: ArrayLike, anchor: ArrayLike, strength: float = 3e-3, floor: float = 1e-6) -> Ints:
     """The action, (*batch), with the largest expected utility + strength * log max(tau, floor) (FAIR 2022).
 
-    `values` (-inf where an action is not legal) and `anchor`: (*batch, A). Of several, the first. UserError for values
-    that are not finite or allow no action, and for an anchor of no probabilities.
+    `values` (-inf for illegal actions) and `anchor`: (*batch, A). Returns the first of several best actions.
     """
     if not 0 <= strength < math.inf:
         raise UserError(f"strength={strength}: must be 0 (no anchor) or above, and finite")
@@ -292,7 +275,7 @@ def importance_weights(
 ) -> Floats:
     """Weights (*batch, N), of sum 1, that give joint actions drawn independently the correlation of a joint policy.
 
-    Of each draw, `joint_logprobs` is log P_joint, and `marginal_logprobs` the sum over players of log P_marginal; both
+    `joint_logprobs`: log P_joint of each draw, `marginal_logprobs`: the sum over players of log P_marginal; both
     (*batch, N). Their ratio is clipped to [low, high] and normalised (FAIR 2022).
     """
     logs = np.asarray(joint_logprobs, dtype=np.float64) - np.asarray(marginal_logprobs, dtype=np.float64)
@@ -309,13 +292,10 @@ def weighted_values(game: Game, player: int, actions: Ints, weights: Floats) -> 
     """
     if not (np.isfinite(weights) & (np.asarray(weights) >= 0)).all():
         raise UserError("weights: must be finite, and 0 or more")
-    batch, counts = ((), ()) if callable(game) else _sizes(game)
-    utilities = _sampler(game, _tables(game, batch, counts), counts)
-    rows = np.stack([utilities(player, row) for row in np.moveaxis(actions, -2, 0)], axis=-1)  # (*batch, A_i, N)
-    return _matvec(rows, weights)
-
-
-# --- Measures ---------------------------------------------------------------------------------------------------------
+    batch, counts = _sizes(game)
+    table = _tables(game, batch, counts)[player]
+    rows = [_utilities(table, player, row, counts) for row in np.moveaxis(actions, -2, 0)]  # each (*batch, A_i)
+    return _matvec(np.stack(rows, axis=-1), weights)
 
 
 def expected_values(payoffs: Sequence[ArrayLike], policies: Sequence[Floats]) -> tuple[Floats, ...]:
@@ -324,65 +304,15 @@ def expected_values(payoffs: Sequence[ArrayLike], policies: Sequence[Floats]) ->
     return tuple(_matvec(table, _product(policies, i)) for i, table in enumerate(tables))
 
 
-def deviation_gains(
-    payoffs: Sequence[ArrayLike], policies: Sequence[Floats], legal: Sequence[ArrayLike] | None = None
-) -> Floats:
-    """What each player would gain by playing a best action instead, (*batch, n)."""
-    for i, policy in enumerate(policies):
-        _distribution(f"policies[{i}]", policy)
-    gains = []
-    for i, q in enumerate(expected_values(payoffs, policies)):
-        best = np.where(True if legal is None else legal[i], q, -np.inf).max(-1)
-        gains.append(best - (q * policies[i]).sum(-1))
-    return np.stack(gains, axis=-1)
+# --- Reading games and anchors ----------------------------------------------------------------------------------------
 
 
-def exploitability(
-    payoffs: Sequence[ArrayLike], policies: Sequence[Floats], legal: Sequence[ArrayLike] | None = None
-) -> Floats:
-    """The sum over players of `deviation_gains`, (*batch): 0 at a Nash equilibrium, and nowhere else."""
-    return deviation_gains(payoffs, policies, legal).sum(-1)
-
-
-def regret(plan: Plan) -> tuple[Floats, ...]:
-    """For each player and type, (*batch, K): the mean utility of the best fixed action less the type's own.
-
-    Both means are those of the run, weighted as `averaging` says, and leave out the KL term.
-    """
-    return tuple(q.max(-1)[..., None] - own for q, own in zip(plan.values, plan.utilities, strict=True))
-
-
-def kl(policy: ArrayLike, anchor: ArrayLike, floor: float = 1e-50) -> Floats:
-    """KL(policy || anchor) in nats over the last axis, with the anchor raised to `floor`."""
-    p = np.asarray(policy, dtype=np.float64)
-    return (p * np.log(np.where(p > 0, p, 1.0) / np.maximum(anchor, floor))).sum(-1)
-
-
-def type_grid(low: float, high: float, types: int) -> tuple[float, ...]:
-    """`types` values of lambda from `low` to `high`, evenly spaced in the logarithm."""
-    if not 0 < low <= high or types < 1:
-        raise UserError(f"low={low}, high={high}, types={types}: need 0 < low <= high and at least one type")
-    return tuple(float(value) for value in np.geomspace(low, high, types))
-
-
-# --- Input and index arithmetic ---------------------------------------------------------------------------------------
-
-
-def _sizes(game: Game, anchors: Sequence[ArrayLike] | None = None) -> tuple[Shape, Shape]:
-    """`batch` and `counts`, the A_i: from the payoffs' shape, or from the anchors' if the game is a function."""
-    if callable(game):
-        if anchors is None:
-            raise UserError(
-                "anchors=None: a function does not say how many actions there are; `solve` takes an anchor for each "
-                "player, and measures take payoffs as arrays"
-            )
-        shapes = [np.atleast_1d(anchor).shape for anchor in anchors]
-        batch, counts = np.broadcast_shapes(*(shape[:-1] for shape in shapes)), tuple(shape[-1] for shape in shapes)
-    else:
-        shapes = [np.shape(payoff) for payoff in game]
-        if not shapes or len(set(shapes)) > 1 or len(shapes[0]) < len(shapes):
-            raise UserError(f"payoffs: their shapes are {shapes}; give each player one array (*batch, A_1, ..., A_n)")
-        batch, counts = shapes[0][: -len(shapes)], shapes[0][-len(shapes) :]
+def _sizes(game: Game) -> tuple[Shape, Shape]:
+    """`batch` and `counts`, the A_i."""
+    shapes = [np.shape(payoff) for payoff in game]
+    if not shapes or len(set(shapes)) > 1 or len(shapes[0]) < len(shapes):
+        raise UserError(f"payoffs: their shapes are {shapes}; give each player one array (*batch, A_1, ..., A_n)")
+    batch, counts = shapes[0][: -len(shapes)], shapes[0][-len(shapes) :]
     if 0 in batch:
         raise UserError(f"the batch has shape {batch}: there is no game to solve")
     if 0 in counts:
@@ -391,16 +321,13 @@ def _sizes(game: Game, anchors: Sequence[ArrayLike] | None = None) -> tuple[Shap
 
 
 def _tables(game: Game, batch: Shape, counts: Shape, settings: Settings | None = None) -> list[Floats]:
-    """Each player's payoffs as (*batch, A_i, M_i). UserError if `settings` want them exact and they are too many."""
+    """Each player's payoffs as (*batch, A_i, M_i). Raises UserError if exact mode can't have them."""
     size = math.prod(batch) * math.prod(counts)
-    if settings and settings.exact and (callable(game) or size > settings.exact_limit):
-        reason = "a function has no table" if callable(game) else f"exact_limit={settings.exact_limit}"
+    if settings and settings.exact and size > settings.exact_limit:
         raise UserError(
-            f"exact=True: {math.prod(batch)} x {' x '.join(map(str, counts))} = {size} joint actions over the batch, "
-            f"but {reason}; set exact=False to sample"
+            f"exact=True: {math.prod(batch)} x {' x '.join(map(str, counts))} = {size} joint actions over the batch "
+            f"exceed exact_limit={settings.exact_limit}. Set exact=False to sample"
         )
-    if callable(game):
-        return []
     tables = []
     for i, payoff in enumerate(game):
         array = np.asarray(payoff, dtype=np.float64)
@@ -415,25 +342,11 @@ def _tables(game: Game, batch: Shape, counts: Shape, settings: Settings | None =
     return tables
 
 
-def _sampler(game: Game, tables: list[Floats], counts: Shape) -> Callable[[int, Ints], Floats]:
-    """The game as a function of the form of `Utilities`, which checks what a caller's own function gives."""
-
-    def from_tables(i: int, actions: Ints) -> Floats:
-        others = [j for j in range(len(counts)) if j != i]
-        column = reduce(lambda index, j: index * counts[j] + actions[..., j], others, np.zeros_like(actions[..., 0]))
-        return np.take_along_axis(tables[i], column[..., None, None], axis=-1)[..., 0]
-
-    if not callable(game):
-        return from_tables
-    function = game
-
-    def from_function(i: int, actions: Ints) -> Floats:
-        q = np.asarray(function(i, actions), dtype=np.float64)
-        if q.shape[:-1] != actions.shape[:-1] or (counts and q.shape[-1] != counts[i]) or not np.isfinite(q).all():
-            raise UserError(f"game({i}, actions) gave {q}; it must give one finite utility an action, in each game")
-        return q
-
-    return from_function
+def _utilities(table: Floats, i: int, actions: Ints, counts: Shape) -> Floats:
+    """The utility of each action of player i, (*batch, A_i), against the others' `actions` (*batch, n)."""
+    others = [j for j in range(len(counts)) if j != i]
+    column = reduce(lambda index, j: index * counts[j] + actions[..., j], others, np.zeros_like(actions[..., 0]))
+    return np.take_along_axis(table, column[..., None, None], axis=-1)[..., 0]
 
 
 def _product(policies: Sequence[Floats], i: int) -> Floats:
@@ -448,12 +361,6 @@ def _matvec(matrix: Floats, vector: Floats) -> Floats:
     return (matrix @ vector[..., None])[..., 0]
 
 
-def _distribution(name: str, probabilities: ArrayLike) -> None:
-    p = np.asarray(probabilities, dtype=np.float64)
-    if not (p >= 0).all() or not (np.abs(p.sum(-1) - 1) < 1e-5).all():
-        raise UserError(f"{name}: must be probabilities of sum 1 over the last axis")
-
-
 def _one_each(name: str, arrays: Sequence[ArrayLike] | None, players: int) -> list[ArrayLike | None]:
     if arrays is not None and len(arrays) != players:
         raise UserError(f"{name}: has {len(arrays)} entries; give one for each of {players} players")
@@ -463,7 +370,7 @@ def _one_each(name: str, arrays: Sequence[ArrayLike] | None, players: int) -> li
 def _anchor(
     name: str, anchor: ArrayLike | None, legal: ArrayLike | None, shape: Shape, settings: Settings
 ) -> tuple[Floats, int]:
-    """A player's anchor, (*batch, A_i): legal actions raised to the floor, others 0; and how many were raised."""
+    """A player's anchor, (*batch, A_i), with legal actions raised to the floor and others 0; and the number raised."""
     mask = np.broadcast_to(np.asarray(True if legal is None else legal, dtype=np.bool_), shape)
     if not mask.any(-1).all():
         game = np.argwhere(~mask.any(-1))[0].tolist()

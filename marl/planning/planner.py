@@ -1,23 +1,22 @@
 """Planning near what a language model would do itself (piKL, see pikl.py) at the decision that the talk leads up to.
 
-The language model talks, believes and decides when to propose; the planner chooses what it claims (Deal or No Deal) or
-whom it votes for (Among Us). In both:
+The language model talks, believes and decides when to propose. The planner chooses what it claims (Deal or No Deal) or
+whom it votes for (Among Us), in four steps:
 
-1. The anchor tau is a model's probability of each legal action, scored on the player's stream and normalised: its own,
-   or a frozen model's.
-2. What the others will do is predicted: as their anchors say, or as planners near them would play (DiL-piKL).
-3. Q(a) is what action a is worth against that prediction, under the model's belief in what is hidden.
+1. The anchor tau is a model's probability of each legal action, scored on the player's stream and normalised. The model
+   is the player's own, or a frozen one.
+2. The others are predicted to play as their anchors say, or as planners near them would (DiL-piKL).
+3. Q(a) is the worth of action a against that prediction, under the model's belief about what is hidden.
 4. The plan is the anchored response, softmax of (Q + lambda log tau) / lambda, with the smallest of the lambdas
-   (Bakhtin et al. 2022 play their smallest type). Large lambdas leave the anchor as it is, 0 plays the best action.
+   (Bakhtin et al. 2022 play their smallest type). A large lambda plays the anchor, 0 the best action.
 
-Models of the others. In Deal or No Deal each value vector that the partner may have makes a stage game, in which both
-know both players' values. The partner's anchor is read from its side, in the stream that it would have if those were
-its values (`partner=view`), or it is the planner's own: the partner claims what the planner leaves (`partner=mirror`).
-In Among Us everybody else is expected to vote as the anchor does, never for itself, and to want what the planner wants;
-that an imposter wants something else is left out.
+Models of the others. In Deal or No Deal each possible value vector of the partner makes a stage game, in which both
+know both players' values. The partner's anchor is the planner's mirrored: it claims what the planner leaves
+(`partner=mirror`); or it is read in the stream that the partner would have with those values (`partner=view`). In Among
+Us everybody else is expected to vote as the anchor does, never for itself, and to want what the planner wants.
 
-Left out: planning what to say and when to propose, votes of imposters, who know what others must believe, other games.
-Learning from plans is in rl_pikl.py and losses/plan.py.
+Left out: planning what to say and when to propose, votes of imposters, other games. Learning from plans is in
+rl_pikl.py and losses/plan.py.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from envs import among_us_v0, dond_v0
+from envs.among_us import events as among_us_events
 from envs.among_us import reading as among_us_reading
 from envs.among_us import state as among_us_state
 from envs.core import END, Question
@@ -48,11 +48,10 @@ from marl.planning.pikl import Floats
 from marl.types import Belief, Kind, Planned, Stream
 
 GAMES = ("dond", "among_us")  # where there is something to plan
-MOST_ACTIONS = 36  # allocations of the largest pool in Deal or No Deal
-SLOTS = MOST_ACTIONS + 1  # cache slots that scoring them takes, beside those of the seats
-FLOOR = pikl.Settings.anchor_floor  # the least that an anchor gives a legal action
-PLAN = 1  # a named place of a seat's seed: the draw from the plan owes nothing to the tokens' draws
-SUFFIX = "+plan"  # of the names of those who plan
+SLOTS = 37  # cache slots for scoring, beside those of the seats: 36 claims of the largest pool, and their stream
+FLOOR = pikl.Settings.anchor_floor  # least anchor probability of a legal action
+PLAN = 1  # place of a seat's seed: draws from plans are independent of the tokens' draws
+SUFFIX = "+plan"  # of the names of planning players
 CHOICES = {
     "others": ("plan", "anchor"),
     "partner": ("mirror", "view"),
@@ -63,24 +62,20 @@ CHOICES = {
 
 @dataclass(frozen=True)
 class PlannerConfig:
-    """How to plan. Lambdas have the payoff's unit a nat: points in Deal or No Deal, caught imposters in Among Us.
+    """Settings of a planner. Raises UserError, naming the setting, for bad values.
 
-    `others`: whether they are expected to play their anchor, or to plan too (`iterations` of DiL-piKL from the anchor;
-    `iterate` and the types `lambdas` with probabilities `beta` are those of `pikl.Settings`). `partner`, in Deal or No
-    Deal: whether its anchor is the planner's mirrored, or read from its side, once for each value vector that it may
-    have. `belief`: the model's own answers to the belief questions, or the exact prior without any talk. `choose`: a
-    sample of the plan, or its mode; `own`, the model's own sample, with the plan noted beside it (to learn from).
+    Lambdas are in the payoff's unit per nat: points in Deal or No Deal, caught imposters in Among Us.
     """
 
-    lambdas: tuple[float, ...] = (0.1,)
-    beta: tuple[float, ...] | None = None  # null is uniform
-    iterations: int = 100
-    iterate: str = "average"
-    others: str = "plan"
-    partner: str = "mirror"
-    belief: str = "listening"
-    choose: str = "sample"
-    mistake: float = 0.0  # what ejecting a crewmate costs, in caught imposters; above 0, skipping may be best
+    lambdas: tuple[float, ...] = (0.1,)  # one for each type of player, as in `pikl.Settings`
+    beta: tuple[float, ...] | None = None  # probabilities of the types; None is uniform
+    iterations: int = 100  # of DiL-piKL, from the anchor
+    iterate: str = "average"  # or last
+    others: str = "plan"  # the others plan too; or play their anchor
+    partner: str = "mirror"  # Deal or No Deal: its anchor is the planner's mirrored; or view: read from its side
+    belief: str = "listening"  # the model's own answers to the belief questions; or prior: exact, without any talk
+    choose: str = "sample"  # of the plan; best: its mode; own: the model's sample, with the plan noted to learn from
+    mistake: float = 0.0  # cost of ejecting a crewmate, in caught imposters; above 0, skipping may be best
 
     def __post_init__(self) -> None:
         for name, allowed in CHOICES.items():
@@ -95,7 +90,7 @@ class PlannerConfig:
 
     @property
     def settings(self) -> pikl.Settings:
-        """For the stage games. From the anchor and without kappa, so that the anchor decides between equilibria."""
+        """Settings for the stage games: from the anchor, without kappa, so that the anchor selects the equilibrium."""
         return pikl.Settings(
             iterations=self.iterations, lambdas=self.lambdas, beta=self.beta, iterate=self.iterate, kappa="zero",
             first="anchor",
@@ -103,17 +98,17 @@ class PlannerConfig:
 
 
 def respond(values: Floats, anchor: Floats, config: PlannerConfig) -> Floats:
-    """The plan, (A,): what is played, from values (A,) in the payoff's unit and the anchor (A,)."""
+    """The plan (A,) from values (A,) and the anchor (A,)."""
     plan: Floats = pikl.respond(values, np.log(np.maximum(anchor, FLOOR)), [min(config.lambdas)])[0]
     if not np.isfinite(plan).all():
         raise UserError(
-            "a plan has probabilities that are not numbers: the model's own, or its beliefs, are not finite"
+            "a plan is not finite: the model's probabilities or beliefs are not. Train it with a lower rate"
         )
     return plan
 
 
 def floored(*anchors: Floats | None) -> float:
-    """The share of these probabilities that are below FLOOR, and so are raised to it."""
+    """The share of these probabilities that are raised to FLOOR."""
     given = np.concatenate([anchor.ravel() for anchor in anchors if anchor is not None])
     return float((given < FLOOR).mean())
 
@@ -122,8 +117,8 @@ def floored(*anchors: Floats | None) -> float:
 
 
 def partner_belief(answers: Floats, counts: dond_rules.Triple, own: dond_rules.Triple) -> Floats:
-    """Probability of each of `dond_v0.partner_values(counts, own)`, (K,), from the answers (3, 11) to the three
-    questions: their product over the items, among the vectors that the rules allow."""
+    """Probabilities (K,) of the partner's possible values, `partner_values(counts, own)`: the product over the items of
+    the answers (3, 11) to the three questions, normalised."""
     values = np.array(dond_rules.partner_values(counts, own))  # (K, 3)
     product = np.maximum(answers, 1e-12)[np.arange(3), values].prod(-1)
     return product / product.sum()
@@ -138,11 +133,11 @@ def claim_values(
     config: PlannerConfig,
     partners: Floats | None = None,
 ) -> Floats:
-    """Expected score R_i + objective * R_j, in points, of each claim of `dond_v0.allocations(counts)`, (A,).
+    """Expected score R_i + objective * R_j (A,), in points, of each claim of `allocations(counts)`.
 
-    `belief` (K,) over `dond_v0.partner_values(counts, own)`; `anchor` (A,). The partner's b-th action is to claim what
-    the b-th claim leaves, so that only equal actions are a deal. `partners` (K, A): its anchor over these actions, for
-    each of its value vectors; without it the planner's anchor is the partner's too.
+    `belief` (K,) over the partner's possible values; `anchor` (A,). The partner's b-th action is to claim what the b-th
+    claim leaves, so only equal actions are a deal. `partners` (K, A): its anchor over these actions for each of its
+    value vectors; None: the planner's anchor.
     """
     claims = np.array(dond_rules.allocations(counts))  # (A, 3)
     mine = claims @ np.array(own)  # (A,)
@@ -157,15 +152,14 @@ def claim_values(
     return belief @ (agreeing * gains)
 
 
-# What both heard, in order: whether it was the planner's, and its words; None stands for a proposal.
-Talk = Sequence[tuple[bool, str | None]]
+Talk = Sequence[tuple[bool, str | None]]  # in order: whether the planner spoke, and the words; None is a proposal
 
 
 def partner_streams(opening: str, talk: Talk, questions: Sequence[Question], tokens: Tokens) -> list[list[int]]:
-    """The partner's stream up to the cue of its proposal, if its values were each of `dond_v0.partner_values`.
+    """The partner's stream up to the cue of its proposal, for each of its possible values.
 
-    `opening`: what the planner read first; `questions`: the belief questions that both are asked after every message.
-    The partner's replies stand as text encodes, and replies of its that the game refused are not known.
+    `opening`: the planner's first text; `questions`: asked of both after every message. The partner's replies are
+    encoded from text; its refused replies are unknown and left out.
     """
     counts, own, objective = dond_texts.parse_prompt(opening)
     compact = opening.startswith(dond_texts.prompt(counts, own, objective, dond_v0.Style.COMPACT))
@@ -196,9 +190,9 @@ def partner_streams(opening: str, talk: Talk, questions: Sequence[Question], tok
 
 @cache
 def ejected(players: int) -> np.ndarray:
-    """Who is ejected, (players + 1,) * players, from everybody's vote; the number of players stands for nobody.
+    """The ejected player by everybody's vote, shape (players + 1,) * players; the number of players stands for nobody.
 
-    A strict plurality ejects, and skip is voted for like a name (`among_us_v0.count_votes`).
+    A strict plurality ejects; skip is voted for like a name.
     """
     votes = np.indices((players + 1,) * players)  # (players, ...)
     counts = np.stack([(votes == choice).sum(0) for choice in range(players + 1)])
@@ -209,10 +203,10 @@ def ejected(players: int) -> np.ndarray:
 
 
 def vote_values(me: int, belief: Floats, anchor: Floats, config: PlannerConfig) -> Floats:
-    """What each vote is worth, (n + 1,): for one of n living players, or (last) for nobody.
+    """The worth (n + 1,) of a vote for each of n living players, and (last) for nobody.
 
-    Probability that an imposter is ejected, less `mistake` times that a crewmate is. `me` is the planner's number,
-    `belief` (n,) the probability of being the imposter, `anchor` (n + 1,).
+    It is the probability that an imposter is ejected, less `mistake` times that a crewmate is. `me`: the planner's
+    number; `belief` (n,): the probability of being the imposter; `anchor` (n + 1,).
     """
     players = len(belief)
     worth = np.append(belief - config.mistake * (1 - belief), 0.0)
@@ -231,16 +225,12 @@ def vote_values(me: int, belief: Floats, anchor: Floats, config: PlannerConfig) 
 
 @dataclass(frozen=True)
 class Decision:
-    """What is to be planned: A actions, as words and as the ids of the reply, and their values given the anchor (A,).
+    """A decision to plan, with A actions."""
 
-    `others`: streams in which the partner would decide, one for each of its K value vectors, and then `values` also
-    takes what a model says there of the same actions, (K, A). None where its anchor is the planner's.
-    """
-
-    actions: tuple[str, ...]
-    ids: tuple[tuple[int, ...], ...]
-    values: Callable[[Floats, Floats | None], Floats]
-    others: Callable[[], Sequence[Sequence[int]]] | None = None
+    actions: tuple[str, ...]  # in words
+    ids: tuple[tuple[int, ...], ...]  # the reply of each
+    values: Callable[[Floats, Floats | None], Floats]  # (A,), from the anchor (A,) and the others' (K, A) or None
+    others: Callable[[], Sequence[Sequence[int]]] | None = None  # K streams to read the others' anchors from
 
 
 def proposal(
@@ -251,7 +241,7 @@ def proposal(
     tokens: Tokens,
     config: PlannerConfig,
 ) -> Decision:
-    """The claims to choose from. `opening`, `questions` as for `partner_streams`; `answers`: the model's own to all
+    """The claims to choose from. `opening`, `questions`: see `partner_streams`; `answers`: the model's own to all
     belief questions so far, three at a time, (11,) each."""
     counts, own, objective = dond_texts.parse_prompt(opening)
     claims = dond_rules.allocations(counts)
@@ -277,10 +267,10 @@ def proposal(
 def vote(
     intro: str, options: Sequence[str], legal: Sequence[int], believed: dict[str, float], config: PlannerConfig
 ) -> Decision | None:
-    """The vote to plan; None where the options are no vote.
+    """The vote to plan; None if the options are no vote.
 
-    `intro`: the first thing that the seat read; `legal`: the options' ids; `believed`: the answer to the last belief
-    question, by candidate. With several imposters the question is about the first of them, and so is the plan.
+    `intro`: the seat's first text; `legal`: the options' ids; `believed`: the answer to the last belief question, by
+    candidate. With several imposters the question, and so the plan, is about the first of them.
     """
     skip = among_us_state.SKIP.act.value
     if skip not in options:
@@ -288,7 +278,7 @@ def vote(
     order = [*sorted(set(range(len(options))) - {options.index(skip)}), options.index(skip)]  # skip comes last
     living = [options[i] for i in order[:-1]]
     style = among_us_v0.Style.NATURAL if living[0] in among_us_state.NAMES else among_us_v0.Style.COMPACT
-    name = next(e.name for e in among_us_reading.read(intro, style) if isinstance(e, among_us_state.Intro))
+    name = next(e.name for e in among_us_reading.read(intro, style) if isinstance(e, among_us_events.Intro))
     me = [word.lower() for word in living].index(name.lower())
     weights = [1.0 if config.belief == "prior" else max(believed.get(word, 0.0), 1e-12) for word in living]
     weights[me] = 0.0
@@ -301,8 +291,8 @@ def vote(
 
 
 def next_tokens(planned: Planned) -> list[dict[int, float]]:
-    """For each token of the played action, the tokens that may stand there given those before it, and how probable the
-    plan makes each. Nothing from where the plan never gets."""
+    """The plan's probabilities of the next token at each token of the played action, given the tokens before it; ends
+    where the plan's probability is 0."""
     plan, left, found = np.array(planned.plan), np.ones(len(planned.ids), dtype=np.bool_), []
     for i, token in enumerate(planned.ids[planned.chosen]):
         following = np.array([text[i] if len(text) > i else -1 for text in planned.ids])
@@ -333,8 +323,7 @@ class Reader:
 
 
 def weigh(decision: Decision, stream: Sequence[int], anchor: Reader, own: Reader) -> tuple[Floats, Floats | None]:
-    """The anchor (A,) of whoever decides with this stream, and the others' (K, A), who are expected to be as the
-    player is; both as `Decision.values` takes them."""
+    """The anchor (A,) in this stream, and the others' (K, A) from the player's `own` model; see `Decision.values`."""
     tau = anchor.probabilities(stream, decision.ids)
     if decision.others is None:
         return tau, None
@@ -344,9 +333,9 @@ def weigh(decision: Decision, stream: Sequence[int], anchor: Reader, own: Reader
 class PlanningAgent(ModelAgent):
     """A language model whose claims or votes are planned; everything else is as `ModelAgent` plays it.
 
-    Where it plans, what the model itself sampled is dropped, and a draw from the plan takes its place in the stream.
-    `logprobs` are then those of that draw, given that there is a claim or a vote; the best action's are 0. With
-    `choose=own` the plan is only noted: it plays, to the last bit, as `ModelAgent` does.
+    A draw from the plan replaces the model's own sample in the stream. Its `logprobs` are those of that draw, given
+    that there is a claim or a vote; those of the best action are 0. With `choose=own` the plan is only noted, and play
+    is bit-identical to `ModelAgent`.
     """
 
     def __init__(
@@ -361,8 +350,8 @@ class PlanningAgent(ModelAgent):
         anchor: Policy | None = None,
         **limits: Any,
     ) -> None:
-        """`limits` as of `ModelAgent`; `game` is one of GAMES. `anchor`: whose probabilities the plan stays near, and
-        who others are expected to be; the policy's own, where none is given."""
+        """`game`: one of GAMES. `anchor`: the model that the plan stays near and that stands for the others; None: the
+        policy. `limits`: see `ModelAgent`."""
         assert game in GAMES, (game, GAMES)
         super().__init__(name, policy, context=context, temperature=temperature, **limits)
         self.config, self.game = config, game
@@ -391,7 +380,7 @@ class PlanningAgent(ModelAgent):
         return super().finish(keys)
 
     def _decision(self, key: Key, seat: ModelSeat) -> Decision | None:
-        """What is to be planned; None where nothing is."""
+        """The decision to plan; None if there is none."""
         if self.game == "dond":
             talk = self._talk[key]
             proposes = self.tokens.reply_text(seat.ids).lstrip().startswith(dond_replies.PROPOSE)
@@ -438,12 +427,9 @@ class PlanningAgent(ModelAgent):
                     seat.logprobs = [math.log(after[token]) for after, token in following]
         reply = replace(super()._reply(key, seat), planned=planned)
         if self.game == "dond":
-            parsed = dond_replies.parse_reply(reply.text, (0, 0, 0), False, 1)
-            said = (
-                dond_texts.passed_on(parsed.text, len(parsed.text))
-                if isinstance(parsed, dond_replies.Message)
-                else None
-            )
+            parsed, said = dond_replies.parse_reply(reply.text, (0, 0, 0), False, 1), None
+            if isinstance(parsed, dond_replies.Message):
+                said = dond_texts.passed_on(parsed.text, len(parsed.text))
             self._talk[key].append((True, said))
         return reply
 
@@ -459,11 +445,10 @@ def planning_agent(
     anchor: Policy | None = None,
     style: str | None = None,
 ) -> PlanningAgent:
-    """As `agents.model_agent`, a policy that plans. UserError where draws from plans were to be greedy."""
+    """A policy that plans, with room as in `model_agent`. Raises UserError for samples of plans at temperature 0."""
     if temperature == 0 and config.choose == "sample":
         raise UserError(
-            f"temperature=0: {name} draws claims or votes from plans near its own, not greedy as all else that "
-            "it does is; choose planner.choose=best, or a small temperature, as 0.01"
+            f"temperature=0: {name} draws claims or votes from plans, which is not greedy. Choose planner.choose=best, "
+            "or a small temperature, such as 0.01"
         )
-    limits_there = room(limits, seats, temperature)
-    return PlanningAgent(name, policy, config, game, anchor=anchor, style=style, **limits_there)
+    return PlanningAgent(name, policy, config, game, anchor=anchor, style=style, **room(limits, seats, temperature))

@@ -1,7 +1,7 @@
 """The base model: a small language model that knows the game's language, before any reinforcement.
 
-Trained once on dialogues of scripted players (or of people) and cached by a hash of everything that made it. A model of
-`transformers` is its own base. What this leaves out: rewards. The base imitates, models the world and listens.
+It is trained once on dialogues of scripted players (or of people), to imitate, to model the world and to listen, and
+cached by a hash of everything that made it. A model of `transformers` can be its own base.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from marl.pretraining.fit import fit, held_out_figures
 from marl.rollout.games import file_digests, game_module, scripts_module
 from marl.storage.checkpoint import copy_folder, load_policy, make_once, read_card, save_policy
 
-FORMAT = 2  # raised when the same settings would make another base
-HF_STREAMS = 2  # raised when models of `transformers` would read other streams
+FORMAT = 2  # raise it when the same settings make another base
+HF_STREAMS = 2  # raise it when models of `transformers` read other streams
 
 
 def base_policy(
@@ -63,13 +63,13 @@ def base_policy(
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
     report: Callable[[str], None] = print,
 ) -> tuple[Policy, Path | None]:
-    """The base, from the cache where it is there, and its folder (None for an untouched `transformers` model). `kept`:
-    where a copy of it may be, to be put into the cache before another one is made."""
+    """The base, from the cache if it is there, and its folder (None for an untouched `transformers` model). `kept`: a
+    folder that may hold a copy, which goes back into the cache instead of training again."""
     if model.kind == "hf" and base.data == "none":
         return pretrained(model.name, privileged_size, seed=base.seed).to(device).eval(), None
     if base.data == "human" and not human_data:
         raise UserError(
-            "base.data=human needs the human dialogues: give their folder as data.dond=DIR (files data.txt, val.txt, "
+            "base.data=human needs the human dialogues. Give their folder as data.dond=DIR (files data.txt, val.txt, "
             "test.txt of facebookresearch/end-to-end-negotiator, src/data/negotiate)"
         )
     made_of = base_settings(model, base, env, human_data)
@@ -92,7 +92,7 @@ def base_policy(
 
     def put_back() -> None:
         assert kept is not None
-        report(f"the base model is not in the cache any more: {kept} is put there")
+        report(f"the base model is no longer in the cache; copying {kept} there")
         copy_folder(kept, folder)
 
     def is_it(there: Path) -> bool:
@@ -105,7 +105,7 @@ def base_policy(
         make_once(folder, put_back if there else teach if base.lessons else make, report)
     policy = load_policy(folder, device, privileged_size)  # checks all that is in the folder
     if not is_it(folder):
-        raise UserError(f"{folder} holds a base made of other settings (policy.json says of which): remove it")
+        raise UserError(f"{folder} holds a base made of other settings (see its policy.json). Remove it")
     figures = read_card(folder).get("figures", {})
     report("base model: " + ", ".join(f"{name} {value:.3g}" for name, value in figures.items()))
     return policy, folder
@@ -114,7 +114,7 @@ def base_policy(
 def base_settings(
     model: ModelConfig, base: BaseConfig, env: Mapping[str, Any], human_data: str | None = None
 ) -> dict[str, Any]:
-    """All that a trained base is made of: settings, and digests of the texts and files that it learns from."""
+    """Everything that makes a trained base: settings, and digests of the texts and files that it learns from."""
     human = data_files(Path(human_data)) if base.data == "human" and human_data else None
     unused = {*base.vary, *getattr(game_module(env["game"]), "PAYMENT", ())}
     varied = [{**env, name: value} for name, values in base.vary.items() for value in values]
@@ -146,8 +146,8 @@ def base_settings(
 
 @cache
 def _scripted_digest(env: str, vary: str, files: str, seed: int, players: str) -> str:
-    """Of what is said in fifty scripted games of these settings (JSON): the runs of a process play them once. `files`:
-    of what these settings name, so that edited ones are read again."""
+    """Digest of the text of fifty scripted games of these settings (JSON), cached per process. `files`: digests of the
+    files that these settings name, so that edited ones are read again."""
     settings = json.loads(env)
     games = variants(settings, json.loads(vary))
     return _digest("".join(scripted_texts(settings["game"], games, seed, 50, players)))
@@ -159,13 +159,13 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 @cache
 def _file_digest(path: Path, size: int, modified: int) -> str:
-    """Of a file as it is since then: weights are gigabytes, which are read once in a process."""
+    """Digest of a file, cached per process: weights are gigabytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def base_folder(cache: Path, made_of: Mapping[str, Any]) -> Path:
-    """Where in the cache the base of these `base_settings` is, or will be."""
+    """The folder in the cache for a base of these `base_settings`."""
     return cache / f"{made_of['env']['game']}-{made_of['base']['data']}-{_digest(canonical(made_of))}"
 
 
@@ -215,13 +215,14 @@ def _train(
         longer = sum(length > model.context for length in lengths) / len(lengths)
         if longer > 0.5:
             raise UserError(
-                f"model.context={model.context}: one seat's view of a scripted game has {lengths[len(lengths) // 2]} "
-                f"tokens in the middle, up to {lengths[-1]}; raise model.context or lower the game's limits"
+                f"model.context={model.context} is too short: views of scripted games have a median of "
+                f"{lengths[len(lengths) // 2]} tokens, up to {lengths[-1]}. Raise model.context or lower the game's "
+                "limits"
             )
         if longer:
             report(
                 f"model.context={model.context} is shorter than {longer:.1%} of the views of scripted games (up to "
-                f"{lengths[-1]} tokens): players whose view outgrows it hear and say nothing more"
+                f"{lengths[-1]} tokens): players whose view outgrows it fall silent"
             )
         steps = math.ceil(len(games[0]().possible_agents) * base.games / base.rows)
         draw = chunk_batches(
@@ -244,10 +245,10 @@ def _teach(
     progress: Callable[[str, int, int], None],
     report: Callable[[str], None],
 ) -> dict[str, float]:
-    """Gives the lessons, says how those ended that end by what was learned, and returns the figures of the outcome."""
+    """Gives the lessons, reports those that end by what was learned, and returns held-out figures."""
     game, tokens = env["game"], policy.tokens
-    # Beside imitation listening is hardly learned: Adam scales a step by the size of the whole gradient, which random
-    # play fills with noise. The gradient of KL to what was learned has none, and is 0 at first.
+    # Beside imitation, listening is hardly learned: Adam scales a step by the whole gradient, which random play fills
+    # with noise. The gradient of KL to the model before the lessons has no noise, and is 0 at first.
     first = copy.deepcopy(policy)
     for place, lesson in enumerate(base.lessons):
         terms: dict[str, Loss] = {"listening": ListeningLoss(weight=1.0)}
@@ -267,7 +268,7 @@ def _teach(
             learned = loss < lesson.until
             report(
                 f"lesson {place + 1} of the base: listening loss {loss:.2f} after {taken} steps"
-                + ("" if learned else f", not below its until={lesson.until:g}: it listens less well than was meant")
+                + ("" if learned else f", not below until={lesson.until:g}: it listens less well than intended")
             )
     return held_out_figures(policy, held_out_seats(env, tokens, base))
 

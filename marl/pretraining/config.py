@@ -60,17 +60,17 @@ class ModelConfig:
                 f"model.vocab_size={self.vocab_size}: must be at least {FEWEST_TOKENS}: 256 bytes, and a game's words"
             )
         if self.name:
-            raise UserError(f"model.name={self.name}: the small model, which is trained here, has none; add model=hf")
+            raise UserError(f"model.name={self.name}: the small model has no name. Add model=hf")
         if self.heads % self.kv_heads:
-            raise UserError(f"model.kv_heads={self.kv_heads}: must divide model.heads={self.heads}, which share them")
+            raise UserError(f"model.kv_heads={self.kv_heads}: must divide model.heads={self.heads}")
         if self.hidden_size % (2 * self.heads):
             raise UserError(
-                f"model.hidden_size={self.hidden_size}: must be a multiple of {2 * self.heads}, so that each of "
-                f"model.heads={self.heads} has an even part, which positions rotate"
+                f"model.hidden_size={self.hidden_size}: must be a multiple of {2 * self.heads}, an even number for "
+                f"each of model.heads={self.heads}"
             )
 
     def shape(self) -> dict[str, int]:
-        """Of a tiny model, as `tiny_config` takes it."""
+        """The shape of a tiny model, as `tiny_config` takes it."""
         names = ("hidden_size", "layers", "heads", "kv_heads", "intermediate_size", "context")
         return {name: getattr(self, name) for name in names}
 
@@ -81,20 +81,15 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class Lesson:
-    """A stage of a scripted base that trains listening alone: `steps` on games of the scripted `players`.
+    """A stage of a scripted base that trains listening only."""
 
-    With `until` above 0 it ends early, once the log-loss of the last ten steps is below, and its learning rate stays.
-    `env`: settings of the game that differ in the lesson, and don't vary in it. KL of all replies to the model before
-    the first lesson, with weight `anchor`, keeps what it does.
-    """
-
-    players: str
+    players: str  # whose games, by the name of scripted players
     steps: int
-    env: Mapping[str, Any] = field(default_factory=dict)
-    until: float = 0.0
+    env: Mapping[str, Any] = field(default_factory=dict)  # settings of the game that differ in the lesson
+    until: float = 0.0  # above 0: end once the log-loss of the last ten steps is below; the learning rate is constant
     optimizer: str = "adamw"
     learning_rate: float = 3e-4
-    anchor: float = 1.0
+    anchor: float = 1.0  # weight of the KL of all replies to the model before the first lesson
 
     def __post_init__(self) -> None:
         for name in ("steps", "until", "anchor", "learning_rate"):
@@ -108,46 +103,33 @@ class Lesson:
 
 @dataclass(frozen=True)
 class BaseConfig:
-    """What the base is trained on, and how.
+    """The base's training data and training. Raises UserError, naming the setting, for bad values."""
 
-    `data`: `scripted`, `human` (needs data.dond), or `none`. `games`: scripted games. `tokenizer_games`: those whose
-    words the tokenizer is trained on, no more than `games` but 20 at least. `players`: whose, by the name of scripted
-    players; empty for the game's default ones. Human data only: `epochs`, passes over them; `permute_items`,
-    books, hats and balls swap names at random in each pass; `deals_only`, dialogues without a deal are not learned
-    from; `claim`, the weight of a further loss on claims and tags (losses/claim.py); `hold_out`, dialogues over the
-    game's test contexts are not learned from (without it, a base is only fit for contexts of another origin); `keep`
-    nonzero, views whose player scored 0 are not learned from; `human_games`, how many dialogues are learned from, drawn
-    by `seed` from those that are left (0: all of them).
-    `dropout`: of the embeddings and of what each block adds to them, while the base learns (Llama-family models).
-    `after_questions`: whether world modelling foretells what follows a belief question, from where its answer is read.
-    `vary`: game settings that change from game to game, so that one base serves them all (the objective, which neither
-    scripts nor the human data know). `lessons`: further stages, one after another.
-    """
-
-    data: str = "scripted"
-    games: int = 10000
-    tokenizer_games: int = 800
-    players: str = ""
+    data: str = "scripted"  # or human (needs data.dond), or none
+    games: int = 10000  # scripted ones
+    tokenizer_games: int = 800  # the tokenizer is trained on so many, at least 20 and otherwise no more than `games`
+    players: str = ""  # of scripted games, by name; "" for the game's default ones
+    # Human data only, until `human_games`:
     epochs: int = 4
-    permute_items: bool = False
-    deals_only: bool = False
-    claim: float = 0.0
-    hold_out: bool = True
-    keep: str = "all"
-    human_games: int = 0
-    dropout: float = 0.0
+    permute_items: bool = False  # books, hats and balls swap names at random in each pass
+    deals_only: bool = False  # train on deals only
+    claim: float = 0.0  # weight of a further loss on claims and tags (losses/claim.py)
+    hold_out: bool = True  # don't train on the game's test contexts; without it, evaluate on contexts of another origin
+    keep: str = "all"  # or nonzero: train only on views whose player scored
+    human_games: int = 0  # train on so many of the remaining dialogues, drawn by `seed`; 0: on all of them
+    dropout: float = 0.0  # of the embeddings and of each block's output (Llama-family models)
     rows: int = 16  # in one step
     learning_rate: float = 4e-3
     warmup: float = 0.05
     weight_decay: float = 0.01
     bf16: bool = False
     seed: int = 0
-    vary: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    vary: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # game settings that change from game to game
     imitation: float = 1.0
     world_model: float = 0.1
-    after_questions: bool = True
+    after_questions: bool = True  # world modelling predicts the token after a belief question, too
     listening: float = 0.5
-    lessons: tuple[Lesson, ...] = ()
+    lessons: tuple[Lesson, ...] = ()  # further stages, one after another
 
     def __post_init__(self) -> None:
         if self.data not in DATA:
@@ -183,7 +165,7 @@ class BaseConfig:
         return terms
 
     def made_of(self) -> dict[str, Any]:
-        """The settings that the trained base depends on: what concerns human data only where they are used."""
+        """The settings that the trained base depends on; those of human data only if they are used."""
         default = BaseConfig()
         later = ("players", "hold_out", "dropout", "keep", "human_games", "tokenizer_games", "after_questions")
         unused = {name for name in later if getattr(self, name) == getattr(default, name)}
@@ -194,5 +176,5 @@ class BaseConfig:
 
 
 def tokenizer_games(base: BaseConfig) -> int:
-    """A small base needs no tokenizer of more scripted games than it learns from."""
+    """Number of scripted games for the tokenizer: no more than a small base learns from."""
     return min(max(base.games, 20), base.tokenizer_games)

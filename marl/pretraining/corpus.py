@@ -16,7 +16,7 @@ from envs.core import END, TurnKind
 from envs.dond.replies import MESSAGE
 from envs.dond.rules import Context, in_test
 from envs.human_dond import HumanSplit, HumanView, Split, Step, permuted, read_split, replay_all
-from marl.agents.base import Player, beliefs_of
+from marl.agents.base import Player, uniform_beliefs
 from marl.agents.text import TextAgent
 from marl.common.errors import UserError
 from marl.learning.batch import Seat, seats_of
@@ -27,14 +27,14 @@ from marl.rollout.rollout import rollout
 from marl.rollout.seeds import Game, draw_games
 from marl.types import INSIDERS, Episode, Kind, Turn
 
-CORPUS, TOKENIZER, HELD_OUT, LISTENING, CHOICE = 101, 102, 103, 104, 105  # named places of the seed
+CORPUS, TOKENIZER, HELD_OUT, LISTENING, CHOICE = 101, 102, 103, 104, 105  # places of the seed
 ORDERS = tuple(itertools.permutations(range(3), 3))
-CHUNK = 512  # seats among which batches of equal length are sought
+CHUNK = 512  # seats that are sorted into batches of similar length
 
 
 @dataclass
 class _Sink:
-    """A player that notes every text it reads or says."""
+    """A player that keeps every text it reads or says."""
 
     player: Player
     texts: list[str] = field(default_factory=list)
@@ -66,20 +66,19 @@ def variants(env: Mapping[str, Any], vary: Mapping[str, Sequence[Any]]) -> list[
 
 @dataclass(frozen=True)
 class Recorded:
-    """Human dialogues replayed in the game: what each view reads and replies, and which of the `dialogues` it is of;
-    how many views were left out, and why; and a `note` on those of the split."""
+    """Human dialogues replayed in the game, view by view."""
 
-    steps: list[list[Step]]
-    left_out: Counter[str]
-    dialogues: list[str] = field(default_factory=list)  # one for each view, twice where both its views are here
-    note: str = ""
+    steps: list[list[Step]]  # what each view reads and replies
+    left_out: Counter[str]  # number of views by reason
+    dialogues: list[str] = field(default_factory=list)  # of each view; twice where both views are here
+    note: str = ""  # on oddities of the split
 
     @property
     def texts(self) -> list[str]:
         return [step[1] for steps in self.steps for step in steps]
 
     def seats(self, tokens: Tokens) -> list[Seat]:
-        """One row a view. A view is an episode of which only one seat is known."""
+        """One row a view, as an episode with one known seat."""
         return [human_seat(steps, tokens, index) for index, steps in enumerate(self.steps)]
 
 
@@ -90,12 +89,11 @@ def recorded(
     base: BaseConfig = BaseConfig(),
     permute: np.random.Generator | None = None,
 ) -> Recorded:
-    """The views of a split, played again in the game's variants in turn.
+    """The views of a split, replayed in the game's variants in turn.
 
-    What is learned from, the training split, is what `base` wants: without dialogues over the game's test contexts
-    (`hold_out`), without a deal (`deals_only`), without views that scored 0 (`keep`), and of the rest as many dialogues
-    as `human_games`. `permute` renames the items of each view at random, with `hold_out` never so that its context
-    comes to be a test context. UserError where there are fewer dialogues than wanted.
+    The training split is filtered by the settings of `base`: `hold_out`, `deals_only`, `keep`, `human_games`. `permute`
+    renames the items of each view at random, with `hold_out` never into a test context. Raises UserError if there are
+    fewer than `human_games` dialogues.
     """
 
     def held_out(view: HumanView) -> bool:
@@ -119,7 +117,7 @@ def recorded(
         if base.human_games > len(dialogues):
             raise UserError(
                 f"base.human_games={base.human_games}: data.dond={folder} has {len(dialogues)} dialogues to learn from "
-                "under these settings; 0 takes them all"
+                "under these settings. Choose fewer, or 0 for all"
             )
         rng = np.random.default_rng([base.seed, CHOICE])
         chosen = {dialogues[i] for i in rng.permutation(len(dialogues))[: base.human_games]}
@@ -148,7 +146,7 @@ def _read(folder: str, split: Split) -> HumanSplit:
 
 
 def data_files(folder: str | Path) -> dict[str, str]:
-    """Digests of the human data's files. Reads a split, so that a malformed file is refused at once."""
+    """Digests of the human data's files. Raises UserError for malformed files."""
     folder = Path(folder)
     _read(str(folder), "all")
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest()[:16] for p in sorted(folder.glob("*.txt"))}
@@ -171,8 +169,7 @@ def human_seat(steps: Sequence[Step], tokens: Tokens, index: int) -> Seat:
                     body=tokens.within(ids, span),
                 )
             )  # fmt: skip
-    uniform = [np.full(len(a.candidate_ids), 1 / len(a.candidate_ids)) for a in view.asked]
-    beliefs = beliefs_of("you", "negotiator", view.asked, uniform)
+    beliefs = uniform_beliefs("you", "negotiator", view.asked)
     episode = Episode(
         seed=index, players={"you": "human"}, roles={"you": "negotiator"}, streams={"you": view.stream},
         turns=tuple(turns), beliefs=tuple(beliefs), payments=(), outcome={}, steps=len(steps),
@@ -183,7 +180,7 @@ def human_seat(steps: Sequence[Step], tokens: Tokens, index: int) -> Seat:
 def scripted_texts(
     game: str, variants: Sequence[Callable[[], Any]], seed: int, games: int, players: str = ""
 ) -> list[str]:
-    """Everything that is read and said in scripted games, for a tokenizer."""
+    """Every text read or said in scripted games, for a tokenizer."""
     module, sinks = scripts_module(game), []
 
     def make(player_seed: int, role: str) -> Player:
@@ -215,7 +212,7 @@ def scripted_chunks(
     path: tuple[int, ...],
     wanted: int,
 ) -> Iterator[list[Seat]]:
-    """Games of scripted players, played as they are needed, about CHUNK seats at a time or as few as are `wanted`.
+    """Plays games of scripted players as they are needed, about CHUNK seats at a time, or as few as are `wanted`.
     `path`: place of the seed."""
     size = len(variants[0]().possible_agents)
     for chunk in itertools.count():
@@ -224,7 +221,7 @@ def scripted_chunks(
 
 
 def seats_with_beliefs(chunks: Iterable[Sequence[Seat]]) -> Iterator[list[Seat]]:
-    """The seats with beliefs, and imposters beside them: what they do must not drift either."""
+    """The seats with beliefs, and imposters beside them, whose play must not drift either."""
     for seats in chunks:
         yield [
             (episode, agent)
@@ -254,7 +251,7 @@ def human_epochs(
 
 
 def batches(seats: Sequence[Seat], rows: int, rng: np.random.Generator) -> Iterator[list[Seat]]:
-    """Seats in batches of about equal length (padding is lost work), drawn from shuffled chunks, in random order."""
+    """Batches of seats of similar length (padding is lost work), drawn from shuffled chunks, in random order."""
     order = rng.permutation(len(seats))
     groups = []
     for start in range(0, len(order), CHUNK):

@@ -35,10 +35,10 @@ def fit(
     reference: Policy | None = None,
     until: float = 0.0,
 ) -> tuple[int, float]:
-    """Supervised steps with a warm-up and a cosine to a tenth of the optimiser's learning rate. Returns how many were
-    taken, and the mean listening loss of the last ten.
+    """Takes supervised steps, with a warm-up and a cosine to a tenth of the optimiser's learning rate. Returns their
+    number and the mean listening loss of the last ten.
 
-    With `until` above 0 the rate stays, and the steps end early, once the listening loss of the last ten is below it.
+    With `until` above 0 the rate is constant, and it stops early, once that listening loss is below `until`.
     """
     config = UpdateConfig(minibatches=1, max_grad_norm=1.0, bf16=base.bf16)
     rates = [group["lr"] for group in optimizer.param_groups]
@@ -57,7 +57,7 @@ def fit(
             )
         except NotFinite as error:
             raise UserError(
-                f"base: the gradient is not finite in step {step + 1}; lower base.learning_rate={base.learning_rate}, "
+                f"base: the gradient is not finite in step {step + 1}. Lower base.learning_rate={base.learning_rate}, "
                 "or that of the lesson"
             ) from error
         taken = step + 1
@@ -70,7 +70,7 @@ def fit(
 
 @torch.no_grad()
 def held_out_figures(policy: Policy, seats: Sequence[Seat]) -> dict[str, float]:
-    """Perplexity per token of replies and per word of what is said, and the belief's log-loss before and after all
+    """Perplexity per token of replies and per word of messages, and the belief's log-loss before and after all
     messages."""
     nats = spoken = tokens = words = 0.0
     first: list[float] = []

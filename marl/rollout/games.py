@@ -6,7 +6,7 @@ The environment's module: `parallel_env` and `COMPACT_TOKENS` (strings that a sm
 `PAYMENT`, settings that no player reads of, so that they make no other base; `FILES`, settings that name files;
 `EXCHANGEABLE`, by style, words that can stand for one another.
 
-The environment: a PettingZoo parallel one (`envs/core.py` has its spaces) with `facts` (the hidden state; `roles` in it
+The environment: a subclass of `envs.core.TextGame`, with `facts` (the hidden state; `roles` in it
 if there are several) and `privileged(agent)`. A game of several styles has the setting and attribute `style` and the
 reset option `styles`, by agent, so that players of different styles meet in one game (`envs.core.read_styles`).
 

@@ -19,7 +19,7 @@ from marl.common.errors import UserError
 from marl.common.files import unpacked
 from marl.common.secrets import told
 from tests.composing import config_hash, configure
-from tests.marl.test_chat import KEY, Server, sensible
+from tests.endpoint import KEY, Server, sensible
 
 pytest.importorskip("openai")
 SMALL = [

@@ -17,7 +17,7 @@ from experiments.setup.spec import play_spec
 from marl.common.errors import UserError
 from marl.metrics.tables import read_table
 from marl.storage.checkpoint import save_policy
-from tests.marl.test_planner import negotiator
+from tests.marl.planners import negotiator
 
 FIRST = ((1, 4, 1), ((0, 2, 2), (4, 1, 2)))
 SECOND = ((4, 1, 1), ((2, 0, 2), (1, 4, 2)))  # a test context; the first is not

@@ -27,7 +27,7 @@ from marl.rollout.rollout import rollout
 from marl.rollout.seeds import draw_games
 from marl.storage.checkpoint import save_policy
 from tests.marl.models import tiny_policy
-from tests.marl.test_planner import negotiator
+from tests.marl.planners import negotiator
 
 SMALL = ["planner=pikl", "env=dond", "games=6", "concurrency=6", "progress=false", "threads=1", "model.context=1024"]
 

@@ -11,12 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import spaces
-from pettingzoo import ParallelEnv
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from envs.core import END, Question, TurnKind, action_space, clean, observation_space
+from envs.core import END, Question, Step, TextGame, TurnKind, View, clean
 from marl.algorithms.training import Training
 from marl.learning.update import Learner
 from marl.losses import Loss
@@ -32,7 +30,7 @@ ASK = "which?"
 SYLLABLES = tuple(a + b for a in "bdgk" for b in "aiou")
 
 
-class Hint(ParallelEnv[str, dict[str, Any], str]):
+class Hint(TextGame):
     """The speaker reads a colour and says one thing; the listener hears it and names a colour. Both get 1 if it fits.
 
     Seats and colour are drawn. The listener is asked for the colour before and after the message, and chooses right
@@ -42,69 +40,36 @@ class Hint(ParallelEnv[str, dict[str, Any], str]):
     metadata = {"name": "hint", "render_modes": []}  # noqa: RUF012
 
     def __init__(self) -> None:
-        self.possible_agents = list(SEATS)
-        self.agents: list[str] = []
-        self.observation_spaces = dict.fromkeys(SEATS, observation_space(40, max_options=len(FACTS)))
-        self.action_spaces = dict.fromkeys(SEATS, action_space(20))
-        self._rng = np.random.default_rng()
+        super().__init__(SEATS, max_text=40, max_reply=20)
 
-    def observation_space(self, agent: str) -> spaces.Dict:
-        return self.observation_spaces[agent]
-
-    def action_space(self, agent: str) -> spaces.Text:
-        return self.action_spaces[agent]
-
-    def reset(
-        self, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
-        if seed is not None:
-            self._rng = np.random.default_rng(seed)
-        drawn = {"fact": int(self._rng.integers(2)), "speaker": int(self._rng.integers(2))} | (options or {})
+    def begin(self, rng: np.random.Generator, options: Mapping[str, Any]) -> dict[str, View]:
+        drawn = {"fact": int(rng.integers(2)), "speaker": int(rng.integers(2)), **options}
         self._fact = FACTS[drawn["fact"]]
         self._speaker, self._listener = SEATS[drawn["speaker"]], SEATS[1 - drawn["speaker"]]
         self._said = False
-        self.agents = list(SEATS)
-        return (
-            self._observations(f"{self._fact} say", TurnKind.SPEAK, "listen", TurnKind.WAIT),
-            {self._speaker: _info("speaker"), self._listener: _info("listener", questions=self._questions)},
-        )
+        return {
+            self._speaker: View("speaker", f"{self._fact} say", TurnKind.SPEAK),
+            self._listener: View("listener", "listen", questions=self._questions),
+        }
 
-    def step(
-        self, actions: dict[str, str]
-    ) -> tuple[
-        dict[str, dict[str, Any]], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]
-    ]:
+    def play(self, actions: Mapping[str, Any]) -> Step:
+        speaker, listener = View("speaker"), View("listener")
+        views = {self._speaker: speaker, self._listener: listener}
         if not self._said:
             self._said = True
             message = clean(actions[self._speaker].split(END)[0], 20)
-            reward = 0.0
-            observations = self._observations("", TurnKind.WAIT, f"heard {message}", TurnKind.CHOOSE)
-            speaker = _info("speaker", message=message, span=(0, len(message)), entry="message")
-            listener = _info("listener", questions=self._questions)
-        else:
-            right = actions[self._listener] == self._fact
-            reward = float(right)
-            observations = self._observations("", TurnKind.WAIT, "", TurnKind.WAIT)
-            how = f"the {'right' if right else 'wrong'} colour is named"
-            outcome = {"how": how, "winner": None, "right": right}
-            speaker, listener = _info("speaker", outcome=outcome), _info("listener", outcome=outcome, entry="choice")
-            self.agents = []
-        over = dict.fromkeys(SEATS, not self.agents)
-        infos = {self._speaker: speaker, self._listener: listener}
-        return observations, dict.fromkeys(SEATS, reward), over, dict.fromkeys(SEATS, False), infos
+            speaker.message, speaker.span, speaker.entry = message, (0, len(message)), "message"
+            listener.text, listener.questions = f"heard {message}", self._questions
+            listener.turn, listener.options = TurnKind.CHOOSE, FACTS
+            return Step(views, dict.fromkeys(SEATS, 0.0))
+        right = actions[self._listener] == self._fact
+        listener.entry = "choice"
+        how = f"the {'right' if right else 'wrong'} colour is named"
+        return Step(views, dict.fromkeys(SEATS, float(right)), {"how": how, "winner": None, "right": right})
 
     @property
     def _questions(self) -> tuple[Question, ...]:
         return (Question(ASK, FACTS, self._fact),)
-
-    def _observations(
-        self, to_speaker: str, speaks: TurnKind, to_listener: str, chooses: TurnKind
-    ) -> dict[str, dict[str, Any]]:
-        options = FACTS if chooses == TurnKind.CHOOSE else ()
-        return {
-            self._speaker: {"text": to_speaker, "turn": int(speaks), "options": ()},
-            self._listener: {"text": to_listener, "turn": int(chooses), "options": options},
-        }
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -114,10 +79,6 @@ class Hint(ParallelEnv[str, dict[str, Any], str]):
     def privileged(self, agent: str) -> tuple[float, ...]:
         """The fact and whether this seat speaks."""
         return (float(FACTS.index(self._fact)), float(agent == self._speaker))
-
-
-def _info(role: str, **known: Any) -> dict[str, Any]:
-    return {"role": role, "questions": (), "error": "", "message": "", "span": (0, 0), "entry": "", **known}
 
 
 def training(learners: Sequence[Learner], losses: Mapping[str, Loss], **given: Any) -> Training:

@@ -1,11 +1,10 @@
-"""Scripted players of grid Among Us, and the small grammar that they speak and understand.
+"""Scripted players of grid Among Us. They speak and understand the grammar of among_us_language.py.
 
-Read downward: what can be said and how it reads (`say`, `understand`), what a player keeps in mind (`Memory`), and the
-players: `RandomPlayer` does anything legal and says anything, true or not; `CarefulCrewmate` does its tasks, reports,
-tells what it saw and votes on the evidence; `CarefulImposter` kills unseen, invents an alibi and joins the accusers. In
-between stands a ladder of players that each use a little more, above it oracles, which are told the answer. A base
-corpus is made of random players, so that its speech carries no information about the imposter. Left out: planning, lies
-of crewmates, memory across games.
+Read downward: what a player remembers (`Memory`), then the players. `RandomPlayer` does anything legal and says
+anything, true or not; a base corpus is made of it, so that speech carries no information about the imposter.
+`CarefulCrewmate` does its tasks, reports, tells what it saw and votes on the evidence; `CarefulImposter` kills unseen,
+invents an alibi and joins the accusers. The ladder in between uses a little more evidence at each step, and oracles are
+told the answer. Left out: planning, lies of crewmates, memory across games.
 """
 
 from __future__ import annotations
@@ -17,24 +16,9 @@ from collections.abc import Sequence
 from random import Random
 from typing import NamedTuple
 
+from envs.among_us import events
 from envs.among_us.reading import read
-from envs.among_us.state import (
-    DIRECTIONS,
-    NAMES,
-    SKIP,
-    VOTE,
-    WAIT,
-    Act,
-    Action,
-    Done,
-    Intro,
-    Killed,
-    Look,
-    Meeting,
-    Room,
-    Said,
-    Tally,
-)
+from envs.among_us.state import DIRECTIONS, NAMES, SKIP, VOTE, WAIT, Act, Action, Room
 from envs.among_us.texts import OPTION
 from envs.core import Question, Style
 from marl.agents.scripted.among_us_language import (
@@ -48,12 +32,12 @@ from marl.agents.scripted.among_us_language import (
     understand,
 )
 
-VERSION = {"players": 7}  # raised when players of a base corpus do or answer otherwise than before
-ANSWERS = 8  # that random players give to each recorded belief question
+VERSION = {"players": 7}  # raise it when players of a base corpus act or answer differently
+ANSWERS = 8  # of random players to each recorded belief question
 
 
 def credulous(messages: Sequence[str], candidates: Sequence[str], pull: float = 1.5, decay: float = 0.9) -> list[float]:
-    """The belief of somebody who knows nothing and half believes accusations, oldest message first; sums to one.
+    """Probabilities of the candidates for a listener who knows nothing and half believes accusations (oldest first).
 
     Each accusation adds `pull` to a name's logit, which fades by `decay` with every message after it.
     """
@@ -62,12 +46,11 @@ def credulous(messages: Sequence[str], candidates: Sequence[str], pull: float = 
         for name in accused(message):
             if name.lower() in logits:
                 logits[name.lower()] += pull * decay**age
-    weights = [math.exp(logits[candidate.lower()]) for candidate in candidates]
+    weights = [math.exp(logit) for logit in logits.values()]
     return [weight / sum(weights) for weight in weights]
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# What a player keeps in mind
+# --- Memory -----------------------------------------------------------------------------------------------------------
 ACTION = {style: {text: action for action, text in OPTION[style].items()} for style in Style}
 
 
@@ -78,7 +61,7 @@ class Sighting(NamedTuple):
 
 
 class Memory(ABC):
-    """Reads what one seat is told, in either style, and remembers it. Players build on it."""
+    """Reads what one seat is told, in either style, and remembers it. The base class of all players."""
 
     def __init__(self, seed: int) -> None:
         self.rng = Random(seed)
@@ -90,16 +73,16 @@ class Memory(ABC):
         self.room: Room = (0, 0)
         self.tasks: list[Room] = []
         self.living: list[str] = []  # as far as is known, oneself included
-        self.look: Look | None = None
+        self.look: events.Look | None = None
         self.looks = 0
         self.kills: dict[str, str] = {}  # seen with own eyes: killer -> victim
-        self.meeting: Meeting | None = None
-        self.said: list[Said] = []  # by others in this discussion
+        self.meeting: events.Meeting | None = None
+        self.said: list[events.Said] = []  # by others in this discussion
         self.spoken = 0  # own messages in it
         self.forget()
 
     def forget(self) -> None:
-        """A new round begins: sightings are of the past."""
+        """Drops the sightings, when a new round begins."""
         self.sightings: dict[str, Sighting] = {}  # the last one of each player
         self.visited: dict[Room, int] = {}  # own rooms, and when last there
 
@@ -108,29 +91,29 @@ class Memory(ABC):
             self.style = Style.COMPACT if text.startswith(" ") else Style.NATURAL
         for event in read(text, self.style):
             match event:
-                case Intro():
+                case events.Intro():
                     self.me, self.fellows, self.imposters = event.name, event.fellows, event.imposters
                     self.width, self.height = event.width, event.height
                     self.tasks, self.living = list(event.tasks), list(event.names)
-                case Look():
+                case events.Look():
                     self._look(event)
-                case Done():
+                case events.Done():
                     self.tasks.remove(self.room)
-                case Killed(killer, victim) if victim:
+                case events.Killed(killer, victim) if victim:
                     self.kills[killer] = victim
-                case Meeting():
+                case events.Meeting():
                     self.meeting, self.said, self.spoken = event, [], 0
                     self.living = list(event.living)
                     self.opened()
-                case Said():
+                case events.Said():
                     self.said.append(event)
                     self.heard(event.speaker, understand(event.message))
-                case Tally():
+                case events.Tally():
                     self.living = [name for name in self.living if name != event.ejected]
                     self.voted(event)
                     self.forget()
 
-    def _look(self, event: Look) -> None:
+    def _look(self, event: events.Look) -> None:
         self.look, self.room = event, event.room
         self.looks += 1
         self.visited[event.room] = self.looks
@@ -140,23 +123,20 @@ class Memory(ABC):
         for name, to in event.leaving:
             self.sightings[name] = Sighting(self.looks, to, ())
 
-    def opened(self) -> None:
-        """A discussion begins."""
-        return
+    def opened(self) -> None:  # noqa: B027
+        """Called when a discussion begins."""
 
-    def heard(self, speaker: str, statements: Sequence[Statement]) -> None:
-        """Somebody else has spoken."""
-        return
+    def heard(self, speaker: str, statements: Sequence[Statement]) -> None:  # noqa: B027
+        """Called when somebody else has spoken."""
 
-    def voted(self, tally: Tally) -> None:
-        """A discussion is over."""
-        return
+    def voted(self, tally: events.Tally) -> None:  # noqa: B027
+        """Called when a discussion is over."""
 
     def reply(self, text: str, options: Sequence[str] = ()) -> str:
-        """One of the options, word for word; without options, a message."""
+        """Replies with one of the options, word for word; without options, with a message."""
         self.observe(text)
         if not options:
-            message = say(self.speak(), self.style, self.rng)
+            message = say([self.speak()], self.style, self.rng)
             self.spoken += 1
             return message
         by_action = {ACTION[self.style][option]: option for option in options}
@@ -164,57 +144,56 @@ class Memory(ABC):
         return by_action[action]
 
     @abstractmethod
-    def speak(self) -> list[Statement]:
-        """What to say now."""
+    def speak(self) -> Statement:
+        """Returns what to say."""
 
     @abstractmethod
     def vote(self, options: list[Action]) -> Action:
-        """One of the options: a name, or to skip."""
+        """Returns one of the options: a name, or to skip."""
 
     @abstractmethod
     def move(self, options: list[Action]) -> Action:
-        """One of the options: where to go, or what to do."""
+        """Returns one of the options: where to go, or what to do."""
 
     def others(self) -> list[str]:
         return [name for name in self.living if name != self.me]
 
+    def nearby(self) -> tuple[str, ...]:
+        """Whoever is in the room or entering it."""
+        assert self.look is not None
+        return (*self.look.present, *(name for name, _ in self.look.entering))
+
+    def ways(self, options: Sequence[Action]) -> list[tuple[Action, Room]]:
+        """The steps to other rooms among the options, and where each leads."""
+        x, y = self.room
+        steps = [(action, DIRECTIONS[action.target]) for action in options if action.act is Act.GO]
+        return [(action, (x + dx, y + dy)) for action, (dx, dy) in steps]
+
     def toward(self, target: Room, options: Sequence[Action]) -> Action:
-        """A step that brings the room nearer; a wait when there."""
-        steps = []
-        for action in options:
-            if action.act is Act.GO:
-                dx, dy = DIRECTIONS[action.target]
-                if _distance((self.room[0] + dx, self.room[1] + dy), target) < _distance(self.room, target):
-                    steps.append(action)
+        """Steps nearer to the room; waits when there."""
+        far = _distance(self.room, target)
+        steps = [action for action, room in self.ways(options) if _distance(room, target) < far]
         return self.rng.choice(steps) if steps else WAIT
 
     def wander(self, options: Sequence[Action]) -> Action:
-        """Somewhere else, rather where one has not been for long."""
-        ways = [action for action in options if action.act is Act.GO]
-        if not ways:
-            return WAIT
-
-        def last_there(action: Action) -> tuple[int, float]:
-            dx, dy = DIRECTIONS[action.target]
-            return self.visited.get((self.room[0] + dx, self.room[1] + dy), 0), self.rng.random()
-
-        return min(ways, key=last_there)
+        """Steps to a neighbouring room, rather one not visited for long."""
+        ways = [(self.visited.get(room, 0), self.rng.random(), action) for action, room in self.ways(options)]
+        return min(ways)[2] if ways else WAIT
 
 
 def _distance(a: Room, b: Room) -> int:
     return abs(a[0] - b[0]) + abs(a[1] - b[1])
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The players
-ECHO = 0.7  # how often random players come back to whom, and to which room, somebody named last
+# --- Random players ---------------------------------------------------------------------------------------------------
+ECHO = 0.7  # probability that random players repeat the name, or the room, that was mentioned last
 
 
-def random_statement(player: Memory) -> list[Statement]:
-    """Any form of the grammar, mostly about the living other, and the room, that were mentioned last in the discussion.
+def random_statement(player: Memory) -> Statement:
+    """Draws any form of the grammar, mostly about the living other, and the room, that were mentioned last.
 
-    As people do, players come back to a name that was mentioned: from that a small model learns to copy names before it
-    learns whom to believe. Whose name comes first depends on nothing, so none says anything about who is the imposter.
+    From repeated names a small model learns to copy names before it learns whom to believe. The first name is drawn
+    uniformly, so no statement says anything about who is the imposter.
     """
     assert player.meeting is not None
     topic, form = player.rng.choice([(topic, form) for topic, forms in FORMS.items() for form in forms])
@@ -226,20 +205,18 @@ def random_statement(player: Memory) -> list[Statement]:
     if player.rng.random() < ECHO:
         room = next((s.room for s in reversed(heard) if s.room), room)
     fields = form_fields(form)
-    return [
-        Statement(
-            topic,
-            who if "who" in fields else "",
-            player.meeting.victim if "other" in fields else "",
-            room if "room" in fields else None,
-        )
-    ]
+    return Statement(
+        topic,
+        who if "who" in fields else "",
+        player.meeting.victim if "other" in fields else "",
+        room if "room" in fields else None,
+    )
 
 
 class RandomPlayer(Memory):
-    """Any legal action, and any sentence of the grammar about any living others and rooms, true or not.
+    """Does anything legal and says anything, true or not, whatever it knows and whatever its role is.
 
-    What it says depends neither on what it knows nor on its role.
+    `wary`: it may suspect the player that found the body, for games in which imposters report too.
     """
 
     pull = 1.5  # of an accusation, on its answers to belief questions
@@ -248,7 +225,7 @@ class RandomPlayer(Memory):
         super().__init__(seed)
         self.wary = wary
 
-    def speak(self) -> list[Statement]:
+    def speak(self) -> Statement:
         return random_statement(self)
 
     def vote(self, options: list[Action]) -> Action:
@@ -258,11 +235,10 @@ class RandomPlayer(Memory):
         return self.rng.choice(options)
 
     def answers(self, question: Question) -> list[str]:
-        """To a belief question, several: the killer it saw, else what somebody credulous believes of what it heard, who
-        never suspects the one that found the body, unless `wary`, for games in which imposters report too.
+        """Answers a belief question: with the killer it saw, else with several draws from what a `credulous` listener
+        believes of the discussion.
 
-        A model that is taught such answers learns to believe its eyes, and else accusations, true or not. Of what can
-        be inferred beyond that it learns nothing. Several answers make the lesson less noisy; a witness gives one.
+        Such answers teach a model to believe its eyes, and else accusations, true or not, but no further inference.
         """
         if seen := [name for name in question.candidates if name.capitalize() in self.kills]:
             return seen
@@ -273,20 +249,21 @@ class RandomPlayer(Memory):
 
 
 class GulliblePlayer(RandomPlayer):
-    """Plays and speaks at random, and believes its eyes, else accusations, mostly the last: a sharp lesson in both."""
+    """A random player that believes its eyes, else mostly the last accusation: a sharp lesson in both."""
 
     pull = 8.0
 
 
 class InformedPlayer(RandomPlayer):
-    """Plays and speaks at random, and answers belief questions with the truth: to learn what can be inferred."""
+    """A random player that answers belief questions with the truth, to teach what can be inferred."""
 
     def answers(self, question: Question) -> list[str]:
         return [question.answer]
 
 
+# --- Careful players --------------------------------------------------------------------------------------------------
 class CarefulCrewmate(Memory):
-    """Does tasks by the shortest way, reports, tells what it saw, and votes for whom the evidence speaks against."""
+    """Does tasks by the shortest way, reports, tells what it saw, and votes on the evidence."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -298,8 +275,8 @@ class CarefulCrewmate(Memory):
         for action in options:
             if action.act is Act.REPORT:
                 return action
+        near = self.nearby()
         assert self.look is not None
-        near = (*self.look.present, *(name for name, _ in self.look.entering))
         if any(name in self.kills for name in near):  # run from a known killer
             return self.wander(options)
         if len(near) == 1 and not self.look.leaving:
@@ -361,8 +338,8 @@ class CarefulCrewmate(Memory):
             if claims and seen is not None and seen.room == body and s.room != body:
                 self.suspicion[speaker] += 0.4
 
-    def voted(self, tally: Tally) -> None:
-        """Play goes on: whoever was ejected was innocent, if there is but one imposter, and its accusers less so."""
+    def voted(self, tally: events.Tally) -> None:
+        """With one imposter, whoever was ejected was innocent if play goes on: suspects its accusers a little more."""
         if tally.ejected and self.imposters == 1:
             for name in self.accusers.get(tally.ejected, ()):
                 self.suspicion[name] += 0.3
@@ -370,46 +347,47 @@ class CarefulCrewmate(Memory):
             self.suspicion[name] *= 0.8
 
     def suspect(self) -> tuple[str, float]:
-        """Whom the evidence speaks against most, and how much."""
+        """The most suspect player, and how suspect."""
         ranked = sorted(self.others(), key=lambda name: (-self.suspicion[name], self.rng.random()))
         return ranked[0], self.suspicion[ranked[0]]
 
-    def speak(self) -> list[Statement]:
+    def speak(self) -> Statement:
+        """Says the most telling thing: a kill it saw, a suspicion, what it saw, where it was."""
         assert self.meeting is not None
         body, victim = self.meeting.room, self.meeting.victim
         for killer, dead in self.kills.items():
             if killer in self.living:
-                return [Statement(Topic.KILL, killer, dead)]
+                return Statement(Topic.KILL, killer, dead)
         who, weight = self.suspect()
         if self.spoken and weight > 0.5:
-            return [Statement(Topic.ACCUSE, who)]
+            return Statement(Topic.ACCUSE, who)
         last = self.sightings.get(victim)
         facts = []
         if last and len(last.company) == 1 and last.company[0] in self.living:
             facts.append(Statement(Topic.LAST, last.company[0], victim))
-        here = [name for name in self.others() if name in self.sightings and self.sightings[name].room == body]
-        facts += [Statement(Topic.SAW, name, room=body) for name in here]
-        elsewhere = [name for name in self.others() if name in self.sightings and name not in here]
-        facts += [Statement(Topic.WITH, name, room=self.sightings[name].room) for name in elsewhere
-                  if self.sightings[name].room in self.visited]  # fmt: skip
+        seen = {name: self.sightings[name].room for name in self.others() if name in self.sightings}
+        facts += [Statement(Topic.SAW, name, room=body) for name, room in seen.items() if room == body]
+        elsewhere = {name: room for name, room in seen.items() if room != body and room in self.visited}
+        facts += [Statement(Topic.WITH, name, room=room) for name, room in elsewhere.items()]
         if self.spoken < len(facts):
-            return [facts[self.spoken]]
-        rooms = sorted(self.visited, key=lambda room: -self.visited[room])
-        return [Statement(Topic.WHERE, room=rooms[0])] if rooms and not self.spoken else [Statement(Topic.UNSURE)]
+            return facts[self.spoken]
+        if self.visited and not self.spoken:
+            return Statement(Topic.WHERE, room=max(self.visited, key=lambda room: self.visited[room]))
+        return Statement(Topic.UNSURE)
 
     def vote(self, options: list[Action]) -> Action:
         who, weight = self.suspect()
         return VOTE[who] if weight > 0.5 else SKIP
 
 
-# Steps from random to careful play, to tell what reports, sight, evidence and talk are each worth.
+# --- The ladder from random to careful play, which shows what reports, sight, evidence and talk are each worth --------
 class Reporter(CarefulCrewmate):
-    """Moves and speaks at random, but reports whatever body it sees, and always votes for somebody else."""
+    """Moves and speaks at random, but reports every body it sees, and always votes for somebody else."""
 
     def move(self, options: list[Action]) -> Action:
         return next((action for action in options if action.act is Act.REPORT), self.rng.choice(options))
 
-    def speak(self) -> list[Statement]:
+    def speak(self) -> Statement:
         return random_statement(self)
 
     def vote(self, options: list[Action]) -> Action:
@@ -417,7 +395,7 @@ class Reporter(CarefulCrewmate):
 
 
 class Witness(Reporter):
-    """Votes for a killer whom it saw, otherwise as a reporter."""
+    """Votes for a killer that it saw, otherwise as a reporter."""
 
     def vote(self, options: list[Action]) -> Action:
         seen = [name for name in self.others() if name in self.kills]
@@ -425,10 +403,10 @@ class Witness(Reporter):
 
 
 class Detective(Reporter):
-    """Votes for whom its own evidence speaks against most, and is deaf to what is said."""
+    """Votes on its own evidence, and is deaf to what is said."""
 
     def heard(self, speaker: str, statements: Sequence[Statement]) -> None:
-        return
+        """Ignores it."""
 
     def vote(self, options: list[Action]) -> Action:
         return VOTE[self.suspect()[0]]
@@ -437,35 +415,32 @@ class Detective(Reporter):
 class Confidant(Detective):
     """A detective that tells what it saw, and hears what others tell."""
 
-    def heard(self, speaker: str, statements: Sequence[Statement]) -> None:
-        CarefulCrewmate.heard(self, speaker, statements)
-
-    def speak(self) -> list[Statement]:
-        return CarefulCrewmate.speak(self)
+    heard = CarefulCrewmate.heard
+    speak = CarefulCrewmate.speak
 
 
 LADDER = {"reporter": Reporter, "witness": Witness, "detective": Detective, "confidant": Confidant}
 
 
-# Above the ladder: what no player can know, for an upper reference.
+# --- Oracles: an upper reference --------------------------------------------------------------------------------------
 class Oracle(Reporter):
     """Moves at random and reports every body; is told who the imposters are, says so, and votes for one that lives.
 
-    All oracles vote for the same one. It is what a crew wins by votes alone if it is never wrong.
+    All oracles vote for the same one, so they show what a crew wins by votes that are never wrong.
     """
 
     guilty: tuple[str, ...] = ()
 
     def know(self, privileged: Sequence[float]) -> None:
-        """What a privileged critic may know of the game: for each of the seven names, whether it is an imposter's."""
+        """Learns what a privileged critic may know: for each of the seven names, whether it is an imposter's."""
         self.guilty = tuple(name for name, guilty in zip(NAMES, privileged, strict=True) if guilty)
 
     def culprit(self) -> str:
         assert self.guilty, "an oracle must be told who the imposters are before it speaks or votes"
         return next(name for name in self.guilty if name in self.living)
 
-    def speak(self) -> list[Statement]:
-        return [Statement(Topic.ACCUSE, self.culprit())]
+    def speak(self) -> Statement:
+        return Statement(Topic.ACCUSE, self.culprit())
 
     def vote(self, options: list[Action]) -> Action:
         return VOTE[self.culprit()]
@@ -474,24 +449,23 @@ class Oracle(Reporter):
 class CarefulOracle(Oracle):
     """An oracle that moves as careful crewmates do: it does its tasks, too."""
 
-    def move(self, options: list[Action]) -> Action:
-        return CarefulCrewmate.move(self, options)
+    move = CarefulCrewmate.move
 
 
 ORACLES = {"oracle": Oracle, "careful_oracle": CarefulOracle}
 
 
 class CarefulImposter(Memory):
-    """Kills when nobody can notice, or when that wins; then goes away. Has an alibi and helps to accuse others."""
+    """Kills when nobody can notice, or when that wins, and goes away. Has an alibi and helps to accuse others."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.against: Counter[str] = Counter()  # accusations in this discussion, by name
 
     def move(self, options: list[Action]) -> Action:
+        witnesses = set(self.nearby()) - set(self.fellows)
         assert self.look is not None
-        witnesses = {*self.look.present, *(name for name, _ in self.look.entering)} - set(self.fellows)
-        crew = [name for name in self.others() if name not in self.fellows]
+        crew = self.crew()
         wins = len(self.living) - len(crew) >= len(crew) - 1
         kills = [action for action in options if action.act is Act.KILL and (wins or witnesses <= {action.target})]
         if kills:
@@ -509,50 +483,54 @@ class CarefulImposter(Memory):
     def heard(self, speaker: str, statements: Sequence[Statement]) -> None:
         self.against.update(s.who for s in statements if s.topic in ACCUSING)
 
+    def crew(self) -> list[str]:
+        return [name for name in self.others() if name not in self.fellows]
+
     def target(self) -> str:
         """The crewmate with most accusations; without any, the one who found the body, or just anybody."""
         assert self.meeting is not None
         finder = self.meeting.finder
-        crew = [name for name in self.others() if name not in self.fellows]
-        return max(crew, key=lambda name: (self.against[name], name == finder, self.rng.random()))
+        return max(self.crew(), key=lambda name: (self.against[name], name == finder, self.rng.random()))
 
-    def speak(self) -> list[Statement]:
+    def speak(self) -> Statement:
+        """Denies, or joins the accusers; at first gives an alibi."""
         assert self.meeting is not None
         if self.against[self.me] > 1 and self.spoken:
-            return [Statement(Topic.DENY)]
+            return Statement(Topic.DENY)
         if self.spoken:
-            return [Statement(Topic.ACCUSE, self.target())]
+            return Statement(Topic.ACCUSE, self.target())
         met = [
             Statement(Topic.WITH, name, room=seen.room)
             for name, seen in self.sightings.items()
             if name in self.living and seen.room != self.meeting.room and seen.room in self.visited
         ]
         rooms = [(x, y) for x in range(self.width) for y in range(self.height) if (x, y) != self.meeting.room]
-        return [self.rng.choice(met) if met else Statement(Topic.TASK, room=self.rng.choice(rooms))]
+        return self.rng.choice(met) if met else Statement(Topic.TASK, room=self.rng.choice(rooms))
 
     def vote(self, options: list[Action]) -> Action:
         target = self.target()
         return VOTE[target] if self.against[target] or len(self.living) <= 4 else SKIP
 
 
+# --- By name ----------------------------------------------------------------------------------------------------------
 DEFAULT = "random"  # what a base corpus is made of
-CAREFUL = "careful"
-INFORMED = "informed"
-GULLIBLE = "gullible"
-LISTENERS = {DEFAULT: RandomPlayer, GULLIBLE: GulliblePlayer}
-WARY = "_wary"  # after a listener's name: one that takes no report for an alibi
+WARY = "_wary"  # suffix: suspects the finder of a body, too
+LISTENERS = {DEFAULT: RandomPlayer, "gullible": GulliblePlayer}
 
 
 def make_player(name: str, seed: int, role: str) -> Memory:
-    """A player for one seat of one game. ValueError for a name that no player has."""
+    """A player for one seat of one game. Beside a crew of the ladder or of oracles, imposters play at random.
+
+    Raises ValueError for an unknown name.
+    """
     if (listener := name.removesuffix(WARY)) in LISTENERS:
         return LISTENERS[listener](seed, wary=name.endswith(WARY))
-    if name == INFORMED:
+    if name == "informed":
         return InformedPlayer(seed)
-    if name == CAREFUL:
+    if name == "careful":
         return CarefulImposter(seed) if role == "imposter" else CarefulCrewmate(seed)
     crews = LADDER | ORACLES
     if name in crews:
         return RandomPlayer(seed) if role == "imposter" else crews[name](seed)
-    known = ", ".join((*LISTENERS, *(name + WARY for name in LISTENERS), INFORMED, *crews, CAREFUL))
-    raise ValueError(f"There is no scripted player {name!r} of Among Us: choose one of {known}.")
+    known = ", ".join((*LISTENERS, *(name + WARY for name in LISTENERS), "informed", *crews, "careful"))
+    raise ValueError(f"There is no scripted player {name!r} of Among Us. Choose one of {known}.")

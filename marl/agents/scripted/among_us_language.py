@@ -1,4 +1,4 @@
-"""The sentences of scripted Among Us players: what they can say, and how to read it."""
+"""The grammar of scripted Among Us players: `say` puts statements into words, `understand` reads them back."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from random import Random
 from typing import NamedTuple
 
 from envs.among_us.state import NAMES, Room
-from envs.among_us.texts import ROOMS
+from envs.among_us.texts import ROOM_OF, ROOMS
 from envs.core import END, Style
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# What can be said
 class Topic(StrEnum):
     KILL = "kill"  # `who` killed `other`
     LAST = "last"  # `who` was the last with `other`
@@ -39,11 +37,7 @@ class Statement(NamedTuple):
 
 
 FORMS: dict[Topic, tuple[str, ...]] = {
-    Topic.KILL: (
-        "i saw {who} kill {other}",
-        "{who} killed {other} i saw it",
-        "it is {who} who killed {other}",
-    ),
+    Topic.KILL: ("i saw {who} kill {other}", "{who} killed {other} i saw it", "it is {who} who killed {other}"),
     Topic.LAST: (
         "i last saw {other} with {who}",
         "{who} was the last one with {other}",
@@ -51,11 +45,7 @@ FORMS: dict[Topic, tuple[str, ...]] = {
     ),
     Topic.NEAR: ("{who} was near the body", "i saw {who} run from the body"),
     Topic.SAW: ("i saw {who} in {room}", "{who} was in {room}", "i met {who} in {room}"),
-    Topic.WITH: (
-        "i was with {who} in {room}",
-        "{who} was with me in {room}",
-        "{who} and i were in {room}",
-    ),
+    Topic.WITH: ("i was with {who} in {room}", "{who} was with me in {room}", "{who} and i were in {room}"),
     Topic.WHERE: ("i was in {room}", "i came from {room}", "i was alone in {room}"),
     Topic.TASK: ("i did a task in {room}", "i was busy with a task in {room}"),
     Topic.ACCUSE: (
@@ -67,32 +57,17 @@ FORMS: dict[Topic, tuple[str, ...]] = {
         "we should eject {who}",
         "my vote goes to {who}",
     ),
-    Topic.CLEAR: (
-        "{who} is not the imposter",
-        "i trust {who}",
-        "it is not {who}",
-        "{who} is innocent",
-    ),
+    Topic.CLEAR: ("{who} is not the imposter", "i trust {who}", "it is not {who}", "{who} is innocent"),
     Topic.DENY: ("i am not the imposter", "it was not me", "i did not do it"),
-    Topic.ASK: (
-        "where were you {who}",
-        "{who} what did you see",
-        "did anyone see {who}",
-        "who was in {room}",
-    ),
-    Topic.UNSURE: (
-        "i do not know who it is",
-        "i saw nothing",
-        "let us skip the vote",
-    ),
+    Topic.ASK: ("where were you {who}", "{who} what did you see", "did anyone see {who}", "who was in {room}"),
+    Topic.UNSURE: ("i do not know who it is", "i saw nothing", "let us skip the vote"),
 }
 _NAME = "|".join(name.lower() for name in NAMES)
-_ROOM_OF = {name: (x, y) for y, row in enumerate(ROOMS) for x, name in enumerate(row)}
 _COORDINATES = re.compile(r"(?:room )?\((\d), ?(\d)\)")
 
 
 def _pattern(form: str) -> re.Pattern[str]:
-    for field, values in (("who", _NAME), ("other", _NAME), ("room", "|".join(_ROOM_OF))):
+    for field, values in (("who", _NAME), ("other", _NAME), ("room", "|".join(ROOM_OF))):
         form = form.replace(f"{{{field}}}", f"(?P<{field}>{values})")
     return re.compile(rf"\b{form}\b")
 
@@ -110,7 +85,8 @@ def say(statements: Sequence[Statement], style: Style, rng: Random) -> str:
     """
     sentences = []
     for s in statements:
-        form = rng.choice([form for form in FORMS[s.topic] if form_fields(form) == _given(s)])
+        given = {field for field in ("who", "other", "room") if getattr(s, field)}
+        form = rng.choice([form for form in FORMS[s.topic] if form_fields(form) == given])
         if style is Style.COMPACT:
             room = ROOMS[s.room[1]][s.room[0]] if s.room else ""
             sentences.append(" " + form.format(who=s.who.lower(), other=s.other.lower(), room=room))
@@ -122,17 +98,13 @@ def say(statements: Sequence[Statement], style: Style, rng: Random) -> str:
 
 
 def form_fields(form: str) -> set[str]:
+    """The fields that a form names: `who`, `other`, `room`."""
     return set(re.findall(r"{(\w+)}", form))
 
 
-def _given(s: Statement) -> set[str]:
-    """Which of `who`, `other` and `room` a statement has."""
-    return {field for field in ("who", "other", "room") if getattr(s, field)}
-
-
-@lru_cache(maxsize=4096)  # all who hear a message read it, some more than once
+@lru_cache(maxsize=4096)  # every listener reads a message, some more than once
 def understand(message: str) -> tuple[Statement, ...]:
-    """What a message says, as far as it is put in the forms of this grammar, in either style; in order of mention."""
+    """The statements in a message of either style, in order of mention; skips everything outside this grammar."""
     text = _COORDINATES.sub(_named_room, message.lower())
     text = " ".join(re.sub(r"[^a-z ]", " ", text).split())
     found: list[tuple[int, Statement]] = []
@@ -140,7 +112,7 @@ def understand(message: str) -> tuple[Statement, ...]:
         for match in pattern.finditer(text):
             said = {"who": "", "other": "", "room": "", **match.groupdict()}
             who, other = said["who"].capitalize(), said["other"].capitalize()
-            found.append((match.start(), Statement(topic, who, other, _ROOM_OF.get(said["room"]))))
+            found.append((match.start(), Statement(topic, who, other, ROOM_OF.get(said["room"]))))
         text = pattern.sub(lambda match: "#" * len(match[0]), text)
     return tuple(statement for _, statement in sorted(found, key=lambda f: f[0]))
 
@@ -154,5 +126,5 @@ ACCUSING = (Topic.KILL, Topic.LAST, Topic.NEAR, Topic.ACCUSE)
 
 
 def accused(message: str) -> list[str]:
-    """The names that a message speaks against."""
+    """The names that a message accuses."""
     return [s.who for s in understand(message) if s.topic in ACCUSING]

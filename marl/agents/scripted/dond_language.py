@@ -1,4 +1,4 @@
-"""The sentences of scripted negotiators: what they can say, and how to read it."""
+"""The grammar of scripted negotiators: `understand` reads any text, `say_split` and `say_value` write it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from envs.dond.rules import Triple, rest
 
 NOUNS = (("book", "books"), ("hat", "hats"), ("ball", "balls"))
 
-# --------------------------------------------------------------------------------------------------------------------
-# What a message means
+# --- Reading ----------------------------------------------------------------------------------------------------------
 ITEM_OF = {noun: item for item, nouns in enumerate(NOUNS) for noun in nouns} | {"basketball": 2, "basketballs": 2}
-NUMBER_OF = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8}
+NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+NUMBER_OF = {word: number for number, word in enumerate(NUMBERS)} | {"a": 1, "an": 1, "nothing": 0}
 SPEAKER_WORDS = {"i", "i'll", "i'd", "i'm", "ill", "id", "im", "me", "my", "mine", "gimme"}
 ORDERS = {"take", "keep"}  # "take the hats" offers them, unless a pronoun stands before
 LISTENER_WORDS = {"you", "you'll", "you'd", "your", "yours", "u", *ORDERS}
 REST_WORDS = {"rest", "everything", "others", "remaining", "remainder"}
 NEGATIONS = {"can't", "cant", "cannot", "not", "won't", "wont", "don't", "dont", "doesn't", "never"}
 COUNT_FILLERS = {"of", "the", "those", "these", "your", "my", "more"}
-YES = {"deal", "ok", "okay", "sure", "yes", "yeah", "yep", "agreed", "agree", "fine", "great", "good", "works"}
+YES = {"deal", "ok", "okay", "sure", "yes", "yeah", "yep", "agreed", "agree", "fine", "great", "good", "works",
+       "perfect", "accept", "done"}  # fmt: skip
 NO = NEGATIONS | {"no", "nope", "nah", "sorry", "unfair", "enough"}
-_ITEM = r"(books?|hats?|(?:basket)?balls?)"
-_NUMBER = r"(\d+|one|two|three|four|five|six|seven|eight|nine|ten|zero|nothing)"
+_ITEM = r"(?P<item>books?|hats?|(?:basket)?balls?)"
+_NUMBER = rf"(?P<number>\d+|{'|'.join(NUMBERS)}|nothing)"
 _TO_ME = r"(?: points?)?(?: each)?(?: (?:to|for) me)?"
 
 # "balls at 3", "hats are worth nothing to me"
@@ -41,25 +42,21 @@ _TOKEN = re.compile(r"[a-z][a-z']*|\d+|[,.?!;:]")
 
 @dataclass(frozen=True)
 class Heard:
-    """What `understand` found in a message.
+    """The meaning of a message."""
 
-    `share`: how many books, hats and balls the speaker would get, None where no split was named. `values`: the
-    speaker's values that were stated, None for the others. `asks`: a question about what the listener wants or values.
-    """
-
-    share: Triple | None
-    values: tuple[int | None, int | None, int | None]
+    share: Triple | None  # what the speaker would get; None where no split was named
+    values: tuple[int | None, int | None, int | None]  # the speaker's stated values, None for the others
     accepts: bool
     rejects: bool
-    asks: bool
+    asks: bool  # what the listener wants or values
 
 
 def understand(message: str, counts: Triple, table: Triple | None = None) -> Heard:
-    """Reads any text; what it does not know it skips.
+    """Reads any text and skips unknown words.
 
-    The last pronoun before an item says who gets it, "for me" or "to you" behind it overrules. Triple that are not
-    mentioned go to the other side of the one mentioned; when both sides are, they stay as they are in `table` (the
-    speaker's share so far) or go to the listener. A plural without a number means all of them.
+    The last pronoun before an item says who gets it; "for me" or "to you" behind it overrules. Items that are not
+    mentioned go to the side that is not mentioned; if both are, they stay as in `table` (the speaker's share so far) or
+    go to the listener. A plural without a number means all of them.
     """
     text = " ".join(message.lower().replace("’", "'").split())
     values: list[int | None] = [None, None, None]
@@ -75,23 +72,15 @@ def understand(message: str, counts: Triple, table: Triple | None = None) -> Hea
 
 
 def _take_values(text: str, values: list[int | None]) -> str:
-    """Writes the values that `text` states into `values`, and returns the text without those clauses."""
+    """Writes the stated values into `values`, and returns the text without those clauses."""
 
-    def worth(match: re.Match[str]) -> str:
-        values[ITEM_OF[match[1]]] = _number(match[2])
+    def note(match: re.Match[str]) -> str:
+        found = match.groupdict()
+        values[ITEM_OF[found["item"]]] = _number(found.get("number", "zero"))
         return "."
 
-    def points(match: re.Match[str]) -> str:
-        values[ITEM_OF[match[2]]] = _number(match[1])
-        return "."
-
-    def zero(match: re.Match[str]) -> str:
-        values[ITEM_OF[match[1]]] = 0
-        return "."
-
-    text = _POINTS.sub(points, _WORTH.sub(worth, text))
-    for pattern in _ZERO:
-        text = pattern.sub(zero, text)
+    for pattern in (_WORTH, _POINTS, *_ZERO):
+        text = pattern.sub(note, text)
     return text
 
 
@@ -187,8 +176,7 @@ def _resolve(mentions: list[list[Any]], counts: Triple, table: Triple | None) ->
     return filled[0], filled[1], filled[2]
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# How a meaning is put into words. {mine} and {theirs} are lists of items from the speaker's side.
+# --- Writing: {mine} and {theirs} are lists of items from the speaker's side ------------------------------------------
 ASK = (
     "i want {mine}", "i need {mine}", "i would like {mine}", "i'd like {mine}", "can i have {mine} ?",
     "could i get {mine} ?", "give me {mine}", "i'll take {mine}", "i will take {mine}", "how about i get {mine} ?",

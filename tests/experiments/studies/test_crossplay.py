@@ -34,7 +34,7 @@ from marl.rollout.seeds import EVALUATION, draw_games
 from marl.storage.checkpoint import save_policy
 from tests.composing import configure
 from tests.marl.models import small_tokens, tiny_policy
-from tests.marl.test_planner import negotiator
+from tests.marl.planners import negotiator
 
 QUIET = ["progress=false", "threads=1", "concurrency=6", "model.max_new_tokens=10"]
 

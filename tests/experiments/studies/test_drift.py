@@ -20,7 +20,7 @@ from marl.metrics.stats import Interval, Metrics, seed_mean
 from marl.storage.checkpoint import folder_digest
 from tests.composing import configure
 from tests.experiments.studies.test_frontier import TEST
-from tests.marl.test_human_dond import write
+from tests.human_dialogues import write
 
 QUIET = ["progress=false", "threads=1"]
 SMALL = [

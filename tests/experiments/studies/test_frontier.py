@@ -30,8 +30,8 @@ from marl.rollout.games import env_maker, scripted
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import draw_games
 from marl.storage.checkpoint import folder_digest, save_policy
-from tests.marl.test_human_dond import write
-from tests.marl.test_planner import negotiator
+from tests.human_dialogues import write
+from tests.marl.planners import negotiator
 
 # Both views of the deal, as the published file holds out a dialogue.
 TEST = "\n".join(

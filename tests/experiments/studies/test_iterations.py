@@ -18,8 +18,7 @@ from marl.common.files import csv_rows
 from marl.metrics.stats import Interval, seed_mean, wilson
 from tests.composing import configure
 from tests.experiments.studies.test_frontier import TEST
-from tests.marl.test_human_base import games_of
-from tests.marl.test_human_dond import ROWS, write
+from tests.human_dialogues import ROWS, games_of, write
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:

@@ -40,7 +40,7 @@ from marl.rollout.seeds import Seeds
 from marl.types import Episode, Payment, TokenBatch, Turn
 from tests.marl.batches import PLANNED, paying, proposed, said, talk
 from tests.marl.models import small_tokens, tiny_policy, with_critic
-from tests.marl.test_planner import MEETINGS, config, negotiator, proposing
+from tests.marl.planners import MEETINGS, config, negotiator, proposing
 
 LIMITS: dict[str, Any] = {"games": 4, "concurrency": 4, "max_new_tokens": 24, "context": 1024}
 SHORT = env_maker({"game": "dond", "style": "compact", "objective": 1.0, "max_entries": 6})

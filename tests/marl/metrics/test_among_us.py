@@ -36,7 +36,7 @@ class Notes(RandomPlayer):
         reply = super().reply(text, options)
         return "what?" if options and self.rng.random() < 0.2 else reply
 
-    def speak(self) -> list[Statement]:
+    def speak(self) -> Statement:
         self.notes.append((set(self.others()), set(self.kills) & set(self.living)))
         return super().speak()
 

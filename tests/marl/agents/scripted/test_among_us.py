@@ -7,20 +7,22 @@ import math
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cache
 from random import Random
 from typing import Any
 
 import pytest
 
+from envs.among_us.events import Killed, Look
 from envs.among_us.reading import read
-from envs.among_us.state import NAMES, Killed, Look, Room, Said
+from envs.among_us.state import NAMES, Room
 from envs.among_us.texts import COMPACT_TOKENS
 from envs.among_us_v0 import parallel_env
 from envs.core import END, Question, Style, TurnKind
 from marl.agents.base import Agent, Request
 from marl.agents.scripted import among_us, among_us_language
 from marl.agents.scripted.among_us import Memory, credulous, make_player
-from marl.agents.scripted.among_us_language import ACCUSING, FORMS, Statement, Topic, accused, understand
+from marl.agents.scripted.among_us_language import FORMS, Statement, Topic, accused, understand
 from marl.agents.text import TextAgent
 from marl.learning.batch import collate, seats_of
 from marl.model.tokens import CUE, Tokens, train_tokenizer
@@ -99,6 +101,15 @@ def play(seed: int, crew: str, imposter: str, **rules: Any) -> Played:
     return game
 
 
+@cache
+def random_games() -> tuple[Tokens, list[str], list[str]]:
+    """A tokenizer of the words of random games, what was said in them, and what was told."""
+    games = [play(seed, "random", "random") for seed in range(40)]
+    said = [talk.text for game in games for talk in game.talk]
+    told = [text for game in games for text in game.texts if text]
+    return Tokens(train_tokenizer([*said, *told], COMPACT_TOKENS, 1024)), said, told
+
+
 def examples() -> list[Statement]:
     """A statement for each form, so that each topic is met with every set of fields that it has."""
     made = []
@@ -168,45 +179,36 @@ def test_a_credulous_listener_half_believes_the_last_accusations() -> None:
 
 @pytest.mark.parametrize(("crew", "imposter"), [("random", "random"), ("careful", "careful"), ("random", "careful")])
 def test_players_play_the_same_game_in_both_styles(crew: str, imposter: str) -> None:
-    for seed in range(15):
+    for seed in range(5):
         compact, natural = (play(seed, crew, imposter, style=style, tasks=6) for style in ("compact", "natural"))
         assert compact.outcome == natural.outcome
         assert [understand(t.text) for t in compact.talk] == [understand(t.text) for t in natural.talk]
 
 
 def test_random_speech_tells_nothing_of_the_imposter() -> None:
-    """A crewmate among n living players names the imposter in one of n - 1 accusations; nobody accuses itself."""
+    """A crewmate among n living players names the imposter in one of n - 1 accusations; nobody accuses itself.
+
+    So all speakers together name the imposter no more and no less often than crewmates' draws give.
+    """
     surplus = variance = 0.0
-    for seed in range(200):
+    for seed in range(120):
         game = play(seed, "random", "random", messages_each=4)
         for talk in game.talk:
             for name in accused(talk.text):
-                assert name != talk.speaker
+                assert name != talk.speaker and (talk.role == "crewmate" or name not in game.imposters)
                 if talk.role == "crewmate":
                     by_chance = 1 / (talk.living - 1)
                     surplus += (name in game.imposters) - by_chance
                     variance += by_chance * (1 - by_chance)
-    assert variance > 100 and abs(surplus) < 3.5 * math.sqrt(variance)
-
-
-def test_random_players_name_the_imposter_as_often_as_anybody_else() -> None:
-    """Over all speakers: what a crewmate's draw from the others gives, and an imposter's, who never names itself."""
-    surplus = variance = named = 0.0
-    for seed in range(200):
-        game = play(seed, "random", "random", messages_each=4)
-        for talk in game.talk:
-            for name in accused(talk.text):
-                by_chance = 1 / (talk.living - 1) if talk.role == "crewmate" else 0.0
-                surplus += (name in game.imposters) - by_chance
-                variance += by_chance * (1 - by_chance)
-                named += 1
-    assert named > 500 and abs(surplus) < 3.5 * math.sqrt(variance)
+    assert variance > 60 and abs(surplus) < 3.5 * math.sqrt(variance)
 
 
 MEETING = (
     " grid 2 2 imposters 1 players red blue green pink orange you red crewmate tasks lab at bridge blue"
     " meeting red found orange at lab living red blue green pink"
 )
+
+
 OTHERS = Question("who is the imposter", ("blue", "green", "pink"), "pink")
 
 
@@ -215,7 +217,7 @@ def test_random_players_answer_as_the_credulous_believe() -> None:
     heard = ["i think it is blue", "vote for green", "i trust pink", "blue looks guilty"]
     believed = credulous(heard, OTHERS.candidates)
     counts: Counter[str] = Counter()
-    for seed in range(4000):
+    for seed in range(1500):
         player = make_player("random", seed, "crewmate")
         player.observe(MEETING)
         for name, message in zip(("pink", "blue") * 2, heard, strict=True):
@@ -227,7 +229,7 @@ def test_random_players_answer_as_the_credulous_believe() -> None:
         counts[answers[-1]] += 1  # one of each, for independent draws
     assert believed[0] > 0.5 > believed[1] > believed[2]
     for name, share in zip(OTHERS.candidates, believed, strict=True):
-        assert abs(counts[name] / 4000 - share) < 4 * math.sqrt(share * (1 - share) / 4000), (name, counts)
+        assert abs(counts[name] / 1500 - share) < 4 * math.sqrt(share * (1 - share) / 1500), (name, counts)
 
 
 def test_gullible_players_believe_the_last_accusation() -> None:
@@ -289,11 +291,11 @@ def test_players_believe_their_eyes_before_their_ears(name: str) -> None:
 def test_random_players_come_back_to_the_name_that_was_mentioned_last() -> None:
     """Whom nobody mentioned is as likely as anybody; a player never names itself, so the last other one counts."""
     named: Counter[str] = Counter()
-    for seed in range(3000):
+    for seed in range(1000):
         player = make_player("random", seed, "crewmate")
         player.observe(MEETING)
         player.observe(f" blue says i trust pink {END} green says vote for red {END}")
-        named.update(s.who for s in player.speak() if s.who)
+        named.update(filter(None, [player.speak().who]))
     assert player.me == "Red" and set(named) == {"Blue", "Green", "Pink"}
     for name, share in (("Pink", among_us.ECHO + (1 - among_us.ECHO) / 3), ("Blue", (1 - among_us.ECHO) / 3)):
         assert abs(named[name] / named.total() - share) < 4 * math.sqrt(share * (1 - share) / named.total())
@@ -301,21 +303,20 @@ def test_random_players_come_back_to_the_name_that_was_mentioned_last() -> None:
 
 def test_a_new_discussion_starts_without_opinions() -> None:
     counts: Counter[str] = Counter()
-    for seed in range(3000):
+    for seed in range(1000):
         player = make_player("random", seed, "crewmate")
         assert isinstance(player, among_us.RandomPlayer)
         player.observe(MEETING)
         player.observe(f" blue says vote for pink {END} green says vote for pink {END}")
         player.observe(" meeting red found green at lab living red blue pink")
         counts[player.answers(Question(OTHERS.text, ("blue", "pink"), "blue"))[-1]] += 1
-    assert abs(counts["pink"] / 3000 - 0.5) < 4 * math.sqrt(0.25 / 3000)
+    assert abs(counts["pink"] / 1000 - 0.5) < 4 * math.sqrt(0.25 / 1000)
 
 
 def test_recorded_answers_are_what_a_base_learns_to_believe() -> None:
     """The corpus asks the player; its answer takes the truth's place, in the beliefs and in the batch."""
     make_env = env_maker({"game": "among_us", "style": "compact", "max_steps": 80, "tasks": 6})
-    texts = [text for seed in range(40) for text in play(seed, "random", "random").texts if text]
-    tokens = Tokens(train_tokenizer(texts, COMPACT_TOKENS, 1024))
+    tokens, _, _ = random_games()
     episodes = rollout(draw_games(0, GAMES, count=60), everyone(scripted("among_us", tokens=tokens)), make_env, 20)
     recorded = [(e, b) for e in episodes for b in e.beliefs if b.role == "crewmate"]
     truths = [{e.facts["names"][a].lower() for a in e.facts["imposters"]} for e, _ in recorded]
@@ -344,9 +345,8 @@ def test_recorded_answers_are_what_a_base_learns_to_believe() -> None:
 def test_a_recorded_answer_is_the_only_true_one() -> None:
     """Of two imposters a player may name one, or nobody guilty: that alone is what a base learns to answer."""
     make_env = env_maker({"game": "among_us", "style": "compact", "players": 7, "imposters": 2, "max_steps": 80})
-    texts = scripted_texts("among_us", [make_env], 0, 20)
-    tokens = Tokens(train_tokenizer(texts, COMPACT_TOKENS, 1024))
-    episodes = rollout(draw_games(0, GAMES, count=20), everyone(scripted("among_us", tokens=tokens)), make_env, 20)
+    agent = scripted("among_us", tokens=random_games()[0])
+    episodes = rollout(draw_games(0, GAMES, count=10), everyone(agent), make_env, 10)
     recorded = [b for e in episodes for b in e.beliefs]
     assert len(recorded) > 20 and not any(b.question.also for b in recorded)
 
@@ -369,10 +369,10 @@ def test_each_step_of_the_ladder_votes_on_more() -> None:
     """Any vote is for another: a witness's for the killer it saw, a detective's on evidence, a confidant's on talk."""
     options = ["red", "blue", "green", "pink", "skip"]
     votes = {
-        name: Counter(ladder(name, seed, *KILL_SEEN).reply(" vote", options) for seed in range(300))
+        name: Counter(ladder(name, seed, *KILL_SEEN).reply(" vote", options) for seed in range(100))
         for name in among_us.LADDER
     }
-    assert set(votes["reporter"]) == {"blue", "green", "pink"} and max(votes["reporter"].values()) < 150
+    assert set(votes["reporter"]) == {"blue", "green", "pink"} and max(votes["reporter"].values()) < 50
     assert all(set(votes[name]) == {"green"} for name in ("witness", "detective", "confidant"))
     near = (
         KILL_SEEN[0],
@@ -381,7 +381,7 @@ def test_each_step_of_the_ladder_votes_on_more() -> None:
     )
     told = (*near, f" green says i saw blue kill orange {END}")
     votes = {
-        name: Counter(ladder(name, seed, *told).reply(" vote", options) for seed in range(300))
+        name: Counter(ladder(name, seed, *told).reply(" vote", options) for seed in range(100))
         for name in among_us.LADDER
     }
     assert len(votes["witness"]) == 3  # it saw no kill
@@ -434,25 +434,28 @@ def test_a_crew_of_oracles_ejects_an_imposter_in_each_discussion(imposters: int,
     def seated(game: Game, env: Any) -> dict[str, Agent]:
         return {a: cast["imposter" if a in env.facts["imposters"] else "crewmate"] for a in env.possible_agents}
 
-    outcomes = [e.outcome for e in rollout(draw_games(0, GAMES, count=60), seated, make_env, 20)]
-    assert sum(o["discussions"] for o in outcomes) > 40
+    outcomes = [e.outcome for e in rollout(draw_games(0, GAMES, count=30), seated, make_env, 20)]
+    assert sum(o["discussions"] for o in outcomes) > 20
     for outcome in outcomes:
         assert outcome["votes"] == outcome["votes_for_imposter"]
         assert outcome["ejections"] == outcome["discussions"] <= imposters
         assert (outcome["how"] == "ejection") == (outcome["ejections"] == imposters)
 
 
-def test_a_careful_oracle_does_its_tasks() -> None:
-    player = make_player("careful_oracle", 0, "crewmate")
-    intro = " grid 2 2 imposters 1 players red blue green pink you red crewmate tasks lab lab at bridge blue"
-    assert player.reply(intro, ("go_east", "wait", "go_south")) == "go_south"
-    assert player.reply(" at lab task task", ("go_east", "go_north", "wait", "do_task")) == "do_task"
-
-
 def test_oracles_can_be_recorded() -> None:
     """Whoever plays for a tokenizer's texts is told as much as in any other game."""
     texts = scripted_texts("among_us", [env_maker({"game": "among_us", "style": "compact"})], 0, 8, "oracle")
     assert any(accused(text) for text in texts)
+
+
+@pytest.mark.parametrize("name", ["careful", "careful_oracle"])
+def test_careful_crewmates_and_oracles_do_their_tasks_and_report(name: str) -> None:
+    player = make_player(name, 0, "crewmate")
+    intro = " grid 2 2 imposters 1 players red blue green pink you red crewmate tasks lab lab at bridge blue"
+    assert player.reply(intro, ("go_east", "wait", "go_south")) == "go_south"
+    assert player.reply(" at lab task task", ("go_east", "go_north", "wait", "do_task")) == "do_task"
+    assert player.reply(" done at lab task", ("do_task", "go_east", "go_north", "wait")) == "do_task"
+    assert player.reply(" done at lab body blue", ("wait", "go_east", "report_blue", "go_north")) == "report_blue"
 
 
 def test_what_random_players_say_depends_neither_on_role_nor_on_what_they_saw() -> None:
@@ -475,7 +478,7 @@ def test_what_random_players_say_depends_neither_on_role_nor_on_what_they_saw() 
 
 def test_careful_crewmates_say_only_what_they_saw() -> None:
     topics = Counter[Topic]()
-    for seed in range(150):
+    for seed in range(60):
         for talk in play(seed, "careful", "careful", tasks=6, width=3).talk:
             if talk.role != "crewmate":
                 continue
@@ -493,21 +496,12 @@ def test_careful_crewmates_say_only_what_they_saw() -> None:
 
 def test_a_careful_imposter_kills_unseen_or_to_win() -> None:
     kills = 0
-    for seed in range(80):
+    for seed in range(40):
         for sight, living in play(seed, "careful", "careful", tasks=6).kills:
             witnesses = {*sight.present, *(name for name, _ in sight.entering)}
             assert len(witnesses) <= 1 or len(living) == 3
             kills += 1
-    assert kills > 60
-
-
-def test_careful_crewmates_report_and_do_their_tasks_first() -> None:
-    player = make_player("careful", 0, "crewmate")
-    intro = " grid 2 2 imposters 1 players red blue green pink you red crewmate tasks lab lab at bridge blue"
-    assert player.reply(intro, ("go_east", "wait", "go_south")) == "go_south"
-    assert player.reply(" at lab task task", ("go_east", "go_north", "wait", "do_task")) == "do_task"
-    assert player.reply(" done at lab task", ("do_task", "go_east", "go_north", "wait")) == "do_task"
-    assert player.reply(" done at lab body blue", ("wait", "go_east", "report_blue", "go_north")) == "report_blue"
+    assert kills > 30
 
 
 def test_careful_players_believe_eyewitnesses_and_themselves() -> None:
@@ -525,20 +519,17 @@ def test_careful_players_believe_eyewitnesses_and_themselves() -> None:
 
 @pytest.mark.parametrize(
     ("crew", "imposter", "low", "high"),
-    [("random", "random", 0.09, 0.24), ("careful", "random", 0.89, 1), ("random", "careful", 0, 0.12),
-     ("careful", "careful", 0.8, 0.97)],
+    [("random", "random", 0.05, 0.27), ("careful", "random", 0.87, 1), ("random", "careful", 0, 0.12),
+     ("careful", "careful", 0.82, 1)],
 )  # fmt: skip
 def test_what_care_is_worth(crew: str, imposter: str, low: float, high: float) -> None:
-    """Crew wins of 250 games, 6 tasks each. Of 3,000: .160, .947, .048, .915; the limits are 3 sigma away or more."""
-    won = sum(play(seed, crew, imposter, tasks=6).outcome["winner"] == "crewmates" for seed in range(250)) / 250
+    """Crew wins of 100 games, 6 tasks each. Of 3,000: .160, .947, .048, .915; the limits are 3 sigma away."""
+    won = sum(play(seed, crew, imposter, tasks=6).outcome["winner"] == "crewmates" for seed in range(100)) / 100
     assert low <= won <= high
 
 
 def test_compact_texts_are_one_token_a_word_and_recorded_choices_one_token() -> None:
-    games = [play(seed, "random", "random") for seed in range(60)]
-    said = [talk.text for game in games for talk in game.talk]
-    told = [text for game in games for text in game.texts if text]
-    tokens = Tokens(train_tokenizer([*said, *told], COMPACT_TOKENS, 1024))
+    tokens, said, told = random_games()
     for text in told[:2000]:
         assert len(tokens.encode(text)) == len(text.split()), text
     for text in said:
@@ -554,12 +545,3 @@ def test_unknown_players_are_refused() -> None:
     known = "random, gullible, random_wary, gullible_wary, informed, .*, careful"
     with pytest.raises(ValueError, match=rf"no scripted player 'clever'.*{known}"):
         make_player("clever", 0, "crewmate")
-
-
-def test_both_roles_have_their_script() -> None:
-    assert isinstance(make_player("careful", 0, "imposter"), among_us.CarefulImposter)
-    assert isinstance(make_player("careful", 0, "crewmate"), among_us.CarefulCrewmate)
-    assert all(topic in Topic for topic in ACCUSING) and isinstance(
-        make_player(among_us.DEFAULT, 0, "imposter"), Memory
-    )
-    assert Said("Red", "x").speaker == "Red"

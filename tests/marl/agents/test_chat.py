@@ -9,8 +9,7 @@ import socket
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,8 @@ import pytest
 from envs import among_us_v0, dond_v0
 from envs.among_us import texts as among_us_texts
 from envs.core import Style
-from envs.dond.replies import proposal_text
-from envs.dond.texts import parse_prompt
 from marl.agents.chat import Answers, ChatAgent, ChatConfig, Endpoint
-from marl.agents.completion import Answer, Lost, read_answer, without_thoughts
+from marl.agents.completion import Answer, Lost
 from marl.common.errors import UserError
 from marl.common.secrets import hidden
 from marl.report.transcripts import episode_to_json
@@ -30,78 +27,9 @@ from marl.rollout.games import scripted
 from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import draw_games
 from marl.types import Episode
+from tests.endpoint import KEY, Answering, Server, move, sensible
 
 pytest.importorskip("openai")
-KEY = "sk-test-31415926"
-Answering = Callable[["Server", dict[str, Any], Any], None]  # (server, request's body, handler)
-
-
-class Server(ThreadingHTTPServer):
-    """Answers as told, and notes what it was asked and with which key."""
-
-    daemon_threads = True
-    block_on_close = False
-
-    def __init__(self, answering: Answering) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.answering, self.asked, self.keys = answering, list[dict[str, Any]](), list[str]()
-        self.open = self.most_open = 0
-        self.lock = threading.Lock()
-        self.stopped = threading.Event()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/v1"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self) -> None:
-        server, body = self.server, json.loads(self.rfile.read(int(self.headers["content-length"])))
-        with server.lock:
-            server.asked.append({**body, "path": self.path})
-            server.keys.append(self.headers["authorization"])
-            server.open += 1
-            server.most_open = max(server.most_open, server.open)
-        try:
-            server.answering(server, body, self)
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # who asked has left
-        finally:
-            with server.lock:
-                server.open -= 1
-
-    def send(self, body: str, status: int = 200, headers: Mapping[str, str] = {}) -> None:
-        content = body.encode()
-        self.send_response(status)
-        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(content)), **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(content)
-
-    def say(self, text: str | None, tokens: int = 100, **message: Any) -> None:
-        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text, **message}}
-        self.send(json.dumps({"object": "chat.completion", "choices": [choice], "usage": {"total_tokens": tokens}}))
-
-    def log_message(self, *args: Any) -> None:
-        """Nothing on the terminal."""
-
-
-def sensible(server: Server, body: dict[str, Any], handler: Any) -> None:
-    """Greets, then claims everything, or what is left if it is told so."""
-    handler.say(move(body["messages"]))
-
-
-def move(messages: list[dict[str, str]]) -> str:
-    """As player: one message, then the claim of one of each."""
-    counts = parse_prompt(messages[0]["content"] + "\n")[0]
-    spoken = any(m["role"] == "assistant" for m in messages)
-    pending = "has made a proposal" in messages[-1]["content"]
-    if not spoken and not pending:
-        return "[message] hello {} [END]"
-    return proposal_text((1, 1, 1) if messages[0]["content"].count("Pool") else counts)
 
 
 @pytest.fixture
@@ -242,6 +170,8 @@ def of_kind(charset: str, body: str = '{"choices": []}', status: int = 200) -> A
 
 
 OK = "HTTP/1.1 200 OK"
+
+
 HOSTILE: dict[str, tuple[Answering, Lost]] = {
     "html": (lambda s, b, h: h.send("<html>welcome</html>", headers={"Content-Type": "text/html"}), Lost.NONSENSE),
     "half": (lambda s, b, h: h.send('{"choices": [{"mess'), Lost.NONSENSE),
@@ -609,45 +539,6 @@ def test_bad_settings_are_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_p
 SAID = "[message] I'd like the hats. [END]"
 
 
-@pytest.mark.parametrize(
-    ("content", "said", "thought"),
-    [
-        (SAID, SAID, ""),
-        (f"<think>\nThey want books.\n</think>\n\n{SAID}", SAID, "They want books."),
-        (f"  <thinking>Books?</thinking> {SAID}", SAID, "Books?"),
-        (f"[THINK]Books?[/THINK]{SAID}\n", SAID, "Books?"),
-        (f"<think>a</think><think>b</think>\n<think>\nc</think>{SAID}", SAID, "a\nb\nc"),
-        (f"They want books.\n</think>\n\n{SAID}", SAID, "They want books."),  # the template began the block
-        (f"They want books.</think>\n{SAID}", SAID, "They want books."),
-        (f"They want books.\n</think>{SAID}", SAID, "They want books."),
-        ("<think>They want", "", "They want"),  # its tokens were spent
-        ("<think></think>", "", ""),
-        (f"<think>a <think> b</think>\n{SAID}", SAID, "a <think> b"),
-        (f"<think>a\n<think>b</think>\nc\n</think>\n{SAID}", SAID, "a\n<think>b\nc"),
-        ("[message] hi\n<think>hm</think>\nthere [END]", "[message] hi\n\nthere [END]", "hm"),
-        (f"{SAID}\n<think>Was that wise?", SAID, "Was that wise?"),
-        # words like others
-        ("[message] what is <think>? [END]", "[message] what is <think>? [END]", ""),
-        ("[message] a </think> b [END]", "[message] a </think> b [END]", ""),
-        ("[message] <think>no</think> [END]", "[message] <think>no</think> [END]", ""),
-        ("[message] I <thinker> [END]", "[message] I <thinker> [END]", ""),
-    ],
-)
-def test_thoughts_are_no_words(content: str, said: str, thought: str) -> None:
-    assert without_thoughts(content) == (said, thought)
-    found = read_answer(json.dumps({"choices": [{"message": {"content": content}}]}))
-    assert found == Answer(said, None, thought)
-
-
-def test_thoughts_are_parted_in_time_that_grows_with_their_length() -> None:
-    """An endpoint may send megabytes of tags, of white space, and of both."""
-    for piece in ("<think>", "</think>", "x<think>", "x</think>", " ", "\n", " \n", "<think></think>", "</think>\n"):
-        text = piece * (2**19 // len(piece))
-        began = time.process_time()
-        without_thoughts(text)
-        assert time.process_time() - began < 2, piece
-
-
 def test_thoughts_are_heard_by_nobody_and_kept(serve: Callable[[Answering], Server], tmp_path: Path) -> None:
     def answering(server: Server, body: dict[str, Any], handler: Any) -> None:
         if len(server.asked) == 1:
@@ -694,31 +585,3 @@ def test_a_message_that_ended_before_the_limit_is_whole(serve: Callable[[Answeri
     choice = {"finish_reason": "length", "message": {"content": f"{SAID} And then"}}
     agent = agent_of(serve(lambda s, b, h: h.send(json.dumps({"choices": [choice]}))).url)
     assert not any(turn.cut for turn in play(agent, games=1)[0].turns) and "cut" not in agent.figures()
-
-
-def test_what_an_answer_is() -> None:
-    def body(**choice: Any) -> str:
-        return json.dumps({"choices": [choice], "usage": {"total_tokens": 5}})
-
-    assert read_answer(body(message={"content": "hi"})) == Answer("hi", 5)
-    assert read_answer(body(message={"content": ""})) == Answer("", 5)  # the game corrects it
-    assert read_answer(body(message={"content": "a\ud800b"})) == Answer("a?b", 5)
-    assert read_answer(body(message={"content": "x" * 20_000})) == Answer("x" * 10_000, 5)
-    assert read_answer(body(message={"content": "hi"}, finish_reason="content_filter")) is Lost.DECLINED
-    assert read_answer('{"choices": [{"message": {"content": "hi"}}], "usage": {"total_tokens": -1}}') == Answer("hi")
-    assert read_answer('{"choices": [{"message": {"content": "hi"}}], "usage": 3}') == Answer("hi")
-    for tokens in (10**10, 10**4000, -(10**400), 1e400, float("nan"), True, "5", [5], None):
-        counted = json.dumps({"choices": [{"message": {"content": "hi"}}], "usage": {"total_tokens": tokens}})
-        assert read_answer(counted) == Answer("hi"), tokens
-    for thought in (7, None, [], {"a": 1}, ["a", 3], True):
-        assert isinstance(read_answer(body(message={"content": "hi", "reasoning_content": thought})), Answer), thought
-    assert read_answer(body(message={"content": "hi", "reasoning": "a\ud800"})) == Answer("hi", 5, "a?")
-    parts = [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "hi"}]
-    assert read_answer(body(message={"content": parts})) == Answer("hi", 5, "hm")
-    assert read_answer(body(message={"content": parts[:1]})) == Answer("", 5, "hm")
-    for content in ([], [1], ["hi"], [{"type": "text"}], [{"type": "text", "text": 7}], {}, True, 1.5):
-        assert read_answer(body(message={"content": content})) is Lost.NONSENSE, content
-    assert read_answer(body(message={"content": None}, finish_reason="tool_calls")) is Lost.NONSENSE
-    assert read_answer(body(message={"content": "hi"}, finish_reason=["length"])) == Answer("hi", 5)
-    for text in ("NaN", "[" * 100_000, '{"a":' * 100_000, "\x00", "1" * 10_000, '{"choices": "x"}'):
-        assert read_answer(text) is Lost.NONSENSE, text[:20]

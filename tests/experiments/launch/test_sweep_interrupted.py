@@ -13,7 +13,7 @@ import pytest
 
 from tests.torture import AMONG_US, SMALL
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SWEEP = (
     "sweep=among_us_ablation", "ablation=full,game_only", "seed=12,13", *AMONG_US, *SMALL, "algo.iterations=2",
     "algo.games=6", "eval.games=2", "eval.final_games=6",

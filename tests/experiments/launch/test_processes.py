@@ -23,7 +23,7 @@ from tests.composing import configure
 from tests.composing import run_folder as configured_folder
 from tests.torture import TALKING
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SMALL = (
     "name=small", "progress=false", "threads=1", "base.games=20", "base.rows=16", "model.hidden_size=32",
     "model.layers=1", "model.intermediate_size=64", "algo.iterations=2", "algo.games=6", "algo.concurrency=4",

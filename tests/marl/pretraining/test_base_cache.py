@@ -18,10 +18,18 @@ from marl.pretraining.config import BaseConfig, ModelConfig
 from marl.rollout.seeds import Game, draw_games
 from marl.storage.checkpoint import make_once, verify_folder
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
+
+
 MODEL = {"vocab_size": 700, "hidden_size": 16, "layers": 1, "heads": 2, "intermediate_size": 16, "context": 1024}
+
+
 BASE = {"games": 2, "rows": 4}
+
+
 ENV = {"game": "among_us", "style": "compact", "tasks": 2, "max_steps": 60}
+
+
 # Another process that makes the base, and in its first step of learning waits for the file `go`.
 OTHER = f"""
 import sys, time
@@ -29,7 +37,7 @@ from pathlib import Path
 from marl.pretraining import corpus
 from marl.pretraining.base import base_policy
 from marl.pretraining.config import BaseConfig, ModelConfig
-from tests.marl.test_base_cache import few
+from tests.marl.pretraining.test_base_cache import few
 
 corpus.CHUNK, corpus.draw_games = 20, few
 cache, go = map(Path, sys.argv[1:])
@@ -49,7 +57,7 @@ def few(*path: int, count: int) -> list[Game]:
     return draw_games(*path, count=min(count, 20))
 
 
-@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("dies", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_one_process_trains_the_base_and_another_waits(
     dies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

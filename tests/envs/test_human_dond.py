@@ -1,6 +1,5 @@
 """The reader of the human dialogues, on a small folder made here and, where the published files are, on all of them."""
 
-import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,6 @@ from envs.human_dond import (
     HumanView,
     NotReplayable,
     Step,
-    figures,
     permuted,
     read_split,
     replay,
@@ -25,56 +23,7 @@ from marl.agents.scripted.dond_language import understand
 from marl.agents.text import TextAgent
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import Game
-
-DATA = Path(os.environ.get("DOND_DATA", Path(__file__).resolve().parents[2] / "../shared/data/dond"))
-needs_data = pytest.mark.skipif(
-    not (DATA / "data.txt").exists(),
-    reason=f"the published dialogues are not in {DATA}: set DOND_DATA to the folder of data.txt, val.txt and test.txt",
-)
-
-DEAL = (
-    "1 0 4 2 1 2 YOU: i would like 4 hats <eos> THEM: deal <eos> YOU: <selection> "
-    "item0=0 item1=4 item2=0 <eos> reward=8 agree 1 4 4 1 1 2"
-)
-DEAL_AS_PARTNER = (
-    "1 4 4 1 1 2 THEM: i would like 4 hats <eos> YOU: deal <eos> THEM: <selection> "
-    "item0=1 item1=0 item2=1 <eos> reward=6 agree 1 0 4 2 1 2"
-)
-CLASH = (
-    "1 6 3 0 2 2 YOU: me the book and balls ? <eos> THEM: <selection> "
-    "item0=1 item1=3 item2=2 <eos> reward=10 disagree 1 2 3 2 2 1"
-)
-CLASH_AS_PARTNER = (
-    "1 2 3 2 2 1 THEM: me the book and balls ? <eos> YOU: <selection> "
-    "item0=1 item1=2 item2=0 <eos> reward=6 disagree 1 6 3 0 2 2"
-)
-LONE_CLASH = (
-    "1 3 3 1 1 4 THEM: hi <eos> YOU: the ball <eos> THEM: <selection> "
-    "item0=0 item1=0 item2=1 <eos> reward=4 disagree 1 3 3 2 1 1"
-)
-WALKED = (
-    "1 3 3 1 1 4 THEM: hi <eos> YOU: no <eos> THEM: <selection> "
-    "no agreement <eos> reward=no agreement agree 1 3 3 2 1 1"
-)
-LOST = "1 3 3 1 1 4 THEM: hi <eos> YOU: <selection> disconnect <eos> reward=disconnect agree 1 3 3 2 1 1"
-ROWS = (DEAL, DEAL_AS_PARTNER, CLASH, CLASH_AS_PARTNER, LONE_CLASH, WALKED, LOST)
-VAL = (
-    "<input> 1 6 3 0 2 2 </input> <dialogue> YOU: me the book and balls ? <eos> THEM: <selection> </dialogue> "
-    "<output> <disagree> <disagree> <disagree> <disagree> <disagree> <disagree> </output> "
-    "<partner_input> 1 2 3 2 2 1 </partner_input>"
-)
-TEST = (
-    "<input> 1 3 3 1 1 4 </input> <dialogue> THEM: hi <eos> YOU: <selection> </dialogue> "
-    "<output> <disconnect> <disconnect> <disconnect> <disconnect> <disconnect> <disconnect> </output> "
-    "<partner_input> 1 3 3 2 1 1 </partner_input>"
-)
-
-
-def write(folder: Path, rows: tuple[str, ...] = ROWS, val: str = VAL, test: str = TEST) -> Path:
-    (folder / "data.txt").write_text("\n".join(rows) + "\n")
-    (folder / "val.txt").write_text(val + "\n")
-    (folder / "test.txt").write_text(test + "\n")
-    return folder
+from tests.human_dialogues import CLASH, DATA, DEAL, DEAL_AS_PARTNER, ROWS, TEST, VAL, needs_data, write
 
 
 def env(style: str = "compact") -> DealOrNoDeal:
@@ -122,17 +71,6 @@ def test_splits_share_out_the_rows(tmp_path: Path) -> None:
     assert everything.skipped == Counter({"no agreement": 1, "disconnect": 1})
 
 
-def test_figures_of_a_few_rows_by_hand(tmp_path: Path) -> None:
-    measured = figures(read_split(write(tmp_path), "all").views)
-    assert (measured.rows, measured.agreed, measured.score, measured.score_agreed) == (7, 2 / 7, 14 / 7, 7.0)
-    assert measured.turns == (2 + 2 + 1 + 1 + 2 + 2 + 1) / 7
-    assert measured.tokens_per_turn == (6 + 6 + 6 + 6 + 3 + 2 + 1) / 11
-    # i would like 4 hats deal | me the book and balls ? | hi ball no
-    assert (measured.vocabulary, measured.frequent) == (15, 0)
-    with pytest.raises(ValueError, match="ended in a deal"):
-        figures(())
-
-
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
@@ -166,11 +104,8 @@ def test_a_broken_pair_is_counted_and_left_out(tmp_path: Path, row: str) -> None
     assert [view.index for view in train.views] == [0, 3, 4, 5]
     assert train.skipped == Counter({"broken pair": 1, "no agreement": 1})
     assert train.views[0].partner_claim == (0, 4, 0)  # its own row tells
-
-
-def test_a_broken_pair_may_be_held_out(tmp_path: Path) -> None:
     rows = (*ROWS[:2], CLASH.replace("reward=10", "reward=9"), *ROWS[3:])
-    split = read_split(write(tmp_path, rows), "val")
+    split = read_split(write(tmp_path, rows), "val")  # one that is held out
     assert split.views == () and split.skipped == Counter({"broken pair": 1})
 
 
@@ -341,14 +276,16 @@ def test_published_splits() -> None:
 def test_published_figures() -> None:
     """Known values of the human data: all 12,234 rows of data.txt, turns and tokens without the closing selections."""
     views = read_split(DATA, "all").views
-    measured = figures(views)
-    assert measured.agreed == pytest.approx(0.779, abs=5e-4)
-    assert measured.score == pytest.approx(5.82, abs=5e-3)
-    assert measured.score_agreed == pytest.approx(7.47, abs=5e-3)
-    assert measured.turns == pytest.approx(4.98, abs=5e-3)
-    assert measured.tokens_per_turn == pytest.approx(8.85, abs=5e-3)
-    assert (measured.vocabulary, measured.frequent) == (2_745, 498)
     deals = [view for view in views if view.agree]
+    assert len(deals) / len(views) == pytest.approx(0.779, abs=5e-4)
+    assert sum(view.reward for view in deals) / len(views) == pytest.approx(5.82, abs=5e-3)
+    assert sum(view.reward for view in deals) / len(deals) == pytest.approx(7.47, abs=5e-3)
+    messages = [message for view in views for message in view.messages]
+    words = Counter(word for message in messages for word in message.split())
+    assert len(messages) / len(views) == pytest.approx(4.98, abs=5e-3)
+    assert words.total() / len(messages) == pytest.approx(8.85, abs=5e-3)
+    assert (len(words), sum(count > 20 for count in words.values())) == (2_745, 498)
+    assert {Context(v.counts, (v.values, v.partner_values)) for v in views} <= set(contexts())
     pareto = [
         pareto_optimal(Context(v.counts, (v.values, v.partner_values)), (v.claim, v.partner_claim), 0) for v in deals
     ]
@@ -364,7 +301,7 @@ def test_every_usable_published_dialogue_plays_again() -> None:
     said = sum(step[0] == "reply" for some in steps for step in some)
     own = sum(who == "YOU" and text is not None for view in views if view.usable for who, text in view.turns)
     assert said == own + len(steps)  # own messages, and one claim each
-    for view in [v for v in views if v.partner_claim and v.claim][:60]:
+    for view in [v for v in views if v.partner_claim and v.claim][:20]:
         assert texts(replay(view, env())) == live(view, "compact")
 
 
@@ -381,6 +318,8 @@ TALK = HumanView(
     partner_claim=(0, 2, 1),
     ending=HumanEnding.DEAL,
 )
+
+
 RENAMED = HumanView(  # books are now called hats, hats balls, balls books
     index=3,
     counts=(3, 1, 2),
@@ -433,10 +372,3 @@ def test_the_grammar_reads_most_human_deals() -> None:
             right.append(table == view.claim)
     assert len(right) == 844
     assert 0.8 < sum(right) / len(right) < 0.9
-
-
-@needs_data
-def test_human_contexts_are_valid_ones() -> None:
-    known = set(contexts())
-    views = read_split(DATA, "all").views
-    assert sum(Context(v.counts, (v.values, v.partner_values)) in known for v in views) == len(views)

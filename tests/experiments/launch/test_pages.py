@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from experiments.launch import command as cli
+from experiments.launch.overrides import Plan
 from marl.metrics.tables import read_table
 from marl.metrics.wording import bounds
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FIRST = [ROOT / "README.md", ROOT / "experiments/README.md"]
 PAGES = [*FIRST, *sorted({*(ROOT / "experiments").rglob("*.md")} - {*FIRST})]
 
@@ -45,12 +46,15 @@ def settings(text: str) -> list[str]:
 
 
 @pytest.fixture
-def accepted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], bool]:
+def accepted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], bool]:
     """Says whether a command line would have been run."""
-    ran: list[str] = []
-    monkeypatch.setattr(cli, "run", lambda *arguments: ran.append(arguments[1]))
-    (tmp_path / "srun").touch(mode=0o755)  # this machine may have no Slurm
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    ran: list[Plan] = []
+
+    def launch(task: object, plan: Plan) -> list[object]:
+        ran.append(plan)
+        return []
+
+    monkeypatch.setattr(cli, "launch", launch)
 
     def typed(command: str) -> bool:
         ran.clear()

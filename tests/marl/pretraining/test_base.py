@@ -29,10 +29,17 @@ from marl.rollout.seeds import draw_games
 from marl.types import TokenBatch
 
 ENV = {"game": "among_us", "style": "compact", "tasks": 6, "task_steps": 3, "max_steps": 60}
+
+
 MODEL = ModelConfig(vocab_size=700, hidden_size=16, layers=1, heads=2, intermediate_size=16, context=1024)
 
+
 CROWD = {"players": 7, "width": 2, "height": 1, "cooldown": 1}
+
+
 VARY = {"players": [4, 5]}  # in turn: a chunk of games with four, a chunk with five
+
+
 LESSONS = (
     Lesson("gullible", 1, CROWD, optimizer="muon", learning_rate=1e-3, anchor=0.0),
     Lesson("informed", 1, anchor=0.1),
@@ -54,6 +61,12 @@ def truthful(seats: list[Seat]) -> bool:
     )
 
 
+def few_games(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of twenty games at most."""
+    monkeypatch.setattr(corpus, "CHUNK", 20)
+    monkeypatch.setattr(corpus, "draw_games", lambda *path, count: draw_games(*path, count=min(count, 20)))
+
+
 def test_lessons_train_listening_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They see games in which somebody was asked, teach no reply, and hold to the model before them."""
     steps: list[tuple[dict[str, float], list[Seat]]] = []
@@ -72,8 +85,7 @@ def test_lessons_train_listening_alone(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(fitting, "collate", note)
     monkeypatch.setattr(fitting, "update", spy)
-    monkeypatch.setattr(corpus, "CHUNK", 20)
-    monkeypatch.setattr(corpus, "draw_games", lambda *path, count: draw_games(*path, count=min(count, 20)))
+    few_games(monkeypatch)
     said: list[str] = []
     plain, first = base_policy(MODEL, small(vary=VARY), ENV, cache=tmp_path, report=said.append)
     count = len(steps)
@@ -109,13 +121,6 @@ def test_lessons_train_listening_alone(tmp_path: Path, monkeypatch: pytest.Monke
     shutil.copytree(first, second)
     with pytest.raises(UserError, match=f"{second.name} holds a base made of other settings"):
         base_policy(MODEL, small(lessons=LESSONS, vary=VARY), ENV, cache=tmp_path, report=said.append)
-
-
-def test_settings_that_are_not_used_do_not_rename_a_base() -> None:
-    assert small().made_of() == small(claim=3.0, permute_items=True).made_of()
-    lesson, other = Lesson("random", 1), Lesson("random", 1, anchor=0.5)
-    assert small(lessons=(lesson,)).made_of() != small(lessons=(other,)).made_of()
-    assert small(data="human").made_of() != small(data="human", claim=3.0).made_of()
 
 
 @pytest.mark.parametrize(
@@ -172,12 +177,13 @@ def test_a_lesson_ends_once_it_is_learned(monkeypatch: pytest.MonkeyPatch) -> No
     assert rates == [0.25, 0.5, 0.75] + [1.0] * (len(rates) - 3) and len(rates) == 12
 
 
-def test_a_base_says_how_its_lessons_ended(tmp_path: Path) -> None:
+def test_a_base_says_how_its_lessons_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few_games(monkeypatch)
     said: list[str] = []
     lessons = (Lesson("informed", 2, until=1e-3), Lesson("informed", 30, until=100.0), Lesson("random", 1))
     base_policy(MODEL, small(lessons=lessons), ENV, cache=tmp_path, report=said.append)
     first, second = [line for line in said if line.startswith("lesson")]
-    assert "after 2 steps, not below its until=0.001: it listens less well than was meant" in first
+    assert "after 2 steps, not below until=0.001: it listens less well than intended" in first
     assert second.startswith("lesson 2 of the base: listening loss ") and second.endswith(" after 10 steps")
 
 
@@ -194,17 +200,18 @@ def test_how_many_games_a_tokenizer_is_made_of() -> None:
 def test_a_context_that_holds_no_scripted_game_is_refused_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    few_games(monkeypatch)
     monkeypatch.setattr(pretrain, "fit", lambda *_: pytest.fail("it began to train"))
     short = replace(MODEL, context=64)
-    with pytest.raises(UserError, match=r"^model.context=64: .* has \d{3,} tokens in the middle, up to \d{3,}; raise"):
+    with pytest.raises(
+        UserError, match=r"^model.context=64 is too short: .* median of \d{3,} tokens, up to \d{3,}\. Raise"
+    ):
         base_policy(short, small(), ENV, cache=tmp_path, report=lambda _: None)
     assert not list(tmp_path.glob("*/policy.json"))
 
 
-@pytest.mark.parametrize("context", [260, 1024])
-def test_a_context_that_some_views_outgrow_is_said(
-    context: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_context_that_some_views_outgrow_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few_games(monkeypatch)
     views, lengths, said = corpus.held_out_seats, [], []
 
     def noted(*given: Any) -> list[Seat]:
@@ -214,14 +221,14 @@ def test_a_context_that_some_views_outgrow_is_said(
 
     monkeypatch.setattr(pretrain, "fit", lambda *_: None)
     monkeypatch.setattr(pretrain, "held_out_seats", noted)
-    base_policy(replace(MODEL, context=context), small(), ENV, cache=tmp_path, report=said.append)
-    share = sum(length > context for length in lengths) / len(lengths)
-    assert (0 < share <= 0.5) == (context == 260)
+    base_policy(replace(MODEL, context=260), small(), ENV, cache=tmp_path, report=said.append)
+    share = sum(length > 260 for length in lengths) / len(lengths)
+    assert 0 < share <= 0.5
     told = [line for line in said if "is shorter than" in line]
     expected = (
         f"model.context=260 is shorter than {share:.1%} of the views of scripted games (up to {max(lengths)} tokens)"
     )
-    assert [line.partition(":")[0] for line in told] == [expected] * (context == 260)
+    assert [line.partition(":")[0] for line in told] == [expected]
 
 
 def test_an_edited_file_of_contexts_makes_another_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,12 +252,12 @@ def test_an_edited_file_of_contexts_makes_another_base(tmp_path: Path, monkeypat
 def test_words_are_of_speech_alone() -> None:
     """Moves and votes say nothing: in Among Us they are most of the replies, and no word of what is said."""
     env = env_maker({"game": "among_us", "style": "compact", "players": 5, "max_steps": 80})
-    tokens = Tokens(train_tokenizer(scripted_texts("among_us", [env], 0, games=20), COMPACT_TOKENS, 1024))
+    tokens = Tokens(train_tokenizer(scripted_texts("among_us", [env], 0, games=10), COMPACT_TOKENS, 1024))
     blank = Policy(tiny_lm(tokens.size, hidden_size=16, layers=1, heads=2, intermediate_size=32), tokens)
     with torch.no_grad():
         for parameter in blank.lm.parameters():
             parameter.zero_()
-    episodes = rollout(draw_games(0, 1, count=12), everyone(scripted("among_us", "random", tokens)), env, 12)
+    episodes = rollout(draw_games(0, 1, count=8), everyone(scripted("among_us", "random", tokens)), env, 8)
     seats = seats_of(episodes, {"random"})
     turns = [t for episode, agent in seats for t in episode.turns if t.agent == agent and t.kind == TurnKind.SPEAK]
     spoken, words = sum(len(t.reply_ids) for t in turns), sum(len(t.text.split()) for t in turns)

@@ -1,9 +1,11 @@
 """Scripted negotiators: the grammar reads back what it says, games end and end differently by temperament."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from random import Random
 from statistics import mean
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -19,15 +21,14 @@ from marl.agents.scripted.dond import (
     MIXTURE,
     TEMPERAMENTS,
     Negotiator,
-    Played,
     Temperament,
-    draw_temperament,
     make_player,
-    play,
 )
 from marl.agents.scripted.dond_language import say_split, say_value, understand
 
 COUNTS = sorted({context.counts for context in contexts()})
+
+
 SPLIT_FORMS = (
     dond_language.ASK,
     dond_language.ASK_REST,
@@ -40,6 +41,39 @@ SPLIT_FORMS = (
 
 def env() -> DealOrNoDeal:
     return parallel_env(objective=1.0, style="compact")
+
+
+@dataclass(frozen=True)
+class Played:
+    """A finished game: every reply in order as (agent, reply), and the environment's outcome."""
+
+    replies: tuple[tuple[str, str], ...]
+    outcome: dict[str, Any]
+
+
+def play(
+    env: DealOrNoDeal, seats: tuple[Negotiator, Negotiator], seed: int, options: dict[str, Any] | None = None
+) -> Played:
+    """Plays one game between two negotiators, `player_0` first in `seats`."""
+    observations, infos = env.reset(seed=seed, options=options)
+    players = dict(zip(env.possible_agents, seats, strict=True))
+    replies = []
+    while env.agents:
+        actions = {}
+        for agent in env.agents:
+            observation = observations[agent]
+            if observation["turn"] == TurnKind.SPEAK:
+                actions[agent] = players[agent].reply(observation["text"])
+                replies.append((agent, actions[agent]))
+            else:
+                players[agent].observe(observation["text"])
+                actions[agent] = ""
+        observations, _, _, _, infos = env.step(actions)
+    return Played(tuple(replies), next(iter(infos.values()))["outcome"])
+
+
+def mixture(rng: Random) -> Temperament:
+    return rng.choice(MIXTURE)
 
 
 def games(count: int, pick: Callable[[Random], Temperament], start: int = 0) -> list[Played]:
@@ -171,7 +205,7 @@ def test_enough_forms_short_words() -> None:
         dond_language.WORTH,
     )
     assert len({form for act in acts for form in act}) >= 60
-    said = messages(games(300, draw_temperament))
+    said = messages(games(300, mixture))
     assert all(message == message.lower() and "  " not in message for message in said)
     assert 8 < mean(len(message.split()) for message in said) < 11  # 9.4 over 1,500 games
     assert sum(len(message.split()) > 16 for message in said) < 0.1 * len(said)
@@ -182,7 +216,7 @@ def test_enough_forms_short_words() -> None:
 
 
 def test_seeds_determine_a_game() -> None:
-    assert games(20, draw_temperament) == games(20, draw_temperament)
+    assert games(20, mixture) == games(20, mixture)
     start = {"counts": (1, 1, 3), "values": ((0, 1, 3), (1, 3, 2)), "first": 0}
     fair = TEMPERAMENTS["fair"]
     openings = {play(env(), (Negotiator(fair, s), Negotiator(fair, 0)), 0, start).replies[0][1] for s in range(20)}
@@ -191,7 +225,7 @@ def test_seeds_determine_a_game() -> None:
 
 def test_the_default_mixture_leaves_room_to_improve() -> None:
     """Over 2,000 games: agreement .752, joint score 10.4, 13.8 when agreed (best 15.0), 6.35 turns. Here +-4 errors."""
-    played = games(300, draw_temperament)
+    played = games(300, mixture)
     deals = [game for game in played if game.outcome["deal"]]
     assert 0.65 < len(deals) / len(played) < 0.85
     assert 9.0 < mean(map(joint, played)) < 11.8
@@ -214,8 +248,8 @@ def test_careful_players_do_better_with_the_mixture_than_the_mixture_does() -> N
     careful: list[int] = []
     usual: list[int] = []
     for seed in range(300):
-        partner = draw_temperament(rng)
-        for one, scores in ((TEMPERAMENTS["careful"], careful), (draw_temperament(rng), usual)):
+        partner = mixture(rng)
+        for one, scores in ((TEMPERAMENTS["careful"], careful), (mixture(rng), usual)):
             scores.append(joint(play(table, (Negotiator(one, seed), Negotiator(partner, seed + 1)), seed)))
     assert mean(careful) > mean(usual) + 0.7
 
@@ -243,7 +277,7 @@ def test_a_proposal_follows_from_what_was_said() -> None:
 
 
 def test_temperaments_differ() -> None:
-    played = {name: games(150, partial(_always, t)) for name, t in TEMPERAMENTS.items()}
+    played = {name: games(60, partial(_always, t)) for name, t in TEMPERAMENTS.items()}
     turns = {name: mean(len(game.replies) for game in some) for name, some in played.items()}
     words = {name: mean(len(said.split()) for said in messages(some)) for name, some in played.items()}
     agreed = {name: mean(joint(g) for g in some if g.outcome["deal"]) for name, some in played.items()}
@@ -265,13 +299,13 @@ def test_stubborn_wins_more_than_its_generous_partner() -> None:
 
 def test_value_statements_are_mostly_true() -> None:
     true = told = 0
-    for game in games(400, draw_temperament):
+    for game in games(200, mixture):
         for agent, reply in game.replies:
             stated = understand(reply, game.outcome["counts"]).values if reply.startswith("[message]") else (None,) * 3
             own = game.outcome["values"][int(agent[-1])]
             told += sum(value is not None for value in stated)
             true += sum(value == real for value, real in zip(stated, own, strict=True))
-    assert told > 200
+    assert told > 100
     assert 0.8 < true / told < 0.97
 
 
@@ -383,5 +417,5 @@ def test_players_by_name() -> None:
     drawn = [make_player(dond.DEFAULT, seed).temperament for seed in range(200)]
     assert drawn == [make_player(dond.DEFAULT, seed).temperament for seed in range(200)]
     assert set(drawn) == set(MIXTURE)
-    with pytest.raises(ValueError, match="'grumpy'; choose from mixture, random, fair"):
+    with pytest.raises(ValueError, match=r"'grumpy'\. Choose from mixture, random, fair"):
         make_player("grumpy", 0)

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,17 +9,20 @@ import pytest
 import torch
 
 from envs.core import END, Question, TurnKind
-from marl.agents.base import Player, Reply, Request
+from marl.agents.base import Reply, Request
 from marl.agents.model import ModelAgent, ModelSeat
-from marl.agents.text import TextAgent
 from marl.common.errors import UserError
 from marl.decoding.probes import size_of
 from marl.model.policy import Policy
 from marl.types import Kind, Stream
-from tests.marl.models import CHATML, hf_policy, precise, small_tokens, tiny_policy
+from tests.marl.models import CHATML, hf_policy, precise, tiny_policy
 
 NUMBERS = tuple(str(n) for n in range(11))
+
+
 QUESTION = Question("<books?>", NUMBERS, "3")
+
+
 SPEAK, CHOOSE, WAIT = TurnKind.SPEAK, TurnKind.CHOOSE, TurnKind.WAIT
 
 
@@ -85,24 +87,23 @@ def same_replies(a: Reply, b: Reply) -> None:
 # --- Language models ---
 
 
-@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
-    "settings",
+    ("name", "settings"),
     [
-        {},
-        {"read_budget": 1},
-        {"read_budget": 50},
-        {"padded": True},
-        {"padded": True, "read_budget": 1},
-        {"padded": True, "patience": 0.0},
-        {"padded": True, "patience": 1.0, "read_budget": 50},
-        {"decode_steps": 3},
-        {"decode_steps": 3, "padded": True},
+        ("tiny", {}),
+        ("tiny", {"read_budget": 1}),
+        ("tiny", {"padded": True, "read_budget": 1}),
+        ("tiny", {"padded": True, "patience": 1.0, "read_budget": 50}),
+        ("tiny", {"decode_steps": 3}),
+        ("gpt2", {"read_budget": 50}),
+        ("gpt2", {"padded": True, "patience": 0.0}),
+        ("chat", {"padded": True}),
+        ("chat", {"decode_steps": 3, "padded": True}),
     ],
     ids=str,
 )
 def test_a_seat_plays_the_same_alone_and_in_company(name: str, settings: dict, policies: dict[str, Policy]) -> None:
-    games, policy = list(range(8)), precise(policies[name])
+    games, policy = list(range(5)), precise(policies[name])
     rounds, kept = play(model(policy, **settings), games)
     for game in games:
         own_rounds, own_kept = play(model(policy), [game])
@@ -175,8 +176,7 @@ def test_what_is_more_than_a_pass_may_read_leaves_the_writers_together(policies:
     assert agent.passes[:4] == [(3, False), (1, True), (1, True), (1, True)]
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize(("name", "temperature"), [("tiny", 1.0), ("gpt2", 0.6), ("chat", 1.0)])
 def test_what_is_on_record_is_what_one_full_pass_says(
     name: str, temperature: float, policies: dict[str, Policy]
 ) -> None:
@@ -211,7 +211,7 @@ def test_what_is_on_record_is_what_one_full_pass_says(
             assert (belief.listener, belief.role, belief.truth) == ("player_0", "negotiator", belief.probs[3])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["tiny", "gpt2"])
 def test_a_copy_in_bfloat16_plays_for_the_policy(name: str, policies: dict[str, Policy]) -> None:
     """What is on record is what the copy says in one pass, normalised in float32, and about what the policy says."""
     policy = copy.deepcopy(policies[name])
@@ -250,21 +250,19 @@ def test_a_choice_is_one_of_its_options_word_for_word(name: str, policies: dict[
         assert replies[i].text in o and len(replies[i].ids) == 1 and len(replies[i].legal) == len(o)
         assert replies[i].ids[0] == replies[i].legal[o.index(replies[i].text)]
     assert replies[2].text == "wait" and replies[2].logprobs == (0.0,)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_all_options_are_chosen_at_times(name: str, policies: dict[str, Policy]) -> None:
-    agent = model(policies[name], slots=60, temperature=8.0)
-    replies = serve(agent, [request(i, CHOOSE, "cut", options=("1", "2", "3")) for i in range(60)])
-    assert {r.text for r in replies.values()} == {"1", "2", "3"}
+    hot = serve(
+        model(policies[name], slots=30, temperature=8.0),
+        [request(i, CHOOSE, "cut", options=("1", "2", "3")) for i in range(30)],
+    )
+    assert {r.text for r in hot.values()} == {"1", "2", "3"}
 
 
 def test_a_message_ends_at_its_limit_at_the_end_marker_or_at_the_models_own_end(policies: dict[str, Policy]) -> None:
     seen = set()
     for policy in policies.values():
         tokens = policy.tokens
-        agent = model(policy, slots=400, context=60, max_new_tokens=30)
-        for reply in serve(agent, [request(i, SPEAK, "books") for i in range(400)]).values():
+        agent = model(policy, slots=250, context=60, max_new_tokens=30)
+        for reply in serve(agent, [request(i, SPEAK, "books") for i in range(250)]).values():
             ended = [tokens.ends(reply.ids[: i + 1]) for i in range(len(reply.ids))]
             assert not any(ended[:-1]) and (ended[-1] or len(reply.ids) == 30)
             own = reply.ids[-1] in tokens.eos_ids
@@ -303,8 +301,7 @@ def test_every_token_is_read_once(policies: dict[str, Policy]) -> None:
     assert agent.engine.tokens_read == len(kept[1][0])
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("decode_steps", [1, 3])
+@pytest.mark.parametrize(("name", "decode_steps"), [("tiny", 1), ("tiny", 3), ("chat", 1)])
 def test_a_seat_that_outgrows_its_slot_falls_silent_and_the_others_go_on(
     name: str, decode_steps: int, policies: dict[str, Policy]
 ) -> None:
@@ -355,6 +352,7 @@ def test_a_prompt_leaves_room_for_a_token_and_what_stands_after_it(name: str, po
 def test_slots_go_back_when_games_end(policies: dict[str, Policy]) -> None:
     agent = model(policies["tiny"], slots=2)
     first = play(agent, [0, 1])
+    assert first[0][0][0].ids != first[0][0][1].ids  # different seeds say different things
     for _ in range(3):
         again = play(agent, [0, 1])
         for one, other in zip(first[0], again[0], strict=True):
@@ -362,104 +360,3 @@ def test_slots_go_back_when_games_end(policies: dict[str, Policy]) -> None:
                 same_replies(one[game], other[game])
     with pytest.raises(RuntimeError, match="2 slots"):
         agent.act([request(g, WAIT, "x") for g in range(3)])
-
-
-def test_different_seeds_say_different_things(policies: dict[str, Policy]) -> None:
-    replies = serve(model(policies["tiny"]), [request(g, SPEAK, "books") for g in range(8)])
-    assert len({r.ids for r in replies.values()}) == 8
-
-
-# --- Players without a model ---
-
-
-class Parrot:
-    """Says what it read, and how often; chooses the last option."""
-
-    def __init__(self, seed: int, role: str) -> None:
-        self.made_from, self.read = (seed, role), []
-
-    def observe(self, text: str) -> None:
-        self.read.append(text)
-
-    def reply(self, text: str, options: Sequence[str] = ()) -> str:
-        self.read.append(text)
-        return options[-1] if options else f"[message] {len(self.read)} {END}"
-
-
-def parrots(**settings: Any) -> tuple[TextAgent, list[Parrot]]:
-    made: list[Parrot] = []
-
-    def make(seed: int, role: str) -> Player:
-        made.append(Parrot(seed, role))
-        return made[-1]
-
-    return TextAgent("parrot", make, **settings), made
-
-
-def test_one_player_a_seat_reads_everything_in_order() -> None:
-    agent, made = parrots()
-    assert agent.act([request(0, WAIT, "a"), request(1, SPEAK, "b")]) == [Reply((1, "player_0"), f"[message] 1 {END}")]
-    replies = agent.act([request(0, SPEAK, "c", 1), request(1, CHOOSE, "d", 1, options=("x", "y"))])
-    assert [(r.key[0], r.text) for r in replies] == [(0, f"[message] 2 {END}"), (1, "y")]
-    assert [(p.made_from, p.read) for p in made] == [
-        ((100, "negotiator"), ["a", "c"]),
-        ((101, "negotiator"), ["b", "d"]),
-    ]
-    assert agent.finish([(0, "player_0")]) == {}
-    agent.act([request(0, WAIT, "a new game"), request(1, WAIT, "e")])
-    assert [p.read for p in made] == [["a", "c"], ["b", "d", "e"], ["a new game"]]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_recorded_player_leaves_the_stream_a_model_would_have_read(name: str, policies: dict[str, Policy]) -> None:
-    """The same requests and replies: the model is made to say, token by token, what the player said."""
-    policy = policies[name]
-    recorder, _ = parrots(tokens=policy.tokens)
-    exchanges = [
-        request(3, SPEAK, "books 1 2", questions=(QUESTION,)),
-        request(3, WAIT, "them: 5\n", 1, questions=(QUESTION,)),
-        request(3, CHOOSE, "cut", 2, options=("go on", "1", "2")),
-        request(3, CHOOSE, "", 3, options=("1", "2")),
-        request(3, SPEAK, "", 4),
-        request(3, WAIT, "no deal\n", 5, questions=(QUESTION,)),
-    ]
-    recorded = [recorder.act([r]) for r in exchanges]
-    script = [token for replies in recorded for reply in replies for token in reply.ids]
-    agent = model(policy, max_new_tokens=40)
-
-    def say(hidden: torch.Tensor, *rest: object) -> tuple[np.ndarray, np.ndarray]:
-        assert len(hidden) == 1
-        return np.array([script.pop(0)]), np.zeros(1)
-
-    agent.engine.sample = say  # type: ignore[method-assign,assignment]
-    for r, replies in zip(exchanges, recorded, strict=True):
-        for ours, theirs in zip(agent.act([r]), replies, strict=True):
-            assert (ours.text, ours.ids, ours.start, ours.legal) == (
-                theirs.text,
-                theirs.ids,
-                theirs.start,
-                theirs.legal,
-            )
-            assert theirs.logprobs == (0.0,) * len(theirs.ids)
-    key = (3, "player_0")
-    (stream, beliefs), (other, answered) = recorder.finish([key])[key], agent.finish([key])[key]
-    assert stream == other and not script
-    for a, b in zip(beliefs, answered, strict=True):
-        assert (a.listener, a.role, a.step, a.position, a.question, a.candidate_ids) == (
-            b.listener, b.role, b.step, b.position, b.question, b.candidate_ids,
-        )  # fmt: skip
-        np.testing.assert_allclose(a.probs, np.full(11, 1 / 11))
-    assert recorder.finish([key]) == {}
-
-
-def test_recording_copes_with_a_player_that_says_nothing(tmp_path: Path) -> None:
-    class Silent(Parrot):
-        def reply(self, text: str, options: Sequence[str] = ()) -> str:
-            return ""
-
-    for tokens in (small_tokens(), hf_policy(tmp_path, "gpt2").tokens):
-        agent = TextAgent("silent", Silent, tokens)
-        [reply] = agent.act([request(0, SPEAK, "books")])
-        assert reply.text == "" and reply.ids == ()
-        stream, _ = agent.finish([(0, "player_0")])[(0, "player_0")]
-        assert Kind.SPEECH not in stream.kinds

@@ -22,8 +22,8 @@ from marl.model.tokens import PAD, Tokens, train_tokenizer
 from marl.pretraining.config import BaseConfig
 from marl.pretraining.corpus import Recorded, recorded, variants
 from marl.pretraining.fit import held_out_figures
+from tests.human_dialogues import CLASH, CLASH_AS_PARTNER, LOST, games_of, write
 from tests.marl.models import COMPACT_TEXTS, tiny_policy
-from tests.marl.test_human_dond import CLASH, CLASH_AS_PARTNER, LOST, write
 
 GAMES = variants({"game": "dond", "style": "compact", "objective": 0.0}, {})
 
@@ -110,21 +110,6 @@ def test_settings_of_human_data_make_no_other_scripted_base() -> None:
     assert scripted == BaseConfig().made_of()
     assert "claim" not in scripted
     assert BaseConfig(data="human", claim=1.0).made_of() != BaseConfig(data="human").made_of()
-
-
-def games_of(count: int) -> tuple[str, ...]:
-    """Both views of `count` deals, told apart by what is said; in every fourth one player scores nothing."""
-    rows = []
-    for i in range(count):
-        talk = f"YOU: i would like 4 hats {i} <eos> THEM: deal <eos> YOU: <selection>"
-        back = f"THEM: i would like 4 hats {i} <eos> YOU: deal <eos> THEM: <selection>"
-        mine, theirs = ("1 10 4 0 1 0", "1 2 4 1 1 4") if i % 4 == 0 else ("1 0 4 2 1 2", "1 4 4 1 1 2")
-        scores = (0, 6) if i % 4 == 0 else (8, 6)
-        rows += [
-            f"{mine} {talk} item0=0 item1=4 item2=0 <eos> reward={scores[0]} agree {theirs}",
-            f"{theirs} {back} item0=1 item1=0 item2=1 <eos> reward={scores[1]} agree {mine}",
-        ]
-    return tuple(rows)
 
 
 def said_in(found: Recorded) -> list[int]:

@@ -1,0 +1,381 @@
+"""Rules of Among Us in situations made by hand: reports, talk, votes, endings, refused replies."""
+
+from __future__ import annotations
+
+import pytest
+
+from envs import among_us_v0 as among_us
+from envs.among_us.state import NAMES
+from envs.core import END, TurnKind
+from tests.envs.among_us.table import (
+    FAR,
+    FIVE,
+    SEVEN,
+    START,
+    Table,
+    body_found,
+    outcome,
+    scattered,
+)
+
+# --- Reports, talk and votes ------------------------------------------------------------------------------------------
+
+
+def test_a_report_tells_all_living_who_found_whom_where_and_who_lives() -> None:
+    table = body_found()
+    said = " meeting yellow found red at bridge living blue green yellow orange"
+    for name in ("blue", "green", "yellow", "orange"):
+        assert table.text(name) == said + (" speak" if name == table.speaker() else "")
+    assert table.text("red") == ""
+    table = body_found(messages_each=0)  # straight to the vote
+    assert table.text("blue") == said + " vote" and len(table.info("blue")["questions"]) == 1
+    assert table().info("blue")["questions"] == ()
+    for allowed in (False, True):
+        table = scattered(imposters_report=allowed)
+        table(orange="kill_red")
+        assert ("report_red" in table.options("orange")) is allowed
+
+
+def test_with_recall_a_discussion_begins_with_what_each_has_seen() -> None:
+    """All begin in bridge. Blue left it to the east, Green and Yellow to the south; Orange and Red saw them leave."""
+    met = body_found()
+    table = body_found(recall=True)
+    expected = {
+        "blue": " recall green garden yellow bridge orange bridge",  # the three left at once
+        "green": " recall blue garden yellow lab orange bridge",
+        "yellow": " recall killer orange victim red blue bridge green garden orange bridge",  # it came in just then
+        "orange": " recall blue galley green lab yellow bridge",
+    }
+    for name, recall in expected.items():
+        said, speak = met.text(name).removesuffix(" speak"), " speak" if name == table.speaker() else ""
+        assert table.text(name) == said + recall + speak
+
+
+def test_recall_names_a_killer_until_it_is_dead_and_forgets_sightings_after_a_discussion() -> None:
+    table = Table(recall=True, tasks=1)
+    table.wait(6)
+    table(orange="kill_red")
+    table(blue="report_red")
+    assert " recall killer orange victim red green bridge yellow bridge orange bridge" in table.text("blue")
+    assert " killer" not in table.text("orange")
+    table.talk()
+    table(blue="skip", green="skip", yellow="skip", orange="skip")
+    table(blue="go_east", green="go_south").wait(5)
+    table(orange="kill_yellow").wait(1)
+    table(blue="go_west").wait(3)
+    table(blue="report_yellow")
+    assert "meeting blue found yellow" in table.text("blue")
+    recall = table.text("blue").partition(" recall ")[2].removesuffix(" speak")
+    assert recall == "killer orange victim red green bridge orange bridge"  # Yellow is dead; Green left with Blue
+
+
+def test_each_living_player_speaks_twice_in_one_order_and_all_others_hear_it() -> None:
+    table = body_found()
+    order = []
+    for turn in range(8):
+        speaker = table.speaker()
+        order.append(speaker)
+        table(**{speaker: f"I am number {turn}"})
+        assert table.info(speaker)["message"] == f"i am number {turn}"
+        for name in {"blue", "green", "yellow", "orange"} - {speaker}:
+            assert table.text(name).startswith(f" {speaker} says i am number {turn} {END}")
+        assert "says" not in table.text(speaker) and table.text("red") == ""
+    assert order[:4] == order[4:] and sorted(order[:4]) == ["blue", "green", "orange", "yellow"]
+    assert all(table.text(name).endswith(" vote") for name in ("blue", "green", "yellow", "orange"))
+    assert {body_found(seed=seed).speaker() for seed in range(40)} == {"blue", "green", "yellow", "orange"}
+
+
+def test_the_belief_question_is_asked_before_the_first_message_and_after_each() -> None:
+    table = body_found()
+    asked = []
+    for _ in range(9):
+        asked.append({name: table.info(name)["questions"] for name in ("red", "blue", "green", "yellow", "orange")})
+        table()
+    for questions in asked:
+        assert questions["red"] == questions["orange"] == ()
+        (question,) = questions["blue"]
+        assert (question.text, question.candidates) == ("<imposter?>", ("green", "yellow", "orange"))
+        assert question.answer == "orange"
+        assert questions["yellow"][0].candidates == ("blue", "green", "orange")
+    assert all(info["questions"] == () for info in table.infos.values())  # play has resumed
+
+
+def test_with_all_names_every_living_player_is_asked_about_the_whole_palette() -> None:
+    table = body_found(candidates="all_names", style="compact")
+    for name in ("blue", "green", "yellow", "orange"):
+        (question,) = table.info(name)["questions"]
+        assert question.candidates == tuple(n.lower() for n in NAMES) and question.answer == "orange"
+    assert table.info("red")["questions"] == ()
+
+
+@pytest.mark.parametrize(
+    ("votes", "tally", "ejected"),
+    [
+        ("orange orange skip green", "green 1 orange 2 skip 1", "orange"),
+        ("orange green orange green", "green 2 orange 2", ""),
+        ("orange skip skip green", "green 1 orange 1 skip 2", ""),
+        ("orange orange skip skip", "orange 2 skip 2", ""),
+        ("orange blue green yellow", "blue 1 green 1 yellow 1 orange 1", ""),
+        ("blue blue skip green", "blue 2 green 1 skip 1", "blue"),
+        ("skip skip skip skip", "skip 4", ""),
+        ("yellow skip yellow yellow", "yellow 3 skip 1", "yellow"),
+    ],
+)
+def test_a_strict_plurality_ejects_ties_and_skips_eject_nobody(votes: str, tally: str, ejected: str) -> None:
+    table = body_found().talk()
+    assert table.options("blue") == {"blue", "green", "yellow", "orange", "skip"}
+    table(**dict(zip(("blue", "green", "yellow", "orange"), votes.split(), strict=True)))
+    for name in ("blue", "green", "yellow", "orange"):
+        assert table.text(name).startswith(f" votes {tally} ejected {ejected or 'nobody'}"), table.text(name)
+    assert table.text("red") == (" crewmates win ejection" if ejected == "orange" else "")
+    assert table.ended is (ejected == "orange")
+    if ejected and not table.ended:
+        assert table.turn(ejected) == TurnKind.WAIT and "at bridge" not in table.text(ejected)
+        table(**{ejected: "go_south"})
+        assert table.text(ejected) == ""
+
+
+def test_play_resumes_at_the_start_with_cooldowns_reset_and_the_reported_body_gone() -> None:
+    table = scattered()
+    table(orange="kill_red", yellow="go_north").wait(2)
+    table(yellow="report_red", blue="go_west", green="do_task", orange="go_east").talk()
+    table()
+    assert table.text("blue") == " votes skip 4 ejected nobody at bridge green yellow orange"
+    assert table.text("orange") == " votes skip 4 ejected nobody at bridge blue green yellow cooldown 6"
+    assert (table.env.state()[1:, 3:5] == 0).all()
+    assert table.env.state()[2, 5] == 2  # green's task was broken off
+    assert all(seen["turn"] == TurnKind.CHOOSE for agent, seen in table.observations.items() if agent != "player_0")
+
+
+def test_bodies_that_nobody_reported_stay() -> None:
+    table = scattered(cooldown=2)
+    table(orange="kill_red", yellow="go_north").wait(2)
+    table(orange="kill_yellow").wait(1)  # two bodies in bridge
+    assert "body red body yellow" in table.text("orange")
+    table(blue="go_west").wait(2)
+    table(blue="go_north").wait(2)
+    assert {"report_red", "report_yellow"} <= table.options("blue")
+    table(blue="report_yellow").talk()()
+    assert "at bridge green orange body red" in table.text("blue")
+    assert "report_red" in table.options("green")
+
+
+def test_of_several_reports_in_one_step_one_is_drawn() -> None:
+    finders = set()
+    for seed in range(10):
+        table = scattered(seed=seed)
+        table(yellow="go_north").wait(2)
+        table(blue="go_west", green="go_west").wait(2)
+        table(blue="go_north", green="go_north").wait(2)
+        table(orange="kill_red")
+        table(blue="report_red", green="report_red")
+        finders.add(table.text("yellow").split()[1])
+        assert table.text("yellow").count("meeting") == 1
+    assert finders == {"blue", "green"}
+
+
+def test_crewmates_win_when_the_imposter_is_ejected() -> None:
+    table = body_found(loser_reward=-0.5).talk()
+    table(blue="orange", green="orange", yellow="orange")
+    assert outcome(table) == ("crewmates", "ejection")
+    assert [table.reward(name.lower()) for name in FIVE] == [1, 1, 1, 1, -0.5]  # the dead win too
+    assert table.ended and not table.cut_off
+    assert table.info("red")["outcome"]["points"]["player_4"] == -0.5
+    assert all(seen["turn"] == TurnKind.WAIT for seen in table.observations.values())
+    assert table.env.step({}) == ({}, {}, {}, {}, {})
+
+
+def test_imposters_win_at_parity_before_any_discussion_starts() -> None:
+    table = scattered(cooldown=1, players=5)
+    table(orange="kill_red", yellow="go_north").wait(2)
+    table(orange="kill_yellow", blue="go_west").wait(2)  # now blue, green and orange live
+    table(blue="go_north").wait(2)
+    assert not table.ended
+    table(blue="report_red", orange="kill_blue")
+    assert outcome(table) == ("imposters", "parity")
+    assert "meeting" not in "".join(seen["text"] for seen in table.observations.values())
+    assert all(info["questions"] == () for info in table.infos.values())
+    assert [table.reward(name.lower()) for name in FIVE] == [0, 0, 0, 0, 1]
+
+
+def test_imposters_win_at_parity_by_a_wrong_ejection() -> None:
+    table = body_found().talk()
+    table(blue="blue", green="blue", orange="blue")
+    assert not table.ended  # green, yellow, orange
+    table.wait(6)
+    table(orange="kill_green")
+    assert outcome(table) == ("imposters", "parity")
+    table = Table({"names": FIVE[:4], "imposters": (3,), "tasks": FAR[:4]}, cooldown=1, players=4)
+    table()
+    table(yellow="kill_red")
+    table(blue="report_red").talk()
+    table(yellow="blue", blue="blue")  # two of three votes
+    assert outcome(table) == ("imposters", "parity")
+    assert table.text("green").endswith("ejected blue imposters win parity")
+
+
+def test_crewmates_win_when_the_living_have_no_tasks_left() -> None:
+    near = (((0, 0),),) * 4
+    table = Table({"tasks": (*near, ((0, 0),))})
+    table(red="do_task", blue="do_task", green="do_task", yellow="do_task").wait(2)
+    assert outcome(table) == ("crewmates", "tasks")
+    assert table.text("red") == " done crewmates win tasks"
+
+
+def test_the_tasks_of_the_dead_do_not_count() -> None:
+    near = (((0, 0),),) * 3
+    table = Table({"tasks": (((1, 1),), *near, ((0, 0),))}, cooldown=0)
+    table(blue="do_task", green="do_task", yellow="do_task").wait(2)
+    assert not table.ended
+    table.wait(2)(orange="kill_red")
+    assert outcome(table) == ("crewmates", "tasks")
+
+
+def test_parity_comes_before_tasks() -> None:
+    start = {"names": FIVE[:4], "imposters": (3,), "tasks": (((0, 0),), ((0, 0),), ((1, 1),), ((0, 0),))}
+    table = Table(start, players=4, cooldown=0)
+    table(yellow="kill_green")
+    table(red="do_task", blue="do_task").wait(1)
+    table(yellow="kill_red")  # red and blue end their last tasks in this very step
+    assert outcome(table) == ("imposters", "parity")
+    assert table.text("blue") == " done imposters win parity"
+
+
+@pytest.mark.parametrize("phase", ["move", "report", "talk", "last message", "vote"])
+def test_time_runs_out_in_any_phase(phase: str) -> None:
+    """And nothing begins: a report in the last step opens no discussion, the last message calls nobody to vote."""
+    steps = body_found().env._game.step
+    limit = {"move": 5, "report": steps, "talk": steps + 3, "last message": steps + 8, "vote": steps + 9}[phase]
+    table = Table(max_steps=limit) if phase == "move" else body_found(max_steps=limit)
+    while table.env.agents:
+        table()
+    assert outcome(table) == (None, "time")
+    assert table.cut_off and not table.ended
+    found = table.info("blue")["outcome"]
+    assert found["steps"] == limit and found["discussions"] == int(limit > steps)
+    assert set(table.rewards.values()) == {0.0}
+    assert all(info["questions"] == () for info in table.infos.values())
+    last = table.text("red")
+    assert last.endswith("nobody win time") and not {"meeting", "speak", "vote"} & set(last.split())
+
+
+def test_shaping_pays_for_tasks_kills_reports_and_right_votes_only() -> None:
+    table = scattered(shaping=0.2)
+    table(orange="kill_red", yellow="go_north", green="do_task").wait(2)
+    assert table.reward("green") == 0.2
+    table(yellow="report_red")
+    assert table.reward("yellow") == 0.2
+    table.talk()(blue="orange", green="yellow", yellow="orange", orange="orange")
+    assert [round(table.total[f"player_{seat}"]) for seat in range(5)] == [1000, 1200, 1200, 1400, 200]
+    assert table.info("red")["outcome"]["points"] == {f"player_{i}": float(i < 4) for i in range(5)}
+    found = table.info("red")["outcome"]
+    counts = {"kills": 1, "discussions": 1, "messages": 8, "votes": 3, "votes_for_imposter": 2, "ejections": 1}
+    assert {key: found[key] for key in counts} == counts and found["imposters"] == ("player_4",)
+    assert found["alive"] == {f"player_{i}": i in (1, 2, 3) for i in range(5)}
+    plain = scattered()
+    plain(orange="kill_red", green="do_task")
+    assert not any(plain.total.values())
+
+
+def test_imposters_know_and_spare_each_other() -> None:
+    table = Table(SEVEN, players=7, imposters=2, cooldown=0)
+    assert "you green imposter with purple at" in table.text("green")
+    assert "you purple imposter with green at" in table.text("purple")
+    assert " with " not in table.text("red")
+    assert table.env.privileged("player_0") == (0, 0, 1, 0, 0, 1, 0)  # by name
+    kills = {option for option in table.options("green") if option.startswith("kill")}
+    assert kills == {"kill_red", "kill_blue", "kill_yellow", "kill_orange", "kill_pink"}
+
+
+def test_two_kills_of_one_victim_are_one() -> None:
+    table = Table(SEVEN, players=7, imposters=2, cooldown=0, shaping=1.0)
+    table(green="kill_red", purple="kill_red", blue="go_south")
+    assert table.text("yellow").count("killer") == 1
+    assert table.text("red") == " killer green victim you"
+    assert (table.reward("green"), table.reward("purple")) == (1.0, 0.0)
+
+
+def test_any_imposter_that_lives_is_an_answer() -> None:
+    """The first drawn comes first; what is told of it is as true of the others."""
+    table = Table(SEVEN, players=7, imposters=2, cooldown=0)
+    table(green="kill_red")
+    table(blue="report_red")
+    assert table.info("blue")["questions"][0].answer == "purple"
+    assert table.info("blue")["questions"][0].also == ("green",)
+    assert table.info("blue")["questions"][0].candidates == ("green", "yellow", "orange", "purple", "pink")
+    table.talk()(blue="purple", yellow="purple", orange="purple", pink="purple")
+    assert not table.ended
+    table(green="kill_orange")
+    table(blue="report_orange")
+    assert table.info("blue")["questions"][0].answer == "green"
+    assert table.info("blue")["questions"][0].also == ()
+
+
+def test_each_style_names_all_imposters_in_its_own_words() -> None:
+    for style, first, other in (("compact", "purple", "green"), ("natural", "Purple", "Green")):
+        table = Table(SEVEN, players=7, imposters=2, cooldown=0, style=style, candidates="all_names")
+        table(green="kill_red")
+        table(blue="report_red")
+        for name in ("blue", "green"):
+            (question,) = table.info(name)["questions"]
+            assert (question.answer, question.also) == (first, (other,))
+            assert (question.answer_index, question.also_indices) == (5, (2,))
+
+
+# --- Replies that the rules refuse ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "reply", ["", "go", "Go_south", "go_north", "do_task", "kill_blue", "report_blue", "wait wait"]
+)
+def test_a_refused_move_counts_as_waiting_and_is_corrected(reply: str) -> None:
+    table = Table(reprompt=2)
+    table(red=reply)
+    assert table.text("red") == " refused wait" and table.turn("red") == TurnKind.WAIT
+    assert table.info("red")["error"].startswith(repr(reply)) and table.info("red")["entry"] == "move"
+    assert table.info("blue")["error"] == ""
+    assert table().turn("red") == TurnKind.CHOOSE
+
+
+@pytest.mark.parametrize("reply", ["red", "pink", "nobody", "", "Orange", "orange skip", "orange."])
+def test_a_vote_for_the_dead_or_for_nobody_is_corrected_and_counts_as_a_skip(reply: str) -> None:
+    table = body_found().talk()
+    table(blue=reply, green="orange", yellow="orange", orange="blue")
+    assert table.text("blue").startswith(" refused skip votes blue 1 orange 2 skip 1 ejected orange")
+    assert "counts as skip" in table.info("blue")["error"] and table.info("blue")["entry"] == "vote"
+    assert table.info("green")["error"] == ""
+
+
+def test_a_missing_reply_is_an_empty_one_and_space_around_an_option_does_not_matter() -> None:
+    env = among_us.parallel_env(style="natural")
+    env.reset(seed=0, options=START)
+    observations, _, _, _, infos = env.step({"player_0": " go south\n"})
+    assert infos["player_0"]["error"] == "" and infos["player_1"]["error"].startswith("''")
+    assert observations["player_1"]["text"].startswith("Your reply was not one of your options. It counts as: wait.")
+    _, _, _, _, infos = env.step({"player_0": "wait"} | dict.fromkeys(env.agents, 3))
+    assert infos["player_1"]["error"].startswith("''")  # what is no text is no reply
+
+
+def test_long_messages_are_cut_and_said_to_be_cut() -> None:
+    table = body_found(message_words=3, message_chars=12)
+    for reply, heard, cut in (
+        ("a b c", "a b c", False),
+        ("a b c d", "a b c", True),
+        ("a b c  [END] d", "a b c", False),
+        ("abcdefghijkl", "abcdefghijkl", False),
+        ("abcdefghijklm", "abcdefghijkl", True),
+        ("abcdef ghijklm", "abcdef ghijk", True),
+        ("abcdefghijkl m", "abcdefghijkl", True),
+        (" \n", "", False),
+    ):
+        speaker = table.speaker()
+        table(**{speaker: reply})
+        info = table.info(speaker)
+        start, end = info["span"]
+        assert (info["message"], info["error"], info["entry"]) == (heard, "", "message")
+        assert reply[start:end].split() == heard.split()
+        assert (" cut" in table.text(speaker)) is cut
+        listener = "blue" if speaker != "blue" else "green"
+        assert table.text(listener).startswith(f" {speaker} says {heard}{' ' if heard else ''}{END}")
+        assert " cut" not in table.text(listener)
+    assert table.text("blue").endswith(" vote")

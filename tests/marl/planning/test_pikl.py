@@ -1,0 +1,425 @@
+"""The piKL family against known values, a naive loop over joint actions, limits, and properties."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import ArrayLike
+from scipy.optimize import root
+
+from envs.dond.rules import Context, Triple, allocations, claim_points, complementary
+from marl.planning.pikl import (
+    Floats,
+    Ints,
+    Plan,
+    Settings,
+    expected_values,
+    respond,
+    sample,
+    solve,
+    solve_coshar,
+)
+
+# Half a unit of the fifth decimal, and half of the sixth, to which the known values had been rounded before.
+PRINTED = 5.5e-6
+
+
+# --- Measures ---
+
+
+def deviation_gains(
+    payoffs: Sequence[ArrayLike], policies: Sequence[Floats], legal: Sequence[ArrayLike] | None = None
+) -> Floats:
+    """Gain of each player from playing a best action instead, (*batch, n)."""
+    gains = []
+    for i, q in enumerate(expected_values(payoffs, policies)):
+        best = np.where(True if legal is None else legal[i], q, -np.inf).max(-1)
+        gains.append(best - (q * policies[i]).sum(-1))
+    return np.stack(gains, axis=-1)
+
+
+def exploitability(
+    payoffs: Sequence[ArrayLike], policies: Sequence[Floats], legal: Sequence[ArrayLike] | None = None
+) -> Floats:
+    """The sum over players of `deviation_gains`, (*batch): 0 at a Nash equilibrium, and nowhere else."""
+    return deviation_gains(payoffs, policies, legal).sum(-1)
+
+
+def regret(plan: Plan) -> tuple[Floats, ...]:
+    """For each player and type, (*batch, K): the mean utility of the best fixed action less the type's own.
+
+    Both means are those of the run, weighted as `averaging` says, and leave out the KL term.
+    """
+    return tuple(q.max(-1)[..., None] - own for q, own in zip(plan.values, plan.utilities, strict=True))
+
+
+def kl(policy: ArrayLike, anchor: ArrayLike, floor: float = 1e-50) -> Floats:
+    """KL(policy || anchor) in nats over the last axis, with the anchor raised to `floor`."""
+    p = np.asarray(policy, dtype=np.float64)
+    return (p * np.log(np.where(p > 0, p, 1.0) / np.maximum(anchor, floor))).sum(-1)
+
+
+W = np.array([[0.0, -1, 2], [1, 0, -1], [-2, 1, 0]])
+
+
+RPS = np.array([[0.0, -1, 1], [1, 0, -1], [-1, 1, 0]])
+
+
+UNIFORM = np.full(3, 1 / 3)
+
+
+TAU = np.array([0.5, 0.3, 0.2])
+
+
+def zero_sum(matrix: Floats) -> list[Floats]:
+    return [matrix, -matrix]
+
+
+def fixed_point(matrix: Floats, tau: Floats, lambdas: Sequence[float], guess: Floats | None = None) -> Floats:
+    """Policies (player, type, action) that respond to themselves with kappa 0, beta uniform, by Newton's method."""
+    shape = (2, len(lambdas), 3)
+
+    def miss(flat: Floats) -> Floats:
+        policies = flat.reshape(shape)
+        values = expected_values(zero_sum(matrix), policies.mean(1))
+        return np.concatenate([respond(q, np.log(tau), lambdas).ravel() for q in values]) - flat
+
+    start = np.broadcast_to(tau, shape) if guess is None else guess
+    found = root(miss, start.ravel(), tol=1e-12)
+    assert found.success and np.abs(miss(found.x)).max() < 1e-12
+    return found.x.reshape(shape)
+
+
+# Known fixed points: (game, anchor, lambda, policy of both players). For the small lambdas Newton's method starts from
+# the equilibrium, as it is lost elsewhere.
+FIXED_POINTS = [
+    (RPS, TAU, 0.01, (0.33203, 0.33638, 0.33159)),
+    (RPS, TAU, 0.1, (0.32476, 0.36261, 0.31263)),
+    (RPS, TAU, 1.0, (0.42182, 0.38259, 0.19560)),
+    (RPS, TAU, 10.0, (0.49449, 0.30914, 0.19637)),
+    (W, UNIFORM, 0.01, (0.25175, 0.49997, 0.24829)),
+    (W, UNIFORM, 0.1, (0.26874, 0.49661, 0.23465)),
+    (W, UNIFORM, 0.5, (0.33966, 0.44375, 0.21659)),
+    (W, UNIFORM, 1.0, (0.37208, 0.38913, 0.23880)),
+    (W, UNIFORM, 10.0, (0.34394, 0.33419, 0.32187)),
+    (W, TAU, 0.1, (0.26129, 0.51862, 0.22009)),
+    (W, TAU, 1.0, (0.44229, 0.42608, 0.13163)),
+]
+
+
+def equilibrium(matrix: Floats) -> Floats:
+    policy = UNIFORM if matrix is RPS else np.array([0.25, 0.5, 0.25])
+    return np.broadcast_to(policy, (2, 1, 3))
+
+
+# --- Known values -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("matrix", "tau", "strength", "expected"), FIXED_POINTS)
+def test_known_fixed_points(matrix: Floats, tau: Floats, strength: float, expected: tuple[float, ...]) -> None:
+    guess = equilibrium(matrix) if strength < 0.3 else None
+    for policy in fixed_point(matrix, tau, (strength,), guess)[:, 0]:
+        assert policy == pytest.approx(expected, abs=PRINTED)
+
+
+@pytest.mark.parametrize(
+    ("strength", "iterations", "near"),
+    [(0.01, 5000, 3e-3), (0.1, 20_000, PRINTED), (0.5, 5000, PRINTED), (1.0, 5000, PRINTED), (10.0, 5000, PRINTED)],
+)
+def test_solve_reaches_the_known_fixed_points(strength: float, iterations: int, near: float) -> None:
+    # All games with this lambda at once. It is fictitious play, smoothed by lambda, which converges the faster the
+    # larger lambda is; the smallest needs the smaller steps of kappa = 1 / sqrt(t), and then keeps a bias of that size;
+    # its digits are Newton's alone, in the test before this.
+    cases = [case for case in FIXED_POINTS if case[2] == strength]
+    matrices, taus, expected = (np.stack([case[k] for case in cases]) for k in (0, 1, 3))
+    kappa = "sqrt" if strength < 0.1 else "zero"
+    plan = solve(zero_sum(matrices), [taus, taus], Settings(iterations=iterations, lambdas=(strength,), kappa=kappa))
+    for policy in plan.policies:
+        assert policy[:, 0] == pytest.approx(expected, abs=near)
+        assert np.abs(policy[:, 0] - taus).max() > 5 * near  # the anchor itself would not pass
+    if strength == 0.1:
+        uniform = [pi[[case[0] is W and case[1] is UNIFORM for case in cases]][0] for pi in plan.population]
+        assert exploitability(zero_sum(W), uniform) == pytest.approx(0.06819, abs=PRINTED)
+
+
+def test_lambda_of_1000_is_near_the_anchor_and_infinity_is_there() -> None:
+    for strength, near in ((1000.0, 2e-4), (math.inf, 1e-15)):
+        settings = Settings(iterations=50, lambdas=(strength,), first="anchor", kappa="zero")
+        for policy in solve(zero_sum(W), [TAU, TAU], settings).policies:
+            assert policy[0] == pytest.approx(TAU, abs=near)
+
+
+@pytest.mark.parametrize(("strength", "expected"), [(0.003, 0.00208), (0.01, 0.00693), (0.03, 0.02076), (0.1, 0.06819)])
+def test_known_exploitability_at_fixed_points(strength: float, expected: float) -> None:
+    policies = fixed_point(W, UNIFORM, (strength,), equilibrium(W))[:, 0]
+    assert exploitability(zero_sum(W), list(policies)) == pytest.approx(expected, abs=PRINTED)
+
+
+def test_pikl_hedge_converges_to_its_fixed_point() -> None:
+    settings = Settings(iterations=8000, lambdas=(0.1,), kappa="sqrt", averaging="uniform")
+    plan = solve(zero_sum(W), None, settings)
+    expected = fixed_point(W, UNIFORM, (0.1,), equilibrium(W))
+    for average, last, policy in zip(plan.average, plan.last, expected, strict=True):
+        assert np.abs(average - policy).max() < 5e-3
+        assert np.abs(last - policy).max() < 3e-3
+
+
+@pytest.mark.parametrize(
+    ("iterations", "expected"),
+    [
+        (1000, 0.0188),
+        pytest.param(10_000, 0.0068, marks=pytest.mark.slow),
+        pytest.param(100_000, 0.0021, marks=pytest.mark.slow),
+    ],
+)
+def test_hedge_nears_equilibrium_at_the_known_rate(iterations: int, expected: float) -> None:
+    settings = Settings(iterations=iterations, lambdas=(0.0,), kappa="sqrt", averaging="uniform", first="anchor")
+    plan = solve(zero_sum(W), [np.array([0.6, 0.2, 0.2]), np.array([0.2, 0.2, 0.6])], settings)
+    found = float(exploitability(zero_sum(W), plan.population))
+    assert found == pytest.approx(expected, abs=5e-5)
+    # In a zero-sum game, with every iteration counted once, it is the sum of the two regrets.
+    assert found == pytest.approx(sum(float(r[0]) for r in regret(plan)), abs=1e-12)
+
+
+def test_known_values_of_two_types() -> None:
+    expected = np.array([[0.10346, 0.72633, 0.17022], [0.44882, 0.34438, 0.20680]])
+    population = (0.27614, 0.53536, 0.18851)
+    exact = fixed_point(W, TAU, (0.1, 1.0))
+    plan = solve(zero_sum(W), [TAU, TAU], Settings(iterations=8000, lambdas=(0.1, 1.0), kappa="zero"))
+    for i in range(2):
+        assert exact[i] == pytest.approx(expected, abs=PRINTED)
+        assert exact[i].mean(0) == pytest.approx(population, abs=PRINTED)
+        assert plan.policies[i] == pytest.approx(expected, abs=2 * PRINTED)
+        assert plan.population[i] == pytest.approx(population, abs=2 * PRINTED)
+
+
+def test_known_values_of_one_player() -> None:
+    plan = solve([[1.0, 0.0]], [[0.2, 0.8]], Settings(iterations=3, lambdas=(1.0, 0.1), kappa="zero", iterate="last"))
+    assert plan.policies[0][:, 0] == pytest.approx([0.40461, 0.99982], abs=PRINTED)
+
+
+@pytest.mark.parametrize(("strength", "expected"), [(0.1, 0.99998), (0.5, 0.92827), (1.0, 0.81380), (10.0, 0.70869)])
+def test_known_values_of_coordination(strength: float, expected: float) -> None:
+    tau = np.array([0.7, 0.3])
+    settings = Settings(iterations=3000, lambdas=(strength,), kappa="zero", first="anchor", iterate="last")
+    for policy in solve([np.eye(2), np.eye(2)], [tau, tau], settings).policies:
+        assert policy[0, 0] == pytest.approx(expected, abs=PRINTED)
+
+
+def test_known_values_of_coshar() -> None:
+    payoffs = [np.array([[0.0, 0.0], [0.1, 0.1]]), np.zeros((2, 2))]  # Q_1 = (0, 0.1) and Q_2 = 0 whoever does what
+    settings = Settings(iterations=1, lambdas=(0.1,), iterate="last")
+    correlated = solve_coshar(payoffs, [[0.4, 0.1], [0.1, 0.4]], settings)
+    assert correlated.policy == pytest.approx(np.array([[0.21515, 0.05379], [0.14621, 0.58485]]), abs=PRINTED)
+    product = solve_coshar(payoffs, np.full((2, 2), 0.25), settings)
+    assert product.policy == pytest.approx(np.array([[0.13447, 0.13447], [0.36553, 0.36553]]), abs=PRINTED)
+    assert correlated.values[0] == pytest.approx([0.0, 0.1]) and correlated.values[1] == pytest.approx([0.0, 0.0])
+
+
+CONTEXT = Context((1, 1, 3), ((0, 1, 3), (1, 3, 2)))
+
+
+CLAIMS = allocations(CONTEXT.counts)
+
+
+DEAL = np.array([[complementary((a, b), CONTEXT.counts) for b in CLAIMS] for a in CLAIMS])
+
+
+POINTS = [np.array([[float(claim_points(CONTEXT, (a, b))[i]) for b in CLAIMS] for a in CLAIMS]) for i in range(2)]
+
+
+def proposal_anchor(first: Triple, second: Triple) -> Floats:
+    """0.6 and 0.2 on two claims, the rest shared evenly."""
+    return np.array([{first: 0.6, second: 0.2}.get(claim, 0.2 / (len(CLAIMS) - 2)) for claim in CLAIMS])
+
+
+PROPOSALS = [proposal_anchor((0, 0, 3), (0, 1, 3)), proposal_anchor((1, 1, 0), (1, 1, 1))]
+
+
+@pytest.mark.parametrize(
+    ("strength", "iterations", "expected"),
+    [
+        (math.inf, 20, (0.6, 0.6, 0.36837, 3.297, 1.474)),
+        # The printed digits of these are those of the 20,000th iterate; the limit is up to 3e-5 away.
+        pytest.param(10.0, 20_000, (0.72968, 0.66626, 0.49103, 4.409, 1.965), marks=pytest.mark.slow),
+        pytest.param(3.0, 20_000, (0.94829, 0.84102, 0.79798, 7.181, 3.192), marks=pytest.mark.slow),
+        (1.0, 5000, (0.99991, 0.98793, 0.98784, 8.891, 3.951)),
+        (0.1, 300, (1.0, 1.0, 1.0, 9.0, 4.0)),
+        (0.0, 300, (1.0, 1.0, 1.0, 9.0, 4.0)),
+    ],
+)
+def test_known_proposals_in_deal_or_no_deal(strength: float, iterations: int, expected: tuple[float, ...]) -> None:
+    settings = Settings(
+        iterations=iterations, lambdas=(strength,), kappa="zero", averaging="uniform", first="anchor", iterate="last"
+    )
+    one, two = (policy[0] for policy in solve(POINTS, PROPOSALS, settings).policies)
+    found = (one[CLAIMS.index((0, 0, 3))], two[CLAIMS.index((1, 1, 0))], one @ DEAL @ two)
+    assert found == pytest.approx(expected[:3], abs=PRINTED)
+    assert [one @ points @ two for points in POINTS] == pytest.approx(expected[3:], abs=5.01e-4)
+
+
+# --- Against a naive loop ---------------------------------------------------------------------------------------------
+
+
+def naive(payoffs: Sequence[Floats], taus: Sequence[Floats], how: Settings, draws: Sequence[Ints] | None = None) -> Any:
+    """DiL-piKL by loops over joint actions, every mean taken from the whole history: policies, Q, types' utilities."""
+    n, counts, beta = len(payoffs), payoffs[0].shape, how.type_probs(len(payoffs))
+    types = range(len(how.lambdas))
+    weights: list[float] = []
+    policies: list[list[list[list[float]]]] = []  # [t][player][type][action]
+    values: list[list[list[float]]] = []  # [t][player][action]
+    outcomes: list[list[list[list[tuple[float, float]]]]] = []  # [t][player][type], (probability, utility) of each case
+
+    def mean(numbers: Sequence[float]) -> float:
+        return sum(w * x for w, x in zip(weights, numbers, strict=True)) / sum(weights)
+
+    def response(i: int, k: int, t: int) -> list[float]:
+        if t == 1:
+            return [1 / counts[i]] * counts[i] if how.first == "uniform" else list(taus[i])
+        first = mean([sum(p * u for p, u in past[i][k]) for past in outcomes])
+        second = mean([sum(p * u * u for p, u in past[i][k]) for past in outcomes])
+        spread = math.sqrt(max(0.0, second - first * first))
+        kappa = {"published": 3 * spread / (10 * math.sqrt(t)), "sqrt": 1 / math.sqrt(t), "zero": 0.0}[how.kappa]
+        strength = how.lambdas[k]
+        q = [mean([past[i][a] for past in values]) for a in range(counts[i])]
+        odds = [math.exp((q[a] + strength * math.log(taus[i][a])) / (kappa + strength)) for a in range(counts[i])]
+        return [x / sum(odds) for x in odds]
+
+    for t in range(1, how.iterations + 1):
+        now = [[response(i, k, t) for k in types] for i in range(n)]
+        q_now, outcomes_now = [], []
+        for i in range(n):
+            cases: list[tuple[float, list[float]]] = []  # what the others do: probability, utility of each own action
+            others = [range(1) if j == i else range(counts[j]) for j in range(n)]
+            for joint in itertools.product(*others) if draws is None else [tuple(draws[t - 1])]:
+                probability = 1.0
+                for j in range(n) if draws is None else ():
+                    if j != i:
+                        probability *= sum(beta[j][k] * now[j][k][joint[j]] for k in types)
+                at = [tuple(a if j == i else joint[j] for j in range(n)) for a in range(counts[i])]
+                cases.append((probability, [float(payoffs[i][index]) for index in at]))
+            q_now.append([sum(p * u[a] for p, u in cases) for a in range(counts[i])])
+            outcomes_now.append([[(p, float(np.dot(now[i][k], u))) for p, u in cases] for k in types])
+        policies.append(now)
+        values.append(q_now)
+        outcomes.append(outcomes_now)
+        weights.append(t if how.averaging == "linear" else 1)
+    average = [
+        [[mean([past[i][k][a] for past in policies]) for a in range(counts[i])] for k in types] for i in range(n)
+    ]
+    last = [[response(i, k, how.iterations + 1) for k in types] for i in range(n)]
+    q = [[mean([past[i][a] for past in values]) for a in range(counts[i])] for i in range(n)]
+    earned = [[mean([sum(p * u for p, u in past[i][k]) for past in outcomes]) for k in types] for i in range(n)]
+    return average, last, q, earned
+
+
+def random_game(seed: int, counts: tuple[int, ...], batch: tuple[int, ...] = ()) -> tuple[list[Floats], list[Floats]]:
+    """Payoffs in [-1, 1] and anchors of which none is below 0.02 or so."""
+    rng = np.random.default_rng(seed)
+    payoffs = [rng.uniform(-1, 1, (*batch, *counts)) for _ in counts]
+    taus = [0.9 * rng.dirichlet(np.ones(count), batch) + 0.1 / count for count in counts]
+    return payoffs, taus
+
+
+@pytest.mark.parametrize("kappa", ["published", "sqrt", "zero"])
+@pytest.mark.parametrize(("averaging", "first"), [("linear", "uniform"), ("uniform", "anchor")])
+@pytest.mark.parametrize("exact", [True, False])
+def test_solve_equals_naive_loop(
+    kappa: str, averaging: str, first: str, exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    payoffs, taus = random_game(3, (2, 3, 2))
+    how = Settings(
+        iterations=5, lambdas=(0.3, 2.0), beta=((0.5, 0.5), (0.9, 0.1), (0.2, 0.8)),
+        kappa=kappa, averaging=averaging, first=first, exact=exact,
+    )  # fmt: skip
+    seen: list[Ints] = []
+
+    def watched(policies: Sequence[ArrayLike], draws: int, rng: np.random.Generator) -> Ints:
+        seen.append(sample(policies, draws, rng)[..., 0, :])
+        return seen[-1][..., None, :]
+
+    monkeypatch.setattr("marl.planning.pikl.sample", watched)
+    plan = solve(payoffs, taus, how)
+    assert len(seen) == (0 if exact else 5)
+    average, last, q, earned = naive(payoffs, taus, how, None if exact else seen)
+    for i in range(3):
+        assert plan.average[i] == pytest.approx(np.array(average[i]), abs=1e-12)
+        assert plan.last[i] == pytest.approx(np.array(last[i]), abs=1e-12)
+        assert plan.values[i] == pytest.approx(np.array(q[i]), abs=1e-12)
+        assert plan.utilities[i] == pytest.approx(np.array(earned[i]), abs=1e-12)
+        assert regret(plan)[i] == pytest.approx(max(q[i]) - np.array(earned[i]), abs=1e-12)
+
+
+@pytest.mark.parametrize("counts", [(4,), (2, 2, 3, 2), (2, 1, 2, 3, 1, 2, 2)])
+def test_solve_equals_naive_loop_for_one_to_seven_players(counts: tuple[int, ...]) -> None:
+    payoffs, taus = random_game(6, counts)
+    how = Settings(iterations=4, lambdas=(0.3, 2.0))
+    plan = solve(payoffs, taus, how)
+    average, last, q, _ = naive(payoffs, taus, how)
+    for i in range(len(counts)):
+        assert plan.average[i] == pytest.approx(np.array(average[i]), abs=1e-12)
+        assert plan.last[i] == pytest.approx(np.array(last[i]), abs=1e-12)
+        assert plan.values[i] == pytest.approx(np.array(q[i]), abs=1e-12)
+
+
+def test_expected_values_of_seven_players_equal_the_sum_over_the_joint() -> None:
+    counts = (2, 3, 1, 2, 2, 3, 2)
+    payoffs, policies = random_game(5, counts)
+    joint = policies[0]
+    for policy in policies[1:]:
+        joint = np.multiply.outer(joint, policy)
+    gains = deviation_gains(payoffs, policies)
+    for i, values in enumerate(expected_values(payoffs, policies)):
+        others = tuple(j for j in range(7) if j != i)
+        assert values == pytest.approx((payoffs[i] * joint).sum(others) / policies[i], abs=1e-12)
+        assert gains[i] == pytest.approx(values.max() - (payoffs[i] * joint).sum(), abs=1e-12)
+    assert exploitability(payoffs, policies) == pytest.approx(gains.sum())
+
+
+def test_a_batch_equals_its_games_one_at_a_time() -> None:
+    payoffs, taus = random_game(7, (3, 2, 4), (2, 3))
+    how = Settings(iterations=40, lambdas=(0.05, 0.5))
+    plan = solve(payoffs, taus, how)
+    measured = exploitability(payoffs, plan.population)
+    for at in np.ndindex(2, 3):
+        alone = solve([u[at] for u in payoffs], [tau[at] for tau in taus], how)
+        for i in range(3):
+            assert plan.average[i][at] == pytest.approx(alone.average[i], abs=1e-10)
+            assert plan.last[i][at] == pytest.approx(alone.last[i], abs=1e-10)
+        assert measured[at] == pytest.approx(exploitability([u[at] for u in payoffs], alone.population), abs=1e-10)
+
+
+def test_padded_actions_change_nothing_and_are_never_played() -> None:
+    payoffs, taus = random_game(9, (2, 3))
+    padded = [np.full((4, 4), 9.0), np.full((4, 4), 9.0)]  # better than everything that is legal
+    legal = [np.arange(4) < 2, np.arange(4) < 3]
+    for i in range(2):
+        padded[i][:2, :3] = payoffs[i]
+    anchors = [np.pad(tau, (0, 4 - len(tau))) for tau in taus]
+    for strength in (0.0, 0.4, math.inf):
+        for exact in (True, False):
+            how = Settings(iterations=30, lambdas=(strength,), exact=exact)
+            small, large = solve(payoffs, taus, how), solve(padded, anchors, how, legal)
+            assert large.floored == (0, 0)
+            for i in range(2):
+                assert large.average[i][:, : len(taus[i])] == pytest.approx(small.average[i], abs=1e-12)
+                assert (large.last[i][:, len(taus[i]) :] == 0).all()
+                assert regret(large)[i] == pytest.approx(regret(small)[i], abs=1e-12)
+            gains = deviation_gains(padded, large.population, legal)
+            assert gains == pytest.approx(deviation_gains(payoffs, small.population), abs=1e-12)
+    uniform = solve(padded, None, Settings(iterations=1, lambdas=(math.inf,), kappa="zero"), legal)
+    assert uniform.last[1] == pytest.approx(np.array([[1 / 3, 1 / 3, 1 / 3, 0]]))
+
+
+def test_one_type_can_be_named_for_each_player() -> None:
+    # The second player plays the anchor; the first, whose lambda is 0.1, responds to that.
+    how = Settings(
+        iterations=5, lambdas=(0.1, math.inf), beta=((1, 0), (0, 1)), kappa="zero", first="anchor", iterate="last"
+    )
+    one, two = solve(zero_sum(W), [TAU, TAU], how).population
+    expected = TAU * np.exp(W @ TAU / 0.1)
+    assert two == pytest.approx(TAU, abs=1e-12)
+    assert one == pytest.approx(expected / expected.sum(), abs=1e-12)
