@@ -75,7 +75,7 @@ def narrowed(folders: Sequence[Path], where: Any) -> list[Path]:
 def write_cards(runs: Iterable[Path], folder: Path) -> None:
     """Adds a line for each run to `cards.jsonl` of a published table: what made it, and its final headline figures."""
     cards = {run: (read_json(run / CARD), read_settings(run)["env"]["game"]) for run in runs}
-    add_cards([{"run": run.name} | card_line(*card) for run, card in cards.items()], folder)
+    add_cards([card_line(*card) | {"run": run.name} for run, card in cards.items()], folder)
 
 
 def card_line(card: Mapping[str, Any], game: str = "") -> dict[str, Any]:

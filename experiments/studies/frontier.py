@@ -54,7 +54,7 @@ from marl.learning.config import UpdateConfig
 from marl.learning.forward import forward
 from marl.learning.micro_batches import micro_batches
 from marl.losses import Outputs
-from marl.metrics.stats import bootstrap_mean, paired_difference
+from marl.metrics.stats import bootstrap_mean
 from marl.metrics.tables import ArmRun, TableRow, ablation_table, format_table, write_table
 from marl.model.policy import Policy
 from marl.planning.pikl import Floats
@@ -169,7 +169,7 @@ def main(cfg: DictConfig) -> None:
                 for arm, own in figures.items()
                 if single[entrant.arm]  # of several seeds an interval over games would say too much
                 for name, values in own.items()
-                for d in [paired_difference(values, of_anchor[name], drawn(name, dialogues), rng=rng)]
+                for d in [bootstrap_mean(np.subtract(values, of_anchor[name]), drawn(name, dialogues), rng=rng)]
             ]
         rows = ablation_table(runs)
         suffix = f"_objective_{objective:g}" if number else ""

@@ -1,1 +1,1 @@
-"""What is measured of games, beliefs and talk, with intervals."""
+"""Metrics of games, beliefs and talk, with intervals; tables of runs."""

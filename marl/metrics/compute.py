@@ -41,7 +41,7 @@ def token_passes(config: Mapping[str, Any], rows: Sequence[Row], learned: Mappin
     losses = {name: term for name, term in (config.get("loss") or {}).items() if term is not None}
     update = (config.get("algo") or {}).get("update") or {}
     seated = players_of({role: Seats(**seats) for role, seats in (config.get("cast") or {}).items()})
-    noted = any("plan/floored" in row for row in rows)  # plans were made, for a loss that reads them
+    noted = "planner" in (config.get("algo") or {}) or any("plan/floored" in row for row in rows)  # to learn from
     plans = noted or any(name.endswith(SUFFIX) for name in seated)
     updated = {row["iteration"] for row in rows if row["phase"] == "train" and any(k.startswith("loss/") for k in row)}
     if not learned or updated - learned.keys() or plans or update.get("target_kl") is not None:

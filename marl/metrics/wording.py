@@ -20,7 +20,7 @@ def number(value: float) -> str:
 
 @dataclass(frozen=True)
 class Wording:
-    """How a metric is shown: as a percentage, with fixed `decimals`, or (None) with as many as `number` gives."""
+    """The format of a metric: a percentage, fixed `decimals`, or (None) as many as `number` gives."""
 
     label: str
     note: str

@@ -85,7 +85,7 @@ def shown_games(runs: Sequence[Run], count: int) -> list[View]:
 
 
 def game_view(transcript: Transcript, condition: str) -> View:
-    """What the template shows of one game."""
+    """Collects what the template shows of one game."""
     view = {"condition": condition, "seed": transcript["seed"], "outcome": outcome_text(transcript), "chapters": None}
     if is_among_us(transcript):
         return {**view, **_among_us_view(transcript)}

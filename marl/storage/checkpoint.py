@@ -1,4 +1,8 @@
-"""Saves and loads policies and training states: safetensors and JSON only, written atomically, verified by checksum."""
+"""Saves and loads policies and checkpoints: safetensors and JSON only, written in one step, verified by checksum.
+
+Three parts: folders with checksums (`write_folder`, `verify_folder`), policies (`save_policy`, `load_policy`), and
+checkpoints of training (`save_training`, `load_training`).
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,11 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType, UnionType
 from typing import Any
 
 import torch
@@ -27,18 +32,65 @@ from marl.model.policy import Policy, pretrained, read_tensors
 from marl.model.sharding import like, whole
 
 WAY_ON = "remove that folder to go on from the checkpoint before it"
-FORMAT = 1  # of a checkpoint's files; raised when what they hold, or how, changes
-UNFIT = (*FAULTS, RuntimeError, SafetensorError)  # what tensors raise that are not those of this policy
-STEPPED = "stepped"  # of an optimiser's tensors, the one that says which parameters have any
-Trained = Mapping[str, tuple[Policy, Optimizer]]  # what learns, by its name in the cast
+FORMAT = 1  # of a checkpoint's files; raise it when their contents change
+UNFIT = (*FAULTS, RuntimeError, SafetensorError)  # raised by tensors of another model
+STEPPED = "stepped"  # an optimizer's tensor that lists the parameters with a state
 
 
+def _kind(*kinds: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kinds)
+
+
+def _all(of: type, kind: type | UnionType) -> Callable[[Any], bool]:
+    """A check for a list or dict whose values are all of this kind."""
+    return lambda value: (
+        isinstance(value, of)
+        and all(isinstance(each, kind) for each in (value.values() if isinstance(value, dict) else value))
+    )
+
+
+def _chat(value: Any) -> bool:
+    lost = value.get("lost") if isinstance(value, dict) else None
+    counts = {**value, **lost} if isinstance(lost, dict) else {}
+    named = {"calls", "tokens", "replayed", "lost"} <= counts.keys()
+    return named and all(isinstance(count, int) for name, count in counts.items() if name != "lost")
+
+
+def _best(value: Any) -> bool:
+    known = isinstance(value, dict) and {"iteration", "score"} <= value.keys()
+    return value is None or (known and all(isinstance(value[n], int | float) for n in ("iteration", "score")))
+
+
+# Checks of entries that other code reads: of policy.json, and of a checkpoint's state.json.
+CARD: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("game", "run", "learner"), _kind(str)),
+    "made_of": lambda value: (
+        isinstance(value, dict) and all(isinstance(value.get(part, {}), dict) for part in ("base", "env"))
+    ),
+    "figures": _all(dict, int | float),
+}
+STATE: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("run", "begun_as"), _kind(str)),
+    "base": _kind(str, NoneType),
+    "wall_time": _kind(int, float),
+    "metrics_lines": _kind(int),
+    "inputs": _kind(dict),
+    "commits": _all(list, str),
+    "made_with": lambda value: isinstance(value, dict) or _all(list, dict)(value),  # earlier versions noted one
+    "chat": _chat,
+    "best": _best,
+}
+Trained = Mapping[str, tuple[Policy, Optimizer]]  # learners by their name in the cast
+
+
+# --- Folders with checksums -------------------------------------------------------------------------------------------
 def write_folder(folder: str | Path, write: Callable[[Path], None]) -> None:
-    """Lets `write` fill a temporary folder, notes the checksums of its files, and moves it to its name in one step."""
+    """Fills a temporary folder by `write`, adds checksums.json, and moves it to its name in one step."""
     folder = Path(folder)
     temporary = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(temporary, ignore_errors=True)
-    with writing(folder), _away_at_last(temporary):
+    with writing(folder), ExitStack() as stack:
+        stack.callback(shutil.rmtree, temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         write(temporary)
         sums = {p.name: _sha256(p) for p in sorted(temporary.iterdir()) if p.is_file()}
@@ -49,7 +101,7 @@ def write_folder(folder: str | Path, write: Callable[[Path], None]) -> None:
         sync_folder(temporary)
         old = folder.with_name(f".{folder.name}.old")
         shutil.rmtree(old, ignore_errors=True)
-        if folder.is_dir():  # moved aside, so that at every moment one of the two is whole; a file is not ours to move
+        if folder.is_dir():  # moved aside, so that one of the two is whole at every moment
             os.replace(folder, old)
         try:
             os.replace(temporary, folder)
@@ -61,35 +113,21 @@ def write_folder(folder: str | Path, write: Callable[[Path], None]) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-@contextmanager
-def _away_at_last(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def listed(folder: str | Path) -> dict[str, str]:
-    """The digests of a folder that `write_folder` made, by file. UserError where it has none, or names what is no file
-    of its own: the folder may come from anybody."""
+    """Reads checksums.json: digests by file. UserError if there is none, or it names a file outside the folder."""
     folder = Path(folder)
     sums = read_json(folder / "checksums.json")
     for name, digest in sums.items():
-        # The last: a drive or a stream on Windows.
-        plain = (
-            name not in (".", "..", "checksums.json")
-            and 0 < len(name.encode()) < 256
-            and not re.search(r"[/\\\0:]", name)
-        )
-        if not plain or not isinstance(digest, str):
+        plain = re.fullmatch(r"[^/\\\0:]+", name) and len(name.encode()) < 256  # a colon is a drive on Windows
+        if not plain or name in (".", "..", "checksums.json") or not isinstance(digest, str):
             raise UserError(f"{folder}: checksums.json names {name[:80]!r}, which is no file of the folder")
         if (folder / name).is_symlink():
-            raise UserError(f"{folder / name} is a link: put the file itself there")
+            raise UserError(f"{folder / name} is a link. Put the file itself there.")
     return sums
 
 
 def verify_folder(folder: str | Path) -> str:
-    """What is wrong with a folder that `write_folder` made; empty where nothing is."""
+    """Describes the damage of a folder that `write_folder` made; empty if it is whole."""
     folder = Path(folder)
     try:
         sums = listed(folder)
@@ -109,7 +147,7 @@ def verify_folder(folder: str | Path) -> str:
 
 
 def missing_files(folder: str | Path) -> list[str]:
-    """Files of a folder that `write_folder` made which are not there any more."""
+    """Files that checksums.json lists and the folder lacks."""
     try:
         return [name for name in listed(folder) if not Path(folder, name).is_file()]
     except UserError:
@@ -117,13 +155,13 @@ def missing_files(folder: str | Path) -> list[str]:
 
 
 def folder_digest(folder: str | Path) -> str:
-    """Twelve hexadecimal digits that stand for all files of a folder that `write_folder` made."""
+    """Digest of all files of a folder that `write_folder` made: twelve hexadecimal digits."""
     sums = listed(folder)
     return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def policy_digest(policy: Policy) -> str:
-    """Twelve hexadecimal digits that stand for all parameters of a policy that is in no folder of ours."""
+    """Digest of all parameters of a policy: twelve hexadecimal digits."""
     found = hashlib.sha256()
     for name, tensor in sorted(policy.state_dict().items()):
         found.update(name.encode())
@@ -132,15 +170,15 @@ def policy_digest(policy: Policy) -> str:
 
 
 def make_once(path: Path, make: Callable[[], object], report: Callable[[str], None] = print) -> None:
-    """Calls `make` to make `path`, unless it is there; of several processes one does so, and the others wait for it.
+    """Makes `path` by `make`, unless it exists. Of several processes one does so, and the others wait.
 
-    `path` must appear in one step, whole. Where a process fails or dies before that, one that waited makes it.
+    `path` must appear whole, in one step. If the process fails or dies before that, one that waited makes it.
     """
     if path.exists():
         return
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path.with_name(f".{path.name}.lock"))  # the system frees it when its holder dies
+        lock = FileLock(path.with_name(f".{path.name}.lock"))  # freed when its holder dies
         try:
             lock.acquire(blocking=False)
         except Timeout:
@@ -153,12 +191,13 @@ def make_once(path: Path, make: Callable[[], object], report: Callable[[str], No
         lock.release()
 
 
+# --- Policies ---------------------------------------------------------------------------------------------------------
 def save_policy(folder: str | Path, policy: Policy, card: Mapping[str, Any]) -> None:
-    """A policy with all that it takes to play: model, tokenizer, value head, and a card that says what it is."""
+    """Saves model, tokenizer, value head, and a card that describes the policy (policy.json)."""
 
     def write(to: Path) -> None:
         policy.lm.save_pretrained(to)
-        assert (to / "config.json").exists(), "of several ranks transformers saves on the first alone"
+        assert (to / "config.json").exists(), "transformers saves on the first rank alone"
         policy.tokens.tokenizer.save_pretrained(to)
         save_file({k: v.contiguous() for k, v in policy.value_head.state_dict().items()}, to / "value_head.safetensors")
         (to / "policy.json").write_text(json.dumps({**card, "privileged_size": policy.privileged_size}, indent=1))
@@ -167,11 +206,13 @@ def save_policy(folder: str | Path, policy: Policy, card: Mapping[str, Any]) -> 
 
 
 def copy_folder(source: str | Path, to: str | Path, texts: Mapping[str, str] | None = None) -> None:
-    """A folder that `write_folder` made once more, with other `texts` in some files: links to the others, which nobody
-    writes into, where the file system has them. UserError where it is damaged."""
+    """Copies a folder that `write_folder` made, by hard links if possible, with other `texts` in some files.
+
+    UserError if it is damaged.
+    """
     source = Path(source)
     if problem := verify_folder(source):
-        raise UserError(f"{problem}: remove the folder")
+        raise UserError(f"{problem}. Remove the folder.")
 
     def write(new: Path) -> None:
         for name in listed(source):
@@ -187,22 +228,21 @@ def copy_folder(source: str | Path, to: str | Path, texts: Mapping[str, str] | N
 
 
 def load_policy(folder: str | Path, device: torch.device | str = "cpu", privileged_size: int | None = None) -> Policy:
-    """Loads what `save_policy` wrote. With another `privileged_size` the value head starts afresh."""
+    """Loads what `save_policy` wrote. With another `privileged_size` the value head is a new one."""
     folder = Path(folder)
-    problem = verify_folder(folder)
-    if problem:
-        raise UserError(f"{problem}: remove the folder and make it again")
+    if problem := verify_folder(folder):
+        raise UserError(f"{problem}. Remove the folder and make it again.")
     own_size = read_card(folder).get("privileged_size")
     if type(own_size) is not int or own_size < 0:
         raise UserError(
-            f"{folder / 'policy.json'} does not say what its critic reads: it is of another version of this project, "
-            "or damaged; make it again"
+            f"{folder / 'policy.json'} does not say what its critic reads: it is damaged, or of another version of "
+            "this project. Make it again."
         )
     size = own_size if privileged_size is None else privileged_size
     head = read_tensors(folder / "value_head.safetensors") if size == own_size else {}
-    if head and size > sum(tensor.numel() for tensor in head.values()):  # before a head of that size is made
+    if head and size > sum(tensor.numel() for tensor in head.values()):  # never allocate that size
         raise _other_critic(folder, size)
-    policy = pretrained(str(folder), size, seed=0, exact=True)  # a fresh head is the same one every time
+    policy = pretrained(str(folder), size, seed=0, exact=True)  # the seed fixes a new head
     if size == own_size:
         try:
             policy.value_head.load_state_dict(head)
@@ -213,49 +253,37 @@ def load_policy(folder: str | Path, device: torch.device | str = "cpu", privileg
 
 def _other_critic(folder: Path, size: int) -> UserError:
     return UserError(
-        f"{folder / 'value_head.safetensors'} is not the critic that {folder / 'policy.json'} says, which reads {size} "
-        "numbers beside the text: one is of another version of the project; make both again"
+        f"{folder / 'value_head.safetensors'} is not the critic of {size} extra numbers that {folder / 'policy.json'} "
+        "describes. Make both again."
     )
 
 
 def read_card(folder: str | Path) -> dict[str, Any]:
-    """Reads what `save_policy` noted of a policy. UserError where a note is of another kind than its readers expect."""
+    """Reads policy.json. UserError if an entry is not of the kind that readers expect."""
     folder = Path(folder)
     try:
         card = read_json(folder / "policy.json")
     except UserError as error:
         raise UserError(f"{folder} holds no policy of this project: {error}") from error
     for name, value in card.items():
-        if not _noted(name, value):
-            raise UserError(f"{folder / 'policy.json'} is damaged: {name} is {str(value)[:60]!r}; make it again")
+        if name in CARD and not CARD[name](value):
+            raise UserError(f"{folder / 'policy.json'} is damaged: {name} is {str(value)[:60]!r}. Make it again.")
     return card
 
 
-def _noted(name: str, value: Any) -> bool:
-    """Whether a policy's note is of the kind that its readers expect."""
-    match name:
-        case "game" | "run" | "learner":
-            return isinstance(value, str)
-        case "made_of":
-            parts = [value.get(part, {}) for part in ("base", "env")] if isinstance(value, dict) else [None]
-            return all(isinstance(part, dict) for part in parts)
-        case "figures":
-            return isinstance(value, dict) and all(isinstance(figure, int | float) for figure in value.values())
-    return True
-
-
 def started_from(folder: str | Path) -> str | None:
-    """The folder of the base that a run's policy, kept in `folder`, started from; None for an untouched model."""
+    """The folder of the base that a run's policy in `folder` started from; None for an untouched model."""
     folder = Path(folder)
     card = read_card(folder)
     base = card.get("base", ...)
     if base is not None and not isinstance(base, str):
         raise UserError(
-            f"{folder / 'policy.json'} does not say from which base it started: it is damaged; name another run"
+            f"{folder / 'policy.json'} does not say from which base it started: it is damaged. Name another run."
         )
     return base
 
 
+# --- Checkpoints of training ------------------------------------------------------------------------------------------
 def save_training(
     folder: Path,
     iteration: int,
@@ -266,11 +294,9 @@ def save_training(
     best: int | None = None,
     every: int = 1,
 ) -> None:
-    """Checkpoint `folder/iteration-NNNNNN`: after it, `iteration` iterations are done. Beside it the last `keep` of
-    those at multiples of `every` stay (it is among them where it is one), and the one of iteration `best`. Later ones
-    go: they were damaged, or the run would not have come here again.
+    """Saves checkpoint `folder/iteration-NNNNNN`, with `iteration` iterations done, and removes old ones (`prune`).
 
-    Of several ranks all call this, and the first writes; what an optimiser holds in parts is put together.
+    All ranks call this; the first writes. Sharded optimizer states are gathered.
     """
     moments = {name: optimizer_tensors(optimizer, ranks.first) for name, (_, optimizer) in trained.items()}
     if not ranks.first:
@@ -288,8 +314,10 @@ def save_training(
 
 
 def prune(folder: Path, iteration: int, keep: int, best: int | None = None, every: int = 1) -> None:
-    """Removes the checkpoints that `save_training` lets go, and what is left of one whose writing or removal was cut
-    off."""
+    """Keeps the last `keep` checkpoints at multiples of `every`, those of `iteration` and `best`, and no other.
+
+    Later ones are damaged. Also removes leftovers of an interrupted save.
+    """
     regular = [number for number in range(every, iteration + 1, every) if (folder / _name(number)).is_dir()]
     stay = {_name(number) for number in (*regular[-keep:], iteration, *([] if best is None else [best]))}
     for other in checkpoints_in(folder):
@@ -302,17 +330,15 @@ def prune(folder: Path, iteration: int, keep: int, best: int | None = None, ever
 
 
 def checkpoints_in(folder: str | Path) -> list[Path]:
-    """A run's checkpoints, the oldest first. Other names, as those of somebody's copies, are left alone."""
+    """A run's checkpoints, the oldest first. Ignores other names."""
     folder = Path(folder)
     return sorted(p for p in folder.glob("iteration-*") if re.fullmatch(r"iteration-\d{6}", p.name) and p.is_dir())
 
 
 def newest_checkpoint(folder: str | Path, report: Callable[[str], None] = print) -> Path | None:
-    """The newest whole checkpoint of a run; damaged ones are reported and passed over."""
-    found = checkpoints_in(folder)
-    for number, path in reversed([*enumerate(found)]):
-        problem = verify_folder(path)
-        if not problem:
+    """The newest whole checkpoint of a run. Reports damaged ones and passes over them."""
+    for number, path in reversed([*enumerate(checkpoints_in(folder))]):
+        if not (problem := verify_folder(path)):
             return path
         way = "going back to the checkpoint before it" if number else "no checkpoint is left, and the run begins anew"
         report(f"{problem}; {way}")
@@ -320,11 +346,10 @@ def newest_checkpoint(folder: str | Path, report: Callable[[str], None] = print)
 
 
 def load_training(newest: Path | None, trained: Trained, ranks: Ranks = ONE) -> dict[str, Any] | None:
-    """Restores a run's newest whole checkpoint, as `newest_checkpoint` found it, and returns its state; None for none.
+    """Restores the checkpoint that `newest_checkpoint` found, and returns its state; None for none.
 
-    Of several ranks all go on from the one that the first found. UserError, on all of them, where one of them reads
-    it otherwise; and where it is whole and yet not of these learners: another model's, or another version's of this
-    project.
+    All ranks go on from the first rank's. UserError on every rank if one reads it differently, or if it is of another
+    model or version of this project.
     """
     path = ranks.objects(newest)[0]
     if path is None:
@@ -343,8 +368,9 @@ def load_training(newest: Path | None, trained: Trained, ranks: Ranks = ONE) -> 
 
 
 def load_weights(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
-    """Gives the policy its weights of a checkpoint, where tied ones stand once. ValueError where some are missing, or
-    others are there; RuntimeError where they have other shapes."""
+    """Loads a policy's weights; tied ones are stored once. ValueError for missing or unknown names, RuntimeError for
+    other shapes.
+    """
     missing, unexpected = policy.load_state_dict(tensors, strict=False)
     own = policy.state_dict()
     lacking = {*missing} - ({*own} - {*_distinct(own)})
@@ -353,7 +379,7 @@ def load_weights(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
 
 
 def check_same(checkpoint: Path, ranks: Ranks) -> None:
-    """UserError, on all ranks, where one of them does not find the checkpoint as the first one does."""
+    """Raises on every rank if one of them reads another checkpoint than the first."""
     problems = ranks.objects(verify_folder(checkpoint))  # "" for none
     digests = ranks.objects("" if any(problems) else folder_digest(checkpoint))
     for rank, (problem, digest) in enumerate(zip(problems, digests, strict=True)):
@@ -365,7 +391,7 @@ def check_same(checkpoint: Path, ranks: Ranks) -> None:
 
 
 def check_alike(policies: Mapping[str, Policy], ranks: Ranks) -> None:
-    """UserError, on all ranks, where they do not have the same parameters: what they learn would be nobody's."""
+    """Raises on every rank if parameters differ across ranks."""
     if ranks.size == 1:
         return
     digests = ranks.objects({name: policy_digest(policy) for name, policy in policies.items()})
@@ -378,10 +404,10 @@ def check_alike(policies: Mapping[str, Policy], ranks: Ranks) -> None:
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """What a checkpoint notes beside its tensors; `iteration` is the number of iterations done. UserError if none."""
+    """Reads a checkpoint's state.json; `iteration` is the number of iterations done. UserError if it is damaged."""
     state = read_json(checkpoint / "state.json")
     if not isinstance(state.get("iteration"), int):
-        raise UserError(f"{checkpoint}: state.json does not say after which iteration it was saved: {WAY_ON}")
+        raise UserError(f"{checkpoint}: state.json has no iteration: {WAY_ON}")
     if (made := state.pop("format", 0)) != FORMAT:
         raise UserError(
             f"{checkpoint} was saved by another version of this project (format {made}, here {FORMAT}): go on with "
@@ -390,44 +416,15 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     if _name(state["iteration"]) != checkpoint.name:
         raise UserError(f"{checkpoint}: in state.json iteration is {state['iteration']}: {WAY_ON}")
     for name, value in state.items():
-        if not _fits(name, value):
+        if name in STATE and not STATE[name](value):
             raise UserError(f"{checkpoint}: in state.json {name} is {value!r}: {WAY_ON}")
     return state
 
 
-def _fits(name: str, value: Any) -> bool:
-    """Whether a note is of the kind that a run which goes on reads."""
-    match name:
-        case "run":
-            return isinstance(value, str)
-        case "base":
-            return isinstance(value, str | None)
-        case "wall_time":
-            return isinstance(value, int | float)
-        case "metrics_lines":
-            return isinstance(value, int)
-        case "inputs":
-            return isinstance(value, dict)
-        case "chat":
-            counts = (
-                {**value, **value["lost"]} if isinstance(value, dict) and isinstance(value.get("lost"), dict) else {}
-            )
-            named = {"calls", "tokens", "replayed", "lost"} <= counts.keys()
-            return named and all(isinstance(count, int) for name, count in counts.items() if name != "lost")
-        case "commits":
-            return isinstance(value, list) and all(isinstance(each, str) for each in value)
-        case "made_with":  # earlier versions noted one alone
-            return isinstance(value, dict) or (isinstance(value, list) and all(isinstance(e, dict) for e in value))
-        case "best":
-            known = isinstance(value, dict) and {"iteration", "score"} <= value.keys()
-            return value is None or (known and all(isinstance(value[n], int | float) for n in ("iteration", "score")))
-    return True
-
-
 def optimizer_tensors(optimizer: Optimizer, keep: bool = True) -> dict[str, Tensor]:
-    """The optimizer's state as named tensors: `INDEX.NAME`, in the order of its parameters; `stepped`: which have one.
+    """The optimizer's state as named tensors: `INDEX.NAME` by parameter; `stepped` lists the parameters with a state.
 
-    What it holds in parts is put together, by all ranks; one that does not `keep` it only helps.
+    All ranks gather sharded tensors; those without `keep` drop them.
     """
     found = {}
     stepped = optimizer.state_dict()["state"]
@@ -440,7 +437,7 @@ def optimizer_tensors(optimizer: Optimizer, keep: bool = True) -> dict[str, Tens
 
 
 def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """The reverse of `optimizer_tensors`. ValueError for tensors that this optimiser would not have left so."""
+    """The inverse of `optimizer_tensors`. ValueError for tensors of another optimizer or model."""
     if STEPPED not in tensors:
         raise ValueError(f"it does not say which parameters were {STEPPED}")
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -469,7 +466,7 @@ def _name(iteration: int) -> str:
 
 
 def _distinct(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tied weights share memory; safetensors wants each once."""
+    """The tensors without repeats of tied weights, which safetensors refuses."""
     seen: dict[int, str] = {}
     for name, tensor in tensors.items():
         seen.setdefault(tensor.data_ptr(), name)
@@ -483,7 +480,7 @@ def _sha256(path: Path) -> str:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """A checkpoint every `every` iterations, of which the last `keep` stay."""
+    """Saves a checkpoint every `every` iterations and keeps the last `keep`."""
 
     every: int = 5
     keep: int = 2

@@ -1,7 +1,15 @@
-"""A run's folder: its identity, its lock, its card.
+"""A run's folder: its settings (config.yaml), its lock, its card (run.json).
 
-The folder's name follows from the configuration, so that the same command finds its own run again, and another
-configuration never writes into it.
+What is in it:
+
+- `config.yaml`, `run.json`: resolved settings; the run card of a finished run
+- `metrics.jsonl`, `timing.jsonl`: figures of every iteration; those that depend on the clock (tracking.py)
+- `evaluation.json`, `report.html`: final figures with intervals; the page
+- `episodes/`: transcripts (report/transcripts.py)
+- `policy/`, `reference/`, `checkpoints/`: the trained policy, its base, and training states (checkpoint.py)
+
+The folder's name follows from the configuration, so the same command finds its run again, and another configuration
+never writes into it.
 """
 
 from __future__ import annotations
@@ -31,14 +39,13 @@ from marl.kernels.cpu import in_use
 
 CARD = "run.json"
 CONFIG = "config.yaml"
-REFERENCE = "reference"  # the base that the run began with
-# Settings that don't make it another run: where things are, what is kept, and on how much hardware it runs. The latter
-# changes last digits (in which order numbers are added), so a checkpoint and the run card note it as `made_with`. Human
-# dialogues count by their contents, which make the base another one.
+REFERENCE = "reference"
+# Settings that do not make another run: places, what is kept, and hardware, which changes last digits (the run card
+# notes it as `made_with`). Human dialogues count by their contents.
 ELSEWHERE = ("runs", "tracker", "progress", "threads", "cache", "shard", "deterministic", "data", "checkpoint",
              "only")  # fmt: skip
-GROUPS = ("env", "cast", "eval.env", "eval.cast", "algo", "loss", "model", "base")  # of settings, that every run has
-SETTINGS: dict[str, type | tuple[type, ...]] = {  # that those who measure runs read
+GROUPS = ("env", "cast", "eval.env", "eval.cast", "algo", "loss", "model", "base")  # groups that every run has
+SETTINGS: dict[str, type | tuple[type, ...]] = {  # settings that studies read
     "env.game": str,
     "eval.temperature": (int, float),
     "algo.iterations": int,
@@ -49,7 +56,7 @@ SETTINGS: dict[str, type | tuple[type, ...]] = {  # that those who measure runs 
 
 
 def read_run_card(folder: str | Path) -> dict[str, Any] | None:
-    """The run card of a finished run, None where there is none yet. UserError where it is damaged."""
+    """Reads the card of a finished run; None if there is none yet. UserError if it is damaged."""
     folder = Path(folder)
     path = folder / CARD
     if not os.path.lexists(path):
@@ -60,29 +67,27 @@ def read_run_card(folder: str | Path) -> dict[str, Any] | None:
             raise UserError(f"{path}: expected inputs by name")
         return card
     except UserError as error:
-        raise UserError(f"{error}: remove it, and the run's own command goes on from its last checkpoint") from error
+        raise UserError(f"{error}. Remove it: the run's own command goes on from its last checkpoint.") from error
 
 
 def read_settings(folder: str | Path) -> dict[str, Any]:
-    """The configuration that a run's folder holds, as plain data. UserError where there is none, or it is something
-    else."""
+    """Reads a run's config.yaml as plain data. UserError if there is none, or it is something else."""
     folder = Path(folder)
     path = folder / CONFIG
     check_sizes(str(folder), "folder")
     if not os.path.lexists(path):
         raise UserError(
-            f"{folder} is not a run's folder: it has no {CONFIG}; name folders that experiments.train wrote"
+            f"{folder} is not a run's folder: it has no {CONFIG}. Name folders that experiments.train wrote."
         )
     settings = read_yaml(path)
     parts = [settings, *(settings.get(p) or {} for p in ("env", "algo"))] if isinstance(settings, dict) else [settings]
     if not all(isinstance(part, dict) for part in parts) or not isinstance(settings.get("init") or {}, dict):
         raise UserError(f"{path}: expected the settings of a run, with groups env and algo")
-    # What an endpoint is sent besides (chat.extra) may have any keys and texts.
-    own = {name: part for name, part in settings.items() if name != "chat"}
+    own = {name: part for name, part in settings.items() if name != "chat"}  # chat.extra may have any keys and texts
     if unnamed := _unnamed(own):
         raise UserError(f"{path}: expected settings by name, and {unnamed[0]!r} is no name")
     if open_ := [name for name, value in flat(own).items() if "${" in f"{value}" or "???" in f"{value}"]:
-        raise UserError(f"{path}: {open_[0]} refers to something else (${{...}}, ???): write its value there")
+        raise UserError(f"{path}: {open_[0]} refers to something else (${{...}}, ???). Write its value there.")
     for name in ("name", "arm"):
         if "/" in f"{settings.get(name)}":
             raise UserError(f"{path}: {name} must be part of a folder's name, without slashes")
@@ -90,7 +95,7 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
 
 
 def _unnamed(settings: Any) -> list[Any]:
-    """The keys, at any depth, that are no text."""
+    """Keys at any depth that are not text."""
     if isinstance(settings, list):
         return [key for value in settings for key in _unnamed(value)]
     if not isinstance(settings, dict):
@@ -99,8 +104,7 @@ def _unnamed(settings: Any) -> list[Any]:
 
 
 def run_settings(folder: str | Path) -> dict[str, Any]:
-    """The same, with everything that a run's configuration has."""
-    folder = Path(folder)
+    """Reads a run's config.yaml. UserError if it lacks one of SETTINGS."""
     settings = read_settings(folder)
 
     def part(settings: Any, key: str) -> Any:
@@ -108,14 +112,14 @@ def run_settings(folder: str | Path) -> dict[str, Any]:
 
     if lacking := [n for n, kind in SETTINGS.items() if not isinstance(reduce(part, n.split("."), settings), kind)]:
         raise UserError(
-            f"{folder / CONFIG} is of an older version of this project, or damaged: it lacks {', '.join(lacking)}; "
-            "name another run"
+            f"{Path(folder) / CONFIG} lacks {', '.join(lacking)}: it is damaged, or of an older version of this "
+            "project. Name another run."
         )
     return settings
 
 
 def finished_run(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The configuration and the card of a finished run. UserError where either is not whole."""
+    """Reads the settings and the card of a finished run. UserError if either is not whole."""
     folder = Path(folder)
     settings, card = run_settings(folder), read_run_card(folder)
     if card is None:
@@ -128,26 +132,24 @@ def finished_run(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 @contextmanager
 def claim(folder: Path, config_yaml: str) -> Iterator[TextIO]:
-    """Makes the folder and holds its lock, so that no two processes write into it; the lock ends with the process.
-    Yields the lock's file, which `check_there` knows again."""
+    """Makes the folder and holds its lock, so that no other process writes into it. Yields the lock's file."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = open_lock(folder / ".lock")
     except OSError as error:
         raise UserError(
-            f"runs={folder.parent}: the output folder cannot be written ({error.strerror}); name another"
+            f"runs={folder.parent}: the output folder cannot be written ({error.strerror}). Name another."
         ) from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UserError(
-                f"{folder} is being written by another process: wait for it, or change the configuration"
+                f"{folder} is being written by another process. Wait for it, or change the configuration."
             ) from error
         except OSError as error:
             raise UserError(
-                f"runs={folder.parent}: its file system has no locks ({error.strerror}), which keep two processes from "
-                "writing into one run; name a folder on another one"
+                f"runs={folder.parent}: its file system has no locks ({error.strerror}). Name a folder on another one."
             ) from error
         check_unedited(folder, config_yaml)
         if not (folder / CONFIG).exists():
@@ -156,12 +158,12 @@ def claim(folder: Path, config_yaml: str) -> Iterator[TextIO]:
 
 
 def open_lock(path: Path) -> TextIO:
-    """Opens the file of a lock, and makes it where there is none. OSError for a link or a pipe: it is not ours."""
+    """Opens or makes the file of a lock. OSError for a link or a pipe."""
     return open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666), "r+")
 
 
 def check_unedited(folder: Path, config_yaml: str) -> None:
-    """UserError where a run's folder holds another configuration than the one that its name follows from."""
+    """UserError if the folder's config.yaml is not the configuration that its name follows from."""
     path = folder / CONFIG
     if not os.path.lexists(path):
         return
@@ -173,54 +175,46 @@ def check_unedited(folder: Path, config_yaml: str) -> None:
         same = canonical(there) == canonical(here)
     if not same:
         raise UserError(
-            f"{path} was edited{_told(differences(there, here))}: the folder's name says which configuration made it; "
-            "restore or remove it"
+            f"{path} was edited{_listed(differences(there, here))}: it does not fit the folder's name. Restore or "
+            "remove it."
         )
 
 
 def check_there(folder: Path, lock: TextIO) -> None:
-    """UserError where the folder that a run writes into is there no more, or is one that somebody made anew, in which
-    the `lock` that the run holds is not the one that others ask."""
+    """UserError if a running run's folder was removed, or made anew with another lock than the run holds."""
     there = folder / ".lock"
     if not (folder / CONFIG).exists() or not there.exists():
-        raise UserError(
-            f"{folder} was moved or removed while its run was going on: put it back, and start the same command again"
-        )
+        raise UserError(f"{folder} was moved or removed during its run. Put it back, and start the same command again.")
     if not os.path.samestat(os.fstat(lock.fileno()), there.stat()):
         raise UserError(
-            f"{folder} was removed while its run was going on, and is there anew: this process stops, and leaves it to "
-            "whoever writes there now"
+            f"{folder} was removed and made anew during its run. This process stops and leaves it to the new run."
         )
 
 
 def nearest_run(folder: Path) -> str:
-    """On the run of the same name, arm and seed whose settings differ in the fewest places; "" where there is none."""
+    """Compares with the run of the same name, arm and seed whose settings differ least; "" if there is none."""
     own, same = _settings(folder / CONFIG), glob.escape(folder.name.rpartition("-")[0])
     others = [p for p in sorted(folder.parent.glob(f"{same}-*/{CONFIG}")) if p.parent != folder]
     found = [(p.parent.name, differences(_settings(p), own)) for p in others]
     if not found:
         return ""
     name, differ = min(found, key=lambda each: len(each[1]))
-    return f"another configuration than {name}{_told(differ)}"
+    return f"another configuration than {name}{_listed(differ)}"
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """What differs between two configurations, as `algo.games=8, here 16`."""
-    old, new = flat(there), flat(here)
-    return [
-        f"{name}={old.get(name, 'absent')}, here {new.get(name, 'absent')}"
-        for name in sorted({*old, *new})
-        if name not in old or name not in new or old[name] != new[name]
-    ]
+    """Differences between two configurations, as `algo.games=8, here 16`."""
+    old, new = ({**dict.fromkeys((*flat(there), *flat(here)), "absent"), **flat(of)} for of in (there, here))
+    return [f"{name}={old[name]}, here {new[name]}" for name in sorted(old) if old[name] != new[name]]
 
 
-def _told(differ: Sequence[str]) -> str:
+def _listed(differ: Sequence[str]) -> str:
     more = f"; and {len(differ) - 4} more" if len(differ) > 4 else ""
     return f" ({'; '.join(differ[:4])}{more})" if differ else ""
 
 
 def flat(settings: Any, name: str = "") -> dict[str, Any]:
-    """Settings by their dotted names."""
+    """Settings by dotted name."""
     if not isinstance(settings, Mapping) or not settings:
         return {name: settings}
     return {
@@ -229,8 +223,7 @@ def flat(settings: Any, name: str = "") -> dict[str, Any]:
 
 
 def unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """The settings that both runs have and that are not the same, but for seeds, names, players that are runs of other
-    seeds, and what changes nothing but last digits."""
+    """Settings that differ between two runs, without seeds, names, players of other seeds, and hardware."""
     first, second = (
         {key: re.sub(r"-s\d+-[0-9a-f]{8}", "", value) if isinstance(value, str) else value for key, value in of.items()}
         for of in (flat(one), flat(other))
@@ -242,7 +235,7 @@ def unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    """A configuration that may have been edited into anything; {} where it is no YAML of settings, or gone."""
+    """Reads a configuration; {} if it is gone or not YAML of settings."""
     try:
         found = read_yaml(path)
     except UserError:
@@ -251,7 +244,7 @@ def _settings(path: Path) -> dict[str, Any]:
 
 
 def run_card(folder: Path, config_hash: str, seed: int, **facts: Any) -> dict[str, Any]:
-    """Writes `run.json`: what made the run, on what, and its final figures."""
+    """Writes `run.json`: command, commit, versions, hardware, seed, and further `facts`."""
     card = {
         "run": folder.name,
         "config_hash": config_hash,
@@ -269,19 +262,19 @@ def run_card(folder: Path, config_hash: str, seed: int, **facts: Any) -> dict[st
     return card
 
 
-UNKNOWN = "unknown"  # the commit of code that is in no checkout and was not installed
+UNKNOWN = "unknown"  # commit of code that is neither in a checkout nor installed
 SOURCES = ("envs/*.py", "marl/*.py", "marl/*.c", "experiments/*.py", "conf/*.yaml")  # git's `*` reaches into folders
 
 
 @cache
 def git_commit() -> str:
-    """The commit of the code, where files differ from it with `+` and a digest of how. Of an installed package its
-    version, `+` and a digest of its code; of a copy that is neither, `unknown`.
+    """The commit of the code, with `+` and a digest of edits if there are any; cached, so later commits do not count.
 
-    As it was when this process first asked: what is committed later is not what runs. Code and settings of the project
-    count, also those that git does not know yet: a new term is such a file. Pages and tests do not."""
+    An installed package: its version, `+` and a digest of its code. Another copy: `unknown`. Code and settings count,
+    also files that git does not know yet, such as a new term. Pages and tests do not.
+    """
     root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():  # a repository around it is somebody else's
+    if not (root / ".git").exists():  # never a repository around it
         return _installed_version(root)
 
     def git(*arguments: str) -> bytes:
@@ -320,8 +313,8 @@ def _installed_version(root: Path) -> str:
 
 
 def hardware() -> dict[str, Any]:
-    """What the run ran on."""
-    info: Mapping[str, Any] = {
+    """The hardware of this process."""
+    return {
         "machine": platform.machine(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "kernels": in_use(),
@@ -329,4 +322,3 @@ def hardware() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
-    return dict(info)

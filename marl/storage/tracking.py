@@ -1,10 +1,7 @@
-"""Where a run's figures go: `metrics.jsonl` and `timing.jsonl` always, Weights & Biases where asked for.
+"""Trackers: write a run's figures to `metrics.jsonl` and `timing.jsonl`, and to Weights & Biases if asked.
 
-`metrics.jsonl` holds nothing that depends on the clock, so that two runs of one configuration write the same bytes;
-metrics under `speed/` and `time/` go to `timing.jsonl`. One JSON object a line, its keys sorted, beginning with
-`iteration` and `phase`. All phases of a run count on one iteration axis.
-Transcripts are kept in the run's `episodes/` by others; here they only go to W&B, which keeps
-a copy to log them again.
+Metrics under `speed/` and `time/` go to `timing.jsonl`, so `metrics.jsonl` does not depend on the clock: two runs of
+one configuration write the same bytes. One JSON object a line: `iteration`, `phase`, then sorted metrics.
 """
 
 from __future__ import annotations
@@ -28,30 +25,30 @@ from marl.common.secrets import hidden
 CLOCK_PREFIXES = ("speed/", "time/")
 METRICS_FILE = "metrics.jsonl"
 TIMING_FILE = "timing.jsonl"
-TABLES_FILE = "transcripts.jsonl"  # in W&B's folder: what its tables are made again from
+TABLES_FILE = "transcripts.jsonl"  # in W&B's folder: its tables, to log them again
 EARLIER = "earlier"
 AGENTS = ("WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH", "WANDB_LAUNCH")  # with these W&B replaces our run id and project
 WAYS_OUT = "use tracker.mode=offline (and `wandb sync` later) or tracker=jsonl"
 
 
 class Tracker(ABC):
-    """Takes a run's figures. Use as a context manager, or call `close` in a `finally`."""
+    """Records a run's figures. Use it as a context manager."""
 
     @abstractmethod
     def log(self, iteration: int, metrics: Mapping[str, Any], phase: str = "train") -> None:
-        """Writes `metrics` (name: number). Raises ValueError naming the metric that is not a finite number."""
+        """Records `metrics` (name: number). Raises ValueError for a metric that is not a finite number."""
 
     @abstractmethod
     def transcripts(self, iteration: int, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Logs a table of transcripts, one row an episode or a turn."""
+        """Records a table of transcripts, one row an episode or a turn."""
 
     @abstractmethod
     def sync(self) -> None:
-        """Sees that what was written stays, should power be lost: a checkpoint counts on it."""
+        """Flushes files to the disk, before a checkpoint that counts on them."""
 
     @abstractmethod
     def close(self, failed: bool = False) -> None:
-        """Finishes the record; `failed` says that the run broke off."""
+        """Finishes the record. `failed`: the run broke off."""
 
     def __enter__(self) -> Self:
         return self
@@ -61,7 +58,7 @@ class Tracker(ABC):
 
 
 class Unlogged(Tracker):
-    """Of the processes of one run all but the first."""
+    """The tracker of all ranks but the first: records nothing."""
 
     def log(self, iteration: int, metrics: Mapping[str, Any], phase: str = "train") -> None: ...
 
@@ -73,17 +70,17 @@ class Unlogged(Tracker):
 
 
 class JsonlTracker(Tracker):
-    """Writes `folder/metrics.jsonl` and `folder/timing.jsonl`, each line flushed when it is logged.
+    """Writes `folder/metrics.jsonl` and `folder/timing.jsonl`, flushing each line.
 
-    `resume_from_iteration` is the checkpoint's iteration: later lines, written by an attempt that was cut off, are
-    dropped. None starts anew. Raises UserError where `folder` cannot be written or a file in it is not ours.
+    `resume_from_iteration` is the checkpoint's iteration: later lines, of an attempt that was cut off, are dropped.
+    None starts anew. Raises UserError if `folder` cannot be written or holds other files of these names.
     """
 
     def __init__(self, folder: str | Path, resume_from_iteration: int | None = None) -> None:
         self.folder = Path(folder)
         with _writable(self.folder):
             paths = [self.folder / METRICS_FILE, self.folder / TIMING_FILE]
-            kept = [_kept(path, resume_from_iteration) for path in paths]  # both are read before either is written
+            kept = [_kept(path, resume_from_iteration) for path in paths]  # read both before writing either
             self._metrics, self._timing = (_reopen(path, text) for path, text in zip(paths, kept, strict=True))
 
     def log(self, iteration: int, metrics: Mapping[str, Any], phase: str = "train") -> None:
@@ -92,7 +89,7 @@ class JsonlTracker(Tracker):
         _write(self._timing, iteration, phase, {n: v for n, v in numbers.items() if n.startswith(CLOCK_PREFIXES)})
 
     def transcripts(self, iteration: int, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Nothing: transcripts are in the run's `episodes/`."""
+        """Does nothing: transcripts are in the run's `episodes/`."""
 
     def sync(self) -> None:
         for file in (self._metrics, self._timing):
@@ -101,46 +98,42 @@ class JsonlTracker(Tracker):
 
     def close(self, failed: bool = False) -> None:
         for file in (self._metrics, self._timing):
-            with suppress(OSError):  # every line has been flushed, or its failure been told: this is the rest of that
+            with suppress(OSError):  # every line was flushed, or its failure raised
                 file.close()
 
 
 class WandbTracker(Tracker):
     """Weights & Biases beside the two files, in `folder/wandb`.
 
-    W&B gets one row an iteration, whose step is the iteration, once the next one begins or the run ends. Metrics of
-    phases other than `train` are prefixed with the phase. At every start the kept lines are logged again, so that:
+    W&B gets one row an iteration, once the next one begins or the run ends. Metrics of phases other than `train` are
+    prefixed with the phase. At every start the kept lines are logged again:
 
-    - `offline` (no account, no network) the newest `offline-run-*` folder is the whole curve, and `wandb sync` uploads
-      it in the place of what an earlier sync brought. W&B's own file of a killed attempt cannot be trusted to be whole;
-      folders of earlier attempts go to `wandb/earlier`, and are removed when the run has ended well.
-    - `online` the same `run_id` continues the same W&B run. It keeps the iterations that it has: those made again are
-      not sent twice (where they differ in last digits, `metrics.jsonl` has the newer), those lost with a kill are sent
-      now. If the run breaks off, its last iteration is sent when it goes on, for that row may lack its evaluation.
+    - `offline` (no account, no network): the newest `offline-run-*` folder is the whole curve, and `wandb sync`
+      replaces an earlier upload by it. Folders of earlier attempts, which a kill may have damaged, go to
+      `wandb/earlier` and are removed when the run ends well.
+    - `online`: the same `run_id` continues the same W&B run. Iterations that it has are not sent twice, lost ones are
+      sent. If the run breaks off, its last row waits for the next start, since its evaluation may be missing.
 
-    A run keeps its own id and project under a sweep agent of W&B too, so that it goes on after a kill. The sweep gets
-    none of its figures; a warning says so.
-
-    Raises UserError at once where online logging cannot work, and where the run at W&B was not made from this folder:
-    two runs of one configuration have one id. Offline, the folder synced last stands.
+    Under a sweep agent of W&B a run keeps its own id and project, with a warning, so that it can resume. Raises
+    UserError if online logging cannot work, or if W&B has this run from another folder.
     """
 
     def __init__(
         self,
         folder: str | Path,
         *,
-        project: str,
         name: str,
         run_id: str,
         config: Mapping[str, Any],
+        project: str = "marl-language-games",
         mode: str = "offline",
         entity: str | None = None,
         resume_from_iteration: int | None = None,
     ) -> None:
         if mode not in ("offline", "online"):
-            raise UserError(f"tracker.mode={mode} is unknown; it is offline or online.")
+            raise UserError(f"tracker.mode={mode} is unknown. Use offline or online.")
         self.folder, self.mode = Path(folder), mode
-        # W&B first: where it cannot start, the files of an earlier attempt stay as they are.
+        # W&B first: if it cannot start, the files of an earlier attempt stay as they are.
         self._run = _start_wandb(self.folder, project, name, run_id, config, mode, entity)
         self._iteration, self._row = 0, dict[str, Any]()
         try:
@@ -160,7 +153,7 @@ class WandbTracker(Tracker):
         self._add(iteration, _prefixed(metrics, phase))
 
     def transcripts(self, iteration: int, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Logs the table under the one key `transcripts`, so that W&B's step slider walks through training."""
+        """Logs the table as `transcripts`; W&B's step slider walks through training."""
         _write(self._tables, iteration, "train", {"columns": list(columns), "rows": [list(row) for row in rows]})
         self._add(iteration, _table(columns, rows))
 
@@ -176,7 +169,7 @@ class WandbTracker(Tracker):
         if self.mode == "offline" or not failed:
             self._send()
         self._run.finish(exit_code=int(failed))
-        wandb.teardown()  # `finish` may return before W&B's own process has written the run's last records
+        wandb.teardown()  # `finish` may return before W&B's process has written the last records
         if self.mode == "offline" and not failed:
             shutil.rmtree(self.folder / "wandb" / EARLIER, ignore_errors=True)
 
@@ -187,7 +180,7 @@ class WandbTracker(Tracker):
         self._row |= values
 
     def _send(self) -> None:
-        """Logs the iteration's row, unless the run that is continued has it."""
+        """Logs the iteration's row, unless the continued run has it."""
         if self._row and self._iteration >= self._run.starting_step:
             self._run.log({"iteration": self._iteration} | self._row, step=self._iteration)
         self._row = {}
@@ -199,7 +192,7 @@ class WandbTracker(Tracker):
             self._add(iteration, _table(**line) if "rows" in line else _prefixed(line, phase))
 
     def _set_aside(self, run_id: str) -> None:
-        """Takes the folders of earlier attempts out of the way of `wandb sync offline-run-*`."""
+        """Moves folders of earlier attempts away from `wandb sync offline-run-*`."""
         newest = Path(self._run.dir).parent.name
         earlier = self.folder / "wandb" / EARLIER
         with writing(earlier):
@@ -210,38 +203,20 @@ class WandbTracker(Tracker):
 
 
 def make_tracker(
-    kind: str,
-    folder: str | Path,
-    *,
-    name: str,
-    run_id: str,
-    config: Mapping[str, Any],
-    project: str = "marl-language-games",
-    mode: str = "offline",
-    entity: str | None = None,
-    resume_from_iteration: int | None = None,
+    kind: str, folder: str | Path, *, resume_from_iteration: int | None = None, **settings: Any
 ) -> Tracker:
-    """The tracker that `tracker=jsonl` or `tracker=wandb` asks for. `config` is the run's resolved configuration."""
+    """The tracker of `tracker=jsonl` or `tracker=wandb`; the latter takes the arguments of WandbTracker."""
     if kind == "jsonl":
         return JsonlTracker(folder, resume_from_iteration)
     if kind == "wandb":
-        return WandbTracker(
-            folder,
-            project=project,
-            name=name,
-            run_id=run_id,
-            config=config,
-            mode=mode,
-            entity=entity,
-            resume_from_iteration=resume_from_iteration,
-        )
-    raise UserError(f"tracker={kind} is unknown; it is jsonl or wandb.")
+        return WandbTracker(folder, resume_from_iteration=resume_from_iteration, **settings)
+    raise UserError(f"tracker={kind} is unknown. Use jsonl or wandb.")
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of a `metrics.jsonl` or `timing.jsonl`; none where there is no file.
+    """Reads a `metrics.jsonl` or `timing.jsonl`; no lines if there is no file.
 
-    A last line that a stopped run left half written is passed over. UserError for one that is not ours.
+    Skips a last line that is half written. UserError for another line that is not one of metrics.
     """
     if not os.path.lexists(path):
         return []
@@ -265,7 +240,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
 
 def _is_line(row: Any) -> bool:
-    """Whether this is a line of metrics, or of tables."""
+    """True for a line of metrics or of tables."""
     if not isinstance(row, dict) or not isinstance(row.get("iteration"), int) or not isinstance(row.get("phase"), str):
         return False
     if not 0 <= row["iteration"] <= MOST:
@@ -274,14 +249,14 @@ def _is_line(row: Any) -> bool:
 
 
 def as_number(name: str, value: Any) -> int | float:
-    """A metric as a plain number; NumPy and torch scalars count. Raises ValueError for any but one finite number."""
+    """Converts a metric, such as a NumPy or torch scalar, to a plain number. ValueError unless it is finite."""
     number = value.item() if hasattr(value, "item") else value
     if not isinstance(number, int | float):
         raise ValueError(f"metric {name} is {value!r}, not a number")
     if not math.isfinite(number):
         raise UserError(
-            f"metric {name} is {number}: training has diverged, or what is measured is too large; lower the "
-            "learning rate, or the weights of rewards and losses"
+            f"metric {name} is {number}: training has diverged. Lower the learning rate, or the weights of rewards "
+            "and losses."
         )
     return number
 
@@ -305,7 +280,7 @@ def _write(file: TextIO, iteration: int, phase: str, metrics: Mapping[str, Any])
 
 
 def _kept(path: Path, last_iteration: int | None) -> str:
-    """The lines up to `last_iteration`, None: none. UserError where a line is not one of metrics."""
+    """The text of the lines up to `last_iteration`; None: none. UserError if a line is not one of metrics."""
     if last_iteration is None or not os.path.lexists(path):
         return ""
     kept = ""
@@ -315,10 +290,10 @@ def _kept(path: Path, last_iteration: int | None) -> str:
             iteration = int(parsed_json(line)["iteration"])
         except (ValueError, KeyError, TypeError) as error:
             if number == len(lines) and not line.endswith("\n"):
-                break  # the attempt before was cut off while writing it
+                break  # half written by an attempt that was cut off
             raise UserError(
-                f"{path}, line {number} is not a line of metrics: {line.strip()[:80]!r}; remove that line to go on "
-                "(what it told is lost)"
+                f"{path}, line {number} is not a line of metrics: {line.strip()[:80]!r}. Remove that line to go on; "
+                "its figures are lost."
             ) from error
         if iteration <= last_iteration:
             kept += line.rstrip("\n") + "\n"  # the last line's end may have been lost
@@ -326,30 +301,30 @@ def _kept(path: Path, last_iteration: int | None) -> str:
 
 
 def _reopen(path: Path, kept: str) -> TextIO:
-    """Opens `path` for appending to what is kept of it. The change is all or nothing."""
+    """Replaces the file by what is kept of it, in one step, and opens it for appending."""
     write_text(path, kept)
     return path.open("a", encoding="utf-8")
 
 
 @contextmanager
 def _writable(folder: Path) -> Iterator[None]:
-    """Makes `folder`; an OSError in the block means that it cannot be written."""
+    """Makes `folder`. An OSError in the block becomes a UserError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise UserError(f"The output folder {folder} cannot be written ({reason}); name another one.") from error
+        raise UserError(f"The output folder {folder} cannot be written ({reason}). Name another one.") from error
 
 
 @contextmanager
 def _without(names: Sequence[str]) -> Iterator[None]:
-    """Hides environment variables in the block, with a warning that names those that are set."""
+    """Hides environment variables in the block, with a warning that names them."""
     hidden = {name: os.environ.pop(name) for name in names if name in os.environ}
     if hidden:
         warnings.warn(
-            f"{', '.join(hidden)}: ignored. The run keeps its own W&B id and project, so W&B's agent gets none of its "
-            "figures; sweep with -m.",
+            f"{', '.join(hidden)}: ignored. The run keeps its own W&B id and project, so W&B's agent gets no figures; "
+            "sweep with -m.",
             stacklevel=1,
         )
     try:
@@ -361,10 +336,11 @@ def _without(names: Sequence[str]) -> Iterator[None]:
 def _start_wandb(
     folder: Path, project: str, name: str, run_id: str, config: Mapping[str, Any], mode: str, entity: str | None
 ) -> Any:
+    """Starts a W&B run in `folder`. UserError if W&B refuses, or has a run of this id from another folder."""
     import wandb  # takes a second, and only this tracker needs it
 
-    with _writable(folder), tempfile.TemporaryFile(dir=folder):  # W&B would take another folder without a word
-        begun_here = any((folder / "wandb").glob(f"*run-*-{run_id}"))  # metrics may come from a shorter run
+    with _writable(folder), tempfile.TemporaryFile(dir=folder):  # W&B would silently take another folder
+        begun_here = any((folder / "wandb").glob(f"*run-*-{run_id}"))
     settings = wandb.Settings(
         silent=True,
         console="off",
@@ -372,12 +348,12 @@ def _start_wandb(
         disable_git=True,
         save_code=False,
         x_disable_stats=True,
-        x_disable_meta=True,  # the command line as it was typed, which may hold a secret; run.json has it without
+        x_disable_meta=True,  # the command line, which may hold a secret
         sagemaker_disable=True,  # it would replace the run's id
     )
     try:
         with _without(AGENTS):
-            wandb.setup(wandb.Settings(silent=True))  # what it says before a run begins
+            wandb.setup(wandb.Settings(silent=True))  # silences what it says before a run begins
             run = wandb.init(
                 dir=folder,
                 project=project,
@@ -391,13 +367,13 @@ def _start_wandb(
             )
     except wandb.Error as error:
         reason = " ".join(str(error).split()).rstrip(".")
-        raise UserError(f"W&B cannot be used with tracker.mode={mode} ({reason}); {WAYS_OUT}.") from error
+        raise UserError(f"W&B cannot be used with tracker.mode={mode} ({reason}). Or {WAYS_OUT}.") from error
     if run.starting_step and not begun_here:
         run.finish()
-        shutil.rmtree(Path(run.dir).parent, ignore_errors=True)  # or the next attempt would seem to go on from this one
+        shutil.rmtree(Path(run.dir).parent, ignore_errors=True)  # else the next attempt would seem to resume this one
         raise UserError(
-            f"W&B has a run {run_id} of this configuration in the project {project} already, made from another folder: "
-            f"delete it there, name another tracker.project, or {WAYS_OUT}."
+            f"W&B has a run {run_id} of this configuration in the project {project} already, made from another folder. "
+            f"Delete it there, name another tracker.project, or {WAYS_OUT}."
         )
     if run.id != run_id:
         run.finish()

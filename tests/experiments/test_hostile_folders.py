@@ -395,7 +395,7 @@ def test_files_of_a_policy_are_no_links(run: Path, tmp_path: Path) -> None:
     weights = run / "policy" / "model.safetensors"
     weights.rename(tmp_path / "elsewhere")
     weights.symlink_to(tmp_path / "elsewhere")
-    assert "model.safetensors is a link: put the file itself there" in verify_folder(run / "policy")
+    assert "model.safetensors is a link. Put the file itself there" in verify_folder(run / "policy")
     with pytest.raises(UserError, match="is a link"):
         copy_folder(run / "policy", tmp_path / "copy")
     weights.unlink()

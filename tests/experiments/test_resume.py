@@ -193,7 +193,7 @@ def test_a_folder_that_is_moved_away_is_named(tmp_path: Path, monkeypatch: pytes
         folder.parent.rename(tmp_path / "moved")
 
     monkeypatch.setattr(learning, "save_training", moving)
-    with pytest.raises(UserError, match="was moved or removed while its run was going on: put it back"):
+    with pytest.raises(UserError, match=r"was moved or removed during its run\. Put it back"):
         train.main(cfg)
     assert not run_folder(cfg).exists(), "something was left at the old place"
 

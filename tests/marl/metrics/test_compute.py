@@ -51,7 +51,7 @@ def test_compute_is_counted_in_passes(settings: dict[str, Any], expected: list[f
     update = settings.get("algo", {}).get("update", {})
     stopping = {**settings, "algo": {"update": {**update, "target_kl": 0.1}}}
     assert token_passes(stopping, [*evaluations, *rows], {1: 5, 2: 5}) == {}  # nor how early its updates ended
-    planned = {**settings, "loss": {**settings["loss"], "plan": {"weight": 0.3}}}
+    planned = {**settings, "algo": {"update": update, "planner": {"iterations": 100}}}
     assert token_passes(planned, [*evaluations, *rows], {1: 5, 2: 5}) == {}  # nor what plans have cost
     for share, known in ((0.5, False), (0.0, True)):  # nor a partner's, where it sits down
         cast = {"negotiator": {"player": "learner", "partner": "base+plan", "partners": share}}

@@ -1,9 +1,7 @@
-"""What is saved comes back to the last bit, damage is noticed, and no file is ever unpickled."""
+"""Policies and checkpoints come back to the last bit, damage is noticed, and no file is ever unpickled."""
 
 from __future__ import annotations
 
-import ast
-import copy
 import errno
 import hashlib
 import json
@@ -38,7 +36,6 @@ from marl.report.page import read_run
 from marl.rewards import Reward
 from marl.rewards.game import GameReward
 from marl.rewards.speaking import SpeakingReward
-from marl.rollout.cast import Seats
 from marl.rollout.seeds import Seeds
 from marl.storage.checkpoint import (
     checkpoints_in,
@@ -61,7 +58,7 @@ from marl.storage.folder import finished_run, read_run_card, read_settings, run_
 from marl.storage.tracking import JsonlTracker, read_metrics
 from marl.types import Episode
 from tests.marl.hint import hint_policy, training
-from tests.marl.models import hf_policy, tiny_policy
+from tests.marl.models import tiny_policy
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -102,57 +99,6 @@ def flip(path: Path) -> None:
     path.write_bytes(bytes(data))
 
 
-# -- policies ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["tiny", "gpt2", "llama", "qwen3"])
-def test_a_policy_comes_back_to_the_bit(kind: str, tmp_path: Path) -> None:
-    policy = tiny_policy(privileged_size=3) if kind == "tiny" else hf_policy(tmp_path / "hf", kind, privileged_size=3)
-    save_policy(tmp_path / "policy", policy, {"game": "hint"})
-    assert verify_folder(tmp_path / "policy") == ""
-    loaded = load_policy(tmp_path / "policy")
-    assert same(policy, loaded) and type(loaded.lm) is type(policy.lm) and not loaded.training
-    assert loaded.privileged_size == 3 and loaded.context == policy.context
-    assert read_card(tmp_path / "policy") == {"game": "hint", "privileged_size": 3}
-    text = "[message] 2 books? é [END]"
-    ids = loaded.tokens.encode(text)
-    assert ids == policy.tokens.encode(text) and loaded.tokens.format == policy.tokens.format
-    with torch.no_grad():
-        assert loaded.hidden(torch.tensor([ids])).equal(policy.hidden(torch.tensor([ids])))
-
-
-def test_another_critic_starts_afresh_and_is_the_same_every_time(tmp_path: Path) -> None:
-    policy = tiny_policy(privileged_size=3)
-    save_policy(tmp_path / "policy", policy, {})
-    before = torch.get_rng_state()
-    first, second = (load_policy(tmp_path / "policy", privileged_size=5) for _ in range(2))
-    assert torch.equal(torch.get_rng_state(), before)
-    assert same(first, second) and first.privileged_size == 5
-    for mine, loaded in zip(policy.lm.parameters(), first.lm.parameters(), strict=True):
-        assert mine.equal(loaded)
-    assert not first.value(torch.randn(4, 32, generator=torch.Generator().manual_seed(0)), torch.ones(4, 5)).any()
-    assert not same(policy, load_policy(tmp_path / "policy", privileged_size=0))
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "value_head.safetensors", "tokenizer.json", "policy.json"])
-def test_a_damaged_policy_is_refused_by_its_files_name(name: str, tmp_path: Path) -> None:
-    save_policy(tmp_path / "policy", hint_policy(0), {})
-    flip(tmp_path / "policy" / name)
-    with pytest.raises(UserError, match=rf"policy: damaged file {name}: remove the folder"):
-        load_policy(tmp_path / "policy")
-    (tmp_path / "policy" / name).unlink()
-    with pytest.raises(UserError, match=rf"damaged file {name}"):
-        load_policy(tmp_path / "policy")
-
-
-def test_folders_without_a_policy_are_refused(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(UserError, match=r"checksums\.json cannot be read"):
-            load_policy(folder)
-        with pytest.raises(UserError, match="holds no policy of this project"):
-            read_card(folder)
-
-
 # -- training ----------------------------------------------------------------------------------------------------------
 
 LOSSES: dict[str, Loss] = {
@@ -164,7 +110,6 @@ LOSSES: dict[str, Loss] = {
 }
 UPDATE = UpdateConfig(learning_rate=1e-3, minibatches=2, epochs=2)
 After = Callable[[int, dict[str, float], Sequence[Episode]], None]
-CAST = {"speaker": Seats(), "listener": Seats()}
 SEEDS = Seeds.of(4)
 
 
@@ -176,10 +121,7 @@ def by_name(policy: Policy) -> dict[str, tuple[Policy, torch.optim.Optimizer]]:
     return {"learner": (policy, adamw(policy))}
 
 
-def ppo(
-    policy: Policy, optimizer: torch.optim.Optimizer, start: int, iterations: int, after: After,
-    seeds: Seeds = SEEDS,
-) -> None:  # fmt: skip
+def ppo(policy: Policy, optimizer: Optimizer, start: int, iterations: int, after: After, seeds: Seeds = SEEDS) -> None:
     rewards: dict[str, Reward] = {"game": GameReward(scale=1.0), "speaking": SpeakingReward()}
     config = PPOConfig(
         iterations=iterations, games=12, concurrency=8, max_new_tokens=2, context=32, credit=Credit(), update=UPDATE
@@ -189,9 +131,8 @@ def ppo(
 
 
 def cloning(
-    policy: Policy, optimizer: torch.optim.Optimizer, start: int, iterations: int, after: After,
-    seeds: Seeds = SEEDS,
-) -> None:  # fmt: skip
+    policy: Policy, optimizer: Optimizer, start: int, iterations: int, after: After, seeds: Seeds = SEEDS
+) -> None:
     config = FilteredBCConfig(
         iterations=iterations, games=12, concurrency=8, max_new_tokens=2, context=32, update=UPDATE
     )
@@ -219,7 +160,7 @@ def test_each_part_of_training_has_its_own_seed(train: Any) -> None:
 def test_a_continued_run_is_the_run_that_was_never_stopped(train: Any, tmp_path: Path) -> None:
     whole = hint_policy(0)
     optimizer = adamw(whole)
-    log: dict[int, dict[str, float]] = {}
+    log, again = dict[int, dict[str, float]](), dict[int, dict[str, float]]()
 
     def note(iteration: int, metrics: dict[str, float], episodes: Sequence[Episode]) -> None:
         log[iteration] = {k: v for k, v in metrics.items() if not k.startswith(("speed/", "time/"))}
@@ -233,7 +174,6 @@ def test_a_continued_run_is_the_run_that_was_never_stopped(train: Any, tmp_path:
     resumed = adamw(continued)
     state = load_training(newest_checkpoint(tmp_path), {"learner": (continued, resumed)})
     assert state == {"note": "half", "iteration": 2}
-    again: dict[int, dict[str, float]] = {}
 
     def compare(iteration: int, metrics: dict[str, float], episodes: Sequence[Episode]) -> None:
         again[iteration] = {k: v for k, v in metrics.items() if not k.startswith(("speed/", "time/"))}
@@ -276,11 +216,19 @@ def test_the_optimiser_comes_back_to_the_bit(kind: str, tmp_path: Path) -> None:
         assert not same(policy, fresh)
 
 
-def test_an_optimiser_that_has_not_stepped_is_saved_too(tmp_path: Path) -> None:
+def resume(folder: Path, told: list[str] | None = None) -> tuple[dict[str, Any] | None, Policy]:
+    """The state and policy of the newest whole checkpoint; `told` gets what is said of damaged ones."""
     policy = hint_policy(0)
-    save_training(tmp_path, 0, by_name(policy), {}, keep=1)
-    other = hint_policy(1)
-    assert load_training(newest_checkpoint(tmp_path), by_name(other)) == {"iteration": 0} and same(policy, other)
+    newest = newest_checkpoint(folder, (told if told is not None else []).append)
+    return load_training(newest, by_name(policy)), policy
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def numbered(*iterations: int) -> list[str]:
+    return [f"iteration-{number:06d}" for number in iterations]
 
 
 def saved(folder: Path, count: int, keep: int = 10) -> list[Policy]:
@@ -299,39 +247,30 @@ def saved(folder: Path, count: int, keep: int = 10) -> list[Policy]:
 
 def test_the_newest_is_loaded_and_the_last_ones_stay(tmp_path: Path) -> None:
     policies = saved(tmp_path, 4, keep=2)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["iteration-000003", "iteration-000004"]
-    policy = hint_policy(0)
-    assert load_training(newest_checkpoint(tmp_path), by_name(policy)) == {"iteration": 4} and same(
-        policy, policies[-1]
-    )
+    assert names(tmp_path) == numbered(3, 4)
+    state, policy = resume(tmp_path)
+    assert state == {"iteration": 4} and same(policy, policies[-1])
+    save_training(tmp_path, 0, by_name(hint_policy(5)), {}, keep=1)  # begun anew, with an optimizer that never stepped
+    state, policy = resume(tmp_path)
+    assert state == {"iteration": 0} and same(policy, hint_policy(5))
 
 
-def test_the_best_stays_too(tmp_path: Path) -> None:
-    for iteration in range(1, 6):
-        save_training(tmp_path, iteration, by_name(hint_policy(iteration)), {}, keep=1, best=min(iteration, 2))
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["iteration-000002", "iteration-000005"]
-    save_training(tmp_path, 6, by_name(hint_policy(6)), {}, keep=1, best=6)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["iteration-000006"]
-
-
-def test_a_best_one_pushes_out_no_regular_one(tmp_path: Path) -> None:
+def test_the_best_stays_and_pushes_out_no_regular_one(tmp_path: Path) -> None:
     for iteration in (3, 4, 5, 6, 9, 10, 11):  # every third, and each that was the best so far
         best = min(iteration, 10)
         save_training(tmp_path, iteration, by_name(hint_policy(iteration)), {}, keep=2, best=best, every=3)
-    assert sorted(p.name for p in tmp_path.iterdir()) == [f"iteration-{n:06d}" for n in (6, 9, 10, 11)]
+    assert names(tmp_path) == numbered(6, 9, 10, 11)
+    save_training(tmp_path, 12, by_name(hint_policy(12)), {}, keep=1, best=12, every=3)
+    assert names(tmp_path) == numbered(12)
 
 
 def test_damaged_ones_that_were_passed_over_do_not_push_out_good_ones(tmp_path: Path) -> None:
     saved(tmp_path, 5, keep=9)
-    for number in (4, 5):
-        flip(tmp_path / f"iteration-{number:06d}" / "learner.safetensors")
-    policy = hint_policy(0)
-    assert load_training(newest_checkpoint(tmp_path, lambda line: None), by_name(policy)) == {"iteration": 3}
+    for name in numbered(4, 5):
+        flip(tmp_path / name / "learner.safetensors")
+    assert resume(tmp_path)[0] == {"iteration": 3}
     save_training(tmp_path, 4, by_name(hint_policy(9)), {}, keep=2)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["iteration-000003", "iteration-000004"]
-    assert load_training(newest_checkpoint(tmp_path), by_name(policy)) == {"iteration": 4} and same(
-        policy, hint_policy(9)
-    )
+    assert names(tmp_path) == numbered(3, 4) and same(resume(tmp_path)[1], hint_policy(9))
 
 
 def test_what_is_no_checkpoint_of_ours_is_left_alone(tmp_path: Path) -> None:
@@ -340,37 +279,54 @@ def test_what_is_no_checkpoint_of_ours_is_left_alone(tmp_path: Path) -> None:
         shutil.copytree(tmp_path / "iteration-000001", tmp_path / copy_)
     (tmp_path / "iteration-notes.txt").write_text("mine")
     (tmp_path / "iteration-000009").write_text("a file")
-    policy = hint_policy(0)
-    assert load_training(newest_checkpoint(tmp_path), by_name(policy)) == {"iteration": 2} and same(policy, policies[1])
+    state, policy = resume(tmp_path)
+    assert state == {"iteration": 2} and same(policy, policies[1])
     save_training(tmp_path, 3, by_name(policy), {}, keep=1)
-    assert sorted(p.name for p in tmp_path.iterdir()) == [
+    assert names(tmp_path) == [
         "iteration-000001-keep", "iteration-000002.bak", "iteration-0000021", "iteration-000003", "iteration-000009",
         "iteration-notes.txt",
     ]  # fmt: skip
 
 
-def test_where_there_is_nothing_nothing_is_loaded(tmp_path: Path) -> None:
-    policy = hint_policy(0)
-    for folder in (tmp_path, tmp_path / "nowhere"):
-        assert load_training(newest_checkpoint(folder), by_name(policy)) is None
-    assert same(policy, hint_policy(0))
+def without_a_line(path: Path) -> None:
+    """Drops the learner's line of the checksums, so that a flipped bit in its file would go unnoticed."""
+    sums = json.loads(path.read_text())
+    write_json(path, {name: digest for name, digest in sums.items() if name != "learner.safetensors"})
 
 
-FILES = ("learner.safetensors", "learner-optimizer.safetensors", "state.json", "checksums.json")
-
-
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("damage", [flip, Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-9])])
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("learner.safetensors", flip),
+        ("learner-optimizer.safetensors", Path.unlink),
+        ("state.json", lambda path: path.write_bytes(path.read_bytes()[:-9])),
+        ("checksums.json", flip),
+        ("checksums.json", Path.unlink),
+        ("checksums.json", without_a_line),
+        *(("checksums.json", lambda path, text=text: path.write_text(text)) for text in ("{}", "[]", "null", '"a"')),
+    ],
+)
 def test_a_damaged_newest_is_reported_and_the_one_before_it_used(name: str, damage: Any, tmp_path: Path) -> None:
-    policies = saved(tmp_path, 3)
+    policies, told = saved(tmp_path, 3), list[str]()
     damage(tmp_path / "iteration-000003" / name)
-    told: list[str] = []
-    policy = hint_policy(0)
-    assert load_training(newest_checkpoint(tmp_path, told.append), by_name(policy)) == {"iteration": 2} and same(
-        policy, policies[1]
-    )
+    state, policy = resume(tmp_path, told)
+    assert state == {"iteration": 2} and same(policy, policies[1])
     assert len(told) == 1 and "iteration-000003" in told[0] and "going back" in told[0]
     assert name in told[0] or name == "checksums.json"  # a wrong sum speaks against the file that it is of
+    assert damage is not without_a_line or "does not list learner.safetensors" in told[0]
+
+
+def test_nothing_is_loaded_from_nothing_and_if_all_are_damaged_all_are_reported(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        assert resume(folder)[0] is None
+    saved(tmp_path, 2)
+    for path in tmp_path.iterdir():
+        flip(path / "learner.safetensors")
+    told: list[str] = []
+    state, policy = resume(tmp_path, told)
+    assert state is None and len(told) == 2 and same(policy, hint_policy(0))
+    assert told[0].endswith("; going back to the checkpoint before it")
+    assert told[1].endswith("; no checkpoint is left, and the run begins anew")
 
 
 def test_one_that_cannot_be_read_is_reported_and_the_one_before_it_used(
@@ -390,38 +346,19 @@ def test_one_that_cannot_be_read_is_reported_and_the_one_before_it_used(
     assert len(told) == 1 and "learner.safetensors cannot be read (Input/output error); going back" in told[0]
 
 
-def test_sums_that_lost_a_line_are_damage(tmp_path: Path) -> None:
-    """Else a flipped bit in the file that they no longer list would be loaded without a word."""
-    policies = saved(tmp_path, 2)
-    newest = tmp_path / "iteration-000002"
-    sums = json.loads((newest / "checksums.json").read_text())
-    write_json(newest / "checksums.json", {k: v for k, v in sums.items() if k != "learner.safetensors"})
-    told: list[str] = []
-    policy = hint_policy(0)
-    assert load_training(newest_checkpoint(tmp_path, told.append), by_name(policy)) == {"iteration": 1} and same(
-        policy, policies[0]
-    )
-    assert len(told) == 1 and "does not list learner.safetensors" in told[0]
-
-
 def test_what_a_kill_left_of_a_checkpoint_that_was_to_go_goes(tmp_path: Path) -> None:
     saved(tmp_path, 3)
     (tmp_path / "iteration-000001" / "state.json").unlink()
     shutil.copytree(tmp_path / "iteration-000002", tmp_path / ".iteration-000002.old")
     (tmp_path / ".iteration-000004.new").mkdir()
     prune(tmp_path, 3, keep=2)
-    assert len(list(tmp_path.iterdir())) == 2
-    assert [path.name for path in checkpoints_in(tmp_path)] == ["iteration-000002", "iteration-000003"]
+    assert names(tmp_path) == [path.name for path in checkpoints_in(tmp_path)] == numbered(2, 3)
 
 
 def seal(folder: Path) -> None:
     """Makes the checksums those of the files as they are, as another version of this project would leave them."""
     sums = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.iterdir() if p.name != "checksums.json"}
     (folder / "checksums.json").write_text(json.dumps(sums))
-
-
-def without_iteration(folder: Path) -> None:
-    (folder / "state.json").write_text('{"step": 3}')
 
 
 def noting(**notes: Any) -> Callable[[Path], None]:
@@ -432,6 +369,14 @@ def noting(**notes: Any) -> Callable[[Path], None]:
         (folder / "state.json").write_text(json.dumps({**state, **notes}))
 
     return change
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with three checkpoints."""
+    folder = tmp_path_factory.mktemp("three")
+    saved(folder, 3)
+    return folder
 
 
 def drop_format(folder: Path) -> None:
@@ -460,13 +405,11 @@ def moments(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Pa
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (without_iteration, "state.json does not say after which iteration it was saved"),
-        (noting(iteration=-1), "in state.json iteration is -1"),
+        (lambda folder: (folder / "state.json").write_text('{"step": 3}'), "state.json has no iteration"),
         (noting(iteration=9), "in state.json iteration is 9"),
         (noting(run=5), "in state.json run is 5"),
         (noting(base=[]), r"in state.json base is \[\]"),
         (noting(wall_time="abc"), "in state.json wall_time is 'abc'"),
-        (noting(wall_time=None), "in state.json wall_time is None"),
         (noting(metrics_lines=1.5), "in state.json metrics_lines is 1.5"),
         (noting(inputs=[]), r"in state.json inputs is \[\]"),
         (noting(commits=5), "in state.json commits is 5"),
@@ -475,7 +418,6 @@ def moments(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Pa
         (noting(best={}), r"in state.json best is \{\}"),
         (noting(best={"iteration": 1, "score": "a"}), "in state.json best is"),
         (lambda folder: (folder / "state.json").write_text("[1]"), "state.json: expected one JSON object"),
-        (lambda folder: (folder / "state.json").unlink(), "state.json: expected one JSON object"),
         (lambda folder: (folder / "learner.safetensors").unlink(), "does not fit learner as it is now"),
         (lambda folder: (folder / "learner.safetensors").write_bytes(b"old"), "does not fit learner as it is now"),
         (of_another_model, "does not fit learner as it is now"),
@@ -502,36 +444,15 @@ def moments(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Pa
         (moments(lambda t: t["0.exp_avg"].fill_(torch.nan)), r"0\.exp_avg is not finite"),
     ],
 )
-def test_a_whole_checkpoint_of_something_else_is_refused_in_one_line(change: Any, said: str, tmp_path: Path) -> None:
-    saved(tmp_path / "run", 3)
+def test_a_whole_checkpoint_of_something_else_is_refused_in_one_line(
+    change: Any, said: str, three: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(three, tmp_path / "run")
     change(tmp_path / "run" / "iteration-000003")
     seal(tmp_path / "run" / "iteration-000003")
     with pytest.raises(UserError, match=said) as error:
-        load_training(newest_checkpoint(tmp_path / "run"), by_name(hint_policy(0)))
+        resume(tmp_path / "run")
     assert "\n" not in str(error.value) and "iteration-000003" in str(error.value)
-
-
-@pytest.mark.parametrize("sums", ["{}", "[]", "null", '"a"'])
-def test_checksums_of_nothing_vouch_for_nothing(sums: str, tmp_path: Path) -> None:
-    policies = saved(tmp_path, 2)
-    (tmp_path / "iteration-000002" / "checksums.json").write_text(sums)
-    policy, told = hint_policy(0), []
-    assert load_training(newest_checkpoint(tmp_path, told.append), by_name(policy)) == {"iteration": 1} and same(
-        policy, policies[0]
-    )
-    assert len(told) == 1 and "checksums.json" in told[0]
-
-
-def test_if_all_are_damaged_all_are_reported(tmp_path: Path) -> None:
-    saved(tmp_path, 2)
-    for path in tmp_path.iterdir():
-        flip(path / "learner.safetensors")
-    told: list[str] = []
-    policy = hint_policy(0)
-    assert load_training(newest_checkpoint(tmp_path, told.append), by_name(policy)) is None
-    assert len(told) == 2 and same(policy, hint_policy(0))
-    assert told[0].endswith("; going back to the checkpoint before it")
-    assert told[1].endswith("; no checkpoint is left, and the run begins anew")
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
@@ -574,10 +495,9 @@ def test_a_process_killed_while_writing_leaves_the_old_checkpoint(tmp_path: Path
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 9
     assert not (tmp_path / "iteration-000002").exists()
-    policy = hint_policy(0)
     told: list[str] = []
-    assert load_training(newest_checkpoint(tmp_path, told.append), by_name(policy)) == {"iteration": 1}
-    assert same(policy, old) and not told
+    state, policy = resume(tmp_path, told)
+    assert state == {"iteration": 1} and same(policy, old) and not told
 
 
 def test_json_is_whole_or_old(tmp_path: Path) -> None:
@@ -588,104 +508,6 @@ def test_json_is_whole_or_old(tmp_path: Path) -> None:
         write_json(path, {"x": object()})
     assert json.loads(path.read_text()) == {"a": [1.5, None], "b": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["run.json"]
-
-
-# -- no pickle ---------------------------------------------------------------------------------------------------------
-
-PICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "shelve", "marshal"}
-UNPICKLE = {
-    "joblib.load",
-    "joblib.dump",
-    "joblib.Memory",
-    "torch.load",
-    "torch.save",
-    "torch.hub.load",
-    "pandas.read_pickle",
-    "pd.read_pickle",
-    "torch.jit.load",
-}
-
-
-def pickles_in(source: str) -> list[str]:
-    """What in a file reads or writes pickles."""
-    found = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            found += [a.name for a in node.names if a.name.partition(".")[0] in PICKLES]
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            names = {f"{node.module}.{a.name}" for a in node.names}
-            found += [n for n in names if n.partition(".")[0] in PICKLES or n in UNPICKLE]
-        elif isinstance(node, ast.Attribute) and ast.unparse(node) in UNPICKLE:
-            found.append(ast.unparse(node))
-        elif isinstance(node, ast.keyword):
-            value = node.value.value if isinstance(node.value, ast.Constant) else None
-            if (node.arg == "allow_pickle" and value is not False) or (
-                node.arg == "use_safetensors" and value is not True
-            ):
-                found.append(ast.unparse(node))
-    return found
-
-
-def test_the_search_for_pickles_finds_them() -> None:
-    assert pickles_in("import pickle") and pickles_in("from torch import load") and pickles_in("x = torch.load(p)")
-    assert pickles_in("np.load(p, allow_pickle=True)") and pickles_in("f(use_safetensors=False)")
-    assert not pickles_in("np.load(p, allow_pickle=False); f(use_safetensors=True); json.load(f)")
-
-
-@pytest.mark.parametrize("package", ["envs", "marl", "experiments"])
-def test_nothing_is_ever_unpickled(package: str) -> None:
-    files = sorted((ROOT / package).rglob("*.py"))
-    assert files
-    assert {str(f): found for f in files if (found := pickles_in(f.read_text(encoding="utf-8")))} == {}
-
-
-def test_weights_in_pickles_are_refused(tmp_path: Path) -> None:
-    """A folder with pickled weights alone is no model, whatever is in it."""
-    policy = hint_policy(0)
-    save_policy(tmp_path / "policy", policy, {})
-    weights = copy.deepcopy(policy.lm.state_dict())
-    (tmp_path / "policy" / "model.safetensors").unlink()
-    torch.save(weights, tmp_path / "policy" / "pytorch_model.bin")
-    sums = json.loads((tmp_path / "policy" / "checksums.json").read_text())
-    del sums["model.safetensors"]
-    (tmp_path / "policy" / "checksums.json").write_text(json.dumps(sums))
-    with pytest.raises(UserError, match="no causal language model can be loaded"):
-        load_policy(tmp_path / "policy")
-
-
-@pytest.mark.parametrize("card", ["{}", '{"bash": "x"}', '{"base": 3}'])
-def test_a_policy_that_does_not_say_where_it_started(tmp_path: Path, card: str) -> None:
-    (tmp_path / "policy.json").write_text(card)
-    with pytest.raises(UserError, match=r"policy.json does not say from which base"):
-        started_from(tmp_path)
-
-
-def test_a_file_that_the_checksums_do_not_list_is_told(tmp_path: Path) -> None:
-    save_policy(tmp_path / "policy", hint_policy(0), {"game": "hint"})
-    sums = json.loads((tmp_path / "policy" / "checksums.json").read_text())
-    write_json(tmp_path / "policy" / "checksums.json", {k: v for k, v in sums.items() if k != "model.safetensors"})
-    with pytest.raises(UserError, match=r"does not list model\.safetensors"):
-        load_policy(tmp_path / "policy")
-
-
-@pytest.mark.parametrize(
-    "size",
-    [{}, {"privileged_size": None}, {"privileged_size": "3"}, {"privileged_size": -1}, {"privileged_size": True}],
-)
-def test_a_policy_that_does_not_say_what_its_critic_reads(tmp_path: Path, size: dict[str, Any]) -> None:
-    save_policy(tmp_path / "policy", hint_policy(0), {})
-    (tmp_path / "policy" / "policy.json").write_text(json.dumps(size))
-    seal(tmp_path / "policy")
-    with pytest.raises(UserError, match=r"policy\.json does not say what its critic reads"):
-        load_policy(tmp_path / "policy")
-
-
-def test_a_critic_of_another_size_than_is_said(tmp_path: Path) -> None:
-    save_policy(tmp_path / "policy", hint_policy(0), {})
-    (tmp_path / "policy" / "policy.json").write_text(json.dumps({"privileged_size": 7}))
-    seal(tmp_path / "policy")
-    with pytest.raises(UserError, match=r"value_head\.safetensors is not the critic that .*policy\.json says"):
-        load_policy(tmp_path / "policy")
 
 
 def test_a_file_in_the_place_of_a_folder_is_nobodys_to_move(tmp_path: Path) -> None:
@@ -720,6 +542,4 @@ def test_the_old_folder_comes_back_where_the_new_one_cannot_take_its_name(
     monkeypatch.setattr(os, "replace", refusing)
     with pytest.raises(UserError, match="make room there"):
         save_training(tmp_path, 1, by_name(hint_policy(9)), {}, keep=1)
-    policy = hint_policy(0)
-    assert load_training(newest_checkpoint(tmp_path), by_name(policy)) and same(policy, policies[0])
-    assert [path.name for path in tmp_path.iterdir()] == ["iteration-000001"]
+    assert same(resume(tmp_path)[1], policies[0]) and names(tmp_path) == numbered(1)

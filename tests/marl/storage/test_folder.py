@@ -1,4 +1,4 @@
-"""Reading a run's folder back: what is no run's configuration is refused in one line, whatever it is."""
+"""A run's folder: its settings, lock, card and commit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,17 @@ import yaml
 
 from marl.common.errors import UserError
 from marl.storage import folder as runs
-from marl.storage.folder import CARD, CONFIG, UNKNOWN, check_there, claim, git_commit, read_run_card, run_settings
+from marl.storage.folder import (
+    CARD,
+    CONFIG,
+    SETTINGS,
+    UNKNOWN,
+    check_there,
+    claim,
+    git_commit,
+    read_run_card,
+    run_settings,
+)
 
 WHOLE = """env: {game: dond}
 cast: {a: {player: base}}
@@ -30,9 +40,19 @@ base: {}
 """
 
 
-def test_the_settings_of_a_run_are_read(tmp_path: Path) -> None:
-    (tmp_path / CONFIG).write_text(WHOLE)
-    assert run_settings(tmp_path)["cast"] == {"a": {"player": "base"}}
+def test_every_setting_that_studies_read_is_needed(tmp_path: Path) -> None:
+    endpoint = "chat: {extra: {logit_bias: {50256: -100}}}\n"  # may have any keys
+    (tmp_path / CONFIG).write_text(WHOLE + endpoint)
+    assert run_settings(tmp_path) == yaml.safe_load(WHOLE + endpoint)
+    for name in SETTINGS:
+        if name == "env":  # another error
+            continue
+        settings = yaml.safe_load(WHOLE)
+        *groups, last = name.split(".")
+        del reduce(dict.__getitem__, groups, settings)[last]
+        (tmp_path / CONFIG).write_text(yaml.safe_dump(settings))
+        with pytest.raises(UserError, match=rf"lacks .*\b{re.escape(name)}\b.*: it is"):
+            run_settings(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +67,7 @@ def test_the_settings_of_a_run_are_read(tmp_path: Path) -> None:
         ("iterations: 2", "iterations: some", "lacks algo.iterations"),
         ("env: {game: dond}", "env: 5", "expected the settings of a run"),
         (WHOLE, "", "expected the settings of a run"),
+        ("loss: {}", "reward: &me {game: *me}", r"an alias \(\*NAME\) stands for another part"),
         ("env: {game", "env: {game: [", "expected YAML"),
     ],
 )  # fmt: skip
@@ -71,35 +92,10 @@ def test_a_configuration_that_says_the_same_in_another_order_stays(tmp_path: Pat
         assert (tmp_path / CONFIG).read_text() == "a: 1\n"
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["env.game", "cast", "eval.env", "eval.cast", "eval.temperature", "algo.iterations", "algo.context",
-     "algo.max_new_tokens", "loss", "model", "base"],
-)  # fmt: skip
-def test_every_one_of_these_settings_is_needed(tmp_path: Path, name: str) -> None:
-    settings = yaml.safe_load(WHOLE)
-    *groups, last = name.split(".")
-    del reduce(dict.__getitem__, groups, settings)[last]
-    (tmp_path / CONFIG).write_text(yaml.safe_dump(settings))
-    with pytest.raises(UserError, match=rf"it lacks {re.escape(name)};"):
-        run_settings(tmp_path)
-
-
-def test_what_an_endpoint_is_sent_may_have_any_keys(tmp_path: Path) -> None:
-    (tmp_path / CONFIG).write_text(WHOLE + "chat: {extra: {logit_bias: {50256: -100}}}\n")
-    assert run_settings(tmp_path)["chat"]["extra"]["logit_bias"] == {50256: -100}
-
-
-def test_settings_that_hold_themselves_are_refused(tmp_path: Path) -> None:
-    (tmp_path / CONFIG).write_text(WHOLE + "reward: &me {game: *me}\n")
-    with pytest.raises(UserError, match=r"an alias \(\*NAME\) stands for another part"):
-        run_settings(tmp_path)
-
-
 def test_a_damaged_card_is_told_with_a_way_on(tmp_path: Path) -> None:
     assert read_run_card(tmp_path) is None
     (tmp_path / CARD).write_text("")
-    with pytest.raises(UserError, match=r"run\.json: expected one JSON .*: remove it, and the run's own command"):
+    with pytest.raises(UserError, match=r"run\.json: expected one JSON .*Remove it: the run's own command"):
         read_run_card(tmp_path)
 
 
@@ -118,7 +114,7 @@ def test_a_process_that_is_killed_frees_its_run(tmp_path: Path) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         with (
-            pytest.raises(UserError, match="run is being written by another process: wait"),
+            pytest.raises(UserError, match=r"run is being written by another process\. Wait"),
             claim(tmp_path / "run", "a: 1"),
         ):
             pass
@@ -135,11 +131,11 @@ def test_a_folder_that_was_made_anew_is_not_the_locked_one(tmp_path: Path) -> No
     with claim(run, "a: 1") as lock:
         check_there(run, lock)
         run.rename(tmp_path / "moved")
-        with pytest.raises(UserError, match="was moved or removed while its run was going on: put it back"):
+        with pytest.raises(UserError, match=r"was moved or removed during its run\. Put it back"):
             check_there(run, lock)
         with claim(run, "a: 1") as other:
             check_there(run, other)
-            with pytest.raises(UserError, match="is there anew: this process stops"):
+            with pytest.raises(UserError, match=r"made anew during its run\. This process stops"):
                 check_there(run, lock)
         shutil.rmtree(run)
         (tmp_path / "moved").rename(run)
@@ -165,19 +161,28 @@ def test_the_commit_is_that_of_the_code_that_runs(monkeypatch: pytest.MonkeyPatc
     assert git_commit.__wrapped__() == UNKNOWN and git_commit() == before
 
 
+@pytest.fixture
+def without_git(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def commit_all(folder: Path) -> None:
+    for command in ("init -q", "add .", "-c user.name=a -c user.email=a@b commit -qm one"):
+        subprocess.run(["git", *command.split()], cwd=folder, check=True)
+
+
+@pytest.mark.usefixtures("without_git")
 def test_a_package_inside_another_repository_has_not_its_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where a virtual environment lies in it: what was installed has its version, a mere copy nothing."""
-    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
-        monkeypatch.delenv(name, raising=False)
     site = tmp_path / ".venv" / "site-packages"
     for folder in ("marl/storage", "marl/kernels", "conf/reward", "marl_language_games-7.8.9.dist-info"):
         (site / folder).mkdir(parents=True)
     (site / "marl" / "storage" / "folder.py").write_text("x = 1")
     (site / "conf" / "reward" / "default.yaml").write_text("x: 1")
-    for command in ("init -q", "add .", "-c user.name=a -c user.email=a@b commit -qm one"):
-        subprocess.run(["git", *command.split()], cwd=tmp_path, check=True)
+    commit_all(tmp_path)
     monkeypatch.setattr(runs, "__file__", str(site / "marl" / "storage" / "folder.py"))
     assert git_commit.__wrapped__() == UNKNOWN
     (site / "marl_language_games-7.8.9.dist-info" / "METADATA").write_text(
@@ -198,15 +203,13 @@ def test_a_package_inside_another_repository_has_not_its_commit(
     assert git_commit.__wrapped__() == UNKNOWN
 
 
+@pytest.mark.usefixtures("without_git")
 def test_the_commit_tells_of_files_that_git_does_not_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "__file__", str(tmp_path / "marl" / "storage" / "folder.py"))
-    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
-        monkeypatch.delenv(name, raising=False)
     assert git_commit.__wrapped__() == UNKNOWN
     (tmp_path / ".gitignore").write_text("runs/\n")
     (tmp_path / "marl").mkdir()
-    for command in ("init -q", "add .", "-c user.name=a -c user.email=a@b commit -qm one"):
-        subprocess.run(["git", *command.split()], cwd=tmp_path, check=True)
+    commit_all(tmp_path)
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "config.yaml").write_text("a: 1")  # ignored
     (tmp_path / "notes.txt").write_text("no code")

@@ -33,6 +33,7 @@ def lines(path: Path) -> list[dict[str, object]]:
 def test_files_hold_exactly_what_was_logged(tmp_path: Path) -> None:
     with JsonlTracker(tmp_path / "run") as tracker:
         tracker.log(0, {"game/score": 10.0, "belief/accuracy": np.float32(0.5)}, phase="evaluate")
+        assert len(lines(tmp_path / "run/metrics.jsonl")) == 1  # on disk at once
         tracker.log(1, {"loss/value": torch.tensor(0.25), "speed/tokens_per_second": 9.5, "time/update": 2, "a": 3})
         tracker.log(2, {"time/update": 1.5})
     assert (tmp_path / "run/metrics.jsonl").read_text() == (
@@ -43,13 +44,6 @@ def test_files_hold_exactly_what_was_logged(tmp_path: Path) -> None:
         '{"iteration": 1, "phase": "train", "speed/tokens_per_second": 9.5, "time/update": 2}\n'
         '{"iteration": 2, "phase": "train", "time/update": 1.5}\n'
     )
-
-
-def test_every_line_is_on_disk_as_soon_as_it_is_logged(tmp_path: Path) -> None:
-    tracker = JsonlTracker(tmp_path)
-    tracker.log(1, {"x": 1.0})
-    assert lines(tmp_path / "metrics.jsonl") == [{"iteration": 1, "phase": "train", "x": 1.0}]
-    tracker.close()
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "wandb"])
@@ -65,7 +59,7 @@ def test_both_files_are_on_the_disk_once_synced(tmp_path: Path, kind: str, monke
     assert synced == ["metrics.jsonl", "timing.jsonl"]
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, np.float64("nan"), torch.tensor(-math.inf), "1.0", None])
+@pytest.mark.parametrize("value", [math.nan, torch.tensor(-math.inf), "1.0", None])
 def test_what_is_not_a_finite_number_is_named_and_leaves_no_line(tmp_path: Path, value: object) -> None:
     with JsonlTracker(tmp_path) as tracker, pytest.raises(ValueError, match="loss/policy"):
         tracker.log(1, {"loss/value": 1.0, "loss/policy": value})
@@ -81,12 +75,8 @@ def test_resume_drops_what_the_checkpoint_does_not_know(tmp_path: Path) -> None:
     assert [line["x"] for line in lines(tmp_path / "metrics.jsonl")] == [1, 2, 3, 40]
     assert [line["time/x"] for line in lines(tmp_path / "timing.jsonl")] == [1, 2, 3]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["metrics.jsonl", "timing.jsonl"]
-
-
-def test_without_a_checkpoint_the_files_start_anew(tmp_path: Path) -> None:
-    for value in (1, 2):
-        with JsonlTracker(tmp_path) as tracker:
-            tracker.log(1, {"x": value})
+    with JsonlTracker(tmp_path) as tracker:  # without a checkpoint the files start anew
+        tracker.log(1, {"x": 2})
     assert [line["x"] for line in lines(tmp_path / "metrics.jsonl")] == [2]
 
 
@@ -118,12 +108,12 @@ def test_a_damaged_file_is_refused_before_the_other_is_cut(tmp_path: Path, line:
 @pytest.mark.parametrize("kind", ["jsonl", "wandb"])
 def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path, kind: str) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(UserError, match=r"cannot be written .*name another one"):
+    with pytest.raises(UserError, match=r"cannot be written .*Name another one"):
         make_tracker(kind, tmp_path / "file" / "run", name="n", run_id="id", config={})
 
 
 def test_unknown_kinds_are_named() -> None:
-    with pytest.raises(UserError, match=r"tracker=tensorboard is unknown; it is jsonl or wandb"):
+    with pytest.raises(UserError, match=r"tracker=tensorboard is unknown. Use jsonl or wandb"):
         make_tracker("tensorboard", Path("nowhere"), name="n", run_id="id", config={})
     with pytest.raises(UserError, match=r"tracker\.mode=on is unknown"):
         make_tracker("wandb", Path("nowhere"), name="n", run_id="id", config={}, mode="on")
@@ -167,14 +157,6 @@ def test_wandb_keeps_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     [record] = tmp_path.glob("wandb/offline-run-*/run-abc123.wandb")
     assert b"no secret" in files[record] and b"secret:" in files[record]  # the rest of it can be read
     assert not [path for path, content in files.items() if key.encode() in content or b"word=typed" in content]
-
-
-def test_wandb_resumes_under_the_same_id(tmp_path: Path) -> None:
-    for resume, iteration in ((None, 1), (1, 2)):
-        with make_tracker("wandb", tmp_path, name="n", run_id="same", config={}, resume_from_iteration=resume) as t:
-            t.log(iteration, {"x": iteration})
-    assert [line["x"] for line in lines(tmp_path / "metrics.jsonl")] == [1, 2]
-    assert {p.name for p in (tmp_path / "wandb").glob("offline-run-*/*.wandb")} == {"run-same.wandb"}
 
 
 @pytest.mark.parametrize(
@@ -455,7 +437,7 @@ def test_online_iterations_lost_and_made_again_are_there_once(tmp_path: Path, se
     with online(tmp_path / "a") as tracker:  # begun anew, and all of it is there
         for i in (1, 2):
             tracker.log(i, {"x": 10 * i})
-    with pytest.raises(UserError, match=r"run same .* project .* from another folder: delete it there"):
+    with pytest.raises(UserError, match=r"run same .* project .* from another folder. Delete it there"):
         online(tmp_path / "b")
     assert not (tmp_path / "b/metrics.jsonl").exists()
     (tmp_path / "b/metrics.jsonl").write_text((tmp_path / "a/metrics.jsonl").read_text())  # as taken from another run
