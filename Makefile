@@ -55,10 +55,10 @@ bench: $(STAMP) ## speed of rollouts and updates beside other engines and the li
 	@$(BIN)/python -m experiments.benchmark
 
 clean: ## remove the virtual environment and all caches, but no run
-	@rm -rf $(VENV) build dist *.egg-info marl/kernels/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find $(PACKAGES) conf tests -type d -name __pycache__ -prune -exec rm -rf {} +
 
-$(STAMP): pyproject.toml constraints.txt marl/kernels/cpu.c
+$(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "No Python 3.11 or 3.12 with venv was found; install one, or name it: make PYTHON=/path/to/python3.12" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null \
 		|| { echo "$(PYTHON) is not a working Python 3.11 or 3.12 with venv; name another: make PYTHON=/path/to/python3.12" >&2; exit 1; }

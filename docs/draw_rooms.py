@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("envs", "marl", "experiments")
 TOP = ["commands", "studies", "bench", "setup", "launch"]  # of experiments, then of marl
 MIDDLE = ["report", "algorithms", "pretraining", "metrics", "storage", "learning", "rollout", "planning", "agents"]
-ORDER = [*TOP, *MIDDLE, "losses", "rewards", "decoding", "model", "kernels", "common", "types", "envs"]
+ORDER = [*TOP, *MIDDLE, "losses", "rewards", "decoding", "model", "common", "types", "envs"]
 
 
 def room(parts: list[str]) -> str:

@@ -72,7 +72,7 @@ def main(cfg: DictConfig) -> Path:
             return spec.folder
         say(fit.line)
         if work.device.type == "cuda" and spec.algo.decode_steps == 1:
-            say("for speed on a GPU: algo.decode_steps=8, algo.update.bf16=true, algo.update.padding_free=true")
+            say("for speed on a GPU: algo.decode_steps=8, algo.update.bf16=true")
         with claim(spec.folder, spec.config_yaml) as lock:
             if ranks.size == 1 and is_done(spec):  # by another process, while this one began
                 say_done(spec)

@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # A room of marl imports only rooms that stand before it. docs/ draws them.
 ROOMS = [
-    "types", "common", "kernels", "model", "decoding", "rewards", "losses", "agents", "planning", "rollout", "learning",
+    "types", "common", "model", "decoding", "rewards", "losses", "agents", "planning", "rollout", "learning",
     "storage", "metrics", "pretraining", "algorithms", "report",
 ]  # fmt: skip
 # A room of experiments imports only rooms that stand before it; commands stand beside the rooms.

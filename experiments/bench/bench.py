@@ -40,9 +40,8 @@ from marl.agents.base import Agent
 from marl.common.errors import UserError
 from marl.common.files import read_json, reading, write_json
 from marl.common.processes import end_with
-from marl.decoding.cache import places_for
 from marl.decoding.memory import free_memory, learning_bytes, playing_bytes, readable
-from marl.decoding.probes import has_desk, size_of
+from marl.decoding.probes import size_of
 from marl.learning.advantages import Credit, add_advantages
 from marl.learning.batch import collate, seats_of
 from marl.learning.config import UpdateConfig
@@ -175,11 +174,9 @@ class Bench:
             raise UserError(f"centre.slots={slots}, centre.context={centre.context}: {self.around[0].skipped}")
 
     def cache_bytes(self, point: Point) -> int:
-        """Bytes of all cache slots, and of their staging copies if there are any."""
-        config, dtype, slots = self.config(point), DTYPES[point.dtype], point.games * point.players
-        copied = point.games > 1 and has_desk(config, self.device, dtype, self.settings.decode_steps)
-        held = slots + (places_for(point.games, slots) if copied else 0)
-        return held * size_of(config, point.context).slot * dtype.itemsize // torch.float32.itemsize
+        """Bytes of all slots."""
+        slot = size_of(self.config(point), point.context).slot * DTYPES[point.dtype].itemsize // torch.float32.itemsize
+        return point.games * point.players * slot
 
     def predicted_bytes(self, point: Point) -> int:
         """How far memory will rise in this engine, known before it plays: the cache, then either the widest pass or the
@@ -189,11 +186,9 @@ class Bench:
         size = size_of(config, point.context)
         if point not in self._passes:
             self._passes[point] = (
-                playing_bytes(
-                    config, self.device, slots=slots, speaking=point.games, context=point.context, dtype=dtype
-                ),
+                playing_bytes(config, slots=slots, context=point.context, dtype=dtype),
                 learning_bytes(
-                    config, self.device, rows=max(update.token_budget // point.context, 1), length=point.context,
+                    config, rows=max(update.token_budget // point.context, 1), length=point.context,
                     replies=point.context // 2, bf16=update.bf16,
                 ),
             )  # fmt: skip
@@ -237,7 +232,7 @@ class Bench:
         s, centre, made = self.settings, self.around[0].point, []
         for context in sorted({centre.context, *s.axes.context}):
             point = replace(centre, context=context)
-            needed = 2 * (s.step_rows + 1) * size_of(self.config(point), context).slot  # slots, and copies of them
+            needed = 2 * (s.step_rows + 1) * size_of(self.config(point), context).slot  # slots, and what a pass gathers
             if needed < free_memory(self.device):
                 made.append(step_alone(self.policy(point), s.step_rows, context, s.decode_steps, self.device))
             else:
@@ -365,11 +360,8 @@ class Bench:
         return repeat
 
     def update_config(self, dtype: torch.dtype) -> UpdateConfig:
-        """On a GPU, where there is a kernel for it, without padding."""
-        bf16 = dtype == torch.bfloat16
-        return UpdateConfig(
-            bf16=bf16, token_budget=self.settings.update_tokens, padding_free=bf16 and self.device.type == "cuda"
-        )
+        """Settings of the measured update."""
+        return UpdateConfig(bf16=dtype == torch.bfloat16, token_budget=self.settings.update_tokens)
 
     def learn(self, policy: Policy, batch: TokenBatch, dtype: torch.dtype, watch: Stopwatch) -> UpdateCounts:
         """One PPO pass over the batch: measured on `update_rows` rows, and scaled to all."""

@@ -7,13 +7,14 @@ shapes, and the bytes that it must touch at the rate of copying, both measured h
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import gc
 import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -24,8 +25,6 @@ import torch
 
 from marl.decoding.cache import READ_BUDGET
 from marl.decoding.engine import Engine
-from marl.decoding.memory import give_back
-from marl.kernels.cpu import product
 from marl.model.policy import Policy
 from marl.model.tokens import Tokens
 
@@ -130,7 +129,8 @@ class PeakMemory:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         gc.collect()  # caches and their layers know each other
-        give_back()
+        with suppress(OSError, AttributeError):  # another C library keeps what was freed
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
         self.before = self._start()
 
     def _start(self) -> int | None:
@@ -267,9 +267,9 @@ def _product_rate(
         x = torch.randn(rows, inside, device=device).to(dtype)
         weight = torch.randn(outside, inside, device=device).to(dtype)
         y = torch.randn(rows, outside, device=device).to(dtype)
-        products = [functools.partial(product, x, weight)]
+        products = [functools.partial(torch.nn.functional.linear, x, weight)]
         if backward:
-            products += [functools.partial(product, y, weight.T), functools.partial(product, y.T, x.T)]
+            products += [functools.partial(torch.nn.functional.linear, *both) for both in ((y, weight.T), (y.T, x.T))]
         macs += count * len(products) * rows * inside * outside
         seconds += count * sum(_seconds(product, device) for product in products)
     return macs / seconds
@@ -364,7 +364,7 @@ def step_alone(policy: Policy, rows: int, context: int, decode_steps: int, devic
     this size, and the `products` with the layers' matrices.
     """
     engine, shape = Engine(policy, rows + 1, context), Shape.of(policy)
-    slots = [slot for slot in range(rows + 1) if slot != 1]  # not side by side, as in games: copied, once
+    slots = [slot for slot in range(rows + 1) if slot != 1]  # not neighbours, as in games
     several = decode_steps if engine.can_write else 1
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     spent: list[float] = []

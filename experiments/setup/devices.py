@@ -13,7 +13,6 @@ from omegaconf import OmegaConf
 
 from experiments.launch.terminal import say
 from marl.common.errors import UserError
-from marl.decoding.memory import has_bf16_instructions
 
 # Kernels for products in bfloat16 that torch and oneDNN keep on a CPU, one a shape: 1,024 each by default, which take
 # more memory than the products. Fewer cost time: 16 of oneDNN's made an update of 4 million parameters a third slower.
@@ -68,6 +67,12 @@ def check_bf16(device: torch.device, setting: str) -> None:
         raise UserError(f"{setting}=true: {lacking}; set it to false")
     if device.type == "cpu" and not has_bf16_instructions():
         say(f"{setting}=true: this processor has no instructions for bfloat16, so false would be faster")
+
+
+def has_bf16_instructions() -> bool:
+    """Whether this machine's processor has instructions for bfloat16; True where torch cannot tell."""
+    able = getattr(torch.cpu, "get_capabilities", dict)()  # older versions of torch have none
+    return not able or any(able.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16"))  # the last is ARM's
 
 
 def without_bf16(device: torch.device) -> str:

@@ -38,7 +38,7 @@ def with_room(spec: PlaySpec, games: int, players: Sequence[tuple[str, str]], de
         else:
             continue
         more = SLOTS if name.endswith(SUFFIX) else 0
-        caches.append(Slots.of(config, algo.context, seats(spec.env), more, algo.play_bf16, algo.decode_steps))
+        caches.append(Slots.of(config, algo.context, seats(spec.env), more, algo.play_bf16))
         models += size_of(config, algo.context).weights
     if not caches:
         return spec
@@ -67,18 +67,16 @@ def memory_of_run(work: Work) -> Fit:
     )
     # weights, gradients and two moments of each learner; the base beside them
     models, learning = size_of(base, context).weights, 0
-    large = any(slots.large(algo.concurrency) for slots in (*playing, *watched, *tested))
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     for config in learners.values():
         weights = size_of(config, context).weights
         # Split, a learner is whole while games are played, beside its part of everything.
         models += weights + 4 * weights // processes if spec.shard and processes > 1 else 4 * weights
-        if large:
-            one_pass = learning_bytes(
-                config, device, rows=max(algo.update.token_budget // context, 1), length=context, replies=context // 2,
-                bf16=algo.update.bf16, gradient_checkpointing=algo.update.gradient_checkpointing,
-            )  # fmt: skip
-            learning = max(learning, one_pass)
+        one_pass = learning_bytes(
+            config, rows=max(algo.update.token_budget // context, 1), length=context, replies=context // 2,
+            bf16=algo.update.bf16, gradient_checkpointing=algo.update.gradient_checkpointing,
+        )  # fmt: skip
+        learning = max(learning, one_pass)
     caches = [*playing, *(watched if spec.eval.games else ())]  # played in the midst of training, whose caches stay
     if any_reads(spec.losses, "planned"):  # plans are weighed with slots of their own
         caches = [*caches, *(Slots.of(config, context, 0, SLOTS) for config in learners.values())]

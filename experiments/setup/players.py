@@ -202,9 +202,7 @@ def player_slots(
         if run or bare(name) in configs:
             config = player_config(name) if run else configs[bare(name)]
             more = SLOTS if name.endswith(SUFFIX) else 0
-            caches.append(
-                Slots.of(config, limits.context, seats, more, limits.play_bf16, limits.decode_steps, limits.games)
-            )
+            caches.append(Slots.of(config, limits.context, seats, more, limits.play_bf16, limits.games))
             loaded += size_of(config, limits.context).weights * run
     return caches, loaded
 

@@ -287,7 +287,7 @@ def identity(settings: Mapping[str, Any], chats: bool = False) -> dict[str, Any]
     for part in ("reward", "loss"):
         found[part] = {name: term for name, term in found[part].items() if term is not None}
     off = {"decode_steps": 1, "play_bf16": False}
-    update_off = {"gradient_checkpointing": False, "padding_free": False}
+    update_off = {"gradient_checkpointing": False}
     found["algo"] = without(found["algo"], off)
     found["algo"]["update"] = without(found["algo"]["update"], update_off)
     seeds = {part: n for part, n in (found.pop("seeds", None) or {}).items() if n is not None}

@@ -104,7 +104,7 @@ def computed_with(spec: RunSpec, device: torch.device) -> dict[str, Any]:
         "device": device.type,
         "deterministic": spec.deterministic,
         "algo.concurrency": spec.algo.concurrency,
-        **{name: on[name] for name in ("instructions", "kernels", "threads", "gpu")},
+        **{name: on[name] for name in ("instructions", "threads", "gpu")},
     }
 
 

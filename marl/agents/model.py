@@ -13,10 +13,10 @@ import torch
 from envs.core import TurnKind
 from marl.agents.base import Key, Reply, Request, beliefs_of
 from marl.common.errors import UserError, check_temperature
+from marl.decoding.cache import READ_BUDGET
 from marl.decoding.engine import Engine
-from marl.decoding.probes import slowness
+from marl.decoding.packing import groups_within
 from marl.decoding.sampling import uniforms
-from marl.kernels.packing import cheapest_groups, even_groups
 from marl.model.policy import Policy, half, take_weights
 from marl.model.sharding import is_split
 from marl.model.tokens import View
@@ -61,31 +61,31 @@ class ModelAgent:
         context: int,
         max_new_tokens: int = 40,
         temperature: float = 1.0,
-        read_budget: int | None = None,
+        read_budget: int = READ_BUDGET,
         patience: float = 0.5,
         decode_steps: int = 1,
         bf16: bool = False,
         style: str | None = None,
     ) -> None:
-        """`read_budget`: most tokens of a pass, about; None: as many as is fast. `decode_steps`: tokens that a writing
-        seat samples in one go; always 1 if the engine can't write. `patience`, where passes are padded or several
-        tokens are written in one go: readers wait while others write, until their share of all seats that owe a reply,
-        summed over passes, reaches it. `bf16`: a copy in bfloat16 plays; it takes over the policy's weights whenever no
-        seat is taken."""
+        """Makes the engine.
+
+        read_budget: padded tokens that one pass reads at most. decode_steps: tokens that a writing seat samples before
+        it is looked at again; always 1 where `Engine.can_write` is not. patience: readers wait while others write,
+        until their shares of all seats that owe a reply add up to it from pass to pass; half of them wait for none, a
+        tenth for four. bf16: a bfloat16 copy plays, which takes over the policy's weights whenever nobody is seated.
+        """
         self.name, self.tokens, self.style = name, policy.tokens, style
         self.original = policy if bf16 else None
         self.policy = half(policy) if bf16 else policy
         self.engine = Engine(self.policy, slots, context, None if is_split(policy) else policy.lm)
         if self.engine.unheld:
-            times, rows = slowness(self.policy.lm, slots, context)
             warnings.warn(
-                f"{name}: {self.engine.unheld}, so every pass reads whole streams again: {context // 2} tokens in each "
-                f"of {rows} took {times:.0f} times as long as one token. A model.name whose layers are attention, or "
-                "recurrent with a cache of transformers (as Mamba), is faster",
+                f"{name}: {self.engine.unheld}, so every pass reads whole streams again, which is slow. Choose a "
+                "model.name whose layers are attention, or recurrent with a cache of transformers (as Mamba).",
                 stacklevel=2,
             )
         self.max_new_tokens, self.temperature = max_new_tokens, temperature
-        self.read_budget, self.patience = read_budget or self.engine.read_budget, patience
+        self.read_budget, self.patience = read_budget, patience
         self.decode_steps = decode_steps if self.engine.can_write else 1
         self._seats: dict[Key, ModelSeat] = {}
         self._waited = 0.0  # the sum that `patience` bounds
@@ -105,11 +105,7 @@ class ModelAgent:
                 seat.options, seat.limit = r.options, min(self.max_new_tokens, self._free(seat))
         owed = {key: seat for key, seat in self._seats.items() if seat.kind is not None}
         while owed and not replies:
-            if self.engine.ragged and self.decode_steps == 1:
-                for group in self._groups(list(owed)):  # all that are ready, whatever they read
-                    self._advance(group)
-            else:
-                self._take_turns(owed)
+            self._take_turns(owed)
             for key in list(owed):
                 if self._complete(owed[key]):
                     replies.append(self._reply(key, owed.pop(key)))
@@ -180,17 +176,10 @@ class ModelAgent:
         return seat.view.stream.tokens[seat.read :] + seat.ids[-1:]
 
     def _groups(self, keys: Sequence[Key]) -> list[list[Key]]:
-        """Groups of seats with about `read_budget` tokens to read; for padded passes, with similar amounts each.
-
-        A padded pass costs a thirty-second of the budget beside its tokens (measured on a CPU at 8,192).
-        """
+        """Groups seats with about as much to read, of at most `read_budget` padded tokens."""
         unread = {key: len(self._unread(self._seats[key])) for key in keys}
-        if self.engine.ragged:  # what is written stays together, where its slots stand side by side (`Desk`)
-            order = sorted(keys, key=lambda key: unread[key])
-            groups = even_groups([unread[key] for key in order], self.read_budget)
-        else:
-            order = sorted(keys, key=lambda key: unread[key], reverse=True)
-            groups = cheapest_groups([unread[key] for key in order], self.read_budget, self.read_budget / 32)
+        order = sorted(keys, key=lambda key: unread[key], reverse=True)
+        groups = groups_within([unread[key] for key in order], self.read_budget)
         return [[order[i] for i in group] for group in groups]
 
     @torch.no_grad()

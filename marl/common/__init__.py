@@ -1,1 +1,1 @@
-"""What every room needs: errors that users read, files, several processes."""
+"""Shared helpers: user errors, files, secrets, several processes."""

@@ -1,4 +1,4 @@
-"""What goes wrong by someone's input rather than by our mistake."""
+"""Errors about bad input, and checks of settings that several commands share."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ LONGEST_ERROR = 2000  # letters of an error
 
 
 class UserError(ValueError):
-    """Bad input: its text is one clear sentence that names the setting or file, its value, and the fix.
+    """Bad input. The text names the setting or file, its value, and the fix.
 
-    Commands print the sentence and leave with a non-zero status, without a traceback. Any terminal and file can hold
-    it: halves of surrogate pairs, as names of files may have, are escaped, and what is very long is cut.
+    Commands print it without a traceback and exit with a non-zero status. Characters that a terminal cannot print are
+    escaped, and a very long text is cut.
     """
 
     def __init__(self, sentence: str) -> None:
@@ -45,7 +45,7 @@ class UserError(ValueError):
 
 @contextmanager
 def naming(setting: str, term: object) -> Iterator[None]:
-    """Turns whatever a term's own code raises into a UserError with the setting, the error and the line."""
+    """Turns any error of a term's own code into a UserError with the setting, the error and the line."""
     try:
         yield
     except UserError:
@@ -55,27 +55,31 @@ def naming(setting: str, term: object) -> Iterator[None]:
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if frame.filename == file]
         place = (own or frames)[-1]
-        told = " ".join(f"{type(error).__name__}: {error}".split())
+        text = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(
-            f"{setting}: {type(term).__name__} raised {told} ({place.filename}, line {place.lineno}); "
+            f"{setting}: {type(term).__name__} raised {text} ({place.filename}, line {place.lineno}); "
             "mend it, or leave it out"
         ) from error
 
 
 def check_writable(folder: str | Path, setting: str) -> None:
-    """Makes the folder. UserError, naming the setting, if nothing can be written into it."""
+    """Makes the folder. UserError if nothing can be written into it."""
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise UserError(f"{setting}={folder}: the folder cannot be written ({error.strerror}); name another") from error
+        raise UserError(
+            f"{setting}={folder}: the folder cannot be written ({error.strerror}). Name another."
+        ) from error
 
 
 def check_places(settings: Mapping[str, Any]) -> None:
-    """Refuses settings that cannot say where something is, or is to be kept. Each command has some of them; whether
-    others than `runs`, `cache` and `cells`, or a name, may be null is for its defaults to say (launch/command.py)."""
+    """Refuses file and folder settings that cannot be a path, and names that cannot be part of a folder's name.
+
+    Only `runs`, `cache` and `cells` must not be null; a command's defaults decide about the others.
+    """
     for name, value in texts(settings):
         named = name in NAMES or name.startswith(("init.", "cast.", "eval.cast."))
         if named and any(bytes_of(part) > LONGEST_PART for part in value.split("/")):
@@ -105,12 +109,12 @@ def check_settings(settings: Any) -> None:
 
 
 def bytes_of(name: str) -> int:
-    """Length of a name, as file systems count it."""
+    """Length of a name in bytes, as file systems count it."""
     return len(name.encode(errors="surrogatepass"))
 
 
 def check_length(name: str, setting: str) -> None:
-    """UserError for a name that is too long for a file of ours."""
+    """Refuses a name that is too long to become part of a file name."""
     if bytes_of(name) > LONGEST_NAME:
         raise UserError(
             f"{setting}={name[:60]}...: {bytes_of(name)} bytes are too many for a name. Use {LONGEST_NAME}."
@@ -118,7 +122,7 @@ def check_length(name: str, setting: str) -> None:
 
 
 def texts(settings: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """All texts in settings by their dotted names; those of a list by the list's."""
+    """Yields every text in settings with its dotted name; items of a list have the list's name."""
     if isinstance(settings, Mapping):
         for key, value in settings.items():
             yield from texts(value, f"{name}.{key}" if name else f"{key}")
@@ -130,7 +134,7 @@ def texts(settings: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def check_sizes(value: Any, name: str) -> None:
-    """Refuses, anywhere in a setting's value, whole numbers beyond what is sane, and text that nobody can write."""
+    """Refuses whole numbers beyond MOST and text that is not UTF-8, at any depth of a setting's value."""
     if isinstance(value, Mapping):
         for key, each in value.items():
             check_sizes(key, name)
@@ -146,25 +150,25 @@ def check_sizes(value: Any, name: str) -> None:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise UserError(f"{name}={value!r}: holds a letter that is no UTF-8 text; leave it out") from None
+            raise UserError(f"{name}={value!r}: holds a character that is not UTF-8. Leave it out.") from None
 
 
 def check_count(value: Any, name: str, least: int = 1) -> None:
-    """Refuses what is no whole number from `least` on, or beyond what is sane."""
+    """Refuses a value that is not a whole number from `least` to the setting's maximum."""
     if type(value) is not int or value < least:
         raise UserError(f"{name}={value}: must be a whole number, at least {least}")
     check_sizes(value, name)
 
 
 def check_temperature(value: Any, name: str) -> None:
-    """Refuses what logits cannot be divided by; 0 stands for the likeliest."""
+    """Refuses a sampling temperature that logits cannot be divided by; 0 takes the likeliest token."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not (number and (value == 0 or COLDEST <= value <= HOTTEST)):
         raise UserError(f"{name}={value}: must be a number from {COLDEST} to {HOTTEST:,}, or 0 for the likeliest")
 
 
 def check_text(value: Any, name: str) -> None:
-    """Refuses what is neither text nor null."""
+    """Refuses a value that is neither text nor null."""
     if value is not None and (not isinstance(value, str) or "\0" in value):
         raise UserError(f"{name}={value!r}: must be text, or null")
 

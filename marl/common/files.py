@@ -1,8 +1,7 @@
-"""Files that appear whole or not at all, and the readers of files that others may have written.
+"""Writes files in one step, and reads files that strangers may have written.
 
-Where a disk is full, or a folder may not be written, what is there stays as it is, and one sentence names the place.
-A run's folder may come from anybody. Whatever is read from one is read here: as plain data of a limited size, from
-plain files, without references to the environment or to code. What is wrong with it becomes one UserError.
+A failed write leaves the old file as it is. A run's folder may come from anybody, so it is read as plain data of a
+limited size, from plain files, without references to the environment or to code. Every fault becomes a UserError.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from marl.common.errors import LARGEST, LONGEST_NAME, UserError, bytes_of
 ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 WAY_ON = "start the same command again; it goes on from what is there"
 
-# Bytes that one file may have. YAML is the slowest to read: 64 KiB take some two seconds, a run's settings have 3 KiB.
+# Largest files in bytes. YAML is slow to read (64 KiB take two seconds); a run's settings have 3 KiB.
 MOST_YAML, MOST_JSON, MOST_LINES = 1 << 16, 1 << 24, 1 << 28
 DEEPEST = 40  # levels of data within data
 
-# What Python raises where data are not what its reader expects. A UserError is a ValueError, and stays what it is.
+# Errors of Python for data that a reader does not expect. A UserError is a ValueError, and is raised as it is.
 FAULTS = (
     ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError,
     csv.Error, yaml.YAMLError,
@@ -42,7 +41,7 @@ FAULTS = (
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turns what the system refuses to write into a UserError that names the place, the reason and the fix."""
+    """Turns a failed write within the block into a UserError that names the path, the reason and the fix."""
     try:
         yield
     except Exception as error:
@@ -76,13 +75,13 @@ def whole_file(path: str | Path, newline: str | None = None) -> Iterator[TextIO]
             os.replace(temporary, path)
             sync_folder(path.parent)
     except BaseException:
-        with suppress(OSError):  # half a file would only take the room that is wanted
+        with suppress(OSError):  # half a file would only take space
             temporary.unlink(missing_ok=True)
         raise
 
 
 def sync_folder(folder: Path) -> None:
-    """Sees that the names in a folder are on the disk: without, a loss of power may take a rename back."""
+    """Flushes a folder's names to the disk: otherwise a loss of power may undo a rename."""
     opened = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(opened)
@@ -91,7 +90,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def joined_name(parts: Iterable[str], by: str) -> str:
-    """A file's name made of several; one that would be too long is cut, and ends in a digest of all of it."""
+    """Joins parts to a file's name. A name that is too long is cut and ends in a digest of the whole."""
     name = by.join(parts)
     if bytes_of(name) <= LONGEST_NAME:
         return name
@@ -112,7 +111,7 @@ def write_json(path: str | Path, data: Any) -> None:
 
 
 def canonical(data: Any) -> str:
-    """JSON of plain data, the same however whole numbers were typed: `1` or `1.0`."""
+    """Canonical JSON of plain data: `1` and `1.0` are written alike."""
 
     def typed(value: Any) -> Any:
         if isinstance(value, dict):
@@ -126,43 +125,45 @@ def canonical(data: Any) -> str:
 
 @contextmanager
 def reading(what: object) -> Iterator[None]:
-    """Data of `what`, a folder or file, that are not as the block expects become a UserError that names it."""
+    """Turns errors within the block into a UserError that calls `what`, a folder or file, damaged."""
     try:
         yield
     except UserError:
         raise
     except FAULTS as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise UserError(f"{what} is damaged, or of another version of this project ({reason}): name another") from error
+        raise UserError(
+            f"{what} is damaged, or of another version of this project ({reason}). Name another."
+        ) from error
 
 
 def read_bytes(path: str | Path, most: int = MOST_LINES, linked: bool = False) -> bytes:
-    """What a plain file holds. UserError for one that cannot be read, has more than `most` bytes, or is a pipe, a
-    device or a link out of its folder (`linked` allows links: for files that the command line names)."""
+    """Bytes of a plain file. UserError if it cannot be read, has more than `most` bytes, or is a pipe, a device or a
+    link out of its folder. `linked` allows links, for files that the command line names."""
     path = Path(path)
     try:
         if not linked and path.is_symlink():
             inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(path.parent))
             if not inside:
-                raise UserError(f"{path} is a link that leads out of its folder: put the file itself there")
+                raise UserError(f"{path} is a link that leads out of its folder. Put the file itself there.")
         with open(path, "rb", opener=_at_once) as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
-                raise UserError(f"{path} is no plain file: put a file there")
+                raise UserError(f"{path} is no plain file. Put a file there.")
             if found.st_size > most:
-                raise UserError(f"{path} has more than {most:,} bytes: no file of this kind does; name another")
+                raise UserError(f"{path} has more than {most:,} bytes, too many for this kind of file. Name another.")
             return file.read(most)
     except OSError as error:
         raise UserError(f"{path}: the file cannot be read ({error.strerror})") from error
 
 
 def _at_once(path: str, flags: int) -> int:
-    """Opens without waiting: a pipe would wait for somebody who writes into it."""
+    """Opens without blocking: a pipe would wait for a writer."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def read_text(path: str | Path, most: int = MOST_LINES, linked: bool = False) -> str:
-    """The same as text. UserError where it is not UTF-8."""
+    """Text of a plain file, as `read_bytes`. UserError if it is not UTF-8."""
     try:
         return read_bytes(path, most, linked).decode()
     except UnicodeDecodeError as error:
@@ -170,8 +171,8 @@ def read_text(path: str | Path, most: int = MOST_LINES, linked: bool = False) ->
 
 
 def check_plain(data: Any) -> None:
-    """ValueError for what no file of ours holds: other types than JSON's, numbers that are not finite or beyond
-    LARGEST, halves of surrogate pairs, which nobody can print or write, and data that are nested too deeply."""
+    """Raises ValueError unless data are JSON's types, finite numbers up to LARGEST, text that UTF-8 can encode, and at
+    most DEEPEST levels of nesting."""
     left = [(data, 0)]
     while left:
         value, depth = left.pop()
@@ -182,7 +183,7 @@ def check_plain(data: Any) -> None:
         elif isinstance(value, list):
             left += ((each, depth + 1) for each in value)
         elif isinstance(value, str):
-            value.encode()  # raises a ValueError for halves of surrogate pairs
+            value.encode()  # ValueError for half a surrogate pair
         elif value is not None and not isinstance(value, int | float):
             raise ValueError(f"a {type(value).__name__} is no plain data")
         elif value is not None and not abs(value) <= LARGEST:  # nor is nan
@@ -190,7 +191,7 @@ def check_plain(data: Any) -> None:
 
 
 def parsed_json(text: str) -> Any:
-    """Plain data from JSON. ValueError for anything else."""
+    """Plain data from JSON text. Raises ValueError as `check_plain` does."""
     if len(text) > MOST_JSON:
         raise ValueError(f"it has more than {MOST_JSON:,} letters")
     try:
@@ -202,7 +203,7 @@ def parsed_json(text: str) -> Any:
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
-    """A file that holds one JSON object. UserError, with its name, where it cannot be read or is something else."""
+    """The JSON object in a file. UserError if the file cannot be read or holds anything else."""
     path = Path(path)
     try:
         data = parsed_json(read_text(path, MOST_JSON))
@@ -214,13 +215,13 @@ def read_json(path: str | Path) -> dict[str, Any]:
 
 
 def _reason(path: Path, error: Exception) -> str:
-    """What an error says, in one line, without the file's name before it."""
+    """First line of an error's text, without the file's name."""
     first = next(iter(f"{error}".splitlines()), "")
     return first.removeprefix(f"{path}").lstrip(": ") or type(error).__name__
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """YAML without aliases: a file of a few lines could stand for more data than any memory holds."""
+    """YAML loader without aliases, by which a few lines could stand for endless data."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -229,7 +230,7 @@ class _PlainLoader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path) -> Any:
-    """The plain data that a YAML file holds. UserError, with its name, where it cannot be read or is something else."""
+    """Plain data in a YAML file. UserError if the file cannot be read or holds anything else."""
     try:
         data = yaml.load(read_text(path, MOST_YAML), _PlainLoader)
         check_plain(data)
@@ -264,5 +265,5 @@ def stem(path: Path) -> str:
 
 
 def digest(settings: Mapping[str, Any]) -> str:
-    """Twelve hexadecimal digits that stand for these settings."""
+    """Digest of settings: twelve hexadecimal digits."""
     return hashlib.sha256(canonical(settings).encode()).hexdigest()[:12]

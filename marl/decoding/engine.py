@@ -1,8 +1,8 @@
-"""Batched incremental decoding: every agent's view lives in one slot of a preallocated cache.
+"""Batched incremental decoding: each agent's stream lives in one slot of a preallocated cache.
 
-A slot holds keys and values (attention), a state (recurrent layers), or both. Each call reads only new tokens, for rows
-of any length at once. Of models that keep something else, whole streams are read again at each call, which is slow
-(`WholeStreams`). What it leaves out: text, games, when to read what (agents.py).
+A slot holds keys and values (attention), states (recurrent layers), or both. A call reads only new tokens, for rows of
+any length. A model that keeps something else reads whole streams at each call, which is slow (`WholeStreams`).
+Left out: text, games, and when to read (marl/agents/model.py).
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from marl.common.errors import UserError
-from marl.decoding.cache import READ_BUDGET, SlotCache, SlotLayer, Unheld, slot_cache, span_of
+from marl.decoding.cache import SlotCache, Unheld, slot_cache
 from marl.decoding.graphs import Writer
 from marl.decoding.passes import WholeStreams, one_pass
-from marl.decoding.probes import check_slots, goes_on, make_states, read_budget, reads_ragged
+from marl.decoding.probes import check_slots, continues, make_states
 from marl.decoding.sampling import draw
-from marl.kernels.cpu import takes
 from marl.model.policy import Policy, check_context, choice_logits
 from marl.model.sharding import is_split
 
@@ -30,33 +29,28 @@ STRETCH = 128  # captured steps reach into slots by multiples of this
 
 
 class Engine:
-    """Reads tokens into slots and samples from what comes out. `lengths` (S,) says how much each slot holds."""
+    """Reads tokens into slots and samples from the resulting states. `lengths` (S,): tokens that each slot holds."""
 
     def __init__(self, policy: Policy, slots: int, context: int, alike: PreTrainedModel | None = None) -> None:
-        """`alike`: the model that the policy's is a copy of in bfloat16. Whether slots can hold it is seen there, where
-        what is forgotten is more than rounding."""
+        """Makes an empty cache.
+
+        alike: the float32 model that the policy's is a bfloat16 copy of. Whether slots can hold it is tried there,
+        where rounding does not hide what is forgotten.
+        """
         check_context(policy.lm.config, context)
         lm = alike or policy.lm
         self.policy, self.slots, self.context = policy, slots, context
         self.cache: SlotCache | WholeStreams
         self.unheld = ""  # why there is no cache, if so
-        self.ragged = False  # whether passes are without padding; tests unset it
         try:
             self.cache = slot_cache(policy.lm, slots, context)
-            self._goes_on = not self.cache.states or goes_on(lm)
+            self._continues = not self.cache.states or continues(lm)
             if self.cache.states:
                 make_states(policy.lm, self.cache)
-            if not self.cache.states and not is_split(policy):
+            elif not is_split(policy):
                 check_slots(lm)
-                # in bfloat16 a CPU makes kernels for each new number of tokens, which is another in every ragged pass
-                device, dtype = policy.device, policy.lm.dtype
-                made_anew = dtype == torch.bfloat16 and device.type == "cpu" and not takes(device, dtype)
-                self.ragged = not made_anew and reads_ragged(lm)
         except Unheld as reason:
-            self.cache, self._goes_on, self.unheld = WholeStreams(slots), True, str(reason)
-        self.read_budget = READ_BUDGET  # tokens that a pass best reads
-        if self.ragged:
-            self.read_budget = read_budget(policy.lm.config, policy.device, policy.lm.dtype)
+            self.cache, self._continues, self.unheld = WholeStreams(slots), True, str(reason)
         self.lengths = np.zeros(slots, dtype=np.int64)
         self._free = list(range(slots))  # a heap: the lowest free slot is taken, whatever was freed before
         self.tokens_read = 0
@@ -69,11 +63,11 @@ class Engine:
 
     @property
     def can_write(self) -> bool:
-        """Whether `write` is for this model: a recurrent layer's states would move on in rows that have ended."""
+        """True if `write` is right for this model: recurrent states would move on in rows that have ended."""
         return isinstance(self.cache, SlotCache) and not self.cache.states
 
     def allocate(self) -> int:
-        """An empty slot."""
+        """Takes an empty slot."""
         if not self._free:
             raise RuntimeError(f"all {self.slots} slots are taken")
         slot = heapq.heappop(self._free)
@@ -81,9 +75,8 @@ class Engine:
         return slot
 
     def free(self, slot: int) -> None:
+        """Gives a slot back."""
         heapq.heappush(self._free, slot)
-        if len(self._free) == self.slots and isinstance(self.cache, SlotCache):
-            self.cache.desk.clear()  # so that the next games don't depend on those before
 
     def _empty(self, slot: int) -> None:
         self.lengths[slot] = 0
@@ -102,7 +95,7 @@ class Engine:
         self._check_room(start, sizes)
         if not self.cache.states:
             return self._pass(rows, chunks)
-        # Padding would move a state on, so that rows are read in pieces, each for all rows that have as much to read.
+        # Padding would move a state on, so rows are read in pieces of one length.
         parts: list[list[Tensor]] = [[] for _ in chunks]
         done = np.zeros_like(sizes)
         while (done < sizes).any():
@@ -114,23 +107,23 @@ class Engine:
         return torch.cat([states for own in parts for states in own])
 
     def _check_room(self, start: np.ndarray, sizes: np.ndarray) -> None:
-        """That so many more tokens fit into slots that hold `start`."""
+        """Raises UserError unless so many more tokens (R,) fit into slots that hold `start` (R,)."""
         if int((start + sizes).max()) > self.context:
             raise self.outgrown(int((start + sizes).max()), begun=bool(start[(start + sizes).argmax()]))
 
     def outgrown(self, tokens: int, begun: bool) -> UserError:
-        """What to say of a stream that no slot holds: of a game that has begun, or of the first that a player reads."""
+        """Builds the error for a stream that no slot holds: of a game that has begun, or of a player's first prompt."""
         what = "an episode outgrew its slot" if begun else "a prompt is too long"
         most = self.policy.context
-        way = f"raise model.context (the model reads up to {most}), " if most > self.context else ""
+        way = f"Raise model.context (the model reads up to {most}), l" if most > self.context else "L"
         return UserError(
-            f"{what}: a stream of {tokens} tokens does not fit model.context={self.context}; {way}lower the game's "
-            "message and turn limits, or say the same in fewer tokens, as with env.style=compact"
+            f"{what}: a stream of {tokens} tokens does not fit model.context={self.context}. {way}ower the game's "
+            "message and turn limits, or use fewer tokens, as with env.style=compact."
         )
 
     def _piece(self, start: np.ndarray, left: np.ndarray) -> tuple[np.ndarray, int]:
-        """Which rows are to be read next, and how many tokens of each, where `left` (R,) are unread after `start`."""
-        if self._goes_on:
+        """Chooses which rows to read next, and how many tokens of each, where `left` (R,) are unread after `start`."""
+        if self._continues:
             size = 1 << (int(left.max()).bit_length() - 1)  # the largest power of two: few passes, whatever the lengths
             return np.flatnonzero(left >= size), size
         new = (start == 0) & (left > 0)
@@ -143,7 +136,7 @@ class Engine:
         if isinstance(self.cache, WholeStreams):
             hidden = self.cache.read(self.policy.lm, rows, self.lengths[rows], chunks)
         else:
-            hidden = one_pass(self.policy.lm, self.cache, rows, self.lengths[rows], chunks, self.ragged)
+            hidden = one_pass(self.policy.lm, self.cache, rows, self.lengths[rows], chunks)
         sizes = [len(chunk) for chunk in chunks]
         self.lengths[rows] += sizes
         self.tokens_read += sum(sizes)
@@ -151,11 +144,11 @@ class Engine:
 
     @torch.no_grad()
     def score(self, slot: int, prefix: Sequence[int], texts: Sequence[Sequence[int]], temperature: float) -> np.ndarray:
-        """Log-probability of each text, (A,), as speech after `prefix`, which the slot holds at least as the start.
+        """Log-probability of each text, (A,), as speech after `prefix`, with which the slot's stream begins.
 
         Texts must not be empty. The slot stays as it is; A free slots are needed meanwhile. Temperature 0 counts as 1.
         """
-        known = len(prefix) - 1  # the prefix's last token is read again: what follows it is asked for
+        known = len(prefix) - 1  # the prefix's last token is read again: its state predicts the text
         assert known <= self.lengths[slot], (known, self.lengths[slot])
         scratch = [self.allocate() for _ in texts]
         source = slot
@@ -176,9 +169,9 @@ class Engine:
         return np.array(scores)
 
     def rewind(self, slot: int, prefix: Sequence[int]) -> None:
-        """Forgets all but `prefix`, which the slot holds as its start."""
+        """Forgets all but `prefix`, with which the slot's stream begins."""
         assert len(prefix) <= self.lengths[slot], (len(prefix), self.lengths[slot])
-        if self.cache.states and len(prefix) < self.lengths[slot]:  # a state has no way back: it is made again
+        if self.cache.states and len(prefix) < self.lengths[slot]:  # a state has no way back: it is computed again
             self._empty(slot)
             if prefix:
                 self.read([slot], [prefix])
@@ -188,11 +181,11 @@ class Engine:
     def sample(
         self, hidden: Tensor, legal: Sequence[tuple[int, ...]], temperature: float, uniform: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """One token for each of R rows, from hidden states (R, D): out of its legal ids, or speech where it has none.
+        """Samples one token for each of R rows from hidden states (R, D): a legal id, or speech where a row has none.
 
-        Temperature 0 takes the likeliest token. Else
-        `uniform` (R,) in [0, 1) decides (inverse of the cumulative distribution), so that a row's sample does not
-        depend on the rows beside it. Returns ids (R,) and their log-probabilities (R,) under the sampled distribution.
+        Temperature 0 takes the likeliest token. Otherwise `uniform` (R,) in [0, 1) decides, by the inverse of the
+        cumulative distribution, so that a row's sample does not depend on other rows. Returns ids (R,) and their
+        log-probabilities (R,) under the sampled distribution.
         """
         logits = self.policy.logits(hidden)
         greedy, temperature = temperature == 0, temperature or 1.0
@@ -213,25 +206,22 @@ class Engine:
     def write(
         self, slots: Sequence[int], ids: Sequence[int], left: Sequence[int], uniform: np.ndarray, temperature: float
     ) -> tuple[list[list[int]], list[list[float]]]:
-        """Goes on with speech in slots (R,) whose last ids (R,) are unread: up to K tokens each, as `uniform` (R, K)
-        says, at most `left` (R,), and none after one that may be an end. Returns ids and log-probabilities.
+        """Continues speech in slots (R,) whose last ids (R,) are unread, by up to K tokens each; `uniform` (R, K).
 
-        The same as `read` and `sample` K times (up to rounding), without a word to the host between. For engines that
-        `can_write`.
+        A row gets at most `left` (R,) tokens, and none after one that may be an end. Returns ids and log-probabilities:
+        those of K times `read` and `sample` up to rounding, without waiting for the host. Only if `can_write`.
         """
         assert isinstance(self.cache, SlotCache) and self.can_write
         rows, steps = np.asarray(slots, dtype=np.int64), uniform.shape[1]
         start = self.lengths[rows]
         self._check_room(start, np.ones_like(start))
-        for row, length in zip(rows.tolist(), start.tolist(), strict=True):
-            self.cache.desk.cut(row, length)
         allowed = np.minimum(np.minimum(left, steps), self.context - start)
         size, end = len(rows), int((start + allowed).max())
         if self.few_shapes:
             far = min(-(-end // STRETCH) * STRETCH, self.context)
             writer = self._kept(1 << (size - 1).bit_length(), far, temperature)
         else:
-            writer = Writer(self.policy, self.cache, size, end, temperature, self._pauses(), span_of(rows))
+            writer = Writer(self.policy, self.cache, size, end, temperature, self._pauses())
         sampled, logprobs, counts = writer.write(rows, np.asarray(ids), start, allowed, uniform)
         self.lengths[rows] += counts
         self.tokens_read += int(counts.sum())
@@ -239,22 +229,16 @@ class Engine:
         return [own[:count] for own, _, count in each], [own[:count] for _, own, count in each]
 
     def _pauses(self) -> Tensor:
-        """Which tokens (V,) may end a reply."""
+        """Mask (V,) of tokens that may end a reply."""
         if self._may_end is None:
             self._may_end = torch.zeros(self.policy.speech_mask.shape, dtype=torch.bool, device=self.policy.device)
             self._may_end[sorted(self.policy.tokens.may_end)] = True
         return self._may_end
 
     def _kept(self, size: int, end: int, temperature: float) -> Writer:
-        """The writer of this shape: a new one where there is none yet, or the model or the desk has moved since."""
+        """The writer of this shape: a new one if there is none yet, or parameters have moved since it was captured."""
         assert isinstance(self.cache, SlotCache)
-        self.cache.make_room(size)
-        moving = [*self.policy.parameters(), *self.policy.buffers()]
-        for layer in self.cache.layers:
-            if isinstance(layer, SlotLayer):
-                layer.make_room()
-                moving += layer.desk
-        there = tuple(tensor.data_ptr() for tensor in moving)
+        there = tuple(tensor.data_ptr() for tensor in (*self.policy.parameters(), *self.policy.buffers()))
         if self._captured_at != there:
             self._writers, self._captured_at, self._pool = {}, there, None
         key = (size, end, temperature)

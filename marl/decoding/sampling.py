@@ -8,8 +8,11 @@ from torch import Tensor
 
 
 def draw(logprobs: Tensor, uniform: Tensor | None) -> tuple[Tensor, Tensor]:
-    """One id for each row of (R, V), and its log-probability: the inverse of the cumulative distribution at `uniform`
-    (R,) in [0, 1), in double precision. Without `uniform` the likeliest, whose log-probability is 0."""
+    """Draws one id for each row of log-probabilities (R, V). Returns ids (R,) and their log-probabilities (R,).
+
+    Takes the inverse of the cumulative distribution at `uniform` (R,) in [0, 1), in double precision. Without `uniform`
+    takes the likeliest id, with log-probability 0.
+    """
     if uniform is None:
         return logprobs.argmax(-1), torch.zeros(len(logprobs), device=logprobs.device)
     cumulative = running_sums(logprobs.double().exp())
@@ -19,15 +22,15 @@ def draw(logprobs: Tensor, uniform: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def running_sums(values: Tensor) -> Tensor:
-    """Cumulative sums of (R, V) along V. On a GPU torch's own differ from call to call, and are refused where it may
-    take deterministic algorithms only: there in log2(V) steps, each of which adds what stands twice as far back."""
+    """Cumulative sums of (R, V) along V. torch's own are not deterministic on a GPU, so `deterministic=true` uses
+    `doubling_sums` there."""
     if not (values.is_cuda and torch.are_deterministic_algorithms_enabled()):
         return values.cumsum(-1)
     return doubling_sums(values)
 
 
 def doubling_sums(values: Tensor) -> Tensor:
-    """Cumulative sums along the last dimension by doubling (Hillis and Steele 1986)."""
+    """Cumulative sums along the last dimension in log2(V) steps (Hillis and Steele 1986)."""
     back = 1
     while back < values.shape[-1]:
         values = torch.cat([values[..., :back], values[..., back:] + values[..., :-back]], -1)
@@ -36,7 +39,7 @@ def doubling_sums(values: Tensor) -> Tensor:
 
 
 def uniforms(seeds: np.ndarray, counters: np.ndarray) -> np.ndarray:
-    """Uniform numbers in [0, 1), each a function of its own seed and counter only (splitmix64, Steele et al. 2014)."""
+    """Uniform numbers in [0, 1): each depends on its own seed and counter alone (splitmix64, Steele et al. 2014)."""
     with np.errstate(over="ignore"):
         z = seeds.astype(np.uint64) + (counters.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):

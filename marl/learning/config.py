@@ -24,7 +24,6 @@ class UpdateConfig:
     temperature: float = 1.0  # the rollout's, set by the loop: what was sampled is what is scored
     bf16: bool = False  # autocast the forward pass; log-probabilities stay in float32
     gradient_checkpointing: bool = False  # compute activations again in the backward pass: memory and speed only
-    padding_free: bool = False  # rows one behind the other, by attention that knows where each begins: speed only
 
     def __post_init__(self) -> None:
         for name in ("epochs", "minibatches", "token_budget"):

@@ -19,19 +19,17 @@ def forward(
     temperature: float,
     reads: Mapping[str, bool],
     reference: Policy | None = None,
-    padding_free: bool = False,
 ) -> Outputs:
     """Reads a batch once. `reads` maps each needed part of the outputs (`losses.READS`) to whether it is trained.
 
     Parts are computed apart from one another, those that are not trained without gradient, so that measuring a part
-    changes no bit of the others. `reference`: of the divergence. `padding_free`: within `reading_rows`, skips padding.
+    changes no bit of the others. `reference`: of the divergence.
     """
 
     def part(name: str) -> torch.set_grad_enabled:
         return torch.set_grad_enabled(torch.is_grad_enabled() and reads[name])
 
-    lengths = batch.lengths if padding_free else None
-    hidden = policy.hidden(batch.tokens, lengths)  # (B, T, D)
+    hidden = policy.hidden(batch.tokens)  # (B, T, D)
     before = hidden[:, :-1]  # the state that predicts token t stands at t - 1
     zeros = torch.zeros(batch.tokens.shape, device=hidden.device)
     outputs = Outputs(zeros, zeros, zeros, torch.zeros(0, 1, device=hidden.device), zeros)
@@ -47,7 +45,7 @@ def forward(
         assert reference is not None, "a divergence is from a reference"
         there = batch.to(reference.device)
         with torch.no_grad():
-            states = reference.hidden(there.tokens, there.lengths if padding_free else None)
+            states = reference.hidden(there.tokens)
             theirs = reply_logprobs(reference, states, there, temperature, there.reply[:, 1:]).to(hidden.device)
         with part("divergence"):
             ours = reply_logprobs(policy, hidden, batch, temperature, replies)  # (M, V)

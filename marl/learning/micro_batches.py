@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from marl.common.distributed import ONE, Ranks
-from marl.kernels.packing import cheapest_groups
+from marl.decoding.packing import groups_within
 from marl.model.policy import Policy
 from marl.model.sharding import is_split
 from marl.types import Kind, TokenBatch
@@ -33,15 +33,14 @@ def micro_batches(
 ) -> list[Tensor]:
     """Splits rows, or this rank's share, into groups of similar length whose padded size stays within the budget.
 
-    `lengths` (B,) int64: how many tokens of each row are read; None: all. Returns the cheapest groups, if a pass costs
-    a sixteenth of the budget beside its tokens (measured on a CPU). All ranks get the same number of groups; if there
-    are fewer rows than ranks, the last groups are empty on some.
+    `lengths` (B,) int64: how many tokens of each row are read; None: all. All ranks get the same number of groups; if
+    there are fewer rows than ranks, the last groups are empty on some.
     """
     lengths = (batch.lengths if lengths is None else lengths)[rows]
     order = torch.argsort(lengths, descending=True, stable=True).tolist()
     # Rows of similar length, one for each rank; the longest is what the others are padded to.
     sets = [order[place : place + ranks.size] for place in range(0, len(order), ranks.size)]
-    groups = cheapest_groups([int(lengths[each[0]]) for each in sets], token_budget, token_budget / 16)
+    groups = groups_within([int(lengths[each[0]]) for each in sets], token_budget)
     own = [[int(rows[i]) for place in group for i in ranks.share(sets[place])] for group in groups]
     return [torch.tensor(group, dtype=torch.int64) for group in own]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from marl.common.distributed import ONE, Ranks
 from marl.common.errors import UserError
-from marl.kernels.varlen import check_varlen, compiled, varlen
 from marl.learning.config import UpdateConfig
 from marl.learning.forward import forward
 from marl.learning.micro_batches import ends, last_questions, passes
@@ -66,10 +65,6 @@ def check_model(policy: Policy, config: UpdateConfig) -> None:
     """Raises UserError if the model cannot be updated as configured."""
     with recomputation(policy, config):
         pass
-    if config.padding_free:
-        if policy.device.type == "cuda" and not config.bf16:
-            raise UserError("algo.update.padding_free=true: on a GPU only with algo.update.bf16=true, or leave it out")
-        check_varlen(policy.lm, config.bf16)
 
 
 def recomputation(policy: Policy, config: UpdateConfig) -> AbstractContextManager[None]:
@@ -78,16 +73,6 @@ def recomputation(policy: Policy, config: UpdateConfig) -> AbstractContextManage
 
 def autocast(device: torch.device, config: UpdateConfig) -> torch.autocast:
     return torch.autocast(device.type, torch.bfloat16, enabled=config.bf16)
-
-
-@contextmanager
-def reading_rows(config: UpdateConfig, *policies: Policy | None) -> Iterator[None]:
-    """Lets these policies read rows without padding, if configured; on a CPU also by compiled attention, if it fits."""
-    with ExitStack() as stack:
-        for policy in policies:
-            if policy is not None and (config.padding_free or (not is_split(policy) and compiled(policy.lm))):
-                stack.enter_context(varlen(policy.lm))
-        yield
 
 
 def update(
@@ -119,12 +104,9 @@ def update(
         optimizer.zero_grad(set_to_none=True)
         for reading in readings(whole, losses, rename):
             for part, read in passes(policy, reading.batch, reading.lengths, config.token_budget, ranks):
-                with reading_rows(config, policy, reference):
-                    with autocast(policy.device, config), recomputation(policy, config):
-                        outputs = forward(
-                            policy, part, config.temperature, reading.reads, reference, config.padding_free
-                        )
-                    backward(part, outputs, reading.losses, counts, totals)
+                with autocast(policy.device, config), recomputation(policy, config):
+                    outputs = forward(policy, part, config.temperature, reading.reads, reference)
+                backward(part, outputs, reading.losses, counts, totals)
                 if any(needs(loss, "advantages") for loss in reading.losses.values()):
                     note_drift(drift, part, outputs)
                 progress(len(read) if reading.batch is whole else 0)
@@ -223,8 +205,8 @@ def add_reference(
     where = batch.reply if where is None else where
     kind = batch.kind.masked_fill(batch.reply & ~where, int(Kind.OBSERVATION))
     for part, rows in passes(reference, replace(batch, kind=kind), ends(where), config.token_budget, ranks):
-        with autocast(reference.device, config), reading_rows(config, reference):
-            outputs = forward(reference, part, config.temperature, {"reply": False}, padding_free=config.padding_free)
+        with autocast(reference.device, config):
+            outputs = forward(reference, part, config.temperature, {"reply": False})
         result[rows, : part.shape[1]] = outputs.logprobs.cpu()
     return replace(batch, reference_logprobs=ranks.add(result.to(reference.device)).cpu())
 

@@ -1,6 +1,6 @@
-"""Reads the marks between turns off a chat template, by rendering it around texts that are known.
+"""Reads the marks between turns off a chat template by rendering it around known texts.
 
-What this module leaves out: tokens. A stream is written turn by turn from the marks (tokens.py).
+Left out: tokens. tokens.py writes a stream turn by turn from the marks.
 """
 
 from __future__ import annotations
@@ -12,20 +12,19 @@ from itertools import product
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-# Put before a template that asks for the date: a run that goes on tomorrow must read what it has read today. The line
-# break is the block's own, which the template's environment takes away.
+# Prepended to a template that asks for the date: a run that is resumed tomorrow must read the same text.
 SAME_DAY = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}\n"
-OUTER = "\n \n"  # white space put around texts, to see what a template takes away
-# What rendering may raise: a template is somebody's code, made for other conversations.
+OUTER = "\n \n"  # white space around texts, to see what a template strips
+# Errors of rendering: a template is somebody's code, made for other conversations.
 UNREADABLE = (TemplateError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError)
 
 Chat = Sequence[tuple[str, str]]  # roles and texts
-Ends = tuple[str | None, str | None]  # characters that are taken off a text's left and right end; None: all white space
+Ends = tuple[str | None, str | None]  # characters stripped off a text's left and right end; None: all white space
 
 
 @dataclass(frozen=True)
 class Marks:
-    """What a template writes before and after texts, and takes off their ends. Replies stay as they are."""
+    """Text that a template writes before and after texts, and characters that it strips. Replies stay as they are."""
 
     first: tuple[str, str]  # around the opening
     heard: tuple[str, str]  # around what is heard later
@@ -35,9 +34,9 @@ class Marks:
     strip_heard: Ends = ("", "")
 
     def render(self, chat: Chat, rendered: str) -> bool:
-        """Whether a conversation, as the template renders it, is these marks with the texts between them.
+        """Checks whether a rendered conversation is these marks with the texts between them.
 
-        What opens earlier replies is not looked at: some templates show these without the thoughts that they cue.
+        The opening of earlier replies is ignored: some templates leave out the thoughts that they cue.
         """
         rest = rendered
         for i, (role, text) in enumerate(chat):
@@ -55,14 +54,14 @@ class Marks:
 
 
 def strip(text: str, ends: Ends) -> str:
-    """The text without the white space that a template takes off its ends."""
+    """Strips the characters that a template takes off a text's ends."""
     return text.lstrip(ends[0]).rstrip(ends[1])
 
 
 def read_marks(tokenizer: PreTrainedTokenizerBase, opening: str) -> Marks:
-    """The marks of a tokenizer's chat template, in conversations whose first words are the role `opening`'s.
+    """Reads the marks of a tokenizer's chat template in conversations that begin with the role `opening`.
 
-    Raises one of UNREADABLE where the template does not render such conversations, or not as marks between texts.
+    Raises one of UNREADABLE if the template does not render such conversations as marks between texts.
     """
     template, closing = tokenizer.get_chat_template(), ""
     if "strftime_now" in template:
@@ -81,18 +80,17 @@ def read_marks(tokenizer: PreTrainedTokenizerBase, opening: str) -> Marks:
         del talk[1]
     whole, part, end = render(talk), render(talk[:-1]), tokenizer.eos_token or ""
     if not whole.startswith(part) and whole.startswith(part.removesuffix(end)):
-        closing = end  # of a finished conversation, gone once it goes on
+        closing = end  # of a finished conversation
     before_first, after_first = render(talk[:1]).split(s)
     after_reply = render(talk[:-1]).split(a)[1]
     between, after_heard = render(talk).split(a)[1].split(v)
     cue = render(talk, cue=True).split(v)[1].removeprefix(after_heard)
     ways = [(after_reply, between.removeprefix(after_reply))]
-    if opening == "system":  # the last turn may be closed otherwise than those before it
+    if opening == "system":  # the last turn may be closed differently
         before_heard = render(talk).split(s)[1].split(u)[0].removeprefix(after_first)
         ways.append((between.removesuffix(before_heard), before_heard))
 
-    # Longer conversations tell whether their turns are the marks, put together: also where the first reply follows on
-    # the opening, and where texts have white space around them.
+    # Longer conversations verify the marks: also where the first reply follows the opening, and with white space.
     longer = [*talk, ("assistant", b), ("user", w)]
     bare = [longer, [longer[0], *longer[-4:]]]
     padded = [[(role, text if role == "assistant" else OUTER + text + OUTER) for role, text in chat] for chat in bare]

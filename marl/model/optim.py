@@ -1,4 +1,4 @@
-"""The optimisers that a configuration can name: those of torch, and Muon beside AdamW."""
+"""Optimisers that a configuration can name: those of torch, and Muon with AdamW."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ class Optimizer(Protocol):
 
 
 class Muon(torch.optim.Muon):
-    """torch's with Nesterov's momentum and steps of AdamW's size, its directions in float32 on a CPU. In bfloat16, as
-    torch takes them everywhere, they were nearly half of a base's time on a processor without instructions for it."""
+    """torch's Muon with Nesterov momentum and steps of AdamW's size; on a CPU its directions are in float32.
+
+    torch computes them in bfloat16, which is slow on a processor without instructions for it.
+    """
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -52,7 +54,7 @@ class Muon(torch.optim.Muon):
 
 
 def orthogonal(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float = 1e-7) -> Tensor:
-    """The matrix with singular values near 1: `steps` of a quintic Newton-Schulz iteration (Jordan 2024)."""
+    """Brings a matrix's singular values near 1 by `steps` of a quintic Newton-Schulz iteration (Jordan 2024)."""
     a, b, c = coefficients
     tall = matrix.shape[0] > matrix.shape[1]
     wide = matrix.T if tall else matrix
@@ -95,7 +97,7 @@ class MuonAndAdamW:
             part.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """As of one optimiser over Muon's parameters, then AdamW's."""
+        """State of one optimiser over Muon's parameters, then AdamW's."""
         state: dict[int, Any] = {}
         groups: list[dict[str, Any]] = []
         for part, offset in zip(self.parts, self._offsets(), strict=True):
@@ -129,8 +131,8 @@ OPTIMIZERS: dict[str, Callable[[Policy, float, float], Optimizer]] = {
 
 
 def slots_of(optimizer: Optimizer) -> list[dict[str, bool]]:
-    """By parameter, in the order of `param_groups`: what the optimiser keeps of it once it has stepped, by name, and
-    whether that is one number in place of one for each weight."""
+    """Lists the optimiser's state per parameter, in the order of `param_groups`: names, and whether each is one number
+    instead of one per weight."""
     parts: tuple[Any, ...] = getattr(optimizer, "parts", (optimizer,))
     kept = []
     for part in parts:

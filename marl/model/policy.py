@@ -1,4 +1,4 @@
-"""A causal language model of `transformers` with a value head. What it leaves out: caches (engine.py), losses."""
+"""A causal language model of `transformers` with a value head. Left out: caches (marl/decoding) and losses."""
 
 from __future__ import annotations
 
@@ -31,17 +31,14 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.logging import disable_progress_bar, get_verbosity, set_verbosity, set_verbosity_error
 
 from marl.common.errors import UserError
-from marl.kernels.cpu import quicken
-from marl.kernels.varlen import read_rows
 from marl.model.tokens import MOST_TOKENS, Tokens
 
-disable_progress_bar()  # of loading and saving a handful of tensors
+disable_progress_bar()
 
-# What a model raises that wants other inputs, masks or another kind of cache than it is given.
+# Errors of a model that needs other inputs, masks or another kind of cache.
 MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
-# The largest shapes that are built: several times those of the largest models. Larger ones are refused before anything
-# takes time or memory.
+# The largest shapes that are built, several times those of the largest models; checked before anything is allocated.
 MOST = {
     "vocab_size": MOST_TOKENS,
     "hidden_size": 1 << 16,
@@ -51,12 +48,12 @@ MOST = {
     "intermediate_size": 1 << 18,
     "max_position_embeddings": 1 << 24,
 }
-FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names of what is no quantised weight
+FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names of types that are not quantised
 NO_MODEL, NO_TOKENIZER = "no causal language model can be loaded", "no tokenizer can be loaded from it"
 
 
 class Policy(nn.Module):
-    """Language model + value head.
+    """Language model and value head.
 
     The critic reads the hidden state before a reply's first token. A privileged critic (`privileged_size` > 0) also
     reads a vector of hidden facts; the language model never does.
@@ -66,9 +63,8 @@ class Policy(nn.Module):
 
     def __init__(self, lm: PreTrainedModel, tokens: Tokens, privileged_size: int = 0) -> None:
         super().__init__()
-        if lm.name_or_path:  # it was loaded, and so was its tokenizer
+        if lm.name_or_path:  # loaded, as its tokenizer was
             _check_rows(lm, tokens)
-        quicken(lm)
         self.lm = lm
         self.tokens = tokens
         tokens.add_ends(_named_ends(lm))
@@ -80,7 +76,7 @@ class Policy(nn.Module):
         self.value_head = nn.Sequential(nn.Linear(width + privileged_size, width), nn.Tanh(), out)
         size = lm.get_output_embeddings().weight.shape[0]
         mask = torch.zeros(size)
-        mask[tokens.size :] = -torch.inf  # rows that only pad the embedding
+        mask[tokens.size :] = -torch.inf  # rows that pad the embedding
         mask[[i for i in tokens.unspeakable if i < size]] = -torch.inf
         self.register_buffer("speech_mask", mask, persistent=False)
 
@@ -93,11 +89,8 @@ class Policy(nn.Module):
         """The longest stream that the model can read, in tokens."""
         return longest_stream(self.lm.config)
 
-    def hidden(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Last hidden states (B, T, D) of tokens (B, T). Rows are padded on the right, so causality is mask enough.
-        With `lengths` (B,), within `varlen(lm)`, padding is not read."""
-        if lengths is not None:
-            return read_rows(self.lm, tokens, lengths)
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """Last hidden states (B, T, D) of tokens (B, T). Rows are padded on the right, so causality is mask enough."""
         return self.lm.base_model(input_ids=tokens, use_cache=False).last_hidden_state
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -105,7 +98,7 @@ class Policy(nn.Module):
         return self.lm.get_output_embeddings()(hidden).float()
 
     def speech_logits(self, logits: Tensor, temperature: float) -> Tensor:
-        """The distribution that speech is sampled from: control tokens are never said."""
+        """Logits (..., V) that speech is sampled from: control tokens are never said."""
         return logits / temperature + self.speech_mask
 
     def value(self, hidden: Tensor, privileged: Tensor) -> Tensor:
@@ -122,46 +115,47 @@ def longest_stream(config: PreTrainedConfig) -> int:
 
 
 def check_context(config: PreTrainedConfig, context: int, setting: str = "model.context") -> None:
-    """UserError where slots of so many tokens are more than the model can read. `setting`: what the user calls them."""
+    """Raises UserError if streams of so many tokens are more than the model can read. `setting`: its name."""
     if context > (longest := longest_stream(config)):
         raise UserError(f"{setting}={context} is more than the model can read ({longest} tokens): lower it")
     text = config.get_text_config()
-    told = [getattr(text, name, None) for name in ("rope_parameters", "rope_scaling")]
-    ropes = [rope for rope in told if isinstance(rope, dict)]
+    given = [getattr(text, name, None) for name in ("rope_parameters", "rope_scaling")]
+    ropes = [rope for rope in given if isinstance(rope, dict)]
     for rope in [*ropes, *(own for whole in ropes for own in whole.values() if isinstance(own, dict))]:  # or by layers
         short = rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
         if "longrope" in (rope.get("rope_type"), rope.get("type")) and short and context > short:
             raise UserError(
-                f"{setting}={context}: the model turns positions another way in passes that go beyond {short} tokens "
-                f"(longrope), so that what it says would depend on who shares its pass; set it to {short} at most"
+                f"{setting}={context}: with longrope, positions change in passes beyond {short} tokens, so replies "
+                f"would depend on who shares a pass. Set it to {short} at most."
             )
 
 
 def half(policy: Policy) -> Policy:
-    """A copy of the policy whose language model computes in bfloat16, its output layer too; what is made of logits, and
-    the value head, stay in float32."""
+    """Copies the policy with a language model in bfloat16; its log-probabilities and values stay in float32."""
     copied = copy.deepcopy(policy).eval().requires_grad_(False)
-    copied.tokens = policy.tokens  # one vocabulary, and whoever watches it sees both
-    for parameter in copied.lm.parameters():  # no buffers: positions are turned by angles that bfloat16 cannot hold
+    copied.tokens = policy.tokens
+    for parameter in copied.lm.parameters():  # no buffers: bfloat16 cannot hold rotary angles
         parameter.data = parameter.data.to(torch.bfloat16)
     return copied
 
 
 @torch.no_grad()
 def take_weights(policy: Policy, trained: Policy) -> None:
-    """Gives the policy the numbers of a trained one of the same shape, in its own precision, where they are."""
+    """Copies a trained policy's weights into `policy`, in place and in its own precision."""
     for own, theirs in zip(policy.parameters(), trained.parameters(), strict=True):
         own.copy_(theirs)
 
 
 @contextmanager
 def recomputing(lm: PreTrainedModel) -> Iterator[None]:
-    """Within, each layer keeps only its input for the backward pass, which computes the rest again: less memory, a
-    third more work, the same gradients. Raises UserError where the model has no such layers."""
+    """Recomputes each layer in the backward pass within the block: less memory, a third more work, the same gradients.
+
+    UserError where the model has no layers that allow it.
+    """
     layers = [module for module in lm.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
-        raise UserError(f"algo.update.gradient_checkpointing=true: not with {type(lm).__name__}; leave it out")
-    # The models' own switch works in training mode only, and that brings their dropout.
+        raise UserError(f"algo.update.gradient_checkpointing=true: not with {type(lm).__name__}. Leave it out.")
+    # The models' own switch works in training mode only, which turns on dropout.
     for layer in layers:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
     try:
@@ -172,7 +166,7 @@ def recomputing(lm: PreTrainedModel) -> Iterator[None]:
 
 
 def choice_logits(logits: Tensor, legal: Tensor, temperature: float) -> Tensor:
-    """The distribution that a choice is sampled from: (M, V) logits, legal ids (M, O) padded with -1."""
+    """Logits (M, V) that a choice is sampled from, among legal ids (M, O) padded with -1."""
     mask = torch.full_like(logits, -torch.inf)
     # Padding repeats the first legal id, which changes nothing.
     mask.scatter_(1, torch.where(legal >= 0, legal, legal[:, :1]), 0.0)
@@ -189,7 +183,7 @@ def tiny_config(
     intermediate_size: int = 384,
     context: int = 512,
 ) -> LlamaConfig:
-    """Of a Llama of about one million parameters."""
+    """Configuration of a Llama of about one million parameters."""
     return LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=hidden_size,
@@ -199,7 +193,7 @@ def tiny_config(
         num_key_value_heads=kv_heads,
         max_position_embeddings=context,
         tie_word_embeddings=True,
-        initializer_range=0.06,  # wider than the usual 0.02, which is meant for wide models; this one started faster
+        initializer_range=0.06,  # wider than the usual 0.02 of wide models: training starts faster
         bos_token_id=1,
         eos_token_id=None,
         pad_token_id=0,
@@ -207,7 +201,7 @@ def tiny_config(
 
 
 def tiny_lm(vocab_size: int, *, generator_seed: int = 0, **shape: int) -> LlamaForCausalLM:
-    """A model of `tiny_config`, freshly initialised from its own seed."""
+    """Builds a model of `tiny_config`, initialised from its own seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(generator_seed)
         return LlamaForCausalLM(tiny_config(vocab_size, **shape))
@@ -215,12 +209,12 @@ def tiny_lm(vocab_size: int, *, generator_seed: int = 0, **shape: int) -> LlamaF
 
 @contextmanager
 def reading(name: str | None, failed: str) -> Iterator[None]:
-    """Turns whatever reading a model raises into a UserError with its name. `failed`: what cannot be done."""
+    """Turns any error while reading a model into a UserError with its name. `failed`: what cannot be done."""
     try:
         yield
     except (UserError, KeyboardInterrupt, SystemExit):
         raise
-    # What configurations, tokenizers, weights and templates raise has no common class; a panic of tokenizers is not
+    # Configurations, tokenizers, weights and templates raise errors of no common class; a panic of tokenizers is not
     # even an Exception.
     except BaseException as error:
         raise UserError(f"{called(name)}: {failed}: {_short(error)}{_hint(str(name))}") from error
@@ -228,7 +222,7 @@ def reading(name: str | None, failed: str) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps back the tables that `transformers` prints of what it loads: what they tell is told here in a sentence."""
+    """Silences the tables that `transformers` prints while loading; `load_lm` reports the same in a sentence."""
     before = get_verbosity()
     set_verbosity_error()
     try:
@@ -238,7 +232,7 @@ def _quiet() -> Iterator[None]:
 
 
 def pretrained(name: str | Path, privileged_size: int = 0, *, seed: int, exact: bool = False) -> Policy:
-    """The model of a local folder or hub name with its tokenizer and a fresh value head, drawn with `seed`.
+    """Loads a model and its tokenizer from a local folder or hub name, with a fresh value head drawn with `seed`.
 
     `exact`: as in `load_lm`.
     """
@@ -329,9 +323,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def check_finite(tensors: Mapping[str, Tensor], place: str) -> None:
-    """UserError, naming the first tensor that holds NaN or infinity."""
+    """Raises UserError for the first tensor that holds NaN or infinity."""
     for name, tensor in tensors.items():
-        # the two ends tell, and take no memory
+        # minimum and maximum tell, and take no memory
         if tensor.is_floating_point() and tensor.numel() and not torch.stack(tensor.aminmax()).isfinite().all():
             raise UserError(
                 f"{place}: the weights in {name} are not all finite (NaN or infinity). Take an earlier checkpoint, or "
@@ -340,18 +334,18 @@ def check_finite(tensors: Mapping[str, Tensor], place: str) -> None:
 
 
 def called(name: str | None) -> str:
-    """What an error calls a model: by its setting, or by its folder where that is a policy of ours."""
+    """Name of a model in errors: its setting, or its folder if that is a policy of this project."""
     return name if name and (Path(name) / "policy.json").is_file() else f"model.name={name}"
 
 
 def _way_on(name: str) -> str:
-    """What to do about a model that cannot be read, as the second sentence of an error."""
+    """Second sentence of an error about a model that cannot be read."""
     ours = (Path(name) / "policy.json").is_file()
     return ". Restore the folder, or make it again." if ours else ". Get the model again, or name another."
 
 
 def _check_counts(name: str, part: Any) -> None:
-    """Refuses numbers of layers and labels of which `transformers` would make endless lists as it reads them."""
+    """Refuses counts of layers and labels from which `transformers` would build endless lists."""
     for key, value in part.items() if isinstance(part, dict) else ():
         if key.rstrip("s").endswith(("layer", "label")) and isinstance(value, int | float) and not value <= MOST_TOKENS:
             raise UserError(f"{called(name)}: in config.json {key} is {value:.6g}, and at most {MOST_TOKENS} is read")
@@ -359,7 +353,7 @@ def _check_counts(name: str, part: Any) -> None:
 
 
 def _check_config(name: str, config: PreTrainedConfig) -> None:
-    """Refuses a configuration of what is not read here, or of shapes that no model has; and leaves attention to us."""
+    """Refuses a configuration of an unsupported model or of impossible shapes; resets the kind of attention."""
     text = config.get_text_config()
     if getattr(config, "is_encoder_decoder", False):
         why = f"{config.model_type} is an encoder-decoder, no causal language model"
@@ -385,7 +379,7 @@ def _check_config(name: str, config: PreTrainedConfig) -> None:
     longest = getattr(text, "max_position_embeddings", None)
     if longest is not None and (type(longest) is not int or longest < 1):
         raise UserError(f"{called(name)}: in config.json max_position_embeddings is {longest!r}, no number of tokens")
-    check_context(config, 1)  # so that what it compares is of the right kinds
+    check_context(config, 1)  # raises if a field is of the wrong type
     # Other kinds of attention would need packages, or fetch code from the hub; they differ in speed alone.
     if not {each._attn_implementation for each in (config, text)} <= {None, "eager", "sdpa"}:
         config._attn_implementation = None
@@ -424,7 +418,7 @@ def _check_files(name: str, config: PreTrainedConfig) -> None:
 
 
 def _hint(name: str) -> str:
-    """The second sentence of an error about a folder: what is seen to be wrong with it, and the way on."""
+    """Second sentence of an error about a folder: what is wrong with it, and what to do."""
     folder = Path(name)
     for path in sorted(folder.glob("*")) if folder.is_dir() else ():
         if path.suffix in (".safetensors", ".json", ".model", ".txt") and path.is_file():
@@ -441,7 +435,7 @@ def _hint(name: str) -> str:
 
 
 def _named_ends(lm: PreTrainedModel) -> list[int]:
-    """The ends of sequence that a model's generation config names: one id, a list, or none."""
+    """Ends of sequence in a model's generation config, which has one id, a list, or none."""
     named = getattr(lm.generation_config, "eos_token_id", None)
     ids = named if isinstance(named, list) else [] if named is None else [named]
     if any(type(each) is not int for each in ids):  # true is no token
@@ -453,15 +447,17 @@ def _named_ends(lm: PreTrainedModel) -> list[int]:
 
 
 def _no_folder(name: str) -> str:
-    """What is wrong with a name that must be a folder's, no hub's, where there is no such folder; else nothing."""
+    """Explains a missing folder; empty if it exists, or if the name may be the hub's."""
     if not (name.startswith(("/", ".", "~")) or name.count("/") > 1) or Path(name).is_dir():
         return ""
     return "there is no such folder" + (" (write out what ~ stands for)" if name.startswith("~") else "")
 
 
 def _check_rows(lm: PreTrainedModel, tokens: Tokens) -> None:
-    """UserError where a stream may hold tokens that the model has no rows for. Special tokens that none ever holds may
-    lie beyond them (of images, say), and rows beyond all tokens only pad."""
+    """Raises UserError if a stream may hold tokens that the model has no embedding rows for.
+
+    Special tokens that no stream holds, such as those of images, may lie beyond the rows.
+    """
     layers = lm.get_input_embeddings(), lm.get_output_embeddings()
     rows = min(layer.get_parameter("weight").shape[0] for layer in layers)
     marks, never = tokens.format.marks(), set(tokens.unspeakable)
@@ -473,13 +469,13 @@ def _check_rows(lm: PreTrainedModel, tokens: Tokens) -> None:
 
 
 def _check_head(lm: PreTrainedModel, name: str) -> None:
-    """Some models bend their logits after the last layer (soft caps, scales); we read them off the layer itself. Some
-    see what comes later, or do not read a stream of tokens alone."""
+    """Refuses a model that changes logits after the output layer (soft caps, scales), sees later tokens, or needs more
+    than a stream of tokens."""
     lm.eval()
     ids = torch.arange(min(8, lm.config.get_text_config().vocab_size))[None]
     head = lm.get_output_embeddings()
     try:
-        # what the layer reads is magnified, so that a soft cap shows in a model of small logits too
+        # the layer's input is magnified, so that a soft cap shows in a model of small logits too
         with torch.no_grad(), head.register_forward_pre_hook(lambda _, args: (100 * args[0],)):
             whole = lm(input_ids=ids).logits.float()
             ours = head(lm.base_model(input_ids=ids).last_hidden_state).float()
@@ -501,7 +497,7 @@ def _check_head(lm: PreTrainedModel, name: str) -> None:
 
 
 def _short(error: BaseException) -> str:
-    """An error's text in one line that any terminal can show."""
+    """Text of an error in one line that any terminal can show."""
     text = " ".join(str(error).split()).encode("utf-8", "backslashreplace").decode()
     if " " not in text:  # no sentence, such as the name of a key
         text = f"{type(error).__name__} {text}".strip()
@@ -510,7 +506,7 @@ def _short(error: BaseException) -> str:
 
 @contextmanager
 def dropout(policy: Policy, rate: float, generator: torch.Generator) -> Iterator[None]:
-    """Drops features of the embeddings and of what attention and MLP add, at this rate; updates themselves use none."""
+    """Drops features of embeddings and of attention's and the MLP's outputs within the block. PPO updates use none."""
 
     def drop(module: torch.nn.Module, args: Any, out: torch.Tensor) -> torch.Tensor:
         kept = torch.rand(out.shape, generator=generator) >= rate

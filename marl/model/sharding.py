@@ -1,10 +1,7 @@
-"""Parameters that are split among the ranks while they are trained: FSDP2 (`torch.distributed.fsdp.fully_shard`).
+"""Sharded training by FSDP2 (`torch.distributed.fsdp.fully_shard`): ranks split parameters, gradients and moments.
 
-A rank keeps its part of the weights, of their gradients and of the optimiser's moments; in a pass each layer is put
-together where it is computed, and taken apart again. Games need whole weights, since ranks play games of different
-lengths: outside of updates every rank holds the policy whole. So a device must hold the weights of the policy and of
-its reference; what is shared out is the rest, twelve of sixteen bytes a parameter with Adam in float32, and during
-updates all of it. What this leaves out: a reference that is split, and weights that don't fit one device even once.
+Ranks play games of different lengths, so outside of updates every rank holds the whole policy: a device must hold the
+weights of the policy and its reference. Left out: a sharded reference, and weights that don't fit one device.
 """
 
 from __future__ import annotations
@@ -24,15 +21,15 @@ from marl.model.policy import Policy
 
 
 class Shards:
-    """The split double of a policy. It is the one that an optimiser steps; the policy itself plays."""
+    """Sharded double of a policy. The optimiser steps the double; the policy itself plays."""
 
     def __init__(self, policy: Policy, ranks: Ranks) -> None:
-        """Splits `policy` among all ranks, each of which calls this with the same one. It stays whole itself."""
+        """Shards a double of `policy` among all ranks; each calls this with the same policy, which stays whole."""
         self.whole = policy
         memo: dict[int, object] = {id(p): nn.Parameter(p.detach()) for p in policy.parameters()}
         self.split: Policy = copy.deepcopy(policy, memo)  # other modules around the same numbers
         mesh = init_device_mesh(policy.device.type, (ranks.size,))
-        blocks = set(policy.lm._no_split_modules or ())  # what transformers calls the layers that stay on one device
+        blocks = set(policy.lm._no_split_modules or ())  # transformers' names of layers that stay on one device
         for module in [m for m in self.split.modules() if type(m).__name__ in blocks]:
             fully_shard(module, mesh=mesh)
         fully_shard(self.split, mesh=mesh)
@@ -44,9 +41,9 @@ class Shards:
 
     @contextmanager
     def training(self) -> Iterator[Policy]:
-        """Within, the split double, and no whole weights; afterwards the policy holds what was learned.
+        """Yields the sharded double and frees the whole weights; afterwards the policy holds what was learned.
 
-        Not so after an error, which may be this rank's alone: the others would be waited for in vain.
+        After an error the weights stay freed: gathering them would wait for the other ranks forever.
         """
         for p in self.whole.parameters():
             p.data = p.data.new_empty(0)
@@ -56,18 +53,18 @@ class Shards:
 
     @torch.no_grad()
     def take(self) -> None:
-        """Splits the policy's present weights, such as a checkpoint's."""
+        """Copies the policy's present weights, such as a checkpoint's, into the shards."""
         for p, part in zip(self.whole.parameters(), self.split.parameters(), strict=True):
             part.copy_(like(part, p.detach()))
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor of which each rank has a part, put together; all ranks call this. Any other as it is."""
+    """Gathers a sharded tensor; all ranks call this. Any other tensor is returned as it is."""
     return tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor
 
 
 def like(parameter: Tensor, tensor: Tensor) -> Tensor:
-    """This rank's part of `tensor`, which all have whole, if that is how `parameter` is held."""
+    """This rank's part of `tensor`, which all ranks hold whole, if `parameter` is sharded; else `tensor`."""
     if not isinstance(parameter, DTensor):
         return tensor
     mesh = parameter.device_mesh
@@ -75,5 +72,5 @@ def like(parameter: Tensor, tensor: Tensor) -> Tensor:
 
 
 def is_split(policy: Policy) -> bool:
-    """Whether its parameters are parts, so that every rank has to make the same passes."""
+    """True if the policy is sharded, so that every rank has to make the same passes."""
     return isinstance(policy, FSDPModule)

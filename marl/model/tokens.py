@@ -1,7 +1,7 @@
-"""Text <-> ids: small tokenizers made here, any tokenizer of `transformers`, and how one agent's stream is written.
+"""Text <-> ids: small tokenizers trained here, any tokenizer of `transformers`, and the writing of an agent's stream.
 
-A reply's ids are kept as sampled; only what an agent reads is ever encoded. Text that others wrote is encoded as plain
-text: it cannot forge a control token. What this module leaves out: models, sampling, masks.
+A reply's ids are kept as sampled; only what an agent reads is encoded, as plain text that cannot forge a control token.
+Left out: models, sampling, masks.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from marl.types import Kind, Stream
 
 PAD, BOS, CUE = "<|pad|>", "<|bos|>", "<|you|>"
 NUMBERS = tuple(str(n) for n in range(11))
-YOUR_TURN = "Your turn."  # what the user says where a reply is due, nothing cues it and the model has spoken last
+YOUR_TURN = "Your turn."  # the user's words before a reply where nothing cues it and the model has spoken last
 MOST_TOKENS = 1 << 20  # several times the largest vocabularies
-BEFORE = ("\n", "|", "x")  # of which one, put before a text, stays a token of its own
+BEFORE = ("\n", "|", "x")  # at least one of them stays a token of its own before a text
 
 
 def train_tokenizer(texts: Iterable[str], keep: Sequence[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE in which every string of `keep` is one token, and so is every number 0..10.
+    """Trains a byte-level BPE in which every string of `keep` and every number 0..10 is one token.
 
-    Words and numbers are single tokens with and without a space before them, tags as they are (`END` with its space
-    too). Any other text still encodes, byte by byte where needed, and decodes to itself.
+    Words and numbers are single tokens with and without a space before them; tags are as they stand, and `END` also
+    with its space. Any other text is encoded, by bytes if needed, and decodes to itself.
     """
     words = [*NUMBERS, *(token for token in keep if token.isalpha() or token.isdecimal())]
     tags = [*(token for token in keep if token not in words), f" {END}"]
@@ -50,7 +50,7 @@ def train_tokenizer(texts: Iterable[str], keep: Sequence[str], vocab_size: int) 
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    # Repeated until their merges come first: these must be whole words of the vocabulary.
+    # Repeated so that their merges come first: these must become whole words of the vocabulary.
     whole = [f"{word} {word}\n{word}" for word in words] * 2000
     tokenizer.train_from_iterator([*whole, *texts], trainer)
     tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in tags])
@@ -59,20 +59,22 @@ def train_tokenizer(texts: Iterable[str], keep: Sequence[str], vocab_size: int) 
 
 @dataclass(frozen=True)
 class Frame:
-    """What stands around a text that is read: ids, and next to the text plain words, which are encoded with it in one
-    piece, because a token may reach from one into the other."""
+    """Marks around a text that is read: ids, and next to the text plain words.
+
+    The words are encoded together with the text, because a token may reach from one into the other.
+    """
 
     before: list[int] = field(default_factory=list)
     lead: str = ""
     trail: str = ""
     after: list[int] = field(default_factory=list)
-    begins: bool = False  # whether the piece begins a stream: some tokenizers put a space before it
-    ends: Ends = ("", "")  # what is taken off the text
+    begins: bool = False  # whether it begins a stream: some tokenizers put a space before it
+    ends: Ends = ("", "")  # characters that are stripped off the text
 
 
 @dataclass(frozen=True)
 class Format:
-    """What stands between what is said."""
+    """Marks between the texts of a stream."""
 
     first: Frame  # around the opening observation
     heard: Frame  # around later ones
@@ -81,19 +83,19 @@ class Format:
     ask_in_turn: bool  # whether a belief question is asked as a turn of its own (chat models)
 
     def marks(self) -> frozenset[int]:
-        """The ids that stand between texts, but for plain words next to a text."""
+        """Ids between texts, without the plain words next to a text."""
         first, heard = self.first, self.heard
         return frozenset(chain(first.before, first.after, heard.before, heard.after, self.cue, self.after_reply))
 
 
 class Tokens:
-    """Text <-> ids for one tokenizer, with its way of marking turns (a chat template where it has one)."""
+    """Text <-> ids for one tokenizer, with its way of marking turns (its chat template if it has one)."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
         self._labels: dict[tuple[str, ...], tuple[list[int], str]] = {}
         self._encoded = lru_cache(maxsize=4096)(self._encode)  # questions and stock phrases come again and again
-        # Calling the tokenizer takes four times as long as what it calls in the end.
+        # Calling the tokenizer takes four times as long as its backend.
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
         if self._backend is not None:
             self._backend.no_truncation()
@@ -107,13 +109,13 @@ class Tokens:
             )
         self.pad_id = _first(tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
         self.eos_ids = frozenset(i for i in (tokenizer.eos_token_id,) if i is not None)
-        # Some tokenizers put a space before whatever they encode: only what begins the stream shall have it.
+        # Some tokenizers put a space before any text: only the beginning of a stream gets it here.
         self._spaced = self._behind("x", self._plain) != self._plain("x")
         cue = vocabulary.get(CUE)
         self.format = self._small_format(cue) if cue is not None else self._text_format()
         turn_ends, marks = self._turn_marks()
         self.eos_ids |= turn_ends
-        # Tokens that may complete a reply: the model's own end, and those after which the text is looked at for `END`.
+        # Tokens that may complete a reply: the model's own ends, and those that may complete `END`.
         self.may_end = self.eos_ids | {i for piece, i in vocabulary.items() if END[-1] in piece}
         control = {tokenizer.pad_token_id, tokenizer.bos_token_id, cue, tokenizer.unk_token_id, *marks}
         self._control = frozenset(i for i in control if i is not None)
@@ -126,8 +128,8 @@ class Tokens:
         self.unspeakable = sorted((self._control | special | gaps) - self.eos_ids)  # never sampled in speech
 
     def add_ends(self, ids: Iterable[int]) -> None:
-        """Further ends of sequence, which a model names: these may be said and end a reply, unless they stand between
-        turns, begin a stream or pad. Ids that no token has end nothing."""
+        """Adds ends of sequence that a model names. They may be said and end a reply, unless they stand between turns,
+        begin a stream or pad. Ids without a token are ignored."""
         self.eos_ids |= frozenset(ids).intersection(range(self.size)) - self._control
         self.may_end |= self.eos_ids
         self.unspeakable = [i for i in self.unspeakable if i not in self.eos_ids]
@@ -135,12 +137,11 @@ class Tokens:
     # -- text and ids ------------------------------------------------------------------------------------------------
 
     def encode(self, text: str, begins: bool = False) -> list[int]:
-        """Plain text to ids, of a text that begins the stream or goes on with it. Strings that look like special tokens
-        are encoded letter by letter."""
+        """Encodes plain text that begins or continues a stream. Strings that look like special tokens stay text."""
         return list(self._encoded(text, begins)) if text else []
 
     def framed(self, text: str, frame: Frame) -> list[int]:
-        """The ids of a text that is read, with what stands around it."""
+        """Ids of a text that is read, with the marks around it."""
         piece = frame.lead + strip(text, frame.ends) + frame.trail
         return [*frame.before, *self.encode(piece, frame.begins), *frame.after]
 
@@ -148,14 +149,14 @@ class Tokens:
         return tuple(self._behind(text, self._plain) if self._spaced and not begins else self._plain(text))
 
     def _plain(self, text: str) -> list[int]:
-        """Encodes a text alone; no string in it is a special token."""
+        """Encodes a text by itself, without special tokens."""
         if self._backend is None:
             return list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids)
         self._backend.encode_special_tokens = True
         return list(self._backend.encode(text, add_special_tokens=False).ids)
 
     def _behind(self, text: str, encode: Callable[[str], list[int]], before: str = "") -> list[int]:
-        """The ids of a text as they are behind another one: `before`, or any that stays apart from it."""
+        """Ids of a text as they are behind another text: `before`, or any that shares no token with it."""
         for other in (before, *BEFORE):
             first, both = encode(other) if other else [], encode(other + text)
             if first and len(both) > len(first) and both[: len(first)] == first:
@@ -168,25 +169,25 @@ class Tokens:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def ends(self, ids: Sequence[int]) -> bool:
-        """Whether a reply is complete: it holds `END`, or ends with the model's own end of sequence or of a turn."""
+        """True if a reply is complete: it holds `END`, or ends with the model's own end of sequence or turn."""
         last = ids[-1]
         return last in self.eos_ids or (last in self.may_end and END in self.decode(ids))
 
     def reply_text(self, ids: Sequence[int]) -> str:
-        """What the game gets to read: the reply without the model's own end of sequence or of a turn."""
+        """Text that the game reads: the reply without the model's own end of sequence or turn."""
         return self.decode(ids[:-1] if ids and ids[-1] in self.eos_ids else ids)
 
     def within(self, ids: Sequence[int], span: tuple[int, int]) -> tuple[int, int]:
-        """The range of `ids` whose characters lie within `span` of the decoded text; (0, 0) for an empty span."""
+        """Range of `ids` whose characters lie within `span` of the decoded text; (0, 0) for an empty span."""
         if span[0] >= span[1]:
             return (0, 0)
         text_of = cache(lambda length: self.decode(ids[:length]))
 
         def inside(i: int) -> bool:
-            """A token may hold part of a character: what it changes of the text begins where the two texts part."""
+            """True if token i changes text within the span; a token may hold part of a character."""
             return len(text_of(i + 1)) > span[0] and _shared(text_of(i), text_of(i + 1)) < span[1]
 
-        # From either end: a reply is nearly all body, and each look decodes all that stands before.
+        # From either end: a reply is nearly all body, and each check decodes all tokens before.
         first = next((i for i in range(len(ids)) if inside(i)), None)
         if first is None:
             return (0, 0)
@@ -195,10 +196,10 @@ class Tokens:
     # -- one token per choice ----------------------------------------------------------------------------------------
 
     def label(self, options: Sequence[str]) -> tuple[list[int], str]:
-        """One token id for each option, and the text that lists them where letters have to stand for them.
+        """Finds one token id for each option, and the text that lists options where letters stand for them.
 
-        Options that are single tokens (with or without a leading space) stand for themselves and are not listed. Where
-        replies begin a turn, letters come before options that are single tokens after a space alone.
+        Options that are single tokens (with or without a leading space) stand for themselves and are not listed. For
+        chat models, letters are preferred to options that are single tokens only after a space.
         """
         key = tuple(options)
         if key not in self._labels:
@@ -235,8 +236,7 @@ class Tokens:
         return Format(first, Frame(), cue=self.encode("\nyou:"), after_reply=self.encode("\n"), ask_in_turn=False)
 
     def _chat_marks(self) -> Marks:
-        """Those of the chat template. Where it has no system role, or does not show the system's words as a turn of
-        their own, the opening is the first thing the user says."""
+        """Marks of the chat template. Without a system turn, the opening is the first thing the user says."""
         try:
             return read_marks(self.tokenizer, "system")
         except UNREADABLE:
@@ -258,7 +258,7 @@ class Tokens:
         )
 
     def _frame(self, before: str, after: str, ends: Ends, behind: str | None) -> Frame:
-        """The frame of texts between these marks, which stand `behind` another mark, or begin a stream."""
+        """Frame of texts between these marks, which stand `behind` another mark, or begin a stream."""
         (*through, lead), (trail, *rest) = self._pieces(before), self._pieces(after)
         *earlier, joined = self._pieces((behind or "") + before)
         if earlier:  # some tokenizers put a space behind each control token as well
@@ -275,24 +275,24 @@ class Tokens:
         return Frame(before_ids, lead, trail, after_ids, begins, (left, right))
 
     def _pieces(self, mark: str) -> list[str]:
-        """A mark in pieces: plain text, and in every second place a control token."""
+        """Splits a mark: plain text, and in every second place a control token."""
         # Some tokenizers have line breaks as added tokens: these are text.
         added = [token.content for token in self.tokenizer.added_tokens_decoder.values() if not token.content.isspace()]
         pattern = "|".join(map(re.escape, sorted(added, key=len, reverse=True)))
         return re.split(f"({pattern})", mark) if pattern else [mark]
 
     def _marks(self, text: str, before: str = "") -> list[int]:
-        """Encodes the template's own text, in which special tokens are meant, as it is behind `before`."""
+        """Encodes the template's own text, with special tokens, as it is behind `before`."""
         if text and self._spaced:
             return self._behind(text, self._control_too, before)
         return self._control_too(text)
 
     def _control_too(self, text: str) -> list[int]:
-        """Encodes a text alone; strings that look like special tokens are these."""
+        """Encodes a text by itself, with special tokens."""
         return list(self.tokenizer(text, add_special_tokens=False).input_ids) if text else []
 
     def _turn_marks(self) -> tuple[frozenset[int], frozenset[int]]:
-        """The token with which a model ends its turn, if any, and all control tokens that stand between turns.
+        """Finds the token with which a model ends its turn, if any, and all control tokens between turns.
 
         Where nothing closes a turn, models end theirs with the mark that opens the next.
         """
@@ -306,7 +306,7 @@ class Tokens:
 
 
 def _shared(a: str, b: str) -> int:
-    """How many characters two texts share at their start."""
+    """Number of characters that two texts share at their start."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
@@ -316,7 +316,7 @@ def _first(*ids: int | None) -> int:
 
 @dataclass(frozen=True)
 class Asked:
-    """A belief question as it stands in a stream: read the answer at `position`, among `candidate_ids` (K,)."""
+    """Belief question in a stream: its answer is read at `position`, among `candidate_ids` (K,)."""
 
     position: int
     step: int
@@ -326,7 +326,7 @@ class Asked:
 
 @dataclass
 class View:
-    """Writes one agent's stream: what it reads, the questions it is asked, the cue, its replies."""
+    """Writes one agent's stream: observations, questions, cues and replies."""
 
     tokens: Tokens
     stream: Stream = field(default_factory=Stream)
@@ -350,21 +350,21 @@ class View:
             self.stream.append(form.after_reply, Kind.OBSERVATION)
 
     def _heard(self, text: str) -> list[int]:
-        """What is heard with the marks around it, less the first one where a reply has ended with it."""
+        """Ids of a later observation with its marks, without the first mark where a reply has ended with it."""
         form, last = self.tokens.format, self.stream.tokens[-1:]
         ids = self.tokens.framed(text, form.heard)
         shared = form.heard.before[:1] if not form.after_reply else []
         return ids[1:] if shared and last == shared and self.tokens.eos_ids.issuperset(last) else ids
 
     def cut(self, length: int, asked: int) -> None:
-        """Takes back all but the first `length` tokens and the first `asked` questions."""
+        """Removes all but the first `length` tokens and the first `asked` questions."""
         del self.stream.tokens[length:], self.stream.kinds[length:], self.asked[asked:]
 
     def cue(self, options: Sequence[str] = ()) -> tuple[int, ...]:
         """Appends the cue to reply; for a choice, the options' listing before it. Returns the options' token ids."""
         if options:
             ids, listing = self.tokens.label(options)
-            if self.tokens.format.ask_in_turn:  # what was heard before has ended its turn
+            if self.tokens.format.ask_in_turn:  # the turn before has ended
                 listing = listing.removeprefix("\n")
             if listing:
                 self.stream.append(self._heard(listing), Kind.OBSERVATION)
@@ -374,12 +374,12 @@ class View:
         return tuple(ids) if options else ()
 
     def _spoke_last(self) -> bool:
-        """Whether the stream ends with a turn of the agent's: a reply, or the place where a question is answered."""
+        """True if the stream ends with the agent's own turn: a reply, or the place of an answer."""
         turn = self.stream.kinds[-1 - len(self.tokens.format.after_reply) :]
         return any(kind is not Kind.OBSERVATION for kind in turn)
 
     def reply(self, ids: Sequence[int], kind: Kind) -> int:
-        """Appends a reply and what stands after it. Returns the position of the reply's first token."""
+        """Appends a reply and the marks after it. Returns the position of the reply's first token."""
         start = len(self.stream)
         self.stream.append(list(ids), kind)
         after = self.tokens.format.after_reply

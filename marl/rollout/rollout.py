@@ -11,7 +11,6 @@ from typing import Any
 
 from envs.core import END, TurnKind
 from marl.agents.base import Agent, Reply, Request
-from marl.decoding.memory import sparing
 from marl.model.tokens import Tokens
 from marl.rollout.games import check_said
 from marl.rollout.seeds import Game, sampling_seed
@@ -26,7 +25,6 @@ def everyone(agent: Agent) -> Cast:
     return lambda game, env: dict.fromkeys(env.possible_agents, agent)
 
 
-@sparing()
 def rollout(
     games: Sequence[Game],
     cast: Cast,

@@ -35,7 +35,6 @@ import yaml
 from marl.common.errors import UserError, check_sizes
 from marl.common.files import canonical, read_json, read_text, read_yaml, reading, write_json, write_text
 from marl.common.secrets import told
-from marl.kernels.cpu import in_use
 
 CARD = "run.json"
 CONFIG = "config.yaml"
@@ -317,7 +316,6 @@ def hardware() -> dict[str, Any]:
     return {
         "machine": platform.machine(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
-        "kernels": in_use(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,

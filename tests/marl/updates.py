@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from marl.agents.model import ModelAgent
-from marl.kernels.varlen import _COMPILED
 from marl.learning.advantages import Credit, add_advantages
 from marl.learning.batch import collate, seats_of
 from marl.learning.config import UpdateConfig
@@ -123,7 +122,6 @@ def identical(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
 
 def trained(losses: Mapping[str, Loss], batch: TokenBatch | None = None, **settings: object) -> dict[str, Tensor]:
     """The weights after two minibatches of AdamW, as in a process of its own."""
-    _COMPILED.clear()
     policy, own = played()
     reference = another()
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3, weight_decay=0.1)

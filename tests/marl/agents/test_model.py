@@ -40,10 +40,8 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Policy]:
 NAMES = ("tiny", "gpt2", "chat")
 
 
-def model(policy: Policy, padded: bool = False, **settings: Any) -> ModelAgent:
-    agent = ModelAgent("learner", policy, **{"slots": 12, "context": 512, "max_new_tokens": 6, **settings})
-    agent.engine.ragged = agent.engine.ragged and not padded
-    return agent
+def model(policy: Policy, **settings: Any) -> ModelAgent:
+    return ModelAgent("learner", policy, **{"slots": 12, "context": 512, "max_new_tokens": 6, **settings})
 
 
 def request(game: int, turn: TurnKind, text: str, step: int = 0, **fields: Any) -> Request:
@@ -92,13 +90,13 @@ def same_replies(a: Reply, b: Reply) -> None:
     [
         ("tiny", {}),
         ("tiny", {"read_budget": 1}),
-        ("tiny", {"padded": True, "read_budget": 1}),
-        ("tiny", {"padded": True, "patience": 1.0, "read_budget": 50}),
+        ("tiny", {"read_budget": 1}),
+        ("tiny", {"patience": 1.0, "read_budget": 50}),
         ("tiny", {"decode_steps": 3}),
         ("gpt2", {"read_budget": 50}),
-        ("gpt2", {"padded": True, "patience": 0.0}),
-        ("chat", {"padded": True}),
-        ("chat", {"decode_steps": 3, "padded": True}),
+        ("gpt2", {"patience": 0.0}),
+        ("chat", {}),
+        ("chat", {"decode_steps": 3}),
     ],
     ids=str,
 )
@@ -138,11 +136,11 @@ class Endless(ModelAgent):
 @pytest.mark.parametrize(
     ("patience", "readers", "waited"), [(0.5, 1, 4), (0.5, 5, 0), (0.5, 3, 1), (0.0, 1, 0), (0.95, 1, 9)]
 )
-def test_where_passes_are_padded_readers_wait_while_others_write(
+def test_readers_wait_while_others_write(
     patience: float, readers: int, waited: int, policies: dict[str, Policy]
 ) -> None:
     agent = Endless("learner", policies["tiny"], slots=10, context=512, max_new_tokens=30, patience=patience)
-    agent.engine.ragged, agent.passes = False, []
+    agent.passes = []
     choosing = [request(g, CHOOSE, "cut", options=("1", "2")) for g in range(readers)]
     assert len(agent.act([*choosing, *(request(g, SPEAK, "cut") for g in range(readers, 10))])) == readers
     for wave in range(2):  # what was waited before does not count again
@@ -150,30 +148,6 @@ def test_where_passes_are_padded_readers_wait_while_others_write(
         again = [request(g, CHOOSE, "cut", 1 + wave, options=("1", "2")) for g in range(readers)]
         assert len(agent.act(again)) == readers
         assert agent.passes == [(10 - readers, False)] * waited + [(readers, True)]
-
-
-def test_else_all_that_are_ready_share_a_pass(policies: dict[str, Policy]) -> None:
-    """Choices, answers, what comes first of a message and what comes then."""
-    agent = Endless("learner", policies["tiny"], slots=4, context=512, max_new_tokens=3)
-    agent.passes = []
-    assert [r.key[0] for r in agent.act([request(0, CHOOSE, "cut", options=("1", "2")), request(1, SPEAK, "cut")])] == [
-        0
-    ]
-    assert agent.act([request(0, SPEAK, "cut", 1), request(2, WAIT, "cut"), request(3, CHOOSE, "1", options=("1",))])
-    assert agent.passes == [(2, True), (3, True)]  # who only listens has not read yet
-    said = agent.act([request(2, CHOOSE, "1", 1, options=("1", "2"), questions=(QUESTION,))])
-    assert sorted(r.key[0] for r in said) == [1, 2]  # the third token of what was begun in the first pass
-    assert agent.passes == [(2, True), (3, True), (3, True)]
-    assert len(agent.finish([(2, "player_0")])[2, "player_0"][1]) == 1
-
-
-def test_what_is_more_than_a_pass_may_read_leaves_the_writers_together(policies: dict[str, Policy]) -> None:
-    agent = Endless("learner", policies["tiny"], slots=6, context=512, max_new_tokens=5, read_budget=20)
-    agent.passes = []
-    agent.act([request(0, CHOOSE, "cut", options=("1",)), *(request(g, SPEAK, "cut") for g in (1, 3, 5))])
-    agent.passes.clear()
-    agent.act([request(g, SPEAK, "books 1 2 " * 9) for g in (0, 2, 4)])
-    assert agent.passes[:4] == [(3, False), (1, True), (1, True), (1, True)]
 
 
 @pytest.mark.parametrize(("name", "temperature"), [("tiny", 1.0), ("gpt2", 0.6), ("chat", 1.0)])
@@ -333,7 +307,7 @@ def test_a_seat_that_outgrows_its_slot_falls_silent_and_the_others_go_on(
 
 
 def test_a_prompt_that_no_slot_holds_is_refused(policies: dict[str, Policy]) -> None:
-    with pytest.raises(UserError, match=r"a prompt is too long: .* raise model\.context"):
+    with pytest.raises(UserError, match=r"a prompt is too long: .* Raise model\.context"):
         model(policies["tiny"], context=20).act([request(0, SPEAK, "books 1 2 " * 20)])
 
 

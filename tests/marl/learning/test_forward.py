@@ -141,7 +141,7 @@ def test_activations_that_are_computed_again_give_the_same_weights(name: str, tm
 def test_a_model_whose_activations_cannot_be_computed_again_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     policy, _ = played()
     monkeypatch.setattr("marl.model.policy.GradientCheckpointingLayer", RuntimeError)  # a model without any
-    with pytest.raises(UserError, match=r"gradient_checkpointing=true: not with LlamaForCausalLM; leave it out"):
+    with pytest.raises(UserError, match=r"gradient_checkpointing=true: not with LlamaForCausalLM. Leave it out"):
         make_optimizer(policy, UpdateConfig(gradient_checkpointing=True))
     make_optimizer(policy, UpdateConfig())
 

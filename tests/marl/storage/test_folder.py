@@ -178,7 +178,7 @@ def test_a_package_inside_another_repository_has_not_its_commit(
 ) -> None:
     """As where a virtual environment lies in it: what was installed has its version, a mere copy nothing."""
     site = tmp_path / ".venv" / "site-packages"
-    for folder in ("marl/storage", "marl/kernels", "conf/reward", "marl_language_games-7.8.9.dist-info"):
+    for folder in ("marl/storage", "marl/report", "conf/reward", "marl_language_games-7.8.9.dist-info"):
         (site / folder).mkdir(parents=True)
     (site / "marl" / "storage" / "folder.py").write_text("x = 1")
     (site / "conf" / "reward" / "default.yaml").write_text("x: 1")
@@ -193,7 +193,7 @@ def test_a_package_inside_another_repository_has_not_its_commit(
     for name, text in (
         ("marl/storage/folder.py", "x = 2"),
         ("conf/reward/default.yaml", "x: 2"),
-        ("marl/kernels/cpu.c", "int x;"),
+        ("marl/report/page.html", "<p>"),
     ):
         (site / name).write_text(text)
         found.append(git_commit.__wrapped__())

@@ -30,10 +30,6 @@ from tests.together import together
 # Rows that don't go round, so that ranks have passes without any; in one case most rows are asked nothing.
 CASES: dict[str, tuple[dict[str, Loss], UpdateConfig]] = {
     "every term": (TERMS, UpdateConfig(learning_rate=1e-3, optimizer="sgd", rows=5, token_budget=40)),
-    "without padding": (
-        TERMS,
-        UpdateConfig(learning_rate=1e-3, optimizer="sgd", rows=5, token_budget=40, padding_free=True),
-    ),
     "renamed": (
         {**TERMS, "listening": ListeningLoss(weight=0.3, renamed=True)},
         UpdateConfig(learning_rate=1e-3, optimizer="sgd", minibatches=5, token_budget=40),

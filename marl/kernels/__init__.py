@@ -1,1 +1,0 @@
-"""Compiled code for CPUs and packed rows. All of it is optional: without it the same is computed, slower."""

@@ -1,0 +1,398 @@
+"""Streams of one agent against what chat templates render."""
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken
+from transformers import AutoTokenizer
+from transformers.utils import chat_template_utils
+
+from envs.core import Question
+from marl.common.errors import UserError
+from marl.model.tokens import BOS, CUE, Tokens, View
+from marl.types import Kind
+from tests.marl.models import CHATML, NO_SYSTEM, hf_tokenizer, small_tokens
+from tests.marl.templates import (
+    CHAT,
+    DATED,
+    ENDED,
+    FAMILIES,
+    FINISHED,
+    LAST,
+    MODELS,
+    NUMBERS,
+    OPENED,
+    PLAIN,
+    ROLES,
+    SCHEMES,
+    TEMPLATES,
+    THINKING,
+    UNCUED,
+    converse,
+    hf_tokens,
+    other_end,
+    spaced,
+    template_of,
+)
+
+CONTENT = st.text(st.characters(codec="utf-8", exclude_characters="\r"), min_size=1, max_size=20).map(
+    lambda s: s.strip() or "x"
+)
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@given(opening=CONTENT, exchanges=st.lists(st.tuples(CONTENT, CONTENT), min_size=1, max_size=4))
+@settings(max_examples=50)
+def test_a_stream_is_what_the_chat_template_renders(
+    template: str, opening: str, exchanges: list[tuple[str, str]]
+) -> None:
+    tokens = CHAT if template == "chatml" else NO_SYSTEM_TOKENS
+    first = "system" if template == "chatml" else "user"
+    talk = [pair for said, heard in exchanges for pair in (("a", said), ("u", heard))]
+    chat = [(first, opening), *(("assistant" if who == "a" else "user", text) for who, text in talk)]
+    view = converse(tokens, opening, talk)
+
+    def rendered(until: int, cue: bool) -> str:
+        messages = [{"role": role, "content": text} for role, text in chat[:until]]
+        return tokens.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=cue)
+
+    assert tokens.decode(view.stream.tokens) == rendered(len(chat), cue=False)
+    for until in range(1, len(chat) + 1, 2):  # also where each reply was due
+        part = converse(tokens, opening, talk[: until - 1])
+        part.cue()
+        assert tokens.decode(part.stream.tokens) == rendered(until, cue=True)
+        assert view.stream.tokens[: len(part.stream)] == part.stream.tokens or until == len(chat)
+
+
+NO_SYSTEM_TOKENS = hf_tokens(NO_SYSTEM)
+
+SAID = "[message] hi [END]"
+READ = [  # white space at texts' ends, and none
+    ("Pool: 1 book.\n", "Partner: no\n", "Partner: ok\n"),
+    ("Pool", "no", "ok"),
+    ("\n\nPool", " \n", "\nA\n \nB  \n\n"),
+    (" x ", "\t\ty", "\u3000z\u00a0\n"),
+]
+
+
+def ours_and_theirs(tokens: Tokens, opening: str, texts: Sequence[str]) -> Iterator[tuple[list[int], list[int]]]:
+    """A stream, and the ids of what the template renders, wherever a reply is due; the opening is this role's."""
+    view, chat = View(tokens), []
+    for step, text in enumerate(texts):
+        view.observe(text, (), step)
+        chat.append({"role": "user" if step else opening, "content": text})
+        view.cue()
+        theirs = tokens.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+        yield list(view.stream.tokens), list(theirs)
+        view.reply(tokens.encode(SAID), Kind.SPEECH)
+        chat.append({"role": "assistant", "content": SAID})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_stream_has_the_ids_of_what_the_chat_template_renders(family: str) -> None:
+    template, opening = FAMILIES[family]
+    tokenizer = hf_tokenizer(template)
+    tokenizer.add_tokens(["\n\n", "\n\n\n"])  # which a mark's line break may be part of
+    tokens = Tokens(tokenizer)
+    for texts in READ:
+        for ours, theirs in ours_and_theirs(tokens, opening, texts):
+            assert ours == theirs, (tokens.decode(ours), tokens.decode(theirs))
+
+
+def test_white_space_that_control_tokens_take_away_is_not_read() -> None:
+    """As Phi-3's do with what is behind them; here also with what is before."""
+    for template in (ENDED, ENDED.replace("\n<|end", "<|end")):
+        tokenizer = hf_tokenizer(CHATML)
+        marks = [AddedToken(f"<|{role}|>", special=True, rstrip=True) for role in ("system", "user", "assistant")]
+        tokenizer.add_tokens([*marks, AddedToken("<|end|>", special=True, lstrip=True)])
+        tokenizer.chat_template = template
+        tokens = Tokens(tokenizer)
+        for texts in READ:
+            for ours, theirs in ours_and_theirs(tokens, "system", texts):
+                assert ours == theirs, (tokens.decode(ours), tokens.decode(theirs))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("family", ["uncued", "roles", "ended"])
+def test_spaced_streams_have_the_ids_of_what_chat_templates_render(scheme: str, family: str) -> None:
+    tokenizer = spaced(scheme).tokenizer
+    marks = ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"] if family == "ended" else []
+    tokenizer.add_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks])
+    ended = ENDED.replace("|>\n{{ message['c", "|>{{ '\n' if message['role'] == 'assistant' }}{{ message['c")
+    tokenizer.chat_template = {"uncued": UNCUED, "roles": ROLES, "ended": ended}[family]
+    tokens = Tokens(tokenizer)
+    for texts in READ:
+        for ours, theirs in ours_and_theirs(tokens, "user" if family == "uncued" else "system", texts):
+            assert ours == theirs, (tokens.decode(ours), tokens.decode(theirs))
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["message['content'] | lower", "message['content'] | upper", "message['content'].replace('\n', ' ')",
+     "message['content'].split() | join(' ')", "message['content'] + 1", "1 / 0", "message['text']", "message.a.b",
+     "'' %}"],
+)  # fmt: skip
+def test_a_template_that_cannot_be_followed_is_refused(written: str) -> None:
+    """What changes texts within, fails, leaves them out, or is none."""
+    with pytest.raises(UserError, match=r"does not keep the turns apart.*model\.name"):
+        hf_tokens(template_of(written))
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m-instruct", "gemma3-270m"])
+def test_published_tokenizers_write_what_their_templates_render(name: str) -> None:
+    """Their own template, and for want of one such as those of its family."""
+    folder = MODELS / name
+    if not (folder / "tokenizer.json").exists():
+        pytest.skip(f"needs a pretrained model's tokenizer: no folder {folder}; set PRETRAINED to the folder around it")
+    tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    if tokenizer.chat_template is None:
+        template, _ = FAMILIES["the system joins the first user"]
+        tokenizer.chat_template = template.replace("|im_start|", "start_of_turn").replace("|im_end|", "end_of_turn")
+    tokens = Tokens(tokenizer)
+    for texts in READ:
+        for ours, theirs in ours_and_theirs(tokens, "system" if "smollm2" in name else "user", texts):
+            assert ours == theirs, (tokens.decode(ours), tokens.decode(theirs))
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_turn_marks_are_the_templates_control_tokens(template: str) -> None:
+    tokens = hf_tokens(TEMPLATES[template])
+    start, end = tokens.tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
+    view = converse(tokens, "one", [("a", "two"), ("u", "three")])
+    assert view.stream.tokens.count(start) == view.stream.tokens.count(end) == 3
+    assert view.stream.tokens.count(tokens.tokenizer.bos_token_id) == (template == "no_system")
+
+
+def test_the_end_of_a_finished_conversation_is_no_mark_between_turns() -> None:
+    tokens = other_end(FINISHED)
+    view = converse(tokens, "one", [("a", "two"), ("u", "three")])
+    view.cue()
+    assert tokens.decode(view.stream.tokens) == (
+        "<|im_start|>system\none<|im_end|>\n<|im_start|>assistant\ntwo<|im_end|>\n"
+        "<|im_start|>user\nthree<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize("end", ["<|im_end|>", "<|return|>"])
+def test_turns_are_closed_as_in_the_middle_of_a_conversation(end: str) -> None:
+    tokenizer = hf_tokenizer(LAST)
+    tokenizer.add_tokens([AddedToken("<|return|>", special=True)])
+    tokenizer.eos_token = end
+    tokens, chatml = Tokens(tokenizer), hf_tokens(CHATML)
+    assert tokens.format == chatml.format
+    closing, last = tokenizer.convert_tokens_to_ids(["<|im_end|>", end])
+    assert tokens.eos_ids == {closing, last}
+
+
+def test_a_line_break_that_the_last_turn_lacks_is_written_once() -> None:
+    """As in Falcon 3's: a reply's end and the line break behind it are one mark."""
+    template = ROLES.replace(
+        "{{ eos_token }}\n",
+        "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}"
+        "{% if message['role'] != 'assistant' or not loop.last %}{{ '\n' }}{% endif %}",
+    )
+    tokens = hf_tokens(template)
+    view = View(tokens)
+    view.observe("one", (Question("how many?", NUMBERS[:10], "3"),), 0)
+    view.cue()
+    view.reply(tokens.encode("two"), Kind.SPEECH)
+    view.observe("three", (), 1)
+    view.observe("four", (), 1)
+    end = tokens.tokenizer.eos_token
+    assert tokens.decode(view.stream.tokens) == (
+        f"<|system|>\none\n<|user|>\nhow many?\n<|assistant|>\n{end}\n<|assistant|>\ntwo{end}\n"
+        "<|user|>\nthree\n<|user|>\nfour\n"
+    )
+
+
+def test_thoughts_that_only_the_last_reply_is_shown_with_are_no_hindrance() -> None:
+    tokens, chatml = hf_tokens(THINKING), hf_tokens(CHATML)
+    assert (tokens.format.first, tokens.format.heard) == (chatml.format.first, chatml.format.heard)
+    assert tokens.format.after_reply == chatml.format.after_reply
+    assert tokens.decode(tokens.format.cue) == "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_template_that_writes_later_turns_otherwise_is_refused(count: int) -> None:
+    """Its marks cannot be put together to what it renders."""
+    counted = CHATML.replace("<|im_end|>", f"{{% if loop.index > {count} %}}<|endoftext|>{{% endif %}}<|im_end|>")
+    unclosed = NO_SYSTEM.replace("<|im_end|>\n", "{{ '<|im_end|>\n' if not loop.last else '<|endoftext|>\n' }}")
+    for template in (counted, unclosed):
+        with pytest.raises(UserError, match=r"does not keep the turns apart.*model\.name"):
+            hf_tokens(template)
+
+
+@pytest.mark.parametrize("template", DATED)
+def test_a_template_that_asks_for_the_date_is_told_the_same_one_every_day(
+    template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    today = hf_tokens(DATED[template])
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz: object = None) -> "Later":
+            return cls(2031, 12, 30)
+
+    monkeypatch.setattr(chat_template_utils, "datetime", Later)
+    later = hf_tokens(DATED[template])
+    assert later.format == today.format
+    rendered = later.tokenizer.apply_chat_template([{"role": "system", "content": "one"}], tokenize=False)
+    dates = {"llama": "30 Dec 2031", "called": "2031-12-30", "in a macro": "December 30, 2031"}
+    assert dates[template] in rendered  # and all else is as the template has it
+    view = converse(later, "one", [])
+    assert later.decode(view.stream.tokens) == rendered.replace(dates[template], "26 Jul 2024")
+
+
+def test_a_model_that_ends_its_own_turn_is_not_ended_twice() -> None:
+    for text in ("hello", ""):
+        ours, its_own = (converse(CHAT, "one", []) for _ in range(2))
+        for view, ids in ((ours, CHAT.encode(text)), (its_own, [*CHAT.encode(text), *CHAT.eos_ids])):
+            view.cue()
+            if ids:
+                view.reply(ids, Kind.SPEECH)
+        if text:
+            assert ours.stream.tokens == its_own.stream.tokens
+            assert ours.stream.kinds != its_own.stream.kinds  # who wrote the end is on record
+        assert CHAT.decode(its_own.stream.tokens).endswith(f"assistant\n{text}<|im_end|>\n")
+
+
+def test_a_small_models_stream_is_written_as_it_is_meant() -> None:
+    tokens = small_tokens()
+    question = Question("<books?>", NUMBERS, "3")
+    view = View(tokens)
+    view.observe("deal 1\n", (question,), 0)
+    view.cue()
+    start = view.reply(tokens.encode("[message] 5 [END]"), Kind.SPEECH)
+    view.observe("", (question,), 1)
+    view.observe("no deal\n", (), 2)
+    assert [tokens.decode([i]) for i in view.stream.tokens] == [
+        BOS, "deal", " 1", "\n", "<books?>", CUE, "[message]", " 5", " [END]", "<books?>", "no deal", "\n",
+    ]  # fmt: skip
+    o, q, s = Kind.OBSERVATION, Kind.QUESTION, Kind.SPEECH
+    assert view.stream.kinds == [o, o, o, o, q, o, s, s, s, q, o, o]
+    assert start == 6 and [(a.position, a.step) for a in view.asked] == [(4, 0), (9, 1)]
+    assert all(a.question is question and len(a.candidate_ids) == 11 for a in view.asked)
+
+
+@pytest.mark.parametrize("template", [None, CHATML, NO_SYSTEM, OPENED, UNCUED])
+def test_a_question_before_anything_was_heard_is_read_whole(template: str | None) -> None:
+    for tokens in (hf_tokens(template), small_tokens()):
+        view = View(tokens)
+        view.observe("", (Question("books and hats?", NUMBERS[:10], "3"),), 0)
+        assert "books and hats?" in tokens.decode(view.stream.tokens)
+
+
+def test_a_small_model_reads_listings_as_they_are() -> None:
+    tokens = small_tokens()
+    view = View(tokens)
+    view.observe("deal", (Question("<books?>", ("1 2", "3 4"), "1 2"), Question("<hats?>", NUMBERS, "3")), 0)
+    legal = view.cue(("1 2", "3 4"))
+    view.reply(legal[:1], Kind.CHOICE)
+    listing = ["\n", "A", ")", " 1", " 2", "\n", "B", ")", " 3", " 4"]
+    assert [tokens.decode([i]) for i in view.stream.tokens] == [
+        BOS, "deal", "<books?>", *listing, "<hats?>", *listing, CUE, tokens.decode(legal[:1]),
+    ]  # fmt: skip
+    o, q = Kind.OBSERVATION, Kind.QUESTION
+    assert view.stream.kinds == [o, o, *[q] * 12, *[o] * 11, Kind.CHOICE]
+    assert [a.position for a in view.asked] == [12, 13]
+    assert [tokens.decode([i]).strip() for i in legal] == ["A", "B"] and view.asked[0].candidate_ids == legal
+
+
+def test_questions_to_a_model_without_turns_stand_on_lines_of_their_own() -> None:
+    question, other = Question("How many?", NUMBERS, "3"), Question("Which one?", ("the hat", "a book"), "a book")
+    view = View(PLAIN)
+    view.observe("one\n", (question, other), 0)
+    view.observe("Partner: no", (question,), 1)  # without a line break
+    view.cue()
+    view.reply(PLAIN.encode("yes [END]"), Kind.SPEECH)
+    view.observe("", (question,), 2)
+    view.observe("Partner: three\n", (), 3)
+    assert PLAIN.decode(view.stream.tokens) == (
+        "<|endoftext|>one\nHow many?\nWhich one?\nA) the hat\nB) a book\nPartner: no\nHow many?\n"
+        "\nyou:yes [END]\nHow many?\nPartner: three\n"
+    )
+    read = ["How many?", "Which one?\nA) the hat\nB) a book", "How many?", "How many?"]
+    for asked, text in zip(view.asked, read, strict=True):
+        assert PLAIN.decode(view.stream.tokens[: asked.position + 1]).endswith(f"\n{text}")
+        assert view.stream.kinds[asked.position : asked.position + 2] == [Kind.QUESTION, Kind.OBSERVATION]
+    assert [PLAIN.decode([i]) for i in view.asked[0].candidate_ids] == [f" {n}" for n in NUMBERS]
+
+
+def test_a_chat_model_is_asked_in_a_turn_of_its_own() -> None:
+    view = View(CHAT)
+    view.observe("one", (Question("how many?", NUMBERS, "3"),), 0)
+    listing = "".join(f"\n{letter}) {n}" for letter, n in zip("ABCDEFGHIJK", NUMBERS, strict=True))
+    assert CHAT.decode(view.stream.tokens) == (
+        "<|im_start|>system\none<|im_end|>\n"
+        f"<|im_start|>user\nhow many?{listing}<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n"
+    )
+    at = view.asked[0].position
+    assert CHAT.decode(view.stream.tokens[: at + 1]).endswith("<|im_start|>assistant\n")
+    assert {view.stream.kinds[at], view.stream.kinds[at + 1]} == {Kind.QUESTION, Kind.OBSERVATION}
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_chat_model_reads_its_options_in_a_turn_of_its_own(template: str) -> None:
+    tokens = hf_tokens(TEMPLATES[template])
+    view = converse(tokens, "one", [("a", "two"), ("u", "three")])
+    before = tokens.decode(view.stream.tokens)
+    legal = view.cue(["go south", "do task"])
+    who = "assistant" if template == "chatml" else "model"
+    assert tokens.decode(view.stream.tokens) == (
+        f"{before}<|im_start|>user\nA) go south\nB) do task<|im_end|>\n<|im_start|>{who}\n"
+    )
+    assert set(view.stream.kinds[-len(tokens.format.cue) - 10 :]) == {Kind.OBSERVATION}
+    view.reply(legal[:1], Kind.CHOICE)
+    assert tokens.decode(view.stream.tokens).endswith(f"{who}\nA<|im_end|>\n")
+    before = tokens.decode(view.stream.tokens)
+    view.cue(["1", "2"])  # which stand for themselves
+    assert tokens.decode(view.stream.tokens) == f"{before}<|im_start|>{who}\n"
+
+
+def test_options_are_listed_before_the_cue_where_letters_stand_for_them() -> None:
+    tokens = small_tokens()
+    view = View(tokens)
+    view.observe("cut", (), 0)
+    legal = view.cue(["5", "7"])
+    assert tokens.decode(view.stream.tokens) == f"{BOS}cut{CUE}"
+    assert [tokens.decode([i]) for i in legal] == [" 5", " 7"]
+    view.reply(legal[:1], Kind.CHOICE)
+    legal = view.cue(["run away", "wait"])
+    assert tokens.decode(view.stream.tokens).endswith(f"\nA) run away\nB) wait{CUE}")
+    assert [tokens.decode([i]).strip() for i in legal] == ["A", "B"]
+    assert view.cue() == ()
+
+
+def test_a_reply_never_follows_the_models_own_turn_where_nothing_cues_it() -> None:
+    tokens = hf_tokens(UNCUED)
+    bos, eos = tokens.tokenizer.bos_token, tokens.tokenizer.eos_token
+    question = Question("how many?", NUMBERS[:10], "3")
+    view = View(tokens)
+    view.observe("one", (question, question), 0)
+    view.cue()
+    view.reply([*tokens.encode("two"), tokens.tokenizer.eos_token_id], Kind.SPEECH)
+    view.cue()  # twice in a row
+    view.reply(tokens.encode("three"), Kind.SPEECH)
+    view.observe("four", (), 1)
+    view.cue()
+    assert tokens.decode(view.stream.tokens) == (
+        f"{bos}[INST] one [/INST]" + 2 * f"[INST] how many? [/INST]{eos}" + f"[INST] Your turn. [/INST]two{eos}"
+        f"[INST] Your turn. [/INST]three{eos}[INST] four [/INST]"
+    )
+    at = view.asked[0].position
+    assert tokens.decode(view.stream.tokens[: at + 1]).endswith("how many? [/INST]")
+    view.reply(tokens.tokenizer.encode(eos, add_special_tokens=False), Kind.SPEECH)  # not a word
+    view.cue(["go south", "do task"])  # whose listing is the turn between
+    assert tokens.decode(view.stream.tokens).endswith(f"[INST] four [/INST]{eos}[INST] A) go south\nB) do task [/INST]")
+
+
+def test_a_stream_without_cues_is_what_the_chat_template_renders() -> None:
+    tokens = hf_tokens(UNCUED)
+    view = converse(tokens, "one", [("a", "two"), ("u", "three"), ("a", ""), ("u", "five"), ("a", "six")])
+    chat = [("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", ""), ("user", "five"),
+            ("assistant", "six")]  # fmt: skip
+    messages = [{"role": role, "content": text} for role, text in chat]
+    assert tokens.decode(view.stream.tokens) == tokens.tokenizer.apply_chat_template(messages, tokenize=False)
