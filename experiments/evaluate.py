@@ -13,30 +13,33 @@ language model or the partner is none (`cast.crewmate.partner=random`); the seco
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from omegaconf import DictConfig
 
 from envs.dond.environment import pool
 from experiments.launch.command import command
 from experiments.launch.terminal import Bar, say
-from experiments.setup.config import build, cast_of, plain
 from experiments.setup.devices import pick_device, set_threads
 from experiments.setup.entrants import (
     as_in_runs,
     check_names,
     find_player,
+    is_model,
     role_against_role,
     turn_about,
     voiced,
     with_planners,
 )
 from experiments.setup.memory import with_room
-from experiments.setup.players import bare, in_runs, is_run
+from experiments.setup.players import in_runs, is_run
+from experiments.setup.spec import PlaySpec, play_spec
 from experiments.show import by_message_table, chat_figures, rows_of, show
+from marl.agents.base import Agent
 from marl.agents.dubbed import Alias
 from marl.agents.model import ModelAgent
 from marl.common.errors import UserError, check_count, check_temperature, check_writable
@@ -48,12 +51,12 @@ from marl.metrics.tables import TableRow, write_table
 from marl.report.transcripts import episode_to_json, write_episodes
 from marl.rollout.cast import places
 from marl.rollout.games import env_maker
-from marl.rollout.rollout import rollout
+from marl.rollout.rollout import Cast, rollout
 from marl.rollout.seeds import EVALUATION, Game, draw_games
 
 
 def each_context(env: Mapping[str, Any], seed: int) -> list[Game]:
-    """A game of Deal or No Deal for each context that `env` draws from, in the file's order."""
+    """Returns a game of Deal or No Deal for each context that `env` draws from, in the file's order."""
     if env["game"] != "dond":
         raise UserError("each_context=true: only Deal or No Deal has a list of contexts; give the number of games")
     chosen = pool(env["contexts"], env["split"])
@@ -64,7 +67,7 @@ def each_context(env: Mapping[str, Any], seed: int) -> list[Game]:
 
 
 def of_player(name: str, overall: Metrics, own: Metrics) -> Metrics:
-    """One player's column where two met: its own points and score, and what it said, did wrong and believed."""
+    """Returns one player's column where two met: its own points and score, and what it said, did wrong and believed."""
     suffix = f"/{name}"
     games = {metric.removesuffix(suffix): found for metric, found in overall.items() if metric.endswith(suffix)}
     return {**games, **{metric: found for metric, found in own.items() if not metric.startswith("game/")}}
@@ -73,87 +76,110 @@ def of_player(name: str, overall: Metrics, own: Metrics) -> Metrics:
 @command("evaluate", implies={"data.dond": "base=human"})
 def main(cfg: DictConfig) -> None:
     """Plays and prints; with `out=FOLDER` also writes `evaluation.json`, `table.csv` and the transcripts."""
+    # What is configured.
     named = [cfg.players] if isinstance(cfg.players, str) else cfg.players
     names = [in_runs(str(name), cfg.runs) for name in named]
+    check(cfg, names)
+    cfg = as_in_runs(cfg, names)
+    spec = play_spec(cfg, [*names, *map(str, cfg.voices)], partners=True)
+    game, voices = spec.env["game"], [*cfg.voices, None, None]
+
+    # What is checked.
+    make_env = env_maker(spec.env)
+    places(spec.cast, make_env())  # refuses a cast that is another game's
+    if cfg.out:
+        check_writable(Path(cfg.out), "out")
+    device = pick_device(cfg.device)
+    set_threads(cfg.threads)
+    names = with_planners(names, game, first_plans=bool(cfg.planner))
+    check_names(names, voices, game)
+    drawn = each_context(spec.env, cfg.seed) if cfg.each_context else draw_games(cfg.seed, EVALUATION, count=cfg.games)
+    drawn = [replace(one, sampling=cfg.sampling) for one in drawn]
+
+    # What happens.
+    first, second, seated, spec = seat(spec, names, voices, len(drawn), device)
+    bar = Bar(enabled=cfg.progress)
+    bar.stage(" v ".join(names), len(drawn))
+    episodes = rollout(drawn, seated, make_env, spec.algo.concurrency, bar.advance)
+    bar.close()
+
+    # What comes of it.
+    objective = float(spec.env.get("objective", 0.0))
+    label = " v ".join(dict.fromkeys(names))
+    measured = {first.name} if has_sides(spec, names) else None
+    conditions = {label: metrics(episodes, game, objective, measured)}
+    for agent in (first.name, second.name) if first.name != second.name and not measured else ():
+        conditions[agent] = of_player(agent, conditions[label], metrics(episodes, game, objective, {agent}))
+    entries = belief_by_message(episodes, players=measured)
+    if cfg.out:
+        about = {
+            "game": game,
+            "objective": objective,
+            "games": len(drawn),
+            "concurrency": spec.algo.at_once,
+            "seed": cfg.seed,
+            "sampling": cfg.sampling,
+            "players": names,
+            **({"chat": chat_figures(spec.chat, drawn)} if spec.chat else {}),
+        }
+        write_episodes(Path(cfg.out) / "episodes.jsonl", episodes)
+        write_json(Path(cfg.out) / "evaluation.json", evaluation_to_json(conditions, {label: entries}, **about))
+        order = rows_of(conditions)
+        rows = [(arm, name, found[name]) for arm, found in conditions.items() for name in order if name in found]
+        table = [TableRow(arm, name, i.mean, i.low, i.high, 1, i.n) for arm, name, i in rows]
+        write_table(Path(cfg.out) / "table.csv", table)
+    show(conditions, {label: episode_to_json(episodes[0])})
+    if entries:
+        say("\nbelief after so many messages, beside the exact prior without any talk")
+        say(by_message_table(entries))
+    if spec.chat:
+        say(f"\n{spec.chat.summary()}")
+
+
+def check(cfg: DictConfig, names: Sequence[str]) -> None:
+    """Refuses bad settings of this command."""
     if not 1 <= len(names) <= 2:
         raise UserError(f"players={names}: name one player (it plays itself) or two")
+    if len(cfg.voices) > len(names):
+        raise UserError(f"voices={list(cfg.voices)}: at most one for each of players={names}")
     for name in ("games", "concurrency"):
         check_count(cfg[name], name)
     check_temperature(cfg.temperature, "temperature")
     check_count(cfg.seed, "seed", 0)
     if cfg.sampling is not None:
         check_count(cfg.sampling, "sampling", 0)
-    cfg = as_in_runs(cfg, names)
-    partners = [str(seats.partner) for seats in cast_of(plain(cfg)["cast"]).values() if seats.partners]
-    parts = build(cfg, [*names, *partners, *map(str, cfg.voices)], learns=False)
-    make_env = env_maker(parts.env)
-    places(parts.cast, make_env())  # refuses a cast that is another game's
-    if cfg.out:
-        check_writable(Path(cfg.out), "out")
-    device = pick_device(cfg.device)
-    set_threads(cfg.threads)
-    voices = [*cfg.voices, None, None]
-    if len(cfg.voices) > len(names):
-        raise UserError(f"voices={list(cfg.voices)}: at most one for each of players={names}")
-    names = with_planners(cfg, names, parts.env["game"])
-    check_names(names, voices, parts.env["game"])
-    # one agent in all seats
-    itself = len(set(names)) == 1 and len(set(voices[: len(names)])) == 1
+
+
+def has_sides(spec: PlaySpec, names: Sequence[str]) -> bool:
+    """Returns whether the two players hold different roles."""
+    return len(spec.cast) > 1 and len(names) == 2
+
+
+def seat(
+    spec: PlaySpec, names: Sequence[str], voices: Sequence[str | None], games: int, device: torch.device
+) -> tuple[Agent, Agent, Cast, PlaySpec]:
+    """Makes the two players, and who sits where; returns them with the specification that fits into memory."""
+    itself = len(set(names)) == 1 and len(set(voices[: len(names)])) == 1  # one agent in all seats
     run = next((name for name in names if is_run(name)), names[0])  # whose base is meant by `base`
-    role_seats = next(iter(parts.cast.values()))
-    many_roles = len(parts.cast) > 1 and len(names) == 2
+    sides = has_sides(spec, names)
+    own = next(iter(spec.cast.values()))
+    partner_name = own.partner if sides and own.partners else None
     players = [(names[0], names[-1]), *([] if itself else [(names[-1], names[0])])]
     players += [(voice, run) for voice in voices[: len(players)] if voice is not None]
-    players += [(role_seats.partner, run)] if many_roles and role_seats.partners else []
-    drawn = each_context(parts.env, cfg.seed) if cfg.each_context else draw_games(cfg.seed, EVALUATION, count=cfg.games)
-    drawn = [replace(game, sampling=cfg.sampling) for game in drawn]
-    parts = with_room(cfg, parts, len(drawn), players, device)
-    first = find_player(names[0], cfg, parts, device, names[-1])
-    second = first if itself else find_player(names[-1], cfg, parts, device, names[0])
-    agents = [voiced(first, voices[0], cfg, parts, device, run)]
-    agents.append(agents[0] if itself else voiced(second, voices[1], cfg, parts, device, run))
+    players += [(partner_name, run)] if partner_name else []
+    spec = with_room(spec, games, players, device)
+    first = find_player(names[0], spec, device, names[-1])
+    second = first if itself else find_player(names[-1], spec, device, names[0])
+    one = voiced(first, voices[0], spec, device, run)
+    other = one if itself else voiced(second, voices[1], spec, device, run)
+    if not sides:
+        return first, second, turn_about(one, other), spec
     partner = None
-    is_model = is_run(role_seats.partner) or bare(role_seats.partner) == "base"
-    if many_roles and role_seats.partners and (isinstance(first, ModelAgent) or not is_model):
-        partner = find_player(role_seats.partner, cfg, parts, device, run)
-    if many_roles and first.name in (second.name, getattr(partner, "name", None)):
-        agents[0] = first = Alias(agents[0], "measured")
-    seated = role_against_role(agents[0], agents[1], parts.cast, partner) if many_roles else turn_about(*agents)
-    bar = Bar(enabled=cfg.progress)
-    bar.stage(" v ".join(names), len(drawn))
-    episodes = rollout(drawn, seated, make_env, parts.algo.concurrency, bar.advance)
-    bar.close()
-    objective = float(parts.env.get("objective", 0.0))
-    label = " v ".join(dict.fromkeys(names))
-    game = parts.env["game"]
-    conditions = {label: metrics(episodes, game, objective, {first.name} if many_roles else None)}
-    for agent in (first.name, second.name) if first.name != second.name and not many_roles else ():
-        conditions[agent] = of_player(agent, conditions[label], metrics(episodes, game, objective, {agent}))
-    entries = belief_by_message(episodes, players={first.name} if many_roles else None)
-    if cfg.out:
-        out = Path(cfg.out)
-        about = {
-            "game": game,
-            "objective": objective,
-            "games": len(drawn),
-            "concurrency": parts.algo.at_once,
-            "seed": cfg.seed,
-            "sampling": cfg.sampling,
-            "players": names,
-            **({"chat": chat_figures(parts.chat, drawn)} if parts.chat else {}),
-        }
-        write_episodes(out / "episodes.jsonl", episodes)
-        by_message = {label: entries}
-        write_json(out / "evaluation.json", evaluation_to_json(conditions, by_message, **about))
-        order = rows_of(conditions)
-        rows = [(arm, name, found[name]) for arm, found in conditions.items() for name in order if name in found]
-        write_table(out / "table.csv", [TableRow(arm, name, i.mean, i.low, i.high, 1, i.n) for arm, name, i in rows])
-    show(conditions, {label: episode_to_json(episodes[0])})
-    if entries:
-        say("\nbelief after so many messages, beside the exact prior without any talk")
-        say(by_message_table(entries))
-    if parts.chat:
-        say(f"\n{parts.chat.summary()}")
+    if partner_name and (isinstance(first, ModelAgent) or not is_model(partner_name)):
+        partner = find_player(partner_name, spec, device, run)
+    if first.name in (second.name, getattr(partner, "name", None)):
+        one = first = Alias(one, "measured")
+    return first, second, role_against_role(one, other, spec.cast, partner), spec
 
 
 if __name__ == "__main__":

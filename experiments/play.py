@@ -27,11 +27,12 @@ from omegaconf import DictConfig
 from envs.core import END, Style
 from experiments.launch.command import command
 from experiments.launch.terminal import say
-from experiments.setup.config import Parts, behind_endpoint, build, plain
+from experiments.setup.config import plain
 from experiments.setup.devices import pick_device
-from experiments.setup.entrants import as_in_runs, find_player, planner_config
+from experiments.setup.entrants import as_in_runs, find_player
 from experiments.setup.memory import with_room
 from experiments.setup.players import check_plans, in_runs
+from experiments.setup.spec import PlaySpec, behind_endpoint, play_spec
 from marl.agents.base import Agent
 from marl.agents.model import ModelAgent
 from marl.agents.text import TextAgent
@@ -97,16 +98,15 @@ def main(cfg: DictConfig) -> None:
         cfg.seed = number
     for name, least in (("games", 1), ("concurrency", 1), ("seed", 0)):
         check_count(cfg[name], name, least)
-    parts = build(cfg, [cfg.opponent], learns=False)
+    parts = play_spec(cfg, [cfg.opponent])
     check_plans(cfg.opponent, parts.env["game"])
-    planner_config(cfg)
     check_writable(out, "out")
     make_env = env_maker(parts.env)
     person = Person()
     human = TextAgent("human", lambda seed, role: person, style=Style.NATURAL)
     device = pick_device(cfg.device)
-    parts = with_room(cfg, parts, 1, [(cfg.opponent, cfg.opponent)], device)
-    opponent = find_player(cfg.opponent, cfg, parts, device, cfg.opponent, "opponent")
+    parts = with_room(parts, 1, [(cfg.opponent, cfg.opponent)], device)
+    opponent = find_player(cfg.opponent, parts, device, cfg.opponent, "opponent")
     if isinstance(opponent, TextAgent):
         opponent.style = human.style  # a script reads any style, and speaks as the person does
     record: Path | None = None
@@ -174,12 +174,12 @@ def new_file(folder: Path, name: str, number: int) -> Path:
             return path
 
 
-def settings_of(opponent: Agent, cfg: DictConfig, parts: Parts) -> dict[str, Any]:
+def settings_of(opponent: Agent, cfg: DictConfig, parts: PlaySpec) -> dict[str, Any]:
     """Records the opponent, the settings that it plays by, the game and the seed."""
     return {
         "opponent": cfg.opponent,
         **({"temperature": cfg.temperature} if isinstance(opponent, ModelAgent) else {}),
-        **({"planner": asdict(planner_config(cfg))} if cfg.opponent.endswith(SUFFIX) else {}),
+        **({"planner": asdict(parts.planner)} if cfg.opponent.endswith(SUFFIX) else {}),
         **({"chat": behind_endpoint(plain(cfg.chat))} if parts.chat else {}),
         "env": dict(parts.env),
         "person_reads": Style.NATURAL.value,

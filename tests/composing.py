@@ -1,7 +1,12 @@
 """Configurations as the command line makes them."""
 
+from pathlib import Path
+from typing import Any
+
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
+
+from experiments.setup.spec import run_spec
 
 # Games of Among Us that soon meet a killing, and speak once each of it: most of what a test's run takes is its games.
 BRIEF = ("env.max_steps=24", "env.messages_each=1", "env.cooldown=2")
@@ -11,3 +16,18 @@ def configure(command: str, *overrides: str) -> DictConfig:
     """What `python -m experiments.COMMAND OVERRIDES` would run."""
     with initialize_config_module("conf", version_base="1.3"):
         return compose(command, overrides=list(overrides))
+
+
+def run_folder(cfg: DictConfig) -> Path:
+    """Returns the folder that a training run of this configuration writes into."""
+    return run_spec(cfg).folder
+
+
+def identity(cfg: DictConfig) -> dict[str, Any]:
+    """Returns the settings that make this training run what it is."""
+    return dict(run_spec(cfg).identity)
+
+
+def config_hash(cfg: DictConfig) -> str:
+    """Returns the digest of the identity."""
+    return run_spec(cfg).hash

@@ -46,8 +46,8 @@ from experiments import benchmark, evaluate, play, report, train
 from experiments.launch.overrides import one_line, wrong_kind
 from experiments.setup import entrants
 from experiments.setup.bands import expected_of
-from experiments.setup.config import build, identity, run_folder
 from experiments.setup.players import run_policy
+from experiments.setup.spec import run_spec
 from experiments.setup.stages import stages_of
 from experiments.studies import conditions, crossplay, drift, expected, frontier, iterations, plan
 from marl.common.errors import UserError
@@ -61,6 +61,7 @@ from marl.rollout.games import env_maker
 from marl.storage.checkpoint import load_training, newest_checkpoint, optimizer_tensors, save_policy, save_training
 from marl.storage.folder import read_run_card
 from marl.storage.tracking import JsonlTracker
+from tests.composing import identity, run_folder
 from tests.human_dialogues import ROWS, TEST, VAL
 from tests.marl.episodes import beliefs, deal_game, episode, message, propose
 from tests.marl.hint import hint_policy
@@ -236,7 +237,7 @@ def set_up(bases: Mapping[str, DictConfig], change: tuple[str, dict[str, Any]]) 
                 train.main(cfg)
             except Accepted:
                 if any(name.lstrip("+").startswith("base.") for name in changes):  # what the base is made of comes next
-                    parts = build(cfg)
+                    parts = run_spec(cfg)
                     base_settings(parts.model, parts.base, parts.env, cfg.data.dond)
                 return "taken"
         except (UserError, OmegaConfBaseException) as error:

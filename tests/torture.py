@@ -28,11 +28,11 @@ from omegaconf import DictConfig
 
 from envs.dond.texts import COMPACT_TOKENS
 from experiments import train
-from experiments.setup.config import run_folder
 from marl.model.tokens import train_tokenizer
 from marl.pretraining.corpus import scripted_texts
 from marl.rollout.games import env_maker
 from marl.storage.tracking import METRICS_FILE, read_metrics
+from tests.composing import run_folder
 from tests.marl.models import random_lm, save
 
 SMALL = (

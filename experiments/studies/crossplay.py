@@ -32,9 +32,9 @@ from omegaconf import DictConfig, ListConfig
 from envs.dond import environment as dond_environment
 from experiments.launch.command import command
 from experiments.launch.terminal import Bar, say
-from experiments.setup.config import Parts, behind_endpoint, build, plain
+from experiments.setup.config import plain
 from experiments.setup.devices import pick_device, set_threads
-from experiments.setup.entrants import as_in_runs, configured_base, find_player, planner_config, text_player
+from experiments.setup.entrants import as_in_runs, configured_base, find_player, text_player
 from experiments.setup.memory import with_room
 from experiments.setup.players import (
     bare,
@@ -47,6 +47,7 @@ from experiments.setup.players import (
     style_of,
 )
 from experiments.setup.select import add_cards, card_line
+from experiments.setup.spec import PlaySpec, behind_endpoint, play_spec
 from experiments.setup.stages import base_folder
 from experiments.studies.cells import compute
 from marl.agents.base import Agent
@@ -133,7 +134,7 @@ def main(cfg: DictConfig) -> None:
     cfg = as_in_runs(cfg, names)
     if cfg.env.game != "dond":
         raise UserError(f"env.game={cfg.env.game}: only players of Deal or No Deal change seats; must be dond")
-    parts = build(cfg, names, learns=False)
+    parts = play_spec(cfg, names)
     device = pick_device(cfg.device)
     set_threads(cfg.threads)
     cells, out = Path(cfg.cells), Path(cfg.publish or cfg.cells)
@@ -143,7 +144,7 @@ def main(cfg: DictConfig) -> None:
     table = [cell_of(a, b, cfg, parts) for a, b in combinations_with_replacement(players, 2)]
     models = [player.name for player in players if is_run(player.name)]
     heaviest = sorted(models, key=lambda name: size_of(player_config(name), parts.algo.context).weights)[-2:]
-    parts = with_room(cfg, parts, cfg.games // 2, [(name, name) for name in heaviest], device)
+    parts = with_room(parts, cfg.games // 2, [(name, name) for name in heaviest], device)
 
     pairs = {cells / cell.file: cell for cell in table}
     left = sum(not path.exists() for path in pairs)
@@ -211,14 +212,14 @@ def resolved(name: str, cfg: DictConfig) -> str:
     return name
 
 
-def entrants(names: Sequence[str], cfg: DictConfig, parts: Parts, device: torch.device) -> list[Player]:
+def entrants(names: Sequence[str], cfg: DictConfig, parts: PlaySpec, device: torch.device) -> list[Player]:
     """The players, `base` as the folder where it is kept. UserError where two are one, or speak other tokens."""
     labels = labels_of(names)
     base = the_base(names, cfg, parts, device) if any(bare(name) == "base" for name in names) else None
     found: dict[str, Player] = {}
     for given, label in zip(names, labels, strict=True):
         name = f"{base}{given.removeprefix('base')}" if bare(given) == "base" else given
-        player = Player(name, label, made_of(name, cfg))
+        player = Player(name, label, made_of(name, cfg, parts))
         other = found.setdefault(player.made_of, player)
         if other is not player:
             raise UserError(f"players: {other.label} and {label} are one and the same; leave one of them out")
@@ -256,7 +257,7 @@ def forms_of(name: str) -> tuple[str, ...]:
     return (f"{short}{plans}", f"{short} λ={objective:g}{plans}", *whole)
 
 
-def the_base(names: Sequence[str], cfg: DictConfig, parts: Parts, device: torch.device) -> Path:
+def the_base(names: Sequence[str], cfg: DictConfig, parts: PlaySpec, device: torch.device) -> Path:
     """The folder of the one base from which the runs among these started; without any, of the configuration's."""
     runs = [Path(bare(name)) for name in names if (Path(bare(name)) / CONFIG).is_file()]
     bases = {folder_digest(folder): (run, folder) for run in runs for folder in [base_folder(run)]}
@@ -267,23 +268,23 @@ def the_base(names: Sequence[str], cfg: DictConfig, parts: Parts, device: torch.
         )
     if bases:
         return next(folder for _, folder in bases.values())
-    _, made = configured_base(cfg, parts, device)
+    _, made = configured_base(parts, device)
     if made is None:
         raise UserError("players: base is an untouched model, which has no folder of a base; train a run from it")
     return made
 
 
-def made_of(name: str, cfg: DictConfig) -> str:
+def made_of(name: str, cfg: DictConfig, parts: PlaySpec) -> str:
     """The digest of a policy's files, and of what else a player goes by; of scripted players the name."""
     if name == CHAT:
         return f"{CHAT} {digest(behind_endpoint(plain(cfg.chat)))}"
     if not is_run(name):
         return name
-    plans = f"{SUFFIX} {digest(asdict(planner_config(cfg)))}" if name.endswith(SUFFIX) else ""
+    plans = f"{SUFFIX} {digest(asdict(parts.planner))}" if name.endswith(SUFFIX) else ""
     return folder_digest(policy_folder(name)) + plans
 
 
-def cell_of(one: Player, other: Player, cfg: DictConfig, parts: Parts) -> Cell:
+def cell_of(one: Player, other: Player, cfg: DictConfig, parts: PlaySpec) -> Cell:
     first, second = sorted((one, other), key=lambda player: player.made_of)
     read = [style_of(policy_folder(each.name), parts.env) if is_run(each.name) else None for each in (first, second)]
     settings = {
@@ -307,7 +308,7 @@ def cell_of(one: Player, other: Player, cfg: DictConfig, parts: Parts) -> Cell:
 class Agents:
     """Players at the table: the two of the last pair, since each holds a model and its caches."""
 
-    def __init__(self, cfg: DictConfig, parts: Parts, device: torch.device) -> None:
+    def __init__(self, cfg: DictConfig, parts: PlaySpec, device: torch.device) -> None:
         self.cfg, self.parts, self.device = cfg, parts, device
         self._seated: dict[str, Agent] = {}
 
@@ -316,11 +317,13 @@ class Agents:
         self._seated = {name: agent for name, agent in self._seated.items() if name in names}
         for name in names:
             if name not in self._seated:
-                self._seated[name] = find_player(name, self.cfg, self.parts, self.device, name)
+                self._seated[name] = find_player(name, self.parts, self.device, name)
         return self._seated[names[0]], self._seated[names[1]]
 
 
-def play(cell: Cell, cfg: DictConfig, parts: Parts, agents: Agents, bar: Bar, label: str) -> tuple[dict[str, Any], str]:
+def play(
+    cell: Cell, cfg: DictConfig, parts: PlaySpec, agents: Agents, bar: Bar, label: str
+) -> tuple[dict[str, Any], str]:
     """The pair's games, in both seatings; one player's own in one, since they are the same. And what spoiled them,
     where a refused key or a spent budget did, so that they are to be played again; else nothing."""
     pair, make_env = agents.of(cell), env_maker(parts.env)

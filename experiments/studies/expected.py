@@ -69,9 +69,6 @@ def main(cfg: DictConfig) -> None:
         inside = sum(not left for left in trials.values())
         which = "".join(f", {count} x {metric} outside" for metric, count in outside.most_common())
         say(f"made of the other seeds, the bands hold {inside} of {len(trials)} runs everywhere{which}")
-    blind = [arm for arm in arms if Expected(path, arm, bands_of(arm, bands)).blind]
-    if blind:
-        say(f"a run that learns nothing would be inside the bands of {', '.join(blind)}")
 
 
 def read_curves(path: Path, settings: Mapping[str, Any]) -> Curves:

@@ -37,11 +37,12 @@ from envs.dond import texts as dond_texts
 from envs.human_dond import HumanView, NotReplayable, Step, read_split, replay
 from experiments.launch.command import command
 from experiments.launch.terminal import Bar, say
-from experiments.setup.config import Parts, build, config_hash, make, plain
+from experiments.setup.config import make, plain
 from experiments.setup.devices import pick_device, set_threads
 from experiments.setup.entrants import turn_about
 from experiments.setup.players import policy_folder, run_policy
 from experiments.setup.select import add_cards, card_line, selected, write_cards
+from experiments.setup.spec import PlaySpec, identity, play_spec
 from experiments.studies.cells import with_room
 from marl.agents.base import Agent
 from marl.agents.model import model_agent
@@ -111,7 +112,7 @@ class Entrant:
 def main(cfg: DictConfig) -> None:
     """Plays, plans and tabulates what is not there yet."""
     check(cfg)
-    parts, planners = build(cfg), planners_of(cfg)
+    parts, planners = play_spec(cfg), planners_of(cfg)
     device = pick_device(cfg.device)
     set_threads(cfg.threads)
     cells, out = Path(cfg.cells), Path(cfg.publish)
@@ -177,8 +178,8 @@ def main(cfg: DictConfig) -> None:
         draw(rows, cfg, objective, out / f"figure{suffix}.svg")
         say(f"\nobjective {objective:g}")
         say(format_table({arm: {r.metric: r.interval for r in rows if r.arm == arm} for arm in arms_of(rows)}))
-    run_card(cells, config_hash(cfg), cfg.seed, arm="frontier", base=folder.name, base_digest=entrants[0].made_of,
-             compared=[e.folder.name for e in entrants[1:]])  # fmt: skip
+    run_card(cells, digest(identity(plain(cfg))), cfg.seed, arm="frontier", base=folder.name,
+             base_digest=entrants[0].made_of, compared=[e.folder.name for e in entrants[1:]])  # fmt: skip
     add_cards([{**card_line(read_json(cells / CARD)), "run": cfg.name}], out)
     write_cards((e.folder for e in entrants[1:]), out)
     say(f"\ntables and figures: {out}")
@@ -312,7 +313,7 @@ def plans(situation: Situation, entrant: Entrant, anchor: Reader) -> dict[str, F
 
 
 def against(
-    cfg: DictConfig, parts: Parts, env: Mapping[str, Any], entrant: Entrant, opponent: str, base: Policy, bar: Bar
+    cfg: DictConfig, parts: PlaySpec, env: Mapping[str, Any], entrant: Entrant, opponent: str, base: Policy, bar: Bar
 ) -> Arms:
     """Score and agreement of every arm in each game against the opponent; seats change from game to game."""
     limits = parts.algo
@@ -371,7 +372,7 @@ def outcomes(episode: Episode, entrant: Entrant, anchor: Reader) -> dict[str, tu
 # --- People -----------------------------------------------------------------------------------------------------------
 
 
-def on_people(cfg: DictConfig, parts: Parts, env: Mapping[str, Any], entrant: Entrant, bar: Bar) -> Arms:
+def on_people(cfg: DictConfig, parts: PlaySpec, env: Mapping[str, Any], entrant: Entrant, bar: Bar) -> Arms:
     """Accuracy (is the most probable claim the one that was made?) and log-loss of every arm, on the test split."""
     views, situations = human_situations(cfg.data.dond, env, entrant.policy, cfg.proposals)
     bar.stage(f"{entrant.arm}: human proposals", len(views))

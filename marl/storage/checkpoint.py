@@ -70,7 +70,7 @@ CARD: dict[str, Callable[[Any], bool]] = {
     "figures": _all(dict, int | float),
 }
 STATE: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("run", "begun_as"), _kind(str)),
+    "run": _kind(str),
     "base": _kind(str, NoneType),
     "wall_time": _kind(int, float),
     "metrics_lines": _kind(int),

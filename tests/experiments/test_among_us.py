@@ -16,14 +16,15 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 
-from experiments import evaluate, play, train
+from experiments import evaluate, learning, play, train
 from experiments.setup import entrants
-from experiments.setup.config import build, plain, run_folder
+from experiments.setup.config import plain
 from experiments.setup.players import style_of
+from experiments.setup.spec import run_spec
 from marl.common.errors import UserError
 from marl.report.transcripts import read_episodes
 from marl.storage.checkpoint import read_card, save_policy
-from tests.composing import BRIEF
+from tests.composing import BRIEF, run_folder
 from tests.marl.models import tiny_policy
 
 SMALL = [
@@ -179,17 +180,17 @@ def test_two_learners_that_were_stopped_end_as_if_they_never_were(
 ) -> None:
     finished = run(*TWO)
     cfg = configure(*SMALL, *TWO, f"runs={tmp_path}", f"cache={folder / 'bases'}")
-    whole = train.save_training
+    whole = learning.save_training
 
     def stopping(checkpoints: Path, iteration: int, *rest: Any) -> None:
         if iteration == 2:
             raise KeyboardInterrupt
         whole(checkpoints, iteration, *rest)
 
-    monkeypatch.setattr(train, "save_training", stopping)
+    monkeypatch.setattr(learning, "save_training", stopping)
     with pytest.raises(KeyboardInterrupt):
         train.main(cfg)
-    monkeypatch.setattr(train, "save_training", whole)
+    monkeypatch.setattr(learning, "save_training", whole)
     train.main(cfg)
     again = run_folder(cfg)
     assert (again / "metrics.jsonl").read_text() == (finished / "metrics.jsonl").read_text()
@@ -511,7 +512,7 @@ def test_learning_from_planned_votes(run: Train) -> None:
     """With the settings that go with the game, whose base and model are those of PPO."""
     ppo, pikl = (configure("env=among_us", f"algo={algo}") for algo in ("ppo", "pikl"))
     assert plain(pikl)["base"] == plain(ppo)["base"] and plain(pikl)["model"] == plain(ppo)["model"]
-    algo = build(pikl).algo
+    algo = run_spec(pikl).algo
     assert (algo.update.optimizer, algo.games, algo.iterations) == ("muon", ppo.algo.games, ppo.algo.iterations)
     made = run("algo=pikl", "algo.planner.iterations=3")
     found = logged(made, "train")

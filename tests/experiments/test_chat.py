@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 
 from experiments import evaluate, play, train
-from experiments.setup.config import config_hash
 from experiments.studies import crossplay, drift
 from marl.common.errors import UserError
 from marl.common.files import unpacked
 from marl.common.secrets import told
-from tests.composing import configure
+from tests.composing import config_hash, configure
 from tests.endpoint import KEY, Server, sensible
 
 pytest.importorskip("openai")

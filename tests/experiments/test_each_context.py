@@ -12,7 +12,8 @@ from envs.dond.rules import contexts
 from experiments import evaluate
 from experiments.evaluate import each_context
 from experiments.setup import entrants
-from experiments.setup.config import build, plain
+from experiments.setup.config import plain
+from experiments.setup.spec import play_spec
 from marl.common.errors import UserError
 from marl.metrics.tables import read_table
 from marl.storage.checkpoint import save_policy
@@ -63,7 +64,7 @@ def test_a_base_plays_contexts_that_it_did_not_learn_from(
     monkeypatch.setattr(entrants.HydraConfig, "get", lambda: overrides)
     cfg = entrants.as_in_runs(configure("players=[base]", *given), ["base"])
     assert cfg.env.split == (given[0].partition("=")[2] if given else "test")
-    entrants.configured_base(cfg, build(cfg, ["base"]), torch.device("cpu"))
+    entrants.configured_base(play_spec(cfg, ["base"]), torch.device("cpu"))
     (env,) = made
     with initialize_config_module("conf", version_base="1.3"):
         assert env == plain(compose("train").env)

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from experiments import train
-from experiments.setup.config import run_folder
 from marl.common.files import write_text
+from tests.composing import run_folder
 from tests.experiments.test_full_disk import attempt
 from tests.torture import always, configure, contents
 

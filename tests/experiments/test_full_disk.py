@@ -17,8 +17,8 @@ from omegaconf import DictConfig
 
 from experiments import train
 from experiments.launch.overrides import one_line
-from experiments.setup.config import run_folder
 from marl.common.errors import UserError
+from tests.composing import run_folder
 from tests.torture import configure, contents
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -24,7 +24,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments import evaluate, play, report, train
 from experiments.launch.terminal import say
-from experiments.setup.config import run_folder
 from experiments.setup.stages import stages_of
 from experiments.studies import cells, conditions, crossplay
 from marl.common.errors import LONGEST_ERROR, MOST, UserError, check_count, check_writable
@@ -43,6 +42,7 @@ from marl.storage.checkpoint import (
 )
 from marl.storage.folder import check_unedited, claim, nearest_run, read_settings
 from marl.storage.tracking import JsonlTracker
+from tests.composing import run_folder
 from tests.hostile import Accepted, composed, configure, no_work, seal
 from tests.marl.episodes import aborted_game, deal_game, meeting_game
 from tests.marl.hint import hint_policy

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from experiments import train
-from experiments.setup.config import config_hash, run_folder
+from tests.composing import config_hash, run_folder
 from tests.experiments.test_full_disk import attempt
 from tests.torture import KINDS, configure, contents
 

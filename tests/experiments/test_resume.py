@@ -9,16 +9,15 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from experiments import train
-from experiments.setup import devices, starts
-from experiments.setup.config import run_folder
+from experiments import learning, train
+from experiments.setup import devices, work
 from marl.common.errors import UserError
 from marl.common.files import read_json
 from marl.report.transcripts import read_episodes
 from marl.storage.checkpoint import load_policy, read_card, save_policy
 from marl.storage.folder import hardware
 from marl.storage.tracking import JsonlTracker
-from tests.composing import configure
+from tests.composing import configure, run_folder
 from tests.marl.models import hf_tokenizer, random_lm, save
 from tests.torture import contents
 
@@ -40,7 +39,7 @@ def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
 
     def start(*overrides: str) -> Path:
         cfg = four_iterations(tmp_path, *overrides)
-        save = train.save_training
+        save = learning.save_training
 
         def saving(folder: Path, iteration: int, *rest: Any) -> None:
             save(folder, iteration, *rest)
@@ -48,7 +47,7 @@ def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
                 raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(train, "save_training", saving)
+            patch.setattr(learning, "save_training", saving)
             with pytest.raises(KeyboardInterrupt):
                 train.main(cfg)
         return run_folder(cfg)
@@ -176,7 +175,7 @@ def test_other_software_or_hardware_is_told(
     stopped: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = stopped()
-    monkeypatch.setattr(starts, "hardware", lambda: {**hardware(), "instructions": "AVX9"})
+    monkeypatch.setattr(work, "hardware", lambda: {**hardware(), "instructions": "AVX9"})
     go_on(tmp_path)
     told = f"this run was begun with instructions={hardware()['instructions']}, here AVX9: its last digits"
     assert told in capsys.readouterr().out
@@ -187,13 +186,13 @@ def test_other_software_or_hardware_is_told(
 
 def test_a_folder_that_is_moved_away_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cfg = configure("train", *SMALL, "algo.iterations=2", f"runs={tmp_path}")
-    save = train.save_training
+    save = learning.save_training
 
     def moving(folder: Path, iteration: int, *rest: Any) -> None:
         save(folder, iteration, *rest)
         folder.parent.rename(tmp_path / "moved")
 
-    monkeypatch.setattr(train, "save_training", moving)
+    monkeypatch.setattr(learning, "save_training", moving)
     with pytest.raises(UserError, match=r"was moved or removed during its run\. Put it back"):
         train.main(cfg)
     assert not run_folder(cfg).exists(), "something was left at the old place"
@@ -246,7 +245,7 @@ def test_games_of_a_base_that_cannot_be_written_are_kept_with_the_run(
 def test_the_best_is_kept_where_it_was_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also between two checkpoints that are due."""
     scores = iter([0.0, 3.0, 9.0, 1.0, 2.0])  # of the base, and after each iteration
-    monkeypatch.setattr(train, "watch", lambda *_: next(scores))
+    monkeypatch.setattr(learning, "watch", lambda *_: next(scores))
     cfg = configure(
         "train", *SMALL[:-1], "algo.iterations=4", "eval.every=1", "checkpoint.every=4", "checkpoint.keep=1",
         f"runs={tmp_path}",
@@ -260,9 +259,9 @@ def test_metrics_are_on_the_disk_before_a_checkpoint_counts_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
-    sync, save = JsonlTracker.sync, train.save_training
+    sync, save = JsonlTracker.sync, learning.save_training
     monkeypatch.setattr(JsonlTracker, "sync", lambda tracker: done.append("sync") or sync(tracker))
-    monkeypatch.setattr(train, "save_training", lambda *given: done.append("save") or save(*given))
+    monkeypatch.setattr(learning, "save_training", lambda *given: done.append("save") or save(*given))
     train.main(configure("train", *SMALL, "algo.iterations=2", f"runs={tmp_path}"))
     assert done == ["sync", "save"] * 2
 

@@ -15,10 +15,12 @@ from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 
-from experiments import evaluate, final_games, play, report, show, train
-from experiments.setup import starts
-from experiments.setup.config import Parts, build, check_read, config_hash, identity, plain, run_folder
+from experiments import evaluate, final_games, learning, play, report, show, train
+from experiments.setup import record
+from experiments.setup.config import plain
+from experiments.setup.spec import run_spec, zero_weights
 from experiments.setup.stages import base_folder
+from experiments.setup.work import Work, seeds_of, warm_starts
 from marl.common.errors import UserError
 from marl.common.files import read_json
 from marl.decoding import memory
@@ -32,6 +34,7 @@ from marl.rollout.seeds import Seeds
 from marl.storage.checkpoint import folder_digest, newest_checkpoint, read_state, save_policy
 from marl.storage.folder import REFERENCE, claim, nearest_run
 from marl.types import Episode, Payment
+from tests.composing import config_hash, identity, run_folder
 from tests.marl.episodes import aborted_game, deal_game, failed_game
 from tests.marl.models import CHATML, hf_tokenizer, random_lm, save, tiny_policy
 from tests.torture import LEARNED, TALKING, always
@@ -187,7 +190,7 @@ def test_what_is_only_measured_changes_nothing_that_is_learned(finished: Path, c
         assert line.pop("loss/world_model")
     assert ours == others and len(ours) > 1
     in_a_file = configure(*SMALL, *measured[:-1], "loss.world_model=null", f"runs={tmp_path}", f"cache={cache}")
-    assert run_folder(in_a_file) == run_folder(cfg) and build(in_a_file) == build(cfg)
+    assert run_folder(in_a_file) == run_folder(cfg) and run_spec(in_a_file) == run_spec(cfg)
     a, b = (load_file(f / "policy" / "model.safetensors") for f in (run_folder(cfg), finished))
     assert all(torch.equal(a[name], b[name]) for name in b)
 
@@ -198,9 +201,9 @@ def test_an_arm_does_not_play_its_bases_games_again(
     measured: list[str] = []
     measure = final_games.measure
 
-    def noting(cfg: DictConfig, parts: Parts, folder: Path, name: str, *rest: Any) -> None:
+    def noting(work: Work, folder: Path, name: str, *rest: Any) -> None:
         measured.append(name)
-        measure(cfg, parts, folder, name, *rest)
+        measure(work, folder, name, *rest)
 
     monkeypatch.setattr(final_games, "measure", noting)
     cfg = configure(*SMALL, "ablation=game_only", "algo.iterations=1", f"runs={tmp_path}", f"cache={cache}")
@@ -215,19 +218,19 @@ def test_a_stopped_run_ends_as_if_it_never_was(
     finished: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cfg = configure(*SMALL, f"runs={tmp_path}", f"cache={cache}")
-    whole = train.save_training
+    whole = learning.save_training
 
     def stopping(folder: Path, iteration: int, *rest: object) -> None:
         if iteration == 2:
             raise KeyboardInterrupt
-        monkeypatch.setattr(train, "git_commit", lambda: "new code")
+        monkeypatch.setattr(record, "git_commit", lambda: "new code")
         whole(folder, iteration, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(train, "save_training", stopping)
-    monkeypatch.setattr(train, "git_commit", lambda: "old code")
+    monkeypatch.setattr(learning, "save_training", stopping)
+    monkeypatch.setattr(record, "git_commit", lambda: "old code")
     with pytest.raises(KeyboardInterrupt):
         train.main(cfg)
-    monkeypatch.setattr(train, "save_training", whole)
+    monkeypatch.setattr(learning, "save_training", whole)
     train.main(cfg)
     again = run_folder(cfg)
     assert (again / "metrics.jsonl").read_text() == (finished / "metrics.jsonl").read_text()
@@ -282,7 +285,7 @@ def test_filtered_cloning_runs(cache: Path, tmp_path: Path) -> None:
     train.main(cfg)
     found = lines(run_folder(cfg) / "metrics.jsonl")[1]
     assert found["filter/kept"] == 1.0 and "loss/imitation" in found
-    parts = build(cfg)
+    parts = run_spec(cfg)
     assert parts.losses["imitation"].weight == 1.0 and parts.losses["listening"].weight == 0.0
     assert set(parts.losses) == {"imitation", "kl", "listening", "world_model"}
 
@@ -399,7 +402,7 @@ def test_arms_differ_in_the_weights_of_their_terms_and_in_nothing_else(preset: s
     changed = {name: value for name, value in after.items() if value != before[name] and name != "arm"}
     assert changed == {name: value for name, value in PRESETS[preset].items() if before[name] not in (0, value)}
     assert cfg.arm == (preset if preset != "none" else "custom")
-    build(cfg)
+    run_spec(cfg)
 
 
 @pytest.mark.parametrize("sweep", ["among_us_credit", "among_us_ablation"])
@@ -436,7 +439,7 @@ def test_variants_of_the_credit_change_what_they_say_of_the_full_arm(
     assert {name: after[name] for name in changes} == changes  # what a sweep has of its own does not win
     changed = {name: value for name, value in after.items() if value != before[name]}
     assert changed == {"arm": preset, **{name: value for name, value in changes.items() if value != before[name]}}
-    build(cfg)
+    run_spec(cfg)
 
 
 @pytest.mark.parametrize(
@@ -475,12 +478,17 @@ def test_sweeps_of_filtered_cloning_play_as_many_games_as_the_one_of_ppo() -> No
     assert (ppo.algo.kind, ppo.base, ppo.arm) == ("ppo", human.base, "no_imitation")
     assert 0 <= human.algo.iterations * human.algo.games - ppo.algo.iterations * ppo.algo.games < ppo.algo.games
     for cfg in (human, scripted, few, ppo):
-        build(cfg)
+        run_spec(cfg)
 
 
 PROMISING = ("game_only", "reward_only", "listening_only", "speaking_only", "listening_speaking")
 OWN = "loss.own={_target_: marl.losses.claim.ClaimLoss, weight: 5.0}"
 PAID = "reward.own={_target_: anywhere.Paid}"  # whose weight is its class's
+
+
+def measured(cfg: DictConfig) -> list[str]:
+    """The terms that the arm sets to 0."""
+    return zero_weights(plain(cfg))
 
 
 @pytest.mark.parametrize("preset", PROMISING)
@@ -489,21 +497,22 @@ def test_presets_that_promise_what_is_on_train_nothing_else(preset: str) -> None
     given = [f"ablation={preset}", f"+{OWN}", f"+{PAID}", "loss.world_model.weight=0.2"]
     cfg = configure(*given)
     shipped = plain(configure(f"ablation={preset}"))
-    assert set(train.train_only(cfg)) == {"loss.own", "reward.own", "loss.world_model"}
-    weights = {(g, n): term["weight"] for g in ("loss", "reward") for n, term in plain(cfg)[g].items()}
+    settings = plain(cfg)
+    assert set(zero_weights(settings)) == {"loss.own", "reward.own", "loss.world_model"}
+    weights = {(g, n): term["weight"] for g in ("loss", "reward") for n, term in settings[g].items()}
     assert weights == {
         ("loss", "own"): 0.0, ("reward", "own"): 0.0,
         **{(g, n): term["weight"] for g in ("loss", "reward") for n, term in shipped[g].items()},
     }  # fmt: skip
-    assert train.train_only(cfg) == []
+    assert zero_weights(settings) == []
     named = configure(*given, "arm=mine")  # as it is called it may train anything
-    assert train.train_only(named) == [] and named.loss.own.weight == 5.0
+    assert measured(named) == [] and named.loss.own.weight == 5.0
 
 
 @pytest.mark.parametrize("preset", ["full", "no_speaking", "no_listening", "none", "world_model"])
 def test_presets_that_take_one_thing_away_leave_ones_own(preset: str) -> None:
     cfg = configure(f"ablation={preset}", f"+{OWN}", f"+{PAID}")
-    assert train.train_only(cfg) == [] and cfg.loss.own.weight == 5.0 and "weight" not in cfg.reward.own
+    assert measured(cfg) == [] and cfg.loss.own.weight == 5.0 and "weight" not in cfg.reward.own
 
 
 @pytest.mark.parametrize("env", ["dond", "among_us"])
@@ -513,18 +522,18 @@ def test_what_presets_promise_is_what_they_train(env: str) -> None:
     assert set(PROMISING) < set(presets)
     for preset in presets:
         cfg = configure(f"env={env}", f"ablation={preset}")
-        assert not [name for name in train.train_only(cfg) if name.replace(".", "/") in WORDING]
+        assert not [name for name in measured(cfg) if name.replace(".", "/") in WORDING]
         assert bool(cfg.only) == (preset in PROMISING) and set(cfg.only) <= {cfg.arm}
 
 
 def test_a_list_of_terms_is_a_list() -> None:
     with pytest.raises(UserError, match=r"^only\.game_only=reward\.game: must be a list of terms, as in "):
-        train.train_only(configure("ablation=game_only", "only.game_only=reward.game"))
+        measured(configure("ablation=game_only", "only.game_only=reward.game"))
 
 
 def test_terms_of_ones_own_are_in_the_line_of_an_iteration_and_the_last_table() -> None:
     found = {"loss/own": 0.25, "loss/policy": 1.0, "game/score": 3.0, "reward/paid": -0.5, "game/win_rate/white": 0.5}
-    assert train.headline(found) == "score 3.00  own 0.250  paid -0.500  white 0.500"
+    assert learning.headline(found) == "score 3.00  own 0.250  paid -0.500  white 0.500"
     conditions = {"base": {"reward/paid": Interval(0, 0, 0, 1)}, "trained": {"loss/own": Interval(0, 0, 0, 1)}}
     assert show.rows_of(conditions) == ["reward/paid", "loss/own"]
     ours = {"trained": {"loss/policy": Interval(0, 0, 0, 1), "game/score": Interval(0, 0, 0, 1)}}
@@ -548,7 +557,7 @@ def test_a_pretrained_model_takes_smaller_steps_than_one_from_scratch() -> None:
 def hopeless(episodes: list[Episode], capsys: pytest.CaptureFixture[str], *overrides: str) -> str:
     """What is said of the learner's first games."""
     cfg = configure(*overrides)
-    work = starts.Work(cfg, build(cfg), Path(), lambda: None, lambda: None, torch.device("cpu"))
+    work = Work(run_spec(cfg), torch.device("cpu"), lambda: None, lambda: None, None)
     own = [replace(e, players=dict.fromkeys(e.players, "learner")) for e in episodes]
     final_games.warn_if_hopeless(work, own)
     return capsys.readouterr().out
@@ -606,18 +615,18 @@ def test_games_that_outgrow_the_context_are_told(capsys: pytest.CaptureFixture[s
 def test_what_would_change_nothing_is_refused(overrides: list[str], said: str) -> None:
     """Or runs of several names would be one and the same."""
     with pytest.raises(UserError, match=f"^{re.escape(said)}"):
-        check_read(build(configure(*overrides)))
+        run_spec(configure(*overrides))
 
 
 def test_what_is_read_is_kept() -> None:
     """Filtered cloning leaves out what is PPO's alone; a term of one's own, or entropy with a weight, it learns."""
-    assert set(build(configure("algo=filtered_bc", f"+{OWN}", "loss.entropy.weight=1")).losses) == {
+    assert set(run_spec(configure("algo=filtered_bc", f"+{OWN}", "loss.entropy.weight=1")).losses) == {
         "imitation", "listening", "world_model", "kl", "entropy", "own"
     }  # fmt: skip
-    assert set(build(configure("algo=filtered_bc")).losses) == {"imitation", "listening", "world_model", "kl"}
+    assert set(run_spec(configure("algo=filtered_bc")).losses) == {"imitation", "listening", "world_model", "kl"}
     for algo in ("filtered_bc", "pikl"):
-        assert build(configure(f"algo={algo}")).rewards["speaking"].weight == 0
-    assert build(configure("algo.update.target_kl=0.1")).algo.update.target_kl == 0.1
+        assert run_spec(configure(f"algo={algo}")).rewards["speaking"].weight == 0
+    assert run_spec(configure("algo.update.target_kl=0.1")).algo.update.target_kl == 0.1
 
 
 def test_ppo_and_cloning_near_people_differ_in_their_learner_and_its_strength_alone() -> None:
@@ -637,7 +646,7 @@ def test_ppo_and_cloning_near_people_differ_in_their_learner_and_its_strength_al
             assert cfg[part] == ppo[part]
         assert (cfg.algo.iterations, cfg.algo.games) == (ppo.algo.iterations, ppo.algo.games)
         assert {**cfg.loss.kl, "weight": 0} == {**ppo.loss.kl, "weight": 0}
-    kept = build(cloning).losses
+    kept = run_spec(cloning).losses
     assert kept["kl"].weight == 0.1 and kept.keys() == {"kl", "imitation", "listening", "world_model"}
 
 
@@ -830,27 +839,28 @@ def test_any_causal_model_goes_through_the_same_loop(
 
 
 def test_a_run_that_starts_from_another_plays_other_games() -> None:
-    first, then = configure("seed=3"), configure("seed=3", "init.learner=first-full-s3-*")
-    assert starts.seeds_of(first) == Seeds(games=3, sampling=None, shuffling=3)
-    assert starts.seeds_of(then) == starts.seeds_of(configure("seed=3", "init.rival=other"))
-    assert starts.seeds_of(then).games not in (3, starts.seeds_of(then).sampling)
-    assert starts.seeds_of(then).shuffling not in (3, None)
-    assert starts.seeds_of(then) != starts.seeds_of(configure("seed=4", "init.learner=first-full-s3-*"))
+    first, then = configure("seed=3"), configure("seed=3", "init.learner=first")
+    assert seeds_of(run_spec(first)) == Seeds(games=3, sampling=None, shuffling=3)
+    assert seeds_of(run_spec(then)) == seeds_of(run_spec(configure("seed=3", "init.learner=other")))
+    assert seeds_of(run_spec(then)).games not in (3, seeds_of(run_spec(then)).sampling)
+    assert seeds_of(run_spec(then)).shuffling not in (3, None)
+    assert seeds_of(run_spec(then)) != seeds_of(run_spec(configure("seed=4", "init.learner=first")))
 
 
 def test_parts_of_training_have_seeds_of_their_own() -> None:
-    assert starts.seeds_of(configure("seed=3", "seeds.sampling=0")) == Seeds(games=3, sampling=0, shuffling=3)
-    assert starts.seeds_of(configure("seed=3", "seeds.games=5", "seeds.shuffling=6")) == Seeds(5, None, 6)
-    again = starts.seeds_of(configure("seed=3", "seeds.sampling=0", "init.learner=first-full-s3-*"))
-    assert again.sampling not in (0, None) and again.games == starts.seeds_of(
-        configure("seed=3", "init.learner=first-full-s3-*")
-    ).games  # fmt: skip
+    assert seeds_of(run_spec(configure("seed=3", "seeds.sampling=0"))) == Seeds(games=3, sampling=0, shuffling=3)
+    assert seeds_of(run_spec(configure("seed=3", "seeds.games=5", "seeds.shuffling=6"))) == Seeds(5, None, 6)
+    again = seeds_of(run_spec(configure("seed=3", "seeds.sampling=0", "init.learner=first")))
+    assert (
+        again.sampling not in (0, None)
+        and again.games == seeds_of(run_spec(configure("seed=3", "init.learner=first"))).games
+    )
     # Null is as good as not there, so that runs of before keep their folders.
     assert "seeds" not in identity(configure("seed=3"))
     assert identity(configure("seeds.games=5"))["seeds"] == {"games": 5}
     for setting in ("seeds.games=-1", "seeds.sampling=x", "seeds.shuffling=1.5", "+seeds.words=1"):
         with pytest.raises(UserError, match=setting.strip("+").partition("=")[0]):
-            build(configure(setting))
+            run_spec(configure(setting))
 
 
 def test_games_of_the_base_are_those_that_a_run_would_have_played(cache: Path, tmp_path: Path) -> None:
@@ -875,30 +885,29 @@ def test_each_run_of_a_chain_plays_other_games(tmp_path: Path) -> None:
         "b": [f"init.rival={tmp_path}/b/rival"],
         "c": ["init.learner=c", "init.rival=a"],
     }
-    chain = [configure("seed=3", f"runs={tmp_path}")]
+    two = "cast.negotiator={player: learner, partner: rival, partners: 1}"
+    chain = [configure("seed=3", two, f"runs={tmp_path}")]
     for name, start in beginnings.items():
         folder = tmp_path / name
         (folder / "rival").mkdir(parents=True)
         (folder / "rival" / "policy.json").write_text("{}")
         (folder / "config.yaml").write_text(OmegaConf.to_yaml(chain[-1], resolve=True))
         links = (
-            {"warm_starts": starts.warm_starts(chain[-1])} if name == "c" else {}
+            {"warm_starts": warm_starts(run_spec(chain[-1]))} if name == "c" else {}
         )  # cards of earlier versions lack it
         (folder / "run.json").write_text(json.dumps({"run": name, "figures": {}, **links}))
-        chain.append(configure("seed=3", f"runs={tmp_path}", *start))
-    seeds = [starts.seeds_of(cfg) for cfg in chain]
-    assert seeds[:2] == [Seeds.of(3), starts.seeds_of(configure("seed=3", "init.learner=first-full-s3-*"))]
-    assert [starts.warm_starts(cfg) for cfg in chain] == [0, 1, 2, 3] and len(set(seeds)) == 4
+        chain.append(configure("seed=3", two, f"runs={tmp_path}", *start))
+    seeds = [seeds_of(run_spec(cfg)) for cfg in chain]
+    assert seeds[:2] == [Seeds.of(3), seeds_of(run_spec(configure("seed=3", "init.learner=first")))]
+    assert [warm_starts(run_spec(cfg)) for cfg in chain] == [0, 1, 2, 3] and len(set(seeds)) == 4
     shutil.rmtree(tmp_path / "a")
     shutil.rmtree(tmp_path / "b")
-    assert starts.seeds_of(configure("seed=3", "runs=elsewhere", f"init.learner={tmp_path}/c")) == seeds[-1]
+    assert seeds_of(run_spec(configure("seed=3", "runs=elsewhere", f"init.learner={tmp_path}/c"))) == seeds[-1]
 
 
 def test_the_folder_of_a_run_follows_from_the_run_that_its_pattern_finds(finished: Path) -> None:
     cfg = configure(f"runs={finished.parent}", f"init.learner={finished.name[:-2]}*")
     named = configure(f"runs={finished.parent}", f"init.learner={finished.name}")
-    assert run_folder(cfg) != run_folder(named)
-    starts.find_starts(cfg)
     assert run_folder(cfg) == run_folder(named)
 
 
@@ -976,7 +985,7 @@ def test_what_does_not_fit_into_memory_is_refused_before_the_base_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cfg = configure(*SMALL, f"runs={tmp_path / 'runs'}", f"cache={tmp_path / 'bases'}")
-    there = 5 * size_of(build(cfg).model.lm_config(), 1024).weights
+    there = 5 * size_of(run_spec(cfg).model.lm_config(), 1024).weights
     monkeypatch.setattr(memory, "free_memory", lambda device: there)
     with pytest.raises(
         UserError, match=r"even algo\.concurrency=1 needs .* a pass .* smaller model\.context than 1024, a smaller algo"
@@ -991,7 +1000,7 @@ def test_a_run_plays_as_many_games_at_a_time_as_fit_and_notes_how_many(
     one = ["algo.iterations=1", "eval.every=0", f"runs={tmp_path}", f"cache={cache}"]
     cfg = configure(*SMALL, *one)
     # a base, a learner with its gradients and moments, caches of two seats in training and in evaluation
-    there = 5 * size_of(build(cfg).model.lm_config(), 1024).weights + 2 * 3 * 2 * SLOT
+    there = 5 * size_of(run_spec(cfg).model.lm_config(), 1024).weights + 2 * 3 * 2 * SLOT
     without_passes(monkeypatch)
     monkeypatch.setattr(memory, "free_memory", lambda device: there)
     lowered = train.main(cfg)
@@ -1043,7 +1052,7 @@ def test_few_games_need_room_for_few(
 ) -> None:
     """With the concurrency of evaluation's defaults, 256, whatever is asked for, and however it is asked."""
     room = [f"players=[{finished},base]", f"out={tmp_path}", "progress=false", "threads=1"]
-    weights = 2 * size_of(build(configure(*SMALL)).model.lm_config(), 1024).weights
+    weights = 2 * size_of(run_spec(configure(*SMALL)).model.lm_config(), 1024).weights
     monkeypatch.setattr(memory, "free_memory", lambda device: weights + 2 * 2 * 4 * SLOT)
     without_passes(monkeypatch)
     evaluate.main(configure(*room, "games=4", command="evaluate"))

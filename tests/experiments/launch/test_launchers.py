@@ -15,8 +15,8 @@ import joblib
 import pytest
 
 from experiments.launch.terminal import Bar, Labelled, labelled
-from experiments.setup.config import build, run_folder
-from tests.composing import configure
+from experiments.setup.spec import run_spec
+from tests.composing import configure, run_folder
 
 ROOT = Path(__file__).resolve().parents[3]
 APP = """
@@ -242,7 +242,7 @@ def test_the_quickstart_is_two_arms_side_by_side_from_one_base() -> None:
     assert run_folder(full).name.startswith("among_us_quickstart-full-s12-") and full.base.seed == 12
     tuned = configure("train", quick)
     assert full.algo == tuned.algo and full.algo.credit.gamma == 0.99  # what is tuned for the game holds
-    parts, bare = build(full), build(game_only)
+    parts, bare = run_spec(full), run_spec(game_only)
     assert parts.losses["listening"].weight > 0 and parts.rewards["speaking"].weight > 0
     assert bare.losses["listening"].weight == 0 and bare.rewards["speaking"].weight == 0
 

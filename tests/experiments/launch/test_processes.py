@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from experiments import train
-from experiments.setup.config import run_folder as configured_folder
+from experiments import learning, train
 from marl.storage.checkpoint import read_card
 from marl.storage.folder import claim
 from tests.composing import configure
+from tests.composing import run_folder as configured_folder
 from tests.torture import TALKING
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -137,14 +137,14 @@ def test_what_one_process_refuses_is_said_first(tmp_path: Path) -> None:
 def test_two_processes_go_on_where_one_stopped(learns: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     train_alone(whole, *OTHERS[learns])
-    save = train.save_training
+    save = learning.save_training
 
     def stopping(folder: Path, iteration: int, *rest: object) -> None:
         save(folder, iteration, *rest)  # type: ignore[arg-type]
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(train, "save_training", stopping)
+        patch.setattr(learning, "save_training", stopping)
         with pytest.raises(KeyboardInterrupt):
             train_alone(cut, *OTHERS[learns])
     code, out = finish(start_two(cut, *OTHERS[learns]))

@@ -22,7 +22,8 @@ from envs.dond.replies import MESSAGE, proposal_text
 from envs.dond.texts import COMPACT_TOKENS, parse_heard, parse_prompt
 from experiments import evaluate
 from experiments.setup import entrants
-from experiments.setup.config import build, plain
+from experiments.setup.config import plain
+from experiments.setup.spec import play_spec
 from experiments.studies import crossplay
 from marl.agents.text import TextAgent
 from marl.common.errors import UserError
@@ -215,13 +216,13 @@ def test_whoever_was_trained_is_played(algo: str, runs: Path, tmp_path: Path) ->
     config = OmegaConf.load(run / "config.yaml")
     config.algo, config.loss = OmegaConf.create(plain(learned)["algo"]), OmegaConf.create(plain(learned)["loss"])
     OmegaConf.save(config, run / "config.yaml")
-    parts = build(entrants.as_in_runs(configure("evaluate", *QUIET), [str(run)]), learns=False)
-    assert parts.algo.temperature == 1.0 and not parts.losses and not parts.rewards
+    parts = play_spec(entrants.as_in_runs(configure("evaluate", *QUIET), [str(run)]))
+    assert parts.algo.temperature == 1.0
 
 
 def test_a_pair_that_plays_in_bfloat16_is_another(runs: Path, tmp_path: Path) -> None:
     cfg = configure("crossplay", *QUIET, f"runs={runs}", "players=[careful,fair]")
-    parts = build(cfg)
+    parts = play_spec(cfg)
     pair = [crossplay.Player(name, name, name) for name in ("careful", "fair")]
     half = replace(parts, algo=replace(parts.algo, play_bf16=True))
     assert crossplay.cell_of(*pair, cfg, parts).file != crossplay.cell_of(*pair, cfg, half).file

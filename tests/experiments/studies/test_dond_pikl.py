@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from experiments import report, train
-from experiments.setup.config import build, plain
+from experiments.setup.config import plain
+from experiments.setup.spec import run_spec
 from experiments.studies import conditions
 from tests.composing import configure
 
@@ -31,7 +32,7 @@ def test_both_learners_play_equal_games_from_one_base() -> None:
     ppo.reward.speaking.weight = 0.0  # by which plans learn nothing
     for part in ("env", "cast", "model", "base", "reward", "eval"):
         assert plain(ppo)[part] == plain(pikl)[part]
-    a, b = build(ppo).algo, build(pikl).algo
+    a, b = run_spec(ppo).algo, run_spec(pikl).algo
     assert (a.iterations, a.games, a.temperature) == (b.iterations, b.games, b.temperature)
 
 

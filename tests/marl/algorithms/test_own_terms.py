@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from experiments import train
-from experiments.setup.config import run_folder
 from marl.algorithms import training
 from marl.learning.advantages import Credit, add_advantages, standardise
 from marl.storage.tracking import METRICS_FILE, read_metrics
 from marl.types import TokenBatch
-from tests.composing import configure
+from tests.composing import configure, run_folder
 from tests.torture import TALKING
 
 TERMS = '''

@@ -1,0 +1,114 @@
+"""Checks of several settings of a run together: what one setting asks for and another excludes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from marl.algorithms.rl_pikl import RLPiklConfig
+from marl.common.errors import UserError
+from marl.losses import any_reads, needs
+from marl.planning.planner import GAMES as PLANNED
+from marl.pretraining.config import BaseConfig
+from marl.rewards import CREDITS, credits_messages, is_game
+from marl.rollout.cast import players_of
+from marl.rollout.games import exchangeable, scripted
+
+if TYPE_CHECKING:
+    from experiments.setup.spec import RunSpec
+
+HUMAN_ONLY = ("epochs", "permute_items", "deals_only", "claim", "keep", "human_games")  # settings of `base`
+
+
+def check_scripted(game: str, players: str, where: str) -> None:
+    """Refuses scripted players that the game does not have."""
+    try:
+        scripted(game, players)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
+
+
+def check_losses(spec: RunSpec) -> None:
+    """Refuses losses that this learner or this game has no use for."""
+    kind, game, losses = spec.kind, spec.env["game"], spec.losses
+    plans = any_reads(losses, "planned")
+    if kind == "filtered_bc" and plans:
+        raise UserError("loss=plan: algo=filtered_bc imitates games as they were played; drop it, or take algo=ppo")
+    if kind == "pikl" and not plans:
+        raise UserError("loss: with algo=pikl the policy learns from plans, and there is no loss.plan; keep it")
+    if isinstance(spec.algo, RLPiklConfig) and spec.algo.value == "plan" and game == "among_us":
+        imposters, mistake = spec.env["imposters"], spec.algo.planner.mistake
+        if imposters != 1 or mistake:
+            raise UserError(
+                f"algo.value=plan: with env.imposters={imposters} and algo.planner.mistake={mistake} a plan does not "
+                "say how probable a win by the vote is; take paid, or one imposter and mistake 0"
+            )
+    if plans and game not in PLANNED:
+        raise UserError(f"loss.plan: env.game={game} has nothing to plan; leave it out (~loss.plan)")
+    if not any(loss.weight for loss in losses.values()):
+        raise UserError(f"loss: with algo={kind} every weight is 0, so there is nothing to learn; raise one")
+    for name, loss in losses.items():
+        if kind != "ppo" and needs(loss, "reference"):
+            raise UserError(
+                f"loss.{name}.estimator={getattr(loss, 'estimator', '')}: algo={kind} does not learn from plain "
+                "samples of the policy, which it takes; must be exact"
+            )
+        if loss.reads == "renamed" and not exchangeable(spec.env):
+            raise UserError(
+                f"loss.{name}.renamed=true: env.game={game} has no names that can stand for one another; "
+                "set it to false"
+            )
+        if kind == "pikl" and needs(loss, "filter") and loss.weight:
+            raise UserError(
+                f"loss.{name}.weight={loss.weight:g}: algo=pikl imitates plans, and by this it would imitate every "
+                "seat; must be 0"
+            )
+    target_kl = spec.algo.update.target_kl
+    if target_kl is not None and not any(needs(loss, "advantages") for loss in losses.values()):
+        raise UserError(
+            f"algo.update.target_kl={target_kl:g}: how far the policy has moved is known only beside a loss on "
+            "advantages, as loss.policy; must be null without one"
+        )
+
+
+def check_rewards(spec: RunSpec) -> None:
+    """Refuses a reward with a weight that this learner would not learn from."""
+    for name, reward in spec.rewards.items():
+        if (credited := getattr(reward, "credits", "turn")) not in CREDITS:
+            raise UserError(f"reward.{name}.credits={credited!r}: must be one of {', '.join(CREDITS)}")
+        learned = spec.kind == "ppo" or is_game(reward) or (spec.kind == "pikl" and not credits_messages(reward))
+        if reward.weight and not learned:
+            raise UserError(
+                f"reward.{name}.weight={reward.weight:g}: algo={spec.kind} learns nothing from it; must be 0, which "
+                "measures it, or take algo=ppo"
+            )
+
+
+def check_base_is_read(base: BaseConfig) -> None:
+    """Refuses settings that this base does not read: two run names would mean the same run."""
+    if base.players and base.data == "human":
+        raise UserError(
+            f"base.players={base.players}: base=human learns from people; leave it out, or take base=scripted, and no "
+            "data.dond"
+        )
+    for name in HUMAN_ONLY if base.data == "scripted" else ():
+        if getattr(base, name) != getattr(BaseConfig, name):
+            raise UserError(
+                f"base.{name}={getattr(base, name)}: base=scripted does not read it; leave it out, or take base=human"
+            )
+
+
+def check_learners(spec: RunSpec) -> None:
+    """Refuses a cast whose learners do not learn or are not measured."""
+    first, *others = spec.learners
+    if (turns := getattr(spec.algo, "alternate", 0)) and not others:
+        raise UserError(f"algo.alternate={turns}: {first} learns alone; must be 0")
+    if first not in players_of(spec.test_cast):
+        raise UserError(f"eval.cast: {first} learns but does not play in evaluation: nothing would be measured")
+    if spec.kind != "ppo" and others:
+        names = ", ".join(spec.learners)
+        raise UserError(f"algo={spec.kind} trains one learner, and the cast has {names}; use algo=ppo")
+    for name in spec.init:
+        if name not in spec.learners:
+            raise UserError(
+                f"init.{name}={spec.init[name]}: {name} does not play here; the cast has {', '.join(spec.learners)}"
+            )

@@ -1,0 +1,172 @@
+"""A training run on this machine: its specification with everything that depends on devices and other runs' files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import torch
+
+from experiments.setup.bands import Expected
+from experiments.setup.devices import check_bf16, pick_device
+from experiments.setup.players import (
+    bare,
+    called_in_games,
+    check_game,
+    check_players,
+    is_run,
+    played_as,
+    policy_folder,
+    run_of,
+)
+from experiments.setup.spec import RunSpec
+from marl.agents.chat import CHAT, ChatAgent
+from marl.common.errors import UserError
+from marl.common.files import digest, reading
+from marl.model.policy import load_tokenizer
+from marl.pretraining.corpus import data_files
+from marl.rollout.cast import LEARNERS, players_of
+from marl.rollout.games import env_maker, file_digests
+from marl.rollout.seeds import WARM_START, Seeds
+from marl.storage.checkpoint import folder_digest
+from marl.storage.folder import CARD, hardware, read_run_card, run_settings
+
+
+@dataclass(frozen=True)
+class Work:
+    """A run that is ready to begin. `expected`: what healthy runs of this experiment look like, if that is recorded.
+    `lock`: of its folder; the first process holds it."""
+
+    spec: RunSpec
+    device: torch.device
+    make_env: Callable[[], Any]
+    make_test_env: Callable[[], Any]
+    chat: ChatAgent | None  # the player behind an endpoint, where one plays
+    expected: Expected | None = None
+    lock: TextIO | None = None
+
+    @classmethod
+    def of(cls, spec: RunSpec) -> Work:
+        """Checks everything that can be checked before a model is made. UserError where the run could not be made."""
+        # A refused key or a spent budget stops a run, which would else learn from partners that say nothing.
+        chat = ChatAgent(spec.chat, stops=True) if spec.chat else None
+        if chat and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise UserError(
+                f"cast: {CHAT} plays in runs of one process, whose calls can be counted; start without torchrun"
+            )
+        make_env, make_test_env = env_maker(spec.env), env_maker(spec.test_env)
+        check_players(spec.cast, spec.env["game"], make_env())
+        check_players(spec.test_cast, spec.env["game"], make_test_env())
+        work = cls(spec, pick_device(spec.device), make_env, make_test_env, chat)
+        check_listeners(spec)
+        for name, run in spec.init.items():
+            if not is_run(work.start_of(name)):
+                raise UserError(f"init.{name}={run}: must be the folder of a finished run, or null to start from base")
+            check_game(work.start_of(name), spec.env["game"])
+        for setting, used in (
+            ("algo.update.bf16", spec.algo.update.bf16),
+            ("algo.play_bf16", spec.algo.play_bf16),
+            ("base.bf16", spec.base.bf16),
+        ):
+            if used:
+                check_bf16(work.device, setting)
+        if spec.model.kind == "hf":
+            load_tokenizer(spec.model.name)
+        return work
+
+    def at_once(self, concurrency: int) -> Work:
+        """Returns the same work, so many games at a time."""
+        return replace(self, spec=replace(self.spec, algo=replace(self.spec.algo, concurrency=concurrency)))
+
+    def start_of(self, learner: str) -> str:
+        """Returns the folder of the run that a learner starts from; empty: it starts from the base."""
+        return start_of(self.spec, learner)
+
+
+def start_of(spec: RunSpec, learner: str) -> str:
+    """Returns the folder of the run that a learner starts from; empty: from the base. `runs` is looked into first."""
+    run = spec.init.get(learner, "")
+    beside = spec.runs / run
+    return str(beside) if run and "/" not in run and beside.is_dir() else run
+
+
+def computed_with(spec: RunSpec, device: torch.device) -> dict[str, Any]:
+    """Lists what the last digits of a rollout depend on, beside the code."""
+    on = hardware()
+    return {
+        "torch": torch.__version__,
+        "transformers": version("transformers"),
+        "device": device.type,
+        "deterministic": spec.deterministic,
+        "algo.concurrency": spec.algo.concurrency,
+        **{name: on[name] for name in ("instructions", "threads", "gpu")},
+    }
+
+
+def inputs_of(spec: RunSpec) -> dict[str, str]:
+    """Returns what a run reads beside its base, by name, as digests: files of games, policies of other runs, data."""
+    found = dict(file_digests(spec.env, spec.test_env).get("files", {}))
+    for seating in (spec.cast, spec.test_cast):
+        found |= played_as(seating, spec.algo).get("policies", {})
+    if spec.human_data:
+        found["data.dond"] = digest(data_files(Path(spec.human_data)))
+    for name, run in spec.init.items():
+        found[f"init.{name}={run}"] = folder_digest(policy_folder(start_of(spec, name)))
+    return found
+
+
+def check_listeners(spec: RunSpec) -> None:
+    """Refuses a speaking reward that counts the beliefs of somebody who never listens: it might be 0 throughout."""
+    for term, reward in spec.rewards.items():
+        deaf = getattr(reward, "adversaries", ())
+        seated = players_of({role: seats for role, seats in spec.cast.items() if role not in deaf})
+        hearing = [name for name in seated if believes(name)]
+        for name in getattr(reward, "players", ()):
+            if name not in (*hearing, *(called_in_games(each) for each in hearing if "/" in each)):
+                raise UserError(
+                    f"reward.{term}.players: {name} is none of those who listen, {', '.join(hearing)}; name one of "
+                    "them, or seat it (cast.ROLE.partner and partners)"
+                )
+
+
+def believes(player: str) -> bool:
+    """Returns whether a player answers belief questions: language models do, scripts and endpoints don't."""
+    return player in LEARNERS or bare(player) == "base" or is_run(bare(player))
+
+
+def seeds_of(spec: RunSpec) -> Seeds:
+    """Returns the seeds of training's games, draws and order of rows. A run that starts where another one ended has
+    others than any run before it in this chain."""
+    own, links = spec.seeds, warm_starts(spec)
+
+    def chained(seed: int) -> int:
+        if not links:
+            return seed
+        chain = [] if links == 1 else [links]
+        return int(np.random.SeedSequence([seed, WARM_START, *chain]).generate_state(1)[0])
+
+    common = chained(spec.seed)
+    return Seeds(
+        games=common if own.games is None else chained(own.games),
+        sampling=None if own.sampling is None else chained(own.sampling),
+        shuffling=common if own.shuffling is None else chained(own.shuffling),
+    )
+
+
+def warm_starts(spec: RunSpec) -> int:
+    """Counts the runs, each starting from the other, between this one and the base."""
+    links = 0
+    for name in spec.init:
+        folder = run_of(start_of(spec, name))
+        before = 0
+        if (folder / CARD).exists():
+            with reading(folder):
+                started = any((run_settings(folder).get("init") or {}).values())
+                before = int((read_run_card(folder) or {}).get("warm_starts", started))
+        links = max(links, 1 + before)
+    return links
