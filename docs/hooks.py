@@ -11,7 +11,20 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "experiments" / "results"
 SETTINGS = "<!-- settings -->"
-GROUPS = ("env", "model", "base", "algo", "loss", "reward", "planner", "chat", "tracker", "ablation", "experiment", "sweep")
+GROUPS = [
+    "env",
+    "model",
+    "base",
+    "algo",
+    "loss",
+    "reward",
+    "planner",
+    "chat",
+    "tracker",
+    "ablation",
+    "experiment",
+    "sweep",
+]
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -24,7 +37,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Fills in the settings, and turns links of the repository into links of the site, where results lie beside pages."""
+    """Fills in the settings, and makes links of the site, where results lie beside the pages."""
     if page.file.src_uri.startswith("results/"):
         return re.sub(r"\]\((?:\.\./){2,}\w[^)]*\)", "](../../index.md)", markdown)
     markdown = re.sub(r"\]\(\.\./((?:\.\./)*)experiments/results/", r"](\1results/", markdown)
@@ -34,7 +47,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 def settings() -> str:
     """Every configuration file that a training run reads, with its comments: they are the reference."""
     parts = [section("train", ROOT / "conf" / "train.yaml")]
-    for group in GROUPS:
+    for group in GROUPS.split():
         parts.append(f"## {group}\n")
         parts += [section(f"{group}={path.stem}", path) for path in sorted((ROOT / "conf" / group).glob("*.yaml"))]
     return "\n".join(parts)

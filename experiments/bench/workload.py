@@ -155,7 +155,9 @@ class Recorder(TextAgent):
     def act(self, requests: Sequence[Request]) -> list[Reply]:
         replies = super().act(requests)
         for r in requests:
-            number, size = r.key[0], len(self._views[r.key].stream)
+            view = self._seats[r.key].view
+            assert view is not None, "streams are recorded where there are tokens"
+            number, size = r.key[0], len(view.stream)
             self.grown[number][r.step] = max(self.grown[number].get(r.step, 0), size)
             if size > self.context:
                 self.cuts.setdefault(self.games[number].seed, r.step)

@@ -76,7 +76,7 @@ def command(
                 with initialize_config_module(package, version_base="1.3", job_name=name):
                     plan = Checker(name, check).plan(flags.overrides, flags.multirun, show=flags.cfg is not None)
                     if flags.cfg:
-                        config = OmegaConf.masked_copy(plan.config, [key for key in plan.config if key != "hydra"])
+                        config = OmegaConf.masked_copy(plan.config, [str(key) for key in plan.config if key != "hydra"])
                         return say(OmegaConf.to_yaml(OmegaConf.select(config, flags.package)))
                     results = launch(task, plan)
             except (UserError, HydraException, OmegaConfBaseException) as error:

@@ -199,8 +199,9 @@ def wrong_kind(default: Any, value: Any) -> str:
 
 def named(config: DictConfig | Mapping[Any, Any], parent: str = "") -> dict[str, Any]:
     """All settings and groups of settings by their dotted names, unresolved."""
-    found = {}
-    for key, value in (OmegaConf.to_container(config) if isinstance(config, DictConfig) else config).items():
+    found: dict[str, Any] = {}
+    settings: Any = OmegaConf.to_container(config) if isinstance(config, DictConfig) else config
+    for key, value in settings.items():
         found |= {f"{parent}{key}": value, **(named(value, f"{parent}{key}.") if isinstance(value, dict) else {})}
     return found
 

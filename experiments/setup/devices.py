@@ -71,7 +71,7 @@ def check_bf16(device: torch.device, setting: str) -> None:
 
 def has_bf16_instructions() -> bool:
     """Whether this machine's processor has instructions for bfloat16; True where torch cannot tell."""
-    able = getattr(torch.cpu, "get_capabilities", dict)()  # older versions of torch have none
+    able: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # older versions of torch have none
     return not able or any(able.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16"))  # the last is ARM's
 
 

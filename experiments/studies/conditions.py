@@ -96,7 +96,7 @@ def main(cfg: DictConfig) -> None:
     )
     bar, policies = Bar(enabled=cfg.progress), Policies(device)
 
-    def played(cell: Cell, number: str) -> dict[str, Any]:
+    def play_cell(cell: Cell, number: str) -> dict[str, Any]:
         label = f"{number}  {cell.entrant.arm}, seed {cell.entrant.seed}, {cell.condition}"
         bar.stage(label, cfg.games)
         of_cell = play(cell, cfg.games, cfg.seed, cfg.concurrency, policies, bar)
@@ -105,7 +105,7 @@ def main(cfg: DictConfig) -> None:
         about = {"arm": cell.entrant.arm, "seed": cell.entrant.seed, "commit": git_commit(), **cell.settings}
         return {"about": about, "metrics": {name: interval.to_json() for name, interval in of_cell.items()}}
 
-    if missing := compute(cells, played):
+    if missing := compute(cells, play_cell):
         say(f"{len(missing)} cells are being played by another process, which writes the table when it has them")
         return
     path = out / f"{cfg.name}_per_seed.csv.gz"

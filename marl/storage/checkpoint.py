@@ -41,7 +41,7 @@ def _kind(*kinds: type) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, kinds)
 
 
-def _all(of: type, kind: type | UnionType) -> Callable[[Any], bool]:
+def _all(of: type[list[Any]] | type[dict[Any, Any]], kind: type | UnionType) -> Callable[[Any], bool]:
     """A check for a list or dict whose values are all of this kind."""
     return lambda value: (
         isinstance(value, of)

@@ -1,16 +1,17 @@
-"""Python code of the pages runs, and the terms that they show can be trained with."""
+"""Python code of the pages runs; a term that a page shows pays an episode, or gives values for a batch."""
 
+import importlib
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
-import torch
 
-from marl.losses import returned
+from marl.learning.batch import collate, seats_of
+from marl.losses import mask_of
 from marl.rewards import add_rewards
-from tests.marl.batches import made
-from tests.marl.episodes import discussion
+from tests.marl.batches import three_turns
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -22,13 +23,43 @@ def blocks(page: Path) -> list[tuple[str | None, str]]:
     return [(found["title"], found["code"]) for found in BLOCK.finditer(page.read_text(encoding="utf-8"))]
 
 
+def module(title: str, code: str, folder: Path) -> ModuleType:
+    """Imports a block under the last part of its file's name."""
+    name = Path(title).stem
+    (folder / f"{name}.py").write_text(code)
+    sys.modules.pop(name, None)
+    return importlib.import_module(name)
+
+
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: str(p.relative_to(ROOT)))
 def test_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     for title, code in blocks(page):
         if title:
-            (tmp_path / title).write_text(code)
-            exec(f"import {Path(title).stem}", {})
-            sys.modules.pop(Path(title).stem)
+            module(title, code, tmp_path)
         else:
-            exec(code, {"__name__": "__page__"})
+            exec(code, {"__name__": "page"})
+
+
+def test_terms_of_the_page_are_terms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    made = {t: module(t, c, tmp_path) for t, c in blocks(ROOT / "docs/howto/term.md") if t}
+    brevity, doubt = made["my_terms.py"].Brevity(), made["my_losses.py"].Doubt()
+    (paid,) = add_rewards([three_turns()], {"brevity": brevity})
+    assert [t.rewards.get("brevity") for t in paid.turns if t.message] == [-0.03]  # "x y"
+    batch = collate(seats_of([paid], {"learner"}), {"brevity": brevity})
+    assert mask_of(batch, "doubt", doubt).shape == (len(batch.row),)
+
+
+def test_the_game_of_the_page_can_be_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    made = {t: module(t, c, tmp_path) for t, c in blocks(ROOT / "docs/howto/game.md") if t}
+    game, scripts = made["envs/colour_v0.py"], made["marl/agents/scripted/colour.py"]
+    env = game.parallel_env()
+    observations, infos = env.reset(seed=0)
+    players = {agent: scripts.make_player(scripts.DEFAULT, 0, infos[agent]["role"]) for agent in env.agents}
+    while env.agents:
+        replies = {a: players[a].reply(seen["text"], seen["options"]) for a, seen in observations.items()}
+        observations, rewards, _, _, infos = env.step(replies)
+    assert infos["player_0"]["outcome"]["how"] in ("right colour", "wrong colour")
+    assert set(rewards.values()) <= {0.0, 1.0}
