@@ -176,7 +176,7 @@ def learning_bytes(
     """
     shape, tokens = Shape.of(config), rows * length
     layer = 6 * shape.hidden + 4 * shape.inner + 4 * shape.queries + 4 * shape.keys
-    kept = shape.layers * shape.hidden + 2.4 * layer if gradient_checkpointing else (shape.layers + 1) * layer
+    kept = 3 * shape.layers * shape.hidden + 2.4 * layer if gradient_checkpointing else (shape.layers + 1) * layer
     size = 2.6 if bf16 else 4  # norms and sums stay in float32
     return round(tokens * kept * size + rows * replies * shape.vocabulary * 4 * 5)
 
