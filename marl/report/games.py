@@ -189,7 +189,7 @@ def _meeting_view(meeting: Meeting, transcript: Transcript, imposters: set[str])
     return {
         "kind": "meeting",
         "title": opening(meeting),
-        "living": sorted(meeting.living, key=NAMES.index),
+        "living": [name for name in NAMES if name in meeting.living],
         "before": beliefs_between(transcript, meeting.step, meeting.step),
         "messages": messages,
         "votes": votes,

@@ -24,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments import evaluate, play, report, train
 from experiments.launch.terminal import say
+from experiments.setup.spec import run_spec
 from experiments.setup.stages import stages_of
 from experiments.studies import cells, conditions, crossplay
 from marl.common.errors import LONGEST_ERROR, MOST, UserError, check_count, check_writable
@@ -42,7 +43,6 @@ from marl.storage.checkpoint import (
 )
 from marl.storage.folder import check_unedited, claim, nearest_run, read_settings
 from marl.storage.tracking import JsonlTracker
-from tests.composing import run_folder
 from tests.hostile import Accepted, composed, configure, no_work, seal
 from tests.marl.episodes import aborted_game, deal_game, meeting_game
 from tests.marl.hint import hint_policy
@@ -67,8 +67,9 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder `runs` with one finished run, which has every file that a run has, and its base."""
     at = tmp_path_factory.mktemp("good")
     cfg = configure(at, "experiment=dond_quickstart", "model.context=32", "model.max_new_tokens=8")
-    run = make_run(run_folder(cfg), arm=str(cfg.arm), run=run_folder(cfg).name, seeds=[0], command="train", inputs={})
-    (run / "config.yaml").write_text(train.written(cfg))
+    spec = run_spec(cfg)
+    run = make_run(spec.folder, arm=spec.arm, run=spec.folder.name, seeds=[0], command="train", inputs={})
+    (run / "config.yaml").write_text(spec.config_yaml)
     timing = {"phase": "train", "speed/update_tokens_per_second": 40.0, "time/update": 2.5}
     (run / "timing.jsonl").write_text("".join(json.dumps({"iteration": i, **timing}) + "\n" for i in (1, 2, 3)))
     base, policy = run.parent / "bases" / "a-base", hint_policy(0)
@@ -678,7 +679,7 @@ def test_names_that_nobody_can_write_are_refused(tmp_path: Path, setting: str, v
     """Python reads bytes of the command line that are no UTF-8 as halves of surrogate pairs."""
     cfg = configure(tmp_path, "experiment=dond_quickstart")
     OmegaConf.update(cfg, setting, value, merge=False)
-    with pytest.raises(UserError, match=f"^{setting}=.*no UTF-8 text") as refused:
+    with pytest.raises(UserError, match=f"^{setting}=.*not UTF-8") as refused:
         train.main(cfg)
     assert str(refused.value).encode()
 
@@ -687,7 +688,7 @@ def test_folders_whose_names_are_no_text(run: Path, configs: dict[str, DictConfi
     named = Path(os.fsdecode(os.fsencode(run) + b"\xff"))
     run.rename(named)
     told = read_all(named, configs)
-    assert all("no UTF-8 text" in told[name] for name in ("stages", "page", "evaluate", "play", "crossplay"))
+    assert all("not UTF-8" in told[name] for name in ("stages", "page", "evaluate", "play", "crossplay"))
     heard = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     with redirect_stdout(heard):
         say(f"a folder: {named}")
