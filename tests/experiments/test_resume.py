@@ -102,7 +102,8 @@ def test_a_base_that_was_made_again_otherwise_is_refused(
     shutil.rmtree(base)
     go_on(tmp_path)
     said = capsys.readouterr().out
-    assert f"{folder / 'reference'} is put there" in said and "training the base" not in said.split("is put there")[1]
+    put_back = f"copying {folder / 'reference'} there"
+    assert put_back in said and "training the base" not in said.split(put_back)[1]
     go_on(tmp_path / "whole")
     assert contents(folder) == contents(tmp_path / "whole" / folder.name)
 
