@@ -154,6 +154,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.slow  # memory of the process, which other machines give back otherwise
 @pytest.mark.parametrize(("shape", "checkpointing"), [(SHAPES[0], False), (SHAPES[1], False), (SHAPES[0], True)])
 def test_an_update_takes_what_is_predicted(shape: dict[str, int], checkpointing: bool) -> None:
     """Measured in the process: gradients and one pass of 16 rows."""
@@ -179,6 +180,7 @@ def test_an_update_takes_what_is_predicted(shape: dict[str, int], checkpointing:
     assert predicted + weights == pytest.approx(taken, rel=0.2), (predicted, weights, taken)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("width", [1, 128])
 @torch.no_grad()

@@ -499,7 +499,7 @@ def test_of_another_game_endings_and_winners_are_in_its_own_words() -> None:
 
 
 def test_rewards_are_means_over_the_turns_of_those_who_are_measured() -> None:
-    """By any name; the speaking reward's over messages alone, as in training."""
+    """By any name; of a reward that is credited to messages, over the turns that have one."""
     game = deal_game(0)
     unpaid = replace(game, turns=tuple(replace(turn, rewards={}) for turn in game.turns))
     assert not [name for name in metrics([unpaid], "dond") if name.startswith("reward/")]
@@ -507,7 +507,7 @@ def test_rewards_are_means_over_the_turns_of_those_who_are_measured() -> None:
     paid = replace(
         game,
         turns=tuple(
-            replace(turn, rewards={"mine": float(i), "speaking": float(bool(turn.message))})
+            replace(turn, rewards={"mine": float(i), **({"speaking": 1.0} if turn.message else {})})
             for i, turn in enumerate(game.turns)
         ),
     )

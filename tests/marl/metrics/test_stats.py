@@ -349,7 +349,7 @@ def test_intervals_over_seeds_stay_where_means_can_be() -> None:
     ("metric", "least", "most"),
     [
         ("talk/vocabulary", 0, math.inf), ("game/points/player_0", 0, math.inf), ("game/steps", 0, math.inf),
-        ("drift/own_speech", 0, math.inf), ("belief/last_brier", 0, 2), ("vote/skip", 0, 1),
+        ("drift/own_speech", -math.inf, math.inf), ("belief/last_brier", 0, 2), ("vote/skip", 0, 1),
         ("game/score", -math.inf, math.inf), ("speech/belief_change", -math.inf, math.inf),
     ],
 )  # fmt: skip
