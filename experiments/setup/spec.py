@@ -236,6 +236,9 @@ def common_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     critic = model.pop("critic", "private")
     if "chat" in settings:
         check_nothing_secret(settings["chat"]["url"], settings["chat"]["key"])
+    lm = make(ModelConfig, model, "model")  # before algo, which takes some of its settings
+    if kind == "filtered_bc" and "planner" in algo:  # loss=plan brings it
+        raise UserError(f"loss=plan: algo={kind} imitates games as they were played; drop it, or take algo=ppo")
     try:
         learner = make(ALGOS[kind], algo, "algo")
     except UserError as error:  # a planner does not know that it stands in algo here
@@ -243,7 +246,7 @@ def common_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "env": settings["env"],
         "cast": cast_of(settings["cast"]),
-        "model": make(ModelConfig, model, "model"),
+        "model": lm,
         "critic": critic,
         "base": make(BaseConfig, settings["base"], "base"),
         "algo": learner,

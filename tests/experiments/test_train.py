@@ -789,7 +789,7 @@ def test_names_follow_from_the_configuration() -> None:
         (["env.game=null"], "env.game=None: must be the name of a game"),
         (["cast.negotiator.partners=inf"], "cast.negotiator.partners=inf: must be a number from -1e[+]30 to 1e[+]30"),
         (["loss.kl._target_=null"], "loss.kl=.* has no _target_: give the whole term, as conf/loss/default.yaml"),
-        (["model.name=/models/mine"], "model.name=/models/mine: the small model, .* has none; add model=hf"),
+        (["model.name=/models/mine"], "model.name=/models/mine: the small model has no name. Add model=hf"),
         (["loss.kl._target_=os.system"], "is no class of a loss, which is a dataclass with weight and reads"),
         (["loss.kl._target_=marl.rewards.game.GameReward"], "is no class of a loss"),
         (["reward.game._target_=marl.losses.kl.KLLoss"], "is no class of a reward"),
@@ -809,7 +809,7 @@ def test_bad_settings_are_refused_in_one_sentence(overrides: list[str], said: st
 
 
 def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"model\.name=/nonexistent/model: no causal language model can be loaded"):
+    with pytest.raises(UserError, match=r"model\.name=/nonexistent/model: no tokenizer can be loaded from it"):
         train.main(configure("model=hf", "model.name=/nonexistent/model", f"runs={tmp_path}", "progress=false"))
 
 
