@@ -262,7 +262,7 @@ def run_card(folder: Path, config_hash: str, seed: int, **facts: Any) -> dict[st
 
 
 UNKNOWN = "unknown"  # commit of code that is neither in a checkout nor installed
-SOURCES = ("envs/*.py", "marl/*.py", "marl/*.c", "experiments/*.py", "conf/*.yaml")  # git's `*` reaches into folders
+SOURCES = ("envs/*.py", "marl/*.py", "marl/*.csv", "experiments/*.py", "conf/*.yaml")  # git's `*` reaches into folders
 
 
 @cache

@@ -128,7 +128,8 @@ def p_values(some: list[Episode], others: list[Episode]) -> dict[str, float]:
     return found | {"outcome": float(chi2_contingency(table).pvalue)}
 
 
-@pytest.mark.parametrize("game", ["dond", pytest.param("among_us", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("game", ["dond", "among_us"])
 def test_lengths_and_outcomes_are_those_of_generate(game: str) -> None:
     """Neither sampler knows the other's random numbers. A third, at another temperature, shows what is found out."""
     policy = taught(game)

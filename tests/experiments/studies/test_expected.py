@@ -102,6 +102,7 @@ def test_one_seed_makes_no_band() -> None:
 # ---- the shipped bands ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_shipped_experiment_has_its_bands_or_is_listed_as_missing() -> None:
     root = FOLDER.parents[2]
     files = [*root.glob("conf/sweep/*.yaml"), *root.glob("conf/experiment/*.yaml")]

@@ -193,7 +193,7 @@ def test_a_package_inside_another_repository_has_not_its_commit(
     for name, text in (
         ("marl/storage/folder.py", "x = 2"),
         ("conf/reward/default.yaml", "x: 2"),
-        ("marl/report/page.html", "<p>"),
+        ("marl/report/words.csv", "a,b"),
     ):
         (site / name).write_text(text)
         found.append(git_commit.__wrapped__())
