@@ -101,7 +101,7 @@ def test_links_lead_to_files_and_headings() -> None:
         for link, heading in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text()):
             there = page.parent / link if link else page
             assert there.exists(), f"{page.relative_to(ROOT)}: {link}"
-            if heading:
+            if heading and "reference" not in there.parts:  # those headings are made when the site is built
                 assert heading in headings(there), f"{page.relative_to(ROOT)}: {link}#{heading}"
 
 
