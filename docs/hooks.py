@@ -11,7 +11,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "experiments" / "results"
 SETTINGS = "<!-- settings -->"
-GROUPS = "env model base algo loss reward planner chat tracker ablation experiment sweep"
+GROUPS = "env model base algo loss reward planner chat tracker tuned pretrained ablation experiment sweep shared"
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -26,7 +26,10 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Fills in the settings, and makes links of the site, where results lie beside the pages."""
     if page.file.src_uri.startswith("results/"):
-        return re.sub(r"\]\((?:\.\./){2,}\w[^)]*\)", "](../../index.md)", markdown)
+        markdown = re.sub(r"\]\((?:\.\./){3}docs/", "](../../", markdown)
+        return re.sub(
+            r"\]\((?:\.\./){2,}(?:README|experiments|marl|envs|tests|conf)\b[^)]*\)", "](../../index.md)", markdown
+        )
     markdown = re.sub(r"\]\(\.\./((?:\.\./)*)experiments/results/", r"](\1results/", markdown)
     return markdown.replace(SETTINGS, settings()) if SETTINGS in markdown else markdown
 

@@ -1,6 +1,7 @@
 """Imports run one way: envs <- marl <- experiments, and inside marl from the top of a list downward."""
 
 import ast
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -112,3 +113,11 @@ def test_terms_do_not_know_one_another() -> None:
 )
 def test_no_file_is_too_long(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST
+
+
+def test_data_of_packages_is_there() -> None:
+    """Each pattern of files that a wheel carries beside code names some."""
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    patterns = [f"{package}/{name}" for package, names in tool["setuptools"]["package-data"].items() for name in names]
+    assert len(patterns) > 3
+    assert [pattern for pattern in patterns if not any(ROOT.glob(pattern))] == []

@@ -2,7 +2,8 @@
 
 `run_spec(cfg)` is everything that `experiments.train` is told, `play_spec(cfg, players)` what commands are told that
 only play. Whoever asks where a value in force comes from finds it here: the learning rate is
-`spec.algo.update.learning_rate`, which `conf/algo/*.yaml`, `conf/tuned/*.yaml` and the command line set, in this order.
+`spec.algo.update.learning_rate`, set by the files that the defaults of `conf/train.yaml` list, the last one winning,
+and by the command line (`algo.anneal_lr` lets it fall over the iterations: marl/algorithms/training.py).
 Whatever depends on this machine (devices, memory, files of other runs) is checked later, by whoever reads it.
 """
 

@@ -1,8 +1,8 @@
-"""Episodes -> TokenBatch: the only place where masks are made.
+"""Episodes -> TokenBatch: the only place where masks over tokens are made.
 
-A row is one seat's stream. Decided here: which tokens are decisions, messages, choices and their legal sets (the mask
-of a vote), and which replies imitation may learn from. `advantages.py` says what they are worth, `losses/` what is
-learned from them.
+A row is one seat's stream. Marked here: which tokens are decisions, messages and choices, with the ids that were legal
+(`choice_logits` in model/policy.py masks a vote by them), and which replies imitation may learn from. `advantages.py`
+says what they are worth, `losses/` what is learned from them.
 """
 
 from __future__ import annotations
