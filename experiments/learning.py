@@ -122,7 +122,7 @@ def names_to_swap(work: Work, base: Policy) -> Renaming | None:
 
 @dataclass
 class AfterIteration:
-    """What follows each iteration: a line, evaluation games and a checkpoint, if they are due.
+    """Follows each iteration: a line, evaluation games and a checkpoint, if they are due.
 
     `best`: iteration and score of the best checkpoint that was evaluated.
     """

@@ -51,7 +51,7 @@ def by_message_table(entries: Sequence[Metrics]) -> str:
 
 
 def chat_figures(chat: ChatAgent, games: Sequence[Game]) -> dict[str, Any]:
-    """What the endpoint was asked for, and which seats it lost."""
+    """Tells what the endpoint was asked for, and which seats it lost."""
     lost = [
         {"game": number, "seed": games[number].seed, "agent": agent, "reason": reason.value}
         for (number, agent), reason in sorted(chat.lost)

@@ -456,7 +456,7 @@ def made_by(env: Mapping[str, Any], settings: Settings, device: torch.device) ->
 
 
 def calls_of(agent: GenerateAgent) -> dict[str, int]:
-    """How many of its calls were computed."""
+    """The number of its calls that were computed."""
     return {"all": agent.work["calls"], "computed": agent.computed["calls"]}
 
 

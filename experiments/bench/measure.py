@@ -120,7 +120,7 @@ def replaced(owner: object, methods: Mapping[str, Callable[..., Any]]) -> Iterat
 
 
 class PeakMemory:
-    """How far memory rose above where it stood at the start, in bytes.
+    """The rise of memory above where it stood at the start, in bytes.
 
     Of the process (resident set; Linux only) or, on a GPU, of what torch allocated. Memory that was freed before is
     handed back to the system first, or taking it again would be no rise. None where the system cannot tell.

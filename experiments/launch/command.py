@@ -125,7 +125,7 @@ def read_arguments(implies: Mapping[str, str]) -> argparse.Namespace:
 
 
 def short_help(task: Task, package: str, name: str) -> str:
-    """What a command does, and the first lines of its configuration, in which choices list their names."""
+    """A command's purpose, and the first lines of its configuration, in which choices list their names."""
     module = sys.modules[task.__module__]
     folder = Path(str(importlib.import_module(package).__file__)).parent
     lines = [(module.__doc__ or "").partition("\n")[0]]
@@ -150,7 +150,7 @@ def leave(error: BaseException, status: int, sentence: str) -> NoReturn:
 
 @dataclass(frozen=True)
 class Failed:
-    """What a job returns where its task raised an error."""
+    """The result of a job whose task raised an error."""
 
     job: str
 

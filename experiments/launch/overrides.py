@@ -31,7 +31,7 @@ REMOVABLE = (
 
 @dataclass(frozen=True)
 class Plan:
-    """What a command line asks for."""
+    """The request of a command line."""
 
     config: DictConfig  # of the run, or of a sweep's first job; with Hydra's own part
     jobs: list[list[str]]  # the overrides of a sweep's jobs; empty for one run
@@ -184,7 +184,7 @@ def choices(override: Override) -> list[str]:
 
 
 def wrong_kind(default: Any, value: Any) -> str:
-    """What a setting is, in words, where `value` is something else; empty where it fits. `default` tells the kind."""
+    """The kind of a setting, in words, if `value` is something else; empty where it fits. `default` tells the kind."""
     if isinstance(default, DictConfig) and not isinstance(value, dict):
         return "" if "${" in str(value) else f"a group of settings ({', '.join(map(str, default)) or 'now empty'})"
     if value is None or "${" in str(value):

@@ -1,4 +1,4 @@
-"""What a person at the terminal sees while things run: a progress bar, and lines that stay."""
+"""The terminal while things run: a progress bar, and lines that stay."""
 
 from __future__ import annotations
 

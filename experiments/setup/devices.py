@@ -70,7 +70,7 @@ def check_bf16(device: torch.device, setting: str) -> None:
 
 
 def has_bf16_instructions() -> bool:
-    """Whether this machine's processor has instructions for bfloat16; True where torch cannot tell."""
+    """Tells whether this machine's processor has instructions for bfloat16; True where torch cannot tell."""
     able: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # older versions of torch have none
     return not able or any(able.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16"))  # the last is ARM's
 
@@ -86,7 +86,7 @@ _threads_before: int | None = None
 
 
 def set_threads(threads: int | None) -> None:
-    """How many threads torch computes on; None: as many as before a job of this process said a number."""
+    """The number of threads torch computes on; None: as many as before a job of this process said a number."""
     global _threads_before
     if threads is None:
         if _threads_before is not None:
@@ -100,7 +100,7 @@ def set_threads(threads: int | None) -> None:
 
 
 def set_deterministic(wanted: bool) -> None:
-    """Whether torch may take only algorithms that give the same bits each time, on a GPU as well.
+    """Tells whether torch may take only algorithms that give the same bits each time, on a GPU as well.
 
     Where an operation has none, torch raises a RuntimeError that names it. On a CPU runs repeat without this.
     """

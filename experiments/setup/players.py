@@ -31,7 +31,7 @@ OWN_NAMES = (*LEARNERS, "base", "trained", "untrained", CHAT)  # in episodes, of
 
 
 def is_run(name: str) -> bool:
-    """Whether this names a finished run's folder, or a second learner's in it. UserError for a path that is neither."""
+    """Tells if this names a finished run's folder, or a second learner's in it. UserError for another path."""
     if policy_folder(name).is_dir():
         return True
     if "/" in name:
@@ -106,7 +106,7 @@ def played_as(cast: Mapping[str, Seats], limits: PlayConfig) -> dict[str, Any]:
 
 
 def policy_folder(name: str) -> Path:
-    """Where the policy lies: RUN/policy for RUN, whose first learner that is; RUN/rival for RUN/rival."""
+    """The policy's folder: RUN/policy for RUN, whose first learner that is; RUN/rival for RUN/rival."""
     folder = Path(bare(name))
     return folder if (folder / "policy.json").is_file() else folder / "policy"
 

@@ -1,4 +1,4 @@
-"""What a run notes of how it is made: in each checkpoint, to go on from it, and on its card."""
+"""Notes of how a run is made: in each checkpoint, to go on from it, and on its card."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Record:
 
     @property
     def sharded(self) -> bool:
-        """Whether several processes split parameters among them."""
+        """Tells whether several processes split parameters among them."""
         return self.work.spec.shard and self.ranks.size > 1
 
     @property

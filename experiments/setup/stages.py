@@ -41,7 +41,7 @@ class Stage:
         return folder_digest(self.folder) + (folder_digest(self.weights.parent) if self.weights else "")
 
     def load(self, device: torch.device, privileged_size: int | None = None) -> Policy:
-        """As `load_policy` does; of another `privileged_size` the value head starts afresh."""
+        """Loads a policy as `load_policy` does; of another `privileged_size` the value head starts afresh."""
         policy = load_policy(self.folder, device, privileged_size)
         if self.weights is not None:
             try:
@@ -79,7 +79,7 @@ def stages_of(run: Path, learner: str) -> list[Stage]:
 
 
 def end_of(run: Path, learner: str) -> Stage:
-    """What the run's learner of this name ended as."""
+    """The stage that the run's learner of this name ended as."""
     config, _ = finished_run(run)
     with reading(run):
         first = learner == learners_of(cast_of(config["cast"]))[0]

@@ -72,7 +72,7 @@ class Entrant:
 
     @property
     def planner(self) -> PlannerConfig:
-        """How others plan beside its learners: as in its run."""
+        """The plans of others beside its learners: made as in its run."""
         own = self.config["algo"].get("planner")
         return planner_of(Limits(planner=make(PlannerConfig, own, "algo.planner") if own else PlannerConfig()))
 

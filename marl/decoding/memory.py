@@ -67,7 +67,7 @@ class Slots:
 
 @dataclass(frozen=True)
 class Fit:
-    """How many games at a time fit into memory, and a line for the user about it."""
+    """The number of games at a time that fits into memory, and a line for the user about it."""
 
     concurrency: int
     line: str
