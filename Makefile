@@ -23,7 +23,7 @@ TWO := -n 2 --dist loadfile --no-loadscope-reorder
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-quickstart: $(STAMP) ## train and compare Among Us crews without and with the two terms, about 6 minutes on two cores
+quickstart: $(STAMP) ## train and compare Among Us crews without and with the two terms, 6 to 8 minutes on two cores
 	@$(BIN)/python -m experiments.train experiment=among_us_quickstart
 
 negotiation: $(STAMP) ## train and measure a small negotiator, about 5 minutes on two cores

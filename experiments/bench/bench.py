@@ -115,7 +115,7 @@ class Bench:
         other = [name for name, value in self._made_by.items() if found.get(name) != value]
         if other:
             raise UserError(
-                f"out={self.out}: its {FIGURES} has another {', '.join(other)}. Name another folder, or remove it"
+                f"out={self.out}: its {FIGURES} has other {', '.join(other)}. Name another folder, or remove the file"
             )
         with reading(path):
             for rows, part in ((self.around, "around"), (self.baselines, "baselines")):

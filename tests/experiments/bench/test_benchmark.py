@@ -91,7 +91,7 @@ def test_it_goes_on_from_what_was_measured(found: dict[str, Any], tmp_path: Path
     assert len(after["around"][0]["repeats"]) == 2
     assert after["around"][1:-1] == before["around"][1:] and after["baselines"] == before["baselines"]
     assert after["alone"] == before["alone"]
-    with pytest.raises(UserError, match=r"out=.*: its benchmark\.json has another settings. Name another folder"):
+    with pytest.raises(UserError, match=r"out=.*: its benchmark\.json has other settings. Name another folder"):
         run(f"out={tmp_path}", "seed=1", "minutes=0")
     assert json.loads(path.read_text()) == after
 
