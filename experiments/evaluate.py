@@ -49,7 +49,7 @@ from marl.metrics.evaluation import evaluation_to_json, metrics
 from marl.metrics.stats import Metrics
 from marl.metrics.tables import TableRow, write_table
 from marl.report.transcripts import episode_to_json, write_episodes
-from marl.rollout.cast import places
+from marl.rollout.cast import seats_per_player
 from marl.rollout.games import env_maker
 from marl.rollout.rollout import Cast, rollout
 from marl.rollout.seeds import EVALUATION, Game, draw_games
@@ -86,7 +86,7 @@ def main(cfg: DictConfig) -> None:
 
     # What is checked.
     make_env = env_maker(spec.env)
-    places(spec.cast, make_env())  # refuses a cast that is another game's
+    seats_per_player(spec.cast, make_env())  # refuses a cast that is another game's
     if cfg.out:
         check_writable(Path(cfg.out), "out")
     device = pick_device(cfg.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -45,8 +46,11 @@ class Checker:
         self.config_name, self.also_check = config_name, check
         self.loader = GlobalHydra.instance().config_loader()
         self.parser = OverridesParser.create(config_loader=self.loader)
-        self.composed: dict[tuple[str, ...], DictConfig] = {}
-        self.groups = self.loader.compute_defaults_list(config_name, [], RunMode.MULTIRUN).overrides.known_choices
+        self.compose = functools.cache(self._compose)  # a composition takes a third of a second
+        self.options = functools.cache(self.loader.get_group_options)
+
+    def _compose(self, *lines: str) -> DictConfig:
+        return compose(self.config_name, list(lines), return_hydra_config=True)
 
     def plan(self, overrides: Sequence[str], multirun: bool = False, show: bool = False) -> Plan:
         """Checks all jobs. UserError for the first mistake. `show`: plans one run, whose values may be missing."""
@@ -61,8 +65,8 @@ class Checker:
             raise UserError(f"{listed[0]} lists several values; add -m to run them all.")
         if sweep and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise UserError(
-                "This is a sweep, and the processes of torchrun make one run. Sweep without torchrun, or give each run "
-                "a torchrun command of its own (with hydra.mode=RUN where a preset sweeps)."
+                "This is a sweep, and the processes of torchrun make one run. Give each run a torchrun command of its "
+                "own (with hydra.mode=RUN where a preset sweeps)."
             )
         presets = (first.hydra.sweeper.get("params") or {}) if sweep else {}
         own = [str(each.input_line) for each in given if each.is_hydra_override()]
@@ -73,8 +77,10 @@ class Checker:
         jobs = [list(job) for job in itertools.product(*lists.values())]
         for job in jobs:
             self.check([*own, *job], complete=not show)
-        swept = [key for key, texts in lists.items() if len(texts) > 1]
-        return Plan(self.compose(*own, *jobs[0]), jobs if sweep else [], swept)
+        config = self.configure([*own, *jobs[0]])
+        with open_dict(config):
+            config.hydra.overrides.hydra, config.hydra.overrides.task = own, jobs[0]
+        return Plan(config, jobs if sweep else [], [key for key, texts in lists.items() if len(texts) > 1])
 
     def check(self, job: Sequence[str], complete: bool) -> None:
         """Checks one job's configuration."""
@@ -95,10 +101,10 @@ class Checker:
         config = copy.deepcopy(self.choose([each for each in parsed if self.chooses_file(each)]))
         names = named(config)
         for override in parsed:
-            key = override.key_or_group
+            key, added = override.key_or_group, override.is_add()
             if self.chooses_file(override):
                 continue
-            if key not in names and not override.is_add():
+            if key not in names and not added:
                 raise UserError(self.unknown(key, config))
             if override.is_delete():
                 parent, _, name = key.rpartition(".")
@@ -106,6 +112,8 @@ class Checker:
                     del OmegaConf.select(config, parent)[name]
                 continue
             value = override.value()
+            if added and names.get(key) is not None and not isinstance(value, dict | list):
+                raise UserError(f"{shown(override)}: {key} is there already. Leave out the plus sign.")
             default = OmegaConf.select(config, key, throw_on_missing=False, throw_on_resolution_failure=False)
             wanted = wrong_kind(default, value)
             if value is None and "." not in key and names.get(key) is not None and key not in MAY_BE_NULL:
@@ -113,7 +121,7 @@ class Checker:
             if wanted:
                 raise UserError(f"{shown(override)} does not fit: {key} is {wanted}.")
             try:
-                OmegaConf.update(config, key, value, force_add=override.is_add())
+                OmegaConf.update(config, key, value, force_add=added)
             except ConfigKeyError as error:
                 raise UserError(self.unknown(str(error.full_key), config)) from error
         return config
@@ -121,13 +129,11 @@ class Checker:
     def choose(self, files: Sequence[Override]) -> DictConfig:
         """The configuration files that are chosen. UserError where one is not there."""
         for override in files:
-            key, options = override.key_or_group, self.loader.get_group_options(override.key_or_group)
-            if override.is_delete():
-                continue
-            if override.value() is None:
-                raise UserError(f"{shown(override)} does not fit: choose one of {', '.join(options)}.")
-            if key not in self.groups and not override.package and not key.startswith("hydra"):
-                raise UserError(f"{shown(override)}: {key} is for other commands, and {self.config_name} reads none.")
+            if not override.is_delete() and override.value() is None:
+                options = ", ".join(self.options(override.key_or_group))
+                raise UserError(f"{shown(override)} does not fit: choose one of {options}.")
+            if override.is_add():
+                self.check_group(override)
         try:
             return self.compose(*(str(override.input_line) for override in files))
         except MissingConfigException as error:
@@ -135,14 +141,17 @@ class Checker:
             near = nearest(name, error.options or []) or f"there are {', '.join(error.options or [])}"
             raise UserError(f"{group}={name} is not an option of {group}; {near}.") from error
         except ConfigCompositionException as error:
+            for override in files:
+                self.check_group(override)
             chosen = " and ".join(shown(override) for override in files)
             raise UserError(f"{chosen} don't go together: {one_line(error)}. Leave one of them out.") from error
 
-    def compose(self, *lines: str) -> DictConfig:
-        """Composes by Hydra; the same only once, since it takes a third of a second."""
-        if lines not in self.composed:
-            self.composed[lines] = compose(self.config_name, list(lines), return_hydra_config=True)
-        return self.composed[lines]
+    def check_group(self, override: Override) -> None:
+        """Refuses a choice of files that only other commands read."""
+        key = override.key_or_group
+        known = self.loader.compute_defaults_list(self.config_name, [], RunMode.MULTIRUN).overrides.known_choices
+        if not (override.is_delete() or key in known or override.package or key.startswith("hydra")):
+            raise UserError(f"{shown(override)}: {key} is for other commands, and {self.config_name} reads none.")
 
     def parse(self, text: str) -> Override:
         try:
@@ -154,14 +163,14 @@ class Checker:
     def chooses_file(self, override: Override) -> bool:
         """True for choices of configuration files, and for where they are searched."""
         key = override.key_or_group
-        group = override.package is not None or bool(self.loader.get_group_options(key))
+        group = override.package is not None or bool(self.options(key))
         return key == "hydra.searchpath" or (group and (override.is_delete() or not isinstance(override.value(), dict)))
 
     def unknown(self, key: str, config: DictConfig) -> str:
         """The sentence about a name that is no setting: which choice has it, or what is near."""
         known, parts = config.hydra.runtime.choices, key.split(".")
         for group in {parts[0], "/".join(parts[:2])} & set(known):
-            lines = [f"{group}={name}" for name in self.loader.get_group_options(group)]
+            lines = [f"{group}={name}" for name in self.options(group)]
             if having := [line for line in lines if key in named(self.compose(line))]:
                 return f"{key} is not a setting here; {' or '.join(having)} has it."
         hydras = key.startswith("hydra")

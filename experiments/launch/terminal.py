@@ -12,7 +12,7 @@ from typing import TextIO
 
 from tqdm import tqdm
 
-from marl.metrics.training import Progress
+from marl.common.progress import Progress
 
 STDOUT, STDERR = 1, 2  # file descriptors
 

@@ -14,32 +14,33 @@ from omegaconf import OmegaConf
 from experiments.launch.terminal import say
 from marl.common.errors import UserError
 
-# Kernels for products in bfloat16 that torch and oneDNN keep on a CPU, one a shape: 1,024 each by default, which take
-# more memory than the products. Fewer cost time: 16 of oneDNN's made an update of 4 million parameters a third slower.
+# How many compiled bfloat16 kernels torch and oneDNN keep on a CPU, one for each shape. Their defaults of 1,024 take
+# more memory than the products themselves; with 16 of oneDNN's an update was a third slower.
 FEW_KERNELS = {"LRU_CACHE_CAPACITY": "16", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32"}
+THREADS = torch.get_num_threads()  # of a process that sets none
 
 
 def pick_device(name: str) -> torch.device:
-    """The device that this process computes on; a GPU becomes the current one. Sets `FEW_KERNELS`."""
+    """Returns the device that this process computes on, and makes a GPU the current one. Sets `FEW_KERNELS`."""
     for variable, count in FEW_KERNELS.items():
         os.environ.setdefault(variable, count)
     rank = os.environ.get("LOCAL_RANK")  # set by torchrun
     hydra: Any = HydraConfig.instance().cfg
     job = 0 if hydra is None else OmegaConf.select(hydra, "hydra.job.num", default=0)  # missing outside a sweep
-    worker = re.fullmatch(r"LokyProcess-(\d+)", multiprocessing.current_process().name)  # of joblib, whose jobs
-    place = int(worker[1]) - 1 if worker else job  # may end in any order, so that their numbers would share a GPU
-    device = device_of(name, torch.cuda.device_count(), place, None if rank is None else int(rank))
+    # joblib's jobs end in any order, so two that run together may have numbers that mean one GPU. Its workers do not.
+    if worker := re.fullmatch(r"LokyProcess-(\d+)", multiprocessing.current_process().name):
+        job = int(worker[1]) - 1
+    device = device_of(name, torch.cuda.device_count(), job, None if rank is None else int(rank))
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device
 
 
 def device_of(name: str, gpus: int, job: int = 0, rank: int | None = None) -> torch.device:
-    """The device that a setting names on a machine with so many GPUs: `auto` (a GPU if there is one), `cpu`, `cuda`, or
-    the GPU `cuda:N`.
+    """Returns the device that a setting names: `auto` (a GPU if there is one), `cpu`, `cuda`, or the GPU `cuda:N`.
 
-    Jobs of a sweep take the GPUs in turn: `job` is a job's number. `rank`: of a process that torchrun started, among
-    those of this machine; each has a GPU to itself. UserError where the setting or the GPU does not exist.
+    `gpus`: number of this machine's GPUs. `job`: number of a sweep's job; jobs take the GPUs in turn. `rank`: number
+    of a torchrun process on this machine; each has a GPU to itself. UserError if the setting or the GPU doesn't exist.
     """
     known = re.fullmatch(r"auto|cpu|cuda|cuda:(\d+)", str(name))
     if not known:
@@ -61,8 +62,7 @@ def device_of(name: str, gpus: int, job: int = 0, rank: int | None = None) -> to
 
 
 def check_bf16(device: torch.device, setting: str) -> None:
-    """For a setting that asks for bfloat16: UserError where a GPU has none. A CPU without instructions for it computes
-    with bfloat16 all the same, and slowly: a line says so."""
+    """Refuses a setting that asks for bfloat16 on a GPU without it. Warns where a CPU computes with it slowly."""
     if lacking := without_bf16(device):
         raise UserError(f"{setting}=true: {lacking}; set it to false")
     if device.type == "cpu" and not has_bf16_instructions():
@@ -70,40 +70,31 @@ def check_bf16(device: torch.device, setting: str) -> None:
 
 
 def has_bf16_instructions() -> bool:
-    """Tells whether this machine's processor has instructions for bfloat16; True where torch cannot tell."""
-    able: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # older versions of torch have none
-    return not able or any(able.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16"))  # the last is ARM's
+    """Returns whether this machine's processor has bfloat16 instructions; True where torch cannot tell."""
+    able: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return not able or any(able.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16"))  # bf16: ARM
 
 
 def without_bf16(device: torch.device) -> str:
-    """Why a GPU should not compute in bfloat16; empty where it may."""
+    """Says why a GPU should not compute in bfloat16; empty where it may."""
     if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         return f"{torch.cuda.get_device_name(device)} has no bfloat16, which would only be imitated"
     return ""
 
 
-_threads_before: int | None = None
-
-
 def set_threads(threads: int | None) -> None:
-    """The number of threads torch computes on; None: as many as before a job of this process said a number."""
-    global _threads_before
-    if threads is None:
-        if _threads_before is not None:
-            torch.set_num_threads(_threads_before)
-            _threads_before = None
-    else:
-        if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= 4096:
-            raise UserError(f"threads={threads}: must be a whole number, at least 1, or null")
-        _threads_before = _threads_before or torch.get_num_threads()
-        torch.set_num_threads(threads)
+    """Sets the number of torch's threads. None restores the number that this process began with."""
+    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= 4096):
+        raise UserError(f"threads={threads}: must be a whole number, at least 1, or null")
+    if (wanted := threads or THREADS) != torch.get_num_threads():
+        torch.set_num_threads(wanted)
 
 
 def set_deterministic(wanted: bool) -> None:
-    """Tells whether torch may take only algorithms that give the same bits each time, on a GPU as well.
+    """Makes torch take only algorithms that give the same bits each time on a GPU; CPUs do without this.
 
-    Where an operation has none, torch raises a RuntimeError that names it. On a CPU runs repeat without this.
+    Where an operation has none, torch raises a RuntimeError that names it.
     """
-    # Read when cuBLAS starts, which an earlier job may have it do: https://docs.nvidia.com/cuda/cublas/#results-reproducibility
+    # cuBLAS reads it when it starts: https://docs.nvidia.com/cuda/cublas/#results-reproducibility
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(wanted)  # set back too: jobs of a sweep may share a process

@@ -1,4 +1,4 @@
-"""From names on the command line to whoever plays: `base`, a run's folder, scripted players, `random`, `chat`.
+"""Players by name: `base`, a run's folder, scripted players, `random`, `chat`.
 
 A language model whose name ends in `+plan`, as in `base+plan`, plans its claims or votes (marl/planning/planner.py).
 """
@@ -22,16 +22,16 @@ from marl.decoding.probes import size_of
 from marl.model.policy import Policy, load_config
 from marl.planning.planner import GAMES as PLANNED
 from marl.planning.planner import SLOTS, SUFFIX, PlannerConfig, planning_agent
-from marl.rollout.cast import LEARNERS, Seats, places, players_of
+from marl.rollout.cast import LEARNERS, Seats, players_of, seats_per_player
 from marl.rollout.games import env_maker, scripted
 from marl.storage.checkpoint import folder_digest, load_policy, read_card, started_from
 from marl.storage.folder import CARD, CONFIG, run_settings
 
-OWN_NAMES = (*LEARNERS, "base", "trained", "untrained", CHAT)  # in episodes, of players who are no other run
+RESERVED = (*LEARNERS, "base", "trained", "untrained", CHAT)  # names in episodes that no other run may have
 
 
 def is_run(name: str) -> bool:
-    """Tells if this names a finished run's folder, or a second learner's in it. UserError for another path."""
+    """Returns whether this names a finished run's folder, or a second learner's in it. UserError for other paths."""
     if policy_folder(name).is_dir():
         return True
     if "/" in name:
@@ -40,28 +40,28 @@ def is_run(name: str) -> bool:
 
 
 def in_runs(name: str, runs: str) -> str:
-    """A player by name: where only the folder `runs` has a finished run of this name, the run's own folder."""
+    """Returns the path of a run that only the folder `runs` has; every other name as it is."""
     there = f"{runs}/{name}"
     return there if not policy_folder(name).is_dir() and policy_folder(there).is_dir() else name
 
 
 def run_of(name: str) -> Path:
-    """The folder of the run that a player comes from: RUN for RUN and for RUN/rival."""
+    """Returns the folder of a player's run: RUN for RUN and for RUN/rival."""
     return policy_folder(name).parent
 
 
 def called_in_games(name: str) -> str:
-    """What a run's player is called in episodes: by its folder; a second learner with its run's name before it, so that
-    it is never taken for somebody who learns now."""
+    """Returns a run's player's name in episodes: its folder's, or RUN/rival for a second learner, which is thus never
+    taken for the `rival` that learns now."""
     path = Path(name)
     return f"{path.parent.name}/{path.name}" if policy_folder(name) == Path(bare(name)) else path.name
 
 
 def one_run(runs: str | Path, pattern: str, setting: str) -> Path:
-    """The one finished run in `runs` whose name matches. UserError, naming the setting, where it is not one."""
+    """Finds the one finished run in `runs` whose name matches. UserError, naming the setting, unless there is one."""
     try:
         found = sorted(card.parent for card in Path(runs).glob(f"{pattern}/{CARD}"))
-    except (ValueError, NotImplementedError):  # what is no pattern of a name, as one that begins with a slash
+    except (ValueError, NotImplementedError):  # no pattern, e.g. a path that begins with a slash
         found = []
     if len(found) != 1:
         names = ", ".join(run.name for run in found)
@@ -71,12 +71,12 @@ def one_run(runs: str | Path, pattern: str, setting: str) -> Path:
 
 
 def bare(name: str) -> str:
-    """The name without what says that its player plans."""
+    """Returns the name without `+plan`."""
     return name.removesuffix(SUFFIX)
 
 
 def check_plans(name: str, game: str) -> None:
-    """Refuses a name that ends in `+plan` for somebody, or in a game, that cannot plan."""
+    """Refuses `+plan` for a player that cannot plan, or in a game without plans."""
     if not name.endswith(SUFFIX):
         return
     if game not in PLANNED:
@@ -90,14 +90,14 @@ def check_plans(name: str, game: str) -> None:
 
 
 def planner_of(limits: PlayConfig) -> PlannerConfig:
-    """How players plan beside a learner with these settings: as its own plans are made, and they are played."""
+    """Returns how players plan beside a learner: with its own settings, but they play what they plan."""
     found: PlannerConfig = getattr(limits, "planner", PlannerConfig())
     return replace(found, choose="sample") if found.choose == "own" else found
 
 
 def played_as(cast: Mapping[str, Seats], limits: PlayConfig) -> dict[str, Any]:
-    """What decides, beside their names, how these players play: which policies runs' folders hold, and how planners
-    plan. Empty where nobody is either."""
+    """Returns what decides how these players play, beside their names: digests of runs' policies, and settings of
+    planners. Empty where nobody is either."""
     names = players_of(cast)
     found = {name: policy_folder(name) for name in names if bare(name) not in (*LEARNERS, "base", CHAT)}
     runs = {name: folder_digest(folder) for name, folder in found.items() if folder.is_dir()}
@@ -106,15 +106,15 @@ def played_as(cast: Mapping[str, Seats], limits: PlayConfig) -> dict[str, Any]:
 
 
 def policy_folder(name: str) -> Path:
-    """The policy's folder: RUN/policy for RUN, whose first learner that is; RUN/rival for RUN/rival."""
+    """Returns a policy's folder: RUN/policy for RUN, whose first learner it is; RUN/rival for RUN/rival."""
     folder = Path(bare(name))
     return folder if (folder / "policy.json").is_file() else folder / "policy"
 
 
 def style_of(folder: Path, env: Mapping[str, Any]) -> str | None:
-    """The style in which the policy in this folder was trained: by a base's card, or its run's config.yaml.
+    """Returns the style that a policy was trained in, from a base's card or its run's config.yaml.
 
-    None where neither says it, or the game has no styles. UserError for a style that the game does not have.
+    None if neither says it, or the game has no styles. UserError for a style that the game doesn't have.
     """
     found: Any = read_card(folder)
     if not found.get("made_of") and (folder.parent / CONFIG).is_file():
@@ -140,21 +140,21 @@ def check_game(name: str, game: str) -> None:
 
 
 def run_policy(name: str, game: str, device: torch.device, like: Policy | None = None) -> Policy:
-    """The policy that a run ended with. `like`: who it is to play with; another tokenizer or game is refused."""
+    """Loads a run's last policy. Refuses another game, and another tokenizer than that of `like`."""
     check_game(name, game)
     policy = load_policy(policy_folder(name), device, None if like is None else like.privileged_size)
     if like is not None and policy.tokens.tokenizer.get_vocab() != like.tokens.tokenizer.get_vocab():
         raise UserError(
             f"{name}, which started from {started_from(policy_folder(name)) or 'an untouched model'}, has another "
             f"tokenizer ({policy.tokens.size} tokens) than the base of this run, {like.lm.name_or_path} "
-            f"({like.tokens.size} tokens): let both start from the same base, or the same model.name"
+            f"({like.tokens.size} tokens). Let both start from the same base or model.name."
         )
     return policy
 
 
 def check_players(cast: Mapping[str, Seats], game: str, env: Any) -> None:
-    """Refuses, before anything expensive, a cast that this game cannot have, or players that are not there."""
-    held = places(cast, env)
+    """Refuses a cast that this game cannot have, and players that do not exist."""
+    held = seats_per_player(cast, env)
     for role, seats in cast.items():
         if seats.player in LEARNERS and not held[seats.player]:
             raise UserError(f"cast.{role}.partners={seats.partners:g}: leaves no seat to {seats.player}, who learns")
@@ -168,7 +168,7 @@ def check_players(cast: Mapping[str, Seats], game: str, env: Any) -> None:
                 if is_run(name):
                     check_game(name, game)
                     own = called_in_games(name)
-                    if bare(own) in OWN_NAMES:
+                    if bare(own) in RESERVED:
                         raise UserError(f"{name}: in games it would pass for another player of that name; rename it")
                     other = runs.setdefault(own, name)
                     if other != name:
@@ -184,20 +184,19 @@ def check_players(cast: Mapping[str, Seats], game: str, env: Any) -> None:
 
 
 def player_config(name: str) -> PreTrainedConfig:
-    """The configuration of a run's language model."""
+    """Loads the configuration of a run's language model."""
     return load_config(str(policy_folder(name)))
 
 
 def player_slots(
     cast: Mapping[str, Seats], env: Any, limits: PlayConfig, configs: Mapping[str, PreTrainedConfig]
 ) -> tuple[list[Slots], int]:
-    """The cache slots of all models that `seat_players` seats for `limits.games` games, and the bytes of the runs' that
-    it loads.
+    """Returns the caches that `seat_players` needs for `limits.games` games, and the bytes of the runs that it loads.
 
-    `configs` has the configurations of the base and the learners, by name.
+    `configs`: configurations of the base and the learners, by name.
     """
     caches, loaded = [], 0
-    for name, seats in places(cast, env).items():
+    for name, seats in seats_per_player(cast, env).items():
         run = bare(name) not in configs and is_run(name)
         if run or bare(name) in configs:
             config = player_config(name) if run else configs[bare(name)]
@@ -217,14 +216,16 @@ def seat_players(
     learners: Mapping[str, tuple[str, Policy]] | None = None,
     chat: Agent | None = None,
 ) -> dict[str, Agent]:
-    """Everybody in the cast, by name. `table`: an environment; `env`: the settings in which base and learners were
-    trained, whose style they read. `learners`: stand-ins for them, as (what they are called in episodes, policy);
-    without any they are left out. Two names that are called the same are one player. `chat`: the player of that name.
-    Who plans does as `algo.planner` says."""
+    """Makes all players of a cast, by name.
+
+    `table`: an environment of the game. `env`: settings that base and learners were trained in, whose style they read.
+    `learners`: their name in episodes and their policy; without any, learners are left out. `chat`: the player of that
+    name. Two names that mean one player in episodes share it.
+    """
     game, own_style = env["game"], env.get("style")
-    policies: dict[str, Policy] = {}  # by what they are called
-    styles: dict[str, str | None] = {}  # of runs, the same way
-    called: dict[str, str] = {}
+    policies: dict[str, Policy] = {}  # by name in episodes
+    styles: dict[str, str | None] = {}  # of runs, by name in episodes
+    called: dict[str, str] = {}  # names in episodes, by name
     found: dict[str, Agent] = {}
     for name in players_of(cast):
         if name in LEARNERS:
@@ -241,7 +242,7 @@ def seat_players(
             styles[called[name]] = style_of(policy_folder(name), env)
         else:
             found[name] = scripted(game, "" if name == "scripted" else name)
-    held = places(cast, table)
+    held = seats_per_player(cast, table)
     for name in set(called.values()):
         room = sum(held[n] for n, other in called.items() if other == name)
         style = styles.get(name, own_style)

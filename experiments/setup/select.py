@@ -18,17 +18,19 @@ from marl.report.runs import TRAINED
 from marl.storage.folder import CARD, CONFIG, flat, read_settings
 
 CARDS = "cards.jsonl"
-PLACES = ("runs=", "cache=", "cells=", "publish=", "data.dond=", "threads=", "progress=", "hydra.")  # of one machine
-KEPT = (  # of a run card
+OF_MACHINES = ("runs=", "cache=", "cells=", "publish=", "data.dond=", "threads=", "progress=", "hydra.")
+KEPT = (  # fields of a run card
     "run", "arm", "seeds", "git_commit", "config_hash", "command", "base", "base_digest", "games", "players",
     "lost_seats",
 )  # fmt: skip
 
 
 def selected(runs: Path, select: Any, where: Any = None) -> list[Path]:
-    """The folders of finished runs whose names match a pattern, or one of several, and whose settings are those of
-    `where`, as in {env.objective: 0} or {seed: [0, 1]}. UserError where a pattern matches none, no run has a setting,
-    or none is left."""
+    """Finds the folders of finished runs.
+
+    `select`: a pattern of their names, or a list of several. `where`: settings that they have, as in
+    {env.objective: 0} or {seed: [0, 1]}. UserError if a pattern matches none, no run has a setting, or none is left.
+    """
     patterns = [select] if isinstance(select, str) else select
     names = isinstance(patterns, Sequence) and all(
         isinstance(p, str) and p and not Path(p).is_absolute() for p in patterns
@@ -38,8 +40,8 @@ def selected(runs: Path, select: Any, where: Any = None) -> list[Path]:
     found: set[Path] = set()
     for pattern in patterns:
         try:
-            cards = runs.glob(f"{pattern}/{CARD}")  # cross-play and others have one, too
-            matching = {path.parent for path in cards if (path.parent / CONFIG).is_file()}
+            cards = runs.glob(f"{pattern}/{CARD}")
+            matching = {path.parent for path in cards if (path.parent / CONFIG).is_file()}  # studies have no config
         except ValueError as error:
             raise UserError(f"select={pattern}: {error}") from error
         if not matching:
@@ -49,7 +51,7 @@ def selected(runs: Path, select: Any, where: Any = None) -> list[Path]:
 
 
 def narrowed(folders: Sequence[Path], where: Any) -> list[Path]:
-    """Keeps the runs that have these settings; a list names several values that a setting may have."""
+    """Keeps the runs that have these settings. A list holds the values that a setting may have."""
     if where is None:
         return list(folders)
     if not isinstance(where, DictConfig):
@@ -73,14 +75,14 @@ def narrowed(folders: Sequence[Path], where: Any) -> list[Path]:
 
 
 def write_cards(runs: Iterable[Path], folder: Path) -> None:
-    """Adds a line for each run to `cards.jsonl` of a published table: what made it, and its final headline figures."""
+    """Adds a line for each run to a published table's `cards.jsonl`: what made it, and its final figures."""
     cards = {run: (read_json(run / CARD), read_settings(run)["env"]["game"]) for run in runs}
     add_cards([card_line(*card) | {"run": run.name} for run, card in cards.items()], folder)
 
 
 def card_line(card: Mapping[str, Any], game: str = "") -> dict[str, Any]:
-    """A run card's line: no settings of the machine, and `[mean, low, high]` of the game's headline figures."""
-    command = " ".join(word for word in str(card.get("command", "")).split() if not word.startswith(PLACES))
+    """Shortens a run card to a line: no settings of the machine, and `[mean, low, high]` of the headline figures."""
+    command = " ".join(word for word in str(card.get("command", "")).split() if not word.startswith(OF_MACHINES))
     base = card.get("base")
     line = {**card, "command": command, "base": Path(str(base)).name if base else None}
     figures = card.get("figures", {}).get(TRAINED, {})
@@ -93,7 +95,7 @@ def card_line(card: Mapping[str, Any], game: str = "") -> dict[str, Any]:
 
 
 def add_cards(lines: Iterable[Mapping[str, Any]], folder: Path) -> None:
-    """Writes these lines into `cards.jsonl`, in place of those of the same runs, in the runs' order."""
+    """Writes lines into `cards.jsonl`, ordered by run. They replace earlier lines of the same runs."""
     path = folder / CARDS
     with reading(path):
         kept = [parsed_json(line) for line in read_text(path).splitlines()] if path.exists() else []
@@ -102,7 +104,7 @@ def add_cards(lines: Iterable[Mapping[str, Any]], folder: Path) -> None:
 
 
 def in_a_name(value: Any) -> str:
-    """A setting's value as part of a file's name: `0.2`, `false`, `1-3`."""
+    """Writes a setting's value as part of a file's name: `0.2`, `false`, `1-3`."""
     if isinstance(value, list | tuple):
         return "-".join(map(in_a_name, value))
     return f"{value:g}" if isinstance(value, float) else str(value).lower()

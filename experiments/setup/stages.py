@@ -29,19 +29,19 @@ from marl.storage.folder import CARD, REFERENCE, finished_run
 
 @dataclass(frozen=True)
 class Stage:
-    """A learner after so many of its run's iterations; after none it is what it began from."""
+    """A learner after so many iterations of its run; after 0 it is what it began from."""
 
     iteration: int
-    folder: Path  # a saved policy
-    weights: Path | None = None  # of a checkpoint, which stand in for those of the folder
+    folder: Path  # of a saved policy
+    weights: Path | None = None  # file of a checkpoint; replaces the folder's weights
 
     @property
     def digest(self) -> str:
-        """Stands for the policy's files."""
+        """Digest of the policy's files."""
         return folder_digest(self.folder) + (folder_digest(self.weights.parent) if self.weights else "")
 
     def load(self, device: torch.device, privileged_size: int | None = None) -> Policy:
-        """Loads a policy as `load_policy` does; of another `privileged_size` the value head starts afresh."""
+        """Loads the policy as `load_policy` does. With another `privileged_size` the value head is a new one."""
         policy = load_policy(self.folder, device, privileged_size)
         if self.weights is not None:
             try:
@@ -56,18 +56,17 @@ class Stage:
 
 
 def stages_of(run: Path, learner: str) -> list[Stage]:
-    """What the run's learner of this name went through, the oldest first. Of the checkpoints there those count that
-    are whole and its own."""
+    """Lists the stages of a run's learner, oldest first: its start, the run's whole checkpoints, its end."""
     config, card = finished_run(run)
     end = end_of(run, learner)
-    began = (config.get("init") or {}).get(learner)  # another run, by name beside this one or by its folder
+    began = (config.get("init") or {}).get(learner)  # a run, by its name beside this one or by its folder
     if began:
         with reading(run):
             beside = run.parent / began
             digest = card.get("inputs", {}).get(f"init.{learner}={began}")
             began = policy_folder(str(beside if beside.is_dir() else began))
         if digest is not None and folder_digest(began) != digest:
-            raise UserError(f"{began} is not the policy that {run} began with: it was made again; put the old one back")
+            raise UserError(f"{began} is not the policy that {run} began with: it was made again. Put it back.")
     stages = [Stage(0, Path(began) if began else base_folder(run))]
     for checkpoint in checkpoints_in(run / "checkpoints"):
         weights = checkpoint / f"{learner}.safetensors"
@@ -79,7 +78,7 @@ def stages_of(run: Path, learner: str) -> list[Stage]:
 
 
 def end_of(run: Path, learner: str) -> Stage:
-    """The stage that the run's learner of this name ended as."""
+    """Returns the last stage of a run's learner."""
     config, _ = finished_run(run)
     with reading(run):
         first = learner == learners_of(cast_of(config["cast"]))[0]
@@ -87,22 +86,23 @@ def end_of(run: Path, learner: str) -> Stage:
 
 
 def base_folder(run: Path, policy: Path | None = None) -> Path:
-    """Where the base is kept that a run (or its `policy`, in a folder) began with: where it was, beside the run, or in
-    the run itself. A base's name says how it was made, and the run's card which one it was; UserError where only
-    another of that name is there."""
+    """Finds the base that a run (or its `policy`, a folder) began with: where it was, beside the run, or in the run.
+
+    UserError if none is there, or only another base of the same name: the run's card has its digest.
+    """
     name = started_from(policy or run / "policy")
     if name is None:
         raise UserError(f"{run} started from an untouched model; only runs with a base of their own can be compared")
     with reading(run):
-        places = (Path(name), run.parent / "bases" / Path(name).name, run / REFERENCE)
+        folders = (Path(name), run.parent / "bases" / Path(name).name, run / REFERENCE)
         digest = read_json(run / CARD).get("base_digest") if (run / CARD).exists() else None
-        there = [f for f in places if (f / "policy.json").is_file() and (digest is None or not verify_folder(f))]
+        there = [f for f in folders if (f / "policy.json").is_file() and (digest is None or not verify_folder(f))]
     if not there:
         raise UserError(f"{run}: its base is not there ({name}); put it into {run.parent / 'bases'}")
     own = [folder for folder in there if digest is None or folder_digest(folder) == digest]
     if not own:
         raise UserError(
-            f"{there[0]} is not the base that {run} began with: it was made again, by other code or on other hardware; "
-            f"put the old one back, or its copy, which was {run / REFERENCE}"
+            f"{there[0]} is not the base that {run} began with: it was made again. Put the old one back, or its copy, "
+            f"which was {run / REFERENCE}."
         )
     return own[0]

@@ -46,7 +46,7 @@ from marl.metrics.wording import ARM_ORDER, ARMS, WORDING
 from marl.model.policy import Policy
 from marl.planning.planner import GAMES as PLANNED
 from marl.planning.planner import SLOTS, SUFFIX, planning_agent
-from marl.rollout.cast import LEARNERS, Seats, by_role, learners_of, places, players_of
+from marl.rollout.cast import LEARNERS, Seats, by_role, learners_of, players_of, seats_per_player
 from marl.rollout.games import env_maker, file_digests
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import EVALUATION, draw_games
@@ -299,7 +299,7 @@ def play(cell: Cell, games: int, seed: int, concurrency: int, policies: Policies
     stand_ins = {name: (name if i else TRAINED, policy) for i, (name, policy) in enumerate(learners.items())}
     seating = dict(cell.seating)
     seated = {BASE: base, **learners}
-    room = places(seating, make_env())
+    room = seats_per_player(seating, make_env())
     dubbed = {name for role, voice in cell.voices.items() for name in (seating[role].player, voice)} - {SILENT}
     dubbing = {name: seated.get(name) or run_policy(name, game, policies.device, base) for name in dubbed}
     trained_in = cell.entrant.config["env"]  # its base and its learners

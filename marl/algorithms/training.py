@@ -16,13 +16,14 @@ import torch
 from marl.agents.base import Agent
 from marl.agents.model import PlayConfig
 from marl.common.distributed import ONE, Ranks
+from marl.common.progress import Progress
 from marl.learning.config import UpdateConfig
 from marl.learning.renaming import Renaming
 from marl.learning.update import Learner, update
 from marl.losses import Loss
-from marl.metrics.training import Progress, episode_metrics, speed_metrics
+from marl.metrics.training import episode_metrics, speed_metrics
 from marl.rewards import Reward
-from marl.rollout.cast import Seats, by_role, places
+from marl.rollout.cast import Seats, by_role, seats_per_player
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import RENAME, Seeds, shuffle_seed
 from marl.types import Episode, Kind, TokenBatch
@@ -60,7 +61,7 @@ class Training:
 
     def seats(self, learner: Learner) -> int:
         """Counts the seats of a game that a learner may hold at most."""
-        return places(self.cast, self.make_env())[learner.name]
+        return seats_per_player(self.cast, self.make_env())[learner.name]
 
     def iterations(self, config: TrainConfig, agents: Mapping[str, Agent]) -> Iterator[Iteration]:
         """Yields the iterations that are left; `agents` are the learners' players, by name."""

@@ -14,14 +14,6 @@ from marl.types import INSIDERS, Episode
 VOCABULARY_GAMES = 500  # vocabulary grows with the games counted, so their number is fixed
 
 
-class Progress:
-    """Receives a loop's progress; does nothing by default."""
-
-    def stage(self, name: str, total: int) -> None: ...
-
-    def advance(self, done: int = 1) -> None: ...
-
-
 def episode_metrics(episodes: Sequence[Episode], players: Collection[str]) -> dict[str, float]:
     """Means of rewards, game, talk and belief over these players' seats, named as in the evaluation."""
     own = [(e, a) for e in episodes for a, player in e.players.items() if player in players]

@@ -53,7 +53,7 @@ def learners_of(cast: Mapping[str, Seats]) -> list[str]:
     return found
 
 
-def places(cast: Mapping[str, Seats], env: Any) -> dict[str, int]:
+def seats_per_player(cast: Mapping[str, Seats], env: Any) -> dict[str, int]:
     """Counts how many seats of a game each player may hold at most.
 
     Raises UserError if the cast's roles are not the game's, or if a role has fewer seats than partners.

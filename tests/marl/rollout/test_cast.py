@@ -29,7 +29,7 @@ from marl.model.policy import Policy
 from marl.rewards import Reward
 from marl.rewards.game import GameReward
 from marl.rewards.speaking import SpeakingReward
-from marl.rollout.cast import Seats, by_role, learners_of, places, players_of
+from marl.rollout.cast import Seats, by_role, learners_of, players_of, seats_per_player
 from marl.rollout.games import env_maker, scripted
 from marl.rollout.seeds import GAMES, Game, draw_games
 from marl.storage.checkpoint import optimizer_tensors
@@ -113,7 +113,7 @@ def test_the_same_game_has_the_same_cast() -> None:
     ],
 )  # fmt: skip
 def test_places_are_the_most_that_anybody_holds(cast: dict[str, Seats], most: dict[str, int]) -> None:
-    assert places(cast, AMONG_US()) == most
+    assert seats_per_player(cast, AMONG_US()) == most
     held = [Counter(seats.values()) for seats in casts(cast, AMONG_US(), draw_games(3, GAMES, count=100))]
     assert {name: max(seats[name] for seats in held) for name in most} == most
 
@@ -127,11 +127,11 @@ def test_who_plays_and_who_learns() -> None:
 
 def test_casts_that_cannot_be_are_refused() -> None:
     with pytest.raises(UserError, match=r"roles crewmate, spy; the game's are crewmate, imposter"):
-        places({"crewmate": Seats(), "spy": Seats()}, AMONG_US())
+        seats_per_player({"crewmate": Seats(), "spy": Seats()}, AMONG_US())
     with pytest.raises(UserError, match=r"roles crewmate; the game's are crewmate, imposter"):
-        places({"crewmate": Seats()}, AMONG_US())
+        seats_per_player({"crewmate": Seats()}, AMONG_US())
     with pytest.raises(UserError, match=r"cast\.imposter\.partners=1\.5: there are only 1 seats of this role"):
-        places({"crewmate": Seats(), "imposter": Seats(partners=1.5)}, AMONG_US())
+        seats_per_player({"crewmate": Seats(), "imposter": Seats(partners=1.5)}, AMONG_US())
     with pytest.raises(UserError, match=r"partners=-0\.5: must not be negative"):
         Seats(partners=-0.5)
     with pytest.raises(UserError, match=r"cast\.crewmate\.player=base, cast\.imposter\.player=random: nobody learns"):

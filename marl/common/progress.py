@@ -1,0 +1,11 @@
+"""What a loop tells of its progress."""
+
+from __future__ import annotations
+
+
+class Progress:
+    """Receives a loop's progress; does nothing by default."""
+
+    def stage(self, name: str, total: int) -> None: ...
+
+    def advance(self, done: int = 1) -> None: ...
