@@ -1,11 +1,25 @@
 """What holds for every test: no network, one thread, and no deadline that a busy machine could miss."""
 
 import os
+from pathlib import Path
 
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", WANDB_MODE="offline", TOKENIZERS_PARALLELISM="false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: two test processes share two cores
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("project", deadline=None)
 settings.load_profile("project")
+
+
+@pytest.fixture(scope="session")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns the folder of base models. Each is trained once for all tests."""
+    return tmp_path_factory.mktemp("bases")
+
+
+@pytest.fixture
+def no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training draws no report, which takes as long as a small run's games."""
+    monkeypatch.setattr("experiments.train.build_report", lambda *given, **more: None)

@@ -23,7 +23,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
 
 from envs.dond.texts import COMPACT_TOKENS
@@ -32,6 +31,7 @@ from marl.model.tokens import train_tokenizer
 from marl.pretraining.corpus import scripted_texts
 from marl.rollout.games import env_maker
 from marl.storage.tracking import METRICS_FILE, read_metrics
+from tests.composing import configure as composed
 from tests.composing import run_folder
 from tests.marl.models import random_lm, save
 
@@ -75,9 +75,7 @@ def configure(kind: str, folder: Path, *overrides: str) -> DictConfig:
     if "model=hf" in own:
         own.append(f"model.name={recurrent_model(folder.parent / 'model')}")
         small = tuple(setting for setting in SMALL if not setting.startswith("model."))
-    with initialize_config_module("conf", version_base="1.3"):
-        places = [f"runs={folder / 'runs'}", f"cache={folder / 'bases'}"]
-        return compose("train", overrides=[*small, *own, *places, *overrides])
+    return composed("train", *small, *own, f"runs={folder / 'runs'}", f"cache={folder / 'bases'}", *overrides)
 
 
 def recurrent_model(folder: Path) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 import torch
 from hydra import compose, initialize_config_module
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
 from experiments import evaluate, learning, play, train
@@ -21,43 +20,31 @@ from experiments.setup import entrants
 from experiments.setup.config import plain
 from experiments.setup.players import style_of
 from experiments.setup.spec import run_spec
+from experiments.setup.work import Work
+from marl.common.distributed import Ranks
 from marl.common.errors import UserError
+from marl.model.policy import Policy, tiny_lm
+from marl.report.page import build_report
 from marl.report.transcripts import read_episodes
-from marl.storage.checkpoint import read_card, save_policy
-from tests.composing import BRIEF, run_folder
+from marl.storage.checkpoint import load_policy, read_card, save_policy
+from tests.composing import AMONG_US, configure, run_folder
 from tests.marl.models import tiny_policy
 
-SMALL = [
-    "env=among_us", "progress=false", "threads=1", "base.games=20", "base.rows=16",
-    "base.lessons=[{players:random,steps:1}]", "model.hidden_size=32", "model.layers=1",
-    "model.intermediate_size=64", "algo.iterations=2", "algo.games=4", "algo.concurrency=4",
-    "algo.max_new_tokens=5", "algo.update={learning_rate: 1e-3, rows: null, epochs: 1, minibatches: 2}",
-    "eval.games=4", "eval.every=1", "eval.final_games=6",
-    "checkpoint.every=1", "env.tasks=2", *BRIEF,
-]  # fmt: skip
+pytestmark = pytest.mark.usefixtures("no_pages")
 IMPOSTER = ["cast.imposter.player=learner", "cast.crewmate.player=base"]
 TWO = ["cast.imposter.player=rival", "algo.alternate=1"]
 
 Train = Callable[..., Path]
 
 
-def configure(*overrides: str, command: str = "train") -> DictConfig:
-    with initialize_config_module("conf", version_base="1.3"):
-        return compose(command, overrides=list(overrides))
-
-
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of runs, and of the base model that they share."""
-    return tmp_path_factory.mktemp("among_us")
-
-
-@pytest.fixture(scope="module")
-def run(folder: Path) -> Train:
+def run(bases: Path, tmp_path_factory: pytest.TempPathFactory) -> Train:
     """Trains with these overrides and returns the run's folder; the same overrides are trained once."""
 
+    folder = tmp_path_factory.mktemp("runs")
+
     def made(*overrides: str) -> Path:
-        cfg = configure(*SMALL, f"runs={folder / 'runs'}", f"cache={folder / 'bases'}", *overrides)
+        cfg = configure("train", *AMONG_US, f"runs={folder}", f"cache={bases}", *overrides)
         if not (run_folder(cfg) / "run.json").exists():
             train.main(cfg)
         return run_folder(cfg)
@@ -119,7 +106,7 @@ def test_crewmates_learn_beside_one_that_is_frozen(run: Train) -> None:
 
 
 def test_a_reward_that_names_the_learner_pays_in_its_evaluation_too(run: Train) -> None:
-    made = run("ablation=learning_listeners")
+    made = run("ablation=learning_listeners", "algo.iterations=1")
     for who in ("trained", "base", "iteration-000001"):
         games = lines(made / "episodes" / f"{who}.jsonl")
         assert any(turn["rewards"].get("speaking") for game in games for turn in game["turns"]), who
@@ -127,15 +114,17 @@ def test_a_reward_that_names_the_learner_pays_in_its_evaluation_too(run: Train) 
 
 
 def test_where_all_names_play_there_are_no_others(run: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    base = load_policy(Path(read_card(run() / "policy")["base"]))
     for players, all_play in ((7, True), (5, False)):
-        run(f"env.players={players}", "algo.iterations=1", "eval.every=0", "arm=named")
-        told = "".join(capsys.readouterr())
-        assert ("all names play in each game" in told) == all_play and "are no single tokens" not in told
+        work = Work.of(run_spec(configure("train", *AMONG_US, f"env.players={players}")))
+        capsys.readouterr()
+        assert (learning.names_to_swap(work, base) is None) == all_play
+        assert ("all names play in each game" in capsys.readouterr().out) == all_play
 
 
 def test_an_arm_with_world_modelling_foretells_what_its_base_foretold() -> None:
     for game, foretold in (("among_us", False), ("dond", True)):
-        arm = configure(f"env={game}", "ablation=world_model")
+        arm = configure("train", f"env={game}", "ablation=world_model")
         assert arm.loss.world_model.after_questions is foretold and arm.loss.world_model.weight == 0.1
 
 
@@ -176,10 +165,10 @@ def test_two_learn_in_turn(run: Train) -> None:
 
 
 def test_two_learners_that_were_stopped_end_as_if_they_never_were(
-    run: Train, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Train, bases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finished = run(*TWO)
-    cfg = configure(*SMALL, *TWO, f"runs={tmp_path}", f"cache={folder / 'bases'}")
+    cfg = configure("train", *AMONG_US, *TWO, f"runs={tmp_path}", f"cache={bases}")
     whole = learning.save_training
 
     def stopping(checkpoints: Path, iteration: int, *rest: Any) -> None:
@@ -204,7 +193,7 @@ def test_two_learners_that_were_stopped_end_as_if_they_never_were(
 
 def test_a_warm_start_begins_where_the_other_run_ended(run: Train) -> None:
     finished = run()
-    warm = run(f"init.learner={finished}", "algo.iterations=1", "algo.update.learning_rate=0")
+    warm = run(f"init.learner={finished.name}", "algo.iterations=1", "algo.update.learning_rate=0")
     first, last = (warm / "episodes" / "iteration-000000.jsonl"), (finished / "episodes" / "iteration-000002.jsonl")
     assert texts(first) == texts(last)  # of the same evaluation games
     assert logged(warm, "eval")[0]["belief/brier"] == pytest.approx(logged(finished, "eval")[2]["belief/brier"])
@@ -216,17 +205,14 @@ def test_a_warm_start_begins_where_the_other_run_ended(run: Train) -> None:
 
 def test_a_start_of_another_shape_is_told_of(run: Train, capsys: pytest.CaptureFixture[str]) -> None:
     finished = run()
-    run(f"init.learner={finished.name}", "algo.iterations=1")
-    assert "another shape" not in capsys.readouterr().out
-    wide = run(f"init.learner={finished.name}", "model.intermediate_size=48", "algo.iterations=1")
-    said = re.search(
-        rf"init.learner={finished.name}: .* another shape than the base's, of ([\d,]+) parameters for ([\d,]+);",
-        capsys.readouterr().out,
-    )
-    assert said, wide
-    own, others = (int(number.replace(",", "")) for number in said.groups())
-    assert own - others == 3 * 32 * (64 - 48)  # matrices, and their width
-    assert json.loads((wide / "policy" / "config.json").read_text())["intermediate_size"] == 64
+    cfg = configure("train", *AMONG_US, f"runs={finished.parent}", f"init.learner={finished.name}")
+    base = load_policy(Path(read_card(finished / "policy")["base"]))
+    narrow = Policy(tiny_lm(base.tokens.size, hidden_size=16, layers=1, heads=2, intermediate_size=32), base.tokens)
+    for other in (base, narrow):
+        capsys.readouterr()
+        start = learning.starting_policies(Work.of(run_spec(cfg)), other, Ranks())["learner"]
+        assert sum(p.numel() for p in start.lm.parameters()) == sum(p.numel() for p in base.lm.parameters())
+        assert ("a model of another shape than the base's" in capsys.readouterr().out) == (other is narrow)
 
 
 def test_a_pattern_may_say_where_to_start(run: Train) -> None:
@@ -257,8 +243,9 @@ def test_a_finished_run_may_be_the_opponent(run: Train) -> None:
 def test_a_second_learners_policy_may_be_the_opponent_of_another_pair(run: Train) -> None:
     """It is called by its run's name too: a learner called `rival` would train on its tokens."""
     old = run(*TWO)
-    made = run("cast.imposter.player=rival", f"cast.imposter.partner={old / 'rival'}", "cast.imposter.partners=0.5")
-    held = [name for game in seating(made / "episodes" / "iteration-000002.jsonl") for name in game["imposter"]]
+    made = run("cast.imposter.player=rival", f"cast.imposter.partner={old / 'rival'}", "cast.imposter.partners=0.5",
+               "algo.iterations=1")  # fmt: skip
+    held = [name for game in seating(made / "episodes" / "iteration-000001.jsonl") for name in game["imposter"]]
     assert set(held) == {"rival", f"{old.name}/rival"}
 
 
@@ -316,7 +303,7 @@ def test_casts_are_refused_before_any_model_is_trained(
     overrides: list[str], said: str, strangers: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=said) as error:
-        train.main(configure(*SMALL, f"runs={tmp_path}", *[o.format(runs=strangers) for o in overrides]))
+        train.main(configure("train", *AMONG_US, f"runs={tmp_path}", *[o.format(runs=strangers) for o in overrides]))
     assert "\n" not in str(error.value) and not list(tmp_path.iterdir())
 
 
@@ -337,8 +324,8 @@ def test_another_tokenizer_is_refused(override: str, run: Train, strangers: Path
 
 def evaluated(out: Path, *overrides: str) -> tuple[dict[str, Any], Path]:
     """The first condition's metrics and the file of the games."""
-    common = ["games=6", "concurrency=3", "progress=false", f"out={out}"]
-    evaluate.main(configure(*common, *overrides, command="evaluate"))
+    common = ["games=4", "concurrency=4", "progress=false", f"out={out}"]
+    evaluate.main(configure("evaluate", *common, *overrides))
     conditions = json.loads((out / "evaluation.json").read_text())["conditions"]
     return next(iter(conditions.values())), out / "episodes.jsonl"
 
@@ -397,7 +384,7 @@ def test_a_person_reads_natural_words_beside_a_run_that_reads_its_own(
 ) -> None:
     made = run()
     monkeypatch.setattr("builtins.input", lambda prompt: "1")
-    play.main(configure(f"opponent={made}", f"out={tmp_path}", command="play"))
+    play.main(configure("play", f"opponent={made}", f"out={tmp_path}"))
     assert "You play Among Us on a grid of rooms" in capsys.readouterr().out
     (game,) = lines(tmp_path / "episodes-001.jsonl")
     moves = {"human": set[str](), made.name: set[str]()}
@@ -413,7 +400,7 @@ def test_runs_of_two_styles_may_meet(run: Train, tmp_path: Path) -> None:
     config = OmegaConf.load(other / "config.yaml")
     config.env.style = "natural"
     OmegaConf.save(config, other / "config.yaml")
-    cfg = entrants.as_in_runs(configure(command="evaluate"), [str(made), str(other)])
+    cfg = entrants.as_in_runs(configure("evaluate"), [str(made), str(other)])
     env = plain(cfg)["env"]
     assert env["style"] == "compact"
     assert (style_of(made / "policy", env), style_of(other / "policy", env)) == ("compact", "natural")
@@ -441,7 +428,7 @@ def test_evaluating_an_imposter_is_its_own_evaluation(run: Train, tmp_path: Path
 
 def test_the_base_against_itself_is_the_runs_base(run: Train, tmp_path: Path) -> None:
     made = run()
-    same_base = [o for o in SMALL if o.startswith(("env", "model.", "base.", "algo.max_new_tokens"))]
+    same_base = [o for o in AMONG_US if o.startswith(("env", "model.", "base.", "algo.max_new_tokens"))]
     common = [*same_base, f"cache={Path(read_card(made / 'policy')['base']).parent}"]
     found, games = evaluated(tmp_path, *common, "players=[base,base]")
     assert texts(games) == texts(made / "episodes" / "base.jsonl")
@@ -452,14 +439,14 @@ def test_the_base_against_itself_is_the_runs_base(run: Train, tmp_path: Path) ->
 
 def test_a_scripted_crew_has_the_partner_that_is_no_model(tmp_path: Path) -> None:
     """So that the scripts' ladder can stand beside learners, of whose crew one is frozen."""
-    game = [o for o in SMALL if o.startswith("env")]
+    game = [o for o in AMONG_US if o.startswith("env")]
     crew = {"crewmate": ["confidant"] * 4, "imposter": ["random"]}
     for name, more, expected in (
         ("alone", (), crew),
         ("with", ("cast.crewmate.partner=random",), {**crew, "crewmate": ["confidant"] * 3 + ["random"]}),
     ):
         _, games = evaluated(tmp_path / name, *game, "players=[confidant,random]", *more)
-        assert seating(games) == [expected] * 6
+        assert seating(games) == [expected] * 4
 
 
 def test_a_learned_imposter_is_evaluated_in_its_runs_game(run: Train, tmp_path: Path) -> None:
@@ -510,14 +497,15 @@ def test_one_player_in_all_seats_with_a_voice(run: Train, tmp_path: Path) -> Non
 
 def test_learning_from_planned_votes(run: Train) -> None:
     """With the settings that go with the game, whose base and model are those of PPO."""
-    ppo, pikl = (configure("env=among_us", f"algo={algo}") for algo in ("ppo", "pikl"))
+    ppo, pikl = (configure("train", "env=among_us", f"algo={algo}") for algo in ("ppo", "pikl"))
     assert plain(pikl)["base"] == plain(ppo)["base"] and plain(pikl)["model"] == plain(ppo)["model"]
     algo = run_spec(pikl).algo
     assert (algo.update.optimizer, algo.games, algo.iterations) == ("muon", ppo.algo.games, ppo.algo.iterations)
-    made = run("algo=pikl", "algo.planner.iterations=3")
+    made = run("algo=pikl", "algo.planner.iterations=3", "algo.iterations=1")
     found = logged(made, "train")
     assert all(row["loss/plan"] > 0 and "loss/policy" not in row for row in found.values())
     # Evaluation is played without the planner; games of training show what it weighed.
-    games = read_episodes(made / "episodes" / "planned-000002.jsonl")
+    games = read_episodes(made / "episodes" / "planned-000001.jsonl")
     assert games and all(any("planned" in turn for turn in game["turns"]) for game in games)
+    build_report([made], made / "report.html", "A run")
     assert "in training, planned" in (made / "report.html").read_text()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -107,15 +106,15 @@ def test_cross_play_goes_on_past_failures_and_keeps_no_pair_that_met_a_spent_bud
     assert list(card["lost_seats"].values()) == [1] and "1 declined to answer" in capsys.readouterr().out
 
 
-def test_the_client_tells_nothing_of_its_requests(server: Server, tmp_path: Path) -> None:
+def test_the_client_tells_nothing_of_its_requests(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Through the real command line, whose logging shows what is logged."""
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "experiments.evaluate", "players=[chat,random]", "games=1", f"runs={tmp_path}",
-            "chat.model=m", f"chat.url={server.url}", "threads=1", "progress=false",
-        ], capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
-    assert server.asked and "HTTP" not in done.stdout + done.stderr
+    given = ("players=[chat,random]", "games=1", "chat.model=m", "threads=1", "progress=false")
+    monkeypatch.setattr(sys, "argv", ["evaluate", *given, f"runs={tmp_path}", f"chat.url={server.url}"])
+    evaluate.main()
+    said = capfd.readouterr()
+    assert server.asked and said.out and "HTTP" not in said.out + said.err
 
 
 def test_a_person_plays_against_it(

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
 
 from envs.dond.rules import contexts
@@ -17,6 +16,7 @@ from experiments.setup.spec import play_spec
 from marl.common.errors import UserError
 from marl.metrics.tables import read_table
 from marl.storage.checkpoint import save_policy
+from tests.composing import configure
 from tests.marl.planners import negotiator
 
 FIRST = ((1, 4, 1), ((0, 2, 2), (4, 1, 2)))
@@ -24,9 +24,8 @@ SECOND = ((4, 1, 1), ((2, 0, 2), (1, 4, 2)))  # a test context; the first is not
 PUBLISHED_FORM = "1 0 4 2 1 2\n1 4 4 1 1 2\n4 2 1 0 1 2\n4 1 1 4 1 2\n"
 
 
-def configure(*overrides: str) -> DictConfig:
-    with initialize_config_module("conf", version_base="1.3"):
-        return compose("evaluate", overrides=["players=[scripted]", "each_context=true", "progress=false", *overrides])
+def settings(*overrides: str) -> DictConfig:
+    return configure("evaluate", "players=[scripted]", "each_context=true", "progress=false", *overrides)
 
 
 @pytest.fixture
@@ -41,7 +40,7 @@ def test_each_context_of_the_file_is_played_once_in_its_order(
     split: str, expected: list[tuple], file: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    evaluate.main(configure(f"env.contexts={file}", f"env.split={split}", "env.objective=0", f"out={out}"))
+    evaluate.main(settings(f"env.contexts={file}", f"env.split={split}", "env.objective=0", f"out={out}"))
     played = [json.loads(line)["facts"] for line in (out / "episodes.jsonl").read_text().splitlines()]
     assert [(tuple(f["counts"]), tuple(map(tuple, f["values"]))) for f in played] == expected
     evaluation = json.loads((out / "evaluation.json").read_text())
@@ -62,15 +61,14 @@ def test_a_base_plays_contexts_that_it_did_not_learn_from(
     monkeypatch.setattr(entrants.HydraConfig, "initialized", lambda: True)
     overrides = OmegaConf.create({"overrides": {"task": given}})
     monkeypatch.setattr(entrants.HydraConfig, "get", lambda: overrides)
-    cfg = entrants.as_in_runs(configure("players=[base]", *given), ["base"])
+    cfg = entrants.as_in_runs(settings("players=[base]", *given), ["base"])
     assert cfg.env.split == (given[0].partition("=")[2] if given else "test")
     entrants.configured_base(play_spec(cfg, ["base"]), torch.device("cpu"))
     (env,) = made
-    with initialize_config_module("conf", version_base="1.3"):
-        assert env == plain(compose("train").env)
+    assert env == plain(configure("train").env)
     save_policy(tmp_path / "bases" / "dond-x", negotiator(), {"game": "dond"})
-    assert entrants.as_in_runs(configure(*given), [str(tmp_path / "bases" / "dond-x")]).env.split == cfg.env.split
-    assert entrants.as_in_runs(configure(*given), ["scripted"]).env.split == configure(*given).env.split
+    assert entrants.as_in_runs(settings(*given), [str(tmp_path / "bases" / "dond-x")]).env.split == cfg.env.split
+    assert entrants.as_in_runs(settings(*given), ["scripted"]).env.split == settings(*given).env.split
 
 
 def test_without_a_file_they_are_all_that_the_rules_allow() -> None:
@@ -81,4 +79,4 @@ def test_without_a_file_they_are_all_that_the_rules_allow() -> None:
 
 def test_a_game_without_a_list_of_contexts_is_refused() -> None:
     with pytest.raises(UserError, match="each_context"):
-        evaluate.main(configure("env=among_us"))
+        evaluate.main(settings("env=among_us"))

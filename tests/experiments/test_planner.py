@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
 
 from experiments import evaluate, play
@@ -26,15 +25,15 @@ from marl.rollout.games import env_maker
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import draw_games
 from marl.storage.checkpoint import save_policy
+from tests.composing import configure
 from tests.marl.models import tiny_policy
 from tests.marl.planners import negotiator
 
 SMALL = ["planner=pikl", "env=dond", "games=6", "concurrency=6", "progress=false", "threads=1", "model.context=1024"]
 
 
-def configure(*overrides: str) -> DictConfig:
-    with initialize_config_module("conf", version_base="1.3"):
-        return compose("evaluate", overrides=[*SMALL, *overrides])
+def settings(*overrides: str) -> DictConfig:
+    return configure("evaluate", *SMALL, *overrides)
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +45,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_the_file_has_the_defaults_of_the_class() -> None:
-    assert make(PlannerConfig, plain(configure().planner), "planner") == PlannerConfig()
+    assert make(PlannerConfig, plain(settings().planner), "planner") == PlannerConfig()
 
 
 def test_the_first_player_plans_and_the_second_does_not(run: str, tmp_path: Path) -> None:
-    evaluate.main(configure(f"players=[{run},scripted]", "planner.lambdas=[0.3]", "games=16", f"out={tmp_path}"))
+    evaluate.main(settings(f"players=[{run},scripted]", "planner.lambdas=[0.3]", "games=16", f"out={tmp_path}"))
     episodes = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
     claims = [
         (e["players"][t["agent"]], t) for e in episodes for t in e["turns"] if t["text"].startswith("[propose] (")
@@ -60,7 +59,7 @@ def test_the_first_player_plans_and_the_second_does_not(run: str, tmp_path: Path
 
 
 def test_against_itself_without_planning_it_has_another_name(run: str, tmp_path: Path) -> None:
-    evaluate.main(configure(f"players=[{run},{run}]", f"out={tmp_path}"))
+    evaluate.main(settings(f"players=[{run},{run}]", f"out={tmp_path}"))
     episodes = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
     assert all(sorted(e["players"].values()) == ["small", "small+plan"] for e in episodes)
     conditions: dict[str, Metrics] = json.loads((tmp_path / "evaluation.json").read_text())["conditions"]
@@ -69,12 +68,12 @@ def test_against_itself_without_planning_it_has_another_name(run: str, tmp_path:
 
 def test_whoever_is_called_so_plans(run: str, tmp_path: Path) -> None:
     evaluate.main(
-        configure(f"players=[scripted,{run}+plan]", "planner.lambdas=[0.3]", "games=8", f"out={tmp_path / 'a'}")
+        settings(f"players=[scripted,{run}+plan]", "planner.lambdas=[0.3]", "games=8", f"out={tmp_path / 'a'}")
     )
     evaluate.main(
-        configure(f"players=[{run}+plan,scripted]", "planner.lambdas=[0.3]", "games=8", f"out={tmp_path / 'b'}")
+        settings(f"players=[{run}+plan,scripted]", "planner.lambdas=[0.3]", "games=8", f"out={tmp_path / 'b'}")
     )
-    evaluate.main(configure(f"players=[{run},scripted]", "planner.lambdas=[0.3]", "games=8", f"out={tmp_path / 'c'}"))
+    evaluate.main(settings(f"players=[{run},scripted]", "planner.lambdas=[0.3]", "games=8", f"out={tmp_path / 'c'}"))
     a, b, c = ((tmp_path / name / "episodes.jsonl").read_text() for name in "abc")
     assert b == c  # planner=pikl alone means the first player
     for text in (a, b):
@@ -107,24 +106,21 @@ def test_a_partner_in_a_cast_plans() -> None:
 
 def test_a_person_plays_against_a_planner(run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several deals: so small a model talks nonsense, in some until the game ends, and only claims are planned."""
-    with initialize_config_module("conf", version_base="1.3"):
-        for seed in range(20):
-            lines = chain(["[message] i want the balls"], repeat("[propose] (0 books, 0 hats, 0 balls)"))
-            monkeypatch.setattr("builtins.input", lambda prompt="", lines=lines: next(lines))
-            out = tmp_path / str(seed)
-            play.main(
-                compose("play", overrides=[f"opponent={run}+plan", f"seed={seed}", "model.context=1024", f"out={out}"])
-            )
-            (game,) = map(json.loads, (out / "episodes-001.jsonl").read_text().splitlines())
-            assert sorted(game["players"].values()) == ["human", "small+plan"]
-            assert game["about"]["temperature"] == 1.0 and game["about"]["planner"]["choose"] == "sample"
-            if any("planned" in turn for turn in game["turns"]):
-                return
+    for seed in range(20):
+        lines = chain(["[message] i want the balls"], repeat("[propose] (0 books, 0 hats, 0 balls)"))
+        monkeypatch.setattr("builtins.input", lambda prompt="", lines=lines: next(lines))
+        out = tmp_path / str(seed)
+        play.main(configure("play", f"opponent={run}+plan", f"seed={seed}", "model.context=1024", f"out={out}"))
+        (game,) = map(json.loads, (out / "episodes-001.jsonl").read_text().splitlines())
+        assert sorted(game["players"].values()) == ["human", "small+plan"]
+        assert game["about"]["temperature"] == 1.0 and game["about"]["planner"]["choose"] == "sample"
+        if any("planned" in turn for turn in game["turns"]):
+            return
     pytest.fail("nothing was planned in 20 games")
 
 
 def test_one_player_plans_in_all_its_seats(run: str, tmp_path: Path) -> None:
-    evaluate.main(configure(f"players=[{run}]", "games=2", f"out={tmp_path}"))
+    evaluate.main(settings(f"players=[{run}]", "games=2", f"out={tmp_path}"))
     (first, *_) = (tmp_path / "episodes.jsonl").read_text().splitlines()
     assert set(json.loads(first)["players"].values()) == {"small+plan"}
 
@@ -167,11 +163,11 @@ def test_mistakes_are_refused_before_any_model(
 ) -> None:
     monkeypatch.setattr(entrants, "find_base", lambda *args: pytest.fail("a model was loaded"))
     with pytest.raises(UserError, match=message):
-        evaluate.main(configure(*overrides))
+        evaluate.main(settings(*overrides))
 
 
 def test_without_the_setting_nobody_plans() -> None:
-    assert configure("planner=none").planner is None
+    assert settings("planner=none").planner is None
 
 
 def test_games_of_the_base_are_shared_only_by_runs_whose_others_play_alike(tmp_path: Path) -> None:

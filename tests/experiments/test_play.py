@@ -13,19 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_module
-from omegaconf import DictConfig
 
 from experiments import play
 from experiments.play import Person
 from experiments.setup.players import in_runs
 from marl.agents.text import TextAgent
 from marl.common.errors import UserError
-
-
-def configure(*overrides: str) -> DictConfig:
-    with initialize_config_module("conf", version_base="1.3"):
-        return compose("play", overrides=list(overrides))
+from tests.composing import configure
 
 
 @pytest.fixture
@@ -64,7 +58,9 @@ def test_a_game_of_among_us_is_played_and_recorded(
     opponent: str, typing: Callable[[Iterator[str]], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     typing(iter(["1"] * 500))
-    play.main(configure("env=among_us", f"opponent={opponent}", "games=2", "env.max_steps=40", f"out={tmp_path}"))
+    play.main(
+        configure("play", "env=among_us", f"opponent={opponent}", "games=2", "env.max_steps=40", f"out={tmp_path}")
+    )
     shown = capsys.readouterr().out
     assert "Choose by the number of an option" in shown and "[propose]" not in shown and "env.style" not in shown
     games = [json.loads(line) for line in (tmp_path / "episodes-001.jsonl").read_text().splitlines()]
@@ -81,7 +77,7 @@ def test_a_person_reads_natural_words_and_scripts_speak_them(
 ) -> None:
     typing(iter(["1"] * 500))
     settings = ["env=among_us", "opponent=careful", f"env.style={style}", "env.cooldown=1", "env.messages_each=1"]
-    play.main(configure(*settings, "games=6", "env.max_steps=60", f"out={tmp_path}"))
+    play.main(configure("play", *settings, "games=6", "env.max_steps=60", f"out={tmp_path}"))
     shown = capsys.readouterr().out
     assert "You play Among Us on a grid of rooms" in shown and " at bridge" not in shown
     games = [json.loads(line) for line in (tmp_path / "episodes-001.jsonl").read_text().splitlines()]
@@ -95,7 +91,7 @@ def test_a_deal_is_negotiated(
     typing: Callable[[Iterator[str]], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     typing(iter(["hello", *["[message] i want the hats"] * 60]))
-    play.main(configure("opponent=scripted", "env.max_entries=6", f"out={tmp_path}"))
+    play.main(configure("play", "opponent=scripted", "env.max_entries=6", f"out={tmp_path}"))
     shown = capsys.readouterr().out
     assert "[propose] (1 books, 0 hats, 2 balls)" in shown and "Choose by the number" not in shown
     (game,) = [json.loads(line) for line in (tmp_path / "episodes-001.jsonl").read_text().splitlines()]
@@ -106,7 +102,7 @@ def test_a_deal_is_negotiated(
 
 def test_an_unfinished_game_is_kept(typing: Callable[[Iterator[str]], None], tmp_path: Path) -> None:
     typing(iter(["1", "1"]))
-    play.main(configure("env=among_us", "opponent=random", f"out={tmp_path}"))
+    play.main(configure("play", "env=among_us", "opponent=random", f"out={tmp_path}"))
     text = (tmp_path / "unfinished-001.txt").read_text()
     assert text.count("you> ") == 2 and not (tmp_path / "episodes-001.jsonl").exists()
     head = json.loads(text.partition("\n")[0])
@@ -125,7 +121,7 @@ def test_two_games_at_once_are_both_kept(typing: Callable[[Iterator[str]], None]
 
     for ending, kept in ((1, "unfinished-002.txt"), (500, "episodes-002.jsonl")):
         typing(replies(ending))
-        play.main(configure("env=among_us", "opponent=random", "env.max_steps=20", f"out={tmp_path}"))
+        play.main(configure("play", "env=among_us", "opponent=random", "env.max_steps=20", f"out={tmp_path}"))
         assert (tmp_path / kept).read_text()
         for path in tmp_path.glob("*-001.*"):
             assert path.read_text() == "the other's"
@@ -144,17 +140,21 @@ def test_whoever_is_told_to_stop_keeps_the_game(
 
     before = signal.getsignal(number)
     typing(replies())
-    play.main(configure("env=among_us", "opponent=random", f"out={tmp_path}"))
+    play.main(configure("play", "env=among_us", "opponent=random", f"out={tmp_path}"))
     assert (tmp_path / "unfinished-001.txt").read_text().count("you> ") == 1 and signal.getsignal(number) == before
 
 
 def test_a_window_that_closes_keeps_the_game(tmp_path: Path) -> None:
     """The end of its input comes first and the signal while the game is being kept."""
-    command, typed = [sys.executable, "-m", "experiments.play", "opponent=careful", f"out={tmp_path}"], False
+    cfg = configure("play", "opponent=careful", f"out={tmp_path}")
     process, terminal = pty.fork()
-    if process == 0:
-        os.execv(sys.executable, command)
-    shown = b""
+    if process == 0:  # the child never returns to the caller's code
+        sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w", buffering=1)
+        try:
+            play.main(cfg)
+        finally:
+            os._exit(0)
+    shown, typed = b"", False
     while not typed or shown.count(b"you> ") < 2:
         assert select.select([terminal], [], [], 120)[0], f"nothing came after {shown!r}"
         shown += os.read(terminal, 1000)
@@ -180,7 +180,7 @@ def test_an_opponent_that_breaks_costs_no_game(
     monkeypatch.setattr(play, "find_player", lambda *_: TextAgent("broken", lambda seed, role: Broken()))
     typing(iter(["[message] hello"] * 9))
     with pytest.raises(ZeroDivisionError):
-        play.main(configure(f"out={tmp_path}"))
+        play.main(configure("play", f"out={tmp_path}"))
     assert "you> [message] hello" in (tmp_path / "unfinished-001.txt").read_text()
 
 
@@ -188,7 +188,7 @@ def test_an_opponent_that_breaks_costs_no_game(
 def test_a_byte_that_is_no_text_costs_no_game(errors: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     typed = io.TextIOWrapper(io.BytesIO(b"[message] caf\xe9\n[message] hi\n"), encoding="utf-8", errors=errors)
     monkeypatch.setattr("sys.stdin", typed)
-    play.main(configure("opponent=careful", f"out={tmp_path}"))
+    play.main(configure("play", "opponent=careful", f"out={tmp_path}"))
     assert "you> [message] caf\ufffd" in (tmp_path / "unfinished-001.txt").read_text(encoding="utf-8")
 
 
@@ -198,7 +198,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_game(
     (tmp_path / "out").write_text("a file")
     typing(iter([]))
     with pytest.raises(UserError, match=r"out=.*cannot be written"):
-        play.main(configure("opponent=random", f"out={tmp_path / 'out'}"))
+        play.main(configure("play", "opponent=random", f"out={tmp_path / 'out'}"))
     assert "a new game" not in capsys.readouterr().out
 
 
@@ -207,7 +207,7 @@ def test_each_start_deals_other_games_and_a_seed_deals_them_again(
 ) -> None:
     for settings in ([], [], ["seed=1"]):
         typing(iter(["[propose] (0 books, 0 hats, 0 balls)", "[message] hi"] * 20))
-        play.main(configure("opponent=careful", "games=2", f"out={tmp_path}", *settings))
+        play.main(configure("play", "opponent=careful", "games=2", f"out={tmp_path}", *settings))
     dealt = []
     for number in (1, 2, 3):
         games = [json.loads(line) for line in (tmp_path / f"episodes-00{number}.jsonl").read_text().splitlines()]

@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from experiments import train
-from tests.composing import config_hash, run_folder
+from tests.composing import DOND, config_hash, run_folder
+from tests.composing import configure as composed
 from tests.experiments.test_full_disk import attempt
 from tests.torture import KINDS, configure, contents
 
@@ -63,19 +64,15 @@ def test_what_is_only_measured_changes_nothing_that_is_learned(kind: str, tmp_pa
     assert all(torch.equal(policies[0][name], tensor) for name, tensor in policies[1].items())
 
 
-TINY = (
-    *SHORT, "base.games=100", "model.hidden_size=16", "model.layers=1", "model.heads=2", "model.intermediate_size=32",
-)  # fmt: skip
+TINY = (*DOND, "base.games=100", "loss.imitation.weight=0.1")
 
 
-def test_a_run_leaves_nothing_in_its_process(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("no_pages")
+def test_a_run_leaves_nothing_in_its_process(bases: Path, tmp_path: Path) -> None:
     """As jobs of a sweep, one after another: the same run before and after one of other settings, from its base on."""
-    for name, kind, *own in (
-        ("before", "ppo"),
-        ("between", "pikl", "seed=3", "deterministic=true", "algo.update.bf16=true"),
-        ("after", "ppo"),
-    ):
-        train.main(configure(kind, tmp_path / name, *TINY, *own))
+    pikl = ("algo=pikl", "algo.planner.iterations=5", "seed=3", "deterministic=true", "algo.update.bf16=true")
+    for name, *own in (("before",), ("between", *pikl, "loss.imitation.weight=0", f"cache={bases}"), ("after",)):
+        train.main(composed("train", *TINY, f"runs={tmp_path / name}", *own))
     before, after = contents(tmp_path / "before"), contents(tmp_path / "after")
     assert before and sorted(name for name in {*before, *after} if before.get(name) != after.get(name)) == []
 
@@ -97,12 +94,13 @@ def test_two_threads_give_the_same_run_each_time(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def unmeasured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def unmeasured(bases: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("unmeasured")
-    train.main(configure("ppo", folder, *SHORT, "reward.speaking=null"))
+    train.main(composed("train", *DOND, "reward.speaking=null", f"runs={folder / 'runs'}", f"cache={bases}"))
     return folder
 
 
+@pytest.mark.usefixtures("no_pages")
 @pytest.mark.parametrize(
     "measured",
     [
@@ -115,9 +113,9 @@ def unmeasured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_what_is_only_noted_changes_nothing_that_is_learned(
-    measured: tuple[str, ...], unmeasured: Path, tmp_path: Path
+    measured: tuple[str, ...], unmeasured: Path, bases: Path, tmp_path: Path
 ) -> None:
-    cfg = configure("ppo", tmp_path, *SHORT, *measured, f"cache={unmeasured / 'bases'}")
+    cfg = composed("train", *DOND, *measured, f"runs={tmp_path / 'runs'}", f"cache={bases}")
     train.main(cfg)
     (one,), (other,) = (list(folder.glob("runs/*/metrics.jsonl")) for folder in (unmeasured, tmp_path))
     rows = [[json.loads(line) for line in path.read_text().splitlines()] for path in (one, other)]

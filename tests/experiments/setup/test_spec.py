@@ -1,0 +1,340 @@
+"""The specification of a run: names, seeds, what is told of its first games, and the settings that are refused."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from experiments import final_games, learning, show, train
+from experiments.setup.bands import expected_of
+from experiments.setup.spec import RunSpec, run_spec
+from experiments.setup.work import Work, seeds_of, warm_starts
+from marl.common.errors import UserError
+from marl.metrics.stats import Interval
+from marl.rollout.seeds import Seeds
+from marl.types import Episode, Payment
+from tests.composing import DOND, SMALL, config_hash, configure, identity, run_folder
+from tests.experiments.setup.test_presets import OWN
+from tests.marl.episodes import aborted_game, deal_game, failed_game
+
+
+def settings(*overrides: str) -> DictConfig:
+    return configure("train", *overrides)
+
+
+def spec_of(*overrides: str) -> RunSpec:
+    return run_spec(settings(*overrides))
+
+
+def test_names_follow_from_the_configuration() -> None:
+    cfg = settings("env=dond", "ablation=full", "seed=3")
+    assert run_folder(cfg).name == f"dond-full-s3-{config_hash(cfg)[:8]}"
+    assert config_hash(settings("runs=elsewhere", "threads=1", "progress=false")) == config_hash(settings())
+    for one in (f"name={'n' * 190}", f"name='{'木' * 62}'", f"arm={'a' * 100} name={'n' * 100}", f"seed={10**200}"):
+        with pytest.raises(UserError, match=r"^name, arm and seed=.*\d+ bytes are too many for a name\. Use 200\.$"):
+            run_folder(settings(*one.split()))
+    assert config_hash(settings("checkpoint.every=1", "checkpoint.keep=9")) == config_hash(settings())
+    for rounding in ("algo.concurrency=8", "algo.update.token_budget=512"):  # in which order numbers are added
+        assert config_hash(settings(rounding)) != config_hash(settings())
+    typed = [settings(f"env.objective={one}", f"loss.listening.weight={none}") for one, none in ((1, 0), (1.0, 0.0))]
+    assert config_hash(typed[0]) == config_hash(typed[1]) != config_hash(settings("env.objective=0"))
+    human = [settings(f"data.dond={folder}", "base=human") for folder in ("here", "there")]
+    assert config_hash(human[0]) == config_hash(human[1]) != config_hash(settings())
+    assert config_hash(settings("reward.speaking.weight=0.4")) != config_hash(settings())
+    quick = ("algo.decode_steps=2", "algo.play_bf16=true", "algo.update.gradient_checkpointing=true")
+    faster = identity(settings(*quick))
+    assert (faster["algo"].pop("decode_steps"), faster["algo"].pop("play_bf16")) == (2, True)
+    assert faster["algo"]["update"].pop("gradient_checkpointing")
+    assert faster == identity(settings())  # where they are off, a run is what it was before they were there
+
+
+def test_an_arm_may_be_a_number() -> None:
+    """`arm=0` is one to the command line, and a name to all that reads the run."""
+    cfg = settings(*DOND, "arm=0")
+    spec = run_spec(cfg)
+    assert cfg.arm == 0 and spec.arm == "0" and "-0-s0-" in spec.folder.name
+    assert expected_of(spec.name, spec.arm, spec.env) is None
+
+
+def test_terms_of_ones_own_are_in_the_line_of_an_iteration_and_the_last_table() -> None:
+    found = {"loss/own": 0.25, "loss/policy": 1.0, "game/score": 3.0, "reward/paid": -0.5, "game/win_rate/white": 0.5}
+    assert learning.headline(found) == "score 3.00  own 0.250  paid -0.500  white 0.500"
+    conditions = {"base": {"reward/paid": Interval(0, 0, 0, 1)}, "trained": {"loss/own": Interval(0, 0, 0, 1)}}
+    assert show.rows_of(conditions) == ["reward/paid", "loss/own"]
+    ours = {"trained": {"loss/policy": Interval(0, 0, 0, 1), "game/score": Interval(0, 0, 0, 1)}}
+    assert show.rows_of(ours) == ["game/score"]
+
+
+def hopeless(episodes: list[Episode], capsys: pytest.CaptureFixture[str], *overrides: str) -> str:
+    """What is said of the learner's first games."""
+    cfg = settings(*overrides)
+    work = Work(run_spec(cfg), torch.device("cpu"), lambda: None, lambda: None, None)
+    own = [replace(e, players=dict.fromkeys(e.players, "learner")) for e in episodes]
+    final_games.warn_if_hopeless(work, own)
+    return capsys.readouterr().out
+
+
+def test_games_that_nothing_can_be_learned_from_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    deals = [replace(deal_game(0), payments=tuple(Payment(seat, 3, 13.0) for seat in ("player_0", "player_1")))]
+    failed, refused = [failed_game(i) for i in range(20)], [aborted_game(i) for i in range(4)]
+    assert hopeless(deals * 2 + failed, capsys) == ""  # one in eleven agrees
+    none = "warning: next to nothing can be learned so far: the game refuses "
+    assert hopeless(deals + failed, capsys).startswith(none)  # one in twenty-one
+    assert hopeless(deals + failed, capsys).endswith(
+        "pays 95% of its seats 0. Stop this run and train a better base, by more games (base.games=10000).\n"
+    )
+    assert "refuses 0% of the learner's replies and pays 100% of its seats 13. Stop" in hopeless(deals * 21, capsys)
+    assert hopeless(refused + deals, capsys).startswith(none)
+    out_of_reach = hopeless(refused, capsys, "model=hf", "model.name=PATH")
+    assert out_of_reach.endswith("Stop this run and train the model on scripted games first, by base=scripted.\n")
+    assert "base.epochs=12" in hopeless(refused, capsys, "base=human", "data.dond=DIR")
+
+
+def test_a_learner_that_does_not_play_for_the_games_reward_needs_none(capsys: pytest.CaptureFixture[str]) -> None:
+    failed = [failed_game(i) for i in range(20)]
+    assert hopeless(failed, capsys, "ablation=full") and not hopeless(failed, capsys, "ablation=listening_only")
+
+
+def test_games_that_outgrow_the_context_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not that the replies are refused, which are empty: a base of more games would not help."""
+    game = aborted_game()
+    long = replace(game, turns=tuple(replace(t, start=9, reply_ids=()) for t in game.turns))
+    assert "100% of the learner's replies find no room in its context. Stop this run and give it more, by " in hopeless(
+        [long], capsys
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ["algo=filtered_bc", "reward.speaking.weight=0.5"],
+            "reward.speaking.weight=0.5: algo=filtered_bc learns nothing",
+        ),
+        (["algo=pikl", "loss.imitation.weight=0.3"], "loss.imitation.weight=0.3: algo=pikl imitates plans"),
+        (["algo=pikl", "reward.speaking.weight=2"], "reward.speaking.weight=2: algo=pikl learns nothing"),
+        (["algo=filtered_bc", "algo.update.target_kl=0.1"], "algo.update.target_kl=0.1: how far"),
+        (["~loss.policy", "algo.update.target_kl=0.1"], "algo.update.target_kl=0.1: how far"),
+        (
+            ["base=human", "data.dond=DIR", "base.players=careful"],
+            "base.players=careful: base=human learns from people",
+        ),
+        (["base.epochs=12"], "base.epochs=12: base=scripted does not read it"),
+        (["base.permute_items=true"], "base.permute_items=True: base=scripted does not read it"),
+    ],
+)
+def test_what_would_change_nothing_is_refused(overrides: list[str], said: str) -> None:
+    """Or runs of several names would be one and the same."""
+    with pytest.raises(UserError, match=f"^{re.escape(said)}"):
+        spec_of(*overrides)
+
+
+def test_what_is_read_is_kept() -> None:
+    """Filtered cloning leaves out what is PPO's alone; a term of one's own, or entropy with a weight, it learns."""
+    assert set(spec_of("algo=filtered_bc", f"+{OWN}", "loss.entropy.weight=1").losses) == {
+        "imitation", "listening", "world_model", "kl", "entropy", "own"
+    }  # fmt: skip
+    assert set(spec_of("algo=filtered_bc").losses) == {
+        "imitation",
+        "listening",
+        "world_model",
+        "kl",
+    }
+    for algo in ("filtered_bc", "pikl"):
+        assert spec_of(f"algo={algo}").rewards["speaking"].weight == 0
+    assert spec_of("algo.update.target_kl=0.1").algo.update.target_kl == 0.1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["env.objective=3"], "env.objective must be a number from -1 to 1"),
+        (["env.contexts=missing.txt"], "env.contexts=missing.txt: the file cannot be read"),
+        (["base=human", "data.dond=/nonexistent"], "data.dond=/nonexistent: "),
+        (["cast.negotiator={partner: nobody, partners: 0.1}"], "There is no scripted negotiator 'nobody'"),
+        (["cast.negotiator.partners=2"], "cast.negotiator.partners=2: leaves no seat to learner, who learns"),
+        (["eval.cast.negotiator.partners=2"], "cast.negotiator.partners=2: leaves no seat to learner, who learns"),
+        (["algo.alternate=5"], "algo.alternate=5: learner learns alone; must be 0"),
+        (["cast.negotiator.partners=2.5"], "cast.negotiator.partners=2.5: there are only 2 seats of this role"),
+        (["cast.negotiator.partners=-1"], "partners=-1.0: must not be negative"),
+        (
+            ["cast.negotiator.player=base"],
+            "cast.negotiator.player=base: nobody learns; let one of them be learner or rival",
+        ),
+        (["+cast.mediator.player=base"], "it names the roles negotiator, mediator; the game's are negotiator"),
+        (["algo=pikl", "algo.planner.lambdas=[-1]"], r"algo\.planner\.lambdas=\(-1\.0,\): name at least one, each 0"),
+        (["algo=pikl", "algo.planner.choose=own"], "algo.planner.choose=own: with algo=pikl plans are played"),
+        (["algo=pikl", "~loss.plan"], "with algo=pikl the policy learns from plans, and there is no loss.plan"),
+        (
+            ["algo=pikl", "cast.negotiator={player: learner, partner: rival, partners: 1}"],
+            "algo=pikl trains one learner, and the cast has learner, rival; use algo=ppo",
+        ),
+        (
+            ["loss=plan", "algo.planner.choose=best"],
+            "algo.planner.choose=best: PPO learns from the policy's own samples",
+        ),
+        (["loss=plan", "algo=filtered_bc"], "loss=plan: algo=filtered_bc imitates games as they were played; drop it"),
+        (
+            ["algo=filtered_bc", "loss.kl.estimator=k2"],
+            "loss.kl.estimator=k2: algo=filtered_bc does not learn from plain",
+        ),
+        (
+            ["env=among_us", "algo=pikl", "algo.planner.mistake=0.5"],
+            "algo.value=plan: with env.imposters=1 and algo.planner.mistake=0.5 a plan does not say",
+        ),
+        (["algo=pikl", "loss.kl.estimator=k3"], "loss.kl.estimator=k3: algo=pikl does not learn from plain samples"),
+        (["loss=plan", "loss.plan.form=l2"], "loss.plan.form=l2: must be one of cross_entropy, kl"),
+        (
+            ["cast.negotiator.partner=scripted+plan", "cast.negotiator.partners=1"],
+            "scripted has no policy to plan from",
+        ),
+        (["algo.alternate=-1"], "algo.alternate=-1: must not be negative"),
+        (["algo.concurrency=0"], "algo.concurrency=0: must be at least 1"),
+        (["algo.temperature=0"], "algo.temperature=0.0: must be above 0"),
+        (["algo.update.minibatches=0"], "algo.update.minibatches=0: must be at least 1"),
+        (["algo.imitate=best"], "algo.imitate=best"),
+        (["eval.final_games=0"], "eval.final_games=0: must be at least 1"),
+        (["checkpoint.every=0"], "checkpoint.every=0: must be at least 1"),
+        (["seed=-1"], "seed=-1: must be a whole number"),
+        (["model.critic=oracle"], "model.critic=oracle: must be one of private, privileged"),
+        (["reward.speaking.listeners=none"], "reward.speaking.listeners=none: must be one of others, all"),
+        (["loss.kl.estimator=k9"], "loss.kl.estimator=k9"),
+        (["algo.credit.speech=both"], "algo.credit.speech=both"),
+        (["algo.credit.gamma=1.5"], r"algo.credit.gamma=1.5: must lie in \[0, 1\]"),
+        (["algo.games=1.5"], "algo.games=1.5: must be a whole number"),
+        (["reward.speaking.weight=much"], "reward.speaking.weight=much: must be a number"),
+        (["reward.speaking._target_=marl.Nothing"], "there is no such class"),
+        (["base=human"], "data.dond=DIR"),
+        (["data.dond=somewhere"], "data.dond=somewhere: base=scripted does not read it; drop one, or take"),
+        (["base=none"], "base=none: a model from scratch knows no word yet"),
+        (["base.data=humans"], "base.data=humans: must be one of scripted, human, none"),
+        (["loss.listening.renamed=true"], "loss.listening.renamed=true: env.game=dond has no names that can stand"),
+        (["base.lessons=[{players:nobody,steps:5}]"], r"base.lessons\[0\]: There is no scripted negotiator 'nobody'"),
+        (["base.lessons=[{players:random}]"], r"base.lessons\[0\].steps is missing"),
+        (["base.lessons=[[random,5]]"], r"base.lessons\[0\]=\['random', 5\]: must be settings of Lesson: "),
+        (["base.lessons=[{players:random,steps:0.5}]"], r"base.lessons\[0\].steps=0.5: must be a whole number"),
+        (
+            ["env=among_us", "base.lessons=[{players:random,steps:1,env:{players:9}}]"],
+            r"base.lessons\[0\]: env.players",
+        ),
+        (["base.players=nobody"], "base.players: There is no scripted negotiator 'nobody'"),
+        (["base=human", "base.lessons=[{players:random,steps:5}]"], "only scripted players answer; must be"),
+        (["base.rows=0"], "base.rows=0: must be at least 1"),
+        (["base.dropout=1.0"], "base.dropout=1.0: must lie in"),
+        (["base.seed=-1"], "base.seed=-1: must be from 0 to 9223372036854775807"),
+        (["base.seed=9223372036854775808"], "base.seed=9223372036854775808: must be at most"),
+        (["base.learning_rate=-0.5"], "base.learning_rate=-0.5: must not be negative"),
+        (["eval.temperature=1e-40"], "eval.temperature=1e-40: must be a number from 0.001 to 1,000.0, or 0"),
+        (["algo.temperature=-1"], "algo.temperature=-1.0: must be a number from 0.001"),
+        (["algo.update.learning_rate=1e39"], "algo.update.learning_rate=1e[+]39: must be a number from"),
+        (["loss.policy.choice=1e39"], "loss.policy.choice=1e[+]39: must be a number from"),
+        (["loss.policy.clip_coef=-1"], "loss.policy.clip_coef=-1.0: must be above 0"),
+        (["algo.update.target_kl=-1"], "algo.update.target_kl=-1.0: must not be negative"),
+        (["base.weight_decay=-0.5"], "base.weight_decay=-0.5: must not be negative"),
+        (["base.warmup=-1"], "base.warmup=-1.*: must not be negative"),
+        (["+base.vary.objective=[]"], r"base.vary.objective=\[\]: must name at least one value"),
+        (["algo.update.weight_decay=-0.5"], "weight_decay=-0.5, .*: the first two must not be negative"),
+        (["model.vocab_size=7"], "model.vocab_size=7: must be at least 400"),
+        (["model.kind=small"], "model.kind=small: must be one of tiny, hf"),
+        (["model.layers=0"], "model.layers=0: must be at least 1"),
+        (["model.layers=10000000"], "model.layers=10000000: must be at most 1,000,000"),
+        (["model.context=1000000000"], "model.context=1000000000: must be at most 1,000,000"),
+        (["model.vocab_size=1000000000"], "model.vocab_size=1000000000: must be at most 1,000,000"),
+        (["model.context=1e9"], r"model.context=1000000000.0: must be a whole number"),
+        (["model.hidden_size=1000000000000000000"], "model.hidden_size=1000000000000000000: must be at most 1,000,000"),
+        (["model.kv_heads=3"], "model.kv_heads=3: must divide model.heads=4"),
+        (["model.hidden_size=12"], "model.hidden_size=12: must be a multiple of 8"),
+        (
+            ["cast.negotiator={player: scripted, partner: learner, partners: 1}"],
+            "eval.cast: learner learns but does not play in evaluation",
+        ),
+        (["eval.cast.negotiator=5"], r"eval\.cast\.negotiator=5: must be a group of settings"),
+        (["base.lessons=[{players:random,steps:1,env:5}]"], r"base.lessons\[0\].env=5: must be a group of settings"),
+        (["base.vary.objective=5"], r"base.vary.objective=5: must be a list"),
+        (["threads=-1"], "threads=-1: must be a whole number, at least 1"),
+        (["threads=true"], "threads=True: must be a whole number"),
+        (["runs=null"], "runs=None: must be the name of a folder"),
+        (["name=a/b"], "name='a/b': must be a name that can be part of a folder's"),
+        (["arm=null"], "arm=None: must be a name"),
+        (["init.learner=true"], "init.learner=True: must be text, or null"),
+        (["base=human", "data.dond=5"], "data.dond=5: must be the name of a folder"),
+        (["algo.kind=[]"], r"algo.kind=\[\]: must be one of ppo, filtered_bc"),
+        (["env.game=null"], "env.game=None: must be the name of a game"),
+        (["cast.negotiator.partners=inf"], "cast.negotiator.partners=inf: must be a number from -1e[+]30 to 1e[+]30"),
+        (["loss.kl._target_=null"], "loss.kl=.* has no _target_: give the whole term, as conf/loss/default.yaml"),
+        (["model.name=/models/mine"], "model.name=/models/mine: the small model has no name. Add model=hf"),
+        (["loss.kl._target_=os.system"], "is no class of a loss, which is a dataclass with weight and reads"),
+        (["loss.kl._target_=marl.rewards.game.GameReward"], "is no class of a loss"),
+        (["reward.game._target_=marl.losses.kl.KLLoss"], "is no class of a reward"),
+        (["+loss.policy.reads=value"], r"loss\.policy\.reads='value': must be one of reply, values, "),
+        (["loss.listening.weight=-0.5"], r"loss\.listening\.weight=-0\.5: would learn the opposite; must be 0 "),
+        (["algo.context=4096"], "algo.context=4096 is more than the model can read"),
+        ([f"algo.context={10**30}"], f"algo.context={10**30}: must be at most 1,000,000"),
+        ([f"model.context={10**30}"], f"model.context={10**30}: must be at most 1,000,000"),
+        (["chat.url=[]"], "chat.url must be http"),
+        (
+            ["model=hf", "model.name=/nonexistent/model", "base=none"],
+            r"model\.name=/nonexistent/model: no tokenizer can be loaded",
+        ),
+    ],
+)
+def test_bad_settings_are_refused_in_one_sentence(overrides: list[str], said: str, tmp_path: Path, bases: Path) -> None:
+    small = [o for o in (DOND if "env=among_us" not in overrides else SMALL) if not o.startswith("model.")]
+    with pytest.raises(UserError, match=said) as error:
+        train.main(settings(*small, f"runs={tmp_path}", f"cache={bases}", *overrides))
+    assert "\n" not in str(error.value)
+
+
+def test_a_run_that_starts_from_another_plays_other_games() -> None:
+    first, then = settings("seed=3"), settings("seed=3", "init.learner=first")
+    assert seeds_of(run_spec(first)) == Seeds(games=3, sampling=None, shuffling=3)
+    assert seeds_of(run_spec(then)) == seeds_of(spec_of("seed=3", "init.learner=other"))
+    assert seeds_of(run_spec(then)).games not in (3, seeds_of(run_spec(then)).sampling)
+    assert seeds_of(run_spec(then)).shuffling not in (3, None)
+    assert seeds_of(run_spec(then)) != seeds_of(spec_of("seed=4", "init.learner=first"))
+
+
+def test_parts_of_training_have_seeds_of_their_own() -> None:
+    assert seeds_of(spec_of("seed=3", "seeds.sampling=0")) == Seeds(games=3, sampling=0, shuffling=3)
+    assert seeds_of(spec_of("seed=3", "seeds.games=5", "seeds.shuffling=6")) == Seeds(5, None, 6)
+    again = seeds_of(spec_of("seed=3", "seeds.sampling=0", "init.learner=first"))
+    assert again.sampling not in (0, None) and again.games == seeds_of(spec_of("seed=3", "init.learner=first")).games
+    # Null is as good as not there, so that runs of before keep their folders.
+    assert "seeds" not in identity(settings("seed=3"))
+    assert identity(settings("seeds.games=5"))["seeds"] == {"games": 5}
+    for setting in ("seeds.games=-1", "seeds.sampling=x", "seeds.shuffling=1.5", "+seeds.words=1"):
+        with pytest.raises(UserError, match=setting.strip("+").partition("=")[0]):
+            spec_of(setting)
+
+
+def test_each_run_of_a_chain_plays_other_games(tmp_path: Path) -> None:
+    """Each starts where the one before ended, by its learner or its rival. A second start from nearer the base does not
+    make the chain shorter, and the runs before the last need not be there any more."""
+    beginnings = {
+        "a": ["init.learner=a"],
+        "b": [f"init.rival={tmp_path}/b/rival"],
+        "c": ["init.learner=c", "init.rival=a"],
+    }
+    two = "cast.negotiator={player: learner, partner: rival, partners: 1}"
+    chain = [settings("seed=3", two, f"runs={tmp_path}")]
+    for name, start in beginnings.items():
+        folder = tmp_path / name
+        (folder / "rival").mkdir(parents=True)
+        (folder / "rival" / "policy.json").write_text("{}")
+        (folder / "config.yaml").write_text(OmegaConf.to_yaml(chain[-1], resolve=True))
+        links = (
+            {"warm_starts": warm_starts(run_spec(chain[-1]))} if name == "c" else {}
+        )  # cards of earlier versions lack it
+        (folder / "run.json").write_text(json.dumps({"run": name, "figures": {}, **links}))
+        chain.append(settings("seed=3", two, f"runs={tmp_path}", *start))
+    seeds = [seeds_of(run_spec(cfg)) for cfg in chain]
+    assert seeds[:2] == [Seeds.of(3), seeds_of(spec_of("seed=3", "init.learner=first"))]
+    assert [warm_starts(run_spec(cfg)) for cfg in chain] == [0, 1, 2, 3] and len(set(seeds)) == 4
+    shutil.rmtree(tmp_path / "a")
+    shutil.rmtree(tmp_path / "b")
+    assert seeds_of(spec_of("seed=3", "runs=elsewhere", f"init.learner={tmp_path}/c")) == seeds[-1]

@@ -1,0 +1,391 @@
+"""Damaged files, runs of another game and of older versions, and what reading them comes to."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import redirect_stdout
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from omegaconf import DictConfig, OmegaConf
+
+from envs import dond_v0
+from experiments import report, train
+from experiments.launch.overrides import one_line
+from experiments.setup import entrants
+from experiments.setup.bands import expected_of
+from experiments.setup.players import run_policy
+from experiments.setup.stages import stages_of
+from experiments.studies import conditions
+from marl.common.errors import UserError
+from marl.common.files import write_json
+from marl.model.policy import Policy
+from marl.pretraining.corpus import data_files, recorded
+from marl.report.page import read_run
+from marl.report.transcripts import episode_to_json
+from marl.rollout.games import env_maker
+from marl.storage.checkpoint import load_training, newest_checkpoint, optimizer_tensors, save_policy, save_training
+from marl.storage.folder import read_run_card
+from marl.storage.tracking import JsonlTracker
+from tests.composing import identity, run_folder
+from tests.hostile_inputs import GAMES, Accepted
+from tests.marl.episodes import deal_game
+from tests.marl.hint import hint_policy
+
+Damage = list[tuple[str, str, float, bytes]]  # file, what is done to it, where (0 to 1), with what
+HOW = ("cut", "flip", "insert", "overwrite", "delete", "empty", "replace", "double a line", "drop a line")
+OTHERS = (b"", b"null", b"[]", b"{}", b"[1]", b'{"a": 1}', b"\xff\xfe", b"0", b"a: [", b"\0" * 9)
+
+
+def damages(files: list[str]) -> st.SearchStrategy[Damage]:
+    one = st.tuples(
+        st.sampled_from(files), st.sampled_from(HOW), st.floats(0, 1), st.binary(max_size=6) | st.sampled_from(OTHERS)
+    )
+    return st.lists(one, min_size=1, max_size=3)
+
+
+def damage(folder: Path, done: Damage) -> None:
+    for name, how, where, what in done:
+        path = folder / name
+        if not path.exists():
+            continue
+        data = path.read_bytes()
+        place = int(where * max(len(data) - 1, 0))
+        lines = data.splitlines(keepends=True) or [b""]
+        line = int(where * (len(lines) - 1))
+        if how == "delete":
+            path.unlink()
+            continue
+        flipped = bytes([data[place] ^ (1 << len(what) % 8)]) if data else b""
+        path.write_bytes(
+            {
+                "cut": data[:place],
+                "flip": data[:place] + flipped + data[place + 1 :],
+                "insert": data[:place] + what + data[place:],
+                "overwrite": data[:place] + what + data[place + len(what) :],
+                "empty": b"",
+                "replace": what,
+                "double a line": b"".join([*lines[: line + 1], *lines[line:]]),
+                "drop a line": b"".join([*lines[:line], *lines[line + 1 :]]),
+            }[how]
+        )
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def try_files(good: Path, scratch: Path, read: Callable[[Path], str], done: Any) -> str:
+    """Reads a damaged copy of a good folder, which says what came of it or refuses; the copy stays as it is."""
+    here = scratch / "here"
+    shutil.rmtree(here, ignore_errors=True)
+    shutil.copytree(good, here)
+    damage(here, done)
+    before = contents(here)
+    try:
+        result = read(here)
+    except UserError as error:
+        assert one_line(error)
+        result = "refused"
+    assert contents(here) == before, "the files were changed"
+    return result
+
+
+def read_dialogues(folder: Path) -> str:
+    """As a base of human dialogues does: all files first, then a split through the game."""
+    data_files(folder)
+    for split in ("train", "val", "test"):
+        recorded(str(folder), split, [lambda: dond_v0.parallel_env(style="compact")])  # type: ignore[arg-type]
+    return "taken"
+
+
+def read_context_file(folder: Path) -> str:
+    env = env_maker({"game": "dond", "contexts": str(folder / "contexts.txt")})()
+    env.reset(seed=0)
+    return "taken"
+
+
+def tensors_of(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Copies of all that a checkpoint holds of a learner."""
+    moments = {f"optimizer.{name}": tensor.clone() for name, tensor in optimizer_tensors(optimizer).items()}
+    return {**{name: tensor.clone() for name, tensor in policy.state_dict().items()}, **moments}
+
+
+class Checkpoints:
+    """Two checkpoints of a small policy. Damage with checksums that fit is what another version or game would leave."""
+
+    def __init__(self, folder: Path) -> None:
+        self.good = folder / "checkpoints"
+        self.saved: dict[int, dict[str, torch.Tensor]] = {}  # by iteration: what must be loaded, bit for bit
+        for iteration in (1, 2):
+            policy = hint_policy(iteration)
+            optimizer = torch.optim.AdamW(policy.parameters())
+            sum(p.pow(2).sum() for p in policy.parameters()).backward()  # type: ignore[union-attr]
+            optimizer.step()
+            state = {"run": "a-run", "wall_time": 1.0, "commits": ["abc"]}
+            save_training(self.good, iteration, {"learner": (policy, optimizer)}, state, keep=5)
+            self.saved[iteration] = tensors_of(policy, optimizer)
+        self.files = sorted(contents(self.good))
+        self.policy = hint_policy(0)
+
+    def read(self, folder: Path, sealed: bool) -> str:
+        """As a run that goes on: nothing, or a checkpoint that is whole."""
+        if sealed:
+            for checkpoint in folder.iterdir():
+                seal(checkpoint)
+        told: list[str] = []
+        optimizer = torch.optim.AdamW(self.policy.parameters())
+        state = load_training(newest_checkpoint(folder, told.append), {"learner": (self.policy, optimizer)})
+        if state is None:
+            assert len(told) == len(list(folder.iterdir()))
+            return "from the start"
+        assert isinstance(state["iteration"], int) and len(told) <= 1
+        if not sealed:
+            expected, found = self.saved[state["iteration"]], tensors_of(self.policy, optimizer)
+            assert expected.keys() == found.keys() and all(
+                torch.equal(expected[name], found[name]) for name in expected
+            )
+        return "the one before" if told else "taken"
+
+
+def try_checkpoints(of: Checkpoints, scratch: Path, change: tuple[bool, Damage]) -> str:
+    sealed, done = change
+    here = scratch / "sealed"
+    if not sealed:
+        return try_files(of.good, scratch, partial(of.read, sealed=False), done)
+    # Sealed before the look at what is there, because sealing itself writes.
+    shutil.rmtree(here, ignore_errors=True)
+    shutil.copytree(of.good, here)
+    damage(here, done)
+    try:
+        return of.read(here, sealed=True) + " (sealed)"
+    except UserError as error:
+        assert one_line(error)
+        return "refused (sealed)"
+
+
+def read_player(folder: Path, game: str = "dond") -> str:
+    """A finished run as a player, and as one of those that are measured. Each reader by itself may refuse it."""
+    refused = False
+    for read in (
+        lambda: run_policy(str(folder), game, torch.device("cpu")),
+        lambda: entrants.as_in_runs(OmegaConf.create(), [str(folder)]),
+        lambda: conditions.entrants(folder.parent, folder.name, []),
+        lambda: [stage.digest for stage in stages_of(folder, "learner")],
+    ):
+        try:
+            read()
+        except UserError as error:
+            assert one_line(error)
+            refused = True
+    return "refused" if refused else "taken"
+
+
+METRICS = "".join(
+    json.dumps({"iteration": i, "phase": phase, "game/score": float(i), "rollout/games": 4, "rollout/tokens": 9}) + "\n"
+    for i in range(1, 4)
+    for phase in ("train", "eval")
+)
+RUN = {
+    "config.yaml": "name: a\narm: full\nseed: 0\nenv: {game: dond, objective: 1.0}\nalgo: {kind: ppo, games: 8}\n",
+    "metrics.jsonl": METRICS,
+    "timing.jsonl": '{"iteration": 1, "phase": "train", "speed/tokens_per_second": 5.0}\n',
+    "run.json": json.dumps({"run": "a", "arm": "full", "seed": 0, "hardware": {"cores": 2}}),
+    "evaluation.json": json.dumps(
+        {
+            "conditions": {"trained": {"game/score": {"mean": 1.0, "low": 0.5, "high": 1.5, "n": 9}}},
+            "belief_by_message": {"trained": [{"log_loss": {"mean": 1.0, "low": 0.5, "high": 1.5, "n": 9}}]},
+        }
+    ),
+    "episodes/trained.jsonl": json.dumps(episode_to_json(deal_game())) + "\n",
+    "expected.csv": "arm,metric,iteration,low,high\nfull,game/score,1,0.5,1.5\nfull,game/score,2,0.5,1.5\n",
+    "curves.csv": "arm,seed,phase,iteration,games,metric,value\nfull,0,train,1,8,game/score,1\n",
+}
+
+
+def read_folder(folder: Path) -> str:
+    """All readers of a run's folder and of the files beside a table. Each by itself may refuse what it reads."""
+    refused = False
+    for read in (read_run_card, of_the_page, curves_on, expectation):
+        try:
+            with redirect_stdout(io.StringIO()):
+                read(folder)
+        except UserError as error:
+            assert one_line(error)
+            refused = True
+    return "refused" if refused else "taken"
+
+
+def of_the_page(folder: Path) -> None:
+    run = read_run(folder)
+    report.show([run])
+
+
+def curves_on(folder: Path) -> None:
+    """A run goes on with its metrics: on a copy, because it cuts what comes after the checkpoint."""
+    copy = folder.with_name("copy")
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(folder, copy)
+    before = contents(copy)
+    try:
+        JsonlTracker(copy, resume_from_iteration=2).close()
+    except UserError:
+        assert contents(copy) == before, "metrics were refused, and yet changed"
+        raise
+
+
+def expectation(folder: Path) -> None:
+    found = expected_of("expected", "full", {"game": "dond"}, folder)
+    if found is not None:
+        found.verdict(read_run(folder).curves)
+
+
+def seal(folder: Path) -> None:
+    """Makes the checksums fit the files as they are, as another version or game would leave them."""
+    sums = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.iterdir() if p.name != "checksums.json"}
+    (folder / "checksums.json").write_text(json.dumps(sums))
+
+
+def seal_all(folder: Path) -> None:
+    for sums in folder.rglob("checksums.json"):
+        seal(sums.parent)
+
+
+class Runs:
+    """A finished run of each game, with all that a run's folder has; and each game's unfinished one, which goes on."""
+
+    def __init__(self, folder: Path, bases: Mapping[str, DictConfig]) -> None:
+        self.folder, self.bases = folder, bases
+        self.files: list[str] = []
+        for number, (game, cfg) in enumerate(bases.items()):
+            run = folder / game
+            policy = hint_policy(2 * number)
+            save_policy(folder / f"base-{game}", hint_policy(2 * number + 1), {"game": game})
+            save_policy(run / "policy", policy, {"game": game, "base": str(folder / f"base-{game}")})
+            name = run_folder(cfg).name
+            for iteration in (1, 2):
+                state = {"run": name, "base": "abc", "wall_time": 1.0, "commits": ["abc"], "inputs": {}}
+                state |= {"metrics_lines": 6, "made_with": [{"device": "cpu"}], "best": {"iteration": 1, "score": 0.5}}
+                trained = {"learner": (policy, torch.optim.AdamW(policy.parameters()))}
+                save_training(run / "checkpoints", iteration, trained, state, keep=5)
+            for file, text in {**RUN, "config.yaml": OmegaConf.to_yaml(OmegaConf.create(identity(cfg)))}.items():
+                (run / file).parent.mkdir(exist_ok=True)
+                (run / file).write_text(text.replace('"game/score"', '"game/win_rate/crewmates"') if number else text)
+            write_json(run / "run.json", {"run": name, "arm": "full", "seeds": [0], "hardware": {"cores": 2}})
+            self.files = sorted(contents(run))
+
+    def read(self, folder: Path, game: str, there: str | None) -> str:
+        """All who read a run's folder, and the run itself that goes on from it. `there`: of which game its policy is,
+        as far as that can be known."""
+        refused = "refused" in (read_player(folder, game), read_folder(folder), self.go_on(folder, game))
+        try:
+            run_policy(str(folder), game, torch.device("cpu"))
+            assert there in (None, game), "a policy of another game was taken"
+        except UserError as error:
+            assert one_line(error)
+            refused = True
+        return "refused" if refused else "taken"
+
+    def go_on(self, folder: Path, game: str) -> str:
+        """The game's own command, whose run was not finished, up to where its metrics are cut."""
+        cfg = self.bases[game].copy()
+        cfg.runs = str(folder.with_name("going on"))
+        shutil.rmtree(cfg.runs, ignore_errors=True)
+        copy = run_folder(cfg)
+        shutil.copytree(folder, copy)
+        (copy / "run.json").unlink(missing_ok=True)
+        before = contents(copy)
+
+        def begin(*_: Any) -> None:
+            raise Accepted
+
+        kept, train.open_tracker = train.open_tracker, begin  # type: ignore[assignment]
+        try:
+            with redirect_stdout(io.StringIO()):
+                train.main(cfg)
+        except Accepted:
+            return "taken"
+        except UserError as error:
+            assert one_line(error)
+        finally:
+            train.open_tracker = kept
+        left = contents(copy)
+        left.pop(".lock", None)
+        assert left == before, "the run was refused, and yet changed"
+        return "refused"
+
+
+def exchange(of: Runs, scratch: Path, tried: tuple[str, list[str], bool]) -> str:
+    """A run's folder in which some parts, or all, are those of a run of the other game."""
+    game, parts, sealed = tried
+    here, other = scratch / "mixed" / game, next(name for name in GAMES if name != game)
+    shutil.rmtree(here, ignore_errors=True)
+    shutil.copytree(of.folder / game, here)
+    for part in parts:
+        if (of.folder / other / part).is_dir():
+            shutil.rmtree(here / part, ignore_errors=True)
+            shutil.copytree(of.folder / other / part, here / part)
+        else:
+            shutil.copy(of.folder / other / part, here / part)
+    if sealed:
+        seal_all(here)
+    before = contents(here)
+    result = of.read(here, game, other if {"policy", "policy/policy.json"} & set(parts) else game)
+    assert contents(here) == before, "the files were changed"
+    assert result == "refused" or not TELLING & set(parts), "nobody noticed that they are of another game"
+    return result
+
+
+TELLING = {"config.yaml", "policy", "policy/policy.json", "checkpoints", "checkpoints/iteration-000002"}
+
+
+Older = list[tuple[str, int, str]]  # file, which of its keys, what is done to it
+AGES = ("drop", "null", "list", "text", "number", "rename")
+
+
+def keys_of(node: Any) -> Iterator[tuple[str, ...]]:
+    """The ways to all values and groups of them."""
+    for key, value in node.items():
+        yield (key,)
+        if isinstance(value, dict):
+            yield from ((key, *rest) for rest in keys_of(value))
+
+
+def make_older(folder: Path, done: Older) -> None:
+    """Takes names out of JSON and YAML files, or gives them values of other kinds, and seals what is sealed."""
+    for name, which, how in done:
+        path, lined, yaml = folder / name, name.endswith("jsonl"), name.endswith("yaml")
+        lines = path.read_text().splitlines() if lined else [path.read_text()]
+        line = which % len(lines)
+        data: Any = OmegaConf.to_container(OmegaConf.create(lines[line])) if yaml else json.loads(lines[line])
+        named = list(keys_of(data)) or [("format",)]
+        *parents, key = named[which % len(named)]
+        node = data
+        for parent in parents:
+            node = node[parent]
+        value = node.pop(key, None)
+        if how != "drop":
+            new = {"null": None, "list": [value], "text": f"{value}", "number": 7, "rename": value}[how]
+            node[f"old_{key}" if how == "rename" else key] = new
+        lines[line] = OmegaConf.to_yaml(OmegaConf.create(data)) if yaml else json.dumps(data)
+        path.write_text("\n".join(lines) + "\n" * lined)
+    seal_all(folder)
+
+
+def read_older(of: Runs, scratch: Path, tried: tuple[str, Older]) -> str:
+    game, done = tried
+    here = scratch / "older" / game
+    shutil.rmtree(here, ignore_errors=True)
+    shutil.copytree(of.folder / game, here)
+    make_older(here, done)
+    before = contents(here)
+    result = of.read(here, game, None)
+    assert contents(here) == before, "the files were changed"
+    return result
