@@ -11,7 +11,7 @@ from typing import Any
 from experiments.final_games import warn_if_hopeless, watch
 from experiments.launch.terminal import Bar, say
 from experiments.setup.players import run_policy, seat_players
-from experiments.setup.work import Work, seeds_of
+from experiments.setup.work import Work, seeds_of, start_of
 from marl.algorithms.filtered_bc import FilteredBCConfig, train_filtered_bc
 from marl.algorithms.ppo import train_ppo
 from marl.algorithms.rl_pikl import RLPiklConfig, train_rl_pikl
@@ -86,7 +86,7 @@ def starting_policies(work: Work, base: Policy, ranks: Ranks) -> dict[str, Polic
     spec = work.spec
     policies = {
         name: run_policy(run, spec.env["game"], base.device, base)
-        if (run := work.start_of(name))
+        if (run := start_of(spec, name))
         else copy.deepcopy(base)
         for name in spec.learners
     }

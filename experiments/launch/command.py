@@ -44,10 +44,6 @@ Task = Callable[[DictConfig], Any]
 GOES_ON = "The same command goes on from what is there."
 
 
-class LauncherError(Exception):
-    """A launcher stopped before all jobs of a sweep had ended."""
-
-
 def command(
     name: str,
     package: str = "conf",
@@ -83,8 +79,6 @@ def command(
                 leave(error, 2, one_line(error))
             except KeyboardInterrupt as error:
                 leave(error, 130, f"Interrupted. {GOES_ON}")
-            except LauncherError as error:
-                leave(error, 1, f"{error} {GOES_ON}")
             failed = [result.job for result in results if isinstance(result, Failed)]
             try:
                 made = [result for result in results if not (result is None or isinstance(result, Failed))]
@@ -185,7 +179,7 @@ class Job:
 
 
 def launch(task: Task, plan: Plan) -> list[Any]:
-    """Runs all jobs. Returns what each task returned, or `Failed`. LauncherError where not all jobs ended."""
+    """Runs all jobs. Returns what each task returned, or `Failed`. Ends the process where not all jobs ended."""
     context = HydraContext(GlobalHydra.instance().config_loader(), callbacks=cast(Any, Callback()))
     job = Job(task, plan.swept if plan.jobs else None, os.getpid())
     if not plan.jobs:
@@ -194,4 +188,4 @@ def launch(task: Task, plan: Plan) -> list[Any]:
     try:
         return [result.return_value for result in launcher.launch(plan.jobs, initial_job_idx=0)]
     except Exception as error:  # whatever it is; errors of jobs are told by the jobs
-        raise LauncherError(f"The launcher stopped ({type(error).__name__}): {one_line(error)}") from error
+        leave(error, 1, f"The launcher stopped ({type(error).__name__}): {one_line(error)} {GOES_ON}")

@@ -13,7 +13,7 @@ from experiments.setup.devices import check_bf16
 from experiments.setup.entrants import base_beside
 from experiments.setup.players import bare, is_run, player_config, player_slots
 from experiments.setup.spec import PlaySpec
-from experiments.setup.work import Work
+from experiments.setup.work import Work, start_of
 from marl.decoding.memory import Fit, Slots, check_memory, learning_bytes
 from marl.decoding.probes import size_of
 from marl.losses import any_reads
@@ -55,7 +55,7 @@ def memory_of_run(work: Work) -> Fit:
     """Finds how many games at a time fit, and what their caches take. UserError where not even one fits."""
     spec, device = work.spec, work.device
     algo, context, base = spec.algo, spec.algo.context, spec.model.lm_config()
-    learners = {n: player_config(run) if (run := work.start_of(n)) else base for n in spec.learners}
+    learners = {n: player_config(run) if (run := start_of(spec, n)) else base for n in spec.learners}
     configs = {"base": base, **learners}
     for config in configs.values():
         check_context(config, context, "model.context" if context == spec.model.context else "algo.context")

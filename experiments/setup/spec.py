@@ -39,6 +39,7 @@ Algo = PPOConfig | FilteredBCConfig | RLPiklConfig
 ALGOS: dict[str, type[Algo]] = {"ppo": PPOConfig, "filtered_bc": FilteredBCConfig, "pikl": RLPiklConfig}
 LACKS = {"filtered_bc": ("advantages", "returns"), "pikl": ("advantages",)}  # by learner, what its batches lack
 CRITICS = ("private", "privileged")
+OFF = (("decode_steps", 1), ("play_bf16", False), ("gradient_checkpointing", False))  # no part of a run's identity
 OF_CHAT = ("model", "temperature", "max_tokens", "extra")  # what of a chat's settings makes it another player
 
 
@@ -290,22 +291,14 @@ def identity(settings: Mapping[str, Any], chats: bool = False) -> dict[str, Any]
     found["device"] = str(found["device"]).partition(":")[0]
     for part in ("reward", "loss"):
         found[part] = {name: term for name, term in found[part].items() if term is not None}
-    off = {"decode_steps": 1, "play_bf16": False}
-    update_off = {"gradient_checkpointing": False}
-    found["algo"] = without(found["algo"], off)
-    found["algo"]["update"] = without(found["algo"]["update"], update_off)
-    seeds = {part: n for part, n in (found.pop("seeds", None) or {}).items() if n is not None}
-    if seeds:
+    found["algo"] = {name: value for name, value in found["algo"].items() if (name, value) not in OFF}
+    found["algo"]["update"] = {n: value for n, value in found["algo"]["update"].items() if (n, value) not in OFF}
+    if seeds := {part: n for part, n in (found.pop("seeds", None) or {}).items() if n is not None}:
         found["seeds"] = seeds
     chat = found.pop("chat", None)
     if chats:
         found["chat"] = behind_endpoint(chat)
     return dict(hidden(found))
-
-
-def without(settings: Mapping[str, Any], off: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings without those that are off."""
-    return {name: value for name, value in settings.items() if name not in off or value != off[name]}
 
 
 def behind_endpoint(chat: Mapping[str, Any]) -> dict[str, Any]:

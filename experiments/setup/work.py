@@ -65,9 +65,9 @@ class Work:
         work = cls(spec, pick_device(spec.device), make_env, make_test_env, chat)
         check_listeners(spec)
         for name, run in spec.init.items():
-            if not is_run(work.start_of(name)):
+            if not is_run(start_of(spec, name)):
                 raise UserError(f"init.{name}={run}: must be the folder of a finished run, or null to start from base")
-            check_game(work.start_of(name), spec.env["game"])
+            check_game(start_of(spec, name), spec.env["game"])
         for setting, used in (
             ("algo.update.bf16", spec.algo.update.bf16),
             ("algo.play_bf16", spec.algo.play_bf16),
@@ -82,10 +82,6 @@ class Work:
     def at_once(self, concurrency: int) -> Work:
         """Returns the same work, so many games at a time."""
         return replace(self, spec=replace(self.spec, algo=replace(self.spec.algo, concurrency=concurrency)))
-
-    def start_of(self, learner: str) -> str:
-        """Returns the folder of the run that a learner starts from; empty: it starts from the base."""
-        return start_of(self.spec, learner)
 
 
 def start_of(spec: RunSpec, learner: str) -> str:
@@ -121,7 +117,7 @@ def inputs_of(spec: RunSpec) -> dict[str, str]:
 
 
 def check_listeners(spec: RunSpec) -> None:
-    """Refuses a speaking reward that counts the beliefs of somebody who never listens: it might be 0 throughout."""
+    """Refuses a speaking reward for the beliefs of a player who never listens: it might be 0 throughout."""
     for term, reward in spec.rewards.items():
         deaf = getattr(reward, "adversaries", ())
         seated = players_of({role: seats for role, seats in spec.cast.items() if role not in deaf})
@@ -140,8 +136,10 @@ def believes(player: str) -> bool:
 
 
 def seeds_of(spec: RunSpec) -> Seeds:
-    """Returns the seeds of training's games, draws and order of rows. A run that starts where another one ended has
-    others than any run before it in this chain."""
+    """Returns the seeds of training's games, draws and order of rows.
+
+    A run that starts where another one ended has seeds that no run before it in this chain has.
+    """
     own, links = spec.seeds, warm_starts(spec)
 
     def chained(seed: int) -> int:

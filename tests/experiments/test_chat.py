@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import sys
 import threading
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from experiments import evaluate, play, train
-from experiments.studies import crossplay, drift
+from experiments.studies import crossplay
 from marl.common.errors import UserError
 from marl.common.files import unpacked
 from marl.common.secrets import told
@@ -219,37 +218,3 @@ def test_a_training_run_of_several_processes_has_no_endpoint(
     )  # fmt: skip
     with pytest.raises(UserError, match="cast: chat plays in runs of one process"):
         train.main(config)
-
-
-@pytest.mark.slow
-def test_it_sits_beside_a_learner_and_the_runs_drift_is_measured(server: Server, tmp_path: Path) -> None:
-    runs = tmp_path / "runs"
-    train.main(
-        configure(
-            "train", *SMALL, "name=tiny", "cast.negotiator.partner=chat", "cast.negotiator.partners=1",
-            "algo.iterations=2", "algo.games=8", "algo.concurrency=8", "algo.update.minibatches=1", "eval.games=4",
-            "eval.every=1", "eval.final_games=8", "checkpoint.every=1", f"runs={runs}", "chat.model=m",
-            f"chat.url={server.url}",
-        )
-    )  # fmt: skip
-    (run,) = runs.glob("tiny-*")
-    card = json.loads((run / "run.json").read_text())
-    assert card["chat"]["calls"] == len(server.asked) > 0 and card["chat"]["lost"] == {} and nowhere(tmp_path)
-    asked = len(server.asked)
-    config = configure("drift", f"runs={runs}", "select=tiny-*", "games=8", "progress=false", "threads=1")
-    with pytest.raises(UserError, match="human=null"):
-        drift.main(config)
-    (base,) = (runs / "bases").glob("dond-*")
-    config.human = str(base)
-    drift.main(config)
-    lines = gzip.decompress((runs / "drift" / "drift.csv.gz").read_bytes()).decode().splitlines()
-    assert lines[0] == "objective,run,arm,seed,iteration,metric,mean,low,high,games"
-    rows = [line.split(",") for line in lines[1:]]
-    assert {row[4] for row in rows} == {"0", "1", "2"} and all(len(row) == 10 and all(row) for row in rows)
-    assert {"game/score", "talk/turns"} <= {row[5] for row in rows}
-    assert (runs / "drift" / "drift.svg").is_file() and (runs / "drift" / "kept.csv.gz").is_file()
-    before = {path: path.stat().st_mtime_ns for path in (runs / "drift").glob("*.json")}
-    assert len(before) == 3
-    drift.main(config)  # nothing is measured twice
-    assert {path: path.stat().st_mtime_ns for path in (runs / "drift").glob("*.json")} == before
-    assert len(server.asked) == asked

@@ -8,14 +8,10 @@ from tests.composing import BRIEF
 from tests.torture import KINDS, torture
 
 QUICK = ("ppo_among_us",)  # every other kind is slow
-SHORT = (
-    "algo.iterations=3",
-    "algo.games=6",
-    "eval.games=2",
-    "eval.final_games=4",
-)  # most of these runs are games of evaluation
+SHORT = ("algo.iterations=3", "algo.games=6", "eval.games=2", "eval.final_games=4")
 
 
+@pytest.mark.usefixtures("no_pages")
 @pytest.mark.parametrize("kind", [k if k in QUICK else pytest.param(k, marks=pytest.mark.slow) for k in KINDS])
 def test_killed_runs_end_as_if_they_had_not_been(kind: str, tmp_path: Path) -> None:
     brief = BRIEF if "env=among_us" in KINDS[kind] else ()

@@ -40,7 +40,7 @@ def main(cfg):
         raise RuntimeError("boom")
     else:
         raise UserError("seed 2 is unlucky:\\n   choose another one.")
-    print("process", os.getpid(), "threads", os.environ["OMP_NUM_THREADS"])
+    print("process", os.getpid(), "threads", os.environ.get("OMP_NUM_THREADS", ""))
     bar = Bar()
     bar.stage("a stage", 2)
     bar.advance()
