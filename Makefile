@@ -8,8 +8,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # The first Python that really runs and has the right version: a launcher on the PATH may exist and yet fail.
-PYTHON ?= $(shell for p in python3.12 python3.11 python3 python; do \
-	"$$p" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' >/dev/null 2>&1 \
+PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3 python; do \
+	"$$p" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12), (3, 13)))' >/dev/null 2>&1 \
 	&& { command -v "$$p"; break; }; done)
 PACKAGES := envs marl experiments
 # Tests never touch the network, and each of their two processes computes on one thread.
@@ -63,9 +63,9 @@ clean: ## remove the virtual environment and all caches, but no run
 	@find $(PACKAGES) conf tests -type d -name __pycache__ -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "No Python 3.11 or 3.12 with venv was found; install one, or name it: make PYTHON=/path/to/python3.12" >&2; exit 1; }
-	@"$(PYTHON)" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null \
-		|| { echo "$(PYTHON) is not a working Python 3.11 or 3.12 with venv; name another: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 to 3.13 with venv was found; install one, or name it: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12), (3, 13)))' 2>/dev/null \
+		|| { echo "$(PYTHON) is not a working Python 3.11 to 3.13 with venv; name another: make PYTHON=/path/to/python3.12" >&2; exit 1; }
 	@echo "Setting up $(VENV) with $(PYTHON), a few minutes the first time ..."
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev]' --constraint constraints.txt

@@ -31,7 +31,6 @@ from experiments.setup.entrants import (
     find_player,
     is_model,
     role_against_role,
-    turn_about,
     voiced,
     with_planners,
 )
@@ -49,7 +48,7 @@ from marl.metrics.evaluation import evaluation_to_json, metrics
 from marl.metrics.stats import Metrics
 from marl.metrics.tables import TableRow, write_table
 from marl.report.transcripts import episode_to_json, write_episodes
-from marl.rollout.cast import seats_per_player
+from marl.rollout.cast import seats_per_player, turn_about
 from marl.rollout.games import env_maker
 from marl.rollout.rollout import Cast, rollout
 from marl.rollout.seeds import EVALUATION, Game, draw_games

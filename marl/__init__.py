@@ -1,1 +1,31 @@
-"""Training language models on language games with listening losses and speaking rewards."""
+"""Training language models on language games with listening losses and speaking rewards.
+
+The Python interface is marl/api.py: `marl.load`, `marl.play`, `marl.train` and what looks at an episode. It is imported
+when one of these names is first used, so that `import marl` stays cheap.
+"""
+
+import importlib
+from typing import Any
+
+__all__ = [
+    "PlayedEpisode",
+    "Player",
+    "Players",
+    "beliefs",
+    "credit",
+    "influence",
+    "load",
+    "play",
+    "train",
+    "word_policy",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module marl has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(importlib.import_module("marl.api"), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

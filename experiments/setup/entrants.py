@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from hydra.core.hydra_config import HydraConfig
@@ -36,22 +35,10 @@ from marl.pretraining.base import base_policy
 from marl.rollout.cast import Seats, by_role
 from marl.rollout.games import scripted, seats
 from marl.rollout.rollout import Cast
-from marl.rollout.seeds import Game
 from marl.storage.checkpoint import load_policy, started_from
 from marl.storage.folder import CONFIG, run_settings
 
 TELLS = {"env": "env.game", "model": "model.kind", "base": "base.data"}  # the setting that sets a group's choices apart
-
-
-def turn_about(first: Agent, second: Agent) -> Cast:
-    """Seats two players of a game with one role, who change seats from game to game."""
-
-    def seat(game: Game, env: Any) -> Mapping[str, Agent]:
-        names = list(env.possible_agents)
-        turned = game.seed % 2
-        return {name: (first, second)[(i + turned) % 2] for i, name in enumerate(names)}
-
-    return seat
 
 
 def role_against_role(first: Agent, second: Agent, cast: Mapping[str, Seats], partner: Agent | None) -> Cast:

@@ -39,7 +39,6 @@ from experiments.launch.command import command
 from experiments.launch.terminal import Bar, say
 from experiments.setup.config import make, plain
 from experiments.setup.devices import pick_device, set_threads
-from experiments.setup.entrants import turn_about
 from experiments.setup.players import policy_folder, run_policy
 from experiments.setup.select import add_cards, card_line, selected, write_cards
 from experiments.setup.spec import PlaySpec, identity, play_spec
@@ -62,6 +61,7 @@ from marl.planning.planner import SLOTS, Decision, PlannerConfig, Reader, planni
 from marl.pretraining.base import base_policy
 from marl.pretraining.corpus import human_seat
 from marl.report.figures import PAPER, save_figure
+from marl.rollout.cast import turn_about
 from marl.rollout.games import env_maker, file_digests, scripted
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import EVALUATION, draw_games

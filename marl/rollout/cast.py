@@ -90,3 +90,14 @@ def by_role(cast: Mapping[str, Seats], agents: Mapping[str, Agent]) -> Cast:
         return held
 
     return seat
+
+
+def turn_about(first: Agent, second: Agent) -> Cast:
+    """Seats two players of a game with one role, who change seats from game to game."""
+
+    def seat(game: Game, env: Any) -> Mapping[str, Agent]:
+        names = list(env.possible_agents)
+        turned = game.seed % 2
+        return {name: (first, second)[(i + turned) % 2] for i, name in enumerate(names)}
+
+    return seat

@@ -1,17 +1,21 @@
 """Python code of the pages runs; a term that a page shows pays an episode, or gives values for a batch."""
 
 import importlib
+import json
 import re
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+import marl
 from marl.learning.batch import collate, seats_of
 from marl.losses import mask_of
 from marl.rewards import add_rewards
 from tests.marl.batches import three_turns
+from tests.marl.test_api import SMALL
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -31,8 +35,18 @@ def module(title: str, code: str, folder: Path) -> ModuleType:
     return importlib.import_module(name)
 
 
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one finished run, runs/mine, that pages load."""
+    folder = tmp_path_factory.mktemp("here")
+    made = marl.train(*SMALL, f"runs={folder / 'runs'}")
+    made.rename(folder / "runs/mine")
+    return folder
+
+
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: str(p.relative_to(ROOT)))
-def test_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_of_a_page_runs(page: Path, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs)
     monkeypatch.syspath_prepend(tmp_path)
     for title, code in blocks(page):
         if title:
@@ -63,3 +77,17 @@ def test_the_game_of_the_page_can_be_played(tmp_path: Path, monkeypatch: pytest.
         observations, rewards, _, _, infos = env.step(replies)
     assert infos["player_0"]["outcome"]["how"] in ("right colour", "wrong colour")
     assert set(rewards.values()) <= {0.0, 1.0}
+
+
+NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All its cells in order, without a browser; its figures are drawn and not shown."""
+    monkeypatch.setattr("matplotlib.pyplot.show", lambda: None)
+    names: dict[str, Any] = {"__name__": "notebook"}
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)

@@ -6,20 +6,16 @@ The game keeps the contract of `envs/`. It stands here because it is made for te
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from envs.core import END, Question, Step, TextGame, TurnKind, View, clean
 from marl.algorithms.training import Training
 from marl.learning.update import Learner
 from marl.losses import Loss
-from marl.model.policy import Policy, tiny_lm
-from marl.model.tokens import BOS, CUE, PAD, Tokens
+from marl.model.policy import Policy
+from marl.model.words import word_policy
 from marl.rewards.game import GameReward
 from marl.rollout.cast import Seats
 from marl.rollout.seeds import Seeds
@@ -91,22 +87,5 @@ def training(learners: Sequence[Learner], losses: Mapping[str, Loss], **given: A
 
 
 def hint_policy(seed: int, privileged_size: int = 0) -> Policy:
-    """About 80,000 parameters and 30 words, 16 of them without any meaning, all drawn from the seed.
-
-    There is no cue to reply: the listener's choice follows the belief question at once, among the same two tokens. So
-    its choice is a sample of its belief, and whatever moves belief moves play. Attention starts at zero: at first
-    every token depends on the one before it alone, so that what is said says nothing, what is heard changes nothing.
-    """
-    words = (PAD, BOS, CUE, END, *FACTS, ASK, "say", "listen", "heard", *SYLLABLES)
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=PAD))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokens = Tokens(PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, bos_token=BOS))
-    tokens.format = replace(tokens.format, cue=[])
-    with torch.random.fork_rng(devices=[]):  # for the value head, which draws from the global generator
-        torch.manual_seed(seed)
-        lm = tiny_lm(tokens.size, hidden_size=64, layers=2, intermediate_size=128, context=32, generator_seed=seed)
-        policy = Policy(lm, tokens, privileged_size).eval()
-    with torch.no_grad():
-        for layer in lm.model.layers:
-            layer.self_attn.o_proj.weight.zero_()
-    return policy
+    """About 80,000 parameters and 30 words, 16 of them without any meaning."""
+    return word_policy((*FACTS, ASK, "say", "listen", "heard", *SYLLABLES), seed, privileged_size=privileged_size)

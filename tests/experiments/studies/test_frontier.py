@@ -19,13 +19,13 @@ from envs import dond_v0
 from envs.dond import environment as dond_environment
 from envs.dond import rules as dond_rules
 from envs.dond import texts as dond_texts
-from experiments.setup.entrants import turn_about
 from experiments.studies import frontier
 from experiments.studies.frontier import Entrant, compared, drawn, human_proposals, human_situations, outcomes
 from marl.common.errors import UserError
 from marl.metrics.stats import bootstrap_mean
 from marl.model.policy import Policy
 from marl.planning.planner import PlannerConfig, PlanningAgent, Reader
+from marl.rollout.cast import turn_about
 from marl.rollout.games import env_maker, scripted
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import draw_games
