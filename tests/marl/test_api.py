@@ -10,14 +10,10 @@ import pytest
 import marl
 from marl.common.errors import UserError
 from marl.types import Belief
+from tests.composing import DOND
 from tests.marl.episodes import deal_game
-from tests.torture import TALKING
 
-SMALL = (
-    *TALKING, "env=dond", "env.max_entries=6", "progress=false", "threads=1", "model.hidden_size=32", "model.layers=2",
-    "model.intermediate_size=64", "algo.iterations=1", "algo.games=4", "algo.max_new_tokens=12", "eval.games=0",
-    "eval.final_games=2",
-)  # fmt: skip
+SMALL = ("env=dond", *DOND[1:], "algo.iterations=1", "eval.games=0")
 
 
 @pytest.fixture(scope="module")
