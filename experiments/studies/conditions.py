@@ -16,28 +16,27 @@ runs' cards as well. `study=NAME data=FOLDER/NAME_per_seed.csv.gz` makes them ag
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import torch
 from omegaconf import DictConfig
 
 from experiments.launch.command import command
-from experiments.launch.terminal import Bar, say
+from experiments.launch.terminal import say
 from experiments.setup.config import EvalConfig, cast_of, make, plain
-from experiments.setup.devices import pick_device, set_threads
 from experiments.setup.players import bare, check_players, is_run, player_slots, run_policy, seat_players, style_of
 from experiments.setup.players import policy_folder as run_policy_folder
 from experiments.setup.select import selected, write_cards
 from experiments.setup.stages import Stage, base_folder, end_of, stages_of
-from experiments.studies.cells import compute, with_room
-from experiments.studies.conditions_tables import read_per_seed, read_published, results, tabulate, write_per_seed
+from experiments.studies.cells import Place, begin, check_play, compute, with_room
+from experiments.studies.conditions_tables import published_points, read_played, results, tabulate, write_played
 from experiments.studies.study import BASE, FORMAT, SILENT, TRAINED, Cell, Condition, Entrant, Limits
 from marl.agents.chat import CHAT
 from marl.agents.dubbed import SILENCE, Dubbed
-from marl.agents.model import model_agent
-from marl.common.errors import UserError, check_count, check_writable
+from marl.agents.model import ModelAgent, model_agent
+from marl.common.errors import UserError, check_writable
 from marl.common.files import reading
 from marl.decoding.memory import Slots
 from marl.metrics.evaluation import metrics
@@ -57,60 +56,54 @@ from marl.storage.folder import finished_run, git_commit
 @command("conditions")
 def main(cfg: DictConfig) -> None:
     """Plays what is not played yet, then tabulates."""
-    for name in ("games", "concurrency"):
-        check_count(cfg[name], name)
-    check_count(cfg.seed, "seed", 0)
+    check_play(cfg)
     unknown = [name for name in cfg.metrics if name not in WORDING]
     if unknown or not cfg.metrics:
         raise UserError(f"metrics={list(cfg.metrics)}: {unknown[0] if unknown else 'nothing'} is no metric")
+    read = read_played(Path(cfg.data)) if cfg.data else read_conditions(cfg)
+    for setting in ("reference", "headline"):
+        if cfg[setting] is not None and cfg[setting] not in read:
+            raise UserError(f"{setting}={cfg[setting]}: must be one of the conditions, {', '.join(read)}, or null")
+    published = published_points(Path(cfg.published)) if cfg.published else {}
     if cfg.data:
         out = Path(cfg.publish or Path(cfg.data).parent)
         check_writable(out, "publish")
-        played = read_per_seed(Path(cfg.data))
-        check_condition("reference", cfg.reference, played)
-        check_condition("headline", cfg.headline, played)
-        return tabulate(cfg, played, out, read_published(Path(cfg.published)) if cfg.published else {})
-    conditions = read_conditions(cfg)
-    check_condition("reference", cfg.reference, conditions)
-    check_condition("headline", cfg.headline, conditions)
+        return tabulate(cfg, read, out, published)
     found = entrants(Path(cfg.runs), cfg.select, list(cfg.arms), cfg.where)
-    table = [cell_of(entrant, name, each, cfg) for entrant in found for name, each in conditions.items()]
-    published = read_published(Path(cfg.published)) if cfg.published else {}
-    device = pick_device(cfg.device)
-    set_threads(cfg.threads)
-    folder, out = Path(cfg.cells), Path(cfg.publish or cfg.cells)
-    check_writable(folder, "cells")
-    check_writable(out, "publish")
+    table = [cell_of(entrant, name, each, cfg) for entrant in found for name, each in read.items()]
+    place = begin(cfg)
     if cfg.publish:
-        write_cards(dict.fromkeys(entrant.run for entrant in found), out)
-
-    cells = {folder / cell.file: cell for cell in table}  # conditions that change nothing share one
-    seeds = len({entrant.seed for entrant in found})
-    trained = {e.arm: {o.seed for o in found if o.arm == e.arm} for e in found if e.arm != BASE}
-    if any(own != max(trained.values(), key=len) for own in trained.values()):
-        told = "; ".join(f"{arm} {', '.join(map(str, sorted(own)))}" for arm, own in trained.items())
-        say(f"the arms' means are not over the same seeds: {told}")
-    say(
-        f"{len(found)} policies of {seeds} seeds under {len(conditions)} conditions, {cfg.games} games each: "
-        f"{sum(not path.exists() for path in cells)} of {len(cells)} cells are still to be played"
-    )
-    bar, policies = Bar(enabled=cfg.progress), Policies(device)
+        write_cards(dict.fromkeys(entrant.run for entrant in found), place.out)
+    cells = {place.cells / cell.file: cell for cell in table}  # conditions that change nothing share one
+    announce(found, len(read), cells, cfg.games)
+    load = lru_cache(maxsize=4)(lambda stage: stage.load(place.device, 0))  # critics see no hidden facts: nobody asks
 
     def play_cell(cell: Cell, number: str) -> dict[str, Any]:
         label = f"{number}  {cell.entrant.arm}, seed {cell.entrant.seed}, {cell.condition}"
-        bar.stage(label, cfg.games)
-        of_cell = play(cell, cfg.games, cfg.seed, cfg.concurrency, policies, bar)
-        bar.close()
+        place.bar.stage(label, cfg.games)
+        of_cell = play(cell, cfg, load, place)
+        place.bar.close()
         say(f"{label}: {cfg.metrics[0]} {of_cell[cfg.metrics[0]]}" if cfg.metrics[0] in of_cell else label)
         about = {"arm": cell.entrant.arm, "seed": cell.entrant.seed, "commit": git_commit(), **cell.settings}
         return {"about": about, "metrics": {name: interval.to_json() for name, interval in of_cell.items()}}
 
-    if missing := compute(cells, play_cell):
-        say(f"{len(missing)} cells are being played by another process, which writes the table when it has them")
-        return
-    path = out / f"{cfg.name}_per_seed.csv.gz"
-    write_per_seed(path, results(table, folder, list(cfg.metrics)))
-    tabulate(cfg, read_per_seed(path), out, published)  # as anybody else will
+    if compute(cells, play_cell):
+        path = place.out / f"{cfg.name}_per_seed.csv.gz"
+        write_played(path, results(table, place.cells, list(cfg.metrics)))
+        tabulate(cfg, read_played(path), place.out, published)  # as anybody else will
+
+
+def announce(found: Sequence[Entrant], conditions: int, cells: Mapping[Path, Cell], games: int) -> None:
+    """Says what is to be played, and whether arms are of other seeds."""
+    trained = {e.arm: {o.seed for o in found if o.arm == e.arm} for e in found if e.arm != BASE}
+    if any(own != max(trained.values(), key=len) for own in trained.values()):
+        seeds = "; ".join(f"{arm} {', '.join(map(str, sorted(own)))}" for arm, own in trained.items())
+        say(f"the arms' means are not over the same seeds: {seeds}")
+    left = sum(not path.exists() for path in cells)
+    say(
+        f"{len(found)} policies of {len({entrant.seed for entrant in found})} seeds under {conditions} conditions, "
+        f"{games} games each: {left} of {len(cells)} cells are still to be played"
+    )
 
 
 # --- What is to be played ---------------------------------------------------------------------------------------------
@@ -128,11 +121,6 @@ def read_conditions(cfg: DictConfig) -> dict[str, Condition]:
         except UserError as error:
             raise UserError(f"conditions.{name}: {error}") from error
     return found
-
-
-def check_condition(setting: str, name: str | None, conditions: Iterable[str]) -> None:
-    if name is not None and name not in conditions:
-        raise UserError(f"{setting}={name}: must be one of the conditions, {', '.join(conditions)}, or null")
 
 
 def entrants(runs: Path, select: Any, arms: Sequence[str], where: Any = None) -> list[Entrant]:
@@ -270,67 +258,51 @@ def identity_of(name: str, entrant: Entrant) -> str:
 
 
 # --- Playing ----------------------------------------------------------------------------------------------------------
-class Policies:
-    """Loaded policies; those of one run at a time."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._run = Path()
-        self._loaded: dict[Stage, Policy] = {}
-
-    def of(self, entrant: Entrant) -> tuple[Policy, dict[str, Policy]]:
-        """Its base, and its learners by name. Their critics see no hidden facts: nobody asks them here."""
-        if entrant.run != self._run:
-            self._run, self._loaded = entrant.run, {}
-        for stage in (base := Stage(0, entrant.base), *entrant.learners.values()):
-            if stage not in self._loaded:
-                self._loaded[stage] = stage.load(self.device, 0)
-        return self._loaded[base], {name: self._loaded[stage] for name, stage in entrant.learners.items()}
-
-
-def play(cell: Cell, games: int, seed: int, concurrency: int, policies: Policies, bar: Bar) -> Metrics:
+def play(cell: Cell, cfg: DictConfig, load: Callable[[Stage], Policy], place: Place) -> Metrics:
     """The cell's games: metrics of the seats that the run learned to play in, for a base of the same ones."""
-    game, make_env = cell.env["game"], env_maker(cell.env)
-    base, learners = policies.of(cell.entrant)
+    game, make_env, device = cell.env["game"], env_maker(cell.env), place.device
+    trained_in = cell.entrant.config["env"]  # its base and its learners
+    base = load(Stage(0, cell.entrant.base))
+    learners = {name: load(stage) for name, stage in cell.entrant.learners.items()}
+    seated, seating, table = {BASE: base, **learners}, dict(cell.seating), make_env()
+    room = places(seating, table)
     limits = Limits(
-        games=games, concurrency=concurrency, max_new_tokens=cell.settings["max_new_tokens"],
+        games=cfg.games, concurrency=cfg.concurrency, max_new_tokens=cell.settings["max_new_tokens"],
         context=cell.settings["context"], planner=cell.entrant.planner,
     )  # fmt: skip
-    stand_ins = {name: (name if i else TRAINED, policy) for i, (name, policy) in enumerate(learners.items())}
-    seating = dict(cell.seating)
-    seated = {BASE: base, **learners}
-    room = places(seating, make_env())
-    dubbed = {name for role, voice in cell.voices.items() for name in (seating[role].player, voice)} - {SILENT}
-    dubbing = {name: seated.get(name) or run_policy(name, game, policies.device, base) for name in dubbed}
-    trained_in = cell.entrant.config["env"]  # its base and its learners
-    styles = {
-        name: trained_in.get("style") if name in seated else style_of(run_policy_folder(name), trained_in)
-        for name in dubbed
-    }
-    caches, _ = player_slots(seating, make_env(), limits, {name: policy.lm.config for name, policy in seated.items()})
-    for role, voice in cell.voices.items():
-        if voice != SILENT:
-            caches.append(Slots.of(dubbing[voice].lm.config, limits.context, room[seating[role].player]))
+    names = {name for role, voice in cell.voices.items() for name in (seating[role].player, voice)} - {SILENT}
+    dubbing = {name: seated.get(name) or run_policy(name, game, device, base) for name in names}
+    caches, _ = player_slots(seating, table, limits, {name: policy.lm.config for name, policy in seated.items()})
+    caches += [
+        Slots.of(dubbing[voice].lm.config, limits.context, room[seating[role].player])
+        for role, voice in cell.voices.items()
+        if voice != SILENT
+    ]
     if cell.planner:  # plans are weighed with slots of their own
         caches += [Slots.of(policy.lm.config, limits.context, 0, SLOTS) for policy in learners.values()]
-    limits = with_room(limits, caches, policies.device)
-    agents = seat_players(seating, make_env(), trained_in, base, limits, cell.temperature, stand_ins)
-    if cell.planner:
-        for name in agents.keys() & stand_ins.keys():
-            called, policy = stand_ins[name]
-            agents[name] = planning_agent(
-                called, policy, limits, room[name], cell.temperature, cell.planner, game, style=trained_in.get("style")
-            )
+    limits = with_room(limits, caches, device)
+
+    stand_ins = {name: (name if i else TRAINED, policy) for i, (name, policy) in enumerate(learners.items())}
+    agents = seat_players(seating, table, trained_in, base, limits, cell.temperature, stand_ins)
+    for name in agents.keys() & stand_ins.keys() if cell.planner else ():
+        called, policy = stand_ins[name]
+        style = trained_in.get("style")
+        agents[name] = planning_agent(
+            called, policy, limits, room[name], cell.temperature, cell.planner, game, style=style
+        )
+
+    def model(called: str, name: str, seats: int) -> ModelAgent:
+        style = trained_in.get("style") if name in seated else style_of(run_policy_folder(name), trained_in)
+        return model_agent(called, dubbing[name], limits, seats, cell.temperature, style)
 
     for role, voice in cell.voices.items():  # with agents of their own, since others may play with the same policies
         player, called = seating[role].player, f"{role} in another's voice"
-        held = (limits, room[player], cell.temperature)
-        mover = model_agent(agents[player].name, dubbing[player], *held, styles[player])
-        speaker = SILENCE if voice == SILENT else model_agent(voice, dubbing[voice], *held, styles[voice])
+        mover = model(agents[player].name, player, room[player])
+        speaker = SILENCE if voice == SILENT else model(voice, voice, room[player])
         agents[called] = Dubbed(mover, speaker, mover.name)
         seating[role] = dataclasses.replace(seating[role], player=called)
-    drawn = draw_games(seed, EVALUATION, count=games)
-    episodes = rollout(drawn, by_role(seating, agents), make_env, limits.concurrency, bar.advance)
+    drawn = draw_games(cfg.seed, EVALUATION, count=cfg.games)
+    episodes = rollout(drawn, by_role(seating, agents), make_env, limits.concurrency, place.bar.advance)
     return metrics(episodes, game, float(cell.env.get("objective", 0.0)), {TRAINED})
 
 

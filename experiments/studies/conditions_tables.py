@@ -93,7 +93,7 @@ def write_rows(path: Path, rows: Mapping[str, Sequence[TableRow]]) -> None:
     write_csv(path, ("arm", "condition", "metric", "mean", "low", "high", "seeds", "games"), lines)
 
 
-def write_per_seed(path: Path, played: Mapping[str, Sequence[ArmRun]]) -> None:
+def write_played(path: Path, played: Mapping[str, Sequence[ArmRun]]) -> None:
     """Each run's own figures, intervals over its games."""
     lines = [
         (run.arm, run.seed, condition, metric, own.mean, own.low, own.high, own.n)
@@ -104,8 +104,8 @@ def write_per_seed(path: Path, played: Mapping[str, Sequence[ArmRun]]) -> None:
     write_csv(path, PER_SEED, lines)
 
 
-def read_per_seed(path: Path) -> dict[str, list[ArmRun]]:
-    """The inverse of `write_per_seed`. UserError where the file is not one."""
+def read_played(path: Path) -> dict[str, list[ArmRun]]:
+    """The inverse of `write_played`. UserError where the file is not one."""
     found: dict[str, dict[tuple[str, int], ArmRun]] = {}
     for arm, seed, condition, metric, own in read_csv(
         path,
@@ -118,7 +118,7 @@ def read_per_seed(path: Path) -> dict[str, list[ArmRun]]:
     return {condition: list(runs.values()) for condition, runs in found.items()}
 
 
-def read_published(path: Path) -> dict[Point, float]:
+def published_points(path: Path) -> dict[Point, float]:
     """Others' figures by arm and condition. UserError where the file or a line of it is not as it should be."""
     columns = ("arm", "setting", "value", "mean")
     lines = read_csv(

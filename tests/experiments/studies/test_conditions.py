@@ -277,7 +277,7 @@ def test_what_another_process_plays_is_left_to_it(
     ) as other:
         assert other.stdout is not None and other.stdout.readline() == "True\n"
         conditions.main(cfg)
-        assert "1 cells are being played by another process" in capsys.readouterr().out
+        assert "1 cells are being computed by another process" in capsys.readouterr().out
         assert len(cells_of(tmp_path)) == 1 and not (tmp_path / "small.csv").exists()
         other.communicate("")
     conditions.main(cfg)
@@ -386,7 +386,7 @@ def test_a_base_made_again_under_its_name_is_not_the_runs(runs: Path, tmp_path: 
 def test_published_figures_stand_beside_ours(runs: Path, played: Path, tmp_path: Path) -> None:
     path = tmp_path / "published.csv"
     path.write_text("arm,setting,value,mean\nRL,players,4,0.25\n")
-    assert conditions_tables.read_published(path) == {("RL", "players_4"): 0.25}
+    assert conditions_tables.published_points(path) == {("RL", "players_4"): 0.25}
     conditions.main(study(runs, f"published={path}", f"publish={tmp_path}"))
     assert {json.loads(line)["run"] for line in (tmp_path / "cards.jsonl").read_text().splitlines()} == {
         run.name for run in runs.glob("tiny-*")
@@ -394,7 +394,7 @@ def test_published_figures_stand_beside_ours(runs: Path, played: Path, tmp_path:
     assert "(open: published)" in (tmp_path / "small.svg").read_text()
     path.write_text("arm,mean\nRL,0.25\n")
     with pytest.raises(UserError, match=r"published\.csv: expected the columns arm, setting, value, mean"):
-        conditions_tables.read_published(path)
+        conditions_tables.published_points(path)
 
 
 @pytest.fixture(scope="module")
