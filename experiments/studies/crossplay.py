@@ -45,13 +45,14 @@ from experiments.setup.select import add_cards, card_line
 from experiments.setup.spec import PlaySpec, behind_endpoint, play_spec
 from experiments.setup.stages import base_folder
 from experiments.studies.cells import Place, begin, check_play, compute
+from experiments.studies.lines import ENDS, check_complete, read_intervals
 from marl.agents.base import Agent
 from marl.agents.chat import CHANGED, CHAT
 from marl.common.errors import UserError, check_temperature, check_writable
 from marl.common.files import FAULTS, digest, joined_name, read_json, reading, stem
 from marl.decoding.probes import size_of
-from marl.metrics.stats import Floats, Interval, bootstrap_mean, paired_difference, wilson
-from marl.metrics.tables import format_table, interval_of, read_csv, write_csv
+from marl.metrics.stats import Floats, Interval, Metrics, bootstrap_mean, paired_difference, wilson
+from marl.metrics.tables import format_table, write_csv
 from marl.model.policy import load_tokenizer
 from marl.planning.planner import SUFFIX
 from marl.report.figures import save_figure
@@ -74,7 +75,7 @@ RATES = ("game/agreement", "game/pareto")
 OF = {1.0: ("game/score/row", "game/agreement"), -1.0: ("game/points/row", "game/score/row", "game/agreement")}
 OF_OTHERS = ("game/score/row", "game/joint", "game/agreement")
 RECORDED = {"seed", "turned", "points", "deal", "pareto", "how", "turns"}  # what a pair's file has of each game
-COLUMNS = ("objective", "row", "column", "metric", "mean", "low", "high", "games", "lost_seats")
+KEYS = {"objective": float, "row": str, "column": str, "metric": str}  # of NAME.csv.gz
 OTHERS, ALL = "others", "all"  # stand for all other players; for everybody
 
 Pair = tuple[str, str]  # labels of the row player and the column player
@@ -390,19 +391,15 @@ def tabulate(
         for name, values in of[key].items()
         for i in [interval(name, values)]
     ]
-    write_csv(out / f"{cfg.name}.csv.gz", COLUMNS, lines)
+    write_csv(out / f"{cfg.name}.csv.gz", (*KEYS, *ENDS, "games", "lost_seats"), lines)
     differences = self_minus_cross(labels, of)
-    write_csv(
-        out / f"{cfg.name}_differences.csv.gz",
-        ("row", "column", "metric", "self", "cross", "difference", "low", "high", "game_seeds"),
-        [(d.row, d.column, d.metric, d.own, d.cross, d.by.mean, d.by.low, d.by.high, d.by.n) for d in differences],
-    )
+    header = ("row", "column", "metric", "self", "cross", "difference", "low", "high", "game_seeds")
+    lines = [(*key, *means, by.mean, by.low, by.high, by.n) for key, (*means, by) in differences.items()]
+    write_csv(out / f"{cfg.name}_differences.csv.gz", header, lines)
     shown = show(out / f"{cfg.name}.csv.gz", out / f"{cfg.name}.svg")
     say("\nself-play minus cross-play with all others")
-    columns = {
-        row: {d.metric: d.by for d in differences if (d.row, d.column) == (row, OTHERS)} for row in (*labels, ALL)
-    }
-    say(format_table(columns, shown))
+    names = (*labels, ALL)
+    say(format_table({row: {name: differences[row, OTHERS, name][-1] for name in shown} for row in names}, shown))
     about = {player.label: {"player": player.called, "made_of": player.made_of} for player in players}
     run_card(place.cells, digest({"pairs": [path.name for path in cells]}), cfg.seed, arm=cfg.name, players=about,
              env=parts.env, games=cfg.games, temperature=cfg.temperature, lost_seats=lost_seats)  # fmt: skip
@@ -412,18 +409,13 @@ def tabulate(
 
 def show(table: Path, figure: Path) -> Sequence[str]:
     """Draws and prints what `NAME.csv.gz` holds. Returns the metrics shown. UserError where it is no such file."""
-    found: dict[Pair, dict[str, Interval]] = {}
-    lines = read_csv(
-        table, "data.table", COLUMNS,
-        lambda line: (float(line["objective"]), (line["row"], line["column"]), line["metric"], interval_of(line)),
-    )  # fmt: skip
-    for _, pair, metric, own in lines:
-        found.setdefault(pair, {})[metric] = own
-    labels = list(dict.fromkeys(row for row, _ in found))
+    lines = read_intervals(table, "data.table", KEYS)
+    labels = list(dict.fromkeys(row for _, row, *_ in lines))
+    found: dict[Pair, Metrics] = {pair: {} for pair in product(labels, repeat=2)}
+    for _, row, column, metric, own in lines:
+        found.setdefault((row, column), {})[metric] = own
     shown = OF.get(lines[0][0], OF_OTHERS)
-    for row, column in product(labels, repeat=2):
-        if lacking := set(shown) - found.get((row, column), {}).keys():
-            raise UserError(f"data.table={table}: has no {min(lacking)} of {row} with {column}")
+    check_complete(table, "data.table", {" with ".join(pair): own for pair, own in found.items()}, shown)
     draw(labels, found, shown, figure)
     for name in shown:
         say(f"\n{SHOWN[name]}; a line for each row player")
@@ -431,22 +423,12 @@ def show(table: Path, figure: Path) -> Sequence[str]:
     return shown
 
 
-@dataclass(frozen=True)
-class Difference:
-    """Difference between a player's figure in self-play and with another. `own` and `cross`: the two means."""
-
-    row: str
-    column: str
-    metric: str
-    own: float
-    cross: float
-    by: Interval
-
-
-def self_minus_cross(labels: Sequence[str], of: Mapping[Pair, Figures]) -> list[Difference]:
-    """Each row player's figures in self-play minus those with each other player, with all others, and the mean of these
-    over all players; paired by game seed."""
-    found = []
+def self_minus_cross(
+    labels: Sequence[str], of: Mapping[Pair, Figures]
+) -> dict[tuple[str, str, str], tuple[float, float, Interval]]:
+    """By row, column and metric: each row player's mean in self-play, that with each other player, with all others, and
+    the mean of these over all players; and their difference, paired by game seed."""
+    found = {}
     for name in SHOWN:
         own = {row: of[row, row][name] for row in labels}
         cross = {row: {column: of[row, column][name] for column in labels if column != row} for row in labels}
@@ -456,26 +438,26 @@ def self_minus_cross(labels: Sequence[str], of: Mapping[Pair, Figures]) -> list[
         pairs += [(ALL, OTHERS, np.mean(list(own.values()), axis=0), np.mean(list(others.values()), axis=0))]
         for row, column, alone, met in pairs:
             by = paired_difference(alone, met, rng=np.random.default_rng(0))
-            found.append(Difference(row, column, name, float(alone.mean()), float(met.mean()), by))
+            found[row, column, name] = (float(alone.mean()), float(met.mean()), by)
     return found
 
 
-def draw(labels: Sequence[str], found: Mapping[Pair, Mapping[str, Interval]], shown: Sequence[str], path: Path) -> None:
+def draw(labels: Sequence[str], found: Mapping[Pair, Metrics], shown: Sequence[str], path: Path) -> None:
     """A heat map for each metric: a line for each row player, a column for whom it met."""
     side = 1.1 + 0.62 * len(labels)
     figure = Figure(figsize=((side + 1.2) * len(shown), side + 1.0), layout="constrained")
-    for number, (axes, name) in enumerate(zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True)):
+    for axes, name in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
         means = np.array([[found[row, column][name].mean for column in labels] for row in labels])
         image = axes.imshow(means, cmap="Blues", **({"vmin": 0, "vmax": 1} if name in RATES else {}))
         for (row, column), value in np.ndenumerate(means):
-            dark = image.norm(value) > 0.6
             axes.text(
                 column, row, f"{100 * value:.0f} %" if name in RATES else f"{value:.1f}", ha="center", va="center",
-                fontsize=8, color="white" if dark else "black", fontweight="bold" if row == column else "normal",
+                fontsize=8, color="white" if image.norm(value) > 0.6 else "black",
+                fontweight="bold" if row == column else "normal",
             )  # fmt: skip
         axes.set_xticks(range(len(labels)), labels, rotation=90, fontsize=8)
         axes.set_xlabel("against", fontsize=8)
-        axes.set_yticks(range(len(labels)), labels if number == 0 else [""] * len(labels), fontsize=8)
+        axes.set_yticks(range(len(labels)), labels if name == shown[0] else [""] * len(labels), fontsize=8)
         axes.set_title(SHOWN[name], fontsize=10, loc="left")
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)

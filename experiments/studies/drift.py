@@ -37,7 +37,7 @@ from experiments.studies.iterations import (
     refuse_doubles,
     write_by_arm,
 )
-from experiments.studies.lines import check_complete, read_lines, write_lines
+from experiments.studies.lines import check_complete, read_intervals, write_intervals
 from marl.agents.model import PlayConfig, model_agent
 from marl.common.errors import UserError, check_writable
 from marl.common.files import digest, reading
@@ -45,8 +45,8 @@ from marl.decoding.memory import Slots
 from marl.metrics.drift import likelihood, retold, talk_drift
 from marl.metrics.games import dond_metrics
 from marl.metrics.negotiation import READING, Reading, human_talk, read_talk, talk_of
-from marl.metrics.stats import Interval, Metrics
-from marl.metrics.tables import format_table, read_figures, write_csv
+from marl.metrics.stats import Metrics
+from marl.metrics.tables import format_table, read_figures
 from marl.metrics.talk import talk_metrics
 from marl.metrics.wording import WORDING
 from marl.pretraining.corpus import data_files, recorded
@@ -60,6 +60,7 @@ from marl.storage.folder import finished_run
 
 SPEAKER = "policy"  # what the policy under test is called in its games
 SPLITS = ("val", "test")
+KEYS = {"objective": float, "run": str, "arm": str, "seed": int, "iteration": int, "metric": str}  # of drift.csv.gz
 SHOWN = (
     "game/score", "game/points", "game/agreement", "drift/human_dialogues", "drift/own_speech", "talk/distinct_2",
     "talk/split_kept", "talk/split_coverage", "talk/table_kept", "talk/value_true", "talk/value_chance",
@@ -68,22 +69,6 @@ SHOWN = (
 )  # fmt: skip
 
 V = TypeVar("V")  # of a human view: what it is read as
-
-
-@dataclass(frozen=True)
-class Line:
-    """One line of `drift.csv.gz`: a figure of one policy."""
-
-    objective: float
-    run: str
-    arm: str
-    seed: int
-    iteration: int
-    metric: str
-    mean: float
-    low: float
-    high: float
-    games: int
 
 
 @dataclass(frozen=True)
@@ -99,9 +84,13 @@ class Subject:
     people: Path
     settings: Mapping[str, Any]
 
-    def lines(self, metrics: Metrics) -> list[Line]:
-        key = (objective_of(self.config), self.run.name, self.arm, self.seed, self.stage.iteration)
-        return [Line(*key, name, i.mean, i.low, i.high, i.n) for name, i in sorted(metrics.items())]
+    @property
+    def objective(self) -> float:
+        return objective_of(self.config)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return (self.objective, self.run.name, self.arm, self.seed, self.stage.iteration)
 
 
 @command("drift")
@@ -116,8 +105,8 @@ def main(cfg: DictConfig) -> None:
     if cfg.split not in SPLITS:
         raise UserError(f"split={cfg.split}: must be one of {', '.join(SPLITS)}; bases learn from the others")
     subjects = [each for run in selected(Path(cfg.runs), cfg.select, cfg.where) for each in subjects_of(run, cfg)]
-    refuse_doubles((each.run, objective_of(each.config), each.arm, each.seed) for each in subjects)
-    subjects.sort(key=lambda each: (-objective_of(each.config), each.arm, each.seed, each.stage.iteration))
+    refuse_doubles((each.run, each.objective, each.arm, each.seed) for each in subjects)
+    subjects.sort(key=lambda each: (-each.objective, each.arm, each.seed, each.stage.iteration))
     human = people_metrics(cfg.data.dond, cfg.split) if cfg.data.dond else {}
     place = begin(cfg)
     paths = [place.cells / f"{digest(subject.settings)}.json" for subject in subjects]
@@ -134,11 +123,14 @@ def main(cfg: DictConfig) -> None:
 
     if not compute(dict(zip(paths, subjects, strict=True)), measured):
         return
-    found = [line for each, path in zip(subjects, paths, strict=True) for line in each.lines(read_figures(path))]
-    write_lines(place.out / "drift.csv.gz", Line, found)
+    found = [
+        ((*subject.key, name), own)
+        for subject, path in zip(subjects, paths, strict=True)
+        for name, own in sorted(read_figures(path).items())
+    ]
+    write_intervals(place.out / "drift.csv.gz", KEYS, found)
     if human:
-        lines = [(name, i.mean, i.low, i.high, i.n) for name, i in sorted(human.items())]
-        write_csv(place.out / "people.csv", ("metric", "mean", "low", "high", "games"), lines)
+        write_intervals(place.out / "people.csv", ("metric",), [((name,), i) for name, i in sorted(human.items())])
     tabulate(place.out / "drift.csv.gz", place.out, human)
 
 
@@ -243,13 +235,11 @@ def by_dialogue(dialogues: Iterable[str], views: Iterable[V]) -> list[list[V]]:
 
 def tabulate(table: Path, out: Path, human: Metrics | None = None) -> None:
     """Writes `drift_by_arm.csv.gz` and `drift.svg` from `drift.csv.gz`, and prints all policies beside people."""
-    lines = read_lines(table, "data.table", Line)
-    refuse_doubles(((Path(line.run), line.objective, line.arm, line.seed) for line in lines), "data.table")
+    lines = read_intervals(table, "data.table", KEYS)
+    refuse_doubles(((Path(run), objective, arm, seed) for objective, run, arm, seed, *_ in lines), "data.table")
     arms: dict[tuple[float, str], dict[int, dict[int, Metrics]]] = {}
-    for line in lines:
-        of_run = arms.setdefault((line.objective, line.arm), {}).setdefault(line.seed, {})
-        own = Interval(line.mean, line.low, line.high, line.games)
-        of_run.setdefault(line.iteration, {})[line.metric] = own
+    for objective, _, arm, seed, iteration, metric, own in lines:
+        arms.setdefault((objective, arm), {}).setdefault(seed, {}).setdefault(iteration, {})[metric] = own
     columns: dict[str, Metrics] = {}
     for (objective, arm), seeds in arms.items():
         named = {f"λ={objective:g} {arm} s{seed} it {i}": own for seed, its in seeds.items() for i, own in its.items()}

@@ -50,7 +50,7 @@ from marl.learning.config import UpdateConfig
 from marl.learning.forward import forward
 from marl.learning.micro_batches import micro_batches
 from marl.losses import Outputs
-from marl.metrics.stats import Interval, bootstrap_mean
+from marl.metrics.stats import Interval, Metrics, bootstrap_mean
 from marl.metrics.tables import ArmRun, TableRow, ablation_table, format_table, write_table
 from marl.model.policy import Policy
 from marl.planning.pikl import Floats
@@ -159,7 +159,10 @@ def main(cfg: DictConfig) -> None:
         write_table(place.out / f"differences{suffix}.csv", pairs)
         draw(rows, cfg.opponents, objective, place.out / f"figure{suffix}.svg")
         say(f"\nobjective {objective:g}")
-        say(format_table({arm: {r.metric: r.interval for r in rows if r.arm == arm} for arm in arms_of(rows)}))
+        columns: dict[str, Metrics] = {}
+        for row in rows:
+            columns.setdefault(row.arm, {})[row.metric] = row.interval
+        say(format_table(columns))
     run_card(place.cells, digest({"cells": [cell.file for cell in table]}), cfg.seed, arm="frontier", base=folder.name,
              base_digest=anchor.made_of, compared=[e.folder.name for e in entrants[1:]])  # fmt: skip
     add_cards([{**card_line(read_json(place.cells / CARD)), "run": cfg.name}], place.out)
@@ -233,25 +236,24 @@ def compared(cfg: DictConfig, base: Policy, anchor: Path, device: torch.device) 
     except UserError as error:
         say(f"nothing to compare with: {error}")
         return []
-    cards = {folder: read_json(folder / CARD) for folder in folders}
-    for folder, card in cards.items():
+    found = []
+    for folder in folders:
+        card = read_json(folder / CARD)
         started = Path(str(card.get("base") or "an untouched model")).name
         if started != anchor.name:
             other = f"{started}, and the anchor is {anchor.name}"
         elif card.get("base_digest") not in (None, folder_digest(anchor)):
             other = f"an earlier {started} than the anchor, which was made again"
         else:
+            with reading(folder):
+                arm, seed = f"run_{card['arm']}", int(card["seeds"][0])
+            policy, made_of = run_policy(str(folder), "dond", device, base), folder_digest(policy_folder(str(folder)))
+            found.append(Entrant(arm, seed, policy, folder, made_of, {}))
             continue
         raise UserError(
             f"compare={cfg.compare}: {folder.name} started from {other}; name runs that started from it, "
             "or compare=null"
         )
-    found = []
-    for folder, card in cards.items():
-        with reading(folder):
-            arm, seed = f"run_{card['arm']}", int(card["seeds"][0])
-        policy, made_of = run_policy(str(folder), "dond", device, base), folder_digest(policy_folder(str(folder)))
-        found.append(Entrant(arm, seed, policy, folder, made_of, {}))
     return found
 
 
@@ -447,10 +449,6 @@ def believed(policy: Policy, batch: TokenBatch) -> list[list[Floats]]:
 # --- Figure -----------------------------------------------------------------------------------------------------------
 
 
-def arms_of(rows: Sequence[TableRow]) -> list[str]:
-    return list(dict.fromkeys(row.arm for row in rows))
-
-
 def line_of(arm: str) -> tuple[str, float | None]:
     """The line that an arm is a point of, and how strong its anchor is there: `plan_0.1`, `run_ppo_0.1`. None where the
     name says no strength, and the arm is a point of its own."""
@@ -466,31 +464,26 @@ def draw(rows: Sequence[TableRow], opponents: Sequence[str], objective: float, p
     line for each planner from the least lambda to the anchor, and one for each kind of run."""
     of = {(row.arm, row.metric): row for row in rows}
     lines: dict[tuple[str, bool], list[tuple[float, str]]] = {}  # by name and whether it is of runs
-    for arm in arms_of(rows):
+    for arm in dict.fromkeys(row.arm for row in rows if row.arm != ANCHOR):
         name, strength = line_of(arm)
         lines.setdefault((name, arm.startswith("run_")), []).append((strength or 0.0, arm))
-    anchor = lines.pop((ANCHOR, False))[0][1]
-    columns = len(opponents) + 1
-    figure = Figure(figsize=(4.2 * columns, 7.2), layout="constrained")
-    grid = figure.subplots(2, columns)
+    figure = Figure(figsize=(4.2 * (len(opponents) + 1), 7.2), layout="constrained")
+    grid = figure.subplots(2, len(opponents) + 1)
     panels = [(grid[row, column], f"{metric}/v_{opponent}", f"{label} against {WHO.get(opponent, opponent)}")
               for row, (metric, label) in enumerate((("game/score", "Score"), ("game/agreement", "Agreement")))
               for column, opponent in enumerate(opponents)]  # fmt: skip
     panels.append((grid[0, -1], "human/accuracy", "Accuracy on human proposals"))
     for axes, metric, title in panels:
         for number, ((name, trained), points) in enumerate(lines.items()):
-            points = sorted(points)
-            arms = [arm for _, arm in points] + ([] if trained else [anchor])
-            xs, ys = ([of[arm, which].mean for arm in arms] for which in ("human/log_loss", metric))
+            arms = [arm for _, arm in sorted(points)] + ([] if trained else [ANCHOR])
+            places = [(of[arm, "human/log_loss"].mean, of[arm, metric].mean) for arm in arms]
             colour = PAPER[number % len(PAPER)]
-            label = f"{name}, trained" if trained else f"planned: {name}"
-            axes.plot(xs, ys, color=colour, linewidth=1, linestyle="--" if trained else "-",
-                      marker="^" if trained else "o", markersize=6 if trained else 3.5, label=label)  # fmt: skip
-            labelled = points if trained else [point for point in points if point[0] in (points[0][0], 1.0)]
-            for strength, arm in labelled:
-                axes.annotate(f"{strength:g}", (of[arm, "human/log_loss"].mean, of[arm, metric].mean), (4, 4),
-                              fontsize=7, color=colour, textcoords="offset points")  # fmt: skip
-        x, y = of[anchor, "human/log_loss"].mean, of[anchor, metric]
+            style, label = ("^--", f"{name}, trained") if trained else ("o-", f"planned: {name}")
+            axes.plot(*zip(*places, strict=True), style, color=colour, linewidth=1, markersize=4, label=label)
+            for (strength, _), place in zip(sorted(points), places, strict=False):
+                if trained or strength in (min(points)[0], 1.0):
+                    axes.annotate(f"{strength:g}", place, (4, 4), fontsize=7, color=colour, textcoords="offset points")
+        x, y = of[ANCHOR, "human/log_loss"].mean, of[ANCHOR, metric]
         axes.errorbar([x], [y.mean], [[y.mean - y.low], [y.high - y.mean]], color="#333333", marker="D", markersize=6,
                       capsize=3, zorder=3, label="the model of people, 95 %")  # fmt: skip
         axes.set_xlabel("log-loss on human proposals, nats", fontsize=9)

@@ -21,7 +21,6 @@ FORMAT = 3  # of cells; raised when the same settings would be played, or measur
 BASE = "base"  # the arm of those who were not trained
 TRAINED = "trained"  # what the policy under test is called in episodes, a base in its place too
 SILENT = "silence"  # the voice of those who say nothing
-PER_SEED = ("arm", "seed", "condition", "metric", "mean", "low", "high", "games")  # columns of NAME_per_seed.csv
 Point = tuple[str, str]  # arm, condition
 
 

@@ -20,8 +20,17 @@ from envs.dond import environment as dond_environment
 from envs.dond import rules as dond_rules
 from envs.dond import texts as dond_texts
 from experiments.setup.entrants import turn_about
+from experiments.setup.spec import play_spec
 from experiments.studies import frontier
-from experiments.studies.frontier import Entrant, compared, drawn, human_proposals, human_situations, outcomes
+from experiments.studies.frontier import (
+    Entrant,
+    cell_of,
+    compared,
+    human_proposals,
+    human_situations,
+    mean_of,
+    outcomes,
+)
 from marl.common.errors import UserError
 from marl.metrics.stats import bootstrap_mean
 from marl.model.policy import Policy
@@ -108,7 +117,7 @@ def test_human_proposals_are_read_as_they_stood(tmp_path: Path) -> None:
         (["lambdas=0.1"], r"lambdas=0.1: must be a list of at least one"),
         (["variants.plan=3"], r"variants.plan=3: must be what differs"),
         (["env.style=natural"], r"env.style=natural: .*must be compact"),
-        (["lambdas=[-1]"], r"lambdas=\[-1\]: each must be a number, 0 \(no anchor\) or above"),
+        (["lambdas=[-1]"], r"planner.lambdas=.*-1.*each 0"),
         (["games=1"], "games=1: must be a whole number, at least 2"),
         (["proposals=0"], "proposals=0: must be a whole number, at least 2"),
         (["opponents=[nobody]"], "no scripted negotiator 'nobody'"),
@@ -116,7 +125,7 @@ def test_human_proposals_are_read_as_they_stood(tmp_path: Path) -> None:
         (["+variants.two={lambdas: [0.1, 1]}"], r"variants.two.lambdas=\[0.1, 1\]: every variant has those of lambdas"),
         (["lambdas=[0.12345678,0.12345679]"], r"lambdas=.*: some are the same in six digits"),
         (["algo.temperature=0.3"], "algo.temperature=0.3: all play as they speak"),
-        (["planner.choose=best"], "planner.choose=best: claims are weighed by the plan here; must be sample"),
+        (["planner.choose=best"], "planner.choose=best: claims are weighed by the plan; must be sample"),
     ],
 )
 def test_mistakes_are_refused_before_any_model(
@@ -157,26 +166,22 @@ def other_weights(policy: Policy) -> Policy:
     return other
 
 
-def test_a_run_made_again_under_its_name_is_measured_again(tmp_path: Path) -> None:
-    cfg, made = configure(f"runs={tmp_path}", "compare=x-*"), []
-    for name in ("x-full-s1", "cells"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "x-full-s1" / "config.yaml").touch()
-    (tmp_path / "x-full-s1" / "run.json").write_text(json.dumps({"arm": "full", "seeds": [1], "base": "here"}))
-    base = tmp_path / "bases" / "here"
+def test_a_run_made_again_under_its_name_has_a_cell_of_its_own(tmp_path: Path) -> None:
+    cfg, files = configure("data.dond=DIR", f"runs={tmp_path}", "compare=x-*"), []
+    run, base = tmp_path / "x-full-s1", tmp_path / "bases" / "here"
+    run.mkdir()
+    (run / "config.yaml").touch()
+    (run / "run.json").write_text(json.dumps({"arm": "full", "seeds": [1], "base": "here"}))
     save_policy(base, negotiator(), {"game": "dond"})
     for policy in (negotiator(), negotiator(), other_weights(negotiator())):
-        shutil.rmtree(tmp_path / "x-full-s1" / "policy", ignore_errors=True)
-        save_policy(tmp_path / "x-full-s1" / "policy", policy, {"game": "dond"})
+        shutil.rmtree(run / "policy", ignore_errors=True)
+        save_policy(run / "policy", policy, {"game": "dond"})
         (entrant,) = compared(cfg, negotiator(), base, torch.device("cpu"))
-
-        def find() -> frontier.Arms:
-            made.append(len(made))
-            return {"run_full": {"human/accuracy": [float(len(made))]}}
-
-        found = frontier.kept(cfg, tmp_path / "cells", {"env": ENV}, entrant, frontier.Bar(enabled=False), find)
-        assert found["run_full"]["human/accuracy"] == [len(made)]
-    assert made == [0, 1]  # the second was the first again
+        files.append(cell_of(entrant, ENV, None, entrant, cfg, play_spec(cfg)).file)
+    assert files[0] == files[1] != files[2] and files[0].startswith("run_full-s1-")
+    (tmp_path / "cell.json").write_text('{"arms": {"run_full": 3}}')
+    with pytest.raises(UserError, match=r"cell.json does not hold each arm's figures: remove it"):
+        frontier.read_arms(tmp_path / "cell.json")
 
 
 def test_both_views_of_a_dialogue_are_one_draw(tmp_path: Path) -> None:
@@ -188,7 +193,7 @@ def test_both_views_of_a_dialogue_are_one_draw(tmp_path: Path) -> None:
     single = bootstrap_mean(values, rng=np.random.default_rng(1))
     names = [f"dialogue {n}" for n in range(200) for _ in "12"]
     for name, expected in (("human/log_loss", single.high - single.low), ("game/score/v_base", None)):
-        both = bootstrap_mean(np.repeat(values, 2), drawn(name, names), rng=np.random.default_rng(1))
+        both = mean_of(name, np.repeat(values, 2), names, np.random.default_rng(1))
         width = expected or (single.high - single.low) / math.sqrt(2)
         assert both.high - both.low == pytest.approx(width, rel=0.1)
 

@@ -241,7 +241,7 @@ def test_what_cannot_be_told_is_refused(overrides: list[str], said: str, tmp_pat
 def test_a_file_that_no_run_could_have_left_is_refused(figures: str, tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text(",".join(iterations.Line.__annotations__) + "\n" + figures)
     with pytest.raises(UserError, match=r"data=.*x\.csv: expected lines of (at least one game each|objective)"):
-        iterations.read_lines(tmp_path / "x.csv")
+        iterations.read_curves(tmp_path / "x.csv")
 
 
 @pytest.mark.parametrize(
