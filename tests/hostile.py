@@ -49,7 +49,7 @@ from experiments.setup.bands import expected_of
 from experiments.setup.players import run_policy
 from experiments.setup.spec import run_spec
 from experiments.setup.stages import stages_of
-from experiments.studies import conditions, crossplay, drift, expected, frontier, iterations, plan
+from experiments.studies import cells, conditions, crossplay, drift, expected, frontier, iterations, plan
 from marl.common.errors import UserError
 from marl.common.files import write_json, write_text
 from marl.model.policy import Policy
@@ -172,7 +172,7 @@ GAMES = {"dond": ("experiment=dond_quickstart",), "among_us": ("experiment=among
 
 BEGINNINGS = (
     (train, "torchrun_ranks"), (entrants, "base_policy"), (evaluate, "rollout"), (play, "rollout"),
-    (frontier, "check_writable"), (conditions, "check_writable"), (drift, "check_writable"),
+    (cells, "check_writable"), (conditions, "check_writable"), (drift, "check_writable"),
     (crossplay, "check_writable"), (benchmark, "check_writable"), (iterations, "check_writable"),
     (expected, "check_writable"), (report, "write_report"),
 )  # fmt: skip

@@ -157,8 +157,8 @@ def main(cfg: DictConfig) -> None:
         return tabulate(players, cells, parts, cfg, place)
     if parts.chat and (reasons := parts.chat.lost_for_good()):
         raise UserError(
-            f"chat: {', '.join(dict.fromkeys(reasons))}, so that some pairs are not kept and there is no table; start "
-            f"the same command again with {CHANGED}, and it plays those"
+            f"chat: {', '.join(dict.fromkeys(reasons))}, so that {sum(not path.exists() for path in cells)} pairs are not "
+            f"kept and there is no table; start the same command again with {CHANGED}, and it plays those"
         )
 
 

