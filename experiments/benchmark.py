@@ -52,7 +52,7 @@ def main(cfg: DictConfig) -> None:
     env = {**given["env"], **given["long_games"].get(game, {})}
     device, out, make_env = pick_device(cfg.device), Path(given["out"]), env_maker(env)
     check_writable(out, "out")
-    texts = scripted_texts(game, [make_env], settings.seed, games=100)
+    texts = scripted_texts(game, [make_env], settings.seed, games=30)
     tokens = Tokens(train_tokenizer(texts, game_module(game).COMPACT_TOKENS, settings.vocab_size))
     bench, alone = Bench(env, settings, device, tokens), game_alone(make_env, settings.random_games, settings.seed)
     versions = {name: version(name) for name in ("torch", "transformers", *(["trl"] if has_trl() else []))}

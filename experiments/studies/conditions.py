@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,31 +27,118 @@ from omegaconf import DictConfig
 from experiments.launch.command import command
 from experiments.launch.terminal import say
 from experiments.setup.config import EvalConfig, cast_of, make, plain
-from experiments.setup.players import bare, check_players, is_run, player_slots, run_policy, seat_players, style_of
+from experiments.setup.players import (
+    bare,
+    check_players,
+    is_run,
+    planner_of,
+    player_slots,
+    run_policy,
+    seat_players,
+    style_of,
+)
 from experiments.setup.players import policy_folder as run_policy_folder
 from experiments.setup.select import selected, write_cards
 from experiments.setup.stages import Stage, base_folder, end_of, stages_of
 from experiments.studies.cells import Place, begin, check_play, compute, with_room
-from experiments.studies.conditions_tables import published_points, read_played, results, tabulate, write_played
-from experiments.studies.study import BASE, FORMAT, SILENT, TRAINED, Cell, Condition, Entrant, Limits
+from experiments.studies.conditions_tables import published_points, read_played, tabulate, write_played
 from marl.agents.chat import CHAT
 from marl.agents.dubbed import SILENCE, Dubbed
-from marl.agents.model import ModelAgent, model_agent
-from marl.common.errors import UserError, check_writable
-from marl.common.files import reading
+from marl.agents.model import ModelAgent, PlayConfig, model_agent
+from marl.common.errors import UserError, check_temperature, check_writable
+from marl.common.files import digest, reading
 from marl.decoding.memory import Slots
 from marl.metrics.evaluation import metrics
 from marl.metrics.stats import Metrics
+from marl.metrics.tables import ArmRun, read_figures
 from marl.metrics.wording import ARM_ORDER, ARMS, WORDING
 from marl.model.policy import Policy
 from marl.planning.planner import GAMES as PLANNED
-from marl.planning.planner import SLOTS, SUFFIX, planning_agent
+from marl.planning.planner import SLOTS, SUFFIX, PlannerConfig, planning_agent
 from marl.rollout.cast import LEARNERS, Seats, by_role, learners_of, places, players_of
 from marl.rollout.games import env_maker, file_digests
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import EVALUATION, draw_games
-from marl.storage.checkpoint import folder_digest
+from marl.storage.checkpoint import folder_digest, started_from
 from marl.storage.folder import finished_run, git_commit
+
+FORMAT = 3  # of cells; raised when the same settings would be played, or measured, otherwise
+BASE = "base"  # the arm of those who were not trained
+TRAINED = "trained"  # what the policy under test is called in episodes, a base in its place too
+SILENT = "silence"  # the voice of those who say nothing
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Changes to a run's own evaluation. `voices`: by role, whose messages its `player` sends; a role's
+    partners speak for themselves. `planner`: how learners plan claims or votes near what their own policy would do.
+    `iteration`: the learners as they were after so many, from a checkpoint that the run kept (0: as they began)."""
+
+    env: Mapping[str, Any] = field(default_factory=dict)
+    cast: Mapping[str, Any] = field(default_factory=dict)
+    voices: Mapping[str, Any] = field(default_factory=dict)
+    temperature: float | None = None
+    planner: PlannerConfig | None = None
+    iteration: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.planner and self.planner.choose == "own":
+            raise UserError("planner.choose=own: only training notes plans without playing them; sample or best")
+        if self.planner and self.voices:
+            raise UserError(f"planner, voices={dict(self.voices)}: who plans speaks for itself; leave one of them out")
+        for role, changes in self.cast.items():
+            if not isinstance(changes, Mapping):
+                raise UserError(f"cast.{role}={changes}: must be a group of settings, as in {{player: {changes}}}")
+        if self.temperature is not None:
+            check_temperature(self.temperature, "temperature")
+        if self.iteration is not None and self.iteration < 0:
+            raise UserError(f"iteration={self.iteration}: must be at least 0")
+
+
+@dataclass(frozen=True)
+class Limits(PlayConfig):
+    """Limits of play beside players that plan."""
+
+    planner: PlannerConfig = field(default_factory=PlannerConfig)
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """Policies under test: those that a run ended with, or its base. `run` holds all else."""
+
+    arm: str
+    seed: int
+    run: Path
+    config: Mapping[str, Any]
+    base: Path
+    learners: Mapping[str, Stage]  # by name in the cast
+
+    @property
+    def planner(self) -> PlannerConfig:
+        """The plans of others beside its learners: made as in its run."""
+        own = self.config["algo"].get("planner")
+        return planner_of(Limits(planner=make(PlannerConfig, own, "algo.planner") if own else PlannerConfig()))
+
+    @property
+    def name(self) -> str:
+        # a base's own name, also where it is played from the copy that a run keeps
+        return Path(str(started_from(self.run / "policy"))).name if self.arm == BASE else self.run.name
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One entrant under one condition. `settings` is all that determines its games, and names its file."""
+
+    entrant: Entrant
+    condition: str
+    seating: Mapping[str, Seats]
+    voices: Mapping[str, str]
+    planner: PlannerConfig | None
+    settings: Mapping[str, Any]
+
+    @property
+    def file(self) -> str:
+        return f"{self.entrant.name}-{digest(self.settings)}.json"
 
 
 @command("conditions")
@@ -220,7 +308,7 @@ def cell_of(entrant: Entrant, name: str, condition: Condition, cfg: DictConfig) 
     }
     if condition.planner:
         settings["planner"] = dataclasses.asdict(condition.planner)
-    return Cell(entrant, name, env, seating, voices, temperature, condition.planner, settings)
+    return Cell(entrant, name, seating, voices, condition.planner, settings)
 
 
 def merged(cast: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -260,7 +348,8 @@ def identity_of(name: str, entrant: Entrant) -> str:
 # --- Playing ----------------------------------------------------------------------------------------------------------
 def play(cell: Cell, cfg: DictConfig, load: Callable[[Stage], Policy], place: Place) -> Metrics:
     """The cell's games: metrics of the seats that the run learned to play in, for a base of the same ones."""
-    game, make_env, device = cell.env["game"], env_maker(cell.env), place.device
+    env, temperature, device = cell.settings["env"], cell.settings["temperature"], place.device
+    game, make_env = env["game"], env_maker(env)
     trained_in = cell.entrant.config["env"]  # its base and its learners
     base = load(Stage(0, cell.entrant.base))
     learners = {name: load(stage) for name, stage in cell.entrant.learners.items()}
@@ -283,17 +372,15 @@ def play(cell: Cell, cfg: DictConfig, load: Callable[[Stage], Policy], place: Pl
     limits = with_room(limits, caches, device)
 
     stand_ins = {name: (name if i else TRAINED, policy) for i, (name, policy) in enumerate(learners.items())}
-    agents = seat_players(seating, table, trained_in, base, limits, cell.temperature, stand_ins)
+    agents = seat_players(seating, table, trained_in, base, limits, temperature, stand_ins)
     for name in agents.keys() & stand_ins.keys() if cell.planner else ():
         called, policy = stand_ins[name]
         style = trained_in.get("style")
-        agents[name] = planning_agent(
-            called, policy, limits, room[name], cell.temperature, cell.planner, game, style=style
-        )
+        agents[name] = planning_agent(called, policy, limits, room[name], temperature, cell.planner, game, style=style)
 
     def model(called: str, name: str, seats: int) -> ModelAgent:
         style = trained_in.get("style") if name in seated else style_of(run_policy_folder(name), trained_in)
-        return model_agent(called, dubbing[name], limits, seats, cell.temperature, style)
+        return model_agent(called, dubbing[name], limits, seats, temperature, style)
 
     for role, voice in cell.voices.items():  # with agents of their own, since others may play with the same policies
         player, called = seating[role].player, f"{role} in another's voice"
@@ -303,7 +390,20 @@ def play(cell: Cell, cfg: DictConfig, load: Callable[[Stage], Policy], place: Pl
         seating[role] = dataclasses.replace(seating[role], player=called)
     drawn = draw_games(cfg.seed, EVALUATION, count=cfg.games)
     episodes = rollout(drawn, by_role(seating, agents), make_env, limits.concurrency, place.bar.advance)
-    return metrics(episodes, game, float(cell.env.get("objective", 0.0)), {TRAINED})
+    return metrics(episodes, game, float(env.get("objective", 0.0)), {TRAINED})
+
+
+def results(table: Sequence[Cell], folder: Path, wanted: Sequence[str]) -> dict[str, list[ArmRun]]:
+    """Reads what was played under each condition, arms in the order of tables."""
+    played: dict[str, list[ArmRun]] = {}
+    for cell in table:
+        found = read_figures(folder / cell.file)
+        kept = {name: found[name] for name in wanted if name in found}
+        played.setdefault(cell.condition, []).append(ArmRun(cell.entrant.arm, cell.entrant.seed, kept))
+    order = {arm: i for i, arm in enumerate(dict.fromkeys([*ARM_ORDER, *(cell.entrant.arm for cell in table)]))}
+    for runs in played.values():
+        runs.sort(key=lambda run: (order[run.arm], run.seed))
+    return played
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from omegaconf import DictConfig
 
 from experiments.launch.terminal import say
 from experiments.studies.lines import read_intervals, write_intervals
-from experiments.studies.study import Cell, Point
 from marl.metrics.stats import Metrics
 from marl.metrics.tables import (
     ArmRun,
@@ -23,27 +22,14 @@ from marl.metrics.tables import (
     arm_differences,
     format_table,
     read_csv,
-    read_figures,
     write_csv,
     write_table,
 )
-from marl.metrics.wording import ARM_ORDER, COMPARISONS, WORDING
+from marl.metrics.wording import COMPARISONS, WORDING
 from marl.report.figures import PAPER, save_figure
 
+Point = tuple[str, str]  # arm, condition
 PER_SEED = {"arm": str, "seed": int, "condition": str, "metric": str}  # keys of NAME_per_seed.csv.gz
-
-
-def results(table: Sequence[Cell], folder: Path, wanted: Sequence[str]) -> dict[str, list[ArmRun]]:
-    """Reads what was played under each condition, arms in the order of tables."""
-    played: dict[str, list[ArmRun]] = {}
-    for cell in table:
-        found = read_figures(folder / cell.file)
-        kept = {name: found[name] for name in wanted if name in found}
-        played.setdefault(cell.condition, []).append(ArmRun(cell.entrant.arm, cell.entrant.seed, kept))
-    order = {arm: i for i, arm in enumerate(dict.fromkeys([*ARM_ORDER, *(cell.entrant.arm for cell in table)]))}
-    for runs in played.values():
-        runs.sort(key=lambda run: (order[run.arm], run.seed))
-    return played
 
 
 def tabulate(

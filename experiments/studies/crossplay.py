@@ -158,8 +158,8 @@ def main(cfg: DictConfig) -> None:
     if parts.chat and (reasons := parts.chat.lost_for_good()):
         left = sum(not path.exists() for path in cells)
         raise UserError(
-            f"chat: {', '.join(dict.fromkeys(reasons))}, so that {left} pairs are not kept and there is no table; start "
-            f"the same command again with {CHANGED}, and it plays those"
+            f"chat: {', '.join(dict.fromkeys(reasons))}, so that {left} pairs are not kept and there is no table; "
+            f"start the same command again with {CHANGED}, and it plays those"
         )
 
 

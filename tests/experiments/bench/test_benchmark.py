@@ -37,7 +37,8 @@ ENVS: dict[str, dict[str, Any]] = {
 
 
 def run(*overrides: str) -> dict[str, Any]:
-    cfg = configure("benchmark", "bench=quick", "device=cpu", *overrides)
+    short = ["env.max_steps=8", "long_games.among_us.messages_each=1"]
+    cfg = configure("benchmark", "bench=quick", "device=cpu", *short, *overrides)
     benchmark.main(cfg)
     found: dict[str, Any] = json.loads((Path(cfg.out) / "benchmark.json").read_text())
     return found
@@ -133,7 +134,7 @@ def test_generate_believes_what_this_engine_believes(policy: tuple[str, Policy])
 def test_generate_chooses_legally_and_keeps_to_its_limits(policy: tuple[str, Policy]) -> None:
     """A small context is filled and never exceeded; whoever has no room left falls silent."""
     game, model = policy
-    context = 120
+    context = {"among_us": 120, "dond": 60}[game]
     torch.manual_seed(0)
     agent = GenerateAgent(model, 4, context, 12)
     episodes = rollout(draw_games(1, count=3), everyone(agent), env_maker(ENVS[game]), 3)

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -16,7 +14,6 @@ from experiments import evaluate, train
 from experiments.setup import entrants
 from experiments.setup.stages import Stage, base_folder, stages_of
 from experiments.studies import conditions, conditions_tables
-from experiments.studies import study as nouns
 from marl.common.errors import UserError
 from marl.common.files import csv_rows, read_json, write_json
 from marl.decoding import memory
@@ -230,55 +227,6 @@ def test_tables_and_figure_are_made_again_from_the_figures_of_each_run(
     for data, said in (("none.csv", "cannot be read"), (played / "small.csv", "expected the columns arm, seed")):
         with pytest.raises(UserError, match=rf"data={data}: .*{said}"):
             conditions.main(study(Path("none"), f"data={data}", f"publish={tmp_path}"))
-
-
-def test_a_stopped_study_goes_on_where_it_was(
-    runs: Path, played: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    few = {name: CONDITIONS[name] for name in ("as_trained", "silent")}
-    cfg = study(runs, f"cells={tmp_path}", named=few)
-    play, count = conditions.play, iter(range(99))
-
-    def stopping(*args: object) -> object:
-        if next(count) == 3:
-            raise KeyboardInterrupt
-        return play(*args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(conditions, "play", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        conditions.main(cfg)
-    assert len(cells_of(tmp_path)) == 3 and not (tmp_path / "small.csv").exists()
-    conditions.main(cfg)
-    assert next(count) == 4 + 5  # of eight cells, five were left
-    whole = cells_of(played)
-    assert all(whole[name] == cell for name, cell in cells_of(tmp_path).items())
-    assert not list(tmp_path.glob(".*"))
-
-
-@pytest.mark.slow
-def test_what_another_process_plays_is_left_to_it(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cfg = study(runs, f"cells={tmp_path}", "arms=[game_only]", named={"as_trained": {}})
-    (run,) = (entrant for entrant in conditions.entrants(runs, "tiny-*", ["game_only"]) if entrant.arm == "RL")
-    cell = conditions.cell_of(run, "as_trained", nouns.Condition(), cfg)
-    code = (
-        "import sys; from pathlib import Path; from experiments.studies.cells import claimed\n"
-        "with claimed(Path(sys.argv[1])) as mine: print(mine, flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path / cell.file)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as other:
-        assert other.stdout is not None and other.stdout.readline() == "True\n"
-        conditions.main(cfg)
-        assert "1 cells are being computed by another process" in capsys.readouterr().out
-        assert len(cells_of(tmp_path)) == 1 and not (tmp_path / "small.csv").exists()
-        other.communicate("")
-    conditions.main(cfg)
-    assert len(cells_of(tmp_path)) == 2 and (tmp_path / "small.csv").exists()
 
 
 @pytest.mark.slow
