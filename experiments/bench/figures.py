@@ -9,24 +9,29 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from marl.metrics.stats import Interval
+from marl.metrics.tables import format_table
 from marl.report.figures import PAPER, save_figure
 
-COLUMNS = {
-    "rollout_tokens_per_second": "rollout, tokens/s",
-    "games_per_second": "games/s",
-    "update_tokens_per_second": "update, tokens/s",
-    "peak_bytes": "memory, MB",
-    "mean_stream": "tokens a seat",
+COLUMNS = {  # by figure of a repeat: heading, and what a figure is divided by there
+    "rollout_tokens_per_second": ("rollout, tokens/s", 1.0),
+    "games_per_second": ("games/s", 1.0),
+    "update_tokens_per_second": ("update, tokens/s", 1.0),
+    "peak_bytes": ("memory, MB", 1e6),
+    "mean_stream": ("tokens a seat", 1.0),
 }
 SPEEDS = ("rollout_tokens_per_second", "update_tokens_per_second")
 
 Data = Mapping[str, Any]  # a row of benchmark.json
 
 
-def figure_of(row: Data, name: str) -> tuple[float, float, float] | None:
-    """Median, lowest and highest of the repeats; None where one lacks the figure."""
+def figure_of(row: Data, name: str) -> Interval | None:
+    """Median, lowest and highest of the repeats as the table has them; None where one lacks the figure."""
     values = [repeat.get(name) for repeat in row["repeats"]]
-    return (median(values), min(values), max(values)) if values and None not in values else None
+    if not values or None in values:
+        return None
+    found = [value / COLUMNS[name][1] for value in values]
+    return Interval(median(found), min(found), max(found), len(found))
 
 
 def place(row: Data) -> str:
@@ -37,22 +42,13 @@ def place(row: Data) -> str:
 
 
 def table(rows: Sequence[Data]) -> str:
-    """A line for each row: medians, and below the lowest and highest where there are several repeats."""
-    lines = [" " * 66 + "".join(f"{label:>20}" for label in COLUMNS.values())]
-    for row in rows:
-        found = [figure_of(row, name) for name in COLUMNS]
-        cells = "".join(f"{shown(name, values):>20}" for name, values in zip(COLUMNS, found, strict=True))
-        lines.append(f"{place(row):66}{row['skipped'] or cells}")
-    return "\n".join(lines)
-
-
-def shown(name: str, values: tuple[float, float, float] | None) -> str:
-    """A figure with its spread, if it varies."""
-    if values is None:
-        return "–"
-    scale = 1e-6 if name == "peak_bytes" else 1.0
-    middle, low, high = (f"{scale * value:,.{1 if name == 'games_per_second' else 0}f}" for value in values)
-    return middle if low == high else f"{middle} ({low}–{high})"
+    """A line for each row: medians, with the lowest and highest; below it why some were not measured."""
+    columns = {
+        heading: {place(row): found for row in rows if (found := figure_of(row, name))}
+        for name, (heading, _) in COLUMNS.items()
+    }
+    skipped = [f"{place(row)}: {row['skipped']}" for row in rows if row["skipped"]]
+    return "\n".join([format_table(columns, [place(row) for row in rows]), *skipped])
 
 
 def draw(rows: Sequence[Data], path: Path) -> None:
@@ -61,11 +57,11 @@ def draw(rows: Sequence[Data], path: Path) -> None:
     figure = Figure(figsize=(8.5, 0.8 + 0.42 * len(rows)), layout="constrained")
     axes = figure.subplots()
     for number, name in enumerate(SPEEDS):
-        found = [(place, values) for place, row in enumerate(rows) if (values := figure_of(row, name))]
-        middles = [middle for _, (middle, _, _) in found]
-        spread = [[m - low for _, (m, low, _) in found], [high - m for _, (m, _, high) in found]]
-        heights = [place + 0.36 * (number - 0.5) for place, _ in found]
-        label = COLUMNS[name].partition(",")[0]
+        found = [(at, own) for at, row in enumerate(rows) if (own := figure_of(row, name))]
+        middles = [own.mean for _, own in found]
+        spread = [[own.mean - own.low for _, own in found], [own.high - own.mean for _, own in found]]
+        heights = [at + 0.36 * (number - 0.5) for at, _ in found]
+        label = COLUMNS[name][0].partition(",")[0]
         axes.barh(heights, middles, height=0.34, xerr=spread, color=PAPER[number], label=label)
     axes.set_yticks(range(len(rows)), [place(row) for row in rows], fontsize=8)
     axes.invert_yaxis()

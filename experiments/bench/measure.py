@@ -90,7 +90,8 @@ class Bench:
         self.settings, self.device, self.tokens = settings, device, tokens
         self.make_env, self.players = env_maker(env), seats(env)
         beside = replace(settings.points[0], games=settings.baseline_games, dtype="float32")
-        engines = [(OURS, point) for point in settings.points] + [(each, beside) for each in (OURS, GENERATE, TRL)]
+        engines = [(OURS, point) for point in dict.fromkeys([*settings.points, beside])]
+        engines += [(GENERATE, beside), (TRL, beside)]
         self.rows = [Row(engine, point, self.parameters(point)) for engine, point in engines]
 
     def measure(self, written: Callable[[], None]) -> None:

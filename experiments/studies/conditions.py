@@ -222,31 +222,26 @@ def entrants(runs: Path, select: Any, arms: Sequence[str], where: Any = None) ->
                 f"arms: no finished run of {select} in {runs} is of arm {arm}; there are {', '.join(there)}"
             )
     found: dict[tuple[str, int], Entrant] = {}
+    bases: set[str] = set()
     for folder, (config, card) in found_runs.items():
         if arms and card["arm"] not in arms:
             continue
         with reading(folder):
             learners = learners_of(cast_of(config["cast"]))
-        trained = {name: end_of(folder, name) for name in learners}
-        base = base_folder(folder)
-        seed = card["seeds"][0]
+        base, seed = base_folder(folder), card["seeds"][0]
         arm = ARMS.get(card["arm"], card["arm"]) if config["env"]["game"] == "among_us" else card["arm"]
-        for entrant in (
-            Entrant(BASE, seed, folder, config, base, dict.fromkeys(learners, Stage(0, base))),
-            Entrant(arm, seed, folder, config, base, trained),
-        ):
-            key = (entrant.arm, seed)
-            if entrant.arm == BASE and any(
-                folder_digest(e.base) == folder_digest(base) for e in found.values() if e.arm == BASE
-            ):
-                continue  # one model counts once, also if it is the base of several seeds
-            if key in found:
+        new = [Entrant(arm, seed, folder, config, base, {name: end_of(folder, name) for name in learners})]
+        if folder_digest(base) not in bases:  # one model counts once, also if it is the base of several seeds
+            new.append(Entrant(BASE, seed, folder, config, base, dict.fromkeys(learners, Stage(0, base))))
+            bases.add(folder_digest(base))
+        for entrant in new:
+            other = found.setdefault((entrant.arm, seed), entrant)
+            if other is not entrant:
                 what = "started from different bases" if entrant.arm == BASE else f"are both arm {card['arm']}"
                 raise UserError(
-                    f"select={select}: {found[key].run.name} and {folder.name} are of seed {seed} and {what}; "
+                    f"select={select}: {other.run.name} and {folder.name} are of seed {seed} and {what}; "
                     "choose names of which there is one for each arm and seed, or settings in `where`"
                 )
-            found[key] = entrant
     order = {arm: i for i, arm in enumerate(ARM_ORDER)}
     return sorted(found.values(), key=lambda e: (e.seed, order.get(e.arm, len(order))))
 

@@ -14,13 +14,14 @@ from envs.among_us.environment import AmongUs
 from experiments import benchmark
 from experiments.bench import measure
 from experiments.bench.baselines import GenerateAgent, has_trl, trl_iteration
-from experiments.bench.figures import figure_of, shown, table
+from experiments.bench.figures import figure_of, table
 from experiments.bench.measure import Bench, Row
 from experiments.bench.pieces import game_alone
 from experiments.bench.settings import Point, Settings
 from experiments.setup.config import make, plain
 from marl.agents.model import ModelAgent
 from marl.common.errors import UserError
+from marl.metrics.stats import Interval
 from marl.model.policy import Policy, tiny_lm
 from marl.model.tokens import Tokens, train_tokenizer
 from marl.pretraining.corpus import scripted_texts
@@ -64,27 +65,25 @@ def policy(request: pytest.FixtureRequest) -> tuple[str, Policy]:
 
 
 def test_everything_is_measured(found: dict[str, Any]) -> None:
-    assert [row["engine"] for row in found["rows"]] == ["ours"] * 4 + ["generate", "TRL"]
-    for row in found["rows"][:5]:
+    assert [row["engine"] for row in found["rows"]] == ["ours"] * 3 + ["generate", "TRL"]
+    for row in found["rows"][:4]:
         assert not row["skipped"] and len(row["repeats"]) == found["settings"]["repeats"]
         for repeat in row["repeats"]:
             assert repeat["rollout_tokens_per_second"] > repeat["games_per_second"] > 0
             assert 0 < repeat["mean_stream"] <= row["point"]["context"] and repeat["peak_bytes"] >= 0
             assert ("update_tokens_per_second" in repeat) == (row["engine"] == "ours")  # `generate` learns nothing
-    trl = found["rows"][5]
+    trl = found["rows"][4]
     assert bool(trl["repeats"]) == has_trl() != bool(trl["skipped"])
     assert trl["repeats"] or "pip install -e '.[bench]' -c constraints.txt" in trl["skipped"]
     assert (found["out"] / "speed.svg").read_text().count("<svg") == 1
     printed = table(found["rows"]).splitlines()
-    assert len(printed) == 1 + len(found["rows"]) and "memory, MB" in printed[0]
+    assert "memory, MB" in printed[0] and sum(line.startswith(("ours", "generate")) for line in printed) == 4
 
 
 def test_a_figure_is_the_median_of_the_repeats_with_its_spread() -> None:
-    row = {"repeats": [{"games_per_second": value} for value in (3.0, 1.0, 2.0)]}
-    assert figure_of(row, "games_per_second") == (2.0, 1.0, 3.0)
-    assert shown("games_per_second", (2.0, 1.0, 3.0)) == "2.0 (1.0–3.0)"
+    row = {"repeats": [{"games_per_second": value, "peak_bytes": 1e6 * value} for value in (3.0, 1.0, 2.0)]}
+    assert figure_of(row, "games_per_second") == figure_of(row, "peak_bytes") == Interval(2.0, 1.0, 3.0, 3)
     assert figure_of(row, "update_tokens_per_second") is None and figure_of({"repeats": []}, "peak_bytes") is None
-    assert shown("peak_bytes", (2e6, 2e6, 2e6)) == "2" and shown("peak_bytes", None) == "–"
 
 
 def test_a_point_without_room_is_left_out(monkeypatch: pytest.MonkeyPatch, policy: tuple[str, Policy]) -> None:
