@@ -174,8 +174,6 @@ def check(cfg: DictConfig) -> None:
 
 
 # --- Who plays --------------------------------------------------------------------------------------------------------
-
-
 def resolved(name: str, cfg: DictConfig) -> str:
     """The name, with a run's folder in the place of a pattern. UserError for somebody who cannot play here."""
     if "*" in name:
@@ -284,8 +282,6 @@ def cell_of(one: Player, other: Player, cfg: DictConfig, parts: PlaySpec) -> Cel
 
 
 # --- Playing ----------------------------------------------------------------------------------------------------------
-
-
 def play(cell: Cell, cfg: DictConfig, parts: PlaySpec, pair: Sequence[Agent], bar: Bar) -> tuple[dict[str, Any], str]:
     """The pair's games, in both seatings; one player's own in one, since they are the same. And what spoiled them,
     where a refused key or a spent budget did, so that they are to be played again; else nothing."""
@@ -336,8 +332,6 @@ def recorded(episode: Episode, turned: int) -> dict[str, Any]:
 
 
 # --- Tables and figure ------------------------------------------------------------------------------------------------
-
-
 def figures(games: Games, objective: float, swapped: bool) -> Figures:
     """Returns, by metric, one number for each game seed, in order: the mean of the games played on it.
 

@@ -135,8 +135,6 @@ def main(cfg: DictConfig) -> None:
 
 
 # --- What there is to measure -----------------------------------------------------------------------------------------
-
-
 def subjects_of(run: Path, cfg: DictConfig) -> list[Subject]:
     """A run's policies by iteration. UserError where it is a run of another game."""
     config, card = finished_run(run)
@@ -182,8 +180,6 @@ def people_folder(run: Path, human: str | None) -> Path:
 
 
 # --- Measuring --------------------------------------------------------------------------------------------------------
-
-
 def measure(subject: Subject, cfg: DictConfig, place: Place) -> Metrics:
     """Measures what the policy plays and says with itself, and the two likelihoods."""
     env, policy, rng = evaluated_game(subject.config), subject.stage.load(place.device), np.random.default_rng(0)
@@ -231,8 +227,6 @@ def by_dialogue(dialogues: Iterable[str], views: Iterable[V]) -> list[list[V]]:
 
 
 # --- Tables and figure ------------------------------------------------------------------------------------------------
-
-
 def tabulate(table: Path, out: Path, human: Metrics | None = None) -> None:
     """Writes `drift_by_arm.csv.gz` and `drift.svg` from `drift.csv.gz`, and prints all policies beside people."""
     lines = read_intervals(table, "data.table", KEYS)

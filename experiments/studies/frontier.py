@@ -308,8 +308,6 @@ def mean_of(
 
 
 # --- Planning at every lambda -----------------------------------------------------------------------------------------
-
-
 def plans(situation: Situation, entrant: Entrant, anchor: Reader) -> dict[str, Floats]:
     """Returns, by arm, the probabilities of all claims, (A,): the policy's own, and planned near them."""
     views = any(planner.partner == "view" for planner in entrant.planners.values())
@@ -323,8 +321,6 @@ def plans(situation: Situation, entrant: Entrant, anchor: Reader) -> dict[str, F
 
 
 # --- Games ------------------------------------------------------------------------------------------------------------
-
-
 def against(
     cfg: DictConfig, parts: PlaySpec, env: Mapping[str, Any], entrant: Entrant, opponent: str, base: Policy, bar: Bar
 ) -> Arms:
@@ -383,8 +379,6 @@ def outcomes(episode: Episode, entrant: Entrant, anchor: Reader) -> dict[str, tu
 
 
 # --- People -----------------------------------------------------------------------------------------------------------
-
-
 def on_people(cfg: DictConfig, parts: PlaySpec, env: Mapping[str, Any], entrant: Entrant, bar: Bar) -> Arms:
     """Accuracy (is the most probable claim the one that was made?) and log-loss of every arm, on the test split."""
     views, situations = human_situations(cfg.data.dond, env, entrant.policy, cfg.proposals)
@@ -447,8 +441,6 @@ def believed(policy: Policy, batch: TokenBatch) -> list[list[Floats]]:
 
 
 # --- Figure -----------------------------------------------------------------------------------------------------------
-
-
 def line_of(arm: str) -> tuple[str, float | None]:
     """The line that an arm is a point of, and how strong its anchor is there: `plan_0.1`, `run_ppo_0.1`. None where the
     name says no strength, and the arm is a point of its own."""

@@ -146,8 +146,6 @@ def main(cfg: DictConfig) -> None:
 
 
 # --- Data -------------------------------------------------------------------------------------------------------------
-
-
 def collected(runs: Sequence[Run]) -> list[Line]:
     """The evaluations of these runs while they trained. UserError for a run of another game, or one without any, and
     for two runs of one objective, arm and seed."""
@@ -224,8 +222,6 @@ def read_curves(path: Path) -> Curves:
 
 
 # --- Statistics -------------------------------------------------------------------------------------------------------
-
-
 def weight(metric: str, at: Mapping[str, float]) -> float:
     """Counts the evaluation games of a figure."""
     return round(at["games"] * at["game/agreement"]) if metric in OF_AGREED else at["games"]
@@ -340,11 +336,10 @@ def summary(seeds: Mapping[int, Curve], measure: str) -> Metrics:
                 found.setdefault(f"correlation/{games}", []).append(correlation([*kept], means, known, counts))
                 own = correlation([*kept], means)
                 found.setdefault(f"correlation/{games.replace('games', 'means')}", []).append(own)
-        measured = {i: at for i, at in curve.items() if measure in at}
-        scores = [at[measure] for at in measured.values()]
-        errors = [standard_error(measure, at) for at in measured.values()]
+        scores = [at[measure] for at in curve.values()]
+        errors = [standard_error(measure, at) for at in curve.values()]
         if len(set(scores)) > 1 and not any(map(math.isnan, errors)):
-            found.setdefault("plateau/seeds", []).append(plateau([*measured], scores, errors))
+            found.setdefault("plateau/seeds", []).append(plateau([*curve], scores, errors))
     whole = {name: values for name, values in found.items() if len(values) == len(seeds) and np.isfinite(values).all()}
     figures = {
         name: seed_mean(values).within(-1, 1) for name, values in whole.items() if name.startswith("correlation/")
@@ -398,8 +393,6 @@ def along(curve: Curve, axis: str, metric: str, x: float) -> float:
 
 
 # --- Figure -----------------------------------------------------------------------------------------------------------
-
-
 def draw(
     curves: Curves, means: Mapping[tuple[float, str], Mapping[int, Metrics]],
     published: Sequence[Published], path: Path, over: str | None = None,
