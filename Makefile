@@ -54,7 +54,7 @@ format: $(STAMP) ## put the code into the style that lint asks for
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
 
-bench: $(STAMP) ## speed of rollouts and updates beside other engines and the limit; up to two hours
+bench: $(STAMP) ## speed of rollouts and updates beside generate and TRL, about half an hour
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev,bench]' --constraint constraints.txt
 	@$(BIN)/python -m experiments.benchmark
 

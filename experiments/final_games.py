@@ -139,18 +139,14 @@ def final_evaluation(
     as_trained = {n: ("trained" if i == 0 else n, policy) for i, (n, policy) in enumerate(policies.items())}
     make_once(beside / "evaluation.json", lambda: measure(work, beside, "base", base, as_base, bar), report=say)
     measure(work, folder, "trained", base, as_trained, bar)
-    try:
-        of_base, of_both = (read_evaluation(part / "evaluation.json") for part in (beside, folder))
-    except UserError as error:
-        raise UserError(f"{error}: remove this file, and the same command plays its games again") from error
     games = {"base": beside, "trained": folder}
     try:
+        of_base, of_both = (read_evaluation(part / "evaluation.json") for part in games.values())
         examples = {name: read_episodes(part / "episodes" / f"{name}.jsonl")[0] for name, part in games.items()}
         texts = read_text(beside / "episodes" / "base.jsonl")
     except (UserError, IndexError) as error:
         raise UserError(
-            f"{beside / 'episodes'}: its games cannot be read ({error}); remove {beside}, and the same command plays "
-            "them again"
+            f"evaluation games cannot be read ({error}). Remove {beside}, and the same command plays them again"
         ) from error
     for part in ("conditions", "belief_by_message", "by_game"):
         of_both[part] = {**of_base.get(part, {}), **of_both[part]}

@@ -22,7 +22,7 @@ from experiments import benchmark, evaluate, play, report, train
 from experiments.launch.overrides import one_line, wrong_kind
 from experiments.setup import entrants
 from experiments.setup.spec import run_spec
-from experiments.studies import conditions, crossplay, drift, expected, frontier, iterations, plan
+from experiments.studies import cells, conditions, crossplay, drift, expected, frontier, iterations, plan
 from marl.common.errors import UserError
 from marl.pretraining.base import base_settings
 from tests.composing import configure
@@ -120,7 +120,7 @@ GAMES = {"dond": ("experiment=dond_quickstart",), "among_us": ("experiment=among
 
 BEGINNINGS = (
     (train, "torchrun_ranks"), (entrants, "base_policy"), (evaluate, "rollout"), (play, "rollout"),
-    (frontier, "check_writable"), (conditions, "check_writable"), (drift, "check_writable"),
+    (cells, "check_writable"), (conditions, "check_writable"), (drift, "check_writable"),
     (crossplay, "check_writable"), (benchmark, "check_writable"), (iterations, "check_writable"),
     (expected, "check_writable"), (report, "write_report"),
 )  # fmt: skip

@@ -1,410 +1,225 @@
-"""Instruments of the benchmark: a stopwatch of phases, peak memory, counted work, and the rates of this machine.
-
-The limit of a phase is the larger of two times: its multiply-adds at the rate of matrix products of the model's own
-shapes, and the bytes that it must touch at the rate of copying, both measured here and now. What is counted is named in
-`limits`.
-"""
+"""Measures rollouts and updates: this engine at every point, the baselines on fewer games."""
 
 from __future__ import annotations
 
 import ctypes
-import functools
 import gc
 import re
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 
-from marl.decoding.cache import READ_BUDGET
-from marl.decoding.engine import Engine
-from marl.model.policy import Policy
+from experiments.bench.baselines import INSTALL_TRL, GenerateAgent, has_trl, trl_iteration
+from experiments.bench.settings import Point, Settings
+from experiments.launch.terminal import say
+from experiments.setup.devices import without_bf16
+from marl.agents.base import Agent
+from marl.agents.model import ModelAgent
+from marl.common.errors import UserError
+from marl.decoding.memory import Slots, check_memory, learning_bytes
+from marl.learning.advantages import Credit, add_advantages
+from marl.learning.batch import collate, seats_of
+from marl.learning.config import UpdateConfig
+from marl.learning.update import update
+from marl.losses import Loss
+from marl.losses.listening import ListeningLoss
+from marl.losses.policy import PolicyLoss
+from marl.losses.value import ValueLoss
+from marl.model.policy import Policy, tiny_config, tiny_lm
 from marl.model.tokens import Tokens
+from marl.rewards import add_rewards
+from marl.rewards.game import GameReward
+from marl.rollout.games import env_maker, seats
+from marl.rollout.rollout import everyone, rollout
+from marl.rollout.seeds import draw_games
+from marl.types import Episode, Kind
 
-# In the order in which tables list them. `mixed` are passes in which some seats read and others write; `capture` is the
-# making of captured steps, once for each shape (GPUs only); `cache` the copying of caches between turns (baselines
-# only); `bookkeeping` the rest of a rollout: who is asked what, groups of seats, streams, turns.
-PHASES = (
-    "game", "text", "tokenising", "prefill", "questions", "decode", "mixed", "sampling", "beliefs", "capture", "cache",
-    "bookkeeping", "collation", "update",
-)  # fmt: skip
-STEPS = 9  # of decoding, alone
-TIMINGS, MOMENT = 5, 0.005  # of a product or a copy, and the seconds that each lasts at least
-ON_DEVICE = {"prefill", "questions", "decode", "mixed", "sampling", "beliefs", "capture", "cache", "update"}
-
-
-class Stopwatch:
-    """Seconds by phase. Phases nest, and each counts only what no inner one does, so that they add up to the whole."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.seconds = dict.fromkeys(PHASES, 0.0)
-        self._synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-        self._open: list[str] = []
-        self._since = 0.0
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Counts the block's time as this phase's. On a GPU it waits for the phase's work, so that no other phase pays
-        for it."""
-        self._turn()
-        self._open.append(name)
-        try:
-            yield
-        finally:
-            if name in ON_DEVICE:
-                self._synchronize()
-            self._turn()
-            self._open.pop()
-
-    def _turn(self) -> None:
-        now = time.perf_counter()
-        if self._open:
-            self.seconds[self._open[-1]] += now - self._since
-        self._since = now
-
-    def wrap(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, clocked as this phase."""
-
-        @functools.wraps(function)
-        def clocked(*args: Any, **kwargs: Any) -> Any:
-            with self.phase(name):
-                return function(*args, **kwargs)
-
-        return clocked
-
-    @contextmanager
-    def on(self, owner: object, name: str, *methods: str) -> Iterator[None]:
-        """Clocks these methods of this one object inside the block."""
-        with replaced(owner, {method: self.wrap(name, getattr(owner, method)) for method in methods}):
-            yield
-
-    @contextmanager
-    def on_tokens(self, tokens: Tokens) -> Iterator[None]:
-        """Counts encoding as tokenising and decoding as text inside the block."""
-        with ExitStack() as stack:
-            stack.enter_context(self.on(tokens, "tokenising", "encode", "label"))
-            stack.enter_context(self.on(tokens, "text", "reply_text", "ends", "within"))
-            yield
-
-    def env(self, make_env: Callable[[], Any]) -> Callable[[], Any]:
-        """The same environments, clocked: the rules and the writing of what players read cannot be told apart."""
-
-        def make() -> Any:
-            env = make_env()
-            env.reset, env.step = self.wrap("game", env.reset), self.wrap("game", env.step)
-            return env
-
-        return make
-
-
-@contextmanager
-def replaced(owner: object, methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Gives this one object these methods in place of its own, inside the block."""
-    before = {name: vars(owner)[name] for name in methods if name in vars(owner)}
-    for name, method in methods.items():
-        setattr(owner, name, method)
-    try:
-        yield
-    finally:
-        for name in methods:
-            delattr(owner, name)  # the class's own shows again
-        for name, method in before.items():
-            setattr(owner, name, method)
-
-
-class PeakMemory:
-    """The rise of memory above where it stood at the start, in bytes.
-
-    Of the process (resident set; Linux only) or, on a GPU, of what torch allocated. Memory that was freed before is
-    handed back to the system first, or taking it again would be no rise. None where the system cannot tell.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        gc.collect()  # caches and their layers know each other
-        with suppress(OSError, AttributeError):  # another C library keeps what was freed
-            ctypes.CDLL("libc.so.6").malloc_trim(0)
-        self.before = self._start()
-
-    def _start(self) -> int | None:
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-            return torch.cuda.memory_allocated()
-        try:
-            Path("/proc/self/clear_refs").write_text("5")  # forgets the old peak
-        except OSError:
-            return None
-        return _status("VmRSS")
-
-    def rise(self) -> int | None:
-        if self.before is None:
-            return None
-        now = torch.cuda.max_memory_allocated() if self.device.type == "cuda" else _status("VmHWM")
-        return None if now is None else max(now - self.before, 0)
-
-
-def _status(field: str) -> int | None:
-    """A figure that Linux keeps of this process in kB, in bytes; None on other systems."""
-    try:
-        found = re.search(rf"^{field}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    except OSError:
-        return None
-    return int(found[1]) * 1024 if found else None
-
-
-@contextmanager
-def on_processor() -> Iterator[list[float]]:
-    """Yields a list that holds the processor seconds that this process got in a second, once the block ends."""
-    share: list[float] = []
-    wall, own = time.perf_counter(), time.process_time()
-    yield share
-    share.append((time.process_time() - own) / (time.perf_counter() - wall))
+OURS, GENERATE, TRL = "ours", "generate", "TRL"
+INNER = 3  # a layer's inside is so many times as wide as the hidden states
 
 
 @dataclass
-class Counts:
-    """Work of forward passes over cached rows."""
+class Row:
+    """One engine at one point: each repeat's figures. `skipped` says why there are none."""
 
-    passes: int = 0
-    tokens: int = 0  # read
-    attended: int = 0  # pairs of a token and one that it sees
-    cached: int = 0  # tokens of rows' caches, once a pass: what attention must load
-    outputs: int = 0  # tokens that went through the output layer within these passes: captured steps sample there, too
-
-    def add(self, start: np.ndarray, sizes: np.ndarray) -> None:
-        """One pass over rows (R,) that hold `start` tokens and read `sizes` more."""
-        self.passes += 1
-        self.tokens += int(sizes.sum())
-        self.attended += int((sizes * start + sizes * (sizes + 1) // 2).sum())
-        self.cached += int((start + sizes).sum())
-
-    @property
-    def rows(self) -> int:
-        """Tokens of a pass, on average: one for each row where each reads one."""
-        return max(round(self.tokens / max(self.passes, 1)), 1)
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A model's size: weights of its layers, of its output layer, and what one token costs beside them."""
-
-    body: int  # weights of the matrices between embedding and output
-    head: int
+    engine: str
+    point: Point
     parameters: int
-    attention: int  # multiply-adds of one attended pair, all layers
-    cache: int  # numbers that one token keeps, all layers
-    matrices: tuple[tuple[int, int], ...]  # (in, out) of each matrix between embedding and output
-    output: tuple[int, int]  # that of the output layer
-
-    @classmethod
-    def of(cls, policy: Policy) -> Shape:
-        config = policy.lm.config.get_text_config()
-        matrices = [m for m in policy.lm.base_model.modules() if isinstance(m, torch.nn.Linear)]
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return cls(
-            body=sum(m.weight.numel() for m in matrices),
-            head=policy.lm.get_output_embeddings().weight.numel(),
-            parameters=sum(p.numel() for p in policy.lm.parameters()),
-            attention=2 * config.num_attention_heads * head_dim * config.num_hidden_layers,
-            cache=2 * config.num_key_value_heads * head_dim * config.num_hidden_layers,
-            matrices=tuple((m.in_features, m.out_features) for m in matrices),
-            output=(config.hidden_size, policy.lm.get_output_embeddings().weight.shape[0]),
-        )
+    repeats: list[dict[str, float | None]] = field(default_factory=list)
+    skipped: str = ""
 
 
-@dataclass(frozen=True)
-class Rates:
-    """Rates of this machine at this moment: multiply-adds a second, and bytes a second of copying (read + written)."""
+class PeakMemory:
+    """Bytes by which memory rose above where it stood at the start: the process's resident set (Linux only), or what
+    torch allocated on a GPU."""
 
-    read: float  # through all of the model's matrices, each by itself, as many rows as a pass that reads may have
-    decode: float  # the same with as many rows as passes that decode had
-    mixed: float  # with as many as those in which some read and some write
-    output: float  # through the output layer, one row for each slot
-    update: float  # forward and backward, as many rows as a pass of the update has; in float32 or under autocast
-    weights: float  # copying as much as the model's weights, which a processor's own cache may hold
-    cache: float  # copying as much as all slots
+    def __init__(self, device: torch.device) -> None:
+        self.on_gpu = device.type == "cuda"
+        gc.collect()  # caches and their layers know each other
+        with suppress(OSError, AttributeError):  # another C library keeps what was freed
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
+        if self.on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")  # forgets the old peak
+        self.before = torch.cuda.memory_allocated() if self.on_gpu else resident("VmRSS")
 
-
-def measure_rates(
-    shape: Shape,
-    rows: int,
-    mixed: int,
-    slots: int,
-    budget: int,
-    cache_bytes: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Rates:
-    """Matrix products at the model's own shapes, and copies of buffers of its sizes (256 MB at most).
-
-    `rows`: of passes that decoded, `mixed`: of those that read as well; `budget`: those of an update's pass.
-    """
-    return Rates(
-        read=_product_rate(shape.matrices, READ_BUDGET, dtype, device),
-        decode=_product_rate(shape.matrices, rows, dtype, device),
-        mixed=_product_rate(shape.matrices, mixed, dtype, device),
-        output=_product_rate((shape.output,), slots, dtype, device),
-        update=_product_rate((*shape.matrices, shape.output), budget, dtype, device, backward=True),
-        weights=_copy_rate(shape.parameters * dtype.itemsize, device),
-        cache=_copy_rate(min(cache_bytes, 1 << 28), device),
-    )
+    def rise(self) -> int | None:
+        """None where the system cannot tell."""
+        now = torch.cuda.max_memory_allocated() if self.on_gpu else resident("VmHWM")
+        return None if now is None or self.before is None else max(now - self.before, 0)
 
 
-def _product_rate(
-    matrices: Sequence[tuple[int, int]], rows: int, dtype: torch.dtype, device: torch.device, backward: bool = False
-) -> float:
-    """Multiply-adds a second of rows through these matrices, (in, out) each, as the model multiplies; backward: of both
-    gradients as well."""
-    macs = seconds = 0.0
-    for (inside, outside), count in Counter(matrices).items():
-        x = torch.randn(rows, inside, device=device).to(dtype)
-        weight = torch.randn(outside, inside, device=device).to(dtype)
-        y = torch.randn(rows, outside, device=device).to(dtype)
-        products = [functools.partial(torch.nn.functional.linear, x, weight)]
-        if backward:
-            products += [functools.partial(torch.nn.functional.linear, *both) for both in ((y, weight.T), (y.T, x.T))]
-        macs += count * len(products) * rows * inside * outside
-        seconds += count * sum(_seconds(product, device) for product in products)
-    return macs / seconds
+def resident(field: str) -> int | None:
+    """A figure in bytes that Linux keeps of this process; None on other systems."""
+    status = Path("/proc/self/status")
+    found = re.search(rf"^{field}:\s+(\d+) kB", status.read_text() if status.exists() else "", re.MULTILINE)
+    return int(found[1]) * 1024 if found else None
 
 
-def _copy_rate(size: int, device: torch.device) -> float:
-    source = torch.ones(max(size // 4, 1), dtype=torch.float32, device=device)
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / _seconds(functools.partial(target.copy_, source), device)
+class Bench:
+    """The game, the device and the tokens that all measurements share."""
 
+    def __init__(self, env: Mapping[str, Any], settings: Settings, device: torch.device, tokens: Tokens) -> None:
+        self.settings, self.device, self.tokens = settings, device, tokens
+        self.make_env, self.players = env_maker(env), seats(env)
+        beside = replace(settings.points[0], games=settings.baseline_games, dtype="float32")
+        engines = [(OURS, point) for point in dict.fromkeys([*settings.points, beside])]
+        engines += [(GENERATE, beside), (TRL, beside)]
+        self.rows = [Row(engine, point, self.parameters(point)) for engine, point in engines]
 
-def _seconds(call: Callable[[], object], device: torch.device) -> float:
-    """The shortest of some timings of a call, each over as many calls as take a moment."""
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    call()
-    repeats, best = 1, float("inf")
-    for _ in range(TIMINGS):
+    def measure(self, written: Callable[[], None]) -> None:
+        """Each engine on a single game, so that what is chosen at first use is no engine's cost; then everything once,
+        and again as often as it is to be repeated. `written` is called after each."""
+        for row in self.rows:
+            row.skipped = self.lacking(row)
+        for row in {(row.engine, row.point.dtype): row for row in self.rows if not row.skipped}.values():
+            self.take(row.engine, replace(row.point, games=1))
+        for repeat in range(self.settings.repeats):
+            for row in self.rows:
+                if row.skipped:
+                    continue
+                try:
+                    row.repeats.append(self.take(row.engine, row.point))
+                except torch.OutOfMemoryError as error:
+                    row.skipped = f"ran out of memory ({str(error).splitlines()[0]})"
+                say(f"{row.engine}, {row.point}, repeat {repeat + 1}: {row.skipped or spoken(row.repeats[-1])}")
+                written()
+
+    def lacking(self, row: Row) -> str:
+        """What keeps an engine from being measured; empty where nothing does."""
+        if row.engine == TRL and not has_trl():
+            return f"not installed: {INSTALL_TRL}"
+        if row.point.dtype == "bfloat16" and (lacking := without_bf16(self.device)):
+            return lacking
+        config, point, bf16 = tiny_config(self.tokens.size, **shape(row.point)), row.point, row.point.dtype != "float32"
+        rows = max(self.settings.update_tokens // point.context, 1)
+        learning = learning_bytes(config, rows=rows, length=point.context, replies=point.context // 2, bf16=bf16)
+        try:
+            fit = check_memory(
+                [Slots.of(config, point.context, self.players, bf16=bf16)], 4 * 4 * row.parameters,
+                concurrency=point.games, setting="games", context=point.context, device=self.device, learning=learning,
+            )  # fmt: skip
+        except UserError as error:
+            return str(error)
+        return "" if fit.concurrency == point.games else f"not enough memory: {fit.line}"
+
+    def parameters(self, point: Point) -> int:
+        with torch.device("meta"):
+            return sum(p.numel() for p in tiny_lm(self.tokens.size, **shape(point)).parameters())
+
+    def take(self, engine: str, point: Point) -> dict[str, float | None]:
+        """One repeat: speeds in tokens a second, and memory in bytes."""
+        torch.manual_seed(self.settings.seed)  # of `generate`
+        policy = Policy(tiny_lm(self.tokens.size, **shape(point)), self.tokens).to(self.device).eval()
+        memory = PeakMemory(self.device)
+        speeds = {OURS: self.ours, GENERATE: self.generate, TRL: self.trl}[engine](policy, point)
+        return {**speeds, "peak_bytes": memory.rise()}
+
+    def ours(self, policy: Policy, point: Point) -> dict[str, float | None]:
+        """A rollout of all games at once, and one PPO pass with the listening loss over `update_rows` rows."""
+        bf16 = point.dtype == "bfloat16"
+        agent = ModelAgent(
+            OURS, policy, slots=point.games * self.players, context=point.context, bf16=bf16,
+            max_new_tokens=self.settings.reply_tokens, decode_steps=self.settings.decode_steps,
+        )  # fmt: skip
+        episodes, played = self.play(agent, point)
+        rewards = {"game": GameReward()}
+        batch = collate(seats_of(add_rewards(episodes, rewards), {OURS}), rewards)
+        batch = add_advantages(batch, rewards, Credit())
+        batch = batch.select(torch.arange(min(self.settings.update_rows, batch.shape[0])))
+        losses: dict[str, Loss] = {"policy": PolicyLoss(), "value": ValueLoss(), "listening": ListeningLoss()}
+        config = UpdateConfig(bf16=bf16, token_budget=self.settings.update_tokens)
+        optimizer = torch.optim.AdamW(policy.parameters(), lr=0.0)
+        order = torch.Generator().manual_seed(0)
+        seconds = self.clocked(lambda: update(policy, None, batch, losses, optimizer, config, order))
+        return {**played, "update_tokens_per_second": int((batch.kind != Kind.PAD).sum()) / seconds}
+
+    def generate(self, policy: Policy, point: Point) -> dict[str, float | None]:
+        """A rollout by `generate` of transformers."""
+        agent = GenerateAgent(policy, self.settings.baseline_rows, point.context, self.settings.reply_tokens)
+        return self.play(agent, point)[1]
+
+    def trl(self, policy: Policy, point: Point) -> dict[str, float | None]:
+        """A rollout and an update by TRL."""
+        played: dict[str, float | None] = {}
+
+        def collect(actor: Policy) -> list[Episode]:
+            agent = GenerateAgent(actor, self.settings.baseline_rows, point.context, self.settings.reply_tokens)
+            episodes, found = self.play(agent, point)
+            played.update(found)
+            return episodes
+
+        learned = min(max(self.settings.update_rows // self.players, 1), point.games)
+        sizes = {"learned": learned, "players": self.players}
+        seconds, tokens = trl_iteration(policy, collect, sizes, point.context, self.settings.update_tokens)
+        rollout_seconds = played["rollout_seconds"]
+        assert rollout_seconds is not None
+        return {**played, "update_tokens_per_second": tokens / (seconds - rollout_seconds)}
+
+    def play(self, agent: Agent, point: Point) -> tuple[list[Episode], dict[str, float | None]]:
+        """Self-play of the same games for every engine, all at once."""
+        games, episodes = draw_games(self.settings.seed, count=point.games), []
+        run = partial(rollout, games, everyone(agent), self.make_env, point.games)
+        seconds = self.clocked(lambda: episodes.extend(run()))
+        tokens = sum(len(stream) for episode in episodes for stream in episode.streams.values())
+        return episodes, {
+            "rollout_seconds": seconds,
+            "rollout_tokens_per_second": tokens / seconds,
+            "games_per_second": point.games / seconds,
+            "mean_stream": tokens / (point.games * self.players),
+        }
+
+    def clocked(self, call: Callable[[], object]) -> float:
+        """The seconds that a call takes, its work on a GPU included."""
+        wait = torch.cuda.synchronize if self.device.type == "cuda" else lambda: None
         wait()
         began = time.perf_counter()
-        for _ in range(repeats):
-            call()
+        call()
         wait()
-        one = max((time.perf_counter() - began) / repeats, 1e-9)
-        best = min(best, one)
-        repeats = max(1, min(1000, int(MOMENT / one)))
-    return best
+        return time.perf_counter() - began
+
+    def data(self) -> list[dict[str, Any]]:
+        """All rows as they are written."""
+        return [asdict(row) for row in self.rows]
 
 
-@dataclass(frozen=True)
-class UpdateCounts:
-    """Work of an update: tokens and attended pairs of its rows, positions whose logits are needed, passes, steps."""
-
-    tokens: int
-    attended: int
-    outputs: int
-    passes: int
-    steps: int
-
-
-def limits(
-    shape: Shape,
-    rates: Rates,
-    size: int,
-    counts: dict[str, Counts],
-    sampled: int,
-    answers: int,
-    update: UpdateCounts,
-) -> dict[str, dict[str, float]]:
-    """Returns, by phase, its multiply-adds (`macs`), seconds of `arithmetic`, of `memory`, and the larger as `limit`.
-    `size`: bytes of one number.
-
-    Prefill, decode and mixed passes: every token goes once through the layers, each pair of attention counts once; a
-    pass reads the weights once and each row's keys and values once, and writes new ones. The passes are those that this
-    engine made. Sampling and belief answers: one output row each, counted as decode where sampling is part of it.
-    The update, in float32: three times the products of a forward pass (one forward, two backward); weights and
-    gradients once forward and once backward a pass, and AdamW's 7 numbers a weight a step. Activations, and all that is
-    no product, are not counted.
-    """
-    prefill, decode, mixed = counts["prefill"], counts["decode"], counts["mixed"]
-    found = {
-        "prefill": _of_passes(shape, rates, size, prefill, rates.read, prefill.passes),
-        "decode": _of_passes(shape, rates, size, decode, rates.decode, decode.passes),
-        "mixed": _of_passes(shape, rates, size, mixed, rates.mixed, mixed.passes),
-    }
-    for phase, outputs in (("sampling", sampled - decode.outputs), ("beliefs", answers)):
-        found[phase] = _larger(outputs * shape.head, outputs * shape.head / rates.output, 0.0)
-    macs = 3 * (update.tokens * shape.body + update.attended * shape.attention + update.outputs * shape.head)
-    numbers = (4 * update.passes + 7 * update.steps) * shape.parameters
-    found["update"] = _larger(macs, macs / rates.update, 4 * numbers / rates.weights)
-    return found
-
-
-def _of_passes(shape: Shape, rates: Rates, size: int, c: Counts, rate: float, passes: float) -> dict[str, float]:
-    """Limit of so many passes, whose products run at this rate."""
-    body, head = c.tokens * shape.body + c.attended * shape.attention, c.outputs * shape.head
-    memory = passes * shape.body * size / rates.weights + (c.cached + c.tokens) * shape.cache * size / rates.cache
-    return _larger(body + head, body / rate + head / rates.output, memory)
-
-
-def _larger(macs: float, arithmetic: float, memory: float) -> dict[str, float]:
-    return {"macs": macs, "arithmetic": arithmetic, "memory": memory, "limit": max(arithmetic, memory)}
-
-
-def step_alone(policy: Policy, rows: int, context: int, decode_steps: int, device: torch.device) -> dict[str, Any]:
-    """A decode step with every row at work: seconds, multiply-adds and limit of one token in each of so many slots that
-    the context is full of. `decode_steps`: so many at a time, with their sampling, where that is more than one.
-
-    In games passes have as many rows as players happen to speak, and fewer where contexts are short: that their tokens
-    cost less in longer contexts says nothing of attention. The median of STEPS, after one that is not counted.
-
-    Beside it what two parts take alone, for one token in each slot: torch's own `attention` over keys and values of
-    this size, and the `products` with the layers' matrices.
-    """
-    engine, shape = Engine(policy, rows + 1, context), Shape.of(policy)
-    slots = [slot for slot in range(rows + 1) if slot != 1]  # not neighbours, as in games
-    several = decode_steps if engine.can_write else 1
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    spent: list[float] = []
-
-    def step() -> None:
-        engine.lengths[:] = start
-        if several > 1:
-            engine.write(slots, [0] * rows, [several] * rows, np.full((rows, several), 0.5), 1.0)
-        else:
-            engine.read(slots, [[0]] * rows)
-
-    start = max(context - several, 0)
-    for _ in range(STEPS + 1):
-        wait()
-        began = time.perf_counter()
-        step()
-        wait()
-        spent.append(time.perf_counter() - began)
-    counts = Counts()
-    for place in range(several):
-        counts.add(np.full(rows, start + place), np.ones(rows, dtype=np.int64))
-    counts.outputs = counts.tokens * (several > 1)
-    size = next(policy.lm.parameters()).dtype
-    rates = measure_rates(shape, rows, rows, rows, rows, engine.cache.nbytes, size, device)
-    limit = _of_passes(shape, rates, size.itemsize, counts, rates.decode, counts.passes)
+def shape(point: Point) -> dict[str, int]:
+    """The size of the point's model, as `tiny_config` takes it."""
     return {
-        "rows": rows, "context": context, "seconds": median(spent[1:]) / several, "macs": limit["macs"] / several,
-        "limit": limit["limit"] / several, "attention": _attention_alone(policy, rows, context, device),
-        "products": rows * shape.body / rates.decode,
+        "hidden_size": point.width, "intermediate_size": INNER * point.width, "layers": point.layers,
+        "heads": point.heads, "kv_heads": point.kv_heads, "context": point.context,
     }  # fmt: skip
 
 
-def _attention_alone(policy: Policy, rows: int, context: int, device: torch.device) -> float:
-    """Seconds of attention of one token in each of so many rows to a whole context, in all layers."""
-    config = policy.lm.config.get_text_config()
-    heads, shared = config.num_attention_heads, config.num_key_value_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    dtype = next(policy.lm.parameters()).dtype
-    query = torch.randn(rows, shared, heads // shared, width, device=device).to(dtype)  # heads that share are queries
-    key, value = (torch.randn(rows, context, shared, width, device=device).to(dtype).transpose(1, 2) for _ in "kv")
-    mask = torch.zeros(rows, 1, 1, context, dtype=dtype, device=device)
-    call = functools.partial(torch.nn.functional.scaled_dot_product_attention, query, key, value, attn_mask=mask)
-    return config.num_hidden_layers * _seconds(call, device)
+def spoken(repeat: Mapping[str, float | None]) -> str:
+    """One repeat in a line."""
+    update = repeat.get("update_tokens_per_second")
+    learned = f", update {update:,.0f} tokens/s" if update else ""
+    return f"rollout {repeat['rollout_tokens_per_second']:,.0f} tokens/s{learned}"

@@ -6,15 +6,17 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from omegaconf import DictConfig
 
-from experiments.launch.terminal import say
+from experiments.launch.terminal import Bar, say
+from experiments.setup.devices import pick_device, set_threads
 from marl.agents.model import PlayConfig
-from marl.common.errors import UserError
+from marl.common.errors import UserError, check_count, check_writable
 from marl.common.files import write_json, writing
 from marl.decoding.memory import Slots, check_memory
 from marl.storage.folder import open_lock
@@ -23,18 +25,50 @@ Cell = TypeVar("Cell")
 Limits = TypeVar("Limits", bound=PlayConfig)
 
 
-def compute(cells: Mapping[Path, Cell], find: Callable[[Cell, str], Mapping[str, Any] | None]) -> list[Path]:
-    """Computes the cells whose files are missing, and writes each at once. Returns files that are still missing.
+@dataclass(frozen=True)
+class Place:
+    """Where a study computes, where it keeps its cells, and where its tables go."""
+
+    device: torch.device
+    cells: Path
+    out: Path
+    bar: Bar
+
+
+def check_play(cfg: DictConfig, least: int = 1) -> None:
+    """Refuses numbers that no study can play with; `least`: of games."""
+    check_count(cfg.games, "games", least)
+    check_count(cfg.concurrency, "concurrency")
+    check_count(cfg.seed, "seed", 0)
+
+
+def begin(cfg: DictConfig) -> Place:
+    """Takes the device, the threads and the folders that the settings name."""
+    device, cells = pick_device(cfg.device), Path(cfg.cells)
+    set_threads(cfg.threads)
+    out = Path(cfg.publish or cells)
+    check_writable(cells, "cells")
+    check_writable(out, "publish")
+    return Place(device, cells, out, Bar(enabled=cfg.progress))
+
+
+def compute(cells: Mapping[Path, Cell], find: Callable[[Cell, str], Mapping[str, Any] | None]) -> bool:
+    """Computes the cells whose files are missing, and writes each at once. Returns True if all files are there.
 
     `find(cell, number)` returns what the file holds, or None to keep nothing; `number` reads `3/8`. A cell that another
     process computes now is left to it.
     """
     left = [path for path in cells if not path.exists()]
+    elsewhere = 0
     for number, path in enumerate(left, start=1):
         with claimed(path) as mine:
+            elsewhere += not mine
             if mine and (found := find(cells[path], f"{number}/{len(left)}")) is not None:
                 write_json(path, found)
-    return [path for path in cells if not path.exists()]
+    missing = sum(not path.exists() for path in cells)
+    if missing and elsewhere:
+        say(f"{missing} cells are being computed by another process, which writes the table when it has them")
+    return not missing
 
 
 @contextmanager

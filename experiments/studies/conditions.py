@@ -16,101 +16,182 @@ runs' cards as well. `study=NAME data=FOLDER/NAME_per_seed.csv.gz` makes them ag
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import torch
 from omegaconf import DictConfig
 
 from experiments.launch.command import command
-from experiments.launch.terminal import Bar, say
+from experiments.launch.terminal import say
 from experiments.setup.config import EvalConfig, cast_of, make, plain
-from experiments.setup.devices import pick_device, set_threads
-from experiments.setup.players import bare, check_players, is_run, player_slots, run_policy, seat_players, style_of
+from experiments.setup.players import (
+    bare,
+    check_players,
+    is_run,
+    planner_of,
+    player_slots,
+    run_policy,
+    seat_players,
+    style_of,
+)
 from experiments.setup.players import policy_folder as run_policy_folder
 from experiments.setup.select import selected, write_cards
 from experiments.setup.stages import Stage, base_folder, end_of, stages_of
-from experiments.studies.cells import compute, with_room
-from experiments.studies.conditions_tables import read_per_seed, read_published, results, tabulate, write_per_seed
-from experiments.studies.study import BASE, FORMAT, SILENT, TRAINED, Cell, Condition, Entrant, Limits
+from experiments.studies.cells import Place, begin, check_play, compute, with_room
+from experiments.studies.conditions_tables import published_points, read_played, tabulate, write_played
 from marl.agents.chat import CHAT
 from marl.agents.dubbed import SILENCE, Dubbed
-from marl.agents.model import model_agent
-from marl.common.errors import UserError, check_count, check_writable
-from marl.common.files import reading
+from marl.agents.model import ModelAgent, PlayConfig, model_agent
+from marl.common.errors import UserError, check_temperature, check_writable
+from marl.common.files import digest, reading
 from marl.decoding.memory import Slots
 from marl.metrics.evaluation import metrics
 from marl.metrics.stats import Metrics
+from marl.metrics.tables import ArmRun, read_figures
 from marl.metrics.wording import ARM_ORDER, ARMS, WORDING
 from marl.model.policy import Policy
 from marl.planning.planner import GAMES as PLANNED
-from marl.planning.planner import SLOTS, SUFFIX, planning_agent
+from marl.planning.planner import SLOTS, SUFFIX, PlannerConfig, planning_agent
 from marl.rollout.cast import LEARNERS, Seats, by_role, learners_of, players_of, seats_per_player
 from marl.rollout.games import env_maker, file_digests
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import EVALUATION, draw_games
-from marl.storage.checkpoint import folder_digest
+from marl.storage.checkpoint import folder_digest, started_from
 from marl.storage.folder import finished_run, git_commit
+
+FORMAT = 3  # of cells; raised when the same settings would be played, or measured, otherwise
+BASE = "base"  # the arm of those who were not trained
+TRAINED = "trained"  # what the policy under test is called in episodes, a base in its place too
+SILENT = "silence"  # the voice of those who say nothing
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Changes to a run's own evaluation. `voices`: by role, whose messages its `player` sends; a role's
+    partners speak for themselves. `planner`: how learners plan claims or votes near what their own policy would do.
+    `iteration`: the learners as they were after so many, from a checkpoint that the run kept (0: as they began)."""
+
+    env: Mapping[str, Any] = field(default_factory=dict)
+    cast: Mapping[str, Any] = field(default_factory=dict)
+    voices: Mapping[str, Any] = field(default_factory=dict)
+    temperature: float | None = None
+    planner: PlannerConfig | None = None
+    iteration: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.planner and self.planner.choose == "own":
+            raise UserError("planner.choose=own: only training notes plans without playing them; sample or best")
+        if self.planner and self.voices:
+            raise UserError(f"planner, voices={dict(self.voices)}: who plans speaks for itself; leave one of them out")
+        for role, changes in self.cast.items():
+            if not isinstance(changes, Mapping):
+                raise UserError(f"cast.{role}={changes}: must be a group of settings, as in {{player: {changes}}}")
+        if self.temperature is not None:
+            check_temperature(self.temperature, "temperature")
+        if self.iteration is not None and self.iteration < 0:
+            raise UserError(f"iteration={self.iteration}: must be at least 0")
+
+
+@dataclass(frozen=True)
+class Limits(PlayConfig):
+    """Limits of play beside players that plan."""
+
+    planner: PlannerConfig = field(default_factory=PlannerConfig)
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """Policies under test: those that a run ended with, or its base. `run` holds all else."""
+
+    arm: str
+    seed: int
+    run: Path
+    config: Mapping[str, Any]
+    base: Path
+    learners: Mapping[str, Stage]  # by name in the cast
+
+    @property
+    def planner(self) -> PlannerConfig:
+        """The plans of others beside its learners: made as in its run."""
+        own = self.config["algo"].get("planner")
+        return planner_of(Limits(planner=make(PlannerConfig, own, "algo.planner") if own else PlannerConfig()))
+
+    @property
+    def name(self) -> str:
+        # a base's own name, also where it is played from the copy that a run keeps
+        return Path(str(started_from(self.run / "policy"))).name if self.arm == BASE else self.run.name
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One entrant under one condition. `settings` is all that determines its games, and names its file."""
+
+    entrant: Entrant
+    condition: str
+    seating: Mapping[str, Seats]
+    voices: Mapping[str, str]
+    planner: PlannerConfig | None
+    settings: Mapping[str, Any]
+
+    @property
+    def file(self) -> str:
+        return f"{self.entrant.name}-{digest(self.settings)}.json"
 
 
 @command("conditions")
 def main(cfg: DictConfig) -> None:
     """Plays what is not played yet, then tabulates."""
-    for name in ("games", "concurrency"):
-        check_count(cfg[name], name)
-    check_count(cfg.seed, "seed", 0)
+    check_play(cfg)
     unknown = [name for name in cfg.metrics if name not in WORDING]
     if unknown or not cfg.metrics:
         raise UserError(f"metrics={list(cfg.metrics)}: {unknown[0] if unknown else 'nothing'} is no metric")
+    read = read_played(Path(cfg.data)) if cfg.data else read_conditions(cfg)
+    for setting in ("reference", "headline"):
+        if cfg[setting] is not None and cfg[setting] not in read:
+            raise UserError(f"{setting}={cfg[setting]}: must be one of the conditions, {', '.join(read)}, or null")
+    published = published_points(Path(cfg.published)) if cfg.published else {}
     if cfg.data:
         out = Path(cfg.publish or Path(cfg.data).parent)
         check_writable(out, "publish")
-        played = read_per_seed(Path(cfg.data))
-        check_condition("reference", cfg.reference, played)
-        check_condition("headline", cfg.headline, played)
-        return tabulate(cfg, played, out, read_published(Path(cfg.published)) if cfg.published else {})
-    conditions = read_conditions(cfg)
-    check_condition("reference", cfg.reference, conditions)
-    check_condition("headline", cfg.headline, conditions)
+        return tabulate(cfg, read, out, published)
     found = entrants(Path(cfg.runs), cfg.select, list(cfg.arms), cfg.where)
-    table = [cell_of(entrant, name, each, cfg) for entrant in found for name, each in conditions.items()]
-    published = read_published(Path(cfg.published)) if cfg.published else {}
-    device = pick_device(cfg.device)
-    set_threads(cfg.threads)
-    folder, out = Path(cfg.cells), Path(cfg.publish or cfg.cells)
-    check_writable(folder, "cells")
-    check_writable(out, "publish")
+    table = [cell_of(entrant, name, each, cfg) for entrant in found for name, each in read.items()]
+    place = begin(cfg)
     if cfg.publish:
-        write_cards(dict.fromkeys(entrant.run for entrant in found), out)
-
-    cells = {folder / cell.file: cell for cell in table}  # conditions that change nothing share one
-    seeds = len({entrant.seed for entrant in found})
-    trained = {e.arm: {o.seed for o in found if o.arm == e.arm} for e in found if e.arm != BASE}
-    if any(own != max(trained.values(), key=len) for own in trained.values()):
-        told = "; ".join(f"{arm} {', '.join(map(str, sorted(own)))}" for arm, own in trained.items())
-        say(f"the arms' means are not over the same seeds: {told}")
-    say(
-        f"{len(found)} policies of {seeds} seeds under {len(conditions)} conditions, {cfg.games} games each: "
-        f"{sum(not path.exists() for path in cells)} of {len(cells)} cells are still to be played"
-    )
-    bar, policies = Bar(enabled=cfg.progress), Policies(device)
+        write_cards(dict.fromkeys(entrant.run for entrant in found), place.out)
+    cells = {place.cells / cell.file: cell for cell in table}  # conditions that change nothing share one
+    announce(found, len(read), cells, cfg.games)
+    load = lru_cache(maxsize=4)(lambda stage: stage.load(place.device, 0))  # critics see no hidden facts: nobody asks
 
     def play_cell(cell: Cell, number: str) -> dict[str, Any]:
         label = f"{number}  {cell.entrant.arm}, seed {cell.entrant.seed}, {cell.condition}"
-        bar.stage(label, cfg.games)
-        of_cell = play(cell, cfg.games, cfg.seed, cfg.concurrency, policies, bar)
-        bar.close()
+        place.bar.stage(label, cfg.games)
+        of_cell = play(cell, cfg, load, place)
+        place.bar.close()
         say(f"{label}: {cfg.metrics[0]} {of_cell[cfg.metrics[0]]}" if cfg.metrics[0] in of_cell else label)
         about = {"arm": cell.entrant.arm, "seed": cell.entrant.seed, "commit": git_commit(), **cell.settings}
         return {"about": about, "metrics": {name: interval.to_json() for name, interval in of_cell.items()}}
 
-    if missing := compute(cells, play_cell):
-        say(f"{len(missing)} cells are being played by another process, which writes the table when it has them")
-        return
-    path = out / f"{cfg.name}_per_seed.csv.gz"
-    write_per_seed(path, results(table, folder, list(cfg.metrics)))
-    tabulate(cfg, read_per_seed(path), out, published)  # as anybody else will
+    if compute(cells, play_cell):
+        path = place.out / f"{cfg.name}_per_seed.csv.gz"
+        write_played(path, results(table, place.cells, list(cfg.metrics)))
+        tabulate(cfg, read_played(path), place.out, published)  # as anybody else will
+
+
+def announce(found: Sequence[Entrant], conditions: int, cells: Mapping[Path, Cell], games: int) -> None:
+    """Says what is to be played, and whether arms are of other seeds."""
+    trained = {e.arm: {o.seed for o in found if o.arm == e.arm} for e in found if e.arm != BASE}
+    if any(own != max(trained.values(), key=len) for own in trained.values()):
+        seeds = "; ".join(f"{arm} {', '.join(map(str, sorted(own)))}" for arm, own in trained.items())
+        say(f"the arms' means are not over the same seeds: {seeds}")
+    left = sum(not path.exists() for path in cells)
+    say(
+        f"{len(found)} policies of {len({entrant.seed for entrant in found})} seeds under {conditions} conditions, "
+        f"{games} games each: {left} of {len(cells)} cells are still to be played"
+    )
 
 
 # --- What is to be played ---------------------------------------------------------------------------------------------
@@ -130,11 +211,6 @@ def read_conditions(cfg: DictConfig) -> dict[str, Condition]:
     return found
 
 
-def check_condition(setting: str, name: str | None, conditions: Iterable[str]) -> None:
-    if name is not None and name not in conditions:
-        raise UserError(f"{setting}={name}: must be one of the conditions, {', '.join(conditions)}, or null")
-
-
 def entrants(runs: Path, select: Any, arms: Sequence[str], where: Any = None) -> list[Entrant]:
     """The runs of these arms (all, where none is named), and before them the bases they started from, each once."""
     folders = selected(runs, select, where)
@@ -146,31 +222,26 @@ def entrants(runs: Path, select: Any, arms: Sequence[str], where: Any = None) ->
                 f"arms: no finished run of {select} in {runs} is of arm {arm}; there are {', '.join(there)}"
             )
     found: dict[tuple[str, int], Entrant] = {}
+    bases: set[str] = set()
     for folder, (config, card) in found_runs.items():
         if arms and card["arm"] not in arms:
             continue
         with reading(folder):
             learners = learners_of(cast_of(config["cast"]))
-        trained = {name: end_of(folder, name) for name in learners}
-        base = base_folder(folder)
-        seed = card["seeds"][0]
+        base, seed = base_folder(folder), card["seeds"][0]
         arm = ARMS.get(card["arm"], card["arm"]) if config["env"]["game"] == "among_us" else card["arm"]
-        for entrant in (
-            Entrant(BASE, seed, folder, config, base, dict.fromkeys(learners, Stage(0, base))),
-            Entrant(arm, seed, folder, config, base, trained),
-        ):
-            key = (entrant.arm, seed)
-            if entrant.arm == BASE and any(
-                folder_digest(e.base) == folder_digest(base) for e in found.values() if e.arm == BASE
-            ):
-                continue  # one model counts once, also if it is the base of several seeds
-            if key in found:
+        new = [Entrant(arm, seed, folder, config, base, {name: end_of(folder, name) for name in learners})]
+        if folder_digest(base) not in bases:  # one model counts once, also if it is the base of several seeds
+            new.append(Entrant(BASE, seed, folder, config, base, dict.fromkeys(learners, Stage(0, base))))
+            bases.add(folder_digest(base))
+        for entrant in new:
+            other = found.setdefault((entrant.arm, seed), entrant)
+            if other is not entrant:
                 what = "started from different bases" if entrant.arm == BASE else f"are both arm {card['arm']}"
                 raise UserError(
-                    f"select={select}: {found[key].run.name} and {folder.name} are of seed {seed} and {what}; "
+                    f"select={select}: {other.run.name} and {folder.name} are of seed {seed} and {what}; "
                     "choose names of which there is one for each arm and seed, or settings in `where`"
                 )
-            found[key] = entrant
     order = {arm: i for i, arm in enumerate(ARM_ORDER)}
     return sorted(found.values(), key=lambda e: (e.seed, order.get(e.arm, len(order))))
 
@@ -232,7 +303,7 @@ def cell_of(entrant: Entrant, name: str, condition: Condition, cfg: DictConfig) 
     }
     if condition.planner:
         settings["planner"] = dataclasses.asdict(condition.planner)
-    return Cell(entrant, name, env, seating, voices, temperature, condition.planner, settings)
+    return Cell(entrant, name, seating, voices, condition.planner, settings)
 
 
 def merged(cast: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -270,68 +341,64 @@ def identity_of(name: str, entrant: Entrant) -> str:
 
 
 # --- Playing ----------------------------------------------------------------------------------------------------------
-class Policies:
-    """Loaded policies; those of one run at a time."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._run = Path()
-        self._loaded: dict[Stage, Policy] = {}
-
-    def of(self, entrant: Entrant) -> tuple[Policy, dict[str, Policy]]:
-        """Its base, and its learners by name. Their critics see no hidden facts: nobody asks them here."""
-        if entrant.run != self._run:
-            self._run, self._loaded = entrant.run, {}
-        for stage in (base := Stage(0, entrant.base), *entrant.learners.values()):
-            if stage not in self._loaded:
-                self._loaded[stage] = stage.load(self.device, 0)
-        return self._loaded[base], {name: self._loaded[stage] for name, stage in entrant.learners.items()}
-
-
-def play(cell: Cell, games: int, seed: int, concurrency: int, policies: Policies, bar: Bar) -> Metrics:
+def play(cell: Cell, cfg: DictConfig, load: Callable[[Stage], Policy], place: Place) -> Metrics:
     """The cell's games: metrics of the seats that the run learned to play in, for a base of the same ones."""
-    game, make_env = cell.env["game"], env_maker(cell.env)
-    base, learners = policies.of(cell.entrant)
+    env, temperature, device = cell.settings["env"], cell.settings["temperature"], place.device
+    game, make_env = env["game"], env_maker(env)
+    trained_in = cell.entrant.config["env"]  # its base and its learners
+    base = load(Stage(0, cell.entrant.base))
+    learners = {name: load(stage) for name, stage in cell.entrant.learners.items()}
+    seated, seating, table = {BASE: base, **learners}, dict(cell.seating), make_env()
+    room = seats_per_player(seating, table)
     limits = Limits(
-        games=games, concurrency=concurrency, max_new_tokens=cell.settings["max_new_tokens"],
+        games=cfg.games, concurrency=cfg.concurrency, max_new_tokens=cell.settings["max_new_tokens"],
         context=cell.settings["context"], planner=cell.entrant.planner,
     )  # fmt: skip
-    stand_ins = {name: (name if i else TRAINED, policy) for i, (name, policy) in enumerate(learners.items())}
-    seating = dict(cell.seating)
-    seated = {BASE: base, **learners}
-    room = seats_per_player(seating, make_env())
-    dubbed = {name for role, voice in cell.voices.items() for name in (seating[role].player, voice)} - {SILENT}
-    dubbing = {name: seated.get(name) or run_policy(name, game, policies.device, base) for name in dubbed}
-    trained_in = cell.entrant.config["env"]  # its base and its learners
-    styles = {
-        name: trained_in.get("style") if name in seated else style_of(run_policy_folder(name), trained_in)
-        for name in dubbed
-    }
-    caches, _ = player_slots(seating, make_env(), limits, {name: policy.lm.config for name, policy in seated.items()})
-    for role, voice in cell.voices.items():
-        if voice != SILENT:
-            caches.append(Slots.of(dubbing[voice].lm.config, limits.context, room[seating[role].player]))
+    names = {name for role, voice in cell.voices.items() for name in (seating[role].player, voice)} - {SILENT}
+    dubbing = {name: seated.get(name) or run_policy(name, game, device, base) for name in names}
+    caches, _ = player_slots(seating, table, limits, {name: policy.lm.config for name, policy in seated.items()})
+    caches += [
+        Slots.of(dubbing[voice].lm.config, limits.context, room[seating[role].player])
+        for role, voice in cell.voices.items()
+        if voice != SILENT
+    ]
     if cell.planner:  # plans are weighed with slots of their own
         caches += [Slots.of(policy.lm.config, limits.context, 0, SLOTS) for policy in learners.values()]
-    limits = with_room(limits, caches, policies.device)
-    agents = seat_players(seating, make_env(), trained_in, base, limits, cell.temperature, stand_ins)
-    if cell.planner:
-        for name in agents.keys() & stand_ins.keys():
-            called, policy = stand_ins[name]
-            agents[name] = planning_agent(
-                called, policy, limits, room[name], cell.temperature, cell.planner, game, style=trained_in.get("style")
-            )
+    limits = with_room(limits, caches, device)
+
+    stand_ins = {name: (name if i else TRAINED, policy) for i, (name, policy) in enumerate(learners.items())}
+    agents = seat_players(seating, table, trained_in, base, limits, temperature, stand_ins)
+    for name in agents.keys() & stand_ins.keys() if cell.planner else ():
+        called, policy = stand_ins[name]
+        style = trained_in.get("style")
+        agents[name] = planning_agent(called, policy, limits, room[name], temperature, cell.planner, game, style=style)
+
+    def model(called: str, name: str, seats: int) -> ModelAgent:
+        style = trained_in.get("style") if name in seated else style_of(run_policy_folder(name), trained_in)
+        return model_agent(called, dubbing[name], limits, seats, temperature, style)
 
     for role, voice in cell.voices.items():  # with agents of their own, since others may play with the same policies
         player, called = seating[role].player, f"{role} in another's voice"
-        held = (limits, room[player], cell.temperature)
-        mover = model_agent(agents[player].name, dubbing[player], *held, styles[player])
-        speaker = SILENCE if voice == SILENT else model_agent(voice, dubbing[voice], *held, styles[voice])
+        mover = model(agents[player].name, player, room[player])
+        speaker = SILENCE if voice == SILENT else model(voice, voice, room[player])
         agents[called] = Dubbed(mover, speaker, mover.name)
         seating[role] = dataclasses.replace(seating[role], player=called)
-    drawn = draw_games(seed, EVALUATION, count=games)
-    episodes = rollout(drawn, by_role(seating, agents), make_env, limits.concurrency, bar.advance)
-    return metrics(episodes, game, float(cell.env.get("objective", 0.0)), {TRAINED})
+    drawn = draw_games(cfg.seed, EVALUATION, count=cfg.games)
+    episodes = rollout(drawn, by_role(seating, agents), make_env, limits.concurrency, place.bar.advance)
+    return metrics(episodes, game, float(env.get("objective", 0.0)), {TRAINED})
+
+
+def results(table: Sequence[Cell], folder: Path, wanted: Sequence[str]) -> dict[str, list[ArmRun]]:
+    """Reads what was played under each condition, arms in the order of tables."""
+    played: dict[str, list[ArmRun]] = {}
+    for cell in table:
+        found = read_figures(folder / cell.file)
+        kept = {name: found[name] for name in wanted if name in found}
+        played.setdefault(cell.condition, []).append(ArmRun(cell.entrant.arm, cell.entrant.seed, kept))
+    order = {arm: i for i, arm in enumerate(dict.fromkeys([*ARM_ORDER, *(cell.entrant.arm for cell in table)]))}
+    for runs in played.values():
+        runs.sort(key=lambda run: (order[run.arm], run.seed))
+    return played
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -12,7 +13,7 @@ from matplotlib.lines import Line2D
 from omegaconf import DictConfig
 
 from experiments.launch.terminal import say
-from experiments.studies.study import PER_SEED, Cell, Point
+from experiments.studies.lines import read_intervals, write_intervals
 from marl.metrics.stats import Metrics
 from marl.metrics.tables import (
     ArmRun,
@@ -20,28 +21,15 @@ from marl.metrics.tables import (
     ablation_table,
     arm_differences,
     format_table,
-    interval_of,
     read_csv,
-    read_figures,
     write_csv,
     write_table,
 )
-from marl.metrics.wording import ARM_ORDER, COMPARISONS, WORDING
+from marl.metrics.wording import COMPARISONS, WORDING
 from marl.report.figures import PAPER, save_figure
 
-
-# --- Tables and figure ------------------------------------------------------------------------------------------------
-def results(table: Sequence[Cell], folder: Path, wanted: Sequence[str]) -> dict[str, list[ArmRun]]:
-    """Reads what was played under each condition, arms in the order of tables."""
-    played: dict[str, list[ArmRun]] = {}
-    for cell in table:
-        found = read_figures(folder / cell.file)
-        kept = {name: found[name] for name in wanted if name in found}
-        played.setdefault(cell.condition, []).append(ArmRun(cell.entrant.arm, cell.entrant.seed, kept))
-    order = {arm: i for i, arm in enumerate(dict.fromkeys([*ARM_ORDER, *(cell.entrant.arm for cell in table)]))}
-    for runs in played.values():
-        runs.sort(key=lambda run: (order[run.arm], run.seed))
-    return played
+Point = tuple[str, str]  # arm, condition
+PER_SEED = {"arm": str, "seed": int, "condition": str, "metric": str}  # keys of NAME_per_seed.csv.gz
 
 
 def tabulate(
@@ -93,32 +81,27 @@ def write_rows(path: Path, rows: Mapping[str, Sequence[TableRow]]) -> None:
     write_csv(path, ("arm", "condition", "metric", "mean", "low", "high", "seeds", "games"), lines)
 
 
-def write_per_seed(path: Path, played: Mapping[str, Sequence[ArmRun]]) -> None:
+def write_played(path: Path, played: Mapping[str, Sequence[ArmRun]]) -> None:
     """Each run's own figures, intervals over its games."""
-    lines = [
-        (run.arm, run.seed, condition, metric, own.mean, own.low, own.high, own.n)
+    found = [
+        ((run.arm, run.seed, condition, metric), own)
         for condition, runs in played.items()
         for run in runs
         for metric, own in run.metrics.items()
     ]
-    write_csv(path, PER_SEED, lines)
+    write_intervals(path, PER_SEED, found)
 
 
-def read_per_seed(path: Path) -> dict[str, list[ArmRun]]:
-    """The inverse of `write_per_seed`. UserError where the file is not one."""
+def read_played(path: Path) -> dict[str, list[ArmRun]]:
+    """The inverse of `write_played`. UserError where the file is not one."""
     found: dict[str, dict[tuple[str, int], ArmRun]] = {}
-    for arm, seed, condition, metric, own in read_csv(
-        path,
-        "data",
-        PER_SEED,
-        lambda row: (row["arm"], int(row["seed"]), row["condition"], row["metric"], interval_of(row)),
-    ):
+    for arm, seed, condition, metric, own in read_intervals(path, "data", PER_SEED):
         run = found.setdefault(condition, {}).setdefault((arm, seed), ArmRun(arm, seed, {}))
         run.metrics[metric] = own
     return {condition: list(runs.values()) for condition, runs in found.items()}
 
 
-def read_published(path: Path) -> dict[Point, float]:
+def published_points(path: Path) -> dict[Point, float]:
     """Others' figures by arm and condition. UserError where the file or a line of it is not as it should be."""
     columns = ("arm", "setting", "value", "mean")
     lines = read_csv(
@@ -143,30 +126,24 @@ def draw(
     path: Path,
     published: Mapping[Point, float],
 ) -> None:
-    """One metric of each arm under each condition, with intervals, and a tick for each of several seeds, whose interval
-    says little where they are few; open markers are the published figures."""
+    """One metric of each arm under each condition, with intervals, and a tick for each of several seeds; open markers
+    are the published figures."""
     arms = list(dict.fromkeys(row.arm for of_condition in rows.values() for row in of_condition))
     groups = panels(list(rows))
     height = 0.9 + 0.13 * (len(arms) + 1) * max(map(len, groups.values()))
     figure = Figure(figsize=(3.2 * len(groups) + 2.2, max(2.4, height)), layout="constrained")
     subplots = figure.subplots(1, len(groups), squeeze=False, sharex=True)[0]
     for axes, (name, group) in zip(subplots, groups.items(), strict=True):
-        for place, condition in enumerate(group):
-            for i, arm in enumerate(arms):
-                y, colour = place + 0.8 * ((i + 0.5) / len(arms) - 0.5), PAPER[i % len(PAPER)]
-                for row in rows[condition]:
-                    if (row.arm, row.metric) == (arm, metric):
-                        axes.plot([row.low, row.high], [y, y], color=colour, linewidth=2, alpha=0.5)  # nan: no line
-                        axes.plot([row.mean], [y], color=colour, marker="o", markersize=4.5)
-                each = [
-                    run.metrics[metric].mean for run in played[condition] if run.arm == arm and metric in run.metrics
-                ]
-                if len(each) > 1:
-                    axes.plot(each, [y] * len(each), color=colour, marker="|", markersize=7, linewidth=0)
-                if (arm, condition) in published:
-                    axes.plot(
-                        [published[arm, condition]], [y], color=colour, marker="o", markersize=6, fillstyle="none"
-                    )
+        for (place, condition), (i, arm) in product(enumerate(group), enumerate(arms)):
+            y, colour = place + 0.8 * ((i + 0.5) / len(arms) - 0.5), PAPER[i % len(PAPER)]
+            for row in (row for row in rows[condition] if (row.arm, row.metric) == (arm, metric)):
+                axes.plot([row.low, row.high], [y, y], color=colour, linewidth=2, alpha=0.5)  # nan: no line
+                axes.plot([row.mean], [y], color=colour, marker="o", markersize=4.5)
+            each = [run.metrics[metric].mean for run in played[condition] if run.arm == arm and metric in run.metrics]
+            if len(each) > 1:
+                axes.plot(each, [y] * len(each), color=colour, marker="|", markersize=7, linewidth=0)
+            if (arm, condition) in published:
+                axes.plot([published[arm, condition]], [y], color=colour, marker="o", markersize=6, fillstyle="none")
         axes.set_ylim(len(group) - 0.5, -0.5)
         axes.set_yticks(range(len(group)), [c.removeprefix(f"{name}_").replace("_", " ") for c in group])
         axes.set_yticks([i + 0.5 for i in range(len(group) - 1)], minor=True)
@@ -176,7 +153,7 @@ def draw(
         axes.tick_params(which="both", length=0, labelsize=9)
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.set_title(name, fontsize=10, loc="left")
-    open_too = " (open: published)" if any((arm, condition) in published for arm in arms for condition in rows) else ""
+    open_too = " (open: published)" if published.keys() & set(product(arms, rows)) else ""
     several = any(row.seeds > 1 for of_condition in rows.values() for row in of_condition)
     figure.supxlabel(WORDING[metric].label + open_too + ("; ticks: each seed" if several else ""), fontsize=9)
     marks = [Line2D([], [], color=PAPER[i % len(PAPER)], marker="o", linewidth=0) for i in range(len(arms))]

@@ -2,18 +2,15 @@
 
     python -m experiments.studies.crossplay players=[runs/A,'dond_human-full-s0-*',base,careful]
 
-At most eight players, named as
-for experiments.evaluate; a finished run also by a pattern that it alone matches. Every pair plays the same game seeds,
-each in both seatings, so that either has either's values and moves first; alone, a player meets itself once a seed,
-since both seatings are then one game. What a pair played is written at once, for good: a stopped command goes on where
-it was, other players may be added later, and several commands share the work. An endpoint that fails loses a game; a
-pair that met a refused key or a spent budget is not kept, so that the next command plays it again.
+Two to eight players, named as for experiments.evaluate; a finished run also by a pattern that it alone matches. Every
+pair plays the same game seeds, each in both seatings; alone, a player meets itself once a seed, since both seatings are
+then one game. An endpoint that fails loses a game; a pair that met a refused key or a spent budget is not kept, so that
+the next command plays it again. Runs of several objectives meet in one game, which `env.objective` has to name.
 
 Written: `NAME.csv.gz` (a line for each row player, column player and metric; `lost_seats` to an endpoint),
 `NAME_differences.csv.gz` (self-play minus cross-play, paired by game seed), `NAME.svg`, a line in `cards.jsonl`.
-Intervals: 95 %, over game seeds. They say nothing of other training seeds: these players are these players.
-`data.table=FOLDER/NAME.csv.gz` draws the figure again, without any game. Runs of several objectives meet in one game,
-which `env.objective` then has to name.
+Intervals: 95 %, over game seeds; they say nothing of other training seeds. `data.table=FOLDER/NAME.csv.gz` draws the
+figure again, without any game.
 """
 
 from __future__ import annotations
@@ -32,8 +29,6 @@ from omegaconf import DictConfig, ListConfig
 from envs.dond import environment as dond_environment
 from experiments.launch.command import command
 from experiments.launch.terminal import Bar, say
-from experiments.setup.config import plain
-from experiments.setup.devices import pick_device, set_threads
 from experiments.setup.entrants import as_in_runs, configured_base, find_player, text_player
 from experiments.setup.memory import with_room
 from experiments.setup.players import (
@@ -49,14 +44,15 @@ from experiments.setup.players import (
 from experiments.setup.select import add_cards, card_line
 from experiments.setup.spec import PlaySpec, behind_endpoint, play_spec
 from experiments.setup.stages import base_folder
-from experiments.studies.cells import compute
+from experiments.studies.cells import Place, begin, check_play, compute
+from experiments.studies.lines import ENDS, check_complete, read_intervals
 from marl.agents.base import Agent
 from marl.agents.chat import CHANGED, CHAT
-from marl.common.errors import UserError, check_count, check_temperature, check_writable
+from marl.common.errors import UserError, check_temperature, check_writable
 from marl.common.files import FAULTS, digest, joined_name, read_json, reading, stem
 from marl.decoding.probes import size_of
-from marl.metrics.stats import Floats, Interval, bootstrap_mean, paired_difference, wilson
-from marl.metrics.tables import format_table, interval_of, read_csv, write_csv
+from marl.metrics.stats import Floats, Interval, Metrics, bootstrap_mean, paired_difference, wilson
+from marl.metrics.tables import format_table, write_csv
 from marl.model.policy import load_tokenizer
 from marl.planning.planner import SUFFIX
 from marl.report.figures import save_figure
@@ -79,7 +75,7 @@ RATES = ("game/agreement", "game/pareto")
 OF = {1.0: ("game/score/row", "game/agreement"), -1.0: ("game/points/row", "game/score/row", "game/agreement")}
 OF_OTHERS = ("game/score/row", "game/joint", "game/agreement")
 RECORDED = {"seed", "turned", "points", "deal", "pareto", "how", "turns"}  # what a pair's file has of each game
-COLUMNS = ("objective", "row", "column", "metric", "mean", "low", "high", "games", "lost_seats")
+KEYS = {"objective": float, "row": str, "column": str, "metric": str}  # of NAME.csv.gz
 OTHERS, ALL = "others", "all"  # stand for all other players; for everybody
 
 Pair = tuple[str, str]  # labels of the row player and the column player
@@ -109,10 +105,6 @@ class Cell:
     settings: Mapping[str, Any] = field(hash=False)  # all that determines its games, but for last digits
 
     @property
-    def label(self) -> str:
-        return f"{self.first.label} v {self.second.label}"
-
-    @property
     def file(self) -> str:
         return f"{joined_name((self.first.called, self.second.called), '-v-')}-{digest(self.settings)}.json"
 
@@ -127,73 +119,61 @@ def main(cfg: DictConfig) -> None:
         folder = Path(cfg.publish or data.parent)
         check_writable(folder, "publish")
         show(data, folder / f"{stem(data)}.svg")
-        say(f"\nfigure: {folder}")
-        return
+        return say(f"\nfigure: {folder}")
     check(cfg)
     names = [resolved(str(name), cfg) for name in cfg.players]
     cfg = as_in_runs(cfg, names)
     if cfg.env.game != "dond":
         raise UserError(f"env.game={cfg.env.game}: only players of Deal or No Deal change seats; must be dond")
-    parts = play_spec(cfg, names)
-    device = pick_device(cfg.device)
-    set_threads(cfg.threads)
-    cells, out = Path(cfg.cells), Path(cfg.publish or cfg.cells)
-    check_writable(cells, "cells")
-    check_writable(out, "publish")
-    players = entrants(names, cfg, parts, device)
-    table = [cell_of(a, b, cfg, parts) for a, b in combinations_with_replacement(players, 2)]
+    parts, place = play_spec(cfg, names), begin(cfg)
+    players = entrants(names, parts, place.device)
+    cells = {place.cells / cell.file: cell for cell in (
+        cell_of(*pair, cfg, parts) for pair in combinations_with_replacement(players, 2)
+    )}  # fmt: skip
     models = [player.name for player in players if is_run(player.name)]
     heaviest = sorted(models, key=lambda name: size_of(player_config(name), parts.algo.context).weights)[-2:]
-    parts = with_room(parts, cfg.games // 2, [(name, name) for name in heaviest], device)
-
-    pairs = {cells / cell.file: cell for cell in table}
-    left = sum(not path.exists() for path in pairs)
-    say(f"{len(players)} players, {cfg.games} games a pair: {left} of {len(table)} pairs are still to play")
-    bar, agents = Bar(enabled=cfg.progress), Agents(cfg, parts, device)
+    parts = with_room(parts, cfg.games // 2, [(name, name) for name in heaviest], place.device)
+    left = sum(not path.exists() for path in cells)
+    say(f"{len(players)} players, {cfg.games} games a pair: {left} of {len(cells)} pairs are still to play")
+    seated: dict[str, Agent] = {}  # the two of the last pair, since each holds a model and its caches
 
     def played(cell: Cell, number: str) -> dict[str, Any] | None:
-        label = f"{number}  {cell.label}"
-        found, spoiled = play(cell, cfg, parts, agents, bar, label)
+        label, pair = f"{number}  {cell.first.label} v {cell.second.label}", (cell.first.name, cell.second.name)
+        for name in seated.keys() - set(pair):
+            del seated[name]
+        for name in set(pair) - seated.keys():
+            seated[name] = find_player(name, parts, place.device, name)
+        place.bar.stage(label, cfg.games)
+        found, spoiled = play(cell, cfg, parts, [seated[name] for name in pair], place.bar)
+        place.bar.close()
         lost = f", {found['lost_seats']} seats lost to the endpoint" if found["lost_seats"] else ""
         say(label + lost + (f", not kept: {spoiled}" if spoiled else ""))
         return None if spoiled else {"about": cell.settings, **found}
 
-    missing = compute(pairs, played)
+    complete = compute(cells, played)
     if parts.chat:
         say(parts.chat.summary())
-    if missing and parts.chat and (reasons := parts.chat.lost_for_good()):
+    if complete:
+        return tabulate(players, cells, parts, cfg, place)
+    if parts.chat and (reasons := parts.chat.lost_for_good()):
+        left = sum(not path.exists() for path in cells)
         raise UserError(
-            f"chat: {', '.join(dict.fromkeys(reasons))}, so that {len(missing)} pairs are not kept and there is no "
-            f"table; start the same command again with {CHANGED}, and it plays those"
+            f"chat: {', '.join(dict.fromkeys(reasons))}, so that {left} pairs are not kept and there is no table; "
+            f"start the same command again with {CHANGED}, and it plays those"
         )
-    if missing:
-        say(f"{len(missing)} pairs are being played by another process, which writes the table when it has them")
-        return
-    games = {cell: games_of(cells / cell.file) for cell in table}
-    lost_seats = {cell: read_json(cells / cell.file).get("lost_seats", 0) for cell in table}
-    tabulate(players, games, lost_seats, float(parts.env["objective"]), cfg, out)
-    about = {player.label: {"player": player.called, "made_of": player.made_of} for player in players}
-    run_card(cells, digest({"pairs": [cell.file for cell in table]}), cfg.seed, arm=cfg.name, players=about,
-             env=parts.env, games=cfg.games, temperature=cfg.temperature,
-             lost_seats={cell.label: lost for cell, lost in lost_seats.items() if lost})  # fmt: skip
-    add_cards([{**card_line(read_json(cells / CARD)), "run": cfg.name}], out)
-    say(f"\ntables and figure: {out}")
 
 
 def check(cfg: DictConfig) -> None:
     """Refuses bad settings before any player is looked for."""
     if not isinstance(cfg.players, ListConfig) or not 2 <= len(cfg.players) <= MOST:
         raise UserError(f"players={cfg.players}: must be a list of two to {MOST}")
-    check_count(cfg.concurrency, "concurrency")
-    check_count(cfg.seed, "seed", 0)
-    if type(cfg.games) is not int or cfg.games < 2 or cfg.games % 2:
+    check_play(cfg)
+    if cfg.games % 2:
         raise UserError(f"games={cfg.games}: must be an even number, at least 2: each seed is played in both seatings")
     check_temperature(cfg.temperature, "temperature")
 
 
 # --- Who plays --------------------------------------------------------------------------------------------------------
-
-
 def resolved(name: str, cfg: DictConfig) -> str:
     """The name, with a run's folder in the place of a pattern. UserError for somebody who cannot play here."""
     if "*" in name:
@@ -201,25 +181,23 @@ def resolved(name: str, cfg: DictConfig) -> str:
         name = str(found) + name.removeprefix(bare(name))
     name = in_runs(name, cfg.runs)
     check_plans(name, "dond")
-    if bare(name) in ("base", CHAT):
-        return name
     if is_run(name):
         game = read_card(policy_folder(name)).get("game")
         if game != "dond":
             raise UserError(f"players: {name} was trained on {game}; name players of Deal or No Deal")
-        return name
-    text_player(name, "dond")
+    elif bare(name) not in ("base", CHAT):
+        text_player(name, "dond")
     return name
 
 
-def entrants(names: Sequence[str], cfg: DictConfig, parts: PlaySpec, device: torch.device) -> list[Player]:
+def entrants(names: Sequence[str], parts: PlaySpec, device: torch.device) -> list[Player]:
     """The players, `base` as the folder where it is kept. UserError where two are one, or speak other tokens."""
     labels = labels_of(names)
-    base = the_base(names, cfg, parts, device) if any(bare(name) == "base" for name in names) else None
+    base = the_base(names, parts, device) if any(bare(name) == "base" for name in names) else None
     found: dict[str, Player] = {}
     for given, label in zip(names, labels, strict=True):
         name = f"{base}{given.removeprefix('base')}" if bare(given) == "base" else given
-        player = Player(name, label, made_of(name, cfg, parts))
+        player = Player(name, label, made_of(name, parts))
         other = found.setdefault(player.made_of, player)
         if other is not player:
             raise UserError(f"players: {other.label} and {label} are one and the same; leave one of them out")
@@ -257,7 +235,7 @@ def forms_of(name: str) -> tuple[str, ...]:
     return (f"{short}{plans}", f"{short} λ={objective:g}{plans}", *whole)
 
 
-def the_base(names: Sequence[str], cfg: DictConfig, parts: PlaySpec, device: torch.device) -> Path:
+def the_base(names: Sequence[str], parts: PlaySpec, device: torch.device) -> Path:
     """The folder of the one base from which the runs among these started; without any, of the configuration's."""
     runs = [Path(bare(name)) for name in names if (Path(bare(name)) / CONFIG).is_file()]
     bases = {folder_digest(folder): (run, folder) for run in runs for folder in [base_folder(run)]}
@@ -274,10 +252,11 @@ def the_base(names: Sequence[str], cfg: DictConfig, parts: PlaySpec, device: tor
     return made
 
 
-def made_of(name: str, cfg: DictConfig, parts: PlaySpec) -> str:
+def made_of(name: str, parts: PlaySpec) -> str:
     """The digest of a policy's files, and of what else a player goes by; of scripted players the name."""
     if name == CHAT:
-        return f"{CHAT} {digest(behind_endpoint(plain(cfg.chat)))}"
+        assert parts.chat is not None
+        return f"{CHAT} {digest(behind_endpoint(vars(parts.chat.config)))}"
     if not is_run(name):
         return name
     plans = f"{SUFFIX} {digest(asdict(parts.planner))}" if name.endswith(SUFFIX) else ""
@@ -303,58 +282,33 @@ def cell_of(one: Player, other: Player, cfg: DictConfig, parts: PlaySpec) -> Cel
 
 
 # --- Playing ----------------------------------------------------------------------------------------------------------
-
-
-class Agents:
-    """Players at the table: the two of the last pair, since each holds a model and its caches."""
-
-    def __init__(self, cfg: DictConfig, parts: PlaySpec, device: torch.device) -> None:
-        self.cfg, self.parts, self.device = cfg, parts, device
-        self._seated: dict[str, Agent] = {}
-
-    def of(self, cell: Cell) -> tuple[Agent, Agent]:
-        names = [cell.first.name, cell.second.name]
-        self._seated = {name: agent for name, agent in self._seated.items() if name in names}
-        for name in names:
-            if name not in self._seated:
-                self._seated[name] = find_player(name, self.parts, self.device, name)
-        return self._seated[names[0]], self._seated[names[1]]
-
-
-def play(
-    cell: Cell, cfg: DictConfig, parts: PlaySpec, agents: Agents, bar: Bar, label: str
-) -> tuple[dict[str, Any], str]:
+def play(cell: Cell, cfg: DictConfig, parts: PlaySpec, pair: Sequence[Agent], bar: Bar) -> tuple[dict[str, Any], str]:
     """The pair's games, in both seatings; one player's own in one, since they are the same. And what spoiled them,
     where a refused key or a spent budget did, so that they are to be played again; else nothing."""
-    pair, make_env = agents.of(cell), env_maker(parts.env)
-    drawn = draw_games(cfg.seed, EVALUATION, count=cfg.games // 2)
-    seatings = (0,) if cell.first == cell.second else (0, 1)
+    drawn, make_env = draw_games(cfg.seed, EVALUATION, count=cfg.games // 2), env_maker(parts.env)
     before = len(parts.chat.lost) if parts.chat else 0
-    bar.stage(label, len(drawn) * len(seatings))
     games: Games = []
-    for turned in seatings:
+    for turned in (0,) if cell.first == cell.second else (0, 1):
         seated = in_order(pair[turned], pair[1 - turned])
         episodes = rollout(drawn, seated, make_env, parts.algo.concurrency, bar.advance)
         games += [recorded(episode, turned) for episode in episodes]
-    bar.close()
     lost = len(parts.chat.lost) - before if parts.chat else 0
     spoiled = parts.chat.lost_for_good(before) if parts.chat else []
     return {"games": games, "lost_seats": lost}, ", ".join(dict.fromkeys(spoiled))
 
 
-def games_of(path: Path) -> Games:
-    """The games of a cell's file. UserError where it does not hold them."""
+def games_of(path: Path) -> tuple[Games, int]:
+    """The games of a cell's file, and the seats lost to an endpoint. UserError where it does not hold them."""
     found = read_json(path)
     try:
-        games: Games = found["games"]
-        assert games and all(game.keys() >= RECORDED for game in games)
-        assert isinstance(found.get("lost_seats", 0), int)
+        games, lost = found["games"], found.get("lost_seats", 0)
+        assert games and all(game.keys() >= RECORDED for game in games) and isinstance(lost, int)
         assert all(np.isfinite(values).all() for values in figures(games, 1.0, swapped=False).values())
     except FAULTS as error:
         raise UserError(
             f"{path} does not hold a pair's games: remove it, and the same command plays them again"
         ) from error
-    return games
+    return games, lost
 
 
 def in_order(first: Agent, second: Agent) -> Cast:
@@ -378,8 +332,6 @@ def recorded(episode: Episode, turned: int) -> dict[str, Any]:
 
 
 # --- Tables and figure ------------------------------------------------------------------------------------------------
-
-
 def figures(games: Games, objective: float, swapped: bool) -> Figures:
     """Returns, by metric, one number for each game seed, in order: the mean of the games played on it.
 
@@ -414,63 +366,51 @@ def interval(name: str, values: Floats) -> Interval:
 
 
 def tabulate(
-    players: Sequence[Player],
-    games: Mapping[Cell, Games],
-    lost_seats: Mapping[Cell, int],
-    objective: float,
-    cfg: DictConfig,
-    out: Path,
+    players: Sequence[Player], cells: Mapping[Path, Cell], parts: PlaySpec, cfg: DictConfig, place: Place
 ) -> None:
-    """Writes NAME.csv, NAME_differences.csv and NAME.svg, and prints the figures."""
+    """Writes NAME.csv.gz, NAME_differences.csv.gz, NAME.svg and the card, and prints the figures."""
+    objective, out = float(parts.env["objective"]), place.out
     of: dict[Pair, Figures] = {}
     count: dict[Pair, tuple[int, int]] = {}  # games, and seats lost to an endpoint
-    for cell, played in games.items():
-        pair = (cell.first.label, cell.second.label)
+    lost_seats = {}
+    for path, cell in cells.items():
+        (games, lost), pair = games_of(path), (cell.first.label, cell.second.label)
+        if lost:
+            lost_seats[" v ".join(pair)] = lost
         for key, swapped in ((pair, False), (pair[::-1], True)):
-            of[key], count[key] = figures(played, objective, swapped), (len(played), lost_seats[cell])
+            of[key], count[key] = figures(games, objective, swapped), (len(games), lost)
     labels = [player.label for player in players]
-    found = {
-        (row, column): {name: interval(name, values) for name, values in of[row, column].items()}
-        for row in labels
-        for column in labels
-    }
-    write_csv(
-        out / f"{cfg.name}.csv.gz",
-        COLUMNS,
-        [
-            (objective, *key, name, i.mean, i.low, i.high, *count[key])
-            for key, each in found.items()
-            for name, i in each.items()
-        ],
-    )
+    lines = [
+        (objective, *key, name, i.mean, i.low, i.high, *count[key])
+        for key in product(labels, repeat=2)
+        for name, values in of[key].items()
+        for i in [interval(name, values)]
+    ]
+    write_csv(out / f"{cfg.name}.csv.gz", (*KEYS, *ENDS, "games", "lost_seats"), lines)
     differences = self_minus_cross(labels, of)
-    write_csv(
-        out / f"{cfg.name}_differences.csv.gz",
-        ("row", "column", "metric", "self", "cross", "difference", "low", "high", "game_seeds"),
-        [(d.row, d.column, d.metric, d.own, d.cross, d.by.mean, d.by.low, d.by.high, d.by.n) for d in differences],
-    )
+    header = ("row", "column", "metric", "self", "cross", "difference", "low", "high", "game_seeds")
+    lines = [(*key, *means, by.mean, by.low, by.high, by.n) for key, (*means, by) in differences.items()]
+    write_csv(out / f"{cfg.name}_differences.csv.gz", header, lines)
     shown = show(out / f"{cfg.name}.csv.gz", out / f"{cfg.name}.svg")
     say("\nself-play minus cross-play with all others")
-    columns = {
-        row: {d.metric: d.by for d in differences if (d.row, d.column) == (row, OTHERS)} for row in (*labels, ALL)
-    }
-    say(format_table(columns, shown))
+    names = (*labels, ALL)
+    say(format_table({row: {name: differences[row, OTHERS, name][-1] for name in shown} for row in names}, shown))
+    about = {player.label: {"player": player.called, "made_of": player.made_of} for player in players}
+    run_card(place.cells, digest({"pairs": [path.name for path in cells]}), cfg.seed, arm=cfg.name, players=about,
+             env=parts.env, games=cfg.games, temperature=cfg.temperature, lost_seats=lost_seats)  # fmt: skip
+    add_cards([{**card_line(read_json(place.cells / CARD)), "run": cfg.name}], out)
+    say(f"\ntables and figure: {out}")
 
 
 def show(table: Path, figure: Path) -> Sequence[str]:
     """Draws and prints what `NAME.csv.gz` holds. Returns the metrics shown. UserError where it is no such file."""
-    found: dict[Pair, dict[str, Interval]] = {}
-    lines = read_csv(
-        table, "data.table", COLUMNS,
-        lambda line: (float(line["objective"]), (line["row"], line["column"]), line["metric"], interval_of(line)),
-    )  # fmt: skip
-    for _, pair, metric, own in lines:
-        found.setdefault(pair, {})[metric] = own
-    labels = list(dict.fromkeys(row for row, _ in found))
+    lines = read_intervals(table, "data.table", KEYS)
+    labels = list(dict.fromkeys(row for _, row, *_ in lines))
+    found: dict[Pair, Metrics] = {pair: {} for pair in product(labels, repeat=2)}
+    for _, row, column, metric, own in lines:
+        found.setdefault((row, column), {})[metric] = own
     shown = OF.get(lines[0][0], OF_OTHERS)
-    for row, column in product(labels, repeat=2):
-        if lacking := set(shown) - found.get((row, column), {}).keys():
-            raise UserError(f"data.table={table}: has no {min(lacking)} of {row} with {column}")
+    check_complete(table, "data.table", {" with ".join(pair): own for pair, own in found.items()}, shown)
     draw(labels, found, shown, figure)
     for name in shown:
         say(f"\n{SHOWN[name]}; a line for each row player")
@@ -478,22 +418,12 @@ def show(table: Path, figure: Path) -> Sequence[str]:
     return shown
 
 
-@dataclass(frozen=True)
-class Difference:
-    """Difference between a player's figure in self-play and with another. `own` and `cross`: the two means."""
-
-    row: str
-    column: str
-    metric: str
-    own: float
-    cross: float
-    by: Interval
-
-
-def self_minus_cross(labels: Sequence[str], of: Mapping[Pair, Figures]) -> list[Difference]:
-    """Each row player's figures in self-play minus those with each other player, with all others, and the mean of these
-    over all players; paired by game seed."""
-    found = []
+def self_minus_cross(
+    labels: Sequence[str], of: Mapping[Pair, Figures]
+) -> dict[tuple[str, str, str], tuple[float, float, Interval]]:
+    """By row, column and metric: each row player's mean in self-play, that with each other player, with all others, and
+    the mean of these over all players; and their difference, paired by game seed."""
+    found = {}
     for name in SHOWN:
         own = {row: of[row, row][name] for row in labels}
         cross = {row: {column: of[row, column][name] for column in labels if column != row} for row in labels}
@@ -503,26 +433,26 @@ def self_minus_cross(labels: Sequence[str], of: Mapping[Pair, Figures]) -> list[
         pairs += [(ALL, OTHERS, np.mean(list(own.values()), axis=0), np.mean(list(others.values()), axis=0))]
         for row, column, alone, met in pairs:
             by = paired_difference(alone, met, rng=np.random.default_rng(0))
-            found.append(Difference(row, column, name, float(alone.mean()), float(met.mean()), by))
+            found[row, column, name] = (float(alone.mean()), float(met.mean()), by)
     return found
 
 
-def draw(labels: Sequence[str], found: Mapping[Pair, Mapping[str, Interval]], shown: Sequence[str], path: Path) -> None:
+def draw(labels: Sequence[str], found: Mapping[Pair, Metrics], shown: Sequence[str], path: Path) -> None:
     """A heat map for each metric: a line for each row player, a column for whom it met."""
     side = 1.1 + 0.62 * len(labels)
     figure = Figure(figsize=((side + 1.2) * len(shown), side + 1.0), layout="constrained")
-    for number, (axes, name) in enumerate(zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True)):
+    for axes, name in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
         means = np.array([[found[row, column][name].mean for column in labels] for row in labels])
         image = axes.imshow(means, cmap="Blues", **({"vmin": 0, "vmax": 1} if name in RATES else {}))
         for (row, column), value in np.ndenumerate(means):
-            dark = image.norm(value) > 0.6
             axes.text(
                 column, row, f"{100 * value:.0f} %" if name in RATES else f"{value:.1f}", ha="center", va="center",
-                fontsize=8, color="white" if dark else "black", fontweight="bold" if row == column else "normal",
+                fontsize=8, color="white" if image.norm(value) > 0.6 else "black",
+                fontweight="bold" if row == column else "normal",
             )  # fmt: skip
         axes.set_xticks(range(len(labels)), labels, rotation=90, fontsize=8)
         axes.set_xlabel("against", fontsize=8)
-        axes.set_yticks(range(len(labels)), labels if number == 0 else [""] * len(labels), fontsize=8)
+        axes.set_yticks(range(len(labels)), labels if name == shown[0] else [""] * len(labels), fontsize=8)
         axes.set_title(SHOWN[name], fontsize=10, loc="left")
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)

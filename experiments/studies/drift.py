@@ -1,39 +1,34 @@
 """How runs' language drifts from people's: `python -m experiments.studies.drift select='dond_human-*' data.dond=DIR`.
 
 For each finished run of Deal or No Deal: its base, the checkpoints that it kept, and the policy that it ended with.
-Each plays games with itself, and reads held-out human dialogues; a frozen model of people reads what it said. Also read
-are the transcripts that the run kept of each of its evaluations: fewer games, at more iterations. What is measured of
-one policy is written at once, so that a stopped command goes on where it was, and what several runs started from is
-measured once. Figures are defined in marl/metrics/drift.py.
+Each plays games with itself, and reads held-out human dialogues; a frozen model of people reads what it said. What
+several runs started from is measured once. Figures are defined in marl/metrics/drift.py.
 
-Written: `drift.csv.gz` (a line for each policy and metric), `kept.csv.gz` (the same of kept transcripts), `people.csv`
-(of the human dialogues themselves); made of the first, `drift_by_arm.csv.gz` (means over seeds at the iterations that
-all runs of an arm kept, the base and the end at least; intervals as in experiments.studies.iterations) and `drift.svg`.
-`data.table=FOLDER/drift.csv.gz` makes these again, without the runs.
+Written: `drift.csv.gz` (a line for each policy and metric), `people.csv` (of the human dialogues themselves); made of
+the first, `drift_by_arm.csv.gz` (means over seeds at the iterations that all runs of an arm kept, the base and the end
+at least; intervals as in experiments.studies.iterations) and `drift.svg`. `data.table=FOLDER/drift.csv.gz` makes these
+again, without the runs.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 from matplotlib.figure import Figure
 from omegaconf import DictConfig
 
 from envs.human_dond import read_split
 from experiments.launch.command import command
-from experiments.launch.terminal import Bar, say
+from experiments.launch.terminal import say
 from experiments.setup.config import cast_of
-from experiments.setup.devices import pick_device, set_threads
 from experiments.setup.players import style_of
 from experiments.setup.select import selected
 from experiments.setup.stages import Stage, base_folder, stages_of
-from experiments.studies.cells import compute, with_room
+from experiments.studies.cells import Place, begin, check_play, compute, with_room
 from experiments.studies.iterations import (
     by_iteration,
     evaluated_game,
@@ -42,20 +37,20 @@ from experiments.studies.iterations import (
     refuse_doubles,
     write_by_arm,
 )
+from experiments.studies.lines import check_complete, read_intervals, write_intervals
 from marl.agents.model import PlayConfig, model_agent
-from marl.common.errors import UserError, check_count, check_writable
+from marl.common.errors import UserError, check_writable
 from marl.common.files import digest, reading
 from marl.decoding.memory import Slots
 from marl.metrics.drift import likelihood, retold, talk_drift
 from marl.metrics.games import dond_metrics
 from marl.metrics.negotiation import READING, Reading, human_talk, read_talk, talk_of
 from marl.metrics.stats import Metrics
-from marl.metrics.tables import format_table, interval_of, read_csv, read_figures, write_csv
+from marl.metrics.tables import format_table, read_figures
 from marl.metrics.talk import talk_metrics
 from marl.metrics.wording import WORDING
 from marl.pretraining.corpus import data_files, recorded
 from marl.report.figures import PAPER, save_figure
-from marl.report.transcripts import read_episodes
 from marl.rollout.cast import learners_of
 from marl.rollout.games import env_maker, file_digests
 from marl.rollout.rollout import everyone, rollout
@@ -65,7 +60,7 @@ from marl.storage.folder import finished_run
 
 SPEAKER = "policy"  # what the policy under test is called in its games
 SPLITS = ("val", "test")
-COLUMNS = ("objective", "run", "arm", "seed", "iteration", "metric", "mean", "low", "high", "games")
+KEYS = {"objective": float, "run": str, "arm": str, "seed": int, "iteration": int, "metric": str}  # of drift.csv.gz
 SHOWN = (
     "game/score", "game/points", "game/agreement", "drift/human_dialogues", "drift/own_speech", "talk/distinct_2",
     "talk/split_kept", "talk/split_coverage", "talk/table_kept", "talk/value_true", "talk/value_chance",
@@ -74,31 +69,28 @@ SHOWN = (
 )  # fmt: skip
 
 V = TypeVar("V")  # of a human view: what it is read as
-Policies = dict[tuple[float, str, int, str], dict[int, Metrics]]  # (objective, arm, seed, run) -> iteration
 
 
 @dataclass(frozen=True)
 class Subject:
-    """One policy of a run of Deal or No Deal."""
+    """One policy of a run of Deal or No Deal, the frozen model of people that reads it, and what determines its
+    figures, but for last digits."""
 
     run: Path
     arm: str
     seed: int
-    config: Mapping[str, Any] = field(hash=False)
+    config: Mapping[str, Any]
     stage: Stage
-
-    @property
-    def iteration(self) -> int:
-        return self.stage.iteration
-
-    @property
-    def game(self) -> dict[str, Any]:
-        """The game's settings in the run's own evaluation."""
-        return evaluated_game(self.config)
+    people: Path
+    settings: Mapping[str, Any]
 
     @property
     def objective(self) -> float:
         return objective_of(self.config)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return (self.objective, self.run.name, self.arm, self.seed, self.stage.iteration)
 
 
 @command("drift")
@@ -109,61 +101,65 @@ def main(cfg: DictConfig) -> None:
         out = Path(cfg.publish or table.parent)
         check_writable(out, "publish")
         return tabulate(table, out)
-    for name in ("games", "concurrency"):
-        check_count(cfg[name], name)
-    check_count(cfg.seed, "seed", 0)
+    check_play(cfg)
     if cfg.split not in SPLITS:
         raise UserError(f"split={cfg.split}: must be one of {', '.join(SPLITS)}; bases learn from the others")
-    dialogues = {"split": cfg.split, "files": data_files(Path(cfg.data.dond))} if cfg.data.dond else None
-    runs = selected(Path(cfg.runs), cfg.select, cfg.where)
-    subjects = [subject for run in runs for subject in subjects_of(run)]
+    subjects = [each for run in selected(Path(cfg.runs), cfg.select, cfg.where) for each in subjects_of(run, cfg)]
     refuse_doubles((each.run, each.objective, each.arm, each.seed) for each in subjects)
-    subjects.sort(key=lambda each: (-each.objective, each.arm, each.seed, each.iteration))
-    people = {run: people_folder(run, cfg.human) for run in runs}
+    subjects.sort(key=lambda each: (-each.objective, each.arm, each.seed, each.stage.iteration))
     human = people_metrics(cfg.data.dond, cfg.split) if cfg.data.dond else {}
-    cells, out = Path(cfg.cells), Path(cfg.publish or cfg.cells)
-    check_writable(cells, "cells")
-    check_writable(out, "publish")
-    device = pick_device(cfg.device)
-    set_threads(cfg.threads)
+    place = begin(cfg)
+    paths = [place.cells / f"{digest(subject.settings)}.json" for subject in subjects]
     if not cfg.data.dond:
         say("data.dond=null: the likelihood of human dialogues is left out")
 
-    bar = Bar(enabled=cfg.progress)
-    about = {subject: settings_of(subject, people[subject.run], dialogues, cfg) for subject in subjects}
-    paths = {subject: cells / f"{digest(settings)}.json" for subject, settings in about.items()}
-
     def measured(subject: Subject, number: str) -> dict[str, Any]:
-        label = f"{number}  {subject.run.name}, iteration {subject.iteration}"
-        bar.stage(label, cfg.games)
-        metrics = measure(subject, people[subject.run], cfg, device, bar)
-        bar.close()
+        label = f"{number}  {subject.run.name}, iteration {subject.stage.iteration}"
+        place.bar.stage(label, cfg.games)
+        metrics = measure(subject, cfg, place)
+        place.bar.close()
         say(label)
-        return {"about": about[subject], "metrics": {name: i.to_json() for name, i in metrics.items()}}
+        return {"about": subject.settings, "metrics": {name: i.to_json() for name, i in metrics.items()}}
 
-    if missing := compute({path: subject for subject, path in paths.items()}, measured):
-        say(f"{len(missing)} policies are being measured by another process, which writes the table when it has them")
+    if not compute(dict(zip(paths, subjects, strict=True)), measured):
         return
-    write_lines(out / "drift.csv.gz", [(subject, read_figures(path)) for subject, path in paths.items()])
-    write_lines(out / "kept.csv.gz", (each for run in runs for each in kept_transcripts(run)))
+    found = [
+        ((*subject.key, name), own)
+        for subject, path in zip(subjects, paths, strict=True)
+        for name, own in sorted(read_figures(path).items())
+    ]
+    write_intervals(place.out / "drift.csv.gz", KEYS, found)
     if human:
-        lines = [(name, i.mean, i.low, i.high, i.n) for name, i in sorted(human.items())]
-        write_csv(out / "people.csv", COLUMNS[5:], lines)
-    tabulate(out / "drift.csv.gz", out, human)
+        write_intervals(place.out / "people.csv", ("metric",), [((name,), i) for name, i in sorted(human.items())])
+    tabulate(place.out / "drift.csv.gz", place.out, human)
 
 
 # --- What there is to measure -----------------------------------------------------------------------------------------
-
-
-def subjects_of(run: Path) -> list[Subject]:
+def subjects_of(run: Path, cfg: DictConfig) -> list[Subject]:
     """A run's policies by iteration. UserError where it is a run of another game."""
     config, card = finished_run(run)
     with reading(run):
-        objective_of(config), learners_of(cast_of(config["cast"]))
+        env, learners = evaluated_game(config), learners_of(cast_of(config["cast"]))
     if config["env"]["game"] != "dond":
         raise UserError(f"select: {run.name} is a run of {config['env']['game']}; name runs of Deal or No Deal")
-    learner = learners_of(cast_of(config["cast"]))[0]
-    return [Subject(run, card["arm"], card["seeds"][0], config, stage) for stage in stages_of(run, learner)]
+    people = people_folder(run, cfg.human)
+    dialogues = {"split": cfg.split, "files": data_files(Path(cfg.data.dond))} if cfg.data.dond else None
+    settings = {
+        "people": folder_digest(people),
+        "env": env,
+        **file_digests(env),
+        "temperature": config["eval"]["temperature"],
+        "max_new_tokens": config["algo"]["max_new_tokens"],
+        "context": config["algo"]["context"],
+        "games": cfg.games,
+        "seed": cfg.seed,
+        "dialogues": dialogues,
+        "reading": READING,
+    }
+    return [
+        Subject(run, card["arm"], card["seeds"][0], config, stage, people, {"policy": stage.digest, **settings})
+        for stage in stages_of(run, learners[0])
+    ]
 
 
 def people_folder(run: Path, human: str | None) -> Path:
@@ -183,37 +179,18 @@ def people_folder(run: Path, human: str | None) -> Path:
     return folder
 
 
-def settings_of(subject: Subject, people: Path, dialogues: Mapping[str, Any] | None, cfg: DictConfig) -> dict[str, Any]:
-    """Settings that determine the figures, but for last digits. `dialogues`: which human ones are read, if any."""
-    return {
-        "policy": subject.stage.digest,
-        "people": folder_digest(people),
-        "env": subject.game,
-        **file_digests(subject.game),
-        "temperature": subject.config["eval"]["temperature"],
-        "max_new_tokens": subject.config["algo"]["max_new_tokens"],
-        "context": subject.config["algo"]["context"],
-        "games": cfg.games,
-        "seed": cfg.seed,
-        "dialogues": dialogues,
-        "reading": READING,
-    }
-
-
 # --- Measuring --------------------------------------------------------------------------------------------------------
-
-
-def measure(subject: Subject, people: Path, cfg: DictConfig, device: torch.device, bar: Bar) -> Metrics:
+def measure(subject: Subject, cfg: DictConfig, place: Place) -> Metrics:
     """Measures what the policy plays and says with itself, and the two likelihoods."""
-    env, policy, rng = subject.game, subject.stage.load(device), np.random.default_rng(0)
-    settings, algo = subject.config["eval"], subject.config["algo"]
+    env, policy, rng = evaluated_game(subject.config), subject.stage.load(place.device), np.random.default_rng(0)
+    algo, temperature = subject.config["algo"], subject.config["eval"]["temperature"]
     limits = PlayConfig(
         games=cfg.games, concurrency=cfg.concurrency, max_new_tokens=algo["max_new_tokens"], context=algo["context"]
     )
-    limits = with_room(limits, [Slots.of(policy.lm.config, limits.context, 2)], device)
-    agent = model_agent(SPEAKER, policy, limits, 2, settings["temperature"])
+    limits = with_room(limits, [Slots.of(policy.lm.config, limits.context, 2)], place.device)
+    agent = model_agent(SPEAKER, policy, limits, 2, temperature)
     drawn = draw_games(cfg.seed, EVALUATION, count=cfg.games)
-    episodes = rollout(drawn, everyone(agent), env_maker(env), limits.concurrency, bar.advance)
+    episodes = rollout(drawn, everyone(agent), env_maker(env), limits.concurrency, place.bar.advance)
     found = dond_metrics(episodes, float(env["objective"]), rng) | talk_metrics(episodes, rng)
     found |= talk_drift([read_talk(talk_of(episode)) for episode in episodes], rng)
     if cfg.data.dond:
@@ -221,8 +198,8 @@ def measure(subject: Subject, people: Path, cfg: DictConfig, device: torch.devic
         likely = likelihood(policy, by_dialogue(views.dialogues, views.seats(policy.tokens)), rng)
         if likely is not None:
             found["drift/human_dialogues"] = likely
-    judge = load_policy(people, device)
-    again = env_maker({**env, "style": style_of(people, env) or env.get("style")})()
+    judge = load_policy(subject.people, place.device)
+    again = env_maker({**env, "style": style_of(subject.people, env) or env.get("style")})()
     own = likelihood(judge, [retold(episode, again, judge.tokens, (SPEAKER,)) for episode in episodes], rng)
     if own is not None:
         found["drift/own_speech"] = own
@@ -249,73 +226,28 @@ def by_dialogue(dialogues: Iterable[str], views: Iterable[V]) -> list[list[V]]:
     return [*found.values()]
 
 
-def kept_transcripts(run: Path) -> list[tuple[Subject, Metrics]]:
-    """Reads the transcripts that a run kept of its evaluations, by iteration."""
-    first, *_ = subjects_of(run)
-    name = learners_of(cast_of(first.config["cast"]))[0]
-    found = []
-    for path in sorted((run / "episodes").glob("iteration-*.jsonl")):
-        number = re.fullmatch(r"iteration-(\d+)", path.stem)
-        with reading(path):
-            readings = [read_talk(talk_of(game, {name})) for game in read_episodes(path)]
-        if number and readings:
-            subject = replace(first, stage=Stage(int(number[1]), first.stage.folder))
-            found.append((subject, talk_drift(readings, np.random.default_rng(0))))
-    return found
-
-
 # --- Tables and figure ------------------------------------------------------------------------------------------------
-
-
-def write_lines(path: Path, found: Iterable[tuple[Subject, Metrics]]) -> None:
-    lines = [
-        (s.objective, s.run.name, s.arm, s.seed, s.iteration, name, i.mean, i.low, i.high, i.n)
-        for s, metrics in found
-        for name, i in sorted(metrics.items())
-    ]
-    write_csv(path, COLUMNS, lines)
-
-
-def read_policies(path: Path) -> Policies:
-    """Reads `drift.csv.gz`. UserError if it is no such file."""
-    found: Policies = {}
-    for key, iteration, metric, own in read_csv(
-        path, "data.table", COLUMNS,
-        lambda row: (
-            (float(row["objective"]), row["arm"], int(row["seed"]), row["run"]),
-            int(row["iteration"]), row["metric"], interval_of(row),
-        ),
-    ):  # fmt: skip
-        found.setdefault(key, {}).setdefault(iteration, {})[metric] = own
-    for (objective, *_, run), of_run in found.items():
-        for iteration, metrics in of_run.items():
-            if measure_of(objective) not in metrics:
-                raise UserError(f"data.table={path}: has no {measure_of(objective)} of {run} at iteration {iteration}")
-    return found
-
-
 def tabulate(table: Path, out: Path, human: Metrics | None = None) -> None:
     """Writes `drift_by_arm.csv.gz` and `drift.svg` from `drift.csv.gz`, and prints all policies beside people."""
-    policies = read_policies(table)
-    refuse_doubles(((Path(run), objective, arm, seed) for objective, arm, seed, run in policies), "data.table")
+    lines = read_intervals(table, "data.table", KEYS)
+    refuse_doubles(((Path(run), objective, arm, seed) for objective, run, arm, seed, *_ in lines), "data.table")
     arms: dict[tuple[float, str], dict[int, dict[int, Metrics]]] = {}
-    for (objective, arm, seed, _), of_run in policies.items():
-        arms.setdefault((objective, arm), {})[seed] = of_run
+    for objective, _, arm, seed, iteration, metric, own in lines:
+        arms.setdefault((objective, arm), {}).setdefault(seed, {}).setdefault(iteration, {})[metric] = own
+    columns: dict[str, Metrics] = {}
+    for (objective, arm), seeds in arms.items():
+        named = {f"λ={objective:g} {arm} s{seed} it {i}": own for seed, its in seeds.items() for i, own in its.items()}
+        check_complete(table, "data.table", named, [measure_of(objective)])
+        columns |= named
     write_by_arm(out / "drift_by_arm.csv.gz", {key: by_iteration(seeds) for key, seeds in arms.items()}, arms)
-    draw(policies, out / "drift.svg")
-    columns = {
-        f"λ={objective:g} {arm} s{seed} it {iteration}": metrics
-        for (objective, arm, seed, _), of_run in policies.items()
-        for iteration, metrics in of_run.items()
-    }
+    draw(arms, out / "drift.svg")
     for start in range(0, len(columns), 4):
-        part = dict(list(columns.items())[start : start + 4])
-        part = {**part, **({"people": human} if human else {})}
+        part = {**dict(list(columns.items())[start : start + 4]), **({"people": human} if human else {})}
         say("\n" + format_table(part, [name for name in SHOWN if any(name in metrics for metrics in part.values())]))
     say(f"\ntables and figure: {out}")
 
 
-def draw(policies: Policies, path: Path) -> None:
+def draw(arms: Mapping[tuple[float, str], Mapping[int, Mapping[int, Metrics]]], path: Path) -> None:
     """A row for each objective: both likelihoods against the score (points, where both scores add up to nothing), and
     the share of inverted proposals by iteration; a line for each run, from its base (open) to its end."""
     panels = (
@@ -323,30 +255,27 @@ def draw(policies: Policies, path: Path) -> None:
         ("drift/own_speech", True, "the policy's messages under the human model,\nnats a word"),
         ("talk/inverted", False, "inverted proposals,\nof those that could be"),
     )
-    objectives = sorted({objective for objective, *_ in policies}, reverse=True)
-    arms = sorted({arm for _, arm, *_ in policies})
+    objectives = sorted({objective for objective, _ in arms}, reverse=True)
+    colours = {arm: PAPER[i % len(PAPER)] for i, arm in enumerate(sorted({arm for _, arm in arms}))}
     figure = Figure(figsize=(11, 2.8 * len(objectives) + 0.6), layout="constrained")
     subplots = figure.subplots(len(objectives), len(panels), squeeze=False)
     handles: dict[str, Any] = {}
-    for objective, row in zip(objectives, subplots, strict=True):
-        measure = measure_of(objective)
+    for (objective, arm), seeds in arms.items():
+        measure, row = measure_of(objective), subplots[objectives.index(objective)]
         for axes, (metric, against, title) in zip(row, panels, strict=True):
-            for (own, arm, *_), of_run in policies.items():
+            for of_run in seeds.values():
                 there = {i: metrics for i, metrics in of_run.items() if metric in metrics}
-                if own == objective and there:
-                    x = [metrics[measure].mean if against else i for i, metrics in there.items()]
-                    y = [metrics[metric].mean for metrics in there.values()]
-                    colour = PAPER[arms.index(arm) % len(PAPER)]
-                    (handles[arm],) = axes.plot(x, y, marker="o", markersize=3, linewidth=1, color=colour)
-                    axes.plot(x[:1], y[:1], marker="o", markersize=5, color=colour, markerfacecolor="white")
+                x = [metrics[measure].mean if against else i for i, metrics in there.items()]
+                y = [metrics[metric].mean for metrics in there.values()]
+                (handles[arm],) = axes.plot(x, y, marker="o", markersize=3, linewidth=1, color=colours[arm])
+                axes.plot(x[:1], y[:1], marker="o", markersize=5, color=colours[arm], markerfacecolor="white")
             axes.set_title(f"{title}, λ = {objective:g}", fontsize=9, loc="left")
             axes.set_xlabel(WORDING[measure].label.lower() if against else "iteration", fontsize=9)
             axes.spines[["top", "right"]].set_visible(False)
             axes.tick_params(labelsize=8)
             if not against:
                 axes.set_ylim(bottom=0)
-    shown = sorted(handles)
-    figure.legend([handles[arm] for arm in shown], shown, loc="outside right upper", frameon=False, fontsize=8)
+    figure.legend([handles[arm] for arm in colours], colours, loc="outside right upper", frameon=False, fontsize=8)
     save_figure(figure, path)
 
 

@@ -3,15 +3,13 @@
     python -m experiments.studies.expected name=dond_long curves=experiments/results/dond_long/curves.csv.gz
     python -m experiments.studies.expected name=among_us_ablation select='among_us_ablation-*'
 
-records bands in `experiments/results/expected/NAME.csv.gz` (arm,metric,iteration,low,high), from a published
-table's curves or from finished runs. Training runs of that name and arm are compared with them: a line where they
-leave their band, and one at the end. That is a hint for a person and never an error: a run with other settings may
-well be elsewhere, and those of its command line are named.
+records bands in `experiments/results/expected/NAME.csv.gz` (arm,metric,iteration,low,high), from a published table's
+curves or from finished runs. Training runs of that name and arm are compared with them: a hint for a person, never an
+error.
 
-A band is the mean over the seeds at an iteration, and to either side `margin` times sqrt(1 + 1/seeds) times the seeds'
-standard deviation, pooled over the whole curve, because that of three seeds at one iteration may be next to nothing by
-chance. sqrt(1 + 1/seeds) is because a further seed is what is to be compared, not their mean. The seeds that made a
-band are inside it whatever the margin. What the bands cannot know: seeds of one base say nothing of how bases differ.
+A band is the mean over the seeds at an iteration, and to either side `margin` times sqrt(1 + 1/seeds) (a further seed
+is compared, not their mean) times the seeds' standard deviation, pooled over the whole curve. The seeds that made a
+band are inside it whatever the margin.
 """
 
 from __future__ import annotations
@@ -128,20 +126,16 @@ def make_bands(curves: Curves, margin: float) -> list[Band]:
 
 
 def leave_one_out(curves: Curves, margin: float) -> dict[tuple[str, int], list[tuple[str, int]]]:
-    """How bands do on healthy runs that did not make them: for each arm and seed, the metrics and iterations where it
-    is outside the bands of the arm's other seeds. What only two seeds have is left out: one of them makes no band."""
+    """For each arm and seed, the metrics and iterations where it is outside the bands of the arm's other seeds. What
+    only two seeds have is left out: one of them makes no band."""
     found: dict[tuple[str, int], list[tuple[str, int]]] = {}
     spare = {key: of_seed for key, of_seed in curves.items() if len(of_seed) > 2}
-    for arm in dict.fromkeys(arm for arm, _ in spare):
-        of_arm = {key: of_seed for key, of_seed in spare.items() if key[0] == arm}
-        for seed in sorted(set().union(*of_arm.values())):
-            others = {key: {s: c for s, c in of_seed.items() if s != seed} for key, of_seed in of_arm.items()}
+    for (arm, metric), of_seed in spare.items():
+        for seed, curve in of_seed.items():
+            others = {key: {s: c for s, c in own.items() if s != seed} for key, own in spare.items() if key[0] == arm}
             bands = Expected(Path(), arm, bands_of(arm, make_bands(others, margin)))
-            own: dict[int, dict[str, float]] = {}
-            for (_, metric), of_seed in of_arm.items():
-                for iteration, value in of_seed.get(seed, {}).items():
-                    own.setdefault(iteration, {})[metric] = value
-            found[arm, seed] = [(m, at) for at, values in sorted(own.items()) for m in bands.outside(at, values)]
+            outside = [(metric, at) for at, value in sorted(curve.items()) if bands.outside(at, {metric: value})]
+            found.setdefault((arm, seed), []).extend(outside)
     return found
 
 

@@ -2,32 +2,29 @@
 
     python -m experiments.studies.frontier data.dond=DIR
 
-The model of human dialogues talks, and decides when to propose; only
-its claims are planned, at each lambda (planner.py). Two things are measured of each: what the claims are worth in games
-against others, and how well they predict what people claimed in dialogues that nobody learned from. Finished runs that
-started from the same model stand beside them.
+The model of human dialogues talks, and decides when to propose; only its claims are planned, at each lambda
+(planner.py). Two things are measured of each: what the claims are worth in games against others, and how well they
+predict what people claimed in dialogues that nobody learned from. Finished runs that started from the same model stand
+beside them.
 
 Nobody reads what a claim was: it never changes how a game goes on, only what it pays. So every game is played once, and
-each lambda's score in it is exact, the mean over the claims that it may draw. Each part is written as soon as it is
-there, and a stopped command goes on where it was. Intervals: 95 %, over games or dialogues (both players' proposals in
-one are no two draws) by the bootstrap; of several training seeds, Student's t over seeds.
+each lambda's score in it is exact, the mean over the claims that it may draw. Intervals: 95 %, over games or dialogues
+(both players' proposals in one are no two draws) by the bootstrap; of several training seeds, Student's t over seeds.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from envs import dond_v0
 from envs.core import Question
@@ -37,23 +34,22 @@ from envs.dond import texts as dond_texts
 from envs.human_dond import HumanView, NotReplayable, Step, read_split, replay
 from experiments.launch.command import command
 from experiments.launch.terminal import Bar, say
-from experiments.setup.config import make, plain
-from experiments.setup.devices import pick_device, set_threads
+from experiments.setup.config import make
 from experiments.setup.players import policy_folder, run_policy
 from experiments.setup.select import add_cards, card_line, selected, write_cards
-from experiments.setup.spec import PlaySpec, identity, play_spec
-from experiments.studies.cells import with_room
+from experiments.setup.spec import PlaySpec, play_spec
+from experiments.studies.cells import begin, check_play, compute, with_room
 from marl.agents.base import Agent
 from marl.agents.model import model_agent
-from marl.common.errors import UserError, check_count, check_writable
-from marl.common.files import FAULTS, digest, read_json, reading, write_json
+from marl.common.errors import UserError, check_count
+from marl.common.files import FAULTS, digest, read_json, reading
 from marl.decoding.memory import Slots
 from marl.learning.batch import collate
 from marl.learning.config import UpdateConfig
 from marl.learning.forward import forward
 from marl.learning.micro_batches import micro_batches
 from marl.losses import Outputs
-from marl.metrics.stats import bootstrap_mean
+from marl.metrics.stats import Interval, Metrics, bootstrap_mean
 from marl.metrics.tables import ArmRun, TableRow, ablation_table, format_table, write_table
 from marl.model.policy import Policy
 from marl.planning.pikl import Floats
@@ -92,7 +88,7 @@ class Situation:
         return proposal(self.opening, self.talk, self.answers, self.questions, policy.tokens, config)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Entrant:
     """Whose claims are measured: the human-data model as it is and with all its planners, or a run's policy."""
 
@@ -108,132 +104,126 @@ class Entrant:
         return self.arm, *self.planners
 
 
+@dataclass(frozen=True)
+class Cell:
+    """One entrant's games against an opponent, or its reading of human proposals (`opponent` None)."""
+
+    entrant: Entrant
+    env: Mapping[str, Any]
+    opponent: str | None
+    settings: Mapping[str, Any]  # all that determines its figures
+
+    @property
+    def file(self) -> str:
+        return f"{self.entrant.arm}-s{self.entrant.seed}-{digest(self.settings)}.json"
+
+
 @command("frontier", implies={"data.dond": "base=human"})
 def main(cfg: DictConfig) -> None:
     """Plays, plans and tabulates what is not there yet."""
-    check(cfg)
-    parts, planners = play_spec(cfg), planners_of(cfg)
-    device = pick_device(cfg.device)
-    set_threads(cfg.threads)
-    cells, out = Path(cfg.cells), Path(cfg.publish)
-    check_writable(cells, "cells")
-    check_writable(out, "publish")
+    parts = play_spec(cfg)
+    check(cfg, parts)
+    planners, place = planners_of(cfg, parts), begin(cfg)
     base, folder = base_policy(
-        parts.model, parts.base, parts.env, cache=Path(cfg.cache), human_data=cfg.data.dond, device=device, report=say
-    )
+        parts.model, parts.base, parts.env, cache=Path(cfg.cache), human_data=cfg.data.dond, device=place.device,
+        report=say,
+    )  # fmt: skip
     assert folder is not None
     slots = Slots.of(base.lm.config, parts.algo.context, 2, SLOTS)  # one who plans against another of its size
     limits = replace(parts.algo, games=cfg.games, concurrency=cfg.concurrency)
-    parts = replace(parts, algo=with_room(limits, [slots], device))
-    entrants = [Entrant(ANCHOR, 0, base, folder, folder_digest(folder), planners)]
-    entrants += compared(cfg, base, folder, device)
-    single = {arm: count == 1 for arm, count in Counter(entrant.arm for entrant in entrants).items()}
-    bar = Bar(enabled=cfg.progress)
-    for number, objective in enumerate(cfg.objectives):
-        env = {**parts.env, "objective": objective, "split": "test"}
-        rng = np.random.default_rng(cfg.seed)  # of the bootstrap
-        dialogues = [view.dialogue for view, _ in human_proposals(cfg.data.dond, env, cfg.proposals)]
-        runs: list[ArmRun] = []
-        pairs: list[TableRow] = []
-        for entrant in entrants:
-            found: dict[str, Arms] = {}
-            for opponent in cfg.opponents:
-                found[f"v_{opponent}"] = kept(
-                    cfg, cells,
-                    {"env": env, **file_digests(env), "opponent": opponent, "games": cfg.games, "seed": cfg.seed,
-                     "base": entrants[0].made_of, "max_new_tokens": parts.algo.max_new_tokens,
-                     "context": parts.algo.context, **({"play_bf16": True} if parts.algo.play_bf16 else {})},
-                    entrant, bar,
-                    partial(against, cfg, parts, env, entrant, opponent, base, bar),
-                )  # fmt: skip
-            found["human"] = kept(
-                cfg, cells, {"env": env, "human": cfg.proposals}, entrant, bar,
-                partial(on_people, cfg, parts, env, entrant, bar),
-            )  # fmt: skip
-            figures = {
-                arm: {f"{name}/{where}" if where != "human" else name: values
-                      for where, arms in found.items() for name, values in arms[arm].items()}
-                for arm in entrant.arms
-            }  # fmt: skip
-            runs += [
-                ArmRun(
-                    arm, entrant.seed,
-                    {name: bootstrap_mean(values, drawn(name, dialogues), rng=rng) for name, values in own.items()},
-                )
-                for arm, own in figures.items()
-            ]  # fmt: skip
-            if entrant.arm == ANCHOR:
-                of_anchor = figures.pop(ANCHOR)
-            pairs += [
-                TableRow(f"{arm} - {ANCHOR}", name, d.mean, d.low, d.high, 1, d.n)
-                for arm, own in figures.items()
-                if single[entrant.arm]  # of several seeds an interval over games would say too much
-                for name, values in own.items()
-                for d in [bootstrap_mean(np.subtract(values, of_anchor[name]), drawn(name, dialogues), rng=rng)]
-            ]
-        rows = ablation_table(runs)
-        suffix = f"_objective_{objective:g}" if number else ""
-        write_table(out / f"table{suffix}.csv", rows)
-        write_table(out / f"differences{suffix}.csv", pairs)
-        draw(rows, cfg, objective, out / f"figure{suffix}.svg")
+    parts = replace(parts, algo=with_room(limits, [slots], place.device))
+    anchor = Entrant(ANCHOR, 0, base, folder, folder_digest(folder), planners)
+    entrants = [anchor, *compared(cfg, base, folder, place.device)]
+    games = {objective: {**parts.env, "objective": objective, "split": "test"} for objective in cfg.objectives}
+    table = [
+        cell_of(entrant, env, opponent, anchor, cfg, parts)
+        for env in games.values() for entrant in entrants for opponent in (*cfg.opponents, None)
+    ]  # fmt: skip
+
+    def found(cell: Cell, number: str) -> dict[str, Any]:
+        label = f"{number}  {cell.entrant.arm}, objective {cell.env['objective']:g}, {cell.opponent or 'people'}"
+        if cell.opponent:
+            arms = against(cfg, parts, cell.env, cell.entrant, cell.opponent, base, place.bar)
+        else:
+            arms = on_people(cfg, parts, cell.env, cell.entrant, place.bar)
+        place.bar.close()
+        say(label)
+        return {"about": cell.settings, "arms": arms}
+
+    if not compute({place.cells / cell.file: cell for cell in table}, found):
+        return
+    for number, (objective, env) in enumerate(games.items()):
+        runs, pairs = tabulated([cell for cell in table if cell.env is env], cfg, place.cells)
+        rows, suffix = ablation_table(runs), f"_objective_{objective:g}" if number else ""
+        write_table(place.out / f"table{suffix}.csv", rows)
+        write_table(place.out / f"differences{suffix}.csv", pairs)
+        draw(rows, cfg.opponents, objective, place.out / f"figure{suffix}.svg")
         say(f"\nobjective {objective:g}")
-        say(format_table({arm: {r.metric: r.interval for r in rows if r.arm == arm} for arm in arms_of(rows)}))
-    run_card(cells, digest(identity(plain(cfg))), cfg.seed, arm="frontier", base=folder.name,
-             base_digest=entrants[0].made_of, compared=[e.folder.name for e in entrants[1:]])  # fmt: skip
-    add_cards([{**card_line(read_json(cells / CARD)), "run": cfg.name}], out)
-    write_cards((e.folder for e in entrants[1:]), out)
-    say(f"\ntables and figures: {out}")
+        columns: dict[str, Metrics] = {}
+        for row in rows:
+            columns.setdefault(row.arm, {})[row.metric] = row.interval
+        say(format_table(columns))
+    run_card(place.cells, digest({"cells": [cell.file for cell in table]}), cfg.seed, arm="frontier", base=folder.name,
+             base_digest=anchor.made_of, compared=[e.folder.name for e in entrants[1:]])  # fmt: skip
+    add_cards([{**card_line(read_json(place.cells / CARD)), "run": cfg.name}], place.out)
+    write_cards((e.folder for e in entrants[1:]), place.out)
+    say(f"\ntables and figures: {place.out}")
 
 
-def check(cfg: DictConfig) -> None:
+def check(cfg: DictConfig, parts: PlaySpec) -> None:
     """Refuses bad settings before any model is loaded or trained."""
-    for name in ("games", "concurrency"):
-        check_count(cfg[name], name, 2)
-    check_count(cfg.seed, "seed", 0)
+    check_play(cfg, least=2)
     if cfg.proposals is not None:
         check_count(cfg.proposals, "proposals", 2)
     for name in ("lambdas", "objectives", "opponents"):
         if not isinstance(cfg[name], ListConfig) or not cfg[name]:
             raise UserError(f"{name}={cfg[name]}: must be a list of at least one, as {name}=[...]")
-    if not isinstance(cfg.variants, DictConfig) or not cfg.variants:
-        raise UserError("variants: must name at least one, as +variants.NAME={partner: view}")
-    for variant, changes in plain(cfg.variants).items():
-        if not isinstance(changes, dict):
-            raise UserError(f"variants.{variant}={changes}: must be what differs in the planner, as {{partner: view}}")
-        if "lambdas" in changes:
-            raise UserError(
-                f"variants.{variant}.lambdas={changes['lambdas']}: every variant has those of lambdas=[...]"
-            )
     if cfg.env.style != "compact":
         raise UserError(f"env.style={cfg.env.style}: claims are read in compact style here; must be compact")
     if cfg.algo.temperature != 1:
         raise UserError(f"algo.temperature={cfg.algo.temperature}: all play as they speak, at 1; must be 1")
-    for x in cfg.lambdas:
-        if isinstance(x, bool) or not isinstance(x, int | float) or not 0 <= x < math.inf:
-            raise UserError(f"lambdas={list(cfg.lambdas)}: each must be a number, 0 (no anchor) or above")
-    if len({f"{x:g}" for x in cfg.lambdas}) < len(cfg.lambdas):
-        raise UserError(f"lambdas={list(cfg.lambdas)}: some are the same in six digits, by which arms are named")
     for objective in cfg.objectives:
-        env_maker({**plain(cfg.env), "objective": objective})
+        env_maker({**parts.env, "objective": objective})
     for opponent in cfg.opponents:
         if opponent != "base":
             scripted("dond", "" if opponent == "scripted" else opponent)
 
 
-def planners_of(cfg: DictConfig) -> dict[str, PlannerConfig]:
+def planners_of(cfg: DictConfig, parts: PlaySpec) -> dict[str, PlannerConfig]:
     """The planners by arm: every variant with every lambda."""
     found: dict[str, PlannerConfig] = {}
-    for name, changes in plain(cfg.variants).items():
-        planner = make(PlannerConfig, {**plain(cfg.planner), **changes}, "planner")
-        if planner.choose != "sample":
-            raise UserError(f"planner.choose={planner.choose}: claims are weighed by the plan here; must be sample")
-        found |= {f"{name}_{x:g}": replace(planner, lambdas=(float(x),)) for x in cfg.lambdas}
+    variants = OmegaConf.to_container(cfg.variants) if isinstance(cfg.variants, DictConfig) else None
+    if not variants:
+        raise UserError("variants: must name at least one, as +variants.NAME={partner: view}")
+    for name, changes in variants.items():
+        if not isinstance(changes, dict):
+            raise UserError(f"variants.{name}={changes}: must be what differs in the planner, as {{partner: view}}")
+        if "lambdas" in changes:
+            raise UserError(f"variants.{name}.lambdas={changes['lambdas']}: every variant has those of lambdas=[...]")
+        for x in cfg.lambdas:
+            planner = make(PlannerConfig, {**asdict(parts.planner), **changes, "lambdas": [x]}, "planner")
+            found[f"{name}_{x:g}"] = planner
+            if planner.choose != "sample":
+                raise UserError(f"planner.choose={planner.choose}: claims are weighed by the plan; must be sample")
+    if len(found) < len(variants) * len(cfg.lambdas):
+        raise UserError(f"lambdas={list(cfg.lambdas)}: some are the same in six digits, by which arms are named")
     return found
 
 
-def drawn(figure: str, dialogues: Sequence[str]) -> Sequence[str] | None:
-    """Returns what a figure's bootstrap draws: dialogues of people, or None for games."""
-    return dialogues if figure.startswith("human/") else None
+def cell_of(
+    entrant: Entrant, env: Mapping[str, Any], opponent: str | None, anchor: Entrant, cfg: DictConfig, parts: PlaySpec
+) -> Cell:
+    if opponent is None:
+        settings: dict[str, Any] = {"env": env, "human": cfg.proposals}
+    else:
+        settings = {
+            "env": env, **file_digests(env), "opponent": opponent, "games": cfg.games, "seed": cfg.seed,
+            "base": anchor.made_of, "max_new_tokens": parts.algo.max_new_tokens, "context": parts.algo.context,
+            **({"play_bf16": True} if parts.algo.play_bf16 else {}),
+        }  # fmt: skip
+    planners = {arm: asdict(planner) for arm, planner in entrant.planners.items()}
+    settings |= {"format": FORMAT, "entrant": entrant.made_of, "arms": planners}
+    return Cell(entrant, env, opponent, settings)
 
 
 def compared(cfg: DictConfig, base: Policy, anchor: Path, device: torch.device) -> list[Entrant]:
@@ -246,57 +236,78 @@ def compared(cfg: DictConfig, base: Policy, anchor: Path, device: torch.device) 
     except UserError as error:
         say(f"nothing to compare with: {error}")
         return []
-    cards = {folder: read_json(folder / CARD) for folder in folders}
-    for folder, card in cards.items():
+    found = []
+    for folder in folders:
+        card = read_json(folder / CARD)
         started = Path(str(card.get("base") or "an untouched model")).name
         if started != anchor.name:
             other = f"{started}, and the anchor is {anchor.name}"
         elif card.get("base_digest") not in (None, folder_digest(anchor)):
             other = f"an earlier {started} than the anchor, which was made again"
         else:
+            with reading(folder):
+                arm, seed = f"run_{card['arm']}", int(card["seeds"][0])
+            policy, made_of = run_policy(str(folder), "dond", device, base), folder_digest(policy_folder(str(folder)))
+            found.append(Entrant(arm, seed, policy, folder, made_of, {}))
             continue
         raise UserError(
             f"compare={cfg.compare}: {folder.name} started from {other}; name runs that started from it, "
             "or compare=null"
         )
-    found = []
-    for folder, card in cards.items():
-        with reading(folder):
-            arm, seed = f"run_{card['arm']}", int(card["seeds"][0])
-        policy, made_of = run_policy(str(folder), "dond", device, base), folder_digest(policy_folder(str(folder)))
-        found.append(Entrant(arm, seed, policy, folder, made_of, {}))
     return found
 
 
-def kept(
-    cfg: DictConfig, cells: Path, about: Mapping[str, Any], entrant: Entrant, bar: Bar, find: Callable[[], Arms]
-) -> Arms:
-    """Returns what `find` finds, from its file if it was found before."""
-    settings = {
-        **about, "format": FORMAT, "entrant": entrant.made_of,
-        "arms": {arm: asdict(found) for arm, found in entrant.planners.items()},
-    }  # fmt: skip
-    path = cells / f"{entrant.arm}-s{entrant.seed}-{digest(settings)}.json"
-    if not path.exists():
-        found: Arms = find()
-        bar.close()
-        write_json(path, {"about": settings, "arms": found})
-        say(f"{path.name}: {', '.join(f'{k}={v}' for k, v in about.items() if k != 'env')}")
+def read_arms(path: Path) -> Arms:
+    """The figures of a cell's file. UserError where it does not hold them."""
     arms: Any = read_json(path).get("arms")
     try:
-        for of_arm in arms.values():
-            for values in of_arm.values():
-                assert np.asarray(values, float).ndim == 1
-    except FAULTS:
-        arms = None
-    if arms is None:
-        raise UserError(f"{path} does not hold each arm's figures: remove it, and the same command finds them again")
+        assert all(np.asarray(values, float).ndim == 1 for of_arm in arms.values() for values in of_arm.values())
+    except FAULTS as error:
+        raise UserError(
+            f"{path} does not hold each arm's figures: remove it, and the same command finds them again"
+        ) from error
     return dict(arms)
 
 
+def tabulated(table: Sequence[Cell], cfg: DictConfig, cells: Path) -> tuple[list[ArmRun], list[TableRow]]:
+    """Each arm's figures in one game, and their differences from the anchor's, by the cells of one objective."""
+    rng = np.random.default_rng(cfg.seed)  # of the bootstrap
+    dialogues = [view.dialogue for view, _ in human_proposals(cfg.data.dond, table[0].env, cfg.proposals)]
+    runs: list[ArmRun] = []
+    pairs: list[TableRow] = []
+    of_anchor: dict[str, list[float]] = {}
+    entrants = list(dict.fromkeys(cell.entrant for cell in table))
+    for entrant in entrants:
+        figures: dict[str, dict[str, list[float]]] = {arm: {} for arm in entrant.arms}
+        for cell in table:
+            for arm, own in read_arms(cells / cell.file).items() if cell.entrant is entrant else ():
+                suffix = f"/v_{cell.opponent}" if cell.opponent else ""
+                figures[arm] |= {f"{name}{suffix}": values for name, values in own.items()}
+        runs += [
+            ArmRun(arm, entrant.seed, {name: mean_of(name, values, dialogues, rng) for name, values in own.items()})
+            for arm, own in figures.items()
+        ]
+        if entrant.arm == ANCHOR:
+            of_anchor = figures.pop(ANCHOR)
+        alone = sum(other.arm == entrant.arm for other in entrants) == 1
+        pairs += [
+            TableRow(f"{arm} - {ANCHOR}", name, d.mean, d.low, d.high, 1, d.n)
+            for arm, own in figures.items()
+            if alone  # of several seeds an interval over games would say too much
+            for name, values in own.items()
+            for d in [mean_of(name, np.subtract(values, of_anchor[name]), dialogues, rng)]
+        ]
+    return runs, pairs
+
+
+def mean_of(
+    figure: str, values: Sequence[float] | Floats, dialogues: Sequence[str], rng: np.random.Generator
+) -> Interval:
+    """The mean with a bootstrap over games, or over dialogues of people."""
+    return bootstrap_mean(values, dialogues if figure.startswith("human/") else None, rng=rng)
+
+
 # --- Planning at every lambda -----------------------------------------------------------------------------------------
-
-
 def plans(situation: Situation, entrant: Entrant, anchor: Reader) -> dict[str, Floats]:
     """Returns, by arm, the probabilities of all claims, (A,): the policy's own, and planned near them."""
     views = any(planner.partner == "view" for planner in entrant.planners.values())
@@ -310,8 +321,6 @@ def plans(situation: Situation, entrant: Entrant, anchor: Reader) -> dict[str, F
 
 
 # --- Games ------------------------------------------------------------------------------------------------------------
-
-
 def against(
     cfg: DictConfig, parts: PlaySpec, env: Mapping[str, Any], entrant: Entrant, opponent: str, base: Policy, bar: Bar
 ) -> Arms:
@@ -370,8 +379,6 @@ def outcomes(episode: Episode, entrant: Entrant, anchor: Reader) -> dict[str, tu
 
 
 # --- People -----------------------------------------------------------------------------------------------------------
-
-
 def on_people(cfg: DictConfig, parts: PlaySpec, env: Mapping[str, Any], entrant: Entrant, bar: Bar) -> Arms:
     """Accuracy (is the most probable claim the one that was made?) and log-loss of every arm, on the test split."""
     views, situations = human_situations(cfg.data.dond, env, entrant.policy, cfg.proposals)
@@ -434,12 +441,6 @@ def believed(policy: Policy, batch: TokenBatch) -> list[list[Floats]]:
 
 
 # --- Figure -----------------------------------------------------------------------------------------------------------
-
-
-def arms_of(rows: Sequence[TableRow]) -> list[str]:
-    return list(dict.fromkeys(row.arm for row in rows))
-
-
 def line_of(arm: str) -> tuple[str, float | None]:
     """The line that an arm is a point of, and how strong its anchor is there: `plan_0.1`, `run_ppo_0.1`. None where the
     name says no strength, and the arm is a point of its own."""
@@ -450,36 +451,31 @@ def line_of(arm: str) -> tuple[str, float | None]:
         return arm.removeprefix("run_"), None
 
 
-def draw(rows: Sequence[TableRow], cfg: DictConfig, objective: float, path: Path) -> None:
+def draw(rows: Sequence[TableRow], opponents: Sequence[str], objective: float, path: Path) -> None:
     """Score and agreement by opponent, and accuracy on human proposals, each over the log-loss of these proposals: a
     line for each planner from the least lambda to the anchor, and one for each kind of run."""
     of = {(row.arm, row.metric): row for row in rows}
     lines: dict[tuple[str, bool], list[tuple[float, str]]] = {}  # by name and whether it is of runs
-    for arm in arms_of(rows):
+    for arm in dict.fromkeys(row.arm for row in rows if row.arm != ANCHOR):
         name, strength = line_of(arm)
         lines.setdefault((name, arm.startswith("run_")), []).append((strength or 0.0, arm))
-    anchor = lines.pop((ANCHOR, False))[0][1]
-    columns = len(cfg.opponents) + 1
-    figure = Figure(figsize=(4.2 * columns, 7.2), layout="constrained")
-    grid = figure.subplots(2, columns)
+    figure = Figure(figsize=(4.2 * (len(opponents) + 1), 7.2), layout="constrained")
+    grid = figure.subplots(2, len(opponents) + 1)
     panels = [(grid[row, column], f"{metric}/v_{opponent}", f"{label} against {WHO.get(opponent, opponent)}")
               for row, (metric, label) in enumerate((("game/score", "Score"), ("game/agreement", "Agreement")))
-              for column, opponent in enumerate(cfg.opponents)]  # fmt: skip
+              for column, opponent in enumerate(opponents)]  # fmt: skip
     panels.append((grid[0, -1], "human/accuracy", "Accuracy on human proposals"))
     for axes, metric, title in panels:
         for number, ((name, trained), points) in enumerate(lines.items()):
-            points = sorted(points)
-            arms = [arm for _, arm in points] + ([] if trained else [anchor])
-            xs, ys = ([of[arm, which].mean for arm in arms] for which in ("human/log_loss", metric))
+            arms = [arm for _, arm in sorted(points)] + ([] if trained else [ANCHOR])
+            places = [(of[arm, "human/log_loss"].mean, of[arm, metric].mean) for arm in arms]
             colour = PAPER[number % len(PAPER)]
-            label = f"{name}, trained" if trained else f"planned: {name}"
-            axes.plot(xs, ys, color=colour, linewidth=1, linestyle="--" if trained else "-",
-                      marker="^" if trained else "o", markersize=6 if trained else 3.5, label=label)  # fmt: skip
-            told = points if trained else [point for point in points if point[0] in (points[0][0], 1.0)]
-            for strength, arm in told:
-                axes.annotate(f"{strength:g}", (of[arm, "human/log_loss"].mean, of[arm, metric].mean), (4, 4),
-                              fontsize=7, color=colour, textcoords="offset points")  # fmt: skip
-        x, y = of[anchor, "human/log_loss"].mean, of[anchor, metric]
+            style, label = ("^--", f"{name}, trained") if trained else ("o-", f"planned: {name}")
+            axes.plot(*zip(*places, strict=True), style, color=colour, linewidth=1, markersize=4, label=label)
+            for (strength, _), place in zip(sorted(points), places, strict=False):
+                if trained or strength in (min(points)[0], 1.0):
+                    axes.annotate(f"{strength:g}", place, (4, 4), fontsize=7, color=colour, textcoords="offset points")
+        x, y = of[ANCHOR, "human/log_loss"].mean, of[ANCHOR, metric]
         axes.errorbar([x], [y.mean], [[y.mean - y.low], [y.high - y.mean]], color="#333333", marker="D", markersize=6,
                       capsize=3, zorder=3, label="the model of people, 95 %")  # fmt: skip
         axes.set_xlabel("log-loss on human proposals, nats", fontsize=9)

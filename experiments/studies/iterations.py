@@ -4,27 +4,23 @@
     python -m experiments.studies.iterations data=experiments/results/dond_selfplay/iterations.csv.gz
 
 The first form reads the evaluations that finished runs of Deal or No Deal made while they trained, the second what the
-first has written: the same tables and figure, in seconds, without the runs.
+first has written: the same tables and figure, without the runs.
 
 Written: `NAME.csv.gz`, a line for each run, iteration and metric, and with `publish` the runs' cards;
-`NAME_by_arm.csv.gz`, means over seeds with 95 % intervals (Student's t over seeds, cut to what a metric can be; of a
-single seed, and where all seeds are one policy, as before training, over its games, where their spread is known);
-`NAME.svg`; with `headline` `table.csv`, the ends of the largest objective; and `NAME_summary.csv`:
+`NAME_by_arm.csv.gz`, means over seeds with 95 % intervals (Student's t over seeds; of a single seed, and where all
+seeds are one policy, over its games, where their spread is known); `NAME.svg`; with `headline` `table.csv`, the ends of
+the largest objective; and `NAME_summary.csv`:
 
 - `correlation/games`: Pearson's r between the iteration and a player's score, over all players of all evaluation games
-  of a run, iteration 0 (before training) included; `correlation/agreed_games`: over games with a deal. Liao, Tomlin &
-  Klein (2024) report .44 in self-play; of what units they do not say in what this was written from, so
-  `correlation/means` and `correlation/agreed_means` are the same between iterations and their mean scores, where the
-  spread of games within an iteration does not count.
-- `plateau/seeds`: where a run stops improving, the first iteration that no later one beats: the best mean score of all
-  later evaluations is not above its own by more than 1.96 standard errors of their difference. Evaluations are taken as
-  independent, although they are of the same games, and a player's score as if a game were one observation, which it is
-  where both get the same; both err towards calling a rise noise. `plateau/mean` is the same of the seeds' mean curve.
+  of a run, iteration 0 (before training) included; `correlation/agreed_games`: over games with a deal (Liao, Tomlin &
+  Klein 2024 report .44, without the units). `correlation/means` and `correlation/agreed_means`: between iterations and
+  their mean scores.
+- `plateau/seeds`: the first iteration that no later one beats by more than 1.96 standard errors of their difference
+  (evaluations are taken as independent, although they are of the same games); `plateau/mean`: of the seeds' mean curve.
 - `score/at_equal_games`, `agreement/at_equal_games`: at the most training games that all runs of the objective have
-  had, linear between two evaluations; `.../at_equal_compute`: at the most token passes (metrics/compute.py). A run that
-  ended early holds all others there: leave it out by its name. `trained/...` and `passes/...` say where that is, in
-  games and in thousand passes. The arm `ARM - filtered_bc` is the difference to filtered cloning, or to the arm that
-  `reference` names, paired by seed.
+  had, linear between two evaluations; `.../at_equal_compute`: at the most token passes (metrics/compute.py).
+  `trained/...` and `passes/...` say where that is, in games and in thousand passes. The arm `ARM - filtered_bc` is the
+  difference to the arm that `reference` names, paired by seed.
 
 Under objective -1 both scores add up to nothing, so all of this is of points. How far these spread among games is not
 recorded: correlations are of means alone, and standard errors are the largest that points with this mean can have.
@@ -34,9 +30,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -47,6 +43,7 @@ from envs.dond.rules import MAX_POINTS
 from experiments.launch.command import command
 from experiments.launch.terminal import say
 from experiments.setup.select import selected, write_cards
+from experiments.studies.lines import check_complete, write_intervals
 from marl.common.errors import UserError, check_writable
 from marl.common.files import reading, stem
 from marl.metrics.compute import PASSES
@@ -57,6 +54,7 @@ from marl.report.figures import PAPER, save_figure
 from marl.report.page import read_run
 from marl.report.runs import TRAINED, Run
 
+T = TypeVar("T")
 METRICS = (
     "game/score", "game/score_sd", "game/score_agreed", "game/score_agreed_sd", "game/score_ceiling", "game/points",
     "game/agreement", "game/pareto", "game/pareto_agreed", "talk/turns", "talk/tokens_per_turn", "talk/vocabulary",
@@ -66,10 +64,10 @@ SPREAD = {"game/score": "game/score_sd", "game/score_agreed": "game/score_agreed
 RATES = ("game/agreement", "game/pareto", "game/pareto_agreed", "errors/aborted")  # of games
 OF_AGREED = ("game/score_agreed", "game/pareto_agreed")
 PANELS = ("game/score", "game/agreement", "talk/turns", "talk/vocabulary")
-BY_ARM = ("objective", "arm", "iteration", "metric", "mean", "low", "high", "seeds")
 EQUAL = {"trained": "at_equal_games", "passes": "at_equal_compute"}  # at the same of what runs are compared
 AXES = {"iteration": "iteration", "trained": "training games", "passes": "thousand token passes"}
 COMPETITIVE = -1  # both scores add up to 0, so that self-play is measured in points
+CEILING = "game/score_ceiling"  # the best possible score
 Z = 1.959964  # of a 95 % interval
 
 
@@ -111,22 +109,18 @@ def main(cfg: DictConfig) -> None:
         raise UserError(f"over={cfg.over}: must be {', '.join(AXES)}, or null")
     if (cfg.select is None) == (cfg.data is None):
         raise UserError("select and data: give one of them, the names of finished runs or a file written from such")
-    published = read_published(Path(cfg.published)) if cfg.published else []
-    folder = Path(cfg.data).parent if cfg.data else Path(cfg.runs) / "iterations"
-    called = cfg.name or (stem(Path(cfg.data)) if cfg.data else "iterations")
-    out = Path(cfg.publish) if cfg.publish else folder
-    if cfg.data:
-        lines = read_lines(Path(cfg.data))
-        check_writable(out, "publish")
-    else:
+    published = read_as(Published, Path(cfg.published), "published") if cfg.published else []
+    data = Path(cfg.data) if cfg.data else None
+    called = cfg.name or (stem(data) if data else "iterations")
+    out = Path(cfg.publish or (data.parent if data else Path(cfg.runs) / "iterations"))
+    check_writable(out, "publish")
+    if data is None:
         runs = [read_run(folder) for folder in selected(Path(cfg.runs), cfg.select, cfg.where)]
-        lines = collected(runs)
-        check_writable(out, "publish")
-        write_csv(out / f"{called}.csv.gz", tuple(Line.__annotations__), [tuple(vars(line).values()) for line in lines])
+        data, lines = out / f"{called}.csv.gz", collected(runs)
+        write_csv(data, Line.__annotations__, map(astuple, lines))
         if cfg.publish:
             write_cards((run.folder for run in runs), out)
-        lines = read_lines(out / f"{called}.csv.gz")  # as anybody else will
-    curves = curves_of(lines)
+    curves = read_curves(data)  # as anybody else will
     means = {
         key: by_iteration({seed: of_games(curve) for seed, curve in seeds.items()}) for key, seeds in curves.items()
     }
@@ -135,32 +129,23 @@ def main(cfg: DictConfig) -> None:
         write_table(out / "table.csv", ends_of(means, curves))
     if cfg.reference not in {arm for _, arm in curves}:
         say(f"reference={cfg.reference}: there is no such arm, so nothing is subtracted")
-    figures: dict[float, dict[str, Metrics]] = {}
+    figures: list[tuple[tuple[object, ...], Interval]] = []
     for objective in dict.fromkeys(objective for objective, _ in curves):
         arms = {arm: seeds for (own, arm), seeds in curves.items() if own == objective}
         equal, minus = at_equal(arms, measure_of(objective), cfg.reference)
         whole = {arm: {**summary(seeds, measure_of(objective)), **equal[arm]} for arm, seeds in arms.items()}
-        figures[objective] = {**whole, **minus}
         say(f"\nobjective {objective:g}")
         for columns in (whole, minus) if minus else (whole,):
             say(format_table(columns))
-    write_csv(
-        out / f"{called}_summary.csv",
-        ("objective", "arm", "figure", "mean", "low", "high", "seeds"),
-        [
-            (objective, arm, name, i.mean, i.low, i.high, i.n)
-            for objective, of_objective in figures.items()
-            for arm, found in of_objective.items()
-            for name, i in found.items()
-        ],
-    )
+        figures += [
+            ((objective, arm, name), own) for arm, found in {**whole, **minus}.items() for name, own in found.items()
+        ]
+    write_intervals(out / f"{called}_summary.csv", ("objective", "arm", "figure"), figures, "seeds")
     draw(curves, means, published, out / f"{called}.svg", cfg.over)
     say(f"\ntables and figure: {out}")
 
 
 # --- Data -------------------------------------------------------------------------------------------------------------
-
-
 def collected(runs: Sequence[Run]) -> list[Line]:
     """The evaluations of these runs while they trained. UserError for a run of another game, or one without any, and
     for two runs of one objective, arm and seed."""
@@ -179,12 +164,11 @@ def collected(runs: Sequence[Run]) -> list[Line]:
                 objective, iteration = objective_of(run.config), row["iteration"]
             passes = round(row.get(PASSES, 0) / 1000)
             at = (objective, run.arm, run.seed, iteration, trained, passes, games)
-            told = [metric for metric in METRICS if metric in row and not nothing(metric, objective)]
-            lines += [Line(*at, metric, row[metric]) for metric in told]
-        ceiling = run.conditions.get(TRAINED, {}).get("game/score_ceiling")
-        # Of the final evaluation, whose games begin with these.
-        if ceiling is not None and not nothing("game/score_ceiling", objective):
-            lines.append(Line(*at[:-1], ceiling.n, "game/score_ceiling", ceiling.mean))
+            kept = [metric for metric in METRICS if metric in row and not nothing(metric, objective)]
+            lines += [Line(*at, metric, row[metric]) for metric in kept]
+        ceiling = run.conditions.get(TRAINED, {}).get(CEILING)  # of the final evaluation, whose games begin with these
+        if ceiling is not None and not nothing(CEILING, objective):
+            lines.append(Line(*at[:-1], ceiling.n, CEILING, ceiling.mean))
     return sorted(lines, key=lambda line: (-line.objective, line.arm, line.seed, line.iteration))
 
 
@@ -215,48 +199,29 @@ def refuse_doubles(runs: Iterable[tuple[Path, float, str, int]], setting: str = 
             )
 
 
-def read_lines(path: Path) -> list[Line]:
+def read_as(kind: type[T], path: Path, setting: str) -> list[T]:
+    """Reads lines with a column for each field of a dataclass. UserError, naming the setting, for another file."""
+    of: dict[str, Any] = get_type_hints(kind)
+    return read_csv(path, setting, of, lambda row: kind(**{name: read(row[name]) for name, read in of.items()}))
+
+
+def read_curves(path: Path) -> Curves:
     """Reads `NAME.csv.gz`. UserError if it is no such file."""
-    lines = read_csv(
-        path, "data", Line.__annotations__,
-        lambda row: Line(
-            float(row["objective"]), row["arm"], int(row["seed"]), int(row["iteration"]), int(row["trained"]),
-            int(row["passes"]), int(row["games"]), row["metric"], float(row["value"]),
-        ),
-    )  # fmt: skip
+    lines, curves, places = read_as(Line, path, "data"), {}, {}
     if not all(line.games > 0 and math.isfinite(line.value) for line in lines):
         raise UserError(f"data={path}: expected lines of at least one game each, with finite values")
-    for (objective, arm), seeds in curves_of(lines).items():
-        for seed, curve in seeds.items():
-            for iteration, at in curve.items():
-                if lacking := {measure_of(objective), "game/agreement"} - at.keys():
-                    where = f"λ={objective:g}, arm {arm}, seed {seed}, iteration {iteration}"
-                    raise UserError(f"data={path}: has no {min(lacking)} of {where}")
-    return lines
-
-
-def read_published(path: Path) -> list[Published]:
-    """Others' figures. UserError where the file or a line of it is not as it should be."""
-    return read_csv(
-        path, "published", Published.__annotations__,
-        lambda row: Published(
-            row["arm"], float(row["objective"]), row["metric"], float(row["before"]), float(row["after"])
-        ),
-    )  # fmt: skip
-
-
-def curves_of(lines: Sequence[Line]) -> Curves:
-    curves: Curves = {}
     for line in lines:
         curve = curves.setdefault((line.objective, line.arm), {}).setdefault(line.seed, {})
         at = curve.setdefault(line.iteration, {"games": line.games, "trained": line.trained, "passes": line.passes})
         at[line.metric] = line.value
+        where = f"λ={line.objective:g}, arm {line.arm}, seed {line.seed}, iteration {line.iteration}"
+        places.setdefault(measure_of(line.objective), {})[where] = at
+    for measure, of_measure in places.items():
+        check_complete(path, "data", of_measure, [measure, "game/agreement"])
     return curves
 
 
 # --- Statistics -------------------------------------------------------------------------------------------------------
-
-
 def weight(metric: str, at: Mapping[str, float]) -> float:
     """Counts the evaluation games of a figure."""
     return round(at["games"] * at["game/agreement"]) if metric in OF_AGREED else at["games"]
@@ -312,13 +277,13 @@ def write_by_arm(
     path: Path, means: Mapping[tuple[float, str], Mapping[int, Metrics]], seeds: Mapping[tuple[float, str], Sized]
 ) -> None:
     """A line for each objective, arm, iteration and metric; `seeds` has those of each objective and arm."""
-    lines = [
-        (*key, iteration, name, i.mean, i.low, i.high, len(seeds[key]))
+    found = [
+        ((*key, iteration, name), replace(i, n=len(seeds[key])))
         for key, of_arm in means.items()
-        for iteration, found in of_arm.items()
-        for name, i in found.items()
+        for iteration, metrics in of_arm.items()
+        for name, i in metrics.items()
     ]
-    write_csv(path, BY_ARM, lines)
+    write_intervals(path, ("objective", "arm", "iteration", "metric"), found, "seeds")
 
 
 def ends_of(means: Mapping[tuple[float, str], Mapping[int, Metrics]], curves: Curves) -> list[TableRow]:
@@ -371,11 +336,10 @@ def summary(seeds: Mapping[int, Curve], measure: str) -> Metrics:
                 found.setdefault(f"correlation/{games}", []).append(correlation([*kept], means, known, counts))
                 own = correlation([*kept], means)
                 found.setdefault(f"correlation/{games.replace('games', 'means')}", []).append(own)
-        measured = {i: at for i, at in curve.items() if measure in at}
-        scores = [at[measure] for at in measured.values()]
-        errors = [standard_error(measure, at) for at in measured.values()]
+        scores = [at[measure] for at in curve.values()]
+        errors = [standard_error(measure, at) for at in curve.values()]
         if len(set(scores)) > 1 and not any(map(math.isnan, errors)):
-            found.setdefault("plateau/seeds", []).append(plateau([*measured], scores, errors))
+            found.setdefault("plateau/seeds", []).append(plateau([*curve], scores, errors))
     whole = {name: values for name, values in found.items() if len(values) == len(seeds) and np.isfinite(values).all()}
     figures = {
         name: seed_mean(values).within(-1, 1) for name, values in whole.items() if name.startswith("correlation/")
@@ -429,8 +393,6 @@ def along(curve: Curve, axis: str, metric: str, x: float) -> float:
 
 
 # --- Figure -----------------------------------------------------------------------------------------------------------
-
-
 def draw(
     curves: Curves, means: Mapping[tuple[float, str], Mapping[int, Metrics]],
     published: Sequence[Published], path: Path, over: str | None = None,
@@ -440,53 +402,47 @@ def draw(
     `over`: one of AXES; without it iterations, and training games where runs' iterations differ in length. On compute,
     the means of an arm stand at the means of its seeds' passes."""
     objectives = list(dict.fromkeys(objective for objective, _ in curves))
-    arms = sorted({arm for _, arm in curves})
+    arms, others = sorted({arm for _, arm in curves}), list(dict.fromkeys(p.arm for p in published))
     lengths = {at["trained"] / i for seeds in curves.values() for c in seeds.values() for i, at in c.items() if i}
     axis = over or ("iteration" if len(lengths) < 2 else "trained")
     figure = Figure(figsize=(3.1 * len(PANELS), 2.5 * len(objectives) + 0.5), layout="constrained")
     subplots = figure.subplots(len(objectives), len(PANELS), squeeze=False)
+    legend: dict[str, Any] = {}
     for objective, row in zip(objectives, subplots, strict=True):
+        own = {arm: curves[objective, arm] for arm in arms if (objective, arm) in curves}
         for axes, panel in zip(row, PANELS, strict=True):
             metric = measure_of(objective) if panel == "game/score" else panel
-            ends = [0.0]
-            for arm in arms:
-                seeds, colour = curves.get((objective, arm), {}), PAPER[arms.index(arm) % len(PAPER)]
+            end = 0.0
+            for arm, seeds in own.items():
+                colour = PAPER[arms.index(arm) % len(PAPER)]
                 for curve in seeds.values() if len(seeds) > 1 else ():
-                    own = {i: at for i, at in curve.items() if metric in at}
-                    xs = [{"iteration": i, **at}[axis] for i, at in own.items()]
-                    axes.plot(xs, [at[metric] for at in own.values()], color=colour, linewidth=0.6, alpha=0.5)
-                of_arm = {i: found[metric] for i, found in means.get((objective, arm), {}).items() if metric in found}
-                if of_arm:
-                    xs = [float(np.mean([{"iteration": i, **c[i]}[axis] for c in seeds.values()])) for i in of_arm]
-                    axes.plot(xs, [i.mean for i in of_arm.values()], color=colour, linewidth=1.8, label=arm)
-                    ends.append(max(xs))
-                    if len(seeds) == 1:
-                        low, high = ([getattr(i, end) for i in of_arm.values()] for end in ("low", "high"))
-                        axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
-            others = list(dict.fromkeys(p.arm for p in published))
+                    there = [({"iteration": i, **at}[axis], at[metric]) for i, at in curve.items() if metric in at]
+                    axes.plot(*zip(*there, strict=True), color=colour, linewidth=0.6, alpha=0.5)
+                of_arm = {i: found[metric] for i, found in means[objective, arm].items() if metric in found}
+                xs = [float(np.mean([{"iteration": i, **c[i]}[axis] for c in seeds.values()])) for i in of_arm]
+                (legend[arm],) = axes.plot(xs, [i.mean for i in of_arm.values()], color=colour, linewidth=1.8)
+                end = max([end, *xs])
+                if len(seeds) == 1:
+                    low, high = ([getattr(i, side) for i in of_arm.values()] for side in ("low", "high"))
+                    axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
             for p in published:
                 if (p.objective, p.metric) == (objective, metric):
-                    shape = "os^D"[others.index(p.arm) % 4]
-                    axes.plot([0, max(ends)], [p.before, p.after], color="#333333", marker=shape, fillstyle="none",
-                              linewidth=0, clip_on=False, label=p.arm)  # fmt: skip
-            ceilings = [at["game/score_ceiling"] for arm in arms for c in curves.get((objective, arm), {}).values()
-                        for at in c.values() if "game/score_ceiling" in at]  # fmt: skip
+                    (legend[p.arm],) = axes.plot(
+                        [0, end], [p.before, p.after], color="#333333", marker="os^D"[others.index(p.arm) % 4],
+                        fillstyle="none", linewidth=0, clip_on=False,
+                    )  # fmt: skip
+            ceilings = [at[CEILING] for s in own.values() for c in s.values() for at in c.values() if CEILING in at]
             if metric == "game/score" and ceilings:
-                label = "the best possible score"
-                axes.axhline(float(np.mean(ceilings)), color="#777777", linewidth=1, linestyle="--", label=label)
+                line = axes.axhline(float(np.mean(ceilings)), color="#777777", linewidth=1, linestyle="--")
+                legend["the best possible score"] = line
             axes.set_title(WORDING[metric].label + f", λ = {objective:g}", fontsize=9, loc="left")
             axes.set_xlabel(AXES[axis], fontsize=8)
             axes.set_ylim(bottom=0, top=1 if metric in RATES else None)
             axes.spines[["top", "right"]].set_visible(False)
             axes.tick_params(labelsize=8)
-    legend: dict[str, Any] = {}
-    for axes in figure.axes:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            legend.setdefault(label, handle)
     labels = sorted(legend, key=lambda label: arms.index(label) if label in arms else len(arms))  # then the others
-    figure.legend(
-        [legend[label] for label in labels], labels, loc="outside lower center", ncols=3, frameon=False, fontsize=8
-    )
+    handles = [legend[label] for label in labels]
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     save_figure(figure, path)
 
 

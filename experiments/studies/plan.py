@@ -7,37 +7,32 @@ rates.
 
 from __future__ import annotations
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, ListConfig
 
 from experiments.launch.command import command
 from experiments.launch.terminal import say
-from experiments.setup.config import plain
-from marl.common.errors import UserError
+from marl.common.errors import UserError, check_count
 from marl.metrics.stats import games_needed
 
 
 @command("plan")
 def main(cfg: DictConfig) -> None:
     """A line for each number of seeds."""
-    settings = plain(cfg)
-    for name in ("a", "b", "power", "level"):
-        value = settings[name]
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
+    found = {name: cfg[name] for name in ("a", "b", "between", "power", "level")}
+    for name, value in found.items():
+        if type(value) not in (int, float) or not (0 < value < 1 or (name, value) == ("between", 0)):
             raise UserError(f"{name}={value}: must be a number between 0 and 1")
-    a, b, between = settings["a"], settings["b"], settings["between"]
+    a, b, between, power, level = found.values()
     if a == b:
         raise UserError(f"a={a} b={b}: equal rates cannot be told apart")
-    if isinstance(between, bool) or not isinstance(between, int | float) or not 0 <= between < 1:
-        raise UserError(f"between={between}: must be a number from 0 to below 1")
-    seeds = settings["seeds"] if isinstance(settings["seeds"], list) else [settings["seeds"]]
+    seeds = cfg.seeds if isinstance(cfg.seeds, ListConfig) else [cfg.seeds]
     for count in seeds:
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise UserError(f"seeds={count}: must be whole numbers, at least 1")
-    say(f"rates of {a:g} and {b:g}, standard deviation over seeds {between:g}: found in {settings['power']:.0%} of")
-    say(f"experiments at the {settings['level']:.0%} level with")
+        check_count(count, "seeds")
+    say(f"rates of {a:g} and {b:g}, standard deviation over seeds {between:g}: found in {power:.0%} of")
+    say(f"experiments at the {level:.0%} level with")
     say(f"{'seeds':>7}  {'games a seed':>13}  {'games an arm':>13}")
     for count in seeds:
-        games = games_needed(a, b, count, between if count > 1 else 0.0, settings["power"], settings["level"])
+        games = games_needed(a, b, count, between if count > 1 else 0.0, power, level)
         each, whole = ("too few seeds", "") if games is None else (f"{games:,}", f"{games * count:,}")
         note = "  (of one run only: says nothing of other seeds)" if count == 1 else ""
         say(f"{count:>7}  {each:>13}  {whole:>13}{note}")

@@ -139,13 +139,13 @@ def until_play() -> Iterator[None]:
     def begin(*_: Any) -> None:
         raise Accepted
 
-    kept = crossplay.Agents
+    kept = crossplay.compute
     with no_work():
-        crossplay.check_writable, crossplay.Agents = check_writable, begin  # type: ignore[assignment,misc]
+        cells.check_writable, crossplay.compute = check_writable, begin  # type: ignore[assignment]
         try:
             yield
         finally:
-            crossplay.Agents = kept  # type: ignore[misc]
+            crossplay.compute = kept
 
 
 def everything(folder: Path) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -11,13 +10,10 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import chi2_contingency, ks_2samp
-from transformers import LogitsProcessor, LogitsProcessorList, SuppressTokensLogitsProcessor
 
 from envs.core import TurnKind
 from experiments.bench.baselines import GenerateAgent
-from experiments.bench.measure import Stopwatch
-from experiments.bench.workload import Script
-from marl.agents.base import Agent, Reply, Request
+from marl.agents.base import Agent
 from marl.agents.model import ModelAgent
 from marl.learning.batch import collate, seats_of
 from marl.model.policy import Policy, tiny_lm
@@ -26,7 +22,7 @@ from marl.pretraining.corpus import scripted_texts
 from marl.rollout.games import env_maker, game_module, scripted
 from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import draw_games
-from marl.types import Episode, Kind
+from marl.types import Episode
 from tests.marl.models import teach
 
 CONTEXT, LIMIT, AT_ONCE = 1024, 16, 100
@@ -39,47 +35,6 @@ ENVS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 GAMES = {"dond": 200, "among_us": 100}
 TEACHERS = {"dond": "scripted", "among_us": "confidant"}
-
-
-class Legal(LogitsProcessor):
-    """Leaves each row's legal ids possible."""
-
-    def __init__(self, legal: Sequence[Sequence[int]]) -> None:
-        self.legal = legal
-
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
-        mask = torch.full_like(scores, -torch.inf)
-        for row, ids in enumerate(self.legal):
-            mask[row, list(ids)] = 0.0
-        return scores + mask
-
-
-class SamplingAgent(GenerateAgent):
-    """`generate` for every turn over the whole history, which draws its own tokens from torch's generator."""
-
-    def __init__(self, policy: Policy, script: Script) -> None:
-        super().__init__(policy, script, Stopwatch(torch.device("cpu")), rows=100, keep_cache=False)
-
-    def _reply(self, requests: Sequence[Request]) -> list[Reply]:
-        """To turns of one kind."""
-        ids, mask, _ = self._inputs([r.key for r in requests])
-        chooses = requests[0].turn == TurnKind.CHOOSE
-        legal = [tuple(self.tokens.label(r.options)[0]) if chooses else () for r in requests]
-        banned = self.policy.speech_mask.isinf().nonzero()[:, 0].tolist()
-        generate: Any = self.policy.lm.generate
-        written = generate(
-            input_ids=ids, attention_mask=mask, do_sample=True, top_k=0, max_new_tokens=1 if chooses else LIMIT,
-            eos_token_id=self.ends, pad_token_id=self.tokens.pad_id,
-            logits_processor=LogitsProcessorList([Legal(legal) if chooses else SuppressTokensLogitsProcessor(banned)]),
-        )[:, ids.shape[1] :].tolist()  # fmt: skip
-        replies = []
-        for r, row, own in zip(requests, written, legal, strict=True):
-            size = next((i + 1 for i in range(len(row)) if self.tokens.ends(row[: i + 1])), len(row))
-            reply = tuple(row[:size])
-            start = self._views[r.key].reply(reply, Kind.CHOICE if chooses else Kind.SPEECH)
-            text = r.options[own.index(reply[0])] if chooses else self.tokens.reply_text(reply)
-            replies.append(Reply(r.key, text, reply, start, (0.0,) * len(reply), legal=own))
-        return replies
 
 
 def taught(game: str) -> Policy:
@@ -137,7 +92,7 @@ def test_lengths_and_outcomes_are_those_of_generate(game: str) -> None:
     ours = partial(ModelAgent, "ours", policy, slots=slots, context=CONTEXT, max_new_tokens=LIMIT)
     engine = play(game, ours())
     torch.manual_seed(1)
-    plain = play(game, SamplingAgent(policy, Script([], env_maker(ENVS[game]), [], {}, {}, 0, 0, {})))
+    plain = play(game, GenerateAgent(policy, 100, CONTEXT, LIMIT))
     same = p_values(engine, plain)
     other = p_values(engine, play(game, ours(temperature=0.5)))
     assert min(same.values()) > 1e-3, same

@@ -2,9 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -17,7 +14,6 @@ from experiments import evaluate, train
 from experiments.setup import entrants
 from experiments.setup.stages import Stage, base_folder, stages_of
 from experiments.studies import conditions, conditions_tables
-from experiments.studies import study as nouns
 from marl.common.errors import UserError
 from marl.common.files import csv_rows, read_json, write_json
 from marl.decoding import memory
@@ -26,7 +22,7 @@ from marl.metrics.tables import ArmRun
 from marl.planning.planner import PlannerConfig
 from marl.storage.checkpoint import folder_digest, load_policy, read_card, save_policy
 from marl.storage.folder import CARD, REFERENCE
-from tests.composing import BRIEF, configure
+from tests.composing import BRIEF, composed_once, configure
 
 SMALL = [
     "env=among_us", *BRIEF, "env.height=1", "env.walk_steps=1", "progress=false", "threads=1", "base.games=12",
@@ -35,11 +31,11 @@ SMALL = [
 ]  # fmt: skip
 TRAIN = [
     *SMALL, "name=tiny", "algo.iterations=1", "algo.games=4", "algo.concurrency=6",
-    "algo.update.minibatches=1", "eval.games=0", "eval.every=0", "eval.final_games=6",
+    "algo.update.minibatches=1", "eval.games=0", "eval.every=0", "eval.final_games=4",
 ]  # fmt: skip
 STUDY = [
-    "study=among_us_speech", "name=small", "select=tiny-*", "arms=[]", "games=6", "seed=7", "concurrency=6",
-    "threads=1",
+    "study=among_us_speech", "name=small", "select=tiny-*", "arms=[]", "games=4", "seed=7", "concurrency=4",
+    "threads=1", "progress=false",
 ]  # fmt: skip
 CONDITIONS = {
     "as_trained": {},
@@ -48,24 +44,27 @@ CONDITIONS = {
     "players_4": {"env": {"players": 4}},
     "players_5": {"env": {"players": 5}},
     "careful": {"cast": {"imposter": {"player": "careful"}, "crewmate": {"partners": 0}}, "temperature": 0.0},
-    "copied": {"voices": {"imposter": "learner"}},
     "planned": {"planner": {"iterations": 3, "lambdas": [0.01]}},
 }
 
 
+small_study = composed_once("conditions", *STUDY)
+
+
 def study(runs: Path, *overrides: str, named: dict | None = None) -> DictConfig:
-    cfg = configure("conditions", *STUDY, "progress=false", f"runs={runs}", *overrides)
-    OmegaConf.set_struct(cfg, False)
+    cfg = small_study(f"runs={runs}", *overrides)
     cfg.conditions = CONDITIONS if named is None else named
     return cfg
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two arms, one of them with two seeds, all from one base."""
+    """Two seeds of one arm from one base, and a run that stands for another arm."""
     folder = tmp_path_factory.mktemp("runs")
-    for arm, seed in (("full", 0), ("full", 1), ("game_only", 0)):
-        train.main(configure("train", *TRAIN, f"ablation={arm}", f"seed={seed}", f"runs={folder}"))
+    for seed in (0, 1):
+        train.main(configure("train", *TRAIN, "ablation=full", f"seed={seed}", f"runs={folder}"))
+    other = shutil.copytree(run_of(folder, "full", 0), folder / "tiny-game_only-s0-0")
+    write_json(other / CARD, {**read_json(other / CARD), "arm": "game_only", "run": other.name})
     return folder
 
 
@@ -75,10 +74,6 @@ def played(runs: Path) -> Path:
     cfg = study(runs)
     conditions.main(cfg)
     return Path(cfg.cells)
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    return csv_rows(path)
 
 
 def cells_of(folder: Path) -> dict[str, dict]:
@@ -117,8 +112,7 @@ def usual(run: Path) -> dict[str, object]:
 
 
 def test_as_trained_is_the_runs_own_evaluation(runs: Path, played: Path) -> None:
-    for arm, seed in (("full", 0), ("full", 1), ("game_only", 0)):
-        run = run_of(runs, arm, seed)
+    for run in runs.glob("tiny-*"):
         own = json.loads((run / "run.json").read_text())["figures"]["trained"]
         assert_same(of_run(cells_of(played), run, **usual(run)), own)
 
@@ -126,7 +120,7 @@ def test_as_trained_is_the_runs_own_evaluation(runs: Path, played: Path) -> None
 def test_the_figures_are_those_of_evaluate(runs: Path, played: Path, tmp_path: Path) -> None:
     """Against the command that plays any two: with another's voice, in another game, and with planned votes."""
     run = run_of(runs, "full", 0)
-    common = [*SMALL, "games=6", "concurrency=6", f"out={tmp_path}", f"cache={runs / 'bases'}"]
+    common = [*SMALL, "games=4", "concurrency=4", f"out={tmp_path}", f"cache={runs / 'bases'}"]
     how = {"planner": asdict(PlannerConfig(iterations=3, lambdas=(0.01,)))}
     planned = json.loads(json.dumps(how))  # as it is written
     for player, extra, changed in (
@@ -149,11 +143,11 @@ def test_conditions_differ_in_what_they_change(runs: Path, played: Path) -> None
     assert "talk/names" in of_run(cells, run, **usual(run))
     # as trained = five players; a base in its own voice = as trained
     of_base = [name for name in cells if name.startswith("among_us-scripted")]
-    assert len(cells) == 3 * 7 + len(of_base) and len(of_base) == 5
+    assert len(cells) == 3 * 6 + len(of_base) and len(of_base) == 5
 
 
 def test_the_table(runs: Path, played: Path) -> None:
-    rows, per_seed = (rows_of(played / f"small{part}") for part in (".csv", "_per_seed.csv.gz"))
+    rows, per_seed = (csv_rows(played / f"small{part}") for part in (".csv", "_per_seed.csv.gz"))
     assert list(rows[0]) == ["arm", "condition", "metric", "mean", "low", "high", "seeds", "games"]
     assert all(all(row.values()) for row in rows)
     assert list(dict.fromkeys(row["arm"] for row in rows)) == ["base", "RL", "RL+L+S"]
@@ -169,8 +163,8 @@ def test_the_table(runs: Path, played: Path) -> None:
         assert len(own) == 2 and float(wins["RL+L+S"]["mean"]) == pytest.approx(expected.mean, rel=1e-4)
         assert float(wins["RL+L+S"]["low"]) == pytest.approx(max(expected.low, 0), rel=1e-4, abs=1e-4)
         assert (wins["base"]["seeds"], wins["RL+L+S"]["seeds"], wins["RL"]["seeds"]) == ("1", "2", "1")
-        assert (wins["RL+L+S"]["games"], wins["RL"]["games"]) == ("12", "6")
-    differences = rows_of(played / "small_differences.csv.gz")
+        assert (wins["RL+L+S"]["games"], wins["RL"]["games"]) == ("8", "4")
+    differences = csv_rows(played / "small_differences.csv.gz")
     assert {row["condition"] for row in differences} == {f"{name} - as_trained" for name in [*CONDITIONS][1:]}
     same = [float(row["mean"]) for row in differences if row["condition"] == "players_5 - as_trained"]
     assert same and not any(same)
@@ -205,7 +199,7 @@ def test_a_finished_study_only_tabulates(runs: Path, played: Path, capsys: pytes
     (played / "small.csv").unlink()
     conditions.main(study(runs))
     said = capsys.readouterr().out
-    assert "0 of 26 cells are still to be played" in said
+    assert "0 of 23 cells are still to be played" in said
     assert "the arms' means are not over the same seeds: RL 0; RL+L+S 0, 1" in said
     assert {path: path.stat().st_mtime_ns for path in played.glob("*.json")} == before
     assert (played / "small.csv").read_text() == table
@@ -233,55 +227,6 @@ def test_tables_and_figure_are_made_again_from_the_figures_of_each_run(
     for data, said in (("none.csv", "cannot be read"), (played / "small.csv", "expected the columns arm, seed")):
         with pytest.raises(UserError, match=rf"data={data}: .*{said}"):
             conditions.main(study(Path("none"), f"data={data}", f"publish={tmp_path}"))
-
-
-def test_a_stopped_study_goes_on_where_it_was(
-    runs: Path, played: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    few = {name: CONDITIONS[name] for name in ("as_trained", "silent")}
-    cfg = study(runs, f"cells={tmp_path}", named=few)
-    play, count = conditions.play, iter(range(99))
-
-    def stopping(*args: object) -> object:
-        if next(count) == 3:
-            raise KeyboardInterrupt
-        return play(*args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(conditions, "play", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        conditions.main(cfg)
-    assert len(cells_of(tmp_path)) == 3 and not (tmp_path / "small.csv").exists()
-    conditions.main(cfg)
-    assert next(count) == 4 + 5  # of eight cells, five were left
-    whole = cells_of(played)
-    assert all(whole[name] == cell for name, cell in cells_of(tmp_path).items())
-    assert not list(tmp_path.glob(".*"))
-
-
-@pytest.mark.slow
-def test_what_another_process_plays_is_left_to_it(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cfg = study(runs, f"cells={tmp_path}", "arms=[game_only]", named={"as_trained": {}})
-    (run,) = (entrant for entrant in conditions.entrants(runs, "tiny-*", ["game_only"]) if entrant.arm == "RL")
-    cell = conditions.cell_of(run, "as_trained", nouns.Condition(), cfg)
-    code = (
-        "import sys; from pathlib import Path; from experiments.studies.cells import claimed\n"
-        "with claimed(Path(sys.argv[1])) as mine: print(mine, flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path / cell.file)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as other:
-        assert other.stdout is not None and other.stdout.readline() == "True\n"
-        conditions.main(cfg)
-        assert "1 cells are being played by another process" in capsys.readouterr().out
-        assert len(cells_of(tmp_path)) == 1 and not (tmp_path / "small.csv").exists()
-        other.communicate("")
-    conditions.main(cfg)
-    assert len(cells_of(tmp_path)) == 2 and (tmp_path / "small.csv").exists()
 
 
 @pytest.mark.slow
@@ -330,14 +275,11 @@ def test_what_does_not_fit_is_refused_before_it_is_played(runs: Path, monkeypatc
         conditions.main(study(runs, "name=too_large", f"cells={runs / 'too_large'}"))
 
 
-def test_a_base_of_several_seeds_counts_once(runs: Path) -> None:
-    """One model is not many seeds, whoever started from it."""
+def test_each_seeds_own_base_is_an_entrant(runs: Path, tmp_path: Path) -> None:
+    """One model counts once, whoever started from it."""
     found = conditions.entrants(runs, "tiny-*", [])
     assert [(e.arm, e.seed) for e in found] == [("base", 0), ("RL", 0), ("RL+L+S", 0), ("RL+L+S", 1)]
     assert len({e.base for e in found}) == 1
-
-
-def test_each_seeds_own_base_is_an_entrant(runs: Path, tmp_path: Path) -> None:
     for run in (run_of(runs, "full", 0), run_of(runs, "full", 1)):
         shutil.copytree(run, tmp_path / run.name)
     base = base_folder(run_of(runs, "full", 0))
@@ -386,7 +328,7 @@ def test_a_base_made_again_under_its_name_is_not_the_runs(runs: Path, tmp_path: 
 def test_published_figures_stand_beside_ours(runs: Path, played: Path, tmp_path: Path) -> None:
     path = tmp_path / "published.csv"
     path.write_text("arm,setting,value,mean\nRL,players,4,0.25\n")
-    assert conditions_tables.read_published(path) == {("RL", "players_4"): 0.25}
+    assert conditions_tables.published_points(path) == {("RL", "players_4"): 0.25}
     conditions.main(study(runs, f"published={path}", f"publish={tmp_path}"))
     assert {json.loads(line)["run"] for line in (tmp_path / "cards.jsonl").read_text().splitlines()} == {
         run.name for run in runs.glob("tiny-*")
@@ -394,16 +336,12 @@ def test_published_figures_stand_beside_ours(runs: Path, played: Path, tmp_path:
     assert "(open: published)" in (tmp_path / "small.svg").read_text()
     path.write_text("arm,mean\nRL,0.25\n")
     with pytest.raises(UserError, match=r"published\.csv: expected the columns arm, setting, value, mean"):
-        conditions_tables.read_published(path)
+        conditions_tables.published_points(path)
 
 
-@pytest.fixture(scope="module")
-def shipped() -> Iterator[dict[str, DictConfig]]:
+def test_shipped_studies_can_be_played_by_these_runs(runs: Path) -> None:
     names = ("among_us_generalisation", "among_us_speech", "among_us_iterated")
-    yield {name: configure("conditions", f"study={name}") for name in names}
-
-
-def test_shipped_studies_can_be_played_by_these_runs(runs: Path, shipped: dict[str, DictConfig]) -> None:
+    shipped = {name: configure("conditions", f"study={name}") for name in names}
     entrant = conditions.entrants(runs, "tiny-*", [])[-1]
     for name, cfg in shipped.items():
         assert cfg.name == name
@@ -419,7 +357,7 @@ def test_shipped_studies_can_be_played_by_these_runs(runs: Path, shipped: dict[s
         for name in shipped["among_us_generalisation"].conditions
         for key, value in [name.rsplit("_", 1)]
     }
-    published = rows_of(Path(__file__).parents[3] / shipped["among_us_generalisation"].published)
+    published = csv_rows(Path(__file__).parents[3] / shipped["among_us_generalisation"].published)
     assert {(row["setting"], row["value"]) for row in published} == settings
 
 
@@ -445,8 +383,8 @@ def test_points_of_a_setting_share_a_panel() -> None:
     [
         ([], {}, "the study small names none"),
         (["select=none-*"], None, "select=none-*: no finished run in .* has such a name"),
-        (["where={env.shape:0}"], None, "where.env.shape=0: no selected run has such a setting; the nearest"),
-        (["where={seed:5}"], None, "where.seed=5: none of the selected runs has it; theirs: 0, 1"),
+        (["where={env.shape: 0}"], None, "where.env.shape=0: no selected run has such a setting; the nearest"),
+        (["where={seed: 5}"], None, "where.seed=5: none of the selected runs has it; theirs: 0, 1"),
         (["arms=[fulll]"], None, "is of arm fulll; there are full, game_only"),
         (["reference=usual"], None, "reference=usual: must be one of the conditions, as_trained, "),
         (["games=0"], None, "games=0: must be a whole number, at least 1"),

@@ -32,11 +32,14 @@ from marl.model.policy import Policy
 from marl.rollout.games import env_maker, file_digests
 from marl.rollout.seeds import EVALUATION, draw_games
 from marl.storage.checkpoint import save_policy
-from tests.composing import configure
+from tests.composing import composed_once, configure
 from tests.marl.models import small_tokens, tiny_policy
 from tests.marl.planners import negotiator
 
 QUIET = ["progress=false", "threads=1", "concurrency=6", "model.max_new_tokens=10"]
+
+
+settings, trained_with = composed_once("crossplay"), composed_once("train")
 
 
 class Taker:
@@ -63,20 +66,14 @@ def takers(name: str, *others: object) -> TextAgent:
     return TextAgent(name, lambda seed, role: Taker(name == "stubborn"))
 
 
-def rows_of(path: Path) -> list[dict[str, str]]:
-    return csv_rows(path)
-
-
 def table_of(path: Path) -> dict[tuple[str, str, str], float]:
-    return {(row["row"], row["column"], row["metric"]): float(row["mean"]) for row in rows_of(path)}
+    return {(row["row"], row["column"], row["metric"]): float(row["mean"]) for row in csv_rows(path)}
 
 
 def test_the_table_of_players_whose_games_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who takes the books and who takes the rest always agree, and never with themselves."""
     monkeypatch.setattr(crossplay, "find_player", takers)
-    cfg = configure(
-        "crossplay", *QUIET, "players=[stubborn,generous]", "games=10", "env.objective=0.5", f"runs={tmp_path}"
-    )
+    cfg = settings(*QUIET, "players=[stubborn,generous]", "games=10", "env.objective=0.5", f"runs={tmp_path}")
     crossplay.main(cfg)
     books, rest = [], []
     for game in draw_games(7, EVALUATION, count=5):
@@ -96,13 +93,13 @@ def test_the_table_of_players_whose_games_are_known(tmp_path: Path, monkeypatch:
     assert found[*pair[::-1], "game/score/row"] == pytest.approx(of_rest, rel=1e-5)
     for name in pair:
         assert found[name, name, "game/score/row"] == found[name, name, "game/agreement"] == 0
-    rows = rows_of(tmp_path / "crossplay" / "crossplay.csv.gz")
+    rows = csv_rows(tmp_path / "crossplay" / "crossplay.csv.gz")
     assert {r["games"] for r in rows if r["row"] != r["column"]} == {"10"}
     assert {r["games"] for r in rows if r["row"] == r["column"]} == {"5"}
     assert all(value for row in rows for value in row.values())
     gaps = {
         (r["row"], r["column"], r["metric"]): r
-        for r in rows_of(tmp_path / "crossplay" / "crossplay_differences.csv.gz")
+        for r in csv_rows(tmp_path / "crossplay" / "crossplay_differences.csv.gz")
     }
     assert float(gaps["stubborn", "others", "game/score/row"]["difference"]) == pytest.approx(-of_books, rel=1e-5)
     both = gaps["all", "others", "game/score/row"]
@@ -113,7 +110,7 @@ def test_the_table_of_players_whose_games_are_known(tmp_path: Path, monkeypatch:
     whole = unpacked(tmp_path / "crossplay" / "crossplay.csv.gz")
     (tmp_path / "cut.csv").write_text(re.sub(".*generous,stubborn.*\n", "", whole))
     with pytest.raises(UserError, match=r"cut\.csv: has no game/\w+(/row)? of generous with stubborn"):
-        crossplay.main(configure("crossplay", f"data.table={tmp_path / 'cut.csv'}"))
+        crossplay.main(settings(f"data.table={tmp_path / 'cut.csv'}"))
     assert found[*pair, "game/points/row"] == found[*pair[::-1], "game/points/column"] == pytest.approx(np.mean(books))
     assert found[*pair, "game/points/column"] == pytest.approx(np.mean(rest)) and rows[0]["objective"] == "0.5"
 
@@ -123,7 +120,7 @@ def test_where_scores_add_up_to_nothing_points_are_shown(
 ) -> None:
     monkeypatch.setattr(crossplay, "find_player", takers)
     played = [*QUIET, "players=[stubborn,generous]", "games=10", "env.objective=-1", f"runs={tmp_path}"]
-    crossplay.main(configure("crossplay", *played))
+    crossplay.main(settings(*played))
     said = capsys.readouterr().out
     assert "Points of the row player" in said and "Score of the row player" in said and "Joint points" not in said
     out, again = tmp_path / "crossplay", tmp_path / "again"
@@ -133,7 +130,7 @@ def test_where_scores_add_up_to_nothing_points_are_shown(
         found[*pair, "game/points/row"] - found[*pair, "game/points/column"], abs=1e-4
     )
     monkeypatch.setattr(crossplay, "find_player", lambda *args: pytest.fail("a player was looked for"))
-    crossplay.main(configure("crossplay", f"data.table={out / 'crossplay.csv.gz'}", f"publish={again}"))
+    crossplay.main(settings(f"data.table={out / 'crossplay.csv.gz'}", f"publish={again}"))
     assert (again / "crossplay.svg").read_bytes() == (out / "crossplay.svg").read_bytes()
     (tmp_path / "x.csv").write_text("row,column\na,b\n")
     for overrides, message in (
@@ -141,13 +138,13 @@ def test_where_scores_add_up_to_nothing_points_are_shown(
         (["data.table=x.csv", "players=[a,b]"], "players and data.table: give one of them"),
     ):
         with pytest.raises(UserError, match=message):
-            crossplay.main(configure("crossplay", *overrides))
+            crossplay.main(settings(*overrides))
 
 
 def run_of(runs: Path, name: str, policy: Policy, base: Path | None = None, *overrides: str) -> Path:
     """A finished run's folder, as far as others read of it."""
     folder = runs / name
-    cfg = configure("train", *overrides)
+    cfg = trained_with(*overrides)
     save_policy(folder / "policy", policy, {"game": cfg.env.game, "base": str(base)})
     OmegaConf.save(OmegaConf.create(plain(cfg)), folder / "config.yaml")
     (folder / "run.json").write_text(json.dumps({"arm": "full", "seeds": [0]}))
@@ -180,7 +177,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_no_two_players_are_called_the_same(runs: Path, tmp_path: Path) -> None:
     for name, objective in (("x/r-s0-11", 1), ("x/r-s0-22", -1), ("x/r-s0-33", -1), ("y/r-s0-11", 1), ("y/q-s1-1", 1)):
         (tmp_path / name / "policy").mkdir(parents=True)
-        cfg = configure("train", f"env.objective={objective}")
+        cfg = trained_with(f"env.objective={objective}")
         OmegaConf.save(OmegaConf.create(plain(cfg)), tmp_path / name / "config.yaml")
 
     def labels(*names: str) -> list[str]:
@@ -204,7 +201,7 @@ def test_runs_of_other_limits_choose_one(runs: Path, tmp_path: Path) -> None:
     OmegaConf.save(config, longer / "config.yaml")
     for names in ([f"{runs}/a-full-s0-11", str(longer)], [str(longer), f"{runs}/a-full-s0-11"]):
         with pytest.raises(UserError, match=r"differ in algo.max_new_tokens: choose for all, as in algo.max_new_tok"):
-            entrants.as_in_runs(configure("crossplay", *QUIET), names)
+            entrants.as_in_runs(settings(*QUIET), names)
 
 
 @pytest.mark.parametrize("algo", ["filtered_bc", "pikl"])
@@ -221,7 +218,7 @@ def test_whoever_was_trained_is_played(algo: str, runs: Path, tmp_path: Path) ->
 
 
 def test_a_pair_that_plays_in_bfloat16_is_another(runs: Path, tmp_path: Path) -> None:
-    cfg = configure("crossplay", *QUIET, f"runs={runs}", "players=[careful,fair]")
+    cfg = settings(*QUIET, f"runs={runs}", "players=[careful,fair]")
     parts = play_spec(cfg)
     pair = [crossplay.Player(name, name, name) for name in ("careful", "fair")]
     half = replace(parts, algo=replace(parts.algo, play_bf16=True))
@@ -234,36 +231,36 @@ def test_runs_of_two_objectives_play_the_one_that_is_given(
 ) -> None:
     names = [f"{runs}/a-full-s0-11", f"{runs}/other_objective", f"{runs}/b-full-s0-22"]
     quiet = [each for each in QUIET if not each.startswith("model.")]  # which the runs decide
-    settings = ["crossplay", f"players=[{','.join(names)}]", f"runs={runs}", f"cells={tmp_path}", *quiet, "games=2"]
+    command = ["crossplay", f"players=[{','.join(names)}]", f"runs={runs}", f"cells={tmp_path}", *quiet, "games=2"]
     with pytest.raises(UserError, match=r"differ in env.objective: choose for all, as in env.objective=0.5"):
-        crossplay.main(configure(*settings))
+        crossplay.main(configure(*command))
     for given, differs in ((["env.objective=-1"], False), (["env.max_entries=6"], True)):
         with initialize_config_module("conf", version_base="1.3"):
-            whole = compose(settings[0], overrides=[*settings[1:], *given], return_hydra_config=True)
+            whole = compose(command[0], overrides=[*command[1:], *given], return_hydra_config=True)
         monkeypatch.setattr(HydraConfig.instance(), "cfg", whole)
         if differs:
             with pytest.raises(UserError, match=r"differ in env.objective: choose for all"):
-                entrants.as_in_runs(configure(*settings, *given), names)
+                entrants.as_in_runs(configure(*command, *given), names)
         else:
-            assert entrants.as_in_runs(configure(*settings, *given), names).env.objective == -1
-            crossplay.main(configure(*settings, *given))
-    assert {row["objective"] for row in rows_of(tmp_path / "crossplay.csv.gz")} == {"-1"}
+            assert entrants.as_in_runs(configure(*command, *given), names).env.objective == -1
+            crossplay.main(configure(*command, *given))
+    assert {row["objective"] for row in csv_rows(tmp_path / "crossplay.csv.gz")} == {"-1"}
 
 
 def test_self_play_is_the_plain_evaluation_and_nothing_is_played_twice(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    common = [*QUIET, f"runs={runs}", f"cells={tmp_path}", f"publish={tmp_path / 'out'}", "games=6"]
-    crossplay.main(configure("crossplay", *common, f"players=[{runs}/a-full-s0-11,base]"))
+    common = [*QUIET, f"runs={runs}", f"cells={tmp_path}", f"publish={tmp_path / 'out'}", "games=4"]
+    crossplay.main(settings(*common, f"players=[{runs}/a-full-s0-11,base]"))
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*-v-*.json")}
     assert len(before) == 3 and "3 of 3 pairs are still to play" in capsys.readouterr().out
     rollout, played = crossplay.rollout, []
     monkeypatch.setattr(crossplay, "rollout", lambda *args: played.append(1) or rollout(*args))
-    crossplay.main(configure("crossplay", *common, "players=[base,careful,'a-*']"))  # another order, one more player
+    crossplay.main(settings(*common, "players=[base,careful,'a-*']"))  # another order, one more player
     assert len(played) == 1 + 2 + 2  # one seating of careful with itself, two with each of the others
     assert "3 of 6 pairs are still to play" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    found = rows_of(tmp_path / "out" / "crossplay.csv.gz")
+    found = csv_rows(tmp_path / "out" / "crossplay.csv.gz")
     of = {(row["row"], row["column"], row["metric"]): row for row in found}
     assert list(dict.fromkeys(row["row"] for row in found)) == ["base", "careful", "a-full-s0"]
     for a in ("base", "careful", "a-full-s0"):
@@ -272,7 +269,7 @@ def test_self_play_is_the_plain_evaluation_and_nothing_is_played_twice(
             for metric in ("game/joint", "game/agreement", "game/pareto", "talk/turns"):
                 assert of[a, b, metric]["mean"] == of[b, a, metric]["mean"]
     evaluate.main(
-        configure("evaluate", *QUIET, f"players=[{runs}/a-full-s0-11]", "games=3", f"out={tmp_path / 'alone'}")
+        configure("evaluate", *QUIET, f"players=[{runs}/a-full-s0-11]", "games=2", f"out={tmp_path / 'alone'}")
     )
     (alone,) = json.loads((tmp_path / "alone" / "evaluation.json").read_text())["conditions"].values()
     for ours, theirs in (("game/score/row", "game/score"), *((n, n) for n in ("game/joint", "game/agreement",
@@ -285,67 +282,43 @@ def test_self_play_is_the_plain_evaluation_and_nothing_is_played_twice(
     assert set(card["players"]) == {"base", "careful", "a-full-s0"} and str(runs) not in json.dumps(card["players"])
 
 
-def test_a_stopped_command_goes_on_where_it_was(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cfg = configure("crossplay", *QUIET, f"runs={tmp_path}", "players=[careful,random,fair]", "games=4")
-    play, count = crossplay.play, iter(range(99))
-
-    def stopping(*args: object) -> object:
-        if next(count) == 4:
-            raise KeyboardInterrupt
-        return play(*args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(crossplay, "play", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        crossplay.main(cfg)
-    assert len(list((tmp_path / "crossplay").glob("*-v-*.json"))) == 4
+def test_a_damaged_cell_is_named(tmp_path: Path) -> None:
+    cfg = settings(*QUIET, f"runs={tmp_path}", "players=[careful,random]", "games=2")
     crossplay.main(cfg)
-    assert next(count) == 5 + 2  # of six pairs two were left
-    assert (tmp_path / "crossplay" / "crossplay.csv.gz").is_file()
     damaged = next((tmp_path / "crossplay").glob("*-v-*.json"))
     damaged.write_text("{}")
     with pytest.raises(UserError, match=rf"{damaged.name} does not hold a pair's games: remove it"):
         crossplay.main(cfg)
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
+def test_names_are_looked_up_before_a_base_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entrants, "configured_base", lambda *given: pytest.fail("a base was made"))
+    for given, said in (
         (["players=[base,scritped]"], "players: scritped is neither a run's folder nor base, scripted, random or chat"),
         (
             ["players=[base]", "voices=[nobdy]"],
             r"voices\[0\]=nobdy: is no language model; name a run's folder, base or",
         ),
         (["players=[careful,base]", "voices=[silence]"], r"voices\[0\]=silence: careful is no language model; only"),
-    ],
-)
-def test_names_are_looked_up_before_a_base_is_made(
-    settings: list[str], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(entrants, "configured_base", lambda *given: pytest.fail("a base was made"))
-    with pytest.raises(UserError, match=said):
-        evaluate.main(configure("evaluate", *QUIET, *settings))
+    ):
+        with pytest.raises(UserError, match=said):
+            evaluate.main(configure("evaluate", *QUIET, *given))
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ("env=among_us", "env=among_us: runs/a decides that, by env.game=dond; leave it out"),
-        ("model=hf", "model=hf: runs/a decides that, by model.kind=tiny; leave it out"),
-        ("base=human", "base=human: runs/a decides that, by base.data=scripted; leave it out"),
-        ("model.layers=7", "model.layers=7: runs/a decides that, by model.layers=4; leave it out"),
-        ("model.max_new_tokens=5", ".* by model.max_new_tokens=32; leave it out; algo.max_new_tokens limits it here"),
-    ],
-)
-def test_what_a_run_decides_is_not_to_be_chosen(given: str, said: str) -> None:
+def test_what_a_run_decides_is_not_to_be_chosen() -> None:
     """Unless the choice is the run's own; and limits of the games stay free."""
     run = configure("train")
-    more = ["model.name=/models/mine"] if given == "model=hf" else []
-    with pytest.raises(UserError, match=f"^{said}$"):
-        entrants.check_decided([given], configure("evaluate", given, *more), run, "runs/a")
+    for given, said in (
+        ("env=among_us", "env=among_us: runs/a decides that, by env.game=dond; leave it out"),
+        ("model=hf", "model=hf: runs/a decides that, by model.kind=tiny; leave it out"),
+        ("model.max_new_tokens=5", ".* by model.max_new_tokens=32; leave it out; algo.max_new_tokens limits it here"),
+    ):
+        more = ["model.name=/models/mine"] if given == "model=hf" else []
+        with pytest.raises(UserError, match=f"^{said}$"):
+            entrants.check_decided([given], configure("evaluate", given, *more), run, "runs/a")
     same = ["env=dond", "model=tiny", "base=scripted", "model.layers=4", "env.objective=-1", "algo.max_new_tokens=5"]
     entrants.check_decided(same, configure("evaluate", *same), run, "runs/a")
-    implied = ["data.dond=somewhere", "base=human"]
-    entrants.check_decided(implied, configure("evaluate", *implied), run, "runs/a")
+    entrants.check_decided(["base=human"], configure("evaluate", "data.dond=somewhere", "base=human"), run, "runs/a")
 
 
 def test_a_file_of_contexts_that_is_gone_is_named() -> None:
@@ -367,7 +340,7 @@ def test_a_file_of_contexts_that_is_gone_is_named() -> None:
         (["{runs}/a-full-s0-11", "{runs}/other_tokens"], [], "other_tokens has another tokenizer"),
         (["{runs}/other_base", "{runs}/a-full-s0-11", "base"], [], "started from different bases; name a base by its"),
         (["{runs}/a-full-s0-11", "careful+plan"], [], "careful has no policy to plan from"),
-        (["careful", "fair"], ["env=among_us"], "env.game=among_us: only players of Deal or No Deal change seats"),
+        (["careful", "fair"], ["env.game=among_us"], "env.game=among_us: only players of Deal or No Deal change seats"),
     ],
 )  # fmt: skip
 def test_mistakes_are_refused_before_any_game(
@@ -375,7 +348,7 @@ def test_mistakes_are_refused_before_any_game(
 ) -> None:
     monkeypatch.setattr(crossplay, "rollout", lambda *args: pytest.fail("a game was played"))
     names = ",".join(f"'{name.format(runs=runs)}'" for name in players)
-    cfg = configure("crossplay", *QUIET, f"players=[{names}]", f"runs={runs}", f"cells={tmp_path}", *overrides)
+    cfg = settings(*QUIET, f"players=[{names}]", f"runs={runs}", f"cells={tmp_path}", *overrides)
     with pytest.raises(UserError, match=said) as error:
         crossplay.main(cfg)
     assert "\n" not in str(error.value) and not list(tmp_path.glob("*.json"))

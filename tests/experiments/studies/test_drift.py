@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,13 @@ import pytest
 from omegaconf import OmegaConf
 
 from experiments import train
-from experiments.setup.stages import Stage, stages_of
+from experiments.setup.stages import stages_of
 from experiments.studies import drift
-from experiments.studies.drift import Subject
 from experiments.studies.iterations import refuse_doubles
+from experiments.studies.lines import write_intervals
 from marl.common.errors import UserError
-from marl.common.files import csv_rows, read_json, write_json
-from marl.metrics.stats import Interval, Metrics, seed_mean
+from marl.common.files import csv_rows, digest, read_json, write_json
+from marl.metrics.stats import Interval, seed_mean
 from marl.storage.checkpoint import folder_digest
 from tests.composing import configure
 from tests.experiments.studies.test_frontier import TEST
@@ -35,29 +35,11 @@ def rows(path: Path) -> list[dict[str, str]]:
     return csv_rows(path)
 
 
-def spoken(game: dict[str, Any]) -> dict[str, Any]:
-    """The game as it would stand there had its players said this."""
-    books, hats, balls = game["facts"]["counts"]
-    said = (
-        ("player_0", "i take all the books , you take the rest"),
-        ("player_0", f"[propose] ({books} books, 0 hats, 0 balls) [END]"),
-        ("player_1", f"[propose] (0 books, {hats} hats, {balls} balls) [END]"),
-    )
-    first = game["turns"][0]
-    turns = [
-        {**first, "step": step, "agent": who, "text": text, "message": "" if "[" in text else text, "error": ""}
-        for step, (who, text) in enumerate(said)
-    ]
-    return {**game, "turns": turns}
-
-
 def test_a_runs_drift_from_its_base_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "data").mkdir()
     data = write(tmp_path / "data", test=TEST)
     train.main(configure("train", *SMALL, f"data.dond={data}", f"runs={tmp_path}"))
     capsys.readouterr()
-    (kept_games,) = tmp_path.glob("tiny-*/episodes/iteration-000001.jsonl")
-    kept_games.write_text(json.dumps(spoken(json.loads(kept_games.read_text().splitlines()[0]))) + "\n")
     cfg = configure("drift", *QUIET, f"runs={tmp_path}", "select=tiny-*", f"data.dond={data}", "games=4")
     drift.main(cfg)
     assert "test: 2 views of human dialogues; left out: none" in capsys.readouterr().out
@@ -66,8 +48,6 @@ def test_a_runs_drift_from_its_base_to_its_end(tmp_path: Path, capsys: pytest.Ca
     assert {iteration for iteration, _ in found} == {"0", "1", "2"}  # base, checkpoint, end
     likely = [float(found[iteration, "drift/human_dialogues"]["mean"]) for iteration in "012"]
     assert all(nats < 0 for nats in likely) and len(set(likely)) == 3
-    kept = {(row["iteration"], row["metric"]): row["mean"] for row in rows(out / "kept.csv.gz")}
-    assert kept["1", "talk/table_kept"] == kept["1", "talk/understood"] == "1"
     assert float(next(row for row in rows(out / "people.csv") if row["metric"] == "talk/understood")["mean"]) > 0
     assert (out / "drift.svg").read_text().count("<svg") == 1
 
@@ -81,15 +61,12 @@ def test_a_runs_drift_from_its_base_to_its_end(tmp_path: Path, capsys: pytest.Ca
     drift.main(cfg)  # nothing is measured again
     assert {path: path.stat().st_mtime_ns for path in cells} == cells
 
-    (data / "val.txt").write_text((data / "test.txt").read_text())  # other dialogues are other figures
-    drift.main(configure("drift", *QUIET, f"runs={tmp_path}", "select=tiny-*", f"data.dond={data}", "games=4"))
-    assert len([*out.glob("*.json")]) == 6
-
-    people = (out / "people.csv").read_bytes()
-    drift.main(configure("drift", *QUIET, f"runs={tmp_path}", "select=tiny-*", "games=4"))
-    assert (out / "people.csv").read_bytes() == people and "drift/human" not in str(rows(out / "drift.csv.gz"))
-
     (run,) = tmp_path.glob("tiny-*")
+    known = {digest(each.settings) for each in drift.subjects_of(run, cfg)}
+    assert known == {path.stem for path in cells}
+    (data / "val.txt").write_text((data / "test.txt").read_text())  # other dialogues are other figures
+    assert not known & {digest(each.settings) for each in drift.subjects_of(run, cfg)}
+
     assert stages_of(run, "learner")[0].folder.parent == tmp_path / "bases"
     config = OmegaConf.load(run / "config.yaml")
     config.init.learner = run.name  # as if it had started from where it ended
@@ -103,24 +80,22 @@ def test_a_runs_drift_from_its_base_to_its_end(tmp_path: Path, capsys: pytest.Ca
         stages_of(run, "learner")
 
 
-def policy(
-    run: str, objective: float, arm: str, seed: int, iteration: int, **figures: float
-) -> tuple[Subject, Metrics]:
-    config = {"env": {"objective": objective}, "eval": {}}
-    subject = Subject(Path(run), arm, seed, config, Stage(iteration, Path(run)))
-    return subject, {f"{kind}/{name}": Interval(value, value - 0.1, value + 0.1, 100)
-                     for key, value in figures.items() for kind, _, name in [key.partition("_")]}  # fmt: skip
+def figures_of(run: str, objective: float, seed: int, iteration: int, **figures: float) -> Iterator[tuple[Any, ...]]:
+    """One policy's lines of `drift.csv.gz`: `game_score=1` is the metric game/score."""
+    for name, value in figures.items():
+        key = (objective, run, "cloned", seed, iteration, name.replace("_", "/", 1))
+        yield key, Interval(value, value - 0.1, value + 0.1, 100)
 
 
 def test_objectives_have_rows_of_their_own_and_arms_means_over_seeds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base = {"game_score": 0.0, "game_points": 4.0, "talk_inverted": 0.02, "drift_own_speech": -2.0}
-    found = [policy("alike-1", 1.0, "cloned", 0, i, **{**base, "game_score": 8.0 + i}) for i in (0, 5)]
+    found = [line for i in (0, 5) for line in figures_of("alike-1", 1.0, 0, i, **{**base, "game_score": 8.0 + i})]
     for seed, (kept, end) in enumerate([(1, 0.3), (7, 0.0), (9, 0.0)]):  # no checkpoint is kept of all
         for i, inverted in ((0, 0.02), (kept, 0.1), (12, end)):
-            found.append(policy(f"alike-{seed + 2}", -1.0, "cloned", seed, i, **{**base, "talk_inverted": inverted}))
-    drift.write_lines(tmp_path / "drift.csv.gz", found)
+            found += figures_of(f"alike-{seed + 2}", -1.0, seed, i, **{**base, "talk_inverted": inverted})
+    write_intervals(tmp_path / "drift.csv.gz", drift.KEYS, found)
     drift.tabulate(tmp_path / "drift.csv.gz", tmp_path)
     means = {(r["objective"], r["iteration"], r["metric"]): r for r in rows(tmp_path / "drift_by_arm.csv.gz")}
     assert {key[:2] for key in means} == {("1", "0"), ("1", "5"), ("-1", "0"), ("-1", "12")}
@@ -145,7 +120,7 @@ def test_runs_that_no_column_tells_apart_are_refused(tmp_path: Path) -> None:
             drift.main(configure("drift", f"data.table={tmp_path / name}"))
     line = "0,x,full,1,3,game/agreement,.5,.4,.6,9\n"
     (tmp_path / "drift.csv").write_text("objective,run,arm,seed,iteration,metric,mean,low,high,games\n" + line)
-    with pytest.raises(UserError, match="has no game/score of x at iteration 3"):
+    with pytest.raises(UserError, match="has no game/score of λ=0 full s1 it 3"):
         drift.main(configure("drift", f"data.table={tmp_path / 'drift.csv'}"))
     twice = "".join(f"0,{run},full,1,3,game/score,5,4,6,9\n" for run in "xy")
     (tmp_path / "drift.csv").write_text("objective,run,arm,seed,iteration,metric,mean,low,high,games\n" + twice)

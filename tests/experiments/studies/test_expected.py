@@ -19,29 +19,27 @@ from experiments.studies.expected import leave_one_out, make_bands, read_curves
 from marl.common.errors import UserError
 from marl.common.files import csv_rows, stem
 from marl.metrics.tables import write_csv
-from tests.composing import run_folder
+from tests.composing import composed_once, configure, run_folder
 from tests.experiments.test_train import SMALL
 
-PUBLISHED = {  # file of curves under experiments/ -> name of the experiment, settings of the game
-    "dond_ablation/curves.csv.gz": ("dond_ablation", {"objective": 1.0}),
-    "dond_ablation/curves_objective_0.csv.gz": ("dond_ablation", {"objective": 0.0}),
-    "dond_long/curves.csv.gz": ("dond_long", {"objective": 1.0}),
-    "dond_human/curves.csv.gz": ("dond_human", {"objective": 1.0}),
-    "dond_pikl/curves.csv.gz": ("dond_pikl", {"objective": 1.0}),
+DOND = {  # files of curves under experiments/results -> name of the experiment, objective of the game
+    "dond_ablation/curves.csv.gz": ("dond_ablation", 1.0),
+    "dond_ablation/curves_objective_0.csv.gz": ("dond_ablation", 0.0),
+    "dond_long/curves.csv.gz": ("dond_long", 1.0),
+    "dond_human/curves.csv.gz": ("dond_human", 1.0),
+    "dond_pikl/curves.csv.gz": ("dond_pikl", 1.0),
 }
-AMONG_US = {
-    "among_us_ablation/curves.csv.gz": ("among_us_ablation", {"game": "among_us"}),
-    "among_us_ablation/curves_long.csv.gz": ("among_us_long", {"game": "among_us"}),
-    "among_us_ablation/curves_shaping.csv.gz": ("among_us_shaping", {"game": "among_us"}),
-    "among_us_ablation/curves_confirm.csv.gz": ("among_us_confirm", {"game": "among_us"}),
-    "among_us_ablation/curves_reports.csv.gz": ("among_us_reports", {"game": "among_us"}),
+PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
+    **{file: (name, {"game": "dond", "objective": objective}) for file, (name, objective) in DOND.items()},
+    **{
+        f"among_us_ablation/curves{part}.csv.gz": (f"among_us{part or '_ablation'}", {"game": "among_us"})
+        for part in ("", "_long", "_shaping", "_confirm", "_reports")
+    },
 }
 Row = dict[str, Any]
 
 
-def configure(*overrides: str, command: str = "expected") -> DictConfig:
-    with initialize_config_module("conf", version_base="1.3"):
-        return compose(command, overrides=list(overrides))
+settings = composed_once("expected", "name=mine")
 
 
 def published_runs(path: Path) -> Iterator[tuple[str, list[Row]]]:
@@ -130,7 +128,7 @@ def cells_of(path: Path) -> Iterator[DictConfig]:
     swept = {key: str(values).split(",") for key, values in params.items() if key != "seed"}
     for values in itertools.product(*swept.values()):
         cell = [f"{key}={value}" for key, value in zip(swept, values, strict=True)]
-        yield configure(f"{group}={path.stem}", *dond, *cell, command="train")
+        yield configure("train", f"{group}={path.stem}", *dond, *cell)
 
 
 def compose_with_hydra(*overrides: str) -> DictConfig:
@@ -138,22 +136,17 @@ def compose_with_hydra(*overrides: str) -> DictConfig:
         return compose("train", overrides=list(overrides), return_hydra_config=True)
 
 
-@pytest.mark.parametrize("file", [*PUBLISHED, *AMONG_US])
-def test_the_runs_that_made_the_shipped_bands_are_inside(file: str) -> None:
-    name, env = {**PUBLISHED, **AMONG_US}[file]
+@pytest.mark.parametrize("file", PUBLISHED)
+def test_the_shipped_bands_are_what_the_command_makes_and_hold_the_runs_that_made_them(file: str) -> None:
+    name, env = PUBLISHED[file]
     runs = list(published_runs(FOLDER.parent / file))
     assert len(runs) in (3, 4, 6, 12, 16, 21)
     for arm, rows in runs:
-        found = expected_of(name, arm, {"game": "dond", **env})
+        found = expected_of(name, arm, env)
         assert found is not None
         assert found.verdict(rows).startswith("as expected: inside"), found.verdict(rows)
         assert f"at all of {len(rows)} iterations" in found.verdict(rows)
         assert not any(found.warning(row["iteration"], row) for row in rows)
-
-
-@pytest.mark.parametrize("file", [*PUBLISHED, *AMONG_US])
-def test_the_shipped_bands_are_what_the_command_makes(file: str) -> None:
-    name, env = {**PUBLISHED, **AMONG_US}[file]
     several = {"objective": env["objective"]} if name == "dond_ablation" else {}
     made = make_bands(read_curves(FOLDER.parent / file, several), margin=5.0)
     shipped = [band for band in read_bands(FOLDER / f"{name}.csv.gz") if band.arm in {each.arm for each in made}]
@@ -178,18 +171,16 @@ def test_longer_runs_of_the_same_settings_are_inside_too() -> None:
         ("errors/per_turn", lambda first, value: 0.5),
     ],
 )
-@pytest.mark.parametrize("file", [file for file, (name, _) in PUBLISHED.items() if name != "dond_human"])
+@pytest.mark.parametrize("file", [file for file in DOND if not file.startswith("dond_human")])
 def test_runs_that_go_wrong_leave_the_shipped_bands(file: str, metric: str, spoil: Any) -> None:
     name, env = PUBLISHED[file]
     for arm, rows in published_runs(FOLDER.parent / file):
-        found = expected_of(name, arm, {"game": "dond", **env})
+        found = expected_of(name, arm, env)
         assert found is not None
         wrong = [{**row, metric: spoil(rows[0][metric], row[metric])} for row in rows]
         last = found.warning(wrong[-1]["iteration"], wrong[-1])
-        if metric == "game/score" and env["objective"] == 0.0:
-            continue  # the base of the semi-competitive game is close to what is learned
-        if metric == "game/score" and arm == "pikl":
-            continue  # its training games are planned from the first on
+        if metric == "game/score" and (env["objective"] == 0.0 or arm == "pikl"):
+            continue  # this base is close to what is learned; those training games are planned from the first on
         assert metric in last and last.count(" is not as expected: ") == 1, (arm, last)
         assert found.verdict(wrong).startswith("not as expected: outside") and metric in found.verdict(wrong)
 
@@ -244,7 +235,7 @@ def test_training_says_where_it_leaves_the_band(
     monkeypatch.setattr(bands, "FOLDER", tmp_path)
     lines = [("custom", "game/score", 1, 100, 101), ("custom", "game/score", 2, -100, 100)]
     write_csv(tmp_path / "dond_quickstart.csv.gz", bands.HEADER, lines)
-    cfg = configure(*SMALL, f"runs={tmp_path / 'runs'}", command="train")
+    cfg = configure("train", *SMALL, f"runs={tmp_path / 'runs'}")
     train.main(cfg)
     told = [line for line in capsys.readouterr().out.splitlines() if "as expected" in line]
     assert len(told) == 2 and (run_folder(cfg) / "run.json").exists()
@@ -256,9 +247,9 @@ def test_training_says_where_it_leaves_the_band(
 
 
 def test_recording_replaces_the_arms_that_it_records(tmp_path: Path) -> None:
-    def record(name: str, settings: str) -> None:
+    def record(name: str, game: str) -> None:
         curves = FOLDER.parent / "dond_ablation" / name
-        expected.main(configure("name=mine", f"curves={curves}", f"settings={settings}", f"out={tmp_path}"))
+        expected.main(settings(f"curves={curves}", f"settings={game}", f"out={tmp_path}"))
 
     record("curves.csv.gz", "{objective: 1}")
     record("curves_objective_0.csv.gz", "{objective: 0}")
@@ -278,7 +269,7 @@ def test_recording_from_finished_runs(tmp_path: Path, capsys: pytest.CaptureFixt
         (folder / "run.json").write_text("{}")
         rows = f'{{"iteration": 1, "phase": "train", "game/score": {score}}}\n'
         (folder / "metrics.jsonl").write_text(rows + '{"iteration": 1, "phase": "eval", "game/score": 50}\n')
-    expected.main(configure("name=mine", "select=mine-*", f"runs={tmp_path}", f"out={tmp_path}", "margin=2"))
+    expected.main(settings("select=mine-*", f"runs={tmp_path}", f"out={tmp_path}", "margin=2"))
     [band] = read_bands(tmp_path / "mine.csv.gz")
     half = 2 * 2**0.5 * 1.5**0.5
     assert (band.arm, band.metric, band.iteration) == ("RL+L+S", "game/score", 1)
@@ -301,5 +292,5 @@ def test_recording_from_finished_runs(tmp_path: Path, capsys: pytest.CaptureFixt
 )
 def test_what_cannot_be_recorded(overrides: list[str], said: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=said):
-        expected.main(configure("name=mine", f"out={tmp_path}", f"runs={tmp_path}", *overrides))
+        expected.main(settings(f"out={tmp_path}", f"runs={tmp_path}", *overrides))
     assert list(tmp_path.iterdir()) == []

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,13 +18,9 @@ from experiments.studies.iterations import correlation, plateau
 from marl.common.errors import UserError
 from marl.common.files import csv_rows
 from marl.metrics.stats import Interval, seed_mean, wilson
-from tests.composing import configure
+from tests.composing import composed_once, configure
 from tests.experiments.studies.test_frontier import TEST
 from tests.human_dialogues import ROWS, games_of, write
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    return csv_rows(path)
 
 
 def test_the_correlation_is_that_of_all_single_scores() -> None:
@@ -79,9 +77,13 @@ def run(
     (folder / "evaluation.json").write_text(json.dumps({"conditions": {"trained": ceiling}}))
 
 
-def collect(runs: Path, *overrides: str) -> Path:
-    cfg = configure("iterations", f"runs={runs}", "select='x-*'", *overrides)
-    iterations.main(cfg)
+settings = composed_once("iterations")
+
+
+def collect(runs: Path, *overrides: str, drawn: bool = False) -> Path:
+    cfg = settings(f"runs={runs}", "select=x-*", *overrides)
+    with nullcontext() if drawn else patch.object(iterations, "draw"):
+        iterations.main(cfg)
     return Path(cfg.publish or runs / "iterations")
 
 
@@ -91,12 +93,12 @@ def test_tables_of_hand_made_runs(tmp_path: Path, capsys: pytest.CaptureFixture[
     run(tmp_path, "x-2", "alone", 0, [3, 3, 3, 4], objective=0.0)
     for seed, points in enumerate(([4, 5, 9, 9], [4, 6, 8.5, 9])):  # scores never vary
         run(tmp_path, f"x-3-{seed}", "cloned", seed, [0] * 4, -1.0, points)
-    out = collect(tmp_path, "published=experiments/results/dond_selfplay/published.csv", "headline=true")
+    out = collect(tmp_path, "published=experiments/results/dond_selfplay/published.csv", "headline=true", drawn=True)
     found = {
         (r["objective"], r["arm"], r["figure"]): Interval(float(r["mean"]), float(r["low"]), float(r["high"]), 0)
-        for r in rows_of(out / "iterations_summary.csv")
+        for r in csv_rows(out / "iterations_summary.csv")
     }
-    told = {row["metric"] for row in rows_of(out / "iterations.csv.gz") if row["objective"] == "-1"}
+    told = {row["metric"] for row in csv_rows(out / "iterations.csv.gz") if row["objective"] == "-1"}
     assert "game/points" in told and not any(name.startswith("game/score") for name in told)
     each = [
         correlation(range(4), scores, [2] * 4, [100] * 4) for scores in ([1, 3, 5, 5.1], [2, 4, 6, 8])
@@ -117,35 +119,32 @@ def test_tables_of_hand_made_runs(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert of_points["correlation/means"].mean == pytest.approx(np.mean(rs), rel=1e-4)
     assert of_points["points/at_equal_games"].mean == 9
     by_arm = {
-        (r["objective"], r["arm"], r["iteration"], r["metric"]): r for r in rows_of(out / "iterations_by_arm.csv.gz")
+        (r["objective"], r["arm"], r["iteration"], r["metric"]): r for r in csv_rows(out / "iterations_by_arm.csv.gz")
     }
     row, mean = by_arm["1", "cloned", "1", "game/score"], seed_mean([3, 4])
     assert (float(row["mean"]), float(row["low"]), row["seeds"]) == (3.5, pytest.approx(mean.low, rel=1e-4), "2")
     alone = by_arm["0", "alone", "0", "game/score"]
     assert float(alone["high"]) - 3 == pytest.approx(1.96 * 0.2, rel=1e-3)  # over 100 games of deviation 2
     assert by_arm["0", "alone", "0", "game/agreement"]["low"] == f"{0.403832:.6g}"  # Wilson, 50 of 100
-    [end] = [r for r in rows_of(out / "table.csv") if r["metric"] == "game/score"]  # of the largest objective alone
+    [end] = [r for r in csv_rows(out / "table.csv") if r["metric"] == "game/score"]  # of the largest objective alone
     assert (end["arm"], end["mean"], end["seeds"], end["games"]) == ("cloned", f"{(5.1 + 8) / 2:.6g}", "2", "200")
     first, drawn = {}, (out / "iterations.svg").read_text()
     for path in out.iterdir():
         first[path.name] = path.read_bytes()
     assert "GPT-3.5, published" in drawn and "from 300 human games, published" in drawn
     again = tmp_path / "again"  # from the data alone
-    iterations.main(configure("iterations", f"data={out / 'iterations.csv.gz'}", f"publish={again}", "headline=true",
+    iterations.main(settings(f"data={out / 'iterations.csv.gz'}", f"publish={again}", "headline=true",
                               "published=experiments/results/dond_selfplay/published.csv"))  # fmt: skip
     assert {path.name: path.read_bytes() for path in again.iterdir()} == {
         name: found for name, found in first.items() if name != "iterations.csv.gz"
     }
-    for over, words in (("passes", "thousand token passes"), ("trained", "training games")):
-        iterations.main(
-            configure("iterations", f"data={out / 'iterations.csv.gz'}", f"publish={again}", f"over={over}")
-        )
-        assert words in (again / "iterations.svg").read_text()
+    iterations.main(settings(f"data={out / 'iterations.csv.gz'}", f"publish={again}", "over=passes"))
+    assert "thousand token passes" in (again / "iterations.svg").read_text()
     assert "plateau/mean" in capsys.readouterr().out
 
 
 def by_name(path: Path, *names: str) -> dict[tuple[str, ...], dict[str, str]]:
-    return {tuple(row[name] for name in names): row for row in rows_of(path)}
+    return {tuple(row[name] for name in names): row for row in csv_rows(path)}
 
 
 def test_intervals_of_one_policy_are_over_its_games_and_of_shares_within_0_and_1(tmp_path: Path) -> None:
@@ -210,11 +209,11 @@ def test_arms_are_compared_at_equal_games_and_at_equal_compute(tmp_path: Path) -
 def test_settings_tell_runs_of_one_arm_apart(tmp_path: Path) -> None:
     run(tmp_path, "x-0", "a", 0, [1, 2])
     run(tmp_path, "x-1", "a", 0, [1, 2], games=250)
-    found = rows_of(collect(tmp_path, "where={algo.games:250}") / "iterations.csv.gz")
+    found = csv_rows(collect(tmp_path, "where={algo.games: 250}") / "iterations.csv.gz")
     assert {row["trained"] for row in found} == {"0", "250"}
     for seed, objective in ((1, -0.5), (2, 0.0)):
         run(tmp_path, f"x-further-{seed}", "a", seed, [1, 2], objective, games=250)
-    found = rows_of(collect(tmp_path, "where={algo.games: 250, env.objective: [0, 1]}") / "iterations.csv.gz")
+    found = csv_rows(collect(tmp_path, "where={algo.games: 250, env.objective: [0, 1]}") / "iterations.csv.gz")
     assert {(row["objective"], row["seed"]) for row in found} == {("0", "2"), ("1", "0")}
 
 
@@ -237,36 +236,32 @@ def test_what_cannot_be_told_is_refused(overrides: list[str], said: str, tmp_pat
     assert not (tmp_path / "iterations").exists() or not list((tmp_path / "iterations").iterdir())
 
 
-@pytest.mark.parametrize("figures", ["", "1,a,0,0,0,0,0,game/score,1\n", "1,a,0,0,0,0,9,game/score,nan\n"])
-def test_a_file_that_no_run_could_have_left_is_refused(figures: str, tmp_path: Path) -> None:
-    (tmp_path / "x.csv").write_text(",".join(iterations.Line.__annotations__) + "\n" + figures)
-    with pytest.raises(UserError, match=r"data=.*x\.csv: expected lines of (at least one game each|objective)"):
-        iterations.read_lines(tmp_path / "x.csv")
-
-
 @pytest.mark.parametrize(
-    ("part", "said"),
+    ("lines", "said"),
     [
+        ("", "expected lines of objective"),
+        ("1,a,0,0,0,0,0,game/score,1\n", "expected lines of at least one game each"),
+        ("1,a,0,0,0,0,9,game/score,nan\n", "expected lines of at least one game each"),
         ("1,a,0,0,0,0,9,game/score,5\n", "has no game/agreement of λ=1, arm a, seed 0, iteration 0"),
         ("1,a,0,0,0,0,9,game/agreement,.5\n", "has no game/score of λ=1, arm a, seed 0, iteration 0"),
         ("-1,a,0,2,0,0,9,game/agreement,.5\n-1,a,0,2,0,0,9,game/score,5\n", "has no game/points of λ=-1, arm a"),
     ],
 )
-def test_a_file_that_lacks_a_line_is_refused(part: str, said: str, tmp_path: Path) -> None:
-    (tmp_path / "x.csv").write_text(",".join(iterations.Line.__annotations__) + "\n" + part)
-    with pytest.raises(UserError, match=said):
-        iterations.main(configure("iterations", f"data={tmp_path / 'x.csv'}"))
+def test_a_file_that_no_run_could_have_left_is_refused(lines: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text(",".join(iterations.Line.__annotations__) + "\n" + lines)
+    with pytest.raises(UserError, match=rf"data=.*x\.csv: {said}"):
+        iterations.main(settings(f"data={tmp_path / 'x.csv'}"))
 
 
 def test_what_is_published_says_what_made_it_and_keeps_its_name(tmp_path: Path) -> None:
     run(tmp_path, "x-0", "a", 0, [1, 2])
-    out = collect(tmp_path, "name=starts", f"publish={tmp_path / 'page'}")
+    out = collect(tmp_path, "name=starts", f"publish={tmp_path / 'page'}", drawn=True)
     assert json.loads((out / "cards.jsonl").read_text())["command"] == "train.py"  # no places of this machine
     made = {path.name for path in out.glob("starts*")}
     assert made == {"starts.csv.gz", "starts_by_arm.csv.gz", "starts_summary.csv", "starts.svg"}
     for path in (*out.glob("starts_*"), out / "starts.svg"):
         path.unlink()
-    iterations.main(configure("iterations", f"data={out / 'starts.csv.gz'}"))  # made again, and no other table's
+    iterations.main(settings(f"data={out / 'starts.csv.gz'}"))  # made again, and no other table's
     assert {path.name for path in out.iterdir()} == made | {"cards.jsonl"}
 
 
@@ -274,7 +269,7 @@ def test_a_runs_objective_is_that_of_its_evaluation(tmp_path: Path) -> None:
     run(tmp_path, "x-0", "a", 0, [1, 2], objective=-1.0)
     config = OmegaConf.load(tmp_path / "x-0/config.yaml")
     OmegaConf.save(OmegaConf.merge(config, {"eval": {"env": {"objective": 0.5}}}), tmp_path / "x-0/config.yaml")
-    found = rows_of(collect(tmp_path) / "iterations.csv.gz")
+    found = csv_rows(collect(tmp_path) / "iterations.csv.gz")
     assert {row["objective"] for row in found} == {"0.5"} and "game/score" in {row["metric"] for row in found}
 
 
@@ -295,7 +290,7 @@ def test_two_folders_of_one_name_are_two_runs(tmp_path: Path) -> None:
         (tmp_path / place).mkdir()
         run(tmp_path / place, "x-0", "a", 0, [1, 2])
     with pytest.raises(UserError, match=r"one/x-0 and .*two/x-0 are both of objective 1, arm a and seed 0"):
-        iterations.main(configure("iterations", f"runs={tmp_path}", "select='*/x-*'"))
+        iterations.main(settings(f"runs={tmp_path}", "select=['*/x-*']"))
 
 
 SMALL = [
@@ -329,13 +324,13 @@ def test_filtered_cloning_from_a_stronger_player_and_from_few_human_games(
         "dond_filtered_bc_ppo-full", "dond_filtered_bc-from_ppo", "dond_filtered_bc_300-from_300"))  # fmt: skip
     end, start = (evaluated(strong)[-1], evaluated(cloned)[0])
     assert end["game/score"] == start["game/score"] and end["talk/turns"] == start["talk/turns"]
-    iterations.main(configure("iterations", f"runs={tmp_path}", "select=['*_bc-*','*_300-*']"))
-    found = rows_of(tmp_path / "iterations" / "iterations.csv.gz")
+    iterations.main(settings(f"runs={tmp_path}", "select=['*_bc-*','*_300-*']"))
+    found = csv_rows(tmp_path / "iterations" / "iterations.csv.gz")
     assert {(r["arm"], r["iteration"]) for r in found} == {(a, i) for a in ("from_ppo", "from_300") for i in "012"}
     assert {"game/score_sd", "game/score_ceiling", "talk/vocabulary"} <= {r["metric"] for r in found}
     quiet = ["games=4", "concurrency=4", "progress=false", "threads=1", f"runs={tmp_path}"]
     crossplay.main(configure("crossplay", f"players=[{strong},{cloned},{weak},careful]", *quiet))
-    labels = {row["row"] for row in rows_of(tmp_path / "crossplay" / "crossplay.csv.gz")}
+    labels = {row["row"] for row in csv_rows(tmp_path / "crossplay" / "crossplay.csv.gz")}
     assert labels == {
         "dond_filtered_bc_ppo-full-s0", "dond_filtered_bc-from_ppo-s0", "dond_filtered_bc_300-from_300-s0", "careful"
     }  # fmt: skip
