@@ -1,16 +1,8 @@
 """Turns finished runs into a report, and into the folder of a published table.
 
-`python -m experiments.report select='NAME-*'` writes `runs/report.html`. With `publish=FOLDER` it also writes, for each
-variant of the game:
-
-- `table.csv`: arms over training seeds (Student's t), or over games for a single seed; `per_seed.csv.gz`: each run
-- `differences.csv`, `ratios.csv`, `curve_differences.csv.gz`: pairs of arms, paired by seed
-- `equal_compute.csv`: arms at equal token passes (marl/metrics/compute.py)
-- `iqm.csv`, `profiles.csv.gz`, `bootstrap.csv`: further statistics over seeds, for arms with several
-- `curves.csv.gz`, `belief_by_message.csv.gz`, `belief_by_message_mean.csv.gz`, `forms.csv`: what figures are drawn from
-- `figure.svg`, and `cards.jsonl`, a line for each run
-
-`data=FOLDER` draws the figure of such a folder again, without any run.
+`python -m experiments.report select='NAME-*'` writes `runs/report.html`; `publish=FOLDER` also the table, its data, the
+figure and the run cards, for each variant of the game (docs/howto/commands.md names the files). `data=FOLDER` draws the
+figure of such a folder again, without any run.
 """
 
 from __future__ import annotations
@@ -19,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -35,11 +27,13 @@ from marl.metrics.compute import GAMES, PASSES
 from marl.metrics.stats import Interval
 from marl.metrics.tables import (
     ArmRun,
+    TableRow,
     ablation_table,
     arm_differences,
     arm_ratios,
     bootstrap_table,
     format_table,
+    interval_of,
     iqm_table,
     profile_table,
     read_table,
@@ -210,48 +204,52 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -
     """Writes the files of one variant of the game, and prints its table."""
     arms = arm_runs(runs)
     if game == "among_us":  # its table names the arm even if there is only one
-        arms = [replace(arm, arm=runs[0].arm) if arm.arm == TRAINED else arm for arm in arms]
+        arms = [replace(arm, arm=named(arm.arm, runs)) for arm in arms]
     names = [name for name in TABLE[game] if all(name in arm.metrics for arm in arms)]
     for name in TABLE[game]:
         without = [f"{arm.arm} seed {arm.seed}" for arm in arms if name not in arm.metrics]
         if name not in names and len(without) < len(arms):
             say(f"{name} is not in the table: {', '.join(without)} never had a case of it; see per_seed.csv.gz")
-    rows = ablation_table(arms, names)
-    write_table(folder / f"table{suffix}.csv", rows)
-    write_per_seed(folder / f"per_seed{suffix}.csv.gz", arms, TABLE[game])
     pairs = pairs_of((arm_label(run, runs) for run in runs), game)
-    write_over_seeds(folder, suffix, arms, names, [name for name in FIGURE[game] if name in names], pairs)
+    rows, differences = ablation_table(arms, names), arm_differences(arms, pairs, names)
+    ratios = arm_ratios(arms, pairs, [name for name in RATIOS if name in names])
+    equal = equal_compute(runs)
+    kept = [m for m in dict.fromkeys((GAMES, *TABLE[game], *CURVES)) if all(m in arm.metrics for arm in equal)]
+    tables = {
+        "table": rows,
+        "differences": differences,
+        "ratios": ratios,
+        "equal_compute": [*ablation_table(equal, kept), *arm_differences(equal, pairs, kept)],
+        "bootstrap": bootstrap_table(arms, pairs),
+    }
+    for name, found in tables.items():
+        if found:
+            write_table(folder / f"{name}{suffix}.csv", found)
+    write_over_seeds(folder, suffix, arms, names, [name for name in FIGURE[game] if name in names])
+    write_per_seed(folder / f"per_seed{suffix}.csv.gz", arms, TABLE[game])
     write_curves(folder / f"curves{suffix}.csv.gz", runs)
     write_beliefs(folder / f"belief_by_message{suffix}.csv.gz", runs)
     write_mean_beliefs(folder / f"belief_by_message_mean{suffix}.csv.gz", runs)
     write_forms(folder / f"forms{suffix}.csv", runs)
-    differences = arm_differences(arms, pairs, names)
     if differences:
-        write_table(folder / f"differences{suffix}.csv", differences)
         write_curve_differences(folder / f"curve_differences{suffix}.csv.gz", runs, pairs)
-    equal = equal_compute(runs)
-    if equal:
-        told = dict.fromkeys((GAMES, *TABLE[game], *CURVES))
-        kept = [name for name in told if all(name in arm.metrics for arm in equal)]
-        write_table(
-            folder / f"equal_compute{suffix}.csv",
-            [*ablation_table(equal, kept), *arm_differences(equal, pairs, kept)],
-        )
-    ratios = arm_ratios(arms, pairs, [name for name in RATIOS if name in names])
-    if ratios:
-        write_table(folder / f"ratios{suffix}.csv", ratios)
     draw(folder, suffix, folder)
     if suffix:
         say("\n" + in_words(suffix))
-    by_arm = {arm: {r.metric: r.interval for r in rows if r.arm == arm} for arm in dict.fromkeys(r.arm for r in rows)}
-    say("\n" + format_table(by_arm, names))
-    if differences:
-        shown = [row for row in differences if row.metric == FIGURE[game][0]]
-        say("\n" + format_table({row.arm: {row.metric: row.interval} for row in shown}))
-    if ratios:
-        say("\n" + format_table({row.arm: {row.metric: row.interval} for row in ratios}))
+    say("\n" + format_table(by_arm(rows), names))
+    for found in ([row for row in differences if row.metric == FIGURE[game][0]], ratios):
+        if found:
+            say("\n" + format_table(by_arm(found)))
     for sentence in costs(runs):
         say("\n" + sentence)
+
+
+def by_arm(rows: Sequence[TableRow]) -> dict[str, dict[str, Interval]]:
+    """Figures by arm and metric."""
+    found: dict[str, dict[str, Interval]] = {}
+    for row in rows:
+        found.setdefault(row.arm, {})[row.metric] = row.interval
+    return found
 
 
 def redraw(folder: Path, out: Path) -> None:
@@ -299,50 +297,29 @@ def read_curves(path: Path) -> list[Run]:
 
 def read_published(path: Path) -> dict[str, Interval]:
     """Reads the paper's figures by arm; empty if there is no such file. UserError if a line is malformed."""
-    if not path.exists():
-        return {}
-    found = {}
-    for row in csv_rows(path):
-        try:
-            found[row["arm"]] = Interval(float(row["mean"]), float(row["low"]), float(row["high"]), 0)
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{path}: expected the columns arm,mean,low,high with numbers, got {row}") from error
-    return found
+    with reading(path):
+        return {row["arm"]: interval_of({**row, "n": "0"}, "n") for row in csv_rows(path)} if path.exists() else {}
 
 
 def write_per_seed(path: Path, arms: Sequence[ArmRun], names: Sequence[str]) -> None:
     """Each run's own figures, with intervals over its games (`games`: those with a case of it)."""
     lines = [
-        (arm.arm, arm.seed, name, own.mean, own.low, own.high, own.n)
-        for arm in arms
-        for name in names
-        if (own := arm.metrics.get(name)) is not None
+        (arm.arm, arm.seed, name, *astuple(arm.metrics[name])) for arm in arms for name in names if name in arm.metrics
     ]
     write_csv(path, ("arm", "seed", "metric", "mean", "low", "high", "games"), lines)
 
 
 def write_over_seeds(
-    folder: Path,
-    suffix: str,
-    arms: Sequence[ArmRun],
-    names: Sequence[str],
-    profiled: Sequence[str],
-    pairs: Sequence[tuple[str, str]],
+    folder: Path, suffix: str, arms: Sequence[ArmRun], names: Sequence[str], profiled: Sequence[str]
 ) -> None:
-    """Writes iqm.csv of the metrics `names`, profiles.csv.gz of those `profiled`, bootstrap.csv of those by game."""
+    """Writes iqm.csv of the metrics `names` and profiles.csv.gz of those `profiled`, if any arm has several seeds."""
     rows = iqm_table(arms, names)
     if rows:
-        lines = [(r.arm, r.metric, r.mean, r.low, r.high, r.seeds, r.games) for r in rows]
-        write_csv(folder / f"iqm{suffix}.csv", ("arm", "metric", "iqm", "low", "high", "seeds", "games"), lines)
-        shares = [
-            (r.arm, r.metric, r.threshold, r.share.mean, r.share.low, r.share.high, r.share.n)
-            for r in profile_table(arms, profiled)
-        ]
+        header = ("arm", "metric", "iqm", "low", "high", "seeds", "games")
+        write_csv(folder / f"iqm{suffix}.csv", header, map(astuple, rows))
+        shares = [(*row[:3], *astuple(row.share)) for row in profile_table(arms, profiled)]
         header = ("arm", "metric", "threshold", "share", "low", "high", "seeds")
         write_csv(folder / f"profiles{suffix}.csv.gz", header, shares)
-    resampled = bootstrap_table(arms, pairs)
-    if resampled:
-        write_table(folder / f"bootstrap{suffix}.csv", resampled)
 
 
 def write_beliefs(path: Path, runs: Sequence[Run]) -> None:
@@ -362,21 +339,23 @@ def write_beliefs(path: Path, runs: Sequence[Run]) -> None:
 def write_forms(path: Path, runs: Sequence[Run]) -> None:
     """The ten commonest forms of messages of each run's players and of their base, in the recorded games."""
     lines = [
-        (
-            runs[0].arm if speaker.arm == TRAINED else speaker.arm, speaker.seed, speaker.games, speaker.messages,
-            form.text, form.uses, form.naming, form.naming_imposter,
-        )
-        for speaker in speakers(runs)
-        for form in speaker.forms[:10]
-    ]  # fmt: skip
+        (named(each.arm, runs), each.seed, each.games, each.messages, *astuple(form))
+        for each in speakers(runs)
+        for form in each.forms[:10]
+    ]
     header = ("arm", "seed", "games", "messages", "form", "uses", "naming", "naming_imposter")
     write_csv(path, header, lines)
+
+
+def named(arm: str, runs: Sequence[Run]) -> str:
+    """The arm's own name, also if there is only one."""
+    return runs[0].arm if arm == TRAINED else arm
 
 
 def write_mean_beliefs(path: Path, runs: Sequence[Run]) -> None:
     """Belief after each message, by arm: means over its seeds (`mean_entries`)."""
     lines = [
-        (runs[0].arm if arm == TRAINED else arm, message, name, r.mean, r.low, r.high, r.seeds, r.games)
+        (named(arm, runs), message, name, *astuple(r)[2:])
         for arm, entries in mean_entries(runs).items()
         for message, found in enumerate(entries)
         for name, r in found.items()
@@ -406,8 +385,8 @@ def write_curve_differences(path: Path, runs: Sequence[Run], pairs: Sequence[tup
                 kept = {m: Interval(line[m], math.nan, math.nan, played) for m in CURVES if m in line}
                 after.setdefault(line["iteration"] * run.games, []).append(ArmRun(run.arm, run.seed, kept))
     header = ("arm", "training_games", "metric", "mean", "low", "high", "seeds", "games")
-    rows = [(games, row) for games in sorted(after) for row in arm_differences(after[games], pairs, CURVES)]
-    write_csv(path, header, [(r.arm, n, r.metric, r.mean, r.low, r.high, r.seeds, r.games) for n, r in rows])
+    rows = [(games, astuple(row)) for games in sorted(after) for row in arm_differences(after[games], pairs, CURVES)]
+    write_csv(path, header, [(row[0], games, *row[1:]) for games, row in rows])
 
 
 if __name__ == "__main__":

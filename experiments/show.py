@@ -11,7 +11,7 @@ from marl.agents.chat import ChatAgent
 from marl.metrics.stats import Metrics
 from marl.metrics.tables import format_table
 from marl.metrics.wording import of_ones_own
-from marl.report.transcripts import Transcript, render_text
+from marl.report.views import Transcript, render_text
 from marl.rollout.seeds import Game
 
 HEADLINE = (

@@ -13,17 +13,19 @@ from typing import Any
 import numpy as np
 
 from marl.common.errors import UserError
-from marl.common.files import FAULTS, read_json
+from marl.common.files import FAULTS, fits, read_json
 from marl.common.secrets import hidden
 from marl.metrics.compute import PASSES, at_equal_compute, learned_tokens, token_passes
 from marl.metrics.evaluation import conditions_from_json
 from marl.metrics.stats import Interval, Metrics, seed_mean
 from marl.metrics.tables import ArmRun
 from marl.metrics.wording import ARM_ORDER, Panel, arm_name
-from marl.report.transcripts import Transcript, read_episodes
+from marl.report.transcripts import read_episodes
+from marl.report.views import Transcript
 from marl.storage.folder import read_run_card, read_settings
 from marl.storage.tracking import METRICS_FILE, read_metrics
 
+NUMBER = (int, float, type(None))
 TRAINED = "trained"  # the condition of `evaluation.json` that a run's arm names
 MEASURED = {"base": "untrained", TRAINED: TRAINED}  # condition -> measured player of its transcripts
 
@@ -86,29 +88,25 @@ def read(folder: Path) -> Run:
     )
 
 
+FIGURES = {...: {"mean": NUMBER, "low": NUMBER, "high": NUMBER, "n": (int, type(None))}}
+EVALUATION = {
+    "conditions": {...: FIGURES},
+    "about?": dict,
+    "belief_by_message?": {...: [FIGURES]},
+    "by_game?": {...: {...: [NUMBER]}},
+}
+
+
 def read_evaluation(path: str | Path) -> dict[str, Any]:
     """Reads an `evaluation.json`. UserError if it does not hold figures by condition."""
     evaluation = read_json(path)
-    try:
-        conditions_from_json(evaluation)
-        for by_message in evaluation.get("belief_by_message", {}).values():
-            for entry in by_message:
-                for value in entry.values():
-                    Interval.from_json(value)
-        for found in evaluation.get("by_game", {}).values():
-            for values in found.values():
-                if np.asarray(values, dtype=np.float64).ndim != 1:
-                    raise ValueError(f"by_game holds {values!r}")
-    except FAULTS as error:
-        raise UserError(f"{path}: expected figures with mean, low, high and n by condition ({error!r})") from error
+    if not fits(evaluation, EVALUATION):
+        raise UserError(f"{path}: expected figures with mean, low, high and n by condition. Remove it.")
     return evaluation
 
 
 def arm_runs(runs: Sequence[Run]) -> list[ArmRun]:
-    """Converts all evaluations to arms: `trained` under the run's arm, others (`base`) under their own name.
-
-    A base that several runs start from counts once (`base_names`): repeated, it would look like many seeds.
-    """
+    """Converts all evaluations to arms: `trained` under the run's arm, others under `base_names`."""
     arms: dict[tuple[str, int], ArmRun] = {}
     same_games = len({measured_in(run) for run in runs}) == 1
     bases = base_names(runs)
@@ -122,20 +120,18 @@ def arm_runs(runs: Sequence[Run]) -> list[ArmRun]:
                     )
             else:
                 name = bases[run.folder, condition]
-                if not name:
-                    continue
+            if not name:
+                continue
             games = run.evaluation.get("by_game", {}).get(condition, {}) if same_games else {}
             arms[(name, run.seed)] = ArmRun(name, run.seed, found, games)
     order = {name: i for i, name in enumerate(ARM_ORDER)}
-    return sorted(
-        arms.values(),
-        key=lambda arm: (not arm.arm.startswith("base"), order.get(arm.arm, len(order))),
-    )
+    return sorted(arms.values(), key=lambda arm: (not arm.arm.startswith("base"), order.get(arm.arm, len(order))))
 
 
 def base_names(runs: Sequence[Run]) -> dict[tuple[Path, str], str]:
     """Names of the runs' bases in tables, by folder and condition; empty if an earlier run has the same base in the
-    same games. The same base in other games, or another base of the same seed, is named after its arm.
+    same games: repeated, it would look like many seeds. Else the same base, or another base of the same seed, is named
+    after its arm.
     """
     names: dict[tuple[Path, str], str] = {}
     known: dict[tuple[str, str], set[str]] = {}  # a model's games
@@ -233,9 +229,9 @@ def curve_of(run: Run, panel: Panel, phase: str, scale: bool) -> dict[int, float
 
 
 def over_compute(runs: Sequence[Run], metric: str, points: int = 17) -> list[dict[int, float]]:
-    """Token passes of training -> value in evaluation games, for each run at the same points.
+    """Token passes of training -> value in evaluation games, for each run at the same points, as far as all runs go.
 
-    Linear between two evaluations, as far as all runs go. Empty if the cost of a run is unknown.
+    Linear between two evaluations. Empty if the cost of a run is unknown.
     """
     curves = []
     for run in runs:

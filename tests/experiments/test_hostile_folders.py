@@ -29,9 +29,9 @@ from experiments.setup.stages import stages_of
 from experiments.studies import cells, conditions, crossplay
 from marl.common.errors import LONGEST_ERROR, MOST, UserError, check_count, check_writable
 from marl.common.files import MOST_JSON, MOST_LINES, MOST_YAML, read_json, read_yaml, write_text
-from marl.report.games import game_view
 from marl.report.page import build_report, read_run
-from marl.report.transcripts import episode_to_json, read_episodes, render_text
+from marl.report.transcripts import episode_to_json, read_episodes
+from marl.report.views import game_view, render_text
 from marl.storage.checkpoint import (
     copy_folder,
     folder_digest,
