@@ -27,11 +27,11 @@ from marl.metrics.compute import GAMES, PASSES
 from marl.metrics.stats import Interval
 from marl.metrics.tables import (
     ArmRun,
-    TableRow,
     ablation_table,
     arm_differences,
     arm_ratios,
     bootstrap_table,
+    figures_by_arm,
     format_table,
     interval_of,
     iqm_table,
@@ -40,7 +40,7 @@ from marl.metrics.tables import (
     write_csv,
     write_table,
 )
-from marl.metrics.wording import headline, pairs_of
+from marl.metrics.wording import headline, pairs_of, shown_in
 from marl.report.figures import ablation_figure, mean_entries
 from marl.report.games import speakers
 from marl.report.page import folders_of, read_run, write_report
@@ -50,29 +50,6 @@ from marl.report.tables import columns_of
 from marl.storage.folder import flat, unlike
 
 PUBLISHED = "published.csv"  # optional, the paper's figures: arm,mean,low,high,source
-
-# Rows of a game's table; those that every arm has are shown.
-TABLE = {
-    "dond": (
-        "game/score", "game/score_agreed", "game/score_ceiling", "game/points", "game/joint", "game/agreement",
-        "game/pareto", "game/pareto_agreed", "talk/turns", "talk/words_per_message", "talk/vocabulary",
-        "errors/per_turn", "errors/aborted", "belief/accuracy", "belief/log_loss", "belief/brier",
-        "belief/prior_log_loss", "belief/gain_over_prior", "belief/gain_over_start", "speech/belief_change",
-    ),
-    "among_us": (
-        "game/win_rate/crewmates", "game/win_rate/imposters", "game/how/ejection", "game/how/tasks",
-        "game/how/time", "game/how/parity", "game/meetings", "game/reports", "game/tasks_done", "game/ejected_imposter",
-        "game/ejected_crewmate", "vote/imposter", "vote/chance", "vote/witness", "vote/witness_imposter",
-        "vote/other_imposter", "vote/skip", "belief/accuracy", "belief/log_loss",
-        "belief/brier", "belief/chance_accuracy", "belief/chance_log_loss", "belief/chance_brier",
-        "belief/first_accuracy", "belief/first_log_loss", "belief/first_brier", "belief/last_accuracy",
-        "belief/last_log_loss", "belief/last_brier", "belief/gain_over_start", "speech/belief_change",
-        "speech/belief_change/names_imposter", "speech/belief_change/names_other", "speech/belief_change/names_nobody",
-        "speech/belief_change/toward_truth", "speech/pull", "talk/names", "talk/names_imposter", "talk/naming_true",
-        "talk/naming_chance", "talk/accuses", "talk/accusing_true", "talk/accusing_chance",
-        "talk/knower_names_imposter", "talk/messages", "talk/words_per_message", "talk/forms", "errors/per_turn",
-    ),
-}  # fmt: skip
 
 # Panels of the figure. Published figures and learning curves are of the first.
 FIGURE = {
@@ -164,9 +141,9 @@ def publish(runs: Sequence[Run], folder: Path, part: str = "") -> None:
     `part` ends all names, for further tables in one folder.
     """
     games = sorted({run.game for run in runs})
-    if len(games) > 1 or games[0] not in TABLE:
+    if len(games) > 1 or games[0] not in FIGURE:
         raise UserError(
-            f"publish={folder}: the runs play {' and '.join(games)}. Select runs of one game, {' or '.join(TABLE)}."
+            f"publish={folder}: the runs play {' and '.join(games)}. Select runs of one game, {' or '.join(FIGURE)}."
         )
     check_writable(folder, "publish")
     for suffix, group in variants(runs).items():
@@ -205,8 +182,9 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -
     arms = arm_runs(runs)
     if game == "among_us":  # its table names the arm even if there is only one
         arms = [replace(arm, arm=named(arm.arm, runs)) for arm in arms]
-    names = [name for name in TABLE[game] if all(name in arm.metrics for arm in arms)]
-    for name in TABLE[game]:
+    wanted = shown_in(game)
+    names = [name for name in wanted if all(name in arm.metrics for arm in arms)]
+    for name in wanted:
         without = [f"{arm.arm} seed {arm.seed}" for arm in arms if name not in arm.metrics]
         if name not in names and len(without) < len(arms):
             say(f"{name} is not in the table: {', '.join(without)} never had a case of it; see per_seed.csv.gz")
@@ -214,7 +192,7 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -
     rows, differences = ablation_table(arms, names), arm_differences(arms, pairs, names)
     ratios = arm_ratios(arms, pairs, [name for name in RATIOS if name in names])
     equal = equal_compute(runs)
-    kept = [m for m in dict.fromkeys((GAMES, *TABLE[game], *CURVES)) if all(m in arm.metrics for arm in equal)]
+    kept = [m for m in dict.fromkeys((GAMES, *wanted, *CURVES)) if all(m in arm.metrics for arm in equal)]
     tables = {
         "table": rows,
         "differences": differences,
@@ -226,7 +204,7 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -
         if found:
             write_table(folder / f"{name}{suffix}.csv", found)
     write_over_seeds(folder, suffix, arms, names, [name for name in FIGURE[game] if name in names])
-    write_per_seed(folder / f"per_seed{suffix}.csv.gz", arms, TABLE[game])
+    write_per_seed(folder / f"per_seed{suffix}.csv.gz", arms, wanted)
     write_curves(folder / f"curves{suffix}.csv.gz", runs)
     write_beliefs(folder / f"belief_by_message{suffix}.csv.gz", runs)
     write_mean_beliefs(folder / f"belief_by_message_mean{suffix}.csv.gz", runs)
@@ -236,20 +214,12 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -
     draw(folder, suffix, folder)
     if suffix:
         say("\n" + in_words(suffix))
-    say("\n" + format_table(by_arm(rows), names))
+    say("\n" + format_table(figures_by_arm(rows), names))
     for found in ([row for row in differences if row.metric == FIGURE[game][0]], ratios):
         if found:
-            say("\n" + format_table(by_arm(found)))
+            say("\n" + format_table(figures_by_arm(found)))
     for sentence in costs(runs):
         say("\n" + sentence)
-
-
-def by_arm(rows: Sequence[TableRow]) -> dict[str, dict[str, Interval]]:
-    """Figures by arm and metric."""
-    found: dict[str, dict[str, Interval]] = {}
-    for row in rows:
-        found.setdefault(row.arm, {})[row.metric] = row.interval
-    return found
 
 
 def redraw(folder: Path, out: Path) -> None:

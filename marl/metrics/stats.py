@@ -123,10 +123,7 @@ def mean_metrics(values: Mapping[str, ByGame], rng: np.random.Generator) -> Metr
 
 def paired_difference(a: ArrayLike, b: ArrayLike, *, rng: np.random.Generator) -> Interval:
     """Mean of `a - b`, both (games,), where `a[i]` and `b[i]` are the same game played twice."""
-    first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    if first.shape != second.shape:
-        raise ValueError(f"a and b must hold the same games, not shapes {first.shape} and {second.shape}")
-    return bootstrap_mean(first - second, rng=rng)
+    return bootstrap_mean(np.subtract(a, b, dtype=np.float64), rng=rng)
 
 
 def wilson(successes: int, n: int) -> Interval:
@@ -165,19 +162,12 @@ def _t_quantile(freedom: int) -> float:
     return float(t.ppf((1 + LEVEL) / 2, freedom))
 
 
-def _seeds(means: ArrayLike) -> Floats:
-    values = np.asarray(means, dtype=np.float64)
-    if values.ndim != 1 or len(values) == 0:
-        raise ValueError(f"means must be a vector with one mean for each seed, not of shape {values.shape}")
-    return values
-
-
 def seed_mean(means: ArrayLike) -> Interval:
     """Mean over training seeds, (seeds,), with Student's t interval.
 
     Three seeds give a wide interval that covers 95 %; a bootstrap over three seeds would cover about 70 %.
     """
-    values = _seeds(means)
+    values = np.asarray(means, dtype=np.float64)
     mean, seeds = float(values.mean()), len(values)
     if seeds == 1:
         return Interval(mean, math.nan, math.nan, 1)
@@ -191,7 +181,7 @@ def interquartile_mean(means: ArrayLike, *, rng: np.random.Generator) -> Interva
     With fewer than four seeds it is the plain mean, and below ten the interval is too narrow. Source: Agarwal et al.
     2021, arXiv:2108.13264.
     """
-    values = _seeds(means)
+    values = np.asarray(means, dtype=np.float64)
     middle, seeds = float(trim_mean(values, 0.25)), len(values)
     if seeds == 1:
         return Interval(middle, math.nan, math.nan, 1)

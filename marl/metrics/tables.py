@@ -92,6 +92,14 @@ def ablation_table(runs: Sequence[ArmRun], metrics: Sequence[str] | None = None)
     return rows
 
 
+def figures_by_arm(rows: Iterable[TableRow]) -> dict[str, dict[str, Interval]]:
+    """Figures by arm and metric."""
+    found: dict[str, dict[str, Interval]] = {}
+    for row in rows:
+        found.setdefault(row.arm, {})[row.metric] = row.interval
+    return found
+
+
 def iqm_table(runs: Sequence[ArmRun], metrics: Sequence[str]) -> list[TableRow]:
     """`interquartile_mean` of each arm with several seeds, for each metric that all its runs have."""
     rows: list[TableRow] = []

@@ -60,7 +60,7 @@ def speakers(runs: Sequence[Run]) -> list[Speaker]:
     return sorted(found, key=lambda speaker: not speaker.arm.startswith("base"))
 
 
-def shown_games(runs: Sequence[Run], count: int) -> list[View]:
+def shown_games(runs: Sequence[Run], count: int = 4) -> list[View]:
     """The first games of each arm's first run, beside the base's if it played the same game."""
     firsts: dict[str, Run] = {}
     for run in runs:

@@ -41,17 +41,17 @@ def _try(run: Run) -> None:
     what_was_run(runs), mixed(runs), findings(columns), mean_entries(runs), speakers(runs), run_card(run)
 
 
-def build_report(run_folders: Sequence[str | Path], out_path: str | Path, title: str, games_shown: int = 4) -> None:
+def build_report(run_folders: Sequence[str | Path], out_path: str | Path, title: str) -> None:
     """Reads these runs and writes their report to `out_path`, in one step. UserError if a folder is no run's."""
     if not run_folders:
         raise UserError("no runs to report on: name at least one run's folder")
-    write_report([read_run(folder) for folder in run_folders], out_path, title, games_shown)
+    write_report([read_run(folder) for folder in run_folders], out_path, title)
 
 
-def write_report(runs: Sequence[Run], out_path: str | Path, title: str, games_shown: int = 4) -> None:
-    """Writes the report of one or more runs. Runs of the same arm are its seeds. `games_shown`: transcripts in all."""
+def write_report(runs: Sequence[Run], out_path: str | Path, title: str) -> None:
+    """Writes the report of one or more runs. Runs of the same arm are its seeds."""
     with reading(folders_of(runs)):
-        page = page_of(runs, title, games_shown)
+        page = page_of(runs, title)
     out_path = Path(out_path)
     with writing(out_path):
         out_path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def folders_of(runs: Sequence[Run]) -> str:
     return ", ".join(names[:3]) + (f" or one of {len(names) - 3} more runs" if len(names) > 3 else "")
 
 
-def page_of(runs: Sequence[Run], title: str, games_shown: int) -> str:
+def page_of(runs: Sequence[Run], title: str) -> str:
     """The page's text."""
     arms = arm_runs(runs)
     columns = columns_of(arms)
@@ -98,7 +98,7 @@ def page_of(runs: Sequence[Run], title: str, games_shown: int) -> str:
         prior=floor_of(entries) == "prior",
         speakers=heard,
         naming="among_us" in games,
-        games=shown_games(runs, games_shown),
+        games=shown_games(runs),
         cards=[run_card(run) for run in runs],
     )
 

@@ -143,7 +143,9 @@ def base_names(runs: Sequence[Run]) -> dict[tuple[Path, str], str]:
             if condition == TRAINED:
                 continue
             name, games = condition + _suffix(run, runs), measured_in(run)
-            before = known.setdefault((name, model_of(run, figures.get(condition))), set())
+            own = json.dumps(figures.get(condition), sort_keys=True)
+            model = str(run.card.get("base_digest") or run.card.get("base") or own)
+            before = known.setdefault((name, model), set())
             if games in before:
                 name = ""
             elif before or (name, run.seed) in taken:
@@ -170,11 +172,6 @@ def measured_in(run: Run) -> str:
 def settings_of_run(group: Any) -> Mapping[str, Any]:
     """A group of a run's settings; empty if it is none."""
     return group if isinstance(group, Mapping) else {}
-
-
-def model_of(run: Run, figures: Any) -> str:
-    """Identifies the run's base: its digest, else its name, else its figures."""
-    return str(run.card.get("base_digest") or run.card.get("base") or json.dumps(figures, sort_keys=True))
 
 
 def arm_label(run: Run, runs: Sequence[Run]) -> str:

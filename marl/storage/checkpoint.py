@@ -317,13 +317,12 @@ def load_weights(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
 
 def check_same(checkpoint: Path, ranks: Ranks) -> None:
     """Raises on every rank if one of them reads another checkpoint than the first."""
-    problems = ranks.objects(verify_folder(checkpoint))  # "" for none
-    digests = ranks.objects("" if any(problems) else folder_digest(checkpoint))
-    for rank, (problem, digest) in enumerate(zip(problems, digests, strict=True)):
-        if problem or digest != digests[0]:
+    found = ranks.objects(verify_folder(checkpoint) or folder_digest(checkpoint))
+    for rank, each in enumerate(found):
+        if each != found[0]:
             raise UserError(
-                f"{problem or f'{checkpoint} is another one'}, as process {rank} of {ranks.size} reads it: let all "
-                f"processes read the same folder, or {WAY_ON}"
+                f"{checkpoint} is another one ({each}) as process {rank} of {ranks.size} reads it: let all processes "
+                f"read the same folder, or {WAY_ON}"
             )
 
 
