@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, replace
 from itertools import combinations
 from pathlib import Path
@@ -27,6 +27,7 @@ from marl.metrics.compute import GAMES, PASSES
 from marl.metrics.stats import Interval
 from marl.metrics.tables import (
     ArmRun,
+    TableRow,
     ablation_table,
     arm_differences,
     arm_ratios,
@@ -203,14 +204,9 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -
     for name, found in tables.items():
         if found:
             write_table(folder / f"{name}{suffix}.csv", found)
-    write_over_seeds(folder, suffix, arms, names, [name for name in FIGURE[game] if name in names])
-    write_per_seed(folder / f"per_seed{suffix}.csv.gz", arms, wanted)
-    write_curves(folder / f"curves{suffix}.csv.gz", runs)
-    write_beliefs(folder / f"belief_by_message{suffix}.csv.gz", runs)
-    write_mean_beliefs(folder / f"belief_by_message_mean{suffix}.csv.gz", runs)
-    write_forms(folder / f"forms{suffix}.csv", runs)
-    if differences:
-        write_curve_differences(folder / f"curve_differences{suffix}.csv.gz", runs, pairs)
+    for name, (header, lines) in data_files(game, runs, arms, pairs, names).items():
+        stem, _, ending = name.partition(".")
+        write_csv(folder / f"{stem}{suffix}.{ending}", header, lines)
     draw(folder, suffix, folder)
     if suffix:
         say("\n" + in_words(suffix))
@@ -271,50 +267,72 @@ def read_published(path: Path) -> dict[str, Interval]:
         return {row["arm"]: interval_of({**row, "n": "0"}, "n") for row in csv_rows(path)} if path.exists() else {}
 
 
-def write_per_seed(path: Path, arms: Sequence[ArmRun], names: Sequence[str]) -> None:
-    """Each run's own figures, with intervals over its games (`games`: those with a case of it)."""
-    lines = [
-        (arm.arm, arm.seed, name, *astuple(arm.metrics[name])) for arm in arms for name in names if name in arm.metrics
-    ]
-    write_csv(path, ("arm", "seed", "metric", "mean", "low", "high", "games"), lines)
-
-
-def write_over_seeds(
-    folder: Path, suffix: str, arms: Sequence[ArmRun], names: Sequence[str], profiled: Sequence[str]
-) -> None:
-    """Writes iqm.csv of the metrics `names` and profiles.csv.gz of those `profiled`, if any arm has several seeds."""
-    rows = iqm_table(arms, names)
-    if rows:
-        header = ("arm", "metric", "iqm", "low", "high", "seeds", "games")
-        write_csv(folder / f"iqm{suffix}.csv", header, map(astuple, rows))
-        shares = [(*row[:3], *astuple(row.share)) for row in profile_table(arms, profiled)]
-        header = ("arm", "metric", "threshold", "share", "low", "high", "seeds")
-        write_csv(folder / f"profiles{suffix}.csv.gz", header, shares)
-
-
-def write_beliefs(path: Path, runs: Sequence[Run]) -> None:
-    """Belief after each message of a discussion (0: before the first), by run, condition and figure."""
-    bases = base_names(runs)
-    lines = [
-        (arm, run.seed, message, name, *map(own.get, ("mean", "low", "high", "n")))
-        for run in runs
-        for condition, by_message in run.evaluation.get("belief_by_message", {}).items()
-        if (arm := run.arm if condition == TRAINED else bases.get((run.folder, condition)))
-        for message, found in enumerate(by_message)
-        for name, own in found.items()
-    ]
-    write_csv(path, ("arm", "seed", "message", "metric", "mean", "low", "high", "games"), lines)
-
-
-def write_forms(path: Path, runs: Sequence[Run]) -> None:
-    """The ten commonest forms of messages of each run's players and of their base, in the recorded games."""
-    lines = [
-        (named(each.arm, runs), each.seed, each.games, each.messages, *astuple(form))
-        for each in speakers(runs)
-        for form in each.forms[:10]
-    ]
-    header = ("arm", "seed", "games", "messages", "form", "uses", "naming", "naming_imposter")
-    write_csv(path, header, lines)
+def data_files(
+    game: str, runs: Sequence[Run], arms: Sequence[ArmRun], pairs: Sequence[tuple[str, str]], names: Sequence[str]
+) -> dict[str, tuple[tuple[str, ...], Iterable[Sequence[Any]]]]:
+    """Header and lines of the csv files beside the tables, by name. `names`: the table's metrics."""
+    bases, interval = base_names(runs), ("mean", "low", "high")
+    files: dict[str, tuple[tuple[str, ...], Iterable[Sequence[Any]]]] = {
+        # each run's own figures, with intervals over its games
+        "per_seed.csv.gz": (
+            ("arm", "seed", "metric", *interval, "games"),
+            [(a.arm, a.seed, m, *astuple(a.metrics[m])) for a in arms for m in shown_in(game) if m in a.metrics],
+        ),
+        # figures along training, after so many training games
+        "curves.csv.gz": (
+            ("arm", "seed", "phase", "iteration", "games", "metric", "value"),
+            [
+                (run.arm, run.seed, row["phase"], row["iteration"], row["iteration"] * run.games, m, f"{row[m]:.5g}")
+                for run in runs
+                for row in run.curves
+                for m in CURVES
+                if m in row
+            ],
+        ),
+        # belief after each message of a discussion (0: before the first), of each run, and as means over seeds
+        "belief_by_message.csv.gz": (
+            ("arm", "seed", "message", "metric", *interval, "games"),
+            [
+                (arm, run.seed, message, name, *map(own.get, (*interval, "n")))
+                for run in runs
+                for condition, by_message in run.evaluation.get("belief_by_message", {}).items()
+                if (arm := run.arm if condition == TRAINED else bases.get((run.folder, condition)))
+                for message, found in enumerate(by_message)
+                for name, own in found.items()
+            ],
+        ),
+        "belief_by_message_mean.csv.gz": (
+            ("arm", "message", "metric", *interval, "seeds", "games"),
+            [
+                (named(arm, runs), message, name, *astuple(row)[2:])
+                for arm, entries in mean_entries(runs).items()
+                for message, found in enumerate(entries)
+                for name, row in found.items()
+            ],
+        ),
+        # the ten commonest forms of messages of each run's players and of their base, in the recorded games
+        "forms.csv": (
+            ("arm", "seed", "games", "messages", "form", "uses", "naming", "naming_imposter"),
+            [
+                (named(each.arm, runs), each.seed, each.games, each.messages, *astuple(form))
+                for each in speakers(runs)
+                for form in each.forms[:10]
+            ],
+        ),
+    }
+    if over_seeds := iqm_table(arms, names):
+        profiles = profile_table(arms, [name for name in FIGURE[game] if name in names])
+        files["iqm.csv"] = ("arm", "metric", "iqm", "low", "high", "seeds", "games"), map(astuple, over_seeds)
+        files["profiles.csv.gz"] = (
+            ("arm", "metric", "threshold", "share", "low", "high", "seeds"),
+            [(*row[:3], *astuple(row.share)) for row in profiles],
+        )
+    if pairs and (apart := curve_differences(runs, pairs)):
+        files["curve_differences.csv.gz"] = (
+            ("arm", "training_games", "metric", *interval, "seeds", "games"),
+            [(row.arm, games, *astuple(row)[1:]) for games, row in apart],
+        )
+    return files
 
 
 def named(arm: str, runs: Sequence[Run]) -> str:
@@ -322,41 +340,16 @@ def named(arm: str, runs: Sequence[Run]) -> str:
     return runs[0].arm if arm == TRAINED else arm
 
 
-def write_mean_beliefs(path: Path, runs: Sequence[Run]) -> None:
-    """Belief after each message, by arm: means over its seeds (`mean_entries`)."""
-    lines = [
-        (named(arm, runs), message, name, *astuple(r)[2:])
-        for arm, entries in mean_entries(runs).items()
-        for message, found in enumerate(entries)
-        for name, r in found.items()
-    ]
-    write_csv(path, ("arm", "message", "metric", "mean", "low", "high", "seeds", "games"), lines)
-
-
-def write_curves(path: Path, runs: Sequence[Run]) -> None:
-    """Per-iteration figures; `games` counts training games."""
-    lines = [
-        (run.arm, run.seed, row["phase"], row["iteration"], row["iteration"] * run.games, m, f"{row[m]:.5g}")
-        for run in runs
-        for row in run.curves
-        for m in CURVES
-        if m in row
-    ]
-    write_csv(path, ("arm", "seed", "phase", "iteration", "games", "metric", "value"), lines)
-
-
-def write_curve_differences(path: Path, runs: Sequence[Run], pairs: Sequence[tuple[str, str]]) -> None:
+def curve_differences(runs: Sequence[Run], pairs: Sequence[tuple[str, str]]) -> list[tuple[int, TableRow]]:
     """Arm minus arm in the evaluations during training, paired by seed, after equally many training games."""
     after: dict[int, list[ArmRun]] = {}
     for run in runs:
-        played = int(run.config["eval"]["games"])
+        played = int((run.config.get("eval") or {}).get("games") or 0)
         for line in run.curves:
             if line["phase"] == "eval":
                 kept = {m: Interval(line[m], math.nan, math.nan, played) for m in CURVES if m in line}
                 after.setdefault(line["iteration"] * run.games, []).append(ArmRun(run.arm, run.seed, kept))
-    header = ("arm", "training_games", "metric", "mean", "low", "high", "seeds", "games")
-    rows = [(games, astuple(row)) for games in sorted(after) for row in arm_differences(after[games], pairs, CURVES)]
-    write_csv(path, header, [(row[0], games, *row[1:]) for games, row in rows])
+    return [(games, row) for games in sorted(after) for row in arm_differences(after[games], pairs, CURVES)]
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ side, so `explicit` counts only messages that speak of all items. Intervals are 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import getitem
 from typing import Any
@@ -49,7 +49,7 @@ class Talk:
 
 def talk_of(game: Episode | Mapping[str, Any], players: Iterable[str] | None = None) -> Talk:
     """Converts an episode or a transcript. `players`: the names to measure; None for both seats."""
-    part = getattr if isinstance(game, Episode) else getitem
+    part: Callable[[Any, str], Any] = getattr if isinstance(game, Episode) else getitem
     facts, held = part(game, "facts"), part(game, "players")
     counts, (first, second) = tuple(facts["counts"]), facts["values"]
     lines = []

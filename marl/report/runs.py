@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from marl.common.errors import UserError
-from marl.common.files import FAULTS, fits, read_json
+from marl.common.files import fits, read_json
 from marl.common.secrets import hidden
 from marl.metrics.compute import PASSES, at_equal_compute, learned_tokens, token_passes
 from marl.metrics.evaluation import conditions_from_json
@@ -66,12 +66,7 @@ def read(folder: Path) -> Run:
     if not isinstance(seed, int):
         raise UserError(f"{folder}: expected a whole number for its seed, got {seed!r}")
     curves = read_metrics(folder / METRICS_FILE)
-    try:
-        passes = token_passes(config, curves, learned_tokens(folder))
-    except UserError:
-        raise
-    except FAULTS as error:
-        raise UserError(f"{folder}: its settings and metrics don't say what training cost ({error!r})") from error
+    passes = token_passes(config, curves, learned_tokens(folder))
     for row in curves:
         if row["phase"] == "eval" and row["iteration"] in passes:
             row[PASSES] = passes[row["iteration"]]

@@ -18,7 +18,6 @@ from marl.common.files import csv_rows, joined_name
 from marl.metrics.tables import TableRow, read_table
 from marl.report.page import read_run
 from marl.report.runs import Run
-from marl.report.transcripts import read_episodes
 from tests.composing import BRIEF
 
 SMALL = [
@@ -116,20 +115,6 @@ def test_the_published_folder_is_whole(root: Path, published: Path) -> None:
     apart = [r for r in csv_rows(published / "curve_differences.csv.gz") if r["metric"] == "game/win_rate/crewmates"]
     assert {int(r["training_games"]) for r in apart} == {0, 8} and {r["arm"] for r in apart} == {"RL+L+S - RL"}
     assert "fill: #ffffff; stroke: #777777" in (published / "figure.svg").read_text()  # what the paper found
-
-
-def test_what_is_said_most_is_published(root: Path, published: Path) -> None:
-    rows = csv_rows(published / "forms.csv")
-    assert list(rows[0]) == ["arm", "seed", "games", "messages", "form", "uses", "naming", "naming_imposter"]
-    assert {(row["arm"], row["seed"]) for row in rows} <= {(a, s) for a in ("base", "RL", "RL+L+S") for s in "01"}
-    (folder,) = root.glob("tiny-full-s1-*")
-    games = read_episodes(folder / "episodes" / "trained.jsonl")
-    said = [t for game in games for t in game["turns"] if t["message"] and game["players"][t["agent"]] == "trained"]
-    assert said
-    own = [row for row in rows if (row["arm"], row["seed"]) == ("RL+L+S", "1")]
-    assert own and all(row["messages"] == str(len(said)) and row["games"] == "8" for row in own)
-    uses = [int(row["uses"]) for row in own]
-    assert uses == sorted(uses, reverse=True) and (len(own) == 10 or sum(uses) == len(said))
 
 
 def test_statistics_over_seeds_have_files_of_their_own(published: Path) -> None:

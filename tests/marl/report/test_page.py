@@ -281,8 +281,8 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
     [
         ("config.yaml", b"env: dond", "expected the settings of a run"),
         ("config.yaml", b"a: \xff", "expected YAML"),
-        ("config.yaml", b"loss: {listening: [1]}", "don't say what training cost"),
-        ("config.yaml", b"algo: {update: {epochs: many}}", "don't say what training cost"),
+        ("config.yaml", b"loss: {listening: [1]}", "run is damaged"),
+        ("config.yaml", b"algo: {update: {epochs: many}}", "run is damaged"),
         ("timing.jsonl", b'{"iteration": 1, "phase": "train", "time/update": Infinity}\n\n', "line 1 is not a line"),
         ("run.json", b"[]", "expected one JSON object"),
         ("run.json", b'{"seed": "one"}', "expected a whole number for its seed"),
