@@ -23,7 +23,8 @@ from marl.metrics.stats import Interval, Metrics
 from marl.metrics.training import episode_metrics
 from marl.model.policy import Policy
 from marl.report.runs import read_evaluation
-from marl.report.transcripts import Transcript, read_episodes, write_episodes
+from marl.report.transcripts import read_episodes, write_episodes
+from marl.report.views import Transcript
 from marl.rewards import Reward, add_rewards, is_game
 from marl.rollout.cast import by_role
 from marl.rollout.games import file_digests

@@ -39,7 +39,8 @@ from marl.agents.text import TextAgent
 from marl.common.errors import check_count, check_writable
 from marl.common.files import write_text
 from marl.planning.planner import SUFFIX
-from marl.report.transcripts import Transcript, episode_to_json, render_text, write_transcripts
+from marl.report.transcripts import episode_to_json, write_transcripts
+from marl.report.views import Transcript, render_text
 from marl.rollout.games import env_maker
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import Game, draw_games

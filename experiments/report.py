@@ -1,16 +1,8 @@
 """Turns finished runs into a report, and into the folder of a published table.
 
-`python -m experiments.report select='NAME-*'` writes `runs/report.html`. With `publish=FOLDER` it also writes, for each
-variant of the game:
-
-- `table.csv`: arms over training seeds (Student's t), or over games for a single seed; `per_seed.csv.gz`: each run
-- `differences.csv`, `ratios.csv`, `curve_differences.csv.gz`: pairs of arms, paired by seed
-- `equal_compute.csv`: arms at equal token passes (marl/metrics/compute.py)
-- `iqm.csv`, `profiles.csv.gz`, `bootstrap.csv`: further statistics over seeds, for arms with several
-- `curves.csv.gz`, `belief_by_message.csv.gz`, `belief_by_message_mean.csv.gz`, `forms.csv`: what figures are drawn from
-- `figure.svg`, and `cards.jsonl`, a line for each run
-
-`data=FOLDER` draws the figure of such a folder again, without any run.
+`python -m experiments.report select='NAME-*'` writes `runs/report.html`; `publish=FOLDER` also the table, its data, the
+figure and the run cards, for each variant of the game (docs/howto/commands.md names the files). `data=FOLDER` draws the
+figure of such a folder again, without any run.
 """
 
 from __future__ import annotations
@@ -18,8 +10,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -35,18 +27,21 @@ from marl.metrics.compute import GAMES, PASSES
 from marl.metrics.stats import Interval
 from marl.metrics.tables import (
     ArmRun,
+    TableRow,
     ablation_table,
     arm_differences,
     arm_ratios,
     bootstrap_table,
+    figures_by_arm,
     format_table,
+    interval_of,
     iqm_table,
     profile_table,
     read_table,
     write_csv,
     write_table,
 )
-from marl.metrics.wording import headline, pairs_of
+from marl.metrics.wording import headline, pairs_of, shown_in
 from marl.report.figures import ablation_figure, mean_entries
 from marl.report.games import speakers
 from marl.report.page import folders_of, read_run, write_report
@@ -56,29 +51,6 @@ from marl.report.tables import columns_of
 from marl.storage.folder import flat, unlike
 
 PUBLISHED = "published.csv"  # optional, the paper's figures: arm,mean,low,high,source
-
-# Rows of a game's table; those that every arm has are shown.
-TABLE = {
-    "dond": (
-        "game/score", "game/score_agreed", "game/score_ceiling", "game/points", "game/joint", "game/agreement",
-        "game/pareto", "game/pareto_agreed", "talk/turns", "talk/words_per_message", "talk/vocabulary",
-        "errors/per_turn", "errors/aborted", "belief/accuracy", "belief/log_loss", "belief/brier",
-        "belief/prior_log_loss", "belief/gain_over_prior", "belief/gain_over_start", "speech/belief_change",
-    ),
-    "among_us": (
-        "game/win_rate/crewmates", "game/win_rate/imposters", "game/how/ejection", "game/how/tasks",
-        "game/how/time", "game/how/parity", "game/meetings", "game/reports", "game/tasks_done", "game/ejected_imposter",
-        "game/ejected_crewmate", "vote/imposter", "vote/chance", "vote/witness", "vote/witness_imposter",
-        "vote/other_imposter", "vote/skip", "belief/accuracy", "belief/log_loss",
-        "belief/brier", "belief/chance_accuracy", "belief/chance_log_loss", "belief/chance_brier",
-        "belief/first_accuracy", "belief/first_log_loss", "belief/first_brier", "belief/last_accuracy",
-        "belief/last_log_loss", "belief/last_brier", "belief/gain_over_start", "speech/belief_change",
-        "speech/belief_change/names_imposter", "speech/belief_change/names_other", "speech/belief_change/names_nobody",
-        "speech/belief_change/toward_truth", "speech/pull", "talk/names", "talk/names_imposter", "talk/naming_true",
-        "talk/naming_chance", "talk/accuses", "talk/accusing_true", "talk/accusing_chance",
-        "talk/knower_names_imposter", "talk/messages", "talk/words_per_message", "talk/forms", "errors/per_turn",
-    ),
-}  # fmt: skip
 
 # Panels of the figure. Published figures and learning curves are of the first.
 FIGURE = {
@@ -170,9 +142,9 @@ def publish(runs: Sequence[Run], folder: Path, part: str = "") -> None:
     `part` ends all names, for further tables in one folder.
     """
     games = sorted({run.game for run in runs})
-    if len(games) > 1 or games[0] not in TABLE:
+    if len(games) > 1 or games[0] not in FIGURE:
         raise UserError(
-            f"publish={folder}: the runs play {' and '.join(games)}. Select runs of one game, {' or '.join(TABLE)}."
+            f"publish={folder}: the runs play {' and '.join(games)}. Select runs of one game, {' or '.join(FIGURE)}."
         )
     check_writable(folder, "publish")
     for suffix, group in variants(runs).items():
@@ -210,46 +182,38 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -
     """Writes the files of one variant of the game, and prints its table."""
     arms = arm_runs(runs)
     if game == "among_us":  # its table names the arm even if there is only one
-        arms = [replace(arm, arm=runs[0].arm) if arm.arm == TRAINED else arm for arm in arms]
-    names = [name for name in TABLE[game] if all(name in arm.metrics for arm in arms)]
-    for name in TABLE[game]:
+        arms = [replace(arm, arm=named(arm.arm, runs)) for arm in arms]
+    wanted = shown_in(game)
+    names = [name for name in wanted if all(name in arm.metrics for arm in arms)]
+    for name in wanted:
         without = [f"{arm.arm} seed {arm.seed}" for arm in arms if name not in arm.metrics]
         if name not in names and len(without) < len(arms):
             say(f"{name} is not in the table: {', '.join(without)} never had a case of it; see per_seed.csv.gz")
-    rows = ablation_table(arms, names)
-    write_table(folder / f"table{suffix}.csv", rows)
-    write_per_seed(folder / f"per_seed{suffix}.csv.gz", arms, TABLE[game])
     pairs = pairs_of((arm_label(run, runs) for run in runs), game)
-    write_over_seeds(folder, suffix, arms, names, [name for name in FIGURE[game] if name in names], pairs)
-    write_curves(folder / f"curves{suffix}.csv.gz", runs)
-    write_beliefs(folder / f"belief_by_message{suffix}.csv.gz", runs)
-    write_mean_beliefs(folder / f"belief_by_message_mean{suffix}.csv.gz", runs)
-    write_forms(folder / f"forms{suffix}.csv", runs)
-    differences = arm_differences(arms, pairs, names)
-    if differences:
-        write_table(folder / f"differences{suffix}.csv", differences)
-        write_curve_differences(folder / f"curve_differences{suffix}.csv.gz", runs, pairs)
-    equal = equal_compute(runs)
-    if equal:
-        told = dict.fromkeys((GAMES, *TABLE[game], *CURVES))
-        kept = [name for name in told if all(name in arm.metrics for arm in equal)]
-        write_table(
-            folder / f"equal_compute{suffix}.csv",
-            [*ablation_table(equal, kept), *arm_differences(equal, pairs, kept)],
-        )
+    rows, differences = ablation_table(arms, names), arm_differences(arms, pairs, names)
     ratios = arm_ratios(arms, pairs, [name for name in RATIOS if name in names])
-    if ratios:
-        write_table(folder / f"ratios{suffix}.csv", ratios)
+    equal = equal_compute(runs)
+    kept = [m for m in dict.fromkeys((GAMES, *wanted, *CURVES)) if all(m in arm.metrics for arm in equal)]
+    tables = {
+        "table": rows,
+        "differences": differences,
+        "ratios": ratios,
+        "equal_compute": [*ablation_table(equal, kept), *arm_differences(equal, pairs, kept)],
+        "bootstrap": bootstrap_table(arms, pairs),
+    }
+    for name, found in tables.items():
+        if found:
+            write_table(folder / f"{name}{suffix}.csv", found)
+    for name, (header, lines) in data_files(game, runs, arms, pairs, names).items():
+        stem, _, ending = name.partition(".")
+        write_csv(folder / f"{stem}{suffix}.{ending}", header, lines)
     draw(folder, suffix, folder)
     if suffix:
         say("\n" + in_words(suffix))
-    by_arm = {arm: {r.metric: r.interval for r in rows if r.arm == arm} for arm in dict.fromkeys(r.arm for r in rows)}
-    say("\n" + format_table(by_arm, names))
-    if differences:
-        shown = [row for row in differences if row.metric == FIGURE[game][0]]
-        say("\n" + format_table({row.arm: {row.metric: row.interval} for row in shown}))
-    if ratios:
-        say("\n" + format_table({row.arm: {row.metric: row.interval} for row in ratios}))
+    say("\n" + format_table(figures_by_arm(rows), names))
+    for found in ([row for row in differences if row.metric == FIGURE[game][0]], ratios):
+        if found:
+            say("\n" + format_table(figures_by_arm(found)))
     for sentence in costs(runs):
         say("\n" + sentence)
 
@@ -299,115 +263,93 @@ def read_curves(path: Path) -> list[Run]:
 
 def read_published(path: Path) -> dict[str, Interval]:
     """Reads the paper's figures by arm; empty if there is no such file. UserError if a line is malformed."""
-    if not path.exists():
-        return {}
-    found = {}
-    for row in csv_rows(path):
-        try:
-            found[row["arm"]] = Interval(float(row["mean"]), float(row["low"]), float(row["high"]), 0)
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{path}: expected the columns arm,mean,low,high with numbers, got {row}") from error
-    return found
+    with reading(path):
+        return {row["arm"]: interval_of({**row, "n": "0"}, "n") for row in csv_rows(path)} if path.exists() else {}
 
 
-def write_per_seed(path: Path, arms: Sequence[ArmRun], names: Sequence[str]) -> None:
-    """Each run's own figures, with intervals over its games (`games`: those with a case of it)."""
-    lines = [
-        (arm.arm, arm.seed, name, own.mean, own.low, own.high, own.n)
-        for arm in arms
-        for name in names
-        if (own := arm.metrics.get(name)) is not None
-    ]
-    write_csv(path, ("arm", "seed", "metric", "mean", "low", "high", "games"), lines)
-
-
-def write_over_seeds(
-    folder: Path,
-    suffix: str,
-    arms: Sequence[ArmRun],
-    names: Sequence[str],
-    profiled: Sequence[str],
-    pairs: Sequence[tuple[str, str]],
-) -> None:
-    """Writes iqm.csv of the metrics `names`, profiles.csv.gz of those `profiled`, bootstrap.csv of those by game."""
-    rows = iqm_table(arms, names)
-    if rows:
-        lines = [(r.arm, r.metric, r.mean, r.low, r.high, r.seeds, r.games) for r in rows]
-        write_csv(folder / f"iqm{suffix}.csv", ("arm", "metric", "iqm", "low", "high", "seeds", "games"), lines)
-        shares = [
-            (r.arm, r.metric, r.threshold, r.share.mean, r.share.low, r.share.high, r.share.n)
-            for r in profile_table(arms, profiled)
-        ]
-        header = ("arm", "metric", "threshold", "share", "low", "high", "seeds")
-        write_csv(folder / f"profiles{suffix}.csv.gz", header, shares)
-    resampled = bootstrap_table(arms, pairs)
-    if resampled:
-        write_table(folder / f"bootstrap{suffix}.csv", resampled)
-
-
-def write_beliefs(path: Path, runs: Sequence[Run]) -> None:
-    """Belief after each message of a discussion (0: before the first), by run, condition and figure."""
-    bases = base_names(runs)
-    lines = [
-        (arm, run.seed, message, name, *map(own.get, ("mean", "low", "high", "n")))
-        for run in runs
-        for condition, by_message in run.evaluation.get("belief_by_message", {}).items()
-        if (arm := run.arm if condition == TRAINED else bases.get((run.folder, condition)))
-        for message, found in enumerate(by_message)
-        for name, own in found.items()
-    ]
-    write_csv(path, ("arm", "seed", "message", "metric", "mean", "low", "high", "games"), lines)
-
-
-def write_forms(path: Path, runs: Sequence[Run]) -> None:
-    """The ten commonest forms of messages of each run's players and of their base, in the recorded games."""
-    lines = [
-        (
-            runs[0].arm if speaker.arm == TRAINED else speaker.arm, speaker.seed, speaker.games, speaker.messages,
-            form.text, form.uses, form.naming, form.naming_imposter,
+def data_files(
+    game: str, runs: Sequence[Run], arms: Sequence[ArmRun], pairs: Sequence[tuple[str, str]], names: Sequence[str]
+) -> dict[str, tuple[tuple[str, ...], Iterable[Sequence[Any]]]]:
+    """Header and lines of the csv files beside the tables, by name. `names`: the table's metrics."""
+    bases, interval = base_names(runs), ("mean", "low", "high")
+    files: dict[str, tuple[tuple[str, ...], Iterable[Sequence[Any]]]] = {
+        # each run's own figures, with intervals over its games
+        "per_seed.csv.gz": (
+            ("arm", "seed", "metric", *interval, "games"),
+            [(a.arm, a.seed, m, *astuple(a.metrics[m])) for a in arms for m in shown_in(game) if m in a.metrics],
+        ),
+        # figures along training, after so many training games
+        "curves.csv.gz": (
+            ("arm", "seed", "phase", "iteration", "games", "metric", "value"),
+            [
+                (run.arm, run.seed, row["phase"], row["iteration"], row["iteration"] * run.games, m, f"{row[m]:.5g}")
+                for run in runs
+                for row in run.curves
+                for m in CURVES
+                if m in row
+            ],
+        ),
+        # belief after each message of a discussion (0: before the first), of each run, and as means over seeds
+        "belief_by_message.csv.gz": (
+            ("arm", "seed", "message", "metric", *interval, "games"),
+            [
+                (arm, run.seed, message, name, *map(own.get, (*interval, "n")))
+                for run in runs
+                for condition, by_message in run.evaluation.get("belief_by_message", {}).items()
+                if (arm := run.arm if condition == TRAINED else bases.get((run.folder, condition)))
+                for message, found in enumerate(by_message)
+                for name, own in found.items()
+            ],
+        ),
+        "belief_by_message_mean.csv.gz": (
+            ("arm", "message", "metric", *interval, "seeds", "games"),
+            [
+                (named(arm, runs), message, name, *astuple(row)[2:])
+                for arm, entries in mean_entries(runs).items()
+                for message, found in enumerate(entries)
+                for name, row in found.items()
+            ],
+        ),
+        # the ten commonest forms of messages of each run's players and of their base, in the recorded games
+        "forms.csv": (
+            ("arm", "seed", "games", "messages", "form", "uses", "naming", "naming_imposter"),
+            [
+                (named(each.arm, runs), each.seed, each.games, each.messages, *astuple(form))
+                for each in speakers(runs)
+                for form in each.forms[:10]
+            ],
+        ),
+    }
+    if over_seeds := iqm_table(arms, names):
+        profiles = profile_table(arms, [name for name in FIGURE[game] if name in names])
+        files["iqm.csv"] = ("arm", "metric", "iqm", "low", "high", "seeds", "games"), map(astuple, over_seeds)
+        files["profiles.csv.gz"] = (
+            ("arm", "metric", "threshold", "share", "low", "high", "seeds"),
+            [(*row[:3], *astuple(row.share)) for row in profiles],
         )
-        for speaker in speakers(runs)
-        for form in speaker.forms[:10]
-    ]  # fmt: skip
-    header = ("arm", "seed", "games", "messages", "form", "uses", "naming", "naming_imposter")
-    write_csv(path, header, lines)
+    if pairs and (apart := curve_differences(runs, pairs)):
+        files["curve_differences.csv.gz"] = (
+            ("arm", "training_games", "metric", *interval, "seeds", "games"),
+            [(row.arm, games, *astuple(row)[1:]) for games, row in apart],
+        )
+    return files
 
 
-def write_mean_beliefs(path: Path, runs: Sequence[Run]) -> None:
-    """Belief after each message, by arm: means over its seeds (`mean_entries`)."""
-    lines = [
-        (runs[0].arm if arm == TRAINED else arm, message, name, r.mean, r.low, r.high, r.seeds, r.games)
-        for arm, entries in mean_entries(runs).items()
-        for message, found in enumerate(entries)
-        for name, r in found.items()
-    ]
-    write_csv(path, ("arm", "message", "metric", "mean", "low", "high", "seeds", "games"), lines)
+def named(arm: str, runs: Sequence[Run]) -> str:
+    """The arm's own name, also if there is only one."""
+    return runs[0].arm if arm == TRAINED else arm
 
 
-def write_curves(path: Path, runs: Sequence[Run]) -> None:
-    """Per-iteration figures; `games` counts training games."""
-    lines = [
-        (run.arm, run.seed, row["phase"], row["iteration"], row["iteration"] * run.games, m, f"{row[m]:.5g}")
-        for run in runs
-        for row in run.curves
-        for m in CURVES
-        if m in row
-    ]
-    write_csv(path, ("arm", "seed", "phase", "iteration", "games", "metric", "value"), lines)
-
-
-def write_curve_differences(path: Path, runs: Sequence[Run], pairs: Sequence[tuple[str, str]]) -> None:
+def curve_differences(runs: Sequence[Run], pairs: Sequence[tuple[str, str]]) -> list[tuple[int, TableRow]]:
     """Arm minus arm in the evaluations during training, paired by seed, after equally many training games."""
     after: dict[int, list[ArmRun]] = {}
     for run in runs:
-        played = int(run.config["eval"]["games"])
+        played = int((run.config.get("eval") or {}).get("games") or 0)
         for line in run.curves:
             if line["phase"] == "eval":
                 kept = {m: Interval(line[m], math.nan, math.nan, played) for m in CURVES if m in line}
                 after.setdefault(line["iteration"] * run.games, []).append(ArmRun(run.arm, run.seed, kept))
-    header = ("arm", "training_games", "metric", "mean", "low", "high", "seeds", "games")
-    rows = [(games, row) for games in sorted(after) for row in arm_differences(after[games], pairs, CURVES)]
-    write_csv(path, header, [(r.arm, n, r.metric, r.mean, r.low, r.high, r.seeds, r.games) for n, r in rows])
+    return [(games, row) for games in sorted(after) for row in arm_differences(after[games], pairs, CURVES)]
 
 
 if __name__ == "__main__":

@@ -10,24 +10,14 @@ from experiments.launch.terminal import say
 from marl.agents.chat import ChatAgent
 from marl.metrics.stats import Metrics
 from marl.metrics.tables import format_table
-from marl.metrics.wording import of_ones_own
-from marl.report.transcripts import Transcript, render_text
+from marl.metrics.wording import of_ones_own, shown_in
+from marl.report.views import Transcript, render_text
 from marl.rollout.seeds import Game
-
-HEADLINE = (
-    "game/score", "game/score_agreed", "game/score_ceiling", "game/points", "game/joint", "game/agreement",
-    "game/pareto", "game/pareto_agreed", "game/win_rate/crewmates", "game/how/ejection", "game/how/tasks",
-    "game/how/time", "game/how/parity", "game/steps", "game/decisions", "game/meetings", "game/ejected_imposter",
-    "game/ejected_crewmate", "vote/imposter", "vote/chance", "vote/witness", "vote/other_imposter", "talk/turns",
-    "talk/words_per_message", "talk/vocabulary", "errors/per_turn", "errors/aborted", "belief/accuracy",
-    "belief/log_loss", "belief/brier", "belief/prior_log_loss", "belief/gain_over_prior", "belief/gain_over_start",
-    "speech/belief_change",
-)  # fmt: skip
 
 
 def rows_of(conditions: Mapping[str, Metrics]) -> list[str]:
     """The metrics of the table: the headline's, then what terms and games of one's own bring."""
-    known = [name for name in HEADLINE if any(name in found for found in conditions.values())]
+    known = [name for name in shown_in("screen") if any(name in found for found in conditions.values())]
     return [*known, *of_ones_own(name for found in conditions.values() for name in found)]
 
 

@@ -42,7 +42,7 @@ from marl.storage.checkpoint import (
     save_policy,
 )
 from marl.storage.folder import REFERENCE, check_unedited, claim, read_run_card
-from marl.storage.tracking import METRICS_FILE, Tracker, Unlogged, make_tracker, read_metrics
+from marl.storage.tracking import METRICS_FILE, Tracker, make_tracker, read_metrics
 
 
 @command("train", implies={"data.dond": "base=human"}, after=report_sweep, check=check_arm)
@@ -127,7 +127,7 @@ def follow(work: Work, ranks: Ranks) -> None:
     with quiet():
         ranks.wait()
         bar = Bar(enabled=False)
-        learn(work, base_of(work, bar, ranks)[0], None, Unlogged(), dict, bar, ranks)
+        learn(work, base_of(work, bar, ranks)[0], None, Tracker(), dict, bar, ranks)
 
 
 def lead(work: Work, ranks: Ranks) -> None:

@@ -27,8 +27,9 @@ from marl.agents.model import ModelAgent
 from marl.common.errors import UserError
 from marl.model.policy import Policy
 from marl.model.words import word_policy
-from marl.report.transcripts import episode_to_json, render_text
-from marl.report.view import episode_html
+from marl.report.notebook import episode_html
+from marl.report.transcripts import episode_to_json
+from marl.report.views import render_text
 from marl.rewards import Reward
 from marl.rewards.speaking import SpeakingReward
 from marl.rollout.cast import Seats, by_role, seats_per_player, turn_about

@@ -202,6 +202,25 @@ def parsed_json(text: str) -> Any:
     return data
 
 
+def fits(value: Any, form: Any) -> bool:
+    """True if plain data has this form: a type, a list `[form]`, a dict `{name: form}` (`name?` may be missing, `...`
+    stands for every name), or one of a tuple of forms."""
+    if isinstance(form, tuple):
+        return any(fits(value, each) for each in form)
+    if isinstance(form, list):
+        return isinstance(value, list) and all(fits(each, form[0]) for each in value)
+    if not isinstance(form, dict):
+        return isinstance(value, form)
+    if not isinstance(value, dict):
+        return False
+    if ... in form and not all(fits(each, form[...]) for each in value.values()):
+        return False
+    named = {name: each for name, each in form.items() if name is not ...}
+    needed = {name for name in named if not name.endswith("?")}
+    known = {name.removesuffix("?"): each for name, each in named.items()}
+    return needed <= value.keys() and all(fits(value[name], each) for name, each in known.items() if name in value)
+
+
 def read_json(path: str | Path) -> dict[str, Any]:
     """The JSON object in a file. UserError if the file cannot be read or holds anything else."""
     path = Path(path)

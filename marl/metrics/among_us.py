@@ -1,8 +1,4 @@
-"""Replays games of Among Us from their replies: rooms, deaths, votes, messages, and who saw a kill.
-
-`story` plays a game once more by the rules of envs/among_us_v0.py; `read_game` lists its votes and messages. How often
-anything happens is counted in games.py and training.py.
-"""
+"""Replays games of Among Us from their replies: rooms, deaths, votes, messages, and who saw a kill."""
 
 from __future__ import annotations
 
@@ -73,11 +69,10 @@ class Moves:
 
 @dataclass
 class Meeting:
-    """A discussion and its vote.
+    """A discussion and its vote. `messages` and `voters` (by name) hold the original turns.
 
-    `reports` are those of the step that opened it (the game drew one of them). `seen[name]`: killers whom the player
-    noticed so far. `messages` and `voters` (by name) hold the original turns. `votes[name]` is a name, or empty for a
-    skipped vote; there are none if the game ended before. `ejected` is empty for nobody.
+    `reports` are those of the step that opened it. `seen[name]`: killers whom the player noticed so far. `votes[name]`
+    is a name, or empty for a skipped vote. `ejected` is empty for nobody.
     """
 
     step: int
@@ -212,7 +207,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Record:
-    """One game: all votes and messages in order, whom each vote ejected (empty: nobody), and the number of reports."""
+    """One game: its votes and messages in order, whom each vote ejected (empty: nobody), and its reports."""
 
     votes: tuple[Vote, ...]
     messages: tuple[Message, ...]

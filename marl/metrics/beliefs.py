@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Sequence
-from dataclasses import astuple, dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,17 +17,14 @@ from marl.metrics.stats import Floats, Interval, Metrics, bootstrap_mean
 from marl.rewards.speaking import SpeakingReward
 from marl.types import INSIDERS, Belief, Episode, pooled
 
-PROB_FLOOR = 1e-12  # a true answer given less than this costs -log of this: 27.6 nats
+PROB_FLOOR = 1e-12  # of a true answer: it costs 27.6 nats at most
 
 
-# --- Beliefs ----------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Graded:
-    """Grades of a distribution over candidates.
+class Graded(NamedTuple):
+    """Grades of a distribution over candidates. Several true candidates count as one.
 
     `accuracy`: 1 if the truth is the most probable candidate; of k that tie, 1/k. `log_loss`: -log p(truth) in nats.
-    `brier`: sum over candidates of (p - [candidate is true])², from 0 to 2 (Brier 1950). Several true candidates count
-    as one.
+    `brier`: sum over candidates of (p - [candidate is true])², from 0 to 2 (Brier 1950).
     """
 
     accuracy: float
@@ -35,7 +32,7 @@ class Graded:
     brier: float
 
 
-GRADES = ("accuracy", "log_loss", "brier")
+GRADES = Graded._fields
 
 
 def grade(probs: np.ndarray, answer: int, also: Sequence[int] = ()) -> Graded:
@@ -50,46 +47,21 @@ def grade(probs: np.ndarray, answer: int, also: Sequence[int] = ()) -> Graded:
     )
 
 
-@dataclass(frozen=True)
-class BeliefTable:
-    """One row for each answered belief question, all columns of shape (N,); nan for a missing value.
+COLUMNS = [
+    ("game", int), ("number", int), ("last", bool), *((name, float) for name in GRADES),
+    ("start_log_loss", float), ("before_log_loss", float),
+    *((f"{of}_{name}", float) for of in ("prior", "chance") for name in GRADES),
+]  # fmt: skip
+
+
+def belief_table(episodes: Sequence[Episode], players: Collection[str] | None = None) -> np.recarray:
+    """Grades every answer of these players (None: all), except imposters', who know: a record each.
 
     A discussion lies between choices (moves, votes); Deal or No Deal is one discussion. `number` counts the messages
     of the discussion so far. `last` marks a listener's last answer to the question in the discussion.
     `start_log_loss` is that of its first answer, if before any message; `before_log_loss` that of its answer before
-    this one. `prior_*` grades the exact prior, `chance_*` the uniform distribution over the candidates.
+    this one. `prior_*` grades the exact prior, `chance_*` equal odds. Missing values are nan.
     """
-
-    game: np.ndarray
-    number: np.ndarray
-    last: np.ndarray
-    accuracy: Floats
-    log_loss: Floats
-    brier: Floats
-    start_log_loss: Floats
-    before_log_loss: Floats
-    prior_accuracy: Floats
-    prior_log_loss: Floats
-    prior_brier: Floats
-    chance_accuracy: Floats
-    chance_log_loss: Floats
-    chance_brier: Floats
-
-    def __len__(self) -> int:
-        return len(self.game)
-
-    def mean(self, column: str, where: np.ndarray, rng: np.random.Generator) -> Interval | None:
-        """Mean of a column over the rows of a mask, interval over games; None if no row has a value."""
-        return self.interval(getattr(self, column), where, rng)
-
-    def interval(self, values: Floats, where: np.ndarray, rng: np.random.Generator) -> Interval | None:
-        """Mean of any values (N,) over the rows of a mask; nan values are left out."""
-        where = where & ~np.isnan(values)
-        return bootstrap_mean(values[where], self.game[where], rng=rng) if where.any() else None
-
-
-def belief_table(episodes: Sequence[Episode], players: Collection[str] | None = None) -> BeliefTable:
-    """Grades every answer of these players (None: all), except imposters', who know."""
     rows: list[tuple[float, ...]] = []
     for game, episode in enumerate(episodes):
         choices = sorted(turn.step for turn in episode.turns if turn.kind == TurnKind.CHOOSE)
@@ -102,7 +74,7 @@ def belief_table(episodes: Sequence[Episode], players: Collection[str] | None = 
         for (listener, discussion, _), series in answers.items():
             said_before = bisect_right(message_steps, choices[discussion - 1]) if discussion else 0
             prior = exact_prior(episode, listener, series[0].question)
-            floor = (math.nan,) * 3 if prior is None else astuple(grade(prior, series[0].question.answer_index))
+            floor = (math.nan,) * 3 if prior is None else grade(prior, series[0].question.answer_index)
             start = before = math.nan
             for i, belief in enumerate(series):
                 number = bisect_right(message_steps, belief.step - 1) - said_before
@@ -112,17 +84,19 @@ def belief_table(episodes: Sequence[Episode], players: Collection[str] | None = 
                 if i == 0 and number == 0:
                     start = graded.log_loss
                 last = i == len(series) - 1
-                rows.append((game, number, last, *astuple(graded), start, before, *floor, *astuple(chance)))
+                rows.append((game, number, last, *graded, start, before, *floor, *chance))
                 before = graded.log_loss
-    columns = np.array(rows, dtype=np.float64).reshape(len(rows), len(fields(BeliefTable))).T
-    return BeliefTable(columns[0].astype(int), columns[1].astype(int), columns[2].astype(bool), *columns[3:])
+    return np.array(rows, dtype=COLUMNS).view(np.recarray)
+
+
+def _mean(table: np.recarray, values: Floats, where: np.ndarray, rng: np.random.Generator) -> Interval | None:
+    """Mean of values (N,) over the rows of a mask, without nan, interval over games; None if no row has a value."""
+    where = where & ~np.isnan(values)
+    return bootstrap_mean(values[where], table.game[where], rng=rng) if where.any() else None
 
 
 def exact_prior(episode: Episode, listener: str, question: Question) -> np.ndarray | None:
-    """The distribution (K,) of the answer given the rules and the listener's own values; None for other games.
-
-    Exact for contexts drawn uniformly from all valid ones.
-    """
+    """The distribution (K,) of the answer given the rules and the listener's own values; None for other games."""
     if "counts" not in episode.facts:
         return None
     seat = dond_environment.AGENTS.index(listener)
@@ -136,34 +110,26 @@ def exact_prior(episode: Episode, listener: str, question: Question) -> np.ndarr
 def belief_metrics(
     episodes: Sequence[Episode], rng: np.random.Generator, players: Collection[str] | None = None
 ) -> Metrics:
-    """Grades of the listeners' answers, intervals over games.
-
-    `belief/accuracy`, `belief/log_loss`, `belief/brier`: all answers; `belief/chance_*`: equal odds for all candidates;
-    `belief/first_*`: before any message; `belief/last_*`: last answer of a discussion; `belief/prior_*`: the exact
-    prior on the same questions. `belief/gain_over_prior`: prior log-loss minus last log-loss in nats a question, above
-    0 for a listener that learned from talk; `belief/gain_over_start`: the same against the listener's own answer
-    before any message of the discussion.
-    """
+    """Grades of the listeners' answers, with intervals over games; wording.csv explains each."""
     table = belief_table(episodes, players)
-    everywhere = np.ones(len(table), bool)
+    everywhere, first = np.ones(len(table), bool), table.number == 0
     found: dict[str, Interval | None] = {}
     for name in GRADES:
-        found[f"belief/{name}"] = table.mean(name, everywhere, rng)
-        found[f"belief/chance_{name}"] = table.mean(f"chance_{name}", everywhere, rng)
-        found[f"belief/first_{name}"] = table.mean(name, table.number == 0, rng)
-        found[f"belief/last_{name}"] = table.mean(name, table.last, rng)
-        found[f"belief/prior_{name}"] = table.mean(f"prior_{name}", table.last, rng)
-    found["belief/gain_over_prior"] = table.interval(table.prior_log_loss - table.log_loss, table.last, rng)
-    found["belief/gain_over_start"] = table.interval(table.start_log_loss - table.log_loss, table.last, rng)
+        found[f"belief/{name}"] = _mean(table, table[name], everywhere, rng)
+        found[f"belief/chance_{name}"] = _mean(table, table[f"chance_{name}"], everywhere, rng)
+        found[f"belief/first_{name}"] = _mean(table, table[name], first, rng)
+        found[f"belief/last_{name}"] = _mean(table, table[name], table.last, rng)
+        found[f"belief/prior_{name}"] = _mean(table, table[f"prior_{name}"], table.last, rng)
+    for floor in ("prior", "start"):
+        gain = table[f"{floor}_log_loss"] - table.log_loss
+        found[f"belief/gain_over_{floor}"] = _mean(table, gain, table.last, rng)
     return {name: interval for name, interval in found.items() if interval is not None}
 
 
 def belief_by_message(
-    episodes: Sequence[Episode],
-    rng: np.random.Generator | None = None,
-    players: Collection[str] | None = None,
+    episodes: Sequence[Episode], rng: np.random.Generator | None = None, players: Collection[str] | None = None
 ) -> list[Metrics]:
-    """Grades after k messages of a discussion, as entry k: `accuracy`, `log_loss`, `brier`; `prior_*`, `chance_*`.
+    """Grades after k messages of a discussion, as entry k, with those of the exact prior and of chance.
 
     Later entries come from longer discussions only: compare an entry with its own prior or chance, or by `gain`, the
     log-loss of the same listener's answer before this one minus this one's.
@@ -173,17 +139,13 @@ def belief_by_message(
     entries = []
     for number in range(int(table.number.max()) + 1 if len(table) else 0):
         here = table.number == number
-        found = {
-            column: table.mean(column, here, rng)
-            for name in GRADES
-            for column in (name, f"prior_{name}", f"chance_{name}")
-        }
-        found["gain"] = table.interval(table.before_log_loss - table.log_loss, here, rng)
+        columns = [column for name in GRADES for column in (name, f"prior_{name}", f"chance_{name}")]
+        found = {column: _mean(table, table[column], here, rng) for column in columns}
+        found["gain"] = _mean(table, table.before_log_loss - table.log_loss, here, rng)
         entries.append({name: interval for name, interval in found.items() if interval is not None})
     return entries
 
 
-# --- Speech -----------------------------------------------------------------------------------------------------------
 CHANGES = {"speech/belief_change": "probability", "speech/log_belief_change": "log_probability"}
 
 

@@ -1,6 +1,6 @@
 """The cost of training in token passes, and a comparison of runs at equal cost.
 
-A token pass is one token put through the model once: the cost of a method, independent of the machine.
+A token pass is one token put through the model once.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ def learned_tokens(folder: str | Path) -> dict[int, int]:
 def token_passes(config: Mapping[str, Any], rows: Sequence[Row], learned: Mapping[int, int]) -> dict[int, int]:
     """Token passes of training up to each iteration, from a run's settings and the lines of its `metrics.jsonl`.
 
-    A token costs one pass to play, three for each time it is learned from (a backward pass is worth two), three more
-    for beliefs of renamed rows, and one for a reference. `learned`: tokens of the learned rows, by iteration. Empty if
-    the cost is unknown: `learned` has gaps, players plan, or `target_kl` may have ended an update early.
+    A token costs one pass to play, three for each time it is learned from, three more for beliefs of renamed rows, and
+    one for a reference. `learned`: tokens of the learned rows, by iteration. Empty if the cost is unknown.
     """
     losses = {name: term for name, term in (config.get("loss") or {}).items() if term is not None}
     update = (config.get("algo") or {}).get("update") or {}
@@ -63,11 +62,10 @@ def token_passes(config: Mapping[str, Any], rows: Sequence[Row], learned: Mappin
 def at_equal_compute(
     curves: Mapping[tuple[str, int], Sequence[Row]], games: Mapping[tuple[str, int], tuple[int, int]]
 ) -> list[ArmRun]:
-    """Metrics of each run (arm, seed) at the total cost of the cheapest run of its seed.
+    """Metrics of each run (arm, seed) at the total cost of the cheapest run of its seed, for seeds that all arms have.
 
-    Metrics are interpolated linearly between the evaluations during training; `PASSES` and `GAMES` say at which cost
-    and after how many training games. `games`: training games of an iteration, games of an evaluation. Only seeds that
-    all arms have count. Empty if there is none, or a run lacks evaluations or its cost.
+    Linear between the evaluations during training. `games`: training games of an iteration, games of an evaluation.
+    Empty if a run lacks evaluations or its cost.
     """
     arms = {arm: {seed for other, seed in curves if other == arm} for arm, _ in curves}
     shared = set.intersection(*arms.values()) if arms else set()

@@ -1,11 +1,9 @@
-"""Distance of agents' language from people's in Deal or No Deal: likelihoods both ways, and whether words are kept.
-
-All are functions of games and a policy; experiments/studies/drift.py chooses runs and checkpoints.
-"""
+"""Distance of agents' language from people's in Deal or No Deal: likelihoods both ways, and whether words are kept."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,6 @@ import torch
 from envs.core import END, TurnKind
 from envs.dond.environment import AGENTS
 from envs.dond.replies import MESSAGE
-from marl.agents.base import beliefs_of
 from marl.learning.batch import Seat, collate
 from marl.learning.forward import forward
 from marl.learning.micro_batches import micro_batches
@@ -28,15 +25,12 @@ from marl.types import Episode, Kind, Turn
 TOKENS_AT_ONCE = 16384
 
 
-# --- Likelihood -------------------------------------------------------------------------------------------------------
-
-
 @torch.no_grad()
 def speech_likelihood(policy: Policy, seats: Sequence[Seat]) -> np.ndarray:
     """(sum of log p in nats, words) of each seat's own messages, shape (seats, 2).
 
-    p is the policy's at temperature 1, given everything before. Only what others heard counts: no tags, end marker,
-    proposals or refused replies. Words are split at white space, so figures per word compare across tokenizers.
+    p is the policy's at temperature 1, given everything before. Only what others heard counts. Words are split at white
+    space, so figures per word compare across tokenizers.
     """
     found = np.zeros((len(seats), 2))
     batch = collate(seats, {})
@@ -64,72 +58,44 @@ def likelihood(policy: Policy, games: Sequence[Sequence[Seat]], rng: np.random.G
     return bootstrap_ratio(sums[:, 0], sums[:, 1], rng=rng) if sums[:, 1].sum() else None
 
 
-def retold(game: Mapping[str, Any] | Episode, env: Any, tokens: Tokens, players: Sequence[str]) -> list[Seat]:
-    """Replays a game of Deal or No Deal from its replies, as a model with these tokens reads it.
+def retold(episode: Episode, env: Any, tokens: Tokens, players: Sequence[str]) -> list[Seat]:
+    """Replays a game of Deal or No Deal as a model with these tokens reads it: a row for each seat of `players`.
 
-    Returns one row for each seat that one of `players` held. `env` must have the settings of the game, in the model's
-    style. Replies are tokenised anew, the same way for all models.
+    `env` must have the settings of the game, in the model's style.
     """
-    facts: Mapping[str, Any]
-    held: Mapping[str, str]
-    if isinstance(game, Episode):
-        facts, held = game.facts, game.players
-        told = [(turn.agent, turn.text) for turn in game.turns]
-    else:
-        facts, held = game["facts"], game["players"]
-        told = [(turn["agent"], turn["text"]) for turn in game["turns"]]
+    facts = episode.facts
     observations, infos = env.reset(
         options={"counts": facts["counts"], "values": facts["values"], "first": facts["first"]}
     )
     views = {agent: View(tokens) for agent in AGENTS}
     turns: list[Turn] = []
-    for step, (mover, text) in enumerate(told):
+    for step, old in enumerate(episode.turns):
         for agent in AGENTS:
             views[agent].observe(observations[agent]["text"], infos[agent]["questions"], step)
-        assert observations[mover]["turn"] == TurnKind.SPEAK, (mover, step)
-        views[mover].cue()
-        ids = tuple(tokens.encode(text))
-        start = views[mover].reply(ids, Kind.SPEECH)
-        observations, _, _, _, infos = env.step({mover: text})
-        info = infos[mover]
+        assert observations[old.agent]["turn"] == TurnKind.SPEAK, (old.agent, step)
+        views[old.agent].cue()
+        ids = tuple(tokens.encode(old.text))
+        start = views[old.agent].reply(ids, Kind.SPEECH)
+        observations, _, _, _, infos = env.step({old.agent: old.text})
+        info = infos[old.agent]
         body = tokens.within(ids, info["span"]) if ids else (0, 0)
         turns.append(
-            Turn(
-                mover, "negotiator", step, TurnKind.SPEAK, text, ids, start, (0.0,) * len(ids),
-                body=body, message=info["message"], error=info["error"],
+            replace(
+                old, step=step, reply_ids=ids, start=start, logprobs=(0.0,) * len(ids), body=body,
+                message=info["message"], error=info["error"],
             )
         )  # fmt: skip
-    beliefs = [
-        belief
-        for agent in AGENTS
-        for belief in beliefs_of(
-            agent, "negotiator", views[agent].asked,
-            [np.full(len(a.candidate_ids), 1 / len(a.candidate_ids)) for a in views[agent].asked],
-        )
-    ]  # fmt: skip
-    episode = Episode(
-        seed=0, players=dict(held), roles=dict.fromkeys(AGENTS, "negotiator"),
-        streams={agent: view.stream for agent, view in views.items()}, turns=tuple(turns), beliefs=tuple(beliefs),
-        payments=(), outcome={}, steps=len(turns), facts=dict(facts),
-    )  # fmt: skip
-    return [(episode, agent) for agent in AGENTS if held[agent] in players]
-
-
-# --- Words kept -----------------------------------------------------------------------------------------------
+    streams = {agent: view.stream for agent, view in views.items()}
+    again = replace(episode, streams=streams, turns=tuple(turns), beliefs=(), payments=(), outcome={}, privileged={})
+    return [(again, agent) for agent in AGENTS if episode.players[agent] in players]
 
 
 def talk_drift(readings: Sequence[Reading], rng: np.random.Generator) -> Metrics:
     """Shares of proposals and messages of the measured players, read by `read_talk`.
 
-    `talk/split_kept`: proposals that claim what the proposer's own last split gave it, over those with such a split
-    (`talk/split_coverage` of all). `talk/table_kept`: the same for the last split of either player. `talk/inverted`:
-    proposals that claim the partner's side of that split, over those whose sides differ (`talk/inverted_coverage`);
-    `talk/inverted_chance`: of claims drawn uniformly. `talk/worse_share`: claims of the side worth less to the
-    proposer. `*_explicit`: only splits that say of all items who gets them.
-
-    `talk/understood`: messages in which the grammar found anything; `talk/value_claims`: statements about own values
-    per message; `talk/value_true`: true ones, and `talk/value_chance` of values drawn uniformly. `talk/distinct_1`,
-    `_2`, `_3`: see `distinct_ngrams`.
+    `talk/split_kept`: proposals that claim what the proposer's own last split gave it. `talk/table_kept`: the same for
+    the last split of either player. `talk/inverted`: proposals that claim the partner's side of that split.
+    `*_coverage`: the share of proposals of which that can be said. wording.csv explains the others.
     """
     claims = [(game, c) for game, reading in enumerate(readings) for c in reading.claims]
     values = [(game, v) for game, reading in enumerate(readings) for v in reading.values]

@@ -35,16 +35,12 @@ def by_game(episodes: Sequence[Episode], game: str, objective: float = 0.0) -> d
 def dond_metrics(episodes: Sequence[Episode], objective: float, rng: np.random.Generator) -> Metrics:
     """Score, points, agreement and Pareto rate of Deal or No Deal, per game (the mean of its two players).
 
-    `game/score`: R_i + objective * R_j; `game/points`: R_i alone; `game/joint`: both players' sum. `game/pareto`: share
-    of games whose outcome no allocation weakly dominates (Liao et al. 2024). `*_agreed`: the same over games with a
-    deal (Lewis et al. 2017). `game/score_ceiling`: score of the best deal of each context. `game/points/NAME`,
-    `game/score/NAME`: those of one player, if several met.
+    `game/pareto`: no allocation weakly dominates the outcome (Liao et al. 2024). `*_agreed`: over games with a deal
+    (Lewis et al. 2017). `game/points/NAME`, `game/score/NAME`: those of one player, if several met.
     """
     contexts = [context(episode) for episode in episodes]
-    both = np.array(
-        [[episode.outcome["points"][agent] for agent in dond_environment.AGENTS] for episode in episodes], float
-    )
-    deal = np.array([bool(episode.outcome["deal"]) for episode in episodes])
+    both = np.array([[e.outcome["points"][agent] for agent in dond_environment.AGENTS] for e in episodes], float)
+    deal = np.array([bool(e.outcome["deal"]) for e in episodes])
     points = both.mean(1)  # (games,)
     score = np.array([np.mean(dond_rules.scores((a, b), objective)) for a, b in both])
     pareto = np.array(
@@ -92,13 +88,7 @@ def ways_of_ending(episodes: Sequence[Episode], known: Collection[str] = ()) -> 
 def among_us_metrics(
     episodes: Sequence[Episode], players: Collection[str] | None = None, rng: np.random.Generator | None = None
 ) -> Metrics:
-    """Wins and endings of Among Us, and votes and messages of `players` (names in `Episode.players`; None: all).
-
-    Shares of all games: `game/win_rate/crewmates`, `game/win_rate/imposters`, `game/how/ENDING`. Per game:
-    `game/meetings`, `game/reports` (choices to report), `game/steps` of the clock, `game/decisions` (moves, messages
-    and votes of all players). Shares of discussions: `game/ejected_imposter`, `game/ejected_crewmate`.
-    `game/tasks_done`: share of the crewmates' tasks.
-    """
+    """Wins and endings of Among Us, and votes and messages of `players` (names in `Episode.players`; None: all)."""
     rng = rng or np.random.default_rng(0)
     winners = [episode.outcome["winner"] for episode in episodes]
     records = [read_game(episode) for episode in episodes]
@@ -135,19 +125,13 @@ def among_us_metrics(
         **mean_metrics(naming_values([(g, m) for g, m in messages if m.turn.role == Role.CREWMATE], of_imposters), rng),
         **mean_metrics(naming_effects(episodes, everybodys, players), rng),
         **({"talk/forms": effective_number(forms)} if any(forms) else {}),
-        **{
-            f"game/{name}": bootstrap_mean([e.outcome[name] for e in episodes], rng=rng)
-            for name in ("steps", "decisions")
-        },
+        "game/steps": bootstrap_mean([e.outcome["steps"] for e in episodes], rng=rng),
+        "game/decisions": bootstrap_mean([e.outcome["decisions"] for e in episodes], rng=rng),
     }
 
 
 def vote_values(votes: Sequence[tuple[int, Vote]]) -> dict[str, ByGame]:
-    """Crewmates' votes. `vote/imposter`, `vote/skip`: shares of all.
-
-    `vote/chance`: `vote/imposter` of votes for a random living player (oneself, too). `vote/witness`: share of voters
-    who noticed a living killer; `vote/witness_imposter`, `vote/other_imposter`: `vote/imposter` of these and of others.
-    """
+    """Crewmates' votes, by metric."""
     return {
         "vote/imposter": [(game, vote.right) for game, vote in votes],
         "vote/skip": [(game, not vote.target) for game, vote in votes],
@@ -163,11 +147,8 @@ def naming_values(
 ) -> dict[str, ByGame]:
     """Whom messages name, among living others: a victim's name does not say who did it.
 
-    Shares of crewmates' messages: `talk/names` (anybody), `talk/names_imposter`. Of those that name somebody:
-    `talk/naming_true` names an imposter, and `talk/naming_chance` would with as many random names. `talk/accuses`,
-    `talk/accusing_true`, `talk/accusing_chance`: the same for whom a message speaks against, by the scripted players'
-    grammar (it tells little of free text). `talk/knower_names_imposter`: of speakers who noticed a living killer, those
-    who name it. `talk/imposter_names`: share of imposters' messages, whoever plays them, that name anybody.
+    `talk/accus*` are by the scripted players' grammar, which tells little of free text. `talk/imposter_names` counts
+    imposters' messages, whoever plays them.
     """
     named = [(game, m, m.named) for game, m in crews]
     against = [(game, m, m.accused) for game, m in crews]
@@ -189,10 +170,8 @@ def naming_effects(
 ) -> dict[str, ByGame]:
     """Change of belief across messages, above 0 toward the truth, whoever spoke.
 
-    `speech/belief_change/toward_truth`: all messages, imposters' too: 0 for speech without information. (Nobody
-    accuses itself, so the crew's messages alone help the truth even if they know nothing.) `/names_imposter`,
-    `/names_other`, `/names_nobody`: crewmates' messages by whom they name. The same of `speech/log_belief_change`.
-    `speech/pull`: change of a crewmate's belief that it is the one player whom a message speaks against.
+    `/toward_truth` has imposters' messages too: nobody accuses itself, so the crew's messages alone help the truth even
+    if they know nothing. `speech/pull`: a crewmate's belief that it is the one player whom a message speaks against.
     """
     values: dict[str, ByGame] = {"speech/pull": []}
     for game, message in messages:

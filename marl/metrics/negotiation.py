@@ -1,15 +1,15 @@
 """Reads Deal or No Deal dialogues: splits named, values claimed, and proposals that keep or invert them.
 
-The grammar of the scripted players (`understand` in scripted/dond_language.py) reads splits. It gives items that a
-message leaves out to the other side, so shares come with their coverage, and `explicit` counts only messages that speak
-of all items. `told_values` reads statements about one's own values. Intervals are in drift.py.
+The grammar of the scripted players (`understand`) reads splits. It gives items that a message leaves out to the other
+side, so `explicit` counts only messages that speak of all items. Intervals are in drift.py.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import getitem
 from typing import Any
 
 from envs.dond.environment import AGENTS
@@ -49,32 +49,26 @@ class Talk:
 
 def talk_of(game: Episode | Mapping[str, Any], players: Iterable[str] | None = None) -> Talk:
     """Converts an episode or a transcript. `players`: the names to measure; None for both seats."""
-    if isinstance(game, Episode):
-        facts, held = game.facts, game.players
-        turns = [(t.agent, t.text, t.message, t.error) for t in game.turns]
-    else:
-        facts, held = game["facts"], game["players"]
-        turns = [(t["agent"], t["text"], t["message"], t["error"]) for t in game["turns"]]
+    part: Callable[[Any, str], Any] = getattr if isinstance(game, Episode) else getitem
+    facts, held = part(game, "facts"), part(game, "players")
     counts, (first, second) = tuple(facts["counts"]), facts["values"]
     lines = []
-    for agent, text, message, error in turns:
-        claim = None
-        if not error and not message:
-            parsed = parse_reply(text, counts, proposal_pending=False, messages_sent=1)
-            assert isinstance(parsed, Proposal), text  # the game accepted it
+    for turn in part(game, "turns"):
+        message, claim = part(turn, "message"), None
+        if part(turn, "error"):
+            continue
+        if not message:
+            parsed = parse_reply(part(turn, "text"), counts, proposal_pending=False, messages_sent=1)
+            assert isinstance(parsed, Proposal), turn  # the game accepted it
             claim = parsed.claim
-        if not error:
-            lines.append(Line(AGENTS.index(agent), message, claim))
+        lines.append(Line(AGENTS.index(part(turn, "agent")), message, claim))
     wanted = None if players is None else set(players)
     measured = tuple(i for i, agent in enumerate(AGENTS) if wanted is None or held[agent] in wanted)
     return Talk(counts, (tuple(first), tuple(second)), tuple(lines), measured)
 
 
 def human_talk(view: HumanView) -> Talk:
-    """Converts a human dialogue. Only YOU, seat 0, is measured: the partner has a row of its own.
-
-    Both claims stand at the end: people chose after the talk, each alone.
-    """
+    """Converts a human dialogue. Only YOU, seat 0, is measured; both claims stand at the end."""
     lines = [Line(0 if who == "YOU" else 1, text) for who, text in view.turns if text is not None]
     lines += [Line(i, "", claim) for i, claim in enumerate((view.claim, view.partner_claim)) if claim is not None]
     return Talk(view.counts, (view.values, view.partner_values), tuple(lines), (0,))
@@ -82,10 +76,9 @@ def human_talk(view: HumanView) -> Talk:
 
 @dataclass(frozen=True)
 class Claimed:
-    """A proposal and the splits named before it, as the proposer's share.
+    """A proposal, the proposer's own last split (`stated`) and the last split of either (`table`), as its share.
 
-    `stated`: the proposer's own last split; `table`: the last split of either player; None for none. `*_explicit`: the
-    message said of all items who gets them.
+    `*_explicit`: the message said of all items who gets them.
     """
 
     seat: int
@@ -114,7 +107,7 @@ class Claimed:
 
     @property
     def worse(self) -> bool:
-        """True if it claims the side worth less to the proposer; needs no reading of talk."""
+        """True if it claims the side worth less to the proposer."""
         return points(self.claim, self.values) < points(rest(self.claim, self.counts), self.values)
 
 
@@ -156,18 +149,14 @@ def read_talk(talk: Talk) -> Reading:
     values: list[ValueClaim] = []
     claims: list[Claimed] = []
     understood = 0
+    possible = value_vectors(counts)
     for line in talk.lines:
         seat, measured = line.seat, line.seat in talk.measured
         from_here = None if table is None else _side(table[0], seat, counts)
         if line.claim is not None:
             if measured:
-                own = stated[seat]
-                claims.append(
-                    Claimed(
-                        seat, line.claim, counts, talk.values[seat],
-                        own and own[0], bool(own and own[1]), from_here, bool(table and table[1]),
-                    )
-                )  # fmt: skip
+                splits = (*(stated[seat] or (None, False)), from_here, table is not None and table[1])
+                claims.append(Claimed(seat, line.claim, counts, talk.values[seat], *splits))
             continue
         heard = understand(line.message, counts, from_here)
         if heard.share is not None:
@@ -178,7 +167,6 @@ def read_talk(talk: Talk) -> Reading:
         messages.append(line.message)
         told = told_values(line.message)
         understood += bool(heard.share is not None or told or heard.accepts or heard.rejects or heard.asks)
-        possible = value_vectors(counts)
         for item, value in told.items():
             chance = sum(vector[item] == value for vector in possible) / len(possible)
             values.append(ValueClaim(seat, item, value, talk.values[seat][item] == value, chance))

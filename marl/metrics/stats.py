@@ -1,13 +1,6 @@
 """Means with 95 % intervals, for values that come in clusters: turns within games, games within training seeds.
 
-Turns of one game depend on each other, and so do games of one trained network. An interval is therefore taken over
-the larger unit:
-
-- a mean over the games of a run: percentile bootstrap over games (`bootstrap_mean`, `bootstrap_ratio`)
-- a share of games: Wilson's score interval (`wilson`)
-- a mean over training seeds: Student's t (`seed_mean`)
-- the difference of two players in the same games: bootstrap of the paired differences (`paired_difference`)
-- a count or an entropy: jackknife over games (`jackknife`)
+Turns of one game depend on each other, and so do games of one trained network, so intervals are over the larger unit.
 """
 
 from __future__ import annotations
@@ -25,6 +18,7 @@ from marl.metrics.wording import number
 
 Floats = NDArray[np.float64]
 LEVEL = 0.95
+Z = float(norm.ppf((1 + LEVEL) / 2))  # half-width of a standard normal interval
 DRAWS = 2000
 DRAWS_AT_ONCE = 4_000_000  # cluster indices in memory while resampling: 32 MB
 
@@ -69,14 +63,7 @@ ByGame = list[tuple[int, float]]  # (number of the game, value)
 
 
 # --- Over the games of a run ------------------------------------------------------------------------------------------
-def bootstrap_ratio(
-    numerators: ArrayLike,
-    denominators: ArrayLike,
-    *,
-    rng: np.random.Generator,
-    level: float = LEVEL,
-    draws: int = DRAWS,
-) -> Interval:
+def bootstrap_ratio(numerators: ArrayLike, denominators: ArrayLike, *, rng: np.random.Generator) -> Interval:
     """Sum of `numerators` over sum of `denominators`, both (units,), with a percentile bootstrap over units.
 
     Source: Efron and Tibshirani 1993, chapter 13. Raises ValueError if the denominators sum to zero.
@@ -90,43 +77,34 @@ def bootstrap_ratio(
         return Interval(mean, math.nan, math.nan, 1)
     ratios: list[Floats] = []
     rows = max(1, DRAWS_AT_ONCE // units)
-    for start in range(0, draws, rows):
-        picked = rng.integers(units, size=(min(rows, draws - start), units))
+    for start in range(0, DRAWS, rows):
+        picked = rng.integers(units, size=(min(rows, DRAWS - start), units))
         below = bottom[picked].sum(1)
         ratios.append(top[picked].sum(1)[below > 0] / below[below > 0])  # a draw of empty units has no ratio
-    return _percentiles(mean, np.concatenate(ratios), units, level)
+    return _percentiles(mean, np.concatenate(ratios), units)
 
 
-def bootstrap_mean(
-    values: ArrayLike,
-    clusters: ArrayLike | None = None,
-    *,
-    rng: np.random.Generator,
-    level: float = LEVEL,
-    draws: int = DRAWS,
-) -> Interval:
-    """Mean of `values` (n,), with a percentile bootstrap that resamples whole `clusters` (n,).
+def bootstrap_mean(values: ArrayLike, clusters: ArrayLike | None = None, *, rng: np.random.Generator) -> Interval:
+    """Mean of `values` (n,), with a percentile bootstrap that resamples whole `clusters` (n,), such as games.
 
-    `clusters` names the unit of each value, such as its game; None makes each value its own unit. `n` of the result
-    counts clusters. Raises ValueError if there is no value.
+    None makes each value its own cluster. `n` counts clusters. Raises ValueError if there is no value.
     """
     array = np.asarray(values, dtype=np.float64)
     if clusters is None:
-        return bootstrap_ratio(array, np.ones_like(array), rng=rng, level=level, draws=draws)
+        return bootstrap_ratio(array, np.ones_like(array), rng=rng)
     names, index = np.unique(np.asarray(clusters), return_inverse=True)
     sums = np.bincount(index, weights=array, minlength=len(names))
-    counts = np.bincount(index, minlength=len(names))
-    return bootstrap_ratio(sums, counts, rng=rng, level=level, draws=draws)
+    return bootstrap_ratio(sums, np.bincount(index, minlength=len(names)), rng=rng)
 
 
-def _percentiles(mean: float, resampled: Floats, n: int, level: float = LEVEL) -> Interval:
+def _percentiles(mean: float, resampled: Floats, n: int) -> Interval:
     """The percentile interval of resampled means."""
-    low, high = np.quantile(resampled, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(mean, float(low), float(high), n)
 
 
 def mean_metrics(values: Mapping[str, ByGame], rng: np.random.Generator) -> Metrics:
-    """Means with intervals over games. Names without a value are left out.
+    """Means with intervals over games; without those that have no value.
 
     A flag that holds always or never leaves nothing to resample: its interval is Wilson's, over the games.
     """
@@ -144,30 +122,17 @@ def mean_metrics(values: Mapping[str, ByGame], rng: np.random.Generator) -> Metr
 
 
 def paired_difference(a: ArrayLike, b: ArrayLike, *, rng: np.random.Generator) -> Interval:
-    """Mean of `a - b`, both (games,), where `a[i]` and `b[i]` are the same game played twice.
-
-    Pairing removes the luck of the draw. Raises ValueError if the shapes differ.
-    """
-    first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    if first.shape != second.shape:
-        raise ValueError(f"a and b must hold the same games, not shapes {first.shape} and {second.shape}")
-    return bootstrap_mean(first - second, rng=rng)
-
-
-@cache
-def _normal_quantile(level: float) -> float:
-    """Half-width of a standard normal interval: 1.96 for 95 %."""
-    return float(norm.ppf((1 + level) / 2))
+    """Mean of `a - b`, both (games,), where `a[i]` and `b[i]` are the same game played twice."""
+    return bootstrap_mean(np.subtract(a, b, dtype=np.float64), rng=rng)
 
 
 def wilson(successes: int, n: int) -> Interval:
     """A rate with the Wilson score interval (Wilson 1927), which holds near 0 and 1."""
     if not 0 <= successes <= n or n == 0:
         raise ValueError(f"successes must lie between 0 and n, and n above 0, not {successes} of {n}")
-    z = _normal_quantile(LEVEL)
     share = successes / n
-    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    centre = (share + Z * Z / (2 * n)) / (1 + Z * Z / n)
+    half = Z / (1 + Z * Z / n) * math.sqrt(share * (1 - share) / n + Z * Z / (4 * n * n))
     # Exactly 0 and 1 at the ends; rounding would miss them by a hair.
     low = 0.0 if successes == 0 else centre - half
     high = 1.0 if successes == n else centre + half
@@ -182,12 +147,12 @@ def rate(flags: Sequence[bool] | NDArray[np.bool_]) -> Interval:
 def jackknife(mean: float, without: Sequence[float] | Floats) -> Interval:
     """Delete-one-game jackknife interval; `without[g]` is the statistic without game g.
 
-    The variance is (n-1)/n sum (x_g - mean x)² (Efron and Tibshirani 1993, chapter 11).
+    Source: Efron and Tibshirani 1993, chapter 11.
     """
     n = len(without)
     if n == 1:
         return Interval(mean, math.nan, math.nan, 1)
-    half = _normal_quantile(LEVEL) * math.sqrt((n - 1) * float(np.var(without)))
+    half = Z * math.sqrt((n - 1) * float(np.var(without)))
     return Interval(mean, mean - half, mean + half, n)
 
 
@@ -197,21 +162,12 @@ def _t_quantile(freedom: int) -> float:
     return float(t.ppf((1 + LEVEL) / 2, freedom))
 
 
-def _seeds(means: ArrayLike) -> Floats:
-    values = np.asarray(means, dtype=np.float64)
-    if values.ndim != 1 or len(values) == 0:
-        raise ValueError(f"means must be a vector with one mean for each seed, not of shape {values.shape}")
-    return values
-
-
 def seed_mean(means: ArrayLike) -> Interval:
     """Mean over training seeds, (seeds,), with Student's t interval.
 
-    The spread of the seeds' means holds the luck of training and of the evaluation games. If all seeds met the same
-    games, the interval is for those games. Three seeds give a wide interval that covers 95 %; a bootstrap over three
-    seeds would cover about 70 %.
+    Three seeds give a wide interval that covers 95 %; a bootstrap over three seeds would cover about 70 %.
     """
-    values = _seeds(means)
+    values = np.asarray(means, dtype=np.float64)
     mean, seeds = float(values.mean()), len(values)
     if seeds == 1:
         return Interval(mean, math.nan, math.nan, 1)
@@ -219,41 +175,31 @@ def seed_mean(means: ArrayLike) -> Interval:
     return Interval(mean, mean - half, mean + half, seeds)
 
 
-def interquartile_mean(means: ArrayLike, *, rng: np.random.Generator, draws: int = DRAWS) -> Interval:
+def interquartile_mean(means: ArrayLike, *, rng: np.random.Generator) -> Interval:
     """Mean of the middle half of the seeds' means, (seeds,), with a percentile bootstrap over seeds.
 
-    One failed or lucky seed does not move it. With fewer than four seeds it is the plain mean, and below ten the
-    interval is too narrow: argue from `seed_mean`. Source: Agarwal et al. 2021, arXiv:2108.13264.
+    With fewer than four seeds it is the plain mean, and below ten the interval is too narrow. Source: Agarwal et al.
+    2021, arXiv:2108.13264.
     """
-    values = _seeds(means)
+    values = np.asarray(means, dtype=np.float64)
     middle, seeds = float(trim_mean(values, 0.25)), len(values)
     if seeds == 1:
         return Interval(middle, math.nan, math.nan, 1)
-    resampled = trim_mean(values[rng.integers(seeds, size=(draws, seeds))], 0.25, axis=1)
+    resampled = trim_mean(values[rng.integers(seeds, size=(DRAWS, seeds))], 0.25, axis=1)
     return _percentiles(middle, resampled, seeds)
 
 
-def performance_profile(means: ArrayLike, thresholds: ArrayLike) -> list[Interval]:
-    """The share of seeds whose mean reaches each threshold, with Wilson's intervals.
-
-    `means`: (seeds,), `thresholds`: (thresholds,). Source: Agarwal et al. 2021, arXiv:2108.13264, section 4.2.
-    """
-    values = np.asarray(means, dtype=np.float64)
-    reached = (values[None, :] >= np.asarray(thresholds, dtype=np.float64)[:, None]).sum(1)  # (thresholds,)
-    return [wilson(int(count), len(values)) for count in reached]
-
-
-def seeds_and_games(values: ArrayLike, *, rng: np.random.Generator, draws: int = DRAWS) -> Interval:
+def seeds_and_games(values: ArrayLike, *, rng: np.random.Generator) -> Interval:
     """Mean of values (seeds, games) in games that all seeds met, with a bootstrap over seeds and over games.
 
-    Each draw takes seeds and games with replacement, and the values where they cross (Owen 2007, "The pigeonhole
-    bootstrap"). With fewer than ten seeds the interval is too narrow. `n` counts seeds.
+    Source: Owen 2007, "The pigeonhole bootstrap". With fewer than ten seeds the interval is too narrow. `n` counts
+    seeds.
     """
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 2 or not array.size:
         raise ValueError(f"values must be of shape (seeds, games), at least one of each, not {array.shape}")
     seeds, games = array.shape
-    times = [rng.multinomial(size, np.full(size, 1 / size), size=draws) for size in (seeds, games)]
+    times = [rng.multinomial(size, np.full(size, 1 / size), size=DRAWS) for size in (seeds, games)]
     means = ((times[0] @ array) * times[1]).sum(1) / array.size  # (draws,)
     return _percentiles(float(array.mean()), means, seeds)
 
@@ -263,18 +209,17 @@ def power(a: float, b: float, seeds: int, games: int, between: float = 0.0, leve
     """Probability that an experiment tells arms apart that win shares `a` and `b` of their games.
 
     Each arm has `seeds` runs of `games` evaluation games; the runs' rates spread with standard deviation `between`.
-    Several seeds: two-sided t-test of pairs, power from the noncentral t distribution (Cohen 1988, chapter 2). One
-    seed: two-sided test of two proportions (Fleiss, Levin and Paik 2003, chapter 4).
+    Several seeds: two-sided t-test of pairs (Cohen 1988, chapter 2). One seed: two-sided test of two proportions
+    (Fleiss, Levin and Paik 2003, chapter 4).
     """
     spread = math.sqrt((between**2 * 2 + (a * (1 - a) + b * (1 - b)) / games) / seeds)  # of the difference
     effect = abs(a - b) / spread
     if seeds == 1:
-        critical = _normal_quantile(level)
+        critical = float(norm.ppf((1 + level) / 2))
         return float(norm.sf(critical - effect) + norm.cdf(-critical - effect))
-    freedom = seeds - 1
-    critical = float(t.ppf((1 + level) / 2, freedom))
+    critical = float(t.ppf((1 + level) / 2, seeds - 1))
     # The square of a noncentral t is a noncentral F, which scipy computes without gaps; far out it is 1.
-    return float(ncf.sf(critical**2, 1, freedom, effect**2)) if effect < 10 * critical else 1.0
+    return float(ncf.sf(critical**2, 1, seeds - 1, effect**2)) if effect < 10 * critical else 1.0
 
 
 def games_needed(

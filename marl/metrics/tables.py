@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from marl.metrics.stats import (
     bootstrap_ratio,
     interquartile_mean,
     paired_difference,
-    performance_profile,
     seed_mean,
     seeds_and_games,
     wilson,
@@ -66,9 +65,8 @@ def _row(arm: str, metric: str, found: Interval, seeds: int, games: int) -> Tabl
 def ablation_table(runs: Sequence[ArmRun], metrics: Sequence[str] | None = None) -> list[TableRow]:
     """One row for each arm and metric, in order of first appearance.
 
-    Several seeds: `seed_mean`, cut to the metric's `bounds`; a share that is the same in all seeds gets Wilson's
-    interval over all games. One seed: the run's interval over games. `games` counts those of all seeds. Raises
-    ValueError if an arm has a seed twice or a run lacks a wanted metric.
+    Several seeds: `seed_mean`, cut to the metric's `bounds`. One seed: the run's interval over games. Raises ValueError
+    if an arm has a seed twice or a run lacks a wanted metric.
     """
     rows: list[TableRow] = []
     for arm, mine in _by_arm(runs).items():
@@ -94,6 +92,14 @@ def ablation_table(runs: Sequence[ArmRun], metrics: Sequence[str] | None = None)
     return rows
 
 
+def figures_by_arm(rows: Iterable[TableRow]) -> dict[str, dict[str, Interval]]:
+    """Figures by arm and metric."""
+    found: dict[str, dict[str, Interval]] = {}
+    for row in rows:
+        found.setdefault(row.arm, {})[row.metric] = row.interval
+    return found
+
+
 def iqm_table(runs: Sequence[ArmRun], metrics: Sequence[str]) -> list[TableRow]:
     """`interquartile_mean` of each arm with several seeds, for each metric that all its runs have."""
     rows: list[TableRow] = []
@@ -109,8 +115,7 @@ def iqm_table(runs: Sequence[ArmRun], metrics: Sequence[str]) -> list[TableRow]:
 def bootstrap_table(runs: Sequence[ArmRun], pairs: Iterable[tuple[str, str]] = ()) -> list[TableRow]:
     """`seeds_and_games` of arms with several seeds, and of the differences of pairs, for metrics known by game.
 
-    A difference is of one game met by both runs of one training seed. Unlike `arm_differences`, the interval also
-    says what other games would have shown.
+    A difference is of one game met by both runs of one training seed.
     """
     rows: list[TableRow] = []
     for arm, mine in _several_seeds(runs).items():
@@ -119,17 +124,16 @@ def bootstrap_table(runs: Sequence[ArmRun], pairs: Iterable[tuple[str, str]] = (
             if len(found) == len(mine):
                 both = seeds_and_games(found, rng=_rng())
                 rows.append(_row(arm, metric, both, len(found), sum(map(len, found))))
-    for pair in _pairs(runs, pairs, "-"):
-        for metric in pair.mine[0].by_game if pair.seeds > 1 else ():
-            a, b = ([run.by_game.get(metric, ()) for run in arm] for arm in (pair.mine, pair.theirs))
+    for name, mine, theirs, _ in _pairs(runs, pairs, "-"):
+        for metric in mine[0].by_game if len(mine) > 1 else ():
+            a, b = ([run.by_game.get(metric, ()) for run in arm] for arm in (mine, theirs))
             if len({len(games) for games in (*a, *b)}) == 1 and len(a[0]):
                 both = seeds_and_games(np.asarray(a) - np.asarray(b), rng=_rng())
-                rows.append(_row(pair.name, metric, both, pair.seeds, 2 * sum(map(len, a))))
+                rows.append(_row(name, metric, both, len(mine), 2 * sum(map(len, a))))
     return rows
 
 
-@dataclass(frozen=True)
-class ProfileRow:
+class ProfileRow(NamedTuple):
     """One line of `profiles.csv`: the share of an arm's seeds whose mean is at least `threshold`."""
 
     arm: str
@@ -139,7 +143,7 @@ class ProfileRow:
 
 
 def profile_table(runs: Sequence[ArmRun], metrics: Sequence[str]) -> list[ProfileRow]:
-    """`performance_profile` of arms with several seeds, at every mean of any of their seeds."""
+    """Performance profiles of arms with several seeds, at every mean of any of their seeds (Agarwal et al. 2021)."""
     rows: list[ProfileRow] = []
     arms = _several_seeds(runs)
     for metric in metrics:
@@ -147,14 +151,14 @@ def profile_table(runs: Sequence[ArmRun], metrics: Sequence[str]) -> list[Profil
         thresholds = sorted({value for values in means.values() for value in values})
         for arm, values in means.items():
             if len(values) == len(arms[arm]):
-                shares = performance_profile(values, thresholds)
-                rows += [ProfileRow(arm, metric, *each) for each in zip(thresholds, shares, strict=True)]
+                for least in thresholds:
+                    share = wilson(sum(value >= least for value in values), len(values))
+                    rows.append(ProfileRow(arm, metric, least, share))
     return rows
 
 
 def _rng() -> np.random.Generator:
-    """A fresh generator: the same runs give the same table."""
-    return np.random.default_rng(0)
+    return np.random.default_rng(0)  # a fresh one: the same runs give the same table
 
 
 def _by_arm(runs: Sequence[ArmRun]) -> dict[str, list[ArmRun]]:
@@ -169,41 +173,41 @@ def _several_seeds(runs: Sequence[ArmRun]) -> dict[str, list[ArmRun]]:
 
 
 # --- Pairs of arms ----------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class _Pair:
-    """Two arms: their runs of the seeds that both have, in the same order."""
-
-    name: str
-    mine: list[ArmRun]
-    theirs: list[ArmRun]
-    one_seed: bool  # both arms have this one seed and no other
-
-    @property
-    def seeds(self) -> int:
-        return len(self.mine)
-
-    def means(self, metric: str) -> list[tuple[Interval, Interval]]:
-        """The metric of each seed's two runs; empty unless several seeds have it in all runs."""
-        both = [(a.metrics, b.metrics) for a, b in zip(self.mine, self.theirs, strict=True)]
-        if len(both) < 2 or not all(metric in a and metric in b for a, b in both):
-            return []
-        return [(a[metric], b[metric]) for a, b in both]
-
-    def games(self, metric: str) -> tuple[Sequence[float], Sequence[float]] | None:
-        """The metric of each game of two runs of one seed; None unless both have it in equally many games."""
-        if not self.one_seed:
-            return None
-        a, b = (arm[0].by_game.get(metric, ()) for arm in (self.mine, self.theirs))
-        return (a, b) if len(a) == len(b) > 0 else None
-
-
-def _pairs(runs: Sequence[ArmRun], pairs: Iterable[tuple[str, str]], sign: str) -> Iterator[_Pair]:
+def _pairs(
+    runs: Sequence[ArmRun], pairs: Iterable[tuple[str, str]], sign: str
+) -> Iterator[tuple[str, list[ArmRun], list[ArmRun], bool]]:
+    """A name for each pair, both arms' runs of the seeds that both have, and True if that is one seed and all."""
     by_seed = {arm: {run.seed: run for run in mine} for arm, mine in _by_arm(runs).items()}
     for arm, reference in pairs:
         mine, theirs = by_seed.get(arm, {}), by_seed.get(reference, {})
         seeds = sorted(mine.keys() & theirs.keys())
         one_seed = mine.keys() == theirs.keys() and len(mine) == 1
-        yield _Pair(f"{arm} {sign} {reference}", [mine[s] for s in seeds], [theirs[s] for s in seeds], one_seed)
+        yield f"{arm} {sign} {reference}", [mine[s] for s in seeds], [theirs[s] for s in seeds], one_seed
+
+
+def _compared(
+    runs: Sequence[ArmRun],
+    pairs: Iterable[tuple[str, str]],
+    metrics: Sequence[str],
+    sign: str,
+    by_seed: Callable[[list[tuple[float, float]]], Interval | None],
+    by_game: Callable[[Sequence[float], Sequence[float]], Interval | None],
+) -> list[TableRow]:
+    """Compares both arms' means seed by seed, or game by game if both have one and the same seed."""
+    rows: list[TableRow] = []
+    for name, mine, theirs, one_seed in _pairs(runs, pairs, sign):
+        for metric in metrics:
+            both = [(a.metrics, b.metrics) for a, b in zip(mine, theirs, strict=True)]
+            found, seeds, games = None, len(mine), 0
+            if len(both) > 1 and all(metric in a and metric in b for a, b in both):
+                found = by_seed([(a[metric].mean, b[metric].mean) for a, b in both])
+                games = sum(a[metric].n + b[metric].n for a, b in both)
+            elif one_seed:
+                a, b = (arm[0].by_game.get(metric, ()) for arm in (mine, theirs))
+                found, games = by_game(a, b) if len(a) == len(b) > 0 else None, 2 * len(a)
+            if found is not None:
+                rows.append(_row(name, metric, found, seeds, games))
+    return rows
 
 
 def arm_differences(runs: Sequence[ArmRun], pairs: Iterable[tuple[str, str]], metrics: Sequence[str]) -> list[TableRow]:
@@ -212,34 +216,30 @@ def arm_differences(runs: Sequence[ArmRun], pairs: Iterable[tuple[str, str]], me
     Several seeds: `seed_mean` of the seeds' differences. One and the same seed: paired by game, an interval that says
     nothing of other seeds. Metrics that cannot be paired are left out.
     """
-    rows: list[TableRow] = []
-    for pair in _pairs(runs, pairs, "-"):
-        for metric in metrics:
-            if means := pair.means(metric):
-                over_seeds = seed_mean([a.mean - b.mean for a, b in means])
-                rows.append(_row(pair.name, metric, over_seeds, pair.seeds, sum(a.n + b.n for a, b in means)))
-            elif games := pair.games(metric):
-                rows.append(_row(pair.name, metric, paired_difference(*games, rng=_rng()), 1, 2 * len(games[0])))
-    return rows
+
+    def by_seed(means: list[tuple[float, float]]) -> Interval:
+        return seed_mean([a - b for a, b in means])
+
+    return _compared(runs, pairs, metrics, "-", by_seed, lambda a, b: paired_difference(a, b, rng=_rng()))
 
 
 def arm_ratios(runs: Sequence[ArmRun], pairs: Iterable[tuple[str, str]], metrics: Sequence[str]) -> list[TableRow]:
     """First arm's figure over the second's, for figures above 0; `arm` of a row reads `FIRST / SECOND`.
 
-    Several seeds: geometric mean of the seeds' ratios, with `seed_mean`'s interval of the logarithms, so that the
-    inverse ratio has the inverse interval. One and the same seed: ratio of means, with a bootstrap over games.
+    Several seeds: geometric mean of the seeds' ratios, with `seed_mean`'s interval of the logarithms. One and the same
+    seed: ratio of means, with a bootstrap over games.
     """
-    rows: list[TableRow] = []
-    for pair in _pairs(runs, pairs, "/"):
-        for metric in metrics:
-            means = pair.means(metric)
-            if means and all(a.mean > 0 and b.mean > 0 for a, b in means):
-                log = seed_mean([math.log(a.mean / b.mean) for a, b in means])
-                ratio = Interval(math.exp(log.mean), math.exp(log.low), math.exp(log.high), pair.seeds)
-                rows.append(_row(pair.name, metric, ratio, pair.seeds, sum(a.n + b.n for a, b in means)))
-            elif (games := pair.games(metric)) and sum(games[0]) > 0 and sum(games[1]) > 0:
-                rows.append(_row(pair.name, metric, bootstrap_ratio(*games, rng=_rng()), 1, 2 * len(games[0])))
-    return rows
+
+    def by_seed(means: list[tuple[float, float]]) -> Interval | None:
+        if not all(a > 0 and b > 0 for a, b in means):
+            return None
+        log = seed_mean([math.log(a / b) for a, b in means])
+        return Interval(math.exp(log.mean), math.exp(log.low), math.exp(log.high), len(means))
+
+    def by_game(a: Sequence[float], b: Sequence[float]) -> Interval | None:
+        return bootstrap_ratio(a, b, rng=_rng()) if sum(a) > 0 and sum(b) > 0 else None
+
+    return _compared(runs, pairs, metrics, "/", by_seed, by_game)
 
 
 # --- Files ------------------------------------------------------------------------------------------------------------
@@ -298,10 +298,7 @@ def read_table(path: str | Path) -> list[TableRow]:
 
 
 def format_table(rows: Mapping[str, Mapping[str, Interval]], metrics: Sequence[str] | None = None) -> str:
-    """A text table: a line for each metric, a column for each condition, `mean [low, high]` in cells.
-
-    `rows` maps condition (`base`, `trained`) to metrics. A missing metric shows a dash.
-    """
+    """A text table: a line for each metric, a column for each condition, `mean [low, high]` or a dash in cells."""
     names = list(metrics) if metrics is not None else list(dict.fromkeys(name for row in rows.values() for name in row))
     cells = [["", *rows]]
     cells += [[name, *(str(row[name]) if name in row else "–" for row in rows.values())] for name in names]

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from envs.core import TurnKind
-from marl.metrics.stats import ByGame, Interval, Metrics, bootstrap_mean, bootstrap_ratio, jackknife, mean_metrics
+from marl.metrics.stats import Interval, Metrics, bootstrap_mean, bootstrap_ratio, jackknife
 from marl.metrics.training import VOCABULARY_GAMES
 from marl.types import Episode, Turn
 
@@ -29,12 +29,7 @@ def spoken(episode: Episode, players: Collection[str] | None = None) -> list[Tur
 def talk_metrics(
     episodes: Sequence[Episode], rng: np.random.Generator, players: Collection[str] | None = None
 ) -> Metrics:
-    """Counts accepted spoken replies and their words.
-
-    `talk/turns`: messages and proposals per game; `talk/messages`: those that others heard. `talk/tokens_per_turn`:
-    sampled tokens of a reply, end marker included. `talk/words_per_message`. `talk/vocabulary`: see `vocabulary`, in
-    the first 500 games.
-    """
+    """Counts accepted spoken replies, their sampled tokens and their white-space words; wording.csv explains each."""
     turns = [[turn for turn in spoken(e, players) if not turn.error] for e in episodes]
     messages = [[turn.message for turn in of_game if turn.message] for of_game in turns]
     sampled = [[len(turn.reply_ids) for turn in of_game if turn.reply_ids] for of_game in turns]
@@ -51,19 +46,8 @@ def talk_metrics(
     return found
 
 
-def cut_metrics(
-    episodes: Sequence[Episode], rng: np.random.Generator, players: Collection[str] | None = None
-) -> Metrics:
-    """`talk/cut`: the share of accepted spoken replies that are unfinished (see `Turn.cut`)."""
-    replies: ByGame = [(g, t.cut) for g, e in enumerate(episodes) for t in spoken(e, players) if not t.error]
-    return mean_metrics({"talk/cut": replies}, rng)
-
-
 def vocabulary(games: Sequence[Sequence[str]]) -> Interval:
-    """Number of different words in the messages of these games, with a jackknife interval over games.
-
-    The interval says how far the count hangs on single games, not what more games would add.
-    """
+    """Number of different words in the messages of these games, with a jackknife interval over games."""
     sets = [{word for text in of_game for word in text.split()} for of_game in games]
     used_by = Counter(word for words in sets for word in words)  # word -> number of games with it
     # Without a game its own words are missing; the constant before them does not change the variance.
@@ -72,30 +56,26 @@ def vocabulary(games: Sequence[Sequence[str]]) -> Interval:
 
 
 def effective_number(games: Sequence[Counter[str]]) -> Interval:
-    """exp(H), H = -sum p log p over all games' counts together: k forms used equally often count as k (Hill 1973).
+    """exp(H) of the forms in all games: k forms used equally often count as k (Hill 1973).
 
-    The interval is the jackknife's of H over games, never below 1. Compare equal numbers of games: few messages show
-    few forms. `n`: games with a message.
+    The interval is the jackknife's of H over games, never below 1. Compare equal numbers of games. `n`: games with a
+    message.
     """
     games = [counts for counts in games if counts]
     total = sum(games, Counter[str]())
+
+    def log_weight(count: int) -> float:
+        return count * math.log(count) if count else 0.0
 
     def entropy(size: int, weight: float) -> float:
         """-sum p log p, from the sum of the counts c and that of c log c."""
         return math.log(size) - weight / size
 
-    def log_weight(count: int) -> float:
-        return count * math.log(count) if count else 0.0
-
     size, weight = total.total(), sum(map(log_weight, total.values()))
+    changes = [sum(log_weight(total[form] - n) - log_weight(total[form]) for form, n in c.items()) for c in games]
     without = [
-        entropy(
-            size - counts.total(),
-            weight + sum(log_weight(total[form] - n) - log_weight(total[form]) for form, n in counts.items()),
-        )
-        if len(games) > 1
-        else math.nan
-        for counts in games
+        entropy(size - counts.total(), weight + change) if len(games) > 1 else math.nan
+        for counts, change in zip(games, changes, strict=True)
     ]
     found = jackknife(entropy(size, weight), without).within(0.0, math.inf)
     return Interval(math.exp(found.mean), math.exp(found.low), math.exp(found.high), found.n)
@@ -104,8 +84,7 @@ def effective_number(games: Sequence[Counter[str]]) -> Interval:
 def distinct_ngrams(games: Sequence[Sequence[str]], size: int, words: int = NGRAM_WORDS) -> Interval | None:
     """Different n-grams over all n-grams of messages (Li et al. 2016), in the first games that hold `words` words.
 
-    N-grams lie within a message. The interval is the jackknife's over games. None if fewer words were said: their
-    share would be larger for that reason alone. `n`: games counted.
+    The interval is the jackknife's over games. None if fewer words were said. `n`: games counted.
     """
     grams: list[list[tuple[str, ...]]] = []
     said = 0

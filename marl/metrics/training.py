@@ -85,14 +85,14 @@ def winners(episodes: Sequence[Episode]) -> list[str]:
 
 def _crew_metrics(episodes: Sequence[Episode], players: Collection[str]) -> dict[str, float]:
     """Crewmates among these players: votes for an imposter, votes of witnesses, messages naming an imposter."""
-    votes, witnesses, messages = [], [], []
+    found: dict[str, list[bool]] = {"vote/imposter": [], "vote/witness": [], "talk/names_imposter": []}
     for episode in episodes:
         record = read_game(episode)
         crew = {a for a, role in episode.roles.items() if role not in INSIDERS and episode.players[a] in players}
-        votes += [vote.right for vote in record.votes if vote.turn.agent in crew]
-        witnesses += [bool(vote.seen) for vote in record.votes if vote.turn.agent in crew]
-        messages += [message.meets(message.named) for message in record.messages if message.turn.agent in crew]
-    found = {"vote/imposter": votes, "vote/witness": witnesses, "talk/names_imposter": messages}
+        votes = [vote for vote in record.votes if vote.turn.agent in crew]
+        found["vote/imposter"] += [vote.right for vote in votes]
+        found["vote/witness"] += [bool(vote.seen) for vote in votes]
+        found["talk/names_imposter"] += [m.meets(m.named) for m in record.messages if m.turn.agent in crew]
     return {name: _mean(flags) for name, flags in found.items() if flags}
 
 

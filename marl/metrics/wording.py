@@ -26,6 +26,7 @@ class Wording:
     note: str
     percent: bool = False
     decimals: int | None = None
+    shown: tuple[str, ...] = ()
 
     def show(self, value: float) -> str:
         if self.percent:
@@ -34,7 +35,7 @@ class Wording:
 
 
 def _read_wording() -> dict[str, Wording]:
-    """The lines of wording.csv. `format` is `%`, a number of decimals, or empty."""
+    """The lines of wording.csv. `format` is `%`, a number of decimals, or empty; `shown`: see `shown_in`."""
     with Path(__file__).with_name("wording.csv").open(encoding="utf-8", newline="") as file:
         return {
             row["metric"]: Wording(
@@ -42,6 +43,7 @@ def _read_wording() -> dict[str, Wording]:
                 row["note"],
                 percent=row["format"] == "%",
                 decimals=int(row["format"]) if row["format"].isdigit() else None,
+                shown=tuple(row["shown"].split()),
             )
             for row in csv.DictReader(file)
         }
@@ -65,6 +67,11 @@ def wording(metric: str) -> Wording:
         "loss": Wording(f"Loss: {name}", "unweighted, in the last training iteration"),
     }
     return WORDING.get(metric) or by_group.get(group) or Wording(metric, "")
+
+
+def shown_in(place: str) -> list[str]:
+    """The metrics of a game's published table (`dond`, `among_us`), or of the last `screen` of a run."""
+    return [metric for metric, words in WORDING.items() if place in words.shown]
 
 
 def of_ones_own(metrics: Iterable[str]) -> list[str]:

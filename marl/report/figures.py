@@ -24,6 +24,7 @@ from marl.report.runs import TRAINED, Run, arm_label, base_names, by_games, curv
 
 # Placeholder colours for matplotlib; `to_svg` replaces them with the page's variables.
 INK, MUTED, GRID = "#010101", "#020202", "#030303"
+Entries = dict[str, list[dict[str, TableRow]]]  # beliefs after each number of messages, by arm
 SERIES = tuple(f"#0400{i:02x}" for i in range(8))
 VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--line", **{c: f"--c{i}" for i, c in enumerate(SERIES)}}
 
@@ -34,18 +35,19 @@ PAPER = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#6a5
 def profile_panel(arms: Sequence[ArmRun], metrics: Sequence[str], colours: Mapping[str, int]) -> dict[str, Any] | None:
     """Performance profiles of the first of these metrics that arms with several seeds have; None if none does."""
     rows = profile_table(arms, metrics)
-    if not rows:
+    drawn = [row for row in rows if row.metric == rows[0].metric]
+    if not drawn:
         return None
-    metric = rows[0].metric
-    drawn = [row for row in rows if row.metric == metric]
     ends = [row.threshold for row in drawn]
     margin = 0.05 * (max(ends) - min(ends)) or 1.0
     figure, axes = new_panel()
     for arm in dict.fromkeys(row.arm for row in drawn):
         mine = [row for row in drawn if row.arm == arm]
         x = [min(ends) - margin, *(row.threshold for row in mine), max(ends) + margin]
-        y = [1.0, *(row.share.mean for row in mine), 0.0]
-        axes.step(x, y, where="pre", color=SERIES[colours[arm]], linewidth=1.8)
+        axes.step(
+            x, [1.0, *(row.share.mean for row in mine), 0.0], where="pre", color=SERIES[colours[arm]], linewidth=1.8
+        )
+    metric = drawn[0].metric
     axes.set_xlabel(metric, fontsize=9)
     _limits(axes, 0.0, 1.0)
     return _panel(f"{wording(metric).label}, by seed", "share of seeds that reach at least this", metric, figure)
@@ -105,10 +107,7 @@ def style_axes(axes: Axes, ink: str = INK, muted: str = MUTED, grid: str = GRID)
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Writes a figure to a file (`.svg`, `.png` or `.pdf`): the same bytes each time.
-
-    An SVG keeps text as text, and coordinates to a tenth of a point, so that published figures stay small.
-    """
+    """Writes a figure to a file (`.svg`, `.png` or `.pdf`): the same bytes each time, SVG with text as text."""
     if path.suffix != ".svg":
         with writing(path):
             figure.savefig(path, dpi=160)
@@ -117,12 +116,12 @@ def save_figure(figure: Figure, path: Path) -> None:
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": path.name}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     svg = re.sub(r"font-family: '.*?(sans-serif)", r"font-family: \1", buffer.getvalue())
-    svg = re.sub(r' (d|x|y)="[^"]*"', lambda found: re.sub(r"\d+\.\d+", _to_a_tenth, found[0]), svg)
+    svg = re.sub(
+        r' (d|x|y)="[^"]*"',
+        lambda found: re.sub(r"\d+\.\d+", lambda n: f"{float(n[0]):.1f}".removesuffix(".0"), found[0]),
+        svg,
+    )
     write_text(path, re.sub(r"\n\s+", "\n", svg))
-
-
-def _to_a_tenth(number: re.Match[str]) -> str:
-    return f"{float(number[0]):.1f}".removesuffix(".0")
 
 
 def to_svg(figure: Figure, name: str, label: str) -> Markup:
@@ -152,7 +151,8 @@ def training_panels(
     panels = []
     scale = by_games(runs)
     own = of_ones_own(name for run in runs for row in run.curves for name in row)
-    for panel in (*PANELS, *(Panel(name, wording(name).label, own_unit(name)) for name in own)):
+    units = {name: "share of games" if wording(name).percent else "unweighted" for name in own}
+    for panel in (*PANELS, *(Panel(name, wording(name).label, unit) for name, unit in units.items())):
         if panel.metric == "game/score" and any(run.game == "among_us" for run in runs):
             continue  # repeats the wins
         curves = (curve_of(run, panel, phase, scale) for run in runs for phase in ("train", "eval"))
@@ -176,11 +176,6 @@ def training_panels(
         axes.set_xlim(left=-0.02 * axes.get_xlim()[1])
         panels.append(_panel(panel.title, panel.unit, panel.metric, figure, f"{panel.title} over training"))
     return panels
-
-
-def own_unit(metric: str) -> str:
-    """The unit of a metric of a user's own term or game."""
-    return "share of games" if wording(metric).percent else "unweighted"
 
 
 def _keep_lines_in_sight(axes: Axes) -> None:
@@ -234,14 +229,18 @@ def _draw_mean(
         axes.fill_between(x, low, high, color=colour, alpha=0.14, linewidth=0)
 
 
-def belief_panels(runs: Sequence[Run], colours: Mapping[str, int]) -> list[dict[str, Any]]:
+def floor_of(found: Entries) -> str:
+    """What beliefs are compared with: the exact `prior`, or `chance` if the game has none."""
+    return "prior" if any("prior_log_loss" in entry for entries in found.values() for entry in entries) else "chance"
+
+
+def belief_panels(found: Entries, colours: Mapping[str, int]) -> list[dict[str, Any]]:
     """Belief by number of messages heard, beside the exact prior, or beside equal odds for all candidates.
 
     Without an exact prior also the gain: how much an answer beats the same listener's answer before it.
     """
     panels = []
-    found = mean_entries(runs)
-    floor = "prior" if any("prior_log_loss" in entry for entries in found.values() for entry in entries) else "chance"
+    floor = floor_of(found)
     for metric, title, unit in (
         ("log_loss", "Log-loss by message", "nats a question, lower is better"),
         ("accuracy", "Accuracy by message", "share of answers"),
@@ -249,22 +248,19 @@ def belief_panels(runs: Sequence[Run], colours: Mapping[str, int]) -> list[dict[
     ):
         if metric == "gain" and floor == "prior":
             continue
-        drawn = {
-            n: p
-            for n, entries in found.items()
-            if (p := [(k, e[metric]) for k, e in enumerate(entries) if metric in e])
-        }
-        if not drawn:
+        drawn = {name: [k for k, e in enumerate(entries) if metric in e] for name, entries in found.items()}
+        if not any(drawn.values()):
             continue
         figure, axes = new_panel()
-        for name, points in drawn.items():
-            entries, x = found[name], [k for k, _ in points]
-            colour = SERIES[colours.get(name, 0)]
-            axes.plot(x, [i.mean for _, i in points], color=colour, linewidth=1.8, marker="o", markersize=4)
-            band = np.array([(i.low, i.high) for _, i in points]).T
+        for name, x in drawn.items():
+            if not x:
+                continue
+            entries, colour = [found[name][k] for k in x], SERIES[colours.get(name, 0)]
+            axes.plot(x, [e[metric].mean for e in entries], color=colour, linewidth=1.8, marker="o", markersize=4)
+            band = np.array([(e[metric].low, e[metric].high) for e in entries]).T
             low, high = band.clip(0, 1) if unit.startswith("share") else band
             axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
-            below = [entries[k][f"{floor}_{metric}"].mean for k in x if f"{floor}_{metric}" in entries[k]]
+            below = [e[f"{floor}_{metric}"].mean for e in entries if f"{floor}_{metric}" in e]
             if len(below) == len(x):
                 axes.plot(x, below, color=colour, linewidth=1.2, linestyle=(0, (4, 3)))
         if metric == "gain":
@@ -277,7 +273,7 @@ def belief_panels(runs: Sequence[Run], colours: Mapping[str, int]) -> list[dict[
     return panels
 
 
-def mean_entries(runs: Sequence[Run]) -> dict[str, list[dict[str, TableRow]]]:
+def mean_entries(runs: Sequence[Run]) -> Entries:
     """Belief by message of each arm, as means over its seeds (`ablation_table`). One base counts once.
 
     Leaves out what any seed lacks, or has of fewer than ten games.
@@ -289,7 +285,7 @@ def mean_entries(runs: Sequence[Run]) -> dict[str, list[dict[str, TableRow]]]:
             name = arm_label(run, runs) if condition == TRAINED else bases.get((run.folder, condition))
             if name:
                 found.setdefault(name, []).append(entries)
-    means: dict[str, list[dict[str, TableRow]]] = {}
+    means: Entries = {}
     for name, models in found.items():
         means[name] = []
         for number_heard in range(max(map(len, models))):
@@ -307,7 +303,6 @@ def ablation_figure(
     rows: Sequence[TableRow],
     metrics: Sequence[str],
     path: Path,
-    title: str = "",
     published: Mapping[str, Interval] | None = None,
     runs: Sequence[Run] = (),
     curve: str = "",
@@ -315,7 +310,7 @@ def ablation_figure(
     """Writes means and intervals of each arm, a panel for each metric, as `.svg`, `.png` or `.pdf`.
 
     `published` figures are open markers in the first panel, by arm. With `curve`, learning curves of that metric in
-    evaluation games follow, means over seeds with 95 % bands: over training games, and over token passes if known.
+    evaluation games follow: over training games, and over token passes if known.
     """
     arms = list(dict.fromkeys(row.arm for row in rows))
     costed = bool(curve) and len({run.arm for run in runs}) > 1 and bool(over_compute(runs, curve))
@@ -367,6 +362,4 @@ def ablation_figure(
         axes.set_xlabel(unit, fontsize=8)
         if compute:
             axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1e6:g}")
-    if title:
-        figure.suptitle(title, fontsize=11, x=0.01, ha="left")
     save_figure(figure, path)

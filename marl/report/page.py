@@ -1,25 +1,23 @@
 """Writes `report.html` from run folders: setting, findings, tables, curves, beliefs, games, run cards.
 
-The page is templates/report.html, filled by `page_of`. It is self-contained. The template engine escapes whatever a
-model wrote; only SVG made here passes through.
+The page is templates/report.html. It is self-contained, and the template engine escapes whatever a model wrote.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from marl.common.errors import UserError
 from marl.common.files import reading, write_text, writing
 from marl.metrics.tables import ablation_table
 from marl.metrics.wording import ENDS, headline
-from marl.report.figures import SERIES, belief_panels, mean_entries, profile_panel, training_panels
-from marl.report.games import game_view, shown_games, speakers
+from marl.report.figures import SERIES, belief_panels, floor_of, mean_entries, profile_panel, training_panels
+from marl.report.games import shown_games, speakers
 from marl.report.prose import comparisons, costs, endings, findings, mixed, own_ends, what_was_run
 from marl.report.runs import Run, arm_label, arm_runs, read
 from marl.report.tables import columns_of, other_metrics, over_seeds, table_rows
@@ -38,36 +36,22 @@ def _try(run: Run) -> None:
     """Builds the page's texts of this run alone, so that damage shows before any figure is drawn."""
     runs = [run]
     float((run.config.get("env") or {}).get("objective") or 0)
-    arms = arm_runs(runs)
-    columns = columns_of(arms)
+    columns = columns_of(arm_runs(runs))
     table_rows(columns, other_metrics(columns, ()), dict.fromkeys(columns, 0))
     what_was_run(runs), mixed(runs), findings(columns), mean_entries(runs), speakers(runs), run_card(run)
-    for games in run.transcripts.values():
-        for transcript in games:
-            game_view(transcript, "")
 
 
-def build_report(run_folders: Sequence[str | Path], out_path: str | Path, title: str, games_shown: int = 4) -> None:
+def build_report(run_folders: Sequence[str | Path], out_path: str | Path, title: str) -> None:
     """Reads these runs and writes their report to `out_path`, in one step. UserError if a folder is no run's."""
     if not run_folders:
         raise UserError("no runs to report on: name at least one run's folder")
-    write_report([read_run(folder) for folder in run_folders], out_path, title, games_shown)
+    write_report([read_run(folder) for folder in run_folders], out_path, title)
 
 
-@cache
-def _template() -> Template:
-    """The compiled template; cached per process."""
-    loader = FileSystemLoader(Path(__file__).parent / "templates")
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.get_template("report.html")
-
-
-def write_report(runs: Sequence[Run], out_path: str | Path, title: str, games_shown: int = 4) -> None:
-    """Writes the report of one or more runs. Runs of the same arm are its seeds. `games_shown`: transcripts in all."""
+def write_report(runs: Sequence[Run], out_path: str | Path, title: str) -> None:
+    """Writes the report of one or more runs. Runs of the same arm are its seeds."""
     with reading(folders_of(runs)):
-        page = page_of(runs, title, games_shown)
+        page = page_of(runs, title)
     out_path = Path(out_path)
     with writing(out_path):
         out_path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,18 +64,23 @@ def folders_of(runs: Sequence[Run]) -> str:
     return ", ".join(names[:3]) + (f" or one of {len(names) - 3} more runs" if len(names) > 3 else "")
 
 
-def page_of(runs: Sequence[Run], title: str, games_shown: int) -> str:
+def page_of(runs: Sequence[Run], title: str) -> str:
     """The page's text."""
     arms = arm_runs(runs)
     columns = columns_of(arms)
     heard = [speaker for speaker in speakers(runs) if speaker.messages]
     names = list(dict.fromkeys([*columns, *(arm_label(run, runs) for run in runs), *(each.arm for each in heard)]))
     colours = {name: i % len(SERIES) for i, name in enumerate(names)}
+    entries = mean_entries(runs)
     games = list(dict.fromkeys(run.game for run in runs))
     measured = [name for found in columns.values() for name in found]
     first_rows = list(dict.fromkeys(name for game in games for name in headline(game, measured)))
     ends = ENDS if games == ["among_us"] else own_ends(columns)
-    return _template().render(
+    loader = FileSystemLoader(Path(__file__).parent / "templates")
+    engine = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return engine.get_template("report.html").render(
         title=title,
         facts=[*what_was_run(runs), *mixed(runs)],
         findings=[*findings(columns), *comparisons(arms, runs), *costs(runs)],
@@ -105,16 +94,11 @@ def page_of(runs: Sequence[Run], title: str, games_shown: int) -> str:
         profile=profile_panel(arms, first_rows, colours),
         seeds=max((row.seeds for row in ablation_table(arms)), default=1),
         panels=training_panels(runs, columns, colours),
-        beliefs=belief_panels(runs, colours),
-        prior=any(
-            "prior_log_loss" in entry
-            for run in runs
-            for entries in run.evaluation.get("belief_by_message", {}).values()
-            for entry in entries
-        ),
+        beliefs=belief_panels(entries, colours),
+        prior=floor_of(entries) == "prior",
         speakers=heard,
         naming="among_us" in games,
-        games=shown_games(runs, games_shown),
+        games=shown_games(runs),
         cards=[run_card(run) for run in runs],
     )
 

@@ -18,9 +18,7 @@ from marl.storage.folder import flat, unlike
 
 
 def mixed(runs: Sequence[Run]) -> list[str]:
-    """A sentence for each difference beside the arms: seeds of one arm with other settings, runs of one seed from
-    different bases, runs of different commits.
-    """
+    """A sentence for each difference beside the arms: settings of one arm's seeds, bases of one seed, commits."""
     told = []
     of_arm: dict[str, list[Run]] = {}
     for run in runs:
@@ -159,13 +157,11 @@ def findings(columns: Mapping[str, Metrics]) -> list[str]:
         gain = metrics.get("belief/gain_over_prior")
         if gain is None or not math.isfinite(gain.low):
             continue
-        verdict = (
-            "beats what the rules alone tell"
-            if gain.low > 0
-            else "is worse than the exact prior"
-            if gain.high < 0
-            else "cannot be told from the exact prior"
-        )
+        verdict = "cannot be told from the exact prior"
+        if gain.low > 0:
+            verdict = "beats what the rules alone tell"
+        elif gain.high < 0:
+            verdict = "is worse than the exact prior"
         amount = f"gain {number(gain.mean)} nats a question, {number(gain.low)} to {number(gain.high)}"
         said_so.append(f"Listening, {name}: after the last message the belief {verdict} ({amount}).")
     return said_so

@@ -13,17 +13,19 @@ from typing import Any
 import numpy as np
 
 from marl.common.errors import UserError
-from marl.common.files import FAULTS, read_json
+from marl.common.files import fits, read_json
 from marl.common.secrets import hidden
 from marl.metrics.compute import PASSES, at_equal_compute, learned_tokens, token_passes
 from marl.metrics.evaluation import conditions_from_json
 from marl.metrics.stats import Interval, Metrics, seed_mean
 from marl.metrics.tables import ArmRun
 from marl.metrics.wording import ARM_ORDER, Panel, arm_name
-from marl.report.transcripts import Transcript, read_episodes
+from marl.report.transcripts import read_episodes
+from marl.report.views import Transcript
 from marl.storage.folder import read_run_card, read_settings
 from marl.storage.tracking import METRICS_FILE, read_metrics
 
+NUMBER = (int, float, type(None))
 TRAINED = "trained"  # the condition of `evaluation.json` that a run's arm names
 MEASURED = {"base": "untrained", TRAINED: TRAINED}  # condition -> measured player of its transcripts
 
@@ -64,12 +66,7 @@ def read(folder: Path) -> Run:
     if not isinstance(seed, int):
         raise UserError(f"{folder}: expected a whole number for its seed, got {seed!r}")
     curves = read_metrics(folder / METRICS_FILE)
-    try:
-        passes = token_passes(config, curves, learned_tokens(folder))
-    except UserError:
-        raise
-    except FAULTS as error:
-        raise UserError(f"{folder}: its settings and metrics don't say what training cost ({error!r})") from error
+    passes = token_passes(config, curves, learned_tokens(folder))
     for row in curves:
         if row["phase"] == "eval" and row["iteration"] in passes:
             row[PASSES] = passes[row["iteration"]]
@@ -86,29 +83,25 @@ def read(folder: Path) -> Run:
     )
 
 
+FIGURES = {...: {"mean": NUMBER, "low": NUMBER, "high": NUMBER, "n": (int, type(None))}}
+EVALUATION = {
+    "conditions": {...: FIGURES},
+    "about?": dict,
+    "belief_by_message?": {...: [FIGURES]},
+    "by_game?": {...: {...: [NUMBER]}},
+}
+
+
 def read_evaluation(path: str | Path) -> dict[str, Any]:
     """Reads an `evaluation.json`. UserError if it does not hold figures by condition."""
     evaluation = read_json(path)
-    try:
-        conditions_from_json(evaluation)
-        for by_message in evaluation.get("belief_by_message", {}).values():
-            for entry in by_message:
-                for value in entry.values():
-                    Interval.from_json(value)
-        for found in evaluation.get("by_game", {}).values():
-            for values in found.values():
-                if np.asarray(values, dtype=np.float64).ndim != 1:
-                    raise ValueError(f"by_game holds {values!r}")
-    except FAULTS as error:
-        raise UserError(f"{path}: expected figures with mean, low, high and n by condition ({error!r})") from error
+    if not fits(evaluation, EVALUATION):
+        raise UserError(f"{path}: expected figures with mean, low, high and n by condition. Remove it.")
     return evaluation
 
 
 def arm_runs(runs: Sequence[Run]) -> list[ArmRun]:
-    """Converts all evaluations to arms: `trained` under the run's arm, others (`base`) under their own name.
-
-    A base that several runs start from counts once (`base_names`): repeated, it would look like many seeds.
-    """
+    """Converts all evaluations to arms: `trained` under the run's arm, others under `base_names`."""
     arms: dict[tuple[str, int], ArmRun] = {}
     same_games = len({measured_in(run) for run in runs}) == 1
     bases = base_names(runs)
@@ -122,20 +115,18 @@ def arm_runs(runs: Sequence[Run]) -> list[ArmRun]:
                     )
             else:
                 name = bases[run.folder, condition]
-                if not name:
-                    continue
+            if not name:
+                continue
             games = run.evaluation.get("by_game", {}).get(condition, {}) if same_games else {}
             arms[(name, run.seed)] = ArmRun(name, run.seed, found, games)
     order = {name: i for i, name in enumerate(ARM_ORDER)}
-    return sorted(
-        arms.values(),
-        key=lambda arm: (not arm.arm.startswith("base"), order.get(arm.arm, len(order))),
-    )
+    return sorted(arms.values(), key=lambda arm: (not arm.arm.startswith("base"), order.get(arm.arm, len(order))))
 
 
 def base_names(runs: Sequence[Run]) -> dict[tuple[Path, str], str]:
     """Names of the runs' bases in tables, by folder and condition; empty if an earlier run has the same base in the
-    same games. The same base in other games, or another base of the same seed, is named after its arm.
+    same games: repeated, it would look like many seeds. Else the same base, or another base of the same seed, is named
+    after its arm.
     """
     names: dict[tuple[Path, str], str] = {}
     known: dict[tuple[str, str], set[str]] = {}  # a model's games
@@ -147,7 +138,9 @@ def base_names(runs: Sequence[Run]) -> dict[tuple[Path, str], str]:
             if condition == TRAINED:
                 continue
             name, games = condition + _suffix(run, runs), measured_in(run)
-            before = known.setdefault((name, model_of(run, figures.get(condition))), set())
+            own = json.dumps(figures.get(condition), sort_keys=True)
+            model = str(run.card.get("base_digest") or run.card.get("base") or own)
+            before = known.setdefault((name, model), set())
             if games in before:
                 name = ""
             elif before or (name, run.seed) in taken:
@@ -174,11 +167,6 @@ def measured_in(run: Run) -> str:
 def settings_of_run(group: Any) -> Mapping[str, Any]:
     """A group of a run's settings; empty if it is none."""
     return group if isinstance(group, Mapping) else {}
-
-
-def model_of(run: Run, figures: Any) -> str:
-    """Identifies the run's base: its digest, else its name, else its figures."""
-    return str(run.card.get("base_digest") or run.card.get("base") or json.dumps(figures, sort_keys=True))
 
 
 def arm_label(run: Run, runs: Sequence[Run]) -> str:
@@ -233,9 +221,9 @@ def curve_of(run: Run, panel: Panel, phase: str, scale: bool) -> dict[int, float
 
 
 def over_compute(runs: Sequence[Run], metric: str, points: int = 17) -> list[dict[int, float]]:
-    """Token passes of training -> value in evaluation games, for each run at the same points.
+    """Token passes of training -> value in evaluation games, for each run at the same points, as far as all runs go.
 
-    Linear between two evaluations, as far as all runs go. Empty if the cost of a run is unknown.
+    Linear between two evaluations. Empty if the cost of a run is unknown.
     """
     curves = []
     for run in runs:

@@ -7,26 +7,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from marl.metrics.stats import Interval, Metrics
-from marl.metrics.tables import ArmRun, ablation_table, iqm_table
+from marl.metrics.tables import ArmRun, ablation_table, figures_by_arm, iqm_table
 from marl.metrics.wording import WORDING, Wording, wording
 from marl.report.figures import strip_svg
 
 
 def columns_of(arms: Sequence[ArmRun]) -> dict[str, Metrics]:
     """A column for each arm: intervals over its seeds, or over the games of a single run."""
-    columns: dict[str, Metrics] = {}
-    for row in ablation_table(arms):
-        columns.setdefault(row.arm, {})[row.metric] = row.interval
-    return columns
+    return figures_by_arm(ablation_table(arms))
 
 
 def over_seeds(
     arms: Sequence[ArmRun], names: Sequence[str], metrics: Sequence[str], colours: Mapping[str, int]
 ) -> list[dict[str, Any]]:
     """Rows with interquartile means, a cell for each of `names`; none if no arm has several seeds."""
-    found: dict[str, Metrics] = {name: {} for name in names}
-    for row in iqm_table(arms, metrics):
-        found[row.arm][row.metric] = row.interval
+    found: dict[str, Metrics] = {name: {} for name in names} | figures_by_arm(iqm_table(arms, metrics))
     return table_rows(found, [name for name in metrics if any(name in own for own in found.values())], colours)
 
 

@@ -1,8 +1,4 @@
-"""Saves and loads policies and checkpoints: safetensors and JSON only, written in one step, verified by checksum.
-
-Three parts: folders with checksums (`write_folder`, `verify_folder`), policies (`save_policy`, `load_policy`), and
-checkpoints of training (`save_training`, `load_training`).
-"""
+"""Saves and loads policies and checkpoints: safetensors and JSON only, written in one step, verified by checksum."""
 
 from __future__ import annotations
 
@@ -15,7 +11,6 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType, UnionType
 from typing import Any
 
 import torch
@@ -26,7 +21,7 @@ from torch import Tensor
 
 from marl.common.distributed import ONE, Ranks
 from marl.common.errors import UserError
-from marl.common.files import FAULTS, read_json, sync_folder, write_text, writing
+from marl.common.files import FAULTS, fits, read_json, sync_folder, write_text, writing
 from marl.model.optim import Optimizer, slots_of
 from marl.model.policy import Policy, pretrained, read_tensors
 from marl.model.sharding import like, whole
@@ -37,48 +32,19 @@ UNFIT = (*FAULTS, RuntimeError, SafetensorError)  # raised by tensors of another
 STEPPED = "stepped"  # an optimizer's tensor that lists the parameters with a state
 
 
-def _kind(*kinds: type) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, kinds)
-
-
-def _all(of: type[list[Any]] | type[dict[Any, Any]], kind: type | UnionType) -> Callable[[Any], bool]:
-    """A check for a list or dict whose values are all of this kind."""
-    return lambda value: (
-        isinstance(value, of)
-        and all(isinstance(each, kind) for each in (value.values() if isinstance(value, dict) else value))
-    )
-
-
-def _chat(value: Any) -> bool:
-    lost = value.get("lost") if isinstance(value, dict) else None
-    counts = {**value, **lost} if isinstance(lost, dict) else {}
-    named = {"calls", "tokens", "replayed", "lost"} <= counts.keys()
-    return named and all(isinstance(count, int) for name, count in counts.items() if name != "lost")
-
-
-def _best(value: Any) -> bool:
-    known = isinstance(value, dict) and {"iteration", "score"} <= value.keys()
-    return value is None or (known and all(isinstance(value[n], int | float) for n in ("iteration", "score")))
-
-
-# Checks of entries that other code reads: of policy.json, and of a checkpoint's state.json.
-CARD: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("game", "run", "learner"), _kind(str)),
-    "made_of": lambda value: (
-        isinstance(value, dict) and all(isinstance(value.get(part, {}), dict) for part in ("base", "env"))
-    ),
-    "figures": _all(dict, int | float),
-}
-STATE: dict[str, Callable[[Any], bool]] = {
-    "run": _kind(str),
-    "base": _kind(str, NoneType),
-    "wall_time": _kind(int, float),
-    "metrics_lines": _kind(int),
-    "inputs": _kind(dict),
-    "commits": _all(list, str),
-    "made_with": lambda value: isinstance(value, dict) or _all(list, dict)(value),  # earlier versions noted one
-    "chat": _chat,
-    "best": _best,
+# Forms of entries that other code reads, of policy.json and of a checkpoint's state.json.
+NUMBER, NONE = (int, float), type(None)
+CARD = {"game": str, "run": str, "learner": str, "made_of": {"base?": dict, "env?": dict}, "figures": {...: NUMBER}}
+STATE = {
+    "run": str,
+    "base": (str, NONE),
+    "wall_time": NUMBER,
+    "metrics_lines": int,
+    "inputs": dict,
+    "commits": [str],
+    "made_with": (dict, [dict]),  # earlier versions noted one
+    "chat": {"calls": int, "tokens": int, "replayed": int, "lost": {...: int}},
+    "best": (NONE, {"iteration": NUMBER, "score": NUMBER}),
 }
 Trained = Mapping[str, tuple[Policy, Optimizer]]  # learners by their name in the cast
 
@@ -156,8 +122,7 @@ def missing_files(folder: str | Path) -> list[str]:
 
 def folder_digest(folder: str | Path) -> str:
     """Digest of all files of a folder that `write_folder` made: twelve hexadecimal digits."""
-    sums = listed(folder)
-    return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()[:12]
+    return hashlib.sha256(json.dumps(listed(folder), sort_keys=True).encode()).hexdigest()[:12]
 
 
 def policy_digest(policy: Policy) -> str:
@@ -170,10 +135,7 @@ def policy_digest(policy: Policy) -> str:
 
 
 def make_once(path: Path, make: Callable[[], object], report: Callable[[str], None] = print) -> None:
-    """Makes `path` by `make`, unless it exists. Of several processes one does so, and the others wait.
-
-    `path` must appear whole, in one step. If the process fails or dies before that, one that waited makes it.
-    """
+    """Makes `path` by `make`, in one step, unless it exists. Of several processes one does so, and the others wait."""
     if path.exists():
         return
     with writing(path):
@@ -206,10 +168,7 @@ def save_policy(folder: str | Path, policy: Policy, card: Mapping[str, Any]) -> 
 
 
 def copy_folder(source: str | Path, to: str | Path, texts: Mapping[str, str] | None = None) -> None:
-    """Copies a folder that `write_folder` made, by hard links if possible, with other `texts` in some files.
-
-    UserError if it is damaged.
-    """
+    """Copies a whole folder that `write_folder` made, by hard links if possible, with other `texts` in some files."""
     source = Path(source)
     if problem := verify_folder(source):
         raise UserError(f"{problem}. Remove the folder.")
@@ -234,28 +193,22 @@ def load_policy(folder: str | Path, device: torch.device | str = "cpu", privileg
         raise UserError(f"{problem}. Remove the folder and make it again.")
     own_size = read_card(folder).get("privileged_size")
     if type(own_size) is not int or own_size < 0:
-        raise UserError(
-            f"{folder / 'policy.json'} does not say what its critic reads: it is damaged, or of another version of "
-            "this project. Make it again."
-        )
+        raise UserError(f"{folder / 'policy.json'} does not say what its critic reads. Make it again.")
     size = own_size if privileged_size is None else privileged_size
     head = read_tensors(folder / "value_head.safetensors") if size == own_size else {}
+    other_critic = UserError(
+        f"{folder / 'value_head.safetensors'} is not the critic of {size} extra numbers that policy.json describes. "
+        "Make both again."
+    )
     if head and size > sum(tensor.numel() for tensor in head.values()):  # never allocate that size
-        raise _other_critic(folder, size)
+        raise other_critic
     policy = pretrained(str(folder), size, seed=0, exact=True)  # the seed fixes a new head
     if size == own_size:
         try:
             policy.value_head.load_state_dict(head)
         except RuntimeError as error:
-            raise _other_critic(folder, size) from error
+            raise other_critic from error
     return policy.to(device).eval()
-
-
-def _other_critic(folder: Path, size: int) -> UserError:
-    return UserError(
-        f"{folder / 'value_head.safetensors'} is not the critic of {size} extra numbers that {folder / 'policy.json'} "
-        "describes. Make both again."
-    )
 
 
 def read_card(folder: str | Path) -> dict[str, Any]:
@@ -266,20 +219,16 @@ def read_card(folder: str | Path) -> dict[str, Any]:
     except UserError as error:
         raise UserError(f"{folder} holds no policy of this project: {error}") from error
     for name, value in card.items():
-        if name in CARD and not CARD[name](value):
+        if not fits(value, CARD.get(name, object)):
             raise UserError(f"{folder / 'policy.json'} is damaged: {name} is {str(value)[:60]!r}. Make it again.")
     return card
 
 
 def started_from(folder: str | Path) -> str | None:
     """The folder of the base that a run's policy in `folder` started from; None for an untouched model."""
-    folder = Path(folder)
-    card = read_card(folder)
-    base = card.get("base", ...)
+    base = read_card(folder).get("base", ...)
     if base is not None and not isinstance(base, str):
-        raise UserError(
-            f"{folder / 'policy.json'} does not say from which base it started: it is damaged. Name another run."
-        )
+        raise UserError(f"{folder}: its policy.json does not say from which base it started. Name another run.")
     return base
 
 
@@ -294,10 +243,7 @@ def save_training(
     best: int | None = None,
     every: int = 1,
 ) -> None:
-    """Saves checkpoint `folder/iteration-NNNNNN`, with `iteration` iterations done, and removes old ones (`prune`).
-
-    All ranks call this; the first writes. Sharded optimizer states are gathered.
-    """
+    """Saves checkpoint `folder/iteration-NNNNNN`, and removes old ones (`prune`). All ranks call this."""
     moments = {name: optimizer_tensors(optimizer, ranks.first) for name, (_, optimizer) in trained.items()}
     if not ranks.first:
         return
@@ -314,10 +260,7 @@ def save_training(
 
 
 def prune(folder: Path, iteration: int, keep: int, best: int | None = None, every: int = 1) -> None:
-    """Keeps the last `keep` checkpoints at multiples of `every`, those of `iteration` and `best`, and no other.
-
-    Later ones are damaged. Also removes leftovers of an interrupted save.
-    """
+    """Keeps the last `keep` checkpoints at multiples of `every`, those of `iteration` and `best`, and no other."""
     regular = [number for number in range(every, iteration + 1, every) if (folder / _name(number)).is_dir()]
     stay = {_name(number) for number in (*regular[-keep:], iteration, *([] if best is None else [best]))}
     for other in checkpoints_in(folder):
@@ -346,11 +289,7 @@ def newest_checkpoint(folder: str | Path, report: Callable[[str], None] = print)
 
 
 def load_training(newest: Path | None, trained: Trained, ranks: Ranks = ONE) -> dict[str, Any] | None:
-    """Restores the checkpoint that `newest_checkpoint` found, and returns its state; None for none.
-
-    All ranks go on from the first rank's. UserError on every rank if one reads it differently, or if it is of another
-    model or version of this project.
-    """
+    """Restores the first rank's newest checkpoint, and returns its state; None for none. All ranks call this."""
     path = ranks.objects(newest)[0]
     if path is None:
         return None
@@ -368,9 +307,7 @@ def load_training(newest: Path | None, trained: Trained, ranks: Ranks = ONE) -> 
 
 
 def load_weights(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
-    """Loads a policy's weights; tied ones are stored once. ValueError for missing or unknown names, RuntimeError for
-    other shapes.
-    """
+    """Loads a policy's weights; tied ones are stored once. ValueError or RuntimeError if they do not fit."""
     missing, unexpected = policy.load_state_dict(tensors, strict=False)
     own = policy.state_dict()
     lacking = {*missing} - ({*own} - {*_distinct(own)})
@@ -380,13 +317,12 @@ def load_weights(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
 
 def check_same(checkpoint: Path, ranks: Ranks) -> None:
     """Raises on every rank if one of them reads another checkpoint than the first."""
-    problems = ranks.objects(verify_folder(checkpoint))  # "" for none
-    digests = ranks.objects("" if any(problems) else folder_digest(checkpoint))
-    for rank, (problem, digest) in enumerate(zip(problems, digests, strict=True)):
-        if problem or digest != digests[0]:
+    found = ranks.objects(verify_folder(checkpoint) or folder_digest(checkpoint))
+    for rank, each in enumerate(found):
+        if each != found[0]:
             raise UserError(
-                f"{problem or f'{checkpoint} is another one'}, as process {rank} of {ranks.size} reads it: let all "
-                f"processes read the same folder, or {WAY_ON}"
+                f"{checkpoint} is another one ({each}) as process {rank} of {ranks.size} reads it: let all processes "
+                f"read the same folder, or {WAY_ON}"
             )
 
 
@@ -406,23 +342,21 @@ def check_alike(policies: Mapping[str, Policy], ranks: Ranks) -> None:
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """Reads a checkpoint's state.json; `iteration` is the number of iterations done. UserError if it is damaged."""
     state = read_json(checkpoint / "state.json")
-    if not isinstance(state.get("iteration"), int):
-        raise UserError(f"{checkpoint}: state.json has no iteration: {WAY_ON}")
     if (made := state.pop("format", 0)) != FORMAT:
         raise UserError(
             f"{checkpoint} was saved by another version of this project (format {made}, here {FORMAT}): go on with "
             "that version (state.json lists its commits), or remove the run's folder to begin anew"
         )
-    if _name(state["iteration"]) != checkpoint.name:
-        raise UserError(f"{checkpoint}: in state.json iteration is {state['iteration']}: {WAY_ON}")
+    if not isinstance(state.get("iteration"), int) or _name(state["iteration"]) != checkpoint.name:
+        raise UserError(f"{checkpoint}: in state.json iteration is {state.get('iteration')}: {WAY_ON}")
     for name, value in state.items():
-        if name in STATE and not STATE[name](value):
+        if not fits(value, STATE.get(name, object)):
             raise UserError(f"{checkpoint}: in state.json {name} is {value!r}: {WAY_ON}")
     return state
 
 
 def optimizer_tensors(optimizer: Optimizer, keep: bool = True) -> dict[str, Tensor]:
-    """The optimizer's state as named tensors: `INDEX.NAME` by parameter; `stepped` lists the parameters with a state.
+    """The optimizer's state as tensors `INDEX.NAME`; `stepped` lists the parameters with a state.
 
     All ranks gather sharded tensors; those without `keep` drop them.
     """
@@ -445,19 +379,16 @@ def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
     state: dict[int, dict[str, Tensor]] = {index: {} for index in tensors[STEPPED].tolist()}
     if not state.keys() <= set(range(len(parameters))):
         raise ValueError(f"it has moments of {len(state)} parameters, the optimiser {len(parameters)} parameters")
-    for name, tensor in tensors.items():
-        if name != STEPPED:
-            index, _, slot = name.partition(".")
-            at = int(index)
-            scalar = kept[at].get(slot) if at in state else None
-            if scalar is None or tensor.shape != (torch.Size([]) if scalar else parameters[at].shape):
-                raise ValueError(f"{name} of shape {tuple(tensor.shape)} is of no parameter of the optimiser")
-            if not tensor.isfinite().all():
-                raise ValueError(f"{name} is not finite")
-            state[at][slot] = tensor if scalar else like(parameters[at], tensor)
-    for at, slots in state.items():
-        if slots.keys() != kept[at].keys():
-            raise ValueError(f"of parameter {at} it has {sorted(slots)}, the optimiser keeps {sorted(kept[at])}")
+    slots = {f"{at}.{slot}": (at, slot, scalar) for at in state for slot, scalar in kept[at].items()}
+    if other := sorted(slots.keys() ^ (tensors.keys() - {STEPPED})):
+        raise ValueError(f"its tensors are not the optimiser's: {', '.join(other[:4])}")
+    for name, (at, slot, scalar) in slots.items():
+        tensor, parameter = tensors[name], parameters[at]
+        if tensor.shape != (torch.Size([]) if scalar else parameter.shape):
+            raise ValueError(f"{name} of shape {tuple(tensor.shape)} is of no parameter of the optimiser")
+        if not tensor.isfinite().all():
+            raise ValueError(f"{name} is not finite")
+        state[at][slot] = tensor if scalar else like(parameter, tensor)
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 

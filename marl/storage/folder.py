@@ -1,15 +1,7 @@
 """A run's folder: its settings (config.yaml), its lock, its card (run.json).
 
-What is in it:
-
-- `config.yaml`, `run.json`: resolved settings; the run card of a finished run
-- `metrics.jsonl`, `timing.jsonl`: figures of every iteration; those that depend on the clock (tracking.py)
-- `evaluation.json`, `report.html`: final figures with intervals; the page
-- `episodes/`: transcripts (report/transcripts.py)
-- `policy/`, `reference/`, `checkpoints/`: the trained policy, its base, and training states (checkpoint.py)
-
-The folder's name follows from the configuration, so the same command finds its run again, and another configuration
-never writes into it.
+Its name follows from the configuration, so the same command finds its run again, and another configuration never
+writes into it.
 """
 
 from __future__ import annotations
@@ -33,7 +25,7 @@ import torch
 import yaml
 
 from marl.common.errors import UserError, check_sizes
-from marl.common.files import canonical, read_json, read_text, read_yaml, reading, write_json, write_text
+from marl.common.files import canonical, fits, read_json, read_text, read_yaml, reading, write_json, write_text
 from marl.common.secrets import told
 
 CARD = "run.json"
@@ -56,13 +48,12 @@ SETTINGS: dict[str, type | tuple[type, ...]] = {  # settings that studies read
 
 def read_run_card(folder: str | Path) -> dict[str, Any] | None:
     """Reads the card of a finished run; None if there is none yet. UserError if it is damaged."""
-    folder = Path(folder)
-    path = folder / CARD
+    path = Path(folder) / CARD
     if not os.path.lexists(path):
         return None
     try:
         card = read_json(path)
-        if not isinstance(card.get("inputs", {}), dict):
+        if not fits(card, {"inputs?": dict}):
             raise UserError(f"{path}: expected inputs by name")
         return card
     except UserError as error:
@@ -79,8 +70,8 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
             f"{folder} is not a run's folder: it has no {CONFIG}. Name folders that experiments.train wrote."
         )
     settings = read_yaml(path)
-    parts = [settings, *(settings.get(p) or {} for p in ("env", "algo"))] if isinstance(settings, dict) else [settings]
-    if not all(isinstance(part, dict) for part in parts) or not isinstance(settings.get("init") or {}, dict):
+    group = (dict, type(None))
+    if not fits(settings, {"env?": group, "algo?": group, "init?": group}):
         raise UserError(f"{path}: expected the settings of a run, with groups env and algo")
     own = {name: part for name, part in settings.items() if name != "chat"}  # chat.extra may have any keys and texts
     if unnamed := _unnamed(own):
@@ -105,16 +96,16 @@ def _unnamed(settings: Any) -> list[Any]:
 def run_settings(folder: str | Path) -> dict[str, Any]:
     """Reads a run's config.yaml. UserError if it lacks one of SETTINGS."""
     settings = read_settings(folder)
-
-    def part(settings: Any, key: str) -> Any:
-        return settings.get(key) if isinstance(settings, dict) else None
-
-    if lacking := [n for n, kind in SETTINGS.items() if not isinstance(reduce(part, n.split("."), settings), kind)]:
+    if lacking := [n for n, kind in SETTINGS.items() if not isinstance(reduce(_part, n.split("."), settings), kind)]:
         raise UserError(
             f"{Path(folder) / CONFIG} lacks {', '.join(lacking)}: it is damaged, or of an older version of this "
             "project. Name another run."
         )
     return settings
+
+
+def _part(settings: Any, key: str) -> Any:
+    return settings.get(key) if isinstance(settings, dict) else None
 
 
 def finished_run(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -123,8 +114,7 @@ def finished_run(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
     settings, card = run_settings(folder), read_run_card(folder)
     if card is None:
         raise UserError(f"{folder} is not the folder of a finished run (it has no {CARD})")
-    seeds = card.get("seeds")
-    if not isinstance(card.get("arm"), str) or not (isinstance(seeds, list) and seeds and isinstance(seeds[0], int)):
+    if not fits(card, {"arm": str, "seeds": [int]}) or not card["seeds"]:
         raise UserError(f"{folder / CARD}: expected the card of a run, with arm and seeds")
     return settings, card
 
@@ -267,10 +257,9 @@ SOURCES = ("envs/*.py", "marl/*.py", "marl/*.csv", "experiments/*.py", "conf/*.y
 
 @cache
 def git_commit() -> str:
-    """The commit of the code, with `+` and a digest of edits if there are any; cached, so later commits do not count.
+    """The commit of the code, with `+` and a digest of edits and new files; cached, so later commits do not count.
 
-    An installed package: its version, `+` and a digest of its code. Another copy: `unknown`. Code and settings count,
-    also files that git does not know yet, such as a new term. Pages and tests do not.
+    An installed package: its version. Another copy: `unknown`. Only SOURCES count.
     """
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():  # never a repository around it
@@ -296,19 +285,13 @@ def git_commit() -> str:
 
 
 def _installed_version(root: Path) -> str:
-    """The version of the package that was installed into this folder, with a digest of its code."""
+    """The version of the package that was installed into this folder."""
     try:
         package = distribution("marl-language-games")
     except PackageNotFoundError:
         return UNKNOWN
-    if Path(str(package.locate_file("marl"))).resolve() != root / "marl":
-        return UNKNOWN  # another copy was installed
-    found = hashlib.sha256()
-    for pattern in SOURCES:
-        folder, _, name = pattern.partition("/")
-        for path in filter(Path.is_file, sorted((root / folder).rglob(name))):
-            found.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
-    return f"{package.version}+{found.hexdigest()[:6]}"
+    installed = Path(str(package.locate_file("marl"))).resolve() == root / "marl"  # else another copy was installed
+    return package.version if installed else UNKNOWN
 
 
 def hardware() -> dict[str, Any]:

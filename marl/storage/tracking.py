@@ -12,14 +12,13 @@ import os
 import shutil
 import tempfile
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self, TextIO
 
 from marl.common.errors import MOST, UserError
-from marl.common.files import parsed_json, read_bytes, write_text, writing
+from marl.common.files import fits, parsed_json, read_bytes, write_text, writing
 from marl.common.secrets import hidden
 
 CLOCK_PREFIXES = ("speed/", "time/")
@@ -31,22 +30,18 @@ AGENTS = ("WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH", "WANDB_LAUNCH")  # with th
 WAYS_OUT = "use tracker.mode=offline (and `wandb sync` later) or tracker=jsonl"
 
 
-class Tracker(ABC):
-    """Records a run's figures. Use it as a context manager."""
+class Tracker:
+    """Records a run's figures, as a context manager. This one, of all ranks but the first, records nothing."""
 
-    @abstractmethod
     def log(self, iteration: int, metrics: Mapping[str, Any], phase: str = "train") -> None:
         """Records `metrics` (name: number). Raises ValueError for a metric that is not a finite number."""
 
-    @abstractmethod
     def transcripts(self, iteration: int, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Records a table of transcripts, one row an episode or a turn."""
 
-    @abstractmethod
     def sync(self) -> None:
         """Flushes files to the disk, before a checkpoint that counts on them."""
 
-    @abstractmethod
     def close(self, failed: bool = False) -> None:
         """Finishes the record. `failed`: the run broke off."""
 
@@ -57,39 +52,24 @@ class Tracker(ABC):
         self.close(failed=kind is not None)
 
 
-class Unlogged(Tracker):
-    """The tracker of all ranks but the first: records nothing."""
-
-    def log(self, iteration: int, metrics: Mapping[str, Any], phase: str = "train") -> None: ...
-
-    def transcripts(self, iteration: int, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None: ...
-
-    def sync(self) -> None: ...
-
-    def close(self, failed: bool = False) -> None: ...
-
-
 class JsonlTracker(Tracker):
-    """Writes `folder/metrics.jsonl` and `folder/timing.jsonl`, flushing each line.
+    """Writes `folder/metrics.jsonl` and `folder/timing.jsonl`. Transcripts are in the run's `episodes/`.
 
-    `resume_from_iteration` is the checkpoint's iteration: later lines, of an attempt that was cut off, are dropped.
-    None starts anew. Raises UserError if `folder` cannot be written or holds other files of these names.
+    `resume_from_iteration` is the checkpoint's iteration: later lines are dropped; None drops all.
     """
 
     def __init__(self, folder: str | Path, resume_from_iteration: int | None = None) -> None:
         self.folder = Path(folder)
         with _writable(self.folder):
-            paths = [self.folder / METRICS_FILE, self.folder / TIMING_FILE]
-            kept = [_kept(path, resume_from_iteration) for path in paths]  # read both before writing either
-            self._metrics, self._timing = (_reopen(path, text) for path, text in zip(paths, kept, strict=True))
+            if resume_from_iteration is not None:
+                read_metrics(self.folder / TIMING_FILE)  # read both before writing either
+            self._metrics = _reopen(self.folder / METRICS_FILE, resume_from_iteration)
+            self._timing = _reopen(self.folder / TIMING_FILE, resume_from_iteration)
 
     def log(self, iteration: int, metrics: Mapping[str, Any], phase: str = "train") -> None:
         numbers = {name: as_number(name, value) for name, value in metrics.items()}
         _write(self._metrics, iteration, phase, {n: v for n, v in numbers.items() if not n.startswith(CLOCK_PREFIXES)})
         _write(self._timing, iteration, phase, {n: v for n, v in numbers.items() if n.startswith(CLOCK_PREFIXES)})
-
-    def transcripts(self, iteration: int, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Does nothing: transcripts are in the run's `episodes/`."""
 
     def sync(self) -> None:
         for file in (self._metrics, self._timing):
@@ -103,19 +83,12 @@ class JsonlTracker(Tracker):
 
 
 class WandbTracker(Tracker):
-    """Weights & Biases beside the two files, in `folder/wandb`.
+    """Weights & Biases beside the two files, in `folder/wandb`. W&B gets one row an iteration.
 
-    W&B gets one row an iteration, once the next one begins or the run ends. Metrics of phases other than `train` are
-    prefixed with the phase. At every start the kept lines are logged again:
-
-    - `offline` (no account, no network): the newest `offline-run-*` folder is the whole curve, and `wandb sync`
-      replaces an earlier upload by it. Folders of earlier attempts, which a kill may have damaged, go to
-      `wandb/earlier` and are removed when the run ends well.
-    - `online`: the same `run_id` continues the same W&B run. Iterations that it has are not sent twice, lost ones are
-      sent. If the run breaks off, its last row waits for the next start, since its evaluation may be missing.
-
-    Under a sweep agent of W&B a run keeps its own id and project, with a warning, so that it can resume. Raises
-    UserError if online logging cannot work, or if W&B has this run from another folder.
+    Metrics of phases other than `train` are prefixed with the phase. At every start the kept lines are logged again.
+    `offline`: the newest `offline-run-*` folder is the whole curve; folders of earlier attempts go to `wandb/earlier`
+    and are removed when the run ends well. `online`: the same `run_id` continues the same W&B run, and iterations that
+    it has are not sent twice. If the run breaks off, its last row waits for the next start.
     """
 
     def __init__(
@@ -140,7 +113,7 @@ class WandbTracker(Tracker):
             self._files = JsonlTracker(folder, resume_from_iteration)
             tables = self.folder / "wandb" / TABLES_FILE
             with _writable(tables.parent):
-                self._tables = _reopen(tables, _kept(tables, resume_from_iteration))
+                self._tables = _reopen(tables, resume_from_iteration)
             self._log_again([self.folder / METRICS_FILE, self.folder / TIMING_FILE, tables])
             if mode == "offline":
                 self._set_aside(run_id)
@@ -220,32 +193,24 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """
     if not os.path.lexists(path):
         return []
-    lines = read_bytes(path).decode(errors="replace").split("\n")
-    rows = []
-    for i, line in enumerate(lines):
-        if not line.strip():
-            continue
-        try:
-            row = parsed_json(line)
-        except ValueError:
-            row = None
-        if _is_line(row):
-            rows.append(row)
-        elif i < len(lines) - 1:
-            raise UserError(
-                f"{path}, line {i + 1}: expected one JSON object with iteration and phase and else numbers, got "
-                f"{line[:60]!r}"
-            )
+    *lines, last = read_bytes(path).decode(errors="replace").split("\n")
+    rows = [_row(path, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    with suppress(UserError):
+        rows += [_row(path, len(lines) + 1, last)]
     return rows
 
 
-def _is_line(row: Any) -> bool:
-    """True for a line of metrics or of tables."""
-    if not isinstance(row, dict) or not isinstance(row.get("iteration"), int) or not isinstance(row.get("phase"), str):
-        return False
-    if not 0 <= row["iteration"] <= MOST:
-        return False
-    return "rows" in row or all(isinstance(value, int | float) for name, value in row.items() if name != "phase")
+def _row(path: str | Path, number: int, line: str) -> dict[str, Any]:
+    """A line of metrics, or of tables."""
+    with suppress(ValueError):
+        row = parsed_json(line)
+        known = isinstance(row, dict) and fits(row, {"iteration": int, "phase": str}) and 0 <= row["iteration"] <= MOST
+        if known and ("rows" in row or all(isinstance(row[name], int | float) for name in row if name != "phase")):
+            return dict(row)
+    raise UserError(
+        f"{path}, line {number} is not a line of metrics: {line.strip()[:80]!r}. Remove that line to go on without its "
+        "figures."
+    )
 
 
 def as_number(name: str, value: Any) -> int | float:
@@ -279,30 +244,10 @@ def _write(file: TextIO, iteration: int, phase: str, metrics: Mapping[str, Any])
             file.flush()
 
 
-def _kept(path: Path, last_iteration: int | None) -> str:
-    """The text of the lines up to `last_iteration`; None: none. UserError if a line is not one of metrics."""
-    if last_iteration is None or not os.path.lexists(path):
-        return ""
-    kept = ""
-    lines = read_bytes(path).decode(errors="replace").splitlines(keepends=True)
-    for number, line in enumerate(lines, start=1):
-        try:
-            iteration = int(parsed_json(line)["iteration"])
-        except (ValueError, KeyError, TypeError) as error:
-            if number == len(lines) and not line.endswith("\n"):
-                break  # half written by an attempt that was cut off
-            raise UserError(
-                f"{path}, line {number} is not a line of metrics: {line.strip()[:80]!r}. Remove that line to go on; "
-                "its figures are lost."
-            ) from error
-        if iteration <= last_iteration:
-            kept += line.rstrip("\n") + "\n"  # the last line's end may have been lost
-    return kept
-
-
-def _reopen(path: Path, kept: str) -> TextIO:
-    """Replaces the file by what is kept of it, in one step, and opens it for appending."""
-    write_text(path, kept)
+def _reopen(path: Path, last_iteration: int | None) -> TextIO:
+    """Drops the lines after `last_iteration` (None: all), in one step, and opens the file for appending."""
+    rows = [] if last_iteration is None else read_metrics(path)
+    write_text(path, "".join(json.dumps(row) + "\n" for row in rows if row["iteration"] <= (last_iteration or 0)))
     return path.open("a", encoding="utf-8")
 
 
@@ -317,22 +262,6 @@ def _writable(folder: Path) -> Iterator[None]:
         raise UserError(f"The output folder {folder} cannot be written ({reason}). Name another one.") from error
 
 
-@contextmanager
-def _without(names: Sequence[str]) -> Iterator[None]:
-    """Hides environment variables in the block, with a warning that names them."""
-    hidden = {name: os.environ.pop(name) for name in names if name in os.environ}
-    if hidden:
-        warnings.warn(
-            f"{', '.join(hidden)}: ignored. The run keeps its own W&B id and project, so W&B's agent gets no figures; "
-            "sweep with -m.",
-            stacklevel=1,
-        )
-    try:
-        yield
-    finally:
-        os.environ.update(hidden)
-
-
 def _start_wandb(
     folder: Path, project: str, name: str, run_id: str, config: Mapping[str, Any], mode: str, entity: str | None
 ) -> Any:
@@ -341,6 +270,9 @@ def _start_wandb(
 
     with _writable(folder), tempfile.TemporaryFile(dir=folder):  # W&B would silently take another folder
         begun_here = any((folder / "wandb").glob(f"*run-*-{run_id}"))
+    agent = {name: os.environ.pop(name) for name in AGENTS if name in os.environ}
+    if agent:
+        warnings.warn(f"{', '.join(agent)}: ignored, so W&B's agent gets no figures. Sweep with -m.", stacklevel=1)
     settings = wandb.Settings(
         silent=True,
         console="off",
@@ -352,33 +284,29 @@ def _start_wandb(
         sagemaker_disable=True,  # it would replace the run's id
     )
     try:
-        with _without(AGENTS):
-            wandb.setup(wandb.Settings(silent=True))  # silences what it says before a run begins
-            run = wandb.init(
-                dir=folder,
-                project=project,
-                entity=entity,
-                name=name,
-                id=run_id,
-                config=hidden(config),
-                mode="online" if mode == "online" else "offline",
-                resume="allow" if mode == "online" else None,  # each offline folder is the whole run
-                settings=settings,
-            )
+        wandb.setup(wandb.Settings(silent=True))  # silences what it says before a run begins
+        run = wandb.init(
+            dir=folder,
+            project=project,
+            entity=entity,
+            name=name,
+            id=run_id,
+            config=hidden(config),
+            mode="online" if mode == "online" else "offline",
+            resume="allow" if mode == "online" else None,  # each offline folder is the whole run
+            settings=settings,
+        )
     except wandb.Error as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise UserError(f"W&B cannot be used with tracker.mode={mode} ({reason}). Or {WAYS_OUT}.") from error
+    finally:
+        os.environ.update(agent)
     if run.starting_step and not begun_here:
         run.finish()
         shutil.rmtree(Path(run.dir).parent, ignore_errors=True)  # else the next attempt would seem to resume this one
         raise UserError(
             f"W&B has a run {run_id} of this configuration in the project {project} already, made from another folder. "
             f"Delete it there, name another tracker.project, or {WAYS_OUT}."
-        )
-    if run.id != run_id:
-        run.finish()
-        raise UserError(
-            f"W&B calls this run {run.id} instead of {run_id}. Unset what sets its id, or use tracker=jsonl."
         )
     run.define_metric("iteration", hidden=True)
     run.define_metric("*", step_metric="iteration")

@@ -1,16 +1,20 @@
-"""A run is killed at each of its file operations, or the disk refuses that one: started again, it ends the same.
+"""A run meets a fault, is started again, and ends the same.
 
-The operations are those by which files take their names, go, or are seen onto the disk. Some of them are tried among
-the fast tests, and all of them among the slow ones.
+It is killed at one of its file operations, or the disk refuses that one; its disk fills up or is read-only; its metrics
+lose lines. Some operations are tried among the fast tests, and all of them among the slow ones.
 """
 
 from __future__ import annotations
 
 import errno
 import itertools
+import json
 import os
+import resource
 import shutil
 import signal
+import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,13 +22,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import DictConfig
 
 from experiments import train
+from experiments.launch.overrides import one_line
+from marl.common.errors import UserError
 from marl.common.files import write_text
 from tests.composing import run_folder
-from tests.experiments.test_full_disk import attempt
 from tests.torture import always, configure, contents
 
+ROOT = Path(__file__).resolve().parents[2]
 TINY = (
     "model.hidden_size=16", "model.layers=1", "model.heads=2", "model.intermediate_size=32", "env.max_entries=6",
     "env.max_errors=1", "algo.iterations=3", "algo.games=4", "algo.max_new_tokens=8", "eval.games=1", "eval.every=3",
@@ -32,6 +39,33 @@ TINY = (
 )  # fmt: skip
 OPERATIONS = ("replace", "rename", "fsync", "unlink", "rmdir")
 HOWS = ("killed before", "killed after", "refused")
+
+
+def attempt(cfg: DictConfig, room: int | None = None, prepare: Callable[[], object] = lambda: None) -> tuple[int, str]:
+    """Trains in a process of its own, in which no file may become longer than `room` bytes; its status and words.
+    `prepare` is called there before it begins."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:  # the child never returns to the caller's code
+            os.dup2(writing, 1)
+            sys.stdout = os.fdopen(1, "w", buffering=1)
+            if room is not None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+            prepare()
+            train.main(cfg)
+            status = 0
+        except UserError as error:
+            print(one_line(error), flush=True)
+        except BaseException:
+            traceback.print_exc(file=sys.stdout)
+        finally:
+            os._exit(status)
+    os.close(writing)
+    with os.fdopen(reading) as out:
+        said = out.read()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said
 
 
 def place_of(file: Any, beside: int | None) -> str:
@@ -77,11 +111,10 @@ def without_figures() -> None:
 
 @dataclass(frozen=True)
 class Tried:
-    """A run in peace: what it left, and the operations of a run that begins in either way."""
+    """A run in peace, and what it left."""
 
     folder: Path
     left: dict[str, str]
-    operations: dict[str, list[str]]
 
 
 def from_its_base(whole: Path, to: Path) -> None:
@@ -108,14 +141,15 @@ def tried(tmp_path_factory: pytest.TempPathFactory) -> Tried:
     status, said = attempt(cfg, prepare=without_figures)
     assert status == 0, said
     assert always(cfg, "loss/policy") and always(cfg, "reward/speaking")
-    operations = {}
-    for begun, begin in BEGINNINGS.items():
-        folder = tmp_path_factory.mktemp("peace") / "run"
-        begin(whole, folder)
-        status, said = attempt(configure("ppo", folder, *TINY), prepare=partial(meddle, folder))
-        assert status == 0 and contents(folder) == contents(whole), said
-        operations[begun] = folder.with_name("operations").read_text().splitlines()
-    return Tried(whole, contents(whole), operations)
+    return Tried(whole, contents(whole))
+
+
+def operations_of(tried: Tried, begun: str, folder: Path) -> list[str]:
+    """The operations of a run that begins so, in peace."""
+    BEGINNINGS[begun](tried.folder, folder)
+    status, said = attempt(configure("ppo", folder, *TINY), prepare=partial(meddle, folder))
+    assert status == 0 and contents(folder) == tried.left, said
+    return folder.with_name("operations").read_text().splitlines()
 
 
 def whole_files(folder: Path) -> dict[str, bytes]:
@@ -147,14 +181,14 @@ def fail_and_go_on(tried: Tried, begun: str, number: int, how: str, folder: Path
     assert {name: digest for name, digest in left.items() if name not in idle} == tried.left
 
 
-FEW = [(begun, how, part) for part, how in enumerate(HOWS) for begun in BEGINNINGS]
-
-
-@pytest.mark.parametrize(("begun", "how", "part"), FEW)
+@pytest.mark.parametrize(
+    ("begun", "how", "number"),
+    [("from its base", "killed before", 13), ("from its end", "killed after", 33), ("from its base", "refused", 68)],
+)
 def test_a_run_ends_the_same_whatever_operation_fails(
-    begun: str, how: str, part: int, tried: Tried, tmp_path: Path
+    begun: str, how: str, number: int, tried: Tried, tmp_path: Path
 ) -> None:
-    number = (2 * part + 1) * len(tried.operations[begun]) // (2 * len(FEW) // len(BEGINNINGS))
+    """At the beginning, in the middle and at the end of some eighty operations."""
     fail_and_go_on(tried, begun, number, how, tmp_path / "run")
 
 
@@ -163,7 +197,7 @@ def test_a_run_ends_the_same_whatever_operation_fails(
 @pytest.mark.parametrize("begun", BEGINNINGS)
 def test_a_run_ends_the_same_whichever_operation_fails(begun: str, how: str, tried: Tried, tmp_path: Path) -> None:
     failed = []
-    for number, operation in enumerate(tried.operations[begun]):
+    for number, operation in enumerate(operations_of(tried, begun, tmp_path / "peace" / "run")):
         if how == "killed after" and operation.startswith("fsync"):
             continue  # nothing has changed since before it
         try:
@@ -172,3 +206,33 @@ def test_a_run_ends_the_same_whichever_operation_fails(begun: str, how: str, tri
             failed.append(f"{number}, {operation}: {error}")
         shutil.rmtree(tmp_path / str(number))
     assert not failed, "\n".join(failed)
+
+
+def test_a_run_goes_on_as_its_disk_gets_room(tried: Tried, tmp_path: Path) -> None:
+    """First there is none for the configuration, then none for the games."""
+    from_its_base(tried.folder, tmp_path)
+    cfg = configure("ppo", tmp_path, *TINY)
+    for room, name in ((0, "config.yaml"), (3_000, "iteration-")):
+        status, said = attempt(cfg, room, without_figures)
+        assert status == 1 and "Traceback" not in said, said
+        (line,) = [line for line in said.splitlines() if "cannot be written (File too large): make room there" in line]
+        assert Path(line.partition(" cannot be written")[0]).name.startswith(name)
+        assert not [*tmp_path.rglob("*.new")]
+        for path in [tmp_path, *tmp_path.rglob("*")]:  # as if the clock had been set back since
+            os.utime(path, (4_000_000_000, 4_000_000_000))
+    status, said = attempt(cfg, prepare=without_figures)
+    assert status == 0, said
+    assert contents(tmp_path) == tried.left
+
+
+def test_lines_that_metrics_lost_are_told_of(tried: Tried, tmp_path: Path) -> None:
+    cfg = configure("ppo", tmp_path, *TINY)
+    shutil.copytree(tried.folder, tmp_path, dirs_exist_ok=True)
+    folder = run_folder(cfg)
+    (folder / "run.json").unlink()
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(lines[:1] + lines[2:]))
+    status, said = attempt(cfg, prepare=without_figures)
+    assert status == 0
+    assert f"metrics.jsonl has {len(lines) - 1} lines up to the checkpoint, which counted {len(lines)}" in said
+    assert json.loads((folder / "run.json").read_text())["metrics_lines_lost"] == 1

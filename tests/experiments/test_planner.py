@@ -18,8 +18,8 @@ from marl.algorithms.rl_pikl import RLPiklConfig
 from marl.common.errors import UserError
 from marl.metrics.stats import Metrics
 from marl.planning.planner import SLOTS, PlannerConfig, PlanningAgent
-from marl.report.games import game_view
 from marl.report.transcripts import episode_to_json
+from marl.report.views import game_view
 from marl.rollout.cast import Seats, by_role
 from marl.rollout.games import env_maker
 from marl.rollout.rollout import rollout

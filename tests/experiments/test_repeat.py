@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from experiments import train
 from tests.composing import DOND, config_hash, run_folder
 from tests.composing import configure as composed
-from tests.experiments.test_full_disk import attempt
+from tests.experiments.test_faults import attempt
 from tests.torture import KINDS, configure, contents
 
 ROOT = Path(__file__).resolve().parents[2]

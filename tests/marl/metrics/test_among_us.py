@@ -17,7 +17,7 @@ from envs.core import TurnKind
 from marl.agents.scripted.among_us import RandomPlayer
 from marl.agents.scripted.among_us_language import Statement
 from marl.agents.text import TextAgent
-from marl.metrics.among_us import Message, Vote, read_game, template
+from marl.metrics.among_us import Message, read_game, template
 from marl.rollout.games import env_maker
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import draw_games
@@ -61,7 +61,7 @@ def play(games: int, **settings: Any) -> tuple[list[Episode], dict[int, list[tup
     ids=["default", "natural", "many"],
 )
 def test_games_are_read_as_players_lived_them(settings: dict[str, Any]) -> None:
-    episodes, notes = play(60, **settings)
+    episodes, notes = play(30, **settings)
     knowers = 0
     for episode in episodes:
         record = read_game(episode)
@@ -82,7 +82,7 @@ def test_games_are_read_as_players_lived_them(settings: dict[str, Any]) -> None:
         for vote in record.votes:
             at_once = [names[other.turn.agent] for other in record.votes if other.turn.step == vote.turn.step]
             assert sorted(vote.living) == sorted(at_once) and set(vote.imposters) == guilty & set(at_once)
-    assert knowers > 20
+    assert knowers > 10
     assert any(turn.error.endswith("skip.") for episode in episodes for turn in episode.turns)
 
 
@@ -142,13 +142,6 @@ def test_chance_is_that_of_names_drawn_at_random(size: int, data: st.DataObject)
     message = said("", others, imposters)
     draws = list(combinations(others, count))
     assert message.chance(count) == pytest.approx(sum(message.meets(drawn) for drawn in draws) / len(draws))
-
-
-def test_a_vote_for_nobody_is_not_right() -> None:
-    turn = Turn("player_0", "crewmate", 0, TurnKind.CHOOSE, "skip")
-    assert not Vote(turn, "", ("Red", "Blue"), ("Red",)).right
-    assert Vote(turn, "Red", ("Red", "Blue"), ("Red",)).right
-    assert Vote(turn, "Red", ("Red", "Blue", "Pink", "Green"), ("Red", "Pink")).chance == 0.5
 
 
 def test_templates() -> None:

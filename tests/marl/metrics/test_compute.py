@@ -72,9 +72,7 @@ def test_a_round_in_which_nothing_was_kept_has_no_learned_tokens(tmp_path: Path)
     ("losses", "least"),
     [  # passes that stop before a row's end count to its end, so that these cost more than they are said to by a little
         ({"policy": PolicyLoss()}, 1.0),
-        ({"policy": PolicyLoss(), "listening": ListeningLoss(0.0, renamed=True)}, 1.0),
         ({"policy": PolicyLoss(), "kl": KLLoss(estimator="exact", over="both")}, 1.0),
-        ({"policy": PolicyLoss(), "kl": KLLoss(over="choice")}, 0.9),
         ({"policy": PolicyLoss(), "listening": ListeningLoss(renamed=True)}, 0.75),
     ],
 )

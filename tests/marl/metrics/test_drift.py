@@ -10,14 +10,12 @@ import pytest
 import torch
 
 from envs import dond_v0
-from envs.core import END
 from envs.dond import environment as dond_environment
 from envs.dond.replies import MESSAGE
 from marl.metrics.drift import likelihood, retold, speech_likelihood, talk_drift
 from marl.metrics.negotiation import read_talk, talk_of
 from marl.metrics.talk import distinct_ngrams
 from marl.model.policy import Policy
-from marl.report.transcripts import episode_to_json
 from marl.rollout.games import scripted
 from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import draw_games
@@ -44,17 +42,16 @@ def games(policy: Policy) -> list[Episode]:
 def test_a_game_told_again_is_the_stream_that_was_recorded(policy: Policy, games: list[Episode]) -> None:
     assert any(t.error for game in games for t in game.turns)  # corrections among them
     for game in games:
-        for told in (game, episode_to_json(game)):
-            seats = retold(told, compact(), policy.tokens, ["mixture"])
-            assert [agent for _, agent in seats] == ["player_0", "player_1"]
-            for again, agent in seats:
-                own, stream = game.streams[agent], again.streams[agent]
-                # what the game tells of its end is read by nobody here
-                assert own.tokens[: len(stream)] == stream.tokens and own.kinds[: len(stream)] == stream.kinds
-                for a, b in zip(game.turns, again.turns, strict=True):
-                    assert (a.reply_ids, a.start, a.body, a.message, a.error) == (
-                        b.reply_ids, b.start, b.body, b.message, b.error,
-                    )  # fmt: skip
+        seats = retold(game, compact(), policy.tokens, ["mixture"])
+        assert [agent for _, agent in seats] == ["player_0", "player_1"]
+        for again, agent in seats:
+            own, stream = game.streams[agent], again.streams[agent]
+            # what the game tells of its end is read by nobody here
+            assert own.tokens[: len(stream)] == stream.tokens and own.kinds[: len(stream)] == stream.kinds
+            for a, b in zip(game.turns, again.turns, strict=True):
+                assert (a.reply_ids, a.start, a.body, a.message, a.error) == (
+                    b.reply_ids, b.start, b.body, b.message, b.error,
+                )  # fmt: skip
     assert retold(games[0], compact(), policy.tokens, ["nobody"]) == []
 
 
@@ -90,28 +87,6 @@ def test_words_that_the_model_was_pushed_to_are_likelier(policy: Policy, games: 
                 for place in range(turn.start + turn.body[0], turn.start + turn.body[1]):
                     nats += float(logits[place - 1, tokens[0, place]])
         assert found[row, 0] == pytest.approx(nats, rel=1e-4) and nats < 0
-
-
-def test_silence_has_no_likelihood(policy: Policy) -> None:
-    """Games of refused replies alone."""
-    game = next(iter(rollout(draw_games(0, count=1), everyone(Mute()), compact, 1)))
-    seats = retold(game, compact(), policy.tokens, ["mute"])
-    assert likelihood(policy, [seats], np.random.default_rng(0)) is None
-
-
-class Mute:
-    """Says nothing that the game accepts."""
-
-    name = "mute"
-
-    def act(self, requests):  # type: ignore[no-untyped-def]
-        from envs.core import TurnKind
-        from marl.agents.base import Reply
-
-        return [Reply(r.key, f"hm {END}") for r in requests if r.turn != TurnKind.WAIT]
-
-    def finish(self, keys):  # type: ignore[no-untyped-def]
-        return {}
 
 
 def test_distinct_ngrams_by_hand() -> None:

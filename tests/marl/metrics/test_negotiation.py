@@ -82,27 +82,19 @@ def test_claims_about_own_values() -> None:
     [
         ("the hats are worth 3 points to you", {}),
         ("you get 3 points for each hat", {}),
-        ("you have no use for balls", {}),
         ("balls have no value for you", {}),
         ("are the hats worth 2 points ?", {}),
-        ("so books are of no value to you ?", {}),
         ("if the hats are worth nothing , take them", {}),
         ("your hats are worth 3 points", {}),
-        ("i have little use for the balls", {}),
         ("both balls are worth 4 to me", {}),
         ("the balls are worth 4 points in total", {}),
         ("i don't want the hat", {}),  # a wish
-        ("i don't really need the hat", {}),
         ("the hat isn't worth 10 points", {}),
         ("hats have a value of 0", {1: 0}),
         ("books are of no value to me so you can have them all", {0: 0}),
         ("books are only 1 point for me . i can do a hat", {0: 1}),
-        ("balls have zero value on my end", {2: 0}),
-        ("the ball to me is worth nothing", {2: 0}),
-        ("hats aren't worth anything to me", {1: 0}),
         ("basketballs are worth 4 to me , what about you ?", {2: 4}),
         ("i get 3 points for each hat", {1: 3}),
-        ("i have ball at four and books at two", {2: 4, 0: 2}),
         ("i don’t need the book", {0: 0}),
         ("9 points", {}),
     ],
@@ -138,14 +130,6 @@ def test_scripts_are_read_as_they_understand_each_other() -> None:
 )
 def test_explicit(message: str, full: bool) -> None:
     assert explicit(message) is full
-
-
-def test_only_who_is_measured_counts() -> None:
-    whole = talk((0, "i want the balls"), (1, "hats are worth 9 to me"), (0, (0, 0, 3)), (1, (1, 1, 0)))
-    reading = read_talk(dataclasses.replace(whole, measured=(1,)))
-    assert reading.messages == ("hats are worth 9 to me",) and len(reading.values) == 1
-    (claim,) = reading.claims
-    assert claim.seat == 1 and claim.table == (1, 1, 0)  # and the other's words are heard all the same
 
 
 def careful_games(count: int = 40) -> list[Episode]:

@@ -25,14 +25,6 @@ def test_crewmates_that_learn() -> None:
     assert found["belief/log_loss"] == pytest.approx(-np.log(answers).mean())
 
 
-def test_imposters_that_learn_have_no_beliefs_and_no_votes_worth_counting() -> None:
-    game = meeting_game()
-    games = [replace(game, players={**game.players, "player_0": "rival"})]
-    found = episode_metrics(games, {"rival"})
-    assert not {"vote/imposter", "talk/names_imposter", "belief/accuracy", "belief/log_loss"} & set(found)
-    assert found["talk/turns"] == 1
-
-
 def test_who_sits_in_no_game_has_no_score() -> None:
     found = episode_metrics([meeting_game(), ejection_game()], {"rare"})
     assert "game/score" not in found and found["game/win_rate/crewmates"] == 0.5 and found["talk/turns"] == 0
@@ -41,15 +33,6 @@ def test_who_sits_in_no_game_has_no_score() -> None:
     assert any(game.outcome["deal"] for game in games)
     found = episode_metrics(games, {"rare"})
     assert not [name for name in found if "score" in name or "points" in name] and all(map(np.isfinite, found.values()))
-
-
-def test_messages_that_were_cut() -> None:
-    """Red, whom nobody learns, said one of the six messages."""
-    game = meeting_game()
-    turns = tuple(replace(t, cut=t.message in ("vote for green", "i was with green in lab")) for t in game.turns)
-    cut = replace(game, turns=turns, players=dict.fromkeys(game.players, "learner") | {"player_0": "base"})
-    assert episode_metrics([cut], {"learner"})["talk/cut"] == 1 / 5
-    assert episode_metrics([game], {"learner"})["talk/cut"] == 0
 
 
 def test_entropy_of_choices() -> None:

@@ -43,7 +43,8 @@ from marl.planning.planner import (
     vote,
     vote_values,
 )
-from marl.report.transcripts import episode_to_json, plan_text, render_text, story_of
+from marl.report.transcripts import episode_to_json
+from marl.report.views import plan_text, render_text, story_of
 from marl.rollout.games import env_maker, scripted
 from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import draw_games

@@ -8,7 +8,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
 
@@ -17,22 +16,19 @@ from marl.metrics.beliefs import belief_by_message
 from marl.metrics.evaluation import evaluation_to_json, metrics
 from marl.metrics.stats import Interval
 from marl.metrics.tables import ablation_table
-from marl.report.figures import ablation_figure, mean_entries, strip_svg, training_panels
+from marl.report.figures import ablation_figure, mean_entries, training_panels
 from marl.report.games import speakers
 from marl.report.page import build_report, read_run
-from marl.report.prose import endings, findings, mixed, what_was_run
+from marl.report.prose import findings, mixed, what_was_run
 from marl.report.runs import arm_runs, base_names, mean_curve, measured_in
 from marl.report.tables import columns_of
 from marl.report.transcripts import write_episodes
 from marl.types import Episode
 from tests.marl.episodes import (
-    aborted_game,
     deal_game,
-    episode,
     failed_game,
     imposter_game,
     meeting_game,
-    message,
 )
 
 BASE = [deal_game(0), *(failed_game(seed) for seed in range(1, 12))]
@@ -66,6 +62,11 @@ def make_run(
     (folder / "run.json").write_text(json.dumps({"arm": arm, "seed": seed, "hardware": {"cores": 2}, **card}))
     write_games(folder, {"base": base, "trained": trained}, "dond", 1.0)
     return folder
+
+
+def change(run: Path, **settings: Any) -> None:
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump(config | settings))
 
 
 MEASURED: dict[int, tuple[list[Episode], Any, Any]] = {}  # by the list's id, which the list in it keeps taken
@@ -127,7 +128,11 @@ def page_of(folders: list[Path], out: Path) -> Page:
 
 
 def test_one_run(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", git_commit="abc123")
+    """Model text stays text. The page needs nothing else, and ids are defined once, or would cut other plots."""
+    nasty = "</div></details><script>alert(1)</script><img src=x onerror=y> {{ 7 * 7 }} \x1b[2J"
+    spoken = replace(TRAINED[1], turns=(replace(TRAINED[1].turns[0], message=nasty), *TRAINED[1].turns[1:]))
+    games = [TRAINED[0], spoken, *TRAINED[2:]]
+    run = make_run(tmp_path / "run", trained=games, git_commit="abc123", command="train name=<b>x</b>")
     page = page_of([run], tmp_path / "out" / "report.html")
     text = page.text
     assert "A <title> & more" in text  # escaped in the source, as given on the page
@@ -139,6 +144,8 @@ def test_one_run(tmp_path: Path) -> None:
     assert "100.0 %" in text and "Learned from talk" in text
     assert "i want the balls" in text and "0.10 → 0.90" in text and "+1.20" in text
     assert "Deal: player_0 9, player_1 4; together 13 of at most 13" in text
+    assert "<script>alert(1)</script>" in text and "{{ 7 * 7 }}" in text and "\x1b" not in text
+    assert "train name=<b>x</b>" in text
     assert "abc123" in text and "cores 2" in text and "Interquartile" not in text
     titles = [
         title for title in ("Score over training", "Entropy over training", "Log-loss by message") if title in text
@@ -147,12 +154,7 @@ def test_one_run(tmp_path: Path) -> None:
     assert sum(tag == "figure" for tag, _ in page.tags) == 5  # score, listening loss, entropy; two of beliefs
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["report.html"]
 
-
-def test_a_page_needs_nothing_else_and_is_the_same_every_time(tmp_path: Path) -> None:
-    """No script, link or image; ids of clip paths are defined once, or a shared one would cut the wrong plot."""
-    run = make_run(tmp_path / "run")
-    page = page_of([run], tmp_path / "report.html")
-    source = (tmp_path / "report.html").read_text(encoding="utf-8")
+    source = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert not {tag for tag, _ in page.tags} & {"script", "link", "img", "iframe", "object", "a"}
     for _, attributes in page.tags:
         for name, value in attributes.items():
@@ -163,63 +165,15 @@ def test_a_page_needs_nothing_else_and_is_the_same_every_time(tmp_path: Path) ->
     assert len(clips) >= 5 and len(set(clips)) == len(clips)
     assert set(re.findall(r"url\(#([^)]+)\)", source)) <= set(clips)
     page_of([run], tmp_path / "again.html")
-    assert (tmp_path / "again.html").read_bytes() == (tmp_path / "report.html").read_bytes()
-
-
-def test_model_text_stays_text(tmp_path: Path) -> None:
-    nasty = "</div></details><script>alert(1)</script><img src=x onerror=y> {{ 7 * 7 }} \x1b[2J"
-    games = [episode([message("player_0", 0, nasty)], seed=0)]
-    run = make_run(tmp_path / "run", trained=games, base=games, command="train name=<b>x</b>")
-    page = page_of([run], tmp_path / "report.html")
-    assert "<script>alert(1)</script>" in page.text and "{{ 7 * 7 }}" in page.text and "\x1b" not in page.text
-    assert not {tag for tag, _ in page.tags} & {"script", "img"}
-    assert "train name=<b>x</b>" in page.text
-
-
-def test_several_arms_and_seeds(tmp_path: Path) -> None:
-    worse = [*TRAINED[:6], *(failed_game(seed) for seed in range(6, 12))]
-    folders = [
-        make_run(tmp_path / "a", "full", 0),
-        make_run(tmp_path / "b", "full", 1, worse),
-        make_run(tmp_path / "c", "game_only", 0, worse),
-    ]
-    columns = columns_of(arm_runs([read_run(folder) for folder in folders]))
-    assert list(columns) == ["base", "full", "game_only"]
-    assert columns["full"]["game/score"].mean == pytest.approx((13 + 6.5) / 2)  # mean of the two seeds
-    half = 12.7062 * np.std([13, 6.5], ddof=1) / 2**0.5
-    assert columns["full"]["game/score"].high == pytest.approx(9.75 + half, abs=1e-3)
-    assert columns["game_only"]["game/score"].n == 12  # one seed keeps its interval over games
-    text = page_of(folders, tmp_path / "report.html").text
-    assert "3 runs of 2 arms (full, game_only), seeds 0, 1." in text
-    assert "over training seeds" in text
-    assert "Interquartile means and performance profile" in text and "share of seeds that reach at least this" in text
-    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
-    headers = [words for words in page.words if words in ("base", "full", "game_only", "trained")]
-    assert headers[:3] == ["base", "full", "game_only"] and "trained" not in headers
-
-
-def test_one_base_is_not_many_seeds(tmp_path: Path) -> None:
-    """Three runs from one base: the base's interval is that over its games, not the zero spread of three copies."""
-    folders = [make_run(tmp_path / str(seed), seed=seed) for seed in range(3)]
-    arms = arm_runs([read_run(folder) for folder in folders])
-    assert [(arm.arm, arm.seed) for arm in arms] == [("base", 0), ("trained", 0), ("trained", 1), ("trained", 2)]
-    base = columns_of(arms)["base"]["game/score"]
-    assert base.low < base.mean < base.high
-    # Bases of their own count each; two different bases of one seed are kept apart.
-    other = make_run(tmp_path / "other", seed=3, base=[*BASE, deal_game(12)])
-    assert [arm.arm for arm in arm_runs([read_run(f) for f in (folders[0], other)])].count("base") == 2
-    clash = make_run(tmp_path / "clash", arm="big", seed=0, base=[*BASE, deal_game(12)])
-    assert "base of big" in [arm.arm for arm in arm_runs([read_run(f) for f in (folders[0], clash)])]
+    assert (tmp_path / "again.html").read_bytes() == (tmp_path / "out" / "report.html").read_bytes()
 
 
 def test_a_base_counts_once_for_the_games_that_it_was_measured_in(tmp_path: Path) -> None:
-    """In other games it has other figures, and they are no pairs of the first ones."""
+    """Else its copies would look like seeds. In other games, or as another base of one seed, it has its arm's name."""
     runs = []
     for arm, split, seed in (("seen", "train", 0), ("seen_too", "train", 0), ("unseen", "test", 1)):
         folder = make_run(tmp_path / arm, arm=arm, seed=seed, base_digest="b")
-        config = yaml.safe_load((folder / "config.yaml").read_text())
-        config["eval"] = {"env": {"split": split}}
-        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+        change(folder, eval={"env": {"split": split}})
         found = json.loads((folder / "evaluation.json").read_text())
         found["by_game"] = {name: {"game/score": [1.0] * 12} for name in found["conditions"]}
         (folder / "evaluation.json").write_text(json.dumps(found))
@@ -231,31 +185,41 @@ def test_a_base_counts_once_for_the_games_that_it_was_measured_in(tmp_path: Path
     assert list(base_names(runs).values()) == ["base", "", "base of unseen"]
     assert [speaker.arm for speaker in speakers(runs)] == ["base", "base of unseen", "seen", "seen_too", "unseen"]
     assert set(mean_entries(runs)) == {"base", "base of unseen", "seen", "seen_too", "unseen"}
+    base = columns_of(arms)["base"]["game/score"]
+    assert base.low < base.mean < base.high
+    other = read_run(make_run(tmp_path / "other", seed=0, arm="big", base_digest="c"))
+    clash = [replace(runs[0], config=other.config), other]
+    assert "base of big" in [arm.arm for arm in arm_runs(clash)]
+    own = [replace(runs[0], config=other.config), replace(other, seed=3)]
+    assert [arm.arm for arm in arm_runs(own)].count("base") == 2
+    with pytest.raises(UserError, match=r"seen repeats arm 'trained', seed 0: give each run its own seed or arm"):
+        arm_runs([runs[0], runs[0]])
+    semi = replace(runs[2], arm="big", seed=0, config={**other.config, "env": {"game": "dond", "objective": 0.0}})
+    assert {arm.arm for arm in arm_runs([semi, other])} == {
+        "base (dond, λ=0)", "big (dond, λ=0)", "base (dond, λ=1)", "big (dond, λ=1)",
+    }  # fmt: skip
 
 
 def test_runs_are_measured_in_the_same_games_whatever_their_seed(tmp_path: Path) -> None:
     """Other seats are other games; who sits in no game is nobody, and a seed's own opponent is its arm's."""
     shared = {"crewmate": {"player": "learner", "partner": "base", "partners": 0}}
 
-    def measured(name: str, cast: dict[str, Any], eval_cast: dict[str, Any] | None) -> str:
-        folder = make_run(tmp_path / name)
-        config = yaml.safe_load((folder / "config.yaml").read_text())
-        config |= {"cast": cast, "eval": {"cast": eval_cast}}
-        (folder / "config.yaml").write_text(yaml.safe_dump(config))
-        return measured_in(read_run(folder))
+    def measured(cast: dict[str, Any], eval_cast: dict[str, Any] | None) -> str:
+        return measured_in(replace(run, config={**run.config, "cast": cast, "eval": {"cast": eval_cast}}))
 
-    first = measured("a", shared, None)
+    run = read_run(make_run(tmp_path / "run"))
+    first = measured(shared, None)
     nobody = {"crewmate": {"player": "learner", "partner": "random", "partners": 0}}
-    assert first == measured("b", shared, {}) == measured("c", nobody, {})
+    assert first == measured(shared, {}) == measured(nobody, {})
     seated = {"crewmate": {"player": "learner", "partner": "base", "partners": 1}}
-    assert first == measured("d", seated, {"crewmate": {"partners": 0}}) != measured("e", seated, {})
+    assert first == measured(seated, {"crewmate": {"partners": 0}}) != measured(seated, {})
     rivals = [
-        measured(f"r{seed}", shared, {"imposter": {"player": f"runs/x-full-s{seed}-{seed}c40e5a8"}})
+        measured(shared, {"imposter": {"player": f"runs/x-full-s{seed}-{seed}c40e5a8"}})
         for seed in (2, 3)
     ]  # fmt: skip
     assert rivals[0] == rivals[1] != first
     damaged: Any = ["crewmate"]
-    assert measured("old", shared, damaged) == measured("older", shared, {"crewmate": damaged}) == first
+    assert measured(shared, damaged) == measured(shared, {"crewmate": damaged}) == first
 
 
 def test_runs_from_different_bases_or_commits_say_so(tmp_path: Path) -> None:
@@ -272,29 +236,10 @@ def test_runs_from_different_bases_or_commits_say_so(tmp_path: Path) -> None:
     assert "start from different bases" in page_of(folders, tmp_path / "page.html").text
     assert mixed([runs[0], runs[2]]) == []
     unlike = make_run(tmp_path / "unlike", seed=1, base_digest="b3", git_commit="c1")
-    settings = yaml.safe_load((unlike / "config.yaml").read_text())
-    settings |= {"seed": 1, "loss": {"listening": {"weight": 0.0}}}
-    (unlike / "config.yaml").write_text(yaml.safe_dump(settings))
+    change(unlike, seed=1, loss={"listening": {"weight": 0.0}})
     assert mixed([runs[0], read_run(unlike)]) == ["Seeds of full differ in loss.listening.weight as well (0.3, 0.0)."]
     later = make_run(tmp_path / "later", seed=1, base_digest="b3", git_commit="c2")
     assert mixed([runs[0], read_run(later)]) == ["The runs are of 2 commits: c1, c2."]
-
-
-def test_the_same_seed_twice_is_refused(tmp_path: Path) -> None:
-    folders = [make_run(tmp_path / name) for name in ("a", "b")]
-    with pytest.raises(UserError, match=r"b repeats arm 'trained', seed 0: give each run its own seed or arm"):
-        build_report(folders, tmp_path / "report.html", "t")
-
-
-def test_games_of_different_objectives_are_kept_apart(tmp_path: Path) -> None:
-    semi = make_run(tmp_path / "semi", "full", 0)
-    config = yaml.safe_load((semi / "config.yaml").read_text())
-    config["env"]["objective"] = 0.0
-    (semi / "config.yaml").write_text(yaml.safe_dump(config))
-    arms = arm_runs([read_run(semi), read_run(make_run(tmp_path / "coop", "full", 0))])
-    assert {arm.arm for arm in arms} == {
-        "base (dond, λ=0)", "full (dond, λ=0)", "base (dond, λ=1)", "full (dond, λ=1)",
-    }  # fmt: skip
 
 
 def test_findings_claim_no_more_than_the_intervals() -> None:
@@ -326,18 +271,6 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
         build_report([], tmp_path / "report.html", "t")
     with pytest.raises(UserError, match=r"nowhere is not a run's folder: it has no config\.yaml"):
         build_report([tmp_path / "nowhere"], tmp_path / "report.html", "t")
-    run = make_run(tmp_path / "run")
-    (run / "metrics.jsonl").write_text("oops\n{}\n")
-    with pytest.raises(UserError, match=r"metrics\.jsonl, line 1: expected one JSON object"):
-        build_report([run], tmp_path / "report.html", "t")
-    (run / "metrics.jsonl").unlink()
-    (run / "evaluation.json").write_text("{")
-    with pytest.raises(UserError, match=r"evaluation\.json: expected one JSON object"):
-        build_report([run], tmp_path / "report.html", "t")
-    (run / "config.yaml").write_text("a: [")
-    with pytest.raises(UserError, match=r"config\.yaml: expected YAML"):
-        build_report([run], tmp_path / "report.html", "t")
-    assert not (tmp_path / "report.html").exists()
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"file/report\.html cannot be written \(File exists\)"):
         build_report([make_run(tmp_path / "whole")], tmp_path / "file" / "report.html", "t")
@@ -346,24 +279,16 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "said"),
     [
-        ("config.yaml", b"text", "expected the settings of a run"),
         ("config.yaml", b"env: dond", "expected the settings of a run"),
         ("config.yaml", b"a: \xff", "expected YAML"),
-        ("config.yaml", b"loss: 5", "don't say what training cost"),
-        ("config.yaml", b"loss: {kl: 5}", "don't say what training cost"),
-        ("config.yaml", b"loss: {listening: [1]}", "don't say what training cost"),
-        ("config.yaml", b"algo: {update: {epochs: many}}", "don't say what training cost"),
-        (
-            "timing.jsonl",
-            b'{"iteration": 1, "phase": "train", "speed/update_tokens_per_second": Infinity, "time/update": 1}\n\n',
-            "line 1: expected one JSON object",
-        ),
+        ("config.yaml", b"loss: {listening: [1]}", "run is damaged"),
+        ("config.yaml", b"algo: {update: {epochs: many}}", "run is damaged"),
+        ("timing.jsonl", b'{"iteration": 1, "phase": "train", "time/update": Infinity}\n\n', "line 1 is not a line"),
         ("run.json", b"[]", "expected one JSON object"),
         ("run.json", b'{"seed": "one"}', "expected a whole number for its seed"),
-        ("metrics.jsonl", b'[]\n{"iteration": 1, "phase": "train"}\n', "line 1: expected one JSON object"),
-        ("metrics.jsonl", b'{"phase": "train"}\n\n', "line 1: expected one JSON object with iteration and phase"),
-        ("metrics.jsonl", b'{"iteration": 1, "phase": "train", "game/score": null}\n\n', "and else numbers"),
-        ("metrics.jsonl", b"\xff\n\n", "line 1: expected one JSON object"),
+        ("metrics.jsonl", b'[]\n{"iteration": 1, "phase": "train"}\n', "line 1 is not a line of metrics"),
+        ("metrics.jsonl", b'{"iteration": 1, "phase": "train", "x": null}\n\n', "line 1 is not a line of metrics"),
+        ("evaluation.json", b"{", "expected one JSON object"),
         ("evaluation.json", b'{"conditions": {"base": {"game/score": {"mean": 1}}}}', "expected figures with mean"),
         ("evaluation.json", b'{"conditions": {}, "belief_by_message": {"base": [[1]]}}', "expected figures with mean"),
         ("episodes/base.jsonl", b"\xff", "line 1: expected a transcript"),
@@ -378,24 +303,6 @@ def test_damaged_files_of_a_run_are_named(tmp_path: Path, name: str, data: bytes
     (run / name).write_bytes(data)
     with pytest.raises(UserError, match=said):
         read_run(run)
-
-
-def test_strip_puts_the_extremes_at_its_ends() -> None:
-    svg = strip_svg({"a": Interval(1, 0, 2, 9), "b": Interval(8, 6, 10, 9)}, {"a": 0, "b": 1})
-    assert re.findall(r'x1="([\d.]+)" x2="([\d.]+)"', svg) == [("6.0", "27.6"), ("70.8", "114.0")]
-    assert 'cx="16.8"' in svg and "--c1" in svg
-    assert strip_svg({}, {}) == ""
-
-
-def test_ablation_figure(tmp_path: Path) -> None:
-    folders = [make_run(tmp_path / "a", "full", 0), make_run(tmp_path / "b", "none", 0, [aborted_game(0), *TRAINED])]
-    rows = ablation_table(arm_runs([read_run(folder) for folder in folders]))
-    for name in ("figure.svg", "figure.png"):
-        ablation_figure(rows, ["game/score"], tmp_path / name, "Arms")
-        assert (tmp_path / name).stat().st_size > 5_000
-    first = (tmp_path / "figure.svg").read_bytes()
-    ablation_figure(rows, ["game/score"], tmp_path / "figure.svg", "Arms")
-    assert (tmp_path / "figure.svg").read_bytes() == first
 
 
 # --- Among Us ---------------------------------------------------------------------------------------------------------
@@ -488,10 +395,15 @@ def test_among_us_arms_have_their_published_names_and_order(among_us_runs: list[
     assert [(arm.arm, arm.seed) for arm in arms] == [
         ("base", 0), ("base", 1), ("L", 0), ("L", 1), ("RL", 0), ("RL", 1), ("RL+L+S", 0), ("RL+L+S", 1),
     ]  # fmt: skip
-    text = page_of(folders, tmp_path / "report.html").text
-    assert "6 runs of 3 arms (RL+L+S, RL, L), seeds 0, 1." in text
+    wins = columns_of(arms)["RL"]["game/win_rate/crewmates"]
+    assert wins.mean == pytest.approx(5.5 / 12) and wins.high == pytest.approx(5.5 / 12 + 12.7062 / 24, abs=1e-4)
+    page = page_of(folders, tmp_path / "report.html")
+    assert "6 runs of 3 arms (RL+L+S, RL, L), seeds 0, 1." in page.text and "over training seeds" in page.text
     # 9 - 5 of 12 games with either seed, so the interval has no width.
-    assert "RL+L+S - RL: +33.3 (+33.3 to +33.3)" in text and "RL+L+S - L: +50.0" in text
+    assert "RL+L+S - RL: +33.3 (+33.3 to +33.3)" in page.text and "RL+L+S - L: +50.0" in page.text
+    assert "Interquartile means" in page.text and "share of seeds that reach at least this" in page.text
+    headers = [words for words in page.words if words in ("base", "RL+L+S", "RL", "L", "trained")]
+    assert headers[:4] == ["base", "L", "RL", "RL+L+S"] and "trained" not in headers
 
 
 def test_curves_are_means_over_seeds_by_games_played(tmp_path: Path) -> None:
@@ -517,32 +429,17 @@ def test_belief_by_message_is_of_all_seeds(among_us_runs: list[Path]) -> None:
     assert {"accuracy"} == mean_entries(runs[1:2])["trained"][0].keys() - mean_entries([few])["trained"][0].keys()
 
 
-def test_a_base_is_known_by_its_digest_in_beliefs_too(among_us_runs: list[Path]) -> None:
-    """Two bases of one name are two; one under two names is one."""
-    runs = [read_run(folder) for folder in among_us_runs]
-    for digests, bases, counted in ((["d0", "d1"], ["b", "b"], 2), (["d", "d"], ["b0", "b1"], 1)):
-        for run, digest, base in zip(runs[:2], digests, bases, strict=True):
-            run.card.update(base_digest=digest, base=base)
-        assert mean_entries(runs[:2])["base"][0]["accuracy"].seeds == counted
-
-
-def test_endings_are_in_the_order_of_their_legend() -> None:
-    def how(**shares: float) -> dict[str, Interval]:
-        return {f"game/how/{name}": Interval(share, 0, 1, 9) for name, share in shares.items()}
-
-    found = endings({"base": how(parity=0.75, tasks=0.25, time=0.0), "RL": how(ejection=1.0), "other": {}})
-    assert found == [
-        {"name": "base", "shares": [{"end": 1, "share": 0.25}, {"end": 3, "share": 0.75}]},
-        {"name": "RL", "shares": [{"end": 0, "share": 1.0}]},
-    ]
-
-
 def test_published_figures_and_curves_stand_beside(among_us_runs: list[Path], tmp_path: Path) -> None:
     runs = [read_run(folder) for folder in among_us_runs]
     rows, metric = ablation_table(arm_runs(runs)), "game/win_rate/crewmates"
     published = {"RL": Interval(0.32, 0.29, 0.33, 0), "absent": Interval(0.5, 0.4, 0.6, 0)}
     ablation_figure(rows, [metric], tmp_path / "bare.svg")
     ablation_figure(rows, [metric], tmp_path / "full.svg", published=published, runs=runs, curve=metric)
+    ablation_figure(rows, [metric], tmp_path / "bare.png")
+    assert (tmp_path / "bare.png").stat().st_size > 5_000
+    first = (tmp_path / "bare.svg").read_bytes()
+    ablation_figure(rows, [metric], tmp_path / "bare.svg")
+    assert (tmp_path / "bare.svg").read_bytes() == first
     bare, full = ((tmp_path / name).read_text() for name in ("bare.svg", "full.svg"))
     assert "fill: #ffffff; stroke: #777777" in full and "fill: #ffffff; stroke: #777777" not in bare
     assert "training games" in full and full.count("FillBetweenPolyCollection") == 3  # a band for each arm
@@ -556,8 +453,7 @@ OWN_TERMS = {
 
 def with_terms(run: Path, **config: Any) -> Path:
     """The run, whose settings are changed and which logged terms of its own."""
-    settings = yaml.safe_load((run / "config.yaml").read_text())
-    (run / "config.yaml").write_text(yaml.safe_dump(settings | config))
+    change(run, **config)
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     own = {"loss/doubt": 0.7, "reward/short": -0.1}
     (run / "metrics.jsonl").write_text("".join(json.dumps(row | own) + "\n" for row in rows))
@@ -588,8 +484,7 @@ def test_a_game_of_ones_own_shows_its_endings(tmp_path: Path) -> None:
         for i, how in enumerate(ends)
     ]
     run = make_run(tmp_path / "run")
-    settings = yaml.safe_load((run / "config.yaml").read_text())
-    (run / "config.yaml").write_text(yaml.safe_dump(settings | {"env": {"game": "hint"}}))
+    change(run, env={"game": "hint"})
     evaluation = evaluation_to_json({"trained": metrics(games, "hint")}, game="hint", games=3)
     (run / "evaluation.json").write_text(json.dumps(evaluation))
     write_episodes(run / "episodes" / "trained.jsonl", games)

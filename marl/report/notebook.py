@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from html import escape
 
-from marl.report.transcripts import Shift, Transcript, is_among_us, outcome_text, printable, said, shifts_by_listener
+from marl.report.transcripts import Transcript
+from marl.report.views import Shift, is_among_us, outcome_text, printable, said, shifts
 
 STYLE = (
     "<style>.lg{font:14px/1.5 system-ui,sans-serif;max-width:46rem}.lg .turn{margin:.5rem 0}.lg small{opacity:.7}"
@@ -31,9 +32,8 @@ def episode_html(transcript: Transcript) -> str:
             parts.append(f"<small>{quiet} moves and votes</small>")
             quiet = 0
         bars = "".join(
-            _bar(names.get(listener) or f"{listener}: {shift.question}", shift)
-            for listener, found in shifts_by_listener(transcript, turn).items()
-            for shift in found
+            _bar(names.get(shift.listener) or f"{shift.listener}: {shift.question}", shift)
+            for shift in shifts(transcript, turn)
         )
         who = names.get(turn["agent"], turn["agent"])
         role = f" ({turn['role']})" if names else ""
