@@ -31,8 +31,8 @@ from tests.together import together
 CASES: dict[str, tuple[dict[str, Loss], UpdateConfig]] = {
     "every term": (TERMS, UpdateConfig(learning_rate=1e-3, optimizer="sgd", rows=5, token_budget=40)),
     "renamed": (
-        {**TERMS, "listening": ListeningLoss(weight=0.3, renamed=True)},
-        UpdateConfig(learning_rate=1e-3, optimizer="sgd", minibatches=5, token_budget=40),
+        {"listening": ListeningLoss(weight=0.3, renamed=True)},
+        UpdateConfig(learning_rate=1e-2, optimizer="sgd", minibatches=2, token_budget=40),
     ),
     "listening alone": (
         {"listening": ListeningLoss(weight=0.3)},
