@@ -179,7 +179,7 @@ def layer_kinds(lm: PreTrainedModel) -> list[str]:
     listed = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
     # a configuration that does not list its layers has one kind of them
     kinds = list(listed or [SLIDING if window_of(config) else FULL] * config.num_hidden_layers)
-    own = not listed and (getattr(lm, "_is_stateful", False) or not getattr(config, "num_attention_heads", 0))
+    own = not listed and not getattr(config, "num_attention_heads", 0)
     if own or set(kinds) - {*ATTENTION, *RECURRENT, BOTH, *NOTHING}:
         what = "a state of its own make" if own else ", ".join(sorted(set(kinds)))
         raise Unheld(f"{type(lm).__name__} keeps what a slot cannot hold (layers: {what})")

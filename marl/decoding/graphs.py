@@ -22,16 +22,15 @@ class Writer:
     replayed as long as the parameters stay where they are. A row without tokens left writes to the padding position.
     """
 
-    def __init__(
-        self, policy: Policy, cache: SlotCache, rows: int, end: int, temperature: float, pauses: Tensor
-    ) -> None:
+    def __init__(self, policy: Policy, cache: SlotCache, rows: int, end: int, temperature: float) -> None:
         """Allocates the step's tensors.
 
-        end: how far into their slots rows may get. temperature: 0 takes the likeliest token. pauses (V,): tokens after
-        which a row stops.
+        end: how far into their slots rows may get. temperature: 0 takes the likeliest token.
         """
-        self.policy, self.cache, self.end, self.temperature, self.pauses = policy, cache, end, temperature, pauses
+        self.policy, self.cache, self.end, self.temperature = policy, cache, end, temperature
         device = policy.device
+        self.pauses = torch.zeros(policy.speech_mask.shape, dtype=torch.bool, device=device)  # (V,) a row stops there
+        self.pauses[sorted(policy.tokens.may_end)] = True
         self.slots, self.ids, self.places, self.left = torch.zeros(4, rows, dtype=torch.int64, device=device)  # (R,)
         self.uniform = torch.zeros(rows, dtype=torch.float64, device=device)
         self.logprobs = torch.zeros(rows, device=device)

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from marl.common.errors import UserError
-from marl.decoding.cache import SlotCache, Unheld, slot_cache
+from marl.decoding.cache import Unheld, slot_cache
 from marl.decoding.passes import one_pass
 from marl.model.policy import MISFITS, NO_MODEL, check_context, reading
 
@@ -41,8 +41,12 @@ _SIZES: dict[tuple[type[PreTrainedConfig], str, int, torch.dtype], Size] = {}
 
 def _find_size(config: PreTrainedConfig, context: int, dtype: torch.dtype) -> Size:
     with reading(config.name_or_path, NO_MODEL), torch.device("meta"), torch.no_grad():
-        # the default implementation of experts looks at numbers, which `meta` has not
-        lm = AutoModelForCausalLM.from_config(config, dtype=dtype, experts_implementation="batched_mm").eval()
+        lm = AutoModelForCausalLM.from_config(
+            config,
+            dtype=dtype,
+            attn_implementation=None,
+            experts_implementation="batched_mm",  # the default one looks at numbers, which `meta` has not
+        ).eval()
         weights = sum(p.nbytes for p in lm.parameters())
         try:
             cache = slot_cache(lm, 1, context)
@@ -79,18 +83,8 @@ def continues(lm: PreTrainedModel) -> bool:
     return several
 
 
-@torch.no_grad()
-def make_states(lm: PreTrainedModel, cache: SlotCache) -> None:
-    """Allocates the states of all slots, so that an engine's first games are computed like any later ones."""
-    one_pass(lm, cache, np.array([0]), np.array([0]), [[0]])
-    cache.clear(0)
-
-
 def check_slots(lm: PreTrainedModel) -> None:
-    """Compares reading in pieces with one whole pass, once per process and configuration. Raises Unheld if they differ.
-
-    A model that takes no cache would see nothing but the tokens of its pass.
-    """
+    """Raises Unheld if reading in pieces is not one whole pass. Tries it once per process and configuration."""
     key = (type(lm), lm.config.to_json_string(use_diff=False), lm.dtype, str(lm.device))
     if key not in _UNLIKE:
         try:
