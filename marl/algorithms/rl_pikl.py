@@ -2,11 +2,10 @@
 
 In every iteration the learner talks, believes and decides when to propose; a planner chooses its claims or votes near a
 frozen anchor, the base (`planning/planner.py`). Then the policy is regressed to the plans by cross-entropy, the critic
-to what they expected (or to what the game paid), and belief to the truth. The next plans are made with what the policy
-learned: what it says and believes.
+to what they expected (or to what the game paid), and belief to the truth.
 
-Left out, of the published algorithm: a value for what follows a plan (here nothing is decided after it, but for later
-meetings in Among Us), proposals of actions (all are weighed), exploration.
+Left out, of the published algorithm: a value for what follows a plan, proposals of actions (all are weighed),
+exploration.
 """
 
 from __future__ import annotations
