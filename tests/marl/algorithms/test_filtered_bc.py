@@ -34,7 +34,7 @@ from marl.model.policy import Policy
 from marl.model.tokens import Tokens
 from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import Game
-from marl.types import Episode, Kind, Payment, Turn
+from marl.types import Episode, Payment, Turn
 from tests.marl.episodes import episode
 from tests.marl.hint import Hint, hint_policy, training
 from tests.marl.models import CHATML, hf_tokenizer, small_tokens
@@ -187,15 +187,6 @@ def test_a_turn_at_the_streams_end_stays_there() -> None:
     assert cut.turns[-1].start == len(cut.streams[agent]) < last.start
 
 
-def test_every_reply_that_is_left_is_imitated() -> None:
-    tokens, style = tokens_of("small")
-    dirty = record(with_errors([BAD[:2], BAD[:1], (), BAD[2:]]), tokens, style)
-    batch = collate([without_errors(seat) for seat in seats_of([dirty], {"learner"})], {})
-    assert batch.imitate.equal(batch.reply) and int(batch.decision.sum()) == 4
-    asked = batch.kind[batch.row, batch.position]
-    assert len(asked) == 2 * 3 * 3 and bool((asked == Kind.QUESTION).all())
-
-
 # -- the loop ----------------------------------------------------------------------------------------------------------
 
 CONFIG = FilteredBCConfig(
@@ -227,14 +218,6 @@ def test_what_was_won_becomes_likelier() -> None:
     assert 0 < wins < 1 and metrics["filter/kept"] == wins  # both seats of every game that was won
     gained = {won: mean_logprob(policy, episodes, won) - mean_logprob(before, episodes, won) for won in (True, False)}
     assert gained[True] > 0.02 and gained[True] > gained[False] + 0.01, gained
-
-
-def test_games_are_scored_at_the_temperature_they_were_sampled_at() -> None:
-    """Scored at another, a policy that clones all its games would not stay what it is."""
-    once = replace(CONFIG, keep="all", temperature=0.5, update=replace(CONFIG.update, epochs=1, minibatches=1))
-    metrics, episodes = clone(hint_policy(0), Hint, once)
-    said = np.concatenate([turn.logprobs for episode in episodes for turn in episode.turns])
-    assert metrics["loss/imitation"] == pytest.approx(-said.mean(), abs=1e-4)
 
 
 class Unpaid(Hint):

@@ -78,7 +78,7 @@ def off(policy: Policy, episodes: Sequence[Episode]) -> float:
 def test_the_policy_comes_to_play_the_plan(form: str) -> None:
     """An untrained model's claims, toward a plan that the rules, the exact prior and its own anchor make."""
     policy = tiny_policy()
-    episodes = answers(policy, config(0.1, belief="prior", others="anchor"), range(6))
+    episodes = answers(policy, config(0.1, belief="prior", others="anchor"), range(3))
     assert len({e.turns[0].planned.plan for e in episodes if e.turns[0].planned}) == 1  # they all read the same
     before = off(policy, episodes)
     batch = collate([(episode, "you") for episode in episodes], {}, drawn_from_plans=True)
