@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from marl.common.errors import UserError
-from marl.decoding.cache import SlotCache, Unheld, slot_cache
+from marl.decoding.cache import NotCacheable, SlotCache, slot_cache
 from marl.decoding.graphs import Writer
 from marl.decoding.passes import WholeStreams, one_pass
 from marl.decoding.probes import check_slots, continues
@@ -41,7 +41,7 @@ class Engine:
         lm = alike or policy.lm
         self.policy, self.slots, self.context = policy, slots, context
         self.cache: SlotCache | WholeStreams
-        self.unheld = ""  # why there is no cache, if so
+        self.uncached = ""  # why there is no cache, if so
         try:
             self.cache = slot_cache(policy.lm, slots, context)
             self._continues = not self.cache.states or continues(lm)
@@ -51,8 +51,8 @@ class Engine:
                 self.cache.clear(0)
             elif not is_split(policy):
                 check_slots(lm)
-        except Unheld as reason:
-            self.cache, self._continues, self.unheld = WholeStreams(slots), True, str(reason)
+        except NotCacheable as reason:
+            self.cache, self._continues, self.uncached = WholeStreams(slots), True, str(reason)
         self.lengths = np.zeros(slots, dtype=np.int64)
         self._free = list(range(slots))  # a heap: the lowest free slot is taken, whatever was freed before
         self.tokens_read = 0

@@ -157,7 +157,7 @@ def readings(batch: TokenBatch, losses: Mapping[str, Loss], rename: Renaming | N
 def backward(
     part: TokenBatch, outputs: Outputs, losses: Mapping[str, Loss], counts: Mapping[str, int], totals: Means
 ) -> None:
-    """Adds the gradient of the weighted sum of losses, each divided by its places in the whole minibatch (`counts`)."""
+    """Adds the gradient of the weighted sum of losses, each divided by its tokens in the whole minibatch (`counts`)."""
     total = torch.zeros((), device=outputs.logprobs.device)
     for name, loss in losses.items():
         values, mask = evaluate(part, name, loss, outputs)

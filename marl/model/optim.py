@@ -36,6 +36,9 @@ class MuonAndAdamW(torch.optim.AdamW):
         groups: list[dict[str, Any]] = [{"params": matrices}, {"params": others}]
         super().__init__(groups, learning_rate, betas=BETAS, weight_decay=weight_decay)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        torch.optim.Optimizer.__setstate__(self, state)  # AdamW's own expects its moments of every parameter
+
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         matrices, others = self.param_groups

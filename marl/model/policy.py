@@ -492,8 +492,8 @@ def dropout(policy: Policy, rate: float, generator: torch.Generator) -> Iterator
         return out * (kept / (1 - rate)).to(out.device)
 
     added = [module for name, module in policy.lm.named_modules() if name.endswith((".o_proj", ".mlp"))]
-    places = [policy.lm.get_input_embeddings(), *added] if rate else []
-    hooks = [module.register_forward_hook(drop) for module in places]
+    layers = [policy.lm.get_input_embeddings(), *added] if rate else []
+    hooks = [module.register_forward_hook(drop) for module in layers]
     try:
         yield
     finally:

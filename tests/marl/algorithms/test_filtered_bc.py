@@ -19,6 +19,7 @@ from envs.dond import environment as dond_environment
 from marl.agents.text import TextAgent
 from marl.algorithms.filtered_bc import (
     FilteredBCConfig,
+    competitive,
     seat_reward,
     select,
     train_filtered_bc,
@@ -72,6 +73,8 @@ def test_the_competitive_rule_keeps_both_sides_of_even_deals() -> None:
     assert chosen(games, "above_mean") == [(2, "player_0")]
     assert chosen(games, "above_mean", competitive=True) == [(1, "player_0"), (2, "player_0"), (1, "player_1")]
     assert len(chosen(games, "nonzero", competitive=True)) == 4
+    assert [competitive(dond_v0.parallel_env(objective=o)) for o in (-1.0, 0.0, 1.0)] == [True, False, False]
+    assert not competitive(Hint())
 
 
 # -- errors leave no trace ---------------------------------------------------------------------------------------------
@@ -237,22 +240,3 @@ def test_a_round_in_which_nothing_is_kept_changes_nothing(keep: str, share: floa
     assert metrics["speed/tokens_per_second"] > 0 and (metrics["speed/update_tokens_per_second"] > 0) == bool(share)
     same = all(torch.equal(a, b) for a, b in zip(policy.parameters(), before.parameters(), strict=True))
     assert same == (share == 0.0)
-
-
-def test_even_deals_are_kept_in_the_competitive_game_only() -> None:
-    """The loop asks the game for its objective."""
-
-    class Even(Unpaid):
-        objective = -1.0
-
-        def step(self, actions: dict[str, str]) -> Any:
-            *all_but, infos = super().step(actions)
-            for info in infos.values():
-                if "outcome" in info:
-                    points = dict.fromkeys(self.possible_agents, 5)
-                    info["outcome"] = {"how": "even", "right": True, "deal": True, "points": points, "pareto": True}
-            return *all_but, infos
-
-    assert clone(hint_policy(0), Even, CONFIG)[0]["filter/kept"] == 1.0
-    Even.objective = 0.0
-    assert clone(hint_policy(0), Even, CONFIG)[0]["filter/kept"] == 0.0

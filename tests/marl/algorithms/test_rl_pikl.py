@@ -262,7 +262,6 @@ def test_in_ppo_a_plan_term_of_weight_zero_is_measured_and_changes_no_bit() -> N
     assert noted and not any(planned.played for planned in noted)
     assert found["loss/plan"] > 0 and "loss/plan" not in other
     assert [[replace(t, planned=None) for t in e.turns] for e in episodes] == [list(e.turns) for e in same]
-    assert not identical(without, ppo(PlanLoss(weight=1.0))[0])
 
 
 @pytest.mark.parametrize(

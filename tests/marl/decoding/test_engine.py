@@ -206,7 +206,6 @@ def test_a_stream_that_outgrows_its_slot_is_refused_before_anything_is_written(p
 
 
 def test_slots_longer_than_the_models_context_are_refused(policies: dict[str, Policy]) -> None:
-    Engine(policies["gpt2"], 1, 1024)
     with pytest.raises(UserError, match=r"model\.context=1025 is more than the model can read \(1024 tokens\)"):
         Engine(policies["gpt2"], 1, 1025)
 
@@ -243,7 +242,7 @@ def test_a_model_that_no_slot_holds_reads_whole_streams_again(name: str) -> None
     lm, why = other_models()[name]
     policy = Policy(lm.eval(), small_tokens())
     engine = Engine(policy, 6, CONTEXT)
-    assert re.search(f"^{type(lm).__name__} keeps .*{why}", engine.unheld), engine.unheld
+    assert re.search(f"^{type(lm).__name__} keeps .*{why}", engine.uncached), engine.uncached
     size = size_of(lm.config, CONTEXT)
     assert size.slot == 0
     assert size.weights == sum(p.nbytes for p in lm.parameters())
@@ -302,19 +301,15 @@ def test_windows_slide_over_slots(name: str, window: int) -> None:
     assert same == (window in {1, CONTEXT} and (name == "mistral" or window == CONTEXT))  # deeper layers see further
 
 
-def test_a_model_that_is_not_the_sum_of_its_pieces_has_no_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recurrent layer that forgets its state between passes."""
-    lm = random_lm("mamba2", small_tokens().size)
+def test_a_model_that_reads_in_pieces_what_it_does_not_as_a_whole_has_no_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recurrent layer that forgets its state between passes; keys and values that are never written."""
+    tokens = small_tokens()
     monkeypatch.setattr(StateLayer, "save", lambda layer: layer.all_conv_states.update({0: torch.zeros(1, 80, 4)}))
-    engine = Engine(Policy(lm, small_tokens()), 2, CONTEXT)
-    assert engine.unheld == "Mamba2ForCausalLM does not read in pieces what it reads as a whole"
-
-
-def test_a_model_whose_slots_are_not_its_whole_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys and values that are never written."""
-    lm = random_lm("llama", small_tokens().size + 1)  # a configuration that no other test has looked at
+    recurrent = Engine(Policy(random_lm("mamba2", tokens.size), tokens), 2, CONTEXT)
+    assert recurrent.uncached == "Mamba2ForCausalLM does not read in pieces what it reads as a whole"
+    lm = random_lm("llama", tokens.size + 1)  # a configuration that no other test has looked at
     monkeypatch.setattr(SlotLayer, "update", lambda layer, keys, values, *_, **__: (keys, values))
-    assert "LlamaForCausalLM keeps what a slot cannot hold" in Engine(Policy(lm, small_tokens()), 2, CONTEXT).unheld
+    assert "LlamaForCausalLM keeps what a slot cannot hold" in Engine(Policy(lm, tokens), 2, CONTEXT).uncached
 
 
 def test_who_starts_over_in_a_pass_goes_on_token_by_token() -> None:
@@ -323,7 +318,7 @@ def test_who_starts_over_in_a_pass_goes_on_token_by_token() -> None:
     assert [continues(random_lm(name, 64)) for name in RECURRENT] == known
     policies = [half(Policy(random_lm(name, small_tokens().size), small_tokens())) for name in RECURRENT]
     assert [continues(each.lm) for each in policies] == known  # whose states are rounded
-    assert [Engine(each, 2, CONTEXT).unheld for each in policies] == [""] * len(known)
+    assert [Engine(each, 2, CONTEXT).uncached for each in policies] == [""] * len(known)
 
 
 # --- Sizes ---

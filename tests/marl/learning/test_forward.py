@@ -11,7 +11,6 @@ from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from marl.common.errors import UserError
-from marl.learning.batch import seats_of
 from marl.learning.config import UpdateConfig
 from marl.learning.forward import forward
 from marl.learning.update import add_reference, make_optimizer, update
@@ -20,7 +19,6 @@ from marl.losses.kl import KLLoss
 from marl.losses.policy import PolicyLoss
 from marl.model.policy import Policy
 from marl.types import Kind
-from tests.marl.hint import hint_policy
 from tests.marl.models import hf_policy, small_tokens
 from tests.marl.updates import (
     READS,
@@ -35,23 +33,6 @@ from tests.marl.updates import (
 )
 
 # -- the distribution that was sampled ---------------------------------------------------------------------------------
-
-
-def test_sampler_and_trainer_agree() -> None:
-    temperature = 0.6
-    policy = noisy(hint_policy(1, privileged_size=2), 1)
-    episodes = play(policy, 12, temperature)
-    batch = to_batch(episodes)
-    with torch.no_grad():
-        outputs = forward(policy, batch, temperature, READS)
-        other = forward(policy, batch, 0.9, READS)
-    assert float((outputs.logprobs - batch.logprobs).abs().max()) < 1e-4
-    assert float((outputs.values - batch.values).abs().max()) < 1e-4 and batch.values.any()
-    assert float((other.logprobs - batch.logprobs).abs().max()) > 1e-2  # another temperature is another distribution
-    beliefs = [b for e, a in seats_of(episodes, {"learner"}) for b in e.beliefs if b.listener == a]
-    assert len(beliefs) == len(batch.row) == 24
-    for n, belief in enumerate(beliefs):
-        assert outputs.beliefs[n].exp().tolist() == pytest.approx(belief.probs.tolist(), abs=1e-4)
 
 
 def test_entropy_is_that_of_the_sampled_distribution() -> None:

@@ -298,6 +298,17 @@ def test_a_part_that_is_not_there_is_named(model: Path) -> None:
         assert "no causal language model can be loaded" in refused(model)
 
 
+def test_code_that_comes_with_a_model_is_never_run(model: Path, tmp_path: Path) -> None:
+    """Nor is anybody asked whether it may."""
+    (model / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    with_setting("config.json", "auto_map", {"AutoConfig": "code.Own", "AutoModelForCausalLM": "code.Own"})(model)
+    with_setting("tokenizer_config.json", "auto_map", {"AutoTokenizer": ["code.Own", None]})(model)
+    pretrained(str(model), seed=0)  # of a known kind
+    with_setting("config.json", "model_type", "own")(model)
+    assert "it comes with code of its own, which is never run here" in refused(model)
+    assert not (tmp_path / "ran").exists()
+
+
 def test_weights_in_other_formats_are_refused_by_theirs(model: Path, tmp_path: Path) -> None:
     class Payload:
         def __reduce__(self) -> Any:
@@ -311,14 +322,3 @@ def test_weights_in_other_formats_are_refused_by_theirs(model: Path, tmp_path: P
     (model / "config.json").unlink()
     (model / "model-q4.gguf").write_bytes(b"GGUF")
     assert "The folder has GGUF weights" in refused(model)
-
-
-def test_code_that_comes_with_a_model_of_a_known_kind_is_left_alone(model: Path, tmp_path: Path) -> None:
-    (model / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-    kinds = {"AutoConfig": "code.Own", "AutoModelForCausalLM": "code.Own"}
-    with_setting("config.json", "auto_map", kinds)(model)
-    with_setting("tokenizer_config.json", "auto_map", {"AutoTokenizer": ["code.Own", None]})(model)
-    pretrained(str(model), seed=0)
-    with_setting("config.json", "model_type", "own")(model)
-    assert "it comes with code of its own, which is never run here" in refused(model)
-    assert not (tmp_path / "ran").exists()

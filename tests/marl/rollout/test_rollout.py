@@ -14,7 +14,7 @@ from gymnasium.utils import seeding
 
 from envs.core import END, Question, TurnKind
 from envs.dond import environment as dond_environment
-from marl.agents.base import Agent, Player, Reply, Request
+from marl.agents.base import Agent, Reply, Request
 from marl.agents.model import ModelAgent
 from marl.agents.text import TextAgent
 from marl.decoding.engine import Engine
@@ -24,7 +24,7 @@ from marl.model.policy import Policy
 from marl.rollout.games import env_maker, scripted
 from marl.rollout.rollout import Cast, everyone, rollout
 from marl.rollout.seeds import GAMES, Game, Seeds, draw_games, sampling_seed
-from marl.types import Episode, Kind, Stream, TokenBatch
+from marl.types import Episode, Kind, TokenBatch
 from tests.marl.models import CHATML, NO_SYSTEM, hf_policy, precise, teach, tiny_policy
 
 COMPACT = env_maker({"game": "dond", "style": "compact", "objective": 1.0, "max_entries": 12})
@@ -290,25 +290,25 @@ def test_replies_that_meet_the_limit_of_their_tokens_are_marked(decode_steps: in
     assert not any(t.cut for e in games for t in e.turns if not t.reply_ids)  # the script's
 
 
-class Wordy:
-    """Says so many words, and takes the last option."""
+class Says:
+    """Says whatever text it was given; reports a body where it can, and else takes the last option."""
 
-    def __init__(self, words: int) -> None:
-        self.words = words
+    def __init__(self, text: str) -> None:
+        self.text = text
 
-    def observe(self, text: str) -> None:
-        return
+    def observe(self, text: str) -> None: ...
 
     def reply(self, text: str, options: Sequence[str] = ()) -> str:
         reports = [option for option in options if option.startswith("report")]
-        return (reports or options)[-1] if options else " red" * self.words + f" {END} and more that nobody hears"
+        return (reports or options)[-1] if options else self.text
 
 
 @pytest.mark.parametrize("words", [20, 21])
 def test_messages_that_the_game_cuts_are_marked(words: int) -> None:
     """Of twenty words all others hear is all of it; what follows the end marker was never said."""
     make_env = env_maker({"game": "among_us", "style": "compact", "tasks": 10})
-    games = rollout(draw_games(7, GAMES, count=10), everyone(TextAgent("wordy", lambda *_: Wordy(words))), make_env, 10)
+    text = " red" * words + f" {END} and more that nobody hears"
+    games = rollout(draw_games(7, GAMES, count=10), everyone(TextAgent("wordy", lambda *_: Says(text))), make_env, 10)
     said = [t for e in games for t in e.turns if t.kind == TurnKind.SPEAK]
     assert said and all(t.cut == (words > 20) for t in said)
     assert {len(t.message.split()) for t in said} == {min(words, 20)}
@@ -460,30 +460,6 @@ class Dictated(Engine):
         return np.array([self.script.popleft()]), np.zeros(1)
 
 
-class Late:
-    """A text agent that answers only one of the requests it owes at a time, the latest first."""
-
-    name = "late"
-
-    def __init__(self, inner: TextAgent) -> None:
-        self.inner, self.owed = inner, deque[Reply]()
-
-    def act(self, requests: Sequence[Request]) -> list[Reply]:
-        self.owed.extend(self.inner.act(requests))
-        return [self.owed.pop()] if self.owed else []
-
-    def finish(self, keys: Sequence[tuple[int, str]]) -> dict[tuple[int, str], tuple[Stream, list]]:
-        return self.inner.finish(keys)
-
-
-def test_agents_may_answer_late_and_out_of_order() -> None:
-    games = draw_games(13, GAMES, count=9)
-    prompt = rollout(games, everyone(scripted("dond")), COMPACT, 4)
-    late = rollout(games, everyone(Late(scripted("dond"))), COMPACT, 4)
-    assert [[t.text for t in e.turns] for e in late] == [[t.text for t in e.turns] for e in prompt]
-    assert [e.outcome for e in late] == [e.outcome for e in prompt]
-
-
 def test_what_players_draw_can_have_a_seed_of_its_own(policies: dict[str, Policy]) -> None:
     """The same games, other draws; without it, each game's own."""
     agent = everyone(model(Policy(policies["tiny"].lm, policies["tiny"].tokens).eval()))
@@ -503,25 +479,9 @@ def test_every_seat_has_a_seed_of_its_own_whatever_the_sampling_seed() -> None:
     assert Seeds.of(3) == Seeds(3, None, 3)
 
 
-class Rambling:
-    """Says whatever text it was given; chooses the first option."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def observe(self, text: str) -> None: ...
-
-    def reply(self, text: str, options: Sequence[str] = ()) -> str:
-        return options[0] if options else self.text
-
-
 @pytest.mark.parametrize("text", ["\x00", "數字🙂" * 3000, "[message] <|you|><|pad|> \ud800 [END]"])
 def test_any_text_as_a_reply_leaves_the_game_standing(text: str, policies: dict[str, Policy]) -> None:
-    def make(seed: int, role: str) -> Player:
-        return Rambling(text)
-
-    learner = model(policies["gpt2"])
-    cast = against(learner, TextAgent("rambling", make))
+    cast = against(model(policies["gpt2"]), TextAgent("rambling", lambda *_: Says(text)))
     for episode in rollout(draw_games(14, GAMES, count=4), cast, NATURAL, 4):
         assert "deal" in episode.outcome
         stream, end = episode.streams["player_0"], policies["gpt2"].tokens.tokenizer.eos_token_id
