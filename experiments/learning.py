@@ -18,7 +18,7 @@ from marl.algorithms.rl_pikl import RLPiklConfig, train_rl_pikl
 from marl.algorithms.training import Training
 from marl.common.distributed import Ranks
 from marl.learning.renaming import Renaming, renaming
-from marl.learning.update import Learner, check_model, make_optimizer
+from marl.learning.update import Learner, make_optimizer
 from marl.losses import any_reads
 from marl.metrics.wording import of_ones_own
 from marl.model.policy import Policy
@@ -50,7 +50,6 @@ def learn(
     policies = starting_policies(work, base, ranks)
     learners = []
     for name, policy in policies.items():
-        check_model(policy, algo.update)
         shards = Shards(policy, ranks) if spec.shard and ranks.size > 1 else None
         optimizer = make_optimizer(shards.split if shards else policy, algo.update)  # at algo.update.learning_rate
         learners.append(Learner(name, policy, base, optimizer, shards))

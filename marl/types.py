@@ -31,7 +31,7 @@ class Kind(IntEnum):
 
 @dataclass
 class Stream:
-    """One agent's view of one episode: all that it read and wrote, in order. Both lists: (T,)."""
+    """One agent's view of one episode: all that it read and wrote, in order; (T,) each."""
 
     tokens: list[int] = field(default_factory=list)
     kinds: list[Kind] = field(default_factory=list)

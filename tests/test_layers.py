@@ -2,6 +2,7 @@
 
 import ast
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,6 @@ ROOMS = [
 EXPERIMENT_ROOMS = ["launch", "setup", "bench", "studies"]
 LONGEST = 600  # lines of a file
 
-KNOWS_WANDB = {"marl/storage/tracking.py"}
-
 
 def sources(package: str) -> list[Path]:
     return sorted((ROOT / package).rglob("*.py"))
@@ -28,6 +27,7 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+@cache
 def imported(path: Path) -> set[str]:
     """Dotted names of all that a file imports, at any depth of its code: modules, and names taken out of them."""
     names: set[str] = set()
@@ -61,42 +61,30 @@ def test_there_is_something_to_check() -> None:
     )
 
 
-@pytest.mark.parametrize("path", sources("envs"), ids=name_of)
-def test_games_know_nothing_of_learning(path: Path) -> None:
-    assert not roots(path) & {"torch", "transformers", "hydra", "omegaconf", "wandb", "marl", "experiments", "conf"}
+def test_games_know_nothing_of_learning() -> None:
+    others = {"torch", "transformers", "hydra", "omegaconf", "wandb", "marl", "experiments", "conf"}
+    assert [name_of(path) for path in sources("envs") if roots(path) & others] == []
 
 
-@pytest.mark.parametrize("path", sources("marl"), ids=name_of)
-def test_marl_knows_neither_commands_nor_hydra(path: Path) -> None:
-    name = name_of(path)
-    assert not roots(path) & {"experiments", "conf"}
-    assert not roots(path) & {"hydra", "omegaconf"}
-    assert name in KNOWS_WANDB or "wandb" not in roots(path)
+def test_marl_knows_neither_commands_nor_hydra() -> None:
+    others = {"experiments", "conf", "hydra", "omegaconf"}
+    assert [name_of(path) for path in sources("marl") if roots(path) & others] == []
 
 
-@pytest.mark.parametrize("path", sources("experiments"), ids=name_of)
-def test_only_tracking_knows_wandb(path: Path) -> None:
-    assert "wandb" not in roots(path)
+def test_only_tracking_knows_wandb() -> None:
+    paths = [*sources("marl"), *sources("experiments")]
+    assert [name_of(path) for path in paths if "wandb" in roots(path)] == ["marl/storage/tracking.py"]
 
 
-@pytest.mark.parametrize("path", [p for p in sources("marl") if p != ROOT / "marl/__init__.py"], ids=name_of)
-def test_imports_of_marl_run_downward(path: Path) -> None:
-    here = room_of(path, "marl")
-    assert here in ROOMS, f"marl/{here} is no room of ROOMS; put it after all that it imports"
-    for other in rooms_of(path, "marl") - {here}:
-        assert ROOMS.index(other) < ROOMS.index(here), (
-            f"{name_of(path)} imports marl.{other}, which stands after {here}"
-        )
-
-
-@pytest.mark.parametrize("path", sources("experiments"), ids=name_of)
-def test_imports_of_experiments_run_downward(path: Path) -> None:
-    here = room_of(path, "experiments")
-    if here not in EXPERIMENT_ROOMS:
-        return  # a command
-    for other in rooms_of(path, "experiments") - {here}:
-        assert other in EXPERIMENT_ROOMS, f"{name_of(path)} imports the command experiments.{other}"
-        assert EXPERIMENT_ROOMS.index(other) < EXPERIMENT_ROOMS.index(here), f"{name_of(path)} imports {other}"
+@pytest.mark.parametrize(("package", "rooms"), [("marl", ROOMS), ("experiments", EXPERIMENT_ROOMS)])
+def test_imports_run_downward(package: str, rooms: list[str]) -> None:
+    """Each room imports only those that stand before it. Commands, which stand beside rooms, may import any."""
+    for path in sources(package):
+        here = room_of(path, package)
+        if package == "marl" and here != "__init__":
+            assert here in rooms, f"marl/{here} is no room of ROOMS; put it after all that it imports"
+        for other in rooms_of(path, package) - {here} if here in rooms else ():
+            assert other in rooms and rooms.index(other) < rooms.index(here), f"{name_of(path)} imports {other}"
 
 
 def test_terms_do_not_know_one_another() -> None:
@@ -108,11 +96,9 @@ def test_terms_do_not_know_one_another() -> None:
             assert not named & terms, f"marl/{folder}/{path.name} imports {named & terms}"
 
 
-@pytest.mark.parametrize(
-    "path", [p for package in ("envs", "marl", "experiments") for p in sources(package)], ids=name_of
-)
-def test_no_file_is_too_long(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST
+def test_no_file_is_too_long() -> None:
+    every = [path for package in ("envs", "marl", "experiments") for path in sources(package)]
+    assert [name_of(p) for p in every if len(p.read_text(encoding="utf-8").splitlines()) > LONGEST] == []
 
 
 def test_data_of_packages_is_there() -> None:

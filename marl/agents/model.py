@@ -78,9 +78,9 @@ class ModelAgent:
         self.original = policy if bf16 else None
         self.policy = half(policy) if bf16 else policy
         self.engine = Engine(self.policy, slots, context, None if is_split(policy) else policy.lm)
-        if self.engine.unheld:
+        if self.engine.uncached:
             warnings.warn(
-                f"{name}: {self.engine.unheld}, so every pass reads whole streams again, which is slow. Choose a "
+                f"{name}: {self.engine.uncached}, so every pass reads whole streams again, which is slow. Choose a "
                 "model.name whose layers are attention, or recurrent with a cache of transformers (as Mamba).",
                 stacklevel=2,
             )

@@ -98,8 +98,8 @@ def without_errors(seat: Seat) -> Seat:
         if turn.error:
             kept[turn.start : end] = False
     shift = np.concatenate([[0], np.cumsum(~kept)])  # how many are cut before each place, the stream's end included
-    places = kept.nonzero()[0]
-    short = Stream([stream.tokens[i] for i in places], [stream.kinds[i] for i in places])
+    indices = kept.nonzero()[0]
+    short = Stream([stream.tokens[i] for i in indices], [stream.kinds[i] for i in indices])
     turns = tuple(
         replace(t, start=t.start - int(shift[t.start])) if t.agent == agent else t
         for t in episode.turns

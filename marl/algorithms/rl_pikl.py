@@ -2,11 +2,10 @@
 
 In every iteration the learner talks, believes and decides when to propose; a planner chooses its claims or votes near a
 frozen anchor, the base (`planning/planner.py`). Then the policy is regressed to the plans by cross-entropy, the critic
-to what they expected (or to what the game paid), and belief to the truth. The next plans are made with what the policy
-learned: what it says and believes.
+to what they expected (or to what the game paid), and belief to the truth.
 
-Left out, of the published algorithm: a value for what follows a plan (here nothing is decided after it, but for later
-meetings in Among Us), proposals of actions (all are weighed), exploration.
+Left out, of the published algorithm: a value for what follows a plan, proposals of actions (all are weighed),
+exploration.
 """
 
 from __future__ import annotations
@@ -95,21 +94,21 @@ def expected_votes(batch: TokenBatch, seats: Sequence[Seat]) -> TokenBatch:
     that games paid after votes that did so. L is what this game paid, if the vote did not eject it, else the mean of
     the votes that did not. If all planned votes of the batch ended alike, nothing is changed.
     """
-    rows, places, expected, ejected = [], [], [], []
+    rows, positions, expected, ejected = [], [], [], []
     for row, (episode, agent) in enumerate(seats):
         last = max(turn.step for turn in episode.turns)  # of a game that a vote ended, the step of that vote
         for turn in episode.turns:
             if turn.agent == agent and turn.planned and turn.planned.played:
                 rows.append(row)
-                places.append(turn.start)
+                positions.append(turn.start)
                 expected.append(float(np.dot(turn.planned.plan, turn.planned.values)))
                 ejected.append(turn.step == last and episode.outcome["how"] == Ending.EJECTION)
     won = torch.tensor(ejected, dtype=torch.bool)
     if not bool(won.any()) or bool(won.all()):
         return batch
-    paid = batch.returns[rows, places]
+    paid = batch.returns[rows, positions]
     p = torch.tensor(expected, dtype=paid.dtype)
     win, otherwise = paid[won].mean(), torch.where(won, paid[~won].mean(), paid)
     returns = batch.returns.clone()
-    returns[rows, places] = p * win + (1 - p) * otherwise
+    returns[rows, positions] = p * win + (1 - p) * otherwise
     return replace(batch, returns=returns)

@@ -1,8 +1,7 @@
 """Data parallelism: several processes train as one (`torchrun -m experiments.train ...`).
 
 Ranks share games and collect all episodes, so that each computes the same batch and advantages. Each reads its share of
-a minibatch's rows, and gradients are summed. The number of ranks changes results by rounding only. Left out: parameters
-that are split among ranks (model/sharding.py).
+a minibatch's rows, and gradients are summed: the number of ranks changes results by rounding only.
 """
 
 from __future__ import annotations
@@ -45,8 +44,6 @@ class Ranks:
 
     def collect(self, shared: Sequence[T]) -> list[T]:
         """All ranks' items, in the order before `share`."""
-        if self.size == 1:
-            return list(shared)
         parts = self.objects(list(shared))
         return [parts[i % self.size][i // self.size] for i in range(sum(len(part) for part in parts))]
 
@@ -81,7 +78,7 @@ class Ranks:
             p.grad = summed.view_as(p).clone()
 
     def wait(self) -> None:
-        """Waits until all ranks are here."""
+        """Waits for all ranks."""
         if self.size > 1:
             dist.barrier()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 import sys
 import tempfile
 import traceback
@@ -12,13 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-PLACES = {  # settings of commands, and what they name
-    **dict.fromkeys(("runs", "cache", "cells", "publish", "human"), "folder"),
+PATHS = {  # settings of commands, and what they name; null means none, but for REQUIRED
+    **dict.fromkeys(("runs", "cache", "cells", "publish", "human", "data.dond"), "folder"),
     **dict.fromkeys(("published", "curves", "data.table"), "file"),
     **dict.fromkeys(("out", "data"), "folder or file"),
-    "data.dond": "folder",
 }
-NAMES = (*PLACES, "players", "opponent", "voices", "select", "model.name", "env.contexts")  # of files and folders
+REQUIRED = ("runs", "cache", "cells")
+NAMES = (*PATHS, "players", "opponent", "voices", "select", "model.name", "env.contexts")  # of files and folders
+CASTS = ("init.", "cast.", "eval.cast.")  # settings that may name folders, too
 LONGEST_PART = 255  # bytes of a file's name, on every common file system
 LONGEST_NAME = 200  # bytes of a name that the project gives: files beside it add to it, as `.NAME_iqm.csv.new` does
 COLDEST, HOTTEST = 1e-3, 1000.0  # temperatures
@@ -75,37 +75,26 @@ def check_writable(folder: str | Path, setting: str) -> None:
         ) from error
 
 
-def check_places(settings: Mapping[str, Any]) -> None:
-    """Refuses file and folder settings that cannot be a path, and names that cannot be part of a folder's name.
-
-    Only `runs`, `cache` and `cells` must not be null; a command's defaults decide about the others.
-    """
-    for name, value in texts(settings):
-        named = name in NAMES or name.startswith(("init.", "cast.", "eval.cast."))
-        if named and any(bytes_of(part) > LONGEST_PART for part in value.split("/")):
-            raise UserError(f"{name}={value[:60]}...: a file's name has at most {LONGEST_PART} bytes. Shorten it.")
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """UserError for numbers, paths and names, anywhere in a command's settings, that no command can use."""
+    check_sizes(settings, "")
     data = settings.get("data")
     if isinstance(data, Mapping):  # a group in some commands
         settings = {**settings, **{f"data.{name}": value for name, value in data.items()}, "data": None}
-    for name in (name for name in PLACES if name in settings):
-        value, may_be_null = settings[name], name not in ("runs", "cache", "cells")
-        if not (value is None and may_be_null) and (not isinstance(value, str) or not value or "\0" in value):
-            raise UserError(f"{name}={value!r}: must be the name of a {PLACES[name]}")
-    for name in {"name", "arm"} & settings.keys():  # parts of the folder's own name
+    for name in (name for name in PATHS if name in settings):
         value = settings[name]
-        if not (value is None and name == "name") and (
-            isinstance(value, bool)
-            or not isinstance(value, str | int | float)
-            or not re.fullmatch(r"[^/\0]+", f"{value}")
-        ):
-            raise UserError(f"{name}={value!r}: must be a name that can be part of a folder's, without slashes")
-        check_length(f"{value}", name)
-
-
-def check_settings(settings: Any) -> None:
-    """UserError for numbers and names, anywhere in a command's settings, that no command can use."""
-    check_sizes(settings, "")
-    check_places(settings)
+        if not (value is None and name not in REQUIRED) and (not isinstance(value, str) or not value or "\0" in value):
+            raise UserError(f"{name}={value!r}: must be the name of a {PATHS[name]}")
+    for name in {"name", "arm"} & settings.keys():  # parts of the folder's own name
+        value = f"{settings[name]}"
+        plain = isinstance(settings[name], str | int | float) and not isinstance(settings[name], bool)
+        if settings[name] is None and name == "name":
+            continue
+        if not plain or not value or "/" in value or "\0" in value:
+            raise UserError(
+                f"{name}={settings[name]!r}: must be a name that can be part of a folder's, without slashes"
+            )
+        check_length(value, name)
 
 
 def bytes_of(name: str) -> int:
@@ -121,20 +110,8 @@ def check_length(name: str, setting: str) -> None:
         )
 
 
-def texts(settings: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yields every text in settings with its dotted name; items of a list have the list's name."""
-    if isinstance(settings, Mapping):
-        for key, value in settings.items():
-            yield from texts(value, f"{name}.{key}" if name else f"{key}")
-    elif isinstance(settings, list | tuple):
-        for value in settings:
-            yield from texts(value, name)
-    elif isinstance(settings, str):
-        yield name, settings
-
-
 def check_sizes(value: Any, name: str) -> None:
-    """Refuses whole numbers beyond MOST and text that is not UTF-8, at any depth of a setting's value."""
+    """Refuses whole numbers beyond MOST, text that is not UTF-8 and over-long file names, at any depth of a setting."""
     if isinstance(value, Mapping):
         for key, each in value.items():
             check_sizes(key, name)
@@ -151,6 +128,8 @@ def check_sizes(value: Any, name: str) -> None:
             value.encode()
         except UnicodeEncodeError:
             raise UserError(f"{name}={value!r}: holds a character that is not UTF-8. Leave it out.") from None
+        if (name in NAMES or name.startswith(CASTS)) and any(bytes_of(p) > LONGEST_PART for p in value.split("/")):
+            raise UserError(f"{name}={value[:60]}...: a file's name has at most {LONGEST_PART} bytes. Shorten it.")
 
 
 def check_count(value: Any, name: str, least: int = 1) -> None:

@@ -146,7 +146,7 @@ def read_bytes(path: str | Path, most: int = MOST_LINES, linked: bool = False) -
             inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(path.parent))
             if not inside:
                 raise UserError(f"{path} is a link that leads out of its folder. Put the file itself there.")
-        with open(path, "rb", opener=_at_once) as file:
+        with open(path, "rb", opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK)) as file:  # not at a pipe
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
                 raise UserError(f"{path} is no plain file. Put a file there.")
@@ -155,11 +155,6 @@ def read_bytes(path: str | Path, most: int = MOST_LINES, linked: bool = False) -
             return file.read(most)
     except OSError as error:
         raise UserError(f"{path}: the file cannot be read ({error.strerror})") from error
-
-
-def _at_once(path: str, flags: int) -> int:
-    """Opens without blocking: a pipe would wait for a writer."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def read_text(path: str | Path, most: int = MOST_LINES, linked: bool = False) -> str:

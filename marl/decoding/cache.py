@@ -169,20 +169,20 @@ class SlotCache(Cache):
         return sum(t.nbytes for t in held if t is not None)
 
 
-class Unheld(Exception):
+class NotCacheable(Exception):
     """Raised where a slot cannot hold what a model's layers keep; the message begins with the model's name."""
 
 
 def layer_kinds(lm: PreTrainedModel) -> list[str]:
-    """Lists the kind of each layer. Raises Unheld where a slot cannot hold what a layer keeps."""
+    """Lists the kind of each layer. Raises NotCacheable where a slot cannot hold what a layer keeps."""
     config = lm.config.get_text_config()
     listed = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
     # a configuration that does not list its layers has one kind of them
     kinds = list(listed or [SLIDING if window_of(config) else FULL] * config.num_hidden_layers)
-    own = not listed and (getattr(lm, "_is_stateful", False) or not getattr(config, "num_attention_heads", 0))
+    own = not listed and not getattr(config, "num_attention_heads", 0)
     if own or set(kinds) - {*ATTENTION, *RECURRENT, BOTH, *NOTHING}:
         what = "a state of its own make" if own else ", ".join(sorted(set(kinds)))
-        raise Unheld(f"{type(lm).__name__} keeps what a slot cannot hold (layers: {what})")
+        raise NotCacheable(f"{type(lm).__name__} keeps what a slot cannot hold (layers: {what})")
     return kinds
 
 
@@ -192,10 +192,10 @@ def window_of(config: PreTrainedConfig) -> int:
 
 
 def slot_cache(lm: PreTrainedModel, slots: int, context: int) -> SlotCache:
-    """Builds an empty cache for the model. Raises Unheld as `layer_kinds` does."""
+    """Builds an empty cache for the model. Raises NotCacheable as `layer_kinds` does."""
     config = lm.config.get_text_config()
     states = getattr(config, "number_of_conv_states", 1)
     masked, kinds = "past_key_values" in inspect.signature(lm.base_model.forward).parameters, layer_kinds(lm)
     if not masked and {*kinds} & {*ATTENTION, BOTH}:
-        raise Unheld(f"{type(lm).__name__} keeps nothing of what it has read (it takes no past_key_values)")
+        raise NotCacheable(f"{type(lm).__name__} keeps nothing of what it has read (it takes no past_key_values)")
     return SlotCache(kinds, slots, context, states, masked, window_of(config))

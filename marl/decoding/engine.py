@@ -17,10 +17,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from marl.common.errors import UserError
-from marl.decoding.cache import SlotCache, Unheld, slot_cache
+from marl.decoding.cache import NotCacheable, SlotCache, slot_cache
 from marl.decoding.graphs import Writer
 from marl.decoding.passes import WholeStreams, one_pass
-from marl.decoding.probes import check_slots, continues, make_states
+from marl.decoding.probes import check_slots, continues
 from marl.decoding.sampling import draw
 from marl.model.policy import Policy, check_context, choice_logits
 from marl.model.sharding import is_split
@@ -41,21 +41,22 @@ class Engine:
         lm = alike or policy.lm
         self.policy, self.slots, self.context = policy, slots, context
         self.cache: SlotCache | WholeStreams
-        self.unheld = ""  # why there is no cache, if so
+        self.uncached = ""  # why there is no cache, if so
         try:
             self.cache = slot_cache(policy.lm, slots, context)
             self._continues = not self.cache.states or continues(lm)
             if self.cache.states:
-                make_states(policy.lm, self.cache)
+                with torch.no_grad():  # makes the states of all slots: first games are computed like later ones
+                    one_pass(policy.lm, self.cache, np.array([0]), np.array([0]), [[0]])
+                self.cache.clear(0)
             elif not is_split(policy):
                 check_slots(lm)
-        except Unheld as reason:
-            self.cache, self._continues, self.unheld = WholeStreams(slots), True, str(reason)
+        except NotCacheable as reason:
+            self.cache, self._continues, self.uncached = WholeStreams(slots), True, str(reason)
         self.lengths = np.zeros(slots, dtype=np.int64)
         self._free = list(range(slots))  # a heap: the lowest free slot is taken, whatever was freed before
         self.tokens_read = 0
         self.few_shapes = policy.device.type == "cuda"  # of `write`'s steps, since each is captured; tests set it, too
-        self._may_end: Tensor | None = None
         self._writers: dict[tuple[int, int, float], Writer] = {}  # by shape
         self._captured_at: tuple[int, ...] = ()
         self._pool: Any = None  # of the graphs' memory
@@ -71,16 +72,12 @@ class Engine:
         if not self._free:
             raise RuntimeError(f"all {self.slots} slots are taken")
         slot = heapq.heappop(self._free)
-        self._empty(slot)
+        self.rewind(slot, [])
         return slot
 
     def free(self, slot: int) -> None:
         """Gives a slot back."""
         heapq.heappush(self._free, slot)
-
-    def _empty(self, slot: int) -> None:
-        self.lengths[slot] = 0
-        self.cache.clear(slot)
 
     @torch.no_grad()
     def read(self, slots: Sequence[int], chunks: Sequence[Sequence[int]]) -> Tensor:
@@ -92,7 +89,7 @@ class Engine:
         assert sizes.all(), "an empty chunk"
         rows = np.asarray(slots, dtype=np.int64)
         start = self.lengths[rows]
-        self._check_room(start, sizes)
+        self._check_room(start, start + sizes)
         if not self.cache.states:
             return self._pass(rows, chunks)
         # Padding would move a state on, so rows are read in pieces of one length.
@@ -106,10 +103,10 @@ class Engine:
             done[which] += size
         return torch.cat([states for own in parts for states in own])
 
-    def _check_room(self, start: np.ndarray, sizes: np.ndarray) -> None:
-        """Raises UserError unless so many more tokens (R,) fit into slots that hold `start` (R,)."""
-        if int((start + sizes).max()) > self.context:
-            raise self.outgrown(int((start + sizes).max()), begun=bool(start[(start + sizes).argmax()]))
+    def _check_room(self, start: np.ndarray, ends: np.ndarray) -> None:
+        """Raises UserError unless streams up to `ends` (R,) fit into slots, which hold `start` (R,)."""
+        if int(ends.max()) > self.context:
+            raise self.outgrown(int(ends.max()), begun=bool(start[ends.argmax()]))
 
     def outgrown(self, tokens: int, begun: bool) -> UserError:
         """Builds the error for a stream that no slot holds: of a game that has begun, or of a player's first prompt."""
@@ -171,10 +168,11 @@ class Engine:
     def rewind(self, slot: int, prefix: Sequence[int]) -> None:
         """Forgets all but `prefix`, with which the slot's stream begins."""
         assert len(prefix) <= self.lengths[slot], (len(prefix), self.lengths[slot])
-        if self.cache.states and len(prefix) < self.lengths[slot]:  # a state has no way back: it is computed again
-            self._empty(slot)
-            if prefix:
-                self.read([slot], [prefix])
+        if not prefix:
+            self.cache.clear(slot)
+        elif self.cache.states and len(prefix) < self.lengths[slot]:  # a state has no way back: it is computed again
+            self.rewind(slot, [])
+            self.read([slot], [prefix])
         self.lengths[slot] = len(prefix)
 
     @torch.no_grad()
@@ -214,26 +212,19 @@ class Engine:
         assert isinstance(self.cache, SlotCache) and self.can_write
         rows, steps = np.asarray(slots, dtype=np.int64), uniform.shape[1]
         start = self.lengths[rows]
-        self._check_room(start, np.ones_like(start))
+        self._check_room(start, start + 1)
         allowed = np.minimum(np.minimum(left, steps), self.context - start)
         size, end = len(rows), int((start + allowed).max())
         if self.few_shapes:
             far = min(-(-end // STRETCH) * STRETCH, self.context)
             writer = self._kept(1 << (size - 1).bit_length(), far, temperature)
         else:
-            writer = Writer(self.policy, self.cache, size, end, temperature, self._pauses())
+            writer = Writer(self.policy, self.cache, size, end, temperature)
         sampled, logprobs, counts = writer.write(rows, np.asarray(ids), start, allowed, uniform)
         self.lengths[rows] += counts
         self.tokens_read += int(counts.sum())
         each = list(zip(sampled.tolist(), logprobs.tolist(), counts.tolist(), strict=True))
         return [own[:count] for own, _, count in each], [own[:count] for _, own, count in each]
-
-    def _pauses(self) -> Tensor:
-        """Mask (V,) of tokens that may end a reply."""
-        if self._may_end is None:
-            self._may_end = torch.zeros(self.policy.speech_mask.shape, dtype=torch.bool, device=self.policy.device)
-            self._may_end[sorted(self.policy.tokens.may_end)] = True
-        return self._may_end
 
     def _kept(self, size: int, end: int, temperature: float) -> Writer:
         """The writer of this shape: a new one if there is none yet, or parameters have moved since it was captured."""
@@ -243,7 +234,7 @@ class Engine:
             self._writers, self._captured_at, self._pool = {}, there, None
         key = (size, end, temperature)
         if key not in self._writers:
-            self._writers[key] = Writer(self.policy, self.cache, *key, self._pauses())
+            self._writers[key] = Writer(self.policy, self.cache, *key)
             if self.policy.device.type == "cuda":
                 self._pool = self._pool or torch.cuda.graph_pool_handle()
                 self._stream = self._stream or torch.cuda.Stream()

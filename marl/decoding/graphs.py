@@ -22,34 +22,33 @@ class Writer:
     replayed as long as the parameters stay where they are. A row without tokens left writes to the padding position.
     """
 
-    def __init__(
-        self, policy: Policy, cache: SlotCache, rows: int, end: int, temperature: float, pauses: Tensor
-    ) -> None:
+    def __init__(self, policy: Policy, cache: SlotCache, rows: int, end: int, temperature: float) -> None:
         """Allocates the step's tensors.
 
-        end: how far into their slots rows may get. temperature: 0 takes the likeliest token. pauses (V,): tokens after
-        which a row stops.
+        end: how far into their slots rows may get. temperature: 0 takes the likeliest token.
         """
-        self.policy, self.cache, self.end, self.temperature, self.pauses = policy, cache, end, temperature, pauses
+        self.policy, self.cache, self.end, self.temperature = policy, cache, end, temperature
         device = policy.device
-        self.slots, self.ids, self.places, self.left = torch.zeros(4, rows, dtype=torch.int64, device=device)  # (R,)
+        self.pauses = torch.zeros(policy.speech_mask.shape, dtype=torch.bool, device=device)  # (V,) a row stops there
+        self.pauses[sorted(policy.tokens.may_end)] = True
+        self.slots, self.ids, self.positions, self.left = torch.zeros(4, rows, dtype=torch.int64, device=device)
         self.uniform = torch.zeros(rows, dtype=torch.float64, device=device)
         self.logprobs = torch.zeros(rows, device=device)
         self.graph: torch.cuda.CUDAGraph | None = None
 
     @torch.no_grad()
     def step(self) -> None:
-        """Reads `ids` at `places` of `slots` and samples the next ones; sets `left` to 0 after a possible end."""
+        """Reads `ids` at `positions` of `slots` and samples the next ones; sets `left` to 0 after a possible end."""
         alive = self.left > 0
-        padding = torch.full_like(self.places, self.cache.context)
-        self.cache.at(self.slots, torch.where(alive, self.places, padding)[:, None], self.end, None)
-        query = torch.where(alive, self.places, 0)[:, None]
+        padding = torch.full_like(self.positions, self.cache.context)
+        self.cache.at(self.slots, torch.where(alive, self.positions, padding)[:, None], self.end, None)
+        query = torch.where(alive, self.positions, 0)[:, None]
         hidden = on_device(self.policy.lm, self.cache, self.ids[:, None], query)[:, 0]  # (R, D)
         shaped = self.policy.speech_logits(self.policy.logits(hidden), self.temperature or 1.0)
         ids, logprobs = draw(shaped.log_softmax(-1), None if self.temperature == 0 else self.uniform)
         self.ids.copy_(ids)
         self.logprobs.copy_(logprobs)
-        self.places += alive
+        self.positions += alive
         self.left.sub_(alive.long()).masked_fill_(self.pauses[ids], 0)
 
     def capture(self, pool: Any, stream: torch.cuda.Stream) -> None:
@@ -73,7 +72,7 @@ class Writer:
 
     @torch.no_grad()
     def write(
-        self, slots: np.ndarray, ids: np.ndarray, places: np.ndarray, left: np.ndarray, uniform: np.ndarray
+        self, slots: np.ndarray, ids: np.ndarray, positions: np.ndarray, left: np.ndarray, uniform: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Continues r <= R rows, (r,) each, by K steps; `uniform` (r, K).
 
@@ -81,7 +80,7 @@ class Writer:
         """
         rows, steps = uniform.shape
         self.left.zero_()
-        for buffer, values in ((self.slots, slots), (self.ids, ids), (self.places, places), (self.left, left)):
+        for buffer, values in ((self.slots, slots), (self.ids, ids), (self.positions, positions), (self.left, left)):
             buffer[:rows] = torch.from_numpy(np.asarray(values, dtype=np.int64)).to(buffer.device)
         chances = torch.zeros(steps, len(self.uniform), dtype=torch.float64)
         chances[:, :rows] = torch.from_numpy(uniform.T)

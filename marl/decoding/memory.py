@@ -24,31 +24,20 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 @dataclass(frozen=True)
 class Slots:
-    """Cache slots of one player: `seats` for each game, and `more`.
-
-    size: bytes of a slot; 0 for a model without a cache.
-    config: the model; None where its passes are small beside the cache.
-    copy: bytes of the bfloat16 copy that plays, if any.
-    games: games in all, where known; no more of them are played at a time.
-    """
+    """Cache slots of one player: `seats` for each game, and `more`."""
 
     seats: int
-    size: int
+    size: int  # bytes of a slot; 0 for a model without a cache
     more: int = 0
-    config: PreTrainedConfig | None = None
-    copy: int = 0
-    games: int | None = None
+    config: PreTrainedConfig | None = None  # of the model; None where its passes are small beside the cache
+    copy: int = 0  # bytes of the bfloat16 copy that plays, if any
+    games: int | None = None  # in all, where known; no more of them are played at a time
 
     @classmethod
     def of(
-        cls,
-        config: PreTrainedConfig,
-        context: int,
-        seats: int,
-        more: int = 0,
-        bf16: bool = False,
+        cls, config: PreTrainedConfig, context: int, seats: int, more: int = 0, bf16: bool = False,
         games: int | None = None,
-    ) -> Slots:
+    ) -> Slots:  # fmt: skip
         """Slots of a model with this configuration; `bf16`: a copy in bfloat16 plays."""
         played = size_of(config, context, torch.bfloat16 if bf16 else torch.float32)
         return cls(seats, played.slot, more, config, played.weights if bf16 else 0, games)
@@ -74,16 +63,9 @@ class Fit:
 
 
 def check_memory(
-    caches: Sequence[Slots],
-    models: int,
-    *,
-    concurrency: int,
-    setting: str,
-    context: int,
-    device: torch.device,
-    learning: int = 0,
-    later: Sequence[Slots] = (),
-) -> Fit:
+    caches: Sequence[Slots], models: int, *, concurrency: int, setting: str, context: int, device: torch.device,
+    learning: int = 0, later: Sequence[Slots] = (),
+) -> Fit:  # fmt: skip
     """Finds how many games at a time fit: `concurrency`, or the most below it.
 
     models: bytes of weights, gradients and moments. learning: bytes of an update's widest pass.
@@ -124,25 +106,16 @@ def check_memory(
     return Fit(fitting, line)
 
 
-@dataclass(frozen=True)
 class Shape:
     """Numbers that one token takes in a model: hidden state, inner MLP state, queries, keys and values, logits."""
 
-    hidden: int
-    inner: int
-    queries: int
-    keys: int
-    layers: int
-    vocabulary: int
-
-    @classmethod
-    def of(cls, config: PreTrainedConfig) -> Shape:
+    def __init__(self, config: PreTrainedConfig) -> None:
         text = config.get_text_config()
-        hidden, heads = text.hidden_size, getattr(text, "num_attention_heads", 0) or 1
-        head = getattr(text, "head_dim", None) or hidden // heads
-        shared = getattr(text, "num_key_value_heads", None) or heads
-        inner = getattr(text, "intermediate_size", None) or 4 * hidden
-        return cls(hidden, inner, heads * head, shared * head, text.num_hidden_layers, text.vocab_size)
+        heads = getattr(text, "num_attention_heads", 0) or 1
+        self.hidden, self.layers, self.vocabulary = text.hidden_size, text.num_hidden_layers, text.vocab_size
+        head = getattr(text, "head_dim", None) or self.hidden // heads
+        self.queries, self.keys = heads * head, (getattr(text, "num_key_value_heads", None) or heads) * head
+        self.inner = getattr(text, "intermediate_size", None) or 4 * self.hidden
 
 
 def playing_bytes(config: PreTrainedConfig, *, slots: int, context: int, dtype: torch.dtype = torch.float32) -> int:
@@ -151,7 +124,7 @@ def playing_bytes(config: PreTrainedConfig, *, slots: int, context: int, dtype: 
     Such a pass reads READ_BUDGET tokens, or one slot's context, and samples a token for each slot. Keys and values of
     one layer are gathered and copied once, and the mask has a number for each token and place.
     """
-    shape, size = Shape.of(config), dtype.itemsize
+    shape, size = Shape(config), dtype.itemsize
     tokens, rows = min(max(READ_BUDGET, context), slots * context), min(slots, READ_BUDGET // 8)
     mlp, attention = 2 * shape.hidden + 3 * shape.inner, 2 * shape.hidden + 4 * shape.queries + 3 * shape.keys
     states = 1.6 * tokens * max(mlp, attention) * size
@@ -162,19 +135,14 @@ def playing_bytes(config: PreTrainedConfig, *, slots: int, context: int, dtype: 
 
 
 def learning_bytes(
-    config: PreTrainedConfig,
-    *,
-    rows: int,
-    length: int,
-    replies: int,
-    bf16: bool = False,
+    config: PreTrainedConfig, *, rows: int, length: int, replies: int, bf16: bool = False,
     gradient_checkpointing: bool = False,
-) -> int:
+) -> int:  # fmt: skip
     """Bytes that an update's pass over rows of this length takes, of which `replies` tokens each are scored.
 
     A layer's gradients take about as much as its activations. Right within a fifth on a CPU.
     """
-    shape, tokens = Shape.of(config), rows * length
+    shape, tokens = Shape(config), rows * length
     layer = 6 * shape.hidden + 4 * shape.inner + 4 * shape.queries + 4 * shape.keys
     kept = 3 * shape.layers * shape.hidden + 2.4 * layer if gradient_checkpointing else (shape.layers + 1) * layer
     size = 2.6 if bf16 else 4  # norms and sums stay in float32
@@ -192,8 +160,7 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, for reuse
         return torch.cuda.mem_get_info(device)[0] + kept
-    known = [system_memory(), *cgroup_memory()]
-    return max(min(known), 0) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(min([system_memory(), *cgroup_memory()]), 0) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def system_memory() -> int:
@@ -207,23 +174,15 @@ def system_memory() -> int:
 
 
 def cgroup_memory(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> list[int]:
-    """Bytes left below each memory limit of this process's control groups (cgroups version 1 or 2)."""
+    """Bytes left below each memory limit of this process's control groups (version 2)."""
+    lines = own.read_text().splitlines() if own.exists() else []
+    group = next((root / line.removeprefix("0::/") for line in lines if line.startswith("0::/")), root)
     left = []
-    for line in own.read_text().splitlines() if own.exists() else ():
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            top, limit, usage, cached = root, "memory.max", "memory.current", "inactive_file"
-        elif "memory" in controllers.split(","):
-            top, limit, usage = root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-            cached = "total_inactive_file"
-        else:
-            continue
-        group = top / path.lstrip("/")  # in a container it may lie elsewhere, with its limit at the top
-        for folder in (group, *group.parents):
-            if folder.is_relative_to(top) and (folder / limit).exists():
-                most = (folder / limit).read_text().strip()
-                if most != "max":
-                    stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-                    used = int((folder / usage).read_text()) - int(stat[cached])  # cached files make room
-                    left.append(int(most) - used)
+    for folder in (group, *group.parents):
+        if folder.is_relative_to(root) and (folder / "memory.max").exists():
+            most = (folder / "memory.max").read_text().strip()
+            if most != "max":
+                stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                used = int((folder / "memory.current").read_text()) - int(stat["inactive_file"])  # cached files
+                left.append(int(most) - used)
     return left

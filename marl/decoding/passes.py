@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from marl.decoding.cache import FULL, READ_BUDGET, SLIDING, SlotCache, StateLayer, Unheld
+from marl.decoding.cache import FULL, READ_BUDGET, SLIDING, NotCacheable, SlotCache, StateLayer
 from marl.decoding.packing import groups_within
 
 
@@ -63,8 +63,8 @@ def one_pass(
     end = int(positions[real].max()) + 1
     device = lm.device
     query = torch.from_numpy(np.minimum(positions, end - 1)).to(device)
-    places = torch.from_numpy(np.where(real, positions, cache.context)).to(device)
-    cache.at(torch.from_numpy(rows).to(device), places, end, span_of(rows))
+    written = torch.from_numpy(np.where(real, positions, cache.context)).to(device)
+    cache.at(torch.from_numpy(rows).to(device), written, end, span_of(rows))
     hidden = on_device(lm, cache, torch.from_numpy(tokens).to(device), query)
     return hidden.flatten(0, 1)[torch.from_numpy(np.flatnonzero(real)).to(device)]
 
@@ -75,7 +75,7 @@ def span_of(rows: np.ndarray) -> slice | None:
 
 
 def on_device(lm: PreTrainedModel, cache: SlotCache, ids: Tensor, query: Tensor) -> Tensor:
-    """Computes the pass itself: tokens (R, n) at places (R, n) of the cache's rows. Returns hidden states (R, n, D)."""
+    """Computes the pass itself: tokens (R, n) at the positions `query` (R, n). Returns (R, n, D)."""
     if cache.masked:
         # (R, 1, n, end): a token sees itself and what stands before it in its own slot
         keys, queries = torch.arange(cache.end, device=ids.device), query[:, None, :, None]
@@ -92,5 +92,5 @@ def on_device(lm: PreTrainedModel, cache: SlotCache, ids: Tensor, query: Tensor)
         output = lm.base_model(input_ids=ids, cache_params=cache, use_cache=True)
     cache.save()
     if not all(list(layer.stored()) for layer in cache.states):
-        raise Unheld(f"{type(lm).__name__} keeps its states in itself, not in a cache")
+        raise NotCacheable(f"{type(lm).__name__} keeps its states in itself, not in a cache")
     return output.last_hidden_state

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from marl.common.errors import UserError
-from marl.decoding.cache import SlotCache, Unheld, slot_cache
+from marl.decoding.cache import NotCacheable, slot_cache
 from marl.decoding.passes import one_pass
 from marl.model.policy import MISFITS, NO_MODEL, check_context, reading
 
@@ -41,13 +41,17 @@ _SIZES: dict[tuple[type[PreTrainedConfig], str, int, torch.dtype], Size] = {}
 
 def _find_size(config: PreTrainedConfig, context: int, dtype: torch.dtype) -> Size:
     with reading(config.name_or_path, NO_MODEL), torch.device("meta"), torch.no_grad():
-        # the default implementation of experts looks at numbers, which `meta` has not
-        lm = AutoModelForCausalLM.from_config(config, dtype=dtype, experts_implementation="batched_mm").eval()
+        lm = AutoModelForCausalLM.from_config(
+            config,
+            dtype=dtype,
+            attn_implementation=None,
+            experts_implementation="batched_mm",  # the default one looks at numbers, which `meta` has not
+        ).eval()
         weights = sum(p.nbytes for p in lm.parameters())
         try:
             cache = slot_cache(lm, 1, context)
             one_pass(lm, cache, np.array([0]), np.array([0]), [[0]])
-        except (Unheld, *MISFITS):
+        except (NotCacheable, *MISFITS):
             return Size(0, weights)
     return Size(cache.nbytes, weights)
 
@@ -56,7 +60,7 @@ def _find_size(config: PreTrainedConfig, context: int, dtype: torch.dtype) -> Si
 def continues(lm: PreTrainedModel) -> bool:
     """True if a pass over several tokens continues from a slot's recurrent states. If not, single tokens do.
 
-    Mamba's in transformers 5.23 starts over. Raises Unheld for a model that is right neither way.
+    Mamba's in transformers 5.23 starts over. Raises NotCacheable for a model that is right neither way.
     """
     zero, before, after = np.array([0]), [0, 1], [2, 3, 4, 5]
 
@@ -75,22 +79,12 @@ def continues(lm: PreTrainedModel) -> bool:
     whole = lm.base_model(input_ids=ids, use_cache=False).last_hidden_state[0, len(before) :]
     several = _near(lm, read([after], 1000.0), read(single, 1000.0))
     if not _near(lm, read([after] if several else single, 1.0), whole):
-        raise Unheld(f"{type(lm).__name__} does not read in pieces what it reads as a whole")
+        raise NotCacheable(f"{type(lm).__name__} does not read in pieces what it reads as a whole")
     return several
 
 
-@torch.no_grad()
-def make_states(lm: PreTrainedModel, cache: SlotCache) -> None:
-    """Allocates the states of all slots, so that an engine's first games are computed like any later ones."""
-    one_pass(lm, cache, np.array([0]), np.array([0]), [[0]])
-    cache.clear(0)
-
-
 def check_slots(lm: PreTrainedModel) -> None:
-    """Compares reading in pieces with one whole pass, once per process and configuration. Raises Unheld if they differ.
-
-    A model that takes no cache would see nothing but the tokens of its pass.
-    """
+    """Raises NotCacheable if reading in pieces is not one whole pass. Tries it once per process and configuration."""
     key = (type(lm), lm.config.to_json_string(use_diff=False), lm.dtype, str(lm.device))
     if key not in _UNLIKE:
         try:
@@ -101,7 +95,7 @@ def check_slots(lm: PreTrainedModel) -> None:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             _UNLIKE[key] = f"keeps what a slot cannot hold ({lines[0][:200]})"
     if why := _UNLIKE[key]:
-        raise Unheld(f"{type(lm).__name__} {why}")
+        raise NotCacheable(f"{type(lm).__name__} {why}")
 
 
 _UNLIKE: dict[tuple[type, str, torch.dtype, str], str] = {}

@@ -15,18 +15,13 @@ def draw(logprobs: Tensor, uniform: Tensor | None) -> tuple[Tensor, Tensor]:
     """
     if uniform is None:
         return logprobs.argmax(-1), torch.zeros(len(logprobs), device=logprobs.device)
-    cumulative = running_sums(logprobs.double().exp())
+    probs = logprobs.double().exp()
+    # torch's own sums are not deterministic on a GPU
+    alike = probs.is_cuda and torch.are_deterministic_algorithms_enabled()
+    cumulative = doubling_sums(probs) if alike else probs.cumsum(-1)
     ids = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
     ids = ids.clamp_max(logprobs.shape[1] - 1)
     return ids[:, 0], logprobs.gather(1, ids)[:, 0]
-
-
-def running_sums(values: Tensor) -> Tensor:
-    """Cumulative sums of (R, V) along V. torch's own are not deterministic on a GPU, so `deterministic=true` uses
-    `doubling_sums` there."""
-    if not (values.is_cuda and torch.are_deterministic_algorithms_enabled()):
-        return values.cumsum(-1)
-    return doubling_sums(values)
 
 
 def doubling_sums(values: Tensor) -> Tensor:

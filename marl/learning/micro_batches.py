@@ -17,8 +17,8 @@ from marl.types import Kind, TokenBatch
 
 def ends(where: Tensor) -> Tensor:
     """Counts each row's tokens up to its last marked one of (B, T) bool; 0 without any. (B,) int64."""
-    places = torch.arange(1, where.shape[1] + 1, device=where.device)
-    return (where * places).amax(1) if where.shape[1] else where.sum(1)
+    positions = torch.arange(1, where.shape[1] + 1, device=where.device)
+    return (where * positions).amax(1) if where.shape[1] else where.sum(1)
 
 
 def last_questions(batch: TokenBatch) -> Tensor:

@@ -1,9 +1,7 @@
-"""Other names: a game whose words can stand for one another gives, renamed, another game that is as true.
+"""Other names: a row in which Red and Blue are Green and Pink throughout is a row of a game that is as true.
 
-Which colours play in Among Us is drawn afresh in each game and means nothing: a row in which Red and Blue are Green and
-Pink throughout is a row of a game that might have been played as well. (Lists of names are in the palette's order,
-which is kept.) What is learned from the truth, not from samples, may be learned from renamed rows: they are new in
-every pass, while the rows themselves are soon known by heart.
+What is learned from the truth, not from samples, may be learned from renamed rows: they are new in every pass, while
+the rows themselves are soon known by heart. Lists of names are in the palette's order, which is kept.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from marl.types import Kind, TokenBatch
 
 
 class NotFinite(UserError):
-    """A step that would ruin the weights: a loss or the gradient is not finite."""
+    """Raised before a step that would ruin the weights: a loss or the gradient is not finite."""
 
 
 @dataclass(frozen=True)
@@ -52,19 +52,9 @@ class Learner:
 
 
 def make_optimizer(policy: Policy, config: UpdateConfig) -> Optimizer:
-    """Makes the configured optimiser, over all parameters.
-
-    Raises UserError if the model cannot be updated as configured; before it is split among ranks, call `check_model`.
-    """
-    if not is_split(policy):
-        check_model(policy, config)
-    return OPTIMIZERS[config.optimizer](policy, config.learning_rate, config.weight_decay)
-
-
-def check_model(policy: Policy, config: UpdateConfig) -> None:
-    """Raises UserError if the model cannot be updated as configured."""
+    """Makes the configured optimiser, over all parameters. UserError if the model cannot be updated as configured."""
     with recomputation(policy, config):
-        pass
+        return OPTIMIZERS[config.optimizer](policy, config.learning_rate, config.weight_decay)
 
 
 def recomputation(policy: Policy, config: UpdateConfig) -> AbstractContextManager[None]:
@@ -167,7 +157,7 @@ def readings(batch: TokenBatch, losses: Mapping[str, Loss], rename: Renaming | N
 def backward(
     part: TokenBatch, outputs: Outputs, losses: Mapping[str, Loss], counts: Mapping[str, int], totals: Means
 ) -> None:
-    """Adds the gradient of the weighted sum of losses, each divided by its places in the whole minibatch (`counts`)."""
+    """Adds the gradient of the weighted sum of losses, each divided by its tokens in the whole minibatch (`counts`)."""
     total = torch.zeros((), device=outputs.logprobs.device)
     for name, loss in losses.items():
         values, mask = evaluate(part, name, loss, outputs)

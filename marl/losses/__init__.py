@@ -17,7 +17,8 @@ from marl.common.errors import UserError, naming
 from marl.types import Kind, TokenBatch
 
 OVER = ("choice", "speech", "both")  # which reply tokens a term is about
-READS = ("reply", "values", "beliefs", "observed", "planned", "divergence", "renamed")  # what a term may read
+# What a term may read. Terms that read the same share a forward pass; "renamed", beliefs of renamed rows, has its own.
+READS = ("reply", "values", "beliefs", "observed", "planned", "divergence", "renamed")
 
 
 @dataclass
@@ -43,7 +44,6 @@ class Outputs:
 class Loss(Protocol):
     """A loss term, named in the configuration. Weight 0: measured and logged, not trained on.
 
-    Terms that read the same share a forward pass; "renamed" (beliefs of renamed rows) has a pass of its own.
     Optional attributes, false by default, say what else of a batch a term needs (`needs`):
     `needs_advantages`: advantages, and `logprobs` that are the policy's own samples; learners without them drop it.
     `needs_returns`: returns and values of the critic that played; likewise.

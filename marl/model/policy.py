@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -49,6 +50,7 @@ MOST = {
     "max_position_embeddings": 1 << 24,
 }
 FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names of types that are not quantised
+QUANTISED = ", which is not read here. Name the model in full precision (float32, bfloat16 or float16)."
 NO_MODEL, NO_TOKENIZER = "no causal language model can be loaded", "no tokenizer can be loaded from it"
 
 
@@ -118,16 +120,13 @@ def check_context(config: PreTrainedConfig, context: int, setting: str = "model.
     """Raises UserError if streams of so many tokens are more than the model can read. `setting`: its name."""
     if context > (longest := longest_stream(config)):
         raise UserError(f"{setting}={context} is more than the model can read ({longest} tokens): lower it")
-    text = config.get_text_config()
-    given = [getattr(text, name, None) for name in ("rope_parameters", "rope_scaling")]
-    ropes = [rope for rope in given if isinstance(rope, dict)]
-    for rope in [*ropes, *(own for whole in ropes for own in whole.values() if isinstance(own, dict))]:  # or by layers
-        short = rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
-        if "longrope" in (rope.get("rope_type"), rope.get("type")) and short and context > short:
-            raise UserError(
-                f"{setting}={context}: with longrope, positions change in passes beyond {short} tokens, so replies "
-                f"would depend on who shares a pass. Set it to {short} at most."
-            )
+    written = config.get_text_config().to_json_string(use_diff=False)
+    short = [int(size) for size in re.findall(r'"original_max_position_embeddings": (\d+)', written)]
+    if re.search(r'"(rope_)?type": "longrope"', written) and short and context > min(short):
+        raise UserError(
+            f"{setting}={context}: with longrope, positions change in passes beyond {min(short)} tokens, so replies "
+            f"would depend on who shares a pass. Set it to {min(short)} at most."
+        )
 
 
 def half(policy: Policy) -> Policy:
@@ -220,17 +219,6 @@ def reading(name: str | None, failed: str) -> Iterator[None]:
         raise UserError(f"{called(name)}: {failed}: {_short(error)}{_hint(str(name))}") from error
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silences the tables that `transformers` prints while loading; `load_lm` reports the same in a sentence."""
-    before = get_verbosity()
-    set_verbosity_error()
-    try:
-        yield
-    finally:
-        set_verbosity(before)
-
-
 def pretrained(name: str | Path, privileged_size: int = 0, *, seed: int, exact: bool = False) -> Policy:
     """Loads a model and its tokenizer from a local folder or hub name, with a fresh value head drawn with `seed`.
 
@@ -246,22 +234,22 @@ def pretrained(name: str | Path, privileged_size: int = 0, *, seed: int, exact: 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     """Loads the tokenizer of a local folder or hub name."""
     name = str(name)
-    folder = Path(name)
-    if no_folder := _no_folder(name):
-        raise UserError(f"{called(name)}: {NO_TOKENIZER}: {no_folder}")
-    if folder.is_dir() and not any((folder / f).exists() for f in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-        raise UserError(f"{called(name)}: the folder has no tokenizer (tokenizer.json); save one beside the weights")
     with reading(name, NO_TOKENIZER):
+        folder = _folder(name, NO_TOKENIZER)
+        if folder.is_dir() and not any(
+            (folder / f).exists() for f in ("tokenizer.json", "tokenizer.model", "vocab.json")
+        ):
+            raise UserError(
+                f"{called(name)}: the folder has no tokenizer (tokenizer.json). Save one beside the weights."
+            )
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
 
 
 def load_config(name: str | Path) -> PreTrainedConfig:
     """Loads the configuration of a causal language model from a local folder or hub name."""
     name = str(name)
-    if no_folder := _no_folder(name):
-        raise UserError(f"{called(name)}: {NO_MODEL}: {no_folder}")
     with reading(name, NO_MODEL):
-        if (file := Path(name) / "config.json").is_file():
+        if (file := _folder(name, NO_MODEL) / "config.json").is_file():
             _check_counts(name, json.loads(file.read_text(encoding="utf-8")))
         try:
             config = AutoConfig.from_pretrained(name, trust_remote_code=False)
@@ -271,6 +259,14 @@ def load_config(name: str | Path) -> PreTrainedConfig:
             raise
         _check_config(name, config)
     return config
+
+
+def _folder(name: str, failed: str) -> Path:
+    """The folder of this name. UserError if it is not there and the name cannot be the hub's."""
+    if (name.startswith(("/", ".", "~")) or name.count("/") > 1) and not Path(name).is_dir():
+        home = " (write out what ~ stands for)" if name.startswith("~") else ""
+        raise UserError(f"{called(name)}: {failed}: there is no such folder{home}")
+    return Path(name)
 
 
 def load_lm(name: str | Path, dtype: torch.dtype = torch.float32, *, exact: bool = False) -> PreTrainedModel:
@@ -283,30 +279,34 @@ def load_lm(name: str | Path, dtype: torch.dtype = torch.float32, *, exact: bool
     with reading(name, NO_MODEL):
         if Path(name).is_dir():
             _check_files(name, config)
-        with _quiet():
+        verbosity = get_verbosity()
+        set_verbosity_error()  # no tables: what they tell is said below
+        try:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 name,
                 config=config,
                 dtype=dtype,
+                attn_implementation=None,  # not the configuration's, which may need packages or fetch code
                 use_safetensors=True,
                 trust_remote_code=False,
                 ignore_mismatched_sizes=True,  # which are refused below, by name
                 output_loading_info=True,
             )
+        finally:
+            set_verbosity(verbosity)
         lm: PreTrainedModel
         lm, found = loaded
         for key, there, wanted in found["mismatched_keys"]:
-            raise UserError(
-                f"{called(name)}: {key} has the shape {tuple(there)} in its files, and by its config.json "
-                f"{tuple(wanted)}{_way_on(name)}"
+            raise _refusal(
+                name, f"{key} has the shape {tuple(there)} in its files, and by its config.json {tuple(wanted)}"
             )
         if missing := found["missing_keys"]:
-            raise UserError(f"{called(name)}: its files lack {min(missing)}{_way_on(name)}")
+            raise _refusal(name, f"its files lack {min(missing)}")
         if more := found["unexpected_keys"]:
-            sentence = f"{called(name)}: by its config.json there is no place for {min(more)}, which its files hold"
+            why = f"by its config.json there is no place for {min(more)}, which its files hold"
             if exact:
-                raise UserError(f"{sentence}{_way_on(name)}")
-            warnings.warn(f"{sentence}; {len(more)} such tensors are left out", stacklevel=2)
+                raise _refusal(name, why)
+            warnings.warn(f"{called(name)}: {why}; {len(more)} such tensors are left out", stacklevel=2)
         check_finite(lm.state_dict(), called(name))
         _check_head(lm, name)
     return lm
@@ -333,105 +333,95 @@ def check_finite(tensors: Mapping[str, Tensor], place: str) -> None:
             )
 
 
+def _refusal(name: str, why: str) -> UserError:
+    """Error about a model that cannot be read, with what to do."""
+    return UserError(f"{called(name)}: {why}{_hint(name)}")
+
+
 def called(name: str | None) -> str:
     """Name of a model in errors: its setting, or its folder if that is a policy of this project."""
-    return name if name and (Path(name) / "policy.json").is_file() else f"model.name={name}"
+    return name if name and _is_ours(name) else f"model.name={name}"
 
 
-def _way_on(name: str) -> str:
-    """Second sentence of an error about a model that cannot be read."""
-    ours = (Path(name) / "policy.json").is_file()
-    return ". Restore the folder, or make it again." if ours else ". Get the model again, or name another."
+def _is_ours(name: str) -> bool:
+    return (Path(name) / "policy.json").is_file()
+
+
+def _hint(name: str) -> str:
+    """Second sentence of an error about a model: what to do."""
+    files = [path for path in sorted(Path(name).glob("*")) if path.is_file()]
+    for path in files:
+        with path.open("rb") as file:
+            if file.read(30).startswith(b"version https://git-lfs"):
+                return f". {path.name} is a Git LFS pointer: run `git lfs pull` in the folder."
+    kinds = {path.suffix for path in files}
+    if ".safetensors" not in kinds and ".gguf" in kinds:
+        return ". The folder has GGUF weights: name the model's safetensors folder."
+    if ".safetensors" not in kinds and kinds & {".bin", ".pt", ".pth", ".ckpt"}:
+        return ". The folder has pickled weights, which may run code and are not read: save them as safetensors."
+    return ". Restore the folder, or make it again." if _is_ours(name) else ". Get the model again, or name another."
 
 
 def _check_counts(name: str, part: Any) -> None:
     """Refuses counts of layers and labels from which `transformers` would build endless lists."""
     for key, value in part.items() if isinstance(part, dict) else ():
-        if key.rstrip("s").endswith(("layer", "label")) and isinstance(value, int | float) and not value <= MOST_TOKENS:
-            raise UserError(f"{called(name)}: in config.json {key} is {value:.6g}, and at most {MOST_TOKENS} is read")
+        if key.rstrip("s").endswith(("layer", "label")):
+            _check_number(name, key, value, MOST_TOKENS)
         _check_counts(name, value)
 
 
+def _check_number(name: str, key: str, value: Any, most: int) -> None:
+    if isinstance(value, int | float) and not value <= most:
+        raise UserError(f"{called(name)}: in config.json {key} is {value:.6g}, and at most {most} is read")
+
+
 def _check_config(name: str, config: PreTrainedConfig) -> None:
-    """Refuses a configuration of an unsupported model or of impossible shapes; resets the kind of attention."""
+    """Refuses a configuration of an unsupported model or of impossible shapes."""
     text = config.get_text_config()
-    if getattr(config, "is_encoder_decoder", False):
-        why = f"{config.model_type} is an encoder-decoder, no causal language model"
-    elif type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        why = f"transformers has no causal language model of the kind {config.model_type}"
-    else:
-        why = ""
-    if why:
-        raise UserError(f"{called(name)}: {why}; name a model that goes on with a text, such as a Llama or a Qwen")
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or getattr(config, "is_encoder_decoder", False):
+        raise UserError(
+            f"{called(name)}: transformers has no causal language model of the kind {config.model_type}. Name a model "
+            "that goes on with a text, such as a Llama or a Qwen."
+        )
     for each in (config, text):
         for key in ("quantization_config", "compression_config", "quantization"):  # the last is MLX's
             if (quantised := getattr(each, key, None)) is not None:
                 method = quantised.get("quant_method") if isinstance(quantised, dict) else None
-                kind = f" ({method!r})" if method else ""
                 raise UserError(
-                    f"{called(name)}: its weights are quantised{kind}, which is not read here. "
-                    "Name the model in full precision (float32, bfloat16 or float16)."
+                    f"{called(name)}: its weights are quantised{f' ({method!r})' if method else ''}{QUANTISED}"
                 )
     for key, most in MOST.items():
-        size = getattr(text, key, None)
-        if isinstance(size, int | float) and not size <= most:
-            raise UserError(f"{called(name)}: in config.json {key} is {size:.6g}, and at most {most} is read")
+        _check_number(name, key, getattr(text, key, None), most)
     longest = getattr(text, "max_position_embeddings", None)
     if longest is not None and (type(longest) is not int or longest < 1):
         raise UserError(f"{called(name)}: in config.json max_position_embeddings is {longest!r}, no number of tokens")
     check_context(config, 1)  # raises if a field is of the wrong type
-    # Other kinds of attention would need packages, or fetch code from the hub; they differ in speed alone.
-    if not {each._attn_implementation for each in (config, text)} <= {None, "eager", "sdpa"}:
-        config._attn_implementation = None
 
 
 def _check_files(name: str, config: PreTrainedConfig) -> None:
     """Refuses a folder whose weights are not there, not whole, quantised, or too few for the model."""
     folder = Path(name)
     index = folder / "model.safetensors.index.json"
-    if (folder / "model.safetensors").is_file() or not index.is_file():
-        files = ["model.safetensors"]
-    else:
+    files = ["model.safetensors"]
+    if not (folder / files[0]).is_file() and index.is_file():
         files = sorted({*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
     for file in files:
         if not (folder / file).is_file():
-            raise UserError(f"{called(name)}: {NO_MODEL}: {file} is not there{_hint(name)}")
+            raise _refusal(name, f"{NO_MODEL}: {file} is not there")
         try:
             with safe_open(folder / file, "pt") as tensors:
                 kinds = {tensors.get_slice(key).get_dtype(): key for key in tensors.keys()}  # noqa: SIM118
         except (OSError, SafetensorError) as error:
-            raise UserError(f"{called(name)}: {NO_MODEL}: {file} is damaged ({_short(error)}){_hint(name)}") from error
+            raise _refusal(name, f"{NO_MODEL}: {file} is damaged ({_short(error)})") from error
         if other := kinds.keys() - {*FLOATS}:
             kind = min(other)
-            raise UserError(
-                f"{called(name)}: {kinds[kind]} in {file} holds numbers of the kind {kind}: quantised weights are not "
-                "read here. Name the model in full precision (float32, bfloat16 or float16)."
-            )
+            raise UserError(f"{called(name)}: {kinds[kind]} in {file} holds numbers of the kind {kind}{QUANTISED}")
     held = sum((folder / file).stat().st_size for file in files)
     with torch.device("meta"):
-        wanted = sum(p.numel() for p in AutoModelForCausalLM.from_config(copy.deepcopy(config)).parameters())
+        empty = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=None)
+    wanted = sum(p.numel() for p in empty.parameters())
     if wanted > held:  # each number takes a byte at least: not one of the missing ones is made up first
-        raise UserError(
-            f"{called(name)}: config.json is of a model of {wanted:,} numbers, and its files have {held:,} bytes"
-            f"{_way_on(name)}"
-        )
-
-
-def _hint(name: str) -> str:
-    """Second sentence of an error about a folder: what is wrong with it, and what to do."""
-    folder = Path(name)
-    for path in sorted(folder.glob("*")) if folder.is_dir() else ():
-        if path.suffix in (".safetensors", ".json", ".model", ".txt") and path.is_file():
-            with path.open("rb") as file:
-                if file.read(30).startswith(b"version https://git-lfs"):
-                    return f". {path.name} is a Git LFS pointer: run `git lfs pull` in the folder."
-    if any(folder.glob("*.safetensors")) or not folder.is_dir():
-        return _way_on(name)
-    if any(folder.glob("*.gguf")):
-        return ". The folder has GGUF weights: name the model's safetensors folder."
-    if any(path.suffix in (".bin", ".pt", ".pth", ".ckpt") for path in folder.iterdir()):
-        return ". The folder has pickled weights, which may run code and are not read: save them as safetensors."
-    return _way_on(name)
+        raise _refusal(name, f"config.json is of a model of {wanted:,} numbers, and its files have {held:,} bytes")
 
 
 def _named_ends(lm: PreTrainedModel) -> list[int]:
@@ -444,13 +434,6 @@ def _named_ends(lm: PreTrainedModel) -> list[int]:
             "config.json) it must be a token's number, a list of them, or null."
         )
     return ids
-
-
-def _no_folder(name: str) -> str:
-    """Explains a missing folder; empty if it exists, or if the name may be the hub's."""
-    if not (name.startswith(("/", ".", "~")) or name.count("/") > 1) or Path(name).is_dir():
-        return ""
-    return "there is no such folder" + (" (write out what ~ stands for)" if name.startswith("~") else "")
 
 
 def _check_rows(lm: PreTrainedModel, tokens: Tokens) -> None:
@@ -472,6 +455,7 @@ def _check_head(lm: PreTrainedModel, name: str) -> None:
     """Refuses a model that changes logits after the output layer (soft caps, scales), sees later tokens, or needs more
     than a stream of tokens."""
     lm.eval()
+    kind = f"{called(name)}: {type(lm).__name__}"
     ids = torch.arange(min(8, lm.config.get_text_config().vocab_size))[None]
     head = lm.get_output_embeddings()
     try:
@@ -481,19 +465,14 @@ def _check_head(lm: PreTrainedModel, name: str) -> None:
             ours = head(lm.base_model(input_ids=ids).last_hidden_state).float()
             start = head(lm.base_model(input_ids=ids[:, : ids.shape[1] // 2]).last_hidden_state).float()
     except MISFITS as error:
-        raise UserError(
-            f"{called(name)}: {type(lm).__name__} does not read tokens as causal language models do: {_short(error)}"
-        ) from error
+        raise UserError(f"{kind} does not read tokens as causal language models do: {_short(error)}") from error
     if not whole.isfinite().all():
-        raise UserError(f"{called(name)}: its logits are not all finite: its weights are too large{_way_on(name)}")
+        raise _refusal(name, "its logits are not all finite: its weights are too large")
     if not torch.allclose(whole, ours, atol=1e-3, rtol=1e-3):
-        raise UserError(f"{called(name)}: {type(lm).__name__} changes its logits after the output layer: not supported")
+        raise UserError(f"{kind} changes its logits after the output layer: not supported")
     near = 1e-3 if lm.dtype == torch.float32 else 0.05  # of the largest
     if not torch.allclose(ours[:, : start.shape[1]], start, atol=near * float(ours.abs().max())):
-        raise UserError(
-            f"{called(name)}: {type(lm).__name__} sees tokens that come later, so that it is no causal language "
-            "model as it is configured"
-        )
+        raise UserError(f"{kind} sees tokens that come later, so it is no causal language model")
 
 
 def _short(error: BaseException) -> str:
@@ -513,8 +492,8 @@ def dropout(policy: Policy, rate: float, generator: torch.Generator) -> Iterator
         return out * (kept / (1 - rate)).to(out.device)
 
     added = [module for name, module in policy.lm.named_modules() if name.endswith((".o_proj", ".mlp"))]
-    places = [policy.lm.get_input_embeddings(), *added] if rate else []
-    hooks = [module.register_forward_hook(drop) for module in places]
+    layers = [policy.lm.get_input_embeddings(), *added] if rate else []
+    hooks = [module.register_forward_hook(drop) for module in layers]
     try:
         yield
     finally:

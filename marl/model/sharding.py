@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from marl.common.distributed import Ranks
 from marl.model.policy import Policy
@@ -29,8 +30,7 @@ class Shards:
         memo: dict[int, object] = {id(p): nn.Parameter(p.detach()) for p in policy.parameters()}
         self.split: Policy = copy.deepcopy(policy, memo)  # other modules around the same numbers
         mesh = init_device_mesh(policy.device.type, (ranks.size,))
-        blocks = set(policy.lm._no_split_modules or ())  # transformers' names of layers that stay on one device
-        for module in [m for m in self.split.modules() if type(m).__name__ in blocks]:
+        for module in [m for m in self.split.modules() if isinstance(m, GradientCheckpointingLayer)]:
             fully_shard(module, mesh=mesh)
         fully_shard(self.split, mesh=mesh)
         register_fsdp_forward_method(self.split, "hidden")  # the one way into the layers; the heads come after it

@@ -59,10 +59,7 @@ def train_tokenizer(texts: Iterable[str], keep: Sequence[str], vocab_size: int) 
 
 @dataclass(frozen=True)
 class Frame:
-    """Marks around a text that is read: ids, and next to the text plain words.
-
-    The words are encoded together with the text, because a token may reach from one into the other.
-    """
+    """Marks around a text that is read: ids, and next to the text plain words, which are encoded together with it."""
 
     before: list[int] = field(default_factory=list)
     lead: str = ""
@@ -107,23 +104,22 @@ class Tokens:
                 f"The tokenizer {tokenizer.name_or_path} has ids up to {self.size - 1}. From 1 to {MOST_TOKENS} tokens "
                 "are read: choose another model.name."
             )
-        self.pad_id = _first(tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+        self.pad_id = next(i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if i is not None)
         self.eos_ids = frozenset(i for i in (tokenizer.eos_token_id,) if i is not None)
         # Some tokenizers put a space before any text: only the beginning of a stream gets it here.
         self._spaced = self._behind("x", self._plain) != self._plain("x")
         cue = vocabulary.get(CUE)
-        self.format = self._small_format(cue) if cue is not None else self._text_format()
+        # Some tokenizers have line breaks as added tokens: these are text.
+        added = tokenizer.added_tokens_decoder.items()
+        self._added = {i: token for i, token in added if not token.content.isspace()}
+        self.format = self._format(cue)
         turn_ends, marks = self._turn_marks()
         self.eos_ids |= turn_ends
         # Tokens that may complete a reply: the model's own ends, and those that may complete `END`.
         self.may_end = self.eos_ids | {i for piece, i in vocabulary.items() if END[-1] in piece}
         control = {tokenizer.pad_token_id, tokenizer.bos_token_id, cue, tokenizer.unk_token_id, *marks}
         self._control = frozenset(i for i in control if i is not None)
-        # Some tokenizers have line breaks as added tokens: these are text.
-        added = tokenizer.added_tokens_decoder.items()
-        special = {
-            i for i, token in added if token.special and not token.content.isspace() and END not in token.content
-        }
+        special = {i for i, token in self._added.items() if token.special and END not in token.content}
         gaps = set(range(self.size)).difference(vocabulary.values())
         self.unspeakable = sorted((self._control | special | gaps) - self.eos_ids)  # never sampled in speech
 
@@ -185,7 +181,8 @@ class Tokens:
 
         def inside(i: int) -> bool:
             """True if token i changes text within the span; a token may hold part of a character."""
-            return len(text_of(i + 1)) > span[0] and _shared(text_of(i), text_of(i + 1)) < span[1]
+            before, after, end = text_of(i), text_of(i + 1), span[1]
+            return len(after) > span[0] and (len(before) < end or before[:end] != after[:end])
 
         # From either end: a reply is nearly all body, and each check decodes all tokens before.
         first = next((i for i in range(len(ids)) if inside(i)), None)
@@ -225,37 +222,32 @@ class Tokens:
 
     # -- formats -----------------------------------------------------------------------------------------------------
 
-    def _small_format(self, cue: int) -> Format:
-        first = Frame([self.tokenizer.bos_token_id], begins=True)
-        return Format(first, heard=Frame(), cue=[cue], after_reply=[], ask_in_turn=False)
-
-    def _text_format(self) -> Format:
-        if getattr(self.tokenizer, "chat_template", None):
-            return self._chat_format(self._chat_marks())
+    def _format(self, cue: int | None) -> Format:
+        if cue is None and getattr(self.tokenizer, "chat_template", None):
+            marks = self._chat_marks()
+            return Format(
+                first=self._frame(*marks.first, marks.strip_first, None),
+                heard=self._frame(*marks.heard, marks.strip_heard, marks.after_reply),
+                cue=self._marks(marks.cue, marks.heard[1]),
+                after_reply=self._marks(marks.after_reply),
+                ask_in_turn=True,
+            )
         first = Frame([i for i in (self.tokenizer.bos_token_id,) if i is not None], begins=True)
+        if cue is not None:
+            return Format(first, Frame(), cue=[cue], after_reply=[], ask_in_turn=False)
         return Format(first, Frame(), cue=self.encode("\nyou:"), after_reply=self.encode("\n"), ask_in_turn=False)
 
     def _chat_marks(self) -> Marks:
         """Marks of the chat template. Without a system turn, the opening is the first thing the user says."""
-        try:
-            return read_marks(self.tokenizer, "system")
-        except UNREADABLE:
+        for opening in ("system", "user"):
             try:
-                return read_marks(self.tokenizer, "user")
+                return read_marks(self.tokenizer, opening)
             except UNREADABLE as error:
-                raise UserError(
-                    f"the chat template of {self.tokenizer.name_or_path} does not keep the turns apart, so it cannot "
-                    "be written turn by turn: choose another model.name, or remove the template from its folder"
-                ) from error
-
-    def _chat_format(self, marks: Marks) -> Format:
-        return Format(
-            first=self._frame(*marks.first, marks.strip_first, None),
-            heard=self._frame(*marks.heard, marks.strip_heard, marks.after_reply),
-            cue=self._marks(marks.cue, marks.heard[1]),
-            after_reply=self._marks(marks.after_reply),
-            ask_in_turn=True,
-        )
+                reason = error
+        raise UserError(
+            f"The chat template of {self.tokenizer.name_or_path} does not keep the turns apart. Choose another "
+            "model.name, or remove the template from its folder."
+        ) from reason
 
     def _frame(self, before: str, after: str, ends: Ends, behind: str | None) -> Frame:
         """Frame of texts between these marks, which stand `behind` another mark, or begin a stream."""
@@ -276,9 +268,8 @@ class Tokens:
 
     def _pieces(self, mark: str) -> list[str]:
         """Splits a mark: plain text, and in every second place a control token."""
-        # Some tokenizers have line breaks as added tokens: these are text.
-        added = [token.content for token in self.tokenizer.added_tokens_decoder.values() if not token.content.isspace()]
-        pattern = "|".join(map(re.escape, sorted(added, key=len, reverse=True)))
+        added = sorted((token.content for token in self._added.values()), key=len, reverse=True)
+        pattern = "|".join(map(re.escape, added))
         return re.split(f"({pattern})", mark) if pattern else [mark]
 
     def _marks(self, text: str, before: str = "") -> list[int]:
@@ -298,20 +289,9 @@ class Tokens:
         """
         if not self.format.ask_in_turn:
             return frozenset(), frozenset()
-        form, added = self.format, self.tokenizer.added_tokens_decoder.items()
-        # Some tokenizers have line breaks as added tokens: these are text.
-        control = {i for i, token in added if not token.content.isspace()} - {self.tokenizer.bos_token_id}
+        form, control = self.format, {*self._added} - {self.tokenizer.bos_token_id}
         ends = [i for i in (*form.after_reply, *form.heard.before) if i in control | self.eos_ids]
         return frozenset(ends[:1]), frozenset(control & form.marks())
-
-
-def _shared(a: str, b: str) -> int:
-    """Number of characters that two texts share at their start."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def _first(*ids: int | None) -> int:
-    return next(i for i in ids if i is not None)
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ CAST = 4  # a part of a game's seed
 
 @dataclass(frozen=True)
 class Seats:
-    """Seats of one role: all are `player`'s, but for `partners` of them in each game, which `partner` holds.
+    """Seats of one role: `player` holds all but `partners` of them, which `partner` holds.
 
-    A fraction is the share of games that have one more: 1.25 is one partner in each game and two in a quarter of them.
+    1.25 partners are one in each game and two in a quarter of them.
     """
 
     player: str = "learner"

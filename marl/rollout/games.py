@@ -1,26 +1,10 @@
 """From a game's name to its parts, by convention: `envs/NAME_v0.py` and `marl/agents/scripted/NAME.py`.
 
-What a game must have (`Hint` in tests/marl/hint.py is the smallest whole one):
-
-The environment's module: `parallel_env` and `COMPACT_TOKENS` (strings that a small tokenizer keeps whole). Optional:
-`PAYMENT`, settings that no player reads of, so that they make no other base; `FILES`, settings that name files;
-`EXCHANGEABLE`, by style, words that can stand for one another.
-
-The environment: a subclass of `envs.core.TextGame`, with `facts` (the hidden state; `roles` in it
-if there are several) and `privileged(agent)`. A game of several styles has the setting and attribute `style` and the
-reset option `styles`, by agent, so that players of different styles meet in one game (`envs.core.read_styles`).
-
-`infos[agent]`, always: `role`; `questions`, the belief questions after this text; and of the reply just played `error`
-(why it was refused, or ""), `message` (what others hear), `span` (where that stands in the reply) and `entry` (what it
-counted as, in the game's own word, or ""). At the end also `outcome`, the same for all: `how` the game ended, in a few
-words, and the `winner`, a side's or a seat's name or None (not needed in a game that ends in a `deal` or without one).
-Tables show these words as `game/how/HOW` and `game/win_rate/WINNER`. More figures of a game go into
-marl/metrics/evaluation.py.
-
-The scripts' module: `make_player(name, seed, role)`, a player with `observe(text)` and `reply(text, options)`, and
-`DEFAULT`, the name of the players that a base corpus is made of; if these changed, a `VERSION` that a base is known by.
-
-The command line: `conf/env/NAME.yaml`, and `conf/tuned/NAME_LEARNER.yaml` if a learner needs other settings in it.
+docs/howto/game.md builds one. Beside what it shows, the environment's module may have `PAYMENT` (settings that no
+player reads of, so that they make no other base), `FILES` (settings that name files) and `EXCHANGEABLE` (by style,
+words that can stand for one another), and the scripts' module a `VERSION`, by which a base knows that they changed. A
+game of several styles has the setting and attribute `style` and the reset option `styles`, by agent
+(`envs.core.read_styles`).
 """
 
 from __future__ import annotations
@@ -75,13 +59,13 @@ def env_maker(env: Mapping[str, Any]) -> Callable[[], Any]:
 
 
 def check_said(env: Any, infos: Mapping[str, Any]) -> None:
-    """Raises UserError, naming the game, if its `infos` lack what a game has to say (above)."""
+    """Raises UserError, naming the game, if its `infos` lack what a game has to say: SAID, and at the end `outcome`."""
     game = type(env).__name__
     for agent, info in infos.items():
         if lacking := [name for name in SAID if name not in info]:
             raise UserError(
                 f"{game}: infos[{agent!r}] has no {', '.join(lacking)}; a game says these of each agent at every step, "
-                "as marl/rollout/games.py describes"
+                "as docs/howto/game.md describes"
             )
     if env.agents:
         return

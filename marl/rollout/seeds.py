@@ -25,12 +25,11 @@ class Game:
 
 @dataclass(frozen=True)
 class Seeds:
-    """Seeds of the parts of training: which games are dealt; what players draw in them (None: each game's own seed);
-    in which order rows are learned from and by which names they are read."""
+    """Seeds of the parts of training."""
 
-    games: int
-    sampling: int | None
-    shuffling: int
+    games: int  # which are dealt
+    sampling: int | None  # what players draw in them; None: each game's own seed
+    shuffling: int  # the order of rows, and the names that they are read by
 
     @classmethod
     def of(cls, seed: int) -> Seeds:

@@ -183,7 +183,9 @@ def tiny_policy(privileged_size: int = 0, context: int = 512) -> Policy:
         for weight in lm.parameters():
             if weight.dim() > 1:
                 weight.mul_(5)
-    return with_critic(Policy(lm, tokens, privileged_size))
+    with torch.random.fork_rng(devices=[]):  # the value head is drawn from the global generator
+        torch.manual_seed(0)
+        return with_critic(Policy(lm, tokens, privileged_size))
 
 
 def hf_policy(

@@ -1,8 +1,5 @@
 """Chat templates and tokenizers of many kinds, made here."""
 
-import os
-from pathlib import Path
-
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -13,7 +10,6 @@ from marl.types import Kind
 from tests.marl.models import CHATML, NATURAL_TEXTS, NO_SYSTEM, hf_tokenizer
 
 NUMBERS = tuple(str(n) for n in range(11))
-MODELS = Path(os.environ.get("PRETRAINED", "not set"))
 TEMPLATES = {"chatml": CHATML, "no_system": NO_SYSTEM}
 # Marks open turns, and nothing closes them.
 OPENED = (
@@ -77,15 +73,9 @@ def template_of(text: str, before: str = "{{ bos_token }}" + EACH) -> str:
 
 FAMILIES = {
     "trims": (template_of("message['content'] | trim"), "system"),
-    "trims left ends": (template_of("message['content'].lstrip()"), "system"),
-    "trims right ends": (template_of("message['content'].rstrip()"), "system"),
     "trims line breaks": (template_of("message['content'].strip('\n')"), "system"),
-    "trims left line breaks": (template_of("message['content'].lstrip('\n')"), "system"),
     "trims the user's": (
         template_of("(message['content'] | trim if message['role'] == 'user' else message['content'])"), "system"
-    ),
-    "trims the system's": (
-        template_of("(message['content'] | trim if message['role'] == 'system' else message['content'])"), "system"
     ),
     "trims replies": (
         template_of("(message['content'] | trim if message['role'] == 'assistant' else message['content'])"), "system"
@@ -100,9 +90,6 @@ FAMILIES = {
     "the system joins the first user": (template_of(
         "(lead if loop.first else '') + message['content'] | trim", LED + MUST_ALTERNATE
     ), "user"),
-    "the system joins the first user, who may be silent": (template_of(
-        "(lead if loop.first else '') + message['content']", LED + EACH
-    ), "user"),
     "the system joins the last user": (template_of(
         "(lead if loop.last else '') + message['content']", LED + MUST_ALTERNATE
     ), "user"),
@@ -110,6 +97,12 @@ FAMILIES = {
         LED + EACH + "<|im_start|>{{ message['role'] }}\n{% if loop.last %}{{ lead }}{% endif %}"
         + BLOCKS + "<|im_end|>\n" + CUED, "user"
     ),
+    "closed by the end of a conversation": (FINISHED, "system"),
+    "a line break that the last turn lacks": (ROLES.replace(
+        "{{ eos_token }}\n",
+        "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}"
+        "{% if message['role'] != 'assistant' or not loop.last %}{{ '\n' }}{% endif %}",
+    ), "system"),
     "no system": (NO_SYSTEM, "user"),
     "uncued": (UNCUED, "user"),
     "uncued, trims": (UNCUED.replace("['content'] }} [/", "['content'] | trim }} [/"), "user"),

@@ -120,11 +120,13 @@ def identical(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def trained(losses: Mapping[str, Loss], batch: TokenBatch | None = None, **settings: object) -> dict[str, Tensor]:
+def trained(
+    losses: Mapping[str, Loss], batch: TokenBatch | None = None, seed: int = 0, **settings: object
+) -> dict[str, Tensor]:
     """The weights after two minibatches of AdamW, as in a process of its own."""
     policy, own = played()
     reference = another()
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3, weight_decay=0.1)
     config = UpdateConfig(**{"minibatches": 2, "token_budget": 128, **settings})  # type: ignore[arg-type]
-    update(policy, reference, batch or own, losses, optimizer, config, torch.Generator().manual_seed(0))
+    update(policy, reference, batch or own, losses, optimizer, config, torch.Generator().manual_seed(seed))
     return weights_of(policy)

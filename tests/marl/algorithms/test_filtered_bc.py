@@ -19,6 +19,7 @@ from envs.dond import environment as dond_environment
 from marl.agents.text import TextAgent
 from marl.algorithms.filtered_bc import (
     FilteredBCConfig,
+    competitive,
     seat_reward,
     select,
     train_filtered_bc,
@@ -34,7 +35,7 @@ from marl.model.policy import Policy
 from marl.model.tokens import Tokens
 from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import Game
-from marl.types import Episode, Kind, Payment, Turn
+from marl.types import Episode, Payment, Turn
 from tests.marl.episodes import episode
 from tests.marl.hint import Hint, hint_policy, training
 from tests.marl.models import CHATML, hf_tokenizer, small_tokens
@@ -72,6 +73,8 @@ def test_the_competitive_rule_keeps_both_sides_of_even_deals() -> None:
     assert chosen(games, "above_mean") == [(2, "player_0")]
     assert chosen(games, "above_mean", competitive=True) == [(1, "player_0"), (2, "player_0"), (1, "player_1")]
     assert len(chosen(games, "nonzero", competitive=True)) == 4
+    assert [competitive(dond_v0.parallel_env(objective=o)) for o in (-1.0, 0.0, 1.0)] == [True, False, False]
+    assert not competitive(Hint())
 
 
 # -- errors leave no trace ---------------------------------------------------------------------------------------------
@@ -187,15 +190,6 @@ def test_a_turn_at_the_streams_end_stays_there() -> None:
     assert cut.turns[-1].start == len(cut.streams[agent]) < last.start
 
 
-def test_every_reply_that_is_left_is_imitated() -> None:
-    tokens, style = tokens_of("small")
-    dirty = record(with_errors([BAD[:2], BAD[:1], (), BAD[2:]]), tokens, style)
-    batch = collate([without_errors(seat) for seat in seats_of([dirty], {"learner"})], {})
-    assert batch.imitate.equal(batch.reply) and int(batch.decision.sum()) == 4
-    asked = batch.kind[batch.row, batch.position]
-    assert len(asked) == 2 * 3 * 3 and bool((asked == Kind.QUESTION).all())
-
-
 # -- the loop ----------------------------------------------------------------------------------------------------------
 
 CONFIG = FilteredBCConfig(
@@ -229,14 +223,6 @@ def test_what_was_won_becomes_likelier() -> None:
     assert gained[True] > 0.02 and gained[True] > gained[False] + 0.01, gained
 
 
-def test_games_are_scored_at_the_temperature_they_were_sampled_at() -> None:
-    """Scored at another, a policy that clones all its games would not stay what it is."""
-    once = replace(CONFIG, keep="all", temperature=0.5, update=replace(CONFIG.update, epochs=1, minibatches=1))
-    metrics, episodes = clone(hint_policy(0), Hint, once)
-    said = np.concatenate([turn.logprobs for episode in episodes for turn in episode.turns])
-    assert metrics["loss/imitation"] == pytest.approx(-said.mean(), abs=1e-4)
-
-
 class Unpaid(Hint):
     """Nobody is ever paid."""
 
@@ -254,22 +240,3 @@ def test_a_round_in_which_nothing_is_kept_changes_nothing(keep: str, share: floa
     assert metrics["speed/tokens_per_second"] > 0 and (metrics["speed/update_tokens_per_second"] > 0) == bool(share)
     same = all(torch.equal(a, b) for a, b in zip(policy.parameters(), before.parameters(), strict=True))
     assert same == (share == 0.0)
-
-
-def test_even_deals_are_kept_in_the_competitive_game_only() -> None:
-    """The loop asks the game for its objective."""
-
-    class Even(Unpaid):
-        objective = -1.0
-
-        def step(self, actions: dict[str, str]) -> Any:
-            *all_but, infos = super().step(actions)
-            for info in infos.values():
-                if "outcome" in info:
-                    points = dict.fromkeys(self.possible_agents, 5)
-                    info["outcome"] = {"how": "even", "right": True, "deal": True, "points": points, "pareto": True}
-            return *all_but, infos
-
-    assert clone(hint_policy(0), Even, CONFIG)[0]["filter/kept"] == 1.0
-    Even.objective = 0.0
-    assert clone(hint_policy(0), Even, CONFIG)[0]["filter/kept"] == 0.0

@@ -68,7 +68,7 @@ def test_terms_of_another_package_are_trained_with(
         "train", *TALKING, "experiment=dond_quickstart", "progress=false", "threads=1", "model.hidden_size=32",
         "model.layers=1", "model.intermediate_size=32", "algo.iterations=1", "algo.games=6", "algo.concurrency=6",
         "algo.max_new_tokens=12", "eval.games=0", "eval.final_games=2", f"runs={tmp_path}", f"cache={tmp_path}",
-        "reward.speaking.weight=0", *(f"loss.{name}.weight=0" for name in shipped),
+        "base.games=100", "reward.speaking.weight=0", *(f"loss.{name}.weight=0" for name in shipped),
         "+reward.long={_target_: terms_of_mine.Long}", "+loss.choosy={_target_: terms_of_mine.Choosy}",
     )  # fmt: skip
     train.main(cfg)

@@ -95,18 +95,11 @@ def play(policy: Policy, games: int = 400) -> Played:
 def test_the_toy_keeps_the_contract_of_games() -> None:
     parallel_api_test(Hint(), num_cycles=20)
     env = Hint()
-    observations, infos = env.reset(seed=3, options={"fact": 1, "speaker": 0})
-    roles = {"player_0": "speaker", "player_1": "listener"}
-    assert env.facts == {"fact": "blue", "speaker": "player_0", "roles": roles}
-    assert {agent: info["role"] for agent, info in infos.items()} == roles
-    assert "blue" in observations["player_0"]["text"] and "blue" not in observations["player_1"]["text"]
-    assert [q.answer for q in infos["player_1"]["questions"]] == ["blue"] and not infos["player_0"]["questions"]
-    observations, rewards, *_ = env.step({"player_0": f"ba{END} red", "player_1": "red"})
-    assert observations["player_1"]["text"] == "heard ba" and not any(rewards.values()) and env.agents
-    _, rewards, terminated, _, infos = env.step({"player_0": "", "player_1": "blue"})
-    assert rewards == {"player_0": 1.0, "player_1": 1.0} and all(terminated.values()) and not env.agents
-    outcome = {"how": "the right colour is named", "winner": None, "right": True}
-    assert infos["player_0"]["outcome"] == infos["player_1"]["outcome"] == outcome
+    env.reset(seed=3, options={"fact": 1, "speaker": 0})
+    observations, *_ = env.step({"player_0": f"ba{END} red", "player_1": "red"})
+    assert observations["player_1"]["text"] == "heard ba"
+    _, rewards, *_ = env.step({"player_0": "", "player_1": "blue"})
+    assert rewards == {"player_0": 1.0, "player_1": 1.0} and not env.agents
 
 
 @torch.no_grad()
@@ -118,13 +111,6 @@ def informative(policy: Policy) -> float:
     return 0.5 + 0.5 * float((red - blue).clamp_min(0).sum())
 
 
-def test_nothing_is_said_or_understood_at_the_start() -> None:
-    policy = hint_policy(0)
-    assert informative(policy) == pytest.approx(0.5, abs=1e-6)
-    start = play(policy)
-    assert abs(start.accuracy - 0.5) < 0.1 and abs(start.before - 0.5) < 0.02 and abs(start.after - 0.5) < 0.02
-
-
 @pytest.fixture(scope="module")
 def both() -> tuple[Policy, Played]:
     policy = train(0, *BOTH)
@@ -132,6 +118,7 @@ def both() -> tuple[Policy, Played]:
 
 
 def test_both_terms_make_a_language(both: tuple[Policy, Played]) -> None:
+    assert informative(hint_policy(0)) == pytest.approx(0.5, abs=1e-6)
     policy, played = both
     assert played.accuracy >= 0.9 and played.after >= 0.9
     assert abs(played.before - 0.5) < 0.05  # nothing but the message tells
@@ -141,7 +128,7 @@ def test_both_terms_make_a_language(both: tuple[Policy, Played]) -> None:
 
 
 def test_without_the_terms_play_stays_at_chance(both: tuple[Policy, Played]) -> None:
-    neither = play(train(0, *NEITHER, iterations=10))  # all 40, of five seeds, in test_it_takes_two
+    neither = play(train(0, *NEITHER, iterations=6))  # all 40, of five seeds, in test_it_takes_two
     assert abs(neither.accuracy - 0.5) < 0.1 and abs(neither.after - 0.5) < 0.05
     assert both[1].accuracy - neither.accuracy > 0.35
 

@@ -82,6 +82,7 @@ def _toy(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow  # twenty seconds; the first update is compared above
 def test_two_processes_learn_the_toy_game(tmp_path: Path) -> None:
     together(_toy, 2, str(tmp_path))
     assert float((tmp_path / "accuracy").read_text()) >= 0.9

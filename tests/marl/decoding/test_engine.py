@@ -52,6 +52,7 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Policy]:
 
 
 NAMES = (*ARCHITECTURES, *RECURRENT, "tiny")
+SOME = ("gpt2", "qwen3", "mamba", "falcon_h1", "qwen3_5")  # of every kind of layer
 
 
 def streams(policy: Policy, lengths: list[int], seed: int = 0) -> list[list[int]]:
@@ -84,10 +85,9 @@ def read_in_pieces(engine: Engine, rows: list[list[int]], slots: list[int], seed
 # --- Reading ---
 
 
-@pytest.mark.parametrize("name", [*NAMES, "mistral"])
-@pytest.mark.parametrize("seed", range(2))
-def test_pieces_read_like_one_whole(name: str, seed: int, policies: dict[str, Policy]) -> None:
-    policy = policies[name]
+@pytest.mark.parametrize("name", NAMES)
+def test_pieces_read_like_one_whole(name: str, policies: dict[str, Policy]) -> None:
+    policy, seed = policies[name], 0
     engine = Engine(policy, 6, CONTEXT)
     rows = streams(policy, [CONTEXT, 1, 17, 30, 5], seed)
     slots = [engine.allocate() for _ in rows]
@@ -97,41 +97,6 @@ def test_pieces_read_like_one_whole(name: str, seed: int, policies: dict[str, Po
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
     assert engine.lengths[slots].tolist() == [len(row) for row in rows]
     assert engine.tokens_read == sum(map(len, rows))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_range_of_slots_reads_like_any_other_set(name: str, policies: dict[str, Policy]) -> None:
-    """Neighbouring slots are a view of the cache, others are gathered: the same numbers."""
-    policy = policies[name]
-    rows, pieces = streams(policy, [9, 4, 12]), streams(policy, [3, 6, 1], seed=1)
-    hidden = []
-    for slots in ([1, 2, 3], [3, 1, 2], [5, 2, 0]):
-        engine = Engine(policy, 6, CONTEXT)
-        engine.read(slots, rows)
-        hidden.append(engine.read(slots, pieces))
-        if name not in RECURRENT:  # those read in parts of the rows
-            assert (engine.cache.span is not None) == (slots == [1, 2, 3])
-    for other in hidden[1:]:
-        torch.testing.assert_close(hidden[0], other, atol=1e-5, rtol=0)
-
-
-def test_who_shares_a_pass_does_not_change_it(policies: dict[str, Policy]) -> None:
-    """Long and short chunks and single tokens, of slots that hold much and nothing, beside one another and alone."""
-    for name in (*ARCHITECTURES, "tiny"):
-        policy = policies[name]
-        held, pieces = streams(policy, [30, 20, 1, 25]), streams(policy, [1, 12, 40, 1], seed=1)
-        together = Engine(policy, 8, CONTEXT)
-        together.read([6, 1, 3, 4], held)
-        found = together.read([6, 1, 3, 4], pieces).split([len(piece) for piece in pieces])
-        for own, piece, states in zip(held, pieces, found, strict=True):
-            alone = Engine(policy, 1, CONTEXT)
-            alone.read([0], [own])
-            torch.testing.assert_close(alone.read([0], [piece]), states, atol=1e-5, rtol=0)
-
-
-def test_an_empty_chunk_is_our_mistake(policies: dict[str, Policy]) -> None:
-    with pytest.raises(AssertionError, match="an empty chunk"):
-        Engine(policies["tiny"], 3, CONTEXT).read([0, 2], [[5], []])
 
 
 def test_positions_that_depend_on_who_shares_a_pass_are_refused() -> None:
@@ -144,18 +109,6 @@ def test_positions_that_depend_on_who_shares_a_pass_are_refused() -> None:
         UserError, match=r"model\.context=33: with longrope, .* beyond 32 tokens, .* Set it to 32 at most"
     ):
         Engine(policy, 2, 33)
-
-
-@pytest.mark.parametrize("name", ["tiny", "mamba", "falcon_h1"])
-def test_a_slot_may_forget_all_that_it_holds(name: str, policies: dict[str, Policy]) -> None:
-    policy = policies[name]
-    engine = Engine(policy, 2, CONTEXT)
-    slot = engine.allocate()
-    engine.read([slot], [[5, 6, 7]])
-    engine.rewind(slot, [])
-    assert engine.lengths[slot] == 0
-    hidden = engine.read([slot], [[8, 9]])
-    torch.testing.assert_close(policy.logits(hidden), whole(policy, [8, 9]), atol=1e-3, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["tiny", "falcon_h1"])
@@ -175,7 +128,7 @@ def test_slots_may_be_read_in_any_order(name: str, policies: dict[str, Policy]) 
     for slot in list(held)[1::2]:  # so that free slots are not neighbours
         engine.free(slot)
         del held[slot]
-    for step in range(40):
+    for step in range(25):
         if step % 9 == 0:
             gone = int(rng.choice(list(held)))
             del held[gone]
@@ -185,10 +138,10 @@ def test_slots_may_be_read_in_any_order(name: str, policies: dict[str, Policy]) 
             engine.read([slot], [held[slot]])
         some = rng.permutation(list(held))[: int(rng.integers(1, len(held) + 1))].tolist()
         if step % 7 == 3:
-            held[some[0]] = held[some[0]][: int(rng.integers(1, len(held[some[0]]) + 1))]
+            held[some[0]] = held[some[0]][: int(rng.integers(0, len(held[some[0]]) + 1))]
             engine.rewind(some[0], held[some[0]])
         if step % 11 == 5:
-            for slot in some[:2]:
+            for slot in [other for other in some[:2] if held[other]]:
                 texts = [tokens(1), tokens(1)]
                 known = whole(policy, held[slot])[-1]
                 said = policy.speech_logits(known, 1.0).log_softmax(-1)[[text[0] for text in texts]]
@@ -204,28 +157,6 @@ def test_slots_may_be_read_in_any_order(name: str, policies: dict[str, Policy]) 
             expected = whole(policy, held[slot])[-size:]
             torch.testing.assert_close(policy.logits(hidden), expected, atol=2e-4, rtol=0)
     assert step > 20
-
-
-def test_games_do_not_depend_on_those_before(policies: dict[str, Policy]) -> None:
-    """Bit for bit, since a resumed run must compute them alike."""
-
-    def play(engine: Engine) -> torch.Tensor:
-        slots = [engine.allocate() for _ in range(6)]
-        engine.read(slots, streams(engine.policy, [4, 9, 2, 7, 5, 6]))
-        some = ([0, 2], [0, 2, 5], [2, 5], [1, 2, 4, 5], [1, 5], [0, 1, 3, 4, 5])
-        found = [engine.read(rows, [[3]] * len(rows)) for rows in some]
-        for slot in slots:
-            engine.free(slot)
-        return torch.cat(found)
-
-    fresh, used = (Engine(policies["tiny"], 6, CONTEXT) for _ in range(2))
-    expected = play(fresh)
-    slots = [used.allocate() for _ in range(3)]
-    used.read([0, 2], [[1, 2], [3]])
-    used.read([2, 0], [[4], [5]])
-    for slot in slots:
-        used.free(slot)
-    assert torch.equal(play(used), expected)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +175,7 @@ def test_rows_of_similar_length_share_a_pass(
     assert groups_within(lengths, budget, overhead) == groups
 
 
-@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("name", ["tiny", *RECURRENT])
 def test_an_engines_first_games_are_read_like_any_later_ones(name: str, policies: dict[str, Policy]) -> None:
     """Bit for bit: a resumed run has a new engine."""
     policy, found = policies[name], []
@@ -256,27 +187,6 @@ def test_an_engines_first_games_are_read_like_any_later_ones(name: str, policies
         for slot in slots:
             engine.free(slot)
     assert torch.equal(found[0], found[1])
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_freed_slot_leaks_nothing(name: str, policies: dict[str, Policy]) -> None:
-    policy = policies[name]
-    engine, fresh = Engine(policy, 2, CONTEXT), Engine(policy, 2, CONTEXT)
-    used = [engine.allocate(), engine.allocate()]
-    engine.read(used, streams(policy, [40, 35], seed=3))
-    for slot in used:
-        engine.free(slot)
-    again = [engine.allocate(), engine.allocate()]
-    assert sorted(again) == sorted(used) and engine.lengths.tolist() == [0, 0]
-    for pieces in (streams(policy, [5, 9]), streams(policy, [2, 4], seed=1)):
-        torch.testing.assert_close(engine.read(again, pieces), fresh.read(again, pieces), atol=1e-6, rtol=0)
-
-
-def test_more_slots_than_there_are_is_our_mistake(policies: dict[str, Policy]) -> None:
-    engine = Engine(policies["tiny"], 2, CONTEXT)
-    assert len({engine.allocate(), engine.allocate()}) == 2
-    with pytest.raises(RuntimeError, match="2 slots"):
-        engine.allocate()
 
 
 def test_a_stream_that_outgrows_its_slot_is_refused_before_anything_is_written(policies: dict[str, Policy]) -> None:
@@ -296,7 +206,6 @@ def test_a_stream_that_outgrows_its_slot_is_refused_before_anything_is_written(p
 
 
 def test_slots_longer_than_the_models_context_are_refused(policies: dict[str, Policy]) -> None:
-    Engine(policies["gpt2"], 1, 1024)
     with pytest.raises(UserError, match=r"model\.context=1025 is more than the model can read \(1024 tokens\)"):
         Engine(policies["gpt2"], 1, 1025)
 
@@ -333,11 +242,11 @@ def test_a_model_that_no_slot_holds_reads_whole_streams_again(name: str) -> None
     lm, why = other_models()[name]
     policy = Policy(lm.eval(), small_tokens())
     engine = Engine(policy, 6, CONTEXT)
-    assert re.search(f"^{type(lm).__name__} keeps .*{why}", engine.unheld), engine.unheld
+    assert re.search(f"^{type(lm).__name__} keeps .*{why}", engine.uncached), engine.uncached
     size = size_of(lm.config, CONTEXT)
     assert size.slot == 0
     assert size.weights == sum(p.nbytes for p in lm.parameters())
-    for seed in range(2):
+    for seed in range(2):  # the second time in slots that were used
         rows = streams(policy, [CONTEXT, 1, 17, 30], seed)
         slots = [engine.allocate() for _ in rows]
         for row, logits in zip(rows, read_in_pieces(engine, rows, slots, seed), strict=True):
@@ -392,19 +301,15 @@ def test_windows_slide_over_slots(name: str, window: int) -> None:
     assert same == (window in {1, CONTEXT} and (name == "mistral" or window == CONTEXT))  # deeper layers see further
 
 
-def test_a_model_that_is_not_the_sum_of_its_pieces_has_no_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recurrent layer that forgets its state between passes."""
-    lm = random_lm("mamba2", small_tokens().size)
+def test_a_model_that_reads_in_pieces_what_it_does_not_as_a_whole_has_no_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recurrent layer that forgets its state between passes; keys and values that are never written."""
+    tokens = small_tokens()
     monkeypatch.setattr(StateLayer, "save", lambda layer: layer.all_conv_states.update({0: torch.zeros(1, 80, 4)}))
-    engine = Engine(Policy(lm, small_tokens()), 2, CONTEXT)
-    assert engine.unheld == "Mamba2ForCausalLM does not read in pieces what it reads as a whole"
-
-
-def test_a_model_whose_slots_are_not_its_whole_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys and values that are never written."""
-    lm = random_lm("llama", small_tokens().size + 1)  # a configuration that no other test has looked at
+    recurrent = Engine(Policy(random_lm("mamba2", tokens.size), tokens), 2, CONTEXT)
+    assert recurrent.uncached == "Mamba2ForCausalLM does not read in pieces what it reads as a whole"
+    lm = random_lm("llama", tokens.size + 1)  # a configuration that no other test has looked at
     monkeypatch.setattr(SlotLayer, "update", lambda layer, keys, values, *_, **__: (keys, values))
-    assert "LlamaForCausalLM keeps what a slot cannot hold" in Engine(Policy(lm, small_tokens()), 2, CONTEXT).unheld
+    assert "LlamaForCausalLM keeps what a slot cannot hold" in Engine(Policy(lm, tokens), 2, CONTEXT).uncached
 
 
 def test_who_starts_over_in_a_pass_goes_on_token_by_token() -> None:
@@ -413,19 +318,7 @@ def test_who_starts_over_in_a_pass_goes_on_token_by_token() -> None:
     assert [continues(random_lm(name, 64)) for name in RECURRENT] == known
     policies = [half(Policy(random_lm(name, small_tokens().size), small_tokens())) for name in RECURRENT]
     assert [continues(each.lm) for each in policies] == known  # whose states are rounded
-    assert [Engine(each, 2, CONTEXT).unheld for each in policies] == [""] * len(known)
-
-
-@pytest.mark.parametrize("name", ["mamba", "mamba2"])
-def test_padding_would_not_do_for_a_state(name: str, policies: dict[str, Policy]) -> None:
-    """What the pieces are for: rows of two lengths, read in one padded pass, leave another state in the shorter one."""
-    policy, rows = policies[name], streams(policies[name], [9, 4])
-    engine, padded = Engine(policy, 2, CONTEXT), Engine(policy, 2, CONTEXT)
-    engine.read([0, 1], rows)
-    padded._pass(np.array([0, 1]), rows)
-    after = [e.read([0, 1], [[7], [7]]) for e in (engine, padded)]
-    torch.testing.assert_close(after[0][0], after[1][0], atol=1e-5, rtol=0)
-    assert float((after[0][1] - after[1][1]).abs().max()) > 1e-2
+    assert [Engine(each, 2, CONTEXT).uncached for each in policies] == [""] * len(known)
 
 
 # --- Sizes ---
@@ -482,7 +375,7 @@ def write(policy: Policy, prompts: list[list[int]], seeds: list[int], n: int) ->
 
 
 @pytest.mark.parametrize("few_shapes", [False, True], ids=["as many rows as there are", "shapes of a captured graph"])
-@pytest.mark.parametrize("name", [*ARCHITECTURES, "mistral", "tiny"])
+@pytest.mark.parametrize("name", ["mistral", "tiny"])
 def test_several_steps_at_once_sample_what_single_ones_do(
     name: str, few_shapes: bool, policies: dict[str, Policy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -558,20 +451,20 @@ def test_captured_steps_are_made_anew_where_the_model_has_moved(policies: dict[s
     assert writer() is not first
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SOME)
 def test_one_row_of_eight_is_eight_rows_of_one(name: str, policies: dict[str, Policy]) -> None:
     policy = policies[name]
     prompts, seeds = streams(policy, [3, 20, 1, 7, 7, 12, 5, 2]), list(range(8))
-    ids, logprobs = write(policy, prompts, seeds, 12)
+    ids, logprobs = write(policy, prompts, seeds, 6)
     for i, prompt in enumerate(prompts):
-        own_ids, own_logprobs = write(policy, [prompt], seeds[i : i + 1], 12)
+        own_ids, own_logprobs = write(policy, [prompt], seeds[i : i + 1], 6)
         assert own_ids[0].tolist() == ids[i].tolist()
         # a state carries its rounding on: 2e-5 were seen
         atol = 1e-4 if name in RECURRENT else 1e-5
         np.testing.assert_allclose(own_logprobs[0], logprobs[i], atol=atol, rtol=0)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SOME)
 def test_texts_are_scored_as_one_full_pass_says_and_the_slot_stays_as_it_is(
     name: str, policies: dict[str, Policy]
 ) -> None:
@@ -594,7 +487,7 @@ def test_texts_are_scored_as_one_full_pass_says_and_the_slot_stays_as_it_is(
     torch.testing.assert_close(policy.logits(hidden)[0], whole(policy, [*prefix, 7])[-1], atol=1e-3, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["tiny", *RECURRENT])
+@pytest.mark.parametrize("name", ["tiny", "falcon_h1"])
 def test_the_cache_goes_with_its_engine(policies: dict[str, Policy], name: str) -> None:
     """At once, not at some garbage collection: the next one may need the memory."""
     engine = Engine(policies[name], 2, CONTEXT)

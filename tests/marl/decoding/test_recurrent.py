@@ -30,7 +30,12 @@ COUNT = {"dond": 12, "among_us": 3}  # games
 CONTEXT = 1536
 
 
-@pytest.fixture(scope="module", params=RECURRENT)
+QUICK = ("mamba", "qwen3_5")
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in RECURRENT]
+)
 def policy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Policy:
     """An untouched model, as base=none takes it."""
     return hf_policy(tmp_path_factory.mktemp(request.param), request.param)

@@ -40,19 +40,6 @@ def test_samples_come_as_often_as_their_probability_says(temperature: float, pol
         assert (np.diff(ids) >= 0).all()  # the inverse of the cumulative distribution
 
 
-def test_random_samples_fit_their_probabilities(policies: dict[str, Policy]) -> None:
-    policy, draws = policies["tiny"], 20_000
-    engine = Engine(policy, 1, CONTEXT)
-    hidden = engine.read([0], [[9]])[-1]
-    legal = tuple(range(20, 40))
-    expected = policy.logits(hidden).detach()[list(legal)].double().softmax(0).numpy() * draws
-    uniform = uniforms(np.full(draws, 7), np.arange(draws))
-    ids, _ = engine.sample(hidden.expand(draws, -1), [legal] * draws, 1.0, uniform)
-    counts = np.bincount(ids, minlength=40)[20:]
-    chi_square = float(((counts - expected) ** 2 / expected).sum())
-    assert chi_square < 43.8  # 99.9 % of the chi-square distribution with 19 degrees of freedom
-
-
 def test_each_row_has_its_own_legal_set_and_extreme_uniforms_stay_in_it(policies: dict[str, Policy]) -> None:
     policy = policies["gpt2"]
     engine = Engine(policy, 1, CONTEXT)
@@ -63,16 +50,7 @@ def test_each_row_has_its_own_legal_set_and_extreme_uniforms_stay_in_it(policies
         assert ids[0] == 4 and logprobs[0] == 0.0
         assert ids[2] == (8 if u == 0 else 50) and ids[3] == (0 if u == 0 else 511)
         assert ids[1] == ids[4] < policy.tokens.size
-        assert np.isfinite(logprobs).all()
-
-
-def test_no_uniform_lands_on_a_forbidden_token(policies: dict[str, Policy]) -> None:
-    policy = policies["tiny"]
-    engine = Engine(policy, 1, CONTEXT)
-    hidden = engine.read([0], [[9, 3]])[-1]
-    for u in (0.0, np.nextafter(1.0, 0.0)):  # pad and bos come first: they are no speech
-        ids, logprobs = engine.sample(hidden[None], [()], 1.0, np.array([u]))
-        assert int(ids[0]) not in policy.tokens.unspeakable and np.isfinite(logprobs).all()
+        assert np.isfinite(logprobs).all() and not {ids[1], ids[4]} & set(policy.tokens.unspeakable)
 
 
 # --- Uniform numbers ---

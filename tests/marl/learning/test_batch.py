@@ -8,7 +8,7 @@ from torch import Tensor
 
 from marl.learning.batch import collate, seats_of
 from marl.types import BY_TOKEN, Episode, Kind, Planned, TokenBatch
-from tests.marl.batches import chose, paying, said, talk, three_turns
+from tests.marl.batches import chose, paying, talk, three_turns
 
 P, OBS, Q, C, S = Kind.PAD, Kind.OBSERVATION, Kind.QUESTION, Kind.CHOICE, Kind.SPEECH
 REWARDS = paying(game=0.5, speaking=2.0)
@@ -54,6 +54,8 @@ def test_every_token_of_the_three_turn_game(batch: TokenBatch) -> None:
     for name in ("advantages", "returns", "reference_logprobs"):
         assert not getattr(batch, name).any() and getattr(batch, name).shape == (2, 12), name
     assert batch.privileged.equal(hand([1, 0], [0, 1]))
+    assert batch.legal.shape == (2, 12, 3) and int((batch.legal >= 0).sum()) == 3
+    assert batch.legal[1, 11].tolist() == [50, 51, 52]
 
 
 def test_plans_stand_where_there_is_a_choice(batch: TokenBatch) -> None:
@@ -94,12 +96,6 @@ def test_replies_drawn_from_a_plan_are_no_samples_of_the_policy() -> None:
     with pytest.raises(AssertionError, match="planner's, no sample of its policy"):
         collate([(with_plan(planned), "b")], {})
     assert collate([(with_plan(planned), "b")], {}, drawn_from_plans=True).planned.sum() == 2
-
-
-def test_legal_sets_stand_at_choices_only(batch: TokenBatch) -> None:
-    assert batch.legal.shape == (2, 12, 3)
-    assert batch.legal[1, 11].tolist() == [50, 51, 52]
-    assert int((batch.legal >= 0).sum()) == 3
 
 
 def test_legal_sets_of_different_sizes_are_padded() -> None:
@@ -178,11 +174,3 @@ def test_select_keeps_rows_and_questions_aligned(batch: TokenBatch) -> None:
     assert swapped.row.tolist() == [1, 0, 0, 0] and swapped.position.tolist() == [2, 1, 2, 5]
     assert swapped.candidates.equal(batch.candidates) and swapped.answer.equal(batch.answer)
     assert [int(swapped.tokens[r, p]) for r, p in zip(swapped.row, swapped.position, strict=True)] == [30, 30, 31, 30]
-
-
-def test_select_of_every_row_is_the_batch() -> None:
-    episode = talk([said(0), chose(2)], [chose(1, legal=(40, 41, 42))])
-    batch = collate(seats_of([episode, replace(three_turns(), privileged={})], {"learner"}), REWARDS)
-    whole = batch.select(torch.arange(4))
-    for name in (*BY_TOKEN, "row", "position", "candidates", "answer", "also", "privileged"):
-        assert getattr(whole, name).equal(getattr(batch, name)), name

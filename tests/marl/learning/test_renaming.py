@@ -29,7 +29,7 @@ COMPACT = env_maker({"game": "among_us", "style": "compact", "players": 5, "max_
 
 @pytest.fixture(scope="module")
 def tokens() -> Tokens:
-    return Tokens(train_tokenizer(scripted_texts("among_us", [COMPACT], 0, games=20), COMPACT_TOKENS, 1024))
+    return Tokens(train_tokenizer(scripted_texts("among_us", [COMPACT], 0, games=8), COMPACT_TOKENS, 1024))
 
 
 @pytest.fixture(scope="module")
@@ -103,16 +103,14 @@ def test_the_listening_loss_learns_from_the_renamed_row(tokens: Tokens, batch: T
     assert renamed[0] == pytest.approx(by_hand[0], abs=1e-6) and abs(renamed[0] - as_it_is[0]) > 1e-4
     torch.testing.assert_close(renamed[1], by_hand[1], atol=1e-6, rtol=1e-5)
     assert not torch.allclose(renamed[1], as_it_is[1], atol=1e-4)
-
-
-def test_a_weight_of_zero_reads_rows_as_they_are() -> None:
     assert ListeningLoss(0.0, renamed=True).reads == "beliefs"
-    assert ListeningLoss(0.1, renamed=True).reads == "renamed"
 
 
 def test_words_must_be_single_tokens(tokens: Tokens) -> None:
     assert renaming(tokens, EXCHANGEABLE[Style.NATURAL]) is None
     assert renaming(tokens, ("red", "zzz")) is None and renaming(tokens, ()) is None
+    assert exchangeable({"game": "among_us", "style": "compact"}) == WORDS
+    assert exchangeable({"game": "dond", "style": "compact"}) == ()
 
 
 def test_names_in_small_and_capital_letters_are_the_same_names() -> None:
@@ -134,8 +132,3 @@ def test_names_in_small_and_capital_letters_are_the_same_names() -> None:
     plain = Tokens(train_tokenizer([said] * 20, [p + w for w in names for p in ("", " ")], 512))
     assert len(plain.encode(" pink")) > 1  # so that who is accused in small letters would keep the old name
     assert renaming(plain, names) is None
-
-
-def test_games_say_which_words_can_trade_places() -> None:
-    assert exchangeable({"game": "among_us", "style": "compact"}) == WORDS
-    assert exchangeable({"game": "dond", "style": "compact"}) == ()

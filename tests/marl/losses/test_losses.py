@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-import re
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from experiments.setup.config import terms
 from marl.common.errors import UserError
 from marl.learning.batch import collate
-from marl.losses import READS, Loss, Outputs
+from marl.losses import Loss, Outputs
 from marl.losses.entropy import EntropyLoss
 from marl.losses.imitation import ImitationLoss
 from marl.losses.kl import ESTIMATORS, KLLoss
@@ -28,7 +25,7 @@ from marl.types import Episode, Kind, Stream, TokenBatch
 from tests.marl.batches import paying, three_turns
 
 EVERY: list[Loss] = [
-    PolicyLoss(), PolicyLoss(speech=0.2), ValueLoss(), EntropyLoss(), EntropyLoss(over="choice"),
+    PolicyLoss(), PolicyLoss(speech=0.2, choice=3.0), ValueLoss(), EntropyLoss(), EntropyLoss(over="choice"),
     EntropyLoss(over="speech"), *(KLLoss(weight=0.0, estimator=e) for e in ESTIMATORS), ListeningLoss(),
     WorldModelLoss(), WorldModelLoss(after_questions=False), ImitationLoss(),
     PlanLoss(), PlanLoss(form="cross_entropy"),
@@ -86,7 +83,7 @@ def naive(loss: Loss, batch: TokenBatch, o: Outputs) -> list[float]:
         if isinstance(loss, PolicyLoss) and sampled:
             ratio, advantage = math.exp(new - old), float(batch.advantages[b, t])
             clipped = min(max(ratio, 1 - loss.clip_coef), 1 + loss.clip_coef)
-            part = loss.speech if kind is Kind.SPEECH else 1.0
+            part = loss.speech if kind is Kind.SPEECH else loss.choice
             out.append(-min(ratio * advantage, clipped * advantage) * part)
         if isinstance(loss, ValueLoss) and bool(batch.decision[b, t]):
             out.append((float(o.values[b, t]) - float(batch.returns[b, t])) ** 2 / 2)
@@ -130,7 +127,7 @@ def test_which_tokens_each_loss_counts(batch: TokenBatch, outputs: Outputs) -> N
     # a: bos, 1 more read, cue; four said. b: bos, 2 heard, 1 correction, 2 cues; two refused; one chosen.
     # Of what is read three tokens come right after a question.
     assert counts == {
-        repr(PolicyLoss()): 7, repr(PolicyLoss(speech=0.2)): 7, repr(ValueLoss()): 3,
+        repr(PolicyLoss()): 7, repr(PolicyLoss(speech=0.2, choice=3.0)): 7, repr(ValueLoss()): 3,
         repr(EntropyLoss()): 7, repr(EntropyLoss(over="choice")): 1,
         repr(EntropyLoss(over="speech")): 6, **{repr(KLLoss(weight=0.0, estimator=e)): 6 for e in ESTIMATORS},
         repr(ListeningLoss()): 4, repr(WorldModelLoss()): 2 + 5,
@@ -227,17 +224,6 @@ def test_policy_loss_clips_on_both_sides(ratio: float, advantage: float, loss: f
     assert float(new.grad) == pytest.approx(loss if felt else 0.0, rel=1e-5)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("kind", "loss"), [(Kind.SPEECH, -0.6), (Kind.CHOICE, -3.0)])
-def test_speech_may_count_for_less_than_choices(kind: Kind, loss: float) -> None:
-    batch = one_token(kind, logprob=-1.0, advantage=3.0)
-    assert only(PolicyLoss(speech=0.2)(batch, say(logprob=-1.0))) == pytest.approx(loss)
-    other = {Kind.SPEECH: -3.0, Kind.CHOICE: 0.0}[kind]
-    assert only(PolicyLoss(choice=0.0)(batch, say(logprob=-1.0))) == pytest.approx(other)
-    for name in ("speech", "choice"):
-        with pytest.raises(UserError, match=rf"loss\.policy\.{name}=-1: must not be negative"):
-            PolicyLoss(**{name: -1})
-
-
 def test_value_entropy_listening_world_model_and_imitation_by_hand() -> None:
     assert only(ValueLoss()(one_token(Kind.CHOICE, ret=3.0), say(value=1.0))) == 2.0  # (1 - 3)^2 / 2
     assert only(EntropyLoss()(one_token(Kind.CHOICE), say(entropy=LN2))) == pytest.approx(-LN2)
@@ -320,44 +306,10 @@ def test_gradients_of_the_estimators_in_expectation() -> None:
         (lambda: KLLoss(over="all"), "loss.kl.over=all: must be one of choice, speech, both"),
         (lambda: PlanLoss(form="squared"), "loss.plan.form=squared: must be one of cross_entropy, kl"),
         (lambda: PlanLoss(floor=0.0), "loss.plan.floor=0.0: must lie between 0 and 1"),
+        (lambda: PolicyLoss(speech=-1), "loss.policy.speech=-1: must not be negative"),
     ],
 )
 def test_bad_options_are_named(make: object, named: str) -> None:
     with pytest.raises(UserError) as error:
         make()  # type: ignore[operator]
     assert str(error.value).startswith(named)
-
-
-@dataclass(frozen=True)
-class Mine:
-    """A loss of somebody's own."""
-
-    weight: float = 1.0
-    reads: str = "reply"
-
-    def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
-        return -outputs.logprobs, batch.reply
-
-
-@dataclass(frozen=True)
-class ReadsSeveral(Mine):
-    reads: ClassVar[Any] = ["reply", "values"]
-
-
-def test_a_term_reads_what_a_pass_computes() -> None:
-    for reads in READS:
-        assert terms({"mine": {"_target_": f"{__name__}.Mine", "reads": reads}}, "loss") == {"mine": Mine(reads=reads)}
-    assert {loss.reads for loss in EVERY} | {ListeningLoss(renamed=True).reads} == set(READS)
-
-
-@pytest.mark.parametrize(
-    ("target", "settings", "said"),
-    [
-        ("Mine", {"reads": "replies"}, "'replies'"),
-        ("ReadsSeveral", {}, "['reply', 'values']"),
-    ],
-)
-def test_a_term_that_reads_nothing_known_is_refused(target: str, settings: dict[str, str], said: str) -> None:
-    said = f"loss.mine.reads={said}: must be one of {', '.join(READS)}"
-    with pytest.raises(UserError, match=f"^{re.escape(said)}$"):
-        terms({"mine": {"_target_": f"{__name__}.{target}", **settings}}, "loss")

@@ -10,10 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from experiments.setup.config import terms
 from marl.common.errors import UserError
 from marl.learning.config import UpdateConfig
 from marl.learning.update import update
-from marl.losses import Outputs, mask_of
+from marl.losses import READS, Outputs, mask_of
+from marl.losses.imitation import ImitationLoss
+from marl.losses.listening import ListeningLoss
 from marl.losses.plan import PlanLoss
 from marl.losses.policy import PolicyLoss
 from marl.types import TokenBatch
@@ -36,6 +39,17 @@ class Mine:
 
     def __call__(self, batch: TokenBatch, outputs: Outputs) -> Any:
         return self.of(batch, outputs)
+
+
+def test_a_term_reads_what_a_pass_computes() -> None:
+    for reads in (*READS, "replies"):
+        written = {"mine": {"_target_": "marl.losses.imitation.ImitationLoss", "reads": reads}}
+        if reads in READS:
+            assert terms(written, "loss") == {"mine": ImitationLoss(reads=reads)}
+        else:
+            with pytest.raises(UserError, match=rf"^loss\.mine\.reads='replies': must be one of {', '.join(READS)}$"):
+                terms(written, "loss")
+    assert {loss.reads for loss in (*TERMS.values(), ListeningLoss(renamed=True))} == set(READS)
 
 
 def test_a_term_may_work_with_any_of_the_outputs() -> None:

@@ -4,10 +4,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tokenizers import AddedToken
-from transformers import AutoTokenizer
 from transformers.utils import chat_template_utils
 
 from envs.core import Question
@@ -20,9 +17,7 @@ from tests.marl.templates import (
     DATED,
     ENDED,
     FAMILIES,
-    FINISHED,
     LAST,
-    MODELS,
     NUMBERS,
     OPENED,
     PLAIN,
@@ -33,41 +28,9 @@ from tests.marl.templates import (
     UNCUED,
     converse,
     hf_tokens,
-    other_end,
     spaced,
     template_of,
 )
-
-CONTENT = st.text(st.characters(codec="utf-8", exclude_characters="\r"), min_size=1, max_size=20).map(
-    lambda s: s.strip() or "x"
-)
-
-
-@pytest.mark.parametrize("template", TEMPLATES)
-@given(opening=CONTENT, exchanges=st.lists(st.tuples(CONTENT, CONTENT), min_size=1, max_size=4))
-@settings(max_examples=50)
-def test_a_stream_is_what_the_chat_template_renders(
-    template: str, opening: str, exchanges: list[tuple[str, str]]
-) -> None:
-    tokens = CHAT if template == "chatml" else NO_SYSTEM_TOKENS
-    first = "system" if template == "chatml" else "user"
-    talk = [pair for said, heard in exchanges for pair in (("a", said), ("u", heard))]
-    chat = [(first, opening), *(("assistant" if who == "a" else "user", text) for who, text in talk)]
-    view = converse(tokens, opening, talk)
-
-    def rendered(until: int, cue: bool) -> str:
-        messages = [{"role": role, "content": text} for role, text in chat[:until]]
-        return tokens.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=cue)
-
-    assert tokens.decode(view.stream.tokens) == rendered(len(chat), cue=False)
-    for until in range(1, len(chat) + 1, 2):  # also where each reply was due
-        part = converse(tokens, opening, talk[: until - 1])
-        part.cue()
-        assert tokens.decode(part.stream.tokens) == rendered(until, cue=True)
-        assert view.stream.tokens[: len(part.stream)] == part.stream.tokens or until == len(chat)
-
-
-NO_SYSTEM_TOKENS = hf_tokens(NO_SYSTEM)
 
 SAID = "[message] hi [END]"
 READ = [  # white space at texts' ends, and none
@@ -141,39 +104,12 @@ def test_a_template_that_cannot_be_followed_is_refused(written: str) -> None:
         hf_tokens(template_of(written))
 
 
-@pytest.mark.parametrize("name", ["smollm2-135m-instruct", "gemma3-270m"])
-def test_published_tokenizers_write_what_their_templates_render(name: str) -> None:
-    """Their own template, and for want of one such as those of its family."""
-    folder = MODELS / name
-    if not (folder / "tokenizer.json").exists():
-        pytest.skip(f"needs a pretrained model's tokenizer: no folder {folder}; set PRETRAINED to the folder around it")
-    tokenizer = AutoTokenizer.from_pretrained(str(folder))
-    if tokenizer.chat_template is None:
-        template, _ = FAMILIES["the system joins the first user"]
-        tokenizer.chat_template = template.replace("|im_start|", "start_of_turn").replace("|im_end|", "end_of_turn")
-    tokens = Tokens(tokenizer)
-    for texts in READ:
-        for ours, theirs in ours_and_theirs(tokens, "system" if "smollm2" in name else "user", texts):
-            assert ours == theirs, (tokens.decode(ours), tokens.decode(theirs))
-
-
-@pytest.mark.parametrize("template", TEMPLATES)
-def test_turn_marks_are_the_templates_control_tokens(template: str) -> None:
-    tokens = hf_tokens(TEMPLATES[template])
-    start, end = tokens.tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
-    view = converse(tokens, "one", [("a", "two"), ("u", "three")])
-    assert view.stream.tokens.count(start) == view.stream.tokens.count(end) == 3
-    assert view.stream.tokens.count(tokens.tokenizer.bos_token_id) == (template == "no_system")
-
-
-def test_the_end_of_a_finished_conversation_is_no_mark_between_turns() -> None:
-    tokens = other_end(FINISHED)
-    view = converse(tokens, "one", [("a", "two"), ("u", "three")])
-    view.cue()
-    assert tokens.decode(view.stream.tokens) == (
-        "<|im_start|>system\none<|im_end|>\n<|im_start|>assistant\ntwo<|im_end|>\n"
-        "<|im_start|>user\nthree<|im_end|>\n<|im_start|>assistant\n"
-    )
+def test_a_template_that_writes_later_turns_otherwise_is_refused() -> None:
+    counted = CHATML.replace("<|im_end|>", "{% if loop.index > 4 %}<|endoftext|>{% endif %}<|im_end|>")
+    unclosed = NO_SYSTEM.replace("<|im_end|>\n", "{{ '<|im_end|>\n' if not loop.last else '<|endoftext|>\n' }}")
+    for template in (counted, unclosed):
+        with pytest.raises(UserError, match=r"does not keep the turns apart.*model\.name"):
+            hf_tokens(template)
 
 
 @pytest.mark.parametrize("end", ["<|im_end|>", "<|return|>"])
@@ -187,42 +123,11 @@ def test_turns_are_closed_as_in_the_middle_of_a_conversation(end: str) -> None:
     assert tokens.eos_ids == {closing, last}
 
 
-def test_a_line_break_that_the_last_turn_lacks_is_written_once() -> None:
-    """As in Falcon 3's: a reply's end and the line break behind it are one mark."""
-    template = ROLES.replace(
-        "{{ eos_token }}\n",
-        "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}"
-        "{% if message['role'] != 'assistant' or not loop.last %}{{ '\n' }}{% endif %}",
-    )
-    tokens = hf_tokens(template)
-    view = View(tokens)
-    view.observe("one", (Question("how many?", NUMBERS[:10], "3"),), 0)
-    view.cue()
-    view.reply(tokens.encode("two"), Kind.SPEECH)
-    view.observe("three", (), 1)
-    view.observe("four", (), 1)
-    end = tokens.tokenizer.eos_token
-    assert tokens.decode(view.stream.tokens) == (
-        f"<|system|>\none\n<|user|>\nhow many?\n<|assistant|>\n{end}\n<|assistant|>\ntwo{end}\n"
-        "<|user|>\nthree\n<|user|>\nfour\n"
-    )
-
-
 def test_thoughts_that_only_the_last_reply_is_shown_with_are_no_hindrance() -> None:
     tokens, chatml = hf_tokens(THINKING), hf_tokens(CHATML)
     assert (tokens.format.first, tokens.format.heard) == (chatml.format.first, chatml.format.heard)
     assert tokens.format.after_reply == chatml.format.after_reply
     assert tokens.decode(tokens.format.cue) == "<|im_start|>assistant\n<think>\n\n</think>\n\n"
-
-
-@pytest.mark.parametrize("count", [2, 4])
-def test_a_template_that_writes_later_turns_otherwise_is_refused(count: int) -> None:
-    """Its marks cannot be put together to what it renders."""
-    counted = CHATML.replace("<|im_end|>", f"{{% if loop.index > {count} %}}<|endoftext|>{{% endif %}}<|im_end|>")
-    unclosed = NO_SYSTEM.replace("<|im_end|>\n", "{{ '<|im_end|>\n' if not loop.last else '<|endoftext|>\n' }}")
-    for template in (counted, unclosed):
-        with pytest.raises(UserError, match=r"does not keep the turns apart.*model\.name"):
-            hf_tokens(template)
 
 
 @pytest.mark.parametrize("template", DATED)
@@ -244,19 +149,6 @@ def test_a_template_that_asks_for_the_date_is_told_the_same_one_every_day(
     assert dates[template] in rendered  # and all else is as the template has it
     view = converse(later, "one", [])
     assert later.decode(view.stream.tokens) == rendered.replace(dates[template], "26 Jul 2024")
-
-
-def test_a_model_that_ends_its_own_turn_is_not_ended_twice() -> None:
-    for text in ("hello", ""):
-        ours, its_own = (converse(CHAT, "one", []) for _ in range(2))
-        for view, ids in ((ours, CHAT.encode(text)), (its_own, [*CHAT.encode(text), *CHAT.eos_ids])):
-            view.cue()
-            if ids:
-                view.reply(ids, Kind.SPEECH)
-        if text:
-            assert ours.stream.tokens == its_own.stream.tokens
-            assert ours.stream.kinds != its_own.stream.kinds  # who wrote the end is on record
-        assert CHAT.decode(its_own.stream.tokens).endswith(f"assistant\n{text}<|im_end|>\n")
 
 
 def test_a_small_models_stream_is_written_as_it_is_meant() -> None:
@@ -352,20 +244,6 @@ def test_a_chat_model_reads_its_options_in_a_turn_of_its_own(template: str) -> N
     assert tokens.decode(view.stream.tokens) == f"{before}<|im_start|>{who}\n"
 
 
-def test_options_are_listed_before_the_cue_where_letters_stand_for_them() -> None:
-    tokens = small_tokens()
-    view = View(tokens)
-    view.observe("cut", (), 0)
-    legal = view.cue(["5", "7"])
-    assert tokens.decode(view.stream.tokens) == f"{BOS}cut{CUE}"
-    assert [tokens.decode([i]) for i in legal] == [" 5", " 7"]
-    view.reply(legal[:1], Kind.CHOICE)
-    legal = view.cue(["run away", "wait"])
-    assert tokens.decode(view.stream.tokens).endswith(f"\nA) run away\nB) wait{CUE}")
-    assert [tokens.decode([i]).strip() for i in legal] == ["A", "B"]
-    assert view.cue() == ()
-
-
 def test_a_reply_never_follows_the_models_own_turn_where_nothing_cues_it() -> None:
     tokens = hf_tokens(UNCUED)
     bos, eos = tokens.tokenizer.bos_token, tokens.tokenizer.eos_token
@@ -387,12 +265,3 @@ def test_a_reply_never_follows_the_models_own_turn_where_nothing_cues_it() -> No
     view.reply(tokens.tokenizer.encode(eos, add_special_tokens=False), Kind.SPEECH)  # not a word
     view.cue(["go south", "do task"])  # whose listing is the turn between
     assert tokens.decode(view.stream.tokens).endswith(f"[INST] four [/INST]{eos}[INST] A) go south\nB) do task [/INST]")
-
-
-def test_a_stream_without_cues_is_what_the_chat_template_renders() -> None:
-    tokens = hf_tokens(UNCUED)
-    view = converse(tokens, "one", [("a", "two"), ("u", "three"), ("a", ""), ("u", "five"), ("a", "six")])
-    chat = [("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", ""), ("user", "five"),
-            ("assistant", "six")]  # fmt: skip
-    messages = [{"role": role, "content": text} for role, text in chat]
-    assert tokens.decode(view.stream.tokens) == tokens.tokenizer.apply_chat_template(messages, tokenize=False)

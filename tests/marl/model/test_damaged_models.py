@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from marl.common.errors import UserError
-from marl.model.policy import Policy, check_finite, load_config, load_lm, load_tokenizer, pretrained, read_tensors
-from marl.storage.checkpoint import load_policy, read_card, save_policy
+from marl.model.policy import Policy, check_finite, load_config, load_lm, pretrained, read_tensors
+from marl.storage.checkpoint import load_policy, save_policy
 from tests.marl.models import CHATML, hf_tokenizer, random_lm, save, tiny_policy
 from tests.marl.storage.test_checkpoint import same, seal
 
@@ -25,8 +25,8 @@ FILES = (
 )  # fmt: skip
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 CONTENTS = {
-    "empty": b"", "no text": b"\xff\xfe\0", "zeros": b"\0" * 64, "a pointer": POINTER, "deep": b"[" * 100_000,
-    "a list": b"[]", "null": b"null", "a number": b"3", "a string": b'"x"', "nothing": b"{}", "open": b'{"a": ',
+    "empty": b"", "no text": b"\xff\xfe\0", "deep": b"[" * 100_000, "a list": b"[]", "null": b"null",
+    "nothing": b"{}",
 }  # fmt: skip
 VALUES = (None, True, -1, 0, 10**9, 10**40, 1e300, float("nan"), "x", "\ud800", [], {}, [None], {"a": 1})
 
@@ -81,7 +81,7 @@ def with_setting(name: str, key: str, value: Any) -> Change:
 def test_a_damaged_file_is_one_sentence_or_does_no_harm(name: str, whole: Path, policy: Policy) -> None:
     data = (whole / name).read_bytes()
     changes = [written(name, content) for content in CONTENTS.values()]
-    changes += [written(name, data[: len(data) // 2]), written(name, data[:-9]), written(name, data + b"9")]
+    changes += [written(name, data[: len(data) // 2]), written(name, data + b"9")]
     found = [tried(whole, policy, change) for change in changes]
     if name not in ("generation_config.json", "tokenizer_config.json"):  # which may say nothing
         assert all(found), found
@@ -104,13 +104,11 @@ def test_a_damaged_file_is_one_sentence_or_does_no_harm(name: str, whole: Path, 
 def test_a_setting_of_any_kind_is_one_sentence_or_does_no_harm(
     name: str, keys: tuple[str, ...], whole: Path, policy: Policy
 ) -> None:
-    """Two values for each key, other ones for the next."""
+    """A value for each key, another one for the next."""
     own = json.loads((whole / name).read_text())
     refused = 0
     for place, key in enumerate(sorted({*own, *keys})):
-        for turn in range(2):
-            value = VALUES[(3 * place + turn) % len(VALUES)]
-            refused += bool(tried(whole, policy, with_setting(name, key, value)))
+        refused += bool(tried(whole, policy, with_setting(name, key, VALUES[3 * place % len(VALUES)])))
     assert refused
 
 
@@ -148,8 +146,9 @@ def test_an_undamaged_policy_is_the_policy(whole: Path, policy: Policy) -> None:
     assert not tried(whole, policy, with_setting("policy.json", "more", [1]))
 
 
-@pytest.mark.parametrize("name", ["value_head.safetensors", "model.safetensors"])
-@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize(
+    ("name", "number"), [("value_head.safetensors", float("nan")), ("model.safetensors", -float("inf"))]
+)
 def test_a_policys_weights_are_finite(name: str, number: float, whole: Path, policy: Policy) -> None:
     tensors = load_file(whole / name)
     last = max(tensors)
@@ -221,12 +220,7 @@ def test_a_download_that_broke_off(model: Path) -> None:
     "quantised",
     [
         {"quant_method": "gptq", "bits": 4, "group_size": 128},
-        {"quant_method": "awq", "bits": 4},
         {"quant_method": "bitsandbytes", "load_in_4bit": True},
-        {"quant_method": "bitsandbytes", "load_in_8bit": True},
-        {"quant_method": "fp8", "weight_block_size": [128, 128]},
-        {"quant_method": "compressed-tensors", "format": "pack-quantized"},
-        {"quant_method": "mxfp4"},
         {"quant_method": "of next year"},
         {},
     ],
@@ -242,39 +236,26 @@ def test_quantised_weights_are_refused_by_name(quantised: dict[str, Any], model:
     load_config(str(model))
 
 
-@pytest.mark.parametrize("kind", [torch.int8, torch.uint8, torch.float8_e4m3fn])
-def test_quantised_weights_are_refused_though_nothing_says_so(kind: torch.dtype, model: Path) -> None:
+@pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn, torch.float16, torch.bfloat16])
+def test_weights_are_read_by_their_kind_of_numbers(kind: torch.dtype, model: Path) -> None:
+    """Quantised ones are refused though no setting says that they are."""
     name = "model.layers.1.mlp.up_proj.weight"
     changed(model, lambda tensors: tensors.update({name: tensors[name].to(kind)}))
-    assert f"{name} in model.safetensors holds numbers of the kind" in refused(model)
+    if kind.itemsize == 1:
+        assert f"{name} in model.safetensors holds numbers of the kind" in refused(model)
+    else:
+        assert pretrained(str(model), seed=0).lm.dtype == torch.float32
 
 
-@pytest.mark.parametrize("kind", [torch.float64, torch.float16, torch.bfloat16])
-def test_weights_of_other_precision_are_read(kind: torch.dtype, model: Path) -> None:
-    changed(model, lambda tensors: tensors.update({name: tensor.to(kind) for name, tensor in tensors.items()}))
-    assert pretrained(str(model), seed=0).lm.dtype == torch.float32
-
-
-@pytest.mark.parametrize("implementation", ["flash_attention_2", "flex_attention", "kernels-community/flash-attn"])
+@pytest.mark.parametrize("implementation", ["flash_attention_2", "kernels-community/flash-attn"])
 @pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
 def test_attention_that_a_configuration_asks_for_is_ours_to_choose(implementation: str, key: str, model: Path) -> None:
     ids = torch.arange(4)[None]
     expected = load_lm(str(model))
     with_setting("config.json", key, implementation)(model)
     lm = load_lm(str(model))
-    assert lm.config._attn_implementation == expected.config._attn_implementation == "sdpa"
     with torch.no_grad():
         assert torch.equal(lm(ids).logits, expected(ids).logits)
-    with_setting("config.json", key, "eager")(model)
-    assert load_lm(str(model)).config._attn_implementation == "eager"
-
-
-@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"])
-def test_weights_that_are_not_finite_are_named(number: float, name: str, model: Path) -> None:
-    """In the embedding it is a token's that no probe reads."""
-    changed(model, lambda tensors: tensors[name][-1:].fill_(number))
-    assert f"the weights in {name} are not all finite" in refused(model)
 
 
 def test_numbers_that_are_finite_in_the_file_alone(model: Path) -> None:
@@ -317,6 +298,17 @@ def test_a_part_that_is_not_there_is_named(model: Path) -> None:
         assert "no causal language model can be loaded" in refused(model)
 
 
+def test_code_that_comes_with_a_model_is_never_run(model: Path, tmp_path: Path) -> None:
+    """Nor is anybody asked whether it may."""
+    (model / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    with_setting("config.json", "auto_map", {"AutoConfig": "code.Own", "AutoModelForCausalLM": "code.Own"})(model)
+    with_setting("tokenizer_config.json", "auto_map", {"AutoTokenizer": ["code.Own", None]})(model)
+    pretrained(str(model), seed=0)  # of a known kind
+    with_setting("config.json", "model_type", "own")(model)
+    assert "it comes with code of its own, which is never run here" in refused(model)
+    assert not (tmp_path / "ran").exists()
+
+
 def test_weights_in_other_formats_are_refused_by_theirs(model: Path, tmp_path: Path) -> None:
     class Payload:
         def __reduce__(self) -> Any:
@@ -330,39 +322,3 @@ def test_weights_in_other_formats_are_refused_by_theirs(model: Path, tmp_path: P
     (model / "config.json").unlink()
     (model / "model-q4.gguf").write_bytes(b"GGUF")
     assert "The folder has GGUF weights" in refused(model)
-
-
-def test_code_that_comes_with_a_model_of_a_known_kind_is_left_alone(model: Path, tmp_path: Path) -> None:
-    (model / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-    kinds = {"AutoConfig": "code.Own", "AutoModelForCausalLM": "code.Own"}
-    with_setting("config.json", "auto_map", kinds)(model)
-    with_setting("tokenizer_config.json", "auto_map", {"AutoTokenizer": ["code.Own", None]})(model)
-    pretrained(str(model), seed=0)
-    with_setting("config.json", "model_type", "own")(model)
-    assert "it comes with code of its own, which is never run here" in refused(model)
-    assert not (tmp_path / "ran").exists()
-
-
-def test_a_tokenizer_of_ids_without_end(model: Path) -> None:
-    made = json.loads((model / "tokenizer.json").read_text())
-    made["model"]["vocab"]["]"] = 4_000_000_000
-    (model / "tokenizer.json").write_text(json.dumps(made))
-    with pytest.raises(UserError, match=r"has ids up to 4000000000\. From 1 to 1048576 tokens are read"):
-        pretrained(str(model), seed=0)
-
-
-def test_a_card_of_other_kinds(tmp_path: Path) -> None:
-    for note in ({"made_of": []}, {"made_of": {"env": []}}, {"figures": []}, {"game": None}, {"run": 3}):
-        (tmp_path / "policy.json").write_text(json.dumps(note))
-        with pytest.raises(UserError, match=rf"policy\.json is damaged: {next(iter(note))} is"):
-            read_card(tmp_path)
-    note = {"made_of": {"env": {}}, "figures": {"a": 1}, "game": "dond"}
-    (tmp_path / "policy.json").write_text(json.dumps(note))
-    assert read_card(tmp_path) == note
-
-
-def test_a_tokenizer_alone_is_read_as_carefully(model: Path) -> None:
-    for text in ("", "null", "[]", '{"version": 3}', "{" * 1000):
-        (model / "tokenizer.json").write_text(text)
-        with pytest.raises(UserError, match=r"model\.name=.*: no tokenizer can be loaded from it: \S"):
-            load_tokenizer(str(model))

@@ -12,7 +12,6 @@ from transformers import (
     CohereForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
-    PreTrainedModel,
     PreTrainedTokenizerFast,
     RemBertConfig,
     RemBertForCausalLM,
@@ -24,7 +23,7 @@ from transformers import (
 from marl.common.errors import UserError
 from marl.model.policy import Policy, choice_logits, load_config, load_lm, load_tokenizer, tiny_lm
 from marl.model.tokens import Tokens
-from tests.marl.models import ARCHITECTURES, CHATML, hf_policy, hf_tokenizer, random_lm, save, small_tokens, tiny_policy
+from tests.marl.models import ARCHITECTURES, CHATML, hf_tokenizer, random_lm, save, small_tokens, tiny_policy
 
 SHAPE = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1,
@@ -75,22 +74,9 @@ def test_what_can_only_be_a_folder_is_said_to_be_missing(name: str) -> None:
 def test_a_model_of_another_kind_is_refused_by_its_configuration(tmp_path: Path) -> None:
     T5Config().save_pretrained(tmp_path / "t5")
     CLIPConfig().save_pretrained(tmp_path / "clip")
-    for kind, why in (("t5", "t5 is an encoder-decoder"), ("clip", "transformers has no causal .* of the kind clip;")):
-        with pytest.raises(UserError, match=rf"model\.name=.*{kind}: {why}") as error:
+    for kind in ("t5", "clip"):
+        with pytest.raises(UserError, match=rf"model\.name=.*{kind}: transformers has no causal .* of the kind {kind}"):
             load_config(str(tmp_path / kind))
-        assert "\n" not in str(error.value)
-
-
-def test_code_that_comes_with_a_model_is_never_run(tmp_path: Path) -> None:
-    """Nor is anybody asked whether it may."""
-    folder = tmp_path / "own"
-    hf_tokenizer().save_pretrained(folder)
-    kinds = {"AutoConfig": "code.Own", "AutoModelForCausalLM": "code.OwnLM"}
-    (folder / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": kinds}))
-    (folder / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-    with pytest.raises(UserError, match=r"model\.name=.*own: it comes with code of its own, which is never run here"):
-        load_lm(str(folder))
-    assert not (tmp_path / "ran").exists()
 
 
 def test_what_is_no_causal_model_is_refused_by_name(tmp_path: Path) -> None:
@@ -110,28 +96,15 @@ def test_what_is_no_causal_model_is_refused_by_name(tmp_path: Path) -> None:
             load_lm(name)
 
 
-@pytest.mark.parametrize("spread", [0.02, 0.5])
-def test_models_that_bend_their_logits_are_refused_by_name(spread: float, tmp_path: Path) -> None:
-    capped = Gemma2ForCausalLM(
-        Gemma2Config(**SHAPE, head_dim=8, initializer_range=spread, final_logit_softcapping=30.0)
+def test_models_that_bend_their_logits_are_refused_by_name(tmp_path: Path) -> None:
+    plain, capped = (
+        Gemma2ForCausalLM(Gemma2Config(**SHAPE, head_dim=8, final_logit_softcapping=cap)) for cap in (None, 30.0)
     )
-    scaled = CohereForCausalLM(CohereConfig(**SHAPE, initializer_range=spread, logit_scale=0.0625))
+    scaled = CohereForCausalLM(CohereConfig(**SHAPE, logit_scale=0.0625))
     for lm in (capped, scaled):
         with pytest.raises(UserError, match=rf"model\.name=.*{type(lm).__name__} changes its logits"):
             load_lm(save(tmp_path / type(lm).__name__, lm, None))
-
-
-def test_a_gemma_without_the_bend_is_welcome(tmp_path: Path) -> None:
-    lm: PreTrainedModel = Gemma2ForCausalLM(Gemma2Config(**SHAPE, head_dim=8, final_logit_softcapping=None))
-    assert type(load_lm(save(tmp_path, lm, None))) is Gemma2ForCausalLM
-
-
-@pytest.mark.parametrize(("architecture", "tied"), [("gpt2", True), ("llama", False), ("qwen3", True)])
-def test_tied_weights_stay_one_parameter(architecture: str, tied: bool, tmp_path: Path) -> None:
-    policy = hf_policy(tmp_path, architecture)
-    inputs, outputs = policy.lm.get_input_embeddings().weight, policy.lm.get_output_embeddings().weight
-    assert (inputs is outputs) == tied
-    assert len({id(p) for p in policy.parameters()}) == len(list(policy.parameters()))
+    load_lm(save(tmp_path / "plain", plain, None))
 
 
 def test_the_small_model_is_its_seeds_and_leaves_the_global_generator_alone() -> None:
@@ -147,11 +120,6 @@ def test_the_small_model_is_its_seeds_and_leaves_the_global_generator_alone() ->
     assert 700_000 < tiny_lm(1024).num_parameters() < 1_300_000
 
 
-def test_a_fresh_critic_expects_nothing() -> None:
-    policy = Policy(tiny_lm(small_tokens().size), small_tokens())
-    assert policy.value(torch.randn(2, 3, 128), torch.zeros(2, 3, 0)).tolist() == [[0.0] * 3] * 2
-
-
 def test_only_a_privileged_critic_reads_hidden_facts() -> None:
     private, privileged = tiny_policy(), tiny_policy(privileged_size=4)
     hidden = private.hidden(torch.tensor([[3, 4, 5]]))  # (1, 3, 32)
@@ -160,14 +128,6 @@ def test_only_a_privileged_critic_reads_hidden_facts() -> None:
     assert torch.equal(private.value(hidden, some), private.value(hidden, other))
     assert not torch.isclose(privileged.value(hidden, some), privileged.value(hidden, other)).any()
     assert torch.equal(private.hidden(torch.tensor([[3, 4, 5]])), privileged.hidden(torch.tensor([[3, 4, 5]])))
-
-
-def test_right_padding_changes_no_hidden_state(tmp_path: Path) -> None:
-    for policy in (tiny_policy(), hf_policy(tmp_path, "gpt2")):
-        ids = policy.tokens.encode("1 2 3 4")
-        with torch.no_grad():
-            alone, padded = policy.hidden(torch.tensor([ids])), policy.hidden(torch.tensor([[*ids, 9, 9, 9]]))
-        torch.testing.assert_close(padded[:, : len(ids)], alone)
 
 
 def test_speech_leaves_out_control_tokens_and_rows_that_only_pad() -> None:
@@ -200,14 +160,6 @@ def test_the_end_of_a_turn_is_said_though_its_id_lies_behind_a_gap() -> None:
     assert (mask == 0).nonzero().flatten().tolist() == [*range(len(pieces)), ids["<|im_end|>"]]
 
 
-def test_special_tokens_that_the_model_has_no_rows_for_are_no_hindrance() -> None:
-    tokenizer = hf_tokenizer()
-    rows = len(tokenizer)
-    tokenizer.add_tokens([AddedToken("<image>", special=True)])
-    mask = Policy(random_lm("llama", rows), Tokens(tokenizer)).speech_mask
-    assert mask.tolist() == [0.0] * rows
-
-
 @pytest.mark.parametrize(("word", "chat"), [("<image>", False), ("hello", False), ("<|im_end|>", True)])
 def test_a_loaded_model_has_rows_for_all_that_streams_hold(word: str, chat: bool, tmp_path: Path) -> None:
     """Words, and a chat template's marks; not special tokens that nothing writes."""
@@ -228,26 +180,6 @@ def test_a_loaded_model_has_rows_for_all_that_streams_hold(word: str, chat: bool
     assert Policy(load_lm(name), tokens).speech_mask.shape == (size,)
 
 
-def test_all_ends_that_a_model_names_end_a_reply(tmp_path: Path) -> None:
-    tokenizer = hf_tokenizer(CHATML)
-    tokenizer.add_tokens([AddedToken(mark, special=True) for mark in ("<|eom_id|>", "<|python_tag|>")])
-    endoftext, start, end, eom, tag = tokenizer.convert_tokens_to_ids(
-        ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|eom_id|>", "<|python_tag|>"]
-    )
-    lm = random_lm("llama", len(tokenizer))
-    for named, ends in ((endoftext, {end}), ([endoftext, end, eom], {end, eom})):  # what opens a text never ends it
-        assert lm.generation_config is not None
-        lm.generation_config.eos_token_id = named
-        name = save(tmp_path / "model", lm, tokenizer)
-        loaded = Policy(load_lm(name), Tokens(load_tokenizer(name)))
-        for policy in (loaded, Policy(loaded.lm, loaded.tokens)):
-            assert policy.tokens.eos_ids == ends and policy.tokens.may_end >= ends
-            never = {endoftext, start, eom, tag} - ends
-            assert set((policy.speech_mask == -torch.inf).nonzero().flatten().tolist()) == never
-    said = [*policy.tokens.encode("hello"), eom]
-    assert policy.tokens.ends(said) and policy.tokens.reply_text(said) == "hello"
-
-
 def with_ends(folder: Path, **named: object) -> Policy:
     """A model whose files (`config`, `generation_config`) name these ends of sequence, `...` for none at all."""
     tokenizer = hf_tokenizer(None)
@@ -262,15 +194,6 @@ def with_ends(folder: Path, **named: object) -> Policy:
     return Policy(load_lm(name), Tokens(load_tokenizer(name)))
 
 
-@pytest.mark.parametrize("named", [512, [512], [512, 512], [512, 99_999, -1]])
-def test_one_end_of_sequence_is_heard_as_a_list_of_it_is(named: object, tmp_path: Path) -> None:
-    """Ids that are no token's end nothing."""
-    policy = with_ends(tmp_path, generation_config=named)
-    assert policy.tokens.decode([512]) == "<|end|>"
-    assert policy.tokens.eos_ids == {0, 512} and policy.tokens.ends([40, 512]) and not policy.tokens.ends([40, 513])
-    assert policy.speech_mask[512] == 0 and policy.speech_mask[513] == -torch.inf
-
-
 @pytest.mark.parametrize(
     ("config", "generation", "ends"),
     [
@@ -278,6 +201,7 @@ def test_one_end_of_sequence_is_heard_as_a_list_of_it_is(named: object, tmp_path
         ([512, 513], None, {0, 512, 513}),
         (513, 512, {0, 512}),  # as `generate` of transformers takes them
         (512, [512, 513], {0, 512, 513}),
+        (513, [512, 512, 99_999, -1], {0, 512}),  # ids without a token end nothing
         (513, ..., {0}),
         (..., ..., {0}),
         (..., None, {0}),  # not the default of the model's kind, which is another vocabulary's
@@ -286,7 +210,10 @@ def test_one_end_of_sequence_is_heard_as_a_list_of_it_is(named: object, tmp_path
 def test_the_generation_config_names_the_ends_and_where_there_is_none_the_models(
     config: object, generation: object, ends: set[int], tmp_path: Path
 ) -> None:
-    assert with_ends(tmp_path, config=config, generation_config=generation).tokens.eos_ids == ends
+    policy = with_ends(tmp_path, config=config, generation_config=generation)
+    assert policy.tokens.eos_ids == ends
+    for i in (512, 513):
+        assert policy.tokens.ends([40, i]) == (i in ends) == (float(policy.speech_mask[i]) == 0)
 
 
 @pytest.mark.parametrize("named", [True, False, "512", [True], ["512"], 1.5])

@@ -16,7 +16,6 @@ from marl.rewards import Reward, add_rewards
 from marl.rewards.game import GameReward
 from marl.rewards.speaking import FLOOR, SpeakingReward
 from marl.types import Belief, Episode, Payment, Turn
-from tests.marl.episodes import deal_game, failed_game, imposter_game
 
 WHO = Question("who?", ("x", "y"), "x")
 WHAT = Question("what?", ("p", "q", "r"), "q")
@@ -68,12 +67,6 @@ def test_a_turn_for_which_a_stream_had_no_room_is_paid_nothing() -> None:
     assert GameReward(scale=1.0)(game).tolist() == [1.0, 0.0, 2.0] and game.outgrown
 
 
-def test_turns_in_the_same_step_are_paid_apart() -> None:
-    turns = [turn("a", 0), turn("b", 0), turn("a", 1), turn("b", 1)]
-    payments = [Payment("b", 1, 1.0), Payment("a", 0, 3.0)]
-    assert GameReward(scale=1.0)(episode(turns, payments=payments)).tolist() == [3, 0, 0, 1]
-
-
 # -- speaking of several imposters ----------------------------------------------------------------------------------
 
 
@@ -102,29 +95,29 @@ HEARD = [
 TALK = episode([turn("a", 0, "one"), turn("b", 1, "two"), turn("c", 2)], HEARD, a="learner", b="learner", c="base")
 
 
-def test_what_a_message_did_to_the_others() -> None:
-    # a: b +.2, c -.1. b: a +.3, c +.3.
-    np.testing.assert_allclose(SpeakingReward()(TALK), [0.1, 0.6, 0.0], atol=1e-12)
+@pytest.mark.parametrize(
+    ("settings", "paid"),
+    [
+        ({}, [0.1, 0.6]),  # a's message: b +.2, c -.1; b's: a +.3, c +.3
+        ({"listeners": "all"}, [0.2, 0.65]),  # and a's own +.1, b's own +.05
+        ({"players": ("base",)}, [-0.1, 0.3]),
+        ({"players": ("learner",)}, [0.2, 0.3]),
+        ({"players": ("learner", "base")}, [0.1, 0.6]),
+        ({"players": ("nobody",)}, [0.0, 0.0]),
+        (
+            {"of": "log_probability"},
+            [math.log(0.7 / 0.5) + math.log(0.1 / 0.2), math.log(0.9 / 0.6) + math.log(0.4 / 0.1)],
+        ),
+    ],
+)
+def test_a_message_is_paid_what_it_did_to_its_listeners(settings: dict[str, Any], paid: list[float]) -> None:
+    np.testing.assert_allclose(SpeakingReward(**settings)(TALK), [*paid, 0.0], atol=1e-12)
 
 
-def test_the_speaker_counts_on_request() -> None:
-    # a's own +.1, b's own +.05
-    np.testing.assert_allclose(SpeakingReward(listeners="all")(TALK), [0.2, 0.65, 0.0], atol=1e-12)
-
-
-def test_log_probabilities() -> None:
-    expected = [math.log(0.7 / 0.5) + math.log(0.1 / 0.2), math.log(0.9 / 0.6) + math.log(0.4 / 0.1), 0.0]
-    np.testing.assert_allclose(SpeakingReward(of="log_probability")(TALK), expected, atol=1e-12)
+def test_log_probabilities_have_a_floor() -> None:
     certain = episode([turn("a", 0, "no")], [belief("b", 0, 0.5), belief("b", 1, 0.0)], a="x", b="x")
     np.testing.assert_allclose(SpeakingReward(of="log_probability")(certain), [math.log(FLOOR / 0.5)], atol=1e-12)
     assert SpeakingReward()(certain).tolist() == [-0.5]
-
-
-def test_only_listeners_of_the_named_players_count() -> None:
-    np.testing.assert_allclose(SpeakingReward(players=("base",))(TALK), [-0.1, 0.3, 0.0], atol=1e-12)
-    np.testing.assert_allclose(SpeakingReward(players=("learner",))(TALK), [0.2, 0.3, 0.0], atol=1e-12)
-    np.testing.assert_allclose(SpeakingReward(players=("learner", "base"))(TALK), SpeakingReward()(TALK))
-    assert not SpeakingReward(players=("nobody",))(TALK).any()
 
 
 def test_adversaries_earn_the_negative_and_are_no_listeners() -> None:
@@ -172,14 +165,6 @@ def test_a_message_is_paid_by_the_beliefs_right_before_and_after(
     np.testing.assert_allclose(SpeakingReward()(game), paid, atol=1e-12)
 
 
-def test_games_of_the_other_tests_by_hand() -> None:
-    """Beliefs as their docstrings give them, three questions a listener."""
-    np.testing.assert_allclose(SpeakingReward()(deal_game()), [0.2 + 0.2 + 0.8, 0.9, 0.0, 0.0], atol=1e-12)
-    assert not SpeakingReward()(failed_game()).any()
-    # Lime .2 -> .6 after Blue's; Blue .5 -> .4 after Red's lie; nobody was asked after Lime's and after Blue's "no"
-    np.testing.assert_allclose(SpeakingReward()(imposter_game()), [0, 0.4, 0, 0, 0, 0.1, 0, 0], atol=1e-12)
-
-
 def test_rewards_are_filled_in_by_name_and_unweighted() -> None:
     terms: dict[str, Reward] = {"game": GameReward(weight=0.0, scale=1.0), "speaking": SpeakingReward(weight=7.0)}
     paid = replace(TALK, payments=(Payment("c", 2, 5.0),))
@@ -202,10 +187,15 @@ class Returns:
         return self.returned
 
 
-def test_a_reward_may_be_any_list_of_numbers() -> None:
+def test_a_reward_of_ones_own_may_be_any_list_of_numbers_and_is_named_if_it_raises() -> None:
     for amounts in ([1, 0.5, -2.0], (1, 0.5, -2), np.array([1, 0.5, -2], dtype=np.float32)):
         (filled,) = add_rewards([TALK], {"mine": Returns(amounts)})
         assert [t.rewards for t in filled.turns] == [{"mine": 1.0}, {"mine": 0.5}, {"mine": -2.0}]
+    line = (divides := lambda self, episode: 1 / len(episode.payments)).__code__.co_firstlineno
+    with pytest.raises(UserError) as error:
+        add_rewards([TALK], {"bad": type("Divides", (Returns,), {"__call__": divides})(None)})
+    said = f"reward.bad: Divides raised ZeroDivisionError: division by zero ({__file__}, line {line})"
+    assert str(error.value).startswith(said)
 
 
 @pytest.mark.parametrize(
@@ -227,24 +217,6 @@ def test_what_is_no_number_for_each_turn_is_refused(returned: Any, told: str) ->
     assert str(error.value) == (
         f"reward.mine: returned {told}. Return finite numbers of shape (3,), one for each turn."
     )
-
-
-@dataclass(frozen=True)
-class Divides:
-    """A reward of somebody's own with a mistake."""
-
-    weight: float = 0.0
-
-    def __call__(self, episode: Episode) -> Any:
-        return [1 / len(episode.payments) for _ in episode.turns]
-
-
-def test_a_reward_that_raises_is_named_with_its_line() -> None:
-    line = Divides.__call__.__code__.co_firstlineno + 1
-    with pytest.raises(UserError) as error:
-        add_rewards([TALK], {"game": GameReward(scale=1.0), "bad": Divides()})
-    said = f"reward.bad: Divides raised ZeroDivisionError: division by zero ({__file__}, line {line})"
-    assert str(error.value).startswith(said)
 
 
 def test_bad_options_are_named() -> None:

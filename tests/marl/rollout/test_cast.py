@@ -67,30 +67,16 @@ def casts(cast: Mapping[str, Seats], env: Any, games: Sequence[Game]) -> list[di
 def test_partners_have_their_share_of_the_games_and_every_seat_its_turn(
     partners: float, counts: dict[int, float]
 ) -> None:
-    games = draw_games(0, GAMES, count=2000)
+    games = draw_games(0, GAMES, count=1000)
     held = casts({"negotiator": Seats(partners=partners)}, DOND(), games)
     assert all(set(seats) == {"player_0", "player_1"} for seats in held)
     found = Counter(list(seats.values()).count("base") for seats in held)
     assert set(found) == set(counts)
     for count, share in counts.items():
-        assert abs(found[count] / 2000 - share) <= 4 * (share * (1 - share) / 2000) ** 0.5
+        assert abs(found[count] / 1000 - share) <= 4 * (share * (1 - share) / 1000) ** 0.5
     alone = [seats for seats in held if list(seats.values()).count("base") == 1]
     first = sum(seats["player_0"] == "base" for seats in alone)
     assert abs(first - len(alone) / 2) <= 2 * len(alone) ** 0.5  # four standard deviations
-
-
-def test_one_crewmate_is_frozen_and_never_the_imposter() -> None:
-    cast = {"crewmate": Seats(partners=1), "imposter": Seats("rival")}
-    env, games = AMONG_US(), draw_games(1, GAMES, count=500)
-    frozen: Counter[str] = Counter()
-    for game, seats in zip(games, casts(cast, env, games), strict=True):
-        _, infos = env.reset(seed=game.seed)
-        roles = {agent: info["role"] for agent, info in infos.items()}
-        assert sorted(seats.values()) == ["base", "learner", "learner", "learner", "rival"]
-        assert all((seats[agent] == "rival") == (roles[agent] == "imposter") for agent in roles)
-        frozen.update(agent for agent in seats if seats[agent] == "base")
-    assert set(frozen) == set(env.possible_agents)
-    assert all(abs(count - 100) < 4 * (500 * 0.2 * 0.8) ** 0.5 for count in frozen.values())
 
 
 def test_the_same_game_has_the_same_cast() -> None:
@@ -101,6 +87,10 @@ def test_the_same_game_has_the_same_cast() -> None:
     assert once[::-1] == casts(cast, AMONG_US(), games[::-1])
     assert len({tuple(sorted(seats.items())) for seats in once}) > 40  # of 70
     assert {name for seats in once for name in seats.values()} == {"learner", "base", "random"}
+    env = AMONG_US()
+    for game, seats in zip(games, once, strict=True):
+        _, infos = env.reset(seed=game.seed)
+        assert all((seats[a] == "learner") <= (info["role"] == "crewmate") for a, info in infos.items())
 
 
 @pytest.mark.parametrize(

@@ -14,18 +14,17 @@ from gymnasium.utils import seeding
 
 from envs.core import END, Question, TurnKind
 from envs.dond import environment as dond_environment
-from marl.agents.base import Agent, Player, Reply, Request
+from marl.agents.base import Agent, Reply, Request
 from marl.agents.model import ModelAgent
 from marl.agents.text import TextAgent
 from marl.decoding.engine import Engine
 from marl.learning.batch import collate, seats_of
 from marl.learning.forward import forward
 from marl.model.policy import Policy
-from marl.model.tokens import Tokens
 from marl.rollout.games import env_maker, scripted
 from marl.rollout.rollout import Cast, everyone, rollout
 from marl.rollout.seeds import GAMES, Game, Seeds, draw_games, sampling_seed
-from marl.types import Episode, Kind, Stream, TokenBatch
+from marl.types import Episode, Kind, TokenBatch
 from tests.marl.models import CHATML, NO_SYSTEM, hf_policy, precise, teach, tiny_policy
 
 COMPACT = env_maker({"game": "dond", "style": "compact", "objective": 1.0, "max_entries": 12})
@@ -37,11 +36,6 @@ PRIVILEGED = 33
 def against(one: Agent, other: Agent) -> Cast:
     """`one` holds the first seat, `other` the rest."""
     return lambda game, env: {a: one if i == 0 else other for i, a in enumerate(env.possible_agents)}
-
-
-def scripted_rows(tokens: Tokens, make_env: Any, count: int) -> TokenBatch:
-    agent = scripted("dond", tokens=tokens)
-    return collate(seats_of(rollout(draw_games(9, 9, count=count), everyone(agent), make_env, 16), {"scripted"}), {})
 
 
 # --- A small game with everything that Deal or No Deal lacks: choices, turns at the same time, steps that only pass ---
@@ -120,7 +114,8 @@ class Relay:
 def policies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Policy]:
     folder = tmp_path_factory.mktemp
     tiny = tiny_policy(PRIVILEGED)
-    batch = scripted_rows(tiny.tokens, COMPACT, 6)
+    script = scripted("dond", tokens=tiny.tokens)
+    batch = collate(seats_of(rollout(draw_games(9, 9, count=6), everyone(script), COMPACT, 6), {"scripted"}), {})
     teach(tiny, batch.tokens, batch.reply, 40)  # enough for messages that are heard, and for errors
     return {
         "tiny": tiny,
@@ -132,10 +127,7 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Policy]:
 
 
 NAMES = ("tiny", "gpt2", "llama", "qwen3")
-
-
-def env_of(name: str) -> Any:
-    return COMPACT if name == "tiny" else NATURAL
+ENVS = dict.fromkeys(NAMES, NATURAL) | {"tiny": COMPACT}
 
 
 def model(policy: Policy, name: str = "learner", **settings: Any) -> ModelAgent:
@@ -150,13 +142,15 @@ def play(
     learner, partner = model(policies[name], **settings), scripted("dond")
     half = len(games) // 2
     return [
-        *rollout(games[:half], everyone(learner), env_of(name), concurrency),
-        *rollout(games[half:], against(learner, partner), env_of(name), concurrency),
+        *rollout(games[:half], everyone(learner), ENVS[name], concurrency),
+        *rollout(games[half:], against(learner, partner), ENVS[name], concurrency),
     ]
 
 
-def rows_of(episodes: Sequence[Episode]) -> TokenBatch:
-    return collate(seats_of(episodes, {"learner"}), {})
+@pytest.fixture(scope="module")
+def some(policies: dict[str, Policy]) -> list[Episode]:
+    """Games of the small model, played once for all tests that look at what is in them."""
+    return play("tiny", policies, draw_games(6, GAMES, count=20))
 
 
 @torch.no_grad()
@@ -177,10 +171,10 @@ def agree(policy: Policy, batch: TokenBatch, probs: np.ndarray, temperature: flo
 
 @pytest.mark.parametrize(("name", "temperature"), list(zip(NAMES, (0.7, 1.0, 0.7, 1.0), strict=True)))
 def test_sampler_and_trainer_agree(name: str, temperature: float, policies: dict[str, Policy]) -> None:
-    episodes = play(name, policies, draw_games(0, GAMES, count=12), temperature=temperature)
+    episodes = play(name, policies, draw_games(0, GAMES, count=8), temperature=temperature)
     probs = [b.probs for e, a in seats_of(episodes, {"learner"}) for b in e.beliefs if b.listener == a]
     assert {b.step for e in episodes for b in e.beliefs} > {0}  # some messages were heard
-    agree(policies[name], rows_of(episodes), np.array(probs), temperature)
+    agree(policies[name], collate(seats_of(episodes, {"learner"}), {}), np.array(probs), temperature)
 
 
 @pytest.mark.parametrize("name", ["tiny", "llama"])
@@ -189,7 +183,7 @@ def test_sampler_and_trainer_agree_on_choices_too(name: str, policies: dict[str,
     torch.nn.init.constant_(privileged.value_head[2].weight, 0.1)  # type: ignore[arg-type]
     learner = model(privileged.eval(), slots=60, context=300, temperature=0.8)
     episodes = rollout(draw_games(1, GAMES, count=20), everyone(learner), Relay, 20)
-    batch = rows_of(episodes)
+    batch = collate(seats_of(episodes, {"learner"}), {})
     assert int((batch.kind == Kind.CHOICE).sum()) == 20 and batch.legal.shape[2] == 3
     probs = [b.probs for e, a in seats_of(episodes, {"learner"}) for b in e.beliefs if b.listener == a]
     agree(privileged, batch, np.array(probs), 0.8)
@@ -218,33 +212,23 @@ def same_episodes(one: Sequence[Episode], other: Sequence[Episode], exact: bool 
             np.testing.assert_allclose(p.probs, q.probs, **tolerance)
 
 
-@pytest.mark.parametrize("name", ["tiny", "gpt2"])
-def test_the_same_games_are_the_same_episodes_at_any_concurrency(name: str, policies: dict[str, Policy]) -> None:
-    games, policies = draw_games(3, GAMES, count=8), {name: precise(policies[name])}
-    eight = play(name, policies, games, 8)
-    same_episodes(eight, play(name, policies, games, 8), exact=True)
-    same_episodes(eight, play(name, policies, games, 3, patience=0.9, read_budget=300))
-    same_episodes(eight, play(name, policies, games, 1))
-    same_episodes(eight, play(name, policies, games, 8, decode_steps=4))
+@pytest.mark.parametrize("env", [COMPACT, Relay])
+def test_an_episode_is_a_function_of_its_own_game(env: Any, policies: dict[str, Policy]) -> None:
+    """Neither the other games nor their order matter, nor how many are played at a time; other seeds give others."""
+    games = draw_games(3, GAMES, count=4)
+    policy = precise(
+        policies["tiny"] if env is COMPACT else Policy(policies["tiny"].lm, policies["tiny"].tokens).eval()
+    )
 
+    def run(games: Sequence[Game], concurrency: int, **settings: Any) -> list[Episode]:
+        return rollout(games, everyone(model(policy, **settings)), env, concurrency)
 
-def test_concurrency_changes_nothing_where_turns_fall_together(policies: dict[str, Policy]) -> None:
-    policy = precise(Policy(policies["tiny"].lm, policies["tiny"].tokens).eval())
-    games = draw_games(4, GAMES, count=9)
-    same_episodes(*(rollout(games, everyone(model(policy, slots=27)), Relay, at_once) for at_once in (9, 4)))
-
-
-def test_an_episode_is_a_function_of_its_own_game(policies: dict[str, Policy]) -> None:
-    """Neither the other games nor their order matter; other seeds give other games."""
-    games = draw_games(5, GAMES, count=6)
-    policy = precise(policies["tiny"])
-
-    def run(order: Sequence[int]) -> list[Episode]:
-        return rollout([games[i] for i in order], everyone(model(policy)), COMPACT, 3)
-
-    forward_run, backward = run(range(6)), run(range(5, -1, -1))
-    same_episodes(forward_run, backward[::-1])
-    assert len({tuple(e.streams["player_0"].tokens) for e in forward_run}) == 6
+    expected = run(games, 4)
+    assert len({tuple(next(iter(e.streams.values())).tokens) for e in expected}) == 4
+    same_episodes(expected, run(games, 4), exact=True)
+    same_episodes(expected, run(games[::-1], 3, patience=0.9, read_budget=300)[::-1])
+    same_episodes(expected[:2], run(games[:2], 1))
+    same_episodes(expected, run(games, 4, decode_steps=4))
 
 
 def test_a_game_that_ends_makes_room_for_the_next_at_once() -> None:
@@ -274,11 +258,10 @@ def test_a_game_that_ends_makes_room_for_the_next_at_once() -> None:
 # --- What an episode holds ---
 
 
-def test_turns_and_payments_are_those_of_the_game(policies: dict[str, Policy]) -> None:
+def test_turns_and_payments_are_those_of_the_game(some: list[Episode]) -> None:
     """The recorded texts, played again, give the same game."""
-    episodes = play("tiny", policies, draw_games(6, GAMES, count=20))
     kinds = Counter()
-    for episode in episodes:
+    for episode in some:
         env = COMPACT()
         observations, infos = env.reset(seed=episode.seed)
         paid = []
@@ -300,42 +283,41 @@ def test_turns_and_payments_are_those_of_the_game(policies: dict[str, Policy]) -
 
 @pytest.mark.parametrize("decode_steps", [1, 4])
 def test_replies_that_meet_the_limit_of_their_tokens_are_marked(decode_steps: int, policies: dict[str, Policy]) -> None:
-    games = play("tiny", policies, draw_games(7, GAMES, count=14), max_new_tokens=9, decode_steps=decode_steps)
+    games = play("tiny", policies, draw_games(7, GAMES, count=10), max_new_tokens=9, decode_steps=decode_steps)
     said = [t for e in games for t in e.turns if t.reply_ids]
     assert all(t.cut == (END not in t.text) for t in said)  # this tokenizer's models have no other end
     assert all(len(t.reply_ids) == 9 for t in said if t.cut) and 5 < sum(t.cut for t in said) < len(said) - 5
     assert not any(t.cut for e in games for t in e.turns if not t.reply_ids)  # the script's
 
 
-class Wordy:
-    """Says so many words, and takes the last option."""
+class Says:
+    """Says whatever text it was given; reports a body where it can, and else takes the last option."""
 
-    def __init__(self, words: int) -> None:
-        self.words = words
+    def __init__(self, text: str) -> None:
+        self.text = text
 
-    def observe(self, text: str) -> None:
-        return
+    def observe(self, text: str) -> None: ...
 
     def reply(self, text: str, options: Sequence[str] = ()) -> str:
         reports = [option for option in options if option.startswith("report")]
-        return (reports or options)[-1] if options else " red" * self.words + f" {END} and more that nobody hears"
+        return (reports or options)[-1] if options else self.text
 
 
 @pytest.mark.parametrize("words", [20, 21])
 def test_messages_that_the_game_cuts_are_marked(words: int) -> None:
     """Of twenty words all others hear is all of it; what follows the end marker was never said."""
     make_env = env_maker({"game": "among_us", "style": "compact", "tasks": 10})
-    games = rollout(draw_games(7, GAMES, count=10), everyone(TextAgent("wordy", lambda *_: Wordy(words))), make_env, 10)
+    text = " red" * words + f" {END} and more that nobody hears"
+    games = rollout(draw_games(7, GAMES, count=10), everyone(TextAgent("wordy", lambda *_: Says(text))), make_env, 10)
     said = [t for e in games for t in e.turns if t.kind == TurnKind.SPEAK]
     assert said and all(t.cut == (words > 20) for t in said)
     assert {len(t.message.split()) for t in said} == {min(words, 20)}
     assert not any(t.cut for e in games for t in e.turns if t.kind == TurnKind.CHOOSE)
 
 
-def test_a_body_is_what_was_heard(policies: dict[str, Policy]) -> None:
-    episodes = play("tiny", policies, draw_games(7, GAMES, count=20))
+def test_a_body_is_what_was_heard(some: list[Episode], policies: dict[str, Policy]) -> None:
     tokens, heard = policies["tiny"].tokens, 0
-    for turn in (t for e in episodes for t in e.turns if t.reply_ids):
+    for turn in (t for e in some for t in e.turns if t.reply_ids):
         body = tokens.decode(turn.reply_ids[slice(*turn.body)])
         assert bool(turn.message) == bool(body.strip())
         if turn.message and "\ufffd" not in turn.message:
@@ -381,10 +363,10 @@ def test_the_games_of_the_relay_are_told_to_the_right_seats(policies: dict[str, 
 
 
 @pytest.mark.parametrize("name", ["tiny", "qwen3"])
-def test_questions_stand_where_they_fell_due(name: str, policies: dict[str, Policy]) -> None:
+def test_questions_stand_where_they_fell_due(name: str, some: list[Episode], policies: dict[str, Policy]) -> None:
     """Once before the first message, then after every message; each after its text, in the order of the items."""
     tokens = policies[name].tokens
-    episodes = play(name, policies, draw_games(8, GAMES, count=12))
+    episodes = some if name == "tiny" else play(name, policies, draw_games(8, GAMES, count=6))
     for episode in episodes:
         due = [0, *(t.step + 1 for t in episode.turns if t.message)]
         for agent in (a for a in SEATS if episode.players[a] == "learner"):
@@ -424,7 +406,7 @@ def test_only_models_leave_streams_and_only_learners_rows(policies: dict[str, Po
     script = scripted("dond")
     partners = {0: learner, 1: base, 2: script}
     cast: Cast = lambda game, env: dict(zip(SEATS, (learner, partners[game.seed % 3]), strict=True))  # noqa: E731
-    episodes = rollout([Game(s) for s in range(9)], cast, COMPACT, 4)
+    episodes = rollout([Game(s) for s in range(3)], cast, COMPACT, 3)
     for episode in episodes:
         partner = partners[episode.seed % 3]
         assert episode.players == {"player_0": "learner", "player_1": partner.name}
@@ -437,7 +419,7 @@ def test_only_models_leave_streams_and_only_learners_rows(policies: dict[str, Po
                 assert turn.reply_ids and turn.start >= 0 and len(turn.logprobs) == len(turn.reply_ids)
     expected = [(e, a) for e in episodes for a in SEATS if e.players[a] == "learner"]
     assert [(id(e), a) for e, a in seats_of(episodes, {"learner"})] == [(id(e), a) for e, a in expected]
-    assert len(expected) == 12 and len(seats_of(episodes, {"base"})) == 3 and seats_of(episodes, {"scripted"}) == []
+    assert len(expected) == 4 and len(seats_of(episodes, {"base"})) == 1 and seats_of(episodes, {"scripted"}) == []
 
 
 def test_recorded_scripts_leave_the_streams_that_a_model_would(policies: dict[str, Policy]) -> None:
@@ -445,16 +427,16 @@ def test_recorded_scripts_leave_the_streams_that_a_model_would(policies: dict[st
     for name in ("tiny", "qwen3"):
         policy = policies[name]
         recorder = scripted("dond", tokens=policy.tokens)
-        recorded = rollout(draw_games(12, GAMES, count=8), everyone(recorder), env_of(name), 8)
+        recorded = rollout(draw_games(12, GAMES, count=8), everyone(recorder), ENVS[name], 8)
         # a slip without an end marker is a reply of its own only for scripts
-        usable = [e for e in recorded if all(policy.tokens.ends(t.reply_ids) for t in e.turns)][:3]
-        assert len(usable) == 3
+        usable = [e for e in recorded if all(policy.tokens.ends(t.reply_ids) for t in e.turns)][:2]
+        assert len(usable) == 2
         for episode in usable:
             assert set(episode.streams) == set(SEATS) and episode.players["player_0"] == "scripted"
             script = deque(token for turn in episode.turns for token in turn.reply_ids)
             agent = model(policy, max_new_tokens=200, context=policy.context)
             agent.engine = Dictated(policy, script, agent.engine)
-            [again] = rollout([Game(episode.seed)], everyone(agent), env_of(name), 1)
+            [again] = rollout([Game(episode.seed)], everyone(agent), ENVS[name], 1)
             assert again.streams == episode.streams and not script
             for ours, theirs in zip(again.turns, episode.turns, strict=True):
                 assert dataclasses.replace(ours, value=0.0) == theirs
@@ -478,34 +460,10 @@ class Dictated(Engine):
         return np.array([self.script.popleft()]), np.zeros(1)
 
 
-class Late:
-    """A text agent that answers only one of the requests it owes at a time, the latest first."""
-
-    name = "late"
-
-    def __init__(self, inner: TextAgent) -> None:
-        self.inner, self.owed = inner, deque[Reply]()
-
-    def act(self, requests: Sequence[Request]) -> list[Reply]:
-        self.owed.extend(self.inner.act(requests))
-        return [self.owed.pop()] if self.owed else []
-
-    def finish(self, keys: Sequence[tuple[int, str]]) -> dict[tuple[int, str], tuple[Stream, list]]:
-        return self.inner.finish(keys)
-
-
-def test_agents_may_answer_late_and_out_of_order() -> None:
-    games = draw_games(13, GAMES, count=9)
-    prompt = rollout(games, everyone(scripted("dond")), COMPACT, 4)
-    late = rollout(games, everyone(Late(scripted("dond"))), COMPACT, 4)
-    assert [[t.text for t in e.turns] for e in late] == [[t.text for t in e.turns] for e in prompt]
-    assert [e.outcome for e in late] == [e.outcome for e in prompt]
-
-
 def test_what_players_draw_can_have_a_seed_of_its_own(policies: dict[str, Policy]) -> None:
     """The same games, other draws; without it, each game's own."""
-    agent = everyone(model(policies["tiny"]))
-    played = [rollout(Seeds(15, sampling, 0).draw(2, count=8), agent, COMPACT, 8) for sampling in (None, None, 0, 0, 1)]
+    agent = everyone(model(Policy(policies["tiny"].lm, policies["tiny"].tokens).eval()))
+    played = [rollout(Seeds(15, sampling, 0).draw(2, count=4), agent, Relay, 4) for sampling in (None, None, 0, 0, 1)]
     facts = [[(e.seed, e.facts) for e in episodes] for episodes in played]
     said = [[[t.text for t in e.turns] for e in episodes] for episodes in played]
     assert all(each == facts[0] for each in facts) and facts[0][0][0] == draw_games(15, GAMES, 2, count=1)[0].seed
@@ -521,25 +479,9 @@ def test_every_seat_has_a_seed_of_its_own_whatever_the_sampling_seed() -> None:
     assert Seeds.of(3) == Seeds(3, None, 3)
 
 
-class Rambling:
-    """Says whatever text it was given; chooses the first option."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def observe(self, text: str) -> None: ...
-
-    def reply(self, text: str, options: Sequence[str] = ()) -> str:
-        return options[0] if options else self.text
-
-
 @pytest.mark.parametrize("text", ["\x00", "數字🙂" * 3000, "[message] <|you|><|pad|> \ud800 [END]"])
 def test_any_text_as_a_reply_leaves_the_game_standing(text: str, policies: dict[str, Policy]) -> None:
-    def make(seed: int, role: str) -> Player:
-        return Rambling(text)
-
-    learner = model(policies["gpt2"])
-    cast = against(learner, TextAgent("rambling", make))
+    cast = against(model(policies["gpt2"]), TextAgent("rambling", lambda *_: Says(text)))
     for episode in rollout(draw_games(14, GAMES, count=4), cast, NATURAL, 4):
         assert "deal" in episode.outcome
         stream, end = episode.streams["player_0"], policies["gpt2"].tokens.tokenizer.eos_token_id
