@@ -148,22 +148,23 @@ def main(cfg: DictConfig) -> None:
     unknown = [name for name in cfg.metrics if name not in WORDING]
     if unknown or not cfg.metrics:
         raise UserError(f"metrics={list(cfg.metrics)}: {unknown[0] if unknown else 'nothing'} is no metric")
-    read = read_played(Path(cfg.data)) if cfg.data else read_conditions(cfg)
+    played = read_played(Path(cfg.data)) if cfg.data else {}
+    named = {} if cfg.data else read_conditions(cfg)
     for setting in ("reference", "headline"):
-        if cfg[setting] is not None and cfg[setting] not in read:
-            raise UserError(f"{setting}={cfg[setting]}: must be one of the conditions, {', '.join(read)}, or null")
+        if cfg[setting] is not None and cfg[setting] not in (known := [*played, *named]):
+            raise UserError(f"{setting}={cfg[setting]}: must be one of the conditions, {', '.join(known)}, or null")
     published = published_points(Path(cfg.published)) if cfg.published else {}
     if cfg.data:
         out = Path(cfg.publish or Path(cfg.data).parent)
         check_writable(out, "publish")
-        return tabulate(cfg, read, out, published)
+        return tabulate(cfg, played, out, published)
     found = entrants(Path(cfg.runs), cfg.select, list(cfg.arms), cfg.where)
-    table = [cell_of(entrant, name, each, cfg) for entrant in found for name, each in read.items()]
+    table = [cell_of(entrant, name, each, cfg) for entrant in found for name, each in named.items()]
     place = begin(cfg)
     if cfg.publish:
         write_cards(dict.fromkeys(entrant.run for entrant in found), place.out)
     cells = {place.cells / cell.file: cell for cell in table}  # conditions that change nothing share one
-    announce(found, len(read), cells, cfg.games)
+    announce(found, len(named), cells, cfg.games)
     load = lru_cache(maxsize=4)(lambda stage: stage.load(place.device, 0))  # critics see no hidden facts: nobody asks
 
     def play_cell(cell: Cell, number: str) -> dict[str, Any]:
@@ -368,10 +369,10 @@ def play(cell: Cell, cfg: DictConfig, load: Callable[[Stage], Policy], place: Pl
 
     stand_ins = {name: (name if i else TRAINED, policy) for i, (name, policy) in enumerate(learners.items())}
     agents = seat_players(seating, table, trained_in, base, limits, temperature, stand_ins)
-    for name in agents.keys() & stand_ins.keys() if cell.planner else ():
-        called, policy = stand_ins[name]
-        style = trained_in.get("style")
-        agents[name] = planning_agent(called, policy, limits, room[name], temperature, cell.planner, game, style=style)
+    for name, (called, policy) in stand_ins.items():
+        if cell.planner and name in agents:
+            held = (limits, room[name], temperature, cell.planner, game)
+            agents[name] = planning_agent(called, policy, *held, style=trained_in.get("style"))
 
     def model(called: str, name: str, seats: int) -> ModelAgent:
         style = trained_in.get("style") if name in seated else style_of(run_policy_folder(name), trained_in)

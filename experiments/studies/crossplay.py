@@ -382,7 +382,7 @@ def tabulate(
     labels = [player.label for player in players]
     lines = [
         (objective, *key, name, i.mean, i.low, i.high, *count[key])
-        for key in product(labels, repeat=2)
+        for key in [(row, column) for row in labels for column in labels]
         for name, values in of[key].items()
         for i in [interval(name, values)]
     ]

@@ -192,7 +192,7 @@ def check(cfg: DictConfig, parts: PlaySpec) -> None:
 def planners_of(cfg: DictConfig, parts: PlaySpec) -> dict[str, PlannerConfig]:
     """The planners by arm: every variant with every lambda."""
     found: dict[str, PlannerConfig] = {}
-    variants = OmegaConf.to_container(cfg.variants) if isinstance(cfg.variants, DictConfig) else None
+    variants: Any = OmegaConf.to_container(cfg.variants) if isinstance(cfg.variants, DictConfig) else None
     if not variants:
         raise UserError("variants: must name at least one, as +variants.NAME={partner: view}")
     for name, changes in variants.items():

@@ -117,7 +117,7 @@ def main(cfg: DictConfig) -> None:
     if data is None:
         runs = [read_run(folder) for folder in selected(Path(cfg.runs), cfg.select, cfg.where)]
         data, lines = out / f"{called}.csv.gz", collected(runs)
-        write_csv(data, Line.__annotations__, map(astuple, lines))
+        write_csv(data, list(Line.__annotations__), map(astuple, lines))
         if cfg.publish:
             write_cards((run.folder for run in runs), out)
     curves = read_curves(data)  # as anybody else will
@@ -207,7 +207,8 @@ def read_as(kind: type[T], path: Path, setting: str) -> list[T]:
 
 def read_curves(path: Path) -> Curves:
     """Reads `NAME.csv.gz`. UserError if it is no such file."""
-    lines, curves, places = read_as(Line, path, "data"), {}, {}
+    lines, curves = read_as(Line, path, "data"), Curves()
+    places: dict[str, dict[str, dict[str, float]]] = {}
     if not all(line.games > 0 and math.isfinite(line.value) for line in lines):
         raise UserError(f"data={path}: expected lines of at least one game each, with finite values")
     for line in lines:
