@@ -75,7 +75,7 @@ def check_writable(folder: str | Path, setting: str) -> None:
         ) from error
 
 
-def check_settings(settings: Mapping[str, Any]) -> None:
+def check_settings(settings: Any) -> None:
     """UserError for numbers, paths and names, anywhere in a command's settings, that no command can use."""
     check_sizes(settings, "")
     data = settings.get("data")

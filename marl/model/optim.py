@@ -50,12 +50,13 @@ class MuonAndAdamW(torch.optim.AdamW):
         self.param_groups = [matrices, others]
 
     def _muon(self, matrix: Tensor, rate: float, weight_decay: float) -> None:
-        state = self.state[matrix]
+        state, gradient = self.state[matrix], matrix.grad
+        assert gradient is not None
         if not state:
-            state["momentum_buffer"] = torch.zeros_like(matrix.grad)
+            state["momentum_buffer"] = torch.zeros_like(gradient)
         momentum = state["momentum_buffer"]
-        momentum.lerp_(matrix.grad, 1 - MOMENTUM)
-        ahead = matrix.grad.lerp(momentum, MOMENTUM)  # Nesterov's
+        momentum.lerp_(gradient, 1 - MOMENTUM)
+        ahead = gradient.lerp(momentum, MOMENTUM)  # Nesterov's
         direction = orthogonal(ahead.float() if matrix.device.type == "cpu" else ahead.bfloat16())
         matrix.mul_(1 - rate * weight_decay)
         # Liu et al. 2025: steps of AdamW's size

@@ -30,8 +30,8 @@ class Shards:
         memo: dict[int, object] = {id(p): nn.Parameter(p.detach()) for p in policy.parameters()}
         self.split: Policy = copy.deepcopy(policy, memo)  # other modules around the same numbers
         mesh = init_device_mesh(policy.device.type, (ranks.size,))
-        for module in [m for m in self.split.modules() if isinstance(m, GradientCheckpointingLayer)]:
-            fully_shard(module, mesh=mesh)
+        for layer in [m for m in self.split.modules() if isinstance(m, GradientCheckpointingLayer)]:
+            fully_shard(layer, mesh=mesh)
         fully_shard(self.split, mesh=mesh)
         register_fsdp_forward_method(self.split, "hidden")  # the one way into the layers; the heads come after it
         for module in self.split.modules():
