@@ -389,8 +389,8 @@ def tabulate(
     write_csv(out / f"{cfg.name}.csv.gz", (*KEYS, *ENDS, "games", "lost_seats"), lines)
     differences = self_minus_cross(labels, of)
     header = ("row", "column", "metric", "self", "cross", "difference", "low", "high", "game_seeds")
-    lines = [(*key, *means, by.mean, by.low, by.high, by.n) for key, (*means, by) in differences.items()]
-    write_csv(out / f"{cfg.name}_differences.csv.gz", header, lines)
+    compared = [(*key, *means, by.mean, by.low, by.high, by.n) for key, (*means, by) in differences.items()]
+    write_csv(out / f"{cfg.name}_differences.csv.gz", header, compared)
     shown = show(out / f"{cfg.name}.csv.gz", out / f"{cfg.name}.svg")
     say("\nself-play minus cross-play with all others")
     names = (*labels, ALL)
