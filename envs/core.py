@@ -93,6 +93,7 @@ class View:
     turn: TurnKind = TurnKind.WAIT
     options: tuple[str, ...] = ()  # to choose from; empty unless `turn` is CHOOSE
     questions: tuple[Question, ...] = ()  # asked after this text
+    truths: tuple[str, ...] = ()  # of `options`, those that are true, where the choice says what an agent believes
     error: str = ""  # why its last action was refused
     message: str = ""  # what the others heard of its last action
     span: tuple[int, int] = (0, 0)  # the characters of the action that `message` was made of
@@ -102,7 +103,7 @@ class View:
         return {"text": self.text, "turn": int(self.turn), "options": self.options}  # int: a member of Discrete
 
     def info(self) -> dict[str, Any]:
-        names = ("role", "questions", "error", "message", "span", "entry")
+        names = ("role", "questions", "truths", "error", "message", "span", "entry")
         return {name: getattr(self, name) for name in names}
 
 

@@ -77,6 +77,7 @@ class Turn:
     logprobs: tuple[float, ...] = ()
     value: float = 0.0
     legal: tuple[int, ...] = ()  # token ids that a CHOOSE reply was sampled from; empty for SPEAK
+    truths: tuple[int, ...] = ()  # of a choice that says what is believed, as a vote: indices of the true options
     body: tuple[int, int] = (0, 0)  # range of `reply_ids` that others heard; empty for all but messages
     message: str = ""  # what the others heard
     error: str = ""  # why the game refused the reply; empty if it did not
@@ -192,6 +193,7 @@ class TokenBatch:
     position: Tensor  # (N,) int64: index of the question's last token
     candidates: Tensor  # (N, K) int64, padded with -1
     answer: Tensor  # (N,) int64: index into the candidates
+    vote: Tensor  # (N,) bool: no question but a choice that says what is believed, among the options that were legal
     also: Tensor  # (N, A) int64: indices of further candidates that are as true, padded with -1; A may be 0
 
     @property
@@ -227,6 +229,7 @@ class TokenBatch:
             position=self.position[asked],
             candidates=self.candidates[asked],
             answer=self.answer[asked],
+            vote=self.vote[asked],
             also=self.also[asked],
         )
 

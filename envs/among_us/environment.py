@@ -12,7 +12,7 @@ from gymnasium import spaces
 from envs.among_us import events
 from envs.among_us.pictures import describe, picture
 from envs.among_us.rules import count_votes, hear, new_game, play_moves, say
-from envs.among_us.state import NAMES, SKIP, WAIT, Action, Ending, Phase, Role, Room, Rules
+from envs.among_us.state import NAMES, SKIP, VOTE, WAIT, Action, Ending, Phase, Role, Room, Rules
 from envs.among_us.texts import EXCHANGEABLE, OPTION, QUESTION, explain, write
 from envs.core import END, Question, Step, Style, TextGame, TurnKind, View, clean
 
@@ -176,6 +176,7 @@ class AmongUs(TextGame):
         game = self._game
         questions = self._questions() if game.asks else {}
         acting = TurnKind.SPEAK if game.phase is Phase.TALK else TurnKind.CHOOSE
+        guilty = self._guilty() if game.phase is Phase.VOTE else ()
         views = {}
         for seat, (agent, player) in enumerate(zip(self.possible_agents, game.players, strict=True)):
             style = self.styles[agent]
@@ -189,15 +190,20 @@ class AmongUs(TextGame):
                 acting if due else TurnKind.WAIT,
                 tuple(OPTION[style][action] for action in game.due[seat]) if due else (),
                 questions.get(player.name, ()),
+                tuple(OPTION[style][VOTE[name]] for name in guilty) if due and player.role is Role.CREWMATE else (),
                 **came_to.get(seat, {}),
             )
         return views
+
+    def _guilty(self) -> list[str]:
+        """Names of the living imposters, the first drawn first."""
+        return [self._game.players[seat].name for seat in self._game.imposters if self._game.players[seat].alive]
 
     def _questions(self) -> dict[str, tuple[Question]]:
         """The belief question that is due now, by the name of who is asked."""
         game = self._game
         living = game.living()
-        guilty = [game.players[seat].name for seat in game.imposters if game.players[seat].alive]
+        guilty = self._guilty()
         asked = {}
         for name in living:
             candidates: tuple[str, ...] = NAMES

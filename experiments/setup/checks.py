@@ -11,7 +11,7 @@ from marl.planning.planner import GAMES as PLANNED
 from marl.pretraining.config import BaseConfig
 from marl.rewards import CREDITS, credits_messages, is_game
 from marl.rollout.cast import players_of
-from marl.rollout.games import exchangeable, scripted
+from marl.rollout.games import exchangeable, has_truths, scripted
 
 if TYPE_CHECKING:
     from experiments.setup.spec import RunSpec
@@ -52,6 +52,8 @@ def check_losses(spec: RunSpec) -> None:
                 f"loss.{name}.estimator={getattr(loss, 'estimator', '')}: algo={kind} does not learn from plain "
                 "samples of the policy, which it takes; must be exact"
             )
+        if (votes := getattr(loss, "votes", 0.0)) and not has_truths(spec.env):
+            raise UserError(f"loss.{name}.votes={votes:g}: nobody votes in env.game={game}; must be 0")
         if loss.reads == "renamed" and not exchangeable(spec.env):
             raise UserError(
                 f"loss.{name}.renamed=true: env.game={game} has no names that can stand for one another; "

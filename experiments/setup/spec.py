@@ -26,7 +26,7 @@ from marl.algorithms.rl_pikl import RLPiklConfig
 from marl.common.errors import UserError, check_length, check_text
 from marl.common.files import digest
 from marl.common.secrets import hidden
-from marl.losses import Loss, needs
+from marl.losses import Loss, needs, with_parts
 from marl.planning.planner import PlannerConfig
 from marl.pretraining.config import BaseConfig, ModelConfig
 from marl.rewards import Reward
@@ -39,6 +39,7 @@ Algo = PPOConfig | FilteredBCConfig | RLPiklConfig
 ALGOS: dict[str, type[Algo]] = {"ppo": PPOConfig, "filtered_bc": FilteredBCConfig, "pikl": RLPiklConfig}
 LACKS = {"filtered_bc": ("advantages", "returns"), "pikl": ("advantages",)}  # by learner, what its batches lack
 CRITICS = ("private", "privileged")
+TERM_OFF = {"votes": 0.0}  # settings of terms that came later: off, they leave a run its name
 OF_CHAT = ("model", "temperature", "max_tokens", "extra")  # what of a chat's settings makes it another player
 
 
@@ -274,7 +275,7 @@ def zero_weights(settings: dict[str, Any]) -> list[str]:
 
 def losses_of(settings: Mapping[str, Any]) -> dict[str, Loss]:
     """Builds the losses that this learner can take."""
-    losses: dict[str, Loss] = terms(settings["loss"], "loss")
+    losses = with_parts(terms(settings["loss"], "loss"))
     lacks = LACKS.get(settings["algo"]["kind"], ())
     return {name: loss for name, loss in losses.items() if not any(needs(loss, what) for what in lacks)}
 
@@ -289,7 +290,7 @@ def identity(settings: Mapping[str, Any], chats: bool = False) -> dict[str, Any]
     found = {name: value for name, value in settings.items() if name not in ELSEWHERE}
     found["device"] = str(found["device"]).partition(":")[0]
     for part in ("reward", "loss"):
-        found[part] = {name: term for name, term in found[part].items() if term is not None}
+        found[part] = {name: without(term, TERM_OFF) for name, term in found[part].items() if term is not None}
     off = {"decode_steps": 1, "play_bf16": False}
     update_off = {"gradient_checkpointing": False}
     found["algo"] = without(found["algo"], off)

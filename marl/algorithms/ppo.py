@@ -17,7 +17,7 @@ from marl.common.errors import UserError
 from marl.learning.advantages import Credit, add_advantages
 from marl.learning.batch import collate, seats_of
 from marl.learning.update import Learner
-from marl.losses import any_reads
+from marl.losses import any_needs, any_reads
 from marl.planning.planner import PlannerConfig, planning_agent
 from marl.rewards import add_rewards
 
@@ -60,7 +60,8 @@ def train_ppo(training: Training, config: PPOConfig) -> None:
             seats = seats_of(episodes, {learner.name})
             if not seats:  # a rare partner may hold no seat in these games
                 continue
-            batch = collate(seats, training.rewards, imitate=select(seats, config.imitate, rivals))
+            kept, votes = select(seats, config.imitate, rivals), any_needs(training.losses, "votes")
+            batch = collate(seats, training.rewards, imitate=kept, votes=votes)
             batch = add_advantages(batch, training.rewards, config.credit)
             iteration.update(learner, batch)
         iteration.finish(episodes)

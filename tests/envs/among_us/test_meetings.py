@@ -311,6 +311,26 @@ def test_any_imposter_that_lives_is_an_answer() -> None:
     assert table.info("blue")["questions"][0].also == ()
 
 
+@pytest.mark.parametrize("style", ["compact", "natural"])
+def test_infos_say_which_votes_of_crewmates_are_true(style: str) -> None:
+    """Those for the living imposters, at the vote alone; no observation says so."""
+    table = Table(SEVEN, players=7, imposters=2, cooldown=0, style=style)
+    assert {info["truths"] for info in table.infos.values()} == {()}
+    table(green="kill_red")
+    table(blue="report_red")
+    assert {info["truths"] for info in table.infos.values()} == {()}
+    table.talk()
+    both = ("purple", "green") if style == "compact" else ("Purple", "Green")
+    crew = {name: table.info(name)["truths"] for name in ("blue", "yellow", "orange", "pink")}
+    assert crew == dict.fromkeys(crew, both) and set(both) <= set(table.observations[table.agent("blue")]["options"])
+    assert [table.info(name)["truths"] for name in ("green", "purple", "red")] == [(), (), ()]  # insiders, the dead
+    assert set(table.observations[table.agent("blue")]) == {"text", "turn", "options"}
+    table(blue="purple", yellow="purple", orange="purple", pink="purple")
+    table(green="kill_orange")
+    table(blue="report_orange").talk()
+    assert table.info("blue")["truths"] == both[1:]
+
+
 def test_each_style_names_all_imposters_in_its_own_words() -> None:
     for style, first, other in (("compact", "purple", "green"), ("natural", "Purple", "Green")):
         table = Table(SEVEN, players=7, imposters=2, cooldown=0, style=style, candidates="all_names")

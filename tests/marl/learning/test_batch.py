@@ -184,5 +184,5 @@ def test_select_of_every_row_is_the_batch() -> None:
     episode = talk([said(0), chose(2)], [chose(1, legal=(40, 41, 42))])
     batch = collate(seats_of([episode, replace(three_turns(), privileged={})], {"learner"}), REWARDS)
     whole = batch.select(torch.arange(4))
-    for name in (*BY_TOKEN, "row", "position", "candidates", "answer", "also", "privileged"):
+    for name in (*BY_TOKEN, "row", "position", "candidates", "answer", "vote", "also", "privileged"):
         assert getattr(whole, name).equal(getattr(batch, name)), name
