@@ -58,6 +58,7 @@ class AmongUs(TextGame):
         imposters_report: bool = False,
         recall: bool = False,
         candidates: str = "living_others",
+        belief: str = "question",
         max_steps: int = 300,
         shaping: float = 0.0,
         loser_reward: float = 0.0,
@@ -65,8 +66,8 @@ class AmongUs(TextGame):
     ) -> None:
         self.rules = Rules(
             width, height, layouts, players, imposters, tasks, tasks_range, walk_steps, task_steps, cooldown, reprompt,
-            messages_each, message_words, message_chars, imposters_report, recall, candidates, max_steps, shaping,
-            loser_reward,
+            messages_each, message_words, message_chars, imposters_report, recall, candidates, belief, max_steps,
+            shaping, loser_reward,
         )  # fmt: skip
         agents = [f"player_{seat}" for seat in range(players)]
         super().__init__(
@@ -205,14 +206,21 @@ class AmongUs(TextGame):
         living = game.living()
         guilty = self._guilty()
         asked = {}
+        by_vote = self.rules.belief == "vote"
         for name in living:
-            candidates: tuple[str, ...] = NAMES
-            if self.rules.candidates == "living_others":
-                if game.players[game.seat[name]].role is Role.IMPOSTER:
-                    continue
-                candidates = tuple(other for other in living if other != name)
-            style = self.styles[self.possible_agents[game.seat[name]]]
+            seat = game.seat[name]
+            style = self.styles[self.possible_agents[seat]]
             written = dict(zip(NAMES, EXCHANGEABLE[style], strict=True))
+            candidates: tuple[str, ...] = EXCHANGEABLE[style]
+            if self.rules.candidates == "living_others":
+                if game.players[seat].role is Role.IMPOSTER:
+                    continue
+                candidates = tuple(written[other] for other in living if by_vote or other != name)
+            text = QUESTION[style]
+            if by_vote:
+                voting = game.due[seat] if game.phase is Phase.VOTE else ()
+                candidates = tuple(OPTION[style][vote] for vote in voting) or (*candidates, OPTION[style][SKIP])
+                text = write(events.VoteNow(), style)
             answer, *also = (written[other] for other in guilty)
-            asked[name] = (Question(QUESTION[style], tuple(written[c] for c in candidates), answer, tuple(also)),)
+            asked[name] = (Question(text, candidates, answer, tuple(also), by_vote),)
         return asked

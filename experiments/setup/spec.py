@@ -31,7 +31,7 @@ from marl.planning.planner import PlannerConfig
 from marl.pretraining.config import BaseConfig, ModelConfig
 from marl.rewards import Reward
 from marl.rollout.cast import Seats, learners_of, players_of
-from marl.rollout.games import env_maker
+from marl.rollout.games import env_maker, without_later
 from marl.storage.checkpoint import CheckpointConfig
 from marl.storage.folder import ELSEWHERE
 
@@ -289,6 +289,7 @@ def identity(settings: Mapping[str, Any], chats: bool = False) -> dict[str, Any]
     """
     found = {name: value for name, value in settings.items() if name not in ELSEWHERE}
     found["device"] = str(found["device"]).partition(":")[0]
+    found["env"] = without_later(found["env"])
     for part in ("reward", "loss"):
         found[part] = {name: without(term, TERM_OFF) for name, term in found[part].items() if term is not None}
     off = {"decode_steps": 1, "play_bf16": False}

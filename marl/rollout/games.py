@@ -5,7 +5,8 @@ What a game must have (`Hint` in tests/marl/hint.py is the smallest whole one):
 The environment's module: `parallel_env` and `COMPACT_TOKENS` (strings that a small tokenizer keeps whole). Optional:
 `PAYMENT`, settings that no player reads of, so that they make no other base; `FILES`, settings that name files;
 `EXCHANGEABLE`, by style, words that can stand for one another; `TRUTHS = True` where `infos` have `truths`: of the
-options of a choice that says what its agent believes, those that are true (a vote for an imposter).
+options of a choice that says what its agent believes, those that are true (a vote for an imposter); `LATER`, settings
+that came later, as they are where they change nothing.
 
 The environment: a subclass of `envs.core.TextGame`, with `facts` (the hidden state; `roles` in it
 if there are several) and `privileged(agent)`. A game of several styles has the setting and attribute `style` and the
@@ -118,6 +119,12 @@ def _unreadable(env: Mapping[str, Any], error: OSError) -> UserError:
 def exchangeable(env: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns the words of the game in its style that can stand for one another; most games have none."""
     return tuple(getattr(game_module(env["game"]), "EXCHANGEABLE", {}).get(env.get("style"), ()))
+
+
+def without_later(env: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings without those that came later and are off: runs and bases keep their names."""
+    later = getattr(game_module(env["game"]), "LATER", {})
+    return {name: value for name, value in env.items() if name not in later or value != later[name]}
 
 
 def has_truths(env: Mapping[str, Any]) -> bool:
