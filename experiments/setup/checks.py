@@ -64,6 +64,8 @@ def check_losses(spec: RunSpec) -> None:
                 f"loss.{name}.weight={loss.weight:g}: algo=pikl imitates plans, and by this it would imitate every "
                 "seat; must be 0"
             )
+    if (estimator := getattr(spec.algo, "advantage", "gae")) != "gae" and spec.critic != "private":
+        raise UserError(f"model.critic={spec.critic}: algo.advantage={estimator} has no critic; must be private")
     target_kl = spec.algo.update.target_kl
     if target_kl is not None and not any(needs(loss, "advantages") for loss in losses.values()):
         raise UserError(

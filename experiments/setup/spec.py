@@ -277,6 +277,8 @@ def losses_of(settings: Mapping[str, Any]) -> dict[str, Loss]:
     """Builds the losses that this learner can take."""
     losses = with_parts(terms(settings["loss"], "loss"))
     lacks = LACKS.get(settings["algo"]["kind"], ())
+    if settings["algo"].get("advantage", "gae") != "gae":  # no critic
+        lacks = ("returns",)
     return {name: loss for name, loss in losses.items() if not any(needs(loss, what) for what in lacks)}
 
 
@@ -292,7 +294,7 @@ def identity(settings: Mapping[str, Any], chats: bool = False) -> dict[str, Any]
     found["env"] = without_later(found["env"])
     for part in ("reward", "loss"):
         found[part] = {name: without(term, TERM_OFF) for name, term in found[part].items() if term is not None}
-    off = {"decode_steps": 1, "play_bf16": False}
+    off = {"decode_steps": 1, "play_bf16": False, "advantage": "gae", "group": 1, "scale": True}
     update_off = {"gradient_checkpointing": False}
     found["algo"] = without(found["algo"], off)
     found["algo"]["update"] = without(found["algo"]["update"], update_off)

@@ -41,7 +41,8 @@ class Training:
 
     `cast` says who plays each role; `frozen` are the players in it that don't learn. `start`: the first iteration,
     0-based. `after` gets each finished iteration's number (from 1), metrics (a second learner's begin with its name)
-    and episodes: it logs, evaluates, saves. `rename`: see `update`.
+    and episodes: it logs, evaluates, saves. `rename`: see `update`. `memory`: what is learned
+    beside the weights, by learner; checkpoints keep it.
     """
 
     learners: Sequence[Learner]
@@ -57,6 +58,7 @@ class Training:
     progress: Progress = field(default_factory=Progress)
     rename: Renaming | None = None
     ranks: Ranks = ONE
+    memory: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def seats(self, learner: Learner) -> int:
         """Counts the seats of a game that a learner may hold at most."""
@@ -82,7 +84,7 @@ class Iteration:
     def rollout(self) -> list[Episode]:
         """Plays the games; of several ranks each plays its share and gets all."""
         t = self.training
-        games = t.ranks.share(t.seeds.draw(self.number, self.config.games))
+        games = t.ranks.share(t.seeds.draw(self.number, self.config.games, getattr(self.config, "group", 1)))
         t.progress.stage(f"{self.name}: games", len(games))
         episodes = rollout(games, self.cast, t.make_env, self.config.concurrency, t.progress.advance)
         episodes = t.ranks.collect(episodes)

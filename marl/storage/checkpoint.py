@@ -79,6 +79,7 @@ STATE: dict[str, Callable[[Any], bool]] = {
     "made_with": lambda value: isinstance(value, dict) or _all(list, dict)(value),  # earlier versions noted one
     "chat": _chat,
     "best": _best,
+    "memory": _all(dict, dict),
 }
 Trained = Mapping[str, tuple[Policy, Optimizer]]  # learners by their name in the cast
 
