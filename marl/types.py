@@ -85,6 +85,7 @@ class Turn:
     thoughts: str = ""  # what an endpoint's model wrote for itself; nobody in the game reads it
     planned: Planned | None = None
     rewards: dict[str, float] = field(default_factory=dict)  # by term, unweighted
+    instead: tuple[tuple[Belief, ...], ...] = ()  # beliefs after each message that was drawn instead
 
     @property
     def outgrown(self) -> bool:

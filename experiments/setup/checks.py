@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from marl.agents.chat import CHAT
 from marl.algorithms.rl_pikl import RLPiklConfig
 from marl.common.errors import UserError
 from marl.losses import any_reads, needs
@@ -79,6 +80,12 @@ def check_rewards(spec: RunSpec) -> None:
     for name, reward in spec.rewards.items():
         if (credited := getattr(reward, "credits", "turn")) not in CREDITS:
             raise UserError(f"reward.{name}.credits={credited!r}: must be one of {', '.join(CREDITS)}")
+        listening = {r: seats for r, seats in spec.cast.items() if r not in getattr(reward, "adversaries", ())}
+        if getattr(reward, "resamples", 0) and CHAT in players_of(listening):
+            raise UserError(
+                f"reward.{name}.baseline=resampled: a listener is an endpoint, whose belief cannot be read again; must "
+                "be before, or leave chat out of the cast"
+            )
         learned = spec.kind == "ppo" or is_game(reward) or (spec.kind == "pikl" and not credits_messages(reward))
         if reward.weight and not learned:
             raise UserError(

@@ -39,7 +39,8 @@ Algo = PPOConfig | FilteredBCConfig | RLPiklConfig
 ALGOS: dict[str, type[Algo]] = {"ppo": PPOConfig, "filtered_bc": FilteredBCConfig, "pikl": RLPiklConfig}
 LACKS = {"filtered_bc": ("advantages", "returns"), "pikl": ("advantages",)}  # by learner, what its batches lack
 CRITICS = ("private", "privileged")
-TERM_OFF = {"votes": 0.0}  # settings of terms that came later: off, they leave a run its name
+# Settings of terms that came later: off, they leave a run its name.
+TERM_OFF = {"votes": 0.0, "baseline": "before", "samples": 4}
 OF_CHAT = ("model", "temperature", "max_tokens", "extra")  # what of a chat's settings makes it another player
 
 

@@ -23,6 +23,7 @@ from marl.losses import Loss
 from marl.metrics.training import Progress, episode_metrics, speed_metrics
 from marl.rewards import Reward
 from marl.rollout.cast import Seats, by_role, places
+from marl.rollout.resampling import resample
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import RENAME, Seeds, shuffle_seed
 from marl.types import Episode, Kind, TokenBatch
@@ -75,7 +76,8 @@ class Iteration:
 
     def __init__(self, training: Training, config: TrainConfig, agents: Mapping[str, Agent], number: int) -> None:
         self.training, self.config, self.number = training, config, number
-        self.cast = by_role(training.cast, {**training.frozen, **agents})
+        self.agents = {**training.frozen, **agents}
+        self.cast = by_role(training.cast, self.agents)
         self.name = f"iteration {number + 1}/{config.iterations}"
         self.metrics: dict[str, float] = {}
         self.tokens = 0  # learned from
@@ -87,6 +89,11 @@ class Iteration:
         games = t.ranks.share(t.seeds.draw(self.number, self.config.games, getattr(self.config, "group", 1)))
         t.progress.stage(f"{self.name}: games", len(games))
         episodes = rollout(games, self.cast, t.make_env, self.config.concurrency, t.progress.advance)
+        if count := max((getattr(reward, "resamples", 0) for reward in t.rewards.values()), default=0):
+            began = time.perf_counter()
+            players = {agent.name: agent for agent in self.agents.values()}
+            episodes = resample(episodes, t.make_env, players, {learner.name for learner in t.learners}, count)
+            self.metrics["time/resampling"] = time.perf_counter() - began
         episodes = t.ranks.collect(episodes)
         self.played = time.perf_counter()
         return episodes

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-GAMES, SHUFFLE, EVALUATION, RENAME, WARM_START, SAMPLING = 1, 2, 3, 4, 5, 6  # parts of a run's seed
+GAMES, SHUFFLE, EVALUATION, RENAME, WARM_START, SAMPLING, RESAMPLED = 1, 2, 3, 4, 5, 6, 7  # parts of a run's seed
 
 
 @dataclass(frozen=True)
