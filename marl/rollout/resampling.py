@@ -66,9 +66,9 @@ def resample(
     models = {name: agent for name, agent in agents.items() if isinstance(agent, ModelAgent)}
     env = make_env()
     places = [p for n, episode in enumerate(episodes) for p in _places(n, episode, env, models, speakers)]
-    for name, agent in models.items():
+    for name, model in models.items():
         own = [p for p in places if episodes[p.game].players[_turn(episodes, p).agent] == name]
-        _draw(agent, episodes, own, count)
+        _draw(model, episodes, own, count)
     stops: dict[str, dict[tuple[int, str], list[Stop]]] = {name: {} for name in models}
     for place in places:
         place.heard = [[] for _ in place.replies]

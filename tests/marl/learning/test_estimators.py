@@ -173,7 +173,7 @@ def logistic(logit: float) -> float:
 def test_self_play_of_kuhn_poker_by_rae_ends_near_an_equilibrium(seed: int) -> None:
     """A table of logits, trained by its own games with an entropy bonus that falls to 0: the mean policy of the second
     half is exploitable by less than .05 of the ante, from .46."""
-    rng, running, rounds, games = np.random.default_rng(seed), dict[str, float](), 300, 256
+    rng, running, rounds, games = np.random.default_rng(seed), dict[str, float](), 800, 512
     logits = {(card, done): 0.0 for card in range(3) for done in HISTORIES}
     mean = dict.fromkeys(logits, 0.0)
     for number in range(rounds):
@@ -197,9 +197,10 @@ def test_self_play_of_kuhn_poker_by_rae_ends_near_an_equilibrium(seed: int) -> N
                 gradient[at] += (total - baseline) * (bet - bets[at])
                 gradient[at] -= 0.1 * left * logits[at] * bets[at] * (1 - bets[at])
         for at in logits:
-            logits[at] = float(np.clip(logits[at] + 8 * left * gradient[at] / games, -6, 6))
+            logits[at] = float(np.clip(logits[at] + 4 * left * gradient[at] / games, -6, 6))
             mean[at] += bets[at] / (rounds // 2) * (number >= rounds // 2)
-    assert exploitability(lambda card, done: mean[card, done]) < 0.05
+    left_over = exploitability(lambda card, done: mean[card, done])
+    assert left_over < 0.05
     assert running["first"] == pytest.approx(-1 / 18, abs=0.5)  # the value of the game, as twenty games tell it
 
 
