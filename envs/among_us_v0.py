@@ -22,6 +22,10 @@ Where the published rules leave a choice, this is what holds here:
   published) to every living player, with all seven names. Its answer is an imposter, of several the first drawn that
   lives; the others alive are as true (`Question.also`): to know one of them is to know the answer. Candidates are in
   fixed order.
+- With `belief="vote"` the belief question is the vote itself, in its words and among all legal votes: between messages
+  it is asked and not counted, and after the last message the vote is the question.
+- A crewmate's vote answers the same question: where it is due `infos[agent]["truths"]` has the votes for an
+  imposter.
 """
 
 from __future__ import annotations
@@ -31,7 +35,9 @@ from envs.among_us.state import PAYMENT
 from envs.among_us.texts import COMPACT_TOKENS, EXCHANGEABLE
 from envs.core import Style, aec
 
-__all__ = ["COMPACT_TOKENS", "EXCHANGEABLE", "PAYMENT", "AmongUs", "Style", "env", "parallel_env"]
+__all__ = ["COMPACT_TOKENS", "EXCHANGEABLE", "LATER", "PAYMENT", "TRUTHS", "AmongUs", "Style", "env", "parallel_env"]
 
+LATER = {"belief": "question"}  # settings that came later: so set, the game is the one that it was without them
+TRUTHS = True  # infos say which votes are true: those for an imposter
 parallel_env = AmongUs  # the game as a native parallel environment
 env = aec(parallel_env)  # the game in PettingZoo's AEC form

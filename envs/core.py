@@ -58,13 +58,16 @@ class Style(StrEnum):
 class Question:
     """A belief question: its text, the possible answers, and the true one (a member of `candidates`).
 
-    Trainers get it through `infos`; the answer never enters an observation. `also`: further true candidates.
+    Trainers get it through `infos`; the answer never enters an observation. `also`: further true candidates. `cued`: it
+    is asked as a choice among the candidates is, by the text and the cue to reply; where an observation ends with this
+    text, the choice that is due is the question.
     """
 
     text: str
     candidates: tuple[str, ...]
     answer: str
     also: tuple[str, ...] = ()
+    cued: bool = False
 
     def __post_init__(self) -> None:
         answers = (self.answer, *self.also)
@@ -93,6 +96,7 @@ class View:
     turn: TurnKind = TurnKind.WAIT
     options: tuple[str, ...] = ()  # to choose from; empty unless `turn` is CHOOSE
     questions: tuple[Question, ...] = ()  # asked after this text
+    truths: tuple[str, ...] = ()  # of `options`, those that are true, where the choice says what an agent believes
     error: str = ""  # why its last action was refused
     message: str = ""  # what the others heard of its last action
     span: tuple[int, int] = (0, 0)  # the characters of the action that `message` was made of
@@ -102,7 +106,7 @@ class View:
         return {"text": self.text, "turn": int(self.turn), "options": self.options}  # int: a member of Discrete
 
     def info(self) -> dict[str, Any]:
-        names = ("role", "questions", "error", "message", "span", "entry")
+        names = ("role", "questions", "error", "message", "span", "entry", *(["truths"] if self.truths else []))
         return {name: getattr(self, name) for name in names}
 
 

@@ -60,14 +60,16 @@ def learn(
         if each.shards:
             each.shards.take()
     start = state.get("iteration", 0)
-    after = AfterIteration(work, base, policies, trained, tracker, note, bar, ranks, state.get("best"))
+    after = AfterIteration(
+        work, base, policies, trained, tracker, note, bar, ranks, state.get("best"), state.get("memory", {})
+    )
     if start:
         say(f"continuing after iteration {start}")
     else:
         watch(work, tracker, 0, base, policies, bar, ranks)
     training = Training(
         learners, spec.env["game"], work.make_env, spec.cast, frozen, spec.rewards, spec.losses, seeds_of(spec), after,
-        start=start, progress=bar, rename=names_to_swap(work, base), ranks=ranks,
+        start=start, progress=bar, rename=names_to_swap(work, base), ranks=ranks, memory=after.memory,
     )  # fmt: skip
     if isinstance(algo, FilteredBCConfig):
         train_filtered_bc(training, algo)
@@ -135,6 +137,7 @@ class AfterIteration:
     bar: Bar
     ranks: Ranks
     best: dict[str, Any] | None
+    memory: dict[str, dict[str, float]]  # `Training.memory`
 
     @property
     def checkpoints(self) -> Path:
@@ -178,7 +181,7 @@ class AfterIteration:
         kept = self.work.spec.checkpoint
         check_alike(self.policies, self.ranks)
         self.tracker.sync()
-        noted = {**self.note(), "best": self.best}
+        noted = {**self.note(), "best": self.best, **({"memory": self.memory} if self.memory else {})}
         save_training(
             self.checkpoints, iteration, self.trained, noted, kept.keep, self.ranks, self.best_iteration, kept.every
         )
@@ -191,6 +194,7 @@ HEADLINE = {  # what a person watches, and how it reads
     "filter/kept": "kept {:.0%}",
     "belief/accuracy": "belief {:.0%}",
     "loss/listening": "listening {:.2f}",
+    "loss/listening_votes": "votes {:.2f}",
     "loss/plan": "plan {:.3f}",
     "reward/speaking": "speaking {:+.3f}",
     "loss/kl": "kl {:.2f}",

@@ -77,6 +77,7 @@ class Turn:
     logprobs: tuple[float, ...] = ()
     value: float = 0.0
     legal: tuple[int, ...] = ()  # token ids that a CHOOSE reply was sampled from; empty for SPEAK
+    truths: tuple[int, ...] = ()  # of a choice that says what is believed, as a vote: indices of the true options
     body: tuple[int, int] = (0, 0)  # range of `reply_ids` that others heard; empty for all but messages
     message: str = ""  # what the others heard
     error: str = ""  # why the game refused the reply; empty if it did not
@@ -84,6 +85,7 @@ class Turn:
     thoughts: str = ""  # what an endpoint's model wrote for itself; nobody in the game reads it
     planned: Planned | None = None
     rewards: dict[str, float] = field(default_factory=dict)  # by term, unweighted
+    instead: tuple[tuple[Belief, ...], ...] = ()  # beliefs after each message that was drawn instead
 
     @property
     def outgrown(self) -> bool:
@@ -192,6 +194,7 @@ class TokenBatch:
     position: Tensor  # (N,) int64: index of the question's last token
     candidates: Tensor  # (N, K) int64, padded with -1
     answer: Tensor  # (N,) int64: index into the candidates
+    vote: Tensor  # (N,) bool: no question but a choice that says what is believed, among the options that were legal
     also: Tensor  # (N, A) int64: indices of further candidates that are as true, padded with -1; A may be 0
 
     @property
@@ -227,6 +230,7 @@ class TokenBatch:
             position=self.position[asked],
             candidates=self.candidates[asked],
             answer=self.answer[asked],
+            vote=self.vote[asked],
             also=self.also[asked],
         )
 

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from envs.among_us import events
 from envs.among_us.pictures import describe, picture
 from envs.among_us.rules import count_votes, hear, new_game, play_moves, say
-from envs.among_us.state import NAMES, SKIP, WAIT, Action, Ending, Phase, Role, Room, Rules
+from envs.among_us.state import NAMES, SKIP, VOTE, WAIT, Action, Ending, Phase, Role, Room, Rules
 from envs.among_us.texts import EXCHANGEABLE, OPTION, QUESTION, explain, write
 from envs.core import END, Question, Step, Style, TextGame, TurnKind, View, clean
 
@@ -58,6 +58,7 @@ class AmongUs(TextGame):
         imposters_report: bool = False,
         recall: bool = False,
         candidates: str = "living_others",
+        belief: str = "question",
         max_steps: int = 300,
         shaping: float = 0.0,
         loser_reward: float = 0.0,
@@ -65,8 +66,8 @@ class AmongUs(TextGame):
     ) -> None:
         self.rules = Rules(
             width, height, layouts, players, imposters, tasks, tasks_range, walk_steps, task_steps, cooldown, reprompt,
-            messages_each, message_words, message_chars, imposters_report, recall, candidates, max_steps, shaping,
-            loser_reward,
+            messages_each, message_words, message_chars, imposters_report, recall, candidates, belief, max_steps,
+            shaping, loser_reward,
         )  # fmt: skip
         agents = [f"player_{seat}" for seat in range(players)]
         super().__init__(
@@ -176,6 +177,7 @@ class AmongUs(TextGame):
         game = self._game
         questions = self._questions() if game.asks else {}
         acting = TurnKind.SPEAK if game.phase is Phase.TALK else TurnKind.CHOOSE
+        guilty = self._guilty() if game.phase is Phase.VOTE else ()
         views = {}
         for seat, (agent, player) in enumerate(zip(self.possible_agents, game.players, strict=True)):
             style = self.styles[agent]
@@ -189,24 +191,36 @@ class AmongUs(TextGame):
                 acting if due else TurnKind.WAIT,
                 tuple(OPTION[style][action] for action in game.due[seat]) if due else (),
                 questions.get(player.name, ()),
+                tuple(OPTION[style][VOTE[name]] for name in guilty) if due and player.role is Role.CREWMATE else (),
                 **came_to.get(seat, {}),
             )
         return views
+
+    def _guilty(self) -> list[str]:
+        """Names of the living imposters, the first drawn first."""
+        return [self._game.players[seat].name for seat in self._game.imposters if self._game.players[seat].alive]
 
     def _questions(self) -> dict[str, tuple[Question]]:
         """The belief question that is due now, by the name of who is asked."""
         game = self._game
         living = game.living()
-        guilty = [game.players[seat].name for seat in game.imposters if game.players[seat].alive]
+        guilty = self._guilty()
         asked = {}
+        by_vote = self.rules.belief == "vote"
         for name in living:
-            candidates: tuple[str, ...] = NAMES
-            if self.rules.candidates == "living_others":
-                if game.players[game.seat[name]].role is Role.IMPOSTER:
-                    continue
-                candidates = tuple(other for other in living if other != name)
-            style = self.styles[self.possible_agents[game.seat[name]]]
+            seat = game.seat[name]
+            style = self.styles[self.possible_agents[seat]]
             written = dict(zip(NAMES, EXCHANGEABLE[style], strict=True))
+            candidates: tuple[str, ...] = EXCHANGEABLE[style]
+            if self.rules.candidates == "living_others":
+                if game.players[seat].role is Role.IMPOSTER:
+                    continue
+                candidates = tuple(written[other] for other in living if by_vote or other != name)
+            text = QUESTION[style]
+            if by_vote:
+                voting = game.due[seat] if game.phase is Phase.VOTE else ()
+                candidates = tuple(OPTION[style][vote] for vote in voting) or (*candidates, OPTION[style][SKIP])
+                text = write(events.VoteNow(), style)
             answer, *also = (written[other] for other in guilty)
-            asked[name] = (Question(QUESTION[style], tuple(written[c] for c in candidates), answer, tuple(also)),)
+            asked[name] = (Question(text, candidates, answer, tuple(also), by_vote),)
         return asked

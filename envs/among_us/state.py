@@ -43,6 +43,7 @@ class Rules:
     imposters_report: bool
     recall: bool  # a discussion begins with a reminder of what each has seen since the last one
     candidates: str  # of the belief question: living_others or all_names
+    belief: str  # the belief question: question, which has words of its own, or vote, which has the vote's
     max_steps: int  # then nobody wins: a truncation, since no player is told of this limit
     shaping: float  # extra reward for a task done, a kill, a report, a crewmate's vote for an imposter
     loser_reward: float  # of the losers, and of everybody when time runs out; winners get 1
@@ -74,6 +75,10 @@ class Rules:
                 raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}.")
         if self.candidates not in ("living_others", "all_names"):
             raise ValueError(f"candidates must be living_others or all_names, got {self.candidates!r}.")
+        if self.belief not in ("question", "vote"):
+            raise ValueError(f"belief must be question or vote, got {self.belief!r}.")
+        if self.belief == "vote" and self.candidates != "living_others":
+            raise ValueError(f"candidates must be living_others with belief=vote, got {self.candidates!r}.")
         for name in ("shaping", "loser_reward"):
             check_number(name, getattr(self, name), -100, 100)
 

@@ -23,7 +23,7 @@ from marl.common.errors import UserError, check_settings, nearest
 from marl.common.secrets import told
 
 Check = Callable[[DictConfig, Callable[..., DictConfig]], None]
-MAY_BE_NULL = ("compare", "minutes")  # settings of a command that take null, though their default is not null
+MAY_BE_NULL = ("compare",)  # settings of a command that take null, though their default is not null
 # What ~KEY may leave out: terms, players, and files that only set what others define.
 REMOVABLE = (
     "loss.", "reward.", "cast.", "variants.", "conditions.", "tuned", "pretrained", "experiment", "ablation", "sweep"

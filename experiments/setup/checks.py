@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from marl.agents.chat import CHAT
 from marl.algorithms.rl_pikl import RLPiklConfig
 from marl.common.errors import UserError
 from marl.losses import any_reads, needs
@@ -11,7 +12,7 @@ from marl.planning.planner import GAMES as PLANNED
 from marl.pretraining.config import BaseConfig
 from marl.rewards import CREDITS, credits_messages, is_game
 from marl.rollout.cast import players_of
-from marl.rollout.games import exchangeable, scripted
+from marl.rollout.games import exchangeable, has_truths, scripted
 
 if TYPE_CHECKING:
     from experiments.setup.spec import RunSpec
@@ -52,6 +53,8 @@ def check_losses(spec: RunSpec) -> None:
                 f"loss.{name}.estimator={getattr(loss, 'estimator', '')}: algo={kind} does not learn from plain "
                 "samples of the policy, which it takes; must be exact"
             )
+        if (votes := getattr(loss, "votes", 0.0)) and not has_truths(spec.env):
+            raise UserError(f"loss.{name}.votes={votes:g}: nobody votes in env.game={game}; must be 0")
         if loss.reads == "renamed" and not exchangeable(spec.env):
             raise UserError(
                 f"loss.{name}.renamed=true: env.game={game} has no names that can stand for one another; "
@@ -62,6 +65,8 @@ def check_losses(spec: RunSpec) -> None:
                 f"loss.{name}.weight={loss.weight:g}: algo=pikl imitates plans, and by this it would imitate every "
                 "seat; must be 0"
             )
+    if (estimator := getattr(spec.algo, "advantage", "gae")) != "gae" and spec.critic != "private":
+        raise UserError(f"model.critic={spec.critic}: algo.advantage={estimator} has no critic; must be private")
     target_kl = spec.algo.update.target_kl
     if target_kl is not None and not any(needs(loss, "advantages") for loss in losses.values()):
         raise UserError(
@@ -75,6 +80,12 @@ def check_rewards(spec: RunSpec) -> None:
     for name, reward in spec.rewards.items():
         if (credited := getattr(reward, "credits", "turn")) not in CREDITS:
             raise UserError(f"reward.{name}.credits={credited!r}: must be one of {', '.join(CREDITS)}")
+        listening = {r: seats for r, seats in spec.cast.items() if r not in getattr(reward, "adversaries", ())}
+        if getattr(reward, "resamples", 0) and CHAT in players_of(listening):
+            raise UserError(
+                f"reward.{name}.baseline=resampled: a listener is an endpoint, whose belief cannot be read again; must "
+                "be before, or leave chat out of the cast"
+            )
         learned = spec.kind == "ppo" or is_game(reward) or (spec.kind == "pikl" and not credits_messages(reward))
         if reward.weight and not learned:
             raise UserError(

@@ -26,12 +26,12 @@ from marl.algorithms.rl_pikl import RLPiklConfig
 from marl.common.errors import UserError, check_length, check_text
 from marl.common.files import digest
 from marl.common.secrets import hidden
-from marl.losses import Loss, needs
+from marl.losses import Loss, needs, with_parts
 from marl.planning.planner import PlannerConfig
 from marl.pretraining.config import BaseConfig, ModelConfig
 from marl.rewards import Reward
 from marl.rollout.cast import Seats, learners_of, players_of
-from marl.rollout.games import env_maker
+from marl.rollout.games import env_maker, without_later
 from marl.storage.checkpoint import CheckpointConfig
 from marl.storage.folder import ELSEWHERE
 
@@ -39,7 +39,9 @@ Algo = PPOConfig | FilteredBCConfig | RLPiklConfig
 ALGOS: dict[str, type[Algo]] = {"ppo": PPOConfig, "filtered_bc": FilteredBCConfig, "pikl": RLPiklConfig}
 LACKS = {"filtered_bc": ("advantages", "returns"), "pikl": ("advantages",)}  # by learner, what its batches lack
 CRITICS = ("private", "privileged")
-OFF = (("decode_steps", 1), ("play_bf16", False), ("gradient_checkpointing", False))  # no part of a run's identity
+# No part of a run's identity: what is for speed or memory alone, and what came later, where it is off.
+OFF = (("decode_steps", 1), ("play_bf16", False), ("gradient_checkpointing", False), ("advantage", "gae"), ("group", 1),
+       ("scale", True), ("votes", 0.0), ("baseline", "before"), ("samples", 4))  # fmt: skip
 OF_CHAT = ("model", "temperature", "max_tokens", "extra")  # what of a chat's settings makes it another player
 
 
@@ -275,8 +277,10 @@ def zero_weights(settings: dict[str, Any]) -> list[str]:
 
 def losses_of(settings: Mapping[str, Any]) -> dict[str, Loss]:
     """Builds the losses that this learner can take."""
-    losses: dict[str, Loss] = terms(settings["loss"], "loss")
+    losses = with_parts(terms(settings["loss"], "loss"))
     lacks = LACKS.get(settings["algo"]["kind"], ())
+    if settings["algo"].get("advantage", "gae") != "gae":  # no critic
+        lacks = ("returns",)
     return {name: loss for name, loss in losses.items() if not any(needs(loss, what) for what in lacks)}
 
 
@@ -289,16 +293,22 @@ def identity(settings: Mapping[str, Any], chats: bool = False) -> dict[str, Any]
     """
     found = {name: value for name, value in settings.items() if name not in ELSEWHERE}
     found["device"] = str(found["device"]).partition(":")[0]
+    found["env"] = without_later(found["env"])
     for part in ("reward", "loss"):
-        found[part] = {name: term for name, term in found[part].items() if term is not None}
-    found["algo"] = {name: value for name, value in found["algo"].items() if (name, value) not in OFF}
-    found["algo"]["update"] = {n: value for n, value in found["algo"]["update"].items() if (n, value) not in OFF}
+        found[part] = {name: switched_on(term) for name, term in found[part].items() if term is not None}
+    found["algo"] = switched_on(found["algo"])
+    found["algo"]["update"] = switched_on(found["algo"]["update"])
     if seeds := {part: n for part, n in (found.pop("seeds", None) or {}).items() if n is not None}:
         found["seeds"] = seeds
     chat = found.pop("chat", None)
     if chats:
         found["chat"] = behind_endpoint(chat)
     return dict(hidden(found))
+
+
+def switched_on(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings without those of OFF."""
+    return {name: value for name, value in settings.items() if (name, value) not in OFF}
 
 
 def behind_endpoint(chat: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from marl.algorithms.training import TrainConfig, Training
 from marl.common.errors import UserError
 from marl.learning.batch import Seat, collate, seats_of
 from marl.learning.config import UpdateConfig
+from marl.losses import any_needs
 from marl.rewards import add_rewards
 from marl.types import Episode, Stream
 
@@ -51,7 +52,7 @@ def train_filtered_bc(training: Training, config: FilteredBCConfig) -> None:
         kept = [without_errors(seat) for seat, good in zip(seats, flags, strict=True) if good]
         iteration.add({"filter/kept": len(kept) / max(len(seats), 1)}, learner)
         if kept:
-            iteration.update(learner, collate(kept, {}))
+            iteration.update(learner, collate(kept, {}, votes=any_needs(training.losses, "votes")))
         iteration.finish(episodes)
 
 

@@ -1,8 +1,9 @@
 """PPO with listening and speaking: from games to a gradient.
 
 Play games with the policy; pay each turn and each message; lay every seat's stream out as a row; compute advantages by
-GAE and credit messages; step on the sum of the losses (policy, value, listening, ...). `training.py` has what the loops
-share: drawing games, seeds, learning rate, metrics. Left out: where the base comes from, evaluation, checkpoints.
+GAE, or without a critic (`learning/estimators/`), and credit messages; step on the sum of the losses (policy, value,
+listening, ...). `training.py` has what the loops share: drawing games, seeds, learning rate, metrics. Left out: where
+the base comes from, evaluation, checkpoints.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from marl.algorithms.training import TrainConfig, Training
 from marl.common.errors import UserError
 from marl.learning.advantages import Credit, add_advantages
 from marl.learning.batch import collate, seats_of
+from marl.learning.estimators import ESTIMATORS, GROUPED, Baselines
 from marl.learning.update import Learner
-from marl.losses import any_reads
+from marl.losses import any_needs, any_reads
 from marl.planning.planner import PlannerConfig, planning_agent
 from marl.rewards import add_rewards
 
@@ -29,11 +31,16 @@ class PPOConfig(TrainConfig):
     `imitate`: the games that an imitation loss learns from. `alternate`: with two learners, how many iterations one
     learns while the other stands still (0: both always). `planner`: how plans are made for a loss that reads them; they
     are noted beside the policy's own samples, which are played.
+    `advantage`: gae, with a critic, or one of `learning/estimators/`. `group`: plays of each start, among the `games`.
+    `scale`: whether grpo divides by the group's standard deviation.
     """
 
     anneal_lr: bool = True  # the learning rate falls linearly to 0 over the iterations
     alternate: int = 0
     imitate: str = "above_mean"
+    advantage: str = "gae"
+    group: int = 1
+    scale: bool = True
     credit: Credit = field(default_factory=Credit)
     planner: PlannerConfig = field(default_factory=lambda: PlannerConfig(choose="own"))
 
@@ -47,6 +54,31 @@ class PPOConfig(TrainConfig):
             raise UserError(f"algo.imitate={self.imitate}: must be one of {', '.join(KEEPS)}")
         if self.alternate < 0:
             raise UserError(f"algo.alternate={self.alternate}: must not be negative")
+        self.check_advantage()
+
+    def check_advantage(self) -> None:
+        """Refuses settings that the estimator does not read, or groups that it cannot compare."""
+        name = self.advantage
+        if name not in ESTIMATORS:
+            raise UserError(f"algo.advantage={name}: must be one of {', '.join(ESTIMATORS)}")
+        if self.group < 1 or (self.group == 1 and name in GROUPED):
+            least = 2 if name in GROUPED else 1
+            raise UserError(
+                f"algo.group={self.group}: algo.advantage={name} compares plays of one start; must be at least {least}"
+            )
+        if self.games % self.group:
+            raise UserError(
+                f"algo.group={self.group}: algo.games={self.games} cannot be split into such groups; must be a divisor"
+            )
+        if not self.scale and name != "grpo":
+            raise UserError(
+                f"algo.scale=false: algo.advantage={name} does not divide by a group's spread; leave it out"
+            )
+        if name != "gae" and self.credit.gae_lambda != Credit.gae_lambda:
+            raise UserError(
+                f"algo.credit.gae_lambda={self.credit.gae_lambda:g}: algo.advantage={name} has no critic; "
+                "leave it out, or take gae"
+            )
 
 
 def train_ppo(training: Training, config: PPOConfig) -> None:
@@ -60,8 +92,15 @@ def train_ppo(training: Training, config: PPOConfig) -> None:
             seats = seats_of(episodes, {learner.name})
             if not seats:  # a rare partner may hold no seat in these games
                 continue
-            batch = collate(seats, training.rewards, imitate=select(seats, config.imitate, rivals))
-            batch = add_advantages(batch, training.rewards, config.credit)
+            kept, votes = select(seats, config.imitate, rivals), any_needs(training.losses, "votes")
+            batch = collate(seats, training.rewards, imitate=kept, votes=votes)
+            if config.advantage == "gae":
+                batch = add_advantages(batch, training.rewards, config.credit)
+            else:
+                running = training.memory.setdefault(learner.name, {})
+                baselines = Baselines(config.advantage, seats, running, config.scale)
+                batch = add_advantages(batch, training.rewards, config.credit, baselines)
+                iteration.add(baselines.metrics, learner)
             iteration.update(learner, batch)
         iteration.finish(episodes)
 

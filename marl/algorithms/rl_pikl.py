@@ -21,6 +21,7 @@ from marl.algorithms.training import TrainConfig, Training
 from marl.common.errors import UserError
 from marl.learning.advantages import Credit, add_advantages
 from marl.learning.batch import Seat, collate, seats_of
+from marl.losses import any_needs
 from marl.planning.planner import PlannerConfig, planning_agent
 from marl.rewards import add_rewards, credits_messages
 from marl.types import Episode, Payment, TokenBatch
@@ -69,7 +70,8 @@ def train_rl_pikl(training: Training, config: RLPiklConfig) -> None:
             valued = add_rewards([as_expected(episode) for episode in episodes], paid)
         seats = seats_of(valued, {learner.name})
         if seats:  # a rare partner may hold none in these games
-            batch = add_advantages(collate(seats, paid, drawn_from_plans=True), paid, returns)
+            votes = any_needs(training.losses, "votes")
+            batch = add_advantages(collate(seats, paid, votes=votes, drawn_from_plans=True), paid, returns)
             if config.value == "plan" and training.game == "among_us":
                 batch = expected_votes(batch, seats)
             iteration.update(learner, batch)

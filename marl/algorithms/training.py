@@ -24,6 +24,7 @@ from marl.losses import Loss
 from marl.metrics.training import episode_metrics, speed_metrics
 from marl.rewards import Reward
 from marl.rollout.cast import Seats, by_role, seats_per_player
+from marl.rollout.resampling import resample
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import RENAME, Seeds, shuffle_seed
 from marl.types import Episode, Kind, TokenBatch
@@ -42,7 +43,8 @@ class Training:
 
     `cast` says who plays each role; `frozen` are the players in it that don't learn. `start`: the first iteration,
     0-based. `after` gets each finished iteration's number (from 1), metrics (a second learner's begin with its name)
-    and episodes: it logs, evaluates, saves. `rename`: see `update`.
+    and episodes: it logs, evaluates, saves. `rename`: see `update`. `memory`: what is learned
+    beside the weights, by learner; checkpoints keep it.
     """
 
     learners: Sequence[Learner]
@@ -58,6 +60,7 @@ class Training:
     progress: Progress = field(default_factory=Progress)
     rename: Renaming | None = None
     ranks: Ranks = ONE
+    memory: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def seats(self, learner: Learner) -> int:
         """Counts the seats of a game that a learner may hold at most."""
@@ -74,7 +77,8 @@ class Iteration:
 
     def __init__(self, training: Training, config: TrainConfig, agents: Mapping[str, Agent], number: int) -> None:
         self.training, self.config, self.number = training, config, number
-        self.cast = by_role(training.cast, {**training.frozen, **agents})
+        self.agents = {**training.frozen, **agents}
+        self.cast = by_role(training.cast, self.agents)
         self.name = f"iteration {number + 1}/{config.iterations}"
         self.metrics: dict[str, float] = {}
         self.tokens = 0  # learned from
@@ -83,9 +87,14 @@ class Iteration:
     def rollout(self) -> list[Episode]:
         """Plays the games; of several ranks each plays its share and gets all."""
         t = self.training
-        games = t.ranks.share(t.seeds.draw(self.number, self.config.games))
+        games = t.ranks.share(t.seeds.draw(self.number, self.config.games, getattr(self.config, "group", 1)))
         t.progress.stage(f"{self.name}: games", len(games))
         episodes = rollout(games, self.cast, t.make_env, self.config.concurrency, t.progress.advance)
+        if count := max((getattr(reward, "resamples", 0) for reward in t.rewards.values()), default=0):
+            began = time.perf_counter()
+            players = {agent.name: agent for agent in self.agents.values()}
+            episodes = resample(episodes, t.make_env, players, {learner.name for learner in t.learners}, count)
+            self.metrics["time/resampling"] = time.perf_counter() - began
         episodes = t.ranks.collect(episodes)
         self.played = time.perf_counter()
         return episodes

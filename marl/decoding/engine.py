@@ -165,6 +165,14 @@ class Engine:
             scores.append(float(shaped.double().log_softmax(-1).gather(1, ids[:, None]).sum()))
         return np.array(scores)
 
+    def fork(self, slot: int, count: int) -> list[int]:
+        """Takes free slots that hold what this one does."""
+        forks = [self.allocate() for _ in range(count)]
+        if self.lengths[slot]:
+            self.cache.copy(slot, forks, int(self.lengths[slot]))
+        self.lengths[forks] = self.lengths[slot]
+        return forks
+
     def rewind(self, slot: int, prefix: Sequence[int]) -> None:
         """Forgets all but `prefix`, with which the slot's stream begins."""
         assert len(prefix) <= self.lengths[slot], (len(prefix), self.lengths[slot])

@@ -1,4 +1,4 @@
-"""Advantages: GAE over an agent's turns, and the credit of messages (`Credit`).
+"""Advantages: GAE over an agent's turns, or an estimator without a critic; and the credit of messages (`Credit`).
 
 gae: Schulman et al. 2016, delta_u = r_u + gamma V_{u+1} - V_u; A_u = sum_k (gamma lambda)^k delta_{u+k}. An agent's
 turns are the time steps; a message is one of them, however many tokens it has, so nothing is discounted inside it.
@@ -6,7 +6,7 @@ turns are the time steps; a message is one of them, however many tokens it has, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,6 +16,7 @@ from marl.common.errors import UserError
 from marl.rewards import Reward, of_messages
 from marl.types import TokenBatch
 
+Estimate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # `estimators.Baselines`
 CREDITS = ("common", "separate", "separate_raw", "separate_only")
 
 
@@ -57,13 +58,25 @@ def gae(rewards: Tensor, values: Tensor, gamma: float, gae_lambda: float) -> tup
     return result, result + values
 
 
-def add_advantages(batch: TokenBatch, rewards: Mapping[str, Reward], credit: Credit) -> TokenBatch:
-    """Fills `advantages` (at every token of a reply) and `returns` (at decisions) from what the rewards paid."""
+def add_advantages(
+    batch: TokenBatch, rewards: Mapping[str, Reward], credit: Credit, estimate: Estimate | None = None
+) -> TokenBatch:
+    """Fills `advantages` (at every token of a reply) and `returns` (at decisions) from what the rewards paid.
+
+    `estimate`: the baselines to compare with instead of the critic's; then returns, which only a critic learns, stay 0.
+    """
     paid = batch.rewards + batch.message_rewards.sum(-1) if credit.speech == "common" else batch.rewards
     advantages, returns = torch.zeros_like(paid), torch.zeros_like(paid)
     for b in range(batch.shape[0]):
         at = batch.decision[b]
-        advantages[b, at], returns[b, at] = gae(paid[b, at], batch.values[b, at], credit.gamma, credit.gae_lambda)
+        if estimate is None:
+            advantages[b, at], returns[b, at] = gae(paid[b, at], batch.values[b, at], credit.gamma, credit.gae_lambda)
+        else:  # what is paid from there on
+            advantages[b, at] = gae(paid[b, at], torch.zeros_like(paid[b, at]), credit.gamma, 1.0)[0]
+    if estimate is not None:
+        first = batch.decision & (batch.decision.cumsum(1) == 1)
+        baselines, factors = estimate((advantages * first).sum(1), first.any(1))
+        advantages = torch.where(batch.decision, (advantages - baselines[:, None]) * factors[:, None], 0.0)
     if credit.normalize and int(batch.decision.sum()) > 1:
         advantages = torch.where(batch.decision, standardise(advantages, batch.decision), 0.0)
     advantages = spread(batch, advantages)

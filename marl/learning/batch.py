@@ -8,6 +8,7 @@ says what they are worth, `losses/` what is learned from them.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,9 +16,20 @@ from torch import Tensor
 
 from marl.planning.planner import next_tokens
 from marl.rewards import Reward, of_messages
-from marl.types import INSIDERS, Belief, Episode, TokenBatch, Turn
+from marl.types import INSIDERS, Episode, TokenBatch, Turn
 
 Seat = tuple[Episode, str]
+
+
+class Asked(NamedTuple):
+    """What a row was asked: a belief question, or a choice that says what is believed (`vote`)."""
+
+    row: int
+    position: int
+    candidates: Sequence[int]
+    answer: int
+    also: Sequence[int]
+    vote: bool
 
 
 def seats_of(episodes: Sequence[Episode], players: Collection[str]) -> list[Seat]:
@@ -33,13 +45,15 @@ def collate(
     *,
     imitate: Sequence[bool] | None = None,
     silent_roles: Collection[str] = INSIDERS,
+    votes: bool = False,
     drawn_from_plans: bool = False,
 ) -> TokenBatch:
     """Pads the seats' streams on the right and marks every token.
 
     `rewards` fill `rewards` and `message_rewards`, by where they are credited; at weight 0 they pay nothing. `imitate`
     marks the seats that imitation learns from (None: all), but for refused replies. Beliefs of `silent_roles` are left
-    out. `drawn_from_plans`: replies may be a planner's; then no loss may compare the policy with `logprobs`.
+    out. `votes`: choices that say what is believed stand beside the questions, read where they were sampled.
+    `drawn_from_plans`: replies may be a planner's; then no loss may compare the policy with `logprobs`.
     Advantages, returns and reference log-probabilities are left at 0.
     """
     assert seats, "an empty batch has no shape"
@@ -53,7 +67,7 @@ def collate(
         options=max((len(t.legal) for turns in rows for t in turns), default=0),
         planned=max((len(after) for following in plans.values() for after in following), default=0),
     )
-    asked: list[tuple[int, Belief]] = []
+    asked: list[Asked] = []
     for b, ((episode, agent), turns) in enumerate(zip(seats, rows, strict=True)):
         stream = episode.streams[agent]
         a["tokens"][b, : len(stream)] = stream.tokens
@@ -83,16 +97,26 @@ def collate(
                     a["message_rewards"][b, start, columns.index(name)] = weighted
                 else:
                     a["rewards"][b, start] += weighted
-        asked += [(b, x) for x in episode.beliefs if x.listener == agent and x.role not in silent_roles]
+        asked += [
+            Asked(b, x.position, x.candidate_ids, x.question.answer_index, x.question.also_indices, False)
+            for x in episode.beliefs
+            if x.listener == agent and x.role not in silent_roles
+        ]
+        asked += [
+            Asked(b, turn.start - 1, turn.legal, turn.truths[0], turn.truths[1:], True)
+            for turn in turns
+            if votes and turn.truths and turn.role not in silent_roles
+        ]
     privileged = np.array([episode.privileged.get(agent, ()) for episode, agent in seats], dtype=np.float32)
     return TokenBatch(
         **{name: torch.from_numpy(array) for name, array in a.items()},
         privileged=torch.from_numpy(privileged.reshape(size, -1)),
-        row=torch.tensor([b for b, _ in asked], dtype=torch.int64),
-        position=torch.tensor([belief.position for _, belief in asked], dtype=torch.int64),
-        candidates=_padded([belief.candidate_ids for _, belief in asked]),
-        answer=torch.tensor([belief.question.answer_index for _, belief in asked], dtype=torch.int64),
-        also=_padded([belief.question.also_indices for _, belief in asked]),
+        row=torch.tensor([a.row for a in asked], dtype=torch.int64),
+        position=torch.tensor([a.position for a in asked], dtype=torch.int64),
+        candidates=_padded([a.candidates for a in asked]),
+        answer=torch.tensor([a.answer for a in asked], dtype=torch.int64),
+        vote=torch.tensor([a.vote for a in asked], dtype=torch.bool),
+        also=_padded([a.also for a in asked]),
     )
 
 

@@ -69,6 +69,7 @@ def forward(
         with part("beliefs"):
             logits = policy.logits(hidden[batch.row, batch.position])  # (N, V)
             scores = logits.gather(1, batch.candidates.clamp_min(0))
+            scores = scores / torch.where(batch.vote, temperature, 1.0).to(scores)[:, None]  # votes as they are sampled
             outputs.beliefs = scores.masked_fill(batch.candidates < 0, -torch.inf).log_softmax(-1)  # (N, K)
     if "observed" in reads:
         with part("observed"):

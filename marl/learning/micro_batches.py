@@ -63,6 +63,6 @@ def blank(batch: TokenBatch) -> TokenBatch:
     """Makes a row of padding, of which no loss reads anything."""
     row = batch.select(torch.tensor([0]))
     nothing = {name: torch.zeros_like(getattr(row, name)) for name in ("decision", "body", "imitate")}
-    no_question = {name: getattr(row, name)[:0] for name in ("row", "position", "candidates", "answer", "also")}
+    no_question = {name: getattr(row, name)[:0] for name in ("row", "position", "candidates", "answer", "vote", "also")}
     nothing["plan_ids"] = torch.full_like(row.plan_ids, -1)
     return replace(row, kind=torch.full_like(row.kind, int(Kind.PAD)), **nothing, **no_question)

@@ -49,6 +49,8 @@ class Loss(Protocol):
     `needs_returns`: returns and values of the critic that played; likewise.
     `needs_reference`: `batch.reference_logprobs`, which are computed at its mask and 0 elsewhere.
     `needs_filter`: `batch.imitate`, the replies of games that a filter kept.
+    `needs_votes`: choices that say what is believed, beside the belief questions (`batch.vote`).
+    `parts`: further terms by name, which are built with this one and called `NAME_PART`.
     """
 
     @property
@@ -66,8 +68,19 @@ class Loss(Protocol):
 
 
 def needs(loss: Loss, what: str) -> bool:
-    """Tells whether a loss needs `advantages`, `returns`, the `reference` or a `filter` (see `Loss`)."""
+    """Tells whether a loss needs `advantages`, `returns`, the `reference`, a `filter` or `votes` (see `Loss`)."""
     return bool(getattr(loss, f"needs_{what}", False))
+
+
+def any_needs(losses: Mapping[str, Loss], what: str) -> bool:
+    """Tells whether any of these losses needs this (see `needs`)."""
+    return any(needs(loss, what) for loss in losses.values())
+
+
+def with_parts(losses: Mapping[str, Loss]) -> dict[str, Loss]:
+    """Returns the losses and their parts."""
+    parts = {f"{n}_{part}": term for n, loss in losses.items() for part, term in getattr(loss, "parts", {}).items()}
+    return {**losses, **parts}
 
 
 def any_reads(losses: Mapping[str, Loss], what: str) -> bool:

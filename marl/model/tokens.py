@@ -311,6 +311,7 @@ class View:
     tokens: Tokens
     stream: Stream = field(default_factory=Stream)
     asked: list[Asked] = field(default_factory=list)
+    due: list[tuple[int, Question]] = field(default_factory=list)  # asked by the choice that `cue` is next called for
 
     def observe(self, text: str, questions: Sequence[Question], step: int) -> None:
         """Appends an observation and the belief questions that are due with it."""
@@ -319,6 +320,9 @@ class View:
             ids = self._heard(text) if self.stream.tokens else self.tokens.framed(text, form.first)
             self.stream.append(ids, Kind.OBSERVATION)
         for question in questions:
+            if question.cued:
+                self._ask_as_choice(question, step, text)
+                continue
             ids, listing = self.tokens.label(question.candidates)
             text_ids = self._heard(question.text + listing)
             if form.ask_in_turn:
@@ -328,6 +332,16 @@ class View:
             self.stream.append(text_ids, Kind.QUESTION)
             self.asked.append(Asked(len(self.stream) - 1, step, question, tuple(ids)))
             self.stream.append(form.after_reply, Kind.OBSERVATION)
+
+    def _ask_as_choice(self, question: Question, step: int, text: str) -> None:
+        """Asks as `cue` asks for a choice; where the observation ends with the question, the choice itself does."""
+        self.due.append((step, question))
+        if not text.endswith(question.text):
+            length = len(self.stream)
+            self.stream.append(self._heard(question.text), Kind.QUESTION)
+            self.cue(question.candidates)
+            self.stream.kinds[length:] = [Kind.QUESTION] * (len(self.stream) - length)
+            self.stream.append(self.tokens.format.after_reply, Kind.OBSERVATION)
 
     def _heard(self, text: str) -> list[int]:
         """Ids of a later observation with its marks, without the first mark where a reply has ended with it."""
@@ -351,6 +365,11 @@ class View:
         if self.tokens.format.ask_in_turn and not self.tokens.format.cue and self._spoke_last():
             self.stream.append(self._heard(YOUR_TURN), Kind.OBSERVATION)
         self.stream.append(self.tokens.format.cue, Kind.OBSERVATION)
+        for step, question in self.due:
+            assert set(question.candidates) == set(options), (question, options)
+            candidate_ids = tuple(ids[options.index(candidate)] for candidate in question.candidates)
+            self.asked.append(Asked(len(self.stream) - 1, step, question, candidate_ids))
+        self.due = []
         return tuple(ids) if options else ()
 
     def _spoke_last(self) -> bool:

@@ -43,7 +43,7 @@ from marl.pretraining.corpus import (
     variants,
 )
 from marl.pretraining.fit import fit, held_out_figures
-from marl.rollout.games import file_digests, game_module, scripts_module
+from marl.rollout.games import file_digests, game_module, scripts_module, without_later
 from marl.storage.checkpoint import copy_folder, load_policy, make_once, read_card, save_policy
 
 FORMAT = 2  # raise it when the same settings make another base
@@ -129,7 +129,7 @@ def base_settings(
         "texts": texts,
         "model": asdict(model),
         "base": base.made_of(),
-        "env": {k: v for k, v in env.items() if k not in unused},
+        "env": {k: v for k, v in without_later(env).items() if k not in unused},
         "human_data": human,
     }
     if not human and tokenizer_games(base) < base.tokenizer_games:

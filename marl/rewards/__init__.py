@@ -18,9 +18,10 @@ CREDITS = ("turn", "message")
 class Reward(Protocol):
     """A reward term, named in the configuration. Weight 0: measured and logged, not trained on.
 
-    Two class attributes are optional:
+    Three attributes are optional:
     `credits`: "turn" (default), added to the game's reward, or "message", credited to the message's own tokens
     (`learning/advantages.py`); such a reward counts at turns with a message only.
+    `resamples`: how many other messages are to be drawn in the place of each (`Turn.instead`); 0 by default.
     `is_game`: true if it is what the environment pays, which learners without advantages select games by.
     """
 

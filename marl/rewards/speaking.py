@@ -2,7 +2,8 @@
 
 S = B_after - B_before, with B the sum over listeners and questions of the probability (or log-probability) of the true
 answer (Sarkar et al. 2025, section on speaking; there over all living crewmates, the speaker too).
-Its credit goes to the message's tokens: see `learning/advantages.py`.
+Its credit goes to the message's tokens: see `learning/advantages.py`. With `baseline=resampled` B_before is what belief
+would have been, on average, after other messages of the same author in the same place.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from marl.common.errors import UserError
 from marl.types import Belief, Episode, Turn
 
 LISTENERS = ("others", "all")
+BASELINES = ("before", "resampled")
 OF = ("probability", "log_probability")
 FLOOR = 1e-4  # of a probability before its log is taken, or one listener who is surely wrong would outweigh the others
 
@@ -26,6 +28,8 @@ class SpeakingReward:
 
     `listeners`: `others` (everyone but the speaker) or `all`. `of`: what is summed, `probability` or `log_probability`.
     `players`: count only listeners played by these (names in `Episode.players`); empty counts all.
+    `baseline`: what belief after the message is compared with: belief `before` it, or the mean over `samples` messages
+    that are drawn instead (`rollout/resampling.py`); only messages of learners in training are: others keep `before`.
     `adversaries`: roles that earn the negative and are no listeners (an imposter in training).
     """
 
@@ -33,6 +37,8 @@ class SpeakingReward:
     listeners: str = "others"
     of: str = "probability"
     players: tuple[str, ...] = ()
+    baseline: str = "before"
+    samples: int = 4
     adversaries: tuple[str, ...] = ("imposter",)
     credits: ClassVar[str] = "message"
 
@@ -41,6 +47,14 @@ class SpeakingReward:
             raise UserError(f"reward.speaking.listeners={self.listeners}: must be one of {', '.join(LISTENERS)}")
         if self.of not in OF:
             raise UserError(f"reward.speaking.of={self.of}: must be one of {', '.join(OF)}")
+        if self.baseline not in BASELINES:
+            raise UserError(f"reward.speaking.baseline={self.baseline}: must be one of {', '.join(BASELINES)}")
+        if self.samples < 1:
+            raise UserError(f"reward.speaking.samples={self.samples}: must be at least 1")
+
+    @property
+    def resamples(self) -> int:
+        return self.samples if self.baseline == "resampled" else 0
 
     def __call__(self, episode: Episode) -> np.ndarray:
         amounts = np.array([sum(changes) for changes in self.changes(episode)], dtype=float)
@@ -67,8 +81,20 @@ class SpeakingReward:
                     if (b.listener, b.question.text) == (after.listener, after.question.text) and b.step <= turn.step
                 ]
                 if before:
-                    found.append(self._amount(after) - self._amount(before[-1]))
+                    found.append(self._amount(after) - self._compared(turn, after, self._amount(before[-1])))
         return found
+
+    def _compared(self, turn: Turn, after: Belief, before: float) -> float:
+        """The amount that belief after the message is compared with. Another message that nobody is asked after leaves
+        belief as it was `before`."""
+        if self.baseline == "before" or not turn.instead:
+            return before
+        asked = (after.listener, after.question.text)
+        amounts = [
+            next((self._amount(b) for b in heard if (b.listener, b.question.text) == asked), before)
+            for heard in turn.instead
+        ]
+        return sum(amounts) / len(amounts)
 
     def _amount(self, belief: Belief) -> float:
         return belief.truth if self.of == "probability" else float(np.log(max(belief.truth, FLOOR)))

@@ -1,8 +1,10 @@
 """From a game's name to its parts, by convention: `envs/NAME_v0.py` and `marl/agents/scripted/NAME.py`.
 
 docs/howto/game.md builds one. Beside what it shows, the environment's module may have `PAYMENT` (settings that no
-player reads of, so that they make no other base), `FILES` (settings that name files) and `EXCHANGEABLE` (by style,
-words that can stand for one another), and the scripts' module a `VERSION`, by which a base knows that they changed. A
+player reads of, so that they make no other base), `FILES` (settings that name files), `EXCHANGEABLE` (by style, words
+that can stand for one another), `LATER` (settings that came later, as they are where they change nothing) and
+`TRUTHS = True` if its `infos` have `truths`: of the options of a choice that says what its agent believes, those that
+are true (a vote for an imposter). The scripts' module may have a `VERSION`, by which a base knows that they changed. A
 game of several styles has the setting and attribute `style` and the reset option `styles`, by agent
 (`envs.core.read_styles`).
 """
@@ -101,6 +103,17 @@ def _unreadable(env: Mapping[str, Any], error: OSError) -> UserError:
 def exchangeable(env: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns the words of the game in its style that can stand for one another; most games have none."""
     return tuple(getattr(game_module(env["game"]), "EXCHANGEABLE", {}).get(env.get("style"), ()))
+
+
+def without_later(env: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings without those that came later and are off: runs and bases keep their names."""
+    later = getattr(game_module(env["game"]), "LATER", {})
+    return {name: value for name, value in env.items() if name not in later or value != later[name]}
+
+
+def has_truths(env: Mapping[str, Any]) -> bool:
+    """Tells whether some choices of the game say what their agent believes, and infos say what is true."""
+    return bool(getattr(game_module(env["game"]), "TRUTHS", False))
 
 
 def seats(env: Mapping[str, Any]) -> int:

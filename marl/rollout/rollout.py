@@ -132,16 +132,18 @@ class _Match:
     def step(self) -> None:
         """Plays the replies."""
         kinds = {seat: TurnKind(self.observations[seat]["turn"]) for seat in self.due}
+        options = {seat: tuple(self.observations[seat]["options"]) for seat in self.due}
+        truths = {s: tuple(map(own.index, self.infos[s].get("truths", ()))) for s, own in options.items()}
         actions = {seat: self.replies[seat].text if seat in self.replies else "" for seat in self.env.agents}
         self.observations, rewards, _, _, self.infos = self.env.step(actions)
         check_said(self.env, self.infos)
-        self.turns += [self.turn(seat, self.replies[seat], kind) for seat, kind in kinds.items()]
+        self.turns += [self.turn(seat, self.replies[seat], kind, truths[seat]) for seat, kind in kinds.items()]
         self.payments += [Payment(seat, self.clock, float(amount)) for seat, amount in rewards.items() if amount]
         self.replies = {}
         self.clock += 1
 
-    def turn(self, seat: str, reply: Reply, kind: TurnKind) -> Turn:
-        """Records a reply that was just played."""
+    def turn(self, seat: str, reply: Reply, kind: TurnKind, truths: tuple[int, ...]) -> Turn:
+        """Records a reply that was just played. `truths`: indices of the options that were true."""
         info = self.infos[seat]
         tokens: Tokens | None = getattr(self.seats[seat], "tokens", None) if reply.ids else None
         # The model met the limit of its tokens, or the game passed on only the beginning of what was said.
@@ -158,6 +160,7 @@ class _Match:
             logprobs=reply.logprobs,
             value=reply.value,
             legal=reply.legal,
+            truths=truths,
             body=tokens.within(reply.ids, info["span"]) if tokens is not None else (0, 0),
             message=info["message"],
             error=info["error"],

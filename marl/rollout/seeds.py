@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-GAMES, SHUFFLE, EVALUATION, RENAME, WARM_START, SAMPLING = 1, 2, 3, 4, 5, 6  # parts of a run's seed
+GAMES, SHUFFLE, EVALUATION, RENAME, WARM_START, SAMPLING, RESAMPLED = 1, 2, 3, 4, 5, 6, 7  # parts of a run's seed
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,12 @@ class Seeds:
         """Takes one seed for all."""
         return cls(seed, None, seed)
 
-    def draw(self, iteration: int, count: int) -> list[Game]:
-        """Draws the games of an iteration (0-based)."""
-        return draw_games(self.games, GAMES, iteration, count=count, sampling=self.sampling)
+    def draw(self, iteration: int, count: int, group: int = 1) -> list[Game]:
+        """Draws the games of an iteration (0-based); each start is played `group` times, with other draws."""
+        games = draw_games(self.games, GAMES, iteration, count=count // group, sampling=self.sampling)
+        if group == 1:
+            return games
+        return [replace(game, sampling=(self.sampling or 0) * group + k) for game in games for k in range(group)]
 
 
 def draw_games(seed: int, *path: int, count: int, sampling: int | None = None) -> list[Game]:

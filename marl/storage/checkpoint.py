@@ -45,6 +45,7 @@ STATE = {
     "made_with": (dict, [dict]),  # earlier versions noted one
     "chat": {"calls": int, "tokens": int, "replayed": int, "lost": {...: int}},
     "best": (NONE, {"iteration": NUMBER, "score": NUMBER}),
+    "memory": {...: dict},
 }
 Trained = Mapping[str, tuple[Policy, Optimizer]]  # learners by their name in the cast
 

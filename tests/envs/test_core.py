@@ -81,7 +81,8 @@ def test_each_rule_of_among_us_takes_its_own_setting() -> None:
         "message_chars": 15, "imposters_report": True, "recall": True, "candidates": "all_names", "max_steps": 16,
         "shaping": 0.5, "loser_reward": -0.5,
     }  # fmt: skip
-    assert vars(among_us_v0.parallel_env(**given).rules) == given
+    for two in ({"candidates": "all_names", "belief": "question"}, {"candidates": "living_others", "belief": "vote"}):
+        assert vars(among_us_v0.parallel_env(**{**given, **two}).rules) == {**given, **two}
 
 
 # --- Styles that meet -------------------------------------------------------------------------------------------------

@@ -240,10 +240,13 @@ class RandomPlayer(Memory):
 
         Such answers teach a model to believe its eyes, and else accusations, true or not, but no further inference.
         """
-        if seen := [name for name in question.candidates if name.capitalize() in self.kills]:
+        candidates = question.candidates
+        if question.cued:  # asked as a vote: neither oneself nor a skip is the imposter
+            candidates = tuple(name for name in candidates if name.capitalize() in self.others())
+        if seen := [name for name in candidates if name.capitalize() in self.kills]:
             return seen
         finder = self.meeting.finder.lower() if self.meeting and not self.wary else ""
-        suspects = [name for name in question.candidates if name.lower() != finder] or list(question.candidates)
+        suspects = [name for name in candidates if name.lower() != finder] or list(candidates)
         belief = credulous([said.message for said in self.said], suspects, self.pull)
         return self.rng.choices(suspects, belief, k=ANSWERS)
 

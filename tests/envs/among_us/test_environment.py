@@ -68,7 +68,7 @@ def check_contract(env: environment.AmongUs, observations: dict[str, Any], infos
         assert env.observation_space(agent).contains(seen), seen
         assert bool(seen["options"]) == (seen["turn"] == TurnKind.CHOOSE)
         assert len(set(seen["options"])) == len(seen["options"])
-        assert set(infos[agent]) - {"outcome"} == {"role", "questions", "error", "message", "span", "entry"}
+        assert set(infos[agent]) - {"outcome", "truths"} == {"role", "questions", "error", "message", "span", "entry"}
     assert env.state_space.contains(env.state())
     speakers = [a for a, seen in observations.items() if seen["turn"] == TurnKind.SPEAK]
     assert len(speakers) <= 1

@@ -311,6 +311,58 @@ def test_any_imposter_that_lives_is_an_answer() -> None:
     assert table.info("blue")["questions"][0].also == ()
 
 
+@pytest.mark.parametrize("style", ["compact", "natural"])
+def test_the_belief_question_may_be_the_vote(style: str) -> None:
+    """In the words of the vote among all legal votes; at the vote in the order of its options. Observations stay."""
+    asks = body_found(style=style, belief="vote")
+    plain = body_found(style=style)
+    everybody = ("blue", "green", "yellow", "orange", "skip")
+    name = asks.speaker()
+    while asks.turn(name) == TurnKind.SPEAK:
+        for crew in ("blue", "green", "yellow"):
+            (question,) = asks.info(crew)["questions"]
+            assert tuple(map(str.lower, question.candidates)) == everybody and question.cued
+            assert question.answer.lower() == "orange"
+        assert asks.info("orange")["questions"] == asks.info("red")["questions"] == ()
+        between = question.text
+        assert asks.observations == plain.observations
+        asks(**{name: "x"})
+        plain(**{name: "x"})
+        name = asks.speaker() if asks.turn("blue") != TurnKind.CHOOSE else "red"
+    assert asks.observations == plain.observations
+    for crew in ("blue", "green", "yellow"):
+        (question,) = asks.info(crew)["questions"]
+        assert question.candidates == asks.observations[asks.agent(crew)]["options"]
+        assert question.text == between and asks.text(crew).endswith(between)
+
+
+def test_the_vote_cannot_ask_about_all_names() -> None:
+    with pytest.raises(ValueError, match="candidates must be living_others with belief=vote, got 'all_names'"):
+        Table(belief="vote", candidates="all_names")
+    with pytest.raises(ValueError, match="belief must be question or vote, got 'votes'"):
+        Table(belief="votes")
+
+
+@pytest.mark.parametrize("style", ["compact", "natural"])
+def test_infos_say_which_votes_of_crewmates_are_true(style: str) -> None:
+    """Those for the living imposters, at the vote alone; no observation says so."""
+    table = Table(SEVEN, players=7, imposters=2, cooldown=0, style=style)
+    assert all("truths" not in info for info in table.infos.values())
+    table(green="kill_red")
+    table(blue="report_red")
+    assert all("truths" not in info for info in table.infos.values())
+    table.talk()
+    both = ("purple", "green") if style == "compact" else ("Purple", "Green")
+    crew = {name: table.info(name)["truths"] for name in ("blue", "yellow", "orange", "pink")}
+    assert crew == dict.fromkeys(crew, both) and set(both) <= set(table.observations[table.agent("blue")]["options"])
+    assert all("truths" not in table.info(name) for name in ("green", "purple", "red"))  # insiders, the dead
+    assert set(table.observations[table.agent("blue")]) == {"text", "turn", "options"}
+    table(blue="purple", yellow="purple", orange="purple", pink="purple")
+    table(green="kill_orange")
+    table(blue="report_orange").talk()
+    assert table.info("blue")["truths"] == both[1:]
+
+
 def test_each_style_names_all_imposters_in_its_own_words() -> None:
     for style, first, other in (("compact", "purple", "green"), ("natural", "Purple", "Green")):
         table = Table(SEVEN, players=7, imposters=2, cooldown=0, style=style, candidates="all_names")

@@ -102,6 +102,7 @@ def test_variants_of_the_credit_change_what_they_say_of_the_full_arm(preset: str
         ("among_us_reports", {"env.imposters_report": True, "algo.credit.speech": "separate"}),
         ("among_us_credit", {"algo.credit.speech": "separate"}),
         ("among_us_confirm", {"algo.credit.speech": "separate", "algo.iterations": 128}),
+        ("among_us_vote", {"algo.credit.speech": "separate", "algo.iterations": 128, "loss.listening.votes": 1.0}),
     ],
 )
 def test_further_sweeps_differ_from_the_headlines_only_in_what_they_are_about(
@@ -187,7 +188,7 @@ def test_presets_that_promise_what_is_on_train_nothing_else(preset: str) -> None
     assert measured(named) == [] and named.loss.own.weight == 5.0
 
 
-@pytest.mark.parametrize("preset", ["full", "no_speaking", "no_listening", "none", "world_model"])
+@pytest.mark.parametrize("preset", ["full", "no_speaking", "no_listening", "none", "world_model", "imitation"])
 def test_presets_that_take_one_thing_away_leave_ones_own(preset: str) -> None:
     cfg = configure("train", f"ablation={preset}", f"+{OWN}", f"+{PAID}")
     assert measured(cfg) == [] and cfg.loss.own.weight == 5.0 and "weight" not in cfg.reward.own

@@ -213,6 +213,7 @@ def test_what_is_read_is_kept() -> None:
         (["data.dond=somewhere"], "data.dond=somewhere: base=scripted does not read it; drop one, or take"),
         (["base=none"], "base=none: a model from scratch knows no word yet"),
         (["base.data=humans"], "base.data=humans: must be one of scripted, human, none"),
+        (["loss.listening.votes=1"], "loss.listening.votes=1: nobody votes in env.game=dond; must be 0"),
         (["loss.listening.renamed=true"], "loss.listening.renamed=true: env.game=dond has no names that can stand"),
         (["base.lessons=[{players:nobody,steps:5}]"], r"base.lessons\[0\]: There is no scripted negotiator 'nobody'"),
         (["base.lessons=[{players:random}]"], r"base.lessons\[0\].steps is missing"),

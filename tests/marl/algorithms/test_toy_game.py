@@ -7,6 +7,7 @@ listening loss can teach anything. The listener's choice is a sample of its beli
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,10 +56,20 @@ STEPS = UpdateConfig(learning_rate=1e-3, minibatches=4, max_grad_norm=0.5, token
 
 
 def train(
-    seed: int, speaking: float, listening: float, iterations: int = 40, ranks: Ranks = ONE, steps: UpdateConfig = STEPS
+    seed: int,
+    speaking: float,
+    listening: float,
+    iterations: int = 40,
+    ranks: Ranks = ONE,
+    steps: UpdateConfig = STEPS,
+    game: float = 0.0,
+    **estimator: Any,
 ) -> Policy:
     policy = hint_policy(seed)
-    rewards: dict[str, Reward] = {"game": GameReward(weight=0.0), "speaking": SpeakingReward(weight=speaking)}
+    rewards: dict[str, Reward] = {
+        "game": GameReward(weight=game, scale=1.0),
+        "speaking": SpeakingReward(weight=speaking),
+    }
     losses: dict[str, Loss] = {
         "policy": PolicyLoss(),
         "value": ValueLoss(),
@@ -73,6 +84,7 @@ def train(
         context=32,
         credit=Credit(speech="separate"),
         update=steps,
+        **estimator,
     )
     learner = Learner("learner", policy, policy, make_optimizer(policy, config.update))
     train_ppo(training([learner], losses, rewards=rewards, seeds=Seeds.of(seed), ranks=ranks), config)
@@ -131,6 +143,14 @@ def test_without_the_terms_play_stays_at_chance(both: tuple[Policy, Played]) -> 
     neither = play(train(0, *NEITHER, iterations=6))  # all 40, of five seeds, in test_it_takes_two
     assert abs(neither.accuracy - 0.5) < 0.1 and abs(neither.after - 0.5) < 0.05
     assert both[1].accuracy - neither.accuracy > 0.35
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", [{}, {"advantage": "rloo"}, {"advantage": "grpo"}, {"advantage": "rae"}], ids=str)
+def test_each_estimator_makes_a_language(estimator: dict[str, Any]) -> None:
+    """With the game's reward beside both terms. For the game alone none does, with a critic or without."""
+    played = play(train(0, *BOTH, game=1.0, group=8, **estimator))
+    assert played.accuracy >= 0.9 and played.after >= 0.9
 
 
 @pytest.mark.slow

@@ -188,7 +188,7 @@ def test_minibatches_without_decisions_or_questions_are_harmless(without: str) -
     if without != "decisions":
         none = torch.zeros(0, dtype=torch.int64)
         batch = replace(batch, row=none, position=none, candidates=torch.zeros(0, 2, dtype=torch.int64), answer=none,
-                        also=torch.zeros(0, 0, dtype=torch.int64))  # fmt: skip
+                        vote=torch.zeros(0, dtype=torch.bool), also=torch.zeros(0, 0, dtype=torch.int64))  # fmt: skip
     if without != "questions":
         blank = torch.zeros_like(batch.decision)
         kind = torch.where(batch.reply, torch.tensor(Kind.OBSERVATION, dtype=torch.int8), batch.kind)

@@ -160,6 +160,7 @@ def one_token(
         position=torch.tensor([0]),
         candidates=torch.tensor([[5, 6]]),
         answer=torch.tensor([1]),
+        vote=torch.tensor([False]),
         also=torch.zeros(1, 0, dtype=torch.int64),
     )
 

@@ -108,6 +108,32 @@ def test_each_part_of_training_has_its_own_seed() -> None:
     assert not set(games[0]) & set(deals)
 
 
+def test_a_continued_run_knows_the_running_means_of_returns(tmp_path: Path) -> None:
+    """algo.advantage=rae: they are noted in the checkpoint, and none of their digits is lost."""
+    config = PPOConfig(
+        iterations=4, games=12, concurrency=8, max_new_tokens=2, context=32, advantage="rae", update=UPDATE
+    )
+
+    def train(policy: Policy, optimizer: Optimizer, memory: dict[str, dict[str, float]], start: int) -> None:
+        def note(iteration: int, metrics: dict[str, float], episodes: Sequence[Episode]) -> None:
+            if iteration == 2 and not start:
+                save_training(tmp_path, 2, {"learner": (policy, optimizer)}, {"memory": memory}, keep=2)
+
+        one = Learner("learner", policy, hint_policy(0), optimizer)
+        made = training([one], {"policy": PolicyLoss()}, seeds=Seeds.of(0), start=start, after=note, memory=memory)
+        train_ppo(made, config)
+
+    whole, again = hint_policy(0), hint_policy(1)
+    means: dict[str, dict[str, float]] = {}
+    train(whole, adamw(whole), means, 0)
+    resumed = adamw(again)
+    state = load_training(newest_checkpoint(tmp_path), {"learner": (again, resumed)})
+    assert state is not None and state["memory"]["learner"].keys() == {"speaker", "listener"}
+    train(again, resumed, state["memory"], 2)
+    assert state["memory"] == means
+    assert all(a.equal(b) for a, b in zip(whole.parameters(), again.parameters(), strict=True))
+
+
 def test_a_continued_run_is_the_run_that_was_never_stopped(tmp_path: Path) -> None:
     whole = hint_policy(0)
     optimizer = adamw(whole)

@@ -1,0 +1,233 @@
+"""Messages that might have been sent instead: drawn from their author in the same place, heard by the same listeners.
+
+Finished games are replayed from their replies. Before each message of a learner the game is copied; its author draws
+other replies, the copy of the game says what the others hear of each, and every listener is asked again. All streams
+are read once more for the draws and once for the hearing; at each message their cache slots are forked, so that only
+the new tokens are read again. Left out: what the answers are worth (`rewards/speaking.py`).
+"""
+
+from __future__ import annotations
+
+import copy
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from envs.core import TurnKind
+from marl.agents.base import Agent, beliefs_of
+from marl.agents.model import ModelAgent
+from marl.decoding.engine import Engine
+from marl.decoding.sampling import uniforms
+from marl.model.tokens import Asked, View
+from marl.rollout.seeds import RESAMPLED
+from marl.types import Belief, Episode, Kind, Stream, Turn
+
+ROWS = 8  # streams that are read side by side
+
+
+@dataclass
+class Place:
+    """A message, the game before it, and how many tokens of their streams its listeners had read (its author: of its
+    own, up to the message)."""
+
+    game: int
+    turn: int
+    env: Any
+    lengths: dict[str, int]
+    replies: list[list[int]] = field(default_factory=list)  # that are drawn instead
+    heard: list[list[Belief]] = field(default_factory=list)  # by reply, the answers after it
+
+
+@dataclass
+class Stop:
+    """A point of a stream, of `length` tokens, and what goes on from there: by other message, more tokens."""
+
+    length: int
+    place: Place
+    chunks: list[list[int]] = field(default_factory=list)
+    asked: list[list[Asked]] = field(default_factory=list)
+
+
+def resample(
+    episodes: Sequence[Episode],
+    make_env: Callable[[], Any],
+    agents: Mapping[str, Agent],
+    speakers: Collection[str],
+    count: int,
+) -> list[Episode]:
+    """Fills `Turn.instead` of every message of these players by `count` other messages.
+
+    `agents`: everybody who played, by the names in `Episode.players`. Only language models draw and are asked.
+    """
+    models = {name: agent for name, agent in agents.items() if isinstance(agent, ModelAgent)}
+    env = make_env()
+    places = [p for n, episode in enumerate(episodes) for p in _places(n, episode, env, models, speakers)]
+    for name, model in models.items():
+        own = [p for p in places if episodes[p.game].players[_turn(episodes, p).agent] == name]
+        _draw(model, episodes, own, count)
+    stops: dict[str, dict[tuple[int, str], list[Stop]]] = {name: {} for name in models}
+    for place in places:
+        place.heard = [[] for _ in place.replies]
+        for agent, stop in _hearing(episodes[place.game], place, models).items():
+            stops[episodes[place.game].players[agent]].setdefault((place.game, agent), []).append(stop)
+    for name, by_seat in stops.items():
+        _hear(models[name], episodes, by_seat, count)
+    instead = {(p.game, p.turn): tuple(map(tuple, p.heard)) for p in places}
+    return [
+        replace(e, turns=tuple(replace(t, instead=instead.get((n, u), ())) for u, t in enumerate(e.turns)))
+        for n, e in enumerate(episodes)
+    ]
+
+
+def _turn(episodes: Sequence[Episode], place: Place) -> Turn:
+    return episodes[place.game].turns[place.turn]
+
+
+def _places(
+    number: int, episode: Episode, env: Any, models: Mapping[str, ModelAgent], speakers: Collection[str]
+) -> Iterator[Place]:
+    """Replays a game and stops before each message of the speakers."""
+    held = {a: models[name] for a, name in episode.players.items() if name in models and a in episode.streams}
+    own = {a: model.style for a, model in held.items() if model.style}
+    styles = {"styles": own} if any(style != getattr(env, "style", style) for style in own.values()) else {}
+    observations, infos = env.reset(seed=episode.seed, options=styles)
+    views = {a: View(model.tokens) for a, model in held.items()}
+    for step in range(episode.steps):
+        for agent, view in list(views.items()):
+            seen = observations[agent]
+            view.observe(seen["text"], infos[agent]["questions"], step)
+            if seen["turn"] != TurnKind.WAIT:
+                view.cue(seen["options"])
+            if len(view.stream) > len(episode.streams[agent]):  # it outgrew its slot, and read nothing more
+                del views[agent]
+        now = {turn.agent: (u, turn) for u, turn in enumerate(episode.turns) if turn.step == step}
+        for agent, (u, turn) in now.items():
+            if turn.message and agent in views and turn.reply_ids and episode.players[agent] in speakers:
+                yield Place(number, u, copy.deepcopy(env), {a: len(view.stream) for a, view in views.items()})
+        for agent, (_, turn) in now.items():
+            if agent in views and turn.reply_ids:
+                views[agent].reply(turn.reply_ids, Kind.CHOICE if turn.kind == TurnKind.CHOOSE else Kind.SPEECH)
+        replies = {agent: turn.text for agent, (_, turn) in now.items()}
+        observations, _, _, _, infos = env.step({a: replies.get(a, "") for a in env.agents})
+
+
+def _rows(
+    episodes: Sequence[Episode], by_seat: Mapping[tuple[int, str], list[Stop]], engine: Engine
+) -> Iterator[tuple[list[int], list[Stop], torch.Tensor]]:
+    """Reads streams, several side by side, from stop to stop. Yields the slots, the stops that they are at, and the
+    hidden states (R, D) of the last tokens, of those that had something to read."""
+    waiting = list(by_seat.items())
+    for first in range(0, len(waiting), ROWS):
+        group = waiting[first : first + ROWS]
+        slots = [engine.allocate() for _ in group]
+        for number in range(max(len(stops) for _, stops in group)):
+            here = [i for i, (_, stops) in enumerate(group) if number < len(stops)]
+            at = [group[i][1][number] for i in here]
+            streams = [episodes[group[i][0][0]].streams[group[i][0][1]].tokens for i in here]
+            chunks = [s[engine.lengths[slots[i]] : x.length] for i, s, x in zip(here, streams, at, strict=True)]
+            new = [(slots[i], chunk) for i, chunk in zip(here, chunks, strict=True) if chunk]
+            last = torch.zeros(0, device=engine.policy.device)
+            if new:
+                hidden = engine.read([slot for slot, _ in new], [chunk for _, chunk in new])
+                last = hidden[torch.tensor(np.cumsum([len(chunk) for _, chunk in new]) - 1, device=hidden.device)]
+            yield [slots[i] for i in here], at, last
+        for slot in slots:
+            engine.free(slot)
+
+
+@torch.no_grad()
+def _draw(agent: ModelAgent, episodes: Sequence[Episode], places: Sequence[Place], count: int) -> None:
+    """Draws the other replies of these places, as the agent draws its own."""
+    by_seat: dict[tuple[int, str], list[Stop]] = {}
+    for place in places:
+        turn = _turn(episodes, place)
+        by_seat.setdefault((place.game, turn.agent), []).append(Stop(turn.start, place))
+    engine = Engine(agent.policy, ROWS * (count + 1), agent.engine.context)
+    for slots, stops, hidden in _rows(episodes, by_seat, engine):
+        forks = [slot for own in slots for slot in engine.fork(own, count)]
+        at = [stop for stop in stops for _ in range(count)]
+        seeds = np.concatenate([_seeds(episodes, stop, count) for stop in stops])
+        replies: list[list[int]] = [[] for _ in at]
+        active, last = list(range(len(at))), hidden.repeat_interleave(count, 0)
+        while active:
+            counters = np.array([at[i].length + len(replies[i]) for i in active], dtype=np.uint64)
+            ids, _ = engine.sample(last, [()] * len(active), agent.temperature, uniforms(seeds[active], counters))
+            for i, token in zip(active, ids.tolist(), strict=True):
+                replies[i].append(token)
+            room = engine.context - len(agent.tokens.format.after_reply)
+            active = [
+                i
+                for i in active
+                if len(replies[i]) < agent.max_new_tokens
+                and at[i].length + len(replies[i]) < room
+                and not agent.tokens.ends(replies[i])
+            ]
+            if active:
+                last = engine.read([forks[i] for i in active], [replies[i][-1:] for i in active])
+        for stop, reply in zip(at, replies, strict=True):
+            stop.place.replies.append(reply)
+        for slot in forks:
+            engine.free(slot)
+
+
+def _seeds(episodes: Sequence[Episode], stop: Stop, count: int) -> np.ndarray:
+    """Seeds of the draws at a stop, (count,): functions of the game and of what its author has read."""
+    episode, turn = episodes[stop.place.game], _turn(episodes, stop.place)
+    prefix = zlib.crc32(np.array(episode.streams[turn.agent].tokens[: stop.length], dtype=np.int64).tobytes())
+    return np.random.SeedSequence([episode.seed, RESAMPLED, prefix]).generate_state(count, np.uint64)
+
+
+def _hearing(episode: Episode, place: Place, models: Mapping[str, ModelAgent]) -> dict[str, Stop]:
+    """Lets copies of the game hear each other message; returns, by agent that is asked, what it then reads."""
+    turn = episode.turns[place.turn]
+    stops = {agent: Stop(length, place) for agent, length in place.lengths.items()}
+    for ids in place.replies:
+        env = copy.deepcopy(place.env)
+        author = models[episode.players[turn.agent]]
+        actions = dict.fromkeys(env.agents, "") | {turn.agent: author.tokens.reply_text(ids)}
+        observations, _, _, _, infos = env.step(actions)
+        for agent, stop in stops.items():
+            recorded, tokens = episode.streams[agent], models[episode.players[agent]].tokens
+            view = View(tokens, Stream(recorded.tokens[: stop.length], recorded.kinds[: stop.length]))
+            if agent == turn.agent:
+                view.reply(ids, Kind.SPEECH)
+            view.observe(observations[agent]["text"], infos[agent]["questions"], turn.step + 1)
+            if observations[agent]["turn"] != TurnKind.WAIT:
+                view.cue(observations[agent]["options"])
+            end = view.asked[-1].position + 1 if view.asked else stop.length
+            fits = end <= models[episode.players[agent]].engine.context
+            stop.chunks.append(view.stream.tokens[stop.length : end] if fits else [])
+            stop.asked.append(view.asked if fits else [])
+    return {agent: stop for agent, stop in stops.items() if any(stop.chunks)}
+
+
+@torch.no_grad()
+def _hear(
+    agent: ModelAgent, episodes: Sequence[Episode], by_seat: Mapping[tuple[int, str], list[Stop]], count: int
+) -> None:
+    """Reads what the listeners hear of each other message, and notes their answers."""
+    if not by_seat:
+        return
+    engine = Engine(agent.policy, ROWS * (count + 1), agent.engine.context)
+    seat_of = {id(stop): seat for seat, stops in by_seat.items() for stop in stops}
+    for slots, stops, _ in _rows(episodes, by_seat, engine):
+        which = [[j for j, chunk in enumerate(stop.chunks) if chunk] for stop in stops]
+        forks = [fork for slot, own in zip(slots, which, strict=True) for fork in engine.fork(slot, len(own))]
+        heard = [(stop, j) for stop, own in zip(stops, which, strict=True) for j in own]
+        chunks = [stop.chunks[j] for stop, j in heard]
+        hidden = engine.read(forks, chunks).split([len(chunk) for chunk in chunks])
+        for (stop, j), states in zip(heard, hidden, strict=True):
+            game, listener = seat_of[id(stop)]
+            asked = stop.asked[j]
+            logits = agent.policy.logits(states[[a.position - stop.length for a in asked]])
+            probs = [
+                row[list(a.candidate_ids)].double().softmax(-1).cpu().numpy()
+                for row, a in zip(logits, asked, strict=True)
+            ]
+            stop.place.heard[j] += beliefs_of(listener, episodes[game].roles[listener], asked, probs)
+        for fork in forks:
+            engine.free(fork)

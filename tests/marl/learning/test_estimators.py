@@ -1,0 +1,252 @@
+"""Estimators without a critic: numbers by hand, a bandit whose gradient is known, Kuhn poker, and the loop's part."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from experiments.setup.spec import run_spec
+from marl.agents.model import ModelAgent
+from marl.algorithms.ppo import PPOConfig
+from marl.common.errors import UserError
+from marl.learning.advantages import Credit, add_advantages
+from marl.learning.batch import collate, seats_of
+from marl.learning.estimators import ESTIMATORS, Baselines
+from marl.learning.estimators.rae import DECAY, rae
+from marl.rollout.rollout import everyone, rollout
+from marl.rollout.seeds import Seeds
+from marl.types import TokenBatch, Turn
+from tests.composing import config_hash, configure
+from tests.marl.batches import chose, paying, said, talk
+from tests.marl.hint import Hint, hint_policy
+from tests.marl.kuhn import DEALS, ENDS, HISTORIES, exploitability, payoff
+
+PLAIN = Credit(normalize=False)
+
+
+def credited(
+    name: str, plays: list[list[Turn]], credit: Credit = PLAIN, scale: bool = True, **weights: float
+) -> tuple[TokenBatch, Baselines]:
+    """Plays of one seat from one start."""
+    seats = seats_of([talk(turns) for turns in plays], {"learner"})
+    pays = paying(**(weights or {"game": 1.0}))
+    baselines = Baselines(name, seats, {}, scale)
+    return add_advantages(collate(seats, pays), pays, credit, baselines), baselines
+
+
+def at_decisions(batch: TokenBatch) -> list[list[float]]:
+    return [batch.advantages[b, batch.decision[b]].tolist() for b in range(batch.shape[0])]
+
+
+# Three plays: returns 1, 2 and 6; the second pays 2 at its first turn, so that 0 is left at its second.
+PLAYS = [
+    [chose(0, game=0.0), chose(1, game=1.0)],
+    [chose(0, game=2.0), chose(1, game=0.0)],
+    [chose(0, game=6.0)],
+]
+
+
+def test_by_hand() -> None:
+    """What is paid from a turn on, less the play's baseline, however many turns it has."""
+    batch, found = credited("rloo", PLAYS)
+    assert at_decisions(batch) == [[1 - 4, 1 - 4], [2 - 3.5, 0 - 3.5], [6 - 1.5]]
+    assert not batch.returns.any() and found.metrics == {"groups/flat": 0.0}
+    batch, _ = credited("grpo", PLAYS, scale=False)
+    assert at_decisions(batch) == [[1 - 3, 1 - 3], [2 - 3, 0 - 3], [6 - 3]]
+    batch, _ = credited("grpo", PLAYS)
+    spread = math.sqrt((4 + 1 + 9) / 2)
+    assert [a for own in at_decisions(batch) for a in own] == pytest.approx([a / spread for a in (-2, -2, -1, -3, 3)])
+    batch, _ = credited("rloo", [[chose(0, game=0.0), chose(1, game=1.0)], [chose(0)]], Credit(0.5, normalize=False))
+    assert at_decisions(batch) == [[0.5, 1.0], [-0.5]]  # discounted from turn to turn
+
+
+def test_the_running_mean_of_a_role_by_hand() -> None:
+    """A game's plays are no part of their own baselines; the mean goes on where it stood."""
+    running: dict[str, float] = {}
+    games = [("x", "crew"), ("x", "crew"), ("x", "imposter"), ("y", "crew"), ("y", "imposter")]
+    found = rae([1.0, 0.0, 2.0, 1.0, 0.0], games, running)
+    crew, imposter = 0.05 * 0.5, 0.05 * 2.0
+    assert found == pytest.approx([0, 0, 0, crew, imposter])
+    assert running == pytest.approx({"crew": 0.95 * crew + 0.05, "imposter": 0.95 * imposter})
+    assert rae([5.0], [("z", "crew")], running) == pytest.approx([0.95 * crew + 0.05]) and DECAY == 0.95
+
+
+@pytest.mark.parametrize("name", ["rloo", "grpo"])
+@pytest.mark.parametrize("plays", [[[chose(0, game=0.3)]] * 4, [[chose(0, game=2.0)]]], ids=["no spread", "one play"])
+def test_a_group_without_anything_to_compare_is_counted_and_teaches_nothing(name: str, plays: list[list[Turn]]) -> None:
+    batch, found = credited(name, plays)
+    assert not batch.advantages.any() and found.metrics == {"groups/flat": 1.0}
+
+
+def test_groups_are_plays_of_one_seat_from_one_start() -> None:
+    """Both seats of a game are in different groups; rows without a turn are in none."""
+    games = [
+        replace(talk([chose(0, game=r)], [chose(1, game=-r)], []), seed=seed)
+        for seed, r in ((1, 1.0), (1, 3.0), (2, 5.0), (2, 9.0))
+    ]
+    seats = seats_of(games, {"learner"})
+    found = Baselines("rloo", seats, {})
+    batch = add_advantages(collate(seats, paying(game=1.0)), paying(game=1.0), PLAIN, found)
+    assert at_decisions(batch) == [[-2], [2], [], [2], [-2], [], [-4], [4], [], [4], [-4], []]
+    assert found.metrics == {"groups/flat": 0.0}
+
+
+@pytest.mark.parametrize("name", ["rloo", "grpo", "rae"])
+def test_speech_is_credited_as_with_a_critic(name: str) -> None:
+    plays = [[said(0, game=1.0, speaking=0.25)], [said(0, game=3.0, speaking=-0.25)]]
+    weights = {"game": 1.0, "speaking": 2.0}
+    game, _ = credited(name, plays, game=1.0)
+    batch, _ = credited(name, plays, **weights)
+    size = 2 * math.sqrt(0.5)
+    added = (batch.advantages - game.advantages) * batch.message
+    assert added[0, 2:].tolist() == pytest.approx([size] * 3, rel=1e-5) and added[1, 2].item() == pytest.approx(-size)
+    alone, _ = credited(name, plays, Credit(normalize=False, speech="separate_only"), **weights)
+    assert alone.advantages[0, 2].item() == pytest.approx(size)
+
+
+# -- a bandit: two arms, the second of which pays 1 with probability .8, the first with .5 -----------------------------
+
+P, PAYS, K = 0.3, (0.5, 0.8), 4  # the policy's probability of the second arm; plays of a group
+EXACT = P * (1 - P) * (PAYS[1] - PAYS[0])  # of the expected reward, with respect to the second arm's logit
+
+
+def gradients(name: str, scale: bool = True, batches: int = 40, size: int = 400) -> np.ndarray:
+    """The estimate of each of some batches."""
+    rng, running, found = np.random.default_rng(0), {}, []
+    for _ in range(batches):
+        arms = rng.random(size) < P
+        pays = rng.random(size) < np.where(arms, PAYS[1], PAYS[0])
+        games = [replace(talk([chose(0, game=float(r))]), seed=i // K) for i, r in enumerate(pays)]
+        seats, rewards = seats_of(games, {"learner"}), paying(game=1.0)
+        estimate = None if name == "gae" else Baselines(name, seats, running, scale)
+        batch = add_advantages(collate(seats, rewards), rewards, PLAIN, estimate)
+        advantages = batch.advantages[batch.decision].numpy()
+        found.append(float((advantages * np.where(arms, 1 - P, -P)).mean()))
+    return np.array(found)
+
+
+def expected_with_scale() -> float:
+    """The gradient that dividing by the group's standard deviation gives, over all groups of K plays."""
+    total = 0.0
+    for plays in product(product((0, 1), (0, 1)), repeat=K):  # (arm, pay)
+        chance, pays = 1.0, torch.tensor([float(pay) for _, pay in plays], dtype=torch.float64)
+        for arm, pay in plays:
+            chance *= (P if arm else 1 - P) * (PAYS[arm] if pay else 1 - PAYS[arm])
+        if float(pays.std()) > 0:
+            score = torch.tensor([1 - P if arm else -P for arm, _ in plays], dtype=torch.float64)
+            total += chance * float(((pays - pays.mean()) / pays.std() * score).mean())
+    return total
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "expected"),
+    [
+        ("gae", True, EXACT),
+        ("rloo", True, EXACT),
+        ("rae", True, EXACT),
+        ("grpo", False, EXACT * (K - 1) / K),  # its mean holds the play itself
+        ("grpo", True, expected_with_scale()),
+    ],
+)
+def test_the_gradient_of_a_bandit_is_exact(name: str, scale: bool, expected: float) -> None:
+    found = gradients(name, scale)
+    error = found.std(ddof=1) / math.sqrt(len(found))
+    assert abs(found.mean() - expected) < 3 * error and error < 0.1 * EXACT
+    if name == "grpo" and scale:
+        assert abs(expected - EXACT) > 10 * error  # the known bias
+
+
+# -- Kuhn poker --------------------------------------------------------------------------------------------------------
+
+
+def logistic(logit: float) -> float:
+    return 1 / (1 + math.exp(-logit))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_self_play_of_kuhn_poker_by_rae_ends_near_an_equilibrium(seed: int) -> None:
+    """A table of logits, trained by its own games with an entropy bonus that falls to 0: the mean policy of the second
+    half is exploitable by less than .05 of the ante, from .46."""
+    rng, running, rounds, games = np.random.default_rng(seed), dict[str, float](), 800, 512
+    logits = {(card, done): 0.0 for card in range(3) for done in HISTORIES}
+    mean = dict.fromkeys(logits, 0.0)
+    for number in range(rounds):
+        left, bets = 1 - number / rounds, {at: logistic(logit) for at, logit in logits.items()}
+        plays: list[list[tuple[tuple[int, str], bool]]] = []
+        totals: list[float] = []
+        for deal in rng.integers(len(DEALS), size=games):
+            done, own = "", ([], [])
+            while done not in ENDS:
+                at = (DEALS[deal][len(done) % 2], done)
+                bet = bool(rng.random() < bets[at])
+                own[len(done) % 2].append((at, bet))
+                done += "b" if bet else "p"
+            plays += own
+            won = payoff(DEALS[deal], done)
+            totals += [won, -won]
+        baselines = rae(totals, [(i // 2, ("first", "second")[i % 2]) for i in range(2 * games)], running)
+        gradient = dict.fromkeys(logits, 0.0)
+        for play, total, baseline in zip(plays, totals, baselines, strict=True):
+            for at, bet in play:
+                gradient[at] += (total - baseline) * (bet - bets[at])
+                gradient[at] -= 0.1 * left * logits[at] * bets[at] * (1 - bets[at])
+        for at in logits:
+            logits[at] = float(np.clip(logits[at] + 4 * left * gradient[at] / games, -6, 6))
+            mean[at] += bets[at] / (rounds // 2) * (number >= rounds // 2)
+    left_over = exploitability(lambda card, done: mean[card, done])
+    assert left_over < 0.05
+    assert running["first"] == pytest.approx(-1 / 18, abs=0.5)  # the value of the game, as twenty games tell it
+
+
+def test_an_equilibrium_of_kuhn_poker_cannot_be_exploited() -> None:
+    a = 0.2
+    bets = {
+        (0, ""): a, (1, ""): 0, (2, ""): 3 * a, (0, "pb"): 0, (1, "pb"): a + 1 / 3, (2, "pb"): 1,
+        (0, "p"): 1 / 3, (1, "p"): 0, (2, "p"): 1, (0, "b"): 0, (1, "b"): 1 / 3, (2, "b"): 1,
+    }  # fmt: skip
+    assert exploitability(lambda card, done: bets[card, done]) == pytest.approx(0, abs=1e-9)
+    assert exploitability(lambda card, done: 0.5) == pytest.approx(11 / 24)
+
+
+# -- the loop's part ---------------------------------------------------------------------------------------------------
+
+
+def test_plays_of_a_group_begin_alike_and_go_different_ways() -> None:
+    agent = ModelAgent("learner", hint_policy(0), slots=32, context=32, max_new_tokens=1)
+    games = Seeds.of(3).draw(0, 16, group=8)
+    assert [g.seed for g in games] == [g.seed for g in Seeds.of(3).draw(0, 2) for _ in range(8)]
+    episodes = rollout(games, everyone(agent), Hint, 16)
+    for group in (episodes[:8], episodes[8:]):
+        assert len({str(e.facts) for e in group}) == 1 and len({e.turns[0].text for e in group}) > 1
+    assert Seeds.of(3).draw(0, 4) == Seeds.of(3).draw(0, 4, group=1)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"advantage": "ppo"}, "algo.advantage=ppo: must be one of gae, rloo, grpo, rae"),
+        ({"advantage": "rloo"}, "algo.group=1: algo.advantage=rloo compares plays of one start; must be at least 2"),
+        ({"advantage": "grpo", "group": 5}, "algo.group=5: algo.games=192 cannot be split into such groups; must be a"),
+        ({"group": 0}, "algo.group=0: algo.advantage=gae compares plays of one start; must be at least 1"),
+        ({"advantage": "rae", "scale": False}, "algo.scale=false: algo.advantage=rae does not divide"),
+        ({"advantage": "rae", "credit": Credit(gae_lambda=1.0)}, "algo.credit.gae_lambda=1: algo.advantage=rae has no"),
+    ],
+)
+def test_bad_settings_are_refused(given: dict[str, object], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        PPOConfig(**given)  # type: ignore[arg-type]
+
+
+def test_without_a_critic_nothing_of_it_is_trained_or_taken() -> None:
+    spec = run_spec(configure("train", "algo.advantage=rloo", "algo.group=4"))
+    assert "value" in run_spec(configure("train")).losses and "value" not in spec.losses
+    with pytest.raises(UserError, match=r"model\.critic=privileged: algo.advantage=rae has no critic; must be private"):
+        run_spec(configure("train", "algo.advantage=rae", "model.critic=privileged"))
+    assert config_hash(configure("train", "algo.advantage=gae", "algo.group=1")) == config_hash(configure("train"))
+    assert len({config_hash(configure("train", f"algo.advantage={n}", "algo.group=2")) for n in ESTIMATORS}) == 4
