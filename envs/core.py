@@ -1,15 +1,10 @@
 """The base class of all games, and how to write a new one.
 
-A game is a subclass of `TextGame`. It gives its agents and limits to `__init__`, and writes two methods:
-
-- `begin(rng, options)` starts an episode and returns a `View` for each agent: what it reads, and what it must do.
-- `play(actions)` plays one step and returns a `Step`: the next views, the rewards and, at the end, the outcome.
-
-Trainers also need `facts` (a property: what is hidden from the players; with `roles` by agent where there are several)
-and `privileged(agent)` (numbers that only a privileged critic sees). `reset`, `step`, seeds, spaces and the styles of
-wording are done here. The outcome has `how` the game ended and its `winner` (None where nobody wins). To be found by
-name, the class stands as `parallel_env` in `envs/NAME_v0.py`, beside `COMPACT_TOKENS`, strings that a tokenizer keeps
-whole; marl/rollout/games.py lists what else such a module may have. The smallest game is `Hint` in tests/marl/hint.py.
+A game is a subclass of `TextGame` that gives its agents and limits to `__init__`, and has `begin` and `play`. Trainers
+also need `facts` (a property: what is hidden from the players; with `roles` by agent where there are several) and
+`privileged(agent)` (numbers that only a privileged critic sees). To be found by name, the class stands as
+`parallel_env` in `envs/NAME_v0.py`, beside `COMPACT_TOKENS`, strings that a tokenizer keeps whole;
+marl/rollout/games.py lists what else such a module may have. The smallest game is `Hint` in tests/marl/hint.py.
 """
 
 from __future__ import annotations
@@ -71,11 +66,8 @@ class Question:
 
     def __post_init__(self) -> None:
         answers = (self.answer, *self.also)
-        for answer in answers:
-            if answer not in self.candidates:
-                raise ValueError(f"answer {answer!r} is not one of the candidates {self.candidates}")
-        if len(set(answers)) < len(answers):
-            raise ValueError(f"answers {answers} must be different ones")
+        if not set(answers) <= set(self.candidates) or len(set(answers)) < len(answers):
+            raise ValueError(f"answers {answers} must be different ones of the candidates {self.candidates}")
 
     @property
     def answer_index(self) -> int:
@@ -116,7 +108,7 @@ class Step:
 
     views: Mapping[str, View]
     rewards: Mapping[str, float]
-    outcome: dict[str, Any] | None = None  # given at the end: `how`, `winner`, and what else the game tells
+    outcome: dict[str, Any] | None = None  # at the end: `how` it ended, its `winner` or None, and what else is told
     truncated: bool = False  # the end is a limit that no player is told of
 
 
@@ -157,7 +149,10 @@ class TextGame(ParallelEnv[str, dict[str, Any], str]):
 
     @abstractmethod
     def begin(self, rng: Any, options: Mapping[str, Any]) -> Mapping[str, View]:
-        """Draws an episode. `options` fix parts of it, unknown ones are ignored. Raises ValueError for bad ones."""
+        """Draws an episode and returns what each agent sees.
+
+        `options` fix parts of it, unknown ones are ignored. Raises ValueError for bad ones.
+        """
 
     @abstractmethod
     def play(self, actions: Mapping[str, Any]) -> Step:
@@ -187,13 +182,9 @@ class TextGame(ParallelEnv[str, dict[str, Any], str]):
             self.agents = []
             for info in infos.values():
                 info["outcome"] = done.outcome
-        return (
-            observations,
-            dict(done.rewards),
-            dict.fromkeys(self.possible_agents, over and not done.truncated),
-            dict.fromkeys(self.possible_agents, over and done.truncated),
-            infos,
-        )
+        terminated = dict.fromkeys(self.possible_agents, over and not done.truncated)
+        truncated = dict.fromkeys(self.possible_agents, over and done.truncated)
+        return observations, dict(done.rewards), terminated, truncated, infos
 
     def check_started(self) -> None:
         if not self._started:
@@ -253,8 +244,7 @@ def read_styles(options: Mapping[str, Any], agents: Sequence[str], style: Style)
     Raises ValueError for unknown agents or styles.
     """
     own = options.get("styles", {})
-    known = isinstance(own, Mapping) and set(own) <= set(agents) and all(s in tuple(Style) for s in own.values())
-    if not known:
+    if not isinstance(own, Mapping) or not set(own) <= set(agents) or any(s not in tuple(Style) for s in own.values()):
         raise ValueError(f"The reset option 'styles' must give agents natural or compact, got {own!r}.")
     return {agent: Style(own.get(agent, style)) for agent in agents}
 

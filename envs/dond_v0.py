@@ -1,10 +1,8 @@
 """Deal or No Deal: two players talk about how to share books, hats and balls, then each makes a private proposal.
 
-Read `envs/dond/` in this order: `rules` (contexts, allocations, points, what a listener can know before any talk),
-`replies` (how a reply is read), `texts` (what players read), `environment` (the PettingZoo one). The game is that of
-Lewis et al. 2017 ("Deal or No Deal? End-to-End Learning for Negotiation Dialogues"); reply syntax and family of
-objectives are those of Liao, Tomlin & Klein 2024 ("Efficacy of Language Model Self-Play in Non-Zero-Sum Games"). No
-data file is needed: all contexts that the rules allow are enumerated. Left out: players, models, the human dialogues.
+The game is that of Lewis et al. 2017 ("Deal or No Deal? End-to-End Learning for Negotiation Dialogues"); reply syntax
+and family of objectives are those of Liao, Tomlin & Klein 2024 ("Efficacy of Language Model Self-Play in Non-Zero-Sum
+Games"). No data file is needed: all contexts that the rules allow are enumerated.
 """
 
 from __future__ import annotations

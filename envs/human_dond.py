@@ -2,8 +2,7 @@
 
 The data are those of Lewis et al. 2017 (`data.txt`, `val.txt`, `test.txt` of the public repository
 facebookresearch/end-to-end-negotiator, folder `src/data/negotiate`), which are not part of this project. A row is one
-player's view of a dialogue, so most dialogues stand there twice. Words stay as they are: lower case, separated by
-spaces. Left out: tokens and batches.
+player's view of a dialogue, so most dialogues stand there twice.
 """
 
 from __future__ import annotations
@@ -89,20 +88,11 @@ class HumanView:
 class HumanSplit:
     """All consistent rows of a split in the order of `data.txt`.
 
-    `skipped` counts those that are not `usable`, by their ending, and inconsistent rows as `broken pair` (see
-    `read_split`). Two oddities are counted but kept: `alone` rows lack their partner's row, and in `deserted` ones the
-    partner walked away while YOU chose items.
+    `skipped` counts those that are not `usable`, by their ending, and inconsistent rows as `broken pair`.
     """
 
     views: tuple[HumanView, ...]
     skipped: Counter[str]
-    alone: int
-    deserted: int
-
-    @property
-    def note(self) -> str:
-        """The oddities, in a few words."""
-        return f"in all {self.alone} rows without a partner's row, {self.deserted} beside a partner who walked away"
 
     @property
     def usable(self) -> tuple[HumanView, ...]:
@@ -126,36 +116,21 @@ def read_split(directory: str | Path, split: Split) -> HumanSplit:
     """Reads `data.txt`, `val.txt` and `test.txt` in `directory` and returns one split of their rows.
 
     `data.txt` holds every row ("all"), `val.txt` and `test.txt` list which of them were held out, and "train" is the
-    rest. All rows are returned as they stand in `data.txt`, which tells more of how a dialogue ended.
-
-    Inconsistent rows are counted and left out: the two contexts have different counts, the choice is of more than the
-    pool holds, or the reward is not its worth. Raises ValueError for a line that is no row, with file name, line number
-    and what was expected there; for a file without a consistent row; for another split. Raises FileNotFoundError.
+    rest. Inconsistent rows are counted and left out: the two contexts have different counts, the choice is of more than
+    the pool holds, or the reward is not its worth. Raises ValueError, with file name and line number, for a line that
+    is no row, and for a file without a consistent one. Raises FileNotFoundError.
     """
-    if split not in ("all", "train", "val", "test"):
-        raise ValueError(f"split must be all, train, val or test, got {split!r}.")
     directory = Path(directory)
     rows = _read_rows(directory / "data.txt")
     known = {key for _, key in rows}
     held_out = {name: _read_held_out(directory / f"{name}.txt", known) for name in ("val", "test")}
-    consistent = {key: view for view, key in rows if view is not None}
-    if split in ("val", "test"):
-        rows = [(view, key) for view, key in rows if key in held_out[split]]
-    elif split == "train":
-        held = held_out["val"] | held_out["test"]
-        rows = [(view, key) for view, key in rows if key not in held]
-    views, skipped, alone, deserted = [], Counter[str](), 0, 0
-    for view, key in rows:
-        if view is None:
-            skipped["broken pair"] += 1
-            continue
-        partner = consistent.get(_swapped(key))
-        views.append(view)
-        if not view.usable:
-            skipped[view.ending.value] += 1
-        alone += partner is None
-        deserted += view.usable and partner is not None and partner.ending is HumanEnding.NO_AGREEMENT
-    return HumanSplit(tuple(views), skipped, alone, deserted)
+    held_out |= {"train": known - held_out["val"] - held_out["test"], "all": known}
+    wanted = [view for view, key in rows if key in held_out[split]]
+    views = tuple(view for view in wanted if view is not None)
+    skipped = Counter(view.ending.value for view in views if not view.usable)
+    if broken := len(wanted) - len(views):
+        skipped["broken pair"] = broken
+    return HumanSplit(views, skipped)
 
 
 def _lines(path: Path) -> list[str]:
@@ -180,19 +155,13 @@ def _read_rows(path: Path) -> list[tuple[HumanView | None, Dialogue]]:
     # Each dialogue's claim by who made it, to look up what the partner of a failed deal chose.
     claims = {key: view.claim for view, key in rows if view is not None}
     if not claims:
-        raise ValueError(
-            f"{path}: expected human dialogues, but in each of its {len(rows)} rows the players' counts differ, or the "
-            "choice or reward does not fit them."
-        )
-    found: list[tuple[HumanView | None, Dialogue]] = []
-    for view, key in rows:
-        if view is not None:
-            theirs = claims.get(_swapped(key))
-            if view.agree and view.claim is not None:
-                theirs = rest(view.claim, view.counts)
-            view = replace(view, partner_claim=theirs)
-        found.append((view, key))
-    return found
+        raise ValueError(f"{path}: expected human dialogues, but none of its {len(rows)} rows is consistent.")
+
+    def whole(view: HumanView, key: Dialogue) -> HumanView:
+        deal = view.agree and view.claim is not None
+        return replace(view, partner_claim=rest(view.claim, view.counts) if deal else claims.get(_swapped(key)))
+
+    return [(view and whole(view, key), key) for view, key in rows]
 
 
 def _read_held_out(path: Path, known: set[Dialogue]) -> set[Dialogue]:
@@ -210,14 +179,10 @@ def _read_held_out(path: Path, known: set[Dialogue]) -> set[Dialogue]:
 
 
 def _parse_row(line: str, index: int) -> tuple[HumanView | None, Dialogue]:
-    """A row of `data.txt` without its partner's claim, or None if it is inconsistent. A ValueError says what was
-    expected."""
+    """A row of `data.txt` without its partner's claim, or None if it is inconsistent. ValueError: what was expected."""
     match = _ROW.fullmatch(line)
     if not match:
-        raise ValueError(
-            "'CONTEXT YOU: … <eos> THEM: <selection> CHOICE <eos> reward=… agree|disagree CONTEXT' with six numbers a "
-            "context"
-        )
+        raise ValueError("'CONTEXT YOU: … <eos> THEM: <selection> CHOICE <eos> reward=… agree|disagree CONTEXT'")
     own, talk, ended_by, choice, reward, verdict, other = match.groups()
     counts, values = _context(own)
     partner_counts, partner_values = _context(other)
@@ -266,11 +231,9 @@ def _context(text: str) -> tuple[Triple, Triple]:
 def _swapped(key: Dialogue) -> Dialogue:
     """The same dialogue as in the partner's row."""
     own, talk, ended_by, other = key
-    turns = []
-    for turn in talk.split(" <eos> "):
-        who, _, text = turn.partition(": ")
-        turns.append(f"{'THEM' if who == 'YOU' else 'YOU'}: {text}")
-    return other, " <eos> ".join(turns), "THEM" if ended_by == "YOU" else "YOU", own
+    swap = {"YOU": "THEM", "THEM": "YOU"}
+    talk = re.sub("(^|<eos> )(YOU|THEM): ", lambda found: f"{found[1]}{swap[found[2]]}: ", talk)
+    return other, talk, swap[ended_by], own
 
 
 # --- Renaming the items -----------------------------------------------------------------------------------------------
@@ -293,15 +256,10 @@ def permuted(view: HumanView, order: Triple) -> HumanView:
     def moved(triple: Triple) -> Triple:
         return triple[order[0]], triple[order[1]], triple[order[2]]
 
-    return replace(
-        view,
-        counts=moved(view.counts),
-        values=moved(view.values),
-        partner_values=moved(view.partner_values),
-        turns=tuple((who, text and _ITEM.sub(lambda found: new[found[0]], text)) for who, text in view.turns),
-        claim=view.claim and moved(view.claim),
-        partner_claim=view.partner_claim and moved(view.partner_claim),
-    )
+    names = ("counts", "values", "partner_values", "claim", "partner_claim")
+    triples = {name: triple and moved(triple) for name in names for triple in [getattr(view, name)]}
+    turns = tuple((who, text and _ITEM.sub(lambda found: new[found[0]], text)) for who, text in view.turns)
+    return replace(view, turns=turns, **triples)
 
 
 # --- Playing again ----------------------------------------------------------------------------------------------------
@@ -319,11 +277,10 @@ def replay(view: HumanView, env: DealOrNoDeal) -> list[Step]:
     """Plays the dialogue through `env` and returns what YOUR seat reads and replies, in order, as in live play.
 
     Items are ("observe", text, questions) for every observation with text or belief questions, and ("reply", text) for
-    YOUR own turns, with tags and end marker. The result of the game is left out, as in a rollout: no reply follows it.
-    YOU are player_0 in rows with an even index, else player_1. The player that ended the talk proposes first. An
-    unknown claim of the partner is played as one that makes no deal, which is what happened; YOU never see it.
-
-    Raises NotReplayable where YOU made no claim, or where the environment refuses or cuts a turn.
+    YOUR own turns, with tags and end marker. The result of the game is left out: no reply follows it. YOU are player_0
+    in rows with an even index, else player_1. The player that ended the talk proposes first. An unknown claim of the
+    partner is played as one that makes no deal. Raises NotReplayable where YOU made no claim, or where the environment
+    refuses or cuts a turn.
     """
     if view.claim is None:
         raise NotReplayable(view, view.ending.value)
@@ -333,12 +290,8 @@ def replay(view: HumanView, env: DealOrNoDeal) -> list[Step]:
         partner_claim = view.counts if exact != view.counts else (0, 0, 0)
     seat = view.index % 2
     values = (view.values, view.partner_values)
-    first = view.turns[0][0]
-    options = {
-        "counts": view.counts,
-        "values": values if seat == 0 else values[::-1],
-        "first": seat if first == "YOU" else 1 - seat,
-    }
+    first = seat if view.turns[0][0] == "YOU" else 1 - seat
+    options = {"counts": view.counts, "values": values if seat == 0 else values[::-1], "first": first}
     # The second proposal ends the game, and belongs to the player who did not end the talk.
     closing: tuple[Speaker, None] = ("THEM" if view.turns[-1][0] == "YOU" else "YOU", None)
     you = AGENTS[seat]

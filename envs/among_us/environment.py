@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from inspect import Parameter, Signature
 from random import Random
 from typing import Any
 
@@ -12,7 +14,7 @@ from gymnasium import spaces
 from envs.among_us import events
 from envs.among_us.pictures import describe, picture
 from envs.among_us.rules import count_votes, hear, new_game, play_moves, say
-from envs.among_us.state import NAMES, SKIP, VOTE, WAIT, Action, Ending, Phase, Role, Room, Rules
+from envs.among_us.state import NAMES, SKIP, VOTE, WAIT, Action, Ending, Phase, Role, Rules
 from envs.among_us.texts import EXCHANGEABLE, OPTION, QUESTION, explain, write
 from envs.core import END, Question, Step, Style, TextGame, TurnKind, View, clean
 
@@ -22,13 +24,10 @@ MAX_TEXT = 4_000  # characters of an observation besides a message; the natural 
 class AmongUs(TextGame):
     """The game as a PettingZoo parallel environment.
 
-    Settings: all fields of `Rules`, `style` ("natural" or "compact"; the reset option `styles` gives agents others) and
-    `render_mode` (None, "ansi" or "rgb_array"). Raises ValueError, naming the setting, for values that make no game.
-
-    Moves and votes are turns CHOOSE, messages SPEAK. The dead stay in `agents` with WAIT. A reply that is none of the
-    options counts as `wait` or `skip`, and the player is told. `reset(options=...)` knows `imposters` (seats), `names`
-    (in seat order), `tasks` (rooms of each seat), `layout` (width, height) and `styles` (by agent). The `entry` of an
-    action is move, vote or message.
+    Settings: all fields of `Rules`, `style` ("natural" or "compact") and `render_mode` (None, "ansi" or "rgb_array").
+    Raises ValueError, naming the setting, for values that make no game. `reset(options=...)` knows `imposters` (seats),
+    `names` (in seat order), `tasks` (rooms of each seat), `layout` (width, height) and `styles` (by agent). A reply
+    that is none of the options counts as `wait` or `skip`. The `entry` of an action is move, vote or message.
 
     The outcome, the same dict for all, has `winner` ("crewmates", "imposters" or None), `how` (an `Ending`), `steps`,
     `points` of each seat without shaping, `imposters` (agents), `alive`, and counts of `decisions`, `messages`,
@@ -37,43 +36,18 @@ class AmongUs(TextGame):
 
     metadata = {"name": "among_us_v0", "render_modes": ["ansi", "rgb_array"], "is_parallelizable": True}  # noqa: RUF012
     generator = Random
+    __signature__ = Signature(  # shows all settings
+        [Parameter("style", Parameter.KEYWORD_ONLY, default="compact")]
+        + [Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default) for f in fields(Rules)]
+        + [Parameter("render_mode", Parameter.KEYWORD_ONLY, default=None)]
+    )
 
-    def __init__(
-        self,
-        style: str = "compact",
-        width: int = 2,
-        height: int = 2,
-        layouts: tuple[Room, ...] = (),
-        players: int = 5,
-        imposters: int = 1,
-        tasks: int = 4,
-        tasks_range: tuple[int, int] | None = None,
-        walk_steps: int = 3,
-        task_steps: int = 8,
-        cooldown: int = 6,
-        reprompt: int = 2,
-        messages_each: int = 2,
-        message_words: int = 20,
-        message_chars: int = 200,
-        imposters_report: bool = False,
-        recall: bool = False,
-        candidates: str = "living_others",
-        belief: str = "question",
-        max_steps: int = 300,
-        shaping: float = 0.0,
-        loser_reward: float = 0.0,
-        render_mode: str | None = None,
-    ) -> None:
-        self.rules = Rules(
-            width, height, layouts, players, imposters, tasks, tasks_range, walk_steps, task_steps, cooldown, reprompt,
-            messages_each, message_words, message_chars, imposters_report, recall, candidates, belief, max_steps,
-            shaping, loser_reward,
-        )  # fmt: skip
-        agents = [f"player_{seat}" for seat in range(players)]
-        super().__init__(
-            agents, style, render_mode, max_text=MAX_TEXT + message_chars, max_reply=message_chars + len(END)
-        )
-        self.state_space = spaces.Box(-1, 1_000, (players, 9), np.float32)
+    def __init__(self, style: str = "compact", render_mode: str | None = None, **settings: Any) -> None:
+        self.rules = Rules(**settings)
+        agents = [f"player_{seat}" for seat in range(self.rules.players)]
+        most = self.rules.message_chars
+        super().__init__(agents, style, render_mode, max_text=MAX_TEXT + most, max_reply=most + len(END))
+        self.state_space = spaces.Box(-1, 1_000, (self.rules.players, 9), np.float32)
 
     def begin(self, rng: Random, options: Mapping[str, Any]) -> dict[str, View]:
         game = self._game = new_game(self.rules, rng.getrandbits(63), options)

@@ -7,16 +7,10 @@ import numpy as np
 from envs.among_us.state import Activity, Game, Phase, Role, Room
 from envs.among_us.texts import cell_of
 
-# --- Pictures ---------------------------------------------------------------------------------------------------------
 _COLOURS = {
-    "Red": (214, 39, 40),
-    "Blue": (31, 119, 220),
-    "Green": (44, 140, 44),
-    "Yellow": (240, 210, 40),
-    "Orange": (255, 127, 14),
-    "Purple": (128, 70, 170),
-    "Pink": (245, 150, 200),
-}
+    "Red": (214, 39, 40), "Blue": (31, 119, 220), "Green": (44, 140, 44), "Yellow": (240, 210, 40),
+    "Orange": (255, 127, 14), "Purple": (128, 70, 170), "Pink": (245, 150, 200),
+}  # fmt: skip
 _CELL, _SLOT = 96, 24  # pixels: a room's side, a player's place in it
 
 

@@ -12,66 +12,61 @@ from envs.core import END, Style
 _N = f"(?:{'|'.join(NAMES)})"
 _n = f"(?:{'|'.join(LOWER.values())})"
 _R, _r = r"\(\d,\d\)", f"(?:{'|'.join(ROOM_OF)})"
-_PATTERNS: dict[Style, tuple[tuple[type, re.Pattern[str]], ...]] = {
-    Style.COMPACT: tuple(
-        (kind, re.compile(pattern))
-        for kind, pattern in (
-            (events.Said, rf" ({_n}) says (?:(.*?) )?{re.escape(END)}"),
-            (events.Killed, rf" killer ({_n}) victim ({_n}|you)"),
-            (
-                events.Look,
-                rf" at ({_r})((?: {_n})*)((?: in {_n} {_r})*)((?: out {_n} {_r})*)((?: body {_n})*)((?: task)*)"
-                r"( ready| cooldown \d+)?",
-            ),
-            (events.Done, " done"),
-            (events.SpeakNow, " speak"),
-            (events.VoteNow, r" vote\b"),
-            (events.Cut, " cut"),
-            (events.Refused, " refused (wait|skip)"),
-            (events.Tally, rf" votes((?: (?:{_n}|skip) \d+)+) ejected ({_n}|nobody)"),
-            (events.Meeting, rf" meeting ({_n}) found ({_n}) at ({_r}) living((?: {_n})+)"),
-            (events.Recall, rf" recall((?: killer {_n} victim {_n})*)((?: {_n} {_r})*)"),
-            (
-                events.Intro,
-                rf" grid (\d) (\d) imposters (\d) players((?: {_n})+) you ({_n}) (crewmate|imposter)"
-                rf"(?: with((?: {_n})+))?(?: tasks((?: {_r})+))?",
-            ),
-            (events.Over, " (crewmates|imposters|nobody) win ([a-z]+)"),
-        )
+_FORMS: dict[Style, tuple[tuple[type, str], ...]] = {
+    Style.COMPACT: (
+        (events.Said, rf" ({_n}) says (?:(.*?) )?{re.escape(END)}"),
+        (events.Killed, rf" killer ({_n}) victim ({_n}|you)"),
+        (
+            events.Look,
+            rf" at ({_r})((?: {_n})*)((?: in {_n} {_r})*)((?: out {_n} {_r})*)((?: body {_n})*)((?: task)*)"
+            r"( ready| cooldown \d+)?",
+        ),
+        (events.Done, " done"),
+        (events.SpeakNow, " speak"),
+        (events.VoteNow, r" vote\b"),
+        (events.Cut, " cut"),
+        (events.Refused, " refused (wait|skip)"),
+        (events.Tally, rf" votes((?: (?:{_n}|skip) \d+)+) ejected ({_n}|nobody)"),
+        (events.Meeting, rf" meeting ({_n}) found ({_n}) at ({_r}) living((?: {_n})+)"),
+        (events.Recall, rf" recall((?: killer {_n} victim {_n})*)((?: {_n} {_r})*)"),
+        (
+            events.Intro,
+            rf" grid (\d) (\d) imposters (\d) players((?: {_n})+) you ({_n}) (crewmate|imposter)"
+            rf"(?: with((?: {_n})+))?(?: tasks((?: {_r})+))?",
+        ),
+        (events.Over, " (crewmates|imposters|nobody) win ([a-z]+)"),
     ),
-    Style.NATURAL: tuple(
-        (kind, re.compile(pattern))
-        for kind, pattern in (
-            (events.Said, rf'({_N}) says: "(.*)"\n'),
-            (events.Killed, rf"You notice ({_N}) killing ({_N})!\n|({_N}) has killed you\..*\n"),
-            (
-                events.Look,
-                rf"You are in room ({_R})\.( Here with you: [\w, ]+\.)?((?: {_N} is entering from room {_R}\.)*)"
-                rf"((?: {_N} is leaving to room {_R}\.)*)(?: Nobody else is here\.)?((?: The body of {_N} lies here!)*)"
-                r"( Tasks of yours to do here: \d+\.)?( Steps until you may kill: \d+\.| You may kill now\.)?\n",
-            ),
-            (events.Done, "You have done the task.\n"),
-            (events.SpeakNow, "It is your turn to speak.\n"),
-            (events.VoteNow, "Now everybody votes.*\n"),
-            (events.Cut, "Your message was too long.*\n"),
-            (events.Refused, r"Your reply was not one of your options\. It counts as: (wait|skip)\.\n"),
-            (events.Tally, rf"Votes: ([\w, ]+)\. ({_N}|Nobody) is ejected\.\n"),
-            (events.Meeting, rf"({_N}) has found the body of ({_N}) in room ({_R})\..*Alive: ([\w, ]+)\.\n"),
-            (
-                events.Recall,
-                rf"What you have seen: ((?:{_N} killed {_N}(?:, )?)*)((?:{_N} was last in room {_R}(?:, )?)*)\.\n",
-            ),
-            (
-                events.Intro,
-                rf"You play Among Us on a grid of rooms, (\d) wide and (\d) high\.\nPlayers: ([\w, ]+)\. "
-                rf"Imposters among them: (\d)\.\nYou are ({_N}), an? (crewmate|imposter)\.\n"
-                r"(?:Your fellow imposters: ([\w, ]+)\.\n)?(?:Your tasks are in: (.*)\.\n)?",
-            ),
-            (events.Over, r"The game is over\. (?:The (crewmates|imposters) win|Nobody wins): (.*)\.\n"),
-            (type(None), ".*\n"),  # the rules explained
-        )
+    Style.NATURAL: (
+        (events.Said, rf'({_N}) says: "(.*)"\n'),
+        (events.Killed, rf"You notice ({_N}) killing ({_N})!\n|({_N}) has killed you\..*\n"),
+        (
+            events.Look,
+            rf"You are in room ({_R})\.( Here with you: [\w, ]+\.)?((?: {_N} is entering from room {_R}\.)*)"
+            rf"((?: {_N} is leaving to room {_R}\.)*)(?: Nobody else is here\.)?((?: The body of {_N} lies here!)*)"
+            r"( Tasks of yours to do here: \d+\.)?( Steps until you may kill: \d+\.| You may kill now\.)?\n",
+        ),
+        (events.Done, "You have done the task.\n"),
+        (events.SpeakNow, "It is your turn to speak.\n"),
+        (events.VoteNow, "Now everybody votes.*\n"),
+        (events.Cut, "Your message was too long.*\n"),
+        (events.Refused, r"Your reply was not one of your options\. It counts as: (wait|skip)\.\n"),
+        (events.Tally, rf"Votes: ([\w, ]+)\. ({_N}|Nobody) is ejected\.\n"),
+        (events.Meeting, rf"({_N}) has found the body of ({_N}) in room ({_R})\..*Alive: ([\w, ]+)\.\n"),
+        (
+            events.Recall,
+            rf"What you have seen: ((?:{_N} killed {_N}(?:, )?)*)((?:{_N} was last in room {_R}(?:, )?)*)\.\n",
+        ),
+        (
+            events.Intro,
+            rf"You play Among Us on a grid of rooms, (\d) wide and (\d) high\.\nPlayers: ([\w, ]+)\. "
+            rf"Imposters among them: (\d)\.\nYou are ({_N}), an? (crewmate|imposter)\.\n"
+            r"(?:Your fellow imposters: ([\w, ]+)\.\n)?(?:Your tasks are in: (.*)\.\n)?",
+        ),
+        (events.Over, r"The game is over\. (?:The (crewmates|imposters) win|Nobody wins): (.*)\.\n"),
+        (type(None), ".*\n"),  # the rules explained
     ),
 }
+_PATTERNS = {style: [(kind, re.compile(form)) for kind, form in forms] for style, forms in _FORMS.items()}
 
 
 def read(text: str, style: Style) -> list[events.Event]:
@@ -121,16 +116,8 @@ def _event(kind: type, found: re.Match[str], style: Style) -> events.Event:
         return events.Recall(tuple(zip(killings[::2], killings[1::2], strict=True)), tuple(sightings))
     if kind is events.Intro:
         names, imposters = (g[2], g[3]) if style is Style.NATURAL else (g[3], g[2])
-        return events.Intro(
-            name=_names(g[4])[0],
-            role=Role(g[5]),
-            width=int(g[0]),
-            height=int(g[1]),
-            names=_names(names),
-            imposters=int(imposters),
-            fellows=_names(g[6] or ""),
-            tasks=_rooms(g[7] or "", style),
-        )
+        size, fellows, tasks = (int(g[0]), int(g[1])), _names(g[6] or ""), _rooms(g[7] or "", style)
+        return events.Intro(_names(g[4])[0], Role(g[5]), *size, _names(names), int(imposters), fellows, tasks)
     if kind is events.Over:
         winner = None if g[0] in (None, "nobody") else Role(g[0][:-1])
         return events.Over(winner, Ending(g[1]) if style is Style.COMPACT else _ENDING[g[1]])

@@ -56,10 +56,9 @@ def new_game(rules: Rules, seed: int, options: Mapping[str, Any] | None = None) 
         if "tasks" in start:
             tasks = list(start["tasks"][seat])
         room = ((width - 1) // 2, 0)
-        if seat in imposters:
-            players.append(Player(name, Role.IMPOSTER, room, [], rules.cooldown, own))
-        else:
-            players.append(Player(name, Role.CREWMATE, room, tasks, 0, own))
+        imposter = seat in imposters
+        role = Role.IMPOSTER if imposter else Role.CREWMATE
+        players.append(Player(name, role, room, [] if imposter else tasks, rules.cooldown if imposter else 0, own))
     game = Game(rules, width, height, players, tuple(imposters), Random(f"{seed} talk"))
     if any(not 0 <= x < width or not 0 <= y < height for p in players for x, y in p.tasks):
         raise ValueError(f"The reset option 'tasks' names rooms outside the grid of {width} x {height}.")
@@ -75,29 +74,28 @@ def new_game(rules: Rules, seed: int, options: Mapping[str, Any] | None = None) 
 
 def _read_start(options: Mapping[str, Any], rules: Rules) -> dict[str, Any]:
     """The known reset options, checked."""
-    start: dict[str, Any] = {}
-    for key in ("imposters", "names", "layout", "tasks"):
-        if key in options and not isinstance(options[key], list | tuple):
-            raise ValueError(f"The reset option {key!r} must be a list or tuple, got {options[key]!r}.")
-    seats = range(rules.players)
-    if "imposters" in options:
-        imposters = tuple(options["imposters"])
-        known = all(isinstance(seat, SupportsIndex) and seat in seats for seat in imposters)
-        if not known or not len(imposters) == len(set(imposters)) == rules.imposters:
+    start = {key: options[key] for key in ("imposters", "names", "layout", "tasks") if key in options}
+    for key, value in start.items():
+        if not isinstance(value, list | tuple):
+            raise ValueError(f"The reset option {key!r} must be a list or tuple, got {value!r}.")
+    if "imposters" in start:
+        seats, last = start["imposters"], rules.players - 1
+        known = all(isinstance(seat, SupportsIndex) and seat in range(rules.players) for seat in seats)
+        if not known or not len(seats) == len(set(seats)) == rules.imposters:
             raise ValueError(
-                f"The reset option 'imposters' must be {rules.imposters} of seats 0 to {seats[-1]}, got {imposters}."
+                f"The reset option 'imposters' must be {rules.imposters} of seats 0 to {last}, got {seats}."
             )
-        start["imposters"] = tuple(map(operator.index, imposters))
-    if "names" in options:
-        names = start["names"] = tuple(str(name).capitalize() for name in options["names"])
+        start["imposters"] = tuple(map(operator.index, seats))
+    if "names" in start:
+        names = start["names"] = tuple(str(name).capitalize() for name in start["names"])
         if len(names) != rules.players or len(set(names)) != len(names) or not set(names) <= set(NAMES):
             raise ValueError(
                 f"The reset option 'names' must be {rules.players} different names of {', '.join(NAMES)}, got {names}."
             )
-    if "layout" in options:
-        start["layout"] = check_layouts((options["layout"],))[0]
-    if "tasks" in options:
-        tasks = start["tasks"] = [check_pairs("tasks", own) for own in options["tasks"]]
+    if "layout" in start:
+        start["layout"] = check_layouts((start["layout"],))[0]
+    if "tasks" in start:
+        tasks = start["tasks"] = [check_pairs("tasks", own) for own in start["tasks"]]
         if len(tasks) != rules.players or not all(tasks):
             raise ValueError("The reset option 'tasks' must give at least one room (x, y) for each seat.")
     return start

@@ -26,27 +26,27 @@ Room = tuple[int, int]  # x from the west, y from the north
 class Rules:
     """The settings of the game. Raises ValueError, naming the setting, for values that make no game."""
 
-    width: int  # rooms, 1 to 5
-    height: int
-    layouts: tuple[Room, ...]  # where given, each episode draws its (width, height) from these
-    players: int  # 4 to 7
-    imposters: int  # fewer than the crewmates
-    tasks: int  # of each crewmate, each in a random room
-    tasks_range: tuple[int, int] | None  # where given, each episode draws `tasks` from lowest to highest
-    walk_steps: int  # steps to a neighbouring room
-    task_steps: int  # steps to do a task
-    cooldown: int  # steps before an imposter may kill: at the start, after a kill, after a discussion
-    reprompt: int  # a waiting player is asked again after so many steps, or when what it sees changes
-    messages_each: int  # in a discussion; 0: straight to the vote
-    message_words: int  # longer messages are cut
-    message_chars: int
-    imposters_report: bool
-    recall: bool  # a discussion begins with a reminder of what each has seen since the last one
-    candidates: str  # of the belief question: living_others or all_names
-    belief: str  # the belief question: question, which has words of its own, or vote, which has the vote's
-    max_steps: int  # then nobody wins: a truncation, since no player is told of this limit
-    shaping: float  # extra reward for a task done, a kill, a report, a crewmate's vote for an imposter
-    loser_reward: float  # of the losers, and of everybody when time runs out; winners get 1
+    width: int = 2  # rooms, 1 to 5
+    height: int = 2
+    layouts: tuple[Room, ...] = ()  # where given, each episode draws its (width, height) from these
+    players: int = 5  # 4 to 7
+    imposters: int = 1  # fewer than the crewmates
+    tasks: int = 4  # of each crewmate, each in a random room
+    tasks_range: tuple[int, int] | None = None  # where given, each episode draws `tasks` from lowest to highest
+    walk_steps: int = 3  # steps to a neighbouring room
+    task_steps: int = 8  # steps to do a task
+    cooldown: int = 6  # steps before an imposter may kill: at the start, after a kill, after a discussion
+    reprompt: int = 2  # a waiting player is asked again after so many steps, or when what it sees changes
+    messages_each: int = 2  # in a discussion; 0: straight to the vote
+    message_words: int = 20  # longer messages are cut
+    message_chars: int = 200
+    imposters_report: bool = False
+    recall: bool = False  # a discussion begins with a reminder of what each has seen since the last one
+    candidates: str = "living_others"  # of the belief question; or all_names
+    belief: str = "question"  # the belief question: question, which has words of its own, or vote, which has the vote's
+    max_steps: int = 300  # then nobody wins: a truncation, since no player is told of this limit
+    shaping: float = 0.0  # extra reward for a task done, a kill, a report, a crewmate's vote for an imposter
+    loser_reward: float = 0.0  # of the losers, and of everybody when time runs out; winners get 1
 
     def __post_init__(self) -> None:
         least = {"players": MIN_PLAYERS, "messages_each": 0, "cooldown": 0}
@@ -55,20 +55,15 @@ class Rules:
             if f.type == "int":
                 check_whole(f.name, getattr(self, f.name), least.get(f.name, 1), most.get(f.name, 1_000))
         if 2 * self.imposters >= self.players:
-            raise ValueError(
-                f"imposters must be fewer than crewmates, at most {(self.players - 1) // 2} among {self.players} "
-                f"players, got {self.imposters}."
-            )
+            most_imposters = f"at most {(self.players - 1) // 2} among {self.players} players"
+            raise ValueError(f"imposters must be fewer than crewmates, {most_imposters}, got {self.imposters}.")
         if self.width * self.height == 1:
             raise ValueError("width and height must not both be 1: there would be nowhere to walk to.")
         object.__setattr__(self, "layouts", check_layouts(self.layouts or ()))  # tuples, where YAML gave lists
         if self.tasks_range is not None:
             low, high = check_pairs("tasks_range", (self.tasks_range,))[0]
             if not 1 <= low <= high <= MAX_TASKS:
-                raise ValueError(
-                    f"tasks_range must be the lowest and highest number of tasks, within 1 to {MAX_TASKS}, "
-                    f"got ({low}, {high})."
-                )
+                raise ValueError(f"tasks_range must be lowest and highest, in 1 to {MAX_TASKS}, got ({low}, {high}).")
             object.__setattr__(self, "tasks_range", (low, high))
         for name in ("imposters_report", "recall"):
             if not isinstance(getattr(self, name), bool):
@@ -88,9 +83,7 @@ def check_layouts(value: Any) -> tuple[Room, ...]:
     layouts = check_pairs("layouts", value)
     for width, height in layouts:
         if not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE and width * height > 1):
-            raise ValueError(
-                f"layouts must be pairs of sides of 1 to {MAX_SIDE} rooms, not both 1, got ({width}, {height})."
-            )
+            raise ValueError(f"layouts must be sides of 1 to {MAX_SIDE} rooms, not both 1, got ({width}, {height}).")
     return layouts
 
 
@@ -207,9 +200,8 @@ class Game:
         self.by_name = sorted(self.players, key=lambda p: NAMES.index(p.name))
         self.seat = {p.name: seat for seat, p in enumerate(self.players)}
         self.clear()
-        self.counts = dict.fromkeys(
-            ("decisions", "messages", "discussions", "kills", "tasks", "ejections", "votes", "votes_for_imposter"), 0
-        )
+        counted = "decisions messages discussions kills tasks ejections votes votes_for_imposter"
+        self.counts = dict.fromkeys(counted.split(), 0)
 
     def clear(self) -> None:
         self.told = [[] for _ in self.players]

@@ -129,18 +129,15 @@ def _write_natural(event: events.Event) -> str:
             text += f"Players: {', '.join(names)}. Imposters among them: {imposters}.\n"
             text += f"You are {name}, {'an imposter' if role is Role.IMPOSTER else 'a crewmate'}.\n"
             text += f"Your fellow imposters: {', '.join(fellows)}.\n" if fellows else ""
-            return text + (
-                f"Your tasks are in: {', '.join(f'room {cell_of(room)}' for room in tasks)}.\n" if tasks else ""
-            )
+            places = ", ".join(f"room {cell_of(room)}" for room in tasks)
+            return text + (f"Your tasks are in: {places}.\n" if tasks else "")
         case events.Done():
             return "You have done the task.\n"
         case events.Killed(killer, victim):
             return f"You notice {killer} killing {victim}!\n" if victim else f"{killer} has killed you. You are dead.\n"
         case events.Meeting(finder, victim, room, living):
-            return (
-                f"{finder} has found the body of {victim} in room {cell_of(room)}. A discussion begins. "
-                f"Alive: {', '.join(living)}.\n"
-            )
+            found = f"{finder} has found the body of {victim} in room {cell_of(room)}."
+            return f"{found} A discussion begins. Alive: {', '.join(living)}.\n"
         case events.Recall(killings, sightings):
             seen = [f"{killer} killed {victim}" for killer, victim in killings]
             seen += [f"{name} was last in room {cell_of(room)}" for name, room in sightings]
@@ -179,13 +176,12 @@ def explain(rules: Rules, start_room: Room) -> str:
     """The rules in sentences, which natural style puts after the intro."""
     steps = f"Walking to a neighbouring room takes {rules.walk_steps} steps, a task {rules.task_steps} steps"
     reporting = "Everybody" if rules.imposters_report else "Crewmates"
+    talk = "everybody alive votes"
     if rules.messages_each:
         talk = (
             f"everybody alive speaks, {rules.messages_each} messages each of at most {rules.message_words} words, "
             f"finished with {END}; then all vote"
         )
-    else:
-        talk = "everybody alive votes"
     return (
         "Room (x,y) lies x rooms east and y rooms south of the north-west corner. "
         f"All start in room {cell_of(start_room)}.\n"

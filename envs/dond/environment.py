@@ -14,21 +14,9 @@ import numpy as np
 from gymnasium import spaces
 
 from envs.core import Step, Style, TextGame, TurnKind, View, check_number, check_whole
+from envs.dond import rules
 from envs.dond.replies import Message, Refused, parse_reply, proposal_text
-from envs.dond.rules import (
-    ITEMS,
-    MAX_POINTS,
-    Context,
-    ContextSplit,
-    Triple,
-    claim_points,
-    complementary,
-    contexts,
-    in_test,
-    read_contexts,
-    scores,
-    undominated,
-)
+from envs.dond.rules import ITEMS, MAX_POINTS, SPLITS, Context, Triple
 from envs.dond.texts import QUESTIONS, WORDING, passed_on, prompt
 
 AGENTS = ("player_0", "player_1")
@@ -70,8 +58,7 @@ class DealOrNoDeal(TextGame):
 
     Raises ValueError, naming the setting, for values outside these ranges. Players are told of every limit, so games
     terminate and are never truncated. `reset(options=...)` knows `counts` and `values` (given together, seat order),
-    `first` (seat number) and `styles` (by agent). The `entry` of an action is message, propose or error. The outcome
-    is the same dict for both.
+    `first` (seat number) and `styles` (by agent). The `entry` of an action is message, propose or error.
     """
 
     metadata = {"name": "dond_v0", "render_modes": ["ansi"], "is_parallelizable": True}  # noqa: RUF012
@@ -88,18 +75,18 @@ class DealOrNoDeal(TextGame):
         render_mode: str | None = None,
     ) -> None:
         check_number("objective", objective, -1, 1)
-        if split not in tuple(ContextSplit):
-            raise ValueError(f"split must be one of {', '.join(ContextSplit)}, got {split!r}.")
-        limits = {"max_entries": max_entries, "max_errors": max_errors, "max_message_chars": max_message_chars}
-        for name, limit in limits.items():
-            check_whole(name, limit, 1, 10**9)
+        if split not in SPLITS:
+            raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}.")
+        check_whole("max_entries", max_entries, 1, 10**9)
+        check_whole("max_errors", max_errors, 1, 10**9)
+        check_whole("max_message_chars", max_message_chars, 1, 10**9)
         super().__init__(
             AGENTS, style, render_mode, max_text=MAX_TEXT + max_message_chars, max_reply=max_message_chars + MAX_TAGS
         )
         self.objective = float(objective)
         self.max_entries, self.max_errors, self.max_message_chars = max_entries, max_errors, max_message_chars
         self.state_space = spaces.Box(-1.0, float(MAX_POINTS), (18,), np.float32)
-        if split == ContextSplit.OUTSIDE and contexts is None:
+        if split == "outside" and contexts is None:
             raise ValueError("split must be all, train or test where contexts is None, got 'outside': of which file?")
         self._pool = pool(contexts, split)
         if not self._pool:
@@ -158,7 +145,7 @@ class DealOrNoDeal(TextGame):
                 if not pending:
                     new[partner].append(words[partner].proposed)
                 else:
-                    agreed = complementary((self._claims[0], self._claims[1]), self._context.counts)
+                    agreed = rules.complementary((self._claims[0], self._claims[1]), self._context.counts)
                     ending = Ending.DEAL if agreed else Ending.MISMATCH
             self._mover = partner
             if ending is None and self._messages + self._proposals >= self.max_entries:
@@ -168,7 +155,7 @@ class DealOrNoDeal(TextGame):
         reward = (0.0, 0.0)
         if ending:
             both = self._end(ending)
-            reward = scores(both, self.objective)
+            reward = rules.scores(both, self.objective)
             for seat in (0, 1):
                 own = words[seat]
                 new[seat].append(own.deal.format(both[seat], both[1 - seat]) if ending is Ending.DEAL else own.no_deal)
@@ -181,10 +168,8 @@ class DealOrNoDeal(TextGame):
     def facts(self) -> dict[str, Any]:
         """Hidden facts, for analysts: counts, values in seat order, first mover, objective."""
         self.check_started()
-        context = self._context
-        return {
-            "counts": context.counts, "values": context.values, "first": self._first, "objective": self.objective,
-        }  # fmt: skip
+        facts = vars(self._context)  # counts and values
+        return {**facts, "first": self._first, "objective": self.objective}
 
     def privileged(self, agent: str) -> tuple[float, ...]:
         """Numbers for a privileged critic at this seat: the partner's values of the items, one-hot, 3 x 11."""
@@ -239,7 +224,7 @@ class DealOrNoDeal(TextGame):
     def _end(self, ending: Ending) -> tuple[int, int]:
         """Settles the outcome and returns both players' points."""
         claims = (self._claims[0], self._claims[1])
-        both = claim_points(self._context, claims)
+        both = rules.claim_points(self._context, claims)
         self._mover = None
         self._outcome = {
             "deal": ending is Ending.DEAL,
@@ -248,7 +233,7 @@ class DealOrNoDeal(TextGame):
             "claims": claims,
             "counts": self._context.counts,
             "values": self._context.values,
-            "pareto": undominated(self._context, both, self.objective),
+            "pareto": rules.pareto_optimal(self._context, claims, self.objective),
             "messages": self._messages,
             "errors": self._errors,
             "first": self._first,
@@ -258,18 +243,18 @@ class DealOrNoDeal(TextGame):
 
 def pool(path: str | Path | None, split: str) -> tuple[Context, ...]:
     """The contexts that games with these settings are drawn from, in the file's order. Raises as `read_contexts`."""
-    return _split(path, 0 if path is None else Path(path).stat().st_mtime_ns, ContextSplit(split))
+    return _split(path, 0 if path is None else Path(path).stat().st_mtime_ns, split)
 
 
 @cache  # a batch of games opens the same file many times
-def _split(path: str | Path | None, changed: int, split: ContextSplit) -> tuple[Context, ...]:
-    every = contexts() if path is None else read_contexts(path)
-    if split is ContextSplit.ALL:
+def _split(path: str | Path | None, changed: int, split: str) -> tuple[Context, ...]:
+    every = rules.contexts() if path is None else rules.read_contexts(path)
+    if split == "all":
         return every
-    if split is ContextSplit.OUTSIDE:
+    if split == "outside":
         inside = {(context.counts, frozenset(context.values)) for context in every}
-        return tuple(context for context in contexts() if (context.counts, frozenset(context.values)) not in inside)
-    return tuple(context for context in every if in_test(context) == (split is ContextSplit.TEST))
+        return tuple(each for each in rules.contexts() if (each.counts, frozenset(each.values)) not in inside)
+    return tuple(context for context in every if rules.in_test(context) == (split == "test"))
 
 
 def _start(options: Mapping[str, Any], drawn: Context, first: int) -> tuple[Context, int]:

@@ -12,34 +12,35 @@ from envs.dond.rules import Triple
 MESSAGE, PROPOSE = "[message]", "[propose]"
 
 
-class Reason(StrEnum):
-    """Reasons to refuse a reply, in the order of the checks. The value is the correction that compact style shows."""
-
-    NOT_TEXT = "not text"
-    NO_TAG = "no tag"
-    SECOND_TAG = "second tag"
-    MESSAGE_AFTER_PROPOSAL = "proposal pending"
-    PROPOSAL_FIRST = "no message yet"
-    EMPTY_MESSAGE = "empty"
-    ITEMS = "items"
-    COUNTS = "three counts"
-    FORM = "form"
-    TOO_MANY = "too many"
-
-
 EXAMPLE = f"{PROPOSE} (1 books, 2 hats, 0 balls) {END}"
-_CORRECTIONS = {
-    Reason.NOT_TEXT: f"A reply is text. Start it with {MESSAGE} or {PROPOSE} and finish it with {END}.",
-    Reason.NO_TAG: f"Start your reply with {MESSAGE} or {PROPOSE}.",
-    Reason.SECOND_TAG: f"Send one message or one proposal at a time: write {MESSAGE} or {PROPOSE} once, at the start.",
-    Reason.MESSAGE_AFTER_PROPOSAL: f"Your partner has made a proposal, so you can only propose: start with {PROPOSE}.",
-    Reason.PROPOSAL_FIRST: f"Talk before you propose: the first turn of the game must be a {MESSAGE}.",
-    Reason.EMPTY_MESSAGE: f"Your message says nothing. Write some text after {MESSAGE}.",
-    Reason.ITEMS: f"Name all three items in the order books, hats, balls, like this: {EXAMPLE}",
-    Reason.COUNTS: f"Give exactly three counts as digits, one for each item, like this: {EXAMPLE}",
-    Reason.FORM: f"Write whole numbers and nothing else around them, like this: {EXAMPLE}",
-    Reason.TOO_MANY: "You claim more than the pool holds, which is {0} books, {1} hats and {2} balls.",
-}
+
+
+class Reason(StrEnum):
+    """Reasons to refuse a reply, in the order of the checks: what compact style shows, and the whole correction."""
+
+    correction: str
+
+    def __new__(cls, shown: str, correction: str) -> Reason:
+        reason = str.__new__(cls, shown)
+        reason._value_, reason.correction = shown, correction
+        return reason
+
+    NOT_TEXT = "not text", f"A reply is text. Start it with {MESSAGE} or {PROPOSE} and finish it with {END}."
+    NO_TAG = "no tag", f"Start your reply with {MESSAGE} or {PROPOSE}."
+    SECOND_TAG = (
+        "second tag",
+        f"Send one message or one proposal at a time: write {MESSAGE} or {PROPOSE} once, at the start.",
+    )
+    MESSAGE_AFTER_PROPOSAL = (
+        "proposal pending",
+        f"Your partner has made a proposal, so you can only propose: start with {PROPOSE}.",
+    )
+    PROPOSAL_FIRST = "no message yet", f"Talk before you propose: the first turn of the game must be a {MESSAGE}."
+    EMPTY_MESSAGE = "empty", f"Your message says nothing. Write some text after {MESSAGE}."
+    ITEMS = "items", f"Name all three items in the order books, hats, balls, like this: {EXAMPLE}"
+    COUNTS = "three counts", f"Give exactly three counts as digits, one for each item, like this: {EXAMPLE}"
+    FORM = "form", f"Write whole numbers and nothing else around them, like this: {EXAMPLE}"
+    TOO_MANY = "too many", "You claim more than the pool holds, which is {0} books, {1} hats and {2} balls."
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ def _parse_proposal(body: str, counts: Triple, messages_sent: int) -> Proposal |
 
 
 def _refused(reason: Reason, counts: Triple) -> Refused:
-    return Refused(reason, _CORRECTIONS[reason].format(*counts))
+    return Refused(reason, reason.correction.format(*counts))
 
 
 def proposal_text(claim: Triple) -> str:

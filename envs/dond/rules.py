@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -35,10 +34,6 @@ class Context:
 
     def __post_init__(self) -> None:
         counts, values = self.counts, self.values
-        if not _is_triple(counts):
-            raise ValueError(f"counts must be three whole numbers (books, hats, balls), got {counts!r}.")
-        if not (isinstance(values, tuple) and len(values) == 2 and all(_is_triple(v) for v in values)):
-            raise ValueError(f"values must be three whole numbers for each of the two players, got {values!r}.")
         if not all(MIN_COUNT <= n <= MAX_COUNT for n in counts):
             raise ValueError(f"Each count must be {MIN_COUNT} to {MAX_COUNT}, got counts {counts}.")
         if not MIN_POOL <= sum(counts) <= MAX_POOL:
@@ -53,14 +48,7 @@ class Context:
         if not each:
             raise ValueError(f"Every item must be worth something to at least one player, got values {values}.")
         if not both:
-            raise ValueError(
-                f"Some item must be worth something to both players, or both could reach {MAX_POINTS} points, "
-                f"got values {values}."
-            )
-
-
-def _is_triple(x: object) -> bool:
-    return isinstance(x, tuple) and len(x) == 3 and all(isinstance(n, int) for n in x)
+            raise ValueError(f"Some item must be worth something to both players, got values {values}.")
 
 
 def _overlap(own: Triple, other: Triple) -> tuple[bool, bool]:
@@ -100,13 +88,7 @@ def contexts() -> tuple[Context, ...]:
     )
 
 
-class ContextSplit(StrEnum):
-    """The contexts that games are drawn from, so that agents can be tested where they never trained."""
-
-    ALL = "all"
-    TRAIN = "train"
-    TEST = "test"
-    OUTSIDE = "outside"  # valid, and not in the file of contexts in either order of the players
+SPLITS = ("all", "train", "test", "outside")  # of contexts, so that agents can be tested where they never trained
 
 
 def in_test(context: Context) -> bool:
@@ -122,24 +104,23 @@ def read_contexts(path: str | Path) -> tuple[Context, ...]:
     check_file(path)
     lines = Path(path).read_text(encoding="utf-8", errors="replace").rstrip().split("\n")
     games: list[Context] = []
-    first: tuple[Triple, Triple] | None = None  # the first player's line of a game
+    players: list[tuple[Triple, Triple]] = []  # counts and values of each line
     for number, line in enumerate(lines, start=1):
         where = f"{path}, line {number}: expected"
         if not re.fullmatch(r"\s*([0-9]{1,3}\s+){5}[0-9]{1,3}\s*", line):
             raise ValueError(f"{where} six whole numbers, a count and a value for books, hats and balls, got {line!r}.")
         c0, v0, c1, v1, c2, v2 = map(int, line.split())
-        counts, values = (c0, c1, c2), (v0, v1, v2)
-        if first is None:
-            first = counts, values
+        players.append(((c0, c1, c2), (v0, v1, v2)))
+        if number % 2:
             continue
-        if counts != first[0]:
-            raise ValueError(f"{where} the counts of the line before, {first[0]}, got {counts}.")
+        (before, first), (counts, second) = players[-2:]
+        if counts != before:
+            raise ValueError(f"{where} the counts of the line before, {before}, got {counts}.")
         try:
-            games.append(Context(counts, (first[1], values)))
+            games.append(Context(counts, (first, second)))
         except ValueError as error:
             raise ValueError(f"{where} a valid context. {error}") from error
-        first = None
-    if first is not None:
+    if len(players) % 2:
         raise ValueError(f"{path}, line {len(lines)}: expected one more line, the second player of the last game.")
     return tuple(games)
 
@@ -167,12 +148,15 @@ def deal_points(context: Context, claim: Triple) -> tuple[int, int]:
     return points(claim, context.values[0]), points(rest(claim, context.counts), context.values[1])
 
 
-def complementary(claims: tuple[Triple | None, Triple | None], counts: Triple) -> bool:
+Claims = tuple[Triple | None, Triple | None]  # both players', None where no claim was made
+
+
+def complementary(claims: Claims, counts: Triple) -> bool:
     """True for a deal: both players made a claim, and the claims add up to the counts, item by item."""
     return claims[0] is not None and claims[1] == rest(claims[0], counts)
 
 
-def claim_points(context: Context, claims: tuple[Triple | None, Triple | None]) -> tuple[int, int]:
+def claim_points(context: Context, claims: Claims) -> tuple[int, int]:
     """Both players' points: what they claimed if that makes a deal, else 0 each."""
     if claims[0] is None or not complementary(claims, context.counts):
         return 0, 0
@@ -184,23 +168,18 @@ def scores(both: tuple[float, float], objective: float) -> tuple[float, float]:
     return both[0] + objective * both[1], both[1] + objective * both[0]
 
 
-def undominated(context: Context, reached: tuple[float, float], objective: float) -> bool:
-    """True unless some allocation is at least as good for both players and better for one, by their scores."""
+def pareto_optimal(context: Context, claims: Claims, objective: float) -> bool:
+    """True unless some allocation is at least as good for both players and better for one, by their scores.
+
+    Without a deal the points are (0, 0), measured like any other outcome.
+    """
     slack = 1e-9  # equal scores may differ in the last bit when the objective isn't an integer
-    u0, u1 = scores(reached, objective)
+    u0, u1 = scores(claim_points(context, claims), objective)
     for claim in allocations(context.counts):
         w0, w1 = scores(deal_points(context, claim), objective)
         if w0 >= u0 - slack and w1 >= u1 - slack and (w0 > u0 + slack or w1 > u1 + slack):
             return False
     return True
-
-
-def pareto_optimal(context: Context, claims: tuple[Triple | None, Triple | None], objective: float) -> bool:
-    """True unless some allocation weakly dominates what these claims lead to, under the objective.
-
-    Without a deal that is (0, 0), measured like any other outcome. With objective -1 every outcome is Pareto-optimal.
-    """
-    return undominated(context, claim_points(context, claims), objective)
 
 
 def best_joint(context: Context) -> int:

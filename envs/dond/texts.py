@@ -93,18 +93,8 @@ QUESTIONS = {  # [style][item][the partner's value]
 
 # Strings of compact style that a tokenizer made for this game should keep whole; numbers are its own business.
 COMPACT_TOKENS = (
-    MESSAGE,
-    PROPOSE,
-    END,
-    *_COMPACT_QUESTIONS,
-    *ITEMS,
-    "objective",
-    "them:",
-    "error:",
-    "note:",
-    "cut",
-    "no deal",
-    "deal",
+    *(MESSAGE, PROPOSE, END, *_COMPACT_QUESTIONS, *ITEMS),
+    *("objective", "them:", "error:", "note:", "cut", "no deal", "deal"),
     *(reason.value for reason in Reason),
 )
 

@@ -213,7 +213,7 @@ def people_metrics(folder: str, split: Any) -> Metrics:
     except (OSError, ValueError) as error:
         raise UserError(f"data.dond={folder}: {error}") from error
     left_out = ", ".join(f"{count} {reason}" for reason, count in found.skipped.items())
-    say(f"{split}: {len(found.usable)} views of human dialogues; left out: {left_out or 'none'}; {found.note}")
+    say(f"{split}: {len(found.usable)} views of human dialogues; left out: {left_out or 'none'}")
     readings = by_dialogue([view.dialogue for view in found.usable], [read_talk(human_talk(v)) for v in found.usable])
     return talk_drift([Reading.of(both) for both in readings], np.random.default_rng(0))
 

@@ -1,13 +1,10 @@
 """A player behind any OpenAI-compatible chat endpoint. It reads a game in natural style and answers like anybody else.
 
-Read downward: settings (`ChatConfig`), the file of answers that a later run can replay (`Answers`), one request with
-its tries, time limits and budget (`Endpoint`), and the seats (`ChatAgent`). A request that fails for good costs its
-own game only: that seat says nothing more, the game refuses the empty replies, and the loss is counted.
+A request that fails for good costs its own game only: that seat says nothing more, and the loss is counted.
 
 Secrets: the key comes from an environment variable and is only ever sent. Bodies and error texts of an endpoint are
-never shown or kept; the key and other secrets are struck out of answers. Thoughts are kept in the transcript, and
-nobody in the game hears them. An endpoint is not trusted: redirects are not followed, and at most `LONGEST_BODY` bytes
-are read. Left out: streamed answers, tools, prices.
+never shown or kept; the key and other secrets are struck out of answers. An endpoint is not trusted: redirects are not
+followed, and at most `LONGEST_BODY` bytes are read. Left out: streamed answers, tools, prices.
 """
 
 from __future__ import annotations
@@ -16,19 +13,20 @@ import asyncio
 import hashlib
 import json
 import logging
-import math
 import os
-import queue
 import re
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+import httpx2
 
 from envs.core import END, Style, TurnKind
 from marl.agents.base import Key, Reply, Request
@@ -43,11 +41,10 @@ YOUR_TURN = "It is your turn."  # a chat cannot end with the system's words, or 
 STRUCK_OUT = "[key]"
 LONGEST_BODY = 2**22  # bytes of a response; a longer one is no answer
 PACKED = ("identity", "gzip")  # as a response may be; others unpack to more than can be counted on the way
-TRY_AGAIN = (408, 409, 429)  # and all from 500 on
 
 ChatMessage = dict[str, str]  # role and content
-
-
+FOR_GOOD = (Lost.KEY, Lost.BUDGET, Lost.ABSENT)  # every further seat would be lost too
+CHANGED = "another chat.key, a larger chat.calls or chat.tokens, or chat.replay=false"  # what helps then
 URL = "must be http(s)://HOST/PATH without user, password or query, as in http://localhost:8000/v1"
 
 
@@ -113,10 +110,6 @@ class ChatConfig:
             raise UserError("chat.extra must be a group of fields, without messages, model or stream")
 
 
-FOR_GOOD = (Lost.KEY, Lost.BUDGET, Lost.ABSENT)  # every further seat would be lost too
-CHANGED = "another chat.key, a larger chat.calls or chat.tokens, or chat.replay=false"  # what helps then
-
-
 # --- The file of answers ----------------------------------------------------------------------------------------------
 
 
@@ -134,7 +127,6 @@ class Answers:
         """
         self.path = path
         self._answers: dict[str, Answer] = {}
-        content = b""
         try:
             if path.exists() and not path.is_file():
                 raise UserError(f"chat.answers={path} is no file. Name another")
@@ -150,7 +142,8 @@ class Answers:
                 raise UserError(
                     f"chat.answers={path}, line {number}: expected an answer as it was kept. Name another file"
                 ) from error
-        self._torn = (len(content) - len(lines[-1]), len(content)) if lines[-1] else None  # bytes: whole lines, all
+        self._torn = len(lines[-1])  # bytes of an unfinished line
+        self._read = len(content)
 
     def __len__(self) -> int:
         return len(self._answers)
@@ -161,15 +154,14 @@ class Answers:
     def add(self, request: Mapping[str, Any], answer: Answer) -> None:
         """Keeps an answer at once: it was paid for."""
         self._answers[digest(request)] = answer
-        entry = {"request": dict(request), "answer": answer.text, "tokens": answer.tokens}
-        entry |= {"thoughts": answer.thoughts} if answer.thoughts else {}
-        entry |= {"cut": True} if answer.cut else {}
+        optional = {name: value for name in ("thoughts", "cut") if (value := getattr(answer, name))}
+        entry = {"request": dict(request), "answer": answer.text, "tokens": answer.tokens, **optional}
         line = json.dumps(entry) + "\n"
         with writing(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            if self._torn and self.path.stat().st_size == self._torn[1]:
-                os.truncate(self.path, self._torn[0])
-            self._torn = None
+            if self._torn and self.path.stat().st_size == self._read:
+                os.truncate(self.path, self._read - self._torn)
+            self._torn = 0
             with self.path.open("ab") as file:
                 file.write(line.encode())
 
@@ -204,35 +196,23 @@ class Endpoint:
     """One endpoint and its budget. `ask` never raises for anything that an endpoint does."""
 
     def __init__(self, config: ChatConfig) -> None:
-        """Raises UserError if the client is not installed, or the key's variable is not set."""
-        try:
-            import openai
-        except ImportError as error:
-            raise UserError(
-                "chat: the package openai is missing. Install it with pip install -e '.[chat]' -c constraints.txt"
-            ) from error
-        for client in ("httpx", "httpx2"):  # either is openai's, by its version, and logs a line for each request
-            logging.getLogger(client).setLevel(logging.WARNING)
+        """Raises UserError if the key's variable is not set."""
+        logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs a line for each request
         self.config, self.spent = config, Spent()
-        self._openai = openai
-        self._key = os.environ.get(config.key, "").strip() if config.key else ""
-        if config.key and not self._key:
+        key = os.environ.get(config.key, "").strip() if config.key else ""
+        if config.key and not key:
             raise UserError(
                 f"chat.key={config.key}: this environment variable is not set. Set it to the endpoint's key, or give "
                 "chat.key='' for an endpoint that wants none"
             )
-        if not re.fullmatch("[!-~]*", self._key):
+        if not re.fullmatch("[!-~]*", key):
             raise UserError(f"chat.key={config.key}: the value of this environment variable can't be a key")
-        self._secrets = {*known_secrets(config.key, config.extra), *filter(None, [self._key])}
-        # Tries are ours, so that each is counted. A local server that wants no key gets a word that is none.
-        self._client = openai.AsyncOpenAI(
-            api_key=self._key or "none",
-            base_url=config.url,
-            timeout=config.timeout,
-            max_retries=0,
-            default_headers={"Accept-Encoding": "gzip"},
-            http_client=_client_of(openai),
-        )
+        self._secrets = {*known_secrets(config.key, config.extra), *filter(None, [key])}
+        authorization = {"Authorization": f"Bearer {key}"} if key else {}
+        # A cookie would be sent back, and may be of letters that no header can have.
+        cookies = CookieJar(policy=DefaultCookiePolicy(allowed_domains=[]))
+        headers = {"Accept-Encoding": "gzip", **authorization}
+        self.client = httpx2.AsyncClient(headers=headers, cookies=cookies, timeout=config.timeout)
         self._slots = asyncio.Semaphore(config.parallel)
 
     async def ask(self, messages: Sequence[ChatMessage]) -> Answer | Lost:
@@ -245,9 +225,6 @@ class Endpoint:
                 await asyncio.sleep(min(wait or 0.5 * 2**attempt, self.config.timeout))
         raise AssertionError("there is always a first try")
 
-    async def close(self) -> None:
-        await self._client.close()
-
     async def _try(self, messages: Sequence[ChatMessage]) -> tuple[Answer | Lost, float | None]:
         """Calls once. Returns also the seconds to wait before the next try: 0 if unknown, None for no other try."""
         # No tokenizer has more tokens than bytes, besides the marks around each message.
@@ -257,35 +234,28 @@ class Endpoint:
             return Lost.BUDGET, None
         spent.calls += 1
         spent.reserved += most
-        cost = 0
+        cost = most  # where nothing else is known: it may have been answered, and paid for, all the same
+        body = {"model": config.model, "messages": messages, config.max_tokens_field: config.max_tokens, **config.extra}
+        if config.temperature is not None:
+            body["temperature"] = config.temperature
         try:
             async with asyncio.timeout(config.timeout):  # the client's own limit is one of each piece that it reads
-                body = {config.max_tokens_field: config.max_tokens, **config.extra}
-                if config.temperature is not None:
-                    body["temperature"] = config.temperature
-                create: Any = self._client.chat.completions.with_raw_response.create
-                response = await create(model=config.model, messages=list(messages), extra_body=body)
-            found = read_answer(response.http_response.content.decode("utf-8-sig", "replace"))
+                url = f"{config.url.rstrip('/')}/chat/completions"
+                async with self.client.stream("POST", url, json=body) as response:
+                    if response.status_code >= 300:
+                        cost = 0
+                        return _refused(response.status_code, response.headers.get("retry-after", ""))
+                    found = read_answer((await _body(response)).decode("utf-8-sig", "replace"))
+        except (TimeoutError, httpx2.TimeoutException):
+            return Lost.TIMEOUT, 0.0
+        except (httpx2.HTTPError, httpx2.InvalidURL):
+            cost = 0
+            return Lost.UNREACHABLE, 0.0
+        else:
             if isinstance(found, Lost):
-                cost = most
                 return found, None if found is Lost.DECLINED else 0.0
             cost = most if found.tokens is None else found.tokens
             return replace(found, text=self._struck(found.text), thoughts=self._struck(found.thoughts)), None
-        except (TimeoutError, self._openai.APITimeoutError):
-            cost = most  # it may have been answered, and paid for, all the same
-            return Lost.TIMEOUT, 0.0
-        except self._openai.APIStatusError as error:
-            status = error.status_code
-            if status == 401:
-                return Lost.KEY, None
-            if status == 403:  # as a rule a moderator's refusal of these messages
-                return Lost.DECLINED, None
-            if 300 <= status < 400:
-                return Lost.MOVED, None
-            again = status in TRY_AGAIN or status >= 500
-            return Lost.BUSY if status == 429 else Lost.STATUS, _seconds(error.response.headers) if again else None
-        except self._openai.OpenAIError:
-            return Lost.UNREACHABLE, 0.0
         finally:
             spent.reserved -= most
             spent.tokens += cost
@@ -296,39 +266,26 @@ class Endpoint:
         return text
 
 
-def _client_of(openai: Any) -> Any:
-    """The client's own HTTP client, without redirects and cookies, and with a limit on the response.
-
-    Only one header is passed on: others, such as the charset, may name anything.
-    """
-
-    class Client(openai.DefaultAsyncHttpxClient):  # type: ignore[misc]
-        async def send(self, request: Any, **options: Any) -> Any:
-            response = await super().send(request, **{**options, "stream": True, "follow_redirects": False})
-            body = bytearray()
-            try:
-                if response.headers.get("content-encoding", "identity").lower() in PACKED:
-                    async for piece in response.aiter_bytes():
-                        body += piece
-                        if len(body) > LONGEST_BODY:
-                            body.clear()
-                            break
-            finally:
-                await response.aclose()
-            headers = {"retry-after": response.headers.get("retry-after", "0")}
-            return type(response)(response.status_code, headers=headers, content=bytes(body), request=request)
-
-    # A cookie is sent back, and may be of letters that no header can have.
-    return Client(cookies=CookieJar(policy=DefaultCookiePolicy(allowed_domains=[])))
+def _refused(status: int, after: str) -> tuple[Lost, float | None]:
+    """What a status other than success means, and the seconds to wait before the next try (None: no other try)."""
+    if status in (401, 403):  # 403 is as a rule a moderator's refusal of these messages
+        return Lost.KEY if status == 401 else Lost.DECLINED, None
+    if status < 400:
+        return Lost.MOVED, None
+    seconds = float(after) if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", after) else 0.0
+    again = status in (408, 409, 429) or status >= 500
+    return Lost.BUSY if status == 429 else Lost.STATUS, seconds if again else None
 
 
-def _seconds(headers: Mapping[str, str]) -> float:
-    """Seconds that the endpoint asks to wait; 0 if it doesn't say so in seconds."""
-    try:
-        seconds = float(headers.get("retry-after", "0"))
-    except ValueError:
-        return 0.0
-    return seconds if math.isfinite(seconds) and seconds > 0 else 0.0
+async def _body(response: httpx2.Response) -> bytes:
+    """The response's content; nothing if that is longer than LONGEST_BODY, or packed in another way than asked."""
+    body = bytearray()
+    if response.headers.get("content-encoding", "identity").lower() in PACKED:
+        async for piece in response.aiter_bytes():
+            body += piece
+            if len(body) > LONGEST_BODY:
+                return b""
+    return bytes(body)
 
 
 # --- Seats ------------------------------------------------------------------------------------------------------------
@@ -376,18 +333,15 @@ class ChatAgent:
         self.kept = 0  # replies from the file
         self.cut = 0  # replies that met the limit of tokens
         self._seats: dict[Key, _Seat] = {}
-        self._owed: set[Key] = set()
-        self._done: queue.SimpleQueue[tuple[Key, Answer | Lost | BaseException]] = queue.SimpleQueue()
+        self._owed: dict[Key, Future[Answer | Lost]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def act(self, requests: Sequence[Request]) -> list[Reply]:
         replies = [reply for r in requests if (reply := self._begin(r)) is not None]
-        while self._owed and (not replies or not self._done.empty()):
-            key, found = self._done.get()
-            if isinstance(found, BaseException):
-                raise found
-            self._owed.remove(key)
-            seat = self._seats[key]
+        if self._owed and not replies:
+            wait(self._owed.values(), return_when=FIRST_COMPLETED)
+        for key in [key for key, future in self._owed.items() if future.done()]:
+            seat, found = self._seats[key], self._owed.pop(key).result()
             if isinstance(found, Answer) and self.answers is not None:
                 self.answers.add(seat.request, found)
             replies.append(self._reply(key, seat, found))
@@ -405,27 +359,20 @@ class ChatAgent:
     def figures(self, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Calls, tokens, replies from the file, cut replies (if any), and lost seats by reason; added to those that a
         run noted `before` it was stopped."""
-        before = before or {"calls": 0, "tokens": 0, "replayed": 0, "lost": {}}
+        before = before or {}
         spent = self.endpoint.spent if self.endpoint else Spent()
-        counted = Counter(before["lost"]) + Counter(reason.value for _, reason in self.lost)
-        cut = before.get("cut", 0) + self.cut
-        return {
-            "calls": before["calls"] + spent.calls,
-            "tokens": before["tokens"] + spent.tokens,
-            "replayed": before["replayed"] + self.kept,
-            **({"cut": cut} if cut else {}),
-            "lost": dict(sorted(counted.items())),
-        }
+        own = {"calls": spent.calls, "tokens": spent.tokens, "replayed": self.kept, "cut": self.cut}
+        counted = {name: before.get(name, 0) + count for name, count in own.items()}
+        lost = Counter(before.get("lost", {})) + Counter(reason.value for _, reason in self.lost)
+        return {name: n for name, n in counted.items() if n or name != "cut"} | {"lost": dict(sorted(lost.items()))}
 
     def summary(self) -> str:
         """The figures in a line."""
         found = self.figures()
-        lost = ", ".join(f"{count} {reason}" for reason, count in found["lost"].items())
-        cut = f"{found['cut']} answers cut at chat.max_tokens={self.config.max_tokens}; " if "cut" in found else ""
-        return (
-            f"chat: {found['calls']} calls, {found['tokens']} tokens, {found['replayed']} kept answers used; {cut}"
-            f"seats lost to the endpoint: {lost or 'none'}"
-        )
+        lost = ", ".join(f"{count} {reason}" for reason, count in found["lost"].items()) or "none"
+        cut = f"{self.cut} answers cut at chat.max_tokens={self.config.max_tokens}; " if self.cut else ""
+        used = f"{found['calls']} calls, {found['tokens']} tokens, {self.kept} kept answers used"
+        return f"chat: {used}; {cut}seats lost to the endpoint: {lost}"
 
     def _begin(self, r: Request) -> Reply | None:
         """Reads the request. If a reply is owed, answers from the file or asks the endpoint."""
@@ -445,19 +392,16 @@ class ChatAgent:
             seat.hear(f"Choose one of these, and answer with its number alone:\n{listed}")
         elif seat.messages[-1]["role"] != "user":
             seat.hear(YOUR_TURN)
-        config = self.config
-        seat.request = {
-            "seed": seat.seed, "model": config.model, "temperature": config.temperature,
-            "max_tokens": config.max_tokens, "extra": self._extra, "messages": list(seat.messages),
-        }  # fmt: skip
+        settings = {name: getattr(self.config, name) for name in ("model", "temperature", "max_tokens")}
+        seat.request = {"seed": seat.seed, **settings, "extra": self._extra, "messages": list(seat.messages)}
         known = self.answers.get(seat.request) if self.answers is not None else None
         if known is not None:
             self.kept += 1
             return self._reply(r.key, seat, known)
         if self.endpoint is None:
             return self._reply(r.key, seat, Lost.ABSENT)
-        self._owed.add(r.key)
-        asyncio.run_coroutine_threadsafe(_ask(self.endpoint, r.key, list(seat.messages), self._done), self._running())
+        asked = self.endpoint.ask(list(seat.messages))
+        self._owed[r.key] = asyncio.run_coroutine_threadsafe(asked, self._running(self.endpoint))
         return None
 
     def _reply(self, key: Key, seat: _Seat, found: Answer | Lost) -> Reply:
@@ -479,13 +423,12 @@ class ChatAgent:
             said = seat.options[int(said) - 1]
         return Reply(key, said if seat.options else found.text, thoughts=found.thoughts, cut=cut)
 
-    def _running(self) -> asyncio.AbstractEventLoop:
+    def _running(self, endpoint: Endpoint) -> asyncio.AbstractEventLoop:
         """The event loop of the requests, on a thread that ends with this agent."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=_run, args=(self._loop,), name=CHAT, daemon=True).start()
-            assert self.endpoint is not None  # a replay sends nothing
-            weakref.finalize(self, _leave, self._loop, self.endpoint)
+            weakref.finalize(self, _leave, self._loop, endpoint)
         return self._loop
 
 
@@ -494,23 +437,9 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
     loop.close()
 
 
-async def _ask(
-    endpoint: Endpoint,
-    key: Key,
-    messages: Sequence[ChatMessage],
-    done: queue.SimpleQueue[tuple[Key, Answer | Lost | BaseException]],
-) -> None:
-    """Puts the answer, or whatever went wrong, into the queue: `act` waits for it."""
-    try:
-        done.put((key, await endpoint.ask(messages)))
-    except BaseException as error:
-        done.put((key, error))
-        raise
-
-
 def _leave(loop: asyncio.AbstractEventLoop, endpoint: Endpoint) -> None:
     async def leave() -> None:
-        await endpoint.close()
+        await endpoint.client.aclose()
         loop.stop()
 
     asyncio.run_coroutine_threadsafe(leave(), loop)

@@ -127,10 +127,7 @@ class ModelAgent:
             self._advance(writing)
 
     def repeat(self, request: Request, ids: Sequence[int]) -> int:
-        """Reads the request and takes these ids as the seat's own reply, instead of sampling one.
-
-        Returns their position in the seat's stream. They are read, and questions answered, when a reply is due.
-        """
+        """Reads the request and takes these ids as the seat's own reply. Returns their position in its stream."""
         seat = self._observe(request)
         if seat.lost:
             return len(seat.view.stream)
@@ -267,12 +264,7 @@ class ModelAgent:
 
 @dataclass(frozen=True)
 class PlayConfig:
-    """Settings of play while models learn. Lengths are in tokens.
-
-    `decode_steps`: tokens of speech that are sampled from a captured graph without asking the host (speed only, for
-    GPUs). `play_bf16`: models play as copies in bfloat16, with caches of half the memory; they sample in float32, and
-    the update scores with the trained weights.
-    """
+    """Settings of play while models learn (`decode_steps` and `play_bf16`: see `ModelAgent`). Lengths are in tokens."""
 
     iterations: int = 20
     games: int = 192

@@ -7,8 +7,7 @@ response to correlated opponents are those of FAIR 2022 (Cicero).
 
 Shapes: `*batch` are any leading axes, one entry a stage game; n players; A_i actions of player i; M_i joint actions of
 the others; K types. A game is one payoff array for each player, (*batch, A_1, ..., A_n). Games of unequal size share a
-batch by padding; `legal` says which actions exist. Utilities and lambda have the payoff's unit; KL is in nats. Left
-out: where anchors, payoffs and types come from.
+batch by padding; `legal` says which actions exist. Utilities and lambda have the payoff's unit; KL is in nats.
 """
 
 from __future__ import annotations
@@ -35,7 +34,8 @@ CHOICES = {
     "iterate": ("average", "last"),
     "first": ("uniform", "anchor"),
 }
-HUGE = 1e100
+FLOOR = 1e-50  # the least anchor probability of a legal action
+HUGE = 1e100  # payoffs are below, so that their squares are finite
 SMALLEST, LARGEST = 1e-200, 1e200  # stand for a lambda of 0 and of infinity, so that neither limit needs a case
 
 
@@ -55,21 +55,17 @@ class Settings:
     averaging: str = "linear"
     iterate: str = "average"
     first: str = "uniform"  # policy of the first iteration
-    anchor_floor: float = 1e-50  # the least anchor probability of a legal action
     exact: bool = True  # expectations over what the others may do; False draws one joint action an iteration
-    exact_limit: int = 20_000_000  # most joint actions, over the whole batch, in exact mode
     seed: int = 0  # of the draws
 
     def __post_init__(self) -> None:
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise UserError(f"{name}={getattr(self, name)}: must be one of {', '.join(allowed)}")
-        if not isinstance(self.iterations, int | np.integer) or self.iterations < 1:
-            raise UserError(f"iterations={self.iterations}: must be 1 or more, a whole number")
-        if np.ndim(self.lambdas) != 1 or not len(self.lambdas) or not all(value >= 0 for value in self.lambdas):
+        if self.iterations < 1:
+            raise UserError(f"iterations={self.iterations}: must be 1 or more")
+        if not len(self.lambdas) or not all(value >= 0 for value in self.lambdas):
             raise UserError(f"lambdas={self.lambdas}: name at least one, each 0 (no anchor) or above")
-        if not 0 < self.anchor_floor < 1e-3:
-            raise UserError(f"anchor_floor={self.anchor_floor}: must lie above 0 and below 0.001, as 1e-50 does")
 
     def step(self, t: int) -> float:
         """The share of iteration t in the sum of all weights so far."""
@@ -87,8 +83,7 @@ class Settings:
         beta = np.asarray([1 / types] * types if self.beta is None else self.beta, dtype=np.float64)
         if beta.shape not in {(types,), (players, types)} or (beta < 0).any() or not np.allclose(beta.sum(-1), 1):
             raise UserError(
-                f"beta={self.beta}: give {types} probabilities that sum to 1, one for each of lambdas={self.lambdas}, "
-                f"or such a row for each of {players} players"
+                f"beta={self.beta}: give {types} probabilities that sum to 1, one for each of lambdas={self.lambdas}"
             )
         return np.broadcast_to(beta, (players, types))
 
@@ -99,30 +94,10 @@ class Plan:
 
     average: tuple[Floats, ...]  # (*batch, K, A_i): each type's mean policy over the iterations
     last: tuple[Floats, ...]  # (*batch, K, A_i): each type's response to the final values
+    policies: tuple[Floats, ...]  # (*batch, K, A_i): the wanted iterate of the two
+    population: tuple[Floats, ...]  # (*batch, A_i): its mean over the types, as seen by who does not know them
     values: tuple[Floats, ...]  # (*batch, A_i): Q_i, the mean utility of each action; -inf where it is not legal
     utilities: tuple[Floats, ...]  # (*batch, K): each type's mean utility, without the KL term
-    beta: Floats  # (n, K)
-    iterate: str  # whether `policies` are the average or the last
-    floored: tuple[int, ...]  # how many legal actions had their anchor raised to the floor, over the whole batch
-
-    @property
-    def policies(self) -> tuple[Floats, ...]:
-        """(*batch, K, A_i): the wanted iterate of each type."""
-        return self.average if self.iterate == "average" else self.last
-
-    @property
-    def population(self) -> tuple[Floats, ...]:
-        """(*batch, A_i): sum over types of beta times policy, as seen by someone who does not know the types."""
-        return tuple(beta @ policy for beta, policy in zip(self.beta, self.policies, strict=True))
-
-
-@dataclass(frozen=True)
-class JointPlan:
-    """The result of `solve_coshar`."""
-
-    policy: Floats  # (*batch, A_1, ..., A_n): the wanted iterate
-    values: tuple[Floats, ...]  # (*batch, A_i): Q_i
-    floored: int  # how many joint actions had their anchor raised to the floor, over the whole batch
 
 
 # --- Solvers ----------------------------------------------------------------------------------------------------------
@@ -135,8 +110,6 @@ def respond(values: Floats, anchor_logprobs: Floats, lambdas: ArrayLike, kappa: 
     number or (*batch, K). With lambda and kappa 0 it is the limit of a small lambda: the best actions in proportion to
     tau.
     """
-    if not (np.asarray(lambdas) >= 0).all():
-        raise UserError(f"lambdas={lambdas!r}: each must be 0 (no anchor) or above")
     values = np.where(anchor_logprobs > -np.inf, values, -np.inf)
     gaps = values - values.max(-1, keepdims=True)  # before dividing, so that equal values stay equal
     strength = np.minimum(np.maximum(lambdas, SMALLEST), LARGEST)
@@ -156,17 +129,13 @@ def solve(
     """DiL-piKL (Bakhtin et al. 2022, algorithm 1); piKL-hedge and hedge are its cases of one type.
 
     `anchors` and `legal`: for each player (A_i,) or (*batch, A_i); by default uniform, and all legal. Raises UserError
-    for payoffs that are not finite, anchors that do not sum to 1, a player without an action, and a joint too large for
-    exact mode.
+    for payoffs or anchors that are not finite, and for anchors that do not sum to 1.
     """
     settings = settings or Settings()
-    batch, counts = _sizes(game)
-    tables = _tables(game, batch, counts, settings)
+    batch, counts, tables = _read_game(game)
     players, lambdas = range(len(counts)), np.asarray(settings.lambdas, dtype=np.float64)
-    given, allowed = _one_each("anchors", anchors, len(counts)), _one_each("legal", legal, len(counts))
-    taus, floored = zip(
-        *(_anchor(f"anchors[{i}]", given[i], allowed[i], (*batch, counts[i]), settings) for i in players), strict=True
-    )
+    allowed = [np.broadcast_to(True if legal is None else legal[i], (*batch, counts[i])) for i in players]
+    taus = [_read_anchor(None if anchors is None else anchors[i], allowed[i]) for i in players]
     log_taus = [np.log(tau, out=np.full(tau.shape, -np.inf), where=tau > 0) for tau in taus]
     beta, rng = settings.type_probs(len(players)), np.random.default_rng(settings.seed)
 
@@ -201,25 +170,24 @@ def solve(
             kappa = settings.kappa_at(t + 1, variances[i])
             policies[i] = respond(values[i], log_taus[i], lambdas, kappa)
 
+    wanted = average if settings.iterate == "average" else policies
+    mixed = tuple(beta[i] @ wanted[i] for i in players)
     found = tuple(np.where(tau > 0, q, -np.inf) for tau, q in zip(taus, values, strict=True))
-    return Plan(tuple(average), tuple(policies), found, tuple(means), beta, settings.iterate, floored)
+    return Plan(tuple(average), tuple(policies), tuple(wanted), mixed, found, tuple(means))
 
 
-def solve_coshar(game: Game, anchor: ArrayLike, settings: Settings | None = None) -> JointPlan:
+def solve_coshar(game: Game, anchor: ArrayLike, settings: Settings | None = None) -> tuple[Floats, tuple[Floats, ...]]:
     """CoShar piKL (FAIR 2022): one correlated policy, pi(a) proportional to tau(a) exp(sum_i Q_i(a_i) / lambda).
 
-    `anchor`: (*batch, A_1, ..., A_n), over joint actions. Q_i(a_i) is the running mean of player i's utility against
-    the others' actions under pi. There is one lambda; kappa and beta play no part. Raises UserError as `solve`.
+    `anchor`: (*batch, A_1, ..., A_n), over joint actions. Returns the policy, of the same shape, and each player's Q_i,
+    (*batch, A_i): the running mean of its utility against the others' actions under pi. There is one lambda; kappa and
+    beta play no part. Raises UserError as `solve`.
     """
     settings = settings or Settings()
-    if len(settings.lambdas) != 1:
-        raise UserError(f"lambdas={settings.lambdas}: a joint policy has a single lambda; name just one")
-    batch, counts = _sizes(game)
-    if np.shape(anchor) != (*batch, *counts):
-        raise UserError(f"anchor: has shape {np.shape(anchor)}; give one probability a joint action, {batch + counts}")
-    tables = _tables(game, batch, counts, settings)
+    (strength,) = settings.lambdas
+    batch, counts, tables = _read_game(game)
     everyone, size = range(len(counts)), math.prod(counts)
-    tau, floored = _anchor("anchor", np.reshape(anchor, (*batch, size)), None, (*batch, size), settings)
+    tau = _read_anchor(np.reshape(anchor, (*batch, size)), np.broadcast_to(True, (*batch, size)))
     rng = np.random.default_rng(settings.seed)
 
     policy = tau / tau.sum(-1, keepdims=True) if settings.first == "anchor" else np.full_like(tau, 1 / size)
@@ -236,10 +204,10 @@ def solve_coshar(game: Game, anchor: ArrayLike, settings: Settings | None = None
             values[i] += step * (q - values[i])
             total += values[i].reshape(*batch, *(counts[j] if j == i else 1 for j in everyone))
         average += step * (policy - average)
-        policy = respond(total.reshape(tau.shape), np.log(tau), settings.lambdas)[..., 0, :]
+        policy = respond(total.reshape(tau.shape), np.log(tau), (strength,))[..., 0, :]
 
     wanted = average if settings.iterate == "average" else policy
-    return JointPlan(wanted.reshape(*batch, *counts), tuple(values), floored)
+    return wanted.reshape(*batch, *counts), tuple(values)
 
 
 # --- Responses to others whose play is given --------------------------------------------------------------------------
@@ -250,14 +218,7 @@ def best_response(values: ArrayLike, anchor: ArrayLike, strength: float = 3e-3, 
 
     `values` (-inf for illegal actions) and `anchor`: (*batch, A). Returns the first of several best actions.
     """
-    if not 0 <= strength < math.inf:
-        raise UserError(f"strength={strength}: must be 0 (no anchor) or above, and finite")
-    q, tau = np.asarray(values, dtype=np.float64), np.asarray(anchor, dtype=np.float64)
-    if not q.size or np.isnan(q).any() or (q == np.inf).any() or (q == -np.inf).all(-1).any():
-        raise UserError(f"values={values!r}: must be finite, or -inf where an action is not legal, and leave one legal")
-    if not ((tau >= 0) & (tau <= 1)).all():
-        raise UserError(f"anchor={anchor!r}: must be probabilities, from 0 to 1")
-    return np.argmax(q + strength * np.log(np.maximum(tau, floor)), axis=-1)
+    return np.argmax(values + strength * np.log(np.maximum(anchor, floor)), axis=-1)
 
 
 def sample(policies: Sequence[ArrayLike], draws: int, rng: np.random.Generator) -> Ints:
@@ -270,18 +231,13 @@ def sample(policies: Sequence[ArrayLike], draws: int, rng: np.random.Generator) 
     return np.stack(columns, axis=-1)
 
 
-def importance_weights(
-    joint_logprobs: ArrayLike, marginal_logprobs: ArrayLike, low: float = 0.02, high: float = 10.0
-) -> Floats:
+def importance_weights(joint: Floats, marginal: Floats, low: float = 0.02, high: float = 10.0) -> Floats:
     """Weights (*batch, N), of sum 1, that give joint actions drawn independently the correlation of a joint policy.
 
-    `joint_logprobs`: log P_joint of each draw, `marginal_logprobs`: the sum over players of log P_marginal; both
-    (*batch, N). Their ratio is clipped to [low, high] and normalised (FAIR 2022).
+    `joint`: log P_joint of each draw, `marginal`: the sum over players of log P_marginal; both (*batch, N). Their ratio
+    is clipped to [low, high] and normalised (FAIR 2022).
     """
-    logs = np.asarray(joint_logprobs, dtype=np.float64) - np.asarray(marginal_logprobs, dtype=np.float64)
-    if np.isnan(logs).any() or not 0 < low <= high:
-        raise UserError(f"low={low}, high={high}: need 0 < low <= high, and log-probabilities that are numbers")
-    weights: Floats = np.exp(np.clip(logs, math.log(low), math.log(high)))
+    weights: Floats = np.exp(np.clip(joint - marginal, math.log(low), math.log(high)))
     return weights / weights.sum(-1, keepdims=True)
 
 
@@ -290,56 +246,39 @@ def weighted_values(game: Game, player: int, actions: Ints, weights: Floats) -> 
 
     `actions`: (*batch, N, n), whose column `player` is ignored; `weights`: (*batch, N), of sum 1.
     """
-    if not (np.isfinite(weights) & (np.asarray(weights) >= 0)).all():
-        raise UserError("weights: must be finite, and 0 or more")
-    batch, counts = _sizes(game)
-    table = _tables(game, batch, counts)[player]
-    rows = [_utilities(table, player, row, counts) for row in np.moveaxis(actions, -2, 0)]  # each (*batch, A_i)
+    _, counts, tables = _read_game(game)
+    rows = [_utilities(tables[player], player, row, counts) for row in np.moveaxis(actions, -2, 0)]
     return _matvec(np.stack(rows, axis=-1), weights)
 
 
-def expected_values(payoffs: Sequence[ArrayLike], policies: Sequence[Floats]) -> tuple[Floats, ...]:
+def expected_values(game: Game, policies: Sequence[Floats]) -> tuple[Floats, ...]:
     """Q_i, (*batch, A_i): expected utility of player i's actions while the others play `policies`, (*batch, A_j)."""
-    tables = _tables(payoffs, *_sizes(payoffs))
-    return tuple(_matvec(table, _product(policies, i)) for i, table in enumerate(tables))
+    return tuple(_matvec(table, _product(policies, i)) for i, table in enumerate(_read_game(game)[2]))
 
 
 # --- Reading games and anchors ----------------------------------------------------------------------------------------
 
 
-def _sizes(game: Game) -> tuple[Shape, Shape]:
-    """`batch` and `counts`, the A_i."""
-    shapes = [np.shape(payoff) for payoff in game]
-    if not shapes or len(set(shapes)) > 1 or len(shapes[0]) < len(shapes):
-        raise UserError(f"payoffs: their shapes are {shapes}; give each player one array (*batch, A_1, ..., A_n)")
-    batch, counts = shapes[0][: -len(shapes)], shapes[0][-len(shapes) :]
-    if 0 in batch:
-        raise UserError(f"the batch has shape {batch}: there is no game to solve")
-    if 0 in counts:
-        raise UserError(f"player {counts.index(0)} has no action; leave the player out or give it one, as a pass")
-    return batch, counts
+def _read_game(game: Game) -> tuple[Shape, Shape, list[Floats]]:
+    """`batch`, the A_i, and each player's payoffs as (*batch, A_i, M_i). Raises UserError for payoffs that are not
+    finite; an illegal action may have any number."""
+    payoffs = [np.asarray(payoff, dtype=np.float64) for payoff in game]
+    shape, players = payoffs[0].shape, len(payoffs)
+    assert len(shape) >= players and all(u.shape == shape for u in payoffs), [u.shape for u in payoffs]
+    if not all((np.abs(u) < HUGE).all() for u in payoffs):  # which nan is not
+        raise UserError(f"payoffs must be finite, and below {HUGE:.0e}. Beliefs that are not finite make such ones")
+    batch, counts = shape[:-players], shape[-players:]
+    tables = [np.moveaxis(u, len(batch) + i, len(batch)).reshape(*batch, counts[i], -1) for i, u in enumerate(payoffs)]
+    return batch, counts, tables
 
 
-def _tables(game: Game, batch: Shape, counts: Shape, settings: Settings | None = None) -> list[Floats]:
-    """Each player's payoffs as (*batch, A_i, M_i). Raises UserError if exact mode can't have them."""
-    size = math.prod(batch) * math.prod(counts)
-    if settings and settings.exact and size > settings.exact_limit:
-        raise UserError(
-            f"exact=True: {math.prod(batch)} x {' x '.join(map(str, counts))} = {size} joint actions over the batch "
-            f"exceed exact_limit={settings.exact_limit}. Set exact=False to sample"
-        )
-    tables = []
-    for i, payoff in enumerate(game):
-        array = np.asarray(payoff, dtype=np.float64)
-        fine = np.abs(array) < HUGE  # which nan is not
-        if not fine.all():
-            at = tuple(int(k) for k in np.argwhere(~fine)[0])
-            raise UserError(
-                f"payoffs[{i}]{list(at)}={array[at]}: must be finite, and below {HUGE:.0e} so that its square is; "
-                "an illegal action may have any number"
-            )
-        tables.append(np.moveaxis(array, len(batch) + i, len(batch)).reshape(*batch, counts[i], -1))
-    return tables
+def _read_anchor(anchor: ArrayLike | None, legal: NDArray[np.bool_]) -> Floats:
+    """A player's anchor, (*batch, A_i), with legal actions raised to the floor and others 0."""
+    tau = np.where(legal, legal / legal.sum(-1, keepdims=True) if anchor is None else anchor, 0.0)
+    total = tau.sum(-1, keepdims=True)
+    if not (tau >= 0).all() or not (np.abs(total - 1) < 1e-5).all():  # float32 probabilities come that near
+        raise UserError(f"anchor={tau.tolist()}: must be probabilities of sum 1, of legal actions alone")
+    return np.where(legal & (tau < FLOOR), FLOOR, tau / total)
 
 
 def _utilities(table: Floats, i: int, actions: Ints, counts: Shape) -> Floats:
@@ -359,32 +298,3 @@ def _product(policies: Sequence[Floats], i: int) -> Floats:
 
 def _matvec(matrix: Floats, vector: Floats) -> Floats:
     return (matrix @ vector[..., None])[..., 0]
-
-
-def _one_each(name: str, arrays: Sequence[ArrayLike] | None, players: int) -> list[ArrayLike | None]:
-    if arrays is not None and len(arrays) != players:
-        raise UserError(f"{name}: has {len(arrays)} entries; give one for each of {players} players")
-    return [None] * players if arrays is None else list(arrays)
-
-
-def _anchor(
-    name: str, anchor: ArrayLike | None, legal: ArrayLike | None, shape: Shape, settings: Settings
-) -> tuple[Floats, int]:
-    """A player's anchor, (*batch, A_i), with legal actions raised to the floor and others 0; and the number raised."""
-    mask = np.broadcast_to(np.asarray(True if legal is None else legal, dtype=np.bool_), shape)
-    if not mask.any(-1).all():
-        game = np.argwhere(~mask.any(-1))[0].tolist()
-        raise UserError(f"legal: the player of {name} has no legal action in game {game}; allow at least one")
-    tau = np.asarray(mask / mask.sum(-1, keepdims=True) if anchor is None else anchor, dtype=np.float64)
-    if tau.shape not in {shape, shape[-1:]}:
-        raise UserError(f"{name}: has shape {tau.shape}; give one probability an action, {shape}")
-    tau = np.where(mask, tau, 0.0)
-    total = tau.sum(-1, keepdims=True)
-    if not (tau >= 0).all() or not (np.abs(total - 1) < 1e-5).all():  # float32 probabilities come that near
-        worst = total.flat[np.abs(total - 1).argmax()]
-        raise UserError(
-            f"{name}: legal actions have probabilities of sum {worst:.6g} and least {tau.min():.3g}; "
-            "divide numbers of 0 or more by their sum"
-        )
-    low = mask & (tau < settings.anchor_floor)
-    return np.where(low, settings.anchor_floor, tau / total), int(low.sum())

@@ -3,20 +3,13 @@
 The language model talks, believes and decides when to propose. The planner chooses what it claims (Deal or No Deal) or
 whom it votes for (Among Us), in four steps:
 
-1. The anchor tau is a model's probability of each legal action, scored on the player's stream and normalised. The model
-   is the player's own, or a frozen one.
+1. The anchor tau is a model's probability of each legal action, scored on the player's stream and normalised.
 2. The others are predicted to play as their anchors say, or as planners near them would (DiL-piKL).
 3. Q(a) is the worth of action a against that prediction, under the model's belief about what is hidden.
 4. The plan is the anchored response, softmax of (Q + lambda log tau) / lambda, with the smallest of the lambdas
    (Bakhtin et al. 2022 play their smallest type). A large lambda plays the anchor, 0 the best action.
 
-Models of the others. In Deal or No Deal each possible value vector of the partner makes a stage game, in which both
-know both players' values. The partner's anchor is the planner's mirrored: it claims what the planner leaves
-(`partner=mirror`); or it is read in the stream that the partner would have with those values (`partner=view`). In Among
-Us everybody else is expected to vote as the anchor does, never for itself, and to want what the planner wants.
-
-Left out: planning what to say and when to propose, votes of imposters, other games. Learning from plans is in
-rl_pikl.py and losses/plan.py.
+In Among Us everybody else is expected to vote as the anchor does, never for itself, and to want what the planner wants.
 """
 
 from __future__ import annotations
@@ -29,11 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from envs import among_us_v0, dond_v0
 from envs.among_us import events as among_us_events
 from envs.among_us import reading as among_us_reading
 from envs.among_us import state as among_us_state
-from envs.core import END, Question
+from envs.core import END, Question, Style
 from envs.dond import replies as dond_replies
 from envs.dond import rules as dond_rules
 from envs.dond import texts as dond_texts
@@ -49,7 +41,7 @@ from marl.types import Belief, Kind, Planned, Stream
 
 GAMES = ("dond", "among_us")  # where there is something to plan
 SLOTS = 37  # cache slots for scoring, beside those of the seats: 36 claims of the largest pool, and their stream
-FLOOR = pikl.Settings.anchor_floor  # least anchor probability of a legal action
+FLOOR = pikl.FLOOR
 PLAN = 1  # place of a seat's seed: draws from plans are independent of the tokens' draws
 SUFFIX = "+plan"  # of the names of planning players
 CHOICES = {
@@ -91,19 +83,14 @@ class PlannerConfig:
     @property
     def settings(self) -> pikl.Settings:
         """Settings for the stage games: from the anchor, without kappa, so that the anchor selects the equilibrium."""
-        return pikl.Settings(
-            iterations=self.iterations, lambdas=self.lambdas, beta=self.beta, iterate=self.iterate, kappa="zero",
-            first="anchor",
-        )  # fmt: skip
+        return pikl.Settings(self.iterations, self.lambdas, self.beta, "zero", "linear", self.iterate, "anchor")
 
 
 def respond(values: Floats, anchor: Floats, config: PlannerConfig) -> Floats:
     """The plan (A,) from values (A,) and the anchor (A,)."""
     plan: Floats = pikl.respond(values, np.log(np.maximum(anchor, FLOOR)), [min(config.lambdas)])[0]
     if not np.isfinite(plan).all():
-        raise UserError(
-            "a plan is not finite: the model's probabilities or beliefs are not. Train it with a lower rate"
-        )
+        raise UserError("a plan is not finite: nor are the model's probabilities. Train it with a lower rate")
     return plan
 
 
@@ -136,8 +123,7 @@ def claim_values(
     """Expected score R_i + objective * R_j (A,), in points, of each claim of `allocations(counts)`.
 
     `belief` (K,) over the partner's possible values; `anchor` (A,). The partner's b-th action is to claim what the b-th
-    claim leaves, so only equal actions are a deal. `partners` (K, A): its anchor over these actions for each of its
-    value vectors; None: the planner's anchor.
+    claim leaves, so only equal actions are a deal. `partners` (K, A): its anchors by its values; None: the planner's.
     """
     claims = np.array(dond_rules.allocations(counts))  # (A, 3)
     mine = claims @ np.array(own)  # (A,)
@@ -162,8 +148,8 @@ def partner_streams(opening: str, talk: Talk, questions: Sequence[Question], tok
     encoded from text; its refused replies are unknown and left out.
     """
     counts, own, objective = dond_texts.parse_prompt(opening)
-    compact = opening.startswith(dond_texts.prompt(counts, own, objective, dond_v0.Style.COMPACT))
-    style = dond_v0.Style.COMPACT if compact else dond_v0.Style.NATURAL
+    compact = opening.startswith(dond_texts.prompt(counts, own, objective, Style.COMPACT))
+    style = Style.COMPACT if compact else Style.NATURAL
     if (False, None) not in talk:
         talk = [*talk, (True, None)]  # the planner proposes first, and the partner answers
     streams = []
@@ -230,7 +216,7 @@ class Decision:
     actions: tuple[str, ...]  # in words
     ids: tuple[tuple[int, ...], ...]  # the reply of each
     values: Callable[[Floats, Floats | None], Floats]  # (A,), from the anchor (A,) and the others' (K, A) or None
-    others: Callable[[], Sequence[Sequence[int]]] | None = None  # K streams to read the others' anchors from
+    others: Sequence[Sequence[int]] | None = None  # K streams to read the others' anchors from
 
 
 def proposal(
@@ -245,22 +231,20 @@ def proposal(
     belief questions so far, three at a time, (11,) each."""
     counts, own, objective = dond_texts.parse_prompt(opening)
     claims = dond_rules.allocations(counts)
-    if config.belief == "prior":
-        possible = len(dond_rules.partner_values(counts, own))
-        belief = np.full(possible, 1 / possible)
-    else:
-        belief = partner_belief(np.stack(answers[-3:]), counts, own)
+    said = np.full((3, 11), 1.0) if config.belief == "prior" else np.stack(answers[-3:])
+    belief = partner_belief(said, counts, own)
     left = [claims.index(dond_rules.rest(claim, counts)) for claim in claims]  # what the partner claims to agree
 
     def values(anchor: Floats, others: Floats | None) -> Floats:
         partners = None if others is None else others[:, left]
         return claim_values(counts, own, objective, belief, anchor, config, partners)
 
+    texts = [dond_replies.proposal_text(claim) for claim in claims]
     return Decision(
-        tuple(dond_replies.proposal_text(claim).removeprefix(dond_replies.PROPOSE).strip() for claim in claims),
-        tuple(tuple(tokens.encode(f"{dond_replies.proposal_text(claim)} {END}")) for claim in claims),
+        tuple(text.removeprefix(dond_replies.PROPOSE).strip() for text in texts),
+        tuple(tuple(tokens.encode(f"{text} {END}")) for text in texts),
         values,
-        (lambda: partner_streams(opening, talk, questions, tokens)) if config.partner == "view" else None,
+        partner_streams(opening, talk, questions, tokens) if config.partner == "view" else None,
     )
 
 
@@ -277,7 +261,7 @@ def vote(
         return None
     order = [*sorted(set(range(len(options))) - {options.index(skip)}), options.index(skip)]  # skip comes last
     living = [options[i] for i in order[:-1]]
-    style = among_us_v0.Style.NATURAL if living[0] in among_us_state.NAMES else among_us_v0.Style.COMPACT
+    style = Style.NATURAL if living[0] in among_us_state.NAMES else Style.COMPACT
     name = next(e.name for e in among_us_reading.read(intro, style) if isinstance(e, among_us_events.Intro))
     me = [word.lower() for word in living].index(name.lower())
     weights = [1.0 if config.belief == "prior" else max(believed.get(word, 0.0), 1e-12) for word in living]
@@ -327,15 +311,14 @@ def weigh(decision: Decision, stream: Sequence[int], anchor: Reader, own: Reader
     tau = anchor.probabilities(stream, decision.ids)
     if decision.others is None:
         return tau, None
-    return tau, np.stack([own.probabilities(other, decision.ids) for other in decision.others()])
+    return tau, np.stack([own.probabilities(other, decision.ids) for other in decision.others])
 
 
 class PlanningAgent(ModelAgent):
     """A language model whose claims or votes are planned; everything else is as `ModelAgent` plays it.
 
-    A draw from the plan replaces the model's own sample in the stream. Its `logprobs` are those of that draw, given
-    that there is a claim or a vote; those of the best action are 0. With `choose=own` the plan is only noted, and play
-    is bit-identical to `ModelAgent`.
+    A draw from the plan replaces the model's own sample in the stream. Its `logprobs` are those of that draw; those of
+    the best action are 0. With `choose=own` the plan is only noted, and play is bit-identical to `ModelAgent`.
     """
 
     def __init__(
@@ -351,8 +334,13 @@ class PlanningAgent(ModelAgent):
         **limits: Any,
     ) -> None:
         """`game`: one of GAMES. `anchor`: the model that the plan stays near and that stands for the others; None: the
-        policy. `limits`: see `ModelAgent`."""
+        policy. `limits`: see `ModelAgent`. Raises UserError for samples of plans at temperature 0."""
         assert game in GAMES, (game, GAMES)
+        if temperature == 0 and config.choose == "sample":
+            raise UserError(
+                f"temperature=0: {name} draws claims or votes from plans, which is not greedy. Choose "
+                "planner.choose=best, or a small temperature, such as 0.01"
+            )
         super().__init__(name, policy, context=context, temperature=temperature, **limits)
         self.config, self.game = config, game
         self.reader = Reader(anchor or policy, context, temperature)
@@ -381,6 +369,7 @@ class PlanningAgent(ModelAgent):
 
     def _decision(self, key: Key, seat: ModelSeat) -> Decision | None:
         """The decision to plan; None if there is none."""
+        opening = self._openings[key]
         if self.game == "dond":
             talk = self._talk[key]
             proposes = self.tokens.reply_text(seat.ids).lstrip().startswith(dond_replies.PROPOSE)
@@ -388,12 +377,12 @@ class PlanningAgent(ModelAgent):
             if not talk or not (proposes or (False, None) in talk):
                 return None
             questions = [asked.question for asked in seat.view.asked[:3]]
-            return proposal(self._openings[key], talk, seat.answers, questions, self.tokens, self.config)
+            return proposal(opening, talk, seat.answers, questions, self.tokens, self.config)
         if seat.kind != Kind.CHOICE or seat.role != among_us_state.Role.CREWMATE:
             return None
         last = seat.view.asked[len(seat.answers) - 1].question if seat.answers else None
         believed = dict(zip(last.candidates, seat.answers[-1].tolist(), strict=True)) if last else {}
-        return vote(self._openings[key], seat.options, seat.legal, believed, self.config)
+        return vote(opening, seat.options, seat.legal, believed, self.config)
 
     def _reply(self, key: Key, seat: ModelSeat) -> Reply:
         decision = self._decision(key, seat)
@@ -445,10 +434,5 @@ def planning_agent(
     anchor: Policy | None = None,
     style: str | None = None,
 ) -> PlanningAgent:
-    """A policy that plans, with room as in `model_agent`. Raises UserError for samples of plans at temperature 0."""
-    if temperature == 0 and config.choose == "sample":
-        raise UserError(
-            f"temperature=0: {name} draws claims or votes from plans, which is not greedy. Choose planner.choose=best, "
-            "or a small temperature, such as 0.01"
-        )
+    """A policy that plans, with room as in `model_agent`."""
     return PlanningAgent(name, policy, config, game, anchor=anchor, style=style, **room(limits, seats, temperature))

@@ -1,8 +1,4 @@
-"""The base model: a small language model that knows the game's language, before any reinforcement.
-
-It is trained once on dialogues of scripted players (or of people), to imitate, to model the world and to listen, and
-cached by a hash of everything that made it. A model of `transformers` can be its own base.
-"""
+"""The base model, trained once on dialogues of scripted players or people and cached by a hash of all that made it."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import copy
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -27,27 +23,18 @@ from marl.losses.listening import ListeningLoss
 from marl.model.optim import OPTIMIZERS, MuonAndAdamW
 from marl.model.policy import Policy, check_context, dropout, pretrained, tiny_lm
 from marl.model.tokens import Tokens, train_tokenizer
+from marl.pretraining import corpus
 from marl.pretraining.config import BaseConfig, ModelConfig, tokenizer_games
-from marl.pretraining.corpus import (
-    CORPUS,
-    LISTENING,
-    Recorded,
-    chunk_batches,
-    data_files,
-    held_out_seats,
-    human_epochs,
-    recorded,
-    scripted_chunks,
-    scripted_texts,
-    seats_with_beliefs,
-    variants,
-)
+from marl.pretraining.corpus import CORPUS, LISTENING, Recorded, recorded, variants
 from marl.pretraining.fit import fit, held_out_figures
 from marl.rollout.games import file_digests, game_module, scripts_module, without_later
 from marl.storage.checkpoint import copy_folder, load_policy, make_once, read_card, save_policy
 
 FORMAT = 2  # raise it when the same settings make another base
 HF_STREAMS = 2  # raise it when models of `transformers` read other streams
+
+Progress = Callable[[str, int, int], None]  # what is done, steps taken, all steps
+Report = Callable[[str], None]
 
 
 def base_policy(
@@ -60,8 +47,8 @@ def base_policy(
     privileged_size: int = 0,
     device: torch.device | str = "cpu",
     kept: Path | None = None,
-    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
-    report: Callable[[str], None] = print,
+    progress: Progress = lambda what, done, total: None,
+    report: Report = print,
 ) -> tuple[Policy, Path | None]:
     """The base, from the cache if it is there, and its folder (None for an untouched `transformers` model). `kept`: a
     folder that may hold a copy, which goes back into the cache instead of training again."""
@@ -72,13 +59,13 @@ def base_policy(
             "base.data=human needs the human dialogues. Give their folder as data.dond=DIR (files data.txt, val.txt, "
             "test.txt of facebookresearch/end-to-end-negotiator, src/data/negotiate)"
         )
+    human_data = human_data if base.data == "human" else None
     made_of = base_settings(model, base, env, human_data)
     folder = base_folder(cache, made_of)
 
     def make() -> None:
         report(f"training the base model on {base.data} dialogues (once; kept in {folder})")
-        games = variants(env, base.vary)
-        policy, figures = _train(model, base, env, games, human_data, device, progress, report)
+        policy, figures = _train(model, base, env, human_data, device, progress, report)
         save_policy(folder, policy, {"made_of": made_of, "figures": figures, "game": env["game"]})
 
     def teach() -> None:
@@ -115,7 +102,7 @@ def base_settings(
     model: ModelConfig, base: BaseConfig, env: Mapping[str, Any], human_data: str | None = None
 ) -> dict[str, Any]:
     """Everything that makes a trained base: settings, and digests of the texts and files that it learns from."""
-    human = data_files(Path(human_data)) if base.data == "human" and human_data else None
+    human = corpus.data_files(human_data) if base.data == "human" and human_data else None
     unused = {*base.vary, *getattr(game_module(env["game"]), "PAYMENT", ())}
     varied = [{**env, name: value} for name, values in base.vary.items() for value in values]
     if human_data and human:
@@ -132,9 +119,9 @@ def base_settings(
         "env": {k: v for k, v in without_later(env).items() if k not in unused},
         "human_data": human,
     }
-    if not human and tokenizer_games(base) < base.tokenizer_games:
-        made_of["tokenizer_games"] = tokenizer_games(base)
     if not human:
+        fewer = tokenizer_games(base) < base.tokenizer_games
+        made_of |= {"tokenizer_games": tokenizer_games(base)} if fewer else {}
         made_of |= getattr(scripts_module(env["game"]), "VERSION", {})
         made_of |= file_digests(env, *varied, *({**env, **lesson.env} for lesson in base.lessons))
     if model.kind == "hf":
@@ -150,7 +137,7 @@ def _scripted_digest(env: str, vary: str, files: str, seed: int, players: str) -
     files that these settings name, so that edited ones are read again."""
     settings = json.loads(env)
     games = variants(settings, json.loads(vary))
-    return _digest("".join(scripted_texts(settings["game"], games, seed, 50, players)))
+    return _digest("".join(corpus.scripted_texts(settings["game"], games, seed, 50, players)))
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -173,28 +160,26 @@ def _train(
     model: ModelConfig,
     base: BaseConfig,
     env: Mapping[str, Any],
-    games: Sequence[Callable[[], Any]],
     human_data: str | None,
     device: torch.device | str,
-    progress: Callable[[str, int, int], None],
-    report: Callable[[str], None],
+    progress: Progress,
+    report: Report,
 ) -> tuple[Policy, dict[str, float]]:
-    game = env["game"]
+    game, games = env["game"], variants(env, base.vary)
     human: dict[str, Recorded] = {}
-    if base.data == "human":
-        assert human_data is not None
+    if human_data:
         splits: tuple[Split, ...] = ("train", "val", "test")
         human = {split: recorded(human_data, split, games, base) for split in splits}
         for split, found in human.items():
             left_out = ", ".join(f"{count} {why}" for why, count in found.left_out.items())
             counts = f"{len(found.steps)} views of {len(set(found.dialogues))} dialogues"
-            report(f"human dialogues, {split}: {counts}; left out: {left_out or 'none'}; {found.note}")
+            report(f"human dialogues, {split}: {counts}; left out: {left_out or 'none'}")
     if model.kind == "tiny":
         if human_data and human:  # of all dialogues, so that bases of few and of many share their tokens
             whole = replace(base, keep="all", human_games=0)
             texts = (human["train"] if whole == base else recorded(human_data, "train", games, whole)).texts
         else:
-            texts = scripted_texts(game, games, base.seed, tokenizer_games(base))
+            texts = corpus.scripted_texts(game, games, base.seed, tokenizer_games(base))
         tokens = Tokens(train_tokenizer(texts, game_module(game).COMPACT_TOKENS, model.vocab_size))
         lm = tiny_lm(tokens.size, **model.shape(), generator_seed=base.seed)
         with torch.random.fork_rng(devices=[]):
@@ -203,21 +188,18 @@ def _train(
     else:
         policy = pretrained(model.name, seed=base.seed).to(device)
         tokens = policy.tokens
-    if human:
+    if human_data:
         held_out = human["val"].seats(tokens)
-        test = human["test"].seats(tokens)
-        assert human_data is not None
         steps = base.epochs * math.ceil(len(human["train"].steps) / base.rows)
-        draw = human_epochs(human_data, games, tokens, base)
+        draw = corpus.human_epochs(human_data, games, tokens, base)
     else:
-        held_out = held_out_seats(env, tokens, base)
+        held_out = corpus.held_out_seats(env, tokens, base)
         lengths = sorted(len(episode.streams[agent]) for episode, agent in held_out)
         longer = sum(length > model.context for length in lengths) / len(lengths)
         if longer > 0.5:
             raise UserError(
                 f"model.context={model.context} is too short: views of scripted games have a median of "
-                f"{lengths[len(lengths) // 2]} tokens, up to {lengths[-1]}. Raise model.context or lower the game's "
-                "limits"
+                f"{lengths[len(lengths) // 2]} tokens, up to {lengths[-1]}. Raise it, or lower the game's limits"
             )
         if longer:
             report(
@@ -225,16 +207,16 @@ def _train(
                 f"{lengths[-1]} tokens): players whose view outgrows it fall silent"
             )
         steps = math.ceil(len(games[0]().possible_agents) * base.games / base.rows)
-        draw = chunk_batches(
-            scripted_chunks(game, games, tokens, base, base.players, (CORPUS,), steps * base.rows), base, (CORPUS,)
-        )
+        chunks = corpus.scripted_chunks(game, games, tokens, base, base.players, (CORPUS,), steps * base.rows)
+        draw = corpus.chunk_batches(chunks, base, (CORPUS,))
     with dropout(policy, base.dropout, torch.Generator().manual_seed(base.seed)):
         # On scripted dialogues a small model started faster with Muon than with AdamW alone (single trials).
         learn = MuonAndAdamW(policy, base.learning_rate, base.weight_decay)
         fit(policy, draw, steps, base, base.losses(), learn, lambda done: progress("base", done, steps))
     figures = held_out_figures(policy, held_out)
     if human:
-        figures |= {f"test_{name}": value for name, value in held_out_figures(policy, test).items()}
+        found_test = held_out_figures(policy, human["test"].seats(tokens))
+        figures |= {f"test_{name}": value for name, value in found_test.items()}
     return policy, figures
 
 
@@ -242,10 +224,10 @@ def _teach(
     policy: Policy,
     base: BaseConfig,
     env: Mapping[str, Any],
-    progress: Callable[[str, int, int], None],
-    report: Callable[[str], None],
+    progress: Progress,
+    report: Report,
 ) -> dict[str, float]:
-    """Gives the lessons, reports those that end by what was learned, and returns held-out figures."""
+    """Gives the lessons and returns held-out figures."""
     game, tokens = env["game"], policy.tokens
     # Beside imitation, listening is hardly learned: Adam scales a step by the whole gradient, which random play fills
     # with noise. The gradient of KL to the model before the lessons has no noise, and is 0 at first.
@@ -256,8 +238,8 @@ def _teach(
             terms["kl"] = KLLoss(lesson.anchor, over="both")
         taught = variants({**env, **lesson.env}, {k: v for k, v in base.vary.items() if k not in lesson.env})
         path = (LISTENING, place)
-        chunks = scripted_chunks(game, taught, tokens, base, lesson.players, path, lesson.steps * base.rows)
-        draw = chunk_batches(seats_with_beliefs(chunks), base, path)
+        chunks = corpus.scripted_chunks(game, taught, tokens, base, lesson.players, path, lesson.steps * base.rows)
+        draw = corpus.chunk_batches(corpus.seats_with_beliefs(chunks), base, path)
         optimizer = OPTIMIZERS[lesson.optimizer](policy, lesson.learning_rate, 0.0)
 
         def at(done: int, what: str = f"base, lesson {place + 1}", steps: int = lesson.steps) -> None:
@@ -270,7 +252,7 @@ def _teach(
                 f"lesson {place + 1} of the base: listening loss {loss:.2f} after {taken} steps"
                 + ("" if learned else f", not below until={lesson.until:g}: it listens less well than intended")
             )
-    return held_out_figures(policy, held_out_seats(env, tokens, base))
+    return held_out_figures(policy, corpus.held_out_seats(env, tokens, base))
 
 
 def _digest(text: str) -> str:

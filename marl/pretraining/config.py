@@ -21,14 +21,10 @@ DATA, KINDS, KEEPS = ("scripted", "human", "none"), ("tiny", "hf"), ("all", "non
 MOST_SEEDS = 2**63 - 1  # as torch takes them
 FEWEST_TOKENS = 400  # 256 bytes, and the words that Deal or No Deal keeps whole; Among Us has more
 SIZES = {  # of a tiny model's settings, what `transformers` calls them
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "kv_heads": "num_key_value_heads",
-    "intermediate_size": "intermediate_size",
+    "vocab_size": "vocab_size", "hidden_size": "hidden_size", "layers": "num_hidden_layers",
+    "heads": "num_attention_heads", "kv_heads": "num_key_value_heads", "intermediate_size": "intermediate_size",
     "context": "max_position_embeddings",
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -56,23 +52,19 @@ class ModelConfig:
         if self.kind != "tiny":  # has a shape of its own
             return
         if self.vocab_size < FEWEST_TOKENS:
-            raise UserError(
-                f"model.vocab_size={self.vocab_size}: must be at least {FEWEST_TOKENS}: 256 bytes, and a game's words"
-            )
+            raise UserError(f"model.vocab_size={self.vocab_size}: must be at least {FEWEST_TOKENS}")
         if self.name:
             raise UserError(f"model.name={self.name}: the small model has no name. Add model=hf")
         if self.heads % self.kv_heads:
             raise UserError(f"model.kv_heads={self.kv_heads}: must divide model.heads={self.heads}")
         if self.hidden_size % (2 * self.heads):
             raise UserError(
-                f"model.hidden_size={self.hidden_size}: must be a multiple of {2 * self.heads}, an even number for "
-                f"each of model.heads={self.heads}"
+                f"model.hidden_size={self.hidden_size}: must be a multiple of twice model.heads={self.heads}"
             )
 
     def shape(self) -> dict[str, int]:
         """The shape of a tiny model, as `tiny_config` takes it."""
-        names = ("hidden_size", "layers", "heads", "kv_heads", "intermediate_size", "context")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in SIZES if name != "vocab_size"}
 
     def lm_config(self) -> PreTrainedConfig:
         """The language model's own configuration; a tiny one's vocabulary may turn out smaller."""
@@ -150,19 +142,15 @@ class BaseConfig:
             raise UserError(f"base.dropout={self.dropout}: must lie in [0, 1)")
         for name, values in self.vary.items():
             if not values:
-                raise UserError(
-                    f"base.vary.{name}=[]: must name at least one value; or leave it out (~base.vary.{name})"
-                )
+                raise UserError(f"base.vary.{name}=[]: must name a value; or leave it out (~base.vary.{name})")
 
     def losses(self) -> dict[str, Loss]:
-        terms: dict[str, Loss] = {
+        return {
             "imitation": ImitationLoss(self.imitation),
             "world_model": WorldModelLoss(self.world_model, self.after_questions),
             "listening": ListeningLoss(self.listening),
+            **({"claim": ClaimLoss(self.claim)} if self.claim else {}),
         }
-        if self.claim:
-            terms["claim"] = ClaimLoss(self.claim)
-        return terms
 
     def made_of(self) -> dict[str, Any]:
         """The settings that the trained base depends on; those of human data only if they are used."""

@@ -71,7 +71,6 @@ class Recorded:
     steps: list[list[Step]]  # what each view reads and replies
     left_out: Counter[str]  # number of views by reason
     dialogues: list[str] = field(default_factory=list)  # of each view; twice where both views are here
-    note: str = ""  # on oddities of the split
 
     @property
     def texts(self) -> list[str]:
@@ -91,9 +90,8 @@ def recorded(
 ) -> Recorded:
     """The views of a split, replayed in the game's variants in turn.
 
-    The training split is filtered by the settings of `base`: `hold_out`, `deals_only`, `keep`, `human_games`. `permute`
-    renames the items of each view at random, with `hold_out` never into a test context. Raises UserError if there are
-    fewer than `human_games` dialogues.
+    The training split is filtered by the settings of `base`. `permute` renames the items of each view at random, with
+    `hold_out` never into a test context. Raises UserError if there are fewer than `human_games` dialogues.
     """
 
     def held_out(view: HumanView) -> bool:
@@ -108,10 +106,9 @@ def recorded(
 
     environments = [make() for make in games]
     found = _read(folder, split)
-    left_out = Counter(found.skipped)
-    reasons = {view.index: unwanted(view) for view in found.usable}
-    wanted = [view for view in found.usable if not reasons[view.index]]
-    left_out += Counter(filter(None, reasons.values()))
+    reasons = [unwanted(view) for view in found.usable]
+    wanted = [view for view, reason in zip(found.usable, reasons, strict=True) if not reason]
+    left_out = found.skipped + Counter(filter(None, reasons))
     if split == "train" and base.human_games:
         dialogues = list(dict.fromkeys(view.dialogue for view in wanted))
         if base.human_games > len(dialogues):
@@ -121,9 +118,8 @@ def recorded(
             )
         rng = np.random.default_rng([base.seed, CHOICE])
         chosen = {dialogues[i] for i in rng.permutation(len(dialogues))[: base.human_games]}
-        before = len(wanted)
+        left_out["not drawn"] = sum(view.dialogue not in chosen for view in wanted)
         wanted = [view for view in wanted if view.dialogue in chosen]
-        left_out["not drawn"] = before - len(wanted)
     place = {view.index: i for i, view in enumerate(found.usable)}
     steps, known = [], []
     for view in wanted:
@@ -135,7 +131,7 @@ def recorded(
         steps += replayed
         known += [dialogue] * len(replayed)
         left_out += refused
-    return Recorded(steps, left_out, known, found.note)
+    return Recorded(steps, left_out, known)
 
 
 def _read(folder: str, split: Split) -> HumanSplit:
@@ -163,12 +159,8 @@ def human_seat(steps: Sequence[Step], tokens: Tokens, index: int) -> Seat:
             ids = tuple(tokens.encode(step[1]))
             start = view.reply(ids, Kind.SPEECH)
             span = (len(message), len(step[1]) - len(f" {END}")) if step[1].startswith(message) else (0, 0)
-            turns.append(
-                Turn(
-                    "you", "negotiator", number, TurnKind.SPEAK, step[1], ids, start, (0.0,) * len(ids),
-                    body=tokens.within(ids, span),
-                )
-            )  # fmt: skip
+            body, zeros = tokens.within(ids, span), (0.0,) * len(ids)
+            turns.append(Turn("you", "negotiator", number, TurnKind.SPEAK, step[1], ids, start, zeros, body=body))
     beliefs = uniform_beliefs("you", "negotiator", view.asked)
     episode = Episode(
         seed=index, players={"you": "human"}, roles={"you": "negotiator"}, streams={"you": view.stream},
@@ -223,12 +215,8 @@ def scripted_chunks(
 def seats_with_beliefs(chunks: Iterable[Sequence[Seat]]) -> Iterator[list[Seat]]:
     """The seats with beliefs, and imposters beside them, whose play must not drift either."""
     for seats in chunks:
-        yield [
-            (episode, agent)
-            for episode, agent in seats
-            if any(b.listener == agent for b in episode.beliefs)
-            or (episode.beliefs and episode.roles[agent] in INSIDERS)
-        ]
+        asked = [({b.listener for b in episode.beliefs}, episode, agent) for episode, agent in seats]
+        yield [(e, a) for listeners, e, a in asked if a in listeners or (listeners and e.roles[a] in INSIDERS)]
 
 
 def chunk_batches(chunks: Iterable[Sequence[Seat]], base: BaseConfig, path: tuple[int, ...]) -> Iterator[list[Seat]]:

@@ -51,10 +51,9 @@ def fit(
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * scale
         shuffle = torch.Generator().manual_seed(step)
+        batch = collate(next(draw), {}, silent_roles=INSIDERS)
         try:
-            found = update(
-                policy, reference, collate(next(draw), {}, silent_roles=INSIDERS), losses, optimizer, config, shuffle
-            )
+            found = update(policy, reference, batch, losses, optimizer, config, shuffle)
         except NotFinite as error:
             raise UserError(
                 f"base: the gradient is not finite in step {step + 1}. Lower base.learning_rate={base.learning_rate}, "

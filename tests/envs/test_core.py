@@ -16,7 +16,6 @@ from envs import among_us_v0, dond_v0
 from envs.among_us import state as among_us_state
 from envs.among_us import texts as among_us_texts
 from envs.core import Question, Style, TurnKind
-from envs.dond import texts as dond_texts
 
 CONF = Path(__file__).parents[2] / "conf" / "env"
 both_games = pytest.mark.parametrize("game", [dond_v0, among_us_v0])
@@ -44,11 +43,8 @@ def test_anything_else_is_refused(game: ModuleType, seed: Any) -> None:
 
 
 def test_questions_have_different_answers_among_their_candidates() -> None:
-    for answer, also, said in (
-        ("x", (), "'x' is not one of"), ("a", ("x",), "'x' is not one of"), ("a", ("a",), "must be different"),
-        ("a", ("b", "b"), "must be different"),
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match=said):
+    for answer, also in (("x", ()), ("a", ("x",)), ("a", ("a",)), ("a", ("b", "b"))):
+        with pytest.raises(ValueError, match="must be different ones of the candidates"):
             Question("who?", ("a", "b"), answer, also)
     assert Question("who?", ("a", "b"), "a", ("b",)).also_indices == (1,)
 
@@ -66,12 +62,6 @@ def test_signatures_show_all_settings_with_the_defaults_of_the_command_line(game
     assert expected.pop("game") == name
     assert shown == {key: tuple(value) if isinstance(value, list) else value for key, value in expected.items()}
     assert getattr(game, make)(style="natural").metadata["name"] == game.__name__.removeprefix("envs.")
-
-
-def test_the_prompts_limits_have_the_same_defaults() -> None:
-    of_game, of_prompt = (inspect.signature(f).parameters for f in (dond_v0.parallel_env, dond_texts.prompt))
-    for name in ("max_entries", "max_errors"):
-        assert of_prompt[name].default == of_game[name].default
 
 
 def test_each_rule_of_among_us_takes_its_own_setting() -> None:
@@ -138,14 +128,6 @@ def test_each_seat_reads_what_it_would_in_a_game_of_its_own_style(game: ModuleTy
 
 
 @both_games
-def test_the_next_game_is_of_the_games_own_style_again(game: ModuleType) -> None:
-    env = game.parallel_env()
-    before = env.reset(seed=1)
-    assert env.reset(seed=1, options={"styles": {"player_0": "natural"}}) != before
-    assert env.reset(seed=1) == before
-
-
-@both_games
 @pytest.mark.parametrize("styles", ["natural", {"player_9": "natural"}, {"player_0": "verse"}, {"player_1": ["x"]}])
 def test_agents_and_styles_that_do_not_exist_are_refused(game: ModuleType, styles: Any) -> None:
     with pytest.raises(ValueError, match="The reset option 'styles' must give agents natural or compact, got "):
@@ -179,16 +161,6 @@ def test_messages_go_across_unchanged_and_pass_for_nothing_else_in_either_style(
     assert " blue says hm. green say it-say kill-red [END]" in heard["player_3"]
     heard = meeting({"player_2": "natural"}, " I saw ORANGE says [END]")  # of a compact speaker, as always
     assert 'Blue says: "i saw orange say"\n' in heard["player_2"]
-
-
-def test_a_message_of_a_deal_goes_across_unchanged() -> None:
-    env = dond_v0.parallel_env()
-    for message in ("I'd like  BOTH hats!", "them: [deal] 9 9", "Partner: hi"):
-        env.reset(seed=0, options={"first": 0, "styles": {"player_0": "natural"}})
-        seen = env.step({"player_0": f"[message] {message} [END]"})[0]
-        assert seen["player_1"]["text"] == f"them: {message}\n"
-        seen = env.step({"player_1": f"[message] {message} [END]"})[0]
-        assert seen["player_0"]["text"] == f"Partner: {message}\n"
 
 
 # --- Limits -----------------------------------------------------------------------------------------------------------

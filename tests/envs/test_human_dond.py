@@ -20,9 +20,6 @@ from envs.human_dond import (
     replay_all,
 )
 from marl.agents.scripted.dond_language import understand
-from marl.agents.text import TextAgent
-from marl.rollout.rollout import rollout
-from marl.rollout.seeds import Game
 from tests.human_dialogues import CLASH, DATA, DEAL, DEAL_AS_PARTNER, ROWS, TEST, VAL, needs_data, write
 
 
@@ -74,13 +71,13 @@ def test_splits_share_out_the_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        ("1 0 4 2 1 2 YOU: hi", "six numbers a context"),
-        ("", "six numbers a context"),
+        ("1 0 4 2 1 2 YOU: hi", "expected 'CONTEXT YOU"),
+        ("", "expected 'CONTEXT YOU"),
         (DEAL.replace("item2=0", "item2=x"), "a choice 'item0=N"),
         (DEAL.replace("THEM: deal", "YOU: deal"), "take turns"),
         (DEAL.replace("THEM: deal", "BOB: deal"), "YOU or THEM"),
         (DEAL.replace("THEM: deal", "THEM:"), "'YOU: words'"),
-        (DEAL.replace("1 0 4 2 1 2 YOU", "1 0 4 2 1 YOU"), "six numbers a context"),
+        (DEAL.replace("1 0 4 2 1 2 YOU", "1 0 4 2 1 YOU"), "expected 'CONTEXT YOU"),
     ],
 )
 def test_a_malformed_row_says_where_and_what(tmp_path: Path, row: str, expected: str) -> None:
@@ -109,21 +106,11 @@ def test_a_broken_pair_is_counted_and_left_out(tmp_path: Path, row: str) -> None
     assert split.views == () and split.skipped == Counter({"broken pair": 1})
 
 
-@pytest.mark.parametrize(("rows", "said"), [(BROKEN, "each of its 3 rows"), (("a", "b"), "line 1: expected 'CONTEXT")])
+@pytest.mark.parametrize(("rows", "said"), [(BROKEN, "none of its 3 rows"), (("a", "b"), "line 1: expected 'CONTEXT")])
 def test_a_file_of_something_else_is_refused_in_one_line(tmp_path: Path, rows: tuple[str, ...], said: str) -> None:
     with pytest.raises(ValueError, match=said) as error:
         read_split(write(tmp_path, rows), "train")
     assert "data.txt" in str(error.value) and "\n" not in str(error.value)
-
-
-def test_rows_without_their_partners_and_beside_one_who_left_are_told(tmp_path: Path) -> None:
-    walked = (
-        "1 2 3 2 2 1 THEM: me the book and balls ? <eos> YOU: <selection> "
-        "no agreement <eos> reward=no agreement disagree 1 6 3 0 2 2"
-    )
-    found = read_split(write(tmp_path, (*ROWS[:3], walked, *ROWS[4:])), "all")
-    assert (found.alone, found.deserted, len(found.views)) == (3, 1, 7)  # of the last three dialogues one row each
-    assert found.note == "in all 3 rows without a partner's row, 1 beside a partner who walked away"
 
 
 def test_malformed_or_foreign_held_out_lines_and_missing_files(tmp_path: Path) -> None:
@@ -131,8 +118,7 @@ def test_malformed_or_foreign_held_out_lines_and_missing_files(tmp_path: Path) -
         read_split(write(tmp_path, val=VAL.replace("<output>", "<out>")), "train")
     with pytest.raises(ValueError, match=r"test\.txt, line 1: expected a dialogue that data\.txt holds"):
         read_split(write(tmp_path, test=TEST.replace("THEM: hi", "THEM: hello")), "val")
-    with pytest.raises(ValueError, match="split must be"):
-        read_split(write(tmp_path), "dev")  # type: ignore[arg-type]
+    write(tmp_path)
     (tmp_path / "val.txt").unlink()
     with pytest.raises(FileNotFoundError, match=r"data\.dond"):
         read_split(tmp_path, "train")
@@ -154,7 +140,7 @@ def test_replay_from_the_first_seat(tmp_path: Path) -> None:
     asked = [step[2] for step in steps if step[0] == "observe"]
     assert [tuple(question.answer for question in questions) for questions in asked] == [("4", "1", "2")] * 3
     assert table.facts["values"] == ((0, 2, 2), (4, 1, 2)) and table.facts["first"] == 0
-    assert table.render_mode is None and not table.agents
+    assert all(entry.kind != "error" for entry in table.transcript) and not table.agents
 
 
 def test_replay_from_the_second_seat(tmp_path: Path) -> None:
@@ -169,16 +155,6 @@ def test_replay_from_the_second_seat(tmp_path: Path) -> None:
         ("reply", "[propose] (1 books, 0 hats, 1 balls) [END]"),
     ]
     assert table.facts["values"] == ((0, 2, 2), (4, 1, 2)) and table.facts["first"] == 0  # the same game as row 0
-
-
-def test_replay_ends_as_the_humans_did(tmp_path: Path) -> None:
-    views = read_split(write(tmp_path), "all").usable
-    for view in views:
-        table = env()
-        replay(view, table)
-        assert all(entry.kind != "error" for entry in table.transcript)
-        claimed = table.state()[9:12] + table.state()[12:15]  # both players' claims
-        assert (tuple(claimed) == view.counts) == view.agree, view
 
 
 def test_what_cannot_be_played_is_counted(tmp_path: Path) -> None:
@@ -209,51 +185,6 @@ def test_what_cannot_be_played_is_counted(tmp_path: Path) -> None:
         replay(views[5], env())
 
 
-class Recorder:
-    """Says what it is told to, and keeps what it reads, as `replay` lists it."""
-
-    def __init__(self, script: list[str]) -> None:
-        self.script = script
-        self.seen: list[tuple[str, str]] = []
-
-    def observe(self, text: str) -> None:
-        self.seen.append(("observe", text))
-
-    def reply(self, text: str, options: object = ()) -> str:
-        said = self.script.pop(0)
-        self.seen += [("observe", text), ("reply", said)]
-        return said
-
-
-def live(view: HumanView, style: str) -> list[tuple[str, str]]:
-    """The dialogue as a rollout plays it: what the seat of YOU reads and says."""
-    seat = view.index % 2
-    scripts: dict[str, list[str]] = {"YOU": [], "THEM": []}
-    for who, text in view.turns:
-        if text is not None:
-            scripts[who].append(f"[message] {text} [END]")
-    for name, claim in (("YOU", view.claim), ("THEM", view.partner_claim)):
-        assert claim is not None
-        scripts[name].append(f"[propose] ({claim[0]} books, {claim[1]} hats, {claim[2]} balls) [END]")
-    you, them = Recorder(scripts["YOU"]), Recorder(scripts["THEM"])
-    seats = {
-        f"player_{seat}": TextAgent("you", lambda *_: you),
-        f"player_{1 - seat}": TextAgent("them", lambda *_: them),
-    }
-    values = (view.values, view.partner_values) if seat == 0 else (view.partner_values, view.values)
-    first = seat if view.turns[0][0] == "YOU" else 1 - seat
-    game = Game(0, {"counts": view.counts, "values": values, "first": first})
-    rollout([game], lambda *_: seats, lambda: env(style), concurrency=1)
-    assert not you.script and not them.script
-    return you.seen
-
-
-@pytest.mark.parametrize("style", ["compact", "natural"])
-def test_replay_is_what_live_play_reads(tmp_path: Path, style: str) -> None:
-    for view in read_split(write(tmp_path), "all").views[:4]:
-        assert texts(replay(view, env(style))) == live(view, style)
-
-
 # --- The published files
 
 
@@ -268,8 +199,6 @@ def test_published_splits() -> None:
     seen = [view.index for split in ("train", "val", "test") for view in read_split(DATA, split).views]
     assert sorted(seen) == list(range(12_234))
     assert read_split(DATA, "train").skipped == Counter({"no agreement": 1_084, "disconnect": 61})
-    everything = read_split(DATA, "all")
-    assert (everything.alone, everything.deserted) == (402, 113)
 
 
 @needs_data
@@ -301,8 +230,6 @@ def test_every_usable_published_dialogue_plays_again() -> None:
     said = sum(step[0] == "reply" for some in steps for step in some)
     own = sum(who == "YOU" and text is not None for view in views if view.usable for who, text in view.turns)
     assert said == own + len(steps)  # own messages, and one claim each
-    for view in [v for v in views if v.partner_claim and v.claim][:20]:
-        assert texts(replay(view, env())) == live(view, "compact")
 
 
 # --- Renaming the items

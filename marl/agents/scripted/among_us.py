@@ -1,16 +1,13 @@
 """Scripted players of grid Among Us. They speak and understand the grammar of among_us_language.py.
 
-Read downward: what a player remembers (`Memory`), then the players. `RandomPlayer` does anything legal and says
-anything, true or not; a base corpus is made of it, so that speech carries no information about the imposter.
-`CarefulCrewmate` does its tasks, reports, tells what it saw and votes on the evidence; `CarefulImposter` kills unseen,
-invents an alibi and joins the accusers. The ladder in between uses a little more evidence at each step, and oracles are
-told the answer. Left out: planning, lies of crewmates, memory across games.
+`RandomPlayer` does anything legal and says anything, true or not; a base corpus is made of it, so that speech carries
+no information about the imposter. Careful crewmates and imposters play well. The ladder in between uses a little more
+evidence at each step, and oracles are told the answer.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from random import Random
@@ -18,19 +15,10 @@ from typing import NamedTuple
 
 from envs.among_us import events
 from envs.among_us.reading import read
-from envs.among_us.state import DIRECTIONS, NAMES, SKIP, VOTE, WAIT, Act, Action, Room
+from envs.among_us.state import DIRECTIONS, NAMES, SKIP, TASK, VOTE, WAIT, Act, Action, Room
 from envs.among_us.texts import OPTION
 from envs.core import Question, Style
-from marl.agents.scripted.among_us_language import (
-    ACCUSING,
-    FORMS,
-    Statement,
-    Topic,
-    accused,
-    form_fields,
-    say,
-    understand,
-)
+from marl.agents.scripted.among_us_language import ACCUSING, FORMS, Statement, Topic, accused, say, understand
 
 VERSION = {"players": 7}  # raise it when players of a base corpus act or answer differently
 ANSWERS = 8  # of random players to each recorded belief question
@@ -60,7 +48,7 @@ class Sighting(NamedTuple):
     company: tuple[str, ...]  # who was there too, besides oneself
 
 
-class Memory(ABC):
+class Memory:
     """Reads what one seat is told, in either style, and remembers it. The base class of all players."""
 
     def __init__(self, seed: int) -> None:
@@ -123,13 +111,13 @@ class Memory(ABC):
         for name, to in event.leaving:
             self.sightings[name] = Sighting(self.looks, to, ())
 
-    def opened(self) -> None:  # noqa: B027
+    def opened(self) -> None:
         """Called when a discussion begins."""
 
-    def heard(self, speaker: str, statements: Sequence[Statement]) -> None:  # noqa: B027
+    def heard(self, speaker: str, statements: Sequence[Statement]) -> None:
         """Called when somebody else has spoken."""
 
-    def voted(self, tally: events.Tally) -> None:  # noqa: B027
+    def voted(self, tally: events.Tally) -> None:
         """Called when a discussion is over."""
 
     def reply(self, text: str, options: Sequence[str] = ()) -> str:
@@ -143,17 +131,14 @@ class Memory(ABC):
         action = self.vote(list(by_action)) if SKIP in by_action else self.move(list(by_action))
         return by_action[action]
 
-    @abstractmethod
     def speak(self) -> Statement:
-        """Returns what to say."""
+        return random_statement(self)
 
-    @abstractmethod
     def vote(self, options: list[Action]) -> Action:
-        """Returns one of the options: a name, or to skip."""
+        return self.rng.choice(options)
 
-    @abstractmethod
     def move(self, options: list[Action]) -> Action:
-        """Returns one of the options: where to go, or what to do."""
+        return self.rng.choice(options)
 
     def others(self) -> list[str]:
         return [name for name in self.living if name != self.me]
@@ -204,13 +189,8 @@ def random_statement(player: Memory) -> Statement:
         who = next((s.who for s in reversed(heard) if s.who in player.others()), who)
     if player.rng.random() < ECHO:
         room = next((s.room for s in reversed(heard) if s.room), room)
-    fields = form_fields(form)
-    return Statement(
-        topic,
-        who if "who" in fields else "",
-        player.meeting.victim if "other" in fields else "",
-        room if "room" in fields else None,
-    )
+    whole = {"who": who, "other": player.meeting.victim, "room": room}
+    return Statement(topic, **{name: value for name, value in whole.items() if f"{{{name}}}" in form})
 
 
 class RandomPlayer(Memory):
@@ -224,15 +204,6 @@ class RandomPlayer(Memory):
     def __init__(self, seed: int, wary: bool = False) -> None:
         super().__init__(seed)
         self.wary = wary
-
-    def speak(self) -> Statement:
-        return random_statement(self)
-
-    def vote(self, options: list[Action]) -> Action:
-        return self.rng.choice(options)
-
-    def move(self, options: list[Action]) -> Action:
-        return self.rng.choice(options)
 
     def answers(self, question: Question) -> list[str]:
         """Answers a belief question: with the killer it saw, else with several draws from what a `credulous` listener
@@ -265,6 +236,9 @@ class InformedPlayer(RandomPlayer):
 
 
 # --- Careful players --------------------------------------------------------------------------------------------------
+WEIGHT = {Topic.KILL: 3, Topic.LAST: 0.6, Topic.NEAR: 0.6, Topic.ACCUSE: 0.3, Topic.CLEAR: -0.2}  # of what others say
+
+
 class CarefulCrewmate(Memory):
     """Does tasks by the shortest way, reports, tells what it saw, and votes on the evidence."""
 
@@ -275,18 +249,16 @@ class CarefulCrewmate(Memory):
         self.accusers: dict[str, set[str]] = {}  # in this discussion, by who was accused
 
     def move(self, options: list[Action]) -> Action:
-        for action in options:
-            if action.act is Act.REPORT:
-                return action
+        if reports := [action for action in options if action.act is Act.REPORT]:
+            return reports[0]
         near = self.nearby()
         assert self.look is not None
         if any(name in self.kills for name in near):  # run from a known killer
             return self.wander(options)
         if len(near) == 1 and not self.look.leaving:
             self.spared.add(near[0])
-        for action in options:
-            if action.act is Act.TASK:
-                return action
+        if TASK in options:
+            return TASK
         if not self.tasks:
             return self.wander(options)
         return self.toward(min(self.tasks, key=lambda room: _distance(room, self.room)), options)
@@ -299,12 +271,8 @@ class CarefulCrewmate(Memory):
             seen = self.sightings.get(name)
             if name in self.kills:
                 self.suspicion[name] += 10
-            elif seen is None:
-                self.suspicion[name] += 0.2
-            elif seen.room == body:
-                self.suspicion[name] += 0.8
             else:
-                self.suspicion[name] -= 0.3
+                self.suspicion[name] += 0.2 if seen is None else 0.8 if seen.room == body else -0.3
         last = self.sightings.get(self.meeting.victim)
         for name in last.company if last else ():
             self.suspicion[name] += 0.6
@@ -325,17 +293,10 @@ class CarefulCrewmate(Memory):
                 false_place = s.topic is Topic.SAW and s.room not in self.visited
                 self.suspicion[speaker] += 4 * (s.topic is Topic.KILL) + against + 2 * (false_company or false_place)
                 continue
-            match s.topic:
-                case Topic.KILL:
-                    self.suspicion[s.who] += 3
-                case Topic.LAST | Topic.NEAR:
-                    self.suspicion[s.who] += 0.6
-                case Topic.ACCUSE:
-                    self.suspicion[s.who] += 0.3
-                case Topic.CLEAR:
-                    self.suspicion[s.who] -= 0.2
-                case Topic.SAW | Topic.WITH:
-                    self.suspicion[s.who] += 0.4 if s.room == body else -0.3
+            if s.topic in WEIGHT:
+                self.suspicion[s.who] += WEIGHT[s.topic]
+            elif s.topic in (Topic.SAW, Topic.WITH):
+                self.suspicion[s.who] += 0.4 if s.room == body else -0.3
             claims = s.topic in (Topic.WITH, Topic.WHERE, Topic.TASK)
             seen = self.sightings.get(speaker)
             if claims and seen is not None and seen.room == body and s.room != body:
@@ -387,11 +348,10 @@ class CarefulCrewmate(Memory):
 class Reporter(CarefulCrewmate):
     """Moves and speaks at random, but reports every body it sees, and always votes for somebody else."""
 
+    speak = Memory.speak
+
     def move(self, options: list[Action]) -> Action:
         return next((action for action in options if action.act is Act.REPORT), self.rng.choice(options))
-
-    def speak(self) -> Statement:
-        return random_statement(self)
 
     def vote(self, options: list[Action]) -> Action:
         return VOTE[self.rng.choice(self.others())]
@@ -408,8 +368,7 @@ class Witness(Reporter):
 class Detective(Reporter):
     """Votes on its own evidence, and is deaf to what is said."""
 
-    def heard(self, speaker: str, statements: Sequence[Statement]) -> None:
-        """Ignores it."""
+    heard = Memory.heard
 
     def vote(self, options: list[Action]) -> Action:
         return VOTE[self.suspect()[0]]
@@ -427,10 +386,7 @@ LADDER = {"reporter": Reporter, "witness": Witness, "detective": Detective, "con
 
 # --- Oracles: an upper reference --------------------------------------------------------------------------------------
 class Oracle(Reporter):
-    """Moves at random and reports every body; is told who the imposters are, says so, and votes for one that lives.
-
-    All oracles vote for the same one, so they show what a crew wins by votes that are never wrong.
-    """
+    """Moves at random and reports every body; is told who the imposters are, says so, and votes for one that lives."""
 
     guilty: tuple[str, ...] = ()
 

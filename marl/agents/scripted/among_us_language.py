@@ -49,13 +49,8 @@ FORMS: dict[Topic, tuple[str, ...]] = {
     Topic.WHERE: ("i was in {room}", "i came from {room}", "i was alone in {room}"),
     Topic.TASK: ("i did a task in {room}", "i was busy with a task in {room}"),
     Topic.ACCUSE: (
-        "i think it is {who}",
-        "{who} is the imposter",
-        "vote for {who}",
-        "i do not trust {who}",
-        "{who} looks guilty",
-        "we should eject {who}",
-        "my vote goes to {who}",
+        *("i think it is {who}", "{who} is the imposter", "vote for {who}", "i do not trust {who}"),
+        *("{who} looks guilty", "we should eject {who}", "my vote goes to {who}"),
     ),
     Topic.CLEAR: ("{who} is not the imposter", "i trust {who}", "it is not {who}", "{who} is innocent"),
     Topic.DENY: ("i am not the imposter", "it was not me", "i did not do it"),
@@ -86,7 +81,7 @@ def say(statements: Sequence[Statement], style: Style, rng: Random) -> str:
     sentences = []
     for s in statements:
         given = {field for field in ("who", "other", "room") if getattr(s, field)}
-        form = rng.choice([form for form in FORMS[s.topic] if form_fields(form) == given])
+        form = rng.choice([form for form in FORMS[s.topic] if set(re.findall(r"{(\w+)}", form)) == given])
         if style is Style.COMPACT:
             room = ROOMS[s.room[1]][s.room[0]] if s.room else ""
             sentences.append(" " + form.format(who=s.who.lower(), other=s.other.lower(), room=room))
@@ -95,11 +90,6 @@ def say(statements: Sequence[Statement], style: Style, rng: Random) -> str:
         words = re.sub(r"\bi\b", "I", form).format(who=s.who, other=s.other, room=room)
         sentences.append(words[0].upper() + words[1:] + ("?" if s.topic is Topic.ASK else "."))
     return ("" if style is Style.COMPACT else " ").join(sentences) + f" {END}"
-
-
-def form_fields(form: str) -> set[str]:
-    """The fields that a form names: `who`, `other`, `room`."""
-    return set(re.findall(r"{(\w+)}", form))
 
 
 @lru_cache(maxsize=4096)  # every listener reads a message, some more than once

@@ -1,10 +1,8 @@
 """Scripted negotiators for Deal or No Deal. They speak and understand the grammar of dond_language.py.
 
-A `Temperament` says how much a player gives and tells; a `Negotiator` is one seat of one game. It weighs its partner's
-possible values by what it hears, asks for a split that it would accept and that leaves its partner much, and ends with
-the claim that the talk arrived at. It makes mistakes, so that models that start from these games have room to improve.
-Left out: planning, deception beyond a misstated value, memory across games, and the game's objective: how much a
-negotiator cares for its partner is its temperament's `care`.
+A `Negotiator` weighs its partner's possible values by what it hears, asks for a split that it would accept and that
+leaves its partner much, and ends with the claim that the talk arrived at. It makes mistakes, so that models that start
+from these games have room to improve. It knows no objective: how much it cares for its partner is its `Temperament`'s.
 """
 
 from __future__ import annotations
@@ -74,7 +72,7 @@ class Negotiator:
     def __init__(self, temperament: Temperament, seed: int) -> None:
         self.temperament = temperament
         self.rng = Random(seed)
-        self.counts: Triple | None = None
+        self.counts: Triple = (0, 0, 0)
         self.own: Triple = (0, 0, 0)
         self.belief: dict[Triple, float] = {}  # the partner's possible values and their weights
         self.table: Triple | None = None  # own share of the last split that was spoken of
@@ -90,7 +88,7 @@ class Negotiator:
 
     def observe(self, text: str) -> None:
         """Reads an observation. Raises ValueError if a game's first text isn't the prompt."""
-        if self.counts is None:
+        if not any(self.counts):
             self.counts, self.own, _ = parse_prompt(text)
             self.belief = dict.fromkeys(partner_values(self.counts, self.own), 1.0)
         self.error = False
@@ -115,7 +113,6 @@ class Negotiator:
         return meant
 
     def _hear(self, message: str) -> None:
-        assert self.counts is not None
         their_table = None if self.table is None else rest(self.table, self.counts)
         heard = language.understand(message, self.counts, their_table)
         self.asked = heard.asks
@@ -140,7 +137,6 @@ class Negotiator:
 
     def _worth(self) -> tuple[dict[Triple, float], dict[Triple, float]]:
         """The worth of every share that this player could get, and the partner's expected points beside it."""
-        assert self.counts is not None
         weight = sum(self.belief.values())
         expected = [sum(w * v[item] for v, w in self.belief.items()) / weight for item in range(3)]
         partner = {share: _points(rest(share, self.counts), expected) for share in allocations(self.counts)}
@@ -164,26 +160,16 @@ class Negotiator:
         offer = None if self.table_is_mine else self.table
         telling = t.thorough and len(self.told) < 3
         if offer is not None and not telling and worth[offer] >= best - slack - 1e-9:
-            again = (
-                language.ACCEPT_PLAIN
-                if rng.random() < t.plain
-                else language.ACCEPT_AGAIN
-                if rng.random() < 0.25
-                else ()
-            )
-            words = (
-                language.say_split(offer, self._counts(), rng, templates=again)
-                if again
-                else rng.choice(language.ACCEPT)
-            )
+            if rng.random() < t.plain:
+                words = language.say_split(offer, self.counts, rng, templates=language.ACCEPT_PLAIN)
+            elif rng.random() < 0.25:
+                words = language.say_split(offer, self.counts, rng, templates=language.ACCEPT_AGAIN)
+            else:
+                words = rng.choice(language.ACCEPT)
             return self._speak(words, accepts=True)
         if last_try and rng.random() < 0.5:
             return self._propose()
         return self._speak(self._message())
-
-    def _counts(self) -> Triple:
-        assert self.counts is not None
-        return self.counts
 
     def _message(self) -> str:
         """Words of an ask, a counter-offer, a question or a statement."""
@@ -209,7 +195,7 @@ class Negotiator:
 
     def _ask(self) -> str:
         """Puts a split on the table; returns the words for it."""
-        t, rng, counts = self.temperament, self.rng, self._counts()
+        t, rng, counts = self.temperament, self.rng, self.counts
         worth, partner = self._worth()
         slack = min(t.slack + t.concession * self.spoken, t.limit)
         enough = max(worth.values()) - slack - 1e-9
@@ -242,7 +228,7 @@ class Negotiator:
 
     def _propose(self, careful: bool = False) -> str:
         """Claims the share that the talk arrived at, or, by mistake, another."""
-        counts, rng = self._counts(), self.rng
+        counts, rng = self.counts, self.rng
         if self.table is None:
             self._ask()  # no split was spoken of: claim what would have been asked for
         assert self.table is not None
@@ -268,31 +254,21 @@ DEFAULT = "mixture"  # a temperament drawn for each seat
 RANDOM = "random"
 
 
-class RandomPlayer:
+class RandomPlayer(Negotiator):
     """Asks a question, then claims a share drawn uniformly: the score of blind chance."""
 
     def __init__(self, seed: int) -> None:
-        self.rng = Random(seed)
-        self.counts: Triple = (0, 0, 0)
-        self.pending = False
-        self.spoken = False
-
-    def observe(self, text: str) -> None:
-        """Reads the counts, and whether a proposal is pending."""
-        if not any(self.counts):
-            self.counts = parse_prompt(text)[0]
-        self.pending = self.pending or any(kind == "proposal" for kind, _ in parse_heard(text))
+        super().__init__(TEMPERAMENTS["fair"], seed)
 
     def reply(self, text: str, options: Sequence[str] = ()) -> str:
         """A message first, unless the partner has proposed; then a claim."""
         self.observe(text)
         if not self.spoken and not self.pending:
-            self.spoken = True
-            return f"{MESSAGE} {self.rng.choice(language.QUESTION)} {END}"
+            return self._speak(self.rng.choice(language.QUESTION))
         return f"{proposal_text(self.rng.choice(allocations(self.counts)))} {END}"
 
 
-def make_player(name: str, seed: int, role: str = "negotiator") -> Negotiator | RandomPlayer:
+def make_player(name: str, seed: int, role: str = "negotiator") -> Negotiator:
     """A seat's player by name: `mixture`, `random`, or one of `TEMPERAMENTS`. Raises ValueError for other names."""
     if name == RANDOM:
         return RandomPlayer(seed)

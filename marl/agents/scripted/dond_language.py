@@ -165,15 +165,9 @@ def _resolve(mentions: list[list[Any]], counts: Triple, table: Triple | None) ->
             share[item] = number if mine else counts[item] - number
     if rest is None and len(sides) == 1:
         rest = sides == {False}
-    filled = []
-    for item, number in enumerate(share):
-        if number is not None:
-            filled.append(number)
-        elif rest is not None:
-            filled.append(counts[item] if rest else 0)
-        else:
-            filled.append(table[item] if table is not None else 0)
-    return filled[0], filled[1], filled[2]
+    unnamed = (table if rest is None else counts if rest else None) or (0, 0, 0)
+    books, hats, balls = (n if n is not None else left for n, left in zip(share, unnamed, strict=True))
+    return books, hats, balls
 
 
 # --- Writing: {mine} and {theirs} are lists of items from the speaker's side ------------------------------------------

@@ -12,25 +12,15 @@ from envs.among_us.state import NAMES
 from envs.core import Style, TurnKind
 
 STYLES = ("natural", "compact")
-
-
 FIVE = ("Red", "Blue", "Green", "Yellow", "Orange")
-
-
 FAR = (((1, 1),) * 2,) * 5  # everybody's tasks: two in the room that is farthest from the start
-
-
 START: dict[str, Any] = {"names": FIVE, "imposters": (4,), "tasks": FAR}
 
 
 # --- Several imposters ------------------------------------------------------------------------------------------------
 
 SEVEN: dict[str, Any] = {"names": NAMES, "imposters": (5, 2), "tasks": FAR[:1] * 7}
-
-
 NATURAL = {texts.OPTION[Style.COMPACT][x]: texts.OPTION[Style.NATURAL][x] for x in texts.ALL_ACTIONS}
-
-
 COMPACT = {natural: compact for compact, natural in NATURAL.items()}
 
 

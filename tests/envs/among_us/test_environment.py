@@ -31,12 +31,6 @@ from tests.envs.among_us.table import (
 GOLDEN = Path(__file__).parent / "golden"
 
 
-RANDOM_PLAY = {
-    3: ({"imposters parity": 0.816, "crewmates ejection": 0.165, "crewmates tasks": 0.0186}, 83.9),
-    5: ({"imposters parity": 0.837, "crewmates ejection": 0.1535, "crewmates tasks": 0.0099}, 73.6),
-}  # by the length of walks and tasks
-
-
 # --- The environment's contract ---------------------------------------------------------------------------------------
 
 
@@ -168,21 +162,6 @@ def test_a_seed_and_the_actions_determine_the_whole_episode(style: str) -> None:
     assert playthrough(style, 7, rules) != playthrough(style, 8, rules)
 
 
-def test_games_without_a_seed_go_on_from_the_last_one() -> None:
-    games = []
-    for _ in range(2):
-        env = among_us.parallel_env()
-        games.append([env.reset(seed=seed) and env.facts for seed in (4, None, None)])
-    assert games[0] == games[1] and games[0][0] != games[0][1]
-
-
-@pytest.mark.parametrize("call", ["state", "render", "facts", "step"])
-def test_nothing_works_before_the_first_reset(call: str) -> None:
-    env = among_us.parallel_env(render_mode="ansi")
-    with pytest.raises(RuntimeError, match=r"call reset\(\) first"):
-        env.facts if call == "facts" else getattr(env, call)(*[{}] * (call == "step"))
-
-
 def test_ansi_shows_the_whole_state() -> None:
     table = scattered(render_mode="ansi")
     table(orange="kill_red", yellow="go_north", green="do_task")
@@ -215,18 +194,15 @@ def test_the_picture_shows_players_by_colour_in_their_rooms() -> None:
 # --- Random play ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("steps", [3, 5])
-def test_random_play_comes_out_as_the_rules_have_it(steps: int) -> None:
+def test_random_play_comes_out_as_the_rules_have_it() -> None:
     """Against long-run figures of these rules (10,000 games): a change of any rule that matters moves them.
 
     Published: 24 of 200 games (12 %, 95 % interval 8 to 17 %) won by crewmates, with 73 decisions a game. There a walk
-    or task set to 3 steps keeps a player for 5, and a wait for 3: hence the second case.
+    or task set to 3 steps keeps a player for 5, and a wait for 3.
     """
-    env = among_us.parallel_env(
-        style="compact", tasks_range=(4, 5), walk_steps=steps, task_steps=steps, reprompt=(steps + 1) // 2
-    )
-    shares, mean_decisions = RANDOM_PLAY[steps]
-    games, rng, won, decisions = 250, Random(0), Counter[str](), []
+    env = among_us.parallel_env(style="compact", tasks_range=(4, 5), walk_steps=5, task_steps=5, reprompt=3)
+    shares = {"imposters parity": 0.837, "crewmates ejection": 0.1535, "crewmates tasks": 0.0099}
+    mean_decisions, games, rng, won, decisions = 73.6, 200, Random(0), Counter[str](), list[int]()
     for seed in range(games):
         observations, infos = env.reset(seed=seed)
         while env.agents:

@@ -101,7 +101,7 @@ def test_a_kill_half_way_does_not_show_at_the_other_end_before_the_walk_would_ha
 def test_whatever_the_rules_a_kill_shows_at_once_in_its_own_room_alone(imposters_report: bool) -> None:
     """In random games of all sizes possible kills are left out instead, and the next observations compared."""
     compared = 0
-    for seed in range(12):
+    for seed in range(8):
         rng = Random(seed)
         imposters = rng.randint(1, 2)
         env = among_us.parallel_env(
@@ -145,20 +145,15 @@ def test_whatever_the_rules_a_kill_shows_at_once_in_its_own_room_alone(imposters
 
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("recall", [False, True])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_who_killed_does_not_show_in_the_whole_discussion_after_it(seed: int, recall: bool, style: str) -> None:
     away = [{"red": "go_south", "yellow": "go_south", "orange": "go_south"}, {}, {}, {}, {}, {}, {}, {}]
     found = [{"blue": "go_south"}, {}, {}, {"blue": "report_red"}, *[{}] * 8, {"blue": "skip"}, {}, {}, {}]
     first, second = (
-        views(
-            {"imposters": (seat,)},
-            [*away, {killer: "kill_red"}, *found],
-            ("blue", "green"),
-            seed,
-            recall=recall,
-            style=style,
+        views({"imposters": (seat,)}, plan, ("blue", "green"), seed, recall=recall, style=style)
+        for seat, plan in (
+            (seat, [*away, {killer: "kill_red"}, *found]) for seat, killer in ((3, "yellow"), (4, "orange"))
         )
-        for seat, killer in ((3, "yellow"), (4, "orange"))
     )
     assert first == second
     meeting, votes = ("meeting", "votes") if style == "compact" else ("A discussion begins", "votes")
@@ -167,19 +162,9 @@ def test_who_killed_does_not_show_in_the_whole_discussion_after_it(seed: int, re
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_who_voted_for_whom_does_not_show(style: str) -> None:
-    told = []
-    for green, yellow in (("orange", "skip"), ("skip", "orange")):
-        table = body_found(style=style).talk()
-        table(green=green, yellow=yellow, orange="green")
-        told.append([table.observations[table.agent(name)] for name in ("blue", "green", "yellow", "orange")])
-    assert told[0] == told[1]
-
-
-@pytest.mark.parametrize("style", STYLES)
 def test_questions_and_roles_of_others_never_enter_an_observation(style: str) -> None:
     env = among_us.parallel_env(style=style, candidates="all_names")
-    for seed in range(10):
+    for seed in range(5):
         rng = Random(seed)
         observations, _ = env.reset(seed=seed)
         told = dict.fromkeys(env.agents, "")

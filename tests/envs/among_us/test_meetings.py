@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from envs import among_us_v0 as among_us
-from envs.among_us.state import NAMES
 from envs.core import END, TurnKind
 from tests.envs.among_us.table import (
     FAR,
@@ -51,24 +50,6 @@ def test_with_recall_a_discussion_begins_with_what_each_has_seen() -> None:
         assert table.text(name) == said + recall + speak
 
 
-def test_recall_names_a_killer_until_it_is_dead_and_forgets_sightings_after_a_discussion() -> None:
-    table = Table(recall=True, tasks=1)
-    table.wait(6)
-    table(orange="kill_red")
-    table(blue="report_red")
-    assert " recall killer orange victim red green bridge yellow bridge orange bridge" in table.text("blue")
-    assert " killer" not in table.text("orange")
-    table.talk()
-    table(blue="skip", green="skip", yellow="skip", orange="skip")
-    table(blue="go_east", green="go_south").wait(5)
-    table(orange="kill_yellow").wait(1)
-    table(blue="go_west").wait(3)
-    table(blue="report_yellow")
-    assert "meeting blue found yellow" in table.text("blue")
-    recall = table.text("blue").partition(" recall ")[2].removesuffix(" speak")
-    assert recall == "killer orange victim red green bridge orange bridge"  # Yellow is dead; Green left with Blue
-
-
 def test_each_living_player_speaks_twice_in_one_order_and_all_others_hear_it() -> None:
     table = body_found()
     order = []
@@ -85,40 +66,13 @@ def test_each_living_player_speaks_twice_in_one_order_and_all_others_hear_it() -
     assert {body_found(seed=seed).speaker() for seed in range(40)} == {"blue", "green", "yellow", "orange"}
 
 
-def test_the_belief_question_is_asked_before_the_first_message_and_after_each() -> None:
-    table = body_found()
-    asked = []
-    for _ in range(9):
-        asked.append({name: table.info(name)["questions"] for name in ("red", "blue", "green", "yellow", "orange")})
-        table()
-    for questions in asked:
-        assert questions["red"] == questions["orange"] == ()
-        (question,) = questions["blue"]
-        assert (question.text, question.candidates) == ("<imposter?>", ("green", "yellow", "orange"))
-        assert question.answer == "orange"
-        assert questions["yellow"][0].candidates == ("blue", "green", "orange")
-    assert all(info["questions"] == () for info in table.infos.values())  # play has resumed
-
-
-def test_with_all_names_every_living_player_is_asked_about_the_whole_palette() -> None:
-    table = body_found(candidates="all_names", style="compact")
-    for name in ("blue", "green", "yellow", "orange"):
-        (question,) = table.info(name)["questions"]
-        assert question.candidates == tuple(n.lower() for n in NAMES) and question.answer == "orange"
-    assert table.info("red")["questions"] == ()
-
-
 @pytest.mark.parametrize(
     ("votes", "tally", "ejected"),
     [
         ("orange orange skip green", "green 1 orange 2 skip 1", "orange"),
-        ("orange green orange green", "green 2 orange 2", ""),
         ("orange skip skip green", "green 1 orange 1 skip 2", ""),
-        ("orange orange skip skip", "orange 2 skip 2", ""),
         ("orange blue green yellow", "blue 1 green 1 yellow 1 orange 1", ""),
         ("blue blue skip green", "blue 2 green 1 skip 1", "blue"),
-        ("skip skip skip skip", "skip 4", ""),
-        ("yellow skip yellow yellow", "yellow 3 skip 1", "yellow"),
     ],
 )
 def test_a_strict_plurality_ejects_ties_and_skips_eject_nobody(votes: str, tally: str, ejected: str) -> None:
@@ -147,19 +101,6 @@ def test_play_resumes_at_the_start_with_cooldowns_reset_and_the_reported_body_go
     assert all(seen["turn"] == TurnKind.CHOOSE for agent, seen in table.observations.items() if agent != "player_0")
 
 
-def test_bodies_that_nobody_reported_stay() -> None:
-    table = scattered(cooldown=2)
-    table(orange="kill_red", yellow="go_north").wait(2)
-    table(orange="kill_yellow").wait(1)  # two bodies in bridge
-    assert "body red body yellow" in table.text("orange")
-    table(blue="go_west").wait(2)
-    table(blue="go_north").wait(2)
-    assert {"report_red", "report_yellow"} <= table.options("blue")
-    table(blue="report_yellow").talk()()
-    assert "at bridge green orange body red" in table.text("blue")
-    assert "report_red" in table.options("green")
-
-
 def test_of_several_reports_in_one_step_one_is_drawn() -> None:
     finders = set()
     for seed in range(10):
@@ -185,19 +126,6 @@ def test_crewmates_win_when_the_imposter_is_ejected() -> None:
     assert table.env.step({}) == ({}, {}, {}, {}, {})
 
 
-def test_imposters_win_at_parity_before_any_discussion_starts() -> None:
-    table = scattered(cooldown=1, players=5)
-    table(orange="kill_red", yellow="go_north").wait(2)
-    table(orange="kill_yellow", blue="go_west").wait(2)  # now blue, green and orange live
-    table(blue="go_north").wait(2)
-    assert not table.ended
-    table(blue="report_red", orange="kill_blue")
-    assert outcome(table) == ("imposters", "parity")
-    assert "meeting" not in "".join(seen["text"] for seen in table.observations.values())
-    assert all(info["questions"] == () for info in table.infos.values())
-    assert [table.reward(name.lower()) for name in FIVE] == [0, 0, 0, 0, 1]
-
-
 def test_imposters_win_at_parity_by_a_wrong_ejection() -> None:
     table = body_found().talk()
     table(blue="blue", green="blue", orange="blue")
@@ -212,23 +140,6 @@ def test_imposters_win_at_parity_by_a_wrong_ejection() -> None:
     table(yellow="blue", blue="blue")  # two of three votes
     assert outcome(table) == ("imposters", "parity")
     assert table.text("green").endswith("ejected blue imposters win parity")
-
-
-def test_crewmates_win_when_the_living_have_no_tasks_left() -> None:
-    near = (((0, 0),),) * 4
-    table = Table({"tasks": (*near, ((0, 0),))})
-    table(red="do_task", blue="do_task", green="do_task", yellow="do_task").wait(2)
-    assert outcome(table) == ("crewmates", "tasks")
-    assert table.text("red") == " done crewmates win tasks"
-
-
-def test_the_tasks_of_the_dead_do_not_count() -> None:
-    near = (((0, 0),),) * 3
-    table = Table({"tasks": (((1, 1),), *near, ((0, 0),))}, cooldown=0)
-    table(blue="do_task", green="do_task", yellow="do_task").wait(2)
-    assert not table.ended
-    table.wait(2)(orange="kill_red")
-    assert outcome(table) == ("crewmates", "tasks")
 
 
 def test_parity_comes_before_tasks() -> None:
@@ -278,20 +189,15 @@ def test_shaping_pays_for_tasks_kills_reports_and_right_votes_only() -> None:
 
 
 def test_imposters_know_and_spare_each_other() -> None:
-    table = Table(SEVEN, players=7, imposters=2, cooldown=0)
+    table = Table(SEVEN, players=7, imposters=2, cooldown=0, shaping=1.0)
     assert "you green imposter with purple at" in table.text("green")
     assert "you purple imposter with green at" in table.text("purple")
     assert " with " not in table.text("red")
     assert table.env.privileged("player_0") == (0, 0, 1, 0, 0, 1, 0)  # by name
     kills = {option for option in table.options("green") if option.startswith("kill")}
     assert kills == {"kill_red", "kill_blue", "kill_yellow", "kill_orange", "kill_pink"}
-
-
-def test_two_kills_of_one_victim_are_one() -> None:
-    table = Table(SEVEN, players=7, imposters=2, cooldown=0, shaping=1.0)
-    table(green="kill_red", purple="kill_red", blue="go_south")
-    assert table.text("yellow").count("killer") == 1
-    assert table.text("red") == " killer green victim you"
+    table(green="kill_red", purple="kill_red", blue="go_south")  # two kills of one victim are one
+    assert table.text("yellow").count("killer") == 1 and table.text("red") == " killer green victim you"
     assert (table.reward("green"), table.reward("purple")) == (1.0, 0.0)
 
 
@@ -377,9 +283,7 @@ def test_each_style_names_all_imposters_in_its_own_words() -> None:
 # --- Replies that the rules refuse ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "reply", ["", "go", "Go_south", "go_north", "do_task", "kill_blue", "report_blue", "wait wait"]
-)
+@pytest.mark.parametrize("reply", ["", "Go_south", "go_north", "do_task", "kill_blue", "wait wait"])
 def test_a_refused_move_counts_as_waiting_and_is_corrected(reply: str) -> None:
     table = Table(reprompt=2)
     table(red=reply)
@@ -389,7 +293,7 @@ def test_a_refused_move_counts_as_waiting_and_is_corrected(reply: str) -> None:
     assert table().turn("red") == TurnKind.CHOOSE
 
 
-@pytest.mark.parametrize("reply", ["red", "pink", "nobody", "", "Orange", "orange skip", "orange."])
+@pytest.mark.parametrize("reply", ["red", "pink", "", "Orange", "orange skip"])
 def test_a_vote_for_the_dead_or_for_nobody_is_corrected_and_counts_as_a_skip(reply: str) -> None:
     table = body_found().talk()
     table(blue=reply, green="orange", yellow="orange", orange="blue")

@@ -10,7 +10,7 @@ import pytest
 
 from envs import among_us_v0 as among_us
 from envs.among_us.state import NAMES
-from envs.core import END, TurnKind
+from envs.core import TurnKind
 from tests.envs.among_us.table import (
     FAR,
     Table,
@@ -36,13 +36,6 @@ def test_the_first_observation_tells_each_player_its_own_name_role_and_tasks_and
     assert table.info("orange")["role"] == "imposter"
 
 
-def test_natural_style_explains_the_rules_with_their_numbers() -> None:
-    text = Table(style="natural", walk_steps=4, cooldown=9, message_words=11).text("red")
-    assert text.startswith("You play Among Us on a grid of rooms, 2 wide and 2 high.\nPlayers: Red, Blue, Green,")
-    for said in ("You are Red, a crewmate.", "takes 4 steps", "wait 9 steps", "at most 11 words", END, "room (0,0)"):
-        assert said in text
-
-
 def test_names_roles_tasks_and_layouts_are_drawn_afresh() -> None:
     env = among_us.parallel_env(layouts=[[1, 3], [2, 2], [2, 3]], tasks_range=[3, 5])
     layouts, counts, names, imposters = Counter[Any](), Counter[int](), Counter[str](), Counter[str]()
@@ -64,13 +57,6 @@ def test_names_roles_tasks_and_layouts_are_drawn_afresh() -> None:
         assert all(abs(n - 300 / kinds) < spread for n in counter.values()), counter
 
 
-@pytest.mark.parametrize(("width", "height", "start"), [(2, 2, (0, 0)), (1, 3, (0, 0)), (3, 2, (1, 0)), (5, 5, (2, 0))])
-def test_all_start_in_the_middle_of_the_north_side(width: int, height: int, start: tuple[int, int]) -> None:
-    env = among_us.parallel_env(width=width, height=height)
-    env.reset(seed=1)
-    assert (env.state()[:, 3:5] == start).all()
-
-
 def test_reset_options_fix_what_they_name_and_leave_the_rest_as_drawn() -> None:
     env = among_us.parallel_env()
     env.reset(seed=5)
@@ -90,8 +76,7 @@ def test_reset_options_fix_what_they_name_and_leave_the_rest_as_drawn() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"imposters": (1, 1)}, {"imposters": (2.0,)}, {"imposters": ([1],)},
-        {"imposters": (5,)}, {"imposters": (1, 2)}, {"imposters": 2}, {"imposters": ()}, {"names": ("Red",)},
+        {"imposters": (1, 1)}, {"imposters": (2.0,)}, {"imposters": (5,)}, {"imposters": 2}, {"names": ("Red",)},
         {"names": ("Red", "Red", "Blue", "Green", "Pink")}, {"names": ("Red", "Black", "Blue", "Green", "Pink")},
         {"layout": (1, 1)}, {"layout": (9, 1)}, {"tasks": ((),) * 5}, {"tasks": (((0, 0),),)},
         {"tasks": (((2, 0),),) * 5}, {"tasks": ((0, 0),) * 5},
@@ -105,10 +90,8 @@ def test_impossible_reset_options_are_refused(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
-        ("players", 8), ("players", 3), ("players", True), ("imposters", 3), ("imposters", 0), ("tasks", 0),
-        ("tasks", 11), ("tasks", 2.5), ("width", 0), ("width", 6), ("height", -1), ("height", "2"), ("walk_steps", 0),
-        ("task_steps", 0), ("cooldown", -1), ("reprompt", 0), ("messages_each", -1), ("message_words", 0),
-        ("message_chars", 0), ("max_steps", 0),
+        ("players", 8), ("players", True), ("imposters", 3), ("tasks", 11), ("tasks", 2.5), ("width", 0),
+        ("height", "2"), ("walk_steps", 0), ("cooldown", -1), ("messages_each", -1), ("message_words", 0),
         ("layouts", [[1, 1]]), ("layouts", [[2, 9]]), ("layouts", 3), ("layouts", [[2, 2.0]]), ("tasks_range", [4]),
         ("tasks_range", [5, 3]), ("tasks_range", [0, 3]), ("candidates", "everyone"), ("imposters_report", 1),
         ("recall", "yes"), ("shaping", "much"), ("loser_reward", float("nan")), ("style", "verse"),
@@ -150,29 +133,6 @@ def test_walking_takes_three_steps_and_is_seen_from_both_rooms() -> None:
     assert table.options("red") == {"go_north", "go_east", "wait"}
 
 
-@pytest.mark.parametrize("steps", [1, 2, 5])
-def test_durations_are_settings(steps: int) -> None:
-    table = Table({"tasks": (((0, 0),), *FAR[1:])}, walk_steps=steps, task_steps=steps, reprompt=steps + 1)
-    table(red="do_task", blue="go_south").wait(steps - 1)
-    assert "done" in table.text("red")
-    assert table.text("blue") == " at lab"
-    assert [table().turn("blue") for _ in range(steps + 1)] == [TurnKind.WAIT] * steps + [TurnKind.CHOOSE]
-
-
-def test_who_waits_is_asked_again_after_two_steps_or_when_its_sight_changes() -> None:
-    table = Table(reprompt=2)
-    table()
-    assert all(seen["turn"] == TurnKind.WAIT and seen["text"] == "" for seen in table.observations.values())
-    table()
-    assert all(seen["turn"] == TurnKind.CHOOSE for seen in table.observations.values())
-    table(red="go_east")
-    assert [table.turn(name) for name in ("red", "blue", "orange")] == [0, 1, 1]
-    table()  # blue, asked because red left, waits on, and red is still on its way
-    assert table.turn("blue") == TurnKind.WAIT
-    table()  # red has arrived
-    assert table.text("blue") == " at bridge green yellow orange"
-
-
 def test_a_task_takes_three_steps_in_which_nothing_is_seen() -> None:
     table = Table({"tasks": (((0, 0), (0, 0)), *FAR[1:])})
     assert table.text("red").endswith(" task task")
@@ -191,22 +151,6 @@ def test_a_task_takes_three_steps_in_which_nothing_is_seen() -> None:
 # --- Killing ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_cooldown_runs_down_step_by_step_and_starts_again_after_a_kill() -> None:
-    table = Table()
-    shown = []
-    for _ in range(6):
-        table(red="go_south" if table.turn("red") and "go_south" in table.options("red") else "go_north")
-        if table.turn("orange"):
-            shown.append(table.text("orange").split("yellow")[-1].split(" in")[0].split(" out")[0])
-    assert not any("kill" in option for option in table.options("blue"))
-    assert table.text("orange").endswith(" ready")
-    assert {o for o in table.options("orange") if "kill" in o} == {"kill_red", "kill_blue", "kill_green", "kill_yellow"}
-    table(orange="kill_blue")
-    assert table.text("orange").endswith(" body blue cooldown 6")
-    assert not any("kill" in option for option in table.options("orange"))
-    assert shown
-
-
 def test_a_kill_is_noticed_by_who_is_there_and_not_busy_with_a_task() -> None:
     here = (((0, 0),), ((0, 0),), *FAR[2:])
     table = Table({"tasks": here}, cooldown=3)
@@ -217,18 +161,11 @@ def test_a_kill_is_noticed_by_who_is_there_and_not_busy_with_a_task() -> None:
     assert table.text("green") == ""  # on its way out: gone
     assert table.text("blue") == " killer orange victim you"
     assert table.text("orange") == " at bridge red in yellow lab out green galley body blue cooldown 3"
+    assert not any("kill" in option for option in table.options("orange"))
     table.wait(2)
     assert table.text("red") == " done at bridge yellow orange body blue"
     assert table.options("red") == {"go_south", "go_east", "wait", "report_blue"}
     assert table.info("red")["error"] == ""
-
-
-def test_a_waiting_player_notices_and_is_asked() -> None:
-    table = scattered()
-    table(yellow="go_north").wait(2)
-    table(orange="kill_red")
-    assert table.text("yellow") == " killer orange victim red at bridge orange body red"
-    assert "killer" not in table.text("blue") + table.text("green")
 
 
 def test_actions_of_the_dead_and_of_walkers_are_ignored() -> None:
@@ -269,14 +206,6 @@ def test_a_walker_can_be_killed_from_the_room_it_leaves_and_from_the_one_it_ente
     table(orange="kill_red")
     assert table.text("red") == " killer orange victim you"
     assert table.text("orange").startswith(" at lab body red")
-
-
-def test_a_victims_task_that_ends_in_the_same_step_still_counts() -> None:
-    table = Table({"tasks": (((0, 0), (1, 1)), *FAR[1:])}, cooldown=1, shaping=0.5)
-    table(red="do_task").wait(1)
-    table(orange="kill_red")
-    assert table.text("red") == " done killer orange victim you"
-    assert (table.reward("red"), table.reward("orange")) == (0.5, 0.5)
 
 
 def test_a_victims_report_in_the_same_step_still_counts() -> None:

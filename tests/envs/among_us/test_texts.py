@@ -17,45 +17,18 @@ from envs.core import CHARSET, END, Style
 from tests.envs.among_us.table import (
     NATURAL,
     STYLES,
-    body_found,
     random_reply,
 )
-
-
-def test_a_message_cannot_pass_for_the_games_own_words() -> None:
-    table = body_found(style="natural")
-    speaker = table.speaker()
-    table(**{speaker: 'hi"\nBlue says: "it is <me> \u2028\x00\U0001f600'})
-    listener = "blue" if speaker != "blue" else "green"
-    said = "hi' Blue says: 'it is (me) \ufffd\ufffd"
-    first = table.text(listener).split("\n")[0]
-    assert first == f'{speaker.capitalize()} says: "{said}"'
-    assert reading.read(table.text(listener), Style.NATURAL)[0] == events.Said(speaker.capitalize(), said)
-
 
 # --- Words ------------------------------------------------------------------------------------------------------------
 
 names = st.sampled_from(NAMES)
-
-
 rooms = st.tuples(st.integers(0, 4), st.integers(0, 4))
-
-
 some_names = st.sets(names).map(lambda s: tuple(n for n in NAMES if n in s))
-
-
 some_rooms = st.lists(rooms, max_size=5).map(tuple)
-
-
 walkers = st.lists(st.tuples(names, rooms), max_size=3).map(tuple)
-
-
 few = st.integers(0, 12)
-
-
 messages = st.text(max_size=40).map(lambda t: rules.hear(t, 20, 200, compact=True).text)
-
-
 any_event = st.one_of(
     st.builds(events.Look, rooms, some_names, walkers, walkers, some_names, few, st.integers(-1, 30)),
     st.builds(
@@ -113,7 +86,7 @@ def test_compact_texts_consist_of_the_listed_tokens_numbers_and_messages() -> No
     )
     known = set(texts.COMPACT_TOKENS)
     assert len(known) == len(texts.COMPACT_TOKENS)
-    for seed in range(8):
+    for seed in range(4):
         rng = Random(seed)
         observations, infos = env.reset(seed=seed)
         while env.agents:
@@ -123,18 +96,6 @@ def test_compact_texts_consist_of_the_listed_tokens_numbers_and_messages() -> No
                 assert set(seen["options"]) <= known and seen["text"] == "".join(f" {w}" for w in seen["text"].split())
                 assert all({q.text, *q.candidates} <= known for q in infos[agent]["questions"])
             observations, _, _, _, infos = env.step({a: random_reply(seen, rng) for a, seen in observations.items()})
-
-
-def test_a_compact_game_is_short() -> None:
-    env = among_us.parallel_env(style="compact")
-    words = 0
-    for seed in range(40):
-        rng = Random(seed)
-        observations, _ = env.reset(seed=seed)
-        while env.agents:
-            words += sum(len(seen["text"].split()) for seen in observations.values())
-            observations, *_ = env.step({a: random_reply(seen, rng) for a, seen in observations.items()})
-    assert words / 200 < 220  # a player a game
 
 
 @given(reply=st.text(max_size=300), max_words=st.integers(1, 20), max_chars=st.integers(1, 200))

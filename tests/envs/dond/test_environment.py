@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pettingzoo.test import api_test, parallel_api_test, parallel_seed_test, seed_test
@@ -23,14 +22,8 @@ from envs.dond.rules import Context
 from tests.envs.dond.test_rules import brute_pareto
 
 HERE = Path(__file__).parent
-
-
 STYLES = ("natural", "compact")
-
-
 START: dict[str, Any] = {"counts": (1, 1, 3), "values": ((0, 1, 3), (1, 3, 2)), "first": 0}
-
-
 GAME = Context(START["counts"], START["values"])
 
 
@@ -59,17 +52,9 @@ def play(
 
 
 HATS = "[message] I want the hat and two balls [END]"
-
-
 FINE = "[message] fine, take them [END]"
-
-
 TAKE = "[propose] (0 books, 1 hats, 2 balls) [END]"
-
-
 LEAVE = "[propose] (1 books, 0 hats, 1 balls) [END]"
-
-
 GOLDEN: dict[str, list[Any]] = {
     "deal": [HATS, "ok!", FINE, TAKE, "[message] wait", LEAVE],
     "mismatch": [TAKE, HATS, FINE, "[propose] (1 hats, 2 balls)", TAKE, TAKE],
@@ -117,15 +102,6 @@ def test_prompts_can_be_read_back(style: str, objective: float) -> None:
         texts.parse_prompt("them: hello\n")
 
 
-def test_each_objective_has_its_own_words() -> None:
-    prompts = [texts.prompt(GAME.counts, GAME.values[0], x, dond.Style.NATURAL) for x in (0.0, 1.0, -1.0, 0.5)]
-    semi, coop, competitive, mixed = prompts
-    assert "push back" in semi and "sum of both" in coop and "lead" in competitive and "0.5 times" in mixed
-    for own, others in ((t, [o for o in prompts if o is not t]) for t in prompts):
-        goal = next(line for line in own.split("\n") if line.startswith("Your goal"))
-        assert not any(goal in other for other in others)
-
-
 def test_compact_observations_are_made_of_the_listed_tokens() -> None:
     """All that compact style writes, apart from messages, is listed tokens, numbers, signs and white space."""
     written = []
@@ -145,18 +121,6 @@ def test_golden_playthroughs(ending: str, style: str) -> None:
     golden = (HERE / "golden" / f"dond_{ending}_{style}.txt").read_text(encoding="utf-8")
     assert playthrough(style, ending) == golden
     assert f"'how': '{ending}'" in golden
-
-
-def test_the_last_step_terminates_and_after_it_nothing_happens() -> None:
-    for ending, replied in GOLDEN.items():
-        env = dond.parallel_env(max_entries=6)
-        observations, ends, infos = play(env, replied)
-        reward, *flags = ends[-1]
-        assert flags == [dict.fromkeys(env.possible_agents, True), dict.fromkeys(env.possible_agents, False)]
-        assert all(not any({**a, **b}.values()) for _, a, b in ends[:-1])
-        assert (ending == "deal") == infos[-1]["player_1"]["outcome"]["deal"] == any(reward.values())
-        assert env.agents == [] and env.step({"player_0": HATS}) == ({}, {}, {}, {}, {})
-        assert {o["turn"] for o in observations[-1].values()} == {TurnKind.WAIT}
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # PettingZoo warns of any observation that isn't a Box
@@ -197,52 +161,8 @@ def test_a_deal_pays_the_objective(objective: float, rewards: tuple[float, float
     assert all("outcome" not in info for step in infos[:-1] for info in step.values())
     outcome = infos[-1]["player_0"]["outcome"]
     assert outcome is infos[-1]["player_1"]["outcome"]
-    assert outcome == {
-        "deal": True,
-        "points": {"player_0": 7, "player_1": 3},
-        "how": "deal",
-        "claims": ((0, 1, 2), (1, 0, 1)),
-        "counts": GAME.counts,
-        "values": GAME.values,
-        "pareto": brute_pareto(GAME, (7, 3), objective),
-        "messages": 2,
-        "errors": 0,
-        "first": 0,
-    }
-
-
-def test_five_errors_in_a_row_in_one_turn_abort_and_a_good_reply_starts_anew() -> None:
-    env = dond.parallel_env()
-    _, ends, infos = play(env, ["?"] * 4 + [HATS] + ["?"] * 4 + [FINE] + ["?"] * 5)
-    assert [any(terminated.values()) for _, terminated, _ in ends] == [False] * 14 + [True]
-    assert infos[-1]["player_0"]["outcome"]["how"] == "abort"
-    assert infos[-1]["player_0"]["outcome"]["errors"] == 13
-    assert ends[-1][0] == {"player_0": 0.0, "player_1": 0.0}
-
-
-@pytest.mark.parametrize("style", STYLES)
-def test_an_error_comes_back_to_the_same_player_only(style: str) -> None:
-    env = dond.parallel_env(style=style)
-    env.reset(seed=0, options=START)
-    assert env.step({})[4]["player_0"]["error"]  # a missing action is an empty reply
-    observations, _, infos = play(env, ["hello", HATS, "[message]"])
-    for step, agent, other in ((1, "player_0", "player_1"), (3, "player_1", "player_0")):
-        correction = infos[step][agent]["error"]
-        assert correction and infos[step][agent]["entry"] == "error"
-        assert texts.parse_heard(observations[step][agent]["text"]) == [("error", correction)]
-        assert observations[step][other]["text"] == "" and infos[step][other]["error"] == ""
-        assert mover(observations[step]) == agent == mover(observations[step - 1])
-        assert infos[step][agent]["questions"] == infos[step][other]["questions"] == ()
-
-
-@pytest.mark.parametrize("style", STYLES)
-def test_after_a_proposal_only_a_proposal_counts(style: str) -> None:
-    env = dond.parallel_env(style=style)
-    observations, ends, infos = play(env, [HATS, LEAVE, "[message] wait", "[propose] (0 books)", TAKE])
-    assert texts.parse_heard(observations[2]["player_0"]["text"]) == [("proposal", "")]
-    assert [infos[step]["player_0"]["entry"] for step in range(6)] == ["", "message", "", "error", "error", "propose"]
-    assert infos[-1]["player_0"]["outcome"]["claims"] == ((0, 1, 2), (1, 0, 1))
-    assert ends[-1][0] == {"player_0": 10.0, "player_1": 10.0}
+    assert outcome["pareto"] == brute_pareto(GAME, (7, 3), objective)  # the rest is in the golden playthroughs
+    assert env.agents == [] and env.step({"player_0": HATS}) == ({}, {}, {}, {}, {})
 
 
 def test_twenty_entries_end_the_game_and_errors_are_not_entries() -> None:
@@ -255,21 +175,6 @@ def test_twenty_entries_end_the_game_and_errors_are_not_entries() -> None:
     _, _, infos = play(dond.parallel_env(max_entries=2), [HATS, TAKE])
     assert infos[-1]["player_0"]["outcome"]["how"] == "limit"
     assert infos[-1]["player_0"]["outcome"]["claims"] == (None, (0, 1, 2))
-
-
-@pytest.mark.parametrize("style", STYLES)
-def test_questions_fall_due_at_the_start_and_after_messages(style: str) -> None:
-    env = dond.parallel_env(style=style)
-    _, _, infos = play(env, [HATS, "?", FINE, TAKE, LEAVE])
-    due = [[bool(info[agent]["questions"]) for agent in env.possible_agents] for info in infos]
-    assert due == [[True] * 2, [True] * 2, [False] * 2, [True] * 2, [False] * 2, [False] * 2]
-    for seat, agent in enumerate(env.possible_agents):
-        questions = infos[0][agent]["questions"]
-        assert [int(q.answer) for q in questions] == list(GAME.values[1 - seat])
-        assert all(q.candidates == tuple(map(str, range(11))) for q in questions)
-        if style == "compact":
-            assert [q.text for q in questions] == ["<books?>", "<hats?>", "<balls?>"]
-    assert len({q.text for q in infos[0]["player_0"]["questions"]}) == 3
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -376,9 +281,7 @@ def test_the_start_can_be_given() -> None:
     ("options", "complaint"),
     [
         ({"counts": (1, 1, 3)}, "together"),
-        ({"values": ((0, 1, 3), (1, 3, 2))}, "together"),
         ({**START, "counts": (1, 1)}, "three whole numbers"),
-        ({**START, "counts": 5}, "three whole numbers"),
         ({**START, "counts": (1, 1, 3.5)}, "three whole numbers"),
         ({**START, "values": ((0, 1, 3),)}, "for each of the two players"),
         ({**START, "values": ((0, 1, 3), (1, 3, 3))}, "worth 10 points"),
@@ -394,49 +297,16 @@ def test_a_bad_start_is_refused(options: dict[str, Any], complaint: str) -> None
 @pytest.mark.parametrize(
     "setting",
     [
-        {"objective": 1.5},
-        {"objective": float("nan")},
-        {"objective": "coop"},
-        {"objective": True},
-        {"style": "terse"},
-        {"max_entries": 0},
-        {"max_errors": 2.5},
-        {"max_message_chars": -1},
-        {"render_mode": "human"},
+        *({"objective": 1.5}, {"objective": float("nan")}, {"objective": True}, {"style": "terse"}, {"split": "dev"}),
+        *({"max_entries": 0}, {"max_errors": 2.5}, {"max_message_chars": -1}, {"render_mode": "human"}),
     ],
 )
 def test_bad_settings_are_named(setting: dict[str, Any]) -> None:
     (name,) = setting
     with pytest.raises(ValueError, match=f"^{name} must be"):
         dond.parallel_env(**setting)
-
-
-def test_contexts_can_come_from_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "games.txt"
-    file.write_text("1 0 1 1 3 3\n1 1 1 3 3 2\n")
-    env = dond.parallel_env(contexts=str(file))
-    for seed in range(5):
-        env.reset(seed=seed)
-        assert (env.facts["counts"], env.facts["values"]) == (GAME.counts, GAME.values)
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        dond.parallel_env(contexts=str(tmp_path / "nowhere.txt"))
-
-
-def test_use_before_reset_says_so_and_rendering_is_asked_for() -> None:
-    env = dond.parallel_env()
-    for call in (lambda: env.step({}), env.state, lambda: env.facts):
-        with pytest.raises(RuntimeError, match="reset"):
-            call()
-    with pytest.warns(UserWarning, match="render_mode='ansi'"):
-        assert env.render() is None
-
-
-def test_no_text_is_ever_cut_by_its_space() -> None:
-    """The longest prompt and the longest correction fit with room to spare."""
-    longest = texts.prompt((4, 1, 1), (10, 10, 10), -0.123456, dond.Style.NATURAL, 10**9, 10**9)
-    text = dond.parallel_env(max_message_chars=1).observation_space("player_0")["text"]
-    assert isinstance(text, Text) and len(longest) + 200 < text.max_length
-    assert all(len(correction) < 200 for correction in replies._CORRECTIONS.values())
+    with pytest.raises(RuntimeError, match="reset"):
+        dond.parallel_env().step({})
 
 
 if __name__ == "__main__":

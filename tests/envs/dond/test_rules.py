@@ -20,14 +20,8 @@ from envs.dond import environment, rules
 from envs.dond.rules import Context
 
 HERE = Path(__file__).parent
-
-
 DATA = Path(os.environ.get("DOND_DATA", HERE.parents[2] / ".." / "shared" / "data" / "dond"))
-
-
 START: dict[str, Any] = {"counts": (1, 1, 3), "values": ((0, 1, 3), (1, 3, 2)), "first": 0}
-
-
 GAME = Context(START["counts"], START["values"])
 
 
@@ -79,9 +73,6 @@ def test_contexts_are_all_that_the_criteria_allow() -> None:
 @pytest.mark.parametrize(
     ("counts", "values", "rule"),
     [
-        ((1, 1), ((0, 1, 3), (1, 3, 2)), "counts must be three whole numbers"),
-        ((1, 1, 3.0), ((0, 1, 3), (1, 3, 2)), "counts must be three whole numbers"),
-        ((1, 1, 3), ((0, 1, 3),), "for each of the two players"),
         ((0, 2, 3), ((0, 2, 2), (0, 2, 2)), "Each count must be 1 to 4"),
         ((5, 1, 1), ((1, 1, 4), (1, 1, 4)), "Each count must be 1 to 4"),
         ((1, 1, 1), ((0, 1, 9), (1, 3, 6)), "must hold 5 to 7 items"),
@@ -180,10 +171,10 @@ def test_outcomes_against_brute_force(objective: int) -> None:
         assert rules.best_score(game, objective) == max((1 + objective) * (a + b) / 2 for a, b in reached)
 
 
-@pytest.mark.parametrize("tenths", [-9, -6, -4, -2, 2, 4, 6, 8])
+@pytest.mark.parametrize("tenths", [-9, 2, 6])
 def test_rounding_does_not_change_what_is_pareto_optimal(tenths: int) -> None:
     """Against exact fractions: 1 + 0.2 x 1 and 0 + 0.2 x 6 are the same score, but not the same float."""
-    for game in rules.contexts()[::307]:
+    for game in rules.contexts()[::511]:
         reached = zip(rules.allocations(game.counts), brute_points(game), strict=True)
         exact = [claim for claim, both in reached if brute_pareto(game, both, Fraction(tenths, 10))]
         assert pareto_allocations(game, tenths / 10) == exact
@@ -202,53 +193,6 @@ def test_published_bounds(published: tuple[Context, ...]) -> None:
     joint = Counter(rules.best_joint(g) for g in published)
     assert [joint[n] for n in range(10, 20)] == [87, 110, 354, 490, 906, 259, 927, 174, 535, 244]
     assert all(max(a - b for a, b in brute_points(g)) == 10 for g in published)
-
-
-def test_published_baselines(published: tuple[Context, ...]) -> None:
-    sizes: list[int] = []
-    semi: list[float] = []
-    coop: list[float] = []
-    mean: list[float] = []
-    independent: list[float] = []
-    nash: list[float] = []
-    fair: list[int] = []
-    for game in published:
-        reached = brute_points(game)
-        n = len(rules.allocations(game.counts))
-        sizes.append(n)
-        semi.append(len(pareto_allocations(game, 0)) / n)
-        coop.append(len(pareto_allocations(game, 1)) / n)
-        mean.append(sum(a + b for a, b in reached) / 2 / n)
-        independent.append(mean[-1] / n)  # both must hit on the same of n deals
-        product_of_points = max(a * b for a, b in reached)
-        ties = [(a + b) / 2 for a, b in reached if a * b == product_of_points]
-        nash.append(sum(ties) / len(ties))
-        fair.append(max(min(both) for both in reached))
-        want = [tuple(c if v else 0 for c, v in zip(game.counts, own, strict=True)) for own in game.values]
-        assert not rules.complementary((want[0], want[1]), game.counts)  # type: ignore[arg-type]
-    assert np.mean(sizes) == pytest.approx(20.01, abs=5e-3)
-    assert (min(sizes), max(sizes)) == (16, 32)
-    assert np.mean(mean) == pytest.approx(5.0)
-    assert np.mean(semi) == pytest.approx(0.2389, abs=5e-5)
-    assert np.mean(coop) == pytest.approx(0.1073, abs=5e-5)
-    assert np.mean([1 / n for n in sizes]) == pytest.approx(0.05199, abs=5e-6)
-    assert np.mean(independent) == pytest.approx(0.260, abs=5e-4)
-    assert np.mean(nash) == pytest.approx(7.473, abs=5e-4)
-    assert np.mean(fair) == pytest.approx(6.542, abs=5e-4)
-
-
-def test_published_human_games() -> None:
-    path = DATA / "data.txt"
-    if not path.exists():
-        pytest.skip(f"needs the published data.txt: no file {path}; set DOND_DATA to its folder")
-    bounds = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        fields = line.split()
-        own, other = [int(n) for n in fields[:6]], [int(n) for n in fields[-6:]]
-        counts = (own[0], own[2], own[4])
-        game = Context(counts, ((own[1], own[3], own[5]), (other[1], other[3], other[5])))
-        bounds.append(rules.best_score(game, 0))
-    assert np.mean(bounds) == pytest.approx(7.7012, abs=5e-5)
 
 
 def test_contexts_outside_a_file_are_the_valid_ones_that_it_has_in_neither_order(tmp_path: Path) -> None:
@@ -280,4 +224,3 @@ def test_prior_is_what_counting_contexts_gives() -> None:
         assert len(rules.partner_values(counts, own)) == table[0].sum()
     with pytest.raises(ValueError, match="worth 10"):
         rules.prior((1, 1, 3), (1, 1, 1))
-    assert not rules.prior(*next(iter(seen))).flags.writeable

@@ -29,8 +29,6 @@ from marl.rollout.seeds import draw_games
 from marl.types import Episode
 from tests.endpoint import KEY, Answering, Server, move, sensible
 
-pytest.importorskip("openai")
-
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Answering], Server]]:
@@ -99,42 +97,24 @@ def test_games_do_not_wait_for_one_another(serve: Callable[[Answering], Server])
     assert server.most_open == 8
 
 
-def test_a_slow_game_holds_up_no_other(serve: Callable[[Answering], Server]) -> None:
-    """The first request is only answered once all other games are over."""
-    others = threading.Event()
-    slow: list[str] = []
-
-    def answering(server: Server, body: dict[str, Any], handler: Any) -> None:
-        with server.lock:
-            mine = not slow
-            if mine:
-                slow.append("taken")
-        if mine:
-            assert others.wait(20)
-        sensible(server, body, handler)
-
-    server = serve(answering)
-    agent = agent_of(server.url, timeout=30.0)
-    over: list[int] = []
-
-    def progress(count: int) -> None:
-        over.append(count)
-        if sum(over) == 3:
-            others.set()
-
-    episodes = rollout(draw_games(0, count=4), everyone(agent), make_env, 4, progress)
-    assert len(episodes) == 4 and not agent.lost and sum(over) == 4
+def packed_answer(server: Server, asked: dict[str, Any], handler: Any) -> None:
+    """Packed, under a charset of nonsense: JSON is UTF-8, and of the headers none says otherwise."""
+    charset = ("hex", "zlib", "base64", "rot13", "idna", "undefined", "utf-32", "no-such")[len(server.asked) % 8]
+    said = json.dumps({"choices": [{"message": {"content": "[message] h\u00fcte [END]"}}]}, ensure_ascii=False)
+    body = gzip.compress(said.encode())
+    handler.send_response(200)
+    for name, value in (("Content-Encoding", "gzip"), ("Content-Length", str(len(body)))):
+        handler.send_header(name, value)
+    handler.send_header("Content-Type", f"application/json; charset={charset}")
+    handler.end_headers()
+    handler.wfile.write(body)
 
 
-def test_nonsense_text_is_corrected_like_anybodys(serve: Callable[[Answering], Server]) -> None:
-    server = serve(lambda server, body, handler: handler.say("I'd rather talk about the weather."))
+def test_a_right_answer_is_read_however_it_is_sent(serve: Callable[[Answering], Server]) -> None:
+    server = serve(packed_answer)
     agent = agent_of(server.url)
-    (episode,) = play(agent, games=1)
-    assert episode.outcome["how"] == "abort" and episode.outcome["errors"] == 5 and not agent.lost
-    assert [t.error for t in episode.turns] == ["Start your reply with [message] or [propose]."] * 5
-    told = server.asked[1]["messages"]
-    assert told[2] == {"role": "assistant", "content": "I'd rather talk about the weather."}
-    assert told[3] == {"role": "user", "content": "Error: Start your reply with [message] or [propose]."}
+    assert {turn.message for turn in play(agent, games=1)[0].turns} == {"h\u00fcte"} and not agent.lost
+    assert len(server.asked) >= 8
 
 
 def raw(*lines: str) -> Answering:
@@ -174,12 +154,7 @@ OK = "HTTP/1.1 200 OK"
 
 HOSTILE: dict[str, tuple[Answering, Lost]] = {
     "html": (lambda s, b, h: h.send("<html>welcome</html>", headers={"Content-Type": "text/html"}), Lost.NONSENSE),
-    "half": (lambda s, b, h: h.send('{"choices": [{"mess'), Lost.NONSENSE),
-    "list": (lambda s, b, h: h.send("[1, 2]"), Lost.NONSENSE),
     "empty": (lambda s, b, h: h.send(""), Lost.NONSENSE),
-    "no choice": (lambda s, b, h: h.send('{"choices": []}'), Lost.NONSENSE),
-    "null": (lambda s, b, h: h.say(None), Lost.NONSENSE),
-    "number": (lambda s, b, h: h.say(7), Lost.NONSENSE),
     "deep": (lambda s, b, h: h.send("[" * 100_000), Lost.NONSENSE),
     "gzip": (lambda s, b, h: h.send("not packed", headers={"Content-Encoding": "gzip"}), Lost.UNREACHABLE),
     "declined": (lambda s, b, h: h.say(None, refusal="I can't help with that."), Lost.DECLINED),
@@ -189,10 +164,8 @@ HOSTILE: dict[str, tuple[Answering, Lost]] = {
     "busy": (lambda s, b, h: h.send("{}", 429), Lost.BUSY),
     "key": (lambda s, b, h: h.send(json.dumps({"error": {"message": s.keys[0]}}), 401), Lost.KEY),
     "forbidden": (lambda s, b, h: h.send("{}", 403), Lost.DECLINED),
-    "charset hex": (of_kind("hex"), Lost.NONSENSE),
     "charset zlib, no text": (of_kind("zlib", "\x00"), Lost.NONSENSE),
     "charset undefined": (of_kind("undefined", "{}", 400), Lost.STATUS),
-    "charset idna": (of_kind("idna", "{}", 429), Lost.BUSY),
     "moved": (lambda s, b, h: h.send("{}", 307, {"Location": "/v1/elsewhere"}), Lost.MOVED),
     "moved without an address": (lambda s, b, h: h.send("{}", 302), Lost.MOVED),
     "moved to no address": (lambda s, b, h: h.send("{}", 308, {"Location": "http://[:1"}), Lost.MOVED),
@@ -233,35 +206,6 @@ def test_a_failure_costs_its_game_and_the_others_go_on(serve: Callable[[Answerin
     assert whole["lost"] == {**now["lost"], "key refused": 3, "budget spent": 1}
 
 
-def test_a_right_answer_is_read_whatever_its_header_says(serve: Callable[[Answering], Server]) -> None:
-    """JSON is UTF-8; of the headers none says otherwise."""
-    body = json.dumps({"choices": [{"message": {"content": "[message] h\u00fcte [END]"}}]}, ensure_ascii=False)
-    charsets = ("hex", "zlib", "base64", "rot13", "idna", "undefined", "utf-32", "no-such")
-
-    def answering(server: Server, asked: dict[str, Any], handler: Any) -> None:
-        of_kind(charsets[len(server.asked) % len(charsets)], body)(server, asked, handler)
-
-    server = serve(answering)
-    agent = agent_of(server.url)
-    (episode,) = play(agent, games=1)
-    assert {turn.message for turn in episode.turns} == {"h\u00fcte"} and not agent.lost
-    assert len(server.asked) >= len(charsets)
-
-
-def test_a_packed_answer_is_read(serve: Callable[[Answering], Server]) -> None:
-    body = gzip.compress(json.dumps({"choices": [{"message": {"content": "[message] hi [END]"}}]}).encode())
-
-    def answering(server: Server, asked: dict[str, Any], handler: Any) -> None:
-        handler.send_response(200)
-        handler.send_header("Content-Encoding", "gzip")
-        handler.send_header("Content-Length", str(len(body)))
-        handler.end_headers()
-        handler.wfile.write(body)
-
-    agent = agent_of(serve(answering).url)
-    assert play(agent, games=1)[0].turns[0].message == "hi" and not agent.lost
-
-
 def test_nobody_is_sent_elsewhere(serve: Callable[[Answering], Server]) -> None:
     """Neither the messages nor the key go to another address, and each call is counted."""
     other = serve(sensible)
@@ -275,13 +219,18 @@ def test_nobody_is_sent_elsewhere(serve: Callable[[Answering], Server]) -> None:
     assert [e.outcome["how"] for e in play(agent, games=5)] == ["abort"] * 5
     assert not other.asked and len(server.asked) == agent.figures()["calls"] == 5
     assert agent.figures()["lost"] == {"redirected elsewhere": 5}
+    other.shutdown()
+    other.server_close()
+    gone = agent_of(other.url)  # nobody listens there any more
+    assert [e.outcome["how"] for e in play(gone, games=2)] == ["abort"] * 2
+    assert gone.figures()["lost"] == {"cannot be reached": 2}
 
 
-@pytest.mark.parametrize("drips", [False, True])
-def test_a_hanging_endpoint_is_given_up(drips: bool, serve: Callable[[Answering], Server]) -> None:
+def test_a_hanging_endpoint_is_given_up(serve: Callable[[Answering], Server]) -> None:
     """One that never answers, and one that sends a byte now and then, so that no single read takes long."""
 
     def hang(server: Server, body: dict[str, Any], handler: Any) -> None:
+        drips = len(server.asked) % 2
         if drips:
             handler.send_response(200)
             handler.send_header("Content-Type", "application/json")
@@ -294,18 +243,9 @@ def test_a_hanging_endpoint_is_given_up(drips: bool, serve: Callable[[Answering]
 
     agent = agent_of(serve(hang).url, timeout=0.3)
     began = time.monotonic()
-    episodes = play(agent, games=3)
-    assert [e.outcome["how"] for e in episodes] == ["abort"] * 3 and time.monotonic() - began < 20
-    assert agent.figures()["lost"] == {"no answer in time": 3}
-
-
-def test_nobody_listens(serve: Callable[[Answering], Server]) -> None:
-    server = serve(sensible)
-    server.shutdown()
-    server.server_close()
-    agent = agent_of(server.url)
-    assert [e.outcome["how"] for e in play(agent, games=2)] == ["abort"] * 2
-    assert agent.figures()["lost"] == {"cannot be reached": 2}
+    episodes = play(agent, games=2)
+    assert [e.outcome["how"] for e in episodes] == ["abort"] * 2 and time.monotonic() - began < 20
+    assert agent.figures()["lost"] == {"no answer in time": 2}
 
 
 def test_too_many_requests_then_right(serve: Callable[[Answering], Server]) -> None:
@@ -319,13 +259,6 @@ def test_too_many_requests_then_right(serve: Callable[[Answering], Server]) -> N
     agent = agent_of(server.url, retries=1, parallel=1)
     assert [e.outcome["how"] for e in play(agent, games=1)] == ["mismatch"] and not agent.lost
     assert agent.endpoint.spent.calls == len(server.asked) == 8  # type: ignore[union-attr]
-
-
-def test_a_refused_key_is_not_tried_again(serve: Callable[[Answering], Server]) -> None:
-    server = serve(lambda server, body, handler: handler.send("{}", 401))
-    agent = agent_of(server.url, retries=5)
-    play(agent, games=3)
-    assert len(server.asked) == 3 and agent.figures()["lost"] == {"key refused": 3}
 
 
 @pytest.mark.parametrize(("status", "stops"), [(401, True), (403, False), (404, False), (500, False)])
@@ -348,14 +281,6 @@ def test_beside_a_learner_a_refused_key_alone_stops(
     else:
         assert sorted(e.outcome["how"] for e in play(agent)) == ["abort"] + ["mismatch"] * 3
     assert len(agent.lost) == 1 and len(agent.lost_for_good()) == stops
-
-
-def test_the_budget_in_calls(serve: Callable[[Answering], Server]) -> None:
-    server = serve(sensible)
-    agent = agent_of(server.url, calls=6, parallel=1)
-    episodes = play(agent, games=4)
-    assert len(episodes) == 4 and len(server.asked) == 6
-    assert set(agent.figures()["lost"]) == {"budget spent"} and agent.figures()["calls"] == 6
 
 
 def test_the_budget_in_tokens_is_never_overdrawn(serve: Callable[[Answering], Server]) -> None:
@@ -404,7 +329,7 @@ def test_a_killed_runs_last_line_is_mended_and_a_broken_one_refused(tmp_path: Pa
 @pytest.mark.parametrize(
     "line",
     [
-        b"", b"\xff\xfe\x00", b"7", b"null", b'["request"]', b"[" * 100_000, b'{"request":' * 100_000,
+        b"", b"\xff\xfe\x00", b"null", b'["request"]', b"[" * 100_000,
         b'{"request": {"a": ' + b"[" * 490 + b"]" * 490 + b'}, "answer": "hi", "tokens": 1' + b"}" * 2,
         b'{"request": "abc", "answer": "hi", "tokens": 1}', b'{"request": {}, "answer": 7, "tokens": 1}',
         b'{"request": {}, "answer": "hi", "tokens": "1"}', b'{"request": {}, "answer": "hi"}',
@@ -433,22 +358,23 @@ def test_a_file_of_answers_is_a_file_whose_texts_can_be_sent(tmp_path: Path) -> 
     assert Answers(path).get({"a": 1}) == Answer("a?", None, "?")
 
 
-def test_secrets_beside_the_key_are_in_no_file_and_no_words(
-    serve: Callable[[Answering], Server], tmp_path: Path
+def test_the_key_and_other_secrets_are_in_no_file_and_no_words(
+    serve: Callable[[Answering], Server], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Even from an endpoint that says them back; the file is good for who has another secret, or none."""
     secrets = {"api_key": "first-31415926", "a": [{"headers": {"Authorization": "Bearer second-27182818"}}]}
 
     def telling(server: Server, body: dict[str, Any], handler: Any) -> None:
-        handler.say(f"<think>{body['api_key']}</think>[message] it is {body['a'][0]['headers']['Authorization']} [END]")
+        told = f"{body['a'][0]['headers']['Authorization']}, {server.keys[0]}"
+        handler.say(f"<think>{body['api_key']}</think>[message] it is {told} [END]")
 
     path = tmp_path / "answers.jsonl"
     agent = agent_of(serve(telling).url, answers=str(path), extra={**secrets, "user": KEY, "effort": "low"})
     episodes = play(agent, games=1)
     asked = agent.endpoint.config.extra  # type: ignore[union-attr]
-    assert asked["api_key"] == "first-31415926" and episodes[0].turns[0].message == "it is [key]"
-    said = [repr(episodes), repr(agent.config), path.read_text()]
-    assert not any(word in text for text in said for word in ("31415926", "27182818"))
+    assert asked["api_key"] == "first-31415926" and episodes[0].turns[0].message == "it is [key], Bearer [key]"
+    said = [repr(episodes), repr(agent), repr(agent.config), agent.summary(), path.read_text(), *capsys.readouterr()]
+    assert not any(word in text for text in said for word in ("31415926", "27182818", KEY))
     assert '"effort": "low"' in path.read_text()
     for other in ({"api_key": "another", "a": [{"headers": {"Authorization": "none"}}]}, hidden(secrets)):
         extra = {**other, "user": KEY, "effort": "low"}
@@ -456,28 +382,6 @@ def test_secrets_beside_the_key_are_in_no_file_and_no_words(
         assert play(replay, games=1) == episodes and not replay.lost
     other = ChatAgent(ChatConfig(model="m", answers=str(path), replay=True, extra={**secrets, "effort": "high"}))
     assert play(other, games=1)[0].outcome["how"] == "abort"
-
-
-def test_the_key_is_in_no_file_and_no_words(
-    serve: Callable[[Answering], Server], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Even from an endpoint that says it back, in an answer or in an error."""
-
-    def telling(server: Server, body: dict[str, Any], handler: Any) -> None:
-        if len(server.asked) == 3:
-            handler.send(json.dumps({"error": {"message": f"bad key {server.keys[0]}"}}), 401)
-        else:
-            handler.say(f"[message] your key is {server.keys[0]}")
-
-    server = serve(telling)
-    agent = agent_of(server.url, answers=str(tmp_path / "answers.jsonl"), parallel=1)
-    episodes = play(agent, games=2)
-    assert server.keys[0] == f"Bearer {KEY}" and agent.figures()["lost"] == {"key refused": 1}
-    assert any("your key is Bearer [key]" in t.message for e in episodes for t in e.turns)
-    shown = capsys.readouterr()
-    said = [repr(episodes), agent.summary(), repr(agent), repr(agent.config), shown.out, shown.err]
-    said += [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(said) == 7 and not any(KEY in text for text in said)
 
 
 def test_it_reads_natural_words_whatever_the_others_read(serve: Callable[[Answering], Server]) -> None:
@@ -573,15 +477,12 @@ def test_a_reply_cut_at_its_limit_says_so(serve: Callable[[Answering], Server], 
     agent = agent_of(serve(answering).url, answers=path)
     episodes = play(agent, games=1)
     turns = episodes[0].turns
+    whole = {"finish_reason": "length", "message": {"content": f"{SAID} And then"}}  # it ended before the limit
+    fine = agent_of(serve(lambda s, b, h: h.send(json.dumps({"choices": [whole]}))).url)
+    assert not any(turn.cut for turn in play(fine, games=1)[0].turns) and "cut" not in fine.figures()
     assert [(t.text, t.cut) for t in turns[:5]] == [*[("", True)] * 3, ("[message] I'd like", True), ("", True)]
     assert agent.figures()["cut"] == len(turns) and episode_to_json(episodes[0])["turns"][0]["cut"] and not agent.lost
     assert f"{len(turns)} answers cut at chat.max_tokens=200" in agent.summary()
     assert agent.figures({"calls": 0, "tokens": 0, "replayed": 0, "cut": 2, "lost": {}})["cut"] == len(turns) + 2
     replay = ChatAgent(ChatConfig(model="m", answers=path, replay=True))
     assert play(replay, games=1) == episodes and replay.figures()["cut"] == len(turns)
-
-
-def test_a_message_that_ended_before_the_limit_is_whole(serve: Callable[[Answering], Server]) -> None:
-    choice = {"finish_reason": "length", "message": {"content": f"{SAID} And then"}}
-    agent = agent_of(serve(lambda s, b, h: h.send(json.dumps({"choices": [choice]}))).url)
-    assert not any(turn.cut for turn in play(agent, games=1)[0].turns) and "cut" not in agent.figures()

@@ -24,14 +24,8 @@ from marl.types import Episode, Kind
 from tests.marl.models import hf_policy, precise, small_tokens, with_critic
 
 COMPACT = env_maker({"game": "among_us", "style": "compact", "players": 5, "height": 1, "max_steps": 36})
-
-
 NATURAL = env_maker({"game": "among_us", "style": "natural", "players": 4, "max_steps": 12, "cooldown": 1})
-
-
 GAMES = draw_games(5, 2, count=4)
-
-
 STYLES = ("compact", "natural")
 
 
@@ -76,16 +70,13 @@ def messages(episodes: list[Episode], player: str) -> list[str]:
     return [t.message for e in episodes for t in e.turns if t.kind == TurnKind.SPEAK and e.players[t.agent] == player]
 
 
-@cache
-def dubbed_by_another() -> list[Episode]:
-    return play(Dubbed(model(policy(1)), model(policy(2)), "dubbed"), model(policy(2), "base"))
-
-
 def test_dubbed_by_itself_it_plays_as_it_does_alone() -> None:
     alone = play(model(policy(1)), model(policy(2), "base"))
-    dubbed = play(Dubbed(model(policy(1), "moves"), model(policy(1), "speaks"), "learner"), model(policy(2), "base"))
-    same_games(dubbed, alone)
+    crew = Dubbed(model(policy(1), "moves"), model(policy(1), "speaks"), "learner")
+    same_games(play(crew, model(policy(2), "base")), alone)
     assert sum(map(bool, messages(alone, "learner"))) > 10 and any(e.beliefs for e in alone)
+    assert isinstance(crew.speaker, ModelAgent)
+    assert len(crew.mover.engine._free) == len(crew.speaker.engine._free) == 32  # slots went back
 
 
 def test_dubbed_by_itself_with_a_pretrained_models_letters_and_marks(tmp_path: Path) -> None:
@@ -94,15 +85,15 @@ def test_dubbed_by_itself_with_a_pretrained_models_letters_and_marks(tmp_path: P
     def make(name: str) -> ModelAgent:
         return ModelAgent(name, gpt2, slots=16, context=2048, max_new_tokens=6)
 
-    alone = play(make("learner"), make("base"), NATURAL, games=2)
-    dubbed = play(Dubbed(make("moves"), make("speaks"), "learner"), make("base"), NATURAL, games=2)
+    alone = play(make("learner"), make("base"), NATURAL, games=1)
+    dubbed = play(Dubbed(make("moves"), make("speaks"), "learner"), make("base"), NATURAL, games=1)
     same_games(dubbed, alone)
     assert any(t.reply_ids for e in alone for t in e.turns if t.kind == TurnKind.CHOOSE)
 
 
 def test_choices_and_beliefs_are_the_movers_and_speech_is_the_speakers() -> None:
     """Every reply is likely, and every value and belief exact, under the policy whose it is said to be, in one pass."""
-    episodes = dubbed_by_another()
+    episodes = play(Dubbed(model(policy(1)), model(policy(2)), "dubbed"), model(policy(2), "base"))
     checked = dict.fromkeys(TurnKind, 0)
     for episode in episodes:
         for agent, stream in episode.streams.items():
@@ -134,25 +125,12 @@ def test_choices_and_beliefs_are_the_movers_and_speech_is_the_speakers() -> None
     assert min(checked.values()) > 10, checked
 
 
-def test_the_same_choices_until_somebody_speaks() -> None:
-    alone = play(model(policy(1), "dubbed"), model(policy(2), "base"))
-    dubbed = dubbed_by_another()
-    differing = 0
-    for a, b in zip(dubbed, alone, strict=True):
-        first = next((t.step for t in b.turns if t.kind == TurnKind.SPEAK and b.players[t.agent] == "dubbed"), b.steps)
-        assert [(t.agent, t.reply_ids) for t in a.turns if t.step < first] == [
-            (t.agent, t.reply_ids) for t in b.turns if t.step < first
-        ]
-        differing += a.streams != b.streams
-    assert differing >= 2
-
-
 def test_silence_is_the_end_marker_alone() -> None:
     base = model(policy(2), "base")
-    episodes = play(Dubbed(model(policy(1)), SILENCE, "mute"), base)
+    episodes = play(Dubbed(model(policy(1)), SILENCE, "mute"), base, games=2)
     tokens = policy(1).tokens
     said = [t for e in episodes for t in e.turns if t.kind == TurnKind.SPEAK and e.players[t.agent] == "mute"]
-    assert len(said) > 10
+    assert len(said) > 4
     for turn in said:
         assert (turn.message, turn.body, turn.error) == ("", (0, 0), "")
         assert len(turn.reply_ids) == 1 and tokens.decode(turn.reply_ids) == f" {END}" and tokens.ends(turn.reply_ids)
@@ -162,27 +140,6 @@ def test_silence_is_the_end_marker_alone() -> None:
                 speech = [t for t, kind in zip(stream.tokens, stream.kinds, strict=True) if kind == Kind.SPEECH]
                 assert len(speech) == sum(t.agent == agent and t.kind == TurnKind.SPEAK for t in episode.turns)
     assert any(messages(episodes, "base"))  # the others may speak
-
-
-def test_a_fixed_text_is_what_the_others_hear() -> None:
-    episodes = play(Dubbed(model(policy(1)), " vote for pink [END] and more", "parrot"), model(policy(2), "base"))
-    heard = messages(episodes, "parrot")
-    assert len(heard) > 10 and set(heard) == {"vote for pink"}
-    heard_by_base = [
-        policy(1).tokens.decode(e.streams[a].tokens)
-        for e in episodes
-        for a, name in e.players.items()
-        if name == "base"
-    ]
-    assert any(" says vote for pink [END]" in text for text in heard_by_base)
-
-
-def test_slots_go_back_when_games_end() -> None:
-    crew = Dubbed(model(policy(1)), model(policy(2)), "dubbed")
-    base = model(policy(2), "base")
-    play(crew, base, games=1)
-    assert isinstance(crew.speaker, ModelAgent)
-    assert len(crew.mover.engine._free) == len(crew.speaker.engine._free) == 32
 
 
 def test_two_tokenizers_are_refused(tmp_path: Path) -> None:

@@ -17,12 +17,7 @@ from marl.model.policy import Policy
 from marl.types import Kind, Stream
 from tests.marl.models import CHATML, hf_policy, precise, tiny_policy
 
-NUMBERS = tuple(str(n) for n in range(11))
-
-
-QUESTION = Question("<books?>", NUMBERS, "3")
-
-
+QUESTION = Question("<books?>", tuple(str(n) for n in range(11)), "3")
 SPEAK, CHOOSE, WAIT = TurnKind.SPEAK, TurnKind.CHOOSE, TurnKind.WAIT
 
 
@@ -88,13 +83,9 @@ def same_replies(a: Reply, b: Reply) -> None:
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("tiny", {}),
-        ("tiny", {"read_budget": 1}),
         ("tiny", {"read_budget": 1}),
         ("tiny", {"patience": 1.0, "read_budget": 50}),
-        ("tiny", {"decode_steps": 3}),
-        ("gpt2", {"read_budget": 50}),
-        ("gpt2", {"patience": 0.0}),
+        ("gpt2", {"patience": 0.0, "read_budget": 50}),
         ("chat", {}),
         ("chat", {"decode_steps": 3}),
     ],
@@ -111,12 +102,8 @@ def test_a_seat_plays_the_same_alone_and_in_company(name: str, settings: dict, p
                 same_replies(together[game], alone[game])
         assert kept[game][0] == own_kept[game][0]
         for a, b in zip(kept[game][1], own_kept[game][1], strict=True):
-            assert (a.step, a.position, a.question, a.candidate_ids) == (
-                b.step,
-                b.position,
-                b.question,
-                b.candidate_ids,
-            )
+            same = ("step", "position", "question", "candidate_ids")
+            assert [getattr(a, name) for name in same] == [getattr(b, name) for name in same]
             np.testing.assert_allclose(a.probs, b.probs, atol=1e-5, rtol=0)
 
 
@@ -133,9 +120,7 @@ class Endless(ModelAgent):
     passes: list[tuple[int, bool]]
 
 
-@pytest.mark.parametrize(
-    ("patience", "readers", "waited"), [(0.5, 1, 4), (0.5, 5, 0), (0.5, 3, 1), (0.0, 1, 0), (0.95, 1, 9)]
-)
+@pytest.mark.parametrize(("patience", "readers", "waited"), [(0.5, 1, 4), (0.5, 5, 0), (0.0, 1, 0), (0.95, 1, 9)])
 def test_readers_wait_while_others_write(
     patience: float, readers: int, waited: int, policies: dict[str, Policy]
 ) -> None:
@@ -185,7 +170,7 @@ def test_what_is_on_record_is_what_one_full_pass_says(
             assert (belief.listener, belief.role, belief.truth) == ("player_0", "negotiator", belief.probs[3])
 
 
-@pytest.mark.parametrize("name", ["tiny", "gpt2"])
+@pytest.mark.parametrize("name", ["tiny"])
 def test_a_copy_in_bfloat16_plays_for_the_policy(name: str, policies: dict[str, Policy]) -> None:
     """What is on record is what the copy says in one pass, normalised in float32, and about what the policy says."""
     policy = copy.deepcopy(policies[name])
@@ -235,8 +220,8 @@ def test_a_message_ends_at_its_limit_at_the_end_marker_or_at_the_models_own_end(
     seen = set()
     for policy in policies.values():
         tokens = policy.tokens
-        agent = model(policy, slots=250, context=60, max_new_tokens=30)
-        for reply in serve(agent, [request(i, SPEAK, "books") for i in range(250)]).values():
+        agent = model(policy, slots=150, context=60, max_new_tokens=30)
+        for reply in serve(agent, [request(i, SPEAK, "books") for i in range(150)]).values():
             ended = [tokens.ends(reply.ids[: i + 1]) for i in range(len(reply.ids))]
             assert not any(ended[:-1]) and (ended[-1] or len(reply.ids) == 30)
             own = reply.ids[-1] in tokens.eos_ids
@@ -246,16 +231,6 @@ def test_a_message_ends_at_its_limit_at_the_end_marker_or_at_the_models_own_end(
     assert seen == {"eos", "end", "limit"}
 
 
-def test_cold_sampling_takes_the_likeliest(policies: dict[str, Policy]) -> None:
-    policy = policies["gpt2"]
-    agent = model(policy, temperature=1e-3)
-    reply = serve(agent, [request(0, SPEAK, "books 1")])[0]
-    stream = agent.finish([(0, "player_0")])[(0, "player_0")][0]
-    with torch.no_grad():
-        best = policy.lm(input_ids=torch.tensor([stream.tokens])).logits[0].argmax(-1)
-    assert list(reply.ids) == best[reply.start - 1 : reply.start - 1 + len(reply.ids)].tolist()
-
-
 def test_waiting_costs_no_forward_pass_until_a_reply_is_due(policies: dict[str, Policy]) -> None:
     agent = model(policies["tiny"])
     for step in range(5):
@@ -263,16 +238,10 @@ def test_waiting_costs_no_forward_pass_until_a_reply_is_due(policies: dict[str, 
     assert agent.engine.tokens_read == 0
     stream, beliefs = agent.finish([(0, "player_0")])[(0, "player_0")]
     assert agent.engine.tokens_read == 0 and beliefs == [] and len(stream) == 1 + 5 * 3
-
-
-def test_every_token_is_read_once(policies: dict[str, Policy]) -> None:
-    """All but what nothing is sampled from: the last reply's last token and what stands behind it."""
-    agent = model(policies["tiny"])
-    rounds, kept = play(agent, [0, 2])
-    assert agent.engine.tokens_read == sum(r[g].start + len(r[g].ids) - 1 for r in rounds[3:4] for g in (0, 2))
-    agent = model(policies["tiny"])
-    _, kept = play(agent, [1])  # its last observation asks a question
+    _, kept = play(agent, [1])  # its last observation asks a question: all is read once
     assert agent.engine.tokens_read == len(kept[1][0])
+    with pytest.raises(RuntimeError, match="12 slots"):
+        agent.act([request(g, WAIT, "x") for g in range(13)])
 
 
 @pytest.mark.parametrize(("name", "decode_steps"), [("tiny", 1), ("tiny", 3), ("chat", 1)])
@@ -321,16 +290,3 @@ def test_a_prompt_leaves_room_for_a_token_and_what_stands_after_it(name: str, po
     assert len(agent._seats[0, "player_0"].view.stream) == least
     with pytest.raises(UserError, match=rf"a prompt is too long: a stream of {least} tokens does not fit"):
         model(policy, context=least - 1).act([request(0, SPEAK, "books 1 2")])
-
-
-def test_slots_go_back_when_games_end(policies: dict[str, Policy]) -> None:
-    agent = model(policies["tiny"], slots=2)
-    first = play(agent, [0, 1])
-    assert first[0][0][0].ids != first[0][0][1].ids  # different seeds say different things
-    for _ in range(3):
-        again = play(agent, [0, 1])
-        for one, other in zip(first[0], again[0], strict=True):
-            for game in one:
-                same_replies(one[game], other[game])
-    with pytest.raises(RuntimeError, match="2 slots"):
-        agent.act([request(g, WAIT, "x") for g in range(3)])

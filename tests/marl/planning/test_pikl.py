@@ -63,14 +63,8 @@ def kl(policy: ArrayLike, anchor: ArrayLike, floor: float = 1e-50) -> Floats:
 
 
 W = np.array([[0.0, -1, 2], [1, 0, -1], [-2, 1, 0]])
-
-
 RPS = np.array([[0.0, -1, 1], [1, 0, -1], [-1, 1, 0]])
-
-
 UNIFORM = np.full(3, 1 / 3)
-
-
 TAU = np.array([0.5, 0.3, 0.2])
 
 
@@ -111,28 +105,19 @@ FIXED_POINTS = [
 
 
 def equilibrium(matrix: Floats) -> Floats:
-    policy = UNIFORM if matrix is RPS else np.array([0.25, 0.5, 0.25])
+    policy = UNIFORM if np.array_equal(matrix, RPS) else np.array([0.25, 0.5, 0.25])
     return np.broadcast_to(policy, (2, 1, 3))
 
 
 # --- Known values -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("matrix", "tau", "strength", "expected"), FIXED_POINTS)
-def test_known_fixed_points(matrix: Floats, tau: Floats, strength: float, expected: tuple[float, ...]) -> None:
-    guess = equilibrium(matrix) if strength < 0.3 else None
-    for policy in fixed_point(matrix, tau, (strength,), guess)[:, 0]:
-        assert policy == pytest.approx(expected, abs=PRINTED)
-
-
 @pytest.mark.parametrize(
     ("strength", "iterations", "near"),
-    [(0.01, 5000, 3e-3), (0.1, 20_000, PRINTED), (0.5, 5000, PRINTED), (1.0, 5000, PRINTED), (10.0, 5000, PRINTED)],
+    [(0.01, 5000, 3e-3), (0.1, 20_000, PRINTED), (0.5, 5000, PRINTED), (1.0, 2000, PRINTED), (10.0, 1000, PRINTED)],
 )
 def test_solve_reaches_the_known_fixed_points(strength: float, iterations: int, near: float) -> None:
-    # All games with this lambda at once. It is fictitious play, smoothed by lambda, which converges the faster the
-    # larger lambda is; the smallest needs the smaller steps of kappa = 1 / sqrt(t), and then keeps a bias of that size;
-    # its digits are Newton's alone, in the test before this.
+    """All games with this lambda at once. The smallest needs the smaller steps of kappa = 1 / sqrt(t)."""
     cases = [case for case in FIXED_POINTS if case[2] == strength]
     matrices, taus, expected = (np.stack([case[k] for case in cases]) for k in (0, 1, 3))
     kappa = "sqrt" if strength < 0.1 else "zero"
@@ -140,40 +125,17 @@ def test_solve_reaches_the_known_fixed_points(strength: float, iterations: int, 
     for policy in plan.policies:
         assert policy[:, 0] == pytest.approx(expected, abs=near)
         assert np.abs(policy[:, 0] - taus).max() > 5 * near  # the anchor itself would not pass
+    for matrix, tau, policy in zip(matrices, taus, expected, strict=True):  # and the digits by Newton's method
+        found = fixed_point(matrix, tau, (strength,), equilibrium(matrix) if strength < 0.3 else None)[:, 0]
+        assert found == pytest.approx(np.stack([policy, policy]), abs=PRINTED)
     if strength == 0.1:
         uniform = [pi[[case[0] is W and case[1] is UNIFORM for case in cases]][0] for pi in plan.population]
         assert exploitability(zero_sum(W), uniform) == pytest.approx(0.06819, abs=PRINTED)
 
 
-def test_lambda_of_1000_is_near_the_anchor_and_infinity_is_there() -> None:
-    for strength, near in ((1000.0, 2e-4), (math.inf, 1e-15)):
-        settings = Settings(iterations=50, lambdas=(strength,), first="anchor", kappa="zero")
-        for policy in solve(zero_sum(W), [TAU, TAU], settings).policies:
-            assert policy[0] == pytest.approx(TAU, abs=near)
-
-
-@pytest.mark.parametrize(("strength", "expected"), [(0.003, 0.00208), (0.01, 0.00693), (0.03, 0.02076), (0.1, 0.06819)])
-def test_known_exploitability_at_fixed_points(strength: float, expected: float) -> None:
-    policies = fixed_point(W, UNIFORM, (strength,), equilibrium(W))[:, 0]
-    assert exploitability(zero_sum(W), list(policies)) == pytest.approx(expected, abs=PRINTED)
-
-
-def test_pikl_hedge_converges_to_its_fixed_point() -> None:
-    settings = Settings(iterations=8000, lambdas=(0.1,), kappa="sqrt", averaging="uniform")
-    plan = solve(zero_sum(W), None, settings)
-    expected = fixed_point(W, UNIFORM, (0.1,), equilibrium(W))
-    for average, last, policy in zip(plan.average, plan.last, expected, strict=True):
-        assert np.abs(average - policy).max() < 5e-3
-        assert np.abs(last - policy).max() < 3e-3
-
-
 @pytest.mark.parametrize(
     ("iterations", "expected"),
-    [
-        (1000, 0.0188),
-        pytest.param(10_000, 0.0068, marks=pytest.mark.slow),
-        pytest.param(100_000, 0.0021, marks=pytest.mark.slow),
-    ],
+    [(1000, 0.0188), pytest.param(100_000, 0.0021, marks=pytest.mark.slow)],
 )
 def test_hedge_nears_equilibrium_at_the_known_rate(iterations: int, expected: float) -> None:
     settings = Settings(iterations=iterations, lambdas=(0.0,), kappa="sqrt", averaging="uniform", first="anchor")
@@ -196,11 +158,6 @@ def test_known_values_of_two_types() -> None:
         assert plan.population[i] == pytest.approx(population, abs=2 * PRINTED)
 
 
-def test_known_values_of_one_player() -> None:
-    plan = solve([[1.0, 0.0]], [[0.2, 0.8]], Settings(iterations=3, lambdas=(1.0, 0.1), kappa="zero", iterate="last"))
-    assert plan.policies[0][:, 0] == pytest.approx([0.40461, 0.99982], abs=PRINTED)
-
-
 @pytest.mark.parametrize(("strength", "expected"), [(0.1, 0.99998), (0.5, 0.92827), (1.0, 0.81380), (10.0, 0.70869)])
 def test_known_values_of_coordination(strength: float, expected: float) -> None:
     tau = np.array([0.7, 0.3])
@@ -212,22 +169,16 @@ def test_known_values_of_coordination(strength: float, expected: float) -> None:
 def test_known_values_of_coshar() -> None:
     payoffs = [np.array([[0.0, 0.0], [0.1, 0.1]]), np.zeros((2, 2))]  # Q_1 = (0, 0.1) and Q_2 = 0 whoever does what
     settings = Settings(iterations=1, lambdas=(0.1,), iterate="last")
-    correlated = solve_coshar(payoffs, [[0.4, 0.1], [0.1, 0.4]], settings)
-    assert correlated.policy == pytest.approx(np.array([[0.21515, 0.05379], [0.14621, 0.58485]]), abs=PRINTED)
-    product = solve_coshar(payoffs, np.full((2, 2), 0.25), settings)
-    assert product.policy == pytest.approx(np.array([[0.13447, 0.13447], [0.36553, 0.36553]]), abs=PRINTED)
-    assert correlated.values[0] == pytest.approx([0.0, 0.1]) and correlated.values[1] == pytest.approx([0.0, 0.0])
+    correlated, values = solve_coshar(payoffs, [[0.4, 0.1], [0.1, 0.4]], settings)
+    assert correlated == pytest.approx(np.array([[0.21515, 0.05379], [0.14621, 0.58485]]), abs=PRINTED)
+    product, _ = solve_coshar(payoffs, np.full((2, 2), 0.25), settings)
+    assert product == pytest.approx(np.array([[0.13447, 0.13447], [0.36553, 0.36553]]), abs=PRINTED)
+    assert values[0] == pytest.approx([0.0, 0.1]) and values[1] == pytest.approx([0.0, 0.0])
 
 
 CONTEXT = Context((1, 1, 3), ((0, 1, 3), (1, 3, 2)))
-
-
 CLAIMS = allocations(CONTEXT.counts)
-
-
 DEAL = np.array([[complementary((a, b), CONTEXT.counts) for b in CLAIMS] for a in CLAIMS])
-
-
 POINTS = [np.array([[float(claim_points(CONTEXT, (a, b))[i]) for b in CLAIMS] for a in CLAIMS]) for i in range(2)]
 
 
@@ -243,11 +194,9 @@ PROPOSALS = [proposal_anchor((0, 0, 3), (0, 1, 3)), proposal_anchor((1, 1, 0), (
     ("strength", "iterations", "expected"),
     [
         (math.inf, 20, (0.6, 0.6, 0.36837, 3.297, 1.474)),
-        # The printed digits of these are those of the 20,000th iterate; the limit is up to 3e-5 away.
-        pytest.param(10.0, 20_000, (0.72968, 0.66626, 0.49103, 4.409, 1.965), marks=pytest.mark.slow),
+        # The printed digits are those of the 20,000th iterate; the limit is up to 3e-5 away.
         pytest.param(3.0, 20_000, (0.94829, 0.84102, 0.79798, 7.181, 3.192), marks=pytest.mark.slow),
         (1.0, 5000, (0.99991, 0.98793, 0.98784, 8.891, 3.951)),
-        (0.1, 300, (1.0, 1.0, 1.0, 9.0, 4.0)),
         (0.0, 300, (1.0, 1.0, 1.0, 9.0, 4.0)),
     ],
 )
@@ -324,17 +273,25 @@ def random_game(seed: int, counts: tuple[int, ...], batch: tuple[int, ...] = ())
     return payoffs, taus
 
 
-@pytest.mark.parametrize("kappa", ["published", "sqrt", "zero"])
-@pytest.mark.parametrize(("averaging", "first"), [("linear", "uniform"), ("uniform", "anchor")])
-@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize(
+    ("counts", "kappa", "averaging", "first", "exact"),
+    [
+        ((2, 3, 2), "published", "linear", "uniform", True),
+        ((2, 3, 2), "published", "uniform", "anchor", False),
+        ((2, 3, 2), "sqrt", "uniform", "anchor", True),
+        ((2, 3, 2), "zero", "linear", "uniform", False),
+        ((4,), "published", "linear", "uniform", True),
+        ((2, 1, 2, 3, 1, 2, 2), "published", "linear", "uniform", True),
+    ],
+)
 def test_solve_equals_naive_loop(
-    kappa: str, averaging: str, first: str, exact: bool, monkeypatch: pytest.MonkeyPatch
+    counts: tuple[int, ...], kappa: str, averaging: str, first: str, exact: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    payoffs, taus = random_game(3, (2, 3, 2))
+    payoffs, taus = random_game(3, counts)
+    beta = ((0.5, 0.5), (0.9, 0.1), (0.2, 0.8)) if len(counts) == 3 else None
     how = Settings(
-        iterations=5, lambdas=(0.3, 2.0), beta=((0.5, 0.5), (0.9, 0.1), (0.2, 0.8)),
-        kappa=kappa, averaging=averaging, first=first, exact=exact,
-    )  # fmt: skip
+        iterations=4, lambdas=(0.3, 2.0), beta=beta, kappa=kappa, averaging=averaging, first=first, exact=exact
+    )
     seen: list[Ints] = []
 
     def watched(policies: Sequence[ArrayLike], draws: int, rng: np.random.Generator) -> Ints:
@@ -343,40 +300,11 @@ def test_solve_equals_naive_loop(
 
     monkeypatch.setattr("marl.planning.pikl.sample", watched)
     plan = solve(payoffs, taus, how)
-    assert len(seen) == (0 if exact else 5)
+    assert len(seen) == (0 if exact else how.iterations)
     average, last, q, earned = naive(payoffs, taus, how, None if exact else seen)
-    for i in range(3):
-        assert plan.average[i] == pytest.approx(np.array(average[i]), abs=1e-12)
-        assert plan.last[i] == pytest.approx(np.array(last[i]), abs=1e-12)
-        assert plan.values[i] == pytest.approx(np.array(q[i]), abs=1e-12)
-        assert plan.utilities[i] == pytest.approx(np.array(earned[i]), abs=1e-12)
-        assert regret(plan)[i] == pytest.approx(max(q[i]) - np.array(earned[i]), abs=1e-12)
-
-
-@pytest.mark.parametrize("counts", [(4,), (2, 2, 3, 2), (2, 1, 2, 3, 1, 2, 2)])
-def test_solve_equals_naive_loop_for_one_to_seven_players(counts: tuple[int, ...]) -> None:
-    payoffs, taus = random_game(6, counts)
-    how = Settings(iterations=4, lambdas=(0.3, 2.0))
-    plan = solve(payoffs, taus, how)
-    average, last, q, _ = naive(payoffs, taus, how)
     for i in range(len(counts)):
-        assert plan.average[i] == pytest.approx(np.array(average[i]), abs=1e-12)
-        assert plan.last[i] == pytest.approx(np.array(last[i]), abs=1e-12)
-        assert plan.values[i] == pytest.approx(np.array(q[i]), abs=1e-12)
-
-
-def test_expected_values_of_seven_players_equal_the_sum_over_the_joint() -> None:
-    counts = (2, 3, 1, 2, 2, 3, 2)
-    payoffs, policies = random_game(5, counts)
-    joint = policies[0]
-    for policy in policies[1:]:
-        joint = np.multiply.outer(joint, policy)
-    gains = deviation_gains(payoffs, policies)
-    for i, values in enumerate(expected_values(payoffs, policies)):
-        others = tuple(j for j in range(7) if j != i)
-        assert values == pytest.approx((payoffs[i] * joint).sum(others) / policies[i], abs=1e-12)
-        assert gains[i] == pytest.approx(values.max() - (payoffs[i] * joint).sum(), abs=1e-12)
-    assert exploitability(payoffs, policies) == pytest.approx(gains.sum())
+        for found, expected in ((plan.average, average), (plan.last, last), (plan.values, q), (plan.utilities, earned)):
+            assert found[i] == pytest.approx(np.array(expected[i]), abs=1e-12)
 
 
 def test_a_batch_equals_its_games_one_at_a_time() -> None:
@@ -403,7 +331,6 @@ def test_padded_actions_change_nothing_and_are_never_played() -> None:
         for exact in (True, False):
             how = Settings(iterations=30, lambdas=(strength,), exact=exact)
             small, large = solve(payoffs, taus, how), solve(padded, anchors, how, legal)
-            assert large.floored == (0, 0)
             for i in range(2):
                 assert large.average[i][:, : len(taus[i])] == pytest.approx(small.average[i], abs=1e-12)
                 assert (large.last[i][:, len(taus[i]) :] == 0).all()
@@ -412,14 +339,3 @@ def test_padded_actions_change_nothing_and_are_never_played() -> None:
             assert gains == pytest.approx(deviation_gains(payoffs, small.population), abs=1e-12)
     uniform = solve(padded, None, Settings(iterations=1, lambdas=(math.inf,), kappa="zero"), legal)
     assert uniform.last[1] == pytest.approx(np.array([[1 / 3, 1 / 3, 1 / 3, 0]]))
-
-
-def test_one_type_can_be_named_for_each_player() -> None:
-    # The second player plays the anchor; the first, whose lambda is 0.1, responds to that.
-    how = Settings(
-        iterations=5, lambdas=(0.1, math.inf), beta=((1, 0), (0, 1)), kappa="zero", first="anchor", iterate="last"
-    )
-    one, two = solve(zero_sum(W), [TAU, TAU], how).population
-    expected = TAU * np.exp(W @ TAU / 0.1)
-    assert two == pytest.approx(TAU, abs=1e-12)
-    assert one == pytest.approx(expected / expected.sum(), abs=1e-12)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from marl.common.errors import UserError
 from marl.planning.pikl import (
-    Floats,
     Settings,
     best_response,
     importance_weights,
@@ -49,15 +48,6 @@ def test_sample_frequencies() -> None:
         expected = np.outer(policies[0][game], policies[1][game])
         assert joint == pytest.approx(expected, abs=0.015)  # four standard errors
         assert (joint[expected == 0] == 0).all()
-
-
-def test_the_lowest_draw_is_still_an_action_that_is_played() -> None:
-    class Lowest:
-        def random(self, shape: tuple[int, ...]) -> Floats:
-            return np.zeros(shape)
-
-    lowest: Any = Lowest()
-    assert sample([np.array([0.0, 0.7, 0.3])], 1, lowest).tolist() == [[1]]
 
 
 def test_importance_weights_by_hand() -> None:
@@ -101,55 +91,26 @@ def test_best_response_weighs_value_against_the_anchor() -> None:
     assert batch.tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("iterate", ["average", "last"])
-def test_coshar_settles_where_policy_and_values_agree(iterate: str) -> None:
+@pytest.mark.parametrize(("iterate", "exact", "near"), [("average", True, 1e-4), ("last", False, 0.08)])
+def test_coshar_settles_where_policy_and_values_agree(iterate: str, exact: bool, near: float) -> None:
     payoffs, _ = random_game(13, (2, 3, 2), (4,))
     rng = np.random.default_rng(0)
     anchor = rng.dirichlet(np.ones(12), 4).reshape(4, 2, 3, 2)
-    plan = solve_coshar(payoffs, anchor, Settings(iterations=2000, lambdas=(0.5,), iterate=iterate))
+    how = Settings(iterations=2000, lambdas=(0.5,), iterate=iterate, exact=exact)
+    policy, found = solve_coshar(payoffs, anchor, how)
     odds = anchor.copy()
     for i, payoff in enumerate(payoffs):
-        others = plan.policy.sum(1 + i, keepdims=True)  # what the others do, whatever player i does
+        others = policy.sum(1 + i, keepdims=True)  # what the others do, whatever player i does
         values = (payoff * others).sum(tuple(j for j in (1, 2, 3) if j != 1 + i), keepdims=True)
-        assert plan.values[i] == pytest.approx(values.reshape(4, -1), abs=1e-4)
+        assert found[i] == pytest.approx(values.reshape(4, -1), abs=near)
         odds *= np.exp(values / 0.5)
-    assert plan.policy == pytest.approx(odds / odds.sum((1, 2, 3), keepdims=True), abs=1e-4)
-    assert np.abs(plan.policy - anchor).max() > 0.1
-
-
-def test_sampled_coshar_approaches_exact() -> None:
-    payoffs, _ = random_game(14, (2, 2))
-    anchor = np.array([[0.4, 0.1], [0.1, 0.4]])
-    exact = solve_coshar(payoffs, anchor, Settings(iterations=500, lambdas=(0.5,)))
-    copies = [np.broadcast_to(u, (50, 2, 2)) for u in payoffs]
-    how = Settings(iterations=1500, lambdas=(0.5,), exact=False, first="anchor")
-    drawn = solve_coshar(copies, np.broadcast_to(anchor, (50, 2, 2)), how)
-    assert drawn.policy.mean(0) == pytest.approx(exact.policy, abs=0.01)
-    assert drawn.policy.std(0).min() > 1e-4
-
-
-def test_an_anchor_that_was_floored_begins_as_a_distribution() -> None:
-    how = Settings(iterations=1, first="anchor", anchor_floor=9e-4)
-    plan = solve([np.zeros((4, 2))] * 2, [[1.0, 0, 0, 0], [0.5, 0.5]], how)
-    assert plan.average[0].sum() == pytest.approx(1, abs=1e-12)
-    joint = solve_coshar([np.zeros((2, 2))] * 2, np.array([[1.0, 0], [0, 0]]), how)
-    assert joint.policy.sum() == pytest.approx(1, abs=1e-12)
+    assert policy == pytest.approx(odds / odds.sum((1, 2, 3), keepdims=True), abs=near)
+    assert np.abs(policy - anchor).max() > 0.1
 
 
 # --- Properties -------------------------------------------------------------------------------------------------------
 
 games = st.integers(0, 10**6)  # seeds of `random_game`
-
-
-strengths = st.floats(0.2, 20)
-
-
-@settings(max_examples=25)
-@given(games, strengths, st.floats(1.2, 10))
-def test_a_response_leaves_the_anchor_as_lambda_falls(seed: int, strength: float, factor: float) -> None:
-    (values, _), (tau, _) = random_game(seed, (4, 4))
-    near, far = (respond(values[0], np.log(tau), (strength * f,))[0] for f in (factor, 1))
-    assert kl(near, tau) < kl(far, tau)
 
 
 @settings(max_examples=4)
@@ -197,100 +158,42 @@ def test_a_constant_added_to_utilities_changes_nothing(seed: int, constant: floa
         assert regret(shifted)[i] == pytest.approx(regret(plan)[i], abs=1e-8)
 
 
-@settings(max_examples=25)
-@given(games, st.sampled_from([(0.0,), (1e-4, 0.1), (math.inf,), (0.0, math.inf)]), st.booleans())
-def test_policies_are_distributions(seed: int, lambdas: tuple[float, ...], exact: bool) -> None:
-    payoffs, taus = random_game(seed, (2, 3), (2,))
-    plan = solve(payoffs, taus, Settings(iterations=4, lambdas=lambdas, exact=exact))
-    for policy in (*plan.average, *plan.last, *plan.population):
-        assert (policy >= 0).all()
-        assert policy.sum(-1) == pytest.approx(1, abs=1e-12)
+# --- Limits -----------------------------------------------------------------------------------------------------------
 
 
-def test_lambda_0_and_kappa_0_play_best_actions_in_proportion_to_the_anchor() -> None:
+def test_lambda_0_plays_best_actions_in_proportion_to_the_anchor_and_infinity_the_anchor() -> None:
     assert respond(np.array([1.0, 2, 2]), np.log(TAU), (0.0,)) == pytest.approx(np.array([[0, 0.6, 0.4]]))
     assert respond(np.array([1.0, 2, 2]), np.log(TAU), (0.0,), 1e-3) == pytest.approx(np.array([[0, 0.5, 0.5]]))
+    assert respond(np.array([1.0, 2, 2]), np.log(TAU), (math.inf,))[0] == pytest.approx(TAU, abs=1e-15)
     with np.errstate(divide="ignore"):  # an illegal action of a higher value does not hide equal ones
         logs = np.log([0.0, 0.6, 0.4])
     assert respond(np.array([9.0, 2, 2]), logs, (0.0,)) == pytest.approx(np.array([[0, 0.6, 0.4]]))
 
 
-# --- Bad input --------------------------------------------------------------------------------------------------------
-
-
-def test_anchors_of_zero_are_floored_and_counted() -> None:
-    zero = np.array([[0.0, 0.5, 0.5], [0.0, 0.0, 1.0]])
-    payoffs = [np.broadcast_to(u, (2, 3, 3)) for u in zero_sum(W)]
-    plan = solve(payoffs, [zero, TAU], Settings(iterations=20, lambdas=(0.01,)))
-    assert plan.floored == (3, 0)
-    # The gap to the other actions is at most 4, and lambda log(1e50) = 1.15: it can still be worth it.
+def test_anchors_of_zero_are_floored_and_those_of_float32_normalised() -> None:
+    # lambda log(1e50) = 1.15 for the first type: an action better by 4 is worth it.
     lone = solve([[4.0, 0.0]], [[0.0, 1.0]], Settings(iterations=5, lambdas=(0.01, 1.0), kappa="zero", iterate="last"))
     assert lone.policies[0][:, 0] == pytest.approx([1.0, 1e-50 * math.exp(4)], rel=1e-9, abs=1e-60)
-    joint = solve_coshar([np.eye(2)] * 2, [[0.5, 0.0], [0.0, 0.5]], Settings(iterations=2))
-    assert joint.floored == 2
-
-
-def test_anchors_are_normalised_as_float32_rounds() -> None:
     plan = solve([np.eye(2)] * 2, [[0.5, 0.500004]] * 2, Settings(iterations=1, first="anchor"))
     assert plan.average[0].sum() == pytest.approx(1, abs=1e-12)
-
-
-ODD = np.array([[0.0, math.inf], [0.0, 0.0]])
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: solve([np.eye(2), ODD]), r"payoffs\[1\]\[0, 1\]=inf: must be finite"),
-        (lambda: solve_coshar([np.eye(2), -ODD], np.eye(2) / 2), r"payoffs\[1\]\[0, 1\]=-inf: must be finite"),
-        (lambda: solve([np.eye(2), np.eye(3)]), r"shapes are .*one array"),
-        (lambda: solve([np.zeros(2), np.zeros(2)]), r"shapes are .*one array"),
-        (lambda: solve([np.zeros((2, 0))] * 2), r"player 1 has no action"),
-        (lambda: solve_coshar([np.zeros((0, 2))] * 2, np.zeros((0, 2))), r"player 0 has no action"),
-        (lambda: solve([np.eye(2)] * 2, [[0.5, 0.5], [math.inf, 0.0]]), r"anchors\[1\]: .* sum inf"),
-        (lambda: solve([np.eye(2)] * 2, [[0.5, 0.4], [0.5, 0.5]]), r"anchors\[0\]: .* of sum 0.9 .*divide"),
-        (lambda: solve([np.eye(2)] * 2, [[0.5, 0.5], [1.5, -0.5]]), r"anchors\[1\]: .* least -0.5; divide"),
-        (lambda: solve([np.eye(2)] * 2, [[0.5, 0.5], [math.nan, 0.5]]), r"anchors\[1\]: .* sum nan"),
-        (lambda: solve([np.eye(2)] * 2, [[0.5, 0.5], [1.0]]), r"anchors\[1\]: has shape \(1,\)"),
-        (lambda: solve([np.eye(2)] * 2, [[0.5, 0.5]]), r"anchors: has 1 entries; give one for each of 2 players"),
-        (
-            lambda: solve([np.eye(2)] * 2, legal=[[True, True], [False, False]]),
-            r"legal: the player of anchors\[1\] has no legal action",
-        ),
-        (lambda: solve([np.eye(2)] * 2, [[0.5, 0.5]] * 2, legal=[[1, 1], [1, 0]]), r"anchors\[1\]: .* sum 0.5"),
-        (lambda: solve([np.zeros((5, 3, 4))] * 2, settings=Settings(exact_limit=59)), r"5 x 3 x 4 = 60 .*exact=False"),
-        (lambda: solve([np.zeros((0, 2, 2))] * 2), r"batch has shape \(0,\)"),
-        (lambda: solve([np.eye(2), np.eye(2) * 1e200]), r"payoffs\[1\]\[0, 0\]=1e\+200: must be finite, and below"),
-        (lambda: weighted_values([np.eye(2)] * 2, 0, np.zeros((1, 2), int), np.array([math.nan])), r"weights: must be"),
-        (lambda: respond(np.zeros(2), np.zeros(2), [-1.0]), r"lambdas=\[-1.0\]: each must be 0"),
-        (lambda: best_response([math.nan, 1.0], [0.5, 0.5]), r"values=.*must be finite"),
-        (lambda: best_response([-math.inf, -math.inf], [0.5, 0.5]), r"values=.*leave one legal"),
-        (lambda: best_response([], []), r"values=\[\]: must be finite"),
-        (lambda: best_response([1.0, 2.0], [5.0, -3.0]), r"anchor=.*must be probabilities"),
+        (lambda: solve([np.eye(2), [[0.0, math.inf], [0.0, 0.0]]]), "payoffs must be finite"),
+        (lambda: solve([np.eye(2), np.eye(2) * 1e200]), "payoffs must be finite, and below"),
+        (lambda: solve([np.eye(2)] * 2, [[0.5, 0.4], [0.5, 0.5]]), r"anchor=\[0.5, 0.4\]: must be probabilities"),
+        (lambda: solve([np.eye(2)] * 2, [[0.5, 0.5], [math.nan, 0.5]]), "anchor="),
+        (lambda: solve([np.eye(2)] * 2, [[0.5, 0.5]] * 2, legal=[[1, 1], [1, 0]]), "anchor=.* of legal actions"),
         (lambda: solve([np.eye(2)] * 2, settings=Settings(beta=(0.5, 0.5))), r"beta=\(0.5, 0.5\): give 1 prob"),
-        (lambda: solve([np.eye(2)] * 2, settings=Settings(lambdas=(0, 1), beta=(1.5, -0.5))), r"beta=.*give 2 prob"),
-        (lambda: solve([np.eye(2)] * 2, settings=Settings(beta=(0.9,))), r"beta=\(0.9,\): give"),
-        (lambda: solve_coshar([np.eye(2)] * 2, [0.5, 0.5]), r"anchor: has shape \(2,\)"),
-        (lambda: solve_coshar([np.eye(2)] * 2, np.ones((2, 2))), r"anchor: .*of sum 4 .*divide"),
-        (lambda: solve_coshar([np.eye(2)] * 2, np.eye(2) / 2, Settings(lambdas=(0.1, 1.0))), r"lambdas=.*just one"),
-        (lambda: solve_coshar([np.eye(2)] * 2, np.eye(2) / 2, Settings(exact_limit=3)), r"= 4 joint .*exact=False"),
-        (lambda: Settings(lambdas=(0.1, -0.1)), r"lambdas=\(0.1, -0.1\): .*0 \(no anchor\) or above"),
+        (lambda: solve([np.eye(2)] * 2, settings=Settings(lambdas=(0, 1), beta=(1.5, -0.5))), "beta=.*give 2 prob"),
         (lambda: Settings(lambdas=(math.nan,)), r"lambdas=\(nan,\)"),
         (lambda: Settings(lambdas=()), r"lambdas=\(\): name at least one"),
-        (lambda: Settings(lambdas=0.1), r"lambdas=0.1: name at least one"),  # type: ignore[arg-type]
-        (lambda: Settings(iterations=2.5), r"iterations=2.5: must be 1 or more, a whole"),  # type: ignore[arg-type]
-        (lambda: Settings(iterations=0), r"iterations=0: must be 1 or more"),
-        (lambda: Settings(kappa="fast"), r"kappa=fast: must be one of published, sqrt, zero"),
-        (lambda: Settings(averaging="none"), r"averaging=none: must be one of linear, uniform"),
-        (lambda: Settings(iterate="best"), r"iterate=best: must be one of average, last"),
-        (lambda: Settings(first="random"), r"first=random: must be one of uniform, anchor"),
-        (lambda: Settings(anchor_floor=0.0), r"anchor_floor=0.0: must lie above 0"),
-        (lambda: best_response([1.0, 2.0], [0.5, 0.5], -1.0), r"strength=-1.0: must be 0"),
-        (lambda: importance_weights([-1.0, math.nan], [-1.0, -2.0]), r"log-probabilities that are numbers"),
-        (lambda: importance_weights([-1.0], [-1.0], low=2.0, high=1.0), r"low=2.0, high=1.0: need 0 < low <= high"),
+        (lambda: Settings(iterations=0), "iterations=0: must be 1 or more"),
+        (lambda: Settings(kappa="fast"), "kappa=fast: must be one of published, sqrt, zero"),
     ],
 )
-def test_bad_input_says_what_to_change(call: Any, message: str) -> None:
-    with pytest.raises(UserError, match=message) as caught:
+def test_bad_input_is_refused_by_name(call: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         call()
-    assert "\n" not in str(caught.value)

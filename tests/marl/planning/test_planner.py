@@ -28,7 +28,6 @@ from marl.agents.text import TextAgent
 from marl.common.errors import UserError
 from marl.learning.batch import collate, seats_of
 from marl.model.policy import Policy, tiny_lm
-from marl.planning import pikl
 from marl.planning.planner import (
     PlannerConfig,
     PlanningAgent,
@@ -53,11 +52,7 @@ from tests.marl.models import CHATML, RECURRENT, hf_policy, small_tokens, teach,
 from tests.marl.planners import COMPACT, COUNTS, MEETINGS, OWN, PARTNER, config, negotiator, proposing
 
 CLAIMS = dond_rules.allocations(COUNTS)
-
-
 POSSIBLE = dond_rules.partner_values(COUNTS, OWN)
-
-
 BALLS = CLAIMS.index((0, 0, 3))
 
 
@@ -74,10 +69,7 @@ def test_a_large_lambda_plays_the_anchor_and_0_the_best_action() -> None:
     np.testing.assert_allclose(respond(values, anchor, config(math.inf)), anchor, atol=1e-12)
     np.testing.assert_allclose(respond(values, anchor, config(0.0)), np.arange(16) == 15)
     np.testing.assert_allclose(respond(np.zeros(16), anchor, config(0.0)), anchor)  # the anchor decides between equals
-
-
-def test_one_lambda_by_hand_and_of_several_the_smallest() -> None:
-    expected = np.array([0.2 * math.exp(1), 0.8]) / (0.2 * math.exp(1) + 0.8)
+    expected = np.array([0.2 * math.exp(1), 0.8]) / (0.2 * math.exp(1) + 0.8)  # the smallest counts
     for lambdas in ((1.0,), (5.0, 1.0)):
         np.testing.assert_allclose(respond(np.array([1.0, 0.0]), np.array([0.2, 0.8]), config(*lambdas)), expected)
 
@@ -95,7 +87,7 @@ def test_partner_belief_is_the_product_of_the_answers_among_possible_values() ->
     np.testing.assert_allclose(partner_belief(impossible, COUNTS, OWN), 1 / len(POSSIBLE))
 
 
-@pytest.mark.parametrize("objective", [1.0, 0.0, -0.5])
+@pytest.mark.parametrize("objective", [1.0, -0.5])
 def test_claims_are_worth_what_brute_force_says(objective: float) -> None:
     anchor, belief = some_anchor(len(CLAIMS)), some_anchor(len(POSSIBLE), 1)
     expected = []
@@ -114,44 +106,6 @@ def test_claims_are_worth_what_brute_force_says(objective: float) -> None:
     assert plan[int(np.argmax(expected))] == pytest.approx(1)
     # partners of an infinite lambda play their anchor
     np.testing.assert_allclose(claim_values(COUNTS, OWN, objective, belief, anchor, config(math.inf)), found)
-
-
-def test_belief_decides_what_is_planned() -> None:
-    """Cooperative, and every split equally expected: the planner leaves the hat to a partner that it is worth more to,
-    and takes it from one that it is worth nothing to."""
-    anchor = np.full(len(CLAIMS), 1 / len(CLAIMS))
-    for partner, best in (((1, 3, 2), (0, 0, 3)), ((10, 0, 0), (0, 1, 3)), ((1, 0, 3), (0, 1, 3))):
-        if partner not in POSSIBLE:
-            continue
-        belief = np.array([float(v == partner) for v in POSSIBLE])
-        values = claim_values(COUNTS, OWN, 1.0, belief, anchor, config(0.0, others="anchor"))
-        context = dond_rules.Context(COUNTS, (OWN, partner))
-        assert values.max() * len(CLAIMS) == pytest.approx(dond_rules.best_joint(context))
-        assert values[CLAIMS.index(best)] == pytest.approx(values.max())
-
-
-def test_partners_who_plan_meet_where_the_anchor_expects_both() -> None:
-    """Two players near one anchor: a deal that both like and that is expected becomes all but certain."""
-    anchor = np.full(len(CLAIMS), 0.5 / (len(CLAIMS) - 1))
-    anchor[BALLS] = 0.5
-    belief = np.array([float(v == PARTNER) for v in POSSIBLE])
-    values = claim_values(COUNTS, OWN, 0.0, belief, anchor, config(0.5, others="plan"))
-    assert respond(values, anchor, config(0.5)).argmax() == BALLS
-    assert values[BALLS] > 8.5  # of 9 points; with the partner's anchor alone it would be 4.5
-    last = claim_values(COUNTS, OWN, 0.0, belief, anchor, config(0.5, others="plan", iterate="last"))
-    assert last[BALLS] > values[BALLS]  # the average still holds the anchor
-
-
-def test_partners_are_planned_for_as_in_the_whole_table_of_claims() -> None:
-    """The same as solving both players' claims, each in their own order, by payoffs read off the game's rules."""
-    anchor, how = some_anchor(len(CLAIMS), 5), config(0.7, 2.0, iterations=20)
-    context = dond_rules.Context(COUNTS, (OWN, PARTNER))
-    points = np.array([[dond_rules.claim_points(context, (a, b)) for b in CLAIMS] for a in CLAIMS])  # (A, A, 2)
-    payoffs = [points[..., 0] + 0.5 * points[..., 1], points[..., 1] + 0.5 * points[..., 0]]
-    left = [CLAIMS.index(dond_rules.rest(claim, COUNTS)) for claim in CLAIMS]
-    partners = pikl.solve(payoffs, [anchor, anchor[left]], how.settings).population[1]
-    belief = np.array([float(v == PARTNER) for v in POSSIBLE])
-    np.testing.assert_allclose(claim_values(COUNTS, OWN, 0.5, belief, anchor, how), payoffs[0] @ partners, atol=1e-9)
 
 
 def test_a_partner_with_an_anchor_of_its_own_is_planned_for_as_brute_force_says() -> None:
@@ -216,11 +170,9 @@ class Proposer:
         return f"{dond_replies.proposal_text(COUNTS)} {END}"
 
 
-@pytest.mark.parametrize("chars", [400, 9])
-def test_the_partners_side_has_the_planners_message_as_the_partner_heard_it(
-    chars: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A message with a line break, once also longer than the game lets through."""
+def test_the_partners_side_has_the_planners_message_as_the_partner_heard_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message with a line break, longer than the game lets through."""
+    chars = 9
     said, policy = f"{dond_replies.MESSAGE} i want\n2 books {END}", tiny_policy()
     drawn = [replace(draw_games(4, 4, count=1)[0], options={"counts": COUNTS, "values": (OWN, PARTNER), "first": 0})]
     agents = {
@@ -301,13 +253,6 @@ def test_votes_are_worth_what_brute_force_says(mistake: float) -> None:
     np.testing.assert_allclose(vote_values(me, belief, anchor, config(math.inf, mistake=mistake)), found, atol=1e-9)
 
 
-def test_voters_who_plan_gather_on_whom_they_suspect() -> None:
-    belief, anchor = np.array([0.4, 0.0, 0.3, 0.3]), np.full(5, 0.2)
-    together = vote_values(1, belief, anchor, config(0.02))
-    assert together.argmax() == 0 and together[0] > 0.39  # of .4: all but player 0 vote for player 0
-    assert vote_values(1, belief, anchor, config(0.02, others="anchor"))[0] < 0.2
-
-
 def test_votes_are_told_from_moves_and_oneself_from_the_others_in_both_styles() -> None:
     for style, shown in (("natural", str), ("compact", str.lower)):
         env = among_us_v0.parallel_env(style=style, players=4)
@@ -321,13 +266,6 @@ def test_votes_are_told_from_moves_and_oneself_from_the_others_in_both_styles() 
         belief, anchor = np.array([0.2, 0.0, 0.7, 0.1]), some_anchor(5)
         np.testing.assert_allclose(decision.values(anchor, None), vote_values(1, belief, anchor, how))
         assert vote(seen["player_0"]["text"], ("go east", "wait"), (1, 2), believed, how) is None
-
-
-def test_where_mistakes_cost_much_nobody_is_voted_for() -> None:
-    belief, anchor = np.array([0.4, 0.0, 0.3, 0.3]), np.full(5, 0.2)
-    assert respond(vote_values(1, belief, anchor, config(0.0)), anchor, config(0.0)).argmax() == 0
-    dear = config(0.0, mistake=2.0)
-    assert respond(vote_values(1, belief, anchor, dear), anchor, dear).argmax() == 4
 
 
 def test_plans_are_not_drawn_where_all_else_is_greedy() -> None:
@@ -356,13 +294,7 @@ def test_anchors_that_rule_actions_out_are_floored_and_it_is_told() -> None:
 
 @pytest.mark.parametrize(
     ("model", "lambdas"),
-    [
-        ("tiny", (math.inf,)),
-        ("tiny", (0.5,)),
-        ("gpt2", (5.0,)),
-        ("chat", (5.0,)),
-        (RECURRENT[0], (5.0,)),
-    ],
+    [("tiny", (0.5,)), ("chat", (5.0,)), (RECURRENT[0], (5.0,))],
 )
 def test_what_is_on_record_is_the_plan_that_was_sampled_from(
     model: str, lambdas: tuple[float, ...], tmp_path: Path
@@ -403,8 +335,6 @@ def test_what_is_on_record_is_the_plan_that_was_sampled_from(
     values = claim_values(COUNTS, OWN, 1.0, belief, anchor, config(*lambdas))
     np.testing.assert_allclose(reply.planned.values, values, atol=1e-9)
     np.testing.assert_allclose(reply.planned.plan, respond(values, anchor, config(*lambdas)), atol=1e-9)
-    if lambdas == (math.inf,):
-        assert reply.planned.plan == pytest.approx(reply.planned.anchor)
     # what comes after is read on the planned reply, not on what the model had sampled
     with torch.no_grad():
         logits = policy.logits(policy.hidden(torch.tensor([stream.tokens])))[0, beliefs[-1].position]
@@ -412,7 +342,8 @@ def test_what_is_on_record_is_the_plan_that_was_sampled_from(
     np.testing.assert_allclose(beliefs[-1].probs, probs, atol=1e-4)
 
 
-def test_the_best_action_and_the_exact_prior() -> None:
+def test_samples_follow_the_plan() -> None:
+    """Seats that read the same and differ in their seed alone: with lambda infinite they play the anchor."""
     agent, request = proposing(tiny_policy(), config(0.0, choose="best", belief="prior", others="anchor"))
     (reply,) = agent.act([request])
     assert reply.planned is not None and reply.planned.chosen == int(np.argmax(reply.planned.values))
@@ -420,19 +351,15 @@ def test_the_best_action_and_the_exact_prior() -> None:
     belief = np.full(len(POSSIBLE), 1 / len(POSSIBLE))
     values = claim_values(COUNTS, OWN, 1.0, belief, np.array(reply.planned.anchor), config(0.0, others="anchor"))
     np.testing.assert_allclose(reply.planned.values, values)
-
-
-def test_samples_follow_the_plan() -> None:
-    """Seats that read the same and differ in their seed alone: with lambda infinite they play the anchor."""
     agent, request = proposing(tiny_policy(), config(math.inf, belief="prior", others="anchor"))
     counts: Counter[int] = Counter()
-    for seed in range(60):
+    for seed in range(40):
         (reply,) = agent.act([Request((seed, "a"), seed, "negotiator", 3, request.turn, request.text, (), ())])
         assert reply.planned is not None
         counts[reply.planned.chosen] += 1
         agent.finish([(seed, "a")])
     for action, p in enumerate(reply.planned.anchor):
-        assert abs(counts[action] / 60 - p) < 4 * math.sqrt(p * (1 - p) / 60) + 1 / 60
+        assert abs(counts[action] / 40 - p) < 4 * math.sqrt(p * (1 - p) / 40) + 1 / 40
 
 
 @cache
@@ -457,8 +384,6 @@ def test_negotiators_plan_every_proposal_and_nothing_else() -> None:
                 assert sum(turn.logprobs) == pytest.approx(math.log(turn.planned.plan[turn.planned.chosen]), abs=1e-6)
                 assert sum(turn.planned.anchor) == pytest.approx(1) and sum(turn.planned.plan) == pytest.approx(1)
     assert planned >= 2, [t.text for e in episodes for t in e.turns]
-    again = negotiate.__wrapped__(config(0.3, iterations=5))
-    assert [e.turns for e in again] == [e.turns for e in episodes]  # the seed decides
     # until it first plans it plays as its policy does alone
     alone = ModelAgent("p+plan", negotiator(), slots=8, context=1024, max_new_tokens=24)
     other = ModelAgent("learner", negotiator(), slots=8, context=1024, max_new_tokens=24)
@@ -478,17 +403,6 @@ def test_negotiators_plan_every_proposal_and_nothing_else() -> None:
     collate(seats, {})
     with pytest.raises(AssertionError, match="planner's, no sample of its policy"):
         collate(seats_of(episodes, {"p+plan"}), {})
-
-
-def test_a_planner_reads_its_partners_side() -> None:
-    """The same games but for claims: the talk goes into what the partner is expected to claim."""
-    mirrored, viewed = (negotiate(config(0.3, partner=partner, iterations=5)) for partner in ("mirror", "view"))
-    turns = [[t for e in games for t in e.turns if t.planned] for games in (mirrored, viewed)]
-    assert len(turns[1]) >= 2
-    for a, b in zip(*turns, strict=True):
-        assert a.planned is not None and b.planned is not None
-        np.testing.assert_allclose(a.planned.anchor, b.planned.anchor)
-    assert any(a.planned.values != b.planned.values for a, b in zip(*turns, strict=True) if a.planned and b.planned)
 
 
 def test_of_its_own_claims_those_that_are_legal_have_a_plan_beside_them() -> None:
@@ -555,8 +469,6 @@ def test_crewmates_plan_every_vote_and_nothing_else() -> None:
     ("settings", "message"),
     [
         ({"lambdas": (-1.0,)}, r"planner\.lambdas=\(-1\.0,\): name at least one, each 0 \(no anchor\) or above"),
-        ({"lambdas": ()}, r"planner\.lambdas=\(\): name at least one"),
-        ({"lambdas": (math.nan,)}, r"planner\.lambdas=\(nan,\)"),
         ({"iterations": 0}, r"planner\.iterations=0: must be 1 or more"),
         ({"iterate": "best"}, r"planner\.iterate=best: must be one of average, last"),
         ({"others": "me"}, r"planner\.others=me: must be one of plan, anchor"),

@@ -29,20 +29,12 @@ from marl.rollout.seeds import draw_games
 from marl.types import TokenBatch
 
 ENV = {"game": "among_us", "style": "compact", "tasks": 6, "task_steps": 3, "max_steps": 60}
-
-
 MODEL = ModelConfig(vocab_size=700, hidden_size=16, layers=1, heads=2, intermediate_size=16, context=1024)
-
-
 CROWD = {"players": 7, "width": 2, "height": 1, "cooldown": 1}
-
-
 VARY = {"players": [4, 5]}  # in turn: a chunk of games with four, a chunk with five
-
-
 LESSONS = (
     Lesson("gullible", 1, CROWD, optimizer="muon", learning_rate=1e-3, anchor=0.0),
-    Lesson("informed", 1, anchor=0.1),
+    Lesson("informed", 1, anchor=0.1, until=1e-3),
     Lesson("random", 2, anchor=0.2),
 )
 
@@ -51,20 +43,10 @@ def small(**changes: Any) -> BaseConfig:
     return BaseConfig(**{"games": 4, "rows": 4, "world_model": 1.0, "listening": 2.0, **changes})
 
 
-def truthful(seats: list[Seat]) -> bool:
-    """Whether all of crewmates' recorded answers are true."""
-    return all(
-        belief.question.answer in {episode.facts["names"][agent].lower() for agent in episode.facts["imposters"]}
-        for episode, _ in seats
-        for belief in episode.beliefs
-        if belief.role == "crewmate"
-    )
-
-
-def few_games(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of twenty games at most."""
-    monkeypatch.setattr(corpus, "CHUNK", 20)
-    monkeypatch.setattr(corpus, "draw_games", lambda *path, count: draw_games(*path, count=min(count, 20)))
+def few_games(monkeypatch: pytest.MonkeyPatch, most: int = 12) -> None:
+    """Chunks of so many games at most."""
+    monkeypatch.setattr(corpus, "CHUNK", most)
+    monkeypatch.setattr(corpus, "draw_games", lambda *path, count: draw_games(*path, count=min(count, most)))
 
 
 def test_lessons_train_listening_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,9 +90,20 @@ def test_lessons_train_listening_alone(tmp_path: Path, monkeypatch: pytest.Monke
     assert [len(batch[0][0].roles) for _, batch in lessons] == [7, 4, 4, 5], (
         "the first lesson's own game, then the varied ones"
     )
-    assert [truthful(batch) for _, batch in lessons] == [False, True, False, False]
+    true = [
+        all(
+            b.question.answer in {e.facts["names"][a].lower() for a in e.facts["imposters"]}
+            for e, _ in batch
+            for b in e.beliefs
+            if b.role == "crewmate"
+        )
+        for _, batch in lessons
+    ]
+    assert true == [False, True, False, False]
     assert roles == {"crewmate", "imposter"}, "what imposters do would drift"
     assert any(not torch.equal(a, b) for a, b in zip(plain.parameters(), both.parameters(), strict=True))
+    (ended,) = [line for line in said if line.startswith("lesson")]
+    assert "after 1 steps, not below until=0.001: it listens less well than intended" in ended
     count = len(steps)
     paid = {**ENV, "shaping": 0.2, "loser_reward": -1.0}  # nobody reads of it
     again, folder = base_policy(MODEL, small(lessons=LESSONS, vary=VARY), paid, cache=tmp_path, report=said.append)
@@ -177,16 +170,6 @@ def test_a_lesson_ends_once_it_is_learned(monkeypatch: pytest.MonkeyPatch) -> No
     assert rates == [0.25, 0.5, 0.75] + [1.0] * (len(rates) - 3) and len(rates) == 12
 
 
-def test_a_base_says_how_its_lessons_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    few_games(monkeypatch)
-    said: list[str] = []
-    lessons = (Lesson("informed", 2, until=1e-3), Lesson("informed", 30, until=100.0), Lesson("random", 1))
-    base_policy(MODEL, small(lessons=lessons), ENV, cache=tmp_path, report=said.append)
-    first, second = [line for line in said if line.startswith("lesson")]
-    assert "after 2 steps, not below until=0.001: it listens less well than intended" in first
-    assert second.startswith("lesson 2 of the base: listening loss ") and second.endswith(" after 10 steps")
-
-
 def test_how_many_games_a_tokenizer_is_made_of() -> None:
     games = [tokenizer_games(BaseConfig(games=games)) for games in (5, 300, 10_000)]
     assert games == [20, 300, 800] and tokenizer_games(BaseConfig(tokenizer_games=200)) == 200
@@ -203,9 +186,7 @@ def test_a_context_that_holds_no_scripted_game_is_refused_before_training(
     few_games(monkeypatch)
     monkeypatch.setattr(pretrain, "fit", lambda *_: pytest.fail("it began to train"))
     short = replace(MODEL, context=64)
-    with pytest.raises(
-        UserError, match=r"^model.context=64 is too short: .* median of \d{3,} tokens, up to \d{3,}\. Raise"
-    ):
+    with pytest.raises(UserError, match=r"^model.context=64 is too short: .* median of \d{3,} tokens, up to \d{3,}\."):
         base_policy(short, small(), ENV, cache=tmp_path, report=lambda _: None)
     assert not list(tmp_path.glob("*/policy.json"))
 
@@ -220,7 +201,7 @@ def test_a_context_that_some_views_outgrow_is_said(tmp_path: Path, monkeypatch: 
         return seats
 
     monkeypatch.setattr(pretrain, "fit", lambda *_: None)
-    monkeypatch.setattr(pretrain, "held_out_seats", noted)
+    monkeypatch.setattr(corpus, "held_out_seats", noted)
     base_policy(replace(MODEL, context=260), small(), ENV, cache=tmp_path, report=said.append)
     share = sum(length > 260 for length in lengths) / len(lengths)
     assert 0 < share <= 0.5
@@ -240,7 +221,7 @@ def test_an_edited_file_of_contexts_makes_another_base(tmp_path: Path, monkeypat
         raise KeyboardInterrupt
 
     monkeypatch.setattr(pretrain, "make_once", stop)
-    monkeypatch.setattr(pretrain, "scripted_texts", lambda *_: [])
+    monkeypatch.setattr(corpus, "scripted_texts", lambda *_: [])
     for text in ("1 4 4 1 1 2\n1 0 4 2 1 2\n", "3 1 1 5 2 1\n3 2 1 2 2 1\n") * 2:
         file.write_text(text)
         with pytest.raises(KeyboardInterrupt):
@@ -250,14 +231,14 @@ def test_an_edited_file_of_contexts_makes_another_base(tmp_path: Path, monkeypat
 
 
 def test_words_are_of_speech_alone() -> None:
-    """Moves and votes say nothing: in Among Us they are most of the replies, and no word of what is said."""
+    """Moves and votes, which are most replies in Among Us, are no words."""
     env = env_maker({"game": "among_us", "style": "compact", "players": 5, "max_steps": 80})
-    tokens = Tokens(train_tokenizer(scripted_texts("among_us", [env], 0, games=10), COMPACT_TOKENS, 1024))
+    tokens = Tokens(train_tokenizer(scripted_texts("among_us", [env], 0, games=4), COMPACT_TOKENS, 1024))
     blank = Policy(tiny_lm(tokens.size, hidden_size=16, layers=1, heads=2, intermediate_size=32), tokens)
     with torch.no_grad():
         for parameter in blank.lm.parameters():
             parameter.zero_()
-    episodes = rollout(draw_games(0, 1, count=8), everyone(scripted("among_us", "random", tokens)), env, 8)
+    episodes = rollout(draw_games(0, 1, count=4), everyone(scripted("among_us", "random", tokens)), env, 8)
     seats = seats_of(episodes, {"random"})
     turns = [t for episode, agent in seats for t in episode.turns if t.agent == agent and t.kind == TurnKind.SPEAK]
     spoken, words = sum(len(t.reply_ids) for t in turns), sum(len(t.text.split()) for t in turns)

@@ -38,14 +38,6 @@ def openings(found: Recorded) -> list[str]:
     return [steps[0][1].split("\n")[0] for steps in found.steps]
 
 
-def test_only_deals_are_left_where_so_set(folder: str) -> None:
-    deal, partner = "books 1 0 hats 4 2 balls 1 2 objective 0", "books 1 4 hats 4 1 balls 1 2 objective 0"
-    found = recorded(folder, "train", GAMES, BaseConfig(deals_only=True))
-    assert openings(found) == [deal, partner]
-    assert (found.left_out["no deal"], found.left_out["test context"]) == (1, 1)
-    assert openings(recorded(folder, "train", GAMES))[:2] == [deal, partner]
-
-
 def test_items_swap_names_together_and_never_into_a_test_context(folder: str) -> None:
     """A view is one of its renamings in each pass: prompt, talk and claim move together."""
     known = {
@@ -56,6 +48,12 @@ def test_items_swap_names_together_and_never_into_a_test_context(folder: str) ->
     }
     left = ((4, 1, 1), (2, 0, 2), (1, 4, 2)), ((1, 4, 1), (2, 2, 0), (2, 1, 4))  # the other two are test contexts
     assert all(in_test(Context(counts, (own, other))) for counts, own, other in left)
+    deals = recorded(folder, "train", GAMES, BaseConfig(deals_only=True))
+    assert openings(deals) == [next(iter(known)), "books 1 4 hats 4 1 balls 1 2 objective 0"]
+    assert (deals.left_out["no deal"], deals.left_out["test context"]) == (1, 1)
+    kept = BaseConfig(hold_out=False)
+    every = [recorded(folder, "train", GAMES, kept, np.random.default_rng(epoch)) for epoch in range(40)]
+    assert len({openings(found)[0] for found in every}) == 6 and {len(found.steps) for found in every} == {4}
     seen = set()
     for epoch in range(40):
         found = recorded(folder, "train", GAMES, permute=np.random.default_rng(epoch))
@@ -66,15 +64,6 @@ def test_items_swap_names_together_and_never_into_a_test_context(folder: str) ->
         assert replies == [f"[message] i would like {wanted} [END]", f"[propose] {claim} [END]"]
         seen.add(opening)
     assert seen == set(known)
-
-
-def test_without_holding_out_every_context_and_renaming_is_learned_from(folder: str) -> None:
-    seen = set()
-    for epoch in range(40):
-        found = recorded(folder, "train", GAMES, BaseConfig(hold_out=False), np.random.default_rng(epoch))
-        assert found.left_out["test context"] == 0 and len(found.steps) == 4
-        seen.add(openings(found)[0])
-    assert len(seen) == 6
 
 
 def test_dropout_acts_while_a_base_learns_and_not_after() -> None:

@@ -26,7 +26,6 @@ from marl.agents.scripted.among_us_language import FORMS, Statement, Topic, accu
 from marl.agents.text import TextAgent
 from marl.learning.batch import collate, seats_of
 from marl.model.tokens import CUE, Tokens, train_tokenizer
-from marl.pretraining.corpus import scripted_texts
 from marl.rollout.games import env_maker, scripted
 from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import GAMES, Game, draw_games
@@ -101,10 +100,13 @@ def play(seed: int, crew: str, imposter: str, **rules: Any) -> Played:
     return game
 
 
+played = cache(play)  # games that several tests look at
+
+
 @cache
 def random_games() -> tuple[Tokens, list[str], list[str]]:
     """A tokenizer of the words of random games, what was said in them, and what was told."""
-    games = [play(seed, "random", "random") for seed in range(40)]
+    games = [played(seed, "random", "random") for seed in range(15)]
     said = [talk.text for game in games for talk in game.talk]
     told = [text for game in games for text in game.texts if text]
     return Tokens(train_tokenizer([*said, *told], COMPACT_TOKENS, 1024)), said, told
@@ -115,25 +117,20 @@ def examples() -> list[Statement]:
     made = []
     for topic, forms in FORMS.items():
         for form in forms:
-            fields = set(re.findall(r"{(\w+)}", form))
-            made.append(
-                Statement(
-                    topic,
-                    "Pink" if "who" in fields else "",
-                    "Blue" if "other" in fields else "",
-                    (1, 2) if "room" in fields else None,
-                )
-            )
+            who, other = "Pink" if "{who}" in form else "", "Blue" if "{other}" in form else ""
+            made.append(Statement(topic, who, other, (1, 2) if "{room}" in form else None))
     return made
 
 
 @pytest.mark.parametrize("style", list(Style))
 def test_what_is_said_is_understood(style: Style) -> None:
     for statement in examples():
-        for seed in range(30):
+        for seed in range(10):
             message = among_us_language.say([statement], style, Random(seed))
             assert message.endswith(f" {END}") and len(message.split()) <= 20
             assert understand(message.removesuffix(END)) == (statement,), message
+    person = "Hm, I saw Red kill Blue in room (9,9)... vote for Red, not for blueish"
+    assert understand(person) == (Statement(Topic.KILL, "Red", "Blue"), Statement(Topic.ACCUSE, "Red"))
     two = [Statement(Topic.WHERE, room=(0, 0)), Statement(Topic.ACCUSE, "Red")]
     assert understand(among_us_language.say(two, style, Random(0))) == tuple(two)
 
@@ -148,24 +145,6 @@ def test_the_grammar_is_rich_and_each_form_says_one_thing() -> None:
     assert not {word for form in forms for word in form.split() if word in {name.lower() for name in NAMES}}
 
 
-@pytest.mark.parametrize(
-    ("message", "expected"),
-    [
-        ("Red is not the imposter!", [Statement(Topic.CLEAR, "Red")]),
-        (
-            "Hm, I saw Red kill Blue... vote for Red",
-            [Statement(Topic.KILL, "Red", "Blue"), Statement(Topic.ACCUSE, "Red")],
-        ),
-        ("I was in (0,1).", [Statement(Topic.WHERE, room=(0, 1))]),
-        ("i was in room (9,9)", []),
-        ("redder than blueish, hello", []),
-        ("", []),
-    ],
-)
-def test_messages_of_people_are_understood_as_far_as_they_fit(message: str, expected: list[Statement]) -> None:
-    assert understand(message) == tuple(expected)
-
-
 def test_a_credulous_listener_half_believes_the_last_accusations() -> None:
     candidates = ("red", "blue", "green")
     assert credulous([], candidates) == [pytest.approx(1 / 3)] * 3
@@ -175,32 +154,6 @@ def test_a_credulous_listener_half_believes_the_last_accusations() -> None:
     assert both[0] > both[1] > both[2]
     assert both[0] / both[1] == pytest.approx(math.exp(1.5 * 0.9 - 1.5 * 0.81))
     assert credulous(["Blue is the imposter."], ("Red", "Blue")) == credulous(["blue is the imposter"], ("red", "blue"))
-
-
-@pytest.mark.parametrize(("crew", "imposter"), [("random", "random"), ("careful", "careful"), ("random", "careful")])
-def test_players_play_the_same_game_in_both_styles(crew: str, imposter: str) -> None:
-    for seed in range(5):
-        compact, natural = (play(seed, crew, imposter, style=style, tasks=6) for style in ("compact", "natural"))
-        assert compact.outcome == natural.outcome
-        assert [understand(t.text) for t in compact.talk] == [understand(t.text) for t in natural.talk]
-
-
-def test_random_speech_tells_nothing_of_the_imposter() -> None:
-    """A crewmate among n living players names the imposter in one of n - 1 accusations; nobody accuses itself.
-
-    So all speakers together name the imposter no more and no less often than crewmates' draws give.
-    """
-    surplus = variance = 0.0
-    for seed in range(120):
-        game = play(seed, "random", "random", messages_each=4)
-        for talk in game.talk:
-            for name in accused(talk.text):
-                assert name != talk.speaker and (talk.role == "crewmate" or name not in game.imposters)
-                if talk.role == "crewmate":
-                    by_chance = 1 / (talk.living - 1)
-                    surplus += (name in game.imposters) - by_chance
-                    variance += by_chance * (1 - by_chance)
-    assert variance > 60 and abs(surplus) < 3.5 * math.sqrt(variance)
 
 
 MEETING = (
@@ -217,7 +170,7 @@ def test_random_players_answer_as_the_credulous_believe() -> None:
     heard = ["i think it is blue", "vote for green", "i trust pink", "blue looks guilty"]
     believed = credulous(heard, OTHERS.candidates)
     counts: Counter[str] = Counter()
-    for seed in range(1500):
+    for seed in range(400):
         player = make_player("random", seed, "crewmate")
         player.observe(MEETING)
         for name, message in zip(("pink", "blue") * 2, heard, strict=True):
@@ -229,47 +182,22 @@ def test_random_players_answer_as_the_credulous_believe() -> None:
         counts[answers[-1]] += 1  # one of each, for independent draws
     assert believed[0] > 0.5 > believed[1] > believed[2]
     for name, share in zip(OTHERS.candidates, believed, strict=True):
-        assert abs(counts[name] / 1500 - share) < 4 * math.sqrt(share * (1 - share) / 1500), (name, counts)
+        assert abs(counts[name] / 400 - share) < 4 * math.sqrt(share * (1 - share) / 400), (name, counts)
 
 
-def test_gullible_players_believe_the_last_accusation() -> None:
-    counts: Counter[str] = Counter()
-    for seed in range(200):
-        player = make_player("gullible", seed, "crewmate")
-        player.observe(MEETING)
-        for name, message in (("green", "it is blue"), ("blue", "vote for green"), ("pink", "i trust pink")):
-            player.observe(f" {name} says {message} {END}")
-        assert isinstance(player, among_us.GulliblePlayer)
-        counts.update(player.answers(OTHERS))
-    # "it is blue" is no form of the grammar; the accusation of green has faded once: 8 * 0.9 = 7.2 against 0 and 0
-    assert abs(counts["green"] / counts.total() - 0.9985) < 4 * math.sqrt(0.9985 * 0.0015 / counts.total())
-
-
-def after_a_report_of_blue(name: str) -> among_us.RandomPlayer:
-    """A player of this name, in the discussion of a body that blue found."""
+@pytest.mark.parametrize("name", ["random", "gullible", "random_wary", "gullible_wary"])
+def test_who_found_the_body_is_not_suspected_by_players_that_are_not_wary(name: str) -> None:
+    """Whatever is said; imposters don't report. Where nobody else can be suspected, the finder is."""
     player = make_player(name, 0, "crewmate")
     assert isinstance(player, among_us.RandomPlayer)
     player.observe(MEETING.replace("meeting red", "meeting blue"))
-    return player
-
-
-@pytest.mark.parametrize("name", ["random", "gullible"])
-def test_who_found_the_body_is_not_suspected(name: str) -> None:
-    """Whatever is said; imposters don't report. Where nobody else can be suspected, the finder is."""
-    player = after_a_report_of_blue(name)
-    player.observe(f" green says vote for blue {END} pink says vote for blue {END}")
+    player.observe(f" green says vote for pink {END} pink says vote for blue {END}")
     found = Counter(answer for _ in range(200) for answer in player.answers(OTHERS))
-    assert found["blue"] == 0 and found["green"] > 0 and found["pink"] > 0
+    assert (found["blue"] > 0) == name.endswith("_wary") and found["pink"] > 0
     assert set(player.answers(Question(OTHERS.text, ("blue",), "blue"))) == {"blue"}
-
-
-@pytest.mark.parametrize("name", ["random", "gullible"])
-def test_where_imposters_report_the_finder_is_a_suspect_like_all_others(name: str) -> None:
-    player, trusting = after_a_report_of_blue(f"{name}_wary"), after_a_report_of_blue(name)
-    assert type(player) is type(trusting) and player.speak() == trusting.speak()  # wary or not, it says the same
-    heard = Counter(answer for _ in range(500) for answer in player.answers(OTHERS))
-    share = heard["blue"] / heard.total()  # one of three
-    assert abs(share - 1 / 3) < 4 * math.sqrt(2 / 9 / heard.total())
+    player.observe(" meeting red found green at lab living red blue pink")  # a new discussion, without opinions
+    again = Counter(a for _ in range(200) for a in player.answers(Question(OTHERS.text, ("blue", "pink"), "blue")))
+    assert abs(again["pink"] / again.total() - 0.5) < 4 * math.sqrt(0.25 / again.total())
 
 
 @pytest.mark.parametrize("name", ["random", "gullible", "random_wary", "gullible_wary"])
@@ -288,36 +216,11 @@ def test_players_believe_their_eyes_before_their_ears(name: str) -> None:
     assert heard["blue"] > heard["pink"]
 
 
-def test_random_players_come_back_to_the_name_that_was_mentioned_last() -> None:
-    """Whom nobody mentioned is as likely as anybody; a player never names itself, so the last other one counts."""
-    named: Counter[str] = Counter()
-    for seed in range(1000):
-        player = make_player("random", seed, "crewmate")
-        player.observe(MEETING)
-        player.observe(f" blue says i trust pink {END} green says vote for red {END}")
-        named.update(filter(None, [player.speak().who]))
-    assert player.me == "Red" and set(named) == {"Blue", "Green", "Pink"}
-    for name, share in (("Pink", among_us.ECHO + (1 - among_us.ECHO) / 3), ("Blue", (1 - among_us.ECHO) / 3)):
-        assert abs(named[name] / named.total() - share) < 4 * math.sqrt(share * (1 - share) / named.total())
-
-
-def test_a_new_discussion_starts_without_opinions() -> None:
-    counts: Counter[str] = Counter()
-    for seed in range(1000):
-        player = make_player("random", seed, "crewmate")
-        assert isinstance(player, among_us.RandomPlayer)
-        player.observe(MEETING)
-        player.observe(f" blue says vote for pink {END} green says vote for pink {END}")
-        player.observe(" meeting red found green at lab living red blue pink")
-        counts[player.answers(Question(OTHERS.text, ("blue", "pink"), "blue"))[-1]] += 1
-    assert abs(counts["pink"] / 1000 - 0.5) < 4 * math.sqrt(0.25 / 1000)
-
-
 def test_recorded_answers_are_what_a_base_learns_to_believe() -> None:
     """The corpus asks the player; its answer takes the truth's place, in the beliefs and in the batch."""
     make_env = env_maker({"game": "among_us", "style": "compact", "max_steps": 80, "tasks": 6})
     tokens, _, _ = random_games()
-    episodes = rollout(draw_games(0, GAMES, count=60), everyone(scripted("among_us", tokens=tokens)), make_env, 20)
+    episodes = rollout(draw_games(0, GAMES, count=40), everyone(scripted("among_us", tokens=tokens)), make_env, 20)
     recorded = [(e, b) for e in episodes for b in e.beliefs if b.role == "crewmate"]
     truths = [{e.facts["names"][a].lower() for a in e.facts["imposters"]} for e, _ in recorded]
     right = [b.question.answer in truth for (_, b), truth in zip(recorded, truths, strict=True)]
@@ -335,20 +238,11 @@ def test_recorded_answers_are_what_a_base_learns_to_believe() -> None:
     for (e, _), hit, share, eye in zip(recorded, right, chance, saw, strict=True):
         surplus[e.seed] += 0 if eye else hit - share  # type: ignore[assignment]
     spread = math.sqrt(sum(x * x for x in surplus.values()))
-    assert len(recorded) > 200 and abs(sum(surplus.values())) < 3.5 * spread and 0 < sum(right) < len(right)
+    assert len(recorded) > 150 and abs(sum(surplus.values())) < 3.5 * spread and 0 < sum(right) < len(right)
     seats = seats_of(episodes, {"scripted"})
     batch = collate(seats, {}, silent_roles=())
     expected = [b.question.answer_index for e, a in seats for b in e.beliefs if b.listener == a]
     assert batch.answer.tolist() == expected and len(set(expected)) > 1
-
-
-def test_a_recorded_answer_is_the_only_true_one() -> None:
-    """Of two imposters a player may name one, or nobody guilty: that alone is what a base learns to answer."""
-    make_env = env_maker({"game": "among_us", "style": "compact", "players": 7, "imposters": 2, "max_steps": 80})
-    agent = scripted("among_us", tokens=random_games()[0])
-    episodes = rollout(draw_games(0, GAMES, count=10), everyone(agent), make_env, 10)
-    recorded = [b for e in episodes for b in e.beliefs]
-    assert len(recorded) > 20 and not any(b.question.also for b in recorded)
 
 
 KILL_SEEN = (
@@ -369,10 +263,10 @@ def test_each_step_of_the_ladder_votes_on_more() -> None:
     """Any vote is for another: a witness's for the killer it saw, a detective's on evidence, a confidant's on talk."""
     options = ["red", "blue", "green", "pink", "skip"]
     votes = {
-        name: Counter(ladder(name, seed, *KILL_SEEN).reply(" vote", options) for seed in range(100))
+        name: Counter(ladder(name, seed, *KILL_SEEN).reply(" vote", options) for seed in range(30))
         for name in among_us.LADDER
     }
-    assert set(votes["reporter"]) == {"blue", "green", "pink"} and max(votes["reporter"].values()) < 50
+    assert set(votes["reporter"]) == {"blue", "green", "pink"} and max(votes["reporter"].values()) < 20
     assert all(set(votes[name]) == {"green"} for name in ("witness", "detective", "confidant"))
     near = (
         KILL_SEEN[0],
@@ -381,23 +275,11 @@ def test_each_step_of_the_ladder_votes_on_more() -> None:
     )
     told = (*near, f" green says i saw blue kill orange {END}")
     votes = {
-        name: Counter(ladder(name, seed, *told).reply(" vote", options) for seed in range(100))
+        name: Counter(ladder(name, seed, *told).reply(" vote", options) for seed in range(30))
         for name in among_us.LADDER
     }
     assert len(votes["witness"]) == 3  # it saw no kill
     assert set(votes["detective"]) == {"pink"} and set(votes["confidant"]) == {"blue"}
-
-
-def test_on_the_ladder_bodies_are_reported_and_only_the_confidant_tells_the_truth() -> None:
-    for name in among_us.LADDER:
-        player = ladder(name, 0, *KILL_SEEN[:2])
-        assert player.reply("", ["go_south", "wait", "report_orange", "go_east"]) == "report_orange"
-        said = {ladder(name, seed, *KILL_SEEN).reply(" speak") for seed in range(100)}
-        if name == "confidant":
-            assert all("green" in message for message in said)
-        else:
-            assert len(said) > 30
-        assert isinstance(make_player(name, 0, "imposter"), among_us.RandomPlayer)
 
 
 TOLD = tuple(float(name in ("Pink", "Blue")) for name in NAMES)
@@ -418,14 +300,7 @@ def test_an_oracle_knows_whatever_it_sees_and_hears(name: str) -> None:
     assert isinstance(make_player(name, 0, "imposter"), among_us.RandomPlayer)
 
 
-def test_an_oracle_that_was_told_nothing_is_no_oracle() -> None:
-    player = make_player("oracle", 0, "crewmate")
-    player.observe("".join(KILL_SEEN))
-    with pytest.raises(AssertionError, match="must be told"):
-        player.reply(" vote", ("skip", "green", "red", "pink", "blue"))
-
-
-@pytest.mark.parametrize(("imposters", "players"), [(1, 5), (2, 7)])
+@pytest.mark.parametrize(("imposters", "players"), [(2, 7)])
 def test_a_crew_of_oracles_ejects_an_imposter_in_each_discussion(imposters: int, players: int) -> None:
     """The crew is the majority until it has lost, so no vote of an imposter's can save it."""
     make_env = env_maker({"game": "among_us", "style": "compact", "imposters": imposters, "players": players})
@@ -434,18 +309,12 @@ def test_a_crew_of_oracles_ejects_an_imposter_in_each_discussion(imposters: int,
     def seated(game: Game, env: Any) -> dict[str, Agent]:
         return {a: cast["imposter" if a in env.facts["imposters"] else "crewmate"] for a in env.possible_agents}
 
-    outcomes = [e.outcome for e in rollout(draw_games(0, GAMES, count=30), seated, make_env, 20)]
-    assert sum(o["discussions"] for o in outcomes) > 20
+    outcomes = [e.outcome for e in rollout(draw_games(0, GAMES, count=15), seated, make_env, 15)]
+    assert sum(o["discussions"] for o in outcomes) > 10
     for outcome in outcomes:
         assert outcome["votes"] == outcome["votes_for_imposter"]
         assert outcome["ejections"] == outcome["discussions"] <= imposters
         assert (outcome["how"] == "ejection") == (outcome["ejections"] == imposters)
-
-
-def test_oracles_can_be_recorded() -> None:
-    """Whoever plays for a tokenizer's texts is told as much as in any other game."""
-    texts = scripted_texts("among_us", [env_maker({"game": "among_us", "style": "compact"})], 0, 8, "oracle")
-    assert any(accused(text) for text in texts)
 
 
 @pytest.mark.parametrize("name", ["careful", "careful_oracle"])
@@ -476,10 +345,15 @@ def test_what_random_players_say_depends_neither_on_role_nor_on_what_they_saw() 
     assert len(set(texts[0])) > 10
 
 
-def test_careful_crewmates_say_only_what_they_saw() -> None:
-    topics = Counter[Topic]()
-    for seed in range(60):
-        for talk in play(seed, "careful", "careful", tasks=6, width=3).talk:
+def test_careful_crewmates_say_only_what_they_saw_and_imposters_kill_unseen_or_to_win() -> None:
+    topics, kills = Counter[Topic](), 0
+    for seed in range(40):
+        game = played(seed, "careful", "careful", tasks=6)
+        for sight, living in game.kills:
+            witnesses = {*sight.present, *(name for name, _ in sight.entering)}
+            assert len(witnesses) <= 1 or len(living) == 3
+            kills += 1
+        for talk in game.talk:
             if talk.role != "crewmate":
                 continue
             for s in understand(talk.text):
@@ -491,48 +365,25 @@ def test_careful_crewmates_say_only_what_they_saw() -> None:
                     assert s.room in talk.visited
                 if s.topic in (Topic.SAW, Topic.WITH):
                     assert (s.who, s.room) in talk.seen
-    assert {Topic.KILL, Topic.LAST, Topic.SAW, Topic.WITH, Topic.ACCUSE} <= set(topics)
-
-
-def test_a_careful_imposter_kills_unseen_or_to_win() -> None:
-    kills = 0
-    for seed in range(40):
-        for sight, living in play(seed, "careful", "careful", tasks=6).kills:
-            witnesses = {*sight.present, *(name for name, _ in sight.entering)}
-            assert len(witnesses) <= 1 or len(living) == 3
-            kills += 1
-    assert kills > 30
-
-
-def test_careful_players_believe_eyewitnesses_and_themselves() -> None:
-    player = make_player("careful", 0, "crewmate")
-    player.observe(
-        " grid 2 2 imposters 1 players red blue green pink orange you red crewmate tasks lab"
-        " at bridge blue green pink orange meeting blue found green at garden living red blue pink orange"
-    )
-    player.observe(f" blue says i saw pink kill green {END}")
-    assert player.reply(" vote", ("skip", "orange", "blue", "pink", "red")) == "pink"
-    player.observe(f" pink says i saw red kill green {END}")  # known to be a lie
-    assert accused(player.reply(" speak")) != ["Blue"]
-    assert player.reply(" vote", ("skip", "orange", "blue", "pink", "red")) == "pink"
+    assert kills > 30 and {Topic.KILL, Topic.LAST, Topic.SAW, Topic.WITH, Topic.ACCUSE} <= set(topics)
+    natural = play(3, "careful", "careful", tasks=6, style="natural")  # and both styles make the same game
+    assert natural.outcome == played(3, "careful", "careful", tasks=6).outcome
 
 
 @pytest.mark.parametrize(
     ("crew", "imposter", "low", "high"),
-    [("random", "random", 0.05, 0.27), ("careful", "random", 0.87, 1), ("random", "careful", 0, 0.12),
-     ("careful", "careful", 0.82, 1)],
+    [("random", "random", 0.01, 0.31), ("careful", "random", 0.84, 1), ("random", "careful", 0, 0.15),
+     ("careful", "careful", 0.79, 1)],
 )  # fmt: skip
 def test_what_care_is_worth(crew: str, imposter: str, low: float, high: float) -> None:
-    """Crew wins of 100 games, 6 tasks each. Of 3,000: .160, .947, .048, .915; the limits are 3 sigma away."""
-    won = sum(play(seed, crew, imposter, tasks=6).outcome["winner"] == "crewmates" for seed in range(100)) / 100
+    """Crew wins of 50 games, 6 tasks each. Of 3,000: .160, .947, .048, .915; the limits are 3 sigma away."""
+    won = sum(played(seed, crew, imposter, tasks=6).outcome["winner"] == "crewmates" for seed in range(50)) / 50
     assert low <= won <= high
 
 
 def test_compact_texts_are_one_token_a_word_and_recorded_choices_one_token() -> None:
     tokens, said, told = random_games()
-    for text in told[:2000]:
-        assert len(tokens.encode(text)) == len(text.split()), text
-    for text in said:
+    for text in (*told[:500], *said):
         assert len(tokens.encode(text)) == len(text.split()), text
     agent = TextAgent("random", lambda seed, role: make_player("random", seed, role), tokens)
     text = " grid 2 2 imposters 1 players red blue green pink you red crewmate tasks lab at bridge blue green pink"
