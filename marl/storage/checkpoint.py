@@ -318,12 +318,13 @@ def load_weights(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
 
 def check_same(checkpoint: Path, ranks: Ranks) -> None:
     """Raises on every rank if one of them reads another checkpoint than the first."""
-    found = ranks.objects(verify_folder(checkpoint) or folder_digest(checkpoint))
-    for rank, each in enumerate(found):
-        if each != found[0]:
+    problem = verify_folder(checkpoint)
+    found = ranks.objects((problem, "" if problem else folder_digest(checkpoint)))
+    for rank, (problem, digest) in enumerate(found):
+        if (problem, digest) != found[0]:
             raise UserError(
-                f"{checkpoint} is another one ({each}) as process {rank} of {ranks.size} reads it: let all processes "
-                f"read the same folder, or {WAY_ON}"
+                f"{problem or f'{checkpoint} is another one'}, as process {rank} of {ranks.size} reads it: let all "
+                f"processes read the same folder, or {WAY_ON}"
             )
 
 

@@ -226,7 +226,7 @@ def test_damaged_games_of_the_base_are_named_and_then_played_again(stopped: Path
     for cut in (whole[:40], b'{"conditions": {"base": {"game/score": 1}}}'):
         kept.write_bytes(cut)
         (stopped / "run.json").unlink(missing_ok=True)
-        with pytest.raises(UserError, match=r"evaluations/\w+/evaluation\.json: expected .*remove this file"):
+        with pytest.raises(UserError, match=r"evaluations/\w+/evaluation\.json: expected .*emove"):
             go_on(tmp_path)
     kept.unlink()
     go_on(tmp_path)

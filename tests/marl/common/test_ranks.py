@@ -99,7 +99,7 @@ SEEN = {  # what a rank's own disk has done to it: which rank, and what
     "another": (1, lambda: save_training(Path("checkpoints"), 2, *_trained(5), {}, 9)),
 }
 SAID = {
-    "damaged": "damaged file learner.safetensors, as process 1 of 2 reads it: let all processes read the same",
+    "damaged": "damaged file learner.safetensors, as process 1 of 2 reads it: let all",
     "gone": "checksums.json cannot be read .* as process 1 of 2 reads it",
     "another": "iteration-000002 is another one, as process 1 of 2 reads it",
 }
