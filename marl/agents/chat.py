@@ -183,22 +183,16 @@ def digest(request: Mapping[str, Any]) -> str:
 # --- Requests ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Spent:
-    """The spent part of the budget."""
-
-    calls: int = 0
-    tokens: int = 0
-    reserved: int = 0  # tokens that requests under way may still cost
-
-
 class Endpoint:
     """One endpoint and its budget. `ask` never raises for anything that an endpoint does."""
+
+    calls = tokens = 0  # spent
+    reserved = 0  # tokens that requests under way may still cost
 
     def __init__(self, config: ChatConfig) -> None:
         """Raises UserError if the key's variable is not set."""
         logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs a line for each request
-        self.config, self.spent = config, Spent()
+        self.config = config
         key = os.environ.get(config.key, "").strip() if config.key else ""
         if config.key and not key:
             raise UserError(
@@ -229,11 +223,11 @@ class Endpoint:
         """Calls once. Returns also the seconds to wait before the next try: 0 if unknown, None for no other try."""
         # No tokenizer has more tokens than bytes, besides the marks around each message.
         most = sum(len(m["content"].encode()) + 16 for m in messages) + self.config.max_tokens
-        spent, config = self.spent, self.config
-        if spent.calls >= config.calls or spent.tokens + spent.reserved + most > config.tokens:
+        config = self.config
+        if self.calls >= config.calls or self.tokens + self.reserved + most > config.tokens:
             return Lost.BUDGET, None
-        spent.calls += 1
-        spent.reserved += most
+        self.calls += 1
+        self.reserved += most
         cost = most  # where nothing else is known: it may have been answered, and paid for, all the same
         body = {"model": config.model, "messages": messages, config.max_tokens_field: config.max_tokens, **config.extra}
         if config.temperature is not None:
@@ -257,8 +251,8 @@ class Endpoint:
             cost = most if found.tokens is None else found.tokens
             return replace(found, text=self._struck(found.text), thoughts=self._struck(found.thoughts)), None
         finally:
-            spent.reserved -= most
-            spent.tokens += cost
+            self.reserved -= most
+            self.tokens += cost
 
     def _struck(self, text: str) -> str:
         for secret in self._secrets:
@@ -360,8 +354,8 @@ class ChatAgent:
         """Calls, tokens, replies from the file, cut replies (if any), and lost seats by reason; added to those that a
         run noted `before` it was stopped."""
         before = before or {}
-        spent = self.endpoint.spent if self.endpoint else Spent()
-        own = {"calls": spent.calls, "tokens": spent.tokens, "replayed": self.kept, "cut": self.cut}
+        calls, tokens = (self.endpoint.calls, self.endpoint.tokens) if self.endpoint else (0, 0)
+        own = {"calls": calls, "tokens": tokens, "replayed": self.kept, "cut": self.cut}
         counted = {name: before.get(name, 0) + count for name, count in own.items()}
         lost = Counter(before.get("lost", {})) + Counter(reason.value for _, reason in self.lost)
         return {name: n for name, n in counted.items() if n or name != "cut"} | {"lost": dict(sorted(lost.items()))}

@@ -69,8 +69,8 @@ def test_a_right_answer_is_played(serve: Callable[[Answering], Server]) -> None:
     assert [e.outcome["how"] for e in episodes] == ["mismatch"] * 4 and not agent.lost
     assert all(e.players == {"player_0": "chat", "player_1": "chat"} for e in episodes)
     # first mover and partner greet, then both claim: four replies a game
-    assert len(server.asked) == agent.endpoint.spent.calls == 16  # type: ignore[union-attr]
-    assert agent.endpoint.spent.tokens == 1600 and agent.endpoint.spent.reserved == 0  # type: ignore[union-attr]
+    assert len(server.asked) == agent.endpoint.calls == 16  # type: ignore[union-attr]
+    assert agent.endpoint.tokens == 1600 and agent.endpoint.reserved == 0  # type: ignore[union-attr]
     assert set(server.keys) == {f"Bearer {KEY}"}
     first = next(asked for asked in server.asked if len(asked["messages"]) == 2)
     assert first["path"] == "/v1/chat/completions" and first["max_tokens"] == 200 and first["temperature"] == 1.0
@@ -258,7 +258,7 @@ def test_too_many_requests_then_right(serve: Callable[[Answering], Server]) -> N
     server = serve(answering)
     agent = agent_of(server.url, retries=1, parallel=1)
     assert [e.outcome["how"] for e in play(agent, games=1)] == ["mismatch"] and not agent.lost
-    assert agent.endpoint.spent.calls == len(server.asked) == 8  # type: ignore[union-attr]
+    assert agent.endpoint.calls == len(server.asked) == 8  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("status", "stops"), [(401, True), (403, False), (404, False), (500, False)])
