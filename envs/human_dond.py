@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from envs.core import END, Question
 from envs.dond.environment import AGENTS, DealOrNoDeal
@@ -158,8 +158,8 @@ def _read_rows(path: Path) -> list[tuple[HumanView | None, Dialogue]]:
         raise ValueError(f"{path}: expected human dialogues, but none of its {len(rows)} rows is consistent.")
 
     def whole(view: HumanView, key: Dialogue) -> HumanView:
-        deal = view.agree and view.claim is not None
-        return replace(view, partner_claim=rest(view.claim, view.counts) if deal else claims.get(_swapped(key)))
+        left = rest(view.claim, view.counts) if view.agree and view.claim else claims.get(_swapped(key))
+        return replace(view, partner_claim=left)
 
     return [(view and whole(view, key), key) for view, key in rows]
 
@@ -257,7 +257,7 @@ def permuted(view: HumanView, order: Triple) -> HumanView:
         return triple[order[0]], triple[order[1]], triple[order[2]]
 
     names = ("counts", "values", "partner_values", "claim", "partner_claim")
-    triples = {name: triple and moved(triple) for name in names for triple in [getattr(view, name)]}
+    triples: dict[str, Any] = {name: triple and moved(triple) for name in names for triple in [getattr(view, name)]}
     turns = tuple((who, text and _ITEM.sub(lambda found: new[found[0]], text)) for who, text in view.turns)
     return replace(view, turns=turns, **triples)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from operator import index
@@ -33,13 +32,7 @@ class Ending(StrEnum):
     LIMIT = "limit"  # too many messages and proposals
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A line of the transcript: who, what (message, propose, error), and the text heard, claim or correction."""
-
-    agent: str
-    kind: str
-    text: str
+Entry = tuple[str, str, str]  # of the transcript: agent; message, propose or error; the text heard, claim or correction
 
 
 class DealOrNoDeal(TextGame):
@@ -121,7 +114,7 @@ class DealOrNoDeal(TextGame):
         if isinstance(parsed, Refused):
             entry = "error"
             error = parsed.reason.value if self.styles[AGENTS[mover]] is Style.COMPACT else parsed.correction
-            new[mover].append(words[mover].error.format(error))
+            new[mover].append(words[mover]["error"].format(error))
             said = error
             self._errors += 1
             self._errors_in_a_row += 1
@@ -133,9 +126,9 @@ class DealOrNoDeal(TextGame):
                 entry = "message"
                 said = message = passed_on(parsed.text, self.max_message_chars)
                 span = (parsed.span[0], parsed.span[0] + len(message))
-                new[partner].append(words[partner].message.format(message))
+                new[partner].append(words[partner]["message"].format(message))
                 if len(message) < len(parsed.text):
-                    new[mover].append(words[mover].cut.format(len(message)))
+                    new[mover].append(words[mover]["cut"].format(len(message)))
                 self._messages += 1
             else:
                 entry = "propose"
@@ -143,22 +136,22 @@ class DealOrNoDeal(TextGame):
                 self._claims[mover] = parsed.claim
                 self._proposals += 1
                 if not pending:
-                    new[partner].append(words[partner].proposed)
+                    new[partner].append(words[partner]["proposed"])
                 else:
                     agreed = rules.complementary((self._claims[0], self._claims[1]), self._context.counts)
                     ending = Ending.DEAL if agreed else Ending.MISMATCH
             self._mover = partner
             if ending is None and self._messages + self._proposals >= self.max_entries:
                 ending = Ending.LIMIT
-        self.transcript.append(Entry(AGENTS[mover], entry, said))
+        self.transcript.append((AGENTS[mover], entry, said))
 
         reward = (0.0, 0.0)
         if ending:
             both = self._end(ending)
             reward = rules.scores(both, self.objective)
             for seat in (0, 1):
-                own = words[seat]
-                new[seat].append(own.deal.format(both[seat], both[1 - seat]) if ending is Ending.DEAL else own.no_deal)
+                line = words[seat]["deal" if ending is Ending.DEAL else "no_deal"]
+                new[seat].append(line.format(both[seat], both[1 - seat]))
         views = self._views(["".join(f"{line}\n" for line in lines) for lines in new], asked=bool(message))
         view = views[AGENTS[mover]]
         view.error, view.message, view.span, view.entry = error, message, span, entry
@@ -195,9 +188,8 @@ class DealOrNoDeal(TextGame):
             *(f"{agent}   values {context.values[seat]}" for seat, agent in enumerate(AGENTS)),
             f"objective  {self.objective:g}",
         ]
-        for entry in self.transcript:
-            refused = "refused: " if entry.kind == "error" else ""
-            lines.append(f"{entry.agent}:  {refused}{entry.text}")
+        for agent, kind, text in self.transcript:
+            lines.append(f"{agent}:  {'refused: ' if kind == 'error' else ''}{text}")
         if self._outcome:
             gained = ", ".join(f"{agent} {n} points" for agent, n in self._outcome["points"].items())
             lines.append(f"outcome    {self._outcome['how']}: {gained}")

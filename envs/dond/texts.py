@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from envs.core import END, Question, Style, clean
 from envs.dond.replies import EXAMPLE, MESSAGE, PROPOSE, Reason
@@ -53,35 +52,25 @@ _MIXED = (
 _GOALS = {0.0: _SEMI, 1.0: _COOP, -1.0: _COMPETITIVE}
 
 
-@dataclass(frozen=True)
-class Wording:
-    """The lines of a style, one for each thing that can be read after the prompt."""
-
-    message: str  # what the partner said
-    proposed: str  # the partner made a proposal
-    error: str  # the correction of a refused reply
-    cut: str  # characters that were left of one's own message
-    deal: str  # own points, the partner's points
-    no_deal: str
-
-
+# By style, the lines that can be read after the prompt: what the partner said, that it proposed, the correction of a
+# refused reply, how much of one's own message was left, and the end, with own points and the partner's.
 WORDING = {
-    Style.NATURAL: Wording(
-        message="Partner: {}",
-        proposed=f"Notice: Your partner has made a proposal. Answer with one of your own, starting with {PROPOSE}.",
-        error="Error: {}",
-        cut="Note: Your message was cut to its first {} characters.",
-        deal="The game is over: a deal. You get {} points, your partner gets {}.",
-        no_deal="The game is over: no deal. Both of you get 0 points.",
-    ),
-    Style.COMPACT: Wording(
-        message="them: {}",
-        proposed=f"them: {PROPOSE}",  # no message can read like this: tags within messages are refused
-        error="error: {}",
-        cut="note: cut {}",
-        deal="deal {} {}",
-        no_deal="no deal",
-    ),
+    Style.NATURAL: {
+        "message": "Partner: {}",
+        "proposed": f"Notice: Your partner has made a proposal. Answer with one of your own, starting with {PROPOSE}.",
+        "error": "Error: {}",
+        "cut": "Note: Your message was cut to its first {} characters.",
+        "deal": "The game is over: a deal. You get {} points, your partner gets {}.",
+        "no_deal": "The game is over: no deal. Both of you get 0 points.",
+    },
+    Style.COMPACT: {
+        "message": "them: {}",
+        "proposed": f"them: {PROPOSE}",  # no message can read like this: tags within messages are refused
+        "error": "error: {}",
+        "cut": "note: cut {}",
+        "deal": "deal {} {}",
+        "no_deal": "no deal",
+    },
 }
 _NATURAL_QUESTIONS = tuple(f"How many points is one {item} worth to your partner?" for item in ("book", "hat", "ball"))
 _COMPACT_QUESTIONS = tuple(f"<{item}?>" for item in ITEMS)
@@ -157,7 +146,7 @@ def passed_on(text: str, max_chars: int) -> str:
 def heard_text(text: str | None, style: Style) -> str:
     """The line that tells a player of its partner's message, or (None) of its partner's proposal."""
     words = WORDING[style]
-    return f"{words.proposed if text is None else words.message.format(text)}\n"
+    return f"{words['proposed'] if text is None else words['message'].format(text)}\n"
 
 
 def parse_heard(text: str) -> list[tuple[str, str]]:
@@ -169,11 +158,11 @@ def parse_heard(text: str) -> list[tuple[str, str]]:
     heard = []
     for line in text.split("\n"):
         for words in WORDING.values():
-            if line == words.proposed:
+            if line == words["proposed"]:
                 heard.append(("proposal", ""))
                 continue
-            for kind, form in (("message", words.message), ("error", words.error), ("cut", words.cut)):
-                before, _, after = form.partition("{}")
+            for kind in ("message", "error", "cut"):
+                before, _, after = words[kind].partition("{}")
                 if line.startswith(before):
                     heard.append((kind, line.removeprefix(before).removesuffix(after)))
                     break

@@ -218,7 +218,7 @@ def best_response(values: ArrayLike, anchor: ArrayLike, strength: float = 3e-3, 
 
     `values` (-inf for illegal actions) and `anchor`: (*batch, A). Returns the first of several best actions.
     """
-    return np.argmax(values + strength * np.log(np.maximum(anchor, floor)), axis=-1)
+    return np.argmax(np.asarray(values, dtype=np.float64) + strength * np.log(np.maximum(anchor, floor)), axis=-1)
 
 
 def sample(policies: Sequence[ArrayLike], draws: int, rng: np.random.Generator) -> Ints:

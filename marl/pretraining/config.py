@@ -59,7 +59,7 @@ class ModelConfig:
             raise UserError(f"model.kv_heads={self.kv_heads}: must divide model.heads={self.heads}")
         if self.hidden_size % (2 * self.heads):
             raise UserError(
-                f"model.hidden_size={self.hidden_size}: must be a multiple of twice model.heads={self.heads}"
+                f"model.hidden_size={self.hidden_size}: must be a multiple of {2 * self.heads}, twice model.heads"
             )
 
     def shape(self) -> dict[str, int]:

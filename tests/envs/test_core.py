@@ -64,16 +64,6 @@ def test_signatures_show_all_settings_with_the_defaults_of_the_command_line(game
     assert getattr(game, make)(style="natural").metadata["name"] == game.__name__.removeprefix("envs.")
 
 
-def test_each_rule_of_among_us_takes_its_own_setting() -> None:
-    given: dict[str, Any] = {
-        "width": 3, "height": 4, "layouts": ((2, 5),), "players": 6, "imposters": 2, "tasks": 7, "tasks_range": (8, 9),
-        "walk_steps": 10, "task_steps": 11, "cooldown": 12, "reprompt": 13, "messages_each": 1, "message_words": 14,
-        "message_chars": 15, "imposters_report": True, "recall": True, "candidates": "all_names", "max_steps": 16,
-        "shaping": 0.5, "loser_reward": -0.5,
-    }  # fmt: skip
-    assert vars(among_us_v0.parallel_env(**given).rules) == given
-
-
 # --- Styles that meet -------------------------------------------------------------------------------------------------
 
 IN_NATURAL = dict(
@@ -163,18 +153,3 @@ def test_messages_go_across_unchanged_and_pass_for_nothing_else_in_either_style(
 
 
 # --- Limits -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_limit_that_is_announced_terminates_and_one_that_nobody_is_told_of_truncates() -> None:
-    env = dond_v0.parallel_env(style="natural", max_entries=7)
-    seen, _ = env.reset(seed=0)
-    assert all("After 7 messages and proposals the game ends without a deal" in each["text"] for each in seen.values())
-    while env.agents:
-        _, _, terminated, truncated, infos = env.step(dict.fromkeys(env.agents, "[message] hm [END]"))
-    assert all(terminated.values()) and not any(truncated.values()) and infos["player_0"]["outcome"]["how"] == "limit"
-    grid = among_us_v0.parallel_env(style="natural", max_steps=77)
-    seen, _ = grid.reset(seed=0)
-    while grid.agents:
-        assert not any("77" in each["text"] for each in seen.values())
-        seen, _, terminated, truncated, infos = grid.step(dict.fromkeys(grid.agents, "wait"))
-    assert all(truncated.values()) and not any(terminated.values()) and infos["player_0"]["outcome"]["how"] == "time"

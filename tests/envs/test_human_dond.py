@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -140,7 +141,7 @@ def test_replay_from_the_first_seat(tmp_path: Path) -> None:
     asked = [step[2] for step in steps if step[0] == "observe"]
     assert [tuple(question.answer for question in questions) for questions in asked] == [("4", "1", "2")] * 3
     assert table.facts["values"] == ((0, 2, 2), (4, 1, 2)) and table.facts["first"] == 0
-    assert all(entry.kind != "error" for entry in table.transcript) and not table.agents
+    assert all(kind != "error" for _, kind, _ in table.transcript) and not table.agents
 
 
 def test_replay_from_the_second_seat(tmp_path: Path) -> None:
@@ -187,24 +188,26 @@ def test_what_cannot_be_played_is_counted(tmp_path: Path) -> None:
 
 # --- The published files
 
+published = cache(lambda split: read_split(DATA, split))
+
 
 @needs_data
 def test_published_splits() -> None:
-    assert {split: len(read_split(DATA, split).views) for split in ("all", "train", "val", "test")} == {
+    assert {split: len(published(split).views) for split in ("all", "train", "val", "test")} == {
         "all": 12_234,
         "train": 10_095,
         "val": 1_087,
         "test": 1_052,
     }
-    seen = [view.index for split in ("train", "val", "test") for view in read_split(DATA, split).views]
+    seen = [view.index for split in ("train", "val", "test") for view in published(split).views]
     assert sorted(seen) == list(range(12_234))
-    assert read_split(DATA, "train").skipped == Counter({"no agreement": 1_084, "disconnect": 61})
+    assert published("train").skipped == Counter({"no agreement": 1_084, "disconnect": 61})
 
 
 @needs_data
 def test_published_figures() -> None:
     """Known values of the human data: all 12,234 rows of data.txt, turns and tokens without the closing selections."""
-    views = read_split(DATA, "all").views
+    views = published("all").views
     deals = [view for view in views if view.agree]
     assert len(deals) / len(views) == pytest.approx(0.779, abs=5e-4)
     assert sum(view.reward for view in deals) / len(views) == pytest.approx(5.82, abs=5e-3)
@@ -221,9 +224,10 @@ def test_published_figures() -> None:
     assert sum(pareto) / len(pareto) == pytest.approx(0.770, abs=5e-4)
 
 
+@pytest.mark.slow
 @needs_data
 def test_every_usable_published_dialogue_plays_again() -> None:
-    views = read_split(DATA, "all").views
+    views = published("all").views
     steps, skipped = replay_all(views, env())
     assert len(steps) == 10_841
     assert skipped == Counter({"no agreement": 1_314, "disconnect": 79})
@@ -275,7 +279,7 @@ def test_a_dialogue_that_names_items_otherwise_keeps_them(name: str) -> None:
 @needs_data
 def test_published_dialogues_with_items_renamed() -> None:
     """Nearly all can be, there and back, and they play on as they are, with the same points."""
-    views = read_split(DATA, "val").usable
+    views = published("val").usable
     renamed = [permuted(view, (2, 0, 1)) for view in views]
     assert [permuted(view, (1, 2, 0)) for view in renamed] == list(views)
     assert sum(a != b for a, b in zip(views, renamed, strict=True)) > 0.85 * len(views)
@@ -287,7 +291,7 @@ def test_published_dialogues_with_items_renamed() -> None:
 def test_the_grammar_reads_most_human_deals() -> None:
     """The last split that `understand` finds is what the player then claims: 83.6 % of 844 agreed rows of val.txt."""
     right = []
-    for view in read_split(DATA, "val").usable:
+    for view in published("val").usable:
         table = None  # YOUR share
         for who, text in view.turns:
             mine = who == "YOU"

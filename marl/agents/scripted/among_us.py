@@ -189,8 +189,8 @@ def random_statement(player: Memory) -> Statement:
         who = next((s.who for s in reversed(heard) if s.who in player.others()), who)
     if player.rng.random() < ECHO:
         room = next((s.room for s in reversed(heard) if s.room), room)
-    whole = {"who": who, "other": player.meeting.victim, "room": room}
-    return Statement(topic, **{name: value for name, value in whole.items() if f"{{{name}}}" in form})
+    other = player.meeting.victim if "{other}" in form else ""
+    return Statement(topic, who if "{who}" in form else "", other, room if "{room}" in form else None)
 
 
 class RandomPlayer(Memory):

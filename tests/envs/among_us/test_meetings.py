@@ -101,20 +101,6 @@ def test_play_resumes_at_the_start_with_cooldowns_reset_and_the_reported_body_go
     assert all(seen["turn"] == TurnKind.CHOOSE for agent, seen in table.observations.items() if agent != "player_0")
 
 
-def test_of_several_reports_in_one_step_one_is_drawn() -> None:
-    finders = set()
-    for seed in range(10):
-        table = scattered(seed=seed)
-        table(yellow="go_north").wait(2)
-        table(blue="go_west", green="go_west").wait(2)
-        table(blue="go_north", green="go_north").wait(2)
-        table(orange="kill_red")
-        table(blue="report_red", green="report_red")
-        finders.add(table.text("yellow").split()[1])
-        assert table.text("yellow").count("meeting") == 1
-    assert finders == {"blue", "green"}
-
-
 def test_crewmates_win_when_the_imposter_is_ejected() -> None:
     table = body_found(loser_reward=-0.5).talk()
     table(blue="orange", green="orange", yellow="orange")

@@ -19,7 +19,7 @@ from envs.among_us.state import NAMES, Room
 from envs.among_us.texts import COMPACT_TOKENS
 from envs.among_us_v0 import parallel_env
 from envs.core import END, Question, Style, TurnKind
-from marl.agents.base import Agent, Request
+from marl.agents.base import Request
 from marl.agents.scripted import among_us, among_us_language
 from marl.agents.scripted.among_us import Memory, credulous, make_player
 from marl.agents.scripted.among_us_language import FORMS, Statement, Topic, accused, understand
@@ -28,7 +28,7 @@ from marl.learning.batch import collate, seats_of
 from marl.model.tokens import CUE, Tokens, train_tokenizer
 from marl.rollout.games import env_maker, scripted
 from marl.rollout.rollout import everyone, rollout
-from marl.rollout.seeds import GAMES, Game, draw_games
+from marl.rollout.seeds import GAMES, draw_games
 
 
 @dataclass
@@ -133,16 +133,6 @@ def test_what_is_said_is_understood(style: Style) -> None:
     assert understand(person) == (Statement(Topic.KILL, "Red", "Blue"), Statement(Topic.ACCUSE, "Red"))
     two = [Statement(Topic.WHERE, room=(0, 0)), Statement(Topic.ACCUSE, "Red")]
     assert understand(among_us_language.say(two, style, Random(0))) == tuple(two)
-
-
-def test_the_grammar_is_rich_and_each_form_says_one_thing() -> None:
-    forms = [form for forms in FORMS.values() for form in forms]
-    assert len(forms) == len(set(forms)) >= 30
-    for topic, own in FORMS.items():
-        for form in own:
-            (said,) = understand(form.format(who="green", other="orange", room="lab"))
-            assert said.topic is topic
-    assert not {word for form in forms for word in form.split() if word in {name.lower() for name in NAMES}}
 
 
 def test_a_credulous_listener_half_believes_the_last_accusations() -> None:
@@ -298,23 +288,6 @@ def test_an_oracle_knows_whatever_it_sees_and_hears(name: str) -> None:
     player.observe(" votes blue 4 ejected blue meeting red found green at lab living red pink")
     assert player.reply(" vote", ("skip", "red", "pink")) == "pink"  # the one that lives
     assert isinstance(make_player(name, 0, "imposter"), among_us.RandomPlayer)
-
-
-@pytest.mark.parametrize(("imposters", "players"), [(2, 7)])
-def test_a_crew_of_oracles_ejects_an_imposter_in_each_discussion(imposters: int, players: int) -> None:
-    """The crew is the majority until it has lost, so no vote of an imposter's can save it."""
-    make_env = env_maker({"game": "among_us", "style": "compact", "imposters": imposters, "players": players})
-    cast = {"crewmate": scripted("among_us", "oracle"), "imposter": scripted("among_us", "random")}
-
-    def seated(game: Game, env: Any) -> dict[str, Agent]:
-        return {a: cast["imposter" if a in env.facts["imposters"] else "crewmate"] for a in env.possible_agents}
-
-    outcomes = [e.outcome for e in rollout(draw_games(0, GAMES, count=15), seated, make_env, 15)]
-    assert sum(o["discussions"] for o in outcomes) > 10
-    for outcome in outcomes:
-        assert outcome["votes"] == outcome["votes_for_imposter"]
-        assert outcome["ejections"] == outcome["discussions"] <= imposters
-        assert (outcome["how"] == "ejection") == (outcome["ejections"] == imposters)
 
 
 @pytest.mark.parametrize("name", ["careful", "careful_oracle"])
