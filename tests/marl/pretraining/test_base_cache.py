@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import multiprocessing
 import threading
+import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -17,42 +18,35 @@ from marl.pretraining.config import BaseConfig, ModelConfig
 from marl.rollout.seeds import Game, draw_games
 from marl.storage.checkpoint import make_once, verify_folder
 
-ROOT = Path(__file__).resolve().parents[3]
-MODEL = {"vocab_size": 700, "hidden_size": 16, "layers": 1, "heads": 2, "intermediate_size": 16, "context": 1024}
-BASE = {"games": 2, "rows": 4}
+MODEL = ModelConfig(vocab_size=700, hidden_size=16, layers=1, heads=2, intermediate_size=16, context=1024)
+BASE = BaseConfig(games=2, rows=4)
 ENV = {"game": "among_us", "style": "compact", "tasks": 2, "max_steps": 60}
-
-
-# Another process that makes the base, and never ends its first step of learning.
-OTHER = f"""
-import sys, time
-from pathlib import Path
-from marl.pretraining import corpus
-from marl.pretraining.base import base_policy
-from marl.pretraining.config import BaseConfig, ModelConfig
-from tests.marl.pretraining.test_base_cache import few
-
-corpus.CHUNK, corpus.draw_games = 20, few
-base_policy(
-    ModelConfig(**{MODEL}), BaseConfig(**{BASE}), {ENV}, cache=Path(sys.argv[1]),
-    progress=lambda *_: time.sleep(600), report=lambda line: print(line, flush=True),
-)
-"""
 
 
 def few(*path: int, count: int) -> list[Game]:
     return draw_games(*path, count=min(count, 8))
 
 
+def begin(cache: Path, told: Connection) -> None:
+    """Begins to make the base, says so, and never goes on."""
+
+    def report(line: str) -> None:
+        told.send(line)
+        time.sleep(600)
+
+    base_policy(MODEL, BASE, ENV, cache=cache, report=report)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")
 def test_where_the_process_that_trains_the_base_dies_another_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(corpus, "CHUNK", 20)
     monkeypatch.setattr(corpus, "draw_games", few)
-    cache = tmp_path / "cache"
-    other = subprocess.Popen([sys.executable, "-c", OTHER, str(cache)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert other.stdout is not None
-    told = other.stdout.readline()
+    cache, (here, there) = tmp_path / "cache", multiprocessing.Pipe()
+    other = multiprocessing.get_context("fork").Process(target=begin, args=(cache, there), daemon=True)
+    other.start()
+    told = here.recv()
     said: list[str] = []
     seen: list[list[Path]] = []  # of the cache, while the other process is at work
 
@@ -62,13 +56,13 @@ def test_where_the_process_that_trains_the_base_dies_another_goes_on(
             seen.append([path for path in cache.iterdir() if not path.name.startswith(".")])
             other.kill()
 
-    policy, folder = base_policy(ModelConfig(**MODEL), BaseConfig(**BASE), ENV, cache=cache, report=report)
-    assert folder is not None and told == f"training the base model on scripted dialogues (once; kept in {folder})\n"
+    policy, folder = base_policy(MODEL, BASE, ENV, cache=cache, report=report)
+    assert folder is not None and told == f"training the base model on scripted dialogues (once; kept in {folder})"
     assert said[0] == f"waiting for another process, which is making {folder}" and seen == [[]]
     assert [line.startswith("training the base") for line in said[1:-1]] == [True]
-    other.communicate(timeout=120)
+    other.join(120)
     assert verify_folder(folder) == "" and [p for p in cache.iterdir() if not p.name.startswith(".")] == [folder]
-    again, _ = base_policy(ModelConfig(**MODEL), BaseConfig(**BASE), ENV, cache=cache, report=said.append)
+    again, _ = base_policy(MODEL, BASE, ENV, cache=cache, report=said.append)
     assert said[-1].startswith("base model: ") and said[-2] == said[-1]
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), policy.parameters(), strict=True))
 
