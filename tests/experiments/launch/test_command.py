@@ -514,8 +514,8 @@ def test_null_is_taken_wherever_a_comment_says_what_it_means() -> None:
         ("crossplay data.table=[a]", "data.table=['a']: must be the name of a file"),
         ("iterations data=5", "data=5: must be the name of a folder or file"),
         (
-            "frontier compare=null device=abc",  # the first is not refused
-            "device=abc: must be auto, cpu, cuda or a GPU's number, as in cuda:1",
+            "frontier compare=null",  # which is not refused
+            "data.dond has to be set: add data.dond=VALUE.",
         ),
         ("train env=null", "env=null does not fit: choose one of among_us, dond."),
         ("train -m tracker=jsonl,null", "tracker=null does not fit: choose one of jsonl, wandb."),

@@ -238,7 +238,7 @@ def test_what_is_read_is_kept() -> None:
         (["algo.update.target_kl=-1"], "algo.update.target_kl=-1.0: must not be negative"),
         (["base.weight_decay=-0.5"], "base.weight_decay=-0.5: must not be negative"),
         (["base.warmup=-1"], "base.warmup=-1.*: must not be negative"),
-        (["+base.vary.objective=[]"], r"base.vary.objective=\[\]: must name at least one value"),
+        (["+base.vary.objective=[]"], r"base.vary.objective=\[\]: must name a value"),
         (["algo.update.weight_decay=-0.5"], "weight_decay=-0.5, .*: the first two must not be negative"),
         (["model.vocab_size=7"], "model.vocab_size=7: must be at least 400"),
         (["model.kind=small"], "model.kind=small: must be one of tiny, hf"),
