@@ -125,11 +125,11 @@ class Play:
         )
 
 
-class Engine(threading.Thread):
+class Engine:
     """Plays until `shut` is called. Finished games are written as transcripts under `out`/episodes."""
 
     def __init__(self, store: Store, opponents: Opponents, out: Path, limits: Limits) -> None:
-        super().__init__(name="games", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="games", daemon=True)
         self.store, self.opponents, self.out, self.limits = store, opponents, out, limits
         self._plays: dict[int, Play] = {}  # by the game's number in this process
         self._by_id: dict[str, Play] = {}
@@ -164,12 +164,20 @@ class Engine(threading.Thread):
         state = "waiting" if record.state == "open" else record.state
         return Sight(record.id, record.person, str(record.env["game"]), record.opponent, state, record.entries)
 
+    def start(self) -> None:
+        """Takes up the open games of the store, then plays."""
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
     def shut(self) -> None:
         """Stops after the pass under way. Open games stay open in the store."""
         self._stopped = True
         self._commands.put(None)
-        if self.is_alive():
-            self.join(timeout=60)
+        if self.alive:
+            self._thread.join(timeout=60)
 
     def _submit(self, do: Callable[[], Any]) -> Future[Any]:
         future: Future[Any] = Future()
@@ -177,7 +185,7 @@ class Engine(threading.Thread):
         return future
 
     # --- The thread -----------------------------------------------------------------------------------------------
-    def run(self) -> None:
+    def _run(self) -> None:
         self._resume()
         self.resumed.set()
         while not self._stopped:
@@ -209,8 +217,8 @@ class Engine(threading.Thread):
             except Exception as error:
                 future.set_exception(error)
         late = time.monotonic() - self.limits.idle
-        for play in self._plays.values():
-            if play.request and play.asked < late and not play.stopping:
+        for play in list(self._plays.values()):
+            if play.request and play.asked < late:
                 self._stop(play.record.id, "Nobody replied for a long time, so the game was closed.")
 
     def _open(self, record: Record) -> None:
@@ -265,11 +273,13 @@ class Engine(threading.Thread):
 
     def _stop(self, game: str, reason: str) -> None:
         play = self._by_id.get(game)
-        if play is not None and not play.stopping:
-            play.stopping, play.request = reason, None
-            play.look()
-            if play not in self._fresh:
-                self._fresh.append(play)  # to be closed in the next pass
+        if play is None or play.stopping:
+            return
+        play.stopping, play.request = reason, None
+        if play.owed or any(other is play for other, _ in self._first):
+            play.look()  # closed once its opponents have replied
+        else:
+            self._close(play)
 
     def _take_reply(self, play: Play, reply: Reply) -> None:
         play.match.replies[reply.key[1]] = reply
@@ -286,7 +296,7 @@ class Engine(threading.Thread):
             asked.setdefault(id(play.opponent), []).append(request)
             play.owed.add(request.key[1])
         for play in fresh:
-            if play.stopping:
+            if play.stopping:  # maybe closed already
                 continue
             for seat in play.match.seats:
                 request = play.match.request(seat)

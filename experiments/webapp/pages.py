@@ -242,7 +242,6 @@ class Site:
 
     async def stop(self, request: Request, person: str) -> Response:
         sight = self.own(request, person)
-        await form_of(request)
         await done(self.engine.stop(sight.id, "You stopped the game."))
         return RedirectResponse("/play", 303)
 

@@ -41,7 +41,8 @@ def table_view(sight: Sight) -> View:
         else:
             lines += [heard(line) for line in text.splitlines() if line.strip()]
     board = dond_board(rules) if sight.game == "dond" else among_us_board(sight, rules, seen)
-    return {"rules": rules, "lines": lines, "board": board}
+    closed = sight.game == "dond" and any("partner has made a proposal" in text for text in seen[1:])  # no more talk
+    return {"rules": rules, "lines": lines, "board": board, "closed": closed}
 
 
 def heard(line: str) -> View:

@@ -32,6 +32,7 @@ class Recorded:
     how: str
     messages: int
     words: str  # all messages, in small letters
+    one: bool  # the only game of its file
 
     @property
     def address(self) -> str:
@@ -70,7 +71,8 @@ def _of_file(runs: Path, path: Path) -> tuple[Recorded, ...]:
 def _read(path: Path, run: str, changed: int, size: int) -> tuple[Recorded, ...]:
     """The games of a file, without those that are damaged. `changed` and `size` renew the cache."""
     games = []
-    for number, line in enumerate(read_bytes(path).decode(errors="replace").split("\n"), start=1):
+    lines = read_bytes(path).decode(errors="replace").split("\n")
+    for number, line in enumerate(lines, start=1):
         try:
             t = json.loads(line)
             outcome = t["outcome"]
@@ -80,7 +82,7 @@ def _read(path: Path, run: str, changed: int, size: int) -> tuple[Recorded, ...]
                 Recorded(
                     run, path.name, number, int(t["seed"]), tuple(dict.fromkeys(map(str, t["players"].values()))),
                     deal or f"won by {outcome.get('winner') or 'nobody'}", str(outcome.get("how", "")), len(messages),
-                    "\n".join(messages).lower(),
+                    "\n".join(messages).lower(), len(lines) <= 2,
                 )
             )  # fmt: skip
         except FAULTS:
