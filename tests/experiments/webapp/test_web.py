@@ -230,11 +230,8 @@ def test_only_the_own_game_is_shown(tmp_path: Path) -> None:
         forged = TestClient(other.app, base_url="http://localhost:8700", cookies={"session": "0" * 24 + "." + "0" * 64})
         assert forged.get(page.address).status_code == 404
         cookie = page.browser.cookies["session"]
-        swapped = TestClient(
-            other.app,
-            base_url="http://localhost:8700",
-            cookies={"session": ("b" if cookie[0] == "a" else "a") + cookie[1:]},
-        )
+        other_cookie = {"session": ("b" if cookie[0] == "a" else "a") + cookie[1:]}
+        swapped = TestClient(other.app, base_url="http://localhost:8700", cookies=other_cookie)
         assert swapped.get(page.address).status_code == 404
         first = other.get("/play", headers={"cookie": ""})
         cookie = first.headers["set-cookie"].lower()
