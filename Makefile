@@ -18,7 +18,7 @@ TEST_ENV := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 WANDB_MODE=offline WANDB_SIL
 # A file's tests stay together, so that what they share is made once; long files come before the short ones of marl.
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help quickstart negotiation test test-slow torture hostile lint docs format bench clean
+.PHONY: help quickstart negotiation web test test-slow torture hostile lint docs format bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,10 @@ quickstart: $(STAMP) ## train and compare Among Us crews without and with the tw
 
 negotiation: $(STAMP) ## train and measure a small negotiator, about 5 minutes on two cores
 	@$(BIN)/python -m experiments.train experiment=dond_quickstart
+
+web: $(STAMP) ## the page to play, to watch recorded games and to follow runs, on http://127.0.0.1:8700
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev,web]' --constraint constraints.txt
+	@$(BIN)/python -m experiments.web
 
 test: $(STAMP) ## every test but the slow ones
 	@$(TEST_ENV) $(BIN)/python -m pytest -q -rs $(TWO) -m "not slow"

@@ -15,7 +15,7 @@ ROOMS = [
     "storage", "metrics", "pretraining", "algorithms", "report", "api",
 ]  # fmt: skip
 # A room of experiments imports only rooms that stand before it; commands stand beside the rooms.
-EXPERIMENT_ROOMS = ["launch", "setup", "bench", "studies"]
+EXPERIMENT_ROOMS = ["launch", "setup", "webapp", "bench", "studies"]
 LONGEST = 600  # lines of a file
 
 

@@ -38,13 +38,13 @@ def rollout(
     """
     waiting = deque(enumerate(games))
     episodes: dict[int, Episode] = {}
-    matches: dict[int, _Match] = {}
+    matches: dict[int, Match] = {}
     idle: list[Any] = []  # environments
-    fresh: list[_Match] = []  # with observations that nobody has read
+    fresh: list[Match] = []  # with observations that nobody has read
     while waiting or matches:
         while waiting and len(matches) < concurrency:
             index, game = waiting.popleft()
-            matches[index] = _Match(index, game, idle.pop() if idle else make_env(), cast)
+            matches[index] = Match(index, game, idle.pop() if idle else make_env(), cast)
             fresh.append(matches[index])
 
         # If nobody is to reply, a match only passes time; else it is stepped once all have replied.
@@ -69,7 +69,7 @@ def rollout(
             match.step()
             (finished if match.over and not match.asks else fresh).append(match)
         if finished:
-            views = _close(finished)
+            views = close(finished)
             for match in finished:
                 episodes[match.index] = match.episode(views)
                 idle.append(matches.pop(match.index).env)
@@ -77,8 +77,8 @@ def rollout(
     return [episodes[i] for i in range(len(games))]
 
 
-class _Match:
-    """A game in progress."""
+class Match:
+    """A game in progress: `request` what each seat reads, fill `replies`, `step`, until `over`; then its `episode`."""
 
     def __init__(self, index: int, game: Game, env: Any, cast: Cast) -> None:
         options = dict(game.options or {})
@@ -188,7 +188,7 @@ class _Match:
         )
 
 
-def _close(matches: Iterable[_Match]) -> Views:
+def close(matches: Iterable[Match]) -> Views:
     """Tells the agents that these games are over, all at once, and collects what they kept of them."""
     seats: dict[int, tuple[Agent, list[tuple[int, str]]]] = {}
     for match in matches:

@@ -1,0 +1,117 @@
+"""A web page to play, to watch recorded games and to follow runs: `python -m experiments.web`.
+
+It answers on http://127.0.0.1:8700 to this machine alone. `host=0.0.0.0` lets others in and needs a `token`, which
+they type once. Games are kept in `out`/games.sqlite: a restart goes on with them. Finished games are recorded under
+`out`/episodes, and are among the games to watch.
+"""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from experiments.launch.command import command
+from experiments.launch.terminal import say
+from experiments.setup.config import plain
+from experiments.setup.devices import pick_device
+from marl.common.errors import UserError, check_count, check_temperature, check_writable
+from marl.rollout.games import env_maker
+
+SHORTEST = 8  # characters of a token
+
+
+@command("web")
+def main(cfg: DictConfig) -> None:
+    """Serves the pages until it is stopped."""
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise UserError("The web page needs uvicorn and starlette. Install them: pip install -e '.[web]'") from error
+    check(cfg)
+    out = Path(cfg.out)
+    check_writable(out, "out")
+    listening = listen(cfg.host, cfg.port)
+    try:
+        app, shut = site(cfg)
+        try:
+            shown = "127.0.0.1" if cfg.host in ("0.0.0.0", "::") else cfg.host
+            say(f"http://{shown}:{listening.getsockname()[1]} (Ctrl-C stops it; open games go on at the next start)")
+            server = uvicorn.Server(uvicorn.Config(app, log_level="warning", server_header=False, access_log=False))
+            server.run(sockets=[listening])
+        finally:
+            shut()
+    finally:
+        listening.close()
+
+
+def check(cfg: DictConfig) -> None:
+    """Refuses settings that cannot work or are not safe."""
+    for name, least in (("games_at_once", 1), ("games_each", 1), ("models", 1), ("idle_minutes", 1), ("requests", 1)):
+        check_count(cfg[name], name, least)
+    check_temperature(cfg.temperature, "temperature")
+    if isinstance(cfg.port, bool) or not isinstance(cfg.port, int) or not 0 <= cfg.port <= 65535:
+        raise UserError(f"port={cfg.port}: must be a whole number from 0 to 65535")
+    if not isinstance(cfg.host, str) or not cfg.host:
+        raise UserError(f"host={cfg.host}: must be an address of this machine, as in host=127.0.0.1")
+    if cfg.token is not None and len(str(cfg.token)) < SHORTEST:
+        raise UserError(f"token: must have at least {SHORTEST} characters. Choose a longer one.")
+    if cfg.host not in ("127.0.0.1", "localhost", "::1") and cfg.token is None:
+        raise UserError(f"host={cfg.host}: others could reach this page. Give a token, as in token=WORDS.")
+    for game, group in plain(cfg.games).items():
+        if group["env"]["game"] != game:
+            raise UserError(f"games.{game}.env.game={group['env']['game']}: must be {game}")
+        env_maker(group["env"])
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Takes the port. UserError if it is in use."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except OSError as error:
+        listening.close()
+        raise UserError(f"{host}:{port} cannot be used ({error.strerror or error}). Choose another port.") from error
+    return listening
+
+
+def site(cfg: DictConfig) -> tuple[Any, Any]:
+    """Returns the application and what shuts it."""
+    try:
+        from experiments.webapp.pages import Site
+    except ImportError as error:
+        raise UserError("The web page needs starlette. Install it: pip install -e '.[web]'") from error
+    from experiments.webapp.engine import Engine, Limits
+    from experiments.webapp.opponents import Opponents
+    from experiments.webapp.session import Rate, Sessions
+    from experiments.webapp.store import Store
+
+    runs, out = Path(cfg.runs), Path(cfg.out)
+    envs = {game: group["env"] for game, group in plain(cfg.games).items()}
+    opponents = Opponents(
+        runs,
+        envs,
+        device=pick_device(cfg.device),
+        temperature=cfg.temperature,
+        games=cfg.games_at_once,
+        models=cfg.models,
+    )
+    store = Store(out / "games.sqlite")
+    engine = Engine(store, opponents, out, Limits(cfg.games_at_once, cfg.games_each, 60.0 * cfg.idle_minutes))
+    engine.start()
+
+    def shut() -> None:
+        engine.shut()
+        store.close()
+
+    token = None if cfg.token is None else str(cfg.token)
+    pages = Site(engine, store, opponents, Sessions(store.secret, token), runs, Rate(cfg.requests))
+    return pages.app(), shut
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The web page: play against models, watch recorded games, follow runs."""

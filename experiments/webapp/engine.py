@@ -1,0 +1,444 @@
+"""One thread that plays all open games: opponents of all games reply in one batch, and a slow person holds up nobody.
+
+Pages hand it what a person does (`open`, `say`, `stop`) and read what a person may see (`sight`). Every reply is kept
+before it counts, so that a restart plays the games again up to where they were.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from envs.core import Style, TurnKind
+from experiments.launch.terminal import say, say_error
+from experiments.webapp.opponents import Loaded, Opponents
+from experiments.webapp.store import Record, Store
+from marl.agents.base import Agent, Key, Reply, Request
+from marl.agents.model import ModelAgent
+from marl.common.errors import UserError
+from marl.report.transcripts import episode_to_json, write_transcripts
+from marl.rollout.games import env_maker
+from marl.rollout.rollout import Match, close
+from marl.rollout.seeds import Game
+from marl.types import Belief, Stream
+
+SEAT = 7  # a part of a game's seed: which of several seats a person takes
+
+
+@dataclass(frozen=True)
+class Limits:
+    """games: at once. each: of one person. idle: seconds after which a game is closed whose person says nothing."""
+
+    games: int = 16
+    each: int = 3
+    idle: float = 3600.0
+
+
+@dataclass(frozen=True)
+class Sight:
+    """All that a person may see of a game; the pages know nothing else."""
+
+    id: str
+    person: str
+    game: str
+    opponent: str
+    state: str  # yours, waiting, over or stopped
+    entries: tuple[tuple[str, str], ...]  # (`seen` or `said` or `note`, text)
+    number: int = 0  # the person's replies so far
+    speaks: bool = False  # the reply due is free text
+    options: tuple[str, ...] = ()
+
+    @property
+    def version(self) -> int:
+        """Grows with every change."""
+        return 2 * len(self.entries) + (self.state != "waiting")
+
+
+class Human:
+    """Holds a person's seat in a match. The engine fills in the replies."""
+
+    name, style = "human", Style.NATURAL
+
+    def act(self, requests: Sequence[Request]) -> list[Reply]:
+        return []
+
+    def finish(self, keys: Sequence[Key]) -> dict[Key, tuple[Stream, list[Belief]]]:
+        return {}
+
+
+@dataclass
+class Play:
+    """An open game."""
+
+    record: Record
+    match: Match
+    seat: str
+    opponent: Agent
+    entries: list[tuple[str, str]] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)  # that the person's replies took
+    number: int = 0
+    request: Request | None = None  # that the person owes a reply to
+    asked: float = field(default_factory=time.monotonic)
+    owed: set[str] = field(default_factory=set)  # seats whose opponents were asked
+    stopping: str = ""  # why the game ends early
+    sight: Sight | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.record.opponent, str(self.record.env["game"])
+
+    def read(self, request: Request) -> None:
+        """Shows the person its observation."""
+        if request.text:
+            self.entries.append(("seen", request.text))
+        if request.turn != TurnKind.WAIT:
+            self.request, self.asked = request, time.monotonic()
+
+    def said(self, text: str) -> None:
+        self.entries.append(("said", text))
+        self.number, self.request = self.number + 1, None
+
+    def look(self) -> None:
+        """Publishes what the person may see now."""
+        due = self.request
+        self.sight = Sight(
+            self.record.id,
+            self.record.person,
+            str(self.record.env["game"]),
+            self.record.opponent,
+            "yours" if due else "waiting",
+            tuple(self.entries),
+            self.number,
+            due is not None and due.turn == TurnKind.SPEAK,
+            due.options if due else (),
+        )
+
+
+class Engine:
+    """Plays until `shut` is called. Finished games are written as transcripts under `out`/episodes."""
+
+    def __init__(self, store: Store, opponents: Opponents, out: Path, limits: Limits) -> None:
+        self._thread = threading.Thread(target=self._run, name="games", daemon=True)
+        self.store, self.opponents, self.out, self.limits = store, opponents, out, limits
+        self._plays: dict[int, Play] = {}  # by the game's number in this process
+        self._by_id: dict[str, Play] = {}
+        self._fresh: list[Play] = []  # with observations that nobody has read
+        self._ready: list[Play] = []  # all have replied
+        self._first: list[tuple[Play, Request]] = []  # asked before a restart, and not answered
+        self._commands: queue.Queue[tuple[Future[Any], Callable[[], Any]] | None] = queue.Queue()
+        self._next = 0
+        self._stopped = False
+        self.resumed = threading.Event()
+
+    # --- What pages call ------------------------------------------------------------------------------------------
+    def open(self, record: Record) -> Future[None]:
+        """Begins a game. UserError where there is no room."""
+        return self._submit(lambda: self._open(record))
+
+    def say(self, game: str, number: int, text: str) -> Future[bool]:
+        """Replies for the person. False if it is not asked, or replied already (`number`: of its earlier replies)."""
+        return self._submit(lambda: self._say(game, number, text))
+
+    def stop(self, game: str, reason: str) -> Future[None]:
+        return self._submit(lambda: self._stop(game, reason))
+
+    def sight(self, game: str) -> Sight | None:
+        """What the person at this game may see; None if there is no such game."""
+        play = self._by_id.get(game)
+        if play is not None and play.sight is not None:
+            return play.sight
+        record = self.store.find(game)
+        if record is None:
+            return None
+        state = "waiting" if record.state == "open" else record.state
+        return Sight(record.id, record.person, str(record.env["game"]), record.opponent, state, record.entries)
+
+    def start(self) -> None:
+        """Takes up the open games of the store, then plays."""
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def shut(self) -> None:
+        """Stops after the pass under way. Open games stay open in the store."""
+        self._stopped = True
+        self._commands.put(None)
+        if self.alive:
+            self._thread.join(timeout=60)
+
+    def _submit(self, do: Callable[[], Any]) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._commands.put((future, do))
+        return future
+
+    # --- The thread -----------------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        self._resume()
+        self.resumed.set()
+        while not self._stopped:
+            self._take()
+            try:
+                self._advance()
+            except Exception:  # whatever it is, other pages and new games go on
+                say_error(traceback.format_exc())
+                for play in list(self._plays.values()):
+                    self._fail(play, "The server made a mistake, and the game cannot go on.")
+
+    def _take(self) -> None:
+        """Takes all commands; waits for one if nothing else is to be done."""
+        busy = self._fresh or self._ready or self._first or any(play.owed for play in self._plays.values())
+        wait = not busy
+        while True:
+            try:
+                command = self._commands.get(block=wait, timeout=1.0 if wait else None)
+            except queue.Empty:
+                break
+            wait = False
+            if command is None:
+                continue
+            future, do = command
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(do())
+            except Exception as error:
+                future.set_exception(error)
+        late = time.monotonic() - self.limits.idle
+        for play in list(self._plays.values()):
+            if play.request and play.asked < late:
+                self._stop(play.record.id, "Nobody replied for a long time, so the game was closed.")
+
+    def _open(self, record: Record) -> None:
+        plays = [play for play in self._plays.values() if not play.stopping]
+        if len(plays) >= self.limits.games:
+            raise UserError(f"All {self.limits.games} places are taken. Please try again in a few minutes.")
+        if sum(play.record.person == record.person for play in plays) >= self.limits.each:
+            raise UserError(f"You have {self.limits.each} open games. Finish or stop one of them first.")
+        play = self._begin(record)
+        self.store.add(record)
+        self._fresh.append(play)
+
+    def _begin(self, record: Record) -> Play:
+        key = record.opponent, str(record.env["game"])
+        loaded: Loaded = self.opponents.load(record.opponent, record.env, self.busy())
+        if sum(play.key == key for play in self._plays.values()) >= loaded.games:
+            raise UserError("This opponent plays as many games as it can. Choose another, or try again later.")
+        held: list[str] = []
+
+        def cast(game: Game, env: Any) -> Mapping[str, Agent]:
+            roles = env.facts.get("roles", {})
+            wanted = [s for s in env.possible_agents if record.seat in ("any", s, roles.get(s))]
+            if not wanted:
+                raise UserError("There is no such seat in this game.")
+            held.append(wanted[int(np.random.default_rng([record.seed, SEAT]).integers(len(wanted)))])
+            return {**dict.fromkeys(env.possible_agents, loaded.agent), held[0]: Human()}
+
+        make_env = env_maker(record.env)
+        match = Match(self._next, Game(record.seed), make_env(), cast)
+        play = Play(record, match, held[0], loaded.agent)
+        play.look()
+        self._plays[self._next] = self._by_id[record.id] = play
+        self._next += 1
+        return play
+
+    def busy(self) -> set[tuple[str, str]]:
+        """Opponents with open games."""
+        return {play.key for play in list(self._plays.values())}
+
+    def _say(self, game: str, number: int, text: str) -> bool:
+        play = self._by_id.get(game)
+        if play is None or play.request is None or play.number != number or play.stopping:
+            return False
+        took = round(time.monotonic() - play.asked, 1)
+        reply = Reply(play.request.key, text)
+        self.store.reply(game, play.match.clock, play.seat, reply, took)
+        play.seconds.append(took)
+        play.said(text)
+        self._take_reply(play, reply)
+        play.look()
+        return True
+
+    def _stop(self, game: str, reason: str) -> None:
+        play = self._by_id.get(game)
+        if play is None or play.stopping:
+            return
+        play.stopping, play.request = reason, None
+        if play.owed or any(other is play for other, _ in self._first):
+            play.look()  # closed once its opponents have replied
+        else:
+            self._close(play)
+
+    def _take_reply(self, play: Play, reply: Reply) -> None:
+        play.match.replies[reply.key[1]] = reply
+        if len(play.match.replies) == len(play.match.due):
+            self._ready.append(play)
+
+    def _advance(self) -> None:
+        """One pass: observations go out, replies come in, games whose players have all replied are stepped."""
+        fresh, self._fresh = self._fresh, []
+        first, self._first = self._first, []
+        asked: dict[int, list[Request]] = {}
+        agents = {id(play.opponent): play.opponent for play in self._plays.values()}
+        for play, request in first:
+            asked.setdefault(id(play.opponent), []).append(request)
+            play.owed.add(request.key[1])
+        for play in fresh:
+            if play.stopping:  # maybe closed already
+                continue
+            for seat in play.match.seats:
+                request = play.match.request(seat)
+                if request is None:
+                    continue
+                if seat != play.seat:
+                    asked.setdefault(id(play.opponent), []).append(request)
+                    if request.turn != TurnKind.WAIT:
+                        play.owed.add(seat)
+                elif not play.match.over:  # the end was shown when it came
+                    play.read(request)
+            play.look()
+            if not play.match.due and not play.match.over:
+                self._ready.append(play)
+        owing = {id(play.opponent) for play in self._plays.values() if play.owed}
+        for number in {*asked, *owing}:
+            self._ask(agents[number], asked.get(number, []))
+        for play in fresh:
+            if play.match.over and play.record.id in self._by_id and not play.stopping:
+                self._finish(play)
+        ready, self._ready = self._ready, []
+        for play in ready:
+            if not play.stopping and play.record.id in self._by_id:
+                self._step(play)
+        for play in [play for play in self._plays.values() if play.stopping and not play.owed]:
+            self._close(play)
+
+    def _ask(self, agent: Agent, requests: Sequence[Request]) -> None:
+        try:
+            replies = agent.act(requests)
+        except Exception:  # of a model: its games end, all others go on
+            say_error(traceback.format_exc())
+            for play in [play for play in self._plays.values() if play.opponent is agent]:
+                self._fail(play, "The opponent failed, and the game cannot go on. This is not your fault.")
+            return
+        for reply in replies:
+            play = self._plays[reply.key[0]]
+            play.owed.discard(reply.key[1])
+            if not play.stopping:
+                self.store.reply(play.record.id, play.match.clock, reply.key[1], reply)
+                self._take_reply(play, reply)
+
+    def _step(self, play: Play) -> None:
+        play.match.step()
+        if play.match.over and (last := play.match.request(play.seat)):
+            play.read(last)
+        play.look()
+        if play.match.over and not play.match.asks:
+            self._finish(play)
+        else:
+            self._fresh.append(play)
+
+    def _finish(self, play: Play) -> None:
+        """Writes the transcript and ends the game."""
+        episode = play.match.episode(close([play.match]))
+        about = {
+            "opponent": play.record.opponent,
+            "env": dict(play.record.env),
+            "person_reads": Style.NATURAL.value,
+            "began": datetime.fromtimestamp(play.record.opened, UTC).isoformat(timespec="seconds"),
+            "reply_seconds": play.seconds,
+        }
+        try:
+            write_transcripts(
+                self.out / "episodes" / f"{play.record.id}.jsonl", [{**episode_to_json(episode), "about": about}]
+            )
+        except UserError as error:
+            say_error(str(error))
+            play.entries.append(("note", "The game could not be recorded."))
+        self._leave(play, "over")
+
+    def _close(self, play: Play) -> None:
+        """Ends a game early."""
+        with suppress(KeyError):  # its opponent has not read anything yet
+            close([play.match])
+        play.entries.append(("note", play.stopping))
+        self._leave(play, "stopped")
+
+    def _fail(self, play: Play, reason: str) -> None:
+        """Ends a game whose opponent's state is unknown."""
+        self.opponents.forget(*play.key)
+        play.entries.append(("note", reason))
+        self._leave(play, "stopped")
+
+    def _leave(self, play: Play, state: str) -> None:
+        self.store.end(play.record.id, state, play.entries)
+        self._plays.pop(play.match.index, None)
+        self._by_id.pop(play.record.id, None)
+
+    # --- After a restart ------------------------------------------------------------------------------------------
+    def _resume(self) -> None:
+        """Plays open games again, with the replies that were kept."""
+        records = self.store.open_games()
+        for record in records:
+            try:
+                play = self._begin(record)
+            except UserError as error:
+                say_error(f"a game cannot go on: {error}")
+                self.store.end(record.id, "stopped", [("note", "The server started again without this opponent.")])
+                continue
+            try:
+                self._again(play)
+            except Exception:  # whatever it is, it ends this game alone
+                say_error(traceback.format_exc())
+                self._fail(play, "The server could not take this game up again.")
+        if records:
+            say(f"{len(self._plays)} of {len(records)} open games go on.")
+
+    def _again(self, play: Play) -> None:
+        kept, play.seconds = self.store.replies(play.record.id, play.match.index)
+        while True:
+            match = play.match
+            here = kept.get(match.clock, {})
+            if match.over or (match.due and not here) or match.clock > max(kept, default=-1):
+                self._fresh.append(play)  # nobody has read what comes now
+                break
+            for seat in match.seats:
+                request = match.request(seat)
+                if request is None:
+                    continue
+                if seat == play.seat:
+                    play.read(request)
+                    if seat in here:
+                        play.said(here[seat].text)
+                        match.replies[seat] = here[seat]
+                elif request.turn == TurnKind.WAIT:
+                    play.opponent.act([request])
+                elif seat in here:
+                    match.replies[seat] = repeat(play.opponent, request, here[seat])
+                else:
+                    self._first.append((play, request))
+            if len(match.replies) < len(match.due):
+                break
+            match.step()
+            if match.over and (last := match.request(play.seat)):
+                play.read(last)
+        play.look()
+
+
+def repeat(agent: Agent, request: Request, kept: Reply) -> Reply:
+    """Has a player read a request to which it has replied before, and returns that reply."""
+    if isinstance(agent, ModelAgent):
+        return replace(kept, start=agent.repeat(request, kept.ids))
+    agent.act([request])  # a script's state follows from its seed and what it reads
+    return kept

@@ -1,0 +1,327 @@
+"""The pages, and what guards them: every request passes `Site.page`, every text is escaped by the templates."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, quote
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+import marl.report
+from experiments.launch.terminal import say_error
+from experiments.webapp import runs as runs_page
+from experiments.webapp import watch
+from experiments.webapp.engine import Engine, Sight
+from experiments.webapp.opponents import Opponents
+from experiments.webapp.session import COOKIE, Rate, Sessions, host_is_fine, origin_is_fine
+from experiments.webapp.store import Store, new_record
+from experiments.webapp.table import LONGEST, reply_of, table_view
+from marl.common.errors import UserError
+
+BODY = 16_384  # bytes of a form at most
+WAIT = 20.0  # seconds that a page waits for news in one request
+SHOWN = 100  # recorded games on a page
+OBJECTIVES = {"own": "as it plays", "1": "cooperative", "0": "semi-competitive", "-1": "strictly competitive"}
+SEATS = {"dond": ("any", "player_0", "player_1"), "among_us": ("any", "crewmate", "imposter")}
+GAMES = {"dond": "Deal or No Deal", "among_us": "Among Us"}
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'self' 'unsafe-inline'; script-src 'self'; "
+    "connect-src 'self'; img-src 'self' data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+REPORT = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; frame-ancestors 'none'"
+Answer = Awaitable[Response]
+
+
+class Refused(Exception):
+    """An answer that is no page: its status, and why."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+@dataclass
+class Site:
+    """All pages. `app` makes the application."""
+
+    engine: Engine
+    store: Store
+    opponents: Opponents
+    sessions: Sessions
+    runs: Path
+    rate: Rate
+
+    def __post_init__(self) -> None:
+        here, report = Path(__file__).parent, Path(str(files(marl.report)))
+        loader = FileSystemLoader([here / "templates", report / "templates"])
+        self._templates = Environment(
+            loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        )
+        out = self.engine.out
+        recorded_in = out.name if out.parent == self.runs else ""  # else finished games cannot be watched here
+        self._templates.globals |= {
+            "recorded_in": recorded_in,
+            "games": GAMES,
+            "longest": LONGEST,
+            "quoted": lambda text: quote(text, safe=""),
+        }
+        style = (report / "templates/style.css").read_text() + (here / "static/web.css").read_text()
+        self._static = {
+            "style.css": (style, "text/css"),
+            "web.js": ((here / "static/web.js").read_text(), "text/javascript"),
+        }
+
+    def app(self) -> Starlette:
+        pages: list[tuple[str, Callable[[Request, str], Answer], str]] = [
+            ("/", self.home, "GET"),
+            ("/play", self.choose, "GET"),
+            ("/play", self.begin, "POST"),
+            ("/play/{game}", self.play, "GET"),
+            ("/play/{game}", self.reply, "POST"),
+            ("/play/{game}/live", self.live, "GET"),
+            ("/play/{game}/stop", self.stop, "POST"),
+            ("/watch", self.watch, "GET"),
+            ("/watch/{run}/{file}/{line:int}", self.recorded, "GET"),
+            ("/runs", self.run_table, "GET"),
+            ("/runs/{run}", self.run, "GET"),
+            ("/runs/{run}/curves", self.curves, "GET"),
+            ("/runs/{run}/report", self.report, "GET"),
+        ]
+        routes = [Route(path, self.page(do), methods=[method]) for path, do, method in pages]
+        routes += [Route("/enter", self.enter, methods=["GET", "POST"]), Route("/static/{name}", self.static)]
+        return Starlette(routes=routes, exception_handlers={404: self.missing})
+
+    # --- Guards -----------------------------------------------------------------------------------------------------
+    def page(self, do: Callable[[Request, str], Answer]) -> Callable[[Request], Answer]:
+        """Lets a request through to `do(request, person)`: known host, own form, not too often, with the token."""
+
+        async def guarded(request: Request) -> Response:
+            try:
+                self.check(request)
+                cookie, fresh = request.cookies.get(COOKIE), None
+                person = self.sessions.person(cookie)
+                if person is None:
+                    if self.sessions.token is not None:
+                        return RedirectResponse("/enter", 303, headers=HEADERS)
+                    fresh = self.sessions.new()
+                    person = str(self.sessions.person(fresh))
+                response = await do(request, person)
+                if fresh is not None:
+                    set_cookie(response, fresh)
+            except Refused as refused:
+                response = PlainTextResponse(f"{refused}\n", refused.status)
+            except UserError as error:
+                response = self.html("error.html", 400, why=str(error))
+            for name, value in HEADERS.items():
+                response.headers.setdefault(name, value)
+            return response
+
+        return guarded
+
+    def check(self, request: Request) -> None:
+        if not host_is_fine(request.headers, self.sessions.token):
+            raise Refused(421, "This server answers to localhost alone. Start it with a token to use another name.")
+        if request.method == "POST" and not origin_is_fine(request.headers):
+            raise Refused(403, "This form came from another site.")
+        asker = self.sessions.person(request.cookies.get(COOKIE)) or (request.client.host if request.client else "")
+        if not self.rate.allows(asker):
+            raise Refused(429, "Too many requests. Wait a minute.")
+
+    async def enter(self, request: Request) -> Response:
+        """Asks for the token, and gives a session to whoever has it."""
+        try:
+            self.check(request)
+            given = (await form_of(request)).get("token", "") if request.method == "POST" else ""
+        except Refused as refused:
+            return PlainTextResponse(f"{refused}\n", refused.status, headers=HEADERS)
+        if self.sessions.token is None:
+            return RedirectResponse("/play", 303, headers=HEADERS)
+        if self.sessions.admits(given):
+            response: Response = RedirectResponse("/play", 303, headers=HEADERS)
+            set_cookie(response, self.sessions.new())
+            return response
+        wrong = request.method == "POST"
+        response = self.html("enter.html", 403 if wrong else 200, wrong=wrong)
+        response.headers.update(HEADERS)
+        return response
+
+    async def static(self, request: Request) -> Response:
+        found = self._static.get(request.path_params["name"])
+        if found is None:
+            return PlainTextResponse("Not found\n", 404)
+        return Response(found[0], media_type=found[1], headers={**HEADERS, "Cache-Control": "max-age=60"})
+
+    async def missing(self, request: Request, error: Exception) -> Response:
+        return PlainTextResponse("There is no such page.\n", 404, headers=HEADERS)
+
+    def html(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
+        return HTMLResponse(self._templates.get_template(template).render(**values), status)
+
+    # --- Play -------------------------------------------------------------------------------------------------------
+    async def home(self, request: Request, person: str) -> Response:
+        return RedirectResponse("/play", 303)
+
+    async def choose(self, request: Request, person: str) -> Response:
+        offered = await run_in_threadpool(self.opponents.offered)
+        mine = await run_in_threadpool(self.store.games_of, person)
+        return self.html("choose.html", offered=offered, seats=SEATS, objectives=OBJECTIVES, mine=mine)
+
+    async def begin(self, request: Request, person: str) -> Response:
+        form = await form_of(request)
+        game, seat, objective = form.get("game", ""), form.get("seat", "any"), form.get("objective", "own")
+        if game not in GAMES or seat not in SEATS[game] or objective not in OBJECTIVES:
+            raise UserError("Choose a game, a seat and an opponent of the list.")
+        opponent = await run_in_threadpool(self.opponents.find, form.get("opponent", ""), game)
+        env = {**opponent.env, "style": "natural"}
+        if game == "dond" and objective != "own":
+            env["objective"] = float(objective)
+        # A model is loaded here, so that games under way don't wait for it.
+        await run_in_threadpool(self.opponents.load, opponent.name, env, self.engine.busy())
+        record = new_record(person, opponent.name, env, seat)
+        await done(self.engine.open(record))
+        return RedirectResponse(f"/play/{record.id}", 303)
+
+    def own(self, request: Request, person: str) -> Sight:
+        """The game of this address, if it is this person's."""
+        sight = self.engine.sight(request.path_params["game"])
+        if sight is None or sight.person != person:
+            raise Refused(404, "There is no such game, or it is somebody else's.")
+        return sight
+
+    async def news(self, request: Request, person: str, since: int | None, seconds: float) -> Sight:
+        """The game once it has changed and nothing is being waited for, or after so many seconds."""
+        until = time.monotonic() + seconds
+        while True:
+            sight = self.own(request, person)
+            if (sight.state != "waiting" and sight.version != since) or time.monotonic() > until:
+                return sight
+            await asyncio.sleep(0.02)
+
+    async def play(self, request: Request, person: str) -> Response:
+        sight = await self.news(request, person, None, 0.3)
+        return self.html("play.html", sight=sight, table=table_view(sight), why="")
+
+    async def live(self, request: Request, person: str) -> Response:
+        """The table alone, for the script: at once if it has changed, else when it does."""
+        since = request.query_params.get("since", "")
+        known = int(since) if since.isdecimal() and len(since) < 9 else None
+        sight = await self.news(request, person, known, WAIT)
+        return self.html("table.html", sight=sight, table=table_view(sight), why="")
+
+    async def reply(self, request: Request, person: str) -> Response:
+        sight = self.own(request, person)
+        form = await form_of(request)
+        why = ""
+        number = form.get("number", "")
+        if sight.state == "yours" and number == str(sight.number):  # else: sent twice, or too late
+            try:
+                await done(self.engine.say(sight.id, sight.number, reply_of(sight, form)))
+            except UserError as error:
+                why = str(error)
+        if request.headers.get("x-script") == "1":
+            sight = await self.news(request, person, None, 0.3)
+            return self.html("table.html", 400 if why else 200, sight=sight, table=table_view(sight), why=why)
+        if why:
+            return self.html("play.html", 400, sight=sight, table=table_view(sight), why=why)
+        return RedirectResponse(f"/play/{sight.id}#now", 303)
+
+    async def stop(self, request: Request, person: str) -> Response:
+        sight = self.own(request, person)
+        await done(self.engine.stop(sight.id, "You stopped the game."))
+        return RedirectResponse("/play", 303)
+
+    # --- Watch ------------------------------------------------------------------------------------------------------
+    async def watch(self, request: Request, person: str) -> Response:
+        asked = {name: request.query_params.get(name, "")[:200] for name in ("run", "ending", "words")}
+        first = request.query_params.get("first", "")
+        start = int(first) if first.isdecimal() and len(first) < 9 else 0
+        every = await run_in_threadpool(watch.games_of, self.runs, asked["run"])
+        found = await run_in_threadpool(watch.games_of, self.runs, **asked)
+        return self.html(
+            "watch.html",
+            games_found=found[start : start + SHOWN],
+            count=len(found),
+            start=start,
+            step=SHOWN,
+            asked=asked,
+            runs=await run_in_threadpool(watch.runs_with_games, self.runs),
+            endings=sorted({game.ending for game in every}),
+        )
+
+    async def recorded(self, request: Request, person: str) -> Response:
+        game = await run_in_threadpool(watch.recorded_game, self.runs, **request.path_params)
+        return self.html("recorded.html", game=game)
+
+    # --- Runs -------------------------------------------------------------------------------------------------------
+    async def run_table(self, request: Request, person: str) -> Response:
+        rows = await run_in_threadpool(lambda: [runs_page.row_of(f) for f in runs_page.folders(self.runs)])
+        return self.html("runs.html", rows=rows)
+
+    async def run(self, request: Request, person: str) -> Response:
+        folder = await run_in_threadpool(runs_page.find_run, self.runs, request.path_params["run"])
+        row, panels = await run_in_threadpool(lambda: (runs_page.row_of(folder), runs_page.curves(folder)))
+        return self.html("run.html", row=row, panels=panels, width=runs_page.WIDTH, height=runs_page.HEIGHT)
+
+    async def curves(self, request: Request, person: str) -> Response:
+        folder = await run_in_threadpool(runs_page.find_run, self.runs, request.path_params["run"])
+        row, panels = await run_in_threadpool(lambda: (runs_page.row_of(folder), runs_page.curves(folder)))
+        return self.html("curves.html", row=row, panels=panels, width=runs_page.WIDTH, height=runs_page.HEIGHT)
+
+    async def report(self, request: Request, person: str) -> Response:
+        folder = await run_in_threadpool(runs_page.find_run, self.runs, request.path_params["run"])
+        try:
+            text = (folder / "report.html").read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise UserError("This run has no report yet. It is written when the run ends.") from error
+        return HTMLResponse(text, headers={"Content-Security-Policy": REPORT})
+
+
+def set_cookie(response: Response, value: str) -> None:
+    response.set_cookie(COOKIE, value, max_age=90 * 24 * 3600, httponly=True, samesite="lax")
+
+
+async def done(future: Future[Any]) -> Any:
+    """The result of a command to the engine. UserError as it says; a fault of the server is no page's business."""
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(future), timeout=60)
+    except TimeoutError as error:
+        raise UserError("The server is very busy. Load the page again.") from error
+    except UserError:
+        raise
+    except Exception as error:
+        say_error(f"web: {type(error).__name__}: {error}")
+        raise UserError("The server could not do that.") from error
+
+
+async def form_of(request: Request) -> dict[str, str]:
+    """The fields of a form. Refuses one that is too large, before it is read."""
+    length = request.headers.get("content-length", "0")
+    if not length.isdecimal() or int(length[:12]) > BODY:
+        raise Refused(413, "That is too much text.")
+    if not request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
+        raise Refused(415, "Expected a form.")
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > BODY:
+            raise Refused(413, "That is too much text.")
+    try:
+        fields = parse_qs(body.decode(), keep_blank_values=True, max_num_fields=20)
+    except ValueError as error:
+        raise Refused(400, "That is no form.") from error
+    return {name: values[-1] for name, values in fields.items()}

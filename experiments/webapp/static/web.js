@@ -1,0 +1,73 @@
+// Waits for the others, sends replies without loading the page, and adds buttons to the steppers. Without it forms do.
+"use strict";
+
+const table = document.getElementById("table");
+
+function show(html, focus) {
+  const text = document.getElementById("text");
+  const draft = text ? text.value : "";
+  table.innerHTML = html; // made by our own server, with every text escaped
+  prepare();
+  const next = document.getElementById("text");
+  if (next && !focus) next.value = draft;
+  const first = table.querySelector("#now textarea, #now button, #now a");
+  if (first) { first.focus({ preventScroll: true }); document.getElementById("now").scrollIntoView({ block: "nearest" }); }
+}
+
+function prepare() {
+  for (const input of table.querySelectorAll(".stepper input")) {
+    for (const step of [-1, 1]) {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.textContent = step < 0 ? "−" : "+";
+      button.setAttribute("aria-label", (step < 0 ? "fewer " : "more ") + input.name);
+      button.addEventListener("click", () => { step < 0 ? input.stepDown() : input.stepUp(); worth(input.form); });
+      if (step < 0) input.before(button); else input.after(button);
+    }
+    input.addEventListener("input", () => worth(input.form));
+  }
+  for (const form of table.querySelectorAll("form.reply")) form.addEventListener("submit", send);
+  const text = document.getElementById("text");
+  if (text) text.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); text.form.requestSubmit(); }
+  });
+  const state = table.querySelector(".state").dataset;
+  if (state.state === "waiting") wait(state.version);
+}
+
+function worth(form) {
+  let points = 0;
+  for (const input of form.querySelectorAll("input[data-worth]")) points += Number(input.value) * Number(input.dataset.worth);
+  form.querySelector(".worth").textContent = "worth " + points + " points to you";
+}
+
+async function send(event) {
+  event.preventDefault();
+  const body = new URLSearchParams(new FormData(event.target, event.submitter));
+  for (const button of table.querySelectorAll("button")) button.disabled = true;
+  try {
+    const answer = await fetch(event.target.action, { method: "POST", body, headers: { "x-script": "1" } });
+    if (answer.ok || answer.status === 400) show(await answer.text(), answer.ok);
+    else { alert(await answer.text()); location.reload(); }
+  } catch { location.reload(); }
+}
+
+async function wait(version) {
+  for (;;) {
+    try {
+      const answer = await fetch(table.dataset.live + "?since=" + version);
+      const html = await answer.text();
+      if (!answer.ok) throw new Error(html);
+      if (!html.includes('data-state="waiting"')) return show(html, true);
+    } catch { await new Promise((resolve) => setTimeout(resolve, 3000)); }
+  }
+}
+
+if (table) prepare();
+
+const curves = document.getElementById("curves");
+if (curves) setInterval(async () => {
+  if (document.hidden || curves.querySelector(".state").dataset.state !== "training") return;
+  const answer = await fetch(curves.dataset.curves).catch(() => null);
+  if (answer && answer.ok) curves.innerHTML = await answer.text();
+}, 5000);

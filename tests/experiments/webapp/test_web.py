@@ -1,0 +1,470 @@
+"""The web page against scripted players and a tiny model: whole games, hostile visitors, restarts."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("httpx")
+
+from starlette.testclient import TestClient
+
+from experiments import web
+from experiments.webapp.engine import Engine, Limits, Sight
+from experiments.webapp.opponents import Loaded, Opponents
+from experiments.webapp.store import Store, new_record
+from experiments.webapp.table import table_view
+from marl.agents.base import Agent
+from marl.agents.model import ModelAgent
+from marl.agents.text import TextAgent
+from marl.common.errors import UserError
+from marl.report.transcripts import read_episodes
+from marl.rollout.games import env_maker
+from tests.composing import configure
+from tests.marl.models import tiny_policy
+
+HOSTILE = "<script>alert(1)</script> \"'&{{ 7*7 }} hats"
+QUICK = (
+    "games.among_us.env.max_steps=60", "games.among_us.env.cooldown=1", "games.among_us.env.messages_each=1",
+    "device=cpu",
+)  # fmt: skip
+
+
+@contextmanager
+def serving(runs: Path, *settings: str) -> Iterator[Callable[[], TestClient]]:
+    """A server on these runs; makes browsers, each of a person of its own."""
+    cfg = configure("web", f"runs={runs}", f"out={runs}/web", *QUICK, *settings)
+    web.check(cfg)
+    app, shut = web.site(cfg)
+    try:
+        yield lambda: TestClient(app, base_url="http://localhost:8700")
+    finally:
+        shut()
+
+
+class Page:
+    """A game in a browser without scripts: reads the page, fills in the form, follows the answer."""
+
+    def __init__(self, browser: TestClient, game: str, opponent: str, seat: str = "any") -> None:
+        self.browser, self.game, self.sent = browser, game, []
+        found = browser.post("/play", data={"game": game, "opponent": opponent, "seat": seat, "objective": "own"})
+        assert found.status_code == 200, found.text
+        self.address = str(found.url.path)
+        self.read(found.text)
+
+    def read(self, text: str) -> None:
+        self.text = text
+        self.sent.append(text)
+
+    def load(self) -> None:
+        self.read(self.browser.get(self.address).text)
+
+    @property
+    def state(self) -> str:
+        return re.findall(r'data-state="(\w+)"', self.text)[0]
+
+    @property
+    def number(self) -> str:
+        return re.findall(r'name="number" value="(\d+)"', self.text)[0]
+
+    @property
+    def choices(self) -> list[str]:
+        return [html.unescape(choice) for choice in re.findall(r'name="choice" value="([^"]+)"', self.text)]
+
+    def settle(self) -> None:
+        """Waits for the others."""
+        until = time.monotonic() + 30
+        while self.state == "waiting":
+            assert time.monotonic() < until, self.text
+            self.load()
+
+    def send(self, **fields: str) -> None:
+        self.read(self.browser.post(self.address, data={"number": self.number, **fields}).text)
+        self.settle()
+
+    def move(self) -> None:
+        """Any reply that the game may accept."""
+        if self.choices:
+            self.send(choice=self.choices[int(self.number) % len(self.choices)])
+        elif self.game == "dond" and int(self.number) >= 2:
+            self.send(kind="propose", books="0", hats="1", balls="0")
+        else:
+            self.send(kind="message", text=HOSTILE)
+
+    def finish(self) -> None:
+        self.settle()
+        while self.state == "yours":
+            self.move()
+
+
+def recorded(runs: Path) -> list[dict]:
+    return [game for path in sorted((runs / "web/episodes").glob("*.jsonl")) for game in read_episodes(path)]
+
+
+@pytest.mark.parametrize(
+    ("game", "opponent", "seat"),
+    [
+        ("dond", "scripted", "player_0"),
+        ("dond", "random", "player_1"),
+        ("among_us", "careful", "crewmate"),
+        ("among_us", "careful", "imposter"),
+    ],
+)
+def test_a_whole_game_is_played_recorded_and_watched(game: str, opponent: str, seat: str, tmp_path: Path) -> None:
+    with serving(tmp_path) as browser:
+        person = browser()
+        page = Page(person, game, opponent, seat)
+        page.finish()
+        assert page.state == "over" and "The game is over" in page.text
+        assert "<script>alert" not in "".join(page.sent)
+        (transcript,) = recorded(tmp_path)
+        held = {agent: transcript["roles"][agent] for agent, name in transcript["players"].items() if name == "human"}
+        assert len(held) == 1 and (seat in held or seat in held.values())
+        assert len(transcript["about"]["reply_seconds"]) == sum(t["agent"] in held for t in transcript["turns"])
+        listed = person.get("/watch").text
+        address = re.findall(r'href="(/watch/web/[^"]+)"', listed)[0]
+        shown = person.get(address)
+        assert shown.status_code == 200 and "<script>alert" not in shown.text
+        if any(turn["message"] for turn in transcript["turns"]):
+            assert re.search(r'id="m[\d-]+"', shown.text) and 'href="#m' in shown.text
+        assert page.address in person.get("/play").text
+        assert page.address not in browser().get("/play").text
+
+
+def test_nothing_hidden_reaches_the_browser(tmp_path: Path) -> None:
+    """Two games that differ in the partner's values alone send the same pages until the partner speaks of them; and
+    the imposter's name is never told apart."""
+    with serving(tmp_path) as browser:
+        person = browser()
+        for _ in range(4):
+            page = Page(person, "dond", "scripted", "player_0")
+            page.finish()
+            transcript = json.loads((tmp_path / "web/episodes" / f"{page.address.split('/')[-1]}.jsonl").read_text())
+            seat = next(agent for agent, name in transcript["players"].items() if name == "human")
+            own = transcript["facts"]["values"][int(seat[-1])]
+            heard = {t["message"] for t in transcript["turns"]}
+            for text in page.sent:
+                assert re.findall(r"worth to you, each</th>(.*?)</tr>", text, re.S)[0].count("<td>") == 3
+                values = re.findall(r"<td>(\d+)</td>", re.findall(r"worth to you, each</th>(.*?)</tr>", text)[0])
+                assert values == list(map(str, own))
+                assert str(transcript["seed"]) not in text and "values" not in strip_rules(text, heard)
+        page = Page(person, "among_us", "careful", "crewmate")
+        page.finish()
+        transcript = json.loads((tmp_path / "web/episodes" / f"{page.address.split('/')[-1]}.jsonl").read_text())
+        killer = transcript["facts"]["names"][transcript["facts"]["imposters"][0]]
+        for text in page.sent:
+            assert "facts" not in text and str(transcript["seed"]) not in text
+            assert f"{killer}, an imposter" not in text and f"{killer} (imposter" not in text
+
+
+def strip_rules(text: str, heard: set[str]) -> str:
+    """The page without the rules and what was said, which may speak of values."""
+    text = re.sub(r"<pre>.*?</pre>", "", text, flags=re.S)
+    for message in heard:
+        text = text.replace(html.escape(message), "")
+    return text
+
+
+def test_a_page_is_a_function_of_what_the_seat_observed(tmp_path: Path) -> None:
+    """Changing the partner's secret alone changes no byte of the first page."""
+    make = env_maker({"game": "dond", "style": "natural"})
+    pages = []
+    for theirs in ((3, 1, 0), (0, 1, 3)):
+        env = make()
+        start = {"counts": (3, 1, 3), "values": ((1, 4, 1), theirs), "first": 0}
+        observations, _ = env.reset(seed=1, options=start)
+        sight = Sight("g", "p", "dond", "scripted", "yours", (("seen", observations["player_0"]["text"]),), 0, True)
+        pages.append(table_view(sight))
+    assert pages[0] == pages[1] and [v for _, _, v in pages[0]["board"]["items"]] == [1, 4, 1]
+    assert not {"facts", "env", "match"} & set(Sight.__dataclass_fields__)
+
+
+@pytest.mark.parametrize(("game", "opponent"), [("dond", "scripted"), ("among_us", "careful")])
+def test_a_restart_goes_on_where_the_game_was(game: str, opponent: str, tmp_path: Path) -> None:
+    with serving(tmp_path) as browser:
+        person = browser()
+        page = Page(person, game, opponent, "player_0" if game == "dond" else "crewmate")
+        page.settle()
+        page.move()
+        before = page.text
+        cookies = person.cookies
+    with serving(tmp_path) as browser:
+        page.browser = browser()
+        page.browser.cookies = cookies
+        page.load()
+        page.settle()
+        assert page.text == before  # word for word
+        page.finish()
+        assert page.state == "over"
+    (transcript,) = recorded(tmp_path)
+    assert sum(name == "human" for name in transcript["players"].values()) == 1
+
+
+def test_of_two_servers_the_second_refuses(tmp_path: Path) -> None:
+    with serving(tmp_path), pytest.raises(UserError, match="another server uses these games"), serving(tmp_path):
+        pass
+    (tmp_path / "web/games.sqlite").write_text("no database, and longer than the header of one" * 20)
+    with pytest.raises(UserError, match="is no database"), serving(tmp_path):
+        pass
+
+
+def test_only_the_own_game_is_shown(tmp_path: Path) -> None:
+    with serving(tmp_path) as browser:
+        page = Page(browser(), "dond", "scripted", "player_0")
+        other = browser()
+        other.get("/play")
+        for address in (page.address, f"{page.address}/live"):
+            assert other.get(address).status_code == 404
+        assert other.post(page.address, data={"number": "0", "text": "hi"}).status_code == 404
+        assert other.post(f"{page.address}/stop").status_code == 404
+        forged = TestClient(other.app, base_url="http://localhost:8700", cookies={"session": "0" * 24 + "." + "0" * 64})
+        assert forged.get(page.address).status_code == 404
+        cookie = page.browser.cookies["session"]
+        other_cookie = {"session": ("b" if cookie[0] == "a" else "a") + cookie[1:]}
+        swapped = TestClient(other.app, base_url="http://localhost:8700", cookies=other_cookie)
+        assert swapped.get(page.address).status_code == 404
+        first = other.get("/play", headers={"cookie": ""})
+        cookie = first.headers["set-cookie"].lower()
+        assert "httponly" in cookie and "samesite=lax" in cookie
+        assert "script-src 'self'" in first.headers["content-security-policy"]
+
+
+def test_replayed_and_reordered_replies_count_once(tmp_path: Path) -> None:
+    with serving(tmp_path) as browser:
+        page = Page(browser(), "dond", "scripted", "player_0")
+        page.settle()
+        number = page.number
+        page.send(kind="message", text="one")
+        for old in (number, "99", "-1", "x", ""):
+            page.browser.post(page.address, data={"number": old, "kind": "message", "text": "two"})
+        page.load()
+        page.settle()
+        assert page.text.count(">one<") == 1 and ">two<" not in page.text
+
+
+def test_corrections_are_those_of_models(tmp_path: Path) -> None:
+    with serving(tmp_path) as browser:
+        page = Page(browser(), "dond", "scripted", "player_0")
+        page.settle()
+        if page.number == "0" and "Partner" not in re.sub(r"<pre>.*?</pre>", "", page.text, flags=re.S):
+            page.send(kind="propose", books="0", hats="0", balls="0")
+            assert "Talk before you propose" in page.text
+        else:
+            page.send(kind="message", text="[propose] all")
+            assert "Send one message or one proposal at a time" in page.text
+
+
+def test_too_much_is_refused(tmp_path: Path) -> None:
+    with serving(tmp_path, "games_each=2", "games_at_once=3") as browser:
+        person = browser()
+        page = Page(person, "dond", "scripted", "player_0")
+        page.settle()
+        long = person.post(page.address, data={"number": page.number, "text": "x" * 10_000_000})
+        assert long.status_code == 413
+        longer = person.post(page.address, data={"number": page.number, "text": "x" * 1001})
+        assert longer.status_code == 400 and "at most 1000 characters" in longer.text
+        odd = person.post(
+            page.address, content=b"\xff=\xff", headers={"content-type": "application/x-www-form-urlencoded"}
+        )
+        assert odd.status_code == 400
+        assert person.post(page.address, json={"number": page.number}).status_code == 415
+        ask = {"game": "dond", "opponent": "scripted", "seat": "any", "objective": "own"}
+        assert person.post("/play", data=ask).status_code == 200
+        third = person.post("/play", data=ask)
+        assert third.status_code == 400 and "2 open games" in third.text
+        other = browser()
+        assert other.post("/play", data=ask).status_code == 200
+        full = other.post("/play", data=ask)
+        assert full.status_code == 400 and "places are taken" in full.text
+        person.post(f"{page.address}/stop")
+        assert other.post("/play", data=ask).status_code == 200
+        for wrong in ({"opponent": "../../etc"}, {"seat": "imposter"}, {"game": "chess"}, {"objective": "1e9"}):
+            assert other.post("/play", data={**ask, **wrong}).status_code == 400
+        for path in (
+            "/watch/../x/1",
+            "/watch/web/..%2f..%2fx/1",
+            "/watch/.hidden/x.jsonl/1",
+            "/runs/x",
+            "/runs/x/report",
+        ):
+            assert other.get(path).status_code in (400, 404)
+
+
+def test_requests_a_minute_are_limited(tmp_path: Path) -> None:
+    with serving(tmp_path, "requests=10") as browser:
+        person = browser()
+        codes = [person.get("/play").status_code for _ in range(15)]
+        assert codes[:9] == [200] * 9 and codes[-1] == 429
+
+
+def test_other_names_and_other_sites_are_refused(tmp_path: Path) -> None:
+    with serving(tmp_path) as browser:
+        person = browser()
+        assert person.get("/play", headers={"host": "evil.example"}).status_code == 421
+        ask = {"game": "dond", "opponent": "scripted", "seat": "any", "objective": "own"}
+        for origin in ("http://evil.example", "null"):
+            assert person.post("/play", data=ask, headers={"origin": origin}).status_code == 403
+        assert person.post("/play", data=ask, headers={"origin": "http://localhost:8700"}).status_code == 200
+
+
+def test_others_need_a_token(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="Give a token"):
+        web.check(configure("web", "host=0.0.0.0"))
+    with pytest.raises(UserError, match="at least 8 characters"):
+        web.check(configure("web", "host=0.0.0.0", "token=short"))
+    with serving(tmp_path, "host=0.0.0.0", "token=open-sesame") as browser:
+        person = browser()
+        for path in ("/play", "/watch", "/runs", "/play/x", "/play/x/live"):
+            assert person.get(path, follow_redirects=False).headers["location"] == "/enter"
+        assert person.post("/play", data={"game": "dond"}, follow_redirects=False).headers["location"] == "/enter"
+        assert person.post("/enter", data={"token": "open-sesamf"}).status_code == 403
+        assert "Play" in person.post("/enter", data={"token": "open-sesame"}).text
+        assert person.get("/play").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        ("port=70000", "port=70000"), ("port=true", "port"), ("games_at_once=0", "games_at_once"),
+        ("games.dond.env.max_entries=0", "max_entries"), ("temperature=-1", "temperature"),
+    ],
+)  # fmt: skip
+def test_bad_settings_are_told_in_a_sentence(setting: str, why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        web.check(configure("web", setting))
+
+
+def test_a_port_in_use_is_told_in_a_sentence() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(UserError, match="cannot be used"):
+            web.listen("127.0.0.1", taken.getsockname()[1])
+
+
+# --- The engine -------------------------------------------------------------------------------------------------------
+class Meddled(Opponents):
+    """Opponents of which one is this agent."""
+
+    def __init__(self, runs: Path, agent: Agent, env: dict) -> None:
+        super().__init__(runs, {"dond": env}, device=None)  # type: ignore[arg-type]
+        self._loaded[("scripted", "dond")] = Loaded(agent, 8)
+
+
+class Broken(TextAgent):
+    def act(self, requests):  # type: ignore[no-untyped-def]
+        if any(request.turn for request in requests):
+            raise RuntimeError("out of memory")
+        return []
+
+
+def test_an_opponent_that_fails_ends_its_games_alone(tmp_path: Path) -> None:
+    env = {"game": "dond", "style": "natural"}
+    store = Store(tmp_path / "games.sqlite")
+    opponents = Meddled(tmp_path, Broken("scripted", lambda seed, role: None), env)  # type: ignore[arg-type, return-value]
+    engine = Engine(store, opponents, tmp_path, Limits())
+    engine.start()
+    try:
+        record = new_record("me", "scripted", env, "player_0")
+        engine.open(record).result(10)
+        until = time.monotonic() + 10
+        while engine.sight(record.id).state == "waiting" and time.monotonic() < until:
+            time.sleep(0.01)
+        if engine.sight(record.id).state == "yours":
+            engine.say(record.id, 0, "[message] hi [END]").result(10)
+            while engine.sight(record.id).state == "waiting" and time.monotonic() < until:
+                time.sleep(0.01)
+        sight = engine.sight(record.id)
+        assert sight.state == "stopped" and "not your fault" in sight.entries[-1][1]
+        again = new_record("me", "scripted", env, "any")
+        engine.open(again).result(10)  # loaded anew, from the real scripts
+        assert engine.alive
+    finally:
+        engine.shut()
+        store.close()
+
+
+def test_a_silent_person_s_game_is_closed(tmp_path: Path) -> None:
+    env = {"game": "dond", "style": "natural"}
+    store = Store(tmp_path / "games.sqlite")
+    opponents = Opponents(tmp_path, {"dond": env}, device=None)  # type: ignore[arg-type]
+    engine = Engine(store, opponents, tmp_path, Limits(idle=0.1))
+    engine.start()
+    try:
+        record = new_record("me", "scripted", env, "any")
+        engine.open(record).result(10)
+        until = time.monotonic() + 10
+        while engine.sight(record.id).state != "stopped":
+            assert time.monotonic() < until
+            time.sleep(0.05)
+    finally:
+        engine.shut()
+        store.close()
+
+
+def test_models_reply_to_all_games_in_one_batch_and_after_a_restart(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """A tiny untrained model: games side by side share calls of `act`, and a game resumed has the same replies."""
+    env = {"game": "dond", "style": "natural", "max_entries": 6}
+
+    def engine_of(store: Store, agent: ModelAgent) -> Engine:
+        engine = Engine(store, Meddled(tmp_path, agent, env), tmp_path, Limits(each=8))
+        engine.start()
+        return engine
+
+    asked: list[int] = []
+    agent = tiny_agent()
+    act = agent.act
+    monkeypatch.setattr(agent, "act", lambda requests: (asked.append(len(requests)), act(requests))[1])
+    store = Store(tmp_path / "games.sqlite")
+    records = [new_record("me", "scripted", env, "player_0") for _ in range(6)]
+    engine = Engine(store, Meddled(tmp_path, agent, env), tmp_path, Limits(each=8))
+    opened = [engine.open(record) for record in records]  # before it starts: all are taken in one go
+    engine.start()
+    [future.result(60) for future in opened]
+    settle(engine, records)
+    assert max(asked) == 6
+    for record in records:
+        if engine.sight(record.id).state == "yours":
+            engine.say(record.id, engine.sight(record.id).number, "[message] hats ? [END]").result(60)
+    settle(engine, records)
+    before = [engine.sight(record.id) for record in records]
+    engine.shut()
+    store.close()
+
+    store = Store(tmp_path / "games.sqlite")
+    engine = engine_of(store, tiny_agent())
+    assert engine.resumed.wait(60)
+    try:
+        settle(engine, records)
+        assert [engine.sight(record.id) for record in records] == before
+        for record in records:
+            while (sight := engine.sight(record.id)).state == "yours":
+                engine.say(record.id, sight.number, "[message] hats ? [END]").result(60)
+                settle(engine, [record])
+        games = [read_episodes(tmp_path / f"episodes/{record.id}.jsonl")[0] for record in records]
+        assert all(game["beliefs"] for game in games)  # what the model believed is watched later
+    finally:
+        engine.shut()
+        store.close()
+    assert threading.active_count() < 50
+
+
+def tiny_agent() -> ModelAgent:
+    return ModelAgent("tiny", tiny_policy(), slots=16, context=512, max_new_tokens=6, style="compact")
+
+
+def settle(engine: Engine, records: list) -> None:
+    until = time.monotonic() + 60
+    while any(engine.sight(record.id).state == "waiting" for record in records):
+        assert time.monotonic() < until
+        time.sleep(0.01)
