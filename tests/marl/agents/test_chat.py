@@ -150,6 +150,7 @@ def of_kind(charset: str, body: str = '{"choices": []}', status: int = 200) -> A
 
 
 OK = "HTTP/1.1 200 OK"
+GOING = ("Connection: close", "Content-Length: 2")  # who asks next must not take this connection
 
 
 HOSTILE: dict[str, tuple[Answering, Lost]] = {
@@ -177,7 +178,7 @@ HOSTILE: dict[str, tuple[Answering, Lost]] = {
     "length below 0": (raw(OK, "Content-Length: -5", "", "{}"), Lost.UNREACHABLE),
     "not HTTP": (raw("hello"), Lost.UNREACHABLE),
     "endless headers": (raw(OK, *(f"X-{n}: {n}" for n in range(20_000)), "", "{}"), Lost.UNREACHABLE),
-    "odd cookies": (raw(OK, "Set-Cookie: \xff=\x01; expires=soon", "Content-Length: 2", "", "{}"), Lost.NONSENSE),
+    "odd cookies": (raw(OK, *GOING, "Set-Cookie: \xff=\x01; expires=soon", "", "{}"), Lost.NONSENSE),
     "hangs up": (lambda s, b, h: h.connection.shutdown(socket.SHUT_RDWR), Lost.UNREACHABLE),
 }
 
