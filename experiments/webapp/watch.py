@@ -11,8 +11,8 @@ from typing import Any
 
 from marl.common.errors import UserError
 from marl.common.files import FAULTS, read_bytes, reading
-from marl.report.games import game_view
-from marl.report.transcripts import check_transcript, is_dond
+from marl.report.transcripts import check_transcript
+from marl.report.views import game_view, is_dond
 
 MOST_FILES = 200  # that the list of all games reads; a run's own list reads all of its files
 PATTERNS = ("episodes/*.jsonl", "episodes-*.jsonl")  # of training and evaluation; of play

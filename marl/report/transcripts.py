@@ -146,12 +146,12 @@ def read_episodes(path: str | Path) -> list[Transcript]:
         if not isinstance(transcript, dict) or not FORM.keys() <= transcript.keys():
             raise UserError(f"{where}: expected a transcript with {', '.join(FORM)}")
         with reading(where):
-            _check(transcript)
+            check_transcript(transcript)
         transcripts.append(transcript)
     return transcripts
 
 
-def _check(transcript: Transcript) -> None:
+def check_transcript(transcript: Transcript) -> None:
     """Raises an error of `files.FAULTS` if the transcript cannot be shown."""
     if wrong := [name for name, form in FORM.items() if not fits(transcript[name], form)]:
         raise TypeError(f"{wrong[0]} are not what they should be")

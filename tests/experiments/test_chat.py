@@ -19,7 +19,6 @@ from marl.common.secrets import told
 from tests.composing import config_hash, configure
 from tests.endpoint import KEY, Server, sensible
 
-pytest.importorskip("openai")
 SMALL = [
     "progress=false", "threads=1", "base.games=12", "model.hidden_size=32", "model.layers=1",
     "model.intermediate_size=64", "model.max_new_tokens=8",
