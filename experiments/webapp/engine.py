@@ -7,6 +7,7 @@ before it counts, so that a restart plays the games again up to where they were.
 from __future__ import annotations
 
 import queue
+import sqlite3
 import threading
 import time
 import traceback
@@ -228,7 +229,12 @@ class Engine:
         if sum(play.record.person == record.person for play in plays) >= self.limits.each:
             raise UserError(f"You have {self.limits.each} open games. Finish or stop one of them first.")
         play = self._begin(record)
-        self.store.add(record)
+        try:
+            self.store.add(record)
+        except sqlite3.Error:
+            self._plays.pop(play.match.index)
+            self._by_id.pop(record.id)
+            raise
         self._fresh.append(play)
 
     def _begin(self, record: Record) -> Play:
@@ -299,15 +305,15 @@ class Engine:
             if play.stopping:  # maybe closed already
                 continue
             for seat in play.match.seats:
-                request = play.match.request(seat)
-                if request is None:
+                due = play.match.request(seat)
+                if due is None:
                     continue
                 if seat != play.seat:
-                    asked.setdefault(id(play.opponent), []).append(request)
-                    if request.turn != TurnKind.WAIT:
+                    asked.setdefault(id(play.opponent), []).append(due)
+                    if due.turn != TurnKind.WAIT:
                         play.owed.add(seat)
                 elif not play.match.over:  # the end was shown when it came
-                    play.read(request)
+                    play.read(due)
             play.look()
             if not play.match.due and not play.match.over:
                 self._ready.append(play)
@@ -382,7 +388,10 @@ class Engine:
         self._leave(play, "stopped")
 
     def _leave(self, play: Play, state: str) -> None:
-        self.store.end(play.record.id, state, play.entries)
+        try:
+            self.store.end(play.record.id, state, play.entries)
+        except sqlite3.Error as error:  # e.g. a full disk: the next start takes the game up again
+            say_error(f"games.sqlite cannot be written ({error}): make room there, and start the server again")
         self._plays.pop(play.match.index, None)
         self._by_id.pop(play.record.id, None)
 

@@ -16,6 +16,7 @@ from experiments.setup.entrants import text_player
 from experiments.setup.players import called_in_games, player_config, policy_folder, run_policy, style_of
 from marl.agents.base import Agent
 from marl.agents.model import PlayConfig, model_agent
+from marl.agents.text import TextAgent
 from marl.common.errors import UserError
 from marl.decoding.memory import Slots, check_memory
 from marl.decoding.probes import size_of
@@ -112,6 +113,7 @@ class Opponents:
 
     def _script(self, name: str, env: Mapping[str, Any]) -> Loaded:
         agent = text_player(name, env["game"], "opponent")
+        assert isinstance(agent, TextAgent)
         agent.style = Style.NATURAL  # a script reads any style, and speaks as the person does
         return Loaded(agent, self.games)
 

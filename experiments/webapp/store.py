@@ -122,7 +122,9 @@ class Store:
         seconds = []
         rows = self._do("SELECT clock, seat, reply, seconds FROM replies WHERE game = ? ORDER BY clock", game)
         for clock, seat, kept, took in rows:
-            fields = {n: tuple(value) if isinstance(value, list) else value for n, value in json.loads(kept).items()}
+            fields: dict[str, Any] = {
+                n: tuple(value) if isinstance(value, list) else value for n, value in json.loads(kept).items()
+            }
             found.setdefault(clock, {})[seat] = Reply((index, seat), **fields)
             if took is not None:
                 seconds.append(took)

@@ -6,6 +6,7 @@ import html
 import json
 import re
 import socket
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -389,6 +390,36 @@ def test_an_opponent_that_fails_ends_its_games_alone(tmp_path: Path) -> None:
         again = new_record("me", "scripted", env, "any")
         engine.open(again).result(10)  # loaded anew, from the real scripts
         assert engine.alive
+    finally:
+        engine.shut()
+        store.close()
+
+
+def test_a_full_disk_ends_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = {"game": "dond", "style": "natural"}
+    store = Store(tmp_path / "games.sqlite")
+    engine = Engine(store, Opponents(tmp_path, {"dond": env}, device=None), tmp_path, Limits())  # type: ignore[arg-type]
+    engine.start()
+
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    try:
+        record = new_record("me", "scripted", env, "any")
+        engine.open(record).result(10)
+        settle(engine, [record])
+        with monkeypatch.context() as patched:
+            for name in ("add", "reply", "end"):
+                patched.setattr(store, name, full)
+            with pytest.raises(sqlite3.OperationalError):
+                engine.open(new_record("me", "scripted", env, "any")).result(10)
+            with pytest.raises(sqlite3.OperationalError):
+                engine.say(record.id, 0, "[message] hi [END]").result(10)
+            assert engine.sight(record.id).state == "yours"  # nothing counted that is not kept
+            engine.stop(record.id, "enough").result(10)
+        assert engine.alive and not engine.busy()
+        assert [game.id for game in store.open_games()] == [record.id]  # to go on with at the next start
+        engine.open(new_record("me", "scripted", env, "any")).result(10)
     finally:
         engine.shut()
         store.close()
