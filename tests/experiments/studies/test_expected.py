@@ -19,8 +19,8 @@ from experiments.studies.expected import leave_one_out, make_bands, read_curves
 from marl.common.errors import UserError
 from marl.common.files import csv_rows, stem
 from marl.metrics.tables import write_csv
+from tests.composing import DOND as SMALL
 from tests.composing import composed_once, configure, run_folder
-from tests.experiments.test_train import SMALL
 
 DOND = {  # files of curves under experiments/results -> name of the experiment, objective of the game
     "dond_ablation/curves.csv.gz": ("dond_ablation", 1.0),
