@@ -29,7 +29,8 @@ def code(text: str) -> list[str]:
 
 def commands(text: str) -> list[str]:
     found = [line[line.index("-m experiments.") + 3 :] for line in code(text) if "-m experiments." in line]
-    return [command for command in dict.fromkeys(found) if not command.startswith("experiments.NAME")]
+    made_up = ("experiments.NAME", "experiments.train env=colour")  # the second is the game that its page adds
+    return [command for command in dict.fromkeys(found) if not command.startswith(made_up)]
 
 
 def settings(text: str) -> list[str]:
@@ -84,6 +85,7 @@ def test_every_listed_setting_is_one(accepted: Callable[[str], bool]) -> None:
     together: list[dict[str, str]] = []  # settings of different parts, to be tried at once
     for setting in dict.fromkeys(listed):
         setting = f"env=among_us {setting}" if "imposter" in setting and "env=" not in setting else setting
+        setting = f"env=dond {setting}" if "negotiator" in setting and "env=" not in setting else setting
         parts = set(re.findall(r"(?:^|\s)~?(\w+)", setting))
         room = next((line for line in together if not parts & line.keys()), None)
         if room is None:
