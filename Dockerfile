@@ -1,6 +1,6 @@
-# A CPU image that runs the quickstart: docker build -t language-games . && docker run -v $PWD/runs:/work/runs language-games
+# A CPU image that runs the quickstart: docker build -t language-games . && docker run -v $PWD/runs:/app/runs language-games
 FROM python:3.12-slim
-WORKDIR /work
+WORKDIR /app
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY envs envs
 COPY marl marl

@@ -1,4 +1,4 @@
-"""What `marl.train` calls: one run from overrides, checked as on the command line."""
+"""Trains one run from overrides, checked as on the command line. `marl.train` calls it."""
 
 from __future__ import annotations
 

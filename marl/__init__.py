@@ -8,8 +8,8 @@ import importlib
 from typing import Any
 
 __all__ = [
+    "ModelPlayer",
     "PlayedEpisode",
-    "Player",
     "Players",
     "beliefs",
     "credit",
@@ -24,7 +24,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module marl has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(importlib.import_module("marl.api"), name)
+    return getattr(importlib.import_module("marl.model.words" if name == "word_policy" else "marl.api"), name)
 
 
 def __dir__() -> list[str]:

@@ -26,7 +26,6 @@ from marl.agents.base import Agent
 from marl.agents.model import ModelAgent
 from marl.common.errors import UserError
 from marl.model.policy import Policy
-from marl.model.words import word_policy
 from marl.report.notebook import episode_html
 from marl.report.transcripts import episode_to_json
 from marl.report.views import render_text
@@ -42,7 +41,7 @@ from marl.types import Episode
 
 
 @dataclass(frozen=True)
-class Player:
+class ModelPlayer:
     """A language model that can play: its policy, and how it was trained to read and reply.
 
     `context` and `max_new_tokens` are in tokens; `style` is the style of the game's text that it reads (None: any).
@@ -55,16 +54,16 @@ class Player:
     style: str | None = None
 
 
-Seated: TypeAlias = Player | Agent | str
+Seated: TypeAlias = ModelPlayer | Agent | str
 
 
-class Players(dict[str, Player]):
+class Players(dict[str, ModelPlayer]):
     """The players of a finished run by name: `trained`, `base`, and `rival` if two learned.
 
     `env`: the settings of the run's game, as `play` takes them. `run`: its folder.
     """
 
-    def __init__(self, players: Mapping[str, Player], env: Mapping[str, Any], run: Path) -> None:
+    def __init__(self, players: Mapping[str, ModelPlayer], env: Mapping[str, Any], run: Path) -> None:
         super().__init__(players)
         self.env, self.run = dict(env), run
 
@@ -114,7 +113,7 @@ def load(run: str | Path, device: str = "cpu") -> Players:
         if (game := read_card(folder / part).get("game")) not in (None, env["game"]):
             raise UserError(f"{folder / part} plays {game}, and its run's game is {env['game']}. Name another run.")
         policy = load_policy(folder / part, device)
-        found[name] = Player(name, policy, algo["context"], algo["max_new_tokens"], env.get("style"))
+        found[name] = ModelPlayer(name, policy, algo["context"], algo["max_new_tokens"], env.get("style"))
     return Players(found, env, folder)
 
 
@@ -130,8 +129,8 @@ def play(
     """Plays `n` games and returns their episodes.
 
     `game`: `among_us`, `dond`, or settings with `game` in them, as `Players.env`. `players`: one for all seats; by
-    role, as {"crewmate": ..., "imposter": ...}; or a pair, who change seats from game to game. A player is a `Player`
-    of `load`, an agent, or the name of a scripted player (`scripted` is the game's usual one). The same seed gives the
+    role, as {"crewmate": ..., "imposter": ...}; or a pair, who change seats from game to game. A player is a
+    `ModelPlayer` of `load`, an agent, or the name of a scripted player (`scripted` is the game's usual one). The same seed gives the
     same games. `concurrency`: games at a time, which share the models' passes.
     Raises UserError for a game, a role or a scripted player that does not exist.
 
@@ -147,7 +146,7 @@ def play(
     def agent(player: Seated, seats: int) -> Any:
         if isinstance(player, str):
             return scripted(env["game"], "" if player == "scripted" else player)
-        if not isinstance(player, Player):
+        if not isinstance(player, ModelPlayer):
             return player
         limits = {"context": player.context, "max_new_tokens": player.max_new_tokens, "temperature": temperature}
         return ModelAgent(player.name, player.policy, slots=seats * at_once, style=player.style, **limits)  # type: ignore[arg-type]
@@ -210,20 +209,5 @@ def train(*overrides: str) -> Path:
         run = marl.train("env=dond", "algo.iterations=4", "seed=1")
         players = marl.load(run)
     """
-    return Path(
-        importlib.import_module("experiments.api").train(overrides)
-    )  # the one way up: commands stand above marl
-
-
-__all__ = [
-    "PlayedEpisode",
-    "Player",
-    "Players",
-    "beliefs",
-    "credit",
-    "influence",
-    "load",
-    "play",
-    "train",
-    "word_policy",
-]
+    commands = importlib.import_module("experiments.api")  # the one way up: commands stand above marl
+    return Path(commands.train(overrides))

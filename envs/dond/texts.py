@@ -52,7 +52,7 @@ _MIXED = (
 _GOALS = {0.0: _SEMI, 1.0: _COOP, -1.0: _COMPETITIVE}
 
 
-# By style, the lines that can be read after the prompt: what the partner said, that it proposed, the correction of a
+# Lines by style that can be read after the prompt: what the partner said, that it proposed, the correction of a
 # refused reply, how much of one's own message was left, and the end, with own points and the partner's.
 WORDING = {
     Style.NATURAL: {

@@ -113,7 +113,7 @@ class Bench:
                 written()
 
     def lacking(self, row: Row) -> str:
-        """What keeps an engine from being measured; empty where nothing does."""
+        """Returns why an engine cannot be measured; empty if it can."""
         if row.engine == TRL and not has_trl():
             return f"not installed: {INSTALL_TRL}"
         if row.point.dtype == "bfloat16" and (lacking := without_bf16(self.device)):

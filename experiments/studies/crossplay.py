@@ -421,8 +421,8 @@ def show(table: Path, figure: Path) -> Sequence[str]:
 def self_minus_cross(
     labels: Sequence[str], of: Mapping[Pair, Figures]
 ) -> dict[tuple[str, str, str], tuple[float, float, Interval]]:
-    """By row, column and metric: each row player's mean in self-play, that with each other player, with all others, and
-    the mean of these over all players; and their difference, paired by game seed."""
+    """Returns by row, column and metric each row player's mean in self-play, that with each other player, with all
+    others, and the mean of these over all players; and their difference, paired by game seed."""
     found = {}
     for name in SHOWN:
         own = {row: of[row, row][name] for row in labels}

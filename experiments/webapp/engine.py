@@ -155,7 +155,7 @@ class Engine:
         return self._submit(lambda: self._stop(game, reason))
 
     def sight(self, game: str) -> Sight | None:
-        """What the person at this game may see; None if there is no such game."""
+        """Returns what the person at this game may see; None if there is no such game."""
         play = self._by_id.get(game)
         if play is not None and play.sight is not None:
             return play.sight
@@ -215,7 +215,7 @@ class Engine:
                 continue
             try:
                 future.set_result(do())
-            except Exception as error:
+            except Exception as error:  # whoever asked gets it
                 future.set_exception(error)
         late = time.monotonic() - self.limits.idle
         for play in list(self._plays.values()):

@@ -303,7 +303,7 @@ async def done(future: Future[Any]) -> Any:
         raise UserError("The server is very busy. Load the page again.") from error
     except UserError:
         raise
-    except Exception as error:
+    except Exception as error:  # the terminal has it; a visitor learns nothing of the server
         say_error(f"web: {type(error).__name__}: {error}")
         raise UserError("The server could not do that.") from error
 

@@ -261,7 +261,7 @@ class Endpoint:
 
 
 def _refused(status: int, after: str) -> tuple[Lost, float | None]:
-    """What a status other than success means, and the seconds to wait before the next try (None: no other try)."""
+    """Returns the meaning of a failed status, and the seconds to wait before the next try (None: no other try)."""
     if status in (401, 403):  # 403 is as a rule a moderator's refusal of these messages
         return Lost.KEY if status == 401 else Lost.DECLINED, None
     if status < 400:

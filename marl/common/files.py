@@ -44,7 +44,7 @@ def writing(path: Path) -> Iterator[None]:
     """Turns a failed write within the block into a UserError that names the path, the reason and the fix."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # libraries raise their own for a full disk; all others go on
         quoted = re.search(r"\(os error (\d+)\)", str(error))  # libraries in Rust raise errors of their own
         number = error.errno if isinstance(error, OSError) else int(quoted[1]) if quoted else None
         if number is None and not isinstance(error, OSError):

@@ -1,4 +1,4 @@
-"""What a loop tells of its progress."""
+"""Progress of a loop, as it is shown."""
 
 from __future__ import annotations
 

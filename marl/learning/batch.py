@@ -22,7 +22,7 @@ Seat = tuple[Episode, str]
 
 
 class Asked(NamedTuple):
-    """What a row was asked: a belief question, or a choice that says what is believed (`vote`)."""
+    """A target of belief in a row: a belief question, or a choice that says what is believed (`vote`)."""
 
     row: int
     position: int

@@ -17,7 +17,7 @@ from marl.common.errors import UserError, naming
 from marl.types import Kind, TokenBatch
 
 OVER = ("choice", "speech", "both")  # which reply tokens a term is about
-# What a term may read. Terms that read the same share a forward pass; "renamed", beliefs of renamed rows, has its own.
+# Outputs that a term may read. Terms that read the same share a forward pass; "renamed" (other names) has its own.
 READS = ("reply", "values", "beliefs", "observed", "planned", "divergence", "renamed")
 
 

@@ -230,7 +230,7 @@ def _draw_mean(
 
 
 def floor_of(found: Entries) -> str:
-    """What beliefs are compared with: the exact `prior`, or `chance` if the game has none."""
+    """Returns the floor that beliefs are compared with: the exact `prior`, or `chance` if the game has none."""
     return "prior" if any("prior_log_loss" in entry for entries in found.values() for entry in entries) else "chance"
 
 

@@ -1,4 +1,4 @@
-"""What a reader is shown of a transcript: each message with what it changed, as plain data and as text."""
+"""Views of a transcript for readers: each message with what it changed, as plain data and as text."""
 
 from __future__ import annotations
 

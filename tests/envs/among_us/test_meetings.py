@@ -237,7 +237,7 @@ def test_the_vote_cannot_ask_about_all_names() -> None:
 
 @pytest.mark.parametrize("style", ["compact", "natural"])
 def test_infos_say_which_votes_of_crewmates_are_true(style: str) -> None:
-    """Those for the living imposters, at the vote alone; no observation says so."""
+    """Votes for the living imposters are true, at the vote alone; no observation says so."""
     table = Table(SEVEN, players=7, imposters=2, cooldown=0, style=style)
     assert all("truths" not in info for info in table.infos.values())
     table(green="kill_red")
