@@ -130,8 +130,8 @@ def play(
 
     `game`: `among_us`, `dond`, or settings with `game` in them, as `Players.env`. `players`: one for all seats; by
     role, as {"crewmate": ..., "imposter": ...}; or a pair, who change seats from game to game. A player is a
-    `ModelPlayer` of `load`, an agent, or the name of a scripted player (`scripted` is the game's usual one). The same seed gives the
-    same games. `concurrency`: games at a time, which share the models' passes.
+    `ModelPlayer` of `load`, an agent, or the name of a scripted player (`scripted` is the game's usual one). The same
+    seed gives the same games. `concurrency`: games at a time, which share the models' passes.
     Raises UserError for a game, a role or a scripted player that does not exist.
 
         marl.play("dond", "scripted", 2)
