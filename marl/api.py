@@ -26,7 +26,7 @@ from marl.agents.base import Agent
 from marl.agents.model import ModelAgent
 from marl.common.errors import UserError
 from marl.model.policy import Policy
-from marl.report.notebook import episode_html
+from marl.report.html import episode_html
 from marl.report.transcripts import episode_to_json
 from marl.report.views import render_text
 from marl.rewards import Reward

@@ -7,19 +7,16 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-import marl.report
 from experiments.launch.terminal import say_error
 from experiments.webapp import runs as runs_page
 from experiments.webapp import watch
@@ -29,6 +26,7 @@ from experiments.webapp.session import COOKIE, Rate, Sessions, host_is_fine, ori
 from experiments.webapp.store import Store, new_record
 from experiments.webapp.table import LONGEST, reply_of, table_view
 from marl.common.errors import UserError
+from marl.report.html import TEMPLATES, templates
 
 BODY = 16_384  # bytes of a form at most
 WAIT = 20.0  # seconds that a page waits for news in one request
@@ -67,11 +65,8 @@ class Site:
     rate: Rate
 
     def __post_init__(self) -> None:
-        here, report = Path(__file__).parent, Path(str(files(marl.report)))
-        loader = FileSystemLoader([here / "templates", report / "templates"])
-        self._templates = Environment(
-            loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-        )
+        here = Path(__file__).parent
+        self._templates = templates(here / "templates")
         out = self.engine.out
         recorded_in = out.name if out.parent == self.runs else ""  # else finished games cannot be watched here
         self._templates.globals |= {
@@ -80,7 +75,7 @@ class Site:
             "longest": LONGEST,
             "quoted": lambda text: quote(text, safe=""),
         }
-        style = (report / "templates/style.css").read_text() + (here / "static/web.css").read_text()
+        style = (TEMPLATES / "style.css").read_text() + (here / "static/web.css").read_text()
         self._static = {
             "style.css": (style, "text/css"),
             "web.js": ((here / "static/web.js").read_text(), "text/javascript"),

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from marl.common.errors import UserError
 from marl.common.files import reading, write_text, writing
@@ -18,6 +17,7 @@ from marl.metrics.tables import ablation_table
 from marl.metrics.wording import ENDS, headline
 from marl.report.figures import SERIES, belief_panels, floor_of, mean_entries, profile_panel, training_panels
 from marl.report.games import shown_games, speakers
+from marl.report.html import templates
 from marl.report.prose import comparisons, costs, endings, findings, mixed, own_ends, what_was_run
 from marl.report.runs import Run, arm_label, arm_runs, read
 from marl.report.tables import columns_of, other_metrics, over_seeds, table_rows
@@ -76,30 +76,30 @@ def page_of(runs: Sequence[Run], title: str) -> str:
     measured = [name for found in columns.values() for name in found]
     first_rows = list(dict.fromkeys(name for game in games for name in headline(game, measured)))
     ends = ENDS if games == ["among_us"] else own_ends(columns)
-    loader = FileSystemLoader(Path(__file__).parent / "templates")
-    engine = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return engine.get_template("report.html").render(
-        title=title,
-        facts=[*what_was_run(runs), *mixed(runs)],
-        findings=[*findings(columns), *comparisons(arms, runs), *costs(runs)],
-        columns=list(columns),
-        colours=colours,
-        headline=table_rows(columns, first_rows, colours),
-        rest=table_rows(columns, other_metrics(columns, first_rows), colours),
-        endings=endings(columns, ends) if games != ["dond"] else [],
-        ends=list(enumerate(ends.values())),
-        over_seeds=over_seeds(arms, list(columns), first_rows, colours),
-        profile=profile_panel(arms, first_rows, colours),
-        seeds=max((row.seeds for row in ablation_table(arms)), default=1),
-        panels=training_panels(runs, columns, colours),
-        beliefs=belief_panels(entries, colours),
-        prior=floor_of(entries) == "prior",
-        speakers=heard,
-        naming="among_us" in games,
-        games=shown_games(runs),
-        cards=[run_card(run) for run in runs],
+    return (
+        templates()
+        .get_template("report.html")
+        .render(
+            title=title,
+            facts=[*what_was_run(runs), *mixed(runs)],
+            findings=[*findings(columns), *comparisons(arms, runs), *costs(runs)],
+            columns=list(columns),
+            colours=colours,
+            headline=table_rows(columns, first_rows, colours),
+            rest=table_rows(columns, other_metrics(columns, first_rows), colours),
+            endings=endings(columns, ends) if games != ["dond"] else [],
+            ends=list(enumerate(ends.values())),
+            over_seeds=over_seeds(arms, list(columns), first_rows, colours),
+            profile=profile_panel(arms, first_rows, colours),
+            seeds=max((row.seeds for row in ablation_table(arms)), default=1),
+            panels=training_panels(runs, columns, colours),
+            beliefs=belief_panels(entries, colours),
+            prior=floor_of(entries) == "prior",
+            speakers=heard,
+            naming="among_us" in games,
+            games=shown_games(runs),
+            cards=[run_card(run) for run in runs],
+        )
     )
 
 

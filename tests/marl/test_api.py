@@ -30,7 +30,7 @@ def test_players_of_a_run_play_games_that_can_be_looked_at(run: Path, capsys: py
     episodes[0].show()
     assert str(episodes[0]) in capsys.readouterr().out
     page = episodes[0]._repr_html_()
-    assert page.count('class="turn"') == len(episodes[0].turns) and "<script" not in page
+    assert page.count("class=&quot;bubble&quot;") == len(episodes[0].turns) and "<script" not in page
     again = marl.play(players.env, [players["trained"], players["base"]], 3, seed=2, concurrency=1)
     assert [[t.text for t in e.turns] for e in again] == [[t.text for t in e.turns] for e in episodes]
     by_role = marl.play(players.env, {"negotiator": players["base"]}, 1)

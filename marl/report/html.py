@@ -1,0 +1,25 @@
+"""The templates of pages, and one game as a page of its own for notebooks. All text is escaped."""
+
+from __future__ import annotations
+
+from html import escape
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from marl.report.transcripts import Transcript
+from marl.report.views import game_view
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def templates(*folders: Path) -> Environment:
+    """Makes the template engine. It searches these folders, then the report's own."""
+    loader = FileSystemLoader([*folders, TEMPLATES])
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+
+
+def episode_html(transcript: Transcript) -> str:
+    """Renders a game as in a report, in a frame, so that its style stays its own."""
+    page = templates().get_template("game.html").render(game=game_view(transcript))
+    return f'<iframe title="one game" srcdoc="{escape(page)}" style="width:100%;height:30rem;border:0"></iframe>'
