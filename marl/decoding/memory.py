@@ -174,15 +174,23 @@ def system_memory() -> int:
 
 
 def cgroup_memory(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> list[int]:
-    """Bytes left below each memory limit of this process's control groups (version 2)."""
-    lines = own.read_text().splitlines() if own.exists() else []
-    group = next((root / line.removeprefix("0::/") for line in lines if line.startswith("0::/")), root)
+    """Bytes left below each memory limit of this process's control groups (cgroups version 1 or 2)."""
     left = []
-    for folder in (group, *group.parents):
-        if folder.is_relative_to(root) and (folder / "memory.max").exists():
-            most = (folder / "memory.max").read_text().strip()
-            if most != "max":
-                stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-                used = int((folder / "memory.current").read_text()) - int(stat["inactive_file"])  # cached files
-                left.append(int(most) - used)
+    for line in own.read_text().splitlines() if own.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            top, limit, usage, cached = root, "memory.max", "memory.current", "inactive_file"
+        elif "memory" in controllers.split(","):
+            top, limit, usage = root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+            cached = "total_inactive_file"
+        else:
+            continue
+        group = top / path.lstrip("/")  # in a container it may lie elsewhere, with its limit at the top
+        for folder in (group, *group.parents):
+            if folder.is_relative_to(top) and (folder / limit).exists():
+                most = (folder / limit).read_text().strip()
+                if most != "max":
+                    stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                    used = int((folder / usage).read_text()) - int(stat[cached])  # cached files make room
+                    left.append(int(most) - used)
     return left

@@ -206,11 +206,14 @@ def test_a_rollout_takes_what_is_predicted(shape: dict[str, int], width: int) ->
 # --- What is free ---
 
 
-def group(folder: Path, limit: str, used: int, cached: int) -> None:
+def group(folder: Path, version: int, limit: str, used: int, cached: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "memory.max").write_text(f"{limit}\n")
-    (folder / "memory.current").write_text(f"{used}\n")
-    (folder / "memory.stat").write_text(f"anon 5\ninactive_file {cached}\n")
+    names = ("memory.max", "memory.current", "inactive_file")
+    if version == 1:
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    (folder / names[0]).write_text(f"{limit}\n")
+    (folder / names[1]).write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 5\n{names[2]} {cached}\n")
 
 
 def test_limits_of_control_groups_are_read_up_to_the_top(tmp_path: Path) -> None:
@@ -218,14 +221,19 @@ def test_limits_of_control_groups_are_read_up_to_the_top(tmp_path: Path) -> None
     assert cgroup_memory(own, root) == []
     own.write_text("0::/user/job\n")
     assert cgroup_memory(own, root) == []
-    group(root / "user/job", "max", 700, 0)
+    group(root / "user/job", 2, "max", 700, 0)
     assert cgroup_memory(own, root) == []
-    group(root / "user", "1000", 700, 200)
+    group(root / "user", 2, "1000", 700, 200)
     assert cgroup_memory(own, root) == [500]
-    group(root / "user/job", "600", 700, 0)
+    group(root / "user/job", 2, "600", 700, 0)
     assert cgroup_memory(own, root) == [-100, 500]
-    group(root, "1000", 300, 100)  # a container sees its limit at the top
-    own.write_text("4:memory:/docker/0123\n0::/elsewhere\n")
+
+
+def test_version_1_has_a_tree_of_its_own_and_a_container_sees_its_limit_at_the_top(tmp_path: Path) -> None:
+    own, root = tmp_path / "cgroup", tmp_path / "fs"
+    own.write_text("5:cpu,cpuacct:/job\n4:memory:/docker/0123\n0::/\n")
+    group(root / "memory", 1, "1000", 300, 100)
+    group(tmp_path, 1, "10", 0, 0)  # outside
     assert cgroup_memory(own, root) == [800]
 
 
