@@ -202,7 +202,7 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
 HARMLESS = ("torn", "empty")  # of lines the last may be torn, and files without one are whole
 
 
-@pytest.mark.parametrize(("number", "how"), enumerate(DAMAGES))
+@pytest.mark.parametrize(("number", "how"), list(enumerate(DAMAGES)))
 def test_files_that_are_no_files_of_a_run(run: Path, configs: dict[str, DictConfig], number: int, how: str) -> None:
     """Each damage is done to one of three files, which all readers read in one way."""
     name = ("config.yaml", "policy/checksums.json", f"{CHECKPOINT}/state.json")[number % 3]
