@@ -6,8 +6,8 @@ Left out: tokens. tokens.py writes a stream turn by turn from the marks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import dataclass, replace
+from itertools import product, takewhile
 
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -81,17 +81,22 @@ def read_marks(tokenizer: PreTrainedTokenizerBase, opening: str) -> Marks:
     whole, part, end = render(talk), render(talk[:-1]), tokenizer.eos_token or ""
     if not whole.startswith(part) and whole.startswith(part.removesuffix(end)):
         closing = end  # of a finished conversation
+    if whole == render(talk, cue=True):  # none is asked for, or always: what follows a reply but does not go on so
+        last, turned = (tokenizer.tokenize(text.split(a)[1]) for text in (part, whole))
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(last, turned, strict=False)))
+        closing = tokenizer.convert_tokens_to_string(last[shared:]) or closing
     before_first, after_first = render(talk[:1]).split(s)
     after_reply = render(talk[:-1]).split(a)[1]
     between, after_heard = render(talk).split(a)[1].split(v)
     cue = render(talk, cue=True).split(v)[1].removeprefix(after_heard)
+    longer = [*talk, ("assistant", b), ("user", w)]
+    opening_of_reply = render(longer).split(v)[1].split(b)[0].removeprefix(after_heard)
     ways = [(after_reply, between.removeprefix(after_reply))]
     if opening == "system":  # the last turn may be closed differently
         before_heard = render(talk).split(s)[1].split(u)[0].removeprefix(after_first)
         ways.append((between.removesuffix(before_heard), before_heard))
 
     # Longer conversations verify the marks: also where the first reply follows the opening, and with white space.
-    longer = [*talk, ("assistant", b), ("user", w)]
     bare = [longer, [longer[0], *longer[-4:]]]
     padded = [[(role, text if role == "assistant" else OUTER + text + OUTER) for role, text in chat] for chat in bare]
     rendered = [(chat, render(chat, cue=True)) for chat in (*bare, *padded)]
@@ -102,5 +107,6 @@ def read_marks(tokenizer: PreTrainedTokenizerBase, opening: str) -> Marks:
             (before_first, after_first), (before_heard, after_heard), after_reply, cue, strip_first, strip_heard
         )
         if all(marks.render(*each) for each in rendered):
-            return marks
+            # A mark that stands before replies and is not cued would be the model's to write: `<|START_RESPONSE|>`.
+            return replace(marks, cue=opening_of_reply) if opening_of_reply.startswith(cue) else marks
     raise ValueError("what the template renders is not its marks with the texts between them")

@@ -65,6 +65,25 @@ def test_a_stream_has_the_ids_of_what_the_chat_template_renders(family: str) -> 
             assert ours == theirs, (tokens.decode(ours), tokens.decode(theirs))
 
 
+@pytest.mark.parametrize("cue", ["{% if add_generation_prompt %}<|bot|><|say|>{% endif %}", "<|bot|>",
+                                 "{% if add_generation_prompt %}<|bot|>{% endif %}"])  # fmt: skip
+def test_a_mark_that_replies_begin_with_is_cued(cue: str) -> None:
+    """As in Command A and R7B, where the cue is always written or ends before the mark."""
+    tokenizer = hf_tokenizer(CHATML)
+    marks = ["<|bot|>", "<|say|>", "<|said|>", "<|end|>", "<|system|>", "<|user|>"]
+    tokenizer.add_tokens([AddedToken(mark, special=True) for mark in marks])
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m['role'] == 'assistant' %}<|bot|><|say|>{{ m['content'] }}<|said|>{% else %}"
+        "<|{{ m['role'] }}|>{{ m['content'] }}{% endif %}<|end|>{% endfor %}" + cue
+    )
+    tokens = Tokens(tokenizer)
+    say, said = tokenizer.convert_tokens_to_ids(["<|say|>", "<|said|>"])
+    assert said in tokens.eos_ids
+    for texts in READ:
+        for ours, theirs in ours_and_theirs(tokens, "system", texts):
+            assert ours[-1] == say and ours[: len(theirs)] == theirs and len(ours) - len(theirs) in (0, 1)
+
+
 def test_white_space_that_control_tokens_take_away_is_not_read() -> None:
     """As Phi-3's do with what is behind them; here also with what is before."""
     for template in (ENDED, ENDED.replace("\n<|end", "<|end")):
