@@ -289,12 +289,12 @@ def _log_likelihoods(
         tokens = torch.zeros((len(group), longest), dtype=torch.int64, device=policy.device)
         for b, i in enumerate(group):
             tokens[b, : len(rows[i][0])] = torch.tensor(rows[i][0])
-        at = [(b, t, i) for b, i in enumerate(group) for span in rows[i][1] for t in range(*span)]
+        at = [(b, t) for b, i in enumerate(group) for span in rows[i][1] for t in range(*span)]
         if not at:
             continue
-        b, t = (torch.tensor([each[k] for each in at], device=policy.device) for k in (0, 1))
-        states = policy.hidden(tokens)[b, t - 1]  # (N, D), the state before each token of a message
-        each = iter(speech_scores(policy, states, tokens[b, t], temperature).tolist())
+        row, index = torch.tensor(at, device=policy.device).T
+        states = policy.hidden(tokens)[row, index - 1]  # (N, D), the state before each token of a message
+        each = iter(speech_scores(policy, states, tokens[row, index], temperature).tolist())
         for i in group:
             found[i] = np.array([sum(next(each) for _ in range(*span)) for span in rows[i][1]])
     return found
