@@ -16,7 +16,7 @@ from marl.agents.scripted.among_us_language import accused
 from marl.types import Episode, Turn
 
 _ACTIONS = {text.lower(): action for style in Style for action, text in OPTION[style].items()}
-_NAME = re.compile(rf"\b(?:{'|'.join(NAMES)})\b", re.IGNORECASE)
+NAME = re.compile(rf"\b(?:{'|'.join(NAMES)})\b", re.IGNORECASE)
 _ROOM = re.compile(rf"(?:\broom )?\(\d, ?\d\)|\b(?:{'|'.join(name for row in ROOMS for name in row)})\b", re.IGNORECASE)
 
 
@@ -246,4 +246,4 @@ def read_game(episode: Episode) -> Record:
 # --- Forms of sentences -----------------------------------------------------------------------------------------------
 def template(message: str) -> str:
     """The form of a message: lower case, with {name} and {room} for any name and room."""
-    return " ".join(_ROOM.sub("{room}", _NAME.sub("{name}", message)).lower().split())
+    return " ".join(_ROOM.sub("{room}", NAME.sub("{name}", message)).lower().split())

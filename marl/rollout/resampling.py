@@ -58,10 +58,12 @@ def resample(
     agents: Mapping[str, Agent],
     speakers: Collection[str],
     count: int,
+    also: Callable[[int, int], Sequence[str]] = lambda game, turn: (),
 ) -> list[Episode]:
     """Fills `Turn.instead` of every message of these players by `count` other messages.
 
     `agents`: everybody who played, by the names in `Episode.players`. Only language models draw and are asked.
+    `also`: replies, as text, that stand behind those drawn, for the indices of an episode and its turn.
     """
     models = {name: agent for name, agent in agents.items() if isinstance(agent, ModelAgent)}
     env = make_env()
@@ -69,6 +71,9 @@ def resample(
     for name, model in models.items():
         own = [p for p in places if episodes[p.game].players[_turn(episodes, p).agent] == name]
         _draw(model, episodes, own, count)
+        for place in own:
+            place.replies += [model.tokens.encode(text) for text in also(place.game, place.turn)]
+    count = max((len(place.replies) for place in places), default=0)
     stops: dict[str, dict[tuple[int, str], list[Stop]]] = {name: {} for name in models}
     for place in places:
         place.heard = [[] for _ in place.replies]
@@ -146,6 +151,8 @@ def _draw(agent: ModelAgent, episodes: Sequence[Episode], places: Sequence[Place
     for place in places:
         turn = _turn(episodes, place)
         by_seat.setdefault((place.game, turn.agent), []).append(Stop(turn.start, place))
+    if not count:
+        return
     engine = Engine(agent.policy, ROWS * (count + 1), agent.engine.context)
     for slots, stops, hidden in _rows(episodes, by_seat, engine):
         forks = [slot for own in slots for slot in engine.fork(own, count)]

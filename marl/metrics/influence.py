@@ -1,0 +1,135 @@
+"""What a message did to those who heard it, beside other messages in its place.
+
+At a message, with the talk before it as it was, every listener hears another message and is asked again
+(`rollout/resampling.py`). The other message is one of
+
+    silence      none
+    other_game   what the same player said at a like place of another game
+    other_name   the same words about another player (Among Us)
+    resampled    what its author draws again: `draws` of them, whose results are averaged
+
+Influence is the distance of listeners' beliefs after the message and after the other, in total variation (0 to 1).
+Credit is belief in the truth after the message minus after the other: against `resampled` it is what this message did
+beyond what its author would have done otherwise. Left out: what the listeners choose afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from marl.agents.base import Agent
+from marl.common.errors import UserError
+from marl.metrics.among_us import NAME
+from marl.metrics.stats import Metrics, bootstrap_mean
+from marl.rollout.resampling import resample
+from marl.types import Belief, Episode, Turn
+
+SILENCE, OTHER_GAME, OTHER_NAME, RESAMPLED = KINDS = ("silence", "other_game", "other_name", "resampled")
+DRAWS = 4
+
+
+@dataclass(frozen=True)
+class Effect:
+    """The effect of one message on one listener, beside another message."""
+
+    game: int  # index of the episode
+    turn: int  # index of the message's turn
+    listener: str
+    kind: str  # one of KINDS
+    influence: float  # total variation between the listener's beliefs
+    credit: float  # difference of its belief in the truth
+
+
+def effects(
+    episodes: Sequence[Episode],
+    make_env: Callable[[], Any],
+    agents: Mapping[str, Agent],
+    speakers: Collection[str],
+    draws: int = DRAWS,
+) -> list[Effect]:
+    """Measures every message of these players (names in `Episode.players`). Needs the episodes' streams.
+
+    Who is not asked after the other message believes what it did before.
+    """
+    if not any(episode.streams for episode in episodes):
+        raise UserError("These games were recorded without their streams. Play them again to measure influence.")
+    others = _others(episodes, speakers)
+    texts = {at: tuple(by_kind.values()) for at, by_kind in others.items()}
+    heard = resample(episodes, make_env, agents, speakers, draws, lambda game, turn: texts.get((game, turn), ()))
+    found = []
+    for game, episode in enumerate(heard):
+        for number, turn in enumerate(episode.turns):
+            if not turn.instead:
+                continue
+            kinds = [*[RESAMPLED] * draws, *others.get((game, number), ())]
+            for after in episode.beliefs:
+                if after.step == turn.step + 1 and after.listener != turn.agent:
+                    found += _beside(game, number, episode, turn, after, kinds)
+    return found
+
+
+def _beside(game: int, number: int, episode: Episode, turn: Turn, after: Belief, kinds: Sequence[str]) -> list[Effect]:
+    """The effects on one listener's answer; those of the draws are averaged."""
+    asked = (after.listener, after.question.text)
+    before = [b for b in episode.beliefs if (b.listener, b.question.text) == asked and b.step <= turn.step]
+    by_kind: dict[str, list[tuple[float, float]]] = {}
+    for kind, answers in zip(kinds, turn.instead, strict=True):
+        instead = next((b for b in answers if (b.listener, b.question.text) == asked), None) or (before or [None])[-1]
+        if instead is not None and instead.question.candidates == after.question.candidates:
+            distance = float(np.abs(after.probs - instead.probs).sum() / 2)
+            by_kind.setdefault(kind, []).append((distance, after.truth - instead.truth))
+    means = {kind: np.mean(values, axis=0) for kind, values in by_kind.items()}
+    return [Effect(game, number, after.listener, kind, float(d), float(c)) for kind, (d, c) in means.items()]
+
+
+def _others(episodes: Sequence[Episode], speakers: Collection[str]) -> dict[tuple[int, int], dict[str, str]]:
+    """Other replies for each message, as text, by kind."""
+    said = [
+        (game, number, turn)
+        for game, episode in enumerate(episodes)
+        for number, turn in enumerate(episode.turns)
+        if turn.message and turn.message in turn.text and episode.players[turn.agent] in speakers
+    ]
+    found: dict[tuple[int, int], dict[str, str]] = {}
+    for i, (game, number, turn) in enumerate(said):
+        replies = {SILENCE: turn.text.replace(turn.message, "", 1)}
+        later = (*said[i + 1 :], *said[:i])
+        elsewhere = next((t for g, _, t in later if g != game and t.role == turn.role), None)
+        if elsewhere:
+            replies[OTHER_GAME] = elsewhere.text
+        if renamed := _renamed(episodes[game], turn):
+            replies[OTHER_NAME] = turn.text.replace(turn.message, renamed, 1)
+        found[game, number] = replies
+    return found
+
+
+def _renamed(episode: Episode, turn: Turn) -> str:
+    """The message about another player than the first whom it names; empty if it names nobody or nobody is left."""
+    names = episode.facts.get("names", {})
+    match = NAME.search(turn.message)
+    asked = next((b for b in episode.beliefs if b.step == turn.step + 1 and b.listener != turn.agent), None)
+    if match is None or asked is None or turn.agent not in names:
+        return ""
+    taken = {match[0].lower(), names[turn.agent].lower()}
+    left = [name for name in asked.question.candidates if name.lower() not in taken and NAME.fullmatch(name)]
+    if not left:
+        return ""
+    other = left[(episode.seed + turn.step) % len(left)]
+    other = other if match[0][:1].isupper() else other.lower()
+    return turn.message.replace(match[0], other)
+
+
+def influence_metrics(found: Sequence[Effect], rng: np.random.Generator) -> Metrics:
+    """`talk/influence/KIND` and `talk/credit/KIND`, in means over messages and listeners, intervals over games."""
+    metrics = {}
+    for kind in KINDS:
+        those = [effect for effect in found if effect.kind == kind]
+        games = [effect.game for effect in those]
+        if those:
+            metrics[f"talk/influence/{kind}"] = bootstrap_mean([e.influence for e in those], games, rng=rng)
+            metrics[f"talk/credit/{kind}"] = bootstrap_mean([e.credit for e in those], games, rng=rng)
+    return metrics
