@@ -1,7 +1,8 @@
-"""Fills pages of the site from the project itself: settings from the YAML's comments, results from their folders."""
+"""Fills pages of the site from the project itself: settings from the YAML's comments, metrics, published results."""
 
 from __future__ import annotations
 
+import csv
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "experiments" / "results"
-SETTINGS = "<!-- settings -->"
+SETTINGS, METRICS = "<!-- settings -->", "<!-- metrics -->"
 GROUPS = "env model base algo loss reward planner chat tracker tuned pretrained ablation experiment sweep shared"
 
 
@@ -31,7 +32,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             r"\]\((?:\.\./){2,}(?:README|experiments|marl|envs|tests|conf)\b[^)]*\)", "](../../index.md)", markdown
         )
     markdown = re.sub(r"\]\(\.\./((?:\.\./)*)experiments/results/", r"](\1results/", markdown)
-    return markdown.replace(SETTINGS, settings()) if SETTINGS in markdown else markdown
+    for place, fill in ((SETTINGS, settings), (METRICS, metrics)):
+        markdown = markdown.replace(place, fill()) if place in markdown else markdown
+    return markdown
 
 
 def settings() -> str:
@@ -41,6 +44,13 @@ def settings() -> str:
         parts.append(f"## {group}\n")
         parts += [section(f"{group}={path.stem}", path) for path in sorted((ROOT / "conf" / group).glob("*.yaml"))]
     return "\n".join(parts)
+
+
+def metrics() -> str:
+    """The metrics as tables and reports name them."""
+    with (ROOT / "marl" / "metrics" / "wording.csv").open(encoding="utf-8", newline="") as file:
+        rows = [f"| `{row['metric']}` | {row['label']} | {row['note']} |" for row in csv.DictReader(file)]
+    return "\n".join(["| metric | called | which is |", "|---|---|---|", *rows])
 
 
 def section(title: str, path: Path) -> str:

@@ -1,4 +1,4 @@
-"""How fast games are played and learned from, beside what people write first.
+"""Measures how fast games are played and learned from, beside what people write first.
 
     make bench                                        # or: python -m experiments.benchmark
     python -m experiments.benchmark bench=quick       # seconds: that it runs

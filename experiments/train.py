@@ -52,7 +52,7 @@ def main(cfg: DictConfig) -> Path:
     spec = run_spec(cfg)
     leads = int(os.environ.get("RANK", "0")) == 0  # of torchrun's processes the first one writes
     if spec.measured and leads:
-        say(f"arm={spec.arm} measures {', '.join(spec.measured)} and trains what it names alone; arm=NAME trains all")
+        say(f"arm={spec.arm} measures {', '.join(spec.measured)} without training. To train them too, add arm=NAME.")
     set_deterministic(spec.deterministic)
     set_threads(spec.threads)
     if is_done(spec):
@@ -108,7 +108,7 @@ def say_done(spec: RunSpec) -> None:
         build_report([folder], report, title=spec.name)
     gone = missing_files(folder / "policy")
     lacks = f"; its policy lacks {', '.join(gone)}, which a new run would make" if gone else ""
-    say(f"{folder} is done: its report is {report}{lacks}; change the configuration or remove the folder")
+    say(f"{folder} is done: its report is {report}{lacks}")
 
 
 @contextmanager

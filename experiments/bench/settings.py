@@ -58,7 +58,7 @@ class Settings:
 
 
 def check_counts(settings: Point | Settings, where: str, free: tuple[str, ...] = ()) -> None:
-    """UserError for a whole number below 1, but for those that are `free`."""
+    """Raises UserError for a whole number below 1, except the settings named in `free`."""
     for field in fields(settings):
         value = getattr(settings, field.name)
         if isinstance(value, int) and value < 1 and field.name not in free:

@@ -65,6 +65,8 @@ def command(
             if cfg is not None:
                 check_settings(OmegaConf.to_container(cfg, resolve=True))
                 return task(cfg)
+            if os.getcwd() not in sys.path:  # as with python -m: the terms of one's own folder
+                sys.path.insert(0, os.getcwd())
             try:
                 flags = read_arguments(implies or {})
                 if flags.help:

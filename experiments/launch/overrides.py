@@ -105,6 +105,9 @@ class Checker:
             if self.chooses_file(override):
                 continue
             if key not in names and not added:
+                value = None if override.is_delete() else override.value()
+                if isinstance(value, dict) and "_target_" in value:
+                    raise UserError(f"{key} is not a setting. Add a term with a plus sign: +{shown(override)}")
                 raise UserError(self.unknown(key, config))
             if override.is_delete():
                 parent, _, name = key.rpartition(".")

@@ -35,7 +35,9 @@ def check_losses(spec: RunSpec) -> None:
     if kind == "filtered_bc" and plans:
         raise UserError("loss=plan: algo=filtered_bc imitates games as they were played; drop it, or take algo=ppo")
     if kind == "pikl" and not plans:
-        raise UserError("loss: with algo=pikl the policy learns from plans, and there is no loss.plan; keep it")
+        raise UserError(
+            "loss.plan is missing: with algo=pikl the policy learns from plans. Leave loss.plan in, or take algo=ppo."
+        )
     if isinstance(spec.algo, RLPiklConfig) and spec.algo.value == "plan" and game == "among_us":
         imposters, mistake = spec.env["imposters"], spec.algo.planner.mistake
         if imposters != 1 or mistake:

@@ -89,8 +89,11 @@ def _term(fields: Any, where: str, name: str) -> Any:
     setting = f"{where}.{name}._target_={fields['_target_']}"
     try:
         kind = getattr(importlib.import_module(module), called)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise UserError(f"{setting}: there is no such class") from error
+    except (ImportError, AttributeError, TypeError, ValueError, SyntaxError) as error:
+        absent = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
+        if absent or not isinstance(error, ImportError | SyntaxError):
+            raise UserError(f"{setting}: there is no such class. Is its folder on PYTHONPATH?") from error
+        raise UserError(f"{setting}: {module} cannot be imported: {error}. Correct its file.") from error
     has: set[str] = set()
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         has = {f.name for f in dataclasses.fields(kind)} | set(dir(kind))

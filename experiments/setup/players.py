@@ -35,7 +35,9 @@ def is_run(name: str) -> bool:
     if policy_folder(name).is_dir():
         return True
     if "/" in name:
-        raise UserError(f"{name} is not the folder of a finished run (it has no policy/)")
+        if not Path(name).is_dir():
+            raise UserError(f"{name}: there is no such folder. Name a finished run's.")
+        raise UserError(f"{name} has no policy/. Name a finished run's folder, or finish it with its own command.")
     return False
 
 

@@ -45,7 +45,7 @@ def selected(runs: Path, select: Any, where: Any = None) -> list[Path]:
         except ValueError as error:
             raise UserError(f"select={pattern}: {error}") from error
         if not matching:
-            raise UserError(f"select={pattern}: no finished run in {runs} has such a name")
+            raise UserError(f"select={pattern}: no finished run in {runs} has such a name. Look there for names.")
         found |= matching
     return narrowed(sorted(found), where)
 

@@ -27,7 +27,7 @@ Limits = TypeVar("Limits", bound=PlayConfig)
 
 @dataclass(frozen=True)
 class Place:
-    """Where a study computes, where it keeps its cells, and where its tables go."""
+    """A study's device, and the folders of its cells and tables."""
 
     device: torch.device
     cells: Path

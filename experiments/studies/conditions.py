@@ -70,9 +70,11 @@ SILENT = "silence"  # the voice of those who say nothing
 
 @dataclass(frozen=True)
 class Condition:
-    """Changes to a run's own evaluation. `voices`: by role, whose messages its `player` sends; a role's
-    partners speak for themselves. `planner`: how learners plan claims or votes near what their own policy would do.
-    `iteration`: the learners as they were after so many, from a checkpoint that the run kept (0: as they began)."""
+    """Changes to a run's own evaluation.
+
+    voices: by role, whose messages its `player` sends. planner: how learners plan claims or votes. iteration: learners
+    as they were after so many iterations, from a checkpoint that the run kept (0: as they began).
+    """
 
     env: Mapping[str, Any] = field(default_factory=dict)
     cast: Mapping[str, Any] = field(default_factory=dict)
@@ -83,9 +85,13 @@ class Condition:
 
     def __post_init__(self) -> None:
         if self.planner and self.planner.choose == "own":
-            raise UserError("planner.choose=own: only training notes plans without playing them; sample or best")
+            raise UserError(
+                "planner.choose=own is for training, which notes plans and does not play them. Choose sample or best."
+            )
         if self.planner and self.voices:
-            raise UserError(f"planner, voices={dict(self.voices)}: who plans speaks for itself; leave one of them out")
+            raise UserError(
+                f"planner, voices={dict(self.voices)}: a player that plans sends its own messages. Leave one out."
+            )
         for role, changes in self.cast.items():
             if not isinstance(changes, Mapping):
                 raise UserError(f"cast.{role}={changes}: must be a group of settings, as in {{player: {changes}}}")

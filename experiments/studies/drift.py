@@ -1,4 +1,6 @@
-"""How runs' language drifts from people's: `python -m experiments.studies.drift select='dond_human-*' data.dond=DIR`.
+"""Measures how language drifts from people's.
+
+`python -m experiments.studies.drift select='dond_human-*' data.dond=DIR`.
 
 For each finished run of Deal or No Deal: its base, the checkpoints that it kept, and the policy that it ended with.
 Each plays games with itself, and reads held-out human dialogues; a frozen model of people reads what it said. What

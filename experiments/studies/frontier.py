@@ -90,7 +90,7 @@ class Situation:
 
 @dataclass(frozen=True, eq=False)
 class Entrant:
-    """Whose claims are measured: the human-data model as it is and with all its planners, or a run's policy."""
+    """A player whose claims are measured: the human-data model, alone and with all its planners, or a run's policy."""
 
     arm: str
     seed: int

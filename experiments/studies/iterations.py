@@ -367,9 +367,11 @@ def error_of_mean(measure: str, seeds: Sequence[Mapping[str, float]]) -> float:
 def at_equal(
     arms: Mapping[str, Mapping[int, Curve]], measure: str, reference: str
 ) -> tuple[dict[str, Metrics], dict[str, Metrics]]:
-    """At the most games, and at the most token passes, that all runs of one objective have had: `measure`, agreement,
-    games and passes by arm, means over seeds; and by `ARM - REFERENCE` the differences of the first two, of the seeds
-    that both have. Where passes are not known, only the first."""
+    """Compares arms after equal games and after equal token passes: the most that all runs have had.
+
+    Returns means over seeds of `measure`, agreement, games and passes by arm; and by `ARM - REFERENCE` the differences
+    of the first two, over the seeds that both have. Passes are left out where they are not known.
+    """
     found: dict[str, Metrics] = {arm: {} for arm in arms}
     minus: dict[str, Metrics] = {}
     curves = [curve for seeds in arms.values() for curve in seeds.values()]

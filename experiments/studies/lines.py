@@ -30,7 +30,7 @@ def read_intervals(path: Path, setting: str, keys: Keys) -> list[tuple[Any, ...]
 
 
 def check_complete(path: Path, setting: str, metrics: Mapping[str, Collection[str]], needed: Collection[str]) -> None:
-    """UserError where one of these places lacks a metric."""
+    """Raises UserError where one of these places lacks a metric."""
     for where, names in metrics.items():
         if lacking := set(needed) - set(names):
             raise UserError(f"{setting}={path}: has no {min(lacking)} of {where}")

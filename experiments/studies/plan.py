@@ -1,4 +1,6 @@
-"""How many games and seeds tell two arms apart: `python -m experiments.studies.plan a=0.55 b=0.59 between=0.02`.
+"""Computes how many games and seeds tell two arms apart.
+
+`python -m experiments.studies.plan a=0.55 b=0.59 between=0.02`.
 
 For arms that are compared by a rate, such as the crew's win rate, seed by seed, as published tables do. What it leaves
 out: what the two runs of a seed share (a base, the evaluation's games), which lets fewer do, and figures that are no

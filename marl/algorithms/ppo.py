@@ -92,7 +92,8 @@ def train_ppo(training: Training, config: PPOConfig) -> None:
             seats = seats_of(episodes, {learner.name})
             if not seats:  # a rare partner may hold no seat in these games
                 continue
-            kept, votes = select(seats, config.imitate, rivals), any_needs(training.losses, "votes")
+            kept = select(seats, config.imitate, rivals)
+            votes = any_needs(training.losses, "votes")
             batch = collate(seats, training.rewards, imitate=kept, votes=votes)
             if config.advantage == "gae":
                 batch = add_advantages(batch, training.rewards, config.credit)

@@ -76,7 +76,7 @@ def check_writable(folder: str | Path, setting: str) -> None:
 
 
 def check_settings(settings: Any) -> None:
-    """UserError for numbers, paths and names, anywhere in a command's settings, that no command can use."""
+    """Raises UserError for numbers, paths and names, anywhere in a command's settings, that no command can use."""
     check_sizes(settings, "")
     data = settings.get("data")
     if isinstance(data, Mapping):  # a group in some commands

@@ -31,14 +31,14 @@ STRETCH = 128  # captured steps reach into slots by multiples of this
 class Engine:
     """Reads tokens into slots and samples from the resulting states. `lengths` (S,): tokens that each slot holds."""
 
-    def __init__(self, policy: Policy, slots: int, context: int, alike: PreTrainedModel | None = None) -> None:
+    def __init__(self, policy: Policy, slots: int, context: int, float32_twin: PreTrainedModel | None = None) -> None:
         """Makes an empty cache.
 
-        alike: the float32 model that the policy's is a bfloat16 copy of. Whether slots can hold it is tried there,
+        float32_twin: the model that the policy's is a bfloat16 copy of. Whether slots can hold it is tried there,
         where rounding does not hide what is forgotten.
         """
         check_context(policy.lm.config, context)
-        lm = alike or policy.lm
+        lm = float32_twin or policy.lm
         self.policy, self.slots, self.context = policy, slots, context
         self.cache: SlotCache | WholeStreams
         self.uncached = ""  # why there is no cache, if so

@@ -1,4 +1,4 @@
-"""Episodes -> TokenBatch: the only place where masks over tokens are made.
+"""Episodes -> TokenBatch: the only place where tokens are marked.
 
 A row is one seat's stream. Marked here: which tokens are decisions, messages and choices, with the ids that were legal
 (`choice_logits` in model/policy.py masks a vote by them), and which replies imitation may learn from. `advantages.py`

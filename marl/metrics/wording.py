@@ -63,7 +63,7 @@ def wording(metric: str) -> Wording:
     by_group = {
         "game/how": Wording(f"Ends: {name}", "share of all games", percent=True),
         "game/win_rate": Wording(f"Won by {name}", "share of all games", percent=True),
-        "reward": Wording(f"Reward: {name}", "a turn, unweighted"),
+        "reward": Wording(f"Reward: {name}", "a turn (paid to messages: a message), unweighted"),
         "loss": Wording(f"Loss: {name}", "unweighted, in the last training iteration"),
     }
     return WORDING.get(metric) or by_group.get(group) or Wording(metric, "")

@@ -469,10 +469,14 @@ def _check_head(lm: PreTrainedModel, name: str) -> None:
     if not whole.isfinite().all():
         raise _refusal(name, "its logits are not all finite: its weights are too large")
     if not torch.allclose(whole, ours, atol=1e-3, rtol=1e-3):
-        raise UserError(f"{kind} changes its logits after the output layer: not supported")
+        raise UserError(
+            f"{kind} changes its logits after the output layer, which is not supported. Choose another model.name."
+        )
     near = 1e-3 if lm.dtype == torch.float32 else 0.05  # of the largest
     if not torch.allclose(ours[:, : start.shape[1]], start, atol=near * float(ours.abs().max())):
-        raise UserError(f"{kind} sees tokens that come later, so it is no causal language model")
+        raise UserError(
+            f"{kind} sees tokens that come later, so it is no causal language model. Choose another model.name."
+        )
 
 
 def _short(error: BaseException) -> str:

@@ -64,7 +64,7 @@ def base_policy(
     folder = base_folder(cache, made_of)
 
     def make() -> None:
-        report(f"training the base model on {base.data} dialogues (once; kept in {folder})")
+        report(f"training the base model on {base.data} games (once; kept in {folder})")
         policy, figures = _train(model, base, env, human_data, device, progress, report)
         save_policy(folder, policy, {"made_of": made_of, "figures": figures, "game": env["game"]})
 

@@ -31,16 +31,25 @@ def game_module(game: str) -> ModuleType:
     """Imports the environment's module. Raises UserError if there is none."""
     if not isinstance(game, str) or not game.isidentifier():
         raise UserError(f"env.game={game}: must be the name of a game, as in env.game=dond")
-    try:
-        return importlib.import_module(f"envs.{game}_v0")
-    except ModuleNotFoundError as error:
-        raise UserError(f"env.game={game}: there is no game of this name (envs/{game}_v0.py)") from error
+    return _module(f"envs.{game}_v0", game, "There is no game of this name: no file envs/{}_v0.py.")
 
 
 def scripts_module(game: str) -> ModuleType:
     """Imports the module of the game's scripted players."""
     game_module(game)  # refuses a game that is not there
-    return importlib.import_module(f"marl.agents.scripted.{game}")
+    missing = (
+        "This game has no scripted players: write marl/agents/scripted/{}.py (docs/howto/game.md), or give base=none."
+    )
+    return _module(f"marl.agents.scripted.{game}", game, missing)
+
+
+def _module(name: str, game: str, missing: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name == name:
+            raise UserError(f"env.game={game}: {missing.format(game)}") from error
+        raise UserError(f"env.game={game}: {name} needs {error.name}, which is not installed. Install it.") from error
 
 
 def env_maker(env: Mapping[str, Any]) -> Callable[[], Any]:
@@ -106,7 +115,7 @@ def exchangeable(env: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def without_later(env: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings without those that came later and are off: runs and bases keep their names."""
+    """Returns the settings without newer ones that are off, so that older runs and bases keep their names."""
     later = getattr(game_module(env["game"]), "LATER", {})
     return {name: value for name, value in env.items() if name not in later or value != later[name]}
 

@@ -77,7 +77,7 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
     if unnamed := _unnamed(own):
         raise UserError(f"{path}: expected settings by name, and {unnamed[0]!r} is no name")
     if open_ := [name for name, value in flat(own).items() if "${" in f"{value}" or "???" in f"{value}"]:
-        raise UserError(f"{path}: {open_[0]} refers to something else (${{...}}, ???). Write its value there.")
+        raise UserError(f"{path}: {open_[0]} is no value but a reference (${{...}} or ???). Write its value there.")
     for name in ("name", "arm"):
         if "/" in f"{settings.get(name)}":
             raise UserError(f"{path}: {name} must be part of a folder's name, without slashes")
@@ -152,7 +152,7 @@ def open_lock(path: Path) -> TextIO:
 
 
 def check_unedited(folder: Path, config_yaml: str) -> None:
-    """UserError if the folder's config.yaml is not the configuration that its name follows from."""
+    """Raises UserError if the folder's config.yaml is not the configuration that its name follows from."""
     path = folder / CONFIG
     if not os.path.lexists(path):
         return
@@ -170,7 +170,7 @@ def check_unedited(folder: Path, config_yaml: str) -> None:
 
 
 def check_there(folder: Path, lock: TextIO) -> None:
-    """UserError if a running run's folder was removed, or made anew with another lock than the run holds."""
+    """Raises UserError if a running run's folder was removed, or made anew with another lock than the run holds."""
     there = folder / ".lock"
     if not (folder / CONFIG).exists() or not there.exists():
         raise UserError(f"{folder} was moved or removed during its run. Put it back, and start the same command again.")

@@ -303,7 +303,7 @@ def test_settings_of_a_folder_refer_to_nothing(
         settings[last] = [text] if place == "base.lessons" else text
 
     changed(run, refer)
-    with pytest.raises(UserError, match=r"config\.yaml: \S+ refers to something else") as refused:
+    with pytest.raises(UserError, match=r"config\.yaml: \S+ is no value but a reference") as refused:
         read_settings(run)
     assert place in str(refused.value) and "swordfish" not in str(refused.value)
     if (text, place) == ("${oc.env:SECRET}", "env.contexts"):

@@ -238,6 +238,7 @@ REFUSED = {
     "~loss.listenin": "loss.listenin is not a setting; the nearest is loss.listening",
     "note.size=1": "note.size is not a setting; ",
     "reward={speeking:{weight:1}}": "reward.speeking is not a setting; the nearest is reward.speaking.",
+    "reward.mine={_target_:a.B,weight:1}": "reward.mine is not a setting. Add a term with a plus sign: +reward.mine=",
     "loss.mine={weight:1}": "loss.mine is not a setting; the nearest are ",
     "~seed": "~seed cannot be left out: give it a value, as in seed=VALUE.",
     "~model": "~model cannot be left out: give it a value, as in model=VALUE.",

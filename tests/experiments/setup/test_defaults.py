@@ -60,7 +60,6 @@ ONLY_IN_CODE = {
     "BaseConfig.vary",  # a game's file sets it
     "PPOConfig.planner",  # loss=plan brings conf/planner/noted.yaml
     "RLPiklConfig.planner",  # conf/planner/pikl.yaml
-    "SpeakingReward.adversaries",
     "UpdateConfig.temperature",  # the trainer sets it to the rollout's
     "WorldModelLoss.after_questions",
 }

@@ -1,8 +1,10 @@
 """The specification of a run: names, seeds, what is told of its first games, and the settings that are refused."""
 
+import importlib
 import json
 import re
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from experiments.setup.spec import RunSpec, run_spec
 from experiments.setup.work import Work, seeds_of, warm_starts
 from marl.common.errors import UserError
 from marl.metrics.stats import Interval
+from marl.rollout.games import scripts_module
 from marl.rollout.seeds import Seeds
 from marl.types import Episode, Payment
 from tests.composing import DOND, SMALL, config_hash, configure, identity, run_folder
@@ -169,7 +172,7 @@ def test_what_is_read_is_kept() -> None:
         (["+cast.mediator.player=base"], "it names the roles negotiator, mediator; the game's are negotiator"),
         (["algo=pikl", "algo.planner.lambdas=[-1]"], r"algo\.planner\.lambdas=\(-1\.0,\): name at least one, each 0"),
         (["algo=pikl", "algo.planner.choose=own"], "algo.planner.choose=own: with algo=pikl plans are played"),
-        (["algo=pikl", "~loss.plan"], "with algo=pikl the policy learns from plans, and there is no loss.plan"),
+        (["algo=pikl", "~loss.plan"], "loss.plan is missing: with algo=pikl"),
         (
             ["algo=pikl", "cast.negotiator={player: learner, partner: rival, partners: 1}"],
             "algo=pikl trains one learner, and the cast has learner, rival; use algo=ppo",
@@ -208,7 +211,8 @@ def test_what_is_read_is_kept() -> None:
         (["algo.credit.gamma=1.5"], r"algo.credit.gamma=1.5: must lie in \[0, 1\]"),
         (["algo.games=1.5"], "algo.games=1.5: must be a whole number"),
         (["reward.speaking.weight=much"], "reward.speaking.weight=much: must be a number"),
-        (["reward.speaking._target_=marl.Nothing"], "there is no such class"),
+        (["reward.speaking._target_=marl.Nothing"], "there is no such class. Is its folder on PYTHONPATH?"),
+        (["reward.speaking._target_=nowhere.Term"], "there is no such class. Is its folder on PYTHONPATH?"),
         (["base=human"], "data.dond=DIR"),
         (["data.dond=somewhere"], "data.dond=somewhere: base=scripted does not read it; drop one, or take"),
         (["base=none"], "base=none: a model from scratch knows no word yet"),
@@ -289,6 +293,45 @@ def test_bad_settings_are_refused_in_one_sentence(overrides: list[str], said: st
     with pytest.raises(UserError, match=said) as error:
         train.main(settings(*small, f"runs={tmp_path}", f"cache={bases}", *overrides))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import not_installed", "cannot be imported: No module named 'not_installed'"),
+        ("class Term(", r"cannot be imported: .*line 1"),
+        ("x = 1", "there is no such class"),
+    ],
+)
+def test_a_term_that_cannot_be_imported_says_why(
+    code: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"own_term_{len(code)}"
+    (tmp_path / f"{name}.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=said):
+        run_spec(settings(f"reward.speaking._target_={name}.Term"))
+
+
+@pytest.mark.parametrize(
+    ("file", "code", "said"),
+    [
+        ("envs.needy_v0", "import not_installed", "envs.needy_v0 needs not_installed, which is not installed"),
+        ("marl.agents.scripted.needy", "", "This game has no scripted players: write marl/agents/scripted/needy.py"),
+    ],
+)
+def test_a_game_that_lacks_a_part_says_which(
+    file: str, code: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, _, name = file.rpartition(".")
+    (tmp_path / f"{name}.py").write_text(code)
+    if code:
+        folder = importlib.import_module(package).__path__
+        monkeypatch.setattr(importlib.import_module(package), "__path__", [*folder, str(tmp_path)])
+    else:
+        monkeypatch.setitem(sys.modules, "envs.needy_v0", importlib.import_module("envs.dond_v0"))
+    with pytest.raises(UserError, match=said):
+        scripts_module("needy")
 
 
 def test_a_run_that_starts_from_another_plays_other_games() -> None:

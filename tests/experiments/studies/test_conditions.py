@@ -404,7 +404,7 @@ def test_points_of_a_setting_share_a_panel() -> None:
         (
             [],
             {"a": {"planner": {}, "voices": {"crewmate": "base"}}},
-            "conditions.a: planner, voices=.*who plans speaks for itself",
+            "conditions.a: planner, voices=.*a player that plans sends its own messages",
         ),
         ([], {"a": {"iteration": -1}}, "conditions.a: iteration=-1: must be at least 0"),
         (

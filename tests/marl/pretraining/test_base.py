@@ -74,7 +74,7 @@ def test_lessons_train_listening_alone(tmp_path: Path, monkeypatch: pytest.Monke
     both, second = base_policy(MODEL, small(lessons=LESSONS, vary=VARY), ENV, cache=tmp_path, report=said.append)
     assert count == 4 and first != second
     assert [text.split(" (once")[0] for text in said if "(once" in text] == [
-        "training the base model on scripted dialogues",
+        "training the base model on scripted games",
         "teaching the base model to listen",  # the first stage came from the cache
     ]
     stage, lessons = steps[:count], steps[count:]

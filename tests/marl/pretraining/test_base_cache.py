@@ -57,7 +57,7 @@ def test_where_the_process_that_trains_the_base_dies_another_goes_on(
             other.kill()
 
     policy, folder = base_policy(MODEL, BASE, ENV, cache=cache, report=report)
-    assert folder is not None and told == f"training the base model on scripted dialogues (once; kept in {folder})"
+    assert folder is not None and told == f"training the base model on scripted games (once; kept in {folder})"
     assert said[0] == f"waiting for another process, which is making {folder}" and seen == [[]]
     assert [line.startswith("training the base") for line in said[1:-1]] == [True]
     other.join(120)
