@@ -75,8 +75,8 @@ def claim_metrics(
     - `talk/true_verdicts`, `talk/true_verdicts_chance`: the same for opinions on who is the imposter.
     - `talk/invented`: messages with items that do not exist, or more of them than there are. `talk/agreed_kept`:
       proposals that claim what both had agreed on in words, of those after an agreement.
-    - `talk/credulity_true`, `_false`: what a message adds to a listener's belief in what it says, by whether that is
-      true; `talk/believed_true`, `_false`: that belief after it.
+    - `speech/credulity_true`, `_false`: what a message adds to a listener's belief in what it says, by whether that is
+      true; `speech/believed_true`, `_false`: that belief after it.
     """
     values: dict[str, ByGame] = {}
 
@@ -107,8 +107,8 @@ def claim_metrics(
                     note(f"talk/true_chance{end}", game, claim.chance)
         for before, after, true in credulity(episode, [c for found in heard.values() for c in found]):
             end = "true" if true else "false"
-            note(f"talk/credulity_{end}", game, after - before)
-            note(f"talk/believed_{end}", game, after)
+            note(f"speech/credulity_{end}", game, after - before)
+            note(f"speech/believed_{end}", game, after)
         if "counts" in episode.facts:
             for proposal in read_talk(talk_of(episode, players)).claims:
                 if proposal.agreed is not None:

@@ -97,8 +97,8 @@ def test_metrics_by_hand() -> None:
     assert means["talk/claims"] == 2 / 6 and means["talk/unverifiable"] == 1 / 3  # "RED, or green?" claims something
     assert means["talk/true_verdicts"] == 0.0
     # Blue and Pink hear of Red at step 6: .25 to .55, .25 to .35; Pink hears "vote for green" between steps 7 and 9.
-    assert means["talk/credulity_true"] == pytest.approx(0.2) and means["talk/believed_true"] == pytest.approx(0.45)
-    assert means["talk/credulity_false"] == pytest.approx((0.85 - 0.65) / 3)
+    assert means["speech/credulity_true"] == pytest.approx(0.2) and means["speech/believed_true"] == pytest.approx(0.45)
+    assert means["speech/credulity_false"] == pytest.approx((0.85 - 0.65) / 3)
     only = claim_metrics([game], np.random.default_rng(0), ["base"])
     assert "talk/true_claims/kill" not in only and only["talk/true_claims"].mean == 0.0
 
@@ -204,8 +204,8 @@ def test_a_dialogue_by_hand() -> None:
     assert means["talk/true_claims"] == 0.5 and means["talk/claims"] == 0.5
     assert means["talk/invented"] == 0.25
     assert means["talk/agreed_kept"] == 0.5  # player_1 claims what is left of 3 balls, player_0 more
-    assert means["talk/credulity_true"] == pytest.approx(0.6)
-    assert means["talk/credulity_false"] == pytest.approx(0.9 / 10 - 0.8 / 10)  # in 9 points
+    assert means["speech/credulity_true"] == pytest.approx(0.6)
+    assert means["speech/credulity_false"] == pytest.approx(0.9 / 10 - 0.8 / 10)  # in 9 points
     assert not any(name.endswith(("negotiator", "value")) for name in means)
 
 
