@@ -217,12 +217,14 @@ def seat_players(
     temperature: float,
     learners: Mapping[str, tuple[str, Policy]] | None = None,
     chat: Agent | None = None,
+    strangers: bool = False,
 ) -> dict[str, Agent]:
     """Makes all players of a cast, by name.
 
     `table`: an environment of the game. `env`: settings that base and learners were trained in, whose style they read.
     `learners`: their name in episodes and their policy; without any, learners are left out. `chat`: the player of that
-    name. Two names that mean one player in episodes share it.
+    name. `strangers`: runs may have another tokenizer than the base, since players hear each other's words only. Two
+    names that mean one player in episodes share it.
     """
     game, own_style = env["game"], env.get("style")
     policies: dict[str, Policy] = {}  # by name in episodes
@@ -240,7 +242,7 @@ def seat_players(
             found[name] = chat
         elif is_run(name):
             called[name] = called_in_games(name)
-            policies[called[name]] = run_policy(name, game, base.device, base)
+            policies[called[name]] = run_policy(name, game, base.device, None if strangers else base)
             styles[called[name]] = style_of(policy_folder(name), env)
         else:
             found[name] = scripted(game, "" if name == "scripted" else name)

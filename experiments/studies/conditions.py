@@ -66,6 +66,7 @@ FORMAT = 3  # of cells; raised when the same settings would be played, or measur
 BASE = "base"  # the arm of those who were not trained
 TRAINED = "trained"  # what the policy under test is called in episodes, a base in its place too
 SILENT = "silence"  # the voice of those who say nothing
+NEXT_SEED = "next_seed"  # in a condition's cast: the first learner of the same arm's next seed
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ def main(cfg: DictConfig) -> None:
         check_writable(out, "publish")
         return tabulate(cfg, played, out, published)
     found = entrants(Path(cfg.runs), cfg.select, list(cfg.arms), cfg.where)
-    table = [cell_of(entrant, name, each, cfg) for entrant in found for name, each in named.items()]
+    table = [cell_of(entrant, name, each, cfg, found) for entrant in found for name, each in named.items()]
     place = begin(cfg)
     if cfg.publish:
         write_cards(dict.fromkeys(entrant.run for entrant in found), place.out)
@@ -269,15 +270,37 @@ def after(entrant: Entrant, iteration: int | None) -> Entrant:
     return dataclasses.replace(entrant, learners=learners)
 
 
-def cell_of(entrant: Entrant, name: str, condition: Condition, cfg: DictConfig) -> Cell:
-    """The entrant's own evaluation with the condition's changes. UserError, naming the condition, if it can't be."""
+def stranger(entrant: Entrant, found: Sequence[Entrant]) -> str:
+    """Who NEXT_SEED is beside this entrant: the next of the same arm by seed, the first after the last.
+
+    The base of all seeds, where there is but one, is its own next. UserError if an arm has only one seed.
+    """
+    line = sorted((other for other in found if other.arm == entrant.arm), key=lambda other: other.seed)
+    place = next((i for i, other in enumerate(line) if other.seed == entrant.seed), 0)
+    if len(line) < 2:
+        if entrant.arm == BASE:
+            return BASE
+        raise UserError(f"cast: {NEXT_SEED} of {entrant.run.name}: there is no other seed of its arm; select more runs")
+    other = line[(place + 1) % len(line)]
+    return str(other.base if entrant.arm == BASE else other.run)
+
+
+def cell_of(entrant: Entrant, name: str, condition: Condition, cfg: DictConfig, found: Sequence[Entrant] = ()) -> Cell:
+    """The entrant's own evaluation with the condition's changes. UserError, naming the condition, if it can't be.
+
+    `found`: all entrants, among whom NEXT_SEED is looked for.
+    """
     config = entrant.config
     with reading(entrant.run):
         own = make(EvalConfig, config["eval"], "eval")
     env = {**config["env"], **own.env, **condition.env}
     try:
         entrant = after(entrant, condition.iteration)
-        changed = dataclasses.replace(own, cast=merged(own.cast, condition.cast))
+        changes = {
+            role: {key: stranger(entrant, found) if value == NEXT_SEED else value for key, value in each.items()}
+            for role, each in condition.cast.items()
+        }
+        changed = dataclasses.replace(own, cast=merged(own.cast, changes))
         seating = changed.seating(cast_of(config["cast"]))
         for who in players_of(seating):
             if who in LEARNERS and who not in entrant.learners:
@@ -374,7 +397,7 @@ def play(cell: Cell, cfg: DictConfig, load: Callable[[Stage], Policy], place: Pl
     limits = with_room(limits, caches, device)
 
     stand_ins = {name: (name if i else TRAINED, policy) for i, (name, policy) in enumerate(learners.items())}
-    agents = seat_players(seating, table, trained_in, base, limits, temperature, stand_ins)
+    agents = seat_players(seating, table, trained_in, base, limits, temperature, stand_ins, strangers=True)
     for name, (called, policy) in stand_ins.items():
         if cell.planner and name in agents:
             held = (limits, room[name], temperature, cell.planner, game)

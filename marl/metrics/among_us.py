@@ -61,10 +61,14 @@ class Deed:
 
 @dataclass
 class Moves:
-    """The steps between two discussions: each player's action by step and name, and the kills and reports."""
+    """The steps between two discussions: each player's action by step and name, and the kills and reports.
+
+    `rooms` holds where each living player belongs: at the start (step -1), then after each step.
+    """
 
     by_step: dict[int, dict[str, Action]] = field(default_factory=dict)
     deeds: list[Deed] = field(default_factory=list)
+    rooms: dict[int, dict[str, Room]] = field(default_factory=dict)
 
 
 @dataclass
@@ -125,7 +129,7 @@ def story(facts: Mapping[str, Any], replies: Sequence[Reply]) -> list[Moves | Me
             rooms, busy = dict.fromkeys(living, start), set()
             continue
         if isinstance(last, Meeting) or not chapters:
-            last = Moves()
+            last = Moves(rooms={-1: {name: rooms[name] for name in living}})
             chapters.append(last)
         last.by_step[step] = chosen
         for who, action in chosen.items():
@@ -145,6 +149,7 @@ def story(facts: Mapping[str, Any], replies: Sequence[Reply]) -> list[Moves | Me
                         seen[name].add(who)
             elif action.act is Act.REPORT:
                 last.deeds.append(Deed(step, Act.REPORT, who, action.target, bodies[action.target]))
+        last.rooms[step] = {name: rooms[name] for name in living}
     return chapters
 
 

@@ -15,7 +15,7 @@ from envs.dond import rules as dond_rules
 from marl.metrics.negotiation import context
 from marl.metrics.stats import Floats, Interval, Metrics, bootstrap_mean
 from marl.rewards.speaking import SpeakingReward
-from marl.types import INSIDERS, Belief, Episode, pooled
+from marl.types import INSIDERS, Belief, Episode, Turn, pooled
 
 PROB_FLOOR = 1e-12  # of a true answer: it costs 27.6 nats at most
 
@@ -156,3 +156,29 @@ def belief_changes(episode: Episode, of: str = "probability") -> Floats:
     """
     changes = SpeakingReward(of=of).changes(episode)
     return np.array([sum(each) if each else np.nan for each in changes], dtype=float)
+
+
+def belief_moves(episode: Episode, turn: Turn, says: str, about: str = "") -> list[tuple[float, float, bool]]:
+    """(probability before, after, truth) of the answer `says`, for each listener asked before and after a message.
+
+    Imposters, who know, are left out. `about`: a word of the question that the message answers.
+    """
+    found = []
+    for after in episode.beliefs:
+        question = after.question
+        if after.role in INSIDERS or after.listener == turn.agent or after.step != turn.step + 1:
+            continue
+        if about not in question.text:
+            continue
+        earlier = [
+            b
+            for b in episode.beliefs
+            if b.listener == after.listener and b.step < after.step and about in b.question.text
+        ]
+        believed = [
+            dict(zip(map(str.lower, b.question.candidates), b.probs, strict=True)) for b in (*earlier[-1:], after)
+        ]
+        if len(believed) == 2 and all(says.lower() in candidates for candidates in believed):
+            true = says.lower() in map(str.lower, (question.answer, *question.also))
+            found.append((believed[0][says.lower()], believed[1][says.lower()], true))
+    return found

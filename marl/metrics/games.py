@@ -12,11 +12,11 @@ from envs.among_us.state import Ending, Role
 from envs.dond import environment as dond_environment
 from envs.dond import rules as dond_rules
 from marl.metrics.among_us import Message, Vote, read_game, template
-from marl.metrics.beliefs import CHANGES, belief_changes
+from marl.metrics.beliefs import CHANGES, belief_changes, belief_moves
 from marl.metrics.negotiation import context
 from marl.metrics.stats import ByGame, Floats, Metrics, bootstrap_mean, bootstrap_ratio, mean_metrics, rate, wilson
 from marl.metrics.talk import effective_number, played_by, spoken
-from marl.types import INSIDERS, Episode
+from marl.types import Episode
 
 
 def by_game(episodes: Sequence[Episode], game: str, objective: float = 0.0) -> dict[str, list[float]]:
@@ -197,15 +197,4 @@ def naming_effects(
 
 def pulls(episode: Episode, message: Message) -> list[float]:
     """Change of each crewmate's belief in the one player accused, if it was asked before and after the message."""
-    name = message.accused[0].lower()
-    changes = []
-    for after in episode.beliefs:
-        if after.role in INSIDERS or after.listener == message.turn.agent or after.step != message.turn.step + 1:
-            continue
-        earlier = [b for b in episode.beliefs if b.listener == after.listener and b.step < after.step]
-        believed = [
-            dict(zip(map(str.lower, b.question.candidates), b.probs, strict=True)) for b in (*earlier[-1:], after)
-        ]
-        if len(believed) == 2 and all(name in candidates for candidates in believed):
-            changes.append(float(believed[1][name] - believed[0][name]))
-    return changes
+    return [float(after - before) for before, after, _ in belief_moves(episode, message.turn, message.accused[0])]

@@ -78,7 +78,8 @@ def human_talk(view: HumanView) -> Talk:
 class Claimed:
     """A proposal, the proposer's own last split (`stated`) and the last split of either (`table`), as its share.
 
-    `*_explicit`: the message said of all items who gets them.
+    `*_explicit`: the message said of all items who gets them. `agreed`: its share of the split that one of them named
+    and the other said yes to, if no other split was named since.
     """
 
     seat: int
@@ -89,6 +90,7 @@ class Claimed:
     stated_explicit: bool
     table: Triple | None
     table_explicit: bool
+    agreed: Triple | None = None
 
     @property
     def telling(self) -> bool:
@@ -145,6 +147,7 @@ def read_talk(talk: Talk) -> Reading:
     counts = talk.counts
     stated: list[tuple[Triple, bool] | None] = [None, None]  # each player's own last split, from its side
     table: tuple[Triple, bool] | None = None  # the last split of either, from seat 0's side
+    named_by, agreed = -1, False  # who named it; whether the other said yes to it since
     messages: list[str] = []
     values: list[ValueClaim] = []
     claims: list[Claimed] = []
@@ -156,12 +159,17 @@ def read_talk(talk: Talk) -> Reading:
         if line.claim is not None:
             if measured:
                 splits = (*(stated[seat] or (None, False)), from_here, table is not None and table[1])
-                claims.append(Claimed(seat, line.claim, counts, talk.values[seat], *splits))
+                both = from_here if agreed else None
+                claims.append(Claimed(seat, line.claim, counts, talk.values[seat], *splits, agreed=both))
             continue
         heard = understand(line.message, counts, from_here)
+        agreed &= not heard.rejects
         if heard.share is not None:
+            if heard.share != from_here:
+                named_by, agreed = seat, False
             stated[seat] = (heard.share, explicit(line.message))
             table = (_side(heard.share, seat, counts), explicit(line.message))
+        agreed |= table is not None and heard.accepts and named_by == 1 - seat
         if not measured:
             continue
         messages.append(line.message)

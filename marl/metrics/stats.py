@@ -81,7 +81,7 @@ def bootstrap_ratio(numerators: ArrayLike, denominators: ArrayLike, *, rng: np.r
         picked = rng.integers(units, size=(min(rows, DRAWS - start), units))
         below = bottom[picked].sum(1)
         ratios.append(top[picked].sum(1)[below > 0] / below[below > 0])  # a draw of empty units has no ratio
-    return _percentiles(mean, np.concatenate(ratios), units)
+    return percentiles(mean, np.concatenate(ratios), units)
 
 
 def bootstrap_mean(values: ArrayLike, clusters: ArrayLike | None = None, *, rng: np.random.Generator) -> Interval:
@@ -97,7 +97,7 @@ def bootstrap_mean(values: ArrayLike, clusters: ArrayLike | None = None, *, rng:
     return bootstrap_ratio(sums, np.bincount(index, minlength=len(names)), rng=rng)
 
 
-def _percentiles(mean: float, resampled: Floats, n: int) -> Interval:
+def percentiles(mean: float, resampled: Floats, n: int) -> Interval:
     """The percentile interval of resampled means."""
     low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(mean, float(low), float(high), n)
@@ -186,7 +186,7 @@ def interquartile_mean(means: ArrayLike, *, rng: np.random.Generator) -> Interva
     if seeds == 1:
         return Interval(middle, math.nan, math.nan, 1)
     resampled = trim_mean(values[rng.integers(seeds, size=(DRAWS, seeds))], 0.25, axis=1)
-    return _percentiles(middle, resampled, seeds)
+    return percentiles(middle, resampled, seeds)
 
 
 def seeds_and_games(values: ArrayLike, *, rng: np.random.Generator) -> Interval:
@@ -201,7 +201,7 @@ def seeds_and_games(values: ArrayLike, *, rng: np.random.Generator) -> Interval:
     seeds, games = array.shape
     times = [rng.multinomial(size, np.full(size, 1 / size), size=DRAWS) for size in (seeds, games)]
     means = ((times[0] @ array) * times[1]).sum(1) / array.size  # (draws,)
-    return _percentiles(float(array.mean()), means, seeds)
+    return percentiles(float(array.mean()), means, seeds)
 
 
 # --- Planning an experiment -------------------------------------------------------------------------------------------

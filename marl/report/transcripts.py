@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from envs.core import Question, TurnKind
 from marl.common.errors import UserError
 from marl.common.files import fits, parsed_json, read_bytes, reading, whole_file, writing
 from marl.report.views import Transcript, render_text, truth_of
-from marl.types import Episode, Planned, Turn
+from marl.types import Belief, Episode, Planned, Turn
 
 NAME = 1000  # letters of a player's name or role at most
 WORK = 10**7  # turns times beliefs of a transcript at most: the time to find the effect of each message
@@ -73,6 +74,41 @@ def episode_to_json(episode: Episode) -> Transcript:
             for belief in episode.beliefs
         ],
     }
+
+
+def episode_from_json(transcript: Transcript) -> Episode:
+    """The episode of a transcript, as far as it is written there: without streams, ids of tokens and plans."""
+    questions = [
+        Question(q["text"], tuple(q["candidates"]), q["answer"], tuple(q.get("also", ())))
+        for q in transcript["questions"]
+    ]
+    turns = [
+        Turn(
+            *(turn[name] for name in ("agent", "role", "step")), TurnKind[turn["kind"]], turn["text"],
+            message=turn["message"], error=turn["error"], cut=turn.get("cut", False),
+            thoughts=turn.get("thoughts", ""), rewards=turn["rewards"],
+        )
+        for turn in transcript["turns"]
+    ]  # fmt: skip
+    beliefs = [
+        Belief(
+            b["listener"], transcript["roles"][b["listener"]], b["step"], -1, questions[b["question"]],
+            np.array(b["probs"]),
+        )
+        for b in transcript["beliefs"]
+    ]  # fmt: skip
+    return Episode(
+        seed=transcript["seed"],
+        players=transcript["players"],
+        roles=transcript["roles"],
+        streams={},
+        turns=tuple(turns),
+        beliefs=tuple(beliefs),
+        payments=(),
+        outcome=transcript["outcome"],
+        steps=transcript.get("steps", 0),
+        facts=transcript["facts"],
+    )
 
 
 def _turn(turn: Turn) -> dict[str, Any]:

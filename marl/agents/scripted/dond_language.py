@@ -60,7 +60,7 @@ def understand(message: str, counts: Triple, table: Triple | None = None) -> Hea
     """
     text = " ".join(message.lower().replace("’", "'").split())
     values: list[int | None] = [None, None, None]
-    text = _take_values(text, values)
+    text = take_values(text, values)
     tokens = _TOKEN.findall(text)
     words = set(tokens)
     share = _read_split(tokens, counts, table)
@@ -71,7 +71,7 @@ def understand(message: str, counts: Triple, table: Triple | None = None) -> Hea
     return Heard(share, (values[0], values[1], values[2]), accepts, rejects, asks)
 
 
-def _take_values(text: str, values: list[int | None]) -> str:
+def take_values(text: str, values: list[int | None]) -> str:
     """Writes the stated values into `values`, and returns the text without those clauses."""
 
     def note(match: re.Match[str]) -> str:

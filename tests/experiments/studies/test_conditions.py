@@ -275,6 +275,28 @@ def test_what_does_not_fit_is_refused_before_it_is_played(runs: Path, monkeypatc
         conditions.main(study(runs, "name=too_large", f"cells={runs / 'too_large'}"))
 
 
+def test_a_crew_plays_with_the_next_seed(runs: Path, tmp_path: Path) -> None:
+    """Each seed's crew sits beside the other's; the one base of both is its own next."""
+    base, lone, *pair = found = conditions.entrants(runs, "tiny-*", [])
+    assert [conditions.stranger(entrant, found) for entrant in pair] == [str(each.run) for each in pair[::-1]]
+    assert conditions.stranger(base, found) == "base"
+    other = replace(base, seed=1, base=tmp_path)
+    assert conditions.stranger(base, [*found, other]) == str(tmp_path)
+    with pytest.raises(UserError, match="there is no other seed of its arm; select more runs"):
+        conditions.stranger(lone, found)
+    named = {"alone": {"cast": {"crewmate": {"partners": 0}}},
+             "crossed": {"cast": {"crewmate": {"partner": "next_seed", "partners": 2}}}}  # fmt: skip
+    cfg = study(runs, "select=tiny-full-*", "name=crossed", f"cells={tmp_path}", "reference=alone", named=named)
+    conditions.main(cfg)
+    partners = {
+        cell["about"]["seed"]: cell["about"]["cast"]["crewmate"]["partner"]
+        for cell in cells_of(tmp_path).values()
+        if cell["about"]["arm"] == "RL+L+S" and cell["about"]["cast"]["crewmate"]["partners"]
+    }
+    assert partners == {entrant.seed: str(other.run) for entrant, other in zip(pair, pair[::-1], strict=True)}
+    assert (tmp_path / "crossed_differences.csv.gz").is_file()
+
+
 def test_each_seeds_own_base_is_an_entrant(runs: Path, tmp_path: Path) -> None:
     """One model counts once, whoever started from it."""
     found = conditions.entrants(runs, "tiny-*", [])
@@ -340,14 +362,15 @@ def test_published_figures_stand_beside_ours(runs: Path, played: Path, tmp_path:
 
 
 def test_shipped_studies_can_be_played_by_these_runs(runs: Path) -> None:
-    names = ("among_us_generalisation", "among_us_speech", "among_us_iterated")
+    names = ("among_us_generalisation", "among_us_speech", "among_us_iterated", "among_us_crossplay")
     shipped = {name: configure("conditions", f"study={name}") for name in names}
-    entrant = conditions.entrants(runs, "tiny-*", [])[-1]
+    found = conditions.entrants(runs, "tiny-*", [])
+    entrant = found[-1]
     for name, cfg in shipped.items():
         assert cfg.name == name
         for condition, changes in conditions.read_conditions(cfg).items():
             here = replace(changes, iteration=changes.iteration and 1)  # these runs have one iteration
-            assert conditions.cell_of(entrant, condition, here, cfg).condition == condition
+            assert conditions.cell_of(entrant, condition, here, cfg, found).condition == condition
     sweep = configure("train", "sweep=among_us_iterated")
     asked = {each.iteration for each in conditions.read_conditions(shipped["among_us_iterated"]).values()} - {None, 0}
     kept = range(sweep.checkpoint.every, sweep.algo.iterations, sweep.checkpoint.every)
