@@ -64,6 +64,8 @@ def wording(metric: str) -> Wording:
         "game/how": Wording(f"Ends: {name}", "share of all games", percent=True),
         "game/win_rate": Wording(f"Won by {name}", "share of all games", percent=True),
         "reward": Wording(f"Reward: {name}", "a turn (paid to messages: a message), unweighted"),
+        "talk/said": Wording(f"Said after {name}", "messages, nats"),
+        "talk/heard": Wording(f"Heard after {name}", "messages, nats"),
         "loss": Wording(f"Loss: {name}", "unweighted, in the last training iteration"),
     }
     return WORDING.get(metric) or by_group.get(group) or Wording(metric, "")

@@ -1,0 +1,144 @@
+"""Measures what was said, what was heard and what was done: `python -m experiments.talk players=[runs/NAME]`.
+
+Each run plays games as it was trained to, and so does its base. Of both: how much messages gave away, how much of it
+listeners took, and what it was worth to their claims (Deal or No Deal); what each message did beside silence and what
+its author would have said otherwise; whether claims are true and believed; whether sentences are passwords (Among Us).
+Writes `out`/talk.html with a figure, `talk.svg` and `table.csv`. Left out: players behind an endpoint, which give no
+likelihoods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import DictConfig
+
+from experiments.evaluate import seat
+from experiments.launch.command import command
+from experiments.launch.terminal import Bar, say
+from experiments.setup.devices import pick_device, set_threads
+from experiments.setup.entrants import as_in_runs
+from experiments.setup.players import in_runs, is_run
+from experiments.setup.spec import PlaySpec, play_spec
+from marl.agents.base import Agent
+from marl.agents.dubbed import Alias
+from marl.agents.model import ModelAgent
+from marl.common.errors import UserError, check_count, check_temperature, check_writable
+from marl.common.files import write_text
+from marl.metrics.among_us import of_among_us
+from marl.metrics.claims import claim_metrics
+from marl.metrics.codes import password_metrics
+from marl.metrics.influence import effects, influence_metrics
+from marl.metrics.lies import lie_metrics
+from marl.metrics.listener import listener_metrics
+from marl.metrics.stats import Metrics
+from marl.metrics.tables import TableRow, format_table, write_table
+from marl.report.figures import save_figure
+from marl.report.talk import talk_figure, talk_page, talk_sentences
+from marl.rollout.games import env_maker
+from marl.rollout.rollout import rollout
+from marl.rollout.seeds import EVALUATION, draw_games
+from marl.storage.folder import REFERENCE
+from marl.types import Episode
+
+
+@command("talk")
+def main(cfg: DictConfig) -> None:
+    """Plays, measures, and shows the measures of each player in one table."""
+    # What is configured.
+    named = [cfg.players] if isinstance(cfg.players, str) else cfg.players
+    names = [in_runs(str(name), cfg.runs) for name in named]
+    check(cfg, names)
+    cfg = as_in_runs(cfg, names)
+    spec = play_spec(cfg, names, partners=True)
+    out = Path(cfg.out)
+
+    # What is checked.
+    make_env = env_maker(spec.env)
+    check_writable(out, "out")
+    device = pick_device(cfg.device)
+    set_threads(cfg.threads)
+
+    # What happens.
+    found: dict[str, Metrics] = {}
+    for name in names:
+        for player, called in ((f"{name}/{REFERENCE}", "base"), (name, "trained")):
+            label = called if len(names) == 1 else f"{called} {Path(name).name}"
+            episodes, agents, measured = play(spec, player, f"{name}/{REFERENCE}", cfg, device, label)
+            say(f"{label}: {len(episodes)} games")
+            found[label] = measure(episodes, make_env, agents, measured, cfg.draws)
+
+    # What comes of it.
+    game = spec.env["game"]
+    rows = [TableRow(arm, name, i.mean, i.low, i.high, 1, i.n) for arm, own in found.items() for name, i in own.items()]
+    write_table(out / "table.csv", rows)
+    save_figure(talk_figure(found, game), out / "talk.svg")
+    write_text(out / "talk.html", talk_page(found, game))
+    for sentence in talk_sentences(found):
+        say(sentence)
+    say(format_table(found, list(dict.fromkeys(name for own in found.values() for name in own))))
+    say(f"\nfigure and table: {out / 'talk.html'}")
+
+
+def play(
+    spec: PlaySpec, player: str, base: str, cfg: DictConfig, device: torch.device, label: str
+) -> tuple[list[Episode], dict[str, Agent], set[str]]:
+    """Plays one player's games. Returns the episodes, who played by name, and the names of whom to measure."""
+    cast = {
+        role: replace(own, partner=base if own.partner == "base" else own.partner) for role, own in spec.cast.items()
+    }
+    names = [player, base] if len(cast) > 1 else [player]
+    first, _, seated, spec = seat(replace(spec, cast=cast), names, [None, None], cfg.games, device)
+    agents: dict[str, Agent] = {}
+
+    def noting(game: Any, env: Any) -> Mapping[str, Agent]:
+        held = seated(game, env)
+        agents.update({agent.name: agent.agent if isinstance(agent, Alias) else agent for agent in held.values()})
+        return held
+
+    games = [replace(one, sampling=cfg.sampling) for one in draw_games(cfg.seed, EVALUATION, count=cfg.games)]
+    bar = Bar(enabled=cfg.progress)
+    bar.stage(f"{label}: games", len(games))
+    episodes = rollout(games, noting, env_maker(spec.env), spec.algo.concurrency, bar.advance)
+    bar.close()
+    measured = {"measured"} if "measured" in agents else {first.name}
+    return episodes, agents, measured
+
+
+def measure(
+    episodes: Sequence[Episode],
+    make_env: Callable[[], Any],
+    agents: Mapping[str, Agent],
+    measured: set[str],
+    draws: int,
+) -> Metrics:
+    """All measures of these players' messages that the game has."""
+    rng = np.random.default_rng(0)
+    among_us = of_among_us(episodes[0].facts)
+    found: Metrics = {} if among_us else listener_metrics(episodes, make_env, agents, rng)
+    found |= influence_metrics(effects(episodes, make_env, agents, measured, draws), rng)
+    found |= claim_metrics(episodes, rng, measured)
+    policies = {name: agent.policy for name, agent in agents.items() if isinstance(agent, ModelAgent)}
+    found |= lie_metrics(policies, episodes, rng, measured)
+    return found | (password_metrics(episodes, rng, measured) if among_us else {})
+
+
+def check(cfg: DictConfig, names: Sequence[str]) -> None:
+    """Refuses bad settings of this command."""
+    if not names or not all(is_run(name) for name in names):
+        raise UserError(f"players={list(names)}: name finished runs, whose models' likelihoods are needed")
+    for name in ("games", "draws", "concurrency"):
+        check_count(cfg[name], name)
+    check_temperature(cfg.temperature, "temperature")
+    if cfg.temperature == 0:
+        raise UserError("temperature=0 leaves no likelihood of a message. Choose a temperature above 0.")
+    check_count(cfg.seed, "seed", 0)
+
+
+if __name__ == "__main__":
+    main()
