@@ -9,7 +9,7 @@ likelihoods.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,11 +36,12 @@ from marl.metrics.codes import password_metrics
 from marl.metrics.influence import effects, influence_metrics
 from marl.metrics.lies import lie_metrics
 from marl.metrics.listener import listener_metrics
+from marl.metrics.meant import meant_metrics
 from marl.metrics.stats import Metrics
 from marl.metrics.tables import TableRow, format_table, write_table
 from marl.report.figures import save_figure
 from marl.report.talk import talk_figure, talk_page, talk_sentences
-from marl.rollout.games import env_maker
+from marl.rollout.games import env_maker, exchangeable
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import EVALUATION, draw_games
 from marl.storage.folder import REFERENCE
@@ -59,7 +60,7 @@ def main(cfg: DictConfig) -> None:
     out = Path(cfg.out)
 
     # What is checked.
-    make_env = env_maker(spec.env)
+    env_maker(spec.env)
     check_writable(out, "out")
     device = pick_device(cfg.device)
     set_threads(cfg.threads)
@@ -71,7 +72,7 @@ def main(cfg: DictConfig) -> None:
             label = called if len(names) == 1 else f"{called} {Path(name).name}"
             episodes, agents, measured = play(spec, player, f"{name}/{REFERENCE}", cfg, device, label)
             say(f"{label}: {len(episodes)} games")
-            found[label] = measure(episodes, make_env, agents, measured, cfg.draws)
+            found[label] = measure(episodes, spec.env, agents, measured, cfg.draws)
 
     # What comes of it.
     game = spec.env["game"]
@@ -112,20 +113,23 @@ def play(
 
 def measure(
     episodes: Sequence[Episode],
-    make_env: Callable[[], Any],
+    env: Mapping[str, Any],
     agents: Mapping[str, Agent],
     measured: set[str],
     draws: int,
 ) -> Metrics:
     """All measures of these players' messages that the game has."""
     rng = np.random.default_rng(0)
-    among_us = of_among_us(episodes[0].facts)
+    among_us, make_env = of_among_us(episodes[0].facts), env_maker(env)
     found: Metrics = {} if among_us else listener_metrics(episodes, make_env, agents, rng)
     found |= influence_metrics(effects(episodes, make_env, agents, measured, draws), rng)
     found |= claim_metrics(episodes, rng, measured)
     policies = {name: agent.policy for name, agent in agents.items() if isinstance(agent, ModelAgent)}
     found |= lie_metrics(policies, episodes, rng, measured)
-    return found | (password_metrics(episodes, rng, measured) if among_us else {})
+    if among_us:
+        found |= meant_metrics(episodes, agents, exchangeable(env), rng, measured)
+        found |= password_metrics(episodes, rng, measured)
+    return found
 
 
 def check(cfg: DictConfig, names: Sequence[str]) -> None:

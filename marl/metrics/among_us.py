@@ -90,6 +90,12 @@ class Meeting:
     ejected: str = ""
 
 
+def story_of(episode: Episode) -> list[Moves | Meeting]:
+    """Replays an episode; see `story`."""
+    replies = [Reply(t.agent, t.step, t.kind.name, t.text, t.error, t) for t in episode.turns]
+    return story(episode.facts, replies)
+
+
 def story(facts: Mapping[str, Any], replies: Sequence[Reply]) -> list[Moves | Meeting]:
     """Replays a game by its rules.
 
@@ -228,8 +234,7 @@ def read_game(episode: Episode) -> Record:
     messages: list[Message] = []
     ejected: list[str] = []
     reports = 0
-    replies = [Reply(t.agent, t.step, t.kind.name, t.text, t.error, t) for t in episode.turns]
-    for chapter in story(episode.facts, replies):
+    for chapter in story_of(episode):
         if isinstance(chapter, Moves):
             reports += sum(deed.act is Act.REPORT for deed in chapter.deeds)
             continue

@@ -18,7 +18,7 @@ from envs.dond.environment import AGENTS
 from envs.dond.rules import MAX_POINTS, Triple, value_vectors
 from marl.agents.scripted.among_us_language import Statement, Topic, understand
 from marl.agents.scripted.dond_language import ITEM_OF, NOUNS, NUMBER_OF, take_values
-from marl.metrics.among_us import Moves, Reply, of_among_us, story, template
+from marl.metrics.among_us import Moves, of_among_us, story_of, template
 from marl.metrics.beliefs import belief_moves
 from marl.metrics.negotiation import context, read_talk, talk_of, told_values
 from marl.metrics.stats import ByGame, Metrics, mean_metrics
@@ -143,8 +143,7 @@ def among_us_claims(episode: Episode) -> list[Claim]:
     grid = list(product(range(episode.facts["width"]), range(episode.facts["height"])))
     log = Log()
     found: list[Claim] = []
-    replies = [Reply(t.agent, t.step, t.kind.name, t.text, t.error, t) for t in episode.turns]
-    for chapter in story(episode.facts, replies):
+    for chapter in story_of(episode):
         if isinstance(chapter, Moves):
             log.add(chapter)
             continue

@@ -16,7 +16,7 @@ import numpy as np
 
 from envs.among_us.state import Role
 from marl.common.errors import UserError
-from marl.metrics.among_us import Meeting, Reply, of_among_us, story, template
+from marl.metrics.among_us import Meeting, of_among_us, story_of, template
 from marl.metrics.stats import Floats, Interval, Metrics, bootstrap_ratio
 from marl.metrics.talk import spoken
 from marl.types import Episode
@@ -59,8 +59,7 @@ def listened_to(episodes: Sequence[Episode], line: Collection[str] | None = None
     for game, episode in enumerate(episodes):
         names: dict[str, str] = episode.facts["names"]
         held = {names[agent]: player for agent, player in episode.players.items()}
-        replies = [Reply(t.agent, t.step, t.kind.name, t.text, t.error, t) for t in episode.turns]
-        for chapter in story(episode.facts, replies):
+        for chapter in story_of(episode):
             if not isinstance(chapter, Meeting) or not chapter.votes:
                 continue
             for name in chapter.living:

@@ -81,7 +81,7 @@ def hearings(episodes: Sequence[Episode], make_env: Callable[[], Any], agents: M
     found: list[Hearing] = []
     for agent in {id(view.agent): view.agent for view in views}.values():
         own = [view for view in views if view.agent is agent]
-        scores = iter(_log_likelihoods(agent.policy, agent.temperature, [row for view in own for row in view.rows()]))
+        scores = iter(log_likelihoods(agent.policy, agent.temperature, [row for view in own for row in view.rows()]))
         for view in own:
             of_values = np.array([next(scores) for _ in view.prefixes]).reshape(len(view.prefixes), -1)  # (K, M)
             weights = np.concatenate([np.zeros((len(of_values), 1)), of_values.cumsum(1)], 1).T  # (M + 1, K)
@@ -279,7 +279,7 @@ def listener_metrics(
 
 
 @torch.no_grad()
-def _log_likelihoods(
+def log_likelihoods(
     policy: Policy, temperature: float, rows: Sequence[tuple[list[int], list[tuple[int, int]]]]
 ) -> list[Floats]:
     """Log-probability of each marked part of each row, as speech: one array (parts,) a row."""

@@ -20,6 +20,7 @@ CLAIMS = {
 }  # fmt: skip
 INFLUENCE = {f"talk/influence/{kind}": kind.replace("_", " ") for kind in KINDS}
 TRUTH = {
+    "talk/meant": "meant by witnesses (nats)",
     "talk/true_claims": "claims that are true", "talk/true_chance": "by chance",
     "talk/lie_auroc": "lies seen in the state", "talk/password": "roles told by form",
 }  # fmt: skip
@@ -42,6 +43,9 @@ def talk_sentences(found: Mapping[str, Metrics]) -> list[str]:
         if "talk/claim/exact" in own:
             made, best = mean("talk/claim/made", 1), mean("talk/claim/exact", 1)
             parts.append(f"Claims were worth {made} points, of {best} at best.")
+        if "talk/meant" in own:
+            most = mean("talk/meant_prior")
+            parts.append(f"A witness's message gave away {mean('talk/meant')} of {most} nats of whom it saw kill.")
         if "talk/influence/resampled" in own:
             parts.append(
                 f"A message moved beliefs by {mean('talk/influence/silence', 3)} beside silence, and by "
