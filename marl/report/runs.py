@@ -158,7 +158,7 @@ def measured_in(run: Run) -> str:
     for own in seats.values():
         if own.pop("pool", 0):  # past selves play in training only
             own.pop("pick", None)
-            own["partners"] = 0.0
+            own["partners"] = 0
     for role, changes in settings_of_run(evaluation.get("cast")).items():
         seats[role] = {**seats.get(role, {}), **settings_of_run(changes)}
     for own in seats.values():
