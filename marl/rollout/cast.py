@@ -51,10 +51,6 @@ class Seats:
             raise UserError(
                 f"cast.*.pool={self.pool}: {self.player} does not learn, so it has no past selves; must be 0"
             )
-        if self.pool and not self.partners:
-            raise UserError(
-                f"cast.*.pool={self.pool}: past selves hold no seat; set partners, as 0.5 in half the games"
-            )
 
     @property
     def beside(self) -> str:

@@ -19,8 +19,7 @@ from marl.metrics.tables import ablation_table
 from marl.report.figures import ablation_figure, mean_entries, training_panels
 from marl.report.games import speakers
 from marl.report.page import build_report, read_run
-from marl.report.prose import findings, mixed, what_was_run
-from marl.report.prose import among_us_sentences
+from marl.report.prose import among_us_sentences, findings, mixed, what_was_run
 from marl.report.runs import arm_runs, base_names, mean_curve, measured_in
 from marl.report.tables import columns_of
 from marl.report.transcripts import write_episodes
