@@ -13,10 +13,12 @@ from experiments.launch.terminal import Bar, say
 from experiments.setup.players import run_policy, seat_players
 from experiments.setup.work import Work, seeds_of, start_of
 from marl.algorithms.filtered_bc import FilteredBCConfig, train_filtered_bc
+from marl.algorithms.pool import Pool
 from marl.algorithms.ppo import train_ppo
 from marl.algorithms.rl_pikl import RLPiklConfig, train_rl_pikl
 from marl.algorithms.training import Training
 from marl.common.distributed import Ranks
+from marl.common.errors import UserError
 from marl.learning.renaming import Renaming, renaming
 from marl.learning.update import Learner, make_optimizer
 from marl.losses import any_reads
@@ -54,7 +56,12 @@ def learn(
         optimizer = make_optimizer(shards.split if shards else policy, algo.update)  # at algo.update.learning_rate
         learners.append(Learner(name, policy, base, optimizer, shards))
     trained = {each.name: (each.policy, each.optimizer) for each in learners}
-    frozen = seat_players(spec.cast, work.make_env(), spec.env, base, algo, algo.temperature, chat=work.chat)
+    past = {seats.beside: copy.deepcopy(policies[seats.player]) for seats in spec.cast.values() if seats.pool}
+    if past and ranks.size > 1:
+        raise UserError("cast.*.pool: past selves play in one process only. Leave torchrun out, or set pool=0")
+    frozen = seat_players(
+        spec.cast, work.make_env(), spec.env, base, algo, algo.temperature, chat=work.chat, past=past
+    )  # fmt: skip
     state = load_training(newest, trained, ranks) or {}
     for each in learners:
         if each.shards:
@@ -67,9 +74,19 @@ def learn(
         say(f"continuing after iteration {start}")
     else:
         watch(work, tracker, 0, base, policies, bar, ranks)
+    pools = [
+        Pool(
+            seats, policies[seats.player], past[seats.beside], spec.folder / "pool", seeds_of(spec).games,
+            after.memory.setdefault(seats.beside, {}),
+            {"game": spec.env["game"], "run": spec.folder.name, "learner": seats.player},
+        )
+        for seats in spec.cast.values()
+        if seats.pool
+    ]  # fmt: skip
     training = Training(
         learners, spec.env["game"], work.make_env, spec.cast, frozen, spec.rewards, spec.losses, seeds_of(spec), after,
         start=start, progress=bar, rename=names_to_swap(work, base), ranks=ranks, memory=after.memory,
+        pools=pools,
     )  # fmt: skip
     if isinstance(algo, FilteredBCConfig):
         train_filtered_bc(training, algo)

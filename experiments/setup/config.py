@@ -58,10 +58,17 @@ class EvalConfig:
 
     def seating(self, cast: Mapping[str, Seats]) -> dict[str, Seats]:
         """Returns who plays in evaluation, given who plays in training."""
-        settings = {role: dataclasses.asdict(seats) for role, seats in cast.items()}
+        settings = {role: dataclasses.asdict(seats.today()) for role, seats in cast.items()}
         for role, changes in self.cast.items():
             settings[role] = {**settings.get(role, {}), **changes}
-        return cast_of(settings, "eval.cast")
+        found = cast_of(settings, "eval.cast")
+        for role, seats in found.items():
+            if seats.pool:
+                raise UserError(
+                    f"eval.cast.{role}.pool={seats.pool}: past selves play in training only; leave it out, or name "
+                    "their folder as a player (RUN/pool/NAME)"
+                )
+        return found
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:

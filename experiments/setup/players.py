@@ -22,7 +22,7 @@ from marl.decoding.probes import size_of
 from marl.model.policy import Policy, load_config
 from marl.planning.planner import GAMES as PLANNED
 from marl.planning.planner import SLOTS, SUFFIX, PlannerConfig, planning_agent
-from marl.rollout.cast import LEARNERS, Seats, players_of, seats_per_player
+from marl.rollout.cast import LEARNERS, PAST, Seats, players_of, seats_per_player
 from marl.rollout.games import env_maker, scripted
 from marl.storage.checkpoint import folder_digest, load_policy, read_card, started_from
 from marl.storage.folder import CARD, CONFIG, run_settings
@@ -160,9 +160,14 @@ def check_players(cast: Mapping[str, Seats], game: str, env: Any) -> None:
     for role, seats in cast.items():
         if seats.player in LEARNERS and not held[seats.player]:
             raise UserError(f"cast.{role}.partners={seats.partners:g}: leaves no seat to {seats.player}, who learns")
+        if seats.pool and not seats.partners:
+            raise UserError(
+                f"cast.{role}.pool={seats.pool}: past selves hold no seat; set cast.{role}.partners, as 0.5 for half "
+                "of the games"
+            )
     runs: dict[str, str] = {}
     for name in players_of(cast):
-        if name not in (*LEARNERS, "base", CHAT):
+        if name not in (*LEARNERS, "base", CHAT) and not name.startswith(PAST):
             try:
                 check_plans(name, game)
                 if bare(name) == "base":
@@ -178,7 +183,7 @@ def check_players(cast: Mapping[str, Seats], game: str, env: Any) -> None:
                 else:
                     scripted(game, "" if name == "scripted" else name)
             except UserError as error:
-                role = next(role for role, seats in cast.items() if name in (seats.player, seats.partner))
+                role = next(role for role, seats in cast.items() if name in (seats.player, seats.beside))
                 raise UserError(
                     f"cast.{role}: {name} is none of learner, rival, base, chat, a finished run or a scripted player. "
                     f"{error}"
@@ -199,12 +204,13 @@ def player_slots(
     """
     caches, loaded = [], 0
     for name, seats in seats_per_player(cast, env).items():
-        run = bare(name) not in configs and is_run(name)
-        if run or bare(name) in configs:
-            config = player_config(name) if run else configs[bare(name)]
+        known = bare(name).removeprefix(PAST)
+        run = known not in configs and is_run(name)
+        if run or known in configs:
+            config = player_config(name) if run else configs[known]
             more = SLOTS if name.endswith(SUFFIX) else 0
             caches.append(Slots.of(config, limits.context, seats, more, limits.play_bf16, limits.games))
-            loaded += size_of(config, limits.context).weights * run
+            loaded += size_of(config, limits.context).weights * (run or name.startswith(PAST))
     return caches, loaded
 
 
@@ -218,13 +224,14 @@ def seat_players(
     learners: Mapping[str, tuple[str, Policy]] | None = None,
     chat: Agent | None = None,
     strangers: bool = False,
+    past: Mapping[str, Policy] | None = None,
 ) -> dict[str, Agent]:
     """Makes all players of a cast, by name.
 
     `table`: an environment of the game. `env`: settings that base and learners were trained in, whose style they read.
     `learners`: their name in episodes and their policy; without any, learners are left out. `chat`: the player of that
-    name. `strangers`: runs may have another tokenizer than the base, since players hear each other's words only. Two
-    names that mean one player in episodes share it.
+    name. `strangers`: runs may have another tokenizer than the base, since players hear each other's words only.
+    `past`: the policies of past selves, by name. Two names that mean one player in episodes share it.
     """
     game, own_style = env["game"], env.get("style")
     policies: dict[str, Policy] = {}  # by name in episodes
@@ -236,6 +243,8 @@ def seat_players(
             if learners is None:
                 continue
             called[name], policies[called[name]] = learners[name][0], learners[name][1]
+        elif name.startswith(PAST) and past is not None:
+            called[name], policies[name] = name, past[name]
         elif bare(name) == "base":
             called[name], policies[name] = name, base
         elif name == CHAT and chat is not None:

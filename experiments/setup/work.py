@@ -30,7 +30,7 @@ from marl.common.errors import UserError
 from marl.common.files import digest, reading
 from marl.model.policy import load_tokenizer
 from marl.pretraining.corpus import data_files
-from marl.rollout.cast import LEARNERS, players_of
+from marl.rollout.cast import LEARNERS, PAST, players_of
 from marl.rollout.games import env_maker, file_digests
 from marl.rollout.seeds import WARM_START, Seeds
 from marl.storage.checkpoint import folder_digest
@@ -132,7 +132,7 @@ def check_listeners(spec: RunSpec) -> None:
 
 def believes(player: str) -> bool:
     """Returns whether a player answers belief questions: language models do, scripts and endpoints don't."""
-    return player in LEARNERS or bare(player) == "base" or is_run(bare(player))
+    return player in LEARNERS or player.startswith(PAST) or bare(player) == "base" or is_run(bare(player))
 
 
 def seeds_of(spec: RunSpec) -> Seeds:

@@ -15,6 +15,7 @@ import torch
 
 from marl.agents.base import Agent
 from marl.agents.model import PlayConfig
+from marl.algorithms.pool import Pool
 from marl.common.distributed import ONE, Ranks
 from marl.common.progress import Progress
 from marl.learning.config import UpdateConfig
@@ -44,7 +45,7 @@ class Training:
     `cast` says who plays each role; `frozen` are the players in it that don't learn. `start`: the first iteration,
     0-based. `after` gets each finished iteration's number (from 1), metrics (a second learner's begin with its name)
     and episodes: it logs, evaluates, saves. `rename`: see `update`. `memory`: what is learned
-    beside the weights, by learner; checkpoints keep it.
+    beside the weights, by learner; checkpoints keep it. `pools`: past selves of learners in the cast.
     """
 
     learners: Sequence[Learner]
@@ -61,6 +62,7 @@ class Training:
     rename: Renaming | None = None
     ranks: Ranks = ONE
     memory: dict[str, dict[str, float]] = field(default_factory=dict)
+    pools: Sequence[Pool] = ()
 
     def seats(self, learner: Learner) -> int:
         """Counts the seats of a game that a learner may hold at most."""
@@ -87,6 +89,8 @@ class Iteration:
     def rollout(self) -> list[Episode]:
         """Plays the games; of several ranks each plays its share and gets all."""
         t = self.training
+        for pool in t.pools:
+            pool.begin(self.number)
         games = t.ranks.share(t.seeds.draw(self.number, self.config.games, getattr(self.config, "group", 1)))
         t.progress.stage(f"{self.name}: games", len(games))
         episodes = rollout(games, self.cast, t.make_env, self.config.concurrency, t.progress.advance)
@@ -126,6 +130,8 @@ class Iteration:
     def finish(self, episodes: Sequence[Episode]) -> None:
         """Adds what the games and the clock say, and hands everything to `after`."""
         t = self.training
+        for pool in t.pools:
+            pool.note(episodes)
         for learner in t.learners:
             self.add(episode_metrics(episodes, {learner.name}), learner)
         played, learned = self.played - self.began, time.perf_counter() - self.played

@@ -144,6 +144,8 @@ def auroc(scores: Floats, labels: np.ndarray, games: np.ndarray, rng: np.random.
         return (false * below).sum(1)[pairs > 0] / pairs[pairs > 0]
 
     mean = float(area(np.ones((1, len(scores))))[0])
+    if units == 1:
+        return Interval(mean, np.nan, np.nan, 1)
     draws = rng.multinomial(units, np.full(units, 1 / units), size=DRAWS)
     resampled = np.concatenate([area(part[:, index].astype(float)) for part in np.array_split(draws, 20)])
     return percentiles(mean, resampled, units)

@@ -113,7 +113,11 @@ def among_us_sentences(config: Mapping[str, Any]) -> list[str]:
     """The game as evaluated, and its players."""
     env = {**config["env"], **((config.get("eval") or {}).get("env") or {})}
     changes = (config.get("eval") or {}).get("cast") or {}
-    cast = {role: {**seats, **changes.get(role, {})} for role, seats in (config.get("cast") or {}).items()}
+    today = {  # past selves play in training only
+        role: {**seats, "partners": 0.0} if seats.get("pool") else seats
+        for role, seats in (config.get("cast") or {}).items()
+    }
+    cast = {role: {**seats, **changes.get(role, {})} for role, seats in today.items()}
     imposters = "one is an imposter" if env["imposters"] == 1 else f"{env['imposters']} are imposters"
     shaping = f" Deeds earn {env['shaping']:g} beside the win." if env.get("shaping") else ""
     sentences = [

@@ -155,6 +155,10 @@ def measured_in(run: Run) -> str:
     """Identifies the evaluation games and their players. Runs that differ in their seed alone have the same."""
     evaluation = settings_of_run(run.config.get("eval"))
     seats = {role: dict(settings_of_run(own)) for role, own in settings_of_run(run.config.get("cast")).items()}
+    for own in seats.values():
+        if own.pop("pool", 0):  # past selves play in training only
+            own.pop("pick", None)
+            own["partners"] = 0
     for role, changes in settings_of_run(evaluation.get("cast")).items():
         seats[role] = {**seats.get(role, {}), **settings_of_run(changes)}
     for own in seats.values():

@@ -1,14 +1,15 @@
 """Casts: each role is held by a learner or by somebody frozen, and some of its seats by somebody else.
 
-`learner` and `rival` learn; all others are frozen: `base`, a finished run's folder, scripted players by name. Which
-seats of a role a partner holds follows from the game's seed, so that the same games have the same cast.
+`learner` and `rival` learn; all others are frozen: `base`, a finished run's folder, scripted players by name, and past
+selves of a learner (`pool`; marl/algorithms/pool.py). Which seats of a role a partner holds follows from the game's
+seed, so that the same games have the same cast.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from marl.rollout.rollout import Cast
 from marl.rollout.seeds import Game
 
 LEARNERS = ("learner", "rival")  # each a policy of its own that learns
+PAST = "past_"  # past_rival: past selves of the rival
+PICKS = ("uniform", "wins")
 CAST = 4  # a part of a game's seed
 
 
@@ -26,21 +29,51 @@ CAST = 4  # a part of a game's seed
 class Seats:
     """Seats of one role: `player` holds all but `partners` of them, which `partner` holds.
 
-    1.25 partners are one in each game and two in a quarter of them.
+    1.25 partners are one in each game and two in a quarter of them. With a `pool` the partners are past selves of
+    `player` instead, one for all games of an iteration: it was kept every `pool` iterations, and is drawn uniformly or
+    by how often it `wins`.
     """
 
     player: str = "learner"
     partner: str = "base"
     partners: float = 0.0
+    pool: int = 0
+    pick: str = "uniform"
 
     def __post_init__(self) -> None:
         if self.partners < 0:
             raise UserError(f"cast.*.partners={self.partners}: must not be negative")
+        if self.pool < 0:
+            raise UserError(f"cast.*.pool={self.pool}: must not be negative")
+        if self.pick not in PICKS:
+            raise UserError(f"cast.*.pick={self.pick}: must be one of {', '.join(PICKS)}")
+        if self.pool and self.player not in LEARNERS:
+            raise UserError(
+                f"cast.*.pool={self.pool}: {self.player} does not learn, so it has no past selves; must be 0"
+            )
+
+    @property
+    def beside(self) -> str:
+        """Who holds the partners' seats."""
+        return f"{PAST}{self.player}" if self.pool else self.partner
+
+    def today(self) -> Seats:
+        """The same without past selves: their seats are the player's, as in evaluation."""
+        return replace(self, partners=0.0, pool=0, pick="uniform") if self.pool else self
+
+
+OFF = {"pool": 0, "pick": "uniform"}  # settings that came later, where they are off: no part of a run's identity
+
+
+def written(seats: Seats | Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a role's seats, without those of OFF."""
+    settings = asdict(seats) if isinstance(seats, Seats) else seats
+    return {name: value for name, value in settings.items() if (name, value) not in OFF.items()}
 
 
 def players_of(cast: Mapping[str, Seats]) -> list[str]:
     """Names all who play, each once."""
-    names = [name for seats in cast.values() for name in (seats.player, *([seats.partner] * bool(seats.partners)))]
+    names = [name for seats in cast.values() for name in (seats.player, *([seats.beside] * bool(seats.partners)))]
     return list(dict.fromkeys(names))
 
 
@@ -69,7 +102,7 @@ def seats_per_player(cast: Mapping[str, Seats], env: Any) -> dict[str, int]:
             raise UserError(f"cast.{role}.partners={seats.partners}: there are only {size} seats of this role")
         most[seats.player] += size - math.floor(seats.partners)
         if partners:
-            most[seats.partner] += partners
+            most[seats.beside] += partners
     return most
 
 
@@ -86,7 +119,7 @@ def by_role(cast: Mapping[str, Seats], agents: Mapping[str, Agent]) -> Cast:
             held |= dict.fromkeys(own, agents[seats.player])
             count = math.floor(seats.partners + rng.random())
             for place in rng.permutation(len(own))[:count].tolist() if count else []:
-                held[own[place]] = agents[seats.partner]
+                held[own[place]] = agents[seats.beside]
         return held
 
     return seat

@@ -19,7 +19,7 @@ from marl.metrics.tables import ablation_table
 from marl.report.figures import ablation_figure, mean_entries, training_panels
 from marl.report.games import speakers
 from marl.report.page import build_report, read_run
-from marl.report.prose import findings, mixed, what_was_run
+from marl.report.prose import among_us_sentences, findings, mixed, what_was_run
 from marl.report.runs import arm_runs, base_names, mean_curve, measured_in
 from marl.report.tables import columns_of
 from marl.report.transcripts import write_episodes
@@ -213,6 +213,8 @@ def test_runs_are_measured_in_the_same_games_whatever_their_seed(tmp_path: Path)
     assert first == measured(shared, {}) == measured(nobody, {})
     seated = {"crewmate": {"player": "learner", "partner": "base", "partners": 1}}
     assert first == measured(seated, {"crewmate": {"partners": 0}}) != measured(seated, {})
+    pooled = {"crewmate": {"player": "learner", "partner": "base", "partners": 0.5, "pool": 8, "pick": "wins"}}
+    assert measured(pooled, {}) == first  # past selves play in training only
     rivals = [
         measured(shared, {"imposter": {"player": f"runs/x-full-s{seed}-{seed}c40e5a8"}})
         for seed in (2, 3)
@@ -344,6 +346,14 @@ def among_us_runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         for arm, wins in (("full", 9), ("game_only", 5), ("listening_only", 3))
         for seed in (0, 1)
     ]
+
+
+def test_past_selves_do_not_play_in_what_is_reported() -> None:
+    config = {
+        "env": {"imposters": 1, "width": 2, "height": 2, "players": 5, "tasks": 4},
+        "cast": {"imposter": {"player": "rival", "partner": "base", "partners": 0.5, "pool": 8}},
+    }
+    assert among_us_sentences(config)[-1] == "Who plays: imposters are rival."
 
 
 def test_the_page_of_among_us(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from marl.model.policy import Policy
 from marl.rewards import Reward
 from marl.rewards.game import GameReward
 from marl.rewards.speaking import SpeakingReward
-from marl.rollout.cast import Seats, by_role, learners_of, players_of, seats_per_player
+from marl.rollout.cast import OFF, Seats, by_role, learners_of, players_of, seats_per_player, written
 from marl.rollout.games import env_maker, scripted
 from marl.rollout.seeds import GAMES, Game, draw_games
 from marl.storage.checkpoint import optimizer_tensors
@@ -262,3 +262,24 @@ def test_nothing_that_a_frozen_player_records_is_learned_from() -> None:
     assert identical(plain[-1]["learner"], spoiled[-1]["learner"])
     assert not identical(plain[-1]["learner"], other[-1]["learner"])  # but who it is matters
     assert any("base" in e.players.values() for e in episodes)
+
+
+def test_past_selves_hold_the_partners_seats() -> None:
+    cast = {"crewmate": Seats(partners=1), "imposter": Seats("rival", "random", 0.5, pool=4)}
+    assert players_of(cast) == ["learner", "base", "rival", "past_rival"]
+    assert seats_per_player(cast, AMONG_US()) == {"learner": 3, "base": 1, "rival": 1, "past_rival": 1}
+    held = casts(cast, AMONG_US(), draw_games(1, 1, count=400))
+    share = sum("past_rival" in of_game.values() for of_game in held) / len(held)
+    assert share == pytest.approx(0.5, abs=0.08)
+    same = casts({**cast, "imposter": Seats("rival", "random", 0.5)}, AMONG_US(), draw_games(1, 1, count=400))
+    turned = [{agent: {"past_rival": "random"}.get(name, name) for agent, name in of_game.items()} for of_game in held]
+    assert turned == same  # nobody else changes seats
+
+
+def test_evaluation_is_without_past_selves_and_nothing_is_written_of_what_is_off() -> None:
+    pooled = Seats("rival", "random", 0.5, pool=4, pick="wins")
+    assert pooled.today() == Seats("rival", "random", 0.0)
+    assert Seats("rival", "random", 0.5).today() == Seats("rival", "random", 0.5)
+    assert EvalConfig().seating({"imposter": pooled}) == {"imposter": Seats("rival", "random", 0.0)}
+    assert written(Seats()) == {"player": "learner", "partner": "base", "partners": 0.0}
+    assert OFF.items() <= vars(Seats()).items() and written(pooled)["pool"] == 4

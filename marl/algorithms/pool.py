@@ -1,0 +1,79 @@
+"""Past selves of a learner as players of its role: kept every so many iterations, one drawn for each iteration.
+
+A learner that only meets the latest opponent forgets how to play against the earlier ones. Left out: pools over several
+processes, and past selves in evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from marl.model.policy import Policy, take_weights
+from marl.rollout.cast import Seats
+from marl.storage.checkpoint import load_policy, save_policy
+from marl.types import Episode
+
+POOL = 5  # a part of an iteration's seed
+
+
+@dataclass
+class Pool:
+    """The past selves of `seats.player`, whose policy is `learner`. `policy` plays, with the weights of the drawn one.
+
+    `folder` holds the past selves as policies, which `card` describes. `memory` counts the games and wins of each;
+    checkpoints keep it. Whatever happens in an iteration follows from `seed`, its number and `memory`, so a run that
+    continues is the run that was never stopped.
+    """
+
+    seats: Seats
+    learner: Policy
+    policy: Policy
+    folder: Path
+    seed: int
+    memory: dict[str, float]
+    card: Mapping[str, Any]
+    drawn: int = field(default=0, init=False)  # the iterations that it had learned for
+
+    def place(self, iteration: int) -> Path:
+        """The folder of the past self that had learned for so many iterations."""
+        return self.folder / f"{self.seats.player}-{iteration:06d}"
+
+    def chances(self, iteration: int) -> dict[int, float]:
+        """By past self, the probability that it plays in this iteration."""
+        there = range(0, iteration + 1, self.seats.pool)
+        wins = self.seats.pick == "wins"
+        weights = {
+            n: (self.memory.get(f"{n}/wins", 0.0) + 1) / (self.memory.get(f"{n}/games", 0.0) + 2) if wins else 1.0
+            for n in there
+        }
+        return {n: weight / sum(weights.values()) for n, weight in weights.items()}
+
+    def begin(self, iteration: int) -> None:
+        """Keeps the learner if that is due, and gives `policy` the weights of a past self (0-based iteration)."""
+        if iteration % self.seats.pool == 0:
+            save_policy(self.place(iteration), self.learner, {**self.card, "iteration": iteration})
+        chances = self.chances(iteration)
+        rng = np.random.default_rng([self.seed, iteration, POOL])
+        self.drawn = int(rng.choice(list(chances), p=list(chances.values())))
+        there = load_policy(self.place(self.drawn), self.policy.device, self.policy.privileged_size)
+        take_weights(self.policy, there)
+
+    def note(self, episodes: Sequence[Episode]) -> None:
+        """Counts the games of the past self, and those in which its seats were paid more than the others."""
+        for episode in episodes:
+            own = {agent for agent, player in episode.players.items() if player == self.seats.beside}
+            if not own or len(own) == len(episode.players):
+                continue
+            paid = dict.fromkeys(episode.players, 0.0)
+            for payment in episode.payments:
+                paid[payment.agent] += payment.amount
+            theirs = np.mean([amount for agent, amount in paid.items() if agent not in own])
+            won = float(np.mean([paid[agent] for agent in own]) > theirs)
+            for name, amount in (("games", 1.0), ("wins", won)):
+                key = f"{self.drawn}/{name}"
+                self.memory[key] = self.memory.get(key, 0.0) + amount

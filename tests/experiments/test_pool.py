@@ -1,0 +1,46 @@
+"""A run against past selves: the same if it was stopped, and evaluated against today's."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import learning, train
+from marl.common.files import read_json
+from marl.report.transcripts import read_episodes
+from marl.storage.checkpoint import newest_checkpoint, read_state
+from tests.composing import DOND, configure, run_folder
+from tests.torture import contents
+
+pytestmark = pytest.mark.usefixtures("no_pages")
+POOL = ["cast.negotiator.partners=1", "cast.negotiator.pool=1", "cast.negotiator.pick=wins"]
+
+
+def test_a_run_against_past_selves_goes_on_as_if_never_stopped(bases: Path, tmp_path: Path) -> None:
+    whole, stopped = (
+        configure("train", *DOND, *POOL, "algo.iterations=3", "eval.every=2", f"cache={bases}", f"runs={tmp_path / n}")
+        for n in ("whole", "stopped")
+    )
+    train.main(whole)
+    save = learning.save_training
+
+    def saving(checkpoints: Path, iteration: int, *rest: Any) -> None:
+        save(checkpoints, iteration, *rest)
+        if iteration == 2:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(learning, "save_training", saving)
+        with pytest.raises(KeyboardInterrupt):
+            train.main(stopped)
+    train.main(stopped)
+    run = run_folder(whole)
+    assert contents(run_folder(stopped)) == contents(run)
+    assert sorted(path.name for path in (run / "pool").iterdir()) == [f"learner-00000{n}" for n in range(3)]
+    newest = newest_checkpoint(run / "checkpoints")
+    assert newest is not None
+    memory = read_state(newest)["memory"]["past_learner"]
+    assert sum(n for name, n in memory.items() if name.endswith("/games")) == 3 * whole.algo.games
+    for transcript in read_episodes(run / "episodes" / "trained.jsonl"):
+        assert set(transcript["players"].values()) == {"trained"}
+    assert read_json(run / "run.json")["figures"]["trained"]
