@@ -84,7 +84,7 @@ def episode_from_json(transcript: Transcript) -> Episode:
     ]
     turns = [
         Turn(
-            *(turn[name] for name in ("agent", "role", "step")), TurnKind[turn["kind"]], turn["text"],
+            turn["agent"], turn["role"], turn["step"], TurnKind[turn["kind"]], turn["text"],
             message=turn["message"], error=turn["error"], cut=turn.get("cut", False),
             thoughts=turn.get("thoughts", ""), rewards=turn["rewards"],
         )
