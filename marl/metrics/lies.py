@@ -131,14 +131,12 @@ def auroc(scores: Floats, labels: np.ndarray, games: np.ndarray, rng: np.random.
     """Area under the ROC curve, ties as halves, with a percentile bootstrap over games."""
     index = np.unique(games, return_inverse=True)[1]
     units = int(index.max()) + 1
-    values, place = np.unique(scores, return_inverse=True)
+    order = np.argsort(scores, kind="stable")
+    starts = np.unique(scores[order], return_index=True)[1]  # of each group of equal scores
 
     def area(weights: np.ndarray) -> Floats:
         """`weights` (draws, n): how often each message counts."""
-        false, true = np.zeros((2, len(weights), len(values)))
-        rows = np.arange(len(weights))[:, None]
-        np.add.at(false, (rows, place[None]), weights * labels)
-        np.add.at(true, (rows, place[None]), weights * ~labels)
+        false, true = (np.add.reduceat((weights * kind)[:, order], starts, 1) for kind in (labels, ~labels))
         below = np.cumsum(true, 1) - true / 2
         pairs = false.sum(1) * true.sum(1)
         return (false * below).sum(1)[pairs > 0] / pairs[pairs > 0]

@@ -158,13 +158,9 @@ def read_talk(talk: Talk) -> Reading:
         from_here = None if table is None else _side(table[0], seat, counts)
         if line.claim is not None:
             if measured:
-                share, clear = stated[seat] or (None, False)
-                clear_too, both = table is not None and table[1], from_here if agreed else None
-                claims.append(
-                    Claimed(
-                        seat, line.claim, counts, talk.values[seat], share, clear, from_here, clear_too, agreed=both
-                    )
-                )
+                last = (from_here, table is not None and table[1], from_here if agreed else None)
+                splits = (*(stated[seat] or (None, False)), *last)
+                claims.append(Claimed(seat, line.claim, counts, talk.values[seat], *splits))
             continue
         heard = understand(line.message, counts, from_here)
         agreed &= not heard.rejects

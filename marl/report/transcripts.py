@@ -84,12 +84,19 @@ def episode_from_json(transcript: Transcript) -> Episode:
     ]
     turns = [
         Turn(
-            turn["agent"], turn["role"], turn["step"], TurnKind[turn["kind"]], turn["text"],
-            message=turn["message"], error=turn["error"], cut=turn.get("cut", False),
-            thoughts=turn.get("thoughts", ""), rewards=turn["rewards"],
+            agent=turn["agent"],
+            role=turn["role"],
+            step=turn["step"],
+            kind=TurnKind[turn["kind"]],
+            text=turn["text"],
+            message=turn["message"],
+            error=turn["error"],
+            cut=turn.get("cut", False),
+            thoughts=turn.get("thoughts", ""),
+            rewards=turn["rewards"],
         )
         for turn in transcript["turns"]
-    ]  # fmt: skip
+    ]
     beliefs = [
         Belief(
             b["listener"], transcript["roles"][b["listener"]], b["step"], -1, questions[b["question"]],

@@ -172,7 +172,7 @@ def test_what_is_read_is_kept() -> None:
             ["env=among_us", "cast.imposter.pool=2", "cast.imposter.partners=0.5"],
             "pool=2: base does not learn, so it has no past selves; must be 0",
         ),
-        (["eval.cast.negotiator={pool: 2, partners: 1}"], "eval.cast.negotiator.pool=2: past selves play in training"),
+        (["+eval.cast.negotiator.pool=2"], "eval.cast.negotiator.pool=2: past selves play in training"),
         (
             ["cast.negotiator.player=base"],
             "cast.negotiator.player=base: nobody learns; let one of them be learner or rival",
