@@ -142,14 +142,15 @@ def lead(work: Work, ranks: Ranks) -> None:
         base, base_folder = base_of(work, bar, ranks)
         record.keep_base(base, base_folder)
         policies = learn(work, base, newest, tracker, record.note, bar, ranks)
-    for name, policy in policies.items():
-        kept_base = str(base_folder) if base_folder else None
-        card = {"game": spec.env["game"], "base": kept_base, "run": folder.name, "learner": name}
-        save_policy(folder / ("policy" if name == spec.learners[0] else name), policy, card)
-    conditions, examples = final_evaluation(work, base_folder, base, policies, bar)
-    bar.close()
-    record.write_card(base_folder, conditions)
-    build_report([folder], folder / "report.html", title=spec.name)
+        for name, policy in policies.items():
+            kept_base = str(base_folder) if base_folder else None
+            card = {"game": spec.env["game"], "base": kept_base, "run": folder.name, "learner": name}
+            save_policy(folder / ("policy" if name == spec.learners[0] else name), policy, card)
+        conditions, examples = final_evaluation(work, base_folder, base, policies, bar)
+        bar.close()
+        record.write_card(base_folder, conditions)
+        build_report([folder], folder / "report.html", title=spec.name)
+        tracker.final(conditions, folder / "report.html")
     show(conditions, examples, folder / "report.html")
     if work.chat:
         say(work.chat.summary())
