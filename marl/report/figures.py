@@ -40,10 +40,14 @@ COLOURS = {"base": 0, "supervised": 0, "full": 1, "RL+L+S": 1, "trained": 1, "ga
 
 
 def arm_colours(arms: Sequence[str]) -> dict[str, int]:
-    """The colour of each arm, as an index of SERIES and PAPER. Arms of other names take what is left, in order."""
-    named = {arm: COLOURS[arm] for arm in arms if arm in COLOURS}
+    """The colour of each arm, as an index of SERIES and PAPER. `full_colder` has full's, unless that is there as well.
+
+    Arms of other names take what is left, in order.
+    """
+    stems = {arm: arm if arm in COLOURS or (stem := arm.rpartition("_")[0]) in arms else stem for arm in arms}
+    named = {arm: COLOURS[stem] for arm, stem in stems.items() if stem in COLOURS}
     left = [i for i in (1, 2, 3, 4, 5, 6, 7, 0) if i not in named.values()] or list(range(len(PAPER)))
-    others = [arm for arm in dict.fromkeys(arms) if arm not in COLOURS]
+    others = [arm for arm in dict.fromkeys(arms) if arm not in named]
     return named | {arm: left[i % len(left)] for i, arm in enumerate(others)}
 
 

@@ -22,7 +22,7 @@ from marl.report.figures import ablation_figure, arm_colours, mean_entries, trai
 from marl.report.games import speakers
 from marl.report.html import TEMPLATES
 from marl.report.page import build_report, read_run
-from marl.report.prose import findings, mixed, what_was_run
+from marl.report.prose import findings, mixed, what_was_run, what_was_seen
 from marl.report.runs import arm_runs, base_names, mean_curve, measured_in
 from marl.report.tables import columns_of
 from marl.report.transcripts import write_episodes
@@ -416,6 +416,11 @@ def test_among_us_arms_have_their_published_names_and_order(among_us_runs: list[
     assert "6 runs of 3 arms (RL+L+S, RL, L), seeds 0, 1." in page.text and "over training seeds" in page.text
     # 9 - 5 of 12 games with either seed, so the interval has no width.
     assert "RL+L+S - RL: +33.3 (+33.3 to +33.3)" in page.text and "RL+L+S - L: +50.0" in page.text
+    runs = [read_run(folder) for folder in folders]
+    assert what_was_seen(arms, runs) == [
+        "What was seen: RL+L+S wins 33.3 points more than RL, more than chance explains (95 % interval +33.3 to +33.3, "
+        "over 2 seeds)."
+    ]
     assert "Interquartile means" in page.text and "share of seeds that reach at least this" in page.text
     headers = [words for words in page.words if words in ("base", "RL+L+S", "RL", "L", "trained")]
     assert headers[:4] == ["base", "L", "RL", "RL+L+S"] and "trained" not in headers
