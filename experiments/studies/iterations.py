@@ -416,7 +416,7 @@ def draw(
         for axes, panel in zip(row, PANELS, strict=True):
             style_axes(axes, ink="#222222", muted="#555555", grid="#dddddd")
             metric = measure_of(objective) if panel == "game/score" else panel
-            end, ends = 0.0, {}
+            end, ends = 0.0, dict[str, float]()
             for arm, seeds in own.items():
                 colour = colours[arm]
                 for curve in seeds.values() if len(seeds) > 1 else ():

@@ -360,7 +360,7 @@ def ablation_figure(
             left, right = axes.get_xlim()
             axes.set_xlim(max(left, -0.02), min(right, 1.02))
     if curve:
-        axes, scale, ends = panels[-1], by_games(runs), {}
+        axes, scale, ends = panels[-1], by_games(runs), dict[str, float]()
         style_axes(axes, ink="#222222", muted="#555555", grid="#dddddd")
         for arm, colour in colours.items():
             mine = [run for run in runs if run.arm == arm]
@@ -379,7 +379,7 @@ def ablation_figure(
 def label_lines(axes: Axes, ends: Mapping[str, float], colours: Mapping[str, str]) -> None:
     """Writes the name of each line beside the height at which it ends, moved apart where names would overlap."""
     low, high = axes.get_ylim()
-    gap = (high - low) * 11 / (72 * axes.get_position().height * axes.figure.get_figheight())
+    gap = (high - low) * 11 / 72 * axes.figure.dpi / axes.bbox.height  # 11 points
     placed: dict[str, float] = {}
     for name in sorted(ends, key=ends.__getitem__):
         placed[name] = max(ends[name], max(placed.values(), default=-math.inf) + gap)

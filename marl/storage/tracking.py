@@ -107,15 +107,17 @@ class WandbTracker(Tracker):
         mode: str = "offline",
         entity: str | None = None,
         group: str | None = None,
-        tags: Sequence[str] = (),
+        tags: Sequence[str] | None = (),
         resume_from_iteration: int | None = None,
     ) -> None:
         if mode not in ("offline", "online"):
             raise UserError(f"tracker.mode={mode} is unknown. Use offline or online.")
         self.folder, self.mode = Path(folder), mode
         # W&B first: if it cannot start, the files of an earlier attempt stay as they are.
-        about = {"project": project, "entity": entity, "name": name, "id": run_id, "group": group}
-        about["tags"] = list(dict.fromkeys(str(tag)[:MOST_OF_A_TAG] for tag in tags if str(tag)))
+        if isinstance(tags, str):
+            raise UserError(f"tracker.tags={tags} is no list. Use brackets: tracker.tags=[{tags}].")
+        kept = list(dict.fromkeys(str(tag)[:MOST_OF_A_TAG] for tag in tags or () if str(tag)))
+        about = {"project": project, "entity": entity, "name": name, "id": run_id, "group": group, "tags": kept}
         self._run = _start_wandb(self.folder, config, mode, about)
         self._iteration, self._row = 0, dict[str, Any]()
         try:

@@ -26,7 +26,7 @@ function filter() {
     for (const part of game.querySelectorAll("[data-arm]"))
       part.hidden = ![wanted.arm, wanted.beside].includes(part.dataset.arm);
   }
-  list.append(...(wanted.order ? games.toSorted((a, b) => moved(b) - moved(a)) : games));
+  list.append(...(wanted.order ? [...games].sort((a, b) => moved(b) - moved(a)) : games));
   const shown = games.filter((game) => !game.hidden).length;
   form.querySelector("output").textContent = shown ? `${shown} of ${games.length} games` : "No game fits.";
 }

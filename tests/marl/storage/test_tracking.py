@@ -116,6 +116,8 @@ def test_unknown_kinds_are_named() -> None:
         make_tracker("tensorboard", Path("nowhere"), name="n", run_id="id", config={})
     with pytest.raises(UserError, match=r"tracker\.mode=on is unknown"):
         make_tracker("wandb", Path("nowhere"), name="n", run_id="id", config={}, mode="on")
+    with pytest.raises(UserError, match=r"tracker\.tags=a is no list. Use brackets: tracker\.tags=\[a\]"):
+        make_tracker("wandb", Path("nowhere"), name="n", run_id="id", config={}, tags="a")
     assert not Path("nowhere").exists()
 
 
