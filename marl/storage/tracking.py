@@ -20,7 +20,6 @@ from typing import Any, Self, TextIO
 from marl.common.errors import MOST, UserError
 from marl.common.files import fits, parsed_json, read_bytes, write_text, writing
 from marl.common.secrets import hidden
-from marl.metrics.stats import Metrics
 
 CLOCK_PREFIXES = ("speed/", "time/")
 METRICS_FILE = "metrics.jsonl"
@@ -41,8 +40,8 @@ class Tracker:
     def transcripts(self, iteration: int, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Records a table of transcripts, one row an episode or a turn."""
 
-    def final(self, conditions: Mapping[str, Metrics], report: Path) -> None:
-        """Records the final figures of each condition, and the report."""
+    def final(self, figures: Mapping[str, float], report: Path) -> None:
+        """Records the final figures, and the report."""
 
     def sync(self) -> None:
         """Flushes files to the disk, before a checkpoint that counts on them."""
@@ -141,16 +140,12 @@ class WandbTracker(Tracker):
         _write(self._tables, iteration, "train", {"columns": list(columns), "rows": [list(row) for row in rows]})
         self._add(iteration, _table(columns, rows))
 
-    def final(self, conditions: Mapping[str, Metrics], report: Path) -> None:
-        """Adds `CONDITION/METRIC`, its interval (`.../low`, `.../high`) to the summary, the report as an artifact."""
+    def final(self, figures: Mapping[str, float], report: Path) -> None:
+        """Adds those figures that are finite to the summary, and the report as an artifact."""
         import wandb
 
         self._send()
-        for condition, found in conditions.items():
-            for metric, interval in found.items():
-                ends = {"": interval.mean, "/low": interval.low, "/high": interval.high}
-                known = {f"{condition}/{metric}{end}": value for end, value in ends.items() if math.isfinite(value)}
-                self._run.summary.update(known)
+        self._run.summary.update({name: value for name, value in figures.items() if math.isfinite(value)})
         artifact = wandb.Artifact(f"report-{self._run.id}", type="report")
         artifact.add_file(str(report), policy="immutable")  # no second copy in the home folder
         self._run.log_artifact(artifact)

@@ -19,7 +19,6 @@ import torch
 import wandb
 
 from marl.common.errors import UserError
-from marl.metrics.stats import Interval
 from marl.report.games import MESSAGE_COLUMNS, message_rows
 from marl.report.transcripts import episode_to_json
 from marl.storage.tracking import JsonlTracker, Tracker, WandbTracker, make_tracker
@@ -319,19 +318,15 @@ def test_a_finished_run_is_opened_as_its_users_expect(tmp_path: Path, service: t
         tracker.log(1, {"game/score": 3.0, "loss/policy": 0.1})
         tracker.log(1, {"game/score": 4.0}, phase="eval")
         tracker.transcripts(1, MESSAGE_COLUMNS, message_rows(episode_to_json(deal_game(0))))
-        final = {"game/score": Interval(13.0, 12.5, 13.5, 9), "game/pareto": Interval(1.0, math.nan, math.nan, 1)}
-        tracker.final({"base": {"game/score": Interval(1.0, 0.5, 1.5, 9)}, "trained": final}, report)
+        ends = {"trained/game/score": 13.0, "trained/game/score/low": 12.5, "trained/game/score/high": 13.5}
+        tracker.final({**ends, "trained/game/pareto/low": math.nan}, report)
     sync(tmp_path)
     run = service.run
     assert (run["groupName"], run["tags"]) == ("sweep", ["dond", "full", "x" * 64])
     settings = {name: value["value"] for name, value in json.loads(run["config"]).items() if name != "_wandb"}
     assert settings == config
     assert rows_of(service, "eval/game/score") == [(1, 4.0)] and rows_of(service, "loss/policy") == [(1, 0.1)]
-    assert {name: run["summary"][name] for name in run["summary"] if name.startswith(("base/", "trained/"))} == {
-        "base/game/score": 1.0, "base/game/score/low": 0.5, "base/game/score/high": 1.5,
-        "trained/game/score": 13.0, "trained/game/score/low": 12.5, "trained/game/score/high": 13.5,
-        "trained/game/pareto": 1.0,
-    }  # fmt: skip
+    assert {name: run["summary"][name] for name in run["summary"] if name.startswith("trained/")} == ends
     table = next(json.loads(body) for name, body in service.files.items() if name.endswith(".table.json"))
     assert table["columns"] == list(MESSAGE_COLUMNS)
     rows = [dict(zip(MESSAGE_COLUMNS, row, strict=True)) for row in table["data"]]
