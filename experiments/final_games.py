@@ -22,8 +22,9 @@ from marl.metrics.games import by_game
 from marl.metrics.stats import Interval, Metrics
 from marl.metrics.training import episode_metrics
 from marl.model.policy import Policy
+from marl.report.games import MESSAGE_COLUMNS, message_rows
 from marl.report.runs import read_evaluation
-from marl.report.transcripts import read_episodes, write_episodes
+from marl.report.transcripts import episode_to_json, read_episodes, write_episodes
 from marl.report.views import Transcript
 from marl.rewards import Reward, add_rewards, is_game
 from marl.rollout.cast import by_role
@@ -63,11 +64,8 @@ def watch(
         warn_if_hopeless(work, episodes)
     tracker.log(iteration, found, phase="eval")
     write_episodes(work.spec.folder / "episodes" / f"iteration-{iteration:06d}.jsonl", episodes[:SHOWN])
-    columns = ("game", "outcome", "transcript")
-    rows = [
-        (e.seed, str(e.outcome.get("how")), "\n".join(f"{t.agent}: {t.text}" for t in e.turns)) for e in episodes[:8]
-    ]
-    tracker.transcripts(iteration, columns, rows)
+    rows = [row for episode in episodes[:8] for row in message_rows(episode_to_json(episode))]
+    tracker.transcripts(iteration, MESSAGE_COLUMNS, rows)
     return found.get("game/score")
 
 

@@ -45,18 +45,19 @@ from marl.metrics.wording import headline, pairs_of, shown_in
 from marl.report.figures import ablation_figure, mean_entries
 from marl.report.games import speakers
 from marl.report.page import folders_of, read_run, write_report
-from marl.report.prose import costs, mixed
+from marl.report.prose import costs, mixed, what_was_seen
 from marl.report.runs import TRAINED, Run, arm_label, arm_runs, base_names, equal_compute, variant_of
 from marl.report.tables import columns_of
 from marl.storage.folder import flat, unlike
 
 PUBLISHED = "published.csv"  # optional, the paper's figures: arm,mean,low,high,source
 
-# Panels of the figure. Published figures and learning curves are of the first.
-FIGURE = {
+# Metrics of performance profiles. Published figures, learning curves and ratios are of the first.
+PROFILED = {
     "dond": ("game/score", "game/agreement", "belief/gain_over_prior", "speech/belief_change"),
     "among_us": ("game/win_rate/crewmates", "vote/imposter", "belief/last_accuracy"),
 }
+DRAWN = {"dond": ("game/score", "belief/gain_over_prior"), "among_us": ("game/win_rate/crewmates",)}
 RATIOS = ("game/win_rate/crewmates",)  # metrics whose ratios between arms are also shown
 CURVES = (
     "game/score", "game/score_agreed", "game/points", "game/agreement", "game/pareto", "game/pareto_agreed",
@@ -126,12 +127,12 @@ def told_apart(runs: Sequence[Run]) -> list[Run]:
 
 
 def show(runs: Sequence[Run]) -> None:
-    """The headline table of each variant of the game, arms side by side."""
+    """The headline table of each variant of the game, arms side by side, and what was seen in a sentence."""
     for suffix, group in variants(runs).items():
         columns = columns_of(arm_runs(group))
         names = headline(group[0].game, (name for found in columns.values() for name in found))
         say("\n" + (f"{in_words(suffix)}\n" if suffix else "") + format_table(columns, names) + "\n")
-        for sentence in costs(group):
+        for sentence in (*costs(group), *what_was_seen(arm_runs(group), group)):
             say(sentence + "\n")
 
 
@@ -142,9 +143,9 @@ def publish(runs: Sequence[Run], folder: Path, part: str = "") -> None:
     `part` ends all names, for further tables in one folder.
     """
     games = sorted({run.game for run in runs})
-    if len(games) > 1 or games[0] not in FIGURE:
+    if len(games) > 1 or games[0] not in PROFILED:
         raise UserError(
-            f"publish={folder}: the runs play {' and '.join(games)}. Select runs of one game, {' or '.join(FIGURE)}."
+            f"publish={folder}: the runs play {' and '.join(games)}. Select runs of one game, {' or '.join(PROFILED)}."
         )
     check_writable(folder, "publish")
     for suffix, group in variants(runs).items():
@@ -211,7 +212,7 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -
     if suffix:
         say("\n" + in_words(suffix))
     say("\n" + format_table(figures_by_arm(rows), names))
-    for found in ([row for row in differences if row.metric == FIGURE[game][0]], ratios):
+    for found in ([row for row in differences if row.metric == PROFILED[game][0]], ratios):
         if found:
             say("\n" + format_table(figures_by_arm(found)))
     for sentence in costs(runs):
@@ -234,14 +235,14 @@ def draw(folder: Path, suffix: str, out: Path) -> None:
     with reading(folder):
         rows, runs = read_table(folder / f"table{suffix}.csv"), read_curves(folder / f"curves{suffix}.csv.gz")
         there = {row.metric for row in rows}
-        game = next((name for name, (first, *_) in FIGURE.items() if first in there), "dond")
+        game = next((name for name, (first, *_) in PROFILED.items() if first in there), "dond")
         ablation_figure(
             rows,
-            [name for name in FIGURE[game] if name in there],
+            [name for name in DRAWN[game] if name in there],
             out / f"figure{suffix}.svg",
             published=read_published(folder / PUBLISHED) if game == "among_us" else None,
             runs=runs,
-            curve=FIGURE[game][0] if game == "among_us" else "",
+            curve=PROFILED[game][0] if game == "among_us" else "",
         )
 
 
@@ -321,7 +322,7 @@ def data_files(
         ),
     }
     if over_seeds := iqm_table(arms, names):
-        profiles = profile_table(arms, [name for name in FIGURE[game] if name in names])
+        profiles = profile_table(arms, [name for name in PROFILED[game] if name in names])
         files["iqm.csv"] = ("arm", "metric", "iqm", "low", "high", "seeds", "games"), map(astuple, over_seeds)
         files["profiles.csv.gz"] = (
             ("arm", "metric", "threshold", "share", "low", "high", "seeds"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +32,7 @@ from experiments.setup.work import Work, inputs_of
 from experiments.show import show
 from marl.common.distributed import Ranks, torchrun_ranks
 from marl.common.errors import UserError
+from marl.metrics.stats import Metrics
 from marl.model.policy import Policy
 from marl.pretraining.base import base_policy
 from marl.report.page import build_report
@@ -142,19 +143,30 @@ def lead(work: Work, ranks: Ranks) -> None:
         base, base_folder = base_of(work, bar, ranks)
         record.keep_base(base, base_folder)
         policies = learn(work, base, newest, tracker, record.note, bar, ranks)
-    for name, policy in policies.items():
-        kept_base = str(base_folder) if base_folder else None
-        card = {"game": spec.env["game"], "base": kept_base, "run": folder.name, "learner": name}
-        save_policy(folder / ("policy" if name == spec.learners[0] else name), policy, card)
-    conditions, examples = final_evaluation(work, base_folder, base, policies, bar)
-    bar.close()
-    record.write_card(base_folder, conditions)
-    build_report([folder], folder / "report.html", title=spec.name)
+        for name, policy in policies.items():
+            kept_base = str(base_folder) if base_folder else None
+            card = {"game": spec.env["game"], "base": kept_base, "run": folder.name, "learner": name}
+            save_policy(folder / ("policy" if name == spec.learners[0] else name), policy, card)
+        conditions, examples = final_evaluation(work, base_folder, base, policies, bar)
+        bar.close()
+        record.write_card(base_folder, conditions)
+        build_report([folder], folder / "report.html", title=spec.name)
+        tracker.final(with_ends(conditions), folder / "report.html")
     show(conditions, examples, folder / "report.html")
     if work.chat:
         say(work.chat.summary())
     if work.expected and (verdict := work.expected.verdict(read_metrics(folder / METRICS_FILE))):
         say(verdict)
+
+
+def with_ends(conditions: Mapping[str, Metrics]) -> dict[str, float]:
+    """The figures as `CONDITION/METRIC`, with the ends of their intervals as `.../low` and `.../high`."""
+    return {
+        f"{condition}/{metric}{end}": value
+        for condition, found in conditions.items()
+        for metric, interval in found.items()
+        for end, value in (("", interval.mean), ("/low", interval.low), ("/high", interval.high))
+    }
 
 
 def base_of(work: Work, bar: Bar, ranks: Ranks) -> tuple[Policy, Path | None]:

@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
+from textwrap import fill
 
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from omegaconf import DictConfig
 
 from experiments.launch.terminal import say
@@ -26,7 +26,7 @@ from marl.metrics.tables import (
     write_table,
 )
 from marl.metrics.wording import COMPARISONS, WORDING
-from marl.report.figures import PAPER, save_figure
+from marl.report.figures import HALF, PAPER, PERCENT, arm_colours, label_lines, save_figure, style_axes
 
 Point = tuple[str, str]  # arm, condition
 PER_SEED = {"arm": str, "seed": int, "condition": str, "metric": str}  # keys of NAME_per_seed.csv.gz
@@ -126,36 +126,43 @@ def draw(
     path: Path,
     published: Mapping[Point, float],
 ) -> None:
-    """One metric of each arm under each condition, with intervals, and a tick for each of several seeds; open markers
-    are the published figures."""
+    """One metric of each arm under each condition, with a line along the points of one setting. Bars are intervals, or
+    join two seeds, whose interval would fill the panel. Open markers are the published figures."""
     arms = list(dict.fromkeys(row.arm for of_condition in rows.values() for row in of_condition))
-    groups = panels(list(rows))
-    height = 0.9 + 0.13 * (len(arms) + 1) * max(map(len, groups.values()))
-    figure = Figure(figsize=(3.2 * len(groups) + 2.2, max(2.4, height)), layout="constrained")
-    subplots = figure.subplots(1, len(groups), squeeze=False, sharex=True)[0]
+    colours = {arm: PAPER[i] for arm, i in arm_colours(arms).items()}
+    groups, words = panels(list(rows)), WORDING[metric]
+    figure = Figure(figsize=(max(HALF, 1.7 * len(groups)), 2.9), layout="constrained")
+    widths = [len(group) + 0.5 for group in groups.values()]
+    subplots = figure.subplots(1, len(groups), squeeze=False, sharey=True, gridspec_kw={"width_ratios": widths})[0]
+    ends: dict[str, float] = {}
     for axes, (name, group) in zip(subplots, groups.items(), strict=True):
-        for (place, condition), (i, arm) in product(enumerate(group), enumerate(arms)):
-            y, colour = place + 0.8 * ((i + 0.5) / len(arms) - 0.5), PAPER[i % len(PAPER)]
-            for row in (row for row in rows[condition] if (row.arm, row.metric) == (arm, metric)):
-                axes.plot([row.low, row.high], [y, y], color=colour, linewidth=2, alpha=0.5)  # nan: no line
-                axes.plot([row.mean], [y], color=colour, marker="o", markersize=4.5)
-            each = [run.metrics[metric].mean for run in played[condition] if run.arm == arm and metric in run.metrics]
-            if len(each) > 1:
-                axes.plot(each, [y] * len(each), color=colour, marker="|", markersize=7, linewidth=0)
-            if (arm, condition) in published:
-                axes.plot([published[arm, condition]], [y], color=colour, marker="o", markersize=6, fillstyle="none")
-        axes.set_ylim(len(group) - 0.5, -0.5)
-        axes.set_yticks(range(len(group)), [c.removeprefix(f"{name}_").replace("_", " ") for c in group])
-        axes.set_yticks([i + 0.5 for i in range(len(group) - 1)], minor=True)
-        axes.grid(axis="y", which="minor", color="#dddddd", linewidth=0.7)
-        axes.grid(axis="x", color="#eeeeee", linewidth=0.7)
-        axes.set_axisbelow(True)
-        axes.tick_params(which="both", length=0, labelsize=9)
-        axes.spines[["top", "right", "left"]].set_visible(False)
-        axes.set_title(name, fontsize=10, loc="left")
+        style_axes(axes, ink="#222222", muted="#555555", grid="#dddddd")
+        for i, arm in enumerate(arms):
+            colour, places = colours[arm], []
+            for place, condition in enumerate(group):
+                x = place + 0.4 * ((i + 0.5) / len(arms) - 0.5)
+                for row in (row for row in rows[condition] if (row.arm, row.metric) == (arm, metric)):
+                    own = [run.metrics[metric].mean for run in played[condition] if run.arm == arm]
+                    bar = own if len(own) == 2 else [row.low, row.high]
+                    axes.plot([x, x], bar, color=colour, linewidth=2, alpha=0.4)  # nan: no line
+                    places.append((x, row.mean))
+                if (arm, condition) in published:
+                    axes.plot(
+                        [x], [published[arm, condition]], color=colour, marker="o", markersize=7, fillstyle="none"
+                    )
+            if places:
+                axes.plot(
+                    *zip(*places, strict=True), color=colour, marker="o", markersize=5, linewidth=1.5 * bool(name)
+                )
+                ends[arm] = places[-1][1]
+        labels = [fill(c.removeprefix(f"{name}_").replace("_", " "), max(8, 72 // len(group))) for c in group]
+        axes.set_xticks(range(len(group)), labels)
+        axes.set_xlim(-0.5, len(group) - 0.5)
+        axes.set_title(name.replace("_", " "), fontsize=10, loc="left")
+    if words.percent:
+        subplots[0].yaxis.set_major_formatter(PERCENT)
+    label_lines(subplots[-1], ends, colours)
     open_too = " (open: published)" if published.keys() & set(product(arms, rows)) else ""
-    several = any(row.seeds > 1 for of_condition in rows.values() for row in of_condition)
-    figure.supxlabel(WORDING[metric].label + open_too + ("; ticks: each seed" if several else ""), fontsize=9)
-    marks = [Line2D([], [], color=PAPER[i % len(PAPER)], marker="o", linewidth=0) for i in range(len(arms))]
-    figure.legend(marks, arms, loc="outside right upper", frameon=False, fontsize=9)
+    two = "; bars: two seeds" if any(row.seeds == 2 for of_condition in rows.values() for row in of_condition) else ""
+    figure.suptitle(words.label + open_too + two, fontsize=11, x=0.01, ha="left")
     save_figure(figure, path)

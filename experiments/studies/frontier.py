@@ -50,13 +50,13 @@ from marl.learning.forward import forward
 from marl.learning.micro_batches import micro_batches
 from marl.losses import Outputs
 from marl.metrics.stats import Interval, Metrics, bootstrap_mean
-from marl.metrics.tables import ArmRun, TableRow, ablation_table, format_table, write_table
+from marl.metrics.tables import ArmRun, TableRow, ablation_table, format_table, read_table, write_table
 from marl.model.policy import Policy
 from marl.planning.pikl import Floats
 from marl.planning.planner import SLOTS, Decision, PlannerConfig, Reader, planning_agent, proposal, respond, weigh
 from marl.pretraining.base import base_policy
 from marl.pretraining.corpus import human_seat
-from marl.report.figures import PAPER, save_figure
+from marl.report.figures import HALF, PAPER, arm_colours, save_figure, style_axes
 from marl.rollout.cast import turn_about
 from marl.rollout.games import env_maker, file_digests, scripted
 from marl.rollout.rollout import rollout
@@ -120,7 +120,11 @@ class Cell:
 
 @command("frontier", implies={"data.dond": "base=human"})
 def main(cfg: DictConfig) -> None:
-    """Plays, plans and tabulates what is not there yet."""
+    """Plays, plans and tabulates what is not there yet, or draws a figure again."""
+    if cfg.data.table:
+        table = Path(cfg.data.table)
+        with reading(table):
+            return draw(read_table(table), cfg.opponents, Path(cfg.publish or table.parent) / "figure.svg")
     parts = play_spec(cfg)
     check(cfg, parts)
     planners, place = planners_of(cfg, parts), begin(cfg)
@@ -157,7 +161,7 @@ def main(cfg: DictConfig) -> None:
         rows, suffix = ablation_table(runs), f"_objective_{objective:g}" if number else ""
         write_table(place.out / f"table{suffix}.csv", rows)
         write_table(place.out / f"differences{suffix}.csv", pairs)
-        draw(rows, cfg.opponents, objective, place.out / f"figure{suffix}.svg")
+        draw(rows, cfg.opponents, place.out / f"figure{suffix}.svg")
         say(f"\nobjective {objective:g}")
         columns: dict[str, Metrics] = {}
         for row in rows:
@@ -451,41 +455,34 @@ def line_of(arm: str) -> tuple[str, float | None]:
         return arm.removeprefix("run_"), None
 
 
-def draw(rows: Sequence[TableRow], opponents: Sequence[str], objective: float, path: Path) -> None:
-    """Score and agreement by opponent, and accuracy on human proposals, each over the log-loss of these proposals: a
-    line for each planner from the least lambda to the anchor, and one for each kind of run."""
+def draw(rows: Sequence[TableRow], opponents: Sequence[str], path: Path) -> None:
+    """Score against each opponent over the log-loss of human proposals: a line for each planner, from the least lambda
+    to the anchor, and one for each kind of run."""
     of = {(row.arm, row.metric): row for row in rows}
     lines: dict[tuple[str, bool], list[tuple[float, str]]] = {}  # by name and whether it is of runs
     for arm in dict.fromkeys(row.arm for row in rows if row.arm != ANCHOR):
         name, strength = line_of(arm)
         lines.setdefault((name, arm.startswith("run_")), []).append((strength or 0.0, arm))
-    figure = Figure(figsize=(4.2 * (len(opponents) + 1), 7.2), layout="constrained")
-    grid = figure.subplots(2, len(opponents) + 1)
-    panels = [(grid[row, column], f"{metric}/v_{opponent}", f"{label} against {WHO.get(opponent, opponent)}")
-              for row, (metric, label) in enumerate((("game/score", "Score"), ("game/agreement", "Agreement")))
-              for column, opponent in enumerate(opponents)]  # fmt: skip
-    panels.append((grid[0, -1], "human/accuracy", "Accuracy on human proposals"))
-    for axes, metric, title in panels:
-        for number, ((name, trained), points) in enumerate(lines.items()):
+    colours = arm_colours(list(dict.fromkeys(name for name, _ in lines)))
+    figure = Figure(figsize=(HALF, 3.3), layout="constrained")
+    for axes, opponent in zip(figure.subplots(1, len(opponents), squeeze=False)[0], opponents, strict=True):
+        style_axes(axes, ink="#222222", muted="#555555", grid="#dddddd")
+        metric = f"game/score/v_{opponent}"
+        for (name, trained), points in lines.items():
             arms = [arm for _, arm in sorted(points)] + ([] if trained else [ANCHOR])
             places = [(of[arm, "human/log_loss"].mean, of[arm, metric].mean) for arm in arms]
-            colour = PAPER[number % len(PAPER)]
-            style, label = ("^--", f"{name}, trained") if trained else ("o-", f"planned: {name}")
-            axes.plot(*zip(*places, strict=True), style, color=colour, linewidth=1, markersize=4, label=label)
-            for (strength, _), place in zip(sorted(points), places, strict=False):
-                if trained or strength in (min(points)[0], 1.0):
-                    axes.annotate(f"{strength:g}", place, (4, 4), fontsize=7, color=colour, textcoords="offset points")
+            colour, style = PAPER[colours[name]], "^:" if trained else "o-"
+            axes.plot(*zip(*places, strict=True), style, color=colour, linewidth=1, markersize=4)
+            axes.annotate(name, max(places, key=lambda place: place[1]), (3, 5), fontsize=9, color=colour,
+                          textcoords="offset points")  # fmt: skip
         x, y = of[ANCHOR, "human/log_loss"].mean, of[ANCHOR, metric]
         axes.errorbar([x], [y.mean], [[y.mean - y.low], [y.high - y.mean]], color="#333333", marker="D", markersize=6,
-                      capsize=3, zorder=3, label="the model of people, 95 %")  # fmt: skip
+                      zorder=3)  # fmt: skip
+        axes.annotate("model of people", (x, y.low), (2, -8), fontsize=9, color="#333333", textcoords="offset points")
+        axes.margins(x=0.1, y=0.12)
         axes.set_xlabel("log-loss on human proposals, nats", fontsize=9)
-        axes.set_title(title, fontsize=10, loc="left")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(labelsize=8)
-    grid[1, -1].axis("off")
-    note = f"Objective {objective:g}.\nNumbers: lambda (planned) or the\nstrength of the pull (trained)"
-    grid[1, -1].legend(*grid[0, 0].get_legend_handles_labels(), frameon=False, fontsize=9, loc="center left",
-                       title=note, title_fontsize=9, alignment="left")  # fmt: skip
+        axes.set_title(f"Score against {WHO.get(opponent, opponent)}", fontsize=10, loc="left")
+    figure.supxlabel("Solid: planned. Dotted: trained.", fontsize=9, color="#555555")
     save_figure(figure, path)
 
 

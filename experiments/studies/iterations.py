@@ -36,6 +36,7 @@ from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 from omegaconf import DictConfig
 
@@ -50,7 +51,7 @@ from marl.metrics.compute import PASSES
 from marl.metrics.stats import Interval, Metrics, seed_mean, wilson
 from marl.metrics.tables import TableRow, format_table, read_csv, write_csv, write_table
 from marl.metrics.wording import WORDING, bounds
-from marl.report.figures import PAPER, save_figure
+from marl.report.figures import HALF, PAPER, arm_colours, label_lines, save_figure, style_axes
 from marl.report.page import read_run
 from marl.report.runs import TRAINED, Run
 
@@ -63,7 +64,7 @@ METRICS = (
 SPREAD = {"game/score": "game/score_sd", "game/score_agreed": "game/score_agreed_sd"}
 RATES = ("game/agreement", "game/pareto", "game/pareto_agreed", "errors/aborted")  # of games
 OF_AGREED = ("game/score_agreed", "game/pareto_agreed")
-PANELS = ("game/score", "game/agreement", "talk/turns", "talk/vocabulary")
+PANELS = ("game/score", "game/agreement")
 EQUAL = {"trained": "at_equal_games", "passes": "at_equal_compute"}  # at the same of what runs are compared
 AXES = {"iteration": "iteration", "trained": "training games", "passes": "thousand token passes"}
 COMPETITIVE = -1  # both scores add up to 0, so that self-play is measured in points
@@ -400,7 +401,7 @@ def draw(
     curves: Curves, means: Mapping[tuple[float, str], Mapping[int, Metrics]],
     published: Sequence[Published], path: Path, over: str | None = None,
 ) -> None:  # fmt: skip
-    """A row for each objective: score, agreement, turns and vocabulary; a line for each arm, thin ones for its seeds.
+    """A row for each objective: score and agreement; a line for each arm, thin ones for its seeds.
 
     `over`: one of AXES; without it iterations, and training games where runs' iterations differ in length. On compute,
     the means of an arm stand at the means of its seeds' passes."""
@@ -408,23 +409,25 @@ def draw(
     arms, others = sorted({arm for _, arm in curves}), list(dict.fromkeys(p.arm for p in published))
     lengths = {at["trained"] / i for seeds in curves.values() for c in seeds.values() for i, at in c.items() if i}
     axis = over or ("iteration" if len(lengths) < 2 else "trained")
-    figure = Figure(figsize=(3.1 * len(PANELS), 2.5 * len(objectives) + 0.5), layout="constrained")
+    colours = {arm: PAPER[i] for arm, i in arm_colours(arms).items()}
+    figure = Figure(figsize=(HALF, 2.3 * len(objectives) + 0.4), layout="constrained")
     subplots = figure.subplots(len(objectives), len(PANELS), squeeze=False)
     legend: dict[str, Any] = {}
     for objective, row in zip(objectives, subplots, strict=True):
         own = {arm: curves[objective, arm] for arm in arms if (objective, arm) in curves}
         for axes, panel in zip(row, PANELS, strict=True):
+            style_axes(axes, ink="#222222", muted="#555555", grid="#dddddd")
             metric = measure_of(objective) if panel == "game/score" else panel
-            end = 0.0
+            end, ends = 0.0, dict[str, float]()
             for arm, seeds in own.items():
-                colour = PAPER[arms.index(arm) % len(PAPER)]
+                colour = colours[arm]
                 for curve in seeds.values() if len(seeds) > 1 else ():
                     there = [({"iteration": i, **at}[axis], at[metric]) for i, at in curve.items() if metric in at]
                     axes.plot(*zip(*there, strict=True), color=colour, linewidth=0.6, alpha=0.5)
                 of_arm = {i: found[metric] for i, found in means[objective, arm].items() if metric in found}
                 xs = [float(np.mean([{"iteration": i, **c[i]}[axis] for c in seeds.values()])) for i in of_arm]
-                (legend[arm],) = axes.plot(xs, [i.mean for i in of_arm.values()], color=colour, linewidth=1.8)
-                end = max([end, *xs])
+                axes.plot(xs, [i.mean for i in of_arm.values()], color=colour, linewidth=1.8)
+                end, ends[arm] = max([end, *xs]), [*of_arm.values()][-1].mean
                 if len(seeds) == 1:
                     low, high = ([getattr(i, side) for i in of_arm.values()] for side in ("low", "high"))
                     axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
@@ -438,14 +441,14 @@ def draw(
             if metric == "game/score" and ceilings:
                 line = axes.axhline(float(np.mean(ceilings)), color="#777777", linewidth=1, linestyle="--")
                 legend["the best possible score"] = line
-            axes.set_title(WORDING[metric].label + f", λ = {objective:g}", fontsize=9, loc="left")
+            axes.set_title(WORDING[metric].label + f", λ = {objective:g}", fontsize=10, loc="left")
             axes.set_xlabel(AXES[axis], fontsize=8)
+            axes.xaxis.set_major_locator(MaxNLocator(4))
             axes.set_ylim(bottom=0, top=1 if metric in RATES else None)
-            axes.spines[["top", "right"]].set_visible(False)
-            axes.tick_params(labelsize=8)
-    labels = sorted(legend, key=lambda label: arms.index(label) if label in arms else len(arms))  # then the others
-    handles = [legend[label] for label in labels]
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+            if axes is row[-1]:
+                label_lines(axes, ends, colours)
+    if legend:
+        figure.legend([*legend.values()], [*legend], loc="outside lower center", ncols=2, frameon=False, fontsize=8)
     save_figure(figure, path)
 
 

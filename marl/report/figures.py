@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import matplotlib
@@ -14,13 +15,13 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from marl.common.files import write_text, writing
 from marl.metrics.stats import Interval, Metrics
 from marl.metrics.tables import ArmRun, TableRow, ablation_table, profile_table
 from marl.metrics.wording import PANELS, Panel, bounds, number, of_ones_own, wording
-from marl.report.runs import TRAINED, Run, arm_label, base_names, by_games, curve_of, mean_curve, over_compute, smooth
+from marl.report.runs import TRAINED, Run, arm_label, base_names, by_games, curve_of, mean_curve, smooth
 
 # Placeholder colours for matplotlib; `to_svg` replaces them with the page's variables.
 INK, MUTED, GRID = "#010101", "#020202", "#030303"
@@ -28,8 +29,26 @@ Entries = dict[str, list[dict[str, TableRow]]]  # beliefs after each number of m
 SERIES = tuple(f"#0400{i:02x}" for i in range(8))
 VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--line", **{c: f"--c{i}" for i, c in enumerate(SERIES)}}
 
-# Okabe and Ito's palette for figures in files: readable without red and green.
-PAPER = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#6a51a3", "#555555")
+# Okabe and Ito's palette for figures in files: readable without red and green. The page's --c0 to --c7 are alike.
+PAPER = ("#7a8088", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#6a51a3", "#56b4e9")
+HALF = 6.0  # inches: at half the width of a page its text can still be read
+PERCENT = FuncFormatter(lambda share, _: f"{100 * share:.0f} %")
+# An arm has the same colour in all figures, of both games.
+COLOURS = {"base": 0, "supervised": 0, "full": 1, "RL+L+S": 1, "trained": 1, "game_only": 2, "RL": 2, "ppo": 2,
+           "no_speaking": 3, "RL+L": 3, "no_listening": 4, "RL+S": 4, "listening_only": 5, "L": 5,
+           "filtered_bc": 6}  # fmt: skip
+
+
+def arm_colours(arms: Sequence[str]) -> dict[str, int]:
+    """The colour of each arm, as an index of SERIES and PAPER. `full_colder` has full's, unless that is there as well.
+
+    Arms of other names take what is left, in order.
+    """
+    stems = {arm: arm if arm in COLOURS or (stem := arm.rpartition("_")[0]) in arms else stem for arm in arms}
+    named = {arm: COLOURS[stem] for arm, stem in stems.items() if stem in COLOURS}
+    left = [i for i in (1, 2, 3, 4, 5, 6, 7, 0) if i not in named.values()] or list(range(len(PAPER)))
+    others = [arm for arm in dict.fromkeys(arms) if arm not in named]
+    return named | {arm: left[i % len(left)] for i, arm in enumerate(others)}
 
 
 def profile_panel(arms: Sequence[ArmRun], metrics: Sequence[str], colours: Mapping[str, int]) -> dict[str, Any] | None:
@@ -116,12 +135,17 @@ def save_figure(figure: Figure, path: Path) -> None:
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": path.name}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     svg = re.sub(r"font-family: '.*?(sans-serif)", r"font-family: \1", buffer.getvalue())
+    write_text(path, _shorter(svg))
+
+
+def _shorter(svg: str) -> str:
+    """Rounds coordinates to a tenth of a point, and drops indentation."""
     svg = re.sub(
         r' (d|x|y)="[^"]*"',
         lambda found: re.sub(r"\d+\.\d+", lambda n: f"{float(n[0]):.1f}".removesuffix(".0"), found[0]),
         svg,
     )
-    write_text(path, re.sub(r"\n\s+", "\n", svg))
+    return re.sub(r"\n\s+", "\n", svg)
 
 
 def to_svg(figure: Figure, name: str, label: str) -> Markup:
@@ -130,7 +154,7 @@ def to_svg(figure: Figure, name: str, label: str) -> Markup:
     # The salt makes ids of clip paths unique in the page and the same in every build.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "font.family": "sans-serif"}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    svg = buffer.getvalue()
+    svg = _shorter(buffer.getvalue())
     svg = svg[svg.index("<svg") :]
     head, body = svg.split(">", 1)
     viewbox = head[head.index("viewBox") :].split('"')[1]
@@ -215,15 +239,10 @@ def _draw_arm(axes: Axes, runs: Sequence[Run], panel: Panel, colour: str, scale:
         _draw_mean(axes, watched, colour, panel.metric, line=not training)
 
 
-def _draw_mean(
-    axes: Axes, curves: Sequence[dict[int, float]], colour: str, metric: str, line: bool, label: str = ""
-) -> None:
+def _draw_mean(axes: Axes, curves: Sequence[dict[int, float]], colour: str, metric: str, line: bool) -> None:
     """Draws the mean over seeds as dots, and the 95 % interval of several seeds as a band."""
     x, intervals = mean_curve(curves)
-    axes.plot(
-        x, [i.mean for i in intervals], color=colour, linewidth=1.6 if line else 0, marker="o", markersize=4.2,
-        label=label,
-    )  # fmt: skip
+    axes.plot(x, [i.mean for i in intervals], color=colour, linewidth=1.6 if line else 0, marker="o", markersize=4.2)
     if len(curves) > 1:
         low, high = np.clip([(i.low, i.high) for i in intervals], *bounds(metric)).T
         axes.fill_between(x, low, high, color=colour, alpha=0.14, linewidth=0)
@@ -309,57 +328,64 @@ def ablation_figure(
 ) -> None:
     """Writes means and intervals of each arm, a panel for each metric, as `.svg`, `.png` or `.pdf`.
 
-    `published` figures are open markers in the first panel, by arm. With `curve`, learning curves of that metric in
-    evaluation games follow: over training games, and over token passes if known.
+    `published` figures are open markers in the first panel, by arm. With `curve`, a panel has the learning curves of
+    that metric in evaluation games.
     """
     arms = list(dict.fromkeys(row.arm for row in rows))
-    costed = bool(curve) and len({run.arm for run in runs}) > 1 and bool(over_compute(runs, curve))
-    curves = bool(curve) + costed
-    count = len(metrics) + curves
-    height = max(0.42 * len(arms) + 1.1, 3.1 if curve else 0)
-    figure = Figure(figsize=(3.1 * count + 0.8 + curves, height), layout="constrained")
-    ratios = [1.0] * len(metrics) + [1.4] * curves
-    panels = figure.subplots(1, count, squeeze=False, gridspec_kw={"width_ratios": ratios})[0]
+    colours = {arm: PAPER[i] for arm, i in arm_colours(arms).items()}
+    figure = Figure(figsize=(HALF, max(0.36 * len(arms) + 1.0, 2.5 if curve else 0)), layout="constrained")
+    panels = figure.subplots(1, len(metrics) + bool(curve), squeeze=False)[0]
     for i, (axes, metric) in enumerate(zip(panels, metrics, strict=False)):
         style_axes(axes, ink="#222222", muted="#555555", grid="#dddddd")
         axes.grid(axis="y", visible=False)
         axes.grid(axis="x", color="#dddddd", linewidth=0.7)
-        for y, arm in enumerate(arms):
-            colour = PAPER[y % len(PAPER)]
-            for row in rows:
-                if (row.arm, row.metric) == (arm, metric):
-                    if math.isfinite(row.low):
-                        axes.plot(
-                            [row.low, row.high], [y, y], color=colour, linewidth=2.5, alpha=0.5, solid_capstyle="round"
-                        )
-                    axes.plot([row.mean], [y], color=colour, marker="o", markersize=6)
-            if i == 0 and published and arm in published:
-                theirs, beside = published[arm], y + 0.26
-                axes.plot([theirs.low, theirs.high], [beside, beside], color="#777777", linewidth=1)
-                axes.plot([theirs.mean], [beside], color="#777777", marker="o", markersize=5, markerfacecolor="white")
-        if wording(metric).percent:
-            left, right = axes.get_xlim()
-            axes.set_xlim(max(left, -0.02), min(right, 1.02))
+        for row in rows:
+            if row.metric == metric:
+                y, colour = arms.index(row.arm), colours[row.arm]
+                axes.plot([row.low, row.high], [y, y], color=colour, linewidth=3, alpha=0.5)  # nan: no line
+                axes.plot([row.mean], [y], color=colour, marker="o", markersize=7)
+        others = {arm: theirs for arm, theirs in (published or {}).items() if arm in arms and i == 0}
+        for arm, theirs in others.items():
+            beside = arms.index(arm) + 0.3
+            axes.plot([theirs.low, theirs.high], [beside, beside], color="#777777", linewidth=1)
+            axes.plot([theirs.mean], [beside], color="#777777", marker="o", markersize=5, markerfacecolor="white")
         axes.set_ylim(len(arms) - 0.5, -0.5)
         axes.set_yticks(range(len(arms)), arms if i == 0 else [""] * len(arms))
-        axes.set_title(wording(metric).label, fontsize=10, loc="left")
-        axes.set_xlabel(f"{metric} (open: published)" if i == 0 and published else metric, fontsize=8)
-    for axes, compute in zip(panels[len(metrics) :], (False, True), strict=False):
+        for label, arm in zip(axes.get_yticklabels(), arms, strict=True):
+            label.set_color(colours[arm])
+        axes.set_title(wording(metric).label, fontsize=11, loc="left")
+        axes.set_xlabel("open: published" if others else fill(wording(metric).note.partition(",")[0], 40), fontsize=9)
+        if wording(metric).percent:
+            axes.xaxis.set_major_formatter(PERCENT)
+            left, right = axes.get_xlim()
+            axes.set_xlim(max(left, -0.02), min(right, 1.02))
+    if curve:
+        axes, scale, ends = panels[-1], by_games(runs), dict[str, float]()
         style_axes(axes, ink="#222222", muted="#555555", grid="#dddddd")
-        axes.sharey(panels[len(metrics)])
-        scale = by_games(runs)
-        for y, arm in enumerate(arms):
+        for arm, colour in colours.items():
             mine = [run for run in runs if run.arm == arm]
-            if compute:
-                drawn = over_compute(mine, curve)
-            else:
-                drawn = [found for run in mine if (found := curve_of(run, Panel(curve, "", ""), "eval", scale))]
-            if drawn:
-                _draw_mean(axes, drawn, PAPER[y % len(PAPER)], curve, line=True, label=arm)
-        label = wording(curve).label
-        axes.set_title(f"{label}, over {'compute' if compute else 'training'}", fontsize=10, loc="left")
-        unit = "million token passes" if compute else "training games" if scale else "iteration"
-        axes.set_xlabel(unit, fontsize=8)
-        if compute:
-            axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1e6:g}")
+            if drawn := [found for run in mine if (found := curve_of(run, Panel(curve, "", ""), "eval", scale))]:
+                _draw_mean(axes, drawn, colour, curve, line=True)
+                ends[arm] = float(axes.lines[-1].get_ydata()[-1])
+        label_lines(axes, ends, colours)
+        axes.set_title(f"{wording(curve).label}, over training", fontsize=11, loc="left")
+        axes.set_xlabel("training games" if scale else "iteration", fontsize=9)
+        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        if wording(curve).percent:
+            axes.yaxis.set_major_formatter(PERCENT)
     save_figure(figure, path)
+
+
+def label_lines(axes: Axes, ends: Mapping[str, float], colours: Mapping[str, str]) -> None:
+    """Writes the name of each line beside the height at which it ends, moved apart where names would overlap."""
+    low, high = axes.get_ylim()
+    gap = (high - low) * 11 / 72 * axes.figure.dpi / axes.bbox.height  # 11 points
+    placed: dict[str, float] = {}
+    for name in sorted(ends, key=ends.__getitem__):
+        placed[name] = max(ends[name], max(placed.values(), default=-math.inf) + gap)
+    lift = float(np.mean([placed[name] - ends[name] for name in ends])) if ends else 0.0
+    for name, height in placed.items():
+        axes.annotate(
+            name, (1, height - lift), (5, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
+            va="center", fontsize=9, color=colours[name], annotation_clip=False,
+        )  # fmt: skip

@@ -2,12 +2,48 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from marl.metrics.among_us import template
+from marl.metrics.wording import ARM_ORDER
 from marl.report.runs import MEASURED, TRAINED, Run, arm_label, base_names
-from marl.report.views import Transcript, View, game_view, is_among_us, mentions
+from marl.report.views import (
+    Transcript,
+    View,
+    game_view,
+    is_among_us,
+    learned,
+    mentions,
+    outcome_text,
+    printable,
+    said,
+)
+
+MESSAGE_COLUMNS = ("game", "outcome", "step", "speaker", "role", "player", "says", "belief before", "belief after",
+                   "belief moved", "reward")  # fmt: skip
+
+
+def message_rows(transcript: Transcript) -> list[tuple[Any, ...]]:
+    """A row of MESSAGE_COLUMNS for each spoken turn. Beliefs are the listeners' mean in the truth; None if none was
+    asked before and after. `belief moved` is their sum, as credit counts it."""
+    names = transcript["facts"]["names"] if is_among_us(transcript) else {}
+    rows = []
+    for turn in transcript["turns"]:
+        if turn["kind"] != "SPEAK":
+            continue
+        found, agent = learned(transcript, turn), turn["agent"]
+        before, after = (sum(getattr(s, end) for s in found) for end in ("before", "after"))
+        beliefs = (
+            [round(x, 4) for x in (before / len(found), after / len(found), after - before)] if found else [None] * 3
+        )
+        who = (names.get(agent, agent), turn["role"], transcript["players"][agent])
+        reward = round(sum(turn["rewards"].values()), 4)
+        game = (str(transcript["seed"]), outcome_text(transcript), turn["step"])  # W&B rounds large numbers
+        rows.append((*game, *who, printable(said(turn)), *beliefs, reward))
+    return rows
 
 
 @dataclass(frozen=True)
@@ -60,23 +96,35 @@ def speakers(runs: Sequence[Run]) -> list[Speaker]:
     return sorted(found, key=lambda speaker: not speaker.arm.startswith("base"))
 
 
-def shown_games(runs: Sequence[Run], count: int = 4) -> list[View]:
-    """The first games of each arm's first run, beside the base's if it played the same game."""
+def shown_games(runs: Sequence[Run], most: int = 24) -> list[list[View]]:
+    """The first games of the arms' first runs, at most so many plays; each game as played by the bases and the arms.
+
+    Games of Among Us without a word are left out. At the end: each arm's last planned game of training.
+    """
     firsts: dict[str, Run] = {}
     for run in runs:
         firsts.setdefault(arm_label(run, runs), run)
-    each = max(1, count // len(firsts))
-    shown = []
+    bases = base_names(runs)
+    plays: dict[str, dict[str, Transcript]] = {}  # by player, then by what the game is
+    planned = []
     for arm, run in firsts.items():
+        if base := bases.get((run.folder, "base")):
+            plays.setdefault(base, {game_of(t): t for t in run.transcripts.get("base", [])})
         evaluated = [games for name, games in run.transcripts.items() if name.startswith("iteration-")]
-        trained = run.transcripts.get(TRAINED) or (evaluated[-1] if evaluated else [])
-        if any(map(is_among_us, trained)):  # many games end without a word
-            trained = [t for t in trained if any(turn["message"] for turn in t["turns"])] or trained
-        base = {transcript["seed"]: transcript for transcript in run.transcripts.get("base", [])}
-        for transcript in trained[:each]:
-            shown.append(game_view(transcript, arm))
-            if transcript["seed"] in base:
-                shown.append(game_view(base[transcript["seed"]], "base"))
-        planned = [games for name, games in run.transcripts.items() if name.startswith("planned-")]
-        shown.extend(game_view(games[0], f"{arm}, in training, planned") for games in planned[-1:])
-    return shown
+        played = run.transcripts.get(TRAINED) or (evaluated[-1] if evaluated else [])
+        plays[arm] = {game_of(t): t for t in played}
+        in_training = [games for name, games in run.transcripts.items() if name.startswith("planned-")]
+        planned += [[game_view(games[0], f"{arm}, in training, planned")] for games in in_training[-1:]]
+    order = sorted(plays, key=lambda name: (name in firsts, ARM_ORDER.index(name) if name in ARM_ORDER else len(plays)))
+    shown = []
+    for game in dict.fromkeys(game for arm in firsts for game in plays[arm]):
+        found = {name: own[game] for name in order if game in (own := plays[name])}
+        silent = not any(turn["message"] for transcript in found.values() for turn in transcript["turns"])
+        if not (silent and all(map(is_among_us, found.values()))):
+            shown.append([game_view(transcript, name) for name, transcript in found.items()])
+    return shown[: max(2, most // len(plays))] + planned
+
+
+def game_of(transcript: Transcript) -> str:
+    """Identifies a game: its seed and what was drawn."""
+    return json.dumps([transcript["seed"], transcript["facts"]], sort_keys=True)

@@ -1,23 +1,27 @@
 """Writes `report.html` from run folders: setting, findings, tables, curves, beliefs, games, run cards.
 
-The page is templates/report.html. It is self-contained, and the template engine escapes whatever a model wrote.
+The page is templates/report.html. It is self-contained, the template engine escapes whatever a model wrote, and the
+browser is told to run no script but templates/report.js, which filters games. All is readable without scripts.
 """
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import yaml
+from markupsafe import Markup
 
 from marl.common.errors import UserError
 from marl.common.files import reading, write_text, writing
 from marl.metrics.tables import ablation_table
 from marl.metrics.wording import ENDS, headline
-from marl.report.figures import SERIES, belief_panels, floor_of, mean_entries, profile_panel, training_panels
+from marl.report.figures import arm_colours, belief_panels, floor_of, mean_entries, profile_panel, training_panels
 from marl.report.games import shown_games, speakers
-from marl.report.html import templates
+from marl.report.html import TEMPLATES, templates
 from marl.report.prose import comparisons, costs, endings, findings, mixed, own_ends, what_was_run
 from marl.report.runs import Run, arm_label, arm_runs, read
 from marl.report.tables import columns_of, other_metrics, over_seeds, table_rows
@@ -70,11 +74,13 @@ def page_of(runs: Sequence[Run], title: str) -> str:
     columns = columns_of(arms)
     heard = [speaker for speaker in speakers(runs) if speaker.messages]
     names = list(dict.fromkeys([*columns, *(arm_label(run, runs) for run in runs), *(each.arm for each in heard)]))
-    colours = {name: i % len(SERIES) for i, name in enumerate(names)}
+    colours = arm_colours(names)
     entries = mean_entries(runs)
     games = list(dict.fromkeys(run.game for run in runs))
     measured = [name for found in columns.values() for name in found]
     first_rows = list(dict.fromkeys(name for game in games for name in headline(game, measured)))
+    shown = shown_games(runs)
+    script = (TEMPLATES / "report.js").read_text(encoding="utf-8")
     ends = ENDS if games == ["among_us"] else own_ends(columns)
     return (
         templates()
@@ -97,7 +103,11 @@ def page_of(runs: Sequence[Run], title: str) -> str:
             prior=floor_of(entries) == "prior",
             speakers=heard,
             naming="among_us" in games,
-            games=shown_games(runs),
+            games=shown,
+            players=[(name, name) for name in dict.fromkeys(play["condition"] for game in shown for play in game)],
+            endings_shown=[(end, end) for end in sorted({play["ending"] for game in shown for play in game})],
+            script=Markup(script),
+            script_digest=b64encode(sha256(script.encode()).digest()).decode(),
             cards=[run_card(run) for run in runs],
         )
     )

@@ -10,7 +10,7 @@ import numpy as np
 
 from marl.metrics.compute import GAMES, PASSES
 from marl.metrics.stats import Metrics
-from marl.metrics.tables import ArmRun, arm_differences
+from marl.metrics.tables import ArmRun, TableRow, arm_differences
 from marl.metrics.wording import ENDS, headline, number, of_ones_own, pairs_of, wording
 from marl.report.runs import Run, arm_label, equal_compute, settings_of_run
 from marl.report.tables import columns_of, table_cell
@@ -171,25 +171,47 @@ def findings(columns: Mapping[str, Metrics]) -> list[str]:
     return said_so
 
 
-COMPARED = {  # game -> metric, label, points per unit
-    "among_us": ("game/win_rate/crewmates", "Crewmates' wins", 100),
-    "dond": ("game/score", "Score", 1),
+COMPARED = {  # game -> metric, label, verb, points per unit
+    "among_us": ("game/win_rate/crewmates", "Crewmates' wins", "wins", 100),
+    "dond": ("game/score", "Score", "scores", 1),
 }
 
 
-def comparisons(arms: Sequence[ArmRun], runs: Sequence[Run]) -> list[str]:
+def differences(arms: Sequence[ArmRun], runs: Sequence[Run]) -> list[TableRow]:
     """Differences of arms of one game in its main figure, paired by seed, or by game for a single seed."""
     trained = [arm_label(run, runs) for run in runs]
     if len({run.game for run in runs}) > 1 or trained != [run.arm for run in runs] or runs[0].game not in COMPARED:
         return []
-    metric, what, unit = COMPARED[runs[0].game]
+    metric = COMPARED[runs[0].game][0]
     rows = arm_differences([a for a in arms if metric in a.metrics], pairs_of(trained, runs[0].game), [metric])
-    shown = [row for row in rows if not row.arm.endswith(" - base")]
-    if not shown:
+    return [row for row in rows if not row.arm.endswith(" - base")]
+
+
+def comparisons(arms: Sequence[ArmRun], runs: Sequence[Run]) -> list[str]:
+    """A sentence with all `differences`, if there are any."""
+    rows = differences(arms, runs)
+    if not rows:
         return []
-    each = [f"{row.arm}: {unit * row.mean:+.1f} ({unit * row.low:+.1f} to {unit * row.high:+.1f})" for row in shown]
-    by = "seed" if max(row.seeds for row in shown) > 1 else "game; of one training seed"
+    _, what, _, unit = COMPARED[runs[0].game]
+    each = [f"{row.arm}: {unit * row.mean:+.1f} ({unit * row.low:+.1f} to {unit * row.high:+.1f})" for row in rows]
+    by = "seed" if max(row.seeds for row in rows) > 1 else "game; of one training seed"
     return [f"{what}, differences in points, paired by {by}: {'; '.join(each)}."]
+
+
+def what_was_seen(arms: Sequence[ArmRun], runs: Sequence[Run]) -> list[str]:
+    """The first of the `differences` in plain words, if there are any."""
+    said = []
+    for row in differences(arms, runs)[:1]:
+        (arm, _, other), (*_, verb, unit) = row.arm.partition(" - "), COMPARED[runs[0].game]
+        low, mean, high = (unit * value for value in (row.low, row.mean, row.high))
+        over = f"{row.seeds} seeds" if row.seeds > 1 else "games of one training seed"
+        more = "more" if mean > 0 else "less"
+        chance = "more than chance explains" if low > 0 or high < 0 else "which chance can explain"
+        said.append(
+            f"What was seen: {arm} {verb} {abs(mean):.1f} points {more} than {other}, {chance} "
+            f"(95 % interval {low:+.1f} to {high:+.1f}, over {over})."
+        )
+    return said
 
 
 def costs(runs: Sequence[Run]) -> list[str]:

@@ -224,23 +224,6 @@ def curve_of(run: Run, panel: Panel, phase: str, scale: bool) -> dict[int, float
     }
 
 
-def over_compute(runs: Sequence[Run], metric: str, points: int = 17) -> list[dict[int, float]]:
-    """Token passes of training -> value in evaluation games, for each run at the same points, as far as all runs go.
-
-    Linear between two evaluations. Empty if the cost of a run is unknown.
-    """
-    curves = []
-    for run in runs:
-        watched = [row for row in run.curves if row["phase"] == "eval" and metric in row and PASSES in row]
-        curves.append({int(row[PASSES]): float(row[metric]) for row in watched})
-    end = min((max(curve, default=0) for curve in curves), default=0)
-    if not end:
-        return []
-    grid = np.linspace(0, end, points).astype(int)
-    values = [np.interp(grid, [*curve], [*curve.values()]) for curve in curves]
-    return [dict(zip(grid.tolist(), found.tolist(), strict=True)) for found in values]
-
-
 def mean_curve(curves: Sequence[dict[int, float]]) -> tuple[list[int], list[Interval]]:
     """Mean over seeds with its interval, at the points that all seeds reached."""
     shared = sorted(set.intersection(*(set(curve) for curve in curves)))

@@ -30,8 +30,13 @@ CUT = "cut at its limit"  # label of an unfinished turn
 
 
 def game_view(transcript: Transcript, condition: str = "") -> View:
-    """Collects what is shown of one game. All text is plain, on one line."""
-    view = {"condition": condition, "seed": transcript["seed"], "outcome": outcome_text(transcript), "chapters": None}
+    """Collects what is shown of one game. All text is plain, on one line.
+
+    `moved`: how far all messages moved the beliefs in the truth. `named`: the crew named an imposter.
+    """
+    outcome = outcome_text(transcript)
+    view = {"condition": condition, "seed": transcript["seed"], "outcome": outcome, "chapters": None, "named": False}
+    view["ending"] = outcome.partition(":")[0]
     if is_among_us(transcript):
         return {**view, **_among_us_view(transcript)}
     agents = list(transcript["players"])
@@ -55,6 +60,7 @@ def game_view(transcript: Transcript, condition: str = "") -> View:
     table = None
     if is_dond(transcript):
         table = {"counts": facts["counts"], "values": dict(zip(agents, facts["values"], strict=True))}
+    view["moved"] = sum(moved["total"] for turn in turns for moved in turn["moved"])
     return {**view, "players": transcript["players"], "roles": transcript["roles"], "table": table, "turns": turns}
 
 
@@ -160,6 +166,11 @@ def shifts(transcript: Transcript, turn: dict[str, Any]) -> list[Shift]:
     return found
 
 
+def learned(transcript: Transcript, turn: dict[str, Any]) -> list[Shift]:
+    """Changes of belief of those listeners that do not know the answer: `shifts` without the imposters'."""
+    return [shift for shift in shifts(transcript, turn) if transcript["roles"][shift.listener] != "imposter"]
+
+
 def truth_of(belief: dict[str, Any], question: dict[str, Any]) -> float:
     """Probability of the true answer, or of any of several."""
     right = (question["answer"], *question.get("also", ()))
@@ -194,7 +205,15 @@ def _among_us_view(transcript: Transcript) -> View:
         else _meeting_view(chapter, transcript, imposters)
         for chapter in told
     ]
-    return {"chapters": chapters, "seats": seats, "imposters": imposters, "truth": " or ".join(sorted(imposters))}
+    said_by_crew = [m for c in chapters if c["kind"] == "meeting" for m in c["messages"] if m["name"] not in imposters]
+    return {
+        "chapters": chapters,
+        "seats": seats,
+        "imposters": imposters,
+        "truth": " or ".join(sorted(imposters)),
+        "named": any(piece["marked"] for message in said_by_crew for piece in message["pieces"]),
+        "moved": sum(m["total"] for c in chapters if c["kind"] == "meeting" for m in c["messages"]),
+    }
 
 
 def story_of(transcript: Transcript) -> list[Moves | Meeting]:
@@ -242,7 +261,7 @@ def _meeting_view(meeting: Meeting, transcript: Transcript, imposters: set[str])
     names = transcript["facts"]["names"]
     messages = []
     for turn in meeting.messages:
-        crew = [s for s in shifts(transcript, turn) if transcript["roles"][s.listener] != "imposter"]
+        crew = learned(transcript, turn)
         messages.append(
             {
                 **_turn_view(turn),

@@ -25,6 +25,7 @@ CLOCK_PREFIXES = ("speed/", "time/")
 METRICS_FILE = "metrics.jsonl"
 TIMING_FILE = "timing.jsonl"
 TABLES_FILE = "transcripts.jsonl"  # in W&B's folder: its tables, to log them again
+MOST_OF_A_TAG = 64  # letters; W&B refuses longer ones
 EARLIER = "earlier"
 AGENTS = ("WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH", "WANDB_LAUNCH")  # with these W&B replaces our run id and project
 WAYS_OUT = "use tracker.mode=offline (and `wandb sync` later) or tracker=jsonl"
@@ -38,6 +39,9 @@ class Tracker:
 
     def transcripts(self, iteration: int, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Records a table of transcripts, one row an episode or a turn."""
+
+    def final(self, figures: Mapping[str, float], report: Path) -> None:
+        """Records the final figures, and the report."""
 
     def sync(self) -> None:
         """Flushes files to the disk, before a checkpoint that counts on them."""
@@ -101,13 +105,19 @@ class WandbTracker(Tracker):
         project: str = "marl-language-games",
         mode: str = "offline",
         entity: str | None = None,
+        group: str | None = None,
+        tags: Sequence[str] | None = (),
         resume_from_iteration: int | None = None,
     ) -> None:
         if mode not in ("offline", "online"):
             raise UserError(f"tracker.mode={mode} is unknown. Use offline or online.")
         self.folder, self.mode = Path(folder), mode
         # W&B first: if it cannot start, the files of an earlier attempt stay as they are.
-        self._run = _start_wandb(self.folder, project, name, run_id, config, mode, entity)
+        if isinstance(tags, str):
+            raise UserError(f"tracker.tags={tags} is no list. Use brackets: tracker.tags=[{tags}].")
+        kept = list(dict.fromkeys(str(tag)[:MOST_OF_A_TAG] for tag in tags or () if str(tag)))
+        about = {"project": project, "entity": entity, "name": name, "id": run_id, "group": group, "tags": kept}
+        self._run = _start_wandb(self.folder, config, mode, about)
         self._iteration, self._row = 0, dict[str, Any]()
         try:
             self._files = JsonlTracker(folder, resume_from_iteration)
@@ -129,6 +139,16 @@ class WandbTracker(Tracker):
         """Logs the table as `transcripts`; W&B's step slider walks through training."""
         _write(self._tables, iteration, "train", {"columns": list(columns), "rows": [list(row) for row in rows]})
         self._add(iteration, _table(columns, rows))
+
+    def final(self, figures: Mapping[str, float], report: Path) -> None:
+        """Adds those figures that are finite to the summary, and the report as an artifact."""
+        import wandb
+
+        self._send()
+        self._run.summary.update({name: value for name, value in figures.items() if math.isfinite(value)})
+        artifact = wandb.Artifact(f"report-{self._run.id}", type="report")
+        artifact.add_file(str(report), policy="immutable")  # no second copy in the home folder
+        self._run.log_artifact(artifact)
 
     def sync(self) -> None:
         self._files.sync()
@@ -262,14 +282,15 @@ def _writable(folder: Path) -> Iterator[None]:
         raise UserError(f"The output folder {folder} cannot be written ({reason}). Name another one.") from error
 
 
-def _start_wandb(
-    folder: Path, project: str, name: str, run_id: str, config: Mapping[str, Any], mode: str, entity: str | None
-) -> Any:
-    """Starts a W&B run in `folder`. UserError if W&B refuses, or has a run of this id from another folder."""
+def _start_wandb(folder: Path, config: Mapping[str, Any], mode: str, about: Mapping[str, Any]) -> Any:
+    """Starts a W&B run in `folder`. UserError if W&B refuses, or has a run of this id from another folder.
+
+    `about`: the run's project, entity, name, id, group and tags.
+    """
     import wandb  # takes a second, and only this tracker needs it
 
     with _writable(folder), tempfile.TemporaryFile(dir=folder):  # W&B would silently take another folder
-        begun_here = any((folder / "wandb").glob(f"*run-*-{run_id}"))
+        begun_here = any((folder / "wandb").glob(f"*run-*-{about['id']}"))
     agent = {name: os.environ.pop(name) for name in AGENTS if name in os.environ}
     if agent:
         warnings.warn(f"{', '.join(agent)}: ignored, so W&B's agent gets no figures. Sweep with -m.", stacklevel=1)
@@ -287,10 +308,7 @@ def _start_wandb(
         wandb.setup(wandb.Settings(silent=True))  # silences what it says before a run begins
         run = wandb.init(
             dir=folder,
-            project=project,
-            entity=entity,
-            name=name,
-            id=run_id,
+            **about,
             config=hidden(config),
             mode="online" if mode == "online" else "offline",
             resume="allow" if mode == "online" else None,  # each offline folder is the whole run
@@ -305,8 +323,8 @@ def _start_wandb(
         run.finish()
         shutil.rmtree(Path(run.dir).parent, ignore_errors=True)  # else the next attempt would seem to resume this one
         raise UserError(
-            f"W&B has a run {run_id} of this configuration in the project {project} already, made from another folder. "
-            f"Delete it there, name another tracker.project, or {WAYS_OUT}."
+            f"W&B has a run {about['id']} of this configuration in the project {about['project']} already, made from "
+            f"another folder. Delete it there, name another tracker.project, or {WAYS_OUT}."
         )
     run.define_metric("iteration", hidden=True)
     run.define_metric("*", step_metric="iteration")

@@ -123,6 +123,10 @@ def test_what_is_only_noted_changes_nothing_that_is_learned(
         assert ours == {name: value for name, value in theirs.items() if name in ours}
     tracked = [folder.name.rpartition("-")[2] for folder in run_folder(cfg).glob("wandb/offline-run-*")]
     assert tracked == ([config_hash(cfg)] if "tracker=wandb" in measured else [])
+    for record in run_folder(cfg).glob("wandb/offline-run-*/*.wandb"):
+        kept = record.read_bytes()
+        for text in (f"report-{config_hash(cfg)}", "trained/game/score/high", cfg.name, cfg.arm):
+            assert text.encode() in kept, text
     noted = {"reward/speaking", "loss/plan"} & rows[1][1].keys()
     assert all(any(row[name] for row in rows[1] if row["phase"] == "train") for name in noted), noted
     tensors = [load_file(path.parent / "policy" / "model.safetensors") for path in (one, other)]

@@ -20,7 +20,6 @@ from marl.losses.policy import PolicyLoss
 from marl.metrics.compute import GAMES, PASSES, at_equal_compute, learned_tokens, token_passes
 from marl.model.policy import Policy, tiny_lm
 from marl.model.tokens import Tokens
-from marl.report.runs import Run, over_compute
 from marl.types import Kind, TokenBatch
 from tests.marl.learning.test_renaming import batch, seeded, tokens  # noqa: F401  fixtures
 
@@ -140,18 +139,3 @@ def test_arms_where_they_have_cost_the_same() -> None:
     assert at_equal_compute(unknown, dict.fromkeys(unknown, (8, 100))) == []
     apart = {("full", 0): curves["full", 0], ("RL", 1): curves["RL", 1]}
     assert at_equal_compute(apart, dict.fromkeys(apart, (8, 100))) == []
-
-
-def test_curves_over_compute_stand_at_the_same_points() -> None:
-    """As far as the cheaper of the two goes, linear between evaluations."""
-
-    def run(seed: int, cost: int, *wins: float) -> Run:
-        rows = [{"iteration": i, "phase": "eval", PASSES: i * cost, "wins": win} for i, win in enumerate(wins)]
-        return Run(
-            Path(), "full", seed, {}, {}, [*rows, {"iteration": 1, "phase": "train", PASSES: 1, "wins": 7.0}], {}
-        )
-
-    found = over_compute([run(0, 10, 0.0, 0.5, 0.75), run(1, 40, 0.0, 1.0)], "wins", points=3)
-    assert found == [{0: 0.0, 10: 0.5, 20: 0.75}, {0: 0.0, 10: 0.25, 20: 0.5}]
-    assert over_compute([run(0, 10, 0.0, 0.5), Run(Path(), "full", 1, {}, {}, [], {})], "wins") == []
-    assert over_compute([run(0, 10, 0.0, 0.5)], "score") == []

@@ -2,8 +2,10 @@
 
 import json
 import re
+from base64 import b64encode
 from dataclasses import replace
 from functools import cache
+from hashlib import sha256
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,11 @@ from marl.metrics.beliefs import belief_by_message
 from marl.metrics.evaluation import evaluation_to_json, metrics
 from marl.metrics.stats import Interval
 from marl.metrics.tables import ablation_table
-from marl.report.figures import ablation_figure, mean_entries, training_panels
+from marl.report.figures import ablation_figure, arm_colours, mean_entries, training_panels
 from marl.report.games import speakers
+from marl.report.html import TEMPLATES
 from marl.report.page import build_report, read_run
-from marl.report.prose import among_us_sentences, findings, mixed, what_was_run
+from marl.report.prose import among_us_sentences, findings, mixed, what_was_run, what_was_seen
 from marl.report.runs import arm_runs, base_names, mean_curve, measured_in
 from marl.report.tables import columns_of
 from marl.report.transcripts import write_episodes
@@ -112,7 +115,7 @@ class Page(HTMLParser):
             assert self.open and self.open.pop() == tag, tag
 
     def handle_data(self, data: str) -> None:
-        if "style" not in self.open:
+        if not {"style", "script"} & set(self.open):
             self.words.append(data)
 
     @property
@@ -155,7 +158,15 @@ def test_one_run(tmp_path: Path) -> None:
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["report.html"]
 
     source = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    assert not {tag for tag, _ in page.tags} & {"script", "link", "img", "iframe", "object", "a"}
+    assert not {tag for tag, _ in page.tags} & {"link", "img", "iframe", "object"}
+    script = (TEMPLATES / "report.js").read_text(encoding="utf-8")
+    assert [tag for tag, _ in page.tags].count("script") == 1 and f"<script>{script}</script>" in source
+    allowed = next(a["content"] for tag, a in page.tags if tag == "meta" and "http-equiv" in a)
+    digest = b64encode(sha256(script.encode()).digest()).decode()
+    assert allowed == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert {a["href"] for tag, a in page.tags if tag == "a"} <= {f"#{name}" for name in ids}
+    assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
     for _, attributes in page.tags:
         for name, value in attributes.items():
             if name in ("href", "xlink:href", "src"):
@@ -376,7 +387,11 @@ def test_the_page_of_among_us(tmp_path: Path) -> None:
     assert "Green Red ✓ 0.90" in text and "Green 2, Red 2, skip 1: nobody is voted out" in text
     marked = [page.words[i] for i, word in enumerate(page.words) if word.lower() == "red"]
     assert "RED" in marked  # a piece of its own, in bold
-    assert text.count("Nobody wins: time ran out") == 16  # four of each condition, at the head and at the end
+    assert text.count("Nobody wins: time ran out") == 48  # twelve of each condition, at the head and at the end
+    plays = [attributes for tag, attributes in page.tags if tag == "article"]
+    assert [play["data-arm"] for play in plays] == ["base", "trained"] * 12
+    # Green names Red, and moves Blue by .3 and Pink by .1; then nothing is learned.
+    assert {(play["data-named"], play["data-ending"]) for play in plays} == {("yes", "Nobody wins")}
 
 
 def test_what_is_said_most_stands_beside_what_the_base_says(tmp_path: Path) -> None:
@@ -411,9 +426,24 @@ def test_among_us_arms_have_their_published_names_and_order(among_us_runs: list[
     assert "6 runs of 3 arms (RL+L+S, RL, L), seeds 0, 1." in page.text and "over training seeds" in page.text
     # 9 - 5 of 12 games with either seed, so the interval has no width.
     assert "RL+L+S - RL: +33.3 (+33.3 to +33.3)" in page.text and "RL+L+S - L: +50.0" in page.text
+    runs = [read_run(folder) for folder in folders]
+    assert what_was_seen(arms, runs) == [
+        "What was seen: RL+L+S wins 33.3 points more than RL, more than chance explains (95 % interval +33.3 to +33.3, "
+        "over 2 seeds)."
+    ]
     assert "Interquartile means" in page.text and "share of seeds that reach at least this" in page.text
     headers = [words for words in page.words if words in ("base", "RL+L+S", "RL", "L", "trained")]
     assert headers[:4] == ["base", "L", "RL", "RL+L+S"] and "trained" not in headers
+
+
+def test_arms_have_the_same_colours_in_every_figure() -> None:
+    """Also in the other game. Unknown arms take what is left, each its own."""
+    first = arm_colours(["base", "L", "RL", "RL+L", "RL+S", "RL+L+S"])
+    assert len(set(first.values())) == 6
+    other = arm_colours(["game_only", "mine", "full", "yours"])
+    assert (other["game_only"], other["full"]) == (first["RL"], first["RL+L+S"])
+    assert len(set(other.values())) == 4
+    assert len(set(arm_colours([f"arm {i}" for i in range(8)]).values())) == 8
 
 
 def test_curves_are_means_over_seeds_by_games_played(tmp_path: Path) -> None:

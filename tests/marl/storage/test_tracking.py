@@ -19,7 +19,10 @@ import torch
 import wandb
 
 from marl.common.errors import UserError
+from marl.report.games import MESSAGE_COLUMNS, message_rows
+from marl.report.transcripts import episode_to_json
 from marl.storage.tracking import JsonlTracker, Tracker, WandbTracker, make_tracker
+from tests.marl.episodes import deal_game
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -112,6 +115,8 @@ def test_unknown_kinds_are_named() -> None:
         make_tracker("tensorboard", Path("nowhere"), name="n", run_id="id", config={})
     with pytest.raises(UserError, match=r"tracker\.mode=on is unknown"):
         make_tracker("wandb", Path("nowhere"), name="n", run_id="id", config={}, mode="on")
+    with pytest.raises(UserError, match=r"tracker\.tags=a is no list. Use brackets: tracker\.tags=\[a\]"):
+        make_tracker("wandb", Path("nowhere"), name="n", run_id="id", config={}, tags="a")
     assert not Path("nowhere").exists()
 
 
@@ -198,6 +203,9 @@ class Service(BaseHTTPRequestHandler):
     """
 
     rows: ClassVar[dict[int, dict[str, Any]]]
+    run: ClassVar[dict[str, Any]]  # what the run says of itself: group, tags, config, summary
+    artifacts: ClassVar[list[dict[str, Any]]]
+    files: ClassVar[dict[str, bytes]]
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -208,10 +216,15 @@ class Service(BaseHTTPRequestHandler):
             asked = json.loads(body)
             answer = {"data": self.graphql(asked["query"], asked.get("variables") or {})}
         elif self.path.endswith("/file_stream"):
-            sent = (json.loads(body).get("files") or {}).get("wandb-history.jsonl") or NOTHING
+            files = json.loads(body).get("files") or {}
+            if "wandb-summary.json" in files:
+                self.run["summary"] = json.loads(files["wandb-summary.json"]["content"][-1])
+            sent = files.get("wandb-history.jsonl") or NOTHING
             new = {place: json.loads(line) for place, line in enumerate(sent["content"], start=sent["offset"])}
             if new:
                 type(self).rows = {place: row for place, row in self.rows.items() if place < sent["offset"]} | new
+        elif self.path.startswith("/upload/"):
+            self.files[self.path.removeprefix("/upload/")] = body
         reply = json.dumps(answer).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(reply)))
@@ -231,6 +244,7 @@ class Service(BaseHTTPRequestHandler):
         if "viewer" in query:
             return {"viewer": {"id": "u", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}}}
         if "upsertBucket" in query:
+            self.run.update({name: value for name, value in variables.items() if value is not None})
             bucket = {"id": "b", "name": variables["name"], "config": "{}", "project": project, "historyLineCount": 0}
             return {"upsertBucket": {"bucket": bucket, "inserted": True}}
         if "createRunFiles" in query:
@@ -238,6 +252,7 @@ class Service(BaseHTTPRequestHandler):
             files = [{"name": name, "uploadUrl": f"http://{host}/upload/{name}"} for name in variables["files"]]
             return {"createRunFiles": {"runID": "b", "uploadHeaders": [], "files": files}}
         if "createArtifact(" in query:
+            self.artifacts.append(variables)
             sequence = {"id": "s", "latestArtifact": None}
             return {"createArtifact": {"artifact": {"id": "a", "state": "COMMITTED", "artifactSequence": sequence}}}
         return {"project": {"artifact": None}} if "artifact(" in query else {}
@@ -249,7 +264,8 @@ class Service(BaseHTTPRequestHandler):
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Service]]:
     """A server on this machine: there is no network in tests, and no account."""
-    monkeypatch.setattr(Service, "rows", {}, raising=False)
+    for name, empty in {"rows": {}, "run": {}, "artifacts": [], "files": {}}.items():
+        monkeypatch.setattr(Service, name, empty, raising=False)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Service)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}")
@@ -290,6 +306,34 @@ def test_a_restarted_offline_run_is_whole_in_its_newest_folder(tmp_path: Path, s
     assert rows_of(service, "x") == [(1, 0.1), (2, 0.2), (3, 3)]
     assert rows_of(service, "time/update") == [(1, 1.5), (2, 1.5), (3, 2)]
     assert [step for step, _ in rows_of(service, "transcripts")] == [1, 2]
+
+
+def test_a_finished_run_is_opened_as_its_users_expect(tmp_path: Path, service: type[Service]) -> None:
+    """Grouped panels, nested settings, a table of messages, the final figures with intervals, and the report."""
+    report = tmp_path / "report.html"
+    report.write_text("<title>a report</title>")
+    config = {"env": {"game": "dond", "objective": 1.0}, "loss": {"listening": {"weight": 0.3}}}
+    tags = ["dond", "full", "dond", "", "x" * 99]
+    with make_tracker("wandb", tmp_path, name="n", run_id="abc", config=config, group="sweep", tags=tags) as tracker:
+        tracker.log(1, {"game/score": 3.0, "loss/policy": 0.1})
+        tracker.log(1, {"game/score": 4.0}, phase="eval")
+        tracker.transcripts(1, MESSAGE_COLUMNS, message_rows(episode_to_json(deal_game(0))))
+        ends = {"trained/game/score": 13.0, "trained/game/score/low": 12.5, "trained/game/score/high": 13.5}
+        tracker.final({**ends, "trained/game/pareto/low": math.nan}, report)
+    sync(tmp_path)
+    run = service.run
+    assert (run["groupName"], run["tags"]) == ("sweep", ["dond", "full", "x" * 64])
+    settings = {name: value["value"] for name, value in json.loads(run["config"]).items() if name != "_wandb"}
+    assert settings == config
+    assert rows_of(service, "eval/game/score") == [(1, 4.0)] and rows_of(service, "loss/policy") == [(1, 0.1)]
+    assert {name: run["summary"][name] for name in run["summary"] if name.startswith("trained/")} == ends
+    table = next(json.loads(body) for name, body in service.files.items() if name.endswith(".table.json"))
+    assert table["columns"] == list(MESSAGE_COLUMNS)
+    rows = [dict(zip(MESSAGE_COLUMNS, row, strict=True)) for row in table["data"]]
+    assert (rows[0]["speaker"], rows[0]["says"], rows[0]["belief moved"]) == ("player_0", "i want the balls", 1.2)
+    assert (rows[0]["belief before"], rows[0]["belief after"], rows[2]["belief before"]) == (0.1, 0.5, None)
+    [reported] = [a["input"] for a in service.artifacts if a["input"]["artifactTypeName"] == "report"]
+    assert reported["artifactCollectionName"] == "report-abc"
 
 
 def online(folder: Path, resume: int | None = None) -> Tracker:
