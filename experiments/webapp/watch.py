@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from marl.common.errors import UserError
-from marl.common.files import FAULTS, read_bytes, reading
+from marl.common.files import FAULTS, digest, read_bytes, reading
 from marl.report.transcripts import check_transcript
 from marl.report.views import game_view, is_dond
 
@@ -33,6 +33,7 @@ class Recorded:
     messages: int
     words: str  # all messages, in small letters
     one: bool  # the only game of its file
+    deal: str  # what the players were dealt: equal for the same game
 
     @property
     def address(self) -> str:
@@ -61,6 +62,25 @@ def games_of(runs: Path, run: str = "", ending: str = "", words: str = "") -> li
     return [g for g in games if (not ending or g.ending == ending) and words.lower() in g.words]
 
 
+def same_games(runs: Path, run: str, file: str, line: int) -> list[Recorded]:
+    """The same game, by its seed, as other runs played it; runs of the same name but for arm and seed come first."""
+    own = next((g for g in games_of(runs, run) if (g.file, g.line) == (file, line)), None)
+    if own is None:
+        return []
+    found = [
+        game
+        for name in runs_with_games(runs)
+        if name != run
+        for path in files_of(runs, name)
+        for game in _of_file(runs, path)
+        if game.deal == own.deal
+    ]
+    newest: dict[str, Recorded] = {}
+    for game in found:  # of a run that played it several times, the newest
+        newest.setdefault(game.run, game)
+    return list(newest.values())
+
+
 def _of_file(runs: Path, path: Path) -> tuple[Recorded, ...]:
     found = path.stat()
     run = path.relative_to(runs).parts[0]
@@ -82,7 +102,7 @@ def _read(path: Path, run: str, changed: int, size: int) -> tuple[Recorded, ...]
                 Recorded(
                     run, path.name, number, int(t["seed"]), tuple(dict.fromkeys(map(str, t["players"].values()))),
                     deal or f"won by {outcome.get('winner') or 'nobody'}", str(outcome.get("how", "")), len(messages),
-                    "\n".join(messages).lower(), len(lines) <= 2,
+                    "\n".join(messages).lower(), len(lines) <= 2, digest({"seed": t["seed"], "facts": t["facts"]}),
                 )
             )  # fmt: skip
         except FAULTS:
