@@ -248,7 +248,7 @@ class Site:
 
     # --- Watch ------------------------------------------------------------------------------------------------------
     async def watch(self, request: Request, person: str) -> Response:
-        asked = {name: request.query_params.get(name, "")[:200] for name in ("run", "ending", "words")}
+        asked = {name: request.query_params.get(name, "")[:200] for name in ("run", "arm", "ending", "words")}
         first = request.query_params.get("first", "")
         start = int(first) if first.isdecimal() and len(first) < 9 else 0
         every = await run_in_threadpool(watch.games_of, self.runs, asked["run"])
@@ -261,6 +261,7 @@ class Site:
             step=SHOWN,
             asked=asked,
             runs=await run_in_threadpool(watch.runs_with_games, self.runs),
+            arms=await run_in_threadpool(watch.arms_of, self.runs),
             endings=sorted({game.ending for game in every}),
         )
 
