@@ -168,13 +168,18 @@ class StudyPages:
 
 
 def opponents_of(roster: Roster, opponents: Opponents) -> dict[tuple[str, str], tuple[str, dict[str, Any]]]:
-    """Each condition's opponent and game, by part and condition. UserError if one is not there or its game is wrong."""
+    """Each condition's opponent and game, by part and condition, all loaded: nobody is to wait, or to meet a failure.
+
+    UserError if one is not there, its game is wrong, or they do not fit into memory.
+    """
     found = {}
+    opponents.models = max(opponents.models, sum(len(part.conditions) for part in roster.study.parts.values()))
     for name, part in roster.study.parts.items():
         for each, condition in part.conditions.items():
             where = f"parts.{name}.conditions.{each}"
             opponent = opponents.of_condition(condition, part.game, where)
             env = {**opponent.env, **part.env, **condition.env, "game": part.game, "style": "natural"}
             opponents.check(opponent.name, env, condition.seat, where)
+            opponents.load(opponent.name, env, set())
             found[name, each] = opponent.name, env
     return found

@@ -389,7 +389,7 @@ def test_the_shipped_study_plays_with_checkpoints_along_filtered_cloning(tmp_pat
             )
         )  # fmt: skip
     settings = (f"runs={tmp_path}", "protocol=dond_humans")
-    small = ("plays=20", "people=2", "device=cpu", "models=10", "games.dond.env.max_entries=6")
+    small = ("plays=20", "people=2", "device=cpu", "games.dond.env.max_entries=6")
     web_simulate.main(configure("web_simulate", *settings, *small))
     export = web_export.main(configure("web_export", *settings, "simulated=true"))
     games = rows(export / "simulated_games.csv")

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("starlette")
 pytest.importorskip("httpx")
@@ -31,11 +32,13 @@ from marl.agents.model import ModelAgent, PlayConfig
 from marl.agents.text import TextAgent
 from marl.common.errors import UserError
 from marl.common.files import write_text
+from marl.decoding import memory
 from marl.planning.planner import PlannerConfig, planning_agent
 from marl.report.transcripts import episode_to_json, read_episodes, write_episodes
 from marl.rollout.games import env_maker, scripted
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import Game
+from marl.storage.checkpoint import save_policy
 from tests.composing import configure
 from tests.endpoint import Server
 from tests.marl.models import tiny_policy
@@ -647,3 +650,52 @@ def test_a_planner_goes_on_after_a_restart(tmp_path: Path) -> None:
         (game,) = read_episodes(out / f"episodes/{record.id}.jsonl")
         turns.append(game["turns"])
     assert turns[0] == turns[1] and any("planned" in turn for turn in turns[0])
+
+
+# --- Hostile names, floods, and models that do not fit ----------------------------------------------------------------
+def test_names_of_runs_are_escaped_everywhere(tmp_path: Path) -> None:
+    name = "<script>alert(1)<'\">"
+    env = {"game": "dond", "style": "natural"}
+    agent = tiny_agent()
+    episodes = rollout([Game(1)], lambda game, made: dict.fromkeys(made.possible_agents, agent), env_maker(env), 1)
+    for run in (name, "other"):
+        write_episodes(tmp_path / run / "episodes/final.jsonl", episodes)
+        write_text(tmp_path / run / "config.yaml", "arm: <script>alert(2)\n")
+    with serving(tmp_path) as browser:
+        person = browser()
+        for path in (
+            "/play",
+            "/watch",
+            "/runs",
+            f"/watch?words={name}",
+            "/watch?arm=<script>",
+            "/watch/other/final.jsonl/1",
+        ):
+            found = person.get(path).text
+            assert "<script>alert" not in found, path
+            for link in re.findall(r'href="(/(?:watch|runs)/[^"]+)"', found):
+                assert "<script>alert" not in person.get(html.unescape(link)).text, link
+
+
+def test_a_thousand_games_are_not_opened(tmp_path: Path) -> None:
+    ask = {"game": "dond", "opponent": "scripted", "seat": "any", "objective": "own"}
+    with serving(tmp_path, "games_at_once=5", "requests=300") as browser:
+        flood, other = browser(), browser()
+        codes = [flood.post("/play", data=ask, follow_redirects=False).status_code for _ in range(1000)]
+        assert codes.count(303) == 3 and 429 in codes and set(codes) <= {303, 400, 429}
+        assert other.post("/play", data=ask).status_code == 200  # who is somebody else still gets a place
+
+
+def test_a_model_that_does_not_fit_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = {"game": "dond", "style": "compact"}
+    card = {"game": "dond", "base": None, "made_of": {"env": {"style": "compact"}}}
+    save_policy(tmp_path / "bases/little", tiny_policy(), card)
+    opponents = Opponents(tmp_path, {"dond": env}, device=torch.device("cpu"), games=2)
+    assert "bases/little" in [each.name for each in opponents.offered()]
+    assert opponents.find("bases/little", "dond", plans=True).name == "bases/little+plan"
+    with pytest.raises(UserError, match="Only models can plan"):
+        opponents.find("scripted", "dond", plans=True)
+    assert opponents.load("bases/little+plan", env, set()).games == 2
+    monkeypatch.setattr(memory, "free_memory", lambda *_: 1)
+    with pytest.raises(UserError, match="Not enough memory"):
+        opponents.load("bases/little", env, set())
