@@ -58,12 +58,16 @@ class Roster:
             raise UserError(
                 "The games there are of people, or of programs, and this study's are not. Give another out."
             )
-        store.do("INSERT OR IGNORE INTO studies VALUES (?, ?, ?)", study.name, study.version, to_json(study))
-        ((kept,),) = store.do("SELECT spec FROM studies WHERE name = ? AND version = ?", study.name, study.version)
-        if kept != to_json(study):
+        seen = store.do(
+            "SELECT 1 FROM people WHERE version = ? UNION SELECT 1 FROM assigned WHERE version = ?",
+            *(study.version, study.version),
+        )
+        kept = store.do("SELECT spec FROM studies WHERE name = ? AND version = ?", study.name, study.version)
+        if seen and kept and kept[0][0] != to_json(study):
             raise UserError(
                 f"study {study.name}: its file is not what people saw as version {study.version}. Raise its version."
             )
+        store.do("INSERT OR REPLACE INTO studies VALUES (?, ?, ?)", study.name, study.version, to_json(study))
 
     def person(self, session: str) -> Person | None:
         rows = self.store.do("SELECT * FROM people WHERE person = ?", session)

@@ -19,6 +19,7 @@ from experiments.webapp.engine import Engine, Sight
 from experiments.webapp.forms import done, form_of
 from experiments.webapp.opponents import Opponents
 from experiments.webapp.roster import Person, Roster
+from experiments.webapp.study import Study
 from marl.common.errors import UserError
 from marl.report.views import NO_DEAL
 
@@ -60,9 +61,7 @@ class StudyPages:
         study, person = self.roster.study, self.roster.person(session)
         status = 400 if why else 200
         if person is None or person.version != study.version:
-            pays = {name: study.pay_in(name) for name in study.parts}
-            values = {"pays": pays, "again": person is not None, "why": why}
-            return self.html("study_information.html", status, **values)
+            return self.html("study_information.html", status, pays=pays_of(study), again=person is not None, why=why)
         if person.state == "screening":
             return self.html("study_screening.html", status, why=why)
         if person.state == "refused":
@@ -165,6 +164,16 @@ class StudyPages:
             "number": game.number,
             "more": person.state == "playing" and len(games) < self.roster.study.games,
         }
+
+
+def pays_of(study: Study) -> dict[str, str]:
+    """What is paid for what, over all parts: "$0.10 or $0.20" where they differ."""
+    pays = [study.pay_in(name) for name in study.parts]
+    return {
+        name: " or ".join(dict.fromkeys(pay.money(getattr(pay, name)) for pay in pays))
+        for name in ("taking_part", "game", "point", "aborted")
+        if any(getattr(pay, name) for pay in pays)
+    }
 
 
 def opponents_of(roster: Roster, opponents: Opponents) -> dict[tuple[str, str], tuple[str, dict[str, Any]]]:

@@ -58,6 +58,8 @@ def server(runs: Path, *settings: str, port: int = 0) -> Iterator[tuple[str, sub
     finally:
         process.kill()
         process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 def finish_game(page: Any, seconds: float = 90) -> None:
