@@ -18,7 +18,7 @@ from experiments.launch.terminal import say
 from experiments.setup.config import make, plain
 from experiments.setup.devices import pick_device
 from experiments.webapp.study import read_study, study_folder
-from marl.agents.chat import ChatConfig
+from marl.agents.chat import ChatAgent, ChatConfig
 from marl.common.errors import UserError, check_count, check_temperature, check_writable
 from marl.planning.planner import PlannerConfig
 from marl.rollout.games import env_maker
@@ -70,6 +70,8 @@ def check(cfg: DictConfig) -> None:
         raise UserError(
             f"protocol={cfg.protocol}: {blanks[0]} has to be filled in. Copy the file, and say there what people read."
         )
+    if cfg.chat.url:
+        ChatAgent(make(ChatConfig, plain(cfg)["chat"], "chat"))  # refuses what cannot work before anybody comes
     for game, group in plain(cfg.games).items():
         if group["env"]["game"] != game:
             raise UserError(f"games.{game}.env.game={group['env']['game']}: must be {game}")
