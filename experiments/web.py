@@ -94,6 +94,7 @@ def listen(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
+        listening.listen(128)  # whoever comes before the server runs waits for it
     except OSError as error:
         listening.close()
         raise UserError(f"{host}:{port} cannot be used ({error.strerror or error}). Choose another port.") from error

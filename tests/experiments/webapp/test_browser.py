@@ -210,10 +210,11 @@ def test_the_first_page_is_small(browser: Any, address: str) -> None:
     """All that the first page loads, under 100 kB."""
     context = browser.new_context(base_url=address)
     page = context.new_page()
-    sizes: list[int] = []
-    page.on("response", lambda answer: sizes.append(len(answer.body())))
+    answers: list[Any] = []
+    page.on("response", answers.append)
     page.goto("/play", wait_until="load")
-    assert 3000 < sum(sizes) < 100_000
+    sizes = {answer.url: len(answer.body()) for answer in answers if answer.url.startswith(address)}
+    assert len(sizes) == 3 and 10_000 < sum(sizes.values()) < 100_000, sizes
     context.close()
 
 
@@ -226,7 +227,7 @@ consent: [I am old enough., I agree.]
 contact: nobody@example.org
 games: 2
 pay: {taking_part: 1.0, game: 0.1, point: 0.2}
-screening: {question: How many?, answers: [One, Two], right: Two}
+screening: {question: "How many?", answers: [One, Two], right: Two}
 parts:
   one:
     instructions: Win points.
